@@ -21,15 +21,17 @@
 //! | set `FAIRLEAD-HAIRPIN` | endpoints on this node; their connections to themselves are masqueraded |
 //! | chains `FAIRLEAD-IPVS...` | fixed rules that match the sets |
 //!
-//! Names of IPv6 sets begin with `FAIRLEAD-6-`. Fairlead's objects are recognised by their mark, their name, or an address on
-//! its device; no others are changed.
+//! Names of IPv6 sets begin with `FAIRLEAD-6-`. Fairlead's objects are recognised by their mark, their name, or an
+//! address on its device; no others are changed.
 //!
-//! A removed TCP destination gets weight 0, and is deleted when its last connection has ended or its deadline has passed. The
-//! deadline is stored in the kernel (in the thresholds of the destination), so that a restart changes nothing.
+//! A removed TCP destination gets weight 0, and is deleted when its last connection has ended or its deadline has
+//! passed. The deadline is stored in the kernel (in the thresholds of the destination), so that a restart changes
+//! nothing.
 //!
-//! IPVS has no transactions: a change is a sequence of operations, ordered so that nothing that stays is missing in between.
-//! From the inside out: `mark`, `set`, `object`, `desired`, `applied` (which also has what was observed), `plan` (the
-//! difference, in a safe order), `kernel`; `data_plane` puts them together for the driver. `view` lists what is programmed.
+//! IPVS has no transactions: a change is a sequence of operations, ordered so that nothing that stays is missing in
+//! between. From the inside out: `mark`, `set`, `object`, `desired`, `applied` (which also has what was observed),
+//! `plan` (the difference, in a safe order), `kernel`; `data_plane` puts them together for the driver. `view` lists
+//! what is programmed.
 
 mod applied;
 mod data_plane;
@@ -84,8 +86,8 @@ pub async fn programmed_families() -> Result<Vec<IpFamily>> {
     Netlink::open(None)?.families().await
 }
 
-/// Our virtual servers with their destinations and connection counts. Changes nothing, and loads no module: none if the kernel has no
-/// IPVS.
+/// Our virtual servers with their destinations and connection counts. Changes nothing, and loads no module: none if the
+/// kernel has no IPVS.
 ///
 /// # Errors
 /// When the kernel could not be read.

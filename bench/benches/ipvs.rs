@@ -1,5 +1,5 @@
-//! The figures of the IPVS backend, inside user-mode-linux, in one run: a cold load, one change and a restart, against `ipvsadm -R`, `ipset
-//! restore` and `ip -batch` of the same content.
+//! The figures of the IPVS backend, inside user-mode-linux, in one run: a cold load, one change and a restart, against
+//! `ipvsadm -R`, `ipset restore` and `ip -batch` of the same content.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 

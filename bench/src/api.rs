@@ -1,5 +1,5 @@
-//! A frontend on a full-size Kubernetes API: time until it serves, and memory, also while everything is relisted. The API server is a thread
-//! of this process; its objects are as large as real ones.
+//! A frontend on a full-size Kubernetes API: time until it serves, and memory, also while everything is relisted. The
+//! API server is a thread of this process; its objects are as large as real ones.
 //!
 //! ```text
 //!   measure ──▶ fairlead frontend --kubeconfig ──HTTP──▶ Server: lists, and watches in which nothing happens

@@ -38,8 +38,8 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
     stop(frontend)
 }
 
-/// Edits one endpoint at a time, and reports the time from each rename to the announcement of the kernel's commit. `first` is the
-/// number of the first edit: each must be a change.
+/// Edits one endpoint at a time, and reports the time from each rename to the announcement of the kernel's commit.
+/// `first` is the number of the first edit: each must be a change.
 pub(crate) fn edits(report: &mut Report, lab: &Lab, manifests: &Manifests, what: &str, first: u32) -> Result<()> {
     let mut kernel = lab.monitor()?;
     let mut times = Vec::new();

@@ -1,5 +1,5 @@
-//! `make bench`: what Fairlead costs as a whole, with its real programs: time from an edit to the kernel, memory, restarts, bytes. What
-//! the kernel alone takes is measured by the backend's own benchmark.
+//! `make bench`: what Fairlead costs as a whole, with its real programs: time from an edit to the kernel, memory,
+//! restarts, bytes. What the kernel alone takes is measured by the backend's own benchmark.
 //!
 //! ```text
 //!   bench                       everything, as a table

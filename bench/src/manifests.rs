@@ -1,4 +1,5 @@
-//! A directory of manifests of any size: one file for each service with its EndpointSlice, and one for the node that is measured.
+//! A directory of manifests of any size: one file for each service with its EndpointSlice, and one for the node that is
+//! measured.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -53,8 +54,8 @@ impl Manifests {
         &self.directory
     }
 
-    /// Prepares an edit: another pod takes the place of the first one of a service. Different numbers, different pods, and (as
-    /// long as there are enough) different services.
+    /// Prepares an edit: another pod takes the place of the first one of a service. Different numbers, different pods,
+    /// and (as long as there are enough) different services.
     pub(crate) fn stage(&self, number: u32) -> Result<Edit> {
         let service = number.wrapping_mul(7_919) % self.services;
         let pod = self.pod(self.services * self.each + number);

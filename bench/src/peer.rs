@@ -1,7 +1,8 @@
-//! Fairlead beside kube-proxy in nftables mode: the same API server, objects and kernel, each in a network namespace of its own.
+//! Fairlead beside kube-proxy in nftables mode: the same API server, objects and kernel, each in a network namespace of
+//! its own.
 //!
 //! ```text
-//!   api ──list, watch──▶ fairlead local | kube-proxy ──▶ nf_tables ◀── connections to a VIP whose pods are local addresses
+//!   api ──list, watch──▶ fairlead local | kube-proxy ──▶ nf_tables ◀── connections to a VIP with local pods
 //! ```
 
 use std::{
@@ -58,7 +59,8 @@ pub(crate) fn measure(report: &mut Report, kube_proxy: &Path) -> Result<()> {
 fn measure_one(report: &mut Report, proxy: Proxy<'_>) -> Result<()> {
     let what = |what: &str| format!("{}: {what}, 10,000 x 10", proxy.name());
     let lab = Lab::new()?;
-    // All pods are local addresses, so that connections need no other node; VIPs get a route, as a default route would give them.
+    // All pods are local addresses, so that connections need no other node; VIPs get a route, as a default route would
+    // give them.
     lab.netns().ip("route add local 10.128.0.0/9 dev lo\nlink set lo up\nroute add 10.64.0.0/12 dev lo\n");
     let listener = lab.run(|| TcpListener::bind("0.0.0.0:8080")).context("listen as the pods")?;
     thread::spawn(move || listener.incoming().flatten().for_each(drop));

@@ -1,5 +1,5 @@
-//! One frontend and all nodes of a large cluster: memory, CPU time, bytes and latency, with a connection for each node and a Kubernetes
-//! API in front.
+//! One frontend and all nodes of a large cluster: memory, CPU time, bytes and latency, with a connection for each node
+//! and a Kubernetes API in front.
 //!
 //! ```text
 //!   api ──list, watch (HTTP)──▶ fairlead frontend ──5,000 connections──▶ fleet of nodes ──▶ metrics

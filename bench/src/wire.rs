@@ -1,5 +1,5 @@
-//! How many bytes a stream carries: for everything, for one change, for a reconnect. A frontend in this process, so that each message
-//! can be weighed in its wire form; to each, gRPC and HTTP/2 add 14 bytes of frames.
+//! How many bytes a stream carries: for everything, for one change, for a reconnect. A frontend in this process, so
+//! that each message can be weighed in its wire form; to each, gRPC and HTTP/2 add 14 bytes of frames.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! `make demo`: two nodes, their pods and an outside client, the real binaries, and their effect, step by step. It is a test too: it fails
-//! if anything that it shows is wrong.
+//! `make demo`: two nodes, their pods and an outside client, the real binaries, and their effect, step by step. It is a
+//! test too: it fails if anything that it shows is wrong.
 //!
 //! | module | holds |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! Connections to the dual-stack Service through all its VIPs, to the one with policy Local, and to the one without endpoints.
+//! Connections to the dual-stack Service through all its VIPs, to the one with policy Local, and to the one without
+//! endpoints.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

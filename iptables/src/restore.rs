@@ -58,7 +58,7 @@ mod tests {
                 &[5],
             ),
             ("iptables-restore: line 17 failed\n", &[17]),
-            ("something online\n", &[]),
+            ("nothing is online\n", &[]),
         ] {
             assert_eq!(lines(stderr), expected);
         }

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-/// Exponential backoff with full jitter: each delay is drawn uniformly between `min` and a ceiling that doubles up to `max`.
+/// Exponential backoff with full jitter: each delay is drawn uniformly between `min` and a ceiling that doubles up to
+/// `max`.
 ///
-/// The ceiling starts at `2 * min`, not at `min`: when a frontend goes away, all its backends reconnect at the same moment, so the first
-/// retry already needs jitter.
+/// The ceiling starts at `2 * min`, not at `min`: when a frontend goes away, all its backends reconnect at the same
+/// moment, so the first retry already needs jitter.
 #[derive(Debug)]
 pub struct Backoff {
     min: Duration,

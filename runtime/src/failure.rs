@@ -1,4 +1,5 @@
-//! How failures are reported: the whole chain of causes of an error, and one log line when a repeated failure begins, changes and ends.
+//! How failures are reported: the whole chain of causes of an error, and one log line when a repeated failure begins,
+//! changes and ends.
 
 use std::{error::Error, fmt::Write as _, time::Duration};
 
@@ -6,7 +7,8 @@ use tokio::time::Instant;
 
 /// The error and all its sources, outermost first, separated by `: `.
 ///
-/// Libraries disagree on whether an error's text repeats that of its source. A source whose text the chain already ends with is left out.
+/// Libraries disagree on whether an error's text repeats that of its source. A source whose text the chain already ends
+/// with is left out.
 #[must_use]
 pub fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
@@ -24,7 +26,8 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
 
 /// A condition that may fail many times in a row, such as a connection that is retried.
 ///
-/// It decides what is worth a log line: the first failure, a failure with another cause, and the recovery. Everything between is counted.
+/// It decides what is worth a log line: the first failure, a failure with another cause, and the recovery. Everything
+/// between is counted.
 #[derive(Debug, Default)]
 pub struct Repeated {
     failing: Option<Failing>,
@@ -58,8 +61,8 @@ pub struct Recovery {
 }
 
 impl Repeated {
-    /// Records a failure. `cause` is compared with that of the last one; numbers in it are ignored, because ports, attempts and durations change
-    /// with every try.
+    /// Records a failure. `cause` is compared with that of the last one; numbers in it are ignored, because ports,
+    /// attempts and durations change with every try.
     pub fn failed(&mut self, cause: &str) -> Occurrence {
         let Some(failing) = &mut self.failing else {
             self.failing = Some(Failing { cause: cause.to_owned(), since: Instant::now(), count: 1 });

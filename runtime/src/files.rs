@@ -4,8 +4,8 @@ use std::io;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Raises the soft limit of open files of this process to its hard limit, and returns it. Each connection takes a file descriptor, and
-/// the usual soft limit is 1,024.
+/// Raises the soft limit of open files of this process to its hard limit, and returns it. Each connection takes a file
+/// descriptor, and the usual soft limit is 1,024.
 ///
 /// # Errors
 /// The kernel rejects the change; the limit is unchanged then.

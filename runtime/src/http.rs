@@ -1,5 +1,5 @@
-//! A small HTTP/1.1 server for metrics and health. Most responses are ready in memory; profiles take time to record. Timeouts and a limit of
-//! connections keep slow clients from blocking others.
+//! A small HTTP/1.1 server for metrics and health. Most responses are ready in memory; profiles take time to record.
+//! Timeouts and a limit of connections keep slow clients from blocking others.
 
 mod listen;
 

@@ -1,4 +1,5 @@
-//! The process runtime that `fairlead frontend` and `fairlead backend` share. It knows nothing about Services or the kernel's rules.
+//! The process runtime that `fairlead frontend` and `fairlead backend` share. It knows nothing about Services or the
+//! kernel's rules.
 //!
 //! ```text
 //! log::init                      one event per line on stderr, text or JSON

@@ -72,8 +72,8 @@ impl Tasks {
         self.names.insert(handle.id(), name);
     }
 
-    /// As [`Self::spawn`], on its own worker threads, one per CPU: the kernel's scheduler then shares the CPUs fairly between this task,
-    /// with all that it spawns, and the others.
+    /// As [`Self::spawn`], on its own worker threads, one per CPU: the kernel's scheduler then shares the CPUs fairly
+    /// between this task, with all that it spawns, and the others.
     ///
     /// # Errors
     /// The threads cannot be started.
@@ -96,11 +96,12 @@ impl Tasks {
         Ok(())
     }
 
-    /// Runs until any task ends or `shutdown` is triggered; then gives the others `deadline` to end, and aborts the rest.
+    /// Runs until any task ends or `shutdown` is triggered; then gives the others `deadline` to end, and aborts the
+    /// rest.
     ///
     /// # Errors
-    /// The first error or panic of a task, with its name, or the names of the aborted tasks. A task that returns `Ok` ends the group without
-    /// an error.
+    /// The first error or panic of a task, with its name, or the names of the aborted tasks. A task that returns `Ok`
+    /// ends the group without an error.
     pub async fn run(mut self, mut shutdown: Shutdown, deadline: Duration) -> Result<()> {
         let mut result = tokio::select! {
             ended = self.join_next() => ended.map_or(Ok(()), |ended| {

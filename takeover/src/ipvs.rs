@@ -130,8 +130,8 @@ impl Leftovers {
             many => format!(" and {} more", many - 1),
         };
         vec![format!(
-            "IPVS has {connections} connections to {}{more}; deleting the virtual servers would close them. They are kept, \
-             with the device and sets that they need, and accept no new connections; repeat this command when the connections \
+            "IPVS has {connections} connections to {}{more}; deleting the virtual servers would close them. They are \
+             kept, with the device and sets that they need, and accept no new connections; repeat this command when the connections \
              have ended",
             first.service
         )]

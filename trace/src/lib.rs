@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   nf_tables ──netlink──▶ nft::Table ─────┐
-//!   iptables-save ───────▶ iptables::Table ─┴▶ hooks: the chains of each hook in the order of their priorities, and IPVS
-//!                                                │ reads Kernel: set elements, addresses, persistent clients, virtual servers
+//!   iptables-save ───────▶ iptables::Table ─┴▶ hooks: the chains of each hook in order of priority, and IPVS
+//!                                                │ reads Kernel: set elements, addresses, clients, virtual servers
 //!   Packet ─────────────────────────────────────▶│
 //!                                                ▼
 //!                               Trace: each path that it may take, with its probability, steps and verdict

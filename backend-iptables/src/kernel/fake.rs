@@ -1,6 +1,6 @@
 //! A kernel of texts that checks what the real one checks, with both tools: chains exist before they are named, a rule
-//! that is deleted is there, a chain that goes is empty and nobody leads to it. And one that refuses, or breaks off,
-//! when a test tells it to.
+//! that is deleted exists, a chain that is removed is empty and no rule jumps to it. And one that refuses, or breaks
+//! off, when a test tells it to.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -27,7 +27,7 @@ pub(crate) struct Fake(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     tables: PerFamily<Tables>,
-    /// Families for which nobody has installed iptables.
+    /// Families without iptables.
     missing: BTreeSet<IpFamily>,
     /// What has one of these words in a rule is refused.
     poison: Vec<String>,
@@ -46,7 +46,7 @@ pub(crate) struct Asked {
     pub(crate) family: IpFamily,
     pub(crate) script: String,
     pub(crate) accepted: bool,
-    /// What was in force after each part.
+    /// The rules after each part.
     pub(crate) steps: Vec<Tables>,
 }
 
@@ -92,12 +92,12 @@ impl Fake {
         Driver::new(IptablesDataPlane::new(self.clone(), options))
     }
 
-    /// What is in force.
+    /// The current rules.
     pub(crate) fn tables(&self, family: IpFamily) -> Tables {
         self.0.lock().unwrap().tables[family].clone()
     }
 
-    /// Somebody else changes rules.
+    /// Another program changes rules.
     #[track_caller]
     pub(crate) fn stranger(&self, family: IpFamily, script: &str) {
         for part in parts(script) {

@@ -1,7 +1,7 @@
 //! The iptables rules. They look packets up in sets and do not depend on Services.
 //!
 //! ```text
-//!   mangle INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : drops sources outside the source ranges of a VIP; sets the mark from ADDRESSES,
+//!   mangle INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : drops sources outside the source ranges; sets the mark from ADDRESSES,
 //!                            │              then from VIPS, or from NODE-PORTS at addresses of the node;
 //!                            │              for packets of pods and this node from ..-INSIDE
 //!                            └▶ FAIRLEAD-IPVS-MASQ : stores in the connmark whether to masquerade
@@ -39,12 +39,12 @@ const PORTS: &str = "FAIRLEAD-IPVS-PORTS";
 const MASQ: &str = "FAIRLEAD-IPVS-MASQ";
 const END: &str = "FAIRLEAD-IPVS-END";
 const REJECT: &str = "FAIRLEAD-IPVS-REJECT";
-const NOBODY: &str = "FAIRLEAD-IPVS-NOBODY";
+const UNUSED: &str = "FAIRLEAD-IPVS-NOBODY";
 const FORWARD: &str = "FAIRLEAD-IPVS-FORWARD";
 
 /// Whether a chain is one of this backend.
 pub(crate) fn is_ours(chain: &str) -> bool {
-    [MAIN, PORTS, MASQ, END, REJECT, NOBODY, FORWARD].contains(&chain)
+    [MAIN, PORTS, MASQ, END, REJECT, UNUSED, FORWARD].contains(&chain)
 }
 
 /// The rules of a family on a node.
@@ -59,7 +59,7 @@ pub(crate) fn rules(family: IpFamily, options: &DataplaneOptions, node: &NodeInf
         chain(Table::Nat, MAIN, writer.masquerade()),
         chain(Table::Filter, MAIN, vec![format!("{} -j {REJECT}", Mark::REJECT.exactly())]),
         chain(Table::Filter, REJECT, writer.reject()),
-        chain(Table::Filter, NOBODY, writer.unused_service_ips(cluster)),
+        chain(Table::Filter, UNUSED, writer.unused_service_ips(cluster)),
         chain(Table::Filter, FORWARD, vec!["-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT".to_owned()]),
     ];
     Rules { chains, hooks: hooks() }
@@ -71,8 +71,8 @@ fn hooks() -> Vec<Hook> {
     vec![
         hook(Table::Nat, "POSTROUTING", format!("-j {MAIN}")),
         hook(Table::Filter, "FORWARD", format!("-j {FORWARD}")),
-        hook(Table::Filter, "FORWARD", format!("{new} {NOBODY}")),
-        hook(Table::Filter, "OUTPUT", format!("{new} {NOBODY}")),
+        hook(Table::Filter, "FORWARD", format!("{new} {UNUSED}")),
+        hook(Table::Filter, "OUTPUT", format!("{new} {UNUSED}")),
         hook(Table::Filter, "OUTPUT", format!("{new} {MAIN}")),
         hook(Table::Filter, "INPUT", format!("{new} {MAIN}")),
         hook(Table::Mangle, "POSTROUTING", format!("-j {END}")),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   cluster IP   VIPS ─▶ "cluster IP" ─▶ virtual server at its address ─▶ cluster or local pool, by internal policy
-//!   other VIPs   VIPS, NODE-PORTS ─▶ mark ─▶ virtual server for the mark ─▶ cluster pool, or local pool under policy Local
+//!   other VIPs   VIPS, NODE-PORTS ─▶ mark ─▶ virtual server for the mark ─▶ cluster pool, or local pool (policy Local)
 //!                (with session affinity: a virtual server at each address)
 //!                VIPS-INSIDE, NODE-PORTS-INSIDE: another mark under policy Local ─▶ cluster pool
 //!   without an endpoint: the mark is a verdict, and there is no virtual server

@@ -50,12 +50,12 @@ impl Fake {
         self.lock().objects.clone()
     }
 
-    /// What somebody else has put there, or changed.
+    /// Objects that another program has added or changed.
     pub(crate) fn put(&self, object: Object, value: Value) {
         self.lock().objects.insert(object, value);
     }
 
-    /// Somebody else removes it.
+    /// Another program removes it.
     pub(crate) fn lose(&self, object: &Object) {
         self.lock().objects.remove(object);
     }

@@ -63,7 +63,7 @@ impl SettingWrite {
     fn failed(self) -> String {
         let Self { setting, current, desired } = self;
         format!(
-            "cannot set /{} to {desired} (it is {current}): run with write access to it (a privileged container), set it \
+            "cannot set /{} to {desired} (it is {current}): run with write access (a privileged container), set it \
              on the host beforehand, or leave it unchanged with {}",
             setting.path(),
             setting.opt_out()

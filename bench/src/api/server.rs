@@ -1,5 +1,5 @@
-//! The part of an API server that a frontend uses: lists, streamed or in pages, and watches without events that end with 410 Gone on
-//! request. A thread for each connection.
+//! The part of an API server that a frontend uses: lists, streamed or in pages, and watches without events that end
+//! with 410 Gone on request. A thread for each connection.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! The part of a Kubernetes API server that a frontend or kube-proxy uses: lists in pages, and watches. Hand-written HTTP/1.1, so that it costs
-//! little CPU beside the measured processes.
+//! The part of a Kubernetes API server that a frontend or kube-proxy uses: lists in pages, and watches. Hand-written
+//! HTTP/1.1, so that it costs little CPU beside the measured processes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

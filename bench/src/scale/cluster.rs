@@ -1,4 +1,5 @@
-//! A cluster of any size as numbers: its API objects, and the expected digests of each node, computed independently of the frontend.
+//! A cluster of any size as numbers: its API objects, and the expected digests of each node, computed independently of
+//! the frontend.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;

@@ -140,7 +140,8 @@ impl Fleet {
         self.until(start, deadline, || self.open.load(Ordering::Relaxed) == 0).context("streams stay open")
     }
 
-    /// Waits until a bookmark with the expected digest has reached every node, and compares the state of the nodes that keep it.
+    /// Waits until a bookmark with the expected digest has reached every node, and compares the state of the nodes that
+    /// keep it.
     pub(crate) fn agree(&self, expected: &[DigestVector], deadline: Duration) -> Result<()> {
         let agrees = |(node, digests): (&Arc<Node>, &DigestVector)| node.digest() == digests.total().0;
         let waited = self

@@ -1,12 +1,13 @@
-//! As much of HTTP/2 (RFC 9113) and gRPC as one call on one connection needs. By hand, because five thousand complete clients would take
-//! the processors away from the server that is measured.
+//! As much of HTTP/2 (RFC 9113) and gRPC as one call on one connection needs. By hand, because five thousand complete
+//! clients would take the processors away from the server that is measured.
 
 use anyhow::{Result, ensure};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEAD: usize = 9;
 const GRPC_HEAD: usize = 5;
-/// The windows of the agent's client: of its stream, and what that of its connection has beyond the 65,535 bytes of the protocol.
+/// The windows of the agent's client: of its stream, and what that of its connection has beyond the 65,535 bytes of the
+/// protocol.
 const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 5 << 20;
 /// After how many bytes windows are opened again.
@@ -87,8 +88,8 @@ pub(crate) fn ping(out: &mut Vec<u8>) {
 }
 
 impl Reader {
-    /// Takes in what has arrived: gives each complete message, at most the first `keep` bytes of it, to `on_message`, and appends to
-    /// `out` what the protocol wants to be answered.
+    /// Takes in what has arrived: gives each complete message, at most the first `keep` bytes of it, to `on_message`,
+    /// and appends to `out` what the protocol wants to be answered.
     pub(crate) fn take(
         &mut self,
         mut bytes: &[u8],

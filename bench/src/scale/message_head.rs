@@ -1,4 +1,5 @@
-//! The fields of a message before its operations, which is all that a node without state needs. They are at most a few dozen bytes.
+//! The fields of a message before its operations, which is all that a node without state needs. They are at most a few
+//! dozen bytes.
 
 use anyhow::{Context as _, Result, bail};
 

@@ -52,7 +52,8 @@ struct Latencies {
     count: u64,
 }
 
-/// A node's position in the list of events. A commit carries the time of its oldest event, so earlier events came with the previous commit.
+/// A node's position in the list of events. A commit carries the time of its oldest event, so earlier events came with
+/// the previous commit.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     next: usize,

@@ -1,5 +1,5 @@
-//! One node: a connection, a stream, and an Ack for every commit and bookmark; nothing is programmed. A few nodes also keep their state, as a
-//! backend does, and verify its digests; the others read only the head of each message.
+//! One node: a connection, a stream, and an Ack for every commit and bookmark; nothing is programmed. A few nodes also
+//! keep their state, as a backend does, and verify its digests; the others read only the head of each message.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -108,8 +108,8 @@ impl Node {
         Some(mirror.state.digests().clone())
     }
 
-    /// Connects, as often as it takes, and follows the stream until `leave` changes, the frontend ends it or asks to go and the
-    /// delay is over.
+    /// Connects, as often as it takes, and follows the stream until `leave` changes, the frontend ends it or asks to go
+    /// and the delay is over.
     pub(crate) async fn follow(&self, common: &Common, start: Start, mut leave: watch::Receiver<u32>) -> Result<()> {
         let mut backoff = Backoff::new(RECONNECT.0, RECONNECT.1);
         loop {

@@ -1,4 +1,6 @@
-"""Renders the chart by Helm's library, and reads what came out. Golden files hold what belongs to no run: no keys, no certificates."""
+"""Renders the chart with Helm's library and parses the result.
+
+Golden files omit keys and certificates, which differ in every run."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,5 @@
-"""The chart over a matrix of values: what is rendered fits together, asks for no more than it needs, and differs from the golden files
-in nothing that they do not show. That their objects are what Kubernetes takes, and their flags what the program takes, is tested in
-e2e/tests/chart.rs.
+"""The chart over a matrix of values: objects refer to each other correctly, have only the permissions that they need, and
+equal the golden files. e2e/tests/chart.rs checks types and flags.
 """
 
 import itertools
@@ -27,7 +26,7 @@ PLACES = [
     {"frontend": {"hostNetwork": False, "nodeSelector": {}}, "backend": {"discovery": "api"}},
 ]
 MONITORS = [{}, {kind: {"enabled": True} for kind in ["serviceMonitor", "podMonitor", "prometheusRule", "dashboard"]}]
-# What others make: the cluster, whoever installs, cert-manager.
+# Objects that exist besides the chart: from the cluster, the operator, cert-manager.
 GIVEN = {("ConfigMap", "kube-root-ca.crt"), ("Secret", "our-tls"), ("ConfigMap", "our-ca")}
 
 

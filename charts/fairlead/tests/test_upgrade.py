@@ -1,6 +1,4 @@
-"""What Helm has made stays: upgrades look the certificates up in the cluster. Here the cluster is a small API server in this process, which
-holds what an earlier rendering made.
-"""
+"""An upgrade keeps what Helm has created: it looks the certificates up in the cluster, which is a small API server here."""
 
 import base64
 import http.server

@@ -26,6 +26,17 @@ const VAGUE_IN_MESSAGES: &[&str] = &[
 /// Files that name the words in order to ban them.
 const EXEMPT: &[&str] = &["e2e/tests/workspace/language.rs", "LICENSE", "Cargo.lock"];
 
+/// Names and comments of kernel objects, which must stay: another text would rewrite the rules of running nodes at an upgrade.
+const KERNEL_TEXTS: &[&str] = &[
+    "FAIRLEAD-IPVS-NOBODY",
+    "node ports that nobody",
+    "nobody serves this",
+    "on the way in",
+    "{NOBODY}",
+    "NOBODY,",
+    "const NOBODY",
+];
+
 #[test]
 fn vague_words_are_avoided() -> Result<()> {
     assert_none(&vague(&top()?)?);
@@ -45,6 +56,9 @@ fn vague(dir: &Path) -> Result<Vec<String>> {
             problems.push(format!("{}:{}: \"{word}\": name the actor or the thing", path.display(), number + 1));
         };
         for (number, line) in std::str::from_utf8(&bytes).unwrap_or_default().lines().enumerate() {
+            if KERNEL_TEXTS.iter().any(|text| line.contains(text)) {
+                continue;
+            }
             let lower = line.to_lowercase();
             if let Some(word) = VAGUE.iter().find(|word| has_word(&lower, word)) {
                 report(number, word);

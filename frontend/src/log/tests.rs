@@ -1,5 +1,5 @@
-//! After random histories with random interruptions, nodes have the state that the objects alone lead to. Single tests for what
-//! is shared, merged, and removed from the history.
+//! After random histories with random interruptions, nodes have the state that the objects alone lead to. Single tests
+//! for what is shared, merged, and removed from the history.
 
 pub(crate) mod node_replica;
 #[path = "../../tests/common/replica.rs"]

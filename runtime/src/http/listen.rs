@@ -1,4 +1,5 @@
-//! Binds the addresses of HTTP servers: both IP families for an unspecified address, with retries while the address is in use.
+//! Binds the addresses of HTTP servers: both IP families for an unspecified address, with retries while the address is
+//! in use.
 
 use std::{
     io,
@@ -45,7 +46,8 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Serves HTTP at `address` until the shutdown; at both IP families if it is unspecified. `name` names the server in log lines.
+/// Serves HTTP at `address` until the shutdown; at both IP families if it is unspecified. `name` names the server in
+/// log lines.
 ///
 /// # Errors
 /// The address cannot be bound, with [`OnBindError::Fail`]. A machine that lacks one IP family serves the other.
