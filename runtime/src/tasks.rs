@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! spawn("watch", ..) ──┐                     ┌ one ends (Ok, Err or panic)        ┐
-//! spawn("server", ..) ─┴─> run: wait until ──┤                                    ├─> Shutdown to all ─> deadline ─> abort
+//! spawn("server", ..) ─┴─> run: wait until ──┤                                    ├─> Shutdown ─> deadline ─> abort
 //!                                            └ the outer Shutdown is triggered    ┘
 //! ```
 

@@ -131,8 +131,8 @@ impl Leftovers {
         };
         vec![format!(
             "IPVS has {connections} connections to {}{more}; deleting the virtual servers would close them. They are \
-             kept, with the device and sets that they need, and accept no new connections; repeat this command when the connections \
-             have ended",
+             kept, with the device and sets that they need, and accept no new connections; repeat this command when \
+             the connections have ended",
             first.service
         )]
     }

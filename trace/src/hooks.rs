@@ -4,7 +4,7 @@
 //!   received ──▶ prerouting ──▶ route ┬─ to this node ──▶ input
 //!                                     └─ to others ─────▶ forward ──▶ postrouting
 //!   sent by this node ─▶ output ─▶ route again ─▶ postrouting ┬─ to others
-//!                                                             └─ to this node ─▶ prerouting ─▶ input (lo, no NAT chains)
+//!                                                             └─ to this node ─▶ prerouting ─▶ input (lo, no NAT)
 //!   sent by IPVS, in input or output ─▶ output ─▶ postrouting
 //! ```
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   cargo bench -p fairlead-backend-nft                    1,000, 10,000 and 50,000 services, the comparison at 1,000
-//!   cargo bench -p fairlead-backend-nft -- --full          also the comparison at 10,000, a million connections (minutes)
+//!   cargo bench -p fairlead-backend-nft -- --full          with the comparison at 10,000 (minutes)
 //!   cargo bench -p fairlead-backend-nft -- connect         one part: flows, large, services, connect
 //!   cargo bench -p fairlead-backend-nft -- -o json         as JSON
 //! ```

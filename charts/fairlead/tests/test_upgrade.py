@@ -1,4 +1,4 @@
-"""An upgrade keeps what Helm has created: it looks the certificates up in the cluster, which is a small API server here."""
+"""An upgrade keeps what Helm has created: it looks up the certificates in the cluster, here a small API server."""
 
 import base64
 import http.server
