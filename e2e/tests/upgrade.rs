@@ -1,5 +1,6 @@
-//! An upgrade of frontend and backends under traffic: no connection is lost, the new version reads the state file of the previous one, and
-//! writes nothing to the kernel. The previous version is the binary in `FAIRLEAD_PREVIOUS`, or else this build.
+//! An upgrade of frontend and backends under traffic: no connection is lost, the new version reads the state file of
+//! the previous one, and writes nothing to the kernel. The previous version is the binary in `FAIRLEAD_PREVIOUS`, or
+//! else this build.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{env, net::SocketAddr, path::PathBuf, process::Command, time::Duration};

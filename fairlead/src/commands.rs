@@ -46,7 +46,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     if let Some(file) = file {
         info!(file = %file.display(), "configuration file read");
         for FieldWarning { field, reason } in warnings {
-            warn!(file = %file.display(), field, reason, "configuration field has no effect, or not that of kube-proxy");
+            warn!(file = %file.display(), field, reason, "configuration field has no or another effect");
         }
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();

@@ -1,5 +1,5 @@
-//! Often wrong set-ups, of a frontend at an API server and of a backend at a frontend: the real binaries log one line with
-//! the whole chain of causes and what to do, however often they retry.
+//! Often wrong set-ups, of a frontend at an API server and of a backend at a frontend: the real binaries log one line
+//! with the whole chain of causes and what to do, however often they retry.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 mod backend;

@@ -26,7 +26,8 @@ const VAGUE_IN_MESSAGES: &[&str] = &[
 /// Files that name the words in order to ban them.
 const EXEMPT: &[&str] = &["e2e/tests/workspace/language.rs", "LICENSE", "Cargo.lock"];
 
-/// Names and comments of kernel objects, which must stay: another text would rewrite the rules of running nodes at an upgrade.
+/// Names and comments of kernel objects, which must stay: another text would rewrite the rules of running nodes at an
+/// upgrade.
 const KERNEL_TEXTS: &[&str] = &[
     "FAIRLEAD-IPVS-NOBODY",
     "node ports that nobody",

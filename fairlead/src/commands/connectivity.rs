@@ -2,7 +2,7 @@
 //! view.
 //!
 //! ```text
-//!   stream ─▶ NodeState ─▶ plan: VIPs, expected results ─▶ probe: connect, look up the endpoint in conntrack ─▶ verdict ─▶ table
+//!   stream ─▶ NodeState ─▶ plan: VIPs, expected results ─▶ probe: connect, find the endpoint ─▶ verdict ─▶ table
 //! ```
 
 mod plan;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   frontend (as an observer) | state file ──▶ NodeState ─┬─▶ Preview of a backend ──▶ what it would write
-//!                                                         └─▶ kube_proxy ────────────▶ where its rules behave differently
+//!                                                         └─▶ kube_proxy ────────────▶ how its rules differ
 //! ```
 
 pub(crate) mod kube_proxy;

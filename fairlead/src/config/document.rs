@@ -155,7 +155,7 @@ mod tests {
     fn configuration_in_a_config_map_is_found() {
         let map = serde_json::json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "kube-proxy" },
-            "data": { "kubeconfig.conf": "apiVersion: v1\nkind: Config\n", "config.conf": format!("{HEAD}mode: ipvs\n") },
+            "data": { "kubeconfig.conf": "kind: Config\n", "config.conf": format!("{HEAD}mode: ipvs\n") },
         });
         let document = Document::parse(&map.to_string()).unwrap();
         assert_eq!((document.kind, &document.fields["mode"]), (Kind::KubeProxy, &"ipvs".into()));

@@ -35,7 +35,7 @@ const CROSS_FIELD: &[(&str, &str)] = &[
     ("clusterCIDR", "`--cluster-cidr`, if `detectLocalMode` is `ClusterCIDR` or unset"),
     (
         "nodePortAddresses",
-        "`--nodeport-addresses`; a family without a CIDR means all its addresses; unset: all, `primary` in mode nftables",
+        "`--nodeport-addresses`; a family without a CIDR means all its addresses; unset: all (nftables: `primary`)",
     ),
 ];
 
