@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!                   ┌─ fairlead.io ─────────────────┐
-//!   FILE ─▶ document┤                               ├─▶ settings ─▶ structs of `cli` ─▶ + variables, flags ─▶ validation
+//!   FILE ─▶ document┤                               ├─▶ settings ─▶ structs of `cli` ─▶ + environment, flags
 //!                   └─ kube-proxy ─▶ kube_proxy ────┘
 //! ```
 

@@ -60,8 +60,8 @@ pub(crate) enum Effect {
 const MAX: i64 = i32::MAX as i64;
 
 const NO_CLIENT: &str = "Fairlead's API client has no such setting: it makes one list and one watch per kind";
-const NO_PERIOD: &str = "Fairlead does not sync periodically: it writes changes when they arrive, and detects changes of \
-                         its rules by other programs";
+const NO_PERIOD: &str = "Fairlead has no periodic sync: it writes changes when they arrive, and detects changes by \
+                         other programs";
 const NO_BUFFER: &str = "log lines are written to stderr without buffering";
 const WINDOWS: &str = "Fairlead runs only on Linux";
 
