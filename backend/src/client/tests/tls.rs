@@ -173,7 +173,8 @@ async fn tls_errors_advise_what_to_do() {
     fs::remove_file(dir.path().join("tls.key")).await.unwrap();
     let (address, _tokens) = serve(&ours).await;
     let error = failure(address, credentials.clone()).await;
-    assert!(error.contains("cannot read") && error.contains("tls.key: No such file"), "{error}");
+    assert!(error.contains("cannot read") && error.contains("tls.key (--tls-key: check the path"), "{error}");
+    assert!(error.contains("No such file"), "{error}");
     write(dir.path(), &ours, &ours, "token").await;
 
     let plain = Server::builder().add_service(server::FairleadServer::new(Scripted(mpsc::unbounded_channel().0)));
