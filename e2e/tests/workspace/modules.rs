@@ -171,6 +171,6 @@ fn spawned_processes_are_found() -> Result<()> {
         (dir.path().join("takeover/src/lib.rs"), Use::Shipped),
     ]);
     let found = spawned_processes(dir.path(), &roots)?;
-    assert_about(&found, &["backend/src/a.rs", "backend/src/b.rs", "iptables/src/lib.rs"]);
+    assert_about(&found, &["backend/src/a.rs", "backend/src/b.rs", "iptables/src/lib.rs", "takeover/src/lib.rs"]);
     Ok(())
 }

@@ -1,3 +1,5 @@
+//! Tests of the classification of nf_tables events.
+
 use super::*;
 
 fn changed(table: &str, chain: Option<&str>, verb: NftChange) -> Option<Touched> {

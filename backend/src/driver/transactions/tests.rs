@@ -1,3 +1,5 @@
+//! Tests of batches and bisecting.
+
 use proto::model::PerFamily;
 
 use super::*;

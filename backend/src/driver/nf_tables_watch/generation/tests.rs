@@ -1,3 +1,5 @@
+//! Tests of the accounting of nf_tables generations.
+
 use netlink::nft::{NftChange, TableFamily};
 
 use super::*;
