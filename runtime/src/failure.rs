@@ -1,9 +1,11 @@
 //! How failures are reported: the whole chain of causes of an error, and one log line when a repeated failure begins,
 //! changes and ends.
 
-use std::{error::Error, fmt::Write as _, time::Duration};
+use std::{error::Error, time::Duration};
 
 use tokio::time::Instant;
+
+use crate::connect_advice::causes;
 
 /// The error and all its sources, outermost first, separated by `: `.
 ///
@@ -11,15 +13,15 @@ use tokio::time::Instant;
 /// with is left out.
 #[must_use]
 pub fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !cause_text.is_empty() && !text.ends_with(&cause_text) {
-            // Writing to a String cannot fail.
-            let _ = write!(text, ": {cause_text}");
+    let mut text = String::new();
+    for cause in causes(error).map(ToString::to_string) {
+        if cause.is_empty() || text.ends_with(&cause) {
+            continue;
         }
-        source = cause.source();
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
     }
     text
 }
