@@ -27,9 +27,6 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use runtime::LogFormat;
-use serde::Deserialize;
-
-use crate::config::{FieldErrors, Setting, defaults, read, value};
 
 pub(crate) use self::{
     bundle::BundleArgs,
@@ -42,7 +39,7 @@ pub(crate) use self::{
     diff::DiffArgs,
     effective::Effective,
     endpoints::{EndpointsArgs, ServiceName},
-    frontend::{ClusterArgs, FrontendArgs, ListenArgs, SourceArgs},
+    frontend::{ClusterArgs, FrontendArgs, SourceArgs},
     iptables::{IptablesArgs, VariantArgs},
     ipvs::{ExcludeArgs, IpvsArgs},
     node::{FrontendAddressArgs, HereArgs, NodeArgs},
@@ -90,18 +87,15 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-#[derive(Debug, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Args)]
 pub(crate) struct LogArgs {
     /// Format of log lines: text or json.
     #[arg(long, global = true, env = "FAIRLEAD_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
-    #[serde(deserialize_with = "value::text")]
     pub(crate) log_format: LogFormat,
 
     /// Log filter: a level, or directives such as `info,fairlead_backend=debug`. Default: info, or warn for commands
     /// that print a result.
     #[arg(long = "log", global = true, env = "FAIRLEAD_LOG", value_name = "FILTER")]
-    #[serde(rename = "log")]
     pub(crate) log_filter: Option<String>,
 }
 
@@ -110,7 +104,10 @@ pub(crate) enum Command {
     /// Watch the cluster, compute the state of each node, and stream it to the backends.
     Frontend(FrontendArgs),
     /// Follow a frontend and program this node's kernel.
-    Backend(BackendArgs),
+    Backend {
+        #[command(subcommand)]
+        backend: BackendCommand,
+    },
     /// Run frontend and backend in one process.
     Local(LocalArgs),
     /// Follow the stream of a node and print each change.
@@ -152,133 +149,90 @@ pub(crate) struct ConfigFileArgs {
     pub(crate) config: Option<PathBuf>,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct BackendArgs {
-    #[command(subcommand)]
-    pub(crate) backend: BackendCommand,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum BackendCommand {
     /// Program nftables, over netlink.
     #[command(visible_alias = "nft")]
-    Nftables(BackendNftablesArgs),
+    Nftables {
+        #[command(flatten)]
+        stream: StreamArgs,
+        #[command(flatten)]
+        common: CommonBackendArgs,
+    },
     /// Program iptables, by `iptables-restore` with only the changed rules.
-    Iptables(BackendIptablesArgs),
+    Iptables {
+        #[command(flatten)]
+        stream: StreamArgs,
+        #[command(flatten)]
+        common: CommonBackendArgs,
+        #[command(flatten)]
+        iptables: IptablesArgs,
+    },
     /// Program IPVS and ipset, over netlink, and a few rules by `iptables-restore`.
-    Ipvs(BackendIpvsArgs),
+    Ipvs {
+        #[command(flatten)]
+        stream: StreamArgs,
+        #[command(flatten)]
+        common: CommonBackendArgs,
+        #[command(flatten)]
+        variant: VariantArgs,
+        #[command(flatten)]
+        ipvs: IpvsArgs,
+    },
     /// Program what `--backend`, or the configuration file, names.
-    Configured(BackendConfiguredArgs),
+    Configured {
+        #[command(flatten)]
+        stream: StreamArgs,
+        #[command(flatten)]
+        any: AnyBackendArgs,
+    },
 }
 
 /// The settings of every backend.
-#[derive(Debug, Args, Deserialize)]
+#[derive(Debug, Args)]
 pub(crate) struct CommonBackendArgs {
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) node: NodeArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) traffic: TrafficArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) conntrack: ConntrackArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) observe: ObserveArgs,
 }
 
 /// How a backend process is configured and finds its frontend.
-#[derive(Debug, Args, Deserialize)]
+#[derive(Debug, Args)]
 pub(crate) struct StreamArgs {
     #[command(flatten)]
-    #[serde(skip)]
     pub(crate) file: ConfigFileArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) frontend: FrontendAddressArgs,
 }
 
-#[derive(Debug, Args, Deserialize)]
-pub(crate) struct BackendNftablesArgs {
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) stream: StreamArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) common: CommonBackendArgs,
-}
-
-#[derive(Debug, Args, Deserialize)]
-pub(crate) struct BackendIptablesArgs {
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) stream: StreamArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) common: CommonBackendArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) iptables: IptablesArgs,
-}
-
-#[derive(Debug, Args, Deserialize)]
-pub(crate) struct BackendIpvsArgs {
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) stream: StreamArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) common: CommonBackendArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) variant: VariantArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) ipvs: IpvsArgs,
-}
-
-#[derive(Debug, Args, Deserialize)]
-pub(crate) struct BackendConfiguredArgs {
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) stream: StreamArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(crate) any: AnyBackendArgs,
-}
-
-#[derive(Debug, Args, Deserialize)]
+#[derive(Debug, Args)]
 pub(crate) struct LocalArgs {
     #[command(flatten)]
-    #[serde(skip)]
     pub(crate) file: ConfigFileArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) source: SourceArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) cluster: ClusterArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) any: AnyBackendArgs,
 }
 
 /// A backend that a setting names.
-#[derive(Debug, Args, Deserialize)]
+#[derive(Debug, Args)]
 pub(crate) struct AnyBackendArgs {
     /// Program the kernel through this backend. Required, here or in the configuration file.
     #[arg(long, value_enum)]
-    #[serde(default, deserialize_with = "value::choice")]
     pub(crate) backend: Option<BackendName>,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) common: CommonBackendArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) iptables: IptablesArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) ipvs: IpvsArgs,
 }
 
@@ -324,35 +278,18 @@ pub(crate) enum OutputFormat {
 }
 
 impl Cli {
-    /// Replaces all settings by those of a file, and by defaults where it has none.
-    pub(crate) fn replace(&mut self, settings: &[Setting]) -> Result<(), FieldErrors> {
-        self.log = read(settings)?;
-        match &mut self.command {
-            Command::Frontend(args) => *args = read(settings)?,
-            Command::Local(args) => *args = read(settings)?,
-            Command::Backend(BackendArgs { backend }) => match backend {
-                BackendCommand::Nftables(args) => *args = read(settings)?,
-                BackendCommand::Iptables(args) => *args = read(settings)?,
-                BackendCommand::Ipvs(args) => *args = read(settings)?,
-                BackendCommand::Configured(args) => *args = read(settings)?,
-            },
-            _ => {}
-        }
-        Ok(())
-    }
-
     /// Checks settings that depend on each other.
     pub(crate) fn validate(&self) -> Result<()> {
         match &self.command {
             Command::Frontend(args) => args.validate(),
             Command::Local(args) => args.source.validate().and_then(|()| args.any.validate()),
-            Command::Backend(BackendArgs { backend }) => {
+            Command::Backend { backend } => {
                 backend.stream().frontend.validate()?;
                 match backend {
-                    BackendCommand::Configured(args) => args.any.validate(),
-                    BackendCommand::Nftables(BackendNftablesArgs { common, .. })
-                    | BackendCommand::Iptables(BackendIptablesArgs { common, .. })
-                    | BackendCommand::Ipvs(BackendIpvsArgs { common, .. }) => common.traffic.validate(),
+                    BackendCommand::Configured { any, .. } => any.validate(),
+                    BackendCommand::Nftables { common, .. }
+                    | BackendCommand::Iptables { common, .. }
+                    | BackendCommand::Ipvs { common, .. } => common.traffic.validate(),
                 }
             }
             _ => Ok(()),
@@ -366,7 +303,7 @@ impl Command {
         match self {
             Self::Frontend(args) => args.file.config.as_ref(),
             Self::Local(args) => args.file.config.as_ref(),
-            Self::Backend(args) => args.backend.stream().file.config.as_ref(),
+            Self::Backend { backend } => backend.stream().file.config.as_ref(),
             _ => None,
         }
     }
@@ -375,30 +312,28 @@ impl Command {
 impl BackendCommand {
     fn stream(&self) -> &StreamArgs {
         match self {
-            Self::Nftables(args) => &args.stream,
-            Self::Iptables(args) => &args.stream,
-            Self::Ipvs(args) => &args.stream,
-            Self::Configured(args) => &args.stream,
+            Self::Nftables { stream, .. }
+            | Self::Iptables { stream, .. }
+            | Self::Ipvs { stream, .. }
+            | Self::Configured { stream, .. } => stream,
         }
     }
 
     /// The frontend, and the backend with its settings.
     pub(crate) fn into_parts(self) -> (FrontendAddressArgs, AnyBackendArgs) {
-        let any = |backend, common, iptables, ipvs| AnyBackendArgs { backend: Some(backend), common, iptables, ipvs };
-        match self {
-            Self::Nftables(BackendNftablesArgs { stream, common }) => {
-                let any = any(BackendName::Nftables, common, IptablesArgs::default(), IpvsArgs::default());
-                (stream.frontend, any)
+        let (stream, backend, common, iptables, ipvs) = match self {
+            Self::Configured { stream, any } => return (stream.frontend, any),
+            Self::Nftables { stream, common } => {
+                (stream, BackendName::Nftables, common, IptablesArgs::default(), IpvsArgs::default())
             }
-            Self::Iptables(BackendIptablesArgs { stream, common, iptables }) => {
-                (stream.frontend, any(BackendName::Iptables, common, iptables, IpvsArgs::default()))
+            Self::Iptables { stream, common, iptables } => {
+                (stream, BackendName::Iptables, common, iptables, IpvsArgs::default())
             }
-            Self::Ipvs(BackendIpvsArgs { stream, common, variant, ipvs }) => {
-                let iptables = IptablesArgs { variant, ..IptablesArgs::default() };
-                (stream.frontend, any(BackendName::Ipvs, common, iptables, ipvs))
+            Self::Ipvs { stream, common, variant, ipvs } => {
+                (stream, BackendName::Ipvs, common, IptablesArgs { variant, ..IptablesArgs::default() }, ipvs)
             }
-            Self::Configured(BackendConfiguredArgs { stream, any }) => (stream.frontend, any),
-        }
+        };
+        (stream.frontend, AnyBackendArgs { backend: Some(backend), common, iptables, ipvs })
     }
 }
 
@@ -434,27 +369,6 @@ impl ViewArgs {
         node::node_name(self.node.as_deref())
     }
 }
-
-/// Defaults of settings are those of their flags.
-macro_rules! default_from_flags {
-    ($($args:ty),*) => {
-        $(impl Default for $args {
-            fn default() -> Self {
-                defaults()
-            }
-        })*
-    };
-}
-default_from_flags!(
-    LogArgs,
-    ListenArgs,
-    frontend::TlsArgs,
-    FrontendAddressArgs,
-    NodeArgs,
-    TrafficArgs,
-    ConntrackArgs,
-    ObserveArgs
-);
 
 #[cfg(test)]
 mod testing {

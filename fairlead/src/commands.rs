@@ -40,7 +40,7 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     let Parsed { cli, effective, file, warnings } = parsed;
     let Cli { log: LogArgs { log_format, log_filter }, command } = cli;
-    let is_server = matches!(command, Command::Frontend(_) | Command::Backend(_) | Command::Local(_));
+    let is_server = matches!(command, Command::Frontend(_) | Command::Backend { .. } | Command::Local(_));
     let log_filter = log_filter.unwrap_or_else(|| if is_server { "info" } else { "warn" }.to_owned());
     log::init(log_format, &log_filter)?;
     if let Some(file) = file {
@@ -63,7 +63,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Trace(args) => trace::run(args).await,
             Command::Bundle(args) => bundle::run(args, shutdown).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
-            Command::Backend(args) => backend::run(args, &effective, shutdown).await,
+            Command::Backend { backend } => backend::run(backend, &effective, shutdown).await,
             Command::Local(args) => local::run(args, &effective, shutdown).await,
             Command::Watch(args) => watch::run(args, shutdown).await,
             Command::Services(args) => services::run(args, shutdown).await,

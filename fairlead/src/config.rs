@@ -1,9 +1,9 @@
-//! Configuration: the settings of `fairlead frontend`, `backend` and `local` are typed structs (`cli`), filled in this
-//! order: defaults, file, environment, flags.
+//! Configuration: the settings of `fairlead frontend`, `backend` and `local` are typed structs (`cli`). A
+//! flag takes precedence over the environment, this over the file, and this over the default of the flag.
 //!
 //! ```text
 //!                   ┌─ fairlead.io ─────────────────┐
-//!   FILE ─▶ document┤                               ├─▶ settings ─▶ structs of `cli` ─▶ + environment, flags
+//!   FILE ─▶ document┤                               ├─▶ settings: defaults of the flags ─▶ clap ─▶ structs of `cli`
 //!                   └─ kube-proxy ─▶ kube_proxy ────┘
 //! ```
 
@@ -11,13 +11,12 @@ mod document;
 mod kube_proxy;
 mod parse;
 mod settings;
-pub(crate) mod value;
 
 pub(crate) use document::{Document, Kind};
 #[cfg(test)]
 pub(crate) use kube_proxy::{Effect, FIELDS, mode_of};
 pub(crate) use kube_proxy::{Role, Target, from_flags};
-pub(crate) use parse::{Parsed, command, command_with, load, parse};
+pub(crate) use parse::{Parsed, command, load, parse, validate};
 #[cfg(test)]
 pub(crate) use settings::flags;
-pub(crate) use settings::{FieldError, FieldErrors, FieldWarning, Setting, defaults, field_of, read, to_yaml};
+pub(crate) use settings::{FieldError, FieldErrors, FieldWarning, Setting, field_of, to_yaml};

@@ -4,43 +4,33 @@ use std::time::Duration;
 
 use backend::ConntrackSettings;
 use clap::Args;
-use serde::{Deserialize, Deserializer};
 
-use crate::config::value;
-
-#[derive(Clone, Debug, Args, Deserialize)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Connection tracking (0 leaves a setting unchanged)")]
-#[serde(rename_all = "camelCase", default)]
 pub(crate) struct ConntrackArgs {
     /// Limit the conntrack table to this many entries per CPU, at most 1048576 in total. The kernel's limit is only
     /// ever raised.
     #[arg(long, default_value_t = 32_768, value_name = "NUMBER")]
-    #[serde(deserialize_with = "value::text")]
     conntrack_max_per_core: u32,
 
     /// Limit the conntrack table to at least this many entries. Ignored with --conntrack-max-per-core 0.
     #[arg(long, default_value_t = 131_072, value_name = "NUMBER")]
-    #[serde(deserialize_with = "value::text")]
     conntrack_min: u32,
 
     /// Keep entries of idle TCP connections this long.
     #[arg(long, default_value = "24h", value_name = "TIME", value_parser = duration)]
-    #[serde(deserialize_with = "duration_field")]
     conntrack_tcp_timeout_established: Duration,
 
     /// Keep entries of TCP connections that the remote side has closed this long.
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = duration)]
-    #[serde(deserialize_with = "duration_field")]
     conntrack_tcp_timeout_close_wait: Duration,
 
     /// Keep entries of UDP flows without a reply this long.
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = duration)]
-    #[serde(deserialize_with = "duration_field")]
     conntrack_udp_timeout: Duration,
 
     /// Keep entries of UDP flows with a reply this long.
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = duration)]
-    #[serde(deserialize_with = "duration_field")]
     conntrack_udp_timeout_stream: Duration,
 
     /// Accept TCP packets outside of the window as valid.
@@ -60,18 +50,6 @@ impl From<ConntrackArgs> for ConntrackSettings {
             tcp_be_liberal: args.conntrack_tcp_be_liberal,
         }
     }
-}
-
-/// A time in a configuration file.
-pub(super) fn duration_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    value::parsed(deserializer, duration)
-}
-
-/// A time in a configuration file, for a flag without a default.
-pub(super) fn optional_duration_field<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Duration>, D::Error> {
-    duration_field(deserializer).map(Some)
 }
 
 /// Parses a time as Kubernetes writes it: `24h`, `1h30m`, `90s`, `0`. The kernel's unit is the second.

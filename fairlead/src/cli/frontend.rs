@@ -7,46 +7,32 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::{Result, bail};
 use clap::Args;
 use ipnet::IpNet;
-use serde::{Deserialize, Deserializer};
 
-use super::{
-    ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress,
-    conntrack::{duration, duration_field},
-    observe::ProfilingArgs,
-};
-use crate::config::value;
+use super::{ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress, conntrack::duration, observe::ProfilingArgs};
 pub(crate) use tls::TlsArgs;
 
-#[derive(Debug, Args, Deserialize)]
+#[derive(Debug, Args)]
 pub(crate) struct FrontendArgs {
     #[command(flatten)]
-    #[serde(skip)]
     pub(crate) file: ConfigFileArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) source: SourceArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) cluster: ClusterArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) listen: ListenArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) profiling: ProfilingArgs,
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) tls: TlsArgs,
 }
 
 /// The addresses of a frontend.
-#[derive(Debug, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Args)]
 pub(crate) struct ListenArgs {
     /// Listen for backends at `unix:/PATH`, where everyone who can open the socket is trusted, or at HOST:PORT, which
     /// needs --tls-cert. May be given several times.
     #[arg(long, default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
-    #[serde(deserialize_with = "value::list")]
     pub(crate) listen: Vec<String>,
 
     /// Listen on TCP without TLS, also on 127.0.0.1: everyone who can reach the port can read the view of every node,
@@ -57,25 +43,21 @@ pub(crate) struct ListenArgs {
     /// Ask a node to reconnect when its stream is this old, plus or minus a fifth, to spread nodes over all replicas. 0
     /// disables this.
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = duration)]
-    #[serde(deserialize_with = "duration_field")]
     pub(crate) max_stream_age: Duration,
 
     /// Serve /metrics, /healthz and /readyz over HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`).
     /// Responses contain no names of Services or nodes.
     #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS")]
-    #[serde(deserialize_with = "value::text")]
     pub(crate) metrics: HttpAddress,
 
     /// Serve a status page for browsers, without authentication, at ADDRESS:PORT, such as 127.0.0.1:7602, or nowhere
     /// (`none`). It contains names of Services and nodes.
     #[arg(long, default_value = "none", value_name = "ADDRESS")]
-    #[serde(deserialize_with = "value::text")]
     pub(crate) page: HttpAddress,
 }
 
 /// Where the objects of the cluster come from. Default: the API server of the cluster that this process runs in.
-#[derive(Debug, Default, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Default, Args)]
 #[group(multiple = false)]
 pub(crate) struct SourceArgs {
     /// Read Kubernetes manifests (Service, EndpointSlice, Node, ServiceCIDR) from this directory. Edits take effect at
@@ -89,13 +71,11 @@ pub(crate) struct SourceArgs {
 }
 
 /// Settings of the cluster that are not in its objects.
-#[derive(Clone, Debug, Default, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ClusterArgs {
     /// Treat these CIDRs, comma-separated, as service CIDRs, in addition to ServiceCIDR objects. Nodes drop packets to
     /// addresses in them that no Service has.
     #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = service_cidr)]
-    #[serde(deserialize_with = "service_cidrs_field")]
     pub(crate) service_cidr: Vec<IpNet>,
 
     /// Do not create Events for Services that nodes reject and for backends that start. Events need permission to
@@ -111,10 +91,6 @@ fn service_cidr(text: &str) -> Result<IpNet, String> {
         return Err(format!("{cidr} contains all addresses"));
     }
     Ok(cidr.trunc())
-}
-
-fn service_cidrs_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
-    value::comma_separated(deserializer, |text| text.split(',').map(service_cidr).collect::<Result<_, _>>())
 }
 
 impl SourceArgs {

@@ -5,16 +5,12 @@ use backend::dataplane::{DataplaneOptions, LocalhostNodePorts};
 use backend_iptables::{Iptables, IptablesPreview};
 use clap::Args;
 use iptables::Variant;
-use serde::{Deserialize, Deserializer};
 
 use super::BackendName;
-use crate::config::value;
 
-#[derive(Debug, Default, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct IptablesArgs {
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) variant: VariantArgs,
 
     /// For iptables: serve node ports on 127.0.0.0/8 too. Sets net.ipv4.conf.all.route_localnet, and drops packets of
@@ -23,13 +19,11 @@ pub(crate) struct IptablesArgs {
     pub(crate) iptables_localhost_nodeports: bool,
 }
 
-#[derive(Debug, Default, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct VariantArgs {
     /// For iptables and ipvs: write rules with this variant of iptables, `nft` (to nf_tables) or `legacy`. Default: the
     /// one that has chains of Fairlead or Kubernetes, else the variant of the program `iptables`.
     #[arg(long, value_name = "nft|legacy|auto", value_parser = variant)]
-    #[serde(deserialize_with = "variant_field")]
     iptables_variant: Option<VariantChoice>,
 }
 
@@ -95,10 +89,6 @@ fn variant(text: &str) -> Result<VariantChoice, String> {
             text.parse().map(VariantChoice::Only).map_err(|error: iptables::UnknownVariant| format!("{error}, or auto"))
         }
     }
-}
-
-fn variant_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<VariantChoice>, D::Error> {
-    value::parsed(deserializer, variant).map(Some)
 }
 
 #[cfg(test)]

@@ -8,21 +8,14 @@ use backend_ipvs::{Arp, IpvsTimeouts, Settings};
 use clap::Args;
 use ipnet::IpNet;
 use proto::model::IpvsScheduler;
-use serde::Deserialize;
 
-use super::{
-    BackendName, VariantArgs,
-    conntrack::{duration, optional_duration_field},
-};
-use crate::config::value;
+use super::{BackendName, VariantArgs, conntrack::duration};
 
-#[derive(Debug, Default, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct IpvsArgs {
     /// For ipvs: schedule connections with rr, wrr, lc, wlc, sh, dh, sed, nq or mh; sh and mh take flags, as in
     /// mh:fallback,port. Default: rr. The annotation fairlead.io/ipvs-scheduler of a Service takes precedence.
     #[arg(long, value_name = "SCHEDULER")]
-    #[serde(deserialize_with = "value::optional_text")]
     pub(crate) ipvs_scheduler: Option<IpvsScheduler>,
 
     /// For ipvs: do not answer ARP requests for VIPs (arp_ignore 1, arp_announce 2).
@@ -31,35 +24,28 @@ pub(crate) struct IpvsArgs {
 
     /// For ipvs: keep idle TCP connections this long, as in 15m. Default: unchanged.
     #[arg(long, value_name = "TIME", value_parser = duration)]
-    #[serde(deserialize_with = "optional_duration_field")]
     pub(crate) ipvs_tcp_timeout: Option<Duration>,
 
     /// For ipvs: keep TCP connections that one side has closed this long. Default: unchanged.
     #[arg(long, value_name = "TIME", value_parser = duration)]
-    #[serde(deserialize_with = "optional_duration_field")]
     pub(crate) ipvs_tcpfin_timeout: Option<Duration>,
 
     /// For ipvs: keep UDP flows this long. Default: unchanged.
     #[arg(long, value_name = "TIME", value_parser = duration)]
-    #[serde(deserialize_with = "optional_duration_field")]
     pub(crate) ipvs_udp_timeout: Option<Duration>,
 
     /// For ipvs: drain TCP connections of removed endpoints for at most this long; 0 ends them at once. Default: 15m.
     #[arg(long, value_name = "TIME", value_parser = duration)]
-    #[serde(deserialize_with = "optional_duration_field")]
     pub(crate) ipvs_drain_timeout: Option<Duration>,
 
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) exclude: ExcludeArgs,
 }
 
-#[derive(Debug, Default, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct ExcludeArgs {
     /// For ipvs: ignore virtual servers and addresses in these CIDRs, comma-separated.
     #[arg(long, value_delimiter = ',', value_name = "CIDR")]
-    #[serde(deserialize_with = "value::comma_list")]
     pub(crate) ipvs_exclude_cidrs: Vec<IpNet>,
 }
 

@@ -4,23 +4,17 @@ use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit, RunMode};
-use clap::Args;
-use serde::{Deserialize, Deserializer};
+use clap::{Args, value_parser};
 
 use super::{BackendName, DEFAULT_ADDRESS};
-use crate::{
-    config::value,
-    discovery::{FrontendService, ServiceDiscovery},
-};
+use crate::discovery::{FrontendService, ServiceDiscovery};
 
-#[derive(Clone, Debug, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct FrontendAddressArgs {
     /// Connect to the frontend at `unix:/PATH`, `https://HOST:PORT`, or `http://HOST:PORT` (with --insecure there). All
     /// addresses of a DNS name are used. `kubernetes:NAMESPACE/SERVICE:PORT` stands for the ready endpoints of that
     /// Service, which --discovery-kubeconfig finds. May be given several times: a reachable one is chosen at random.
     #[arg(long = "frontend", env = "FAIRLEAD_FRONTEND", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
-    #[serde(rename = "frontend", deserialize_with = "value::list")]
     pub(crate) addresses: Vec<String>,
 
     /// Discover `--frontend kubernetes:...` through this kubeconfig. It must name the API server by its own address,
@@ -51,8 +45,7 @@ pub(crate) struct FrontendAddressArgs {
     pub(crate) token_file: Option<PathBuf>,
 }
 
-#[derive(Debug, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Args)]
 pub(crate) struct NodeArgs {
     /// Run as this node, its Node's metadata.name. Default: the host name in lower case.
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
@@ -72,13 +65,11 @@ pub(crate) struct NodeArgs {
     /// endpoints, until a snapshot confirms it ten seconds later. 100 disables this. Losses of fewer than ten service
     /// ports are applied at once.
     #[arg(long, default_value_t, value_name = "PERCENT")]
-    #[serde(deserialize_with = "value::text")]
     pub(crate) max_loss: LossLimit,
 
     /// Set the OOM score adjustment of this process: -1000 (never killed) to 1000 (killed first). Lowering it needs
     /// CAP_SYS_RESOURCE. Default: unchanged.
-    #[arg(long, value_name = "SCORE", allow_negative_numbers = true, value_parser = oom_score)]
-    #[serde(deserialize_with = "oom_score_field")]
+    #[arg(long, value_name = "SCORE", allow_negative_numbers = true, value_parser = value_parser!(i16).range(-1000..=1000))]
     pub(crate) oom_score_adj: Option<i16>,
 }
 
@@ -169,16 +160,6 @@ pub(super) fn node_name(given: Option<&str>) -> Result<String> {
         bail!("the node name is empty; set --node-name");
     }
     Ok(name)
-}
-
-/// Parses `--oom-score-adj`.
-fn oom_score(text: &str) -> Result<i16, String> {
-    let score = text.parse().ok().filter(|score| (-1000..=1000).contains(score));
-    score.ok_or_else(|| format!("{text:?}: expected a number from -1000 to 1000"))
-}
-
-fn oom_score_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i16>, D::Error> {
-    value::parsed(deserializer, oom_score).map(Some)
 }
 
 #[cfg(test)]

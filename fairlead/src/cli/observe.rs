@@ -7,24 +7,19 @@ use std::{
 
 use clap::Args;
 use runtime::{Profiling, http::OnBindError};
-use serde::{Deserialize, Deserializer};
 
 use super::Effective;
-use crate::config::value;
 
-#[derive(Clone, Debug, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ObserveArgs {
     /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP, without authentication, at
     /// ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP families.
     #[arg(long, default_value = "0.0.0.0:10256", value_name = "ADDRESS", value_parser = healthz)]
-    #[serde(deserialize_with = "healthz_field")]
     pub(crate) healthz: HttpAddress,
 
     /// Serve /metrics, /proxyMode, /statusz, /configz and /healthz over HTTP, without authentication, at ADDRESS:PORT,
     /// or nowhere (`none`). /statusz contains names of rejected Services.
     #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS", value_parser = metrics)]
-    #[serde(deserialize_with = "metrics_field")]
     pub(crate) metrics: HttpAddress,
 
     /// Exit if the address of --healthz or --metrics cannot be bound. Default: retry every five seconds.
@@ -32,12 +27,10 @@ pub(crate) struct ObserveArgs {
     pub(crate) bind_address_hard_fail: bool,
 
     #[command(flatten)]
-    #[serde(flatten)]
     pub(crate) profiling: ProfilingArgs,
 }
 
-#[derive(Clone, Copy, Debug, Default, Args, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct ProfilingArgs {
     /// Serve CPU profiles for `go tool pprof` at --metrics: /debug/pprof/profile?seconds=N.
     #[arg(long)]
@@ -108,14 +101,6 @@ impl FromStr for HttpAddress {
             format!("{text:?}: expected an address with a port, such as 127.0.0.1:7601 or [::]:7601, or `none`")
         })
     }
-}
-
-fn healthz_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HttpAddress, D::Error> {
-    value::parsed(deserializer, healthz)
-}
-
-fn metrics_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HttpAddress, D::Error> {
-    value::parsed(deserializer, metrics)
 }
 
 #[cfg(test)]

@@ -2,34 +2,26 @@
 
 use anyhow::{Result, bail};
 use backend::dataplane::{DataplaneOptions, InterfaceName, LocalDetector, NodePortAddresses};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, value_parser};
 use ipnet::IpNet;
-use serde::{Deserialize, Deserializer};
 
-use crate::config::value;
-
-#[derive(Debug, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Args)]
 pub(crate) struct TrafficArgs {
     /// Identify traffic of pods in this way. Traffic to cluster IPs from other sources is masqueraded; under external
     /// policy Local, pods reach every endpoint. Default: ClusterCIDR if --cluster-cidr is set, else none.
     #[arg(long, value_enum, value_name = "MODE")]
-    #[serde(deserialize_with = "value::choice")]
     pub(crate) detect_local_mode: Option<DetectLocalMode>,
 
     /// For ClusterCIDR: treat sources in this CIDR as pods, or one of each IP family, comma-separated.
     #[arg(long, value_delimiter = ',', value_name = "CIDR")]
-    #[serde(deserialize_with = "value::comma_list")]
     pub(crate) cluster_cidr: Vec<IpNet>,
 
     /// For BridgeInterface: treat traffic from this bridge as that of pods.
     #[arg(long, value_name = "NAME")]
-    #[serde(deserialize_with = "value::optional_text")]
     pub(crate) pod_bridge_interface: Option<InterfaceName>,
 
     /// For InterfaceNamePrefix: treat traffic from interfaces with this name prefix as that of pods.
     #[arg(long, value_name = "PREFIX")]
-    #[serde(deserialize_with = "value::optional_text")]
     pub(crate) pod_interface_name_prefix: Option<InterfaceName>,
 
     /// Masquerade all traffic to cluster IPs.
@@ -37,13 +29,11 @@ pub(crate) struct TrafficArgs {
     pub(crate) masquerade_all: bool,
 
     /// Use this bit of the packet mark for packets to be masqueraded: 0 to 31.
-    #[arg(long, default_value_t = 14, value_name = "BIT", value_parser = mark_bit)]
-    #[serde(deserialize_with = "mark_bit_field")]
+    #[arg(long, default_value_t = 14, value_name = "BIT", value_parser = value_parser!(u8).range(0..=31))]
     pub(crate) masquerade_bit: u8,
 
     /// Serve node ports at these addresses: `primary` (the node's first address of each IP family), or local addresses
     /// in these CIDRs, comma-separated. Loopback addresses are excluded.
-    #[serde(deserialize_with = "nodeport_addresses_field")]
     #[arg(long, default_value = "primary", value_name = "primary|CIDR,...", value_parser = nodeport_addresses)]
     pub(crate) nodeport_addresses: NodePortAddresses,
 }
@@ -110,15 +100,6 @@ impl TrafficArgs {
     }
 }
 
-/// Parses `--masquerade-bit`.
-fn mark_bit(text: &str) -> std::result::Result<u8, String> {
-    text.parse().ok().filter(|bit| *bit < 32).ok_or_else(|| format!("{text:?}: expected a number from 0 to 31"))
-}
-
-fn mark_bit_field<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<u8, D::Error> {
-    value::parsed(deserializer, mark_bit)
-}
-
 /// Parses `--nodeport-addresses`.
 fn nodeport_addresses(value: &str) -> std::result::Result<NodePortAddresses, String> {
     if value == "primary" {
@@ -130,13 +111,6 @@ fn nodeport_addresses(value: &str) -> std::result::Result<NodePortAddresses, Str
         text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|_| format!("{text:?}: {expected}"))
     };
     value.split(',').map(cidr).collect::<Result<_, _>>().map(NodePortAddresses::Cidrs)
-}
-
-fn nodeport_addresses_field<'de, D>(deserializer: D) -> std::result::Result<NodePortAddresses, D::Error>
-where
-    D: Deserializer<'de>,
-{
-    value::comma_separated(deserializer, nodeport_addresses)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::{SHUTDOWN_DEADLINE, observe, shadow::Shadow};
 use crate::cli::{
-    AnyBackendArgs, BackendArgs, BackendName, CommonBackendArgs, ConntrackArgs, Effective, NodeArgs, ObserveArgs,
+    AnyBackendArgs, BackendCommand, BackendName, CommonBackendArgs, ConntrackArgs, Effective, NodeArgs, ObserveArgs,
 };
 
 /// The settings of a backend process that do not depend on the kernel's mechanism.
@@ -27,8 +27,8 @@ struct BackendProcess<'a> {
 }
 
 /// Runs until the shutdown, which leaves the kernel unchanged.
-pub(crate) async fn run(args: BackendArgs, config: &Effective, shutdown: Shutdown) -> Result<()> {
-    let (frontend, backend) = args.backend.into_parts();
+pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: Shutdown) -> Result<()> {
+    let (frontend, backend) = command.into_parts();
     let connect = frontend.grpc(backend.common.node.address_cache())?;
     let mut tasks = Tasks::new();
     spawn(backend, config, Vec::new(), connect, &mut tasks)?;

@@ -65,6 +65,6 @@ fn check(document: Document, role: Role) -> Result<(Kind, Vec<Setting>, Vec<Fiel
         (kind, _) => kind,
     };
     let (settings, warnings) = config::load(document, Target { role, backend: None }, kind.command())?;
-    config::command_with(kind, &settings)?;
+    config::validate(kind, &settings)?;
     Ok((kind, settings, warnings))
 }

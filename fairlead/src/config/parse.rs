@@ -75,9 +75,8 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) ->
         if SOURCES.iter().any(|source| given.try_contains_id(source).unwrap_or(false)) {
             settings.retain(|setting| !SOURCES.contains(&setting.field.as_str()));
         }
-        cli.replace(&settings)?;
-        let mut command = without_defaults(self::command());
-        cli.update_from_arg_matches(&command.try_get_matches_from_mut(&arguments)?)?;
+        let command = settings::with_defaults(self::command(), &settings);
+        cli = Cli::from_arg_matches(&command.try_get_matches_from(&arguments)?)?;
         cli.validate()?;
         Ok((settings, warnings))
     };
@@ -99,26 +98,27 @@ pub(crate) fn load(
     command.build();
     let command = path.iter().try_fold(&command, |command, name| command.find_subcommand(name.as_ref()));
     let command = command.context("no such command")?;
-    if kind != Kind::KubeProxy {
-        return Ok((settings::of_fields(command, fields)?, warnings));
-    }
-    let Translation { mut settings, warnings: more } = target.translate(&fields)?;
-    warnings.extend(more);
-    // The subcommands of `backend` that name a backend have no flag for it.
-    settings.retain(|setting| settings::flags(command).any(|(flag, _)| settings::field_of(flag) == setting.field));
+    let settings = if kind == Kind::KubeProxy {
+        let Translation { mut settings, warnings: more } = target.translate(&fields)?;
+        warnings.extend(more);
+        // The subcommands of `backend` that name a backend have no flag for it.
+        settings.retain(|setting| settings::flags(command).any(|(flag, _)| settings::field_of(flag) == setting.field));
+        settings
+    } else {
+        settings::of_fields(command, fields)?
+    };
+    settings::check(command, &settings)?;
     Ok((settings, warnings))
 }
 
-/// The command of a kind of file, with the settings of one alone.
+/// Checks the settings of a file together, without flags.
 ///
 /// # Errors
-/// [`FieldErrors`](super::FieldErrors), or settings that contradict each other.
-pub(crate) fn command_with(kind: Kind, settings: &[Setting]) -> Result<Cli> {
+/// Settings that contradict each other.
+pub(crate) fn validate(kind: Kind, settings: &[Setting]) -> Result<()> {
     let arguments = [&["fairlead"], kind.command()].concat();
-    let mut cli = Cli::from_arg_matches(&command().try_get_matches_from(arguments)?)?;
-    cli.replace(settings)?;
-    cli.validate()?;
-    Ok(cli)
+    let command = settings::with_defaults(command(), settings);
+    Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)?.validate()
 }
 
 /// The settings of a file for the command that is called.
@@ -157,11 +157,6 @@ fn leaf(mut matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
         matches = inner;
     }
     (path, matches)
-}
-
-/// A command whose matches contain only what the command line and the environment set.
-fn without_defaults(command: Command) -> Command {
-    command.mut_args(|arg| arg.default_values([""; 0])).mut_subcommands(without_defaults)
 }
 
 #[cfg(test)]

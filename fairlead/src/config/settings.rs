@@ -1,13 +1,14 @@
-//! The fields of a configuration file, and the typed structs that they fill. A field is named as its flag, in
-//! camelCase.
+//! The fields of a configuration file, which become defaults of the flags. A field is named as its flag, in camelCase.
 
-use std::fmt;
+use std::{error::Error as _, fmt};
 
-use clap::{Arg, Args, Command};
-use serde::de::DeserializeOwned;
+use clap::{Arg, ArgAction, Command, error::ContextKind};
 use serde_json::{Map, Value};
 
-use super::{Kind, document::API_VERSION, parse::with_switch_values};
+use super::{Kind, document::API_VERSION};
+
+/// The flag whose only value is a list. A file may have it as a list, too.
+const LIST_IN_ONE_VALUE: &str = "nodeport_addresses";
 
 /// One field with its value.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,35 +55,76 @@ pub(super) fn of_fields(command: &Command, fields: Map<String, Value>) -> Result
     if errors.is_empty() { Ok(settings) } else { Err(FieldErrors(errors)) }
 }
 
-/// A struct of settings, with defaults for what the file does not set.
+/// Checks that a command accepts these settings.
 ///
 /// # Errors
 /// Values that are not allowed, all at once.
-pub(crate) fn read<T: DeserializeOwned>(settings: &[Setting]) -> Result<T, FieldErrors> {
-    let read = |settings: &[Setting]| {
-        let fields: Map<_, _> =
-            settings.iter().map(|setting| (setting.field.clone(), as_text(setting.value.clone()))).collect();
-        serde_json::from_value::<T>(fields.into())
+pub(super) fn check(command: &Command, settings: &[Setting]) -> Result<(), FieldErrors> {
+    let error = |setting: &Setting| {
+        let (flag, arg) = flags(command).find(|(flag, _)| field_of(flag) == setting.field)?;
+        let parsed = flag_values(arg, &setting.value).and_then(|values| parse(flag, arg, &values));
+        Some(FieldError::new(&setting.path, parsed.err()?))
     };
-    // The errors of flattened structs name no field, so each setting is read alone.
-    read(settings).map_err(|all| {
-        let error = |setting: &Setting| {
-            let error = read(std::slice::from_ref(setting)).err()?;
-            Some(FieldError::new(&setting.path, error.to_string()))
-        };
-        let mut errors: Vec<_> = settings.iter().filter_map(error).collect();
-        if errors.is_empty() {
-            errors.push(FieldError::new("the file", all.to_string()));
-        }
-        FieldErrors(errors)
-    })
+    let errors: Vec<_> = settings.iter().filter_map(error).collect();
+    if errors.is_empty() { Ok(()) } else { Err(FieldErrors(errors)) }
 }
 
-/// The settings of a group of flags when none is given.
-pub(crate) fn defaults<T: Args>() -> T {
-    let command = with_switch_values(T::augment_args(Command::new("defaults").no_binary_name(true)));
-    let parsed = command.try_get_matches_from([""; 0]).and_then(|matches| T::from_arg_matches(&matches));
-    parsed.unwrap_or_else(|error| error.exit())
+/// The command, where these settings are the defaults of its flags.
+pub(super) fn with_defaults(command: Command, settings: &[Setting]) -> Command {
+    let with_default = |arg: Arg| {
+        let setting =
+            settings.iter().find(|setting| arg.get_long().is_some_and(|flag| field_of(flag) == setting.field));
+        match setting.and_then(|setting| flag_values(&arg, &setting.value).ok()) {
+            Some(values) => arg.default_values(values),
+            None => arg,
+        }
+    };
+    command.mut_args(with_default).mut_subcommands(|inner| with_defaults(inner, settings))
+}
+
+/// The values of a flag that a field sets.
+fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
+    let wrong = |expected| format!("{value}: expected {expected}");
+    let text = |value: &Value| match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Number(number) => Ok(number.to_string()),
+        _ => Err(wrong("text or a number")),
+    };
+    let is_switch = arg.is_require_equals_set();
+    let values = match value {
+        Value::Bool(on) if is_switch => return Ok(vec![on.to_string()]),
+        _ if is_switch => return Err(wrong("true or false")),
+        Value::Array(values) => values.iter().map(text).collect::<Result<Vec<_>, _>>()?,
+        value => vec![text(value)?],
+    };
+    match (arg.get_action(), arg.get_value_delimiter()) {
+        (ArgAction::Append, Some(delimiter)) => {
+            Ok(values.iter().flat_map(|value| value.split(delimiter)).map(|value| value.trim().to_owned()).collect())
+        }
+        (ArgAction::Append, None) => Ok(values),
+        _ if arg.get_id() == LIST_IN_ONE_VALUE => Ok(vec![values.join(",")]),
+        _ if values.len() == 1 => Ok(values),
+        _ => Err(wrong("one value")),
+    }
+}
+
+/// Parses values as the flag does.
+fn parse(flag: &str, arg: &Arg, values: &[String]) -> Result<(), String> {
+    let command = Command::new("file").no_binary_name(true).arg(arg.clone());
+    let parsed = command.try_get_matches_from(values.iter().map(|value| format!("--{flag}={value}")));
+    parsed.map(drop).map_err(|error| {
+        let value = error.get(ContextKind::InvalidValue).map(ToString::to_string).unwrap_or_default();
+        let expected = || {
+            let possible: Vec<_> = arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+            if possible.is_empty() {
+                "expected a value".to_owned()
+            } else {
+                format!("expected one of {}", possible.join(", "))
+            }
+        };
+        let reason = error.source().map_or_else(expected, ToString::to_string);
+        format!("invalid value '{value}': {reason}")
+    })
 }
 
 /// One of our files, with these settings.
@@ -113,7 +155,7 @@ fn unknown_field(command: &Command) -> String {
     format!("`{}` has no such field", command.get_bin_name().unwrap_or_default())
 }
 
-/// Rejects what no field can be, however it is read.
+/// Rejects what no field can be.
 fn scalars(value: Value) -> Result<Value, String> {
     match value {
         Value::Null => Err("has no value".to_owned()),
@@ -121,15 +163,6 @@ fn scalars(value: Value) -> Result<Value, String> {
         Value::Bool(_) | Value::String(_) => Ok(value),
         Value::Number(number) if !number.is_f64() => Ok(number.into()),
         other => Err(format!("{other} is neither text nor a whole number; quote text")),
-    }
-}
-
-/// Numbers as text, which the parsers of flags take.
-fn as_text(value: Value) -> Value {
-    match value {
-        Value::Number(number) => number.to_string().into(),
-        Value::Array(values) => values.into_iter().map(as_text).collect(),
-        other => other,
     }
 }
 
@@ -205,15 +238,42 @@ mod tests {
     }
 
     #[test]
-    fn each_field_is_read_into_its_struct() {
+    fn each_field_takes_the_default_of_its_flag() {
         for (kind, command) in commands() {
-            let matches = super::super::command().get_matches_from([&["fairlead"], kind.command()].concat());
-            let mut cli = Cli::from_arg_matches(&matches).unwrap();
-            for (flag, _) in flags(&command) {
-                // No field is a map, so a field that accepts one is not read.
-                let error = cli.replace(&[Setting::new("path", field_of(flag), json!({}))]).unwrap_err();
+            for (flag, arg) in flags(&command) {
+                let values = arg.get_default_values().iter().map(|value| value.to_str().unwrap());
+                let value = match values.collect::<Vec<_>>()[..] {
+                    ["true" | "false"] => json!(true),
+                    [value] => json!(value),
+                    _ => continue,
+                };
+                let setting = Setting::new("path", field_of(flag), value);
+                check(&command, std::slice::from_ref(&setting)).unwrap();
+                let error = check(&command, &[Setting::new("path", field_of(flag), json!({}))]).unwrap_err();
                 assert_eq!(error.0[0].field, "path", "{flag}");
+                let arguments = [&["fairlead"], kind.command()].concat();
+                let matches = with_defaults(super::super::command(), &[setting]).get_matches_from(arguments);
+                Cli::from_arg_matches(&matches).unwrap();
             }
         }
+    }
+
+    #[test]
+    fn values_are_checked_by_type() {
+        let [_, _, (_, local)] = commands();
+        for (field, value, expected) in [
+            ("maxLoss", json!(101), "invalid value '101'"),
+            ("maxLoss", json!([1, 2]), "[1,2]: expected one value"),
+            ("masqueradeAll", json!("true"), "\"true\": expected true or false"),
+            ("nodeName", json!(true), "true: expected text or a number"),
+            ("clusterCidr", json!(["10.0.0.0/8", "x"]), "invalid value 'x'"),
+            ("backend", json!("bpf"), "invalid value 'bpf': expected one of nftables, iptables, ipvs"),
+        ] {
+            let FieldErrors(errors) = check(&local, &[Setting::new("path", field, value)]).unwrap_err();
+            assert!(errors[0].reason.contains(expected), "{errors:?}");
+        }
+        let lists =
+            [("clusterCidr", json!("10.0.0.0/8, fd00::/8")), ("nodeportAddresses", json!(["10.0.0.0/8", "fd00::/8"]))];
+        check(&local, &lists.map(|(field, value)| Setting::new(field, field, value))).unwrap();
     }
 }

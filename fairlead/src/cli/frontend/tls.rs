@@ -8,13 +8,9 @@ use frontend::{
     ReloadingTls, TlsAuth, TlsFiles,
     identity::{Authenticator, AuthnOptions, ServiceAccount, TokenOptions},
 };
-use serde::{Deserialize, Deserializer};
-
-use crate::config::value;
 
 /// TLS on the TCP addresses of `--listen`: docs/security.md.
-#[derive(Clone, Debug, Args, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "TLS and identity (docs/security.md)")]
 pub(crate) struct TlsArgs {
     /// Serve TLS on all TCP addresses with this certificate (PEM), followed by intermediate certificates. Needs
@@ -34,13 +30,11 @@ pub(crate) struct TlsArgs {
     /// Accept a client certificate as that of a node by a URI, too, which is this prefix and the node's name:
     /// spiffe://example.org/node/ for spiffe://example.org/node/worker-1.
     #[arg(long, value_name = "PREFIX", value_parser = node_uri_prefix)]
-    #[serde(deserialize_with = "node_uri_prefix_field")]
     pub(crate) node_uri_prefix: Option<String>,
 
     /// Accept tokens of this ServiceAccount from backends. A token identifies the node that its pod runs on; the API
     /// server verifies it (TokenReview). May be given several times.
     #[arg(long, value_name = "NAMESPACE/NAME")]
-    #[serde(deserialize_with = "value::list")]
     pub(crate) backend_service_account: Vec<ServiceAccount>,
 
     /// Require this audience in tokens: `audience` of the projected volume.
@@ -50,7 +44,6 @@ pub(crate) struct TlsArgs {
     /// Allow this identity to read the status and the view of every node: the CN or a URI of a client certificate, or,
     /// with --backend-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
     #[arg(long, value_name = "NAME")]
-    #[serde(deserialize_with = "value::list")]
     pub(crate) admin_identity: Vec<String>,
 }
 
@@ -106,10 +99,6 @@ fn node_uri_prefix(text: &str) -> Result<String, String> {
         ));
     }
     Ok(text.to_owned())
-}
-
-fn node_uri_prefix_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    value::parsed(deserializer, node_uri_prefix).map(Some)
 }
 
 #[cfg(test)]
