@@ -7,10 +7,6 @@
 
 mod batch_sizer;
 #[cfg(test)]
-mod kernel;
-#[cfg(test)]
-mod parts;
-#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;

@@ -1,9 +1,6 @@
 //! Describes operations as differences for an operator: what would be added, changed and removed. Pure.
 
-use std::{
-    collections::BTreeMap,
-    fmt::{self, Display},
-};
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use backend::{Difference, DifferenceKind, dataplane::Vip};
 use proto::model::{IpFamily, ServicePortKey};
@@ -20,7 +17,8 @@ struct TableChange {
     is_added: bool,
     is_deleted: bool,
     chains: BTreeMap<String, ChainChange>,
-    maps: BTreeMap<String, MapChange>,
+    /// Whether a map is deleted, and whether it is added.
+    maps: BTreeMap<String, (bool, bool)>,
     /// By map and key.
     elements: BTreeMap<(Map, Box<[u8]>), BeforeAfter>,
     /// The number of deleted elements that Fairlead never writes.
@@ -36,12 +34,6 @@ struct ChainChange {
     rules: usize,
 }
 
-#[derive(Debug, Default)]
-struct MapChange {
-    is_added: bool,
-    is_deleted: bool,
-}
-
 /// The element that is deleted, and the one that is added.
 type BeforeAfter = (Option<Element>, Option<Element>);
 
@@ -54,11 +46,7 @@ pub(crate) fn differences<'a>(
     for (family, operation) in operations {
         changes.entry(family).or_default().add(operation);
     }
-    let changes = changes.into_iter().flat_map(|(family, change)| {
-        let owner = &owner;
-        change.differences(family, |vip| owner(family, vip))
-    });
-    changes.collect()
+    changes.into_iter().flat_map(|(family, change)| change.differences(family, |vip| owner(family, vip))).collect()
 }
 
 impl TableChange {
@@ -66,12 +54,12 @@ impl TableChange {
         match operation {
             Operation::DeleteTable => self.is_deleted = true,
             Operation::AddTable => self.is_added = true,
-            Operation::AddChain(chain) => self.chain(chain.name.to_string()).is_added = true,
+            Operation::AddChain(chain) => self.chain(chain.name).is_added = true,
             Operation::FlushChain(name) => self.chain(name).is_flushed = true,
             Operation::AddRule(name, _) => self.chain(name).rules += 1,
             Operation::DeleteChain(name) => self.chain(name).is_deleted = true,
-            Operation::AddSet(set) => self.maps.entry(set.name.to_string()).or_default().is_added = true,
-            Operation::DeleteSet(name) => self.maps.entry(name).or_default().is_deleted = true,
+            Operation::AddSet(set) => self.maps.entry(set.name).or_default().1 = true,
+            Operation::DeleteSet(name) => self.maps.entry(name).or_default().0 = true,
             Operation::DeleteForeign(map, keys) => *self.foreign.entry(map).or_default() += keys.len(),
             Operation::DeleteElements(_, elements) => {
                 elements.list.into_iter().for_each(|element| self.element(element).0 = Some(element));
@@ -112,8 +100,8 @@ impl TableChange {
             (false, false) => {}
         }
         if !self.is_added || self.maps.is_empty() {
-            for (name, MapChange { is_added, is_deleted }) in self.maps {
-                let kind = match (is_deleted, is_added) {
+            for (name, change) in self.maps {
+                let kind = match change {
                     (true, true) => DifferenceKind::Change,
                     (true, false) => DifferenceKind::Remove,
                     (false, _) => DifferenceKind::Add,
@@ -140,8 +128,7 @@ impl TableChange {
             match (before, after) {
                 (Some(before), Some(after)) if before == after => {}
                 (Some(before), Some(after)) => {
-                    let object =
-                        format!("{}: {} -> {}", ElementKey(&after), ElementValue(&before), ElementValue(&after));
+                    let object = format!("{}: {} -> {}", key(&after), value(&before), value(&after));
                     push(DifferenceKind::Change, object, service_port);
                 }
                 (Some(before), None) => push(DifferenceKind::Remove, describe(&before), service_port),
@@ -155,39 +142,28 @@ impl TableChange {
 
 fn describe(element: &Element) -> String {
     match element.data {
-        ElementData::None => ElementKey(element).to_string(),
-        _ => format!("{}: {}", ElementKey(element), ElementValue(element)),
+        ElementData::None => key(element),
+        _ => format!("{}: {}", key(element), value(element)),
     }
 }
 
 /// The map, VIP and slot: `vips 10.96.0.1:80/tcp`, `endpoints 10.96.0.1:80/tcp[2]`.
-struct ElementKey<'a>(&'a Element);
-
-/// The data.
-struct ElementValue<'a>(&'a Element);
-
-impl Display for ElementKey<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Element { vip, map, index, data } = self.0;
-        write!(f, "{} {vip}", map.name())?;
-        match data {
-            ElementData::Endpoint(..) => write!(f, "[{index}]"),
-            _ => Ok(()),
-        }
+fn key(Element { vip, map, index, data }: &Element) -> String {
+    match data {
+        ElementData::Endpoint(..) => format!("{} {vip}[{index}]", map.name()),
+        _ => format!("{} {vip}", map.name()),
     }
 }
 
-impl Display for ElementValue<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.data {
-            ElementData::None => Ok(()),
-            ElementData::Endpoint(address, port) | ElementData::Member(address, port) => {
-                write!(f, "{}", std::net::SocketAddr::new(address, port))
-            }
-            ElementData::Verdict(Verdict::Drop) => f.write_str("drop"),
-            ElementData::Verdict(Verdict::Reject) => f.write_str(REJECT),
-            ElementData::Verdict(Verdict::Pool(chain)) => write!(f, "{chain}"),
-            ElementData::Range(range) => write!(f, "{} to {}", range.first, range.last),
+fn value(element: &Element) -> String {
+    match element.data {
+        ElementData::None => String::new(),
+        ElementData::Endpoint(address, port) | ElementData::Member(address, port) => {
+            SocketAddr::new(address, port).to_string()
         }
+        ElementData::Verdict(Verdict::Drop) => "drop".to_owned(),
+        ElementData::Verdict(Verdict::Reject) => REJECT.to_owned(),
+        ElementData::Verdict(Verdict::Pool(chain)) => chain.to_string(),
+        ElementData::Range(range) => format!("{} to {}", range.first, range.last),
     }
 }

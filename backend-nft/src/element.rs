@@ -1,69 +1,17 @@
-//! The maps and sets of a table, and their elements as small values without pointers, ordered for comparison. The
-//! kernel's encoding of an element exists only in messages.
+//! The elements of maps and sets as small values without pointers, ordered for comparison. The kernel's encoding of an
+//! element exists only in messages.
 
-mod vip;
+mod map;
 
 use std::net::IpAddr;
 
 use backend::dataplane::Vip;
-use netlink::nft::{self, DataType, FieldReader, Fields, Set, SetFlags};
-use proto::model::IpFamily;
+use netlink::nft::{self, FieldReader, Fields};
+use proto::model::{IpFamily, Protocol};
 
 use crate::desired::PoolChain;
-pub(crate) use vip::VipShape;
-use vip::{address, put};
-
-/// A map or set. For each shape of [`Vip`], the maps with endpoints come before those with verdicts that lead to them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Map {
-    /// For pools of at most 16 endpoints; see [`Map::endpoints`].
-    Endpoints,
-    Endpoints64,
-    Endpoints256,
-    EndpointsMany,
-    LocalEndpoints,
-    AffineEndpoints,
-    LocalAffineEndpoints,
-    Affinity,
-    Live,
-    LocalLive,
-    Vips,
-    PolicyLocalVips,
-    ClusterVips,
-    LocalVips,
-    Restricted,
-    SourceRanges,
-    NodePortEndpoints,
-    NodePortLocalEndpoints,
-    NodePortAffineEndpoints,
-    NodePortLocalAffineEndpoints,
-    NodePortAffinity,
-    NodePortLive,
-    NodePortLocalLive,
-    NodePorts,
-    PolicyLocalNodePorts,
-    ClusterNodePorts,
-    LocalNodePorts,
-    Hairpin,
-    ClusterIps,
-}
-
-/// What the elements of a map or set contain besides the VIP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MapContent {
-    Nothing,
-    Verdict,
-    /// An endpoint; the key ends with its slot.
-    Endpoint,
-    /// The same, with a padding of four zero bytes before the endpoint, for the rules of session affinity.
-    PaddedEndpoint,
-    /// The key begins with an endpoint.
-    Member,
-    /// The key ends with the address of a client; the element is written by rules.
-    Clients,
-    /// The key ends with a range of addresses.
-    Range,
-}
+use map::MapContent;
+pub(crate) use map::{Map, VipShape};
 
 /// One element. Sorted by VIP first, so that the elements of a VIP are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,263 +57,14 @@ pub(crate) enum Verdict {
 /// The name of the chain for [`Verdict::Reject`].
 pub(crate) const REJECT: &str = "reject";
 
-/// The maximum number of clients in each of [`Map::Affinity`] and [`Map::NodePortAffinity`]: one entry of about 155
-/// bytes for each client address and VIP, so 30 MB when full. The kernel allocates 2 MB for the buckets at once: 8
-/// bytes for each of 4/3 of this number, rounded up to a power of two, which is exactly met. When full, new clients are
-/// served without affinity.
-const MAX_CLIENTS: u32 = 196_608;
-
-// === impl Map ===
-
-impl Map {
-    /// All of them, in their order.
-    pub(crate) const ALL: [Self; 29] = [
-        Self::Endpoints,
-        Self::Endpoints64,
-        Self::Endpoints256,
-        Self::EndpointsMany,
-        Self::LocalEndpoints,
-        Self::AffineEndpoints,
-        Self::LocalAffineEndpoints,
-        Self::Affinity,
-        Self::Live,
-        Self::LocalLive,
-        Self::Vips,
-        Self::PolicyLocalVips,
-        Self::ClusterVips,
-        Self::LocalVips,
-        Self::Restricted,
-        Self::SourceRanges,
-        Self::NodePortEndpoints,
-        Self::NodePortLocalEndpoints,
-        Self::NodePortAffineEndpoints,
-        Self::NodePortLocalAffineEndpoints,
-        Self::NodePortAffinity,
-        Self::NodePortLive,
-        Self::NodePortLocalLive,
-        Self::NodePorts,
-        Self::PolicyLocalNodePorts,
-        Self::ClusterNodePorts,
-        Self::LocalNodePorts,
-        Self::Hairpin,
-        Self::ClusterIps,
-    ];
-
-    /// The map with the endpoints of cluster pools of this size.
-    ///
-    /// When a rule is added, the kernel checks all elements of its map; when an element is added, all rules that use
-    /// the map. There is a rule for each number of endpoints. With several maps, most elements, those of small pools,
-    /// are in a map with few rules; and a large pool, whose size is often unique and needs a new rule, is in a map with
-    /// few elements.
-    pub(crate) const fn endpoints(count: u32) -> Self {
-        match count {
-            0..=16 => Self::Endpoints,
-            17..=64 => Self::Endpoints64,
-            65..=256 => Self::Endpoints256,
-            _ => Self::EndpointsMany,
-        }
-    }
-
-    /// The name in the table.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Endpoints => "endpoints",
-            Self::Endpoints64 => "endpoints-64",
-            Self::Endpoints256 => "endpoints-256",
-            Self::EndpointsMany => "endpoints-many",
-            Self::LocalEndpoints => "local-endpoints",
-            Self::AffineEndpoints => "affine-endpoints",
-            Self::LocalAffineEndpoints => "local-affine-endpoints",
-            Self::Affinity => "affinity",
-            Self::Live => "live",
-            Self::LocalLive => "local-live",
-            Self::Vips => "vips",
-            Self::PolicyLocalVips => "policy-local-vips",
-            Self::ClusterVips => "cluster-vips",
-            Self::LocalVips => "local-vips",
-            Self::Restricted => "restricted",
-            Self::SourceRanges => "source-ranges",
-            Self::NodePortEndpoints => "nodeport-endpoints",
-            Self::NodePortLocalEndpoints => "nodeport-local-endpoints",
-            Self::NodePortAffineEndpoints => "nodeport-affine-endpoints",
-            Self::NodePortLocalAffineEndpoints => "nodeport-local-affine-endpoints",
-            Self::NodePortAffinity => "nodeport-affinity",
-            Self::NodePortLive => "nodeport-live",
-            Self::NodePortLocalLive => "nodeport-local-live",
-            Self::NodePorts => "nodeports",
-            Self::PolicyLocalNodePorts => "policy-local-nodeports",
-            Self::ClusterNodePorts => "cluster-nodeports",
-            Self::LocalNodePorts => "local-nodeports",
-            Self::Hairpin => "hairpin",
-            Self::ClusterIps => "cluster-ips",
-        }
-    }
-
-    /// The comment that `nft list` shows.
-    const fn comment(self) -> &'static str {
-        match self {
-            Self::Endpoints => "place in the cluster pool -> endpoint, pools of 1 to 16",
-            Self::Endpoints64 => "place in the cluster pool -> endpoint, pools of 17 to 64",
-            Self::Endpoints256 => "place in the cluster pool -> endpoint, pools of 65 to 256",
-            Self::EndpointsMany => "place in the cluster pool -> endpoint, larger pools",
-            Self::NodePortEndpoints => "place in the cluster pool -> endpoint",
-            Self::LocalEndpoints | Self::NodePortLocalEndpoints => "place in the local pool -> endpoint",
-            Self::AffineEndpoints | Self::NodePortAffineEndpoints => {
-                "session affinity: place in the cluster pool -> endpoint"
-            }
-            Self::LocalAffineEndpoints | Self::NodePortLocalAffineEndpoints => {
-                "session affinity: place in the local pool -> endpoint"
-            }
-            Self::Affinity | Self::NodePortAffinity => "session affinity: client -> its endpoint",
-            Self::Live | Self::NodePortLive => "session affinity: who is in the cluster pool",
-            Self::LocalLive | Self::NodePortLocalLive => "session affinity: who is in the local pool",
-            Self::Vips | Self::NodePorts => "one pool for all clients",
-            Self::PolicyLocalVips | Self::PolicyLocalNodePorts => "external traffic policy Local",
-            Self::ClusterVips | Self::ClusterNodePorts => "policy Local: for pods and the node itself",
-            Self::LocalVips | Self::LocalNodePorts => "policy Local: for everybody else",
-            Self::Restricted => "load-balancer IPs that not everybody may use",
-            Self::SourceRanges => "restricted VIP and who may use it",
-            Self::Hairpin => "endpoints on this node: masqueraded when they reach themselves",
-            Self::ClusterIps => "cluster IPs of all services",
-        }
-    }
-
-    /// The shape of the VIP in the keys.
-    pub(crate) const fn vip_shape(self) -> VipShape {
-        match self {
-            Self::NodePortEndpoints
-            | Self::NodePortLocalEndpoints
-            | Self::NodePortAffineEndpoints
-            | Self::NodePortLocalAffineEndpoints
-            | Self::NodePortAffinity
-            | Self::NodePortLive
-            | Self::NodePortLocalLive
-            | Self::NodePorts
-            | Self::PolicyLocalNodePorts
-            | Self::ClusterNodePorts
-            | Self::LocalNodePorts => VipShape::NodePort,
-            Self::Endpoints
-            | Self::Endpoints64
-            | Self::Endpoints256
-            | Self::EndpointsMany
-            | Self::LocalEndpoints
-            | Self::AffineEndpoints
-            | Self::LocalAffineEndpoints
-            | Self::Affinity
-            | Self::Live
-            | Self::LocalLive
-            | Self::Vips
-            | Self::PolicyLocalVips
-            | Self::ClusterVips
-            | Self::LocalVips
-            | Self::Restricted
-            | Self::SourceRanges
-            | Self::Hairpin => VipShape::AddressPort,
-            Self::ClusterIps => VipShape::Address,
-        }
-    }
-
-    /// Whether several service ports may need the same element.
-    pub(crate) const fn is_shared(self) -> bool {
-        matches!(self, Self::Hairpin | Self::ClusterIps)
-    }
-
-    const fn content(self) -> MapContent {
-        match self {
-            Self::Endpoints
-            | Self::Endpoints64
-            | Self::Endpoints256
-            | Self::EndpointsMany
-            | Self::LocalEndpoints
-            | Self::NodePortEndpoints
-            | Self::NodePortLocalEndpoints => MapContent::Endpoint,
-            Self::PolicyLocalVips
-            | Self::PolicyLocalNodePorts
-            | Self::Restricted
-            | Self::Hairpin
-            | Self::ClusterIps => MapContent::Nothing,
-            Self::AffineEndpoints
-            | Self::LocalAffineEndpoints
-            | Self::NodePortAffineEndpoints
-            | Self::NodePortLocalAffineEndpoints => MapContent::PaddedEndpoint,
-            Self::Affinity | Self::NodePortAffinity => MapContent::Clients,
-            Self::Live | Self::LocalLive | Self::NodePortLive | Self::NodePortLocalLive => MapContent::Member,
-            Self::SourceRanges => MapContent::Range,
-            Self::Vips
-            | Self::ClusterVips
-            | Self::LocalVips
-            | Self::NodePorts
-            | Self::ClusterNodePorts
-            | Self::LocalNodePorts => MapContent::Verdict,
-        }
-    }
-
-    /// Whether rules write the elements. Fairlead does not add, list or delete them.
-    pub(crate) fn is_written_by_rules(self) -> bool {
-        self.content() == MapContent::Clients
-    }
-
-    /// Whether the elements contain this type of data.
-    #[cfg(test)]
-    pub(crate) const fn accepts(self, data: &ElementData) -> bool {
-        matches!(
-            (self.content(), data),
-            (MapContent::Nothing, ElementData::None)
-                | (MapContent::Endpoint | MapContent::PaddedEndpoint, ElementData::Endpoint(..))
-                | (MapContent::Member, ElementData::Member(..))
-                | (MapContent::Verdict, ElementData::Verdict(_))
-                | (MapContent::Range, ElementData::Range(_))
-        )
-    }
-
-    /// The definition of the map.
-    pub(crate) fn set(self, family: IpFamily) -> Set {
-        let address = match family {
-            IpFamily::V4 => DataType::Ipv4Addr,
-            IpFamily::V6 => DataType::Ipv6Addr,
-        };
-        let endpoint = [address, DataType::InetService];
-        let padded = [DataType::Mark, address, DataType::InetService];
-        let mut key = match (self, self.content()) {
-            (Self::Hairpin, _) => vec![address],
-            (_, MapContent::Member) => endpoint.to_vec(),
-            _ => vec![],
-        };
-        if self.vip_shape() != VipShape::NodePort {
-            key.push(address);
-        }
-        if self.vip_shape() != VipShape::Address {
-            key.extend([DataType::InetProto, DataType::InetService]);
-        }
-        let set = match self.content() {
-            MapContent::Nothing | MapContent::Member => Set::new(self.name(), key),
-            MapContent::Verdict => Set::verdict_map(self.name(), key),
-            MapContent::Endpoint => {
-                // Marks are in host byte order, as the results of numgen are.
-                key.push(DataType::Mark);
-                Set::map(self.name(), key, endpoint)
-            }
-            MapContent::PaddedEndpoint => {
-                key.push(DataType::Mark);
-                Set::map(self.name(), key, padded)
-            }
-            MapContent::Clients => {
-                key.push(address);
-                let set = Set::map(self.name(), key, padded).flags(SetFlags::TIMEOUT | SetFlags::EVAL);
-                set.size(MAX_CLIENTS)
-            }
-            MapContent::Range => {
-                key.push(address);
-                Set::new(self.name(), key).flags(SetFlags::INTERVAL)
-            }
-        };
-        set.comment(self.comment())
-    }
-}
-
 // === impl Element ===
 
 impl Element {
+    /// An element without a slot.
+    pub(crate) fn new(map: Map, vip: Vip, data: ElementData) -> Self {
+        Self { vip, map, index: 0, data }
+    }
+
     /// The key in the map; of a range the first one.
     pub(crate) fn key(&self) -> Fields {
         let fields = self.vip_fields();
@@ -400,7 +99,11 @@ impl Element {
             (_, ElementData::Member(address, port)) => Fields::new().addr(address).port(port),
             _ => Fields::new(),
         };
-        put(&self.vip, before)
+        match self.vip {
+            Vip::AddressPort { address, port, protocol } => before.addr(address).proto(protocol.number()).port(port),
+            Vip::NodePort { port, protocol } => before.proto(protocol.number()).port(port),
+            Vip::Address(address) => before.addr(address),
+        }
     }
 
     /// The pool chain that it leads to.
@@ -419,15 +122,10 @@ impl Element {
         if map == Map::Hairpin {
             address(&mut fields, family)?;
         }
-        let member = match map.content() {
-            MapContent::Member => Some((address(&mut fields, family)?, fields.port()?)),
-            _ => None,
-        };
-        let vip = map.vip_shape().read(&mut fields, family)?;
-        let index = match map.content() {
-            MapContent::Endpoint | MapContent::PaddedEndpoint => fields.mark()?,
-            _ => 0,
-        };
+        let endpoint = |fields: &mut FieldReader<'_>| Some((address(fields, family)?, fields.port()?));
+        let member = if map.content() == MapContent::Member { Some(endpoint(&mut fields)?) } else { None };
+        let vip = vip(map.vip_shape(), &mut fields, family)?;
+        let mut index = 0;
         let data = match (map.content(), &element.data) {
             (MapContent::Nothing, nft::ElementData::None) => ElementData::None,
             (MapContent::Member, nft::ElementData::None) => {
@@ -435,19 +133,19 @@ impl Element {
             }
             (MapContent::Verdict, nft::ElementData::Verdict(verdict)) => ElementData::Verdict(Verdict::read(verdict)?),
             (content @ (MapContent::Endpoint | MapContent::PaddedEndpoint), nft::ElementData::Value(value)) => {
-                let mut fields = FieldReader::new(value);
+                index = fields.mark()?;
+                let mut value = FieldReader::new(value);
                 if content == MapContent::PaddedEndpoint {
-                    fields.mark().filter(|padding| *padding == 0)?;
+                    value.mark().filter(|padding| *padding == 0)?;
                 }
-                ElementData::Endpoint(address(&mut fields, family)?, fields.port()?)
+                let (address, port) = endpoint(&mut value)?;
+                ElementData::Endpoint(address, port)
             }
             (MapContent::Range, nft::ElementData::None) => {
                 let mut end = FieldReader::new(key_end);
-                map.vip_shape().read(&mut end, family)?;
-                ElementData::Range(AddressRange {
-                    first: address(&mut fields, family)?,
-                    last: address(&mut end, family)?,
-                })
+                self::vip(map.vip_shape(), &mut end, family)?;
+                let (first, last) = (address(&mut fields, family)?, address(&mut end, family)?);
+                ElementData::Range(AddressRange { first, last })
             }
             _ => return None,
         };
@@ -466,5 +164,33 @@ impl Verdict {
             nft::Verdict::Goto(chain) => PoolChain::parse(chain).map(Self::Pool),
             _ => None,
         }
+    }
+}
+
+/// Reads a VIP from the next fields of a key.
+fn vip(shape: VipShape, fields: &mut FieldReader<'_>, family: IpFamily) -> Option<Vip> {
+    let protocol_port = |fields: &mut FieldReader<'_>| {
+        let number = fields.proto()?;
+        Some((Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)?, fields.port()?))
+    };
+    Some(match shape {
+        VipShape::Address => Vip::Address(address(fields, family)?),
+        VipShape::AddressPort => {
+            let address = address(fields, family)?;
+            let (protocol, port) = protocol_port(fields)?;
+            Vip::AddressPort { address, port, protocol }
+        }
+        VipShape::NodePort => {
+            let (protocol, port) = protocol_port(fields)?;
+            Vip::NodePort { port, protocol }
+        }
+    })
+}
+
+/// Reads the address in the next field.
+fn address(fields: &mut FieldReader<'_>, family: IpFamily) -> Option<IpAddr> {
+    match family {
+        IpFamily::V4 => fields.ipv4().map(IpAddr::V4),
+        IpFamily::V6 => fields.ipv6().map(IpAddr::V6),
     }
 }

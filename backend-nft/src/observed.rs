@@ -5,9 +5,11 @@ mod tests;
 
 use std::collections::HashMap;
 
-use backend::dataplane::{EffectiveOptions, Vip};
-use backend::driver::ServicePortUpdate;
-use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags, Table};
+use backend::{
+    dataplane::{EffectiveOptions, Vip},
+    driver::ServicePortUpdate,
+};
+use netlink::nft::{self, Chain, ListedRule, Rule, Set, SetFlags, Table};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
@@ -41,6 +43,16 @@ struct ObservedTable {
     refs: RefCounts,
 }
 
+impl Listing {
+    /// Adds a listed element.
+    pub(crate) fn insert(&mut self, map: Map, family: IpFamily, element: &nft::Element<'_>) {
+        match Element::read(map, family, element) {
+            Some(element) => self.elements.push(element),
+            None => self.foreign.push((map, element.key.into())),
+        }
+    }
+}
+
 // === impl Observed ===
 
 impl Observed {
@@ -58,10 +70,9 @@ impl Observed {
         for (family, mut listing) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
             listing.elements.sort_unstable();
             let base = &base[family];
-            if listing.table.is_none() || !is_compatible(&listing, base) {
-                let first = &mut repairs[family].first;
-                first.extend(listing.table.is_some().then_some(Operation::DeleteTable));
-                create(base, &mut repairs[family]);
+            if !is_compatible(&listing, base) {
+                repairs[family] = repair(&Listing::default(), base, family, effective);
+                repairs[family].first.insert(0, Operation::DeleteTable);
                 continue;
             }
             repairs[family] = repair(&listing, base, family, effective);
@@ -178,11 +189,9 @@ impl CurrentState for Observed {
 /// Whether the objects with our names have our definitions. If not, another program or another version of Fairlead has
 /// created the table.
 fn is_compatible(listing: &Listing, base: &Base) -> bool {
-    let is_same_table = listing.table.as_ref().is_some_and(|table| table.comment == base.table.comment);
-    let are_same_sets = listing.sets.iter().all(|set| {
-        let ours = base.sets.iter().find(|ours| ours.name == set.name);
-        ours.is_none_or(|ours| ours == set)
-    });
+    let is_same_table = listing.table.as_ref().is_none_or(|table| table.comment == base.table.comment);
+    let are_same_sets =
+        listing.sets.iter().all(|set| base.sets.iter().all(|ours| ours.name != set.name || ours == set));
     let are_same_chains = listing.chains.iter().all(|chain| match base.chain(&chain.name) {
         Some(ours) => ours.chain == *chain,
         None if PoolChain::parse(&chain.name).is_some() => *chain == Chain::regular(&*chain.name),
@@ -201,14 +210,6 @@ fn ranges_are_distinct(listing: &Listing) -> bool {
     ours && listing.foreign.iter().all(|(map, _)| *map != Map::SourceRanges)
 }
 
-fn create(base: &Base, repairs: &mut Repairs) {
-    repairs.first.push(Operation::AddTable);
-    for fixed in &base.chains {
-        add_chain(fixed, repairs);
-    }
-    repairs.first.extend(base.sets.iter().cloned().map(Operation::AddSet));
-}
-
 /// Base chains are added last, with their rules: packets traverse them at once.
 fn add_chain(fixed: &FixedChain, repairs: &mut Repairs) {
     let added = Operation::AddChain(fixed.chain.clone());
@@ -224,9 +225,10 @@ fn add_rules(chain: &str, rules: &[Rule], repairs: &mut Repairs) {
     repairs.rules.extend(rules.iter().map(|rule| Operation::AddRule(chain.into(), rule.clone())));
 }
 
+/// Without a table in the listing, this creates everything.
 fn repair(listing: &Listing, base: &Base, family: IpFamily, effective: &EffectiveOptions) -> Repairs {
     let mut repairs = Repairs::default();
-    if listing.table.as_ref().is_some_and(|table| table.flags != base.table.flags) {
+    if listing.table.as_ref().is_none_or(|table| table.flags != base.table.flags) {
         repairs.first.push(Operation::AddTable);
     }
     let mut rules: HashMap<&str, Vec<&Rule>> = HashMap::new();
@@ -259,10 +261,8 @@ fn repair(listing: &Listing, base: &Base, family: IpFamily, effective: &Effectiv
             }
         }
     }
-    for set in &base.sets {
-        let missing = listing.sets.iter().all(|found| found.name != set.name);
-        repairs.first.extend(missing.then(|| Operation::AddSet(set.clone())));
-    }
+    let missing_sets = base.sets.iter().filter(|set| listing.sets.iter().all(|found| found.name != set.name));
+    repairs.first.extend(missing_sets.cloned().map(Operation::AddSet));
     for set in &listing.sets {
         // Anonymous sets are deleted with their rules.
         if base.sets.iter().all(|ours| ours.name != set.name) && !set.flags.contains(SetFlags::ANONYMOUS) {

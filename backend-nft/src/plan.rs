@@ -9,7 +9,6 @@
 //! The order: add tables, chains, maps; delete elements; add rules of pool chains; add elements; add other rules and
 //! base chains; delete chains, maps. So no rule or element refers to an object that does not exist.
 
-mod diff;
 mod refs;
 mod table;
 #[cfg(test)]

@@ -1,5 +1,8 @@
 //! A kernel that rejects service ports: the others are programmed.
 
+mod kernel;
+mod parts;
+
 use backend::{
     Backend, NodeState,
     dataplane::{DataplaneOptions, Vip},

@@ -27,12 +27,12 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use netlink::nft::{CtDirection, CtKey, DynsetOp, Expr, LookupMatch, Register, Rule};
+use netlink::nft::{CtDirection, CtKey, DynsetOp, Expr, Register, Rule};
 use proto::model::IpFamily;
 
 use super::{
     PoolChain,
-    rule::{PacketAddress, RuleBuilder},
+    rule::{PacketAddress, RuleBuilder, lookup},
 };
 use crate::element::Map;
 
@@ -119,8 +119,4 @@ fn padding(layout: RegisterLayout) -> Expr {
 
 fn update_clients(op: DynsetOp, clients: Map, layout: RegisterLayout, timeout: Option<Duration>) -> Expr {
     Expr::Dynset { set: clients.name().into(), op, key: layout.vip, data: Some(layout.data), timeout }
-}
-
-fn lookup(map: Map, sreg: Register, dreg: Option<Register>) -> Expr {
-    Expr::Lookup { set: map.name().into(), sreg, dreg, matches: LookupMatch::InSet }
 }

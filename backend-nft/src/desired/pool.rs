@@ -58,30 +58,17 @@ const AFFINE: &str = "affine-";
 // === impl PoolChainKind ===
 
 impl PoolChainKind {
-    const ALL: [Self; 8] = [
-        Self::Pool,
-        Self::LocalPool,
-        Self::NodePortPool,
-        Self::NodePortLocalPool,
-        Self::ClusterIpPool,
-        Self::ClusterIpLocalPool,
-        Self::MasqPool,
-        Self::MasqNodePortPool,
+    /// All of them, in their order, with the prefix of the chain names before the number.
+    const ALL: [(Self, &'static str); 8] = [
+        (Self::Pool, "pool-"),
+        (Self::LocalPool, "local-pool-"),
+        (Self::NodePortPool, "nodeport-pool-"),
+        (Self::NodePortLocalPool, "nodeport-local-pool-"),
+        (Self::ClusterIpPool, "cluster-ip-pool-"),
+        (Self::ClusterIpLocalPool, "cluster-ip-local-pool-"),
+        (Self::MasqPool, "masq-pool-"),
+        (Self::MasqNodePortPool, "masq-nodeport-pool-"),
     ];
-
-    /// The prefix of the chain names, before the number.
-    const fn prefix(self) -> &'static str {
-        match self {
-            Self::Pool => "pool-",
-            Self::LocalPool => "local-pool-",
-            Self::NodePortPool => "nodeport-pool-",
-            Self::NodePortLocalPool => "nodeport-local-pool-",
-            Self::ClusterIpPool => "cluster-ip-pool-",
-            Self::ClusterIpLocalPool => "cluster-ip-local-pool-",
-            Self::MasqPool => "masq-pool-",
-            Self::MasqNodePortPool => "masq-nodeport-pool-",
-        }
-    }
 
     /// The pool that it selects from.
     pub(crate) const fn class(self) -> PoolClass {
@@ -103,24 +90,17 @@ impl PoolChainKind {
 
     /// The maps and sets for session affinity.
     pub(super) const fn affinity(self) -> AffinityMaps {
-        match self {
-            Self::Pool | Self::ClusterIpPool | Self::MasqPool => {
-                AffinityMaps { endpoints: Map::AffineEndpoints, clients: Map::Affinity, live: Map::Live }
+        let (endpoints, clients, live) = match self {
+            Self::Pool | Self::ClusterIpPool | Self::MasqPool => (Map::AffineEndpoints, Map::Affinity, Map::Live),
+            Self::LocalPool | Self::ClusterIpLocalPool => (Map::LocalAffineEndpoints, Map::Affinity, Map::LocalLive),
+            Self::NodePortPool | Self::MasqNodePortPool => {
+                (Map::NodePortAffineEndpoints, Map::NodePortAffinity, Map::NodePortLive)
             }
-            Self::LocalPool | Self::ClusterIpLocalPool => {
-                AffinityMaps { endpoints: Map::LocalAffineEndpoints, clients: Map::Affinity, live: Map::LocalLive }
+            Self::NodePortLocalPool => {
+                (Map::NodePortLocalAffineEndpoints, Map::NodePortAffinity, Map::NodePortLocalLive)
             }
-            Self::NodePortPool | Self::MasqNodePortPool => AffinityMaps {
-                endpoints: Map::NodePortAffineEndpoints,
-                clients: Map::NodePortAffinity,
-                live: Map::NodePortLive,
-            },
-            Self::NodePortLocalPool => AffinityMaps {
-                endpoints: Map::NodePortLocalAffineEndpoints,
-                clients: Map::NodePortAffinity,
-                live: Map::NodePortLocalLive,
-            },
-        }
+        };
+        AffinityMaps { endpoints, clients, live }
     }
 
     /// The kind of the chain that follows after the mark is set.
@@ -146,8 +126,8 @@ impl PoolChain {
                 (name, Some(number(seconds)?))
             }
         };
-        PoolChainKind::ALL.into_iter().find_map(|kind| {
-            let count = number(name.strip_prefix(kind.prefix())?)?.get();
+        PoolChainKind::ALL.into_iter().find_map(|(kind, prefix)| {
+            let count = number(name.strip_prefix(prefix)?)?.get();
             Some(Self { kind, count, affinity })
         })
     }
@@ -212,9 +192,10 @@ impl PoolChain {
 impl fmt::Display for PoolChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, count, affinity } = self;
+        let (_, prefix) = PoolChainKind::ALL[*kind as usize];
         match affinity {
-            None => write!(f, "{}{count}", kind.prefix()),
-            Some(seconds) => write!(f, "{AFFINE}{}{count}-{seconds}s", kind.prefix()),
+            None => write!(f, "{prefix}{count}"),
+            Some(seconds) => write!(f, "{AFFINE}{prefix}{count}-{seconds}s"),
         }
     }
 }

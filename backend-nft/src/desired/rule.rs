@@ -6,7 +6,7 @@
 use backend::dataplane::{IFNAMSIZ, InterfaceName};
 use ipnet::IpNet;
 use netlink::nft::{
-    CmpOp, CtKey, Expr, FibFlags, FibResult, LookupMatch, MetaKey, NatFlags, NatType, NumgenType, PayloadBase,
+    CmpOp, CtKey, Expr, FibFlags, FibResult, Fields, LookupMatch, MetaKey, NatFlags, NatType, NumgenType, PayloadBase,
     Register, RejectWith, Rule, Verdict,
 };
 use proto::model::{IpFamily, Protocol};
@@ -88,18 +88,16 @@ impl RuleBuilder {
     }
 
     fn interface(self, op: CmpOp, name: Vec<u8>) -> Self {
-        let data = name.into();
-        self.push(Expr::Meta { dreg: FIRST, key: MetaKey::Iifname }).push(Expr::Cmp { sreg: FIRST, op, data })
+        self.load_meta(FIRST, MetaKey::Iifname).cmp(op, name)
     }
 
     fn compare(mut self, address: PacketAddress, op: CmpOp, cidr: &IpNet) -> Self {
         self = self.load_address(address, FIRST);
         if cidr.prefix_len() < cidr.max_prefix_len() {
-            let mask = octets(cidr.netmask());
-            let xor = vec![0; mask.len()];
-            self = self.push(Expr::Bitwise { sreg: FIRST, dreg: FIRST, mask: mask.into(), xor: xor.into() });
+            let mask = Fields::new().addr(cidr.netmask());
+            self = self.bitwise(&mask, &vec![0; mask.len()]);
         }
-        self.push(Expr::Cmp { sreg: FIRST, op, data: octets(cidr.network()).into() })
+        self.cmp(op, &*Fields::new().addr(cidr.network()))
     }
 
     /// `fib saddr type local`.
@@ -108,21 +106,13 @@ impl RuleBuilder {
             PacketAddress::Source => FibFlags::SADDR,
             PacketAddress::Destination => FibFlags::DADDR,
         };
-        self.push(Expr::Fib { dreg: FIRST, result: FibResult::AddrType, flags }).push(Expr::Cmp {
-            sreg: FIRST,
-            op: CmpOp::Eq,
-            data: RTN_LOCAL.to_ne_bytes().into(),
-        })
+        let fib = Expr::Fib { dreg: FIRST, result: FibResult::AddrType, flags };
+        self.push(fib).cmp(CmpOp::Eq, RTN_LOCAL.to_ne_bytes())
     }
 
     /// `meta l4proto tcp`.
     pub(super) fn protocol(self, protocol: Protocol) -> Self {
-        let data = [protocol.number()].into();
-        self.push(Expr::Meta { dreg: FIRST, key: MetaKey::L4proto }).push(Expr::Cmp {
-            sreg: FIRST,
-            op: CmpOp::Eq,
-            data,
-        })
+        self.load_meta(FIRST, MetaKey::L4proto).cmp(CmpOp::Eq, [protocol.number()])
     }
 
     /// `ct state new`.
@@ -132,22 +122,17 @@ impl RuleBuilder {
 
     /// `meta mark & 0x4000 != 0`.
     pub(super) fn has_mark(self, mark: u32) -> Self {
-        self.push(Expr::Meta { dreg: FIRST, key: MetaKey::Mark }).any_bit(mark)
+        self.load_meta(FIRST, MetaKey::Mark).any_bit(mark)
     }
 
     /// The first register has any of these bits.
     fn any_bit(self, mask: u32) -> Self {
-        let (mask, zero) = (mask.to_ne_bytes(), 0u32.to_ne_bytes());
-        self.push(Expr::Bitwise { sreg: FIRST, dreg: FIRST, mask: mask.into(), xor: zero.into() }).push(Expr::Cmp {
-            sreg: FIRST,
-            op: CmpOp::Neq,
-            data: zero.into(),
-        })
+        self.bitwise(&mask.to_ne_bytes(), &[0; 4]).cmp(CmpOp::Neq, [0; 4])
     }
 
     /// `ip daddr . meta l4proto . th dport @policy-local-vips`, or another set of VIPs.
     pub(super) fn vip_in_set(self, set: Map) -> Self {
-        self.load_vip(set.vip_shape(), FIRST).0.push(lookup(set, None))
+        self.load_vip(set.vip_shape(), FIRST).0.push(lookup(set, FIRST, None))
     }
 
     /// `ip daddr . meta l4proto . th dport . ip saddr != @source-ranges`.
@@ -164,10 +149,10 @@ impl RuleBuilder {
     /// `ip saddr . ip daddr . meta l4proto . th dport @hairpin`.
     pub(super) fn hairpin(self) -> Self {
         let registers = self.address_registers();
-        let builder = self
-            .load_address(PacketAddress::Source, FIRST)
-            .load_address(PacketAddress::Destination, FIRST.plus(registers));
-        builder.load_protocol_port(FIRST.plus(2 * registers)).push(lookup(Map::Hairpin, None))
+        self.load_address(PacketAddress::Source, FIRST)
+            .load_vip(VipShape::AddressPort, FIRST.plus(registers))
+            .0
+            .push(lookup(Map::Hairpin, FIRST, None))
     }
 
     // === actions ===
@@ -183,21 +168,21 @@ impl RuleBuilder {
     }
 
     fn change_mark(self, mask: u32, xor: u32) -> Self {
-        let (mask, xor) = (mask.to_ne_bytes().into(), xor.to_ne_bytes().into());
-        self.push(Expr::Meta { dreg: FIRST, key: MetaKey::Mark })
-            .push(Expr::Bitwise { sreg: FIRST, dreg: FIRST, mask, xor })
-            .push(Expr::MetaSet { sreg: FIRST, key: MetaKey::Mark })
+        let mark = MetaKey::Mark;
+        self.load_meta(FIRST, mark)
+            .bitwise(&mask.to_ne_bytes(), &xor.to_ne_bytes())
+            .push(Expr::MetaSet { sreg: FIRST, key: mark })
     }
 
     /// `ip daddr . meta l4proto . th dport vmap @vips`, or another map of VIPs.
     pub(super) fn vmap(self, map: Map) -> Self {
-        self.load_vip(map.vip_shape(), FIRST).0.push(lookup(map, Some(Register::VERDICT)))
+        self.load_vip(map.vip_shape(), FIRST).0.push(lookup(map, FIRST, Some(Register::VERDICT)))
     }
 
     /// `dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints`.
     pub(super) fn dnat(self, map: Map, modulus: u32) -> Self {
         let (builder, index) = self.load_vip(map.vip_shape(), FIRST);
-        builder.random_index(index, modulus).push(lookup(map, Some(FIRST))).dnat_to(FIRST)
+        builder.random_index(index, modulus).push(lookup(map, FIRST, Some(FIRST))).dnat_to(FIRST)
     }
 
     /// Loads a random slot below `modulus`.
@@ -280,12 +265,8 @@ impl RuleBuilder {
 
     /// Loads `meta l4proto . th dport`.
     fn load_protocol_port(self, dreg: Register) -> Self {
-        self.push(Expr::Meta { dreg, key: MetaKey::L4proto }).push(Expr::Payload {
-            dreg: dreg.plus(1),
-            base: PayloadBase::Transport,
-            offset: 2,
-            len: 2,
-        })
+        let port = Expr::Payload { dreg: dreg.plus(1), base: PayloadBase::Transport, offset: 2, len: 2 };
+        self.load_meta(dreg, MetaKey::L4proto).push(port)
     }
 
     /// Loads an address.
@@ -294,19 +275,27 @@ impl RuleBuilder {
         self.push(Expr::Payload { dreg, base: PayloadBase::Network, offset, len })
     }
 
+    fn load_meta(self, dreg: Register, key: MetaKey) -> Self {
+        self.push(Expr::Meta { dreg, key })
+    }
+
+    /// Changes the first register.
+    fn bitwise(self, mask: &[u8], xor: &[u8]) -> Self {
+        self.push(Expr::Bitwise { sreg: FIRST, dreg: FIRST, mask: mask.into(), xor: xor.into() })
+    }
+
+    /// Compares the first register.
+    fn cmp(self, op: CmpOp, data: impl AsRef<[u8]>) -> Self {
+        self.push(Expr::Cmp { sreg: FIRST, op, data: data.into() })
+    }
+
     pub(super) fn push(mut self, expr: Expr) -> Self {
         self.exprs.push(expr);
         self
     }
 }
 
-fn lookup(map: Map, dreg: Option<Register>) -> Expr {
-    Expr::Lookup { set: map.name().into(), sreg: FIRST, dreg, matches: LookupMatch::InSet }
-}
-
-fn octets(address: std::net::IpAddr) -> Vec<u8> {
-    match address {
-        std::net::IpAddr::V4(address) => address.octets().to_vec(),
-        std::net::IpAddr::V6(address) => address.octets().to_vec(),
-    }
+/// Looks up the key that starts at `sreg`.
+pub(super) fn lookup(map: Map, sreg: Register, dreg: Option<Register>) -> Expr {
+    Expr::Lookup { set: map.name().into(), sreg, dreg, matches: LookupMatch::InSet }
 }

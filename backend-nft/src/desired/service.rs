@@ -19,7 +19,7 @@ use proto::model::{Endpoint, IpFamily, PoolClass, Protocol, ServicePort, Traffic
 
 use super::{PoolChain, PoolChainKind, sources};
 use crate::{
-    element::{AddressRange, Element, ElementData, Map, Verdict, VipShape},
+    element::{AddressRange, Element, ElementData, Map, Verdict},
     slots,
 };
 
@@ -139,28 +139,24 @@ impl Desired {
     pub(crate) fn elements(&self, to: &mut Vec<Element>) {
         for (vip, dispatch) in &self.vips {
             let start = to.len();
-            match (dispatch, VipShape::of(vip)) {
-                (Dispatch::Pool(kind), vip_shape) => {
+            let is_node_port = matches!(vip, Vip::NodePort { .. });
+            match dispatch {
+                Dispatch::Pool(kind) => {
                     self.endpoint_elements(to, *vip, *kind);
-                    let map = match vip_shape {
-                        VipShape::NodePort => Map::NodePorts,
-                        VipShape::AddressPort | VipShape::Address => Map::Vips,
+                    to.push(self.verdict(*vip, if is_node_port { Map::NodePorts } else { Map::Vips }, *kind));
+                }
+                Dispatch::PolicyLocal => {
+                    let (policy_local, cluster, local) = if is_node_port {
+                        let local = (Map::LocalNodePorts, PoolChainKind::NodePortLocalPool);
+                        (Map::PolicyLocalNodePorts, (Map::ClusterNodePorts, PoolChainKind::NodePortPool), local)
+                    } else {
+                        let local = (Map::LocalVips, PoolChainKind::LocalPool);
+                        (Map::PolicyLocalVips, (Map::ClusterVips, PoolChainKind::Pool), local)
                     };
-                    to.push(self.verdict(*vip, map, *kind));
-                }
-                (Dispatch::PolicyLocal, VipShape::AddressPort | VipShape::Address) => {
-                    self.endpoint_elements(to, *vip, PoolChainKind::Pool);
-                    self.endpoint_elements(to, *vip, PoolChainKind::LocalPool);
-                    to.push(Element { vip: *vip, map: Map::PolicyLocalVips, index: 0, data: ElementData::None });
-                    to.push(self.verdict(*vip, Map::ClusterVips, PoolChainKind::Pool));
-                    to.push(self.verdict(*vip, Map::LocalVips, PoolChainKind::LocalPool));
-                }
-                (Dispatch::PolicyLocal, VipShape::NodePort) => {
-                    self.endpoint_elements(to, *vip, PoolChainKind::NodePortPool);
-                    self.endpoint_elements(to, *vip, PoolChainKind::NodePortLocalPool);
-                    to.push(Element { vip: *vip, map: Map::PolicyLocalNodePorts, index: 0, data: ElementData::None });
-                    to.push(self.verdict(*vip, Map::ClusterNodePorts, PoolChainKind::NodePortPool));
-                    to.push(self.verdict(*vip, Map::LocalNodePorts, PoolChainKind::NodePortLocalPool));
+                    self.endpoint_elements(to, *vip, cluster.1);
+                    self.endpoint_elements(to, *vip, local.1);
+                    to.push(Element::new(policy_local, *vip, ElementData::None));
+                    to.extend([cluster, local].map(|(map, kind)| self.verdict(*vip, map, kind)));
                 }
             }
             self.source_ranges(to, *vip);
@@ -173,48 +169,38 @@ impl Desired {
 
     fn source_ranges(&self, to: &mut Vec<Element>, vip: Vip) {
         let Ok(at) = self.restricted.binary_search_by_key(&vip, |(vip, _)| *vip) else { return };
-        to.push(Element { vip, map: Map::Restricted, index: 0, data: ElementData::None });
+        to.push(Element::new(Map::Restricted, vip, ElementData::None));
         let ranges = self.restricted[at].1.iter();
-        to.extend(ranges.map(|range| Element {
-            vip,
-            map: Map::SourceRanges,
-            index: 0,
-            data: ElementData::Range(*range),
-        }));
+        to.extend(ranges.map(|range| Element::new(Map::SourceRanges, vip, ElementData::Range(*range))));
     }
 
     /// Appends the elements that other service ports may need too, sorted: for local endpoints and the cluster IP.
     pub(crate) fn shared(&self, to: &mut Vec<Element>) {
-        to.extend(self.local.iter().map(|endpoint| Element {
-            vip: Vip::AddressPort { address: endpoint.address, port: endpoint.port.get(), protocol: self.protocol },
-            map: Map::Hairpin,
-            index: 0,
-            data: ElementData::None,
+        let protocol = self.protocol;
+        to.extend(self.local.iter().map(|endpoint| {
+            let vip = Vip::AddressPort { address: endpoint.address, port: endpoint.port.get(), protocol };
+            Element::new(Map::Hairpin, vip, ElementData::None)
         }));
-        to.extend(self.cluster_ip.map(|address| Element {
-            vip: Vip::Address(address),
-            map: Map::ClusterIps,
-            index: 0,
-            data: ElementData::None,
-        }));
+        let cluster_ip = self.cluster_ip.map(Vip::Address);
+        to.extend(cluster_ip.map(|vip| Element::new(Map::ClusterIps, vip, ElementData::None)));
         to.sort_unstable();
     }
 
     fn endpoint_elements(&self, to: &mut Vec<Element>, vip: Vip, kind: PoolChainKind) {
+        let endpoints = || self.pool(kind).iter().map(|endpoint| (endpoint.address, endpoint.port.get()));
         let of_map = |map| {
-            (0..).zip(self.pool(kind)).map(move |(index, endpoint)| {
-                let data = ElementData::Endpoint(endpoint.address, endpoint.port.get());
-                Element { vip, map, index, data }
+            (0..).zip(endpoints()).map(move |(index, (address, port))| Element {
+                index,
+                ..Element::new(map, vip, ElementData::Endpoint(address, port))
             })
         };
         to.extend(of_map(kind.endpoints(self.count(kind))));
         if self.affinity.is_some() {
             let maps = kind.affinity();
             to.extend(of_map(maps.endpoints));
-            to.extend(self.pool(kind).iter().map(|endpoint| {
-                let data = ElementData::Member(endpoint.address, endpoint.port.get());
-                Element { vip, map: maps.live, index: 0, data }
-            }));
+            to.extend(
+                endpoints().map(|(address, port)| Element::new(maps.live, vip, ElementData::Member(address, port))),
+            );
         }
     }
 
@@ -223,7 +209,7 @@ impl Desired {
             0 => self.empty_pool,
             count => Verdict::Pool(PoolChain { kind, count, affinity: self.affinity }),
         };
-        Element { vip, map, index: 0, data: ElementData::Verdict(verdict) }
+        Element::new(map, vip, ElementData::Verdict(verdict))
     }
 
     fn pool(&self, kind: PoolChainKind) -> &[Endpoint] {

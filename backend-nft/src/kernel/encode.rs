@@ -74,28 +74,20 @@ impl<'a> Encoded<'a> {
                     let keys = keys.iter().map(|key| nft::Element::key(key));
                     batch.delete_elements(table, names.set(*family, *map), keys);
                 }
-                Operation::DeleteElements(map, elements) => {
-                    encoded.chunks(elements, |batch, chunk| {
+                Operation::DeleteElements(map, elements) | Operation::AddElements(map, elements) => {
+                    let set = names.set(*family, *map);
+                    for (number, chunk) in elements.list.chunks(CHUNK).enumerate() {
+                        encoded.origins.push((batch.len(), elements, number * CHUNK));
                         writer.fill(chunk);
-                        batch.delete_elements(table, names.set(*family, *map), writer.keys());
-                    });
-                }
-                Operation::AddElements(map, elements) => {
-                    encoded.chunks(elements, |batch, chunk| {
-                        writer.fill(chunk);
-                        batch.add_elements(table, names.set(*family, *map), writer.elements());
-                    });
+                        match operation {
+                            Operation::AddElements(..) => batch.add_elements(table, set, writer.elements()),
+                            _ => batch.delete_elements(table, set, writer.elements()),
+                        }
+                    }
                 }
             }
         }
         encoded
-    }
-
-    fn chunks(&mut self, elements: &'a Elements, mut write: impl FnMut(&mut NftBatch, &[Element])) {
-        for (number, chunk) in elements.list.chunks(CHUNK).enumerate() {
-            self.origins.push((self.batch.len(), elements, number * CHUNK));
-            write(&mut self.batch, chunk);
-        }
     }
 
     /// Traces rejected operations to the service ports that they are for.
@@ -103,11 +95,8 @@ impl<'a> Encoded<'a> {
         let mut rejection = Rejection::default();
         for operation in rejected {
             match self.owner(operation) {
-                Some(owner) => {
-                    if rejection.named.iter().all(|(named, _)| *named != owner) {
-                        rejection.named.push((owner, operation.to_string()));
-                    }
-                }
+                Some(owner) if rejection.named.iter().any(|(named, _)| *named == owner) => {}
+                Some(owner) => rejection.named.push((owner, operation.to_string())),
                 None => rejection.unnamed = rejection.unnamed.or_else(|| Some(operation.to_string())),
             }
         }
@@ -128,64 +117,46 @@ impl<'a> Encoded<'a> {
 /// Holds the bytes of one message's elements while they are copied into it.
 #[derive(Debug, Default)]
 struct Writer {
-    lines: Vec<Line>,
+    elements: Vec<EncodedElement>,
     /// Each name is made once.
     chains: BTreeMap<PoolChain, String>,
 }
 
 #[derive(Debug)]
-struct Line {
+struct EncodedElement {
     key: Fields,
-    value: Value,
-}
-
-#[derive(Debug)]
-enum Value {
-    None,
-    Endpoint(Fields),
-    Verdict(Verdict),
-    /// The last key.
-    Range(Fields),
+    key_end: Option<Fields>,
+    endpoint: Option<Fields>,
+    data: ElementData,
 }
 
 impl Writer {
     fn fill(&mut self, elements: &[Element]) {
-        self.lines.clear();
+        self.elements.clear();
         for element in elements {
             if let Some(chain) = element.pool() {
                 self.chains.entry(chain).or_insert_with(|| chain.to_string());
             }
-            let value = match element.data {
-                ElementData::None | ElementData::Member(..) => Value::None,
-                ElementData::Endpoint(..) => element.endpoint().map_or(Value::None, Value::Endpoint),
-                ElementData::Verdict(verdict) => Value::Verdict(verdict),
-                ElementData::Range(_) => element.key_end().map_or(Value::None, Value::Range),
-            };
-            self.lines.push(Line { key: element.key(), value });
+            let (key, key_end, endpoint) = (element.key(), element.key_end(), element.endpoint());
+            self.elements.push(EncodedElement { key, key_end, endpoint, data: element.data });
         }
     }
 
-    /// What is enough to delete them.
-    fn keys(&self) -> impl Iterator<Item = nft::Element<'_>> {
-        self.lines.iter().map(|Line { key, value }| match value {
-            Value::Range(end) => nft::Element::range(key, end),
-            _ => nft::Element::key(key),
+    fn elements(&self) -> impl Iterator<Item = nft::Element<'_>> {
+        self.elements.iter().map(|EncodedElement { key, key_end, endpoint, data }| {
+            let data = match data {
+                ElementData::Verdict(verdict) => nft::ElementData::Verdict(self.verdict(verdict)),
+                _ => endpoint.as_deref().map_or(nft::ElementData::None, nft::ElementData::Value),
+            };
+            nft::Element { key_end: key_end.as_deref(), data, ..nft::Element::key(key) }
         })
     }
 
-    fn elements(&self) -> impl Iterator<Item = nft::Element<'_>> {
-        self.lines.iter().map(|Line { key, value }| match value {
-            Value::None => nft::Element::key(key),
-            Value::Endpoint(value) => nft::Element::value(key, value),
-            Value::Range(end) => nft::Element::range(key, end),
-            Value::Verdict(verdict) => nft::Element::verdict(
-                key,
-                match verdict {
-                    Verdict::Drop => nft::Verdict::Drop,
-                    Verdict::Reject => nft::Verdict::goto(REJECT),
-                    Verdict::Pool(chain) => nft::Verdict::goto(self.chains.get(chain).map_or("", |name| name)),
-                },
-            ),
-        })
+    fn verdict(&self, verdict: &Verdict) -> nft::Verdict<'_> {
+        match verdict {
+            Verdict::Drop => nft::Verdict::Drop,
+            Verdict::Reject => nft::Verdict::goto(REJECT),
+            Verdict::Pool(chain) => nft::Verdict::goto(self.chains.get(chain).map_or("", |name| name)),
+        }
     }
 }

@@ -19,9 +19,8 @@ use proto::model::{IpFamily, PerFamily};
 use super::Kernel;
 use crate::{
     data_plane::NftDataPlane,
-    desired::EndpointKeys,
-    desired::PoolChain,
-    element::{Element, ElementData, Map, REJECT, Verdict, VipShape},
+    desired::{EndpointKeys, PoolChain},
+    element::{Element, ElementData, Map, REJECT, Verdict},
     observed::Listing,
     plan::{Elements, Operation},
 };
@@ -270,10 +269,7 @@ impl FakeTable {
             Operation::AddElements(map, elements) => each(elements, |element| {
                 ensure(!is_rejected(element), &format!("{} is rejected by the test", element.vip))?;
                 ensure(self.sets.contains_key(map.name()), "no such set")?;
-                ensure(
-                    map.accepts(&element.data) && map.vip_shape() == VipShape::of(&element.vip),
-                    "the element does not fit the map",
-                )?;
+                ensure(map.accepts(element), "the element does not fit the map")?;
                 let target = target_chain(&element.data);
                 ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
                 ensure(!self.overlaps(element), &format!("{element:?} overlaps"))?;

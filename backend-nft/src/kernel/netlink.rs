@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     desired::{EndpointKeys, nft_family, table},
-    element::{Element, Map},
+    element::Map,
     observed::Listing,
     plan::Operation,
 };
@@ -147,10 +147,7 @@ impl Worker {
             return Ok(false);
         }
         let (keys, before) = (keys.of_map(family, map), listing.elements.len());
-        let visit = |element: nft::Element<'_>| match Element::read(map, family, &element) {
-            Some(element) => listing.elements.push(element),
-            None => listing.foreign.push((map, element.key.into())),
-        };
+        let visit = |element: nft::Element<'_>| listing.insert(map, family, &element);
         match self.handle.get_elements(table, map.name(), keys, visit) {
             Ok(()) => Ok(true),
             Err(error) if error.is_not_found() || error.is_interrupted() => {
@@ -164,16 +161,11 @@ impl Worker {
 
     fn dump(&mut self, family: IpFamily, map: Map, listing: &mut Listing) -> Result<()> {
         let table = self.names.table(family);
-        let visit = |(ours, foreign): &mut (Vec<_>, Vec<_>), element: nft::Element<'_>| match Element::read(
-            map, family, &element,
-        ) {
-            Some(element) => ours.push(element),
-            None => foreign.push((map, element.key.into())),
-        };
-        let found = self.handle.elements(table, map.name(), Default::default, visit);
-        let (ours, foreign) = found.with_context(|| format!("list {}", map.name()))?;
-        listing.elements.extend(ours);
-        listing.foreign.extend(foreign);
+        let visit = |found: &mut Listing, element: nft::Element<'_>| found.insert(map, family, &element);
+        let found = self.handle.elements(table, map.name(), Listing::default, visit);
+        let found = found.with_context(|| format!("list {}", map.name()))?;
+        listing.elements.extend(found.elements);
+        listing.foreign.extend(found.foreign);
         Ok(())
     }
 

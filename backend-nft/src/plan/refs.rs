@@ -15,7 +15,7 @@ pub(crate) struct RefCounts {
 /// The new count of each object that changes; `None`: deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RefCountChanges {
-    pub(super) chains: Vec<(PoolChain, Option<u32>)>,
+    pub(super) chains: BTreeMap<PoolChain, Option<u32>>,
     pub(super) elements: Vec<(Element, Option<u32>)>,
 }
 
@@ -44,7 +44,7 @@ impl RefCounts {
 
     /// Records that a transaction with these changes was committed.
     pub(crate) fn commit(&mut self, changes: RefCountChanges) {
-        fn put<K: Ord>(map: &mut BTreeMap<K, u32>, changes: Vec<(K, Option<u32>)>) {
+        fn put<K: Ord>(map: &mut BTreeMap<K, u32>, changes: impl IntoIterator<Item = (K, Option<u32>)>) {
             for (key, count) in changes {
                 match count {
                     Some(count) => map.insert(key, count),

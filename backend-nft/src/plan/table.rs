@@ -11,7 +11,6 @@ use proto::model::IpFamily;
 
 use super::{
     CurrentState, Elements, Operation, Owner, RefCounts, Repairs,
-    diff::{ElementChange, diff},
     refs::{RefCountChanges, chains},
 };
 use crate::{
@@ -42,7 +41,7 @@ impl TablePlan {
     /// Deletes elements that belong to no service port.
     pub(super) fn delete_unowned(&mut self, unowned: &[Element]) {
         for element in unowned {
-            self.record(ElementChange::Removed(*element), None);
+            self.remove(*element, None);
         }
     }
 
@@ -73,31 +72,34 @@ impl TablePlan {
         new.clear();
         current.elements(family, update, &mut old);
         desired.inspect(|desired| desired.elements(&mut new));
-        diff(&old, &new, |change| self.record(change, Some(index)));
+        only_in(&old, &new).for_each(|removed| self.remove(removed, Some(index)));
+        only_in(&new, &old).for_each(|added| self.add(added, Some(index)));
         old.clear();
         new.clear();
         current.shared(family, update, &mut old);
         desired.inspect(|desired| desired.shared(&mut new));
-        diff(&old, &new, |change| {
-            let (element, count) = match change {
-                ElementChange::Removed(element) => (element, -1),
-                ElementChange::Added(element) => (element, 1),
-            };
+        let (removed, added) = (only_in(&old, &new), only_in(&new, &old));
+        for (element, change) in removed.map(|element| (element, -1)).chain(added.map(|element| (element, 1))) {
             let (sum, owner) = self.shared.entry(element).or_default();
-            *sum += count;
+            *sum += change;
             *owner = Some(index);
-        });
+        }
         self.scratch = (old, new);
     }
 
-    fn record(&mut self, change: ElementChange, owner: Owner) {
-        let (list, element, count) = match change {
-            ElementChange::Removed(element) => (&mut self.removed, element, -1),
-            ElementChange::Added(element) => (&mut self.added, element, 1),
-        };
-        list[element.map as usize].push(element, owner);
-        for chain in chains(&element) {
-            *self.chains.entry(chain).or_default() += count;
+    fn remove(&mut self, element: Element, owner: Owner) {
+        self.removed[element.map as usize].push(element, owner);
+        self.count_chains(&element, -1);
+    }
+
+    fn add(&mut self, element: Element, owner: Owner) {
+        self.added[element.map as usize].push(element, owner);
+        self.count_chains(&element, 1);
+    }
+
+    fn count_chains(&mut self, element: &Element, change: i64) {
+        for chain in chains(element) {
+            *self.chains.entry(chain).or_default() += change;
         }
     }
 
@@ -111,16 +113,14 @@ impl TablePlan {
         effective: &EffectiveOptions,
     ) -> (Vec<Operation>, RefCountChanges) {
         let mut ref_changes = self.count_refs(refs, &repairs.pools, unneeded);
-        let prepared = self.prepared.iter().filter(|chain| !refs.chains.contains_key(chain));
-        let prepared: Vec<_> =
-            prepared.filter(|chain| ref_changes.chains.iter().all(|(other, _)| other != *chain)).collect();
-        ref_changes.chains.extend(prepared.into_iter().map(|chain| (*chain, Some(0))));
+        let is_new = |chain: &PoolChain| !refs.chains.contains_key(chain);
+        for chain in std::mem::take(&mut self.prepared).into_iter().filter(is_new) {
+            ref_changes.chains.entry(chain).or_insert(Some(0));
+        }
         let Repairs { first, mut pools, unowned: _, foreign, rules, last } = repairs;
-        let new =
-            ref_changes.chains.iter().filter(|(chain, count)| count.is_some() && !refs.chains.contains_key(chain));
-        let new_chains: Vec<PoolChain> = new.map(|(chain, _)| *chain).collect();
-        let deleted = ref_changes.chains.iter().filter(|(_, count)| count.is_none());
-        let mut deleted: Vec<PoolChain> = deleted.map(|(chain, _)| *chain).collect();
+        let (kept, deleted): (Vec<_>, Vec<_>) = ref_changes.chains.iter().partition(|(_, count)| count.is_some());
+        let new_chains: Vec<PoolChain> = kept.into_iter().map(|(chain, _)| *chain).filter(is_new).collect();
+        let mut deleted: Vec<PoolChain> = deleted.into_iter().map(|(chain, _)| *chain).collect();
         // A chain is deleted before those that it jumps to.
         deleted.sort_by_key(|chain| std::cmp::Reverse(chain.path().count()));
         pools.retain(|chain| !deleted.contains(chain));
@@ -153,7 +153,7 @@ impl TablePlan {
     fn count_refs(&mut self, refs: &RefCounts, broken: &[PoolChain], unneeded: Unneeded) -> RefCountChanges {
         let mut ref_changes = RefCountChanges::default();
         let chains = std::mem::take(&mut self.chains).into_iter();
-        ref_changes.chains = changed(&refs.chains, chains, Unneeded::Keep);
+        ref_changes.chains = changed(&refs.chains, chains, Unneeded::Keep).collect();
         if unneeded == Unneeded::Delete {
             delete_unused(&refs.chains, broken, &mut ref_changes.chains);
         }
@@ -162,8 +162,8 @@ impl TablePlan {
         for (element, count) in changed(&refs.elements, counts, unneeded) {
             let owner = shared.get(&element).and_then(|(_, owner)| *owner);
             match (refs.elements.contains_key(&element), count) {
-                (false, Some(_)) => self.record(ElementChange::Added(element), owner),
-                (true, None) => self.record(ElementChange::Removed(element), owner),
+                (false, Some(_)) => self.add(element, owner),
+                (true, None) => self.remove(element, owner),
                 _ => {}
             }
             ref_changes.elements.push((element, count));
@@ -172,15 +172,26 @@ impl TablePlan {
     }
 }
 
+/// The elements that only the first of two sorted lists contains. An element with new data is removed and added: the
+/// kernel cannot replace the data of an element.
+fn only_in<'a>(one: &'a [Element], other: &'a [Element]) -> impl Iterator<Item = Element> + 'a {
+    debug_assert!(one.is_sorted() && other.is_sorted());
+    one.iter().copied().filter(|element| other.binary_search(element).is_err())
+}
+
 /// Deletes unused chains: those with wrong rules, and all of them if there are more than [`MAX_UNUSED`].
-fn delete_unused(before: &BTreeMap<PoolChain, u32>, broken: &[PoolChain], changes: &mut Vec<(PoolChain, Option<u32>)>) {
+fn delete_unused(
+    before: &BTreeMap<PoolChain, u32>,
+    broken: &[PoolChain],
+    changes: &mut BTreeMap<PoolChain, Option<u32>>,
+) {
     let mut counts: BTreeMap<PoolChain, u32> = before.clone();
     counts.extend(changes.iter().map(|(chain, count)| (*chain, count.unwrap_or(0))));
     counts.retain(|_, count| *count == 0);
     if counts.len() <= MAX_UNUSED {
         counts.retain(|chain, _| chain.path().any(|next| broken.contains(&next)));
     }
-    changes.retain(|(chain, _)| !counts.contains_key(chain));
+    changes.retain(|chain, _| !counts.contains_key(chain));
     changes.extend(counts.into_keys().filter(|chain| before.contains_key(chain)).map(|chain| (chain, None)));
 }
 
@@ -189,14 +200,14 @@ fn changed<K: Copy + Ord>(
     counts: &BTreeMap<K, u32>,
     changes: impl Iterator<Item = (K, i64)>,
     unneeded: Unneeded,
-) -> Vec<(K, Option<u32>)> {
+) -> impl Iterator<Item = (K, Option<u32>)> {
     let mut changes: BTreeMap<K, i64> = changes.collect();
     if unneeded == Unneeded::Delete {
         for (key, _) in counts.iter().filter(|(_, count)| **count == 0) {
             changes.entry(*key).or_default();
         }
     }
-    let after = changes.into_iter().filter_map(|(key, change)| {
+    changes.into_iter().filter_map(move |(key, change)| {
         let before = counts.get(&key).copied();
         let count = u32::try_from(i64::from(before.unwrap_or(0)) + change).unwrap_or(0);
         match (before, count, unneeded) {
@@ -204,6 +215,5 @@ fn changed<K: Copy + Ord>(
             (Some(_), 0, Unneeded::Delete) => Some((key, None)),
             (before, count, _) => (before != Some(count)).then_some((key, Some(count))),
         }
-    });
-    after.collect()
+    })
 }

@@ -10,7 +10,7 @@ use proto::model::{ClusterInfo, PerFamily, Protocol};
 use super::*;
 use crate::{
     desired::{PoolChain, PoolChainKind, base},
-    element::{ElementData, Verdict},
+    element::{Element, ElementData, Verdict},
     observed::Observed,
     plan::Elements,
 };

@@ -12,8 +12,8 @@ use backend::{
 use proptest::prelude::*;
 use proto::model::Protocol;
 
-use super::BatchSizer;
 use crate::{
+    commit::BatchSizer,
     data_plane::NftDataPlane,
     kernel::fake::{ErrorDetail, Fake, FakeDriver},
 };

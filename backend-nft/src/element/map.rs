@@ -1,0 +1,210 @@
+//! The maps and sets of a table: their names, keys and data.
+
+use netlink::nft::{DataType, Set, SetFlags};
+use proto::model::IpFamily;
+
+#[cfg(test)]
+use {
+    super::{Element, ElementData},
+    backend::dataplane::Vip,
+};
+
+/// Defines [`Map`]. Each row: the variant, its name in the table, the shape of the VIP in its keys, what its elements
+/// contain besides the VIP, and the comment that `nft list` shows.
+macro_rules! maps {
+    ($($(#[$doc:meta])* $map:ident $name:literal $shape:ident $content:ident $comment:literal;)*) => {
+        /// A map or set. For each shape of [`Vip`](backend::dataplane::Vip), the maps with endpoints come before those
+        /// with verdicts that lead to them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub(crate) enum Map {
+            $($(#[$doc])* $map,)*
+        }
+
+        impl Map {
+            /// All of them, in their order.
+            pub(crate) const ALL: [Self; [$($name),*].len()] = [$(Self::$map),*];
+
+            const DEFINITIONS: [MapDefinition; Self::ALL.len()] = [$(MapDefinition {
+                name: $name,
+                vip_shape: VipShape::$shape,
+                content: MapContent::$content,
+                comment: $comment,
+            }),*];
+        }
+    };
+}
+
+maps! {
+    /// For pools of at most 16 endpoints; see [`Map::endpoints`].
+    Endpoints "endpoints" AddressPort Endpoint "place in the cluster pool -> endpoint, pools of 1 to 16";
+    Endpoints64 "endpoints-64" AddressPort Endpoint "place in the cluster pool -> endpoint, pools of 17 to 64";
+    Endpoints256 "endpoints-256" AddressPort Endpoint "place in the cluster pool -> endpoint, pools of 65 to 256";
+    EndpointsMany "endpoints-many" AddressPort Endpoint "place in the cluster pool -> endpoint, larger pools";
+    LocalEndpoints "local-endpoints" AddressPort Endpoint "place in the local pool -> endpoint";
+    AffineEndpoints "affine-endpoints" AddressPort PaddedEndpoint
+        "session affinity: place in the cluster pool -> endpoint";
+    LocalAffineEndpoints "local-affine-endpoints" AddressPort PaddedEndpoint
+        "session affinity: place in the local pool -> endpoint";
+    Affinity "affinity" AddressPort Clients "session affinity: client -> its endpoint";
+    Live "live" AddressPort Member "session affinity: who is in the cluster pool";
+    LocalLive "local-live" AddressPort Member "session affinity: who is in the local pool";
+    Vips "vips" AddressPort Verdict "one pool for all clients";
+    PolicyLocalVips "policy-local-vips" AddressPort Nothing "external traffic policy Local";
+    ClusterVips "cluster-vips" AddressPort Verdict "policy Local: for pods and the node itself";
+    LocalVips "local-vips" AddressPort Verdict "policy Local: for everybody else";
+    Restricted "restricted" AddressPort Nothing "load-balancer IPs that not everybody may use";
+    SourceRanges "source-ranges" AddressPort Range "restricted VIP and who may use it";
+    NodePortEndpoints "nodeport-endpoints" NodePort Endpoint "place in the cluster pool -> endpoint";
+    NodePortLocalEndpoints "nodeport-local-endpoints" NodePort Endpoint "place in the local pool -> endpoint";
+    NodePortAffineEndpoints "nodeport-affine-endpoints" NodePort PaddedEndpoint
+        "session affinity: place in the cluster pool -> endpoint";
+    NodePortLocalAffineEndpoints "nodeport-local-affine-endpoints" NodePort PaddedEndpoint
+        "session affinity: place in the local pool -> endpoint";
+    NodePortAffinity "nodeport-affinity" NodePort Clients "session affinity: client -> its endpoint";
+    NodePortLive "nodeport-live" NodePort Member "session affinity: who is in the cluster pool";
+    NodePortLocalLive "nodeport-local-live" NodePort Member "session affinity: who is in the local pool";
+    NodePorts "nodeports" NodePort Verdict "one pool for all clients";
+    PolicyLocalNodePorts "policy-local-nodeports" NodePort Nothing "external traffic policy Local";
+    ClusterNodePorts "cluster-nodeports" NodePort Verdict "policy Local: for pods and the node itself";
+    LocalNodePorts "local-nodeports" NodePort Verdict "policy Local: for everybody else";
+    /// Its keys begin with the address of the endpoint; the VIP is the endpoint to which a packet was translated.
+    Hairpin "hairpin" AddressPort Nothing "endpoints on this node: masqueraded when they reach themselves";
+    ClusterIps "cluster-ips" Address Nothing "cluster IPs of all services";
+}
+
+/// A row of the table above.
+struct MapDefinition {
+    name: &'static str,
+    vip_shape: VipShape,
+    content: MapContent,
+    comment: &'static str,
+}
+
+/// The fields of a VIP in the keys of a map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VipShape {
+    /// [`Vip::AddressPort`](backend::dataplane::Vip::AddressPort).
+    AddressPort,
+    /// [`Vip::NodePort`](backend::dataplane::Vip::NodePort).
+    NodePort,
+    /// [`Vip::Address`](backend::dataplane::Vip::Address).
+    Address,
+}
+
+/// What the elements of a map or set contain besides the VIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MapContent {
+    Nothing,
+    Verdict,
+    /// An endpoint; the key ends with its slot.
+    Endpoint,
+    /// The same, with a padding of four zero bytes before the endpoint, for the rules of session affinity.
+    PaddedEndpoint,
+    /// The key begins with an endpoint.
+    Member,
+    /// The key ends with the address of a client; the element is written by rules.
+    Clients,
+    /// The key ends with a range of addresses.
+    Range,
+}
+
+/// The maximum number of clients in each of [`Map::Affinity`] and [`Map::NodePortAffinity`]: one entry of about 155
+/// bytes for each client address and VIP, so 30 MB when full. The kernel allocates 2 MB for the buckets at once: 8
+/// bytes for each of 4/3 of this number, rounded up to a power of two, which is exactly met. When full, new clients are
+/// served without affinity.
+const MAX_CLIENTS: u32 = 196_608;
+
+// === impl Map ===
+
+impl Map {
+    /// The map with the endpoints of cluster pools of this size.
+    ///
+    /// When a rule is added, the kernel checks all elements of its map; when an element is added, all rules that use
+    /// the map. There is a rule for each number of endpoints. With several maps, most elements, those of small pools,
+    /// are in a map with few rules; and a large pool, whose size is often unique and needs a new rule, is in a map with
+    /// few elements.
+    pub(crate) const fn endpoints(count: u32) -> Self {
+        match count {
+            0..=16 => Self::Endpoints,
+            17..=64 => Self::Endpoints64,
+            65..=256 => Self::Endpoints256,
+            _ => Self::EndpointsMany,
+        }
+    }
+
+    /// The name in the table.
+    pub(crate) const fn name(self) -> &'static str {
+        Self::DEFINITIONS[self as usize].name
+    }
+
+    /// The shape of the VIP in the keys.
+    pub(crate) const fn vip_shape(self) -> VipShape {
+        Self::DEFINITIONS[self as usize].vip_shape
+    }
+
+    pub(super) const fn content(self) -> MapContent {
+        Self::DEFINITIONS[self as usize].content
+    }
+
+    /// Whether several service ports may need the same element.
+    pub(crate) const fn is_shared(self) -> bool {
+        matches!(self, Self::Hairpin | Self::ClusterIps)
+    }
+
+    /// Whether rules write the elements. Fairlead does not add, list or delete them.
+    pub(crate) fn is_written_by_rules(self) -> bool {
+        self.content() == MapContent::Clients
+    }
+
+    /// Whether the map has elements with this type of VIP and data.
+    #[cfg(test)]
+    pub(crate) const fn accepts(self, element: &Element) -> bool {
+        let has_shape = matches!(
+            (self.vip_shape(), element.vip),
+            (VipShape::AddressPort, Vip::AddressPort { .. })
+                | (VipShape::NodePort, Vip::NodePort { .. })
+                | (VipShape::Address, Vip::Address(_))
+        );
+        let has_content = matches!(
+            (self.content(), element.data),
+            (MapContent::Nothing, ElementData::None)
+                | (MapContent::Endpoint | MapContent::PaddedEndpoint, ElementData::Endpoint(..))
+                | (MapContent::Member, ElementData::Member(..))
+                | (MapContent::Verdict, ElementData::Verdict(_))
+                | (MapContent::Range, ElementData::Range(_))
+        );
+        has_shape && has_content
+    }
+
+    /// The definition of the map.
+    pub(crate) fn set(self, family: IpFamily) -> Set {
+        let address = match family {
+            IpFamily::V4 => DataType::Ipv4Addr,
+            IpFamily::V6 => DataType::Ipv6Addr,
+        };
+        let endpoint = vec![address, DataType::InetService];
+        let padded_endpoint = vec![DataType::Mark, address, DataType::InetService];
+        let mut key = match (self, self.content()) {
+            (Self::Hairpin, _) => vec![address],
+            (_, MapContent::Member) => endpoint.clone(),
+            _ => vec![],
+        };
+        key.extend(match self.vip_shape() {
+            VipShape::AddressPort => vec![address, DataType::InetProto, DataType::InetService],
+            VipShape::NodePort => vec![DataType::InetProto, DataType::InetService],
+            VipShape::Address => vec![address],
+        });
+        let (key_end, data, flags) = match self.content() {
+            MapContent::Nothing | MapContent::Member => (None, vec![], SetFlags::NONE),
+            MapContent::Verdict => (None, vec![DataType::Verdict], SetFlags::NONE),
+            // Marks are in host byte order, as the results of numgen are.
+            MapContent::Endpoint => (Some(DataType::Mark), endpoint, SetFlags::NONE),
+            MapContent::PaddedEndpoint => (Some(DataType::Mark), padded_endpoint, SetFlags::NONE),
+            MapContent::Clients => (Some(address), padded_endpoint, SetFlags::TIMEOUT | SetFlags::EVAL),
+            MapContent::Range => (Some(address), vec![], SetFlags::INTERVAL),
+        };
+        key.extend(key_end);
+        let set = Set::map(self.name(), key, data).flags(flags).comment(Self::DEFINITIONS[self as usize].comment);
+        if self.is_written_by_rules() { set.size(MAX_CLIENTS) } else { set }
+    }
+}
