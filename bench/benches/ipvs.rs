@@ -1,5 +1,5 @@
-//! The figures of the IPVS backend, inside user-mode-linux, in one run: a cold load, one change and a restart, against
-//! `ipvsadm -R`, `ipset restore` and `ip -batch` of the same content.
+//! Benchmarks of the IPVS backend in user-mode-linux: a cold start, one change and a restart, compared with `ipvsadm
+//! -R`, `ipset restore` and `ip -batch` for the same objects.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -20,7 +20,7 @@ const ENDPOINTS: u32 = 5;
 const DEADLINE: Duration = Duration::from_secs(15 * 60);
 
 fn main() {
-    // `cargo nextest` asks benchmarks for their tests.
+    // `cargo nextest` runs this with `--list` to find tests.
     if env::args().any(|argument| argument == "--list") {
         return;
     }
@@ -39,35 +39,35 @@ fn backend() -> Ipvs {
 }
 
 async fn reconcile(what: &str, state: &NodeState) -> Duration {
-    let begun = Instant::now();
+    let started = Instant::now();
     let applied = backend().reconcile(state).await.unwrap();
-    let took = begun.elapsed();
-    println!("{what}: {:.2} s, {} writes", took.as_secs_f64(), applied.writes);
-    took
+    let elapsed = started.elapsed();
+    println!("{what}: {:.2} s, {} writes", elapsed.as_secs_f64(), applied.writes);
+    elapsed
 }
 
 async fn measure() {
     println!("{SERVICES} services x {ENDPOINTS} endpoints, IPv4");
     let state = synthetic(SERVICES, ENDPOINTS, Stack::V4);
-    // Rules, sets, settings and the device, which the tools below are not asked for.
+    // Rules, sets, settings and the device, which the tools below do not create.
     reconcile("an empty state", &synthetic(0, 0, Stack::V4)).await;
     let cold = reconcile("cold load", &state).await;
     reconcile("restart, nothing changed", &state).await;
     change(&state).await;
-    reconcile("back again", &state).await;
+    reconcile("change reverted", &state).await;
 
     let saved = save();
     backend().cleanup().await.unwrap();
     reconcile("an empty state", &synthetic(0, 0, Stack::V4)).await;
     let mut tools = Duration::ZERO;
     for (program, arguments, path) in &saved {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut command = Command::new(program);
         let status = command.args(arguments).stdin(File::open(path).unwrap()).status().unwrap();
-        let took = begun.elapsed();
-        println!("{program} {}: {:.2} s, {status}", arguments.join(" "), took.as_secs_f64());
+        let elapsed = started.elapsed();
+        println!("{program} {}: {:.2} s, {status}", arguments.join(" "), elapsed.as_secs_f64());
         if *program != "ip" {
-            tools += took;
+            tools += elapsed;
         }
     }
     println!("cold load : ipvsadm -R and ipset restore = 1 : {:.1}", tools.as_secs_f64() / cold.as_secs_f64());
@@ -85,10 +85,14 @@ async fn change(state: &NodeState) {
     let operations = [proto::model::Operation::ChangePool { pool: id, add: vec![new], remove: vec![pool[0]] }];
     backend::testing::apply(&mut target, operations);
     let changes = transition(&mut state, &target);
-    let begun = Instant::now();
+    let started = Instant::now();
     let applied = backend.apply(&state, &changes).await.unwrap();
-    let took = begun.elapsed();
-    println!("one endpoint replaced: {:.2} ms, {} writes, each a message", took.as_secs_f64() * 1e3, applied.writes);
+    let elapsed = started.elapsed();
+    println!(
+        "one endpoint replaced: {:.2} ms, {} writes, each one message",
+        elapsed.as_secs_f64() * 1e3,
+        applied.writes
+    );
 }
 
 /// The input with which the tools would create the same objects.
@@ -105,8 +109,8 @@ fn save() -> Vec<(&'static str, Vec<&'static str>, String)> {
     }
     let addresses = Command::new("ip").args(["-oneline", "address", "show", "dev", "fairlead-ipvs0"]).output().unwrap();
     let addresses = String::from_utf8(addresses.stdout).unwrap();
-    let words = addresses.lines().filter_map(|line| line.split_whitespace().nth(3));
-    let batch: String = words.map(|address| format!("address add {address} dev fairlead-ipvs0\n")).collect();
+    let addresses = addresses.lines().filter_map(|line| line.split_whitespace().nth(3));
+    let batch: String = addresses.map(|address| format!("address add {address} dev fairlead-ipvs0\n")).collect();
     let path = directory.join("addresses").display().to_string();
     fs::write(&path, batch).unwrap();
     saved.push(("ip", vec!["-batch", "-"], path));

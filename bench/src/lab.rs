@@ -1,4 +1,4 @@
-//! A node's namespace, the programs in it, and what can be seen of both from outside: log lines, memory, commits.
+//! The network namespace of a node and the programs in it, with their logs and memory, and the kernel's notifications.
 
 use std::env;
 use std::fs;
@@ -13,22 +13,22 @@ use tempfile::TempDir;
 
 use crate::manifests::{CLUSTER_CIDR, Manifests, NODE};
 
-/// How long anything may take.
+/// Timeout of every step.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A namespace, and a directory for everything that is written.
+/// A namespace, and a directory for all files.
 pub(crate) struct Lab {
     cluster: Cluster,
     program: PathBuf,
     directory: TempDir,
 }
 
-/// A program's memory, in kB.
+/// The memory of a program, in kB.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
-    /// Now (`VmRSS`).
+    /// The current resident size (`VmRSS`).
     pub(crate) resident: u64,
-    /// At its most so far (`VmHWM`).
+    /// The peak resident size (`VmHWM`).
     pub(crate) peak: u64,
 }
 
@@ -41,9 +41,14 @@ impl Lab {
         Ok(Self { cluster, program, directory })
     }
 
-    /// A directory of this name, in the lab's own.
+    /// A path in the directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
+    }
+
+    /// The kubeconfig that the API server writes.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.path("kubeconfig")
     }
 
     pub(crate) fn spawn_local(&self, manifests: &Manifests) -> Process {
@@ -60,18 +65,19 @@ impl Lab {
         self.spawn(command, "frontend.log")
     }
 
-    pub(crate) fn spawn_frontend_on_api(&self, kubeconfig: &Path) -> Process {
+    /// On the API of [`Self::kubeconfig`].
+    pub(crate) fn spawn_frontend_on_api(&self) -> Process {
         let mut command = self.command(&["frontend", "--listen", &self.address()]);
-        command.arg("--kubeconfig").arg(kubeconfig);
+        command.arg("--kubeconfig").arg(self.kubeconfig());
         self.spawn(command, "frontend-on-api.log")
     }
 
-    /// Starts the program with just these arguments.
+    /// Starts `fairlead` with these arguments.
     pub(crate) fn spawn_program(&self, arguments: &[&str], log: &str) -> Process {
         self.spawn(self.command(arguments), log)
     }
 
-    /// Starts another program, with just these arguments and the paths of system tools.
+    /// Starts another program with these arguments and only PATH in its environment.
     pub(crate) fn spawn_other(&self, program: &Path, arguments: &[&str], log: &str) -> Process {
         let mut command = Command::new(program);
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(arguments);
@@ -85,33 +91,33 @@ impl Lab {
         self.spawn(command, "backend.log")
     }
 
-    /// Takes away everything that programs left, in the kernel and on disk.
+    /// Removes everything that a backend has programmed, and its state.
     pub(crate) fn clean(&self) -> Result<()> {
         let program = self.program.to_str().context("the path of the program is not UTF-8")?;
         let state = self.path("state");
         let state = state.to_str().context("the path of the state is not UTF-8")?;
         self.netns().output(program, &["cleanup", "--backend", "nftables", "--state-dir", state]);
-        self.forget_state()
+        self.remove_state()
     }
 
-    /// Takes the agent's state file away.
-    pub(crate) fn forget_state(&self) -> Result<()> {
+    /// Removes the backend's state directory.
+    pub(crate) fn remove_state(&self) -> Result<()> {
         fs::remove_dir_all(self.path("state")).context("remove the state")
     }
 
-    /// Listens to the kernel from now on.
+    /// Subscribes to notifications of nf_tables.
     pub(crate) fn monitor(&self) -> Result<NftMonitor> {
-        self.netns().run(NftMonitor::open).context("listen to the kernel")
+        self.netns().run(NftMonitor::open).context("listen for kernel notifications")
     }
 
-    /// Does something in the namespace.
+    /// Calls `work` in the namespace.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.netns().run(work)
     }
 
-    /// Which transaction the kernel is at.
+    /// The generation of the kernel's ruleset, which each transaction increments.
     pub(crate) fn generation(&self) -> Result<u32> {
-        self.netns().run(|| NftHandle::open()?.generation()).context("ask for the generation")
+        self.netns().run(|| NftHandle::open()?.generation()).context("get the generation")
     }
 
     /// The node's namespace.
@@ -123,7 +129,7 @@ impl Lab {
         format!("unix:{}", self.path("frontend.sock").display())
     }
 
-    /// With nothing but its arguments: the environment may say otherwise.
+    /// `fairlead` with these arguments and an empty environment, which could contain `FAIRLEAD_*` settings.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.env_clear().args(arguments);
@@ -139,7 +145,7 @@ impl Lab {
 pub(crate) fn commit(kernel: &mut NftMonitor, within: Duration) -> Result<()> {
     let deadline = Instant::now() + within;
     while let Some(left) = deadline.checked_duration_since(Instant::now()) {
-        let notices = kernel.wait(left).context("listen to the kernel")?;
+        let notices = kernel.wait(left).context("listen for kernel notifications")?;
         if notices.iter().any(|notice| matches!(notice, NftEvent::Generation { .. })) {
             return Ok(());
         }
@@ -147,14 +153,14 @@ pub(crate) fn commit(kernel: &mut NftMonitor, within: Duration) -> Result<()> {
     bail!("no commit within {within:?}")
 }
 
-/// Ends a program as an operator would.
+/// Ends a program with SIGTERM.
 pub(crate) fn stop(process: Process) -> Result<()> {
     let status = process.terminate();
     ensure!(status.success(), "a program ended with {status}");
     Ok(())
 }
 
-/// A program's memory now.
+/// Reads the memory of a program.
 pub(crate) fn memory(process: &Process) -> Result<Memory> {
     let path = Path::new("/proc").join(process.pid().to_string()).join("status");
     let status = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -166,7 +172,7 @@ pub(crate) fn memory(process: &Process) -> Result<Memory> {
     Ok(Memory { resident: kilobytes("VmRSS")?, peak: kilobytes("VmHWM")? })
 }
 
-/// The value of a field in a line of a log.
+/// The value of a field in a log line.
 pub(crate) fn field<'a>(line: &'a str, name: &str) -> Result<&'a str> {
     let value = line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     value.with_context(|| format!("no {name} in {line:?}"))

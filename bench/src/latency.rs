@@ -1,4 +1,4 @@
-//! How long it takes from the edit of a manifest to the commit in the kernel.
+//! The time from the edit of a manifest to the commit in the kernel.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,11 +9,11 @@ use crate::lab::{DEADLINE, Lab, commit, stop};
 use crate::manifests::Manifests;
 use crate::report::{Goal, Report};
 
-/// How often.
+/// The number of edits.
 const EDITS: u32 = 200;
 const SERVICES: u32 = 1_000;
 const EACH: u32 = 10;
-/// Between edits, so that each is a change of its own and not gathered with the one before.
+/// Pause between edits, so that each is a separate change.
 const PAUSE: Duration = Duration::from_millis(30);
 /// In milliseconds, of the 99th percentile.
 const GOAL: Goal = Goal::AtMost(50.0);
@@ -38,8 +38,8 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
     stop(frontend)
 }
 
-/// Edits one endpoint at a time, and reports the time from each rename to the announcement of the kernel's commit.
-/// `first` is the number of the first edit: each must be a change.
+/// Edits one endpoint at a time, and reports the time from each rename to the kernel's notification of the commit.
+/// `first` is the number of the first edit; a repeated number would change nothing.
 pub(crate) fn edits(report: &mut Report, lab: &Lab, manifests: &Manifests, what: &str, first: u32) -> Result<()> {
     let mut kernel = lab.monitor()?;
     let mut times = Vec::new();

@@ -1,11 +1,11 @@
-//! `make bench`: what Fairlead costs as a whole, with its real programs: time from an edit to the kernel, memory,
-//! restarts, bytes. What the kernel alone takes is measured by the backend's own benchmark.
+//! `make bench`: benchmarks of the real programs: time from an edit to the kernel, memory, restarts, bytes. The
+//! benchmarks in the backend crates measure the kernel alone.
 //!
 //! ```text
 //!   bench                       everything, as a table
 //!   bench latency               one part: latency, node, wire, api or scale
-//!   bench --kube-proxy PATH     beside kube-proxy in nftables mode: its binary
-//!   bench -o json               for programs
+//!   bench --kube-proxy PATH     beside kube-proxy in nftables mode; PATH is its binary
+//!   bench -o json               as JSON
 //! ```
 //!
 //! | module | measures |
@@ -14,13 +14,14 @@
 //! | `node` | memory, cold starts, restarts of one backend |
 //! | `wire` | bytes on a stream |
 //! | `api` | a frontend on a Kubernetes API: start, memory |
-//! | `scale` | a frontend with 5,000 nodes: memory, processor time, bytes, latency |
+//! | `scale` | a frontend with 5,000 nodes: memory, CPU time, bytes, latency |
 //! | `peer` | Fairlead and kube-proxy beside each other |
-//! | `manifests`, `lab`, `report` | nothing: what is measured on, where, and what comes out |
+//! | `manifests`, `api_server`, `lab`, `worker`, `report` | nothing; they are shared by the others |
 //!
-//! Needs root. Goals are those of two otherwise idle processors.
+//! Requires root. The goals apply to two otherwise idle CPUs.
 
 mod api;
+mod api_server;
 mod lab;
 mod latency;
 mod manifests;
@@ -29,6 +30,7 @@ mod peer;
 mod report;
 mod scale;
 mod wire;
+mod worker;
 
 use std::{env, path::Path, process::ExitCode};
 
@@ -49,8 +51,8 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let arguments = env::args().skip(1).collect::<Vec<_>>();
-    let words = arguments.iter().map(String::as_str).collect::<Vec<_>>();
-    let (output, parts) = match &words[..] {
+    let arguments = arguments.iter().map(String::as_str).collect::<Vec<_>>();
+    let (output, parts) = match &arguments[..] {
         ["-o", "json", parts @ ..] | [parts @ .., "-o", "json"] => (Report::print_json as fn(&Report), parts),
         parts => (Report::print as fn(&Report), parts),
     };
@@ -61,7 +63,7 @@ fn run() -> Result<()> {
         return Ok(());
     }
     if let Some(unknown) = parts.iter().find(|part| !["latency", "node", "wire", "api", "scale"].contains(*part)) {
-        bail!("there is no part {unknown:?}; there are: latency, node, wire, api, scale");
+        bail!("unknown part {unknown:?}: use latency, node, wire, api or scale");
     }
     let wanted = |part| parts.is_empty() || parts.contains(&part);
 

@@ -1,5 +1,5 @@
-//! A directory of manifests of any size: one file for each service with its EndpointSlice, and one for the node that is
-//! measured.
+//! A directory of manifests of any size: one file for each Service with its EndpointSlice, and one for the measured
+//! node.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,24 +10,24 @@ use anyhow::{Context as _, Result};
 
 /// The node that is measured.
 pub(crate) const NODE: &str = "node-0";
-/// Where all pods are.
+/// The addresses of all pods.
 pub(crate) const CLUSTER_CIDR: &str = "10.128.0.0/9";
-/// Over how many nodes the pods are spread; one of them is [`NODE`].
+/// The number of nodes with pods, including [`NODE`].
 const NODES: u32 = 1_000;
 const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 const FIRST_CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 64, 0, 1);
 
-/// The directory, and how much is in it.
+/// The directory, and its size.
 #[derive(Debug)]
 pub(crate) struct Manifests {
     directory: PathBuf,
-    /// Beside it, for files that are not in it yet.
+    /// A directory beside it, for files that replace others.
     staging: PathBuf,
     services: u32,
     each: u32,
 }
 
-/// A file that has been written beside the directory: one rename puts it into force.
+/// A file in the staging directory, which a rename applies.
 #[derive(Debug)]
 pub(crate) struct Edit {
     staged: PathBuf,
@@ -35,7 +35,7 @@ pub(crate) struct Edit {
 }
 
 impl Manifests {
-    /// Writes `services` services with `each` endpoints, each of its own.
+    /// Writes `services` services with `each` endpoints each, all different.
     pub(crate) fn write(parent: &Path, services: u32, each: u32) -> Result<Self> {
         let (directory, staging) = (parent.join("manifests"), parent.join("staging"));
         for path in [&directory, &staging] {
@@ -54,8 +54,8 @@ impl Manifests {
         &self.directory
     }
 
-    /// Prepares an edit: another pod takes the place of the first one of a service. Different numbers, different pods,
-    /// and (as long as there are enough) different services.
+    /// Prepares an edit that replaces the first pod of a service. Different numbers give different pods and, as long as
+    /// there are enough, different services.
     pub(crate) fn stage(&self, number: u32) -> Result<Edit> {
         let service = number.wrapping_mul(7_919) % self.services;
         let pod = self.pod(self.services * self.each + number);
@@ -100,7 +100,7 @@ endpoints:
         let others = numbers.clone().skip(1).map(|number| self.pod(number));
         for (number, pod) in numbers.zip([first].into_iter().chain(others)) {
             let node = number % NODES;
-            // A String takes everything.
+            // Writing to a String cannot fail.
             let _ =
                 writeln!(text, "  - {{ addresses: [{pod}], nodeName: node-{node}, conditions: {{ ready: true }} }}");
         }
@@ -109,7 +109,7 @@ endpoints:
 }
 
 impl Edit {
-    /// Puts it into force.
+    /// Replaces the file.
     pub(crate) fn apply(self) -> Result<()> {
         fs::rename(&self.staged, &self.file).context("rename an edit")
     }

@@ -1,4 +1,4 @@
-//! One node at full size: how long cold starts and restarts take, what they write, and what memory it all needs.
+//! One node in a large cluster: duration, kernel writes and memory of cold starts and restarts.
 
 use std::time::Instant;
 
@@ -29,10 +29,10 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
     reconciled(report, &backend, started, "backend, cold start", Goal::AtMost(500.0))?;
     let Memory { resident, peak } = memory(&backend)?;
     report.memory("backend, memory after the cold start", resident, Goal::AtMost(40.0));
-    report.memory("backend, memory at its most", peak, Goal::AtMost(40.0));
+    report.memory("backend, peak memory", peak, Goal::AtMost(40.0));
     let Memory { resident, peak } = memory(&frontend)?;
     report.memory("frontend, memory with one stream", resident, Goal::None);
-    report.memory("frontend, memory at its most", peak, Goal::None);
+    report.memory("frontend, peak memory", peak, Goal::None);
 
     Report::progress("editing endpoints");
     latency::edits(report, lab, &manifests, "edit to kernel, frontend and backend, 10,000 x 10", 0)?;
@@ -43,16 +43,16 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
     let backend = restart(report, lab, "backend, restart, nothing changed")?;
     let Memory { resident, peak } = memory(&backend)?;
     report.memory("backend, memory after the restart", resident, Goal::AtMost(40.0));
-    report.memory("backend, memory at its most after the restart", peak, Goal::AtMost(40.0));
+    report.memory("backend, peak memory after the restart", peak, Goal::AtMost(40.0));
     stop(backend)?;
 
-    lab.forget_state()?;
+    lab.remove_state()?;
     let backend = restart(report, lab, "backend, restart without its state file")?;
     stop(backend)?;
     stop(frontend)
 }
 
-/// Starts the backend on a kernel that is as it should be. It must not write.
+/// Starts the backend on a kernel that is already programmed. It must not write.
 fn restart(report: &mut Report, lab: &Lab, what: &str) -> Result<Process> {
     let before = lab.generation()?;
     let started = Instant::now();
@@ -65,12 +65,12 @@ fn restart(report: &mut Report, lab: &Lab, what: &str) -> Result<Process> {
     Ok(backend)
 }
 
-/// Waits for the first state in the kernel. Gives the number of writes.
+/// Waits until the first state is programmed, and returns the number of kernel writes.
 fn reconciled(report: &mut Report, backend: &Process, started: Instant, what: &str, goal: Goal) -> Result<f64> {
     let line = backend.wait_for_line("reconciled", 0, DEADLINE);
     report.duration(&format!("{what}: from the start of the program"), started.elapsed(), goal);
     let number = |name| -> Result<f64> { field(&line, name)?.parse().with_context(|| line.clone()) };
     report.add(&format!("{what}: of that to reconcile"), number("ms")?, "ms", Goal::None);
-    ensure!(number("services")? == f64::from(SERVICES), "not all services are there: {line}");
+    ensure!(number("services")? == f64::from(SERVICES), "not all services are programmed: {line}");
     number("writes")
 }

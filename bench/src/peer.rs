@@ -6,7 +6,6 @@
 //! ```
 
 use std::{
-    fs,
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::Path,
     thread,
@@ -17,16 +16,15 @@ use anyhow::{Context as _, Result, ensure};
 use e2e::Process;
 
 use crate::{
+    api_server::{ApiServer, Lists},
     lab::{Lab, commit, memory},
     manifests::CLUSTER_CIDR,
     report::{Goal, Report},
     scale::{
-        api::Api,
         cluster::{Cluster, Size, SliceId, cluster_ip, node_name},
-        fleet::Worker,
-        kubeconfig,
         process::Usage,
     },
+    worker::Worker,
 };
 
 /// 10,000 Services x 10 endpoints; the first one has 10 too.
@@ -65,11 +63,8 @@ fn measure_one(report: &mut Report, proxy: Proxy<'_>) -> Result<()> {
     let listener = lab.run(|| TcpListener::bind("0.0.0.0:8080")).context("listen as the pods")?;
     thread::spawn(move || listener.incoming().flatten().for_each(drop));
 
-    let api_listener = lab.run(|| TcpListener::bind("127.0.0.1:0")).context("bind the API")?;
-    fs::write(lab.path("kubeconfig"), kubeconfig(api_listener.local_addr()?)).context("write a kubeconfig")?;
-    let api = Api::new(Cluster::new(SIZE));
     let worker = Worker::start(lab.netns())?;
-    worker.handle.spawn(api.clone().serve(api_listener));
+    let api = ApiServer::start(&lab, &worker, Cluster::new(SIZE), Lists::Streamed)?;
 
     Report::progress(&format!("starting {}", proxy.name()));
     let started = Instant::now();
@@ -112,13 +107,13 @@ fn measure_one(report: &mut Report, proxy: Proxy<'_>) -> Result<()> {
 }
 
 /// Replaces the first endpoint of a service in the API.
-fn replace_endpoint(api: &Api, service: usize) {
+fn replace_endpoint(api: &ApiServer<Cluster>, service: usize) {
     let id = SliceId { service, slice: 0 };
     api.with(|cluster| {
         let reach = cluster.remove(id);
         cluster.add(id, reach);
     });
-    api.announce(id, 1);
+    api.announce(|cluster, version| cluster.slice_json(id, version, 1));
 }
 
 /// Connects to the cluster IP of a service until a pod answers.
@@ -146,7 +141,7 @@ impl Proxy<'_> {
     }
 
     fn start(self, lab: &Lab, log: &str) -> Result<Process> {
-        let kubeconfig = lab.path("kubeconfig").display().to_string();
+        let kubeconfig = lab.kubeconfig().display().to_string();
         let (node, state) = (node_name(0), lab.path("state").display().to_string());
         Ok(match self {
             Self::Fairlead => {

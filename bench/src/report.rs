@@ -6,14 +6,14 @@ use serde_json::json;
 
 /// A list of measurements.
 #[derive(Debug, Default)]
-pub(crate) struct Report(Vec<Line>);
+pub(crate) struct Report(Vec<Measurement>);
 
 #[derive(Debug)]
-struct Line {
+struct Measurement {
     what: String,
     value: f64,
     unit: &'static str,
-    /// At most this, in the same unit.
+    /// The limit, in the same unit.
     goal: Option<f64>,
 }
 
@@ -32,12 +32,12 @@ impl Report {
         eprintln!("... {text}");
     }
 
-    /// In milliseconds.
+    /// Adds a duration, in milliseconds.
     pub(crate) fn duration(&mut self, what: &str, duration: Duration, goal: Goal) {
         self.add(what, duration.as_secs_f64() * 1e3, "ms", goal);
     }
 
-    /// Median, 99th percentile and maximum.
+    /// Adds the median, the 99th percentile and the maximum.
     pub(crate) fn spread(&mut self, what: &str, mut durations: Vec<Duration>, goal: Goal) {
         durations.sort_unstable();
         let at = |percent: usize| durations.get((durations.len() * percent).div_ceil(100).saturating_sub(1));
@@ -48,7 +48,7 @@ impl Report {
         }
     }
 
-    /// Of memory, from kB.
+    /// Adds an amount of memory, from kB.
     pub(crate) fn memory(&mut self, what: &str, kilobytes: u64, goal: Goal) {
         self.add(what, kilobytes as f64 * 1024.0 / 1e6, "MB", goal);
     }
@@ -59,24 +59,24 @@ impl Report {
             Goal::None => None,
             Goal::AtMost(goal) => Some(goal),
         };
-        let line = Line { what: what.to_owned(), value, unit, goal };
-        eprintln!("    {}", line.text());
-        self.0.push(line);
+        let measurement = Measurement { what: what.to_owned(), value, unit, goal };
+        eprintln!("    {}", measurement.text());
+        self.0.push(measurement);
     }
 
     pub(crate) fn print(&self) {
-        self.0.iter().for_each(|line| println!("{}", line.text()));
+        self.0.iter().for_each(|measurement| println!("{}", measurement.text()));
     }
 
     pub(crate) fn print_json(&self) {
-        let lines = self.0.iter().map(
-            |Line { what, value, unit, goal }| json!({ "what": what, "value": value, "unit": unit, "goal": goal }),
+        let measurements = self.0.iter().map(
+            |Measurement { what, value, unit, goal }| json!({ "what": what, "value": value, "unit": unit, "goal": goal }),
         );
-        println!("{}", json!({ "measurements": lines.collect::<Vec<_>>() }));
+        println!("{}", json!({ "measurements": measurements.collect::<Vec<_>>() }));
     }
 }
 
-impl Line {
+impl Measurement {
     fn text(&self) -> String {
         let Self { what, value, unit, goal } = self;
         let goal = match goal {

@@ -1,5 +1,5 @@
 //! One frontend and all nodes of a large cluster: memory, CPU time, bytes and latency, with a connection for each node
-//! and a Kubernetes API in front.
+//! and a Kubernetes API server.
 //!
 //! ```text
 //!   api ──list, watch (HTTP)──▶ fairlead frontend ──5,000 connections──▶ fleet of nodes ──▶ metrics
@@ -9,16 +9,14 @@
 //! | module | is |
 //! |---|---|
 //! | `cluster` | the objects, and the expected digests of each node |
-//! | `api` | the API server |
 //! | `fleet`, `node` | the nodes |
 //! | `http2`, `message_head` | the part of HTTP/2 and of the messages that the nodes need |
 //! | `metrics` | counters and latencies of all nodes |
 //! | `load` | the changes |
 //! | `process` | CPU time of processes |
 
-pub(crate) mod api;
 pub(crate) mod cluster;
-pub(crate) mod fleet;
+mod fleet;
 mod http2;
 mod load;
 mod message_head;
@@ -26,8 +24,7 @@ mod metrics;
 mod node;
 pub(crate) mod process;
 
-use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -36,35 +33,36 @@ use anyhow::{Context as _, Result, ensure};
 use e2e::Process;
 use nix::sys::signal::Signal;
 
+use crate::api_server::{ApiServer, Lists};
 use crate::lab::{DEADLINE, Lab, memory};
 use crate::report::{Goal, Report};
+use crate::worker::Worker;
 
-use api::Api;
 use cluster::{Cluster, Size};
-use fleet::{Connect, Fleet, Worker};
+use fleet::{Connect, Fleet};
 use load::Load;
 use metrics::FleetMetrics;
 use process::Usage;
 
 const SIZE: Size = Size { nodes: 5_000, services: 10_000, endpoints: 250_000, largest: 5_000 };
 /// Duration of each load.
-const SPELL: Duration = Duration::from_secs(30);
+const LOAD_DURATION: Duration = Duration::from_secs(30);
 /// Duration of the measurement without changes.
-const QUIET: Duration = Duration::from_secs(10);
+const IDLE_DURATION: Duration = Duration::from_secs(10);
 /// In the namespace of the frontend.
 const ADDRESS: &str = "127.0.0.1:7600";
-/// A pod that is replaced is two changes of slices.
+/// Replaced pods per second. Each is two changes of slices.
 const POD_CHANGES: u32 = 20;
 /// Latency from a change of the API to the arrival of its bytes at a node: median and 99th percentile, in milliseconds.
 const LATENCY: Latency = Latency { median: Goal::AtMost(30.0), p99: Goal::AtMost(150.0) };
 const NO_GOAL: Latency = Latency { median: Goal::None, p99: Goal::None };
-/// Within this time clients are asked to reconnect.
+/// The time over which a draining frontend spreads reconnects.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// The processes and threads of the benchmark.
 struct Stage<'a> {
     lab: &'a Lab,
-    api: Api,
+    api: ApiServer<Cluster>,
     metrics: Arc<FleetMetrics>,
     fleet: Fleet,
     /// The thread of the API server and of the load.
@@ -99,11 +97,8 @@ impl<'a> Stage<'a> {
         Report::progress(&format!("{nodes} nodes, {services} services, {endpoints} endpoints"));
         let address: SocketAddr = ADDRESS.parse()?;
         let metrics = Arc::new(FleetMetrics::new());
-        let listener = lab.netns().run(|| TcpListener::bind("127.0.0.1:0")).context("bind the API")?;
-        fs::write(lab.path("kubeconfig"), kubeconfig(listener.local_addr()?)).context("write a kubeconfig")?;
-        let api = Api::new(Cluster::new(SIZE));
         let worker = Worker::start(lab.netns())?;
-        worker.handle.spawn(api.clone().serve(listener));
+        let api = ApiServer::start(lab, &worker, Cluster::new(SIZE), Lists::Streamed)?;
         let fleet = Fleet::new(lab.netns(), address, metrics.clone(), nodes)?;
         Ok(Self { lab, api, metrics, fleet, worker })
     }
@@ -111,7 +106,7 @@ impl<'a> Stage<'a> {
     fn start(&self, report: &mut Report, what: &str) -> Result<Process> {
         Report::progress("starting a frontend");
         let started = Instant::now();
-        let kubeconfig = self.lab.path("kubeconfig");
+        let kubeconfig = self.lab.kubeconfig();
         let kubeconfig = kubeconfig.to_str().context("the path of the kubeconfig is not UTF-8")?;
         let arguments = ["frontend", "--kubeconfig", kubeconfig, "--listen", ADDRESS, "--insecure"];
         let frontend = self.lab.spawn_program(&arguments, "scale.log");
@@ -141,15 +136,15 @@ impl<'a> Stage<'a> {
     fn quiet(&self, report: &mut Report, frontend: &Process) -> Result<()> {
         Report::progress("measuring idle streams");
         let usage = Usage::of(frontend)?;
-        std::thread::sleep(QUIET);
-        let cores = usage.since(frontend)? / QUIET.as_secs_f64();
+        std::thread::sleep(IDLE_DURATION);
+        let cores = usage.since(frontend)? / IDLE_DURATION.as_secs_f64();
         report.add("quiet, CPUs of the frontend", cores, "cores", Goal::None);
         Ok(())
     }
 
     fn steady(&self, report: &mut Report, frontend: &Process) -> Result<()> {
         Report::progress("replacing pods everywhere");
-        let load = Load::pods(POD_CHANGES, SPELL);
+        let load = Load::pods(POD_CHANGES, LOAD_DURATION);
         let events = self.run(report, frontend, "20 pod changes/s", load, (Goal::AtMost(1.0), LATENCY))?;
         let bytes = self.per_node(&self.metrics.received) / f64::from(events);
         report.add("20 pod changes/s, received by a node, each change", bytes, "bytes", Goal::AtMost(100.0));
@@ -159,7 +154,7 @@ impl<'a> Stage<'a> {
 
     fn rollout(&self, report: &mut Report, frontend: &Process) -> Result<()> {
         Report::progress("replacing all endpoints of the largest service");
-        let load = Load::rollout(&self.api, SPELL);
+        let load = Load::rollout(&self.api, LOAD_DURATION);
         self.run(report, frontend, "rollout of 5,000 endpoints", load, (Goal::None, NO_GOAL))?;
         let bytes = self.per_node(&self.metrics.received) / SIZE.largest as f64;
         report.add("rollout, received by a node, each endpoint", bytes, "bytes", Goal::None);
@@ -172,8 +167,8 @@ impl<'a> Stage<'a> {
         Report::progress("reconnecting all nodes");
         self.fleet.leave(DEADLINE)?;
         let usage = Usage::of(frontend)?;
-        self.storm(report, "all reconnect", &Connect::Resume, &usage, frontend)?;
-        ensure!(self.metrics.resumed.load(Ordering::Relaxed) == u64::from(SIZE.nodes), "not all have resumed");
+        self.reconnect_all(report, "all reconnect", &Connect::Resume, &usage, frontend)?;
+        ensure!(self.metrics.resumed.load(Ordering::Relaxed) == u64::from(SIZE.nodes), "not all nodes have resumed");
         self.agree()
     }
 
@@ -182,14 +177,21 @@ impl<'a> Stage<'a> {
         Report::progress("reconnecting all nodes to a restarted frontend");
         let digests = Connect::Digests(self.api.with(|cluster| cluster.digests())?);
         let usage = Usage::of(frontend)?;
-        self.storm(report, "all reconnect after a restart", &digests, &usage, frontend)?;
-        ensure!(self.metrics.repaired.load(Ordering::Relaxed) == u64::from(SIZE.nodes), "not all were compared");
+        self.reconnect_all(report, "all reconnect after a restart", &digests, &usage, frontend)?;
+        ensure!(self.metrics.repaired.load(Ordering::Relaxed) == u64::from(SIZE.nodes), "not all nodes were repaired");
         self.agree()?;
         report.memory("frontend, memory after that", memory(frontend)?.resident, Goal::AtMost(512.0));
         Ok(())
     }
 
-    fn storm(&self, report: &mut Report, what: &str, how: &Connect, usage: &Usage, frontend: &Process) -> Result<()> {
+    fn reconnect_all(
+        &self,
+        report: &mut Report,
+        what: &str,
+        how: &Connect,
+        usage: &Usage,
+        frontend: &Process,
+    ) -> Result<()> {
         self.connect(report, what, how, Goal::AtMost(10_000.0))?;
         report.add(&format!("{what}, CPU time"), usage.since(frontend)?, "s", Goal::AtMost(8.0));
         let bytes = self.per_node(&self.metrics.received) + self.per_node(&self.metrics.sent);
@@ -205,7 +207,7 @@ impl<'a> Stage<'a> {
         frontend.signal(Signal::SIGTERM);
         self.fleet.gone(started, DEADLINE)?;
         let departures = self.metrics.departures();
-        ensure!(departures.len() == SIZE.nodes as usize, "only {} were asked to go", departures.len());
+        ensure!(departures.len() == SIZE.nodes as usize, "only {} nodes were asked to reconnect", departures.len());
         report.spread("drain, SIGTERM to its message at a node", departures.delays(started), Goal::None);
         let share = f64::from(SIZE.nodes) / DRAIN.as_secs_f64();
         report.add(
@@ -236,7 +238,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Runs a load and waits until every node has everything. Gives the number of changes.
+    /// Runs a load, waits until every node is up to date, and returns the number of changes.
     fn run(
         &self,
         report: &mut Report,
@@ -276,17 +278,4 @@ impl<'a> Stage<'a> {
     fn per_node(&self, count: &std::sync::atomic::AtomicU64) -> f64 {
         count.load(Ordering::Relaxed) as f64 / f64::from(SIZE.nodes)
     }
-}
-
-pub(crate) fn kubeconfig(api: SocketAddr) -> String {
-    format!(
-        "\
-apiVersion: v1
-kind: Config
-clusters: [{{ name: bench, cluster: {{ server: 'http://{api}' }} }}]
-contexts: [{{ name: bench, context: {{ cluster: bench, user: bench }} }}]
-users: [{{ name: bench, user: {{}} }}]
-current-context: bench
-"
-    )
 }

@@ -1,5 +1,5 @@
-//! How many bytes a stream carries: for everything, for one change, for a reconnect. A frontend in this process, so
-//! that each message can be weighed in its wire form; to each, gRPC and HTTP/2 add 14 bytes of frames.
+//! The bytes of a stream: for a snapshot, for one change, for a reconnect. The frontend runs in this process, so that
+//! each message can be measured in its encoded form; gRPC and HTTP/2 add 14 bytes of frame headers to each.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ use crate::manifests::{Manifests, NODE};
 use crate::report::{Goal, Report};
 
 const SERVICES: u32 = 10_000;
-/// How many edits the size of one is averaged over.
+/// The number of edits of whose sizes the mean is reported.
 const EDITS: u32 = 20;
-/// How many updates wait for the engine.
+/// Capacity of the queue of updates.
 const UPDATES: usize = 1_024;
 /// Short, because a bookmark completes a reconnect.
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// One end of a stream, with what it has led to.
+/// The client of a stream, with the committed state.
 struct Client {
     replies: mpsc::Sender<ClientMessage>,
     events: mpsc::Receiver<ServerMessage>,
@@ -49,7 +49,7 @@ pub(crate) fn measure(report: &mut Report) -> Result<()> {
 }
 
 async fn stream(report: &mut Report, manifests: &Manifests, size: &str, goal: Goal) -> Result<()> {
-    // Held to the end: dropping it would start the shutdown.
+    // Dropping the trigger would start the shutdown.
     let (_trigger, shutdown) = Shutdown::channel();
     let frontend = start(manifests, &shutdown);
     let mut client = Client::attach(&frontend, &shutdown, None);
@@ -73,7 +73,7 @@ async fn stream(report: &mut Report, manifests: &Manifests, size: &str, goal: Go
     let mut again = Client::attach(&restarted, &shutdown, Some(&client));
     let bytes = again.bookmark().await? + client.state.digests().to_vec().len() * 8;
     ensure!(again.mode == Some(SyncMode::Repair), "the stream started with {:?}", again.mode);
-    let what = format!("reconnect to a restarted frontend, with the digests sent, {size}");
+    let what = format!("reconnect to a restarted frontend, including the digests sent, {size}");
     report.add(&what, bytes as f64, "bytes", Goal::AtMost(4096.0));
     Ok(())
 }
@@ -91,7 +91,7 @@ fn start(manifests: &Manifests, shutdown: &Shutdown) -> Frontend {
 }
 
 impl Client {
-    /// Opens a stream, as a new client or as one that holds what `before` does.
+    /// Opens a stream, as a new client or with the state of `before`.
     fn attach(frontend: &Frontend, shutdown: &Shutdown, before: Option<&Self>) -> Self {
         let hello = Hello {
             node: NODE.into(),
@@ -115,12 +115,12 @@ impl Client {
         }
     }
 
-    /// Takes in everything up to the next commit, and gives its size.
+    /// Receives messages up to the next commit, and returns their size.
     async fn commit(&mut self) -> Result<usize> {
         let mut bytes = 0;
         loop {
             let event = self.event().await?;
-            // A bookmark that was under way belongs to nothing.
+            // A bookmark is not part of the change.
             if !matches!(event, ServerMessage::Bookmark(..)) {
                 bytes += EncodedMessage::new(&event).len();
             }
@@ -130,7 +130,7 @@ impl Client {
         }
     }
 
-    /// Takes in everything up to the word that nothing is missing, and gives its size.
+    /// Receives messages up to the next bookmark, and returns their size.
     async fn bookmark(&mut self) -> Result<usize> {
         let mut bytes = 0;
         loop {

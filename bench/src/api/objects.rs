@@ -4,63 +4,40 @@ use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
 
+use crate::api_server::{Kind, Objects};
+
 const FIRST_POD: u32 = 0x0a80_0000;
 const FIRST_CLUSTER_IP: u32 = 0x0a40_0001;
 const FIRST_NODE_IP: u32 = 0xc0a8_0000;
 
-/// How many there are of each.
+/// Numbers of objects.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Objects {
+pub(super) struct ClusterSize {
     pub(super) nodes: u32,
     pub(super) services: u32,
-    /// Endpoints of a service, in one slice.
-    pub(super) each: u32,
+    /// Endpoints of each service, in one slice.
+    pub(super) endpoints: u32,
 }
 
-/// What is asked for, by the last part of the path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Node,
-    Service,
-    EndpointSlice,
-    ServiceCidr,
-}
+// === impl ClusterSize ===
 
-// === impl Kind ===
-
-impl Kind {
-    pub(super) fn of_path(path: &str) -> Option<Self> {
-        match path {
-            "/api/v1/nodes" => Some(Self::Node),
-            "/api/v1/services" => Some(Self::Service),
-            "/apis/discovery.k8s.io/v1/endpointslices" => Some(Self::EndpointSlice),
-            "/apis/networking.k8s.io/v1/servicecidrs" => Some(Self::ServiceCidr),
-            _ => None,
-        }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Node => "Node",
-            Self::Service => "Service",
-            Self::EndpointSlice => "EndpointSlice",
-            Self::ServiceCidr => "ServiceCIDR",
-        }
-    }
-}
-
-// === impl Objects ===
-
-impl Objects {
-    pub(super) fn count(self, kind: Kind) -> u32 {
-        match kind {
+impl Objects for ClusterSize {
+    fn page(&self, kind: Kind, from: usize, limit: usize, _version: u64) -> Vec<String> {
+        let count = match kind {
             Kind::Node => self.nodes,
             Kind::Service | Kind::EndpointSlice => self.services,
             Kind::ServiceCidr => 1,
-        }
+        };
+        (0..count).skip(from).take(limit).map(|number| self.object(kind, number).to_string()).collect()
     }
 
-    pub(super) fn object(self, kind: Kind, number: u32) -> Value {
+    fn node(&self, name: &str) -> Option<String> {
+        (0..self.nodes).find(|number| node_name(*number) == name).map(|number| node(number).to_string())
+    }
+}
+
+impl ClusterSize {
+    fn object(self, kind: Kind, number: u32) -> Value {
         match kind {
             Kind::Node => node(number),
             Kind::Service => service(number),
@@ -77,8 +54,8 @@ impl Objects {
             "kubernetes.io/service-name": service_name(number),
             "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
         });
-        let endpoints = (0..self.each).map(|n| {
-            let pod = number * self.each + n;
+        let endpoints = (0..self.endpoints).map(|n| {
+            let pod = number * self.endpoints + n;
             json!({
                 "addresses": [ip(FIRST_POD + pod)],
                 "conditions": {"ready": true, "serving": true, "terminating": false},
@@ -131,9 +108,10 @@ fn node(number: u32) -> Value {
         let name = format!("registry.example/team/image-{image}");
         json!({"names": [format!("{name}@sha256:{digest}"), format!("{name}:v1.2.3")], "sizeBytes": 123_456_789})
     });
+    let pod_cidr = format!("{}/24", ip(FIRST_POD + number * 256));
     json!({
         "metadata": metadata(&node_name(number), None, &labels),
-        "spec": {"podCIDR": format!("{}/24", ip(FIRST_POD + number * 256)), "podCIDRs": [format!("{}/24", ip(FIRST_POD + number * 256))]},
+        "spec": {"podCIDR": pod_cidr, "podCIDRs": [pod_cidr]},
         "status": {
             "addresses": [
                 {"type": "InternalIP", "address": ip(FIRST_NODE_IP + number)},

@@ -9,6 +9,8 @@ use anyhow::{Context as _, Result};
 use proto::digest::{Digest, DigestVector, INFO_ENTRY, KeyHash};
 use proto::model::{ClusterInfo, Endpoint, NodeInfo, PoolClass, Protocol, ServicePort, ServicePortKey};
 
+use crate::api_server::{Kind, Objects};
+
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 const FIRST_CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 64, 0, 1);
@@ -89,10 +91,6 @@ impl Cluster {
         cluster
     }
 
-    pub(crate) fn nodes(&self) -> u32 {
-        self.nodes
-    }
-
     pub(crate) fn services(&self) -> usize {
         self.services.len()
     }
@@ -142,23 +140,27 @@ impl Cluster {
     }
 }
 
-/// API objects.
+impl Objects for Cluster {
+    fn page(&self, kind: Kind, from: usize, limit: usize, version: u64) -> Vec<String> {
+        let page = |count: usize| from.min(count)..(from + limit).min(count);
+        match kind {
+            Kind::Node => page(self.nodes as usize).map(|node| node_json(node as u32)).collect(),
+            Kind::Service => page(self.services.len()).map(service_json).collect(),
+            Kind::EndpointSlice => {
+                let slices = self.slices().skip(from).take(limit);
+                slices.map(|id| self.slice_json(id, version, 1)).collect()
+            }
+            Kind::ServiceCidr => Vec::new(),
+        }
+    }
+
+    fn node(&self, name: &str) -> Option<String> {
+        let number = name.strip_prefix("node-")?.parse().ok()?;
+        (number < self.nodes).then(|| node_json(number))
+    }
+}
+
 impl Cluster {
-    pub(crate) fn node_json(&self, node: u32) -> String {
-        let NodeInfo { name, addresses, pod_cidrs, zone, .. } = facts(node).unwrap_or_else(|_| NodeInfo::unknown(""));
-        format!(
-            r#"{{"kind":"Node","apiVersion":"v1","metadata":{{"name":"{name}","resourceVersion":"1","labels":{{"topology.kubernetes.io/zone":"{zone}"}}}},"spec":{{"podCIDRs":["{}"]}},"status":{{"addresses":[{{"type":"InternalIP","address":"{}"}}]}}}}"#,
-            pod_cidrs[0], addresses[0],
-        )
-    }
-
-    pub(crate) fn service_json(&self, service: usize) -> String {
-        let cluster_ip = cluster_ip(service);
-        format!(
-            r#"{{"kind":"Service","apiVersion":"v1","metadata":{{"name":"service-{service}","namespace":"default","resourceVersion":"1"}},"spec":{{"type":"ClusterIP","clusterIP":"{cluster_ip}","clusterIPs":["{cluster_ip}"],"ports":[{{"name":"http","protocol":"TCP","port":{SERVICE_PORT},"targetPort":{TARGET_PORT}}}]}}}}"#
-        )
-    }
-
     /// The current state of a slice. `trigger`: the time of its last change, in microseconds since 1970.
     pub(crate) fn slice_json(&self, id: SliceId, version: u64, trigger: u64) -> String {
         let SliceId { service, slice } = id;
@@ -215,6 +217,21 @@ impl Cluster {
         }
         Ok(nodes)
     }
+}
+
+fn node_json(node: u32) -> String {
+    let NodeInfo { name, addresses, pod_cidrs, zone, .. } = facts(node).unwrap_or_else(|_| NodeInfo::unknown(""));
+    format!(
+        r#"{{"kind":"Node","apiVersion":"v1","metadata":{{"name":"{name}","resourceVersion":"1","labels":{{"topology.kubernetes.io/zone":"{zone}"}}}},"spec":{{"podCIDRs":["{}"]}},"status":{{"addresses":[{{"type":"InternalIP","address":"{}"}}]}}}}"#,
+        pod_cidrs[0], addresses[0],
+    )
+}
+
+fn service_json(service: usize) -> String {
+    let cluster_ip = cluster_ip(service);
+    format!(
+        r#"{{"kind":"Service","apiVersion":"v1","metadata":{{"name":"service-{service}","namespace":"default","resourceVersion":"1"}},"spec":{{"type":"ClusterIP","clusterIP":"{cluster_ip}","clusterIPs":["{cluster_ip}"],"ports":[{{"name":"http","protocol":"TCP","port":{SERVICE_PORT},"targetPort":{TARGET_PORT}}}]}}}}"#
+    )
 }
 
 /// The zone of a node, by its number.

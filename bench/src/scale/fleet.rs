@@ -3,32 +3,24 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use e2e::Netns;
 use proto::digest::DigestVector;
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use super::metrics::FleetMetrics;
-use super::node::{Common, Mirror, Node, Start};
+use super::node::{Common, Node, Replica, Start};
+use crate::worker::Worker;
 
 /// Size of the read buffer in bytes.
 const SCRATCH: usize = 64 << 10;
 /// One of this many nodes keeps its state.
-const MIRRORED: u32 = 1_000;
+const REPLICAS: u32 = 1_000;
 /// Interval between checks of a condition.
 const POLL: Duration = Duration::from_millis(2);
-
-/// A thread in a namespace with a runtime of its own. Its tasks end with it.
-#[derive(Debug)]
-pub(crate) struct Worker {
-    pub(crate) handle: Handle,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
 
 /// The nodes.
 #[derive(Debug)]
@@ -52,48 +44,14 @@ pub(crate) enum Connect {
     Digests(Vec<DigestVector>),
 }
 
-impl Worker {
-    pub(crate) fn start(netns: &Netns) -> Result<Self> {
-        let (started, starting) = std::sync::mpsc::channel();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let netns = netns.clone();
-        let thread = thread::spawn(move || {
-            netns.run(|| {
-                let runtime = Builder::new_current_thread().enable_all().build();
-                match runtime {
-                    Ok(runtime) => {
-                        // Fails only if the start was abandoned.
-                        let _ = started.send(Ok(runtime.handle().clone()));
-                        // An error means the same: the owner was dropped.
-                        let _ = runtime.block_on(stopped);
-                    }
-                    Err(error) => drop(started.send(Err(error))),
-                }
-            });
-        });
-        let handle = starting.recv().context("the thread has panicked")??;
-        Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // A panic was printed already.
-            let _ = thread.join();
-        }
-    }
-}
-
 impl Fleet {
     pub(crate) fn new(netns: &Netns, frontend: SocketAddr, metrics: Arc<FleetMetrics>, nodes: u32) -> Result<Self> {
         let scratch = Mutex::new(vec![0; SCRATCH].into());
-        let mirror = |number: u32| number.is_multiple_of(MIRRORED).then(|| Mirror::new(number));
+        let replica = |number: u32| number.is_multiple_of(REPLICAS).then(|| Replica::new(number));
         Ok(Self {
             worker: Worker::start(netns)?,
             common: Arc::new(Common { frontend, metrics, scratch }),
-            nodes: (0..nodes).map(|number| Arc::new(Node::new(number, mirror(number)))).collect(),
+            nodes: (0..nodes).map(|number| Arc::new(Node::new(number, replica(number)))).collect(),
             leave: watch::Sender::new(0),
             open: Arc::default(),
             failure: Arc::default(),
@@ -152,7 +110,7 @@ impl Fleet {
                 format!("{agreeing} of {} nodes have the right digest", self.nodes.len())
             });
         for (node, digests) in self.nodes.iter().zip(expected) {
-            let differing = node.held().map_or(0, |held| held.differing(digests).count());
+            let differing = node.digests().map_or(0, |replica| replica.differing(digests).count());
             ensure!(differing == 0, "the state of a node differs in {differing} entries of its digest vector");
         }
         waited

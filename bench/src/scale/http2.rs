@@ -1,17 +1,17 @@
-//! As much of HTTP/2 (RFC 9113) and gRPC as one call on one connection needs. By hand, because five thousand complete
-//! clients would take the processors away from the server that is measured.
+//! The part of HTTP/2 (RFC 9113) and gRPC that one call on one connection needs. Hand-written, because five thousand
+//! complete clients would compete for CPU with the measured server.
 
 use anyhow::{Result, ensure};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEAD: usize = 9;
 const GRPC_HEAD: usize = 5;
-/// The windows of the agent's client: of its stream, and what that of its connection has beyond the 65,535 bytes of the
-/// protocol.
+/// The flow-control windows of a backend: of its stream, and the increment of that of its connection over the default
+/// of 65,535 bytes.
 const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 5 << 20;
-/// After how many bytes windows are opened again.
-const REOPEN: u32 = STREAM_WINDOW / 2;
+/// After this number of bytes both windows are updated.
+const WINDOW_UPDATE_INTERVAL: u32 = STREAM_WINDOW / 2;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -28,13 +28,13 @@ const SETTINGS_INITIAL_WINDOW_SIZE: u16 = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
     head: [u8; FRAME_HEAD],
-    /// How many bytes of `head` there are.
+    /// The number of bytes of `head` that have arrived.
     got: usize,
-    /// How many bytes of the frame's content are to come, once its head is complete.
+    /// The number of bytes of the frame's content that have not arrived, once its head is complete.
     left: usize,
     /// The content of a short frame.
     content: Vec<u8>,
-    /// Bytes of DATA since windows were opened last.
+    /// Bytes of DATA since the last window update.
     consumed: u32,
     message: Message,
 }
@@ -48,14 +48,14 @@ struct Message {
     kept: Vec<u8>,
 }
 
-/// What the other side has done, besides messages.
+/// Whether the server has ended the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
     Open,
     Ended,
 }
 
-/// What a client sends first: the call with its first message.
+/// The start of a connection: the preface, the call and its first message.
 pub(crate) fn call(path: &str, authority: &str, message: &[u8]) -> Vec<u8> {
     let mut out = PREFACE.to_vec();
     let mut settings = SETTINGS_INITIAL_WINDOW_SIZE.to_be_bytes().to_vec();
@@ -82,14 +82,14 @@ pub(crate) fn send(out: &mut Vec<u8>, message: &[u8]) {
     frame(out, DATA, 0, 1, &content);
 }
 
-/// Appends a question whether the other side is alive.
+/// Appends a PING frame.
 pub(crate) fn ping(out: &mut Vec<u8>) {
     frame(out, PING, 0, 0, &[0; 8]);
 }
 
 impl Reader {
-    /// Takes in what has arrived: gives each complete message, at most the first `keep` bytes of it, to `on_message`,
-    /// and appends to `out` what the protocol wants to be answered.
+    /// Processes received bytes: calls `on_message` with the first `keep` bytes of each complete message, and appends
+    /// the answers that HTTP/2 requires to `out`.
     pub(crate) fn take(
         &mut self,
         mut bytes: &[u8],
@@ -127,7 +127,7 @@ impl Reader {
         Ok(stream)
     }
 
-    /// Deals with a complete frame.
+    /// Processes a complete frame.
     fn frame(&mut self, out: &mut Vec<u8>) -> Stream {
         let (kind, flags) = (self.head[3], self.head[4]);
         let mut ended = Stream::Open;
@@ -139,7 +139,7 @@ impl Reader {
             _ => {}
         }
         self.content.clear();
-        if self.consumed > REOPEN {
+        if self.consumed > WINDOW_UPDATE_INTERVAL {
             for stream in [0, 1] {
                 frame(out, WINDOW_UPDATE, 0, stream, &self.consumed.to_be_bytes());
             }
@@ -165,8 +165,8 @@ impl Message {
             }
             let (content, rest) = bytes.split_at(bytes.len().min(self.left));
             (self.left, bytes) = (self.left - content.len(), rest);
-            let room = keep.saturating_sub(self.kept.len()).min(content.len());
-            self.kept.extend_from_slice(&content[..room]);
+            let kept = keep.saturating_sub(self.kept.len()).min(content.len());
+            self.kept.extend_from_slice(&content[..kept]);
             if self.left == 0 {
                 self.got = 0;
                 on_message(&self.kept)?;

@@ -1,18 +1,18 @@
-//! The changes: which slices, how often.
+//! The changes of EndpointSlices that the benchmark makes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::api::Api;
-use super::cluster::{Reach, SliceId};
+use super::cluster::{Cluster, Reach, SliceId};
 use super::metrics::FleetMetrics;
+use crate::api_server::ApiServer;
 
-/// How many endpoints of the largest service a controller replaces at a time.
+/// Endpoints of the largest service that one change replaces.
 const TOGETHER: u32 = 5;
 
-/// A sequence of changes at equal distances.
+/// A sequence of changes at equal intervals.
 #[derive(Debug)]
 pub(crate) struct Load {
     kind: Kind,
@@ -22,29 +22,29 @@ pub(crate) struct Load {
 
 #[derive(Debug)]
 enum Kind {
-    /// One pod after the other goes and another one comes, in services all over the cluster.
+    /// One pod after the other is replaced, in services all over the cluster.
     Pods,
     /// Service 0, slice by slice.
     Rollout(Vec<SliceId>),
 }
 
 impl Load {
-    /// So many pods a second, each of which is two changes.
-    pub(crate) fn pods(per_second: u32, spell: Duration) -> Self {
-        let events = 2 * per_second * spell.as_secs() as u32;
-        Self { kind: Kind::Pods, events, every: spell / events }
+    /// `per_second` pods are replaced; each is two changes.
+    pub(crate) fn pods(per_second: u32, duration: Duration) -> Self {
+        let events = 2 * per_second * duration.as_secs() as u32;
+        Self { kind: Kind::Pods, events, every: duration / events }
     }
 
-    /// All pods of service 0 within a spell, some at a time.
-    pub(crate) fn rollout(api: &Api, spell: Duration) -> Self {
+    /// All pods of service 0 are replaced within `duration`, [`TOGETHER`] at a time.
+    pub(crate) fn rollout(api: &ApiServer<Cluster>, duration: Duration) -> Self {
         let slices: Vec<_> = api.with(|cluster| cluster.slices().take_while(|id| id.service == 0).collect());
         let pods = api.with(|cluster| slices.iter().map(|id| cluster.pods(*id)).sum::<usize>());
         let events = (pods as u32).div_ceil(TOGETHER);
-        Self { kind: Kind::Rollout(slices), events, every: spell / events }
+        Self { kind: Kind::Rollout(slices), events, every: duration / events }
     }
 
-    /// Makes all changes. Gives their number.
-    pub(crate) async fn run(self, api: Api, metrics: Arc<FleetMetrics>) -> u32 {
+    /// Makes all changes and returns their number.
+    pub(crate) async fn run(self, api: ApiServer<Cluster>, metrics: Arc<FleetMetrics>) -> u32 {
         let start = Instant::now();
         let mut gone = Reach::Everyone;
         for number in 0..self.events {
@@ -70,7 +70,8 @@ impl Load {
                     Reach::Everyone
                 }
             });
-            api.announce(id, metrics.event(reach));
+            let trigger = metrics.event(reach);
+            api.announce(|cluster, version| cluster.slice_json(id, version, trigger));
         }
         self.events
     }

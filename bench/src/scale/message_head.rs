@@ -1,12 +1,11 @@
-//! The fields of a message before its operations, which is all that a node without state needs. They are at most a few
-//! dozen bytes.
+//! The fields of a message before its operations, which are all that a node without state needs: a few dozen bytes.
 
 use anyhow::{Context as _, Result, bail};
 
-/// How many bytes at the start of a message hold all of it that is read here.
+/// The length of the start of a message that contains these fields.
 pub(crate) const HEAD: usize = 64;
 
-/// A message, but for the operations in it.
+/// A message without its operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MessageHead {
     Welcome {
@@ -42,8 +41,8 @@ impl MessageHead {
         let mut values = [0; 6];
         // Operations are field 3 of a batch, length-delimited, and come last.
         while let Some((number, value)) = fields.next()? {
-            if let Some(place) = values.get_mut(number as usize) {
-                *place = value;
+            if let Some(field) = values.get_mut(number as usize) {
+                *field = value;
             }
         }
         let [_, first, second, third, fourth, fifth] = values;
@@ -58,7 +57,7 @@ impl MessageHead {
 }
 
 impl Fields<'_> {
-    /// The next field that is a number; `None` at the end or at the first that is not.
+    /// The next field if it is a number; `None` otherwise and at the end.
     fn next(&mut self) -> Result<Option<(u64, u64)>> {
         if self.0.is_empty() {
             return Ok(None);
@@ -67,7 +66,7 @@ impl Fields<'_> {
         match wire_type {
             0 => Ok(Some((number, self.varint()?))),
             1 => {
-                let (bytes, rest) = self.0.split_first_chunk().context("a number is cut")?;
+                let (bytes, rest) = self.0.split_first_chunk().context("a number is truncated")?;
                 self.0 = rest;
                 Ok(Some((number, u64::from_le_bytes(*bytes))))
             }
@@ -83,7 +82,7 @@ impl Fields<'_> {
     fn varint(&mut self) -> Result<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
-            let (byte, rest) = self.0.split_first().context("a message is cut")?;
+            let (byte, rest) = self.0.split_first().context("a message is truncated")?;
             self.0 = rest;
             value |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {

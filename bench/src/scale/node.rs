@@ -26,17 +26,17 @@ use super::metrics::{Arrivals, FleetMetrics};
 const PATH: &str = "/fairlead.v1.Fairlead/Watch";
 /// Keepalive interval of a backend's client.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// The shortest and the longest delay of an agent before it tries again.
+/// The shortest and the longest delay before a backend reconnects.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 const MODE_RESUME: u64 = 1;
 const MODE_REPAIR: u64 = 2;
 
-/// What nodes share.
+/// Shared by all nodes.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) frontend: SocketAddr,
     pub(crate) metrics: Arc<FleetMetrics>,
-    /// Where bytes are read to; one is enough, since all nodes live on one thread.
+    /// The read buffer. One is enough, since all nodes run on one thread.
     pub(crate) scratch: Mutex<Box<[u8]>>,
 }
 
@@ -46,14 +46,14 @@ pub(crate) struct Node {
     number: u32,
     epoch: AtomicU64,
     revision: AtomicU64,
-    /// That of the last bookmark; 0 since the last commit.
+    /// The digest of the last bookmark; 0 since the last commit.
     digest: AtomicU64,
-    /// What an agent would hold, if this node is one that keeps it.
-    mirror: Option<Mutex<Mirror>>,
+    /// The committed state, if this node keeps it.
+    replica: Option<Mutex<Replica>>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Mirror {
+pub(crate) struct Replica {
     stage: Stage,
     state: NodeState,
 }
@@ -63,13 +63,13 @@ pub(crate) struct Mirror {
 pub(crate) enum Start {
     /// Nothing.
     Empty,
-    /// Where it stopped.
+    /// The epoch and revision.
     Resume,
-    /// What it holds, and where it stopped.
+    /// The epoch, revision and digests.
     Digests(Box<DigestVector>),
 }
 
-/// How far a node has come.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Connecting,
@@ -77,7 +77,7 @@ enum Progress {
     Connected,
 }
 
-/// A stream that is open.
+/// An open stream.
 struct Session<'a> {
     node: &'a Node,
     metrics: &'a FleetMetrics,
@@ -87,13 +87,13 @@ struct Session<'a> {
 }
 
 impl Node {
-    pub(crate) fn new(number: u32, mirror: Option<Mirror>) -> Self {
+    pub(crate) fn new(number: u32, replica: Option<Replica>) -> Self {
         Self {
             number,
             epoch: AtomicU64::default(),
             revision: AtomicU64::default(),
             digest: AtomicU64::default(),
-            mirror: mirror.map(Mutex::new),
+            replica: replica.map(Mutex::new),
         }
     }
 
@@ -102,20 +102,20 @@ impl Node {
         self.digest.load(Ordering::Relaxed)
     }
 
-    /// What it holds, if it keeps that.
-    pub(crate) fn held(&self) -> Option<DigestVector> {
-        let mirror = self.mirror.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(mirror.state.digests().clone())
+    /// The digests of the committed state, if this node keeps it.
+    pub(crate) fn digests(&self) -> Option<DigestVector> {
+        let replica = self.replica.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(replica.state.digests().clone())
     }
 
-    /// Connects, as often as it takes, and follows the stream until `leave` changes, the frontend ends it or asks to go
-    /// and the delay is over.
+    /// Connects, with retries, and follows the stream until `leave` changes, the frontend ends it, or the delay after a
+    /// drain message is over.
     pub(crate) async fn follow(&self, common: &Common, start: Start, mut leave: watch::Receiver<u32>) -> Result<()> {
         let mut backoff = Backoff::new(RECONNECT.0, RECONNECT.1);
         loop {
             let mut progress = Progress::Connecting;
             match self.try_follow(common, start.clone(), &mut leave, &mut progress).await {
-                // More come at once than the kernel lets wait.
+                // More nodes connect at once than the kernel's listen queue holds.
                 Err(_) if progress == Progress::Connecting => {
                     common.metrics.refused.fetch_add(1, Ordering::Relaxed);
                     sleep(backoff.next_delay()).await;
@@ -139,8 +139,8 @@ impl Node {
         let mut out = http2::call(PATH, "frontend", &hello);
         let mut reader = Reader::default();
         let mut session = Session { node: self, metrics, arrivals: metrics.arrivals(), consistent: false, drain: None };
-        let keep = if self.mirror.is_some() { usize::MAX } else { HEAD };
-        // Not all at the same moment, which would be a load that there is nowhere.
+        let keep = if self.replica.is_some() { usize::MAX } else { HEAD };
+        // Real nodes do not send their keepalives at the same time.
         let first = Instant::now() + KEEPALIVE.mul_f64(fastrand::f64());
         let mut keepalive = interval_at(first, KEEPALIVE);
         keepalive.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -177,11 +177,11 @@ impl Node {
     }
 
     fn hello(&self, start: Start) -> Hello {
-        let held = (Epoch(self.epoch.load(Ordering::Relaxed)), Revision(self.revision.load(Ordering::Relaxed)));
+        let resume = (Epoch(self.epoch.load(Ordering::Relaxed)), Revision(self.revision.load(Ordering::Relaxed)));
         let (resume, digests) = match start {
             Start::Empty => (None, None),
-            Start::Resume => (Some(held), None),
-            Start::Digests(digests) => (Some(held), Some(digests)),
+            Start::Resume => (Some(resume), None),
+            Start::Digests(digests) => (Some(resume), Some(digests)),
         };
         Hello {
             node: node_name(self.number).into(),
@@ -196,19 +196,19 @@ impl Node {
     }
 }
 
-impl Mirror {
+impl Replica {
     pub(crate) fn new(node: u32) -> Self {
         Self { stage: Stage::default(), state: NodeState::new(NodeInfo::unknown(node_name(node))) }
     }
 
-    /// Takes in a message. Gives the digest of what is held.
-    fn take(&mut self, message: &[u8]) -> Result<Digest> {
+    /// Applies a message and returns the digest of the state.
+    fn apply(&mut self, message: &[u8]) -> Result<Digest> {
         let message = EncodedMessage::from_bytes(message.to_vec().into()).decode().context("a message")?;
         if let ServerMessage::Batch(batch) = message.try_into().context("a message")? {
             self.stage.extend(batch.operations);
             if batch.commit {
-                let refused = self.stage.commit(&mut self.state).rejected;
-                ensure!(refused.is_empty(), "refused: {refused:?}");
+                let rejected = self.stage.commit(&mut self.state).rejected;
+                ensure!(rejected.is_empty(), "rejected: {rejected:?}");
             }
         }
         Ok(self.state.digests().total())
@@ -218,8 +218,8 @@ impl Mirror {
 impl Session<'_> {
     fn on_message(&mut self, message: &[u8], out: &mut Vec<u8>) -> Result<()> {
         let Self { node, metrics, .. } = *self;
-        let mirror = node.mirror.as_ref().map(|mirror| mirror.lock().unwrap_or_else(PoisonError::into_inner));
-        let held = mirror.map(|mut mirror| mirror.take(message)).transpose()?;
+        let replica = node.replica.as_ref().map(|replica| replica.lock().unwrap_or_else(PoisonError::into_inner));
+        let digest = replica.map(|mut replica| replica.apply(message)).transpose()?;
         match MessageHead::read(&message[..message.len().min(HEAD)])? {
             MessageHead::Welcome { epoch, mode } => {
                 node.epoch.store(epoch, Ordering::Relaxed);
@@ -233,11 +233,11 @@ impl Session<'_> {
             MessageHead::Batch { target, commit: true, trigger } => {
                 metrics.commit(node.number, &mut self.arrivals, trigger);
                 node.digest.store(0, Ordering::Relaxed);
-                self.ack(target, held, out);
+                self.ack(target, digest, out);
             }
-            MessageHead::Bookmark { revision, digest } => {
-                node.digest.store(digest, Ordering::Relaxed);
-                self.ack(revision, held, out);
+            MessageHead::Bookmark { revision, digest: expected } => {
+                node.digest.store(expected, Ordering::Relaxed);
+                self.ack(revision, digest, out);
             }
             MessageHead::Drain { max_delay_millis } => self.drain = Some(max_delay_millis),
             MessageHead::Batch { commit: false, .. } | MessageHead::Other => {}
@@ -257,7 +257,7 @@ impl Session<'_> {
     }
 }
 
-/// Waits for bytes and gives them to `take`.
+/// Waits for bytes and calls `take` with them.
 async fn read(
     stream: &mut TcpStream,
     common: &Common,

@@ -1,14 +1,14 @@
-//! What processes use.
+//! CPU time of processes.
 
 use std::fs;
 
 use anyhow::{Context as _, Result};
 use e2e::Process;
 
-/// In which the kernel counts processor time: `USER_HZ`, the same on every architecture that Rust runs on.
+/// The unit of CPU times in `/proc`: `USER_HZ`, which is 100 on all architectures that Rust supports.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Processor time that a process has used, in seconds.
+/// The CPU time that a process has used, in seconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage(f64);
 
@@ -17,7 +17,7 @@ impl Usage {
         Self::read(&process.pid().to_string())
     }
 
-    /// Of this process.
+    /// The CPU time of this process.
     pub(crate) fn of_this() -> Result<Self> {
         Self::read("self")
     }
@@ -26,7 +26,7 @@ impl Usage {
         self.0
     }
 
-    /// What the same process has used since.
+    /// The CPU time that the same process has used since.
     pub(crate) fn since(self, process: &Process) -> Result<f64> {
         Ok(Self::of(process)?.0 - self.0)
     }
