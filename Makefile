@@ -1,7 +1,7 @@
 # What people and CI run. `make` lists the targets.
 
-# The kernel tests create network namespaces, so tests, demo and bench run as root. Everything is built as the calling user, so that root leaves
-# no files in target/ that this user cannot replace.
+# The kernel tests create network namespaces, so tests, demo and bench run as root. Everything is built as the calling
+# user, so that root leaves no files in target/ that this user cannot replace.
 ifeq ($(shell id -u),0)
 ROOT :=
 else

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use e2e::{IpFamily, Protocol};
 
-use crate::kernel::{self, Announcements};
+use crate::kernel::{self, Notifications};
 use crate::reach::{connect, join, load_balancer_ip, millis, spread};
 use crate::scene::{DEADLINE, Scene, message};
 use crate::show::Show;
 
-/// New connections per second during a change, and for how long at most.
+/// New connections per second during a change, and the time limit.
 const RATE: u32 = 200;
 const BOUND: Duration = Duration::from_secs(60);
 /// Connections to wait for before, during and after a change.
@@ -38,7 +38,7 @@ pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
     let nodes = [node_a, node_b];
     let mut kernels = Vec::new();
     for node in nodes {
-        kernels.push(Announcements::listen(scene.backend, &node.netns)?);
+        kernels.push(Notifications::listen(scene.backend, &node.netns)?);
     }
     let saved = file.with_extension("new");
     fs::write(&saved, edited).context("write web.yaml")?;
@@ -67,7 +67,7 @@ pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
     }
     let report = churn.finish();
     show.result(&format!(
-        "{} connections from outside meanwhile, {} lost, the slowest {:.1} ms",
+        "{} connections from outside during the change, {} lost, the slowest {:.1} ms",
         report.attempts,
         report.failures.len(),
         millis(report.slowest)
@@ -80,7 +80,7 @@ pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
 pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
     show.step("Restart the backend of node-a, under traffic");
     let node = scene.cluster.node('a');
-    let mut announced = Announcements::listen(scene.backend, &node.netns)?;
+    let mut notifications = Notifications::listen(scene.backend, &node.netns)?;
     let before = kernel::ours(scene.backend, &node.netns);
     let to = SocketAddr::new(load_balancer_ip(IpFamily::V4), 80);
     let client = scene.cluster.client();
@@ -104,21 +104,21 @@ pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
     ensure!(churn.wait_attempts(SOME, DEADLINE), "no traffic after the restart");
 
     let (churn, stream) = (churn.finish(), stream.finish());
-    let notices = announced.so_far()?;
+    let writes = notifications.so_far()?;
     let after = kernel::ours(scene.backend, &scene.cluster.node('a').netns);
     let lost = churn.failures.len();
     show.result(&format!("new connections: {}, lost: {lost}", churn.attempts));
     show.result(&format!("one connection throughout: {} messages, lost: {}", stream.sent, stream.lost + stream.resets));
-    show.result(&format!("kernel writes: {}", notices.len()));
+    show.result(&format!("kernel writes: {}", writes.len()));
     ensure!(reconciled.contains("writes=0"), "the backend wrote at its start: {reconciled}");
-    ensure!(notices.is_empty(), "the kernel was written to: {notices:?}");
+    ensure!(writes.is_empty(), "the kernel was written to: {writes:?}");
     ensure!(
         !before.is_empty() && before == after,
-        "the kernel holds {} lines of ours, and {} before",
+        "the kernel has {} lines of Fairlead, {} before",
         after.len(),
         before.len()
     );
     ensure!(churn.failures.is_empty(), "connections were lost: {:?}", churn.failures);
-    ensure!(stream.is_clean(), "the connection suffered: {stream:?}");
+    ensure!(stream.is_clean(), "messages on the connection were lost: {stream:?}");
     Ok(())
 }

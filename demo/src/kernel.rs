@@ -8,13 +8,13 @@ use netlink::nft::{NftEvent, NftMonitor};
 
 use crate::{scene::DEADLINE, show::Show};
 
-/// Notifications of a node's kernel; there are none for IPVS.
-pub(crate) struct Announcements(Option<NftMonitor>);
+/// Notifications of a node's kernel, which nf_tables sends, but not iptables-legacy and IPVS.
+pub(crate) struct Notifications(Option<NftMonitor>);
 
-/// Prints them with the commands that an operator would use.
+/// Prints the kernel objects with the commands that an operator would use.
 pub(crate) fn show(show: &Show, backend: Backend, netns: &Netns) {
     let commands: &[&[&str]] = match backend {
-        // `ip6 fairlead` looks the same.
+        // `ip6 fairlead` has the same structure.
         Backend::Nft => &[&["nft", "list", "table", "ip", "fairlead"]],
         Backend::IptablesNft => &[&["iptables-nft-save", "-t", "nat"], &["iptables-nft-save", "-t", "filter"]],
         Backend::IptablesLegacy => &[&["iptables-legacy-save"]],
@@ -38,9 +38,9 @@ pub(crate) fn ours(backend: Backend, netns: &Netns) -> Vec<String> {
     lines.filter(|line| is_ours(line) && !line.contains("counter packets")).collect()
 }
 
-// === impl Announcements ===
+// === impl Notifications ===
 
-impl Announcements {
+impl Notifications {
     pub(crate) fn listen(backend: Backend, netns: &Netns) -> Result<Self> {
         let monitor = match backend {
             Backend::Nft | Backend::IptablesNft => {
@@ -56,8 +56,8 @@ impl Announcements {
         let Some(monitor) = &mut self.0 else { return Ok(()) };
         let deadline = Instant::now() + DEADLINE;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
-            let notices = monitor.wait(left).context("listen for kernel notifications")?;
-            if notices.iter().any(|notice| matches!(notice, NftEvent::Generation { .. })) {
+            let events = monitor.wait(left).context("listen for kernel notifications")?;
+            if events.iter().any(|event| matches!(event, NftEvent::Generation { .. })) {
                 return Ok(());
             }
         }

@@ -1,7 +1,7 @@
-//! `make demo`: two nodes, their pods and an outside client, the real binaries, and their effect, step by step. It is a
-//! test too: it fails if anything that it shows is wrong.
+//! `make demo`: shows the real binaries step by step, in a cluster of two nodes, their pods and an outside client. It
+//! is also a test: it fails if a result differs from the expected one.
 //!
-//! | module | holds |
+//! | module | contains |
 //! |---|---|
 //! | `show` | output |
 //! | `scene` | the cluster and the programs in it |
@@ -47,7 +47,7 @@ fn run() -> Result<ExitCode> {
         Some("ipvs") => Backend::Ipvs,
         Some(other) => bail!("unknown backend {other:?}: use nftables, iptables or ipvs"),
     };
-    let user = fs::metadata("/proc/self").context("look into /proc")?.uid();
+    let user = fs::metadata("/proc/self").context("get the user of this process")?.uid();
     ensure!(user == 0, "the demo creates network namespaces: run it as root");
     if backend == Backend::Ipvs {
         if !uml::is_guest() {
@@ -57,15 +57,15 @@ fn run() -> Result<ExitCode> {
         }
         uml::load(&[]);
     }
-    shown(backend).map(|()| ExitCode::SUCCESS)
+    run_steps(backend).map(|()| ExitCode::SUCCESS)
 }
 
 /// Runs the demo with a backend.
-fn shown(backend: Backend) -> Result<()> {
+fn run_steps(backend: Backend) -> Result<()> {
     let started = Instant::now();
     let mut show = Show::new();
 
-    show.step("Lay out a cluster in network namespaces, and start Fairlead");
+    show.step("Create a cluster in network namespaces, and start Fairlead");
     let mut scene = Scene::start(&show, backend)?;
     let shown = steps(&mut show, &mut scene);
     if shown.is_err() {

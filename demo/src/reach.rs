@@ -1,5 +1,4 @@
-//! Connections to the dual-stack Service through all its VIPs, to the one with policy Local, and to the one without
-//! endpoints.
+//! Connections to a dual-stack Service through all its VIPs, to one with policy Local, and to one without endpoints.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -27,12 +26,12 @@ pub(crate) fn everywhere(show: &mut Show, scene: &Scene) -> Result<()> {
         let cluster_ip = SocketAddr::new(plan::cluster_ip(10).ip(family), PORT);
         let node_port = SocketAddr::new(cluster.node('b').address.ip(family), WEB_NODE_PORT);
         let load_balancer = SocketAddr::new(load_balancer_ip(family), PORT);
-        for (what, place, client, to) in [
+        for (what, source, client, to) in [
             ("cluster IP", "pod-b-2", &inside, cluster_ip),
             ("node port", "outside", &outside, node_port),
             ("load balancer", "outside", &outside, load_balancer),
         ] {
-            show.command(place, &connect(to));
+            show.command(source, &connect(to));
             let pods = spread(client, to)?;
             let seen = client.tcp(to)?.seen_source.ip();
             show.result(&format!("{what}, {family}: {}; pods see {seen}", join(&pods)));
@@ -67,7 +66,7 @@ pub(crate) fn policy_local(show: &mut Show, scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// The service `empty`: refused, not dropped.
+/// The service `empty`: connections are rejected, not dropped.
 pub(crate) fn empty(show: &mut Show, scene: &Scene) -> Result<()> {
     show.step("Connect to `empty`, which has no endpoints yet");
     let to = SocketAddr::new(plan::cluster_ip(30).v4.into(), PORT);
@@ -89,7 +88,7 @@ pub(crate) fn spread(client: &Client, to: SocketAddr) -> Result<BTreeMap<String,
     client.spread(Protocol::Tcp, to, REQUESTS).with_context(|| format!("connect to {to}"))
 }
 
-/// The same with a shell: the servers answer with their name in one line.
+/// A shell command that connects: the servers answer with one line that starts with their name.
 pub(crate) fn connect(to: SocketAddr) -> String {
     format!("head -1 < /dev/tcp/{}/{}", to.ip(), to.port())
 }

@@ -16,7 +16,7 @@ use crate::{kernel, show::Show};
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 /// The manifests of the demo.
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/manifests");
-/// How many lines of a program's log are shown after a failure.
+/// Lines of each log that are printed after a failure.
 const SHOWN_LINES: usize = 15;
 
 /// Everything that runs. Processes are dropped before their namespaces.
@@ -31,7 +31,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// Two nodes with two pods each, on a copy of the example manifests; returns when both kernels hold them.
+    /// Starts two nodes with two pods each, on a copy of the example manifests, and waits until both are programmed.
     pub(crate) fn start(show: &Show, backend: Backend) -> Result<Self> {
         let program = env::current_exe().context("find this program")?.with_file_name("fairlead");
         ensure!(program.is_file(), "no {}: build it first (cargo build -p fairlead)", program.display());
@@ -75,7 +75,7 @@ impl Scene {
         self.program.to_str().context("the path of the program is not UTF-8")
     }
 
-    /// Where the frontend listens.
+    /// The address of the frontend.
     pub(crate) fn address(&self) -> String {
         listen_address(&self.directory)
     }
@@ -107,13 +107,13 @@ impl Scene {
         self.backends[0] = self.spawn_backend(&self.cluster.nodes()[0]);
     }
 
-    /// What its backend is started with.
+    /// The arguments of a node's backend.
     pub(crate) fn backend_arguments(&self, node: &Node) -> Vec<String> {
         let state = self.directory.path().join(&node.name);
         let (address, pods) = (self.address(), plan::CLUSTER_CIDRS.join(","));
         let state = state.display().to_string();
         let backend = ["backend", self.backend.name(), "--frontend", &address, "--node-name", &node.name];
-        // The limit of flows is the machine's, not the node's.
+        // The conntrack limit belongs to the host.
         let node = ["--cluster-cidr", &pods, "--state-dir", &state, "--conntrack-max-per-core=0"];
         let arguments = backend.iter().chain(&node).chain(self.backend.arguments());
         arguments.map(|argument| (*argument).to_owned()).collect()
@@ -145,7 +145,7 @@ impl Scene {
     /// Prints the last log lines of all processes, after a failure.
     pub(crate) fn print_logs(&self) {
         for process in self.backends.iter().chain([&self.frontend]) {
-            eprintln!("\n{} ends:", process.log().display());
+            eprintln!("\nlast lines of {}:", process.log().display());
             let lines = process.lines_since(0);
             lines[lines.len().saturating_sub(SHOWN_LINES)..].iter().for_each(|line| eprintln!("  {line}"));
         }

@@ -21,8 +21,8 @@ impl Show {
     }
 
     /// A command, and the namespace in which it runs.
-    pub(crate) fn command(&self, place: &str, command: &str) {
-        println!("   {}{command}", self.paint("36", &format!("{place}# ")));
+    pub(crate) fn command(&self, namespace: &str, command: &str) {
+        println!("   {}{command}", self.paint("36", &format!("{namespace}# ")));
     }
 
     /// A result.

@@ -1,4 +1,4 @@
-//! The demo, as `make demo` runs it: it checks what it shows, so it only has to end well.
+//! Runs the demo as `make demo` does. It checks its own results.
 
 use std::process::{Command, Stdio};
 
@@ -25,7 +25,7 @@ fn shows(backend: &str) {
     let stdout = String::from_utf8_lossy(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}\n{stdout}\n{stderr}", output.status);
-    // Not only no error, but all of it.
+    // It ran to its end.
     assert!(stdout.contains("All as expected"), "{stdout}");
 }
 
