@@ -1,5 +1,4 @@
-//! A browser without a window, in a namespace: Debian's Chromium, spoken to by its DevTools protocol over a pair of
-//! pipes.
+//! A headless browser in a namespace: Debian's Chromium, controlled by the DevTools protocol over two pipes.
 //!
 //! ```text
 //!   call ──JSON, ended by a zero byte──▶ pipe 3 ──▶ chromium ──▶ pipe 4 ──▶ answers, by number, and events
@@ -17,13 +16,13 @@ use serde_json::{Value, json};
 use crate::fork;
 use crate::netns::Netns;
 
-/// What ci/setup installs.
+/// Installed by ci/setup.
 const PROGRAM: &str = "/usr/bin/chromium";
-/// How long an answer may take.
+/// Timeout of an answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Standard input and output become the pipes of the protocol.
 const SHELL: &str = r#"exec "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1"#;
-/// It is to stay with the page that is looked at, and root has no sandbox.
+/// The sandbox does not work for root; background activity would appear among the requests of the page.
 const ARGUMENTS: [&str; 10] = [
     "--headless=new",
     "--no-sandbox",
@@ -37,7 +36,7 @@ const ARGUMENTS: [&str; 10] = [
     "about:blank",
 ];
 
-/// A browser with one page. Dropping it ends it.
+/// A browser with one page. Dropping this ends it.
 #[derive(Debug)]
 pub struct Browser {
     child: Child,
@@ -50,7 +49,7 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts it in `netns`; what it has to write down goes to `directory`.
+    /// Starts a browser in `netns`, with its profile in `directory`.
     #[track_caller]
     pub fn start(netns: &Netns, directory: &Path) -> Self {
         assert!(Path::new(PROGRAM).exists(), "{PROGRAM} is missing: ci/setup installs it");
@@ -104,13 +103,13 @@ impl Browser {
         }
     }
 
-    /// Goes to a page.
+    /// Navigates to a page.
     pub fn open(&mut self, url: &str) {
         let answer = self.call("Page.navigate", json!({ "url": url }));
         assert!(answer["errorText"].is_null(), "{url}: {answer}");
     }
 
-    /// The value of an expression in the page.
+    /// Evaluates an expression in the page.
     #[track_caller]
     pub fn evaluate(&mut self, expression: &str) -> Value {
         let answer = self.call("Runtime.evaluate", json!({ "expression": expression, "returnByValue": true }));
@@ -118,7 +117,7 @@ impl Browser {
         answer["result"]["value"].clone()
     }
 
-    /// A window of this size, in a scheme: `light` or `dark`.
+    /// Sets the size of the window and the color scheme: `light` or `dark`.
     pub fn emulate_window(&mut self, width: u32, height: u32, scheme: &str) {
         let metrics = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500 });
         self.call("Emulation.setDeviceMetricsOverride", metrics);
@@ -132,13 +131,13 @@ impl Browser {
         shot["data"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// The addresses of all that was asked for so far.
+    /// The URLs of all requests so far.
     pub fn requests(&self) -> Vec<String> {
         let sent = self.events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");
         sent.filter_map(|event| event["params"]["request"]["url"].as_str().map(str::to_owned)).collect()
     }
 
-    /// What went wrong so far: exceptions, and errors in the console.
+    /// The exceptions and the errors in the console so far.
     pub fn errors(&self) -> Vec<&Value> {
         let is_error = |event: &&Value| match event["method"].as_str().unwrap_or_default() {
             "Runtime.exceptionThrown" => true,
@@ -152,7 +151,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The shell has become the browser, which takes its other processes with it. It may have ended before.
+        // The shell has executed the browser, whose other processes end with it. It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

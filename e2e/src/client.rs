@@ -1,4 +1,4 @@
-//! Asking from any namespace: one request, or many and who answered them.
+//! Clients in any namespace: single requests, series of requests, and traffic in the background.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -11,10 +11,10 @@ use crate::wire::{Failure, Protocol, Reply};
 
 pub(crate) mod probe;
 
-/// How long a request may take before it counts as dropped: long for a path inside one machine, also under load, and
-/// below the one second after which TCP would try again. What is expected to be dropped may be given less.
+/// Timeout of a request: long for a path inside one machine, also under load, and below the second after which TCP
+/// retransmits a SYN. Requests that are expected to be dropped may have a shorter one.
 pub const DEADLINE: Duration = Duration::from_millis(800);
-/// The same inside user-mode-linux, which has a part of one processor for everything.
+/// The same inside user-mode-linux, which has a share of one CPU.
 const GUEST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A client in a namespace; cheap to clone.
@@ -24,7 +24,7 @@ pub struct Client {
     probe: Probe,
 }
 
-/// How a request is made, wherever the thread that makes it is.
+/// The parameters of a request, which the calling thread makes in its own namespace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probe {
     pub(crate) source: Option<SocketAddr>,
@@ -45,20 +45,20 @@ impl Client {
         self.with_source_port(SocketAddr::new(source, 0))
     }
 
-    /// The same client, with this source address and port, so that each request is the same flow to conntrack.
-    /// TCP connections are then closed by a reset, which leaves the port free.
+    /// The same client, with this source address and port, so that all requests are one flow for conntrack. TCP
+    /// connections are then closed by a reset, which frees the port.
     pub fn with_source_port(mut self, source: SocketAddr) -> Self {
         self.probe.source = Some(source);
         self
     }
 
-    /// The same client, more or less patient than [`DEADLINE`].
+    /// The same client, with this timeout instead of [`DEADLINE`].
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.probe.deadline = deadline;
         self
     }
 
-    /// From which address its packets to `to` come.
+    /// The source address of its packets to `to`.
     pub(crate) fn source_address_to(&self, to: SocketAddr) -> IpAddr {
         if let Some(source) = self.probe.source {
             return source.ip();
@@ -74,7 +74,7 @@ impl Client {
         })
     }
 
-    /// Whether it asks from there.
+    /// Whether it sends from this namespace.
     pub(crate) fn is_in(&self, netns: &Netns) -> bool {
         self.netns.name() == netns.name()
     }
@@ -84,17 +84,17 @@ impl Client {
         self.ask(Protocol::Tcp, to)
     }
 
-    /// Sends a datagram, and reads the answer. Sees ICMP errors.
+    /// Sends a datagram, and reads the answer or an ICMP error.
     pub fn udp(&self, to: SocketAddr) -> Result<Reply, Failure> {
         self.ask(Protocol::Udp, to)
     }
 
-    /// Sends an SCTP INIT, and reads the INIT ACK. Sees ICMP errors.
+    /// Sends an SCTP INIT, and reads the INIT ACK or an ICMP error.
     pub fn sctp(&self, to: SocketAddr) -> Result<Reply, Failure> {
         self.ask(Protocol::Sctp, to)
     }
 
-    /// One request.
+    /// Makes one request.
     pub fn ask(&self, protocol: Protocol, to: SocketAddr) -> Result<Reply, Failure> {
         self.netns.run(|| self.probe.ask(protocol, to))
     }
@@ -112,7 +112,7 @@ impl Client {
         })
     }
 
-    /// `requests` requests, one after the other: how many each pod answered, or the first failure.
+    /// Makes `requests` requests, one after the other. Returns how many each pod answered, or the first failure.
     pub fn spread(
         &self,
         protocol: Protocol,
@@ -128,12 +128,12 @@ impl Client {
         })
     }
 
-    /// A long-lived TCP connection or UDP flow that sends a message each `interval` and wants it back.
+    /// Opens a TCP connection or UDP flow that sends a message every `interval` and expects its echo.
     pub fn stream(&self, protocol: Protocol, to: SocketAddr, interval: Duration) -> Result<Stream, Failure> {
         Stream::open(&self.netns, self.probe, protocol, to, interval)
     }
 
-    /// New connections all the time, at most `per_second` of them, for at most `bound`.
+    /// Makes new connections, at most `per_second` of them, for at most `bound`.
     pub fn churn(&self, protocol: Protocol, to: SocketAddr, per_second: u32, bound: Duration) -> Churn {
         Churn::start(&self.netns, self.probe, protocol, to, per_second, bound)
     }

@@ -1,4 +1,4 @@
-//! The cluster: its namespaces, its nodes and its pods, from the first to the last moment of a test.
+//! A cluster of network namespaces: nodes, pods with servers, and a client outside.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,11 +20,11 @@ mod topology;
 pub struct Cluster {
     outside: Netns,
     nodes: Vec<Node>,
-    // Last: namespaces lose their names after everything in them has stopped.
+    // Dropped last: namespaces are removed after everything in them has stopped.
     owner: Owner,
 }
 
-/// How large a cluster is to be.
+/// The size of a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterBuilder {
     nodes: u8,
@@ -32,7 +32,7 @@ pub struct ClusterBuilder {
     ports: Vec<u16>,
 }
 
-/// A node: a router between its pods and the fabric, and the place where a backend works.
+/// A node: a router between its pods and the fabric, whose kernel a backend programs.
 #[derive(Debug)]
 pub struct Node {
     /// `node-a`, `node-b`, ...
@@ -65,9 +65,9 @@ pub struct Pod {
     server: Mutex<Option<Server>>,
 }
 
-/// The port where a pod without servers refuses.
+/// A port without a server, where the kernel of a pod rejects packets.
 const DISCARD: u16 = 9;
-/// One look whether a link is up, and how long looking may take in all.
+/// Timeout of one probe of a link, and of all.
 const LINK_PROBE: Duration = Duration::from_millis(20);
 const LINK_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -80,25 +80,25 @@ impl Default for ClusterBuilder {
 }
 
 impl ClusterBuilder {
-    /// How many nodes, each in a zone of its own.
+    /// The number of nodes. Each is in a zone of its own.
     pub fn nodes(mut self, nodes: u8) -> Self {
         self.nodes = nodes;
         self
     }
 
-    /// How many pods on each node.
+    /// The number of pods on each node.
     pub fn pods_per_node(mut self, pods: u8) -> Self {
         self.pods_per_node = pods;
         self
     }
 
-    /// The ports that each pod serves from the start (TCP, UDP, SCTP); 8080 if not given, none if empty.
+    /// The ports that each pod serves from the start (TCP, UDP, SCTP). The default is 8080.
     pub fn ports(mut self, ports: &[u16]) -> Self {
         self.ports = ports.to_vec();
         self
     }
 
-    /// Makes the namespaces, links and routes and starts the pods' servers.
+    /// Creates the namespaces, links and routes, and starts the pods' servers.
     pub fn start(self) -> Cluster {
         static CLEANUP: Once = Once::new();
         CLEANUP.call_once(remove_dead_namespaces);
@@ -160,12 +160,12 @@ impl Cluster {
         ClusterBuilder::default()
     }
 
-    /// The namespace outside of the cluster.
+    /// The namespace outside the cluster.
     pub fn outside(&self) -> &Netns {
         &self.outside
     }
 
-    /// A client outside of the cluster.
+    /// A client outside the cluster.
     pub fn client(&self) -> Client {
         Client::new(&self.outside)
     }
@@ -193,17 +193,17 @@ impl Cluster {
         self.pods().find(|pod| pod.name == name).unwrap_or_else(|| panic!("there is no {name}"))
     }
 
-    /// From now on, packets from outside to the VIP ranges enter the cluster through `node`. `node-a` to begin with.
+    /// Routes packets from outside to the VIP ranges through `node`; initially this is `node-a`.
     pub fn route_vips_through(&self, node: &Node) {
         self.outside.ip(&topology::vip_routes(node));
     }
 
-    /// Writes the cluster's nodes as manifests to `directory`, where services may follow.
+    /// Writes the manifests of the nodes to `directory`.
     pub fn manifests(&self, directory: &Path) -> Manifests {
         Manifests::create(directory, self.nodes())
     }
 
-    /// What the names of all its namespaces begin with.
+    /// The prefix of the names of all its namespaces.
     pub fn prefix(&self) -> &str {
         self.owner.prefix()
     }
@@ -212,8 +212,8 @@ impl Cluster {
 // === impl Cluster: waiting ===
 
 impl Cluster {
-    /// The kernel brings a link into use some time after it was set up, and until then drops what is sent there. So
-    /// each pod gets one request, at a port without a server.
+    /// Sends requests to each pod, at a port without a server, until its kernel rejects one. The kernel activates a
+    /// link some time after it was set up, and drops packets until then.
     fn wait_for_links(&self) {
         let client = self.client().with_deadline(LINK_PROBE);
         for address in self.pods().flat_map(|pod| pod.address.both()) {
@@ -227,7 +227,7 @@ impl Cluster {
 // === impl Node ===
 
 impl Node {
-    /// A client on the node itself: its packets pass the output hook, not prerouting.
+    /// A client on the node itself: its packets traverse the output hook instead of prerouting.
     pub fn client(&self) -> Client {
         Client::new(&self.netns)
     }
@@ -254,7 +254,7 @@ impl Pod {
 
     /// Closes the pod's ports and its connections.
     pub fn stop(&self) {
-        // Taken out first: joining its thread must not happen under the lock.
+        // Dropping joins the server's thread, which must not happen under the lock.
         let server = self.server().take();
         drop(server);
     }

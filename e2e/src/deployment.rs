@@ -163,7 +163,7 @@ impl Deployment {
                 let (name, netns) = (node.name.clone(), node.netns.clone());
                 let state = self.state(node);
                 let mut command = self.backend_kind.follow(&self.socket(), &name, &state, &self.arguments);
-                self.backend_kind.note(&mut command, &self.notes(node));
+                self.backend_kind.record_kernel_changes(&mut command, &self.notes(node));
                 self.backends[number].process = Some(self.spawn(&netns, &name, command));
             }
         }
@@ -330,7 +330,7 @@ impl Deployment {
         let revision = revision.unwrap_or_else(|| panic!("a line of watch begins with a revision: {line}"));
         for (backend, mark) in backends {
             backend.wait_for(&format!("revision {revision}"), mark, TIMEOUT, |line| {
-                self.backend_kind.programmed(line).is_some_and(|programmed| programmed >= revision)
+                self.backend_kind.programmed_revision(line).is_some_and(|programmed| programmed >= revision)
             });
         }
     }

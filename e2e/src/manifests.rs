@@ -1,6 +1,5 @@
-//! The Kubernetes objects of a cluster as ordinary YAML: a directory with a file for the service CIDRs, one for each
-//! node, and one for each service with its EndpointSlices. A file is replaced in one step, as a configuration tool
-//! would do it.
+//! The Kubernetes objects of a cluster as YAML: a directory with a file for the service CIDRs, one for each node, and
+//! one for each Service with its EndpointSlices. Files are replaced atomically, as configuration tools do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +24,7 @@ pub struct Manifests {
 // === impl Manifests ===
 
 impl Manifests {
-    /// Makes the directory, with a file for the service CIDRs and one for each of `nodes`.
+    /// Creates the directory, with a file for the service CIDRs and one for each of `nodes`.
     pub(crate) fn create(directory: &Path, nodes: &[Node]) -> Self {
         fs::create_dir_all(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
         let manifests = Self { directory: directory.to_owned() };
@@ -34,12 +33,12 @@ impl Manifests {
         manifests
     }
 
-    /// Where the files are.
+    /// The directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Writes a service and its EndpointSlices, in place of what was written for it before.
+    /// Writes a service and its EndpointSlices, replacing their previous state.
     pub fn apply(&self, service: &Service) {
         self.write(&service.file_stem(), &service.objects());
     }
@@ -55,14 +54,14 @@ impl Manifests {
         self.write(&node.name, &[node_object(node, pod_cidrs)]);
     }
 
-    /// Writes any objects to the file `<stem>.yaml`, in one step.
+    /// Writes any objects to the file `<stem>.yaml`, atomically.
     pub fn write(&self, stem: &str, objects: &[Value]) {
         self.write_text(stem, &to_yaml(objects));
     }
 
-    /// Writes any text to the file `<stem>.yaml`, in one step.
+    /// Writes any text to the file `<stem>.yaml`, atomically.
     pub fn write_text(&self, stem: &str, text: &str) {
-        // Hidden, and not named like a manifest, until it is whole.
+        // Until it is complete it is hidden and not named like a manifest.
         let temporary = self.directory.join(format!(".{stem}.tmp"));
         let path = self.path(stem);
         fs::write(&temporary, text)
@@ -90,7 +89,7 @@ fn service_cidr_object() -> Value {
     })
 }
 
-/// A node as the cluster writes it to begin with.
+/// A ready node with these pod CIDRs.
 pub(crate) fn node_object(node: &Node, pod_cidrs: &[String]) -> Value {
     let addresses = node.address.both().map(|address| json!({ "type": "InternalIP", "address": address }));
     let name = &node.name;

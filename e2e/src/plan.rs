@@ -1,5 +1,5 @@
-//! The address plan of a test cluster: which address belongs to whom, in both families. Namespaces are private to a
-//! cluster, so all clusters share one plan.
+//! The addresses of a test cluster, in both families. Namespaces are private to a cluster, so all clusters use the same
+//! ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,13 +15,13 @@ pub const CLUSTER_CIDRS: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
 pub const LOAD_BALANCER_CIDRS: [&str; 2] = ["192.0.2.0/24", "2001:db8:192::/64"];
 /// The external IPs of services.
 pub const EXTERNAL_CIDRS: [&str; 2] = ["198.51.100.0/24", "2001:db8:198::/64"];
-/// How many further source addresses the outside namespace has ([`client_source`]).
+/// The number of additional source addresses of the outside namespace ([`client_source`]).
 pub const CLIENT_SOURCES: u8 = 8;
 /// The outside client's own address.
 pub const OUTSIDE: DualStack =
     DualStack::new(Ipv4Addr::new(172, 16, 0, 1), Ipv6Addr::new(0xfd00, 0x172, 0x16, 0, 0, 0, 0, 1));
 
-/// An IPv4 and an IPv6 address of the same owner.
+/// An IPv4 and an IPv6 address of one host or VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DualStack {
     /// The IPv4 address.
@@ -33,7 +33,7 @@ pub struct DualStack {
 // === impl DualStack ===
 
 impl DualStack {
-    /// Both addresses of one owner.
+    /// Both addresses.
     pub const fn new(v4: Ipv4Addr, v6: Ipv6Addr) -> Self {
         Self { v4, v6 }
     }
@@ -53,7 +53,7 @@ impl DualStack {
 }
 
 // === addresses by number ===
-// The last part reads the same in both families: it is written in decimal, and taken as hexadecimal in IPv6.
+// The last part is written with the same digits in both families: decimal in IPv4, hexadecimal in IPv6.
 
 /// The address of node `node` (from 1) on the fabric.
 pub fn node(node: u8) -> DualStack {
@@ -77,7 +77,7 @@ pub fn pod_cidrs(node: u8) -> [String; 2] {
     [format!("10.244.{node}.0/24"), format!("fd00:10:244:{node}::/64")]
 }
 
-/// One of the further source addresses of the outside namespace, 1 to [`CLIENT_SOURCES`].
+/// An additional source address of the outside namespace, from 1 to [`CLIENT_SOURCES`].
 pub fn client_source(number: u8) -> DualStack {
     DualStack::new(Ipv4Addr::new(203, 0, 113, number), v6(&format!("2001:db8:203::{number}")))
 }
@@ -98,5 +98,5 @@ pub fn external_ip(number: u8) -> DualStack {
 }
 
 fn v6(text: &str) -> Ipv6Addr {
-    text.parse().expect("the plan's own addresses parse")
+    text.parse().expect("an IPv6 address")
 }

@@ -1,5 +1,4 @@
-//! A program in a namespace: its output kept in a file and watched line by line, its end awaited, never outliving a
-//! test.
+//! A program in a namespace, whose output goes to a file and can be waited for line by line. It ends with the test.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,9 +15,9 @@ use nix::unistd::Pid;
 use crate::fork;
 use crate::netns::Netns;
 
-/// How long a program may take to end after SIGTERM, before SIGKILL.
+/// Timeout of SIGTERM, after which SIGKILL follows.
 const GRACE: Duration = Duration::from_secs(10);
-/// How much of the output a failed expectation shows.
+/// Lines of output in the message of a failed expectation.
 const SHOWN_LINES: usize = 40;
 
 /// A running (or ended) program. Dropping it kills it.
@@ -41,7 +40,7 @@ struct Shared {
 struct ProcessState {
     lines: Vec<String>,
     log: File,
-    /// Standard output and standard error, while the program holds them.
+    /// How many of standard output and standard error are open.
     open_pipes: u8,
     exited: Option<ExitStatus>,
 }
@@ -49,13 +48,13 @@ struct ProcessState {
 // === impl Process ===
 
 impl Process {
-    /// Starts `command` in `netns`. What it prints (both streams) goes to the file `log`, line by line.
+    /// Starts `command` in `netns`. Its output (both streams) goes to the file `log`, line by line.
     #[track_caller]
     pub fn spawn(netns: &Netns, mut command: Command, log: &Path) -> Self {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         netns.lock_own(&mut command);
-        // A child is born into the namespace of the thread that starts it.
+        // A child starts in the namespace of the thread that spawns it.
         let child = netns.run(|| fork::spawn(&mut command));
         let mut child = child.unwrap_or_else(|error| panic!("start {name}: {error}"));
         let pid = Pid::from_raw(child.id().try_into().expect("a pid"));
@@ -66,7 +65,7 @@ impl Process {
             exited: None,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
-        // These end with the pipes, which a grandchild may hold longer than the program lives: not joined.
+        // These threads are not joined: they end with the pipes, which a grandchild may keep open.
         shared.read(child.stdout.take().expect("piped"));
         shared.read(child.stderr.take().expect("piped"));
         let waiter = thread::spawn({
@@ -86,7 +85,7 @@ impl Process {
         &self.log
     }
 
-    /// How many lines it has printed: what [`Self::wait_for_line`] may start from.
+    /// The number of lines it has printed, from which [`Self::wait_for_line`] can start.
     pub fn mark(&self) -> usize {
         self.shared.lock().lines.len()
     }
@@ -97,7 +96,7 @@ impl Process {
     }
 
     /// Waits for a line that contains `pattern`, at `mark` or later, and returns it. Panics, with the end of the
-    /// output, when `deadline` has passed or the program has closed its output without it.
+    /// output, after the deadline or if the program closes its output without such a line.
     #[track_caller]
     pub fn wait_for_line(&self, pattern: &str, mark: usize, deadline: Duration) -> String {
         self.wait_for(&format!("{pattern:?}"), mark, deadline, |line| line.contains(pattern))
@@ -114,7 +113,7 @@ impl Process {
         })
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     pub fn exited(&self) -> Option<ExitStatus> {
         self.shared.lock().exited
     }
@@ -127,13 +126,13 @@ impl Process {
     /// Sends a signal, unless it has ended.
     pub fn signal(&self, signal: Signal) {
         let state = self.shared.lock();
-        // Under the lock, under which it is reaped too: until then the pid cannot be reused.
+        // Under the lock under which it is reaped: until then the kernel does not reuse the pid.
         if state.exited.is_none() {
             kill(self.pid, signal).expect("signal a program that was started here");
         }
     }
 
-    /// Asks it to end (SIGTERM) and waits for that. Panics, after SIGKILL, if it does not.
+    /// Sends SIGTERM and waits for its end. Panics, after SIGKILL, if it does not end.
     #[track_caller]
     pub fn terminate(&self) -> ExitStatus {
         self.signal(Signal::SIGTERM);
@@ -143,7 +142,7 @@ impl Process {
         })
     }
 
-    /// Ends it at once (SIGKILL).
+    /// Sends SIGKILL and waits for its end.
     pub fn kill(&self) -> ExitStatus {
         self.signal(Signal::SIGKILL);
         self.wait(GRACE).expect("SIGKILL ends a program")
@@ -154,7 +153,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
         if let Some(waiter) = self.waiter.take() {
-            // It panics nowhere, and drop must not.
+            // The thread does not panic, and drop must not.
             let _ = waiter.join();
         }
     }
@@ -173,7 +172,7 @@ impl Shared {
                 let text = String::from_utf8_lossy(&line).trim_end_matches('\n').to_owned();
                 line.clear();
                 let mut state = shared.lock();
-                // The lines are kept in memory too; a full disk fails the test in its own way.
+                // An error, such as a full disk, is ignored: the lines are also in memory.
                 let _ = writeln!(state.log, "{text}");
                 state.lines.push(text);
                 drop(state);
@@ -184,9 +183,9 @@ impl Shared {
         });
     }
 
-    /// Waits for the end, and reaps under the lock.
+    /// Waits for its end, and reaps it under the lock.
     fn wait(&self, mut child: Child, pid: Pid) {
-        // An error is a signal that came between, or nothing to wait for: `child.wait` knows.
+        // An error is an interruption by a signal, which `child.wait` handles, or no such child, which it reports.
         let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
         let mut state = self.lock();
         state.exited = child.wait().ok();

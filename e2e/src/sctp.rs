@@ -1,6 +1,6 @@
-//! The three SCTP packets the probe needs, made by hand: sockets for SCTP are missing in many kernels, yet conntrack
-//! and NAT know the protocol. A client sends INIT; a server answers INIT ACK, with its reply as the state cookie, or
-//! ABORT. Formats: RFC 9260, sections 3.1, 3.3.2, 3.3.3 and 3.3.7.
+//! The three SCTP packets that clients and servers exchange over raw sockets: many kernels have no SCTP sockets, but
+//! conntrack and NAT support the protocol. A client sends INIT; a server answers with INIT ACK, whose state cookie is
+//! its reply, or with ABORT. Formats: RFC 9260, sections 3.1, 3.3.2, 3.3.3 and 3.3.7.
 
 /// The IP protocol number of SCTP.
 pub(crate) const IPPROTO_SCTP: i32 = 132;
@@ -49,7 +49,7 @@ impl Packet {
         bytes
     }
 
-    /// A packet of ours; `None` if it is of another kind, or its checksum is wrong.
+    /// `None` if it is not one of the three packets, or its checksum is wrong.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut zeroed = bytes.to_vec();
         zeroed.get_mut(8..COMMON_HEADER)?.fill(0);
@@ -115,7 +115,7 @@ fn init_fixed(tag: u32) -> Vec<u8> {
 }
 
 fn length(length: usize) -> [u8; 2] {
-    u16::try_from(length).expect("a chunk of ours is short").to_be_bytes()
+    u16::try_from(length).expect("a chunk is short").to_be_bytes()
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {

@@ -1,5 +1,5 @@
-//! A server in a namespace: one thread that answers on every address and port given, over TCP, UDP and SCTP, until it
-//! is dropped. Its messages: `wire`.
+//! A server in a namespace: one thread that answers on given addresses and ports, over TCP, UDP and SCTP. Its messages
+//! are those of `wire`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,7 @@ pub struct Server {
 
 impl Server {
     /// Serves each of `ports` on each of `addresses`, under the name `name`; the sockets are bound when this returns.
-    /// Addresses are bound one by one, never the wildcard, so that an answer comes from where the question went.
+    /// They are bound to single addresses, so that the source of an answer is the destination of its request.
     #[track_caller]
     pub fn start(netns: &Netns, name: &str, addresses: &[IpAddr], ports: &[u16]) -> Self {
         let (stop, stopped) = oneshot::channel();
@@ -41,7 +41,7 @@ impl Server {
             runtime.block_on(tasks.run_until(async {
                 let result = bind(&name, &addresses, &ports);
                 let failed = result.is_err();
-                // The starter waits for it.
+                // The receiver waits for it.
                 let _ = bound.send(result);
                 if !failed {
                     // Sent or dropped: both mean the end.
@@ -66,7 +66,7 @@ impl Drop for Server {
     }
 }
 
-/// Binds all sockets, and leaves each with a task.
+/// Binds all sockets, and spawns a task for each.
 fn bind(name: &str, addresses: &[IpAddr], ports: &[u16]) -> io::Result<()> {
     for address in addresses {
         for port in ports {

@@ -1,4 +1,4 @@
-//! Many cases in one process, where a test of its own for each would cost too much: inside user-mode-linux.
+//! Many cases in one process, for user-mode-linux, where booting a guest for each would take too long.
 
 use std::panic;
 use std::sync::Mutex;
@@ -11,26 +11,26 @@ use crate::deployment::Backend;
 /// A case and its name, `module::case`.
 pub type Case = (&'static str, fn(Backend));
 
-/// Runs cases in parallel on a fixed number of threads, in the order of the list. Prints the result of each.
+/// Runs cases on `threads` threads, in the order of the list. Prints the result of each.
 ///
 /// # Panics
-/// When one of them does.
+/// If one of them panics.
 #[track_caller]
-pub fn run(cases: &[Case], backend: Backend, at_once: usize) {
+pub fn run(cases: &[Case], backend: Backend, threads: usize) {
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let worker = || {
         while let Some(&(name, case)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let begun = Instant::now();
+            let started = Instant::now();
             let thread = thread::Builder::new().name(name.to_owned()).spawn(move || case(backend));
             let passed = thread.expect("a thread").join().is_ok();
-            let word = if passed { "ok" } else { "FAILED" };
-            println!("case {name} ... {word} ({:.1} s)", begun.elapsed().as_secs_f64());
+            let result = if passed { "ok" } else { "FAILED" };
+            println!("case {name} ... {result} ({:.1} s)", started.elapsed().as_secs_f64());
             if !passed {
                 failed.lock().expect("no thread panics while holding the lock").push(name);
             }
         }
     };
-    thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(worker))));
+    thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(worker))));
     let failed = failed.into_inner().expect("no thread panics while holding the lock");
     if !failed.is_empty() {
         panic::panic_any(format!("{} of {} cases failed: {}", failed.len(), cases.len(), failed.join(", ")));

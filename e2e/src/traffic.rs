@@ -1,7 +1,10 @@
-//! Live traffic in the background: what a change to the services must not disturb.
+//! Traffic in the background, which a change of Services must not interrupt.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use crate::netns::Netns;
 
 mod churn;
 mod stream;
@@ -9,7 +12,14 @@ mod stream;
 pub use churn::{Churn, ChurnReport};
 pub use stream::{Stream, StreamReport};
 
-/// What a traffic thread has seen so far, shared with the test that waits for it and in the end stops it.
+/// Traffic from a thread of its own, with a report of type `R`. Dropping it stops it.
+#[derive(Debug)]
+pub struct Traffic<R> {
+    progress: Arc<Progress<R>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The report so far, shared between the traffic thread and the test.
 #[derive(Debug, Default)]
 struct Progress<R> {
     state: Mutex<ProgressState<R>>,
@@ -21,6 +31,57 @@ struct ProgressState<R> {
     report: R,
     stopping: bool,
     ended: bool,
+}
+
+// === impl Traffic ===
+
+impl<R: Clone + Default + Send + 'static> Traffic<R> {
+    /// Calls `run` on a new thread in `netns`.
+    fn spawn(netns: &Netns, name: &str, run: impl FnOnce(&Progress<R>) + Send + 'static) -> Self {
+        let progress = Arc::new(Progress::default());
+        let thread = netns.spawn(name, {
+            let progress = Arc::clone(&progress);
+            move || {
+                run(&progress);
+                progress.end();
+            }
+        });
+        Self { progress, thread: Some(thread) }
+    }
+
+    /// Waits until the report satisfies `condition`; `false` if it does not before the deadline or the end of the
+    /// traffic.
+    #[must_use]
+    pub fn wait_until(&self, deadline: Duration, condition: impl FnMut(&R) -> bool) -> bool {
+        self.progress.wait_until(deadline, condition)
+    }
+
+    /// The report so far.
+    pub fn report(&self) -> R {
+        self.progress.report()
+    }
+
+    /// Stops the traffic.
+    pub fn finish(mut self) -> R {
+        self.join();
+        self.progress.report()
+    }
+}
+
+impl<R> Traffic<R> {
+    fn join(&mut self) {
+        self.progress.stop();
+        if let Some(thread) = self.thread.take() {
+            // The thread does not panic, and drop must not.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<R> Drop for Traffic<R> {
+    fn drop(&mut self) {
+        self.join();
+    }
 }
 
 // === impl Progress ===
@@ -35,6 +96,22 @@ impl<R: Clone> Progress<R> {
         self.lock().report.clone()
     }
 
+    /// Waits until `time`, in the traffic thread; `false` as soon as [`Self::stop`] was called.
+    fn pause_until(&self, time: Instant) -> bool {
+        let left = time.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(self.lock(), left, |state| !state.stopping);
+        !waited.unwrap_or_else(PoisonError::into_inner).0.stopping
+    }
+
+    fn wait_until(&self, deadline: Duration, mut condition: impl FnMut(&R) -> bool) -> bool {
+        let waited =
+            self.changed.wait_timeout_while(self.lock(), deadline, |state| !state.ended && !condition(&state.report));
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        condition(&state.report)
+    }
+}
+
+impl<R> Progress<R> {
     fn stop(&self) {
         self.lock().stopping = true;
         self.changed.notify_all();
@@ -44,21 +121,6 @@ impl<R: Clone> Progress<R> {
     fn end(&self) {
         self.lock().ended = true;
         self.changed.notify_all();
-    }
-
-    /// Waits until `time`, in the traffic thread; `false` as soon as it is to stop.
-    fn pause_until(&self, time: Instant) -> bool {
-        let left = time.saturating_duration_since(Instant::now());
-        let waited = self.changed.wait_timeout_while(self.lock(), left, |state| !state.stopping);
-        !waited.unwrap_or_else(PoisonError::into_inner).0.stopping
-    }
-
-    /// Waits until the report satisfies `enough`; `false` if it does not within `deadline`, or never will.
-    fn wait_until(&self, deadline: Duration, mut enough: impl FnMut(&R) -> bool) -> bool {
-        let waited =
-            self.changed.wait_timeout_while(self.lock(), deadline, |state| !state.ended && !enough(&state.report));
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        enough(&state.report)
     }
 
     fn lock(&self) -> MutexGuard<'_, ProgressState<R>> {

@@ -1,13 +1,13 @@
-//! A kernel of its own for what the machine's does not have (IPVS, dummy devices): user-mode-linux, which is a program.
+//! A guest kernel with features that the host's may lack (IPVS, dummy devices): user-mode-linux, a kernel in a process.
 //!
 //! ```text
-//!   this machine  ──▶  linux.uml (a kernel in a process)  ──▶  init  ──▶  job: the program, as root
-//!        ▲                  its console: the output                          │
-//!        └────────────────── a directory: the status ────────────────────────┘
+//!   host  ──▶  linux.uml  ──▶  init  ──▶  job: the program, as root
+//!    ▲           its console: the output         │
+//!    └────────── a directory: the status ────────┘
 //! ```
 //!
-//! Inside, the file system is that of the machine; what is written there goes into memory and is gone with the guest.
-//! Programs have the paths that they have outside, so a test can run itself inside: [`inside`].
+//! The guest has the file system of the host; writes stay in its memory. Programs have the same paths as on the host,
+//! so a test can run itself in a guest: [`inside`].
 
 use std::any;
 use std::env;
@@ -27,42 +27,42 @@ use tempfile::TempDir;
 
 use crate::fork;
 
-/// The modules that IPVS is tried with.
+/// The modules for tests of IPVS.
 const IPVS: [&str; 4] = ["ip_vs", "ip_vs_rr", "dummy", "xt_set"];
 const KERNEL: &str = "/usr/bin/linux.uml";
 const MODULES: &str = "/usr/lib/uml/modules";
 const INIT: &str = include_str!("../uml/init");
 const PTRACE: &str = include_str!("../uml/ptrace.c");
-/// What init prints when the program starts; what comes before is the kernel's.
+/// The line that init prints before the program starts, after messages of the kernel.
 const READY: &str = "fairlead-uml-ready";
-/// Set inside.
+/// An environment variable of programs in a guest.
 const GUEST: &str = "FAIRLEAD_UML";
-/// Of the guest; only what it touches is taken from the machine.
+/// The guest's memory. The host allocates only the pages that the guest uses.
 const MEMORY: &str = "mem=1024M";
-/// How long a test may run inside, booting included.
+/// Timeout of a test in a guest, including the boot.
 const DEADLINE: Duration = Duration::from_secs(150);
-/// How long the guest may take to end after SIGTERM, before SIGKILL.
+/// Timeout of SIGTERM, after which SIGKILL follows.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What a program in a guest has come to.
+/// The result of a program in a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestResult {
-    /// Its exit status; 128 and more when a signal has ended it.
+    /// Its exit status; 128 plus the number of the signal that has ended it.
     pub status: u8,
-    /// What it has printed, both streams, line by line. The guest kernel's messages are among it.
+    /// The lines of both its streams, mixed with messages of the guest kernel.
     pub output: Vec<String>,
 }
 
-/// Runs a test in a guest. What it prints and how it ends is as if it had run here.
+/// Runs a test in a guest, with the same output and result as on the host.
 ///
 /// # Panics
-/// When the test does, and when there can be no guest: such a test must not pass without.
+/// If the test panics, or if no guest can be started.
 #[track_caller]
 pub fn inside<F: FnOnce()>(test: F) {
     inside_for(DEADLINE, test);
 }
 
-/// The same of a test that may run so long, booting included.
+/// Runs a test in a guest, with another timeout.
 ///
 /// # Panics
 /// As [`inside`].
@@ -77,22 +77,22 @@ pub fn inside_for<F: FnOnce()>(deadline: Duration, test: F) {
     assert_passed(name, &finished);
 }
 
-/// That one test has run and passed: where no test has the name, libtest succeeds too.
+/// Checks that one test has run and passed: libtest also succeeds if there is no test of this name.
 #[track_caller]
 fn assert_passed(name: &str, finished: &GuestResult) {
     let passed = finished.output.iter().any(|line| line.starts_with("test result: ok. 1 passed"));
     assert!(finished.status == 0 && passed, "{name} failed inside user-mode-linux: {}", finished.status);
 }
 
-/// Whether this runs in a guest.
+/// Whether this process runs in a guest.
 pub fn is_guest() -> bool {
     env::var_os(GUEST).is_some()
 }
 
-/// Loads what IPVS needs in a guest, round robin with it, and other modules.
+/// Loads the modules of IPVS with its scheduler `rr`, and others.
 ///
 /// # Panics
-/// When its kernel lacks one of them.
+/// If the kernel lacks one of them.
 #[track_caller]
 pub fn load(others: &[&str]) {
     let loaded = Command::new("modprobe").arg("-a").args(IPVS).args(others).status();
@@ -104,10 +104,10 @@ pub fn load(others: &[&str]) {
     );
 }
 
-/// Runs a program in a guest, as root in a fresh network namespace, and prints what it prints.
+/// Runs a program in a guest, as root in a new network namespace, and prints its output.
 ///
 /// # Panics
-/// When there can be no guest, and when the program has not ended by the deadline, which starts with the boot.
+/// If no guest can be started, or the program has not ended by the deadline, which starts with the boot.
 #[track_caller]
 pub fn run(program: &Path, arguments: &[&str], deadline: Duration) -> GuestResult {
     let directory = tempfile::Builder::new().prefix(&prefix()).tempdir().expect("a directory");
@@ -117,9 +117,9 @@ pub fn run(program: &Path, arguments: &[&str], deadline: Duration) -> GuestResul
     match (status.and_then(|status| status.trim().parse().ok()), output) {
         (Some(status), Some(output)) => GuestResult { status, output },
         (_, output) => panic!(
-            "user-mode-linux {}, its last words are above. It needs an x86-64 machine on which ptrace is allowed, {KERNEL} and the modules in \
-             {MODULES}, modprobe, and the packages that ci/setup installs",
-            if output.is_none() { "has not ended in time" } else { "ended before the program did" }
+            "user-mode-linux {}; the end of its output is above. It requires an x86-64 machine that allows ptrace, \
+             {KERNEL}, the modules in {MODULES} and modprobe, which ci/setup installs",
+            if output.is_none() { "did not end in time" } else { "ended before the program" }
         ),
     }
 }
@@ -154,18 +154,18 @@ impl Guest {
             .env("LD_PRELOAD", &preload)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            // Only the output before the console, which repeats it.
+            // Messages before the console exists, which then repeats them.
             .stderr(Stdio::null());
         let mut kernel = fork::spawn(&mut command).expect("start user-mode-linux");
         let mut console = BufReader::new(kernel.stdout.take().expect("piped"));
-        let (tell, lines) = mpsc::channel();
-        // Ends with the console, which the kernel's helpers hold no longer than it lives.
+        let (sender, lines) = mpsc::channel();
+        // Ends with the console, which helper processes close when the kernel ends.
         thread::spawn(move || {
             let mut line = Vec::new();
             while matches!(console.read_until(b'\n', &mut line), Ok(length) if length > 0) {
                 let text = String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned();
                 line.clear();
-                if tell.send(text).is_err() {
+                if sender.send(text).is_err() {
                     break;
                 }
             }
@@ -173,7 +173,7 @@ impl Guest {
         Self { kernel, lines, directory }
     }
 
-    /// Prints what comes until it ends, and returns what came from the program; `None` if it has not ended by then.
+    /// Prints the console until it ends, and returns the output of the program; `None` after `end`.
     fn follow(&mut self, end: Instant) -> Option<Vec<String>> {
         let (mut output, mut ready) = (Vec::new(), false);
         loop {
@@ -194,7 +194,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // It kills its helper processes when it is asked to end, and has no time for that when it is killed.
+        // It kills its helper processes on SIGTERM; on SIGKILL it cannot.
         let pid = Pid::from_raw(self.kernel.id().cast_signed());
         let end = Instant::now() + GRACE;
         if matches!(self.kernel.try_wait(), Ok(None)) {
@@ -206,7 +206,7 @@ impl Drop for Guest {
     }
 }
 
-/// What the names of this process's directories begin with; each is in the command lines of its guest's processes.
+/// The prefix of the directories of this process, which the command lines of its guests' processes contain.
 fn prefix() -> String {
     format!("fairlead-uml-{}-", std::process::id())
 }
@@ -218,7 +218,7 @@ fn test_name<F>() -> &'static str {
     path.split_once("::").map_or(path, |(_, name)| name)
 }
 
-/// A script that becomes the program.
+/// A shell script that executes the program.
 fn job(program: &Path, arguments: &[&str]) -> String {
     let mut script =
         format!("#!/bin/sh\nexport {GUEST}=1 RUST_BACKTRACE=1\nexec {}", quoted(&program.display().to_string()));
@@ -230,22 +230,22 @@ fn job(program: &Path, arguments: &[&str]) -> String {
     script
 }
 
-/// One word for a shell.
+/// Quotes a word for the shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 #[track_caller]
 fn write_executable(path: &Path, content: &str) {
-    fs::write(path, content).expect("write into a directory of ours");
-    fs::set_permissions(path, Permissions::from_mode(0o755)).expect("change a file of ours");
+    fs::write(path, content).expect("write a file");
+    fs::set_permissions(path, Permissions::from_mode(0o755)).expect("make a file executable");
 }
 
-/// Makes a shared library of a C file.
+/// Compiles C source to a shared library.
 #[track_caller]
 fn compile(source: &str, library: &Path) {
     let file = library.with_extension("c");
-    fs::write(&file, source).expect("write into a directory of ours");
+    fs::write(&file, source).expect("write a file");
     let mut command = Command::new("cc");
     command.args(["-O2", "-shared", "-fPIC", "-o"]).arg(library).arg(&file);
     let output = command.output().expect("start cc: ci/setup installs it (package gcc)");

@@ -1,5 +1,5 @@
-//! What clients and servers say to each other: one line of text, `pod-a-1 172.16.0.1:40000 10.244.1.11:8080`, the same
-//! over TCP (as a greeting), UDP (before the echoed payload) and SCTP (as the state cookie); and the ways to fail.
+//! The reply of a server to a client, one line of text: `pod-a-1 172.16.0.1:40000 10.244.1.11:8080`. It is the greeting
+//! over TCP, precedes the echoed payload over UDP, and is the state cookie over SCTP.
 
 use std::fmt;
 use std::io;
@@ -15,18 +15,18 @@ pub enum Protocol {
     Tcp,
     /// UDP: one datagram there and one back.
     Udp,
-    /// SCTP: an INIT there and an INIT ACK back; no association is made (see `sctp`).
+    /// SCTP: an INIT there and an INIT ACK back, without an association (see `sctp`).
     Sctp,
 }
 
 /// A server's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Who answered.
+    /// The name of the server.
     pub pod: String,
-    /// The client as the server saw it: translated or not.
+    /// The source address that the server saw, possibly translated.
     pub seen_source: SocketAddr,
-    /// The server's own address and port: where the request was in the end delivered.
+    /// The server's own address and port.
     pub endpoint: SocketAddr,
 }
 
@@ -39,13 +39,13 @@ pub enum Failure {
     /// No answer within the deadline: dropped.
     #[error("timed out")]
     TimedOut,
-    /// No route, here or (ICMP) on the way; or forbidden on the way; or a host that does not speak the protocol.
+    /// No route, prohibited by a router, or a protocol that the host does not support: all reported by ICMP.
     #[error("unreachable")]
     Unreachable,
     /// An established connection was reset or closed.
     #[error("connection lost")]
     Lost,
-    /// Anything else: the test or the machine is at fault.
+    /// Any other error, which no VIP causes.
     #[error("{0}")]
     Other(String),
 }
@@ -84,16 +84,16 @@ impl FromStr for Reply {
     type Err = Failure;
 
     fn from_str(line: &str) -> Result<Self, Failure> {
-        let garbled = || Failure::Other(format!("not a reply: {line:?}"));
+        let invalid = || Failure::Other(format!("not a reply: {line:?}"));
         let mut words = line.split_whitespace();
         let (Some(pod), Some(source), Some(endpoint), None) = (words.next(), words.next(), words.next(), words.next())
         else {
-            return Err(garbled());
+            return Err(invalid());
         };
         Ok(Self {
             pod: pod.to_owned(),
-            seen_source: source.parse().map_err(|_| garbled())?,
-            endpoint: endpoint.parse().map_err(|_| garbled())?,
+            seen_source: source.parse().map_err(|_| invalid())?,
+            endpoint: endpoint.parse().map_err(|_| invalid())?,
         })
     }
 }
@@ -104,7 +104,7 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => Self::Refused,
-            // The last two: ICMP protocol unreachable, and what ICMPv6 has for it.
+            // The last two: ICMP protocol unreachable, and its counterpart in ICMPv6.
             Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EACCES | libc::ENOPROTOOPT | libc::EPROTO) => {
                 Self::Unreachable
             }

@@ -1,7 +1,6 @@
-//! What the Helm chart renders (`charts/fairlead/tests/golden`) is what Kubernetes takes and what the program takes:
-//! each object has only fields that its type has, and each container's arguments are flags of `fairlead` with values
-//! that it can read. That the golden files are what Helm renders, and show all that it can render, is tested by
-//! `ci/charts`.
+//! The objects that the Helm chart renders (`charts/fairlead/tests/golden`) have only fields of their Kubernetes types,
+//! and the arguments of their containers are valid flags of `fairlead`. `ci/charts` compares the golden files with
+//! Helm's output.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
@@ -13,8 +12,8 @@ use k8s_openapi::api::{policy::v1 as policy, rbac::v1 as rbac};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// Kinds whose types are not in Kubernetes, and the fields of theirs that the chart may use, from the documentation of
-/// cert-manager (`cert-manager.io/v1`) and the Prometheus Operator (`monitoring.coreos.com/v1`). `*`: any name.
+/// The custom resources in the chart with the fields that it may set, from the documentation of cert-manager
+/// (`cert-manager.io/v1`) and the Prometheus Operator (`monitoring.coreos.com/v1`). `*` is any name.
 const CUSTOM: &[(&str, &str, &[&str])] = &[
     ("cert-manager.io/v1", "Issuer", &["spec.selfSigned", "spec.ca.secretName"]),
     (
@@ -92,7 +91,7 @@ fn text<'a>(object: &'a Value, key: &str) -> &'a str {
 
 // === Types ===
 
-/// What is wrong with an object, by its kind's type.
+/// The differences between an object and its type.
 fn problems(object: &Value) -> Vec<String> {
     match (text(object, "apiVersion"), text(object, "kind")) {
         ("v1", "ConfigMap") => of_type::<core::ConfigMap>(object),
@@ -112,14 +111,14 @@ fn problems(object: &Value) -> Vec<String> {
             Some((.., known)) => leaves(&object["spec"], "spec")
                 .into_iter()
                 .filter(|path| !known.iter().any(|known| matches(known, path)))
-                .map(|path| format!("{path}: not known"))
+                .map(|path| format!("{path}: unknown field"))
                 .collect(),
-            None => vec![format!("no type is known for {version} {kind}")],
+            None => vec![format!("unknown type {version} {kind}")],
         },
     }
 }
 
-/// Read into its type and written again, it has to be what it was: what the type does not have is lost on the way.
+/// Deserializes an object into its type and serializes it again, which loses unknown fields.
 fn of_type<T: DeserializeOwned + Serialize>(object: &Value) -> Vec<String> {
     match serde_json::from_value::<T>(object.clone()) {
         Ok(typed) => {
@@ -156,7 +155,7 @@ fn lost(object: &Value, kept: &Value, path: String, problems: &mut Vec<String>) 
     }
 }
 
-/// The paths of all values that are no objects; lists count for nothing.
+/// The paths of all values that are not objects, without the indexes of lists.
 fn leaves(value: &Value, path: &str) -> Vec<String> {
     match value {
         Value::Object(map) if !map.is_empty() => {
@@ -195,12 +194,12 @@ fn unknown_fields_are_found() {
     let lost = changed(container, "readynessProbe", serde_json::json!({"periodSeconds": 1}));
     assert_eq!(lost, [".spec.template.spec.containers[0].readynessProbe: no such field"]);
     assert_eq!(changed(container, "name", 1.into()).len(), 1);
-    assert_eq!(changed("", "apiVersion", "apps/v2".into()), ["no type is known for apps/v2 DaemonSet"]);
+    assert_eq!(changed("", "apiVersion", "apps/v2".into()), ["unknown type apps/v2 DaemonSet"]);
 }
 
 // === Flags ===
 
-/// Every container that runs `fairlead`: which one, and its arguments.
+/// The name and the arguments of each container.
 fn command_lines() -> Vec<(String, Vec<String>)> {
     let mut lines = Vec::new();
     for (file, object) in objects() {
@@ -210,8 +209,7 @@ fn command_lines() -> Vec<(String, Vec<String>)> {
             _ => continue,
         };
         for container in pod["containers"].as_array().expect("containers") {
-            let arguments: Vec<String> =
-                serde_json::from_value(container["args"].clone()).expect("arguments that are texts");
+            let arguments: Vec<String> = serde_json::from_value(container["args"].clone()).expect("a list of strings");
             lines.push((format!("{file}: {}", text(container, "name")), arguments));
         }
     }
@@ -219,9 +217,8 @@ fn command_lines() -> Vec<(String, Vec<String>)> {
     lines
 }
 
-/// The error of `fairlead` for these arguments, if any. With `--help` at the end it parses all arguments and starts
-/// nothing.
-fn complaint(arguments: &[String]) -> Option<String> {
+/// The error of `fairlead` for these arguments, if any. With `--help` at the end it parses them and does not start.
+fn parse_error(arguments: &[String]) -> Option<String> {
     let output = fairlead().args(arguments).arg("--help").output().expect("start fairlead");
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     (!output.status.success()).then_some(stderr)
@@ -230,12 +227,12 @@ fn complaint(arguments: &[String]) -> Option<String> {
 #[test]
 fn arguments_are_valid() {
     for (container, arguments) in command_lines() {
-        assert_eq!(complaint(&arguments), None, "{container}: {arguments:?}");
+        assert_eq!(parse_error(&arguments), None, "{container}: {arguments:?}");
     }
 }
 
-/// Flags that need or exclude each other are looked at once all are read, so not with `--help`. A frontend gets as far
-/// as its files of TLS, which are not there; a backend would get as far as the kernel.
+/// `fairlead` checks which flags need or exclude each other after it has parsed all, which it does not do with
+/// `--help`. After that a frontend fails to read its TLS files, which do not exist; a backend would change the kernel.
 #[test]
 fn frontend_arguments_pass_validation() {
     for (container, arguments) in command_lines() {
@@ -254,7 +251,7 @@ fn invalid_arguments_are_found() {
     let (_, arguments) = lines.find(|(_, arguments)| arguments[0] == "backend").expect("a backend");
     for wrong in ["--no-such-flag", "--listen=x", "--max-loss=101", "--log-format=xml"] {
         let arguments = [&arguments[..], &[wrong.to_owned()]].concat();
-        let complaint = complaint(&arguments).unwrap_or_else(|| panic!("{wrong} is taken"));
-        assert!(complaint.contains(wrong.split('=').next().expect("a flag")), "{complaint}");
+        let error = parse_error(&arguments).unwrap_or_else(|| panic!("{wrong} is accepted"));
+        assert!(error.contains(wrong.split('=').next().expect("a flag")), "{error}");
     }
 }

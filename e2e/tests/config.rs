@@ -25,7 +25,8 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// This address needs one more flag, so the program reports the address and exits before it changes anything.
+/// This frontend address requires another flag, so the program names the address in an error and exits before it
+/// changes anything.
 #[test]
 fn flags_override_the_environment_and_the_file() {
     let (_directory, config) = file(

@@ -1,6 +1,6 @@
-//! On a kernel that has IPVS, user-mode-linux: the takeover from kube-proxy's IPVS mode, and how endpoints are seen to
-//! drain. For the first, there being no nf_tables for IPv4 and IPv6, what stands for Fairlead's rules is a translation
-//! in iptables; to IPVS it is the same.
+//! Takeover from kube-proxy's IPVS mode, and the list of draining endpoints, in user-mode-linux, whose kernel has IPVS.
+//! Since that kernel has no nf_tables for IPv4 and IPv6, DNAT rules in iptables replace those of the nftables backend
+//! in the takeover.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -13,10 +13,11 @@ use socket2::SockRef;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(20);
-/// A node port of kube-proxy's.
+/// A node port that kube-proxy serves.
 const NODE_PORT: u16 = 30080;
 
-/// What others have: virtual servers on an address of theirs, on the node's, and for a mark; a device; sets.
+/// Objects that belong to neither kube-proxy nor Fairlead: a device, virtual servers on its address, on the node's and
+/// for a mark, and sets.
 const OTHERS: [(&str, &[&str], &str); 3] = [
     (
         "ip",
@@ -32,7 +33,7 @@ const OTHERS: [(&str, &[&str], &str); 3] = [
     ("ipset", &["restore"], "create others hash:ip\nadd others 192.0.2.77\ncreate KUBE-ROUTER-PODS hash:ip\n"),
 ];
 
-/// What kube-proxy has, for a service on two addresses and a node port of each family, whose pod is pod-a-1.
+/// The objects of kube-proxy for Services with the endpoint pod-a-1, at cluster IPs of both families and a node port.
 const KUBE_PROXYS: [(&str, &[&str], &str); 5] = [
     (
         "ip",
@@ -77,7 +78,7 @@ const KUBE_PROXYS: [(&str, &[&str], &str); 5] = [
     ),
 ];
 
-/// New connections go to pod-a-2, before IPVS sees them.
+/// DNAT of new connections to pod-a-2, before IPVS handles them.
 const SUCCESSOR: [(&str, &[&str], &str); 2] = [
     (
         "iptables-legacy-restore",
@@ -120,11 +121,11 @@ fn takeover_from_ipvs_keeps_connections_and_foreign_objects() {
 
         let (succeeded, output) = cleanup(node, &[]);
         assert!(!succeeded && output.contains("start a backend"), "{output}");
-        let (ended, announced) = cleanup(node, &["--dry-run"]);
-        assert!(ended && announced.starts_with("WOULD REMOVE FROM"), "{announced}");
+        let (succeeded, announced) = cleanup(node, &["--dry-run"]);
+        assert!(succeeded && announced.starts_with("WOULD REMOVE FROM"), "{announced}");
         assert_eq!(everything(node), before);
 
-        // What has connections stays, and they go on.
+        // Virtual servers with connections stay, and their connections continue.
         let (succeeded, output) = cleanup(node, &["--force"]);
         assert!(succeeded && output.contains("note: IPVS has 3 connections to"), "{output}");
         let rows = |text: &str| {
@@ -153,7 +154,7 @@ fn takeover_from_ipvs_keeps_connections_and_foreign_objects() {
         }
         drop(udp);
 
-        // The kernel remembers closed connections for two minutes; without its destination a virtual server has none.
+        // The kernel keeps closed connections for two minutes, but a virtual server without destinations has none.
         for server in ["10.96.0.1:80 -r 10.244.1.11:8080", "[fd00:10:96::1]:80 -r [fd00:10:244:1::11]:8080"] {
             node.run_with_input("ipvsadm", &["-R"], &format!("-d -t {server}\n"));
         }
@@ -166,7 +167,7 @@ fn takeover_from_ipvs_keeps_connections_and_foreign_objects() {
     });
 }
 
-/// An endpoint that leaves is listed, with the connection that it still has, until that has ended.
+/// A removed endpoint is listed with its connections until the last one has ended.
 #[test]
 fn draining_endpoints_are_listed() {
     uml::inside(|| {
@@ -181,7 +182,7 @@ fn draining_endpoints_are_listed() {
             .start(|cluster| vec![web(cluster, "pod-a-1")]);
         let node = deployment.cluster().node('a').netns.clone();
         let client = deployment.cluster().pod("pod-a-3").netns.clone();
-        let held = client.run(|| TcpStream::connect(vip(1, IpFamily::V4))).expect("a connection");
+        let connection = client.run(|| TcpStream::connect(vip(1, IpFamily::V4))).expect("a connection");
         let destination = |address: &str| {
             let listed = listed(&node);
             let server = listed.iter().find(|server| server["address"] == "10.96.0.1:80");
@@ -196,17 +197,17 @@ fn draining_endpoints_are_listed() {
 
         let moved = web(deployment.cluster(), "pod-a-2");
         deployment.apply(&moved);
-        let leaving = destination("10.244.1.11:8080").expect("it drains");
-        assert_eq!((&leaving["weight"], &leaving["active"]), (&json!(0), &json!(1)));
-        let seconds = leaving["draining"]["at_most_seconds"].as_u64().expect("seconds");
-        assert!((500..=600).contains(&seconds), "{leaving}");
-        assert_eq!(destination("10.244.1.12:8080").expect("its successor")["weight"], 1);
-        let (ended, table) = run(&node, &["services", "--kernel"]);
-        assert!(ended && table.contains("draining, at most "), "{table}");
+        let draining = destination("10.244.1.11:8080").expect("it drains");
+        assert_eq!((&draining["weight"], &draining["active"]), (&json!(0), &json!(1)));
+        let seconds = draining["draining"]["at_most_seconds"].as_u64().expect("seconds");
+        assert!((500..=600).contains(&seconds), "{draining}");
+        assert_eq!(destination("10.244.1.12:8080").expect("the new endpoint")["weight"], 1);
+        let (succeeded, table) = run(&node, &["services", "--kernel"]);
+        assert!(succeeded && table.contains("draining, at most "), "{table}");
 
-        // A reset one is remembered for ten seconds, one that is closed for two minutes.
-        SockRef::from(&held).set_linger(Some(Duration::ZERO)).expect("a reset at the end");
-        drop(held);
+        // The kernel keeps a connection for ten seconds after a reset, but for two minutes after a regular close.
+        SockRef::from(&connection).set_linger(Some(Duration::ZERO)).expect("a reset at the end");
+        drop(connection);
         eventually("it is gone", 2 * TIMEOUT, || destination("10.244.1.11:8080").is_none().then_some(()));
         assert!(destination("10.244.1.12:8080").is_some());
         let (succeeded, output) = run(deployment.cluster().outside(), &["services", "--kernel"]);
@@ -214,7 +215,7 @@ fn draining_endpoints_are_listed() {
     });
 }
 
-/// What `fairlead services --kernel` lists on a node, for scripts.
+/// The JSON output of `fairlead services --kernel` on a node.
 #[track_caller]
 fn listed(node: &Netns) -> Vec<Value> {
     let (succeeded, output) = run(node, &["services", "--kernel", "-o", "json"]);
@@ -224,7 +225,7 @@ fn listed(node: &Netns) -> Vec<Value> {
     }
 }
 
-/// Feeds programs.
+/// Runs programs with their inputs.
 #[track_caller]
 fn load(node: &Netns, inputs: &[(&str, &[&str], &str)]) {
     for (program, arguments, input) in inputs {
@@ -232,8 +233,7 @@ fn load(node: &Netns, inputs: &[(&str, &[&str], &str)]) {
     }
 }
 
-/// All that the takeover might touch, as its tools save it: without the translations, which stay, and without what
-/// counts.
+/// All objects that the takeover may change, without counters. Of the rules only kube-proxy's are included.
 fn everything(node: &Netns) -> String {
     let ipvs = node.output("ipvsadm", &["-S", "-n"]);
     let mut virtual_servers: Vec<_> = ipvs.lines().collect();
@@ -265,7 +265,7 @@ fn run(node: &Netns, arguments: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Data go through all of them, again.
+/// Waits until messages are echoed on all streams.
 #[track_caller]
 fn flow(streams: &[Stream]) {
     for stream in streams {

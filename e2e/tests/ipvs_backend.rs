@@ -1,4 +1,4 @@
-//! What every backend must do, by the IPVS backend on a kernel that has IPVS: user-mode-linux.
+//! The backend contract tests with the IPVS backend, in user-mode-linux, whose kernel has IPVS.
 
 use backend::dataplane::{DataplaneOptions, LocalDetector};
 use backend::testing::contract;
@@ -6,7 +6,7 @@ use backend_ipvs::{Ipvs, Settings};
 use fairlead_e2e::uml;
 use iptables::Variant;
 
-/// Each with random states of its own.
+/// Each seed gives other random states.
 const SEEDS: [u64; 2] = [1, 2];
 
 #[test]

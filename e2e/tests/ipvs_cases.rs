@@ -1,5 +1,5 @@
-//! Every case, with the IPVS backend, inside user-mode-linux: a few guests, each with a share of the cases. Where IPVS
-//! differs it is listed here, with the reason, as in `docs/semantics.md`.
+//! The Service conformance cases with the IPVS backend, in user-mode-linux: each of a few guests runs a share of them.
+//! Cases in which IPVS differs are listed with the reason, as in `docs/semantics.md`.
 
 // A panic is how a test fails.
 #![allow(clippy::expect_used)]
@@ -9,26 +9,26 @@ use std::time::Duration;
 use fairlead_e2e::suite::{self, Case};
 use fairlead_e2e::{Backend, uml};
 
-/// Every case there is.
+/// All cases.
 const CASES: &[Case] = &fairlead_e2e::conformance!(list);
-/// So many guests share them.
+/// The number of guests.
 const GUESTS: usize = 4;
-/// So many cases at a time in a guest: most of them wait most of the time.
-const AT_ONCE: usize = 4;
-/// How long a guest may take on a machine that does much else.
+/// The number of cases that run at the same time in a guest. They spend most of their time waiting.
+const PARALLEL_CASES: usize = 4;
+/// Timeout of a guest, for a machine under load.
 const DEADLINE: Duration = Duration::from_secs(20 * 60);
 
-/// What IPVS does differently.
+/// Cases in which IPVS differs.
 const DIFFERENT: [&str; 3] = [
-    // IPVS remembers a client for as long as it remembers one of its connections: two minutes after a TCP connection
-    // has been closed.
+    // IPVS keeps the affinity of a client as long as any of its connections: two minutes after a TCP connection is
+    // closed.
     "affinity::affinity_ends_after_the_timeout",
     "affinity::timeout_changes_apply_at_once",
     // A VIP is an address of the node: the kernel drops packets from outside with such a source.
     "source_ranges::node_in_a_range_may_use_the_load_balancer_ip_as_source",
 ];
-/// What user-mode-linux has no nf_tables for.
-const ELSEWHERE: [&str; 2] = ["takeover::from_iptables_nft", "takeover::from_nftables"];
+/// Cases that need nf_tables for IPv4 and IPv6, which user-mode-linux lacks.
+const NEED_NF_TABLES: [&str; 2] = ["takeover::from_iptables_nft", "takeover::from_nftables"];
 
 #[test]
 fn first_share() {
@@ -52,18 +52,18 @@ fn fourth_share() {
 
 #[test]
 fn skipped_names_are_cases() {
-    for name in DIFFERENT.iter().chain(&ELSEWHERE) {
+    for name in DIFFERENT.iter().chain(&NEED_NF_TABLES) {
         assert!(CASES.iter().any(|(case, _)| case == name), "{name}");
     }
     assert!(CASES.len() > 90);
 }
 
-/// Every so-manieth case: neighbours are of a kind, and take as long.
+/// Runs every [`GUESTS`]-th case: cases beside each other in the list take similar time.
 #[track_caller]
 fn run(share: usize) {
     uml::load(&["ip_vs_mh"]);
-    let is_run = |name: &str| !DIFFERENT.contains(&name) && !ELSEWHERE.contains(&name);
+    let is_run = |name: &str| !DIFFERENT.contains(&name) && !NEED_NF_TABLES.contains(&name);
     let cases: Vec<Case> = CASES.iter().copied().filter(|(name, _)| is_run(name)).collect();
     let cases: Vec<Case> = cases.into_iter().skip(share).step_by(GUESTS).collect();
-    suite::run(&cases, Backend::Ipvs, AT_ONCE);
+    suite::run(&cases, Backend::Ipvs, PARALLEL_CASES);
 }

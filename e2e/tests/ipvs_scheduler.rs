@@ -1,4 +1,4 @@
-//! The IPVS scheduler of a single Service, by its annotation, on a kernel that has IPVS: user-mode-linux.
+//! The annotation for the IPVS scheduler of a Service, in user-mode-linux, whose kernel has IPVS.
 
 // A panic is how a test fails.
 #![allow(clippy::expect_used)]
@@ -16,10 +16,10 @@ const ANNOTATION: &str = "fairlead.io/ipvs-scheduler";
 const PORT: u16 = 80;
 const TARGET_PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
-/// The program that the kernel loads modules with.
+/// The file with the program by which the kernel loads modules.
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// So many connections, for the kernel to count.
+/// The number of connections that the kernel counts.
 const CONNECTIONS: u64 = 5;
 
 #[test]
@@ -33,11 +33,11 @@ fn annotation_changes_the_scheduler_in_place() {
         let vip = (plan::cluster_ip(1).v4, PORT).into();
         let client = deployment.cluster().pod("pod-a-1").client();
         (0..CONNECTIONS).for_each(|_| drop(client.tcp(vip).expect("an answer")));
-        // The kernel adds up what it has counted every two seconds.
+        // The kernel updates its statistics every two seconds.
         let is_counted = || (counted(&node) == CONNECTIONS).then_some(());
         eventually("the connections are counted", TIMEOUT, is_counted);
 
-        // The last two are what it is without: one that cannot be read, and none.
+        // An invalid annotation and none give the default scheduler.
         for (annotations, expected) in [
             (json!({ ANNOTATION: "wlc" }), "-s wlc"),
             (json!({ ANNOTATION: "mh:port,fallback" }), "-s mh -b mh-fallback,mh-port"),
@@ -52,7 +52,7 @@ fn annotation_changes_the_scheduler_in_place() {
             let (schedulers, others) = schedulers(&node);
             assert_eq!(schedulers, vec![expected; 4], "{annotations}");
             assert_eq!(others, BTreeSet::from(["-s rr".to_owned()]), "{annotations}");
-            // A recreated virtual server would have counted none.
+            // Recreating a virtual server would reset its statistics.
             assert_eq!(counted(&node), CONNECTIONS, "{annotations}");
             assert!(client.tcp((plan::cluster_ip(2).v4, PORT).into()).is_ok(), "{annotations}");
         }
@@ -61,7 +61,7 @@ fn annotation_changes_the_scheduler_in_place() {
     });
 }
 
-/// Connections are served in turn until the module is there.
+/// A Service whose scheduler's module cannot be loaded uses round robin until it can.
 #[test]
 fn missing_scheduler_is_replaced_by_round_robin() {
     uml::inside(|| {
@@ -71,7 +71,7 @@ fn missing_scheduler_is_replaced_by_round_robin() {
         let netns = deployment.cluster().node('a').netns.clone();
         let vip = (plan::cluster_ip(1).v4, PORT).into();
         let client = deployment.cluster().pod("pod-a-1").client();
-        // From now on the kernel can load no module.
+        // Prevents the kernel from loading modules.
         let loader = fs::read_to_string(MODPROBE).expect("a path");
         fs::write(MODPROBE, "/bin/false").expect("a kernel with modules");
         let mut annotate = |scheduler: &str| {
@@ -90,7 +90,7 @@ fn missing_scheduler_is_replaced_by_round_robin() {
     });
 }
 
-/// The one that is annotated.
+/// The Service with the annotation.
 fn web(cluster: &Cluster) -> Service {
     service(cluster, "web", 1).node_port(NODE_PORT)
 }
@@ -113,7 +113,7 @@ fn schedulers(node: &Netns) -> (Vec<String>, BTreeSet<String>) {
     (its.into_iter().map(scheduler).collect(), others.into_iter().map(scheduler).collect())
 }
 
-/// How many connections the virtual server at the cluster IP of `web` has had.
+/// The number of connections to the virtual server at the cluster IP of `web`.
 #[track_caller]
 fn counted(node: &Netns) -> u64 {
     let stats = node.output("ipvsadm", &["-Ln", "--stats", "--exact"]);

@@ -1,4 +1,4 @@
-//! Fairlead as a plugin of kubectl: found, called and asked for completions by the real client; and in bash.
+//! Fairlead as a kubectl plugin: kubectl finds it, runs it and uses its completions, and so does bash.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::env;
@@ -9,7 +9,7 @@ use std::process::Command;
 use fairlead_e2e::fairlead;
 use tempfile::TempDir;
 
-/// A home with the plugin in its path, as docs/tools.md installs it.
+/// A directory with the plugin, installed as in docs/tools.md.
 fn installed() -> TempDir {
     let home = tempfile::tempdir().expect("a directory");
     let program = fairlead().get_program().to_owned();
@@ -42,7 +42,7 @@ fn kubectl_runs_the_plugin() {
     assert!(error.contains("needs --discovery-kubeconfig"), "{error}");
 }
 
-/// kubectl asks plugins since 1.26.
+/// kubectl completes plugins since 1.26.
 #[test]
 fn kubectl_completes_commands_and_flags() {
     let home = installed();
@@ -64,7 +64,7 @@ fn bash_completes_with_the_script() {
     let script = fairlead().args(["completion", "bash"]).output().expect("the program starts");
     let file = home.path().join("script");
     std::fs::write(&file, script.stdout).expect("a file");
-    let asked = ". \"$0\" && COMP_WORDS=(fairlead stat) COMP_CWORD=1 && _fairlead fairlead stat fairlead && echo \"${COMPREPLY[@]}\"";
-    let answer = Command::new("bash").args(["-c", asked]).arg(&file).output().expect("bash");
+    let script = ". \"$0\" && COMP_WORDS=(fairlead stat) COMP_CWORD=1 && _fairlead fairlead stat fairlead && echo \"${COMPREPLY[@]}\"";
+    let answer = Command::new("bash").args(["-c", script]).arg(&file).output().expect("bash");
     assert_eq!(String::from_utf8_lossy(&answer.stdout), "status\n", "{}", String::from_utf8_lossy(&answer.stderr));
 }

@@ -1,4 +1,4 @@
-//! The manifests are what an API server would hand out: checked field by field where Kubernetes prescribes the form.
+//! The manifests of the test cluster have the same fields as objects from an API server.
 
 #![allow(clippy::expect_used, reason = "a panic is how tests fail, in their helpers too")]
 

@@ -1,5 +1,5 @@
-//! The page of a frontend in a real browser: it shows the current state, follows changes, can be filtered, is
-//! accessible, and requests nothing from other hosts.
+//! The status page of a frontend in a real browser: it shows the current state, updates itself, has a filter, is
+//! accessible, and makes no requests to other hosts.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
@@ -10,8 +10,8 @@ use fairlead_e2e::{Browser, Cluster, Process, eventually, fairlead, plan};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const URL: &str = "http://127.0.0.1:7602/";
-/// Texts that stand out less than 4.5 to 1 from what is behind them (WCAG 2, AA).
-const FAINT: &str = r#"(() => {
+/// Elements whose text has a contrast below 4.5 to 1 with its background (WCAG 2, AA).
+const LOW_CONTRAST: &str = r#"(() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgba = (colour) => {
     canvas.clearRect(0, 0, 1, 1);
@@ -19,21 +19,21 @@ const FAINT: &str = r#"(() => {
     canvas.fillRect(0, 0, 1, 1);
     return canvas.getImageData(0, 0, 1, 1).data;
   };
-  const light = (colour) => {
+  const luminance = (colour) => {
     const [r, g, b] = [...rgba(colour)]
       .map((part) => part / 255)
       .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const behind = (element) => {
+  const background = (element) => {
     const colour = element ? getComputedStyle(element).backgroundColor : "white";
-    return rgba(colour)[3] === 255 ? colour : behind(element.parentElement);
+    return rgba(colour)[3] === 255 ? colour : background(element.parentElement);
   };
   const texts = [...document.querySelectorAll("body *")].filter((element) =>
     [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()) &&
     element.checkVisibility());
   return texts.flatMap((element) => {
-    const [a, b] = [light(getComputedStyle(element).color), light(behind(element))].sort((a, b) => b - a);
+    const [a, b] = [luminance(getComputedStyle(element).color), luminance(background(element))].sort((a, b) => b - a);
     return (a + 0.05) / (b + 0.05) < 4.5 ? [element.outerHTML] : [];
   });
 })()"#;
@@ -88,28 +88,32 @@ fn page_shows_the_state_and_follows_changes() {
     );
     becomes(
         &mut browser,
-        "node-b is missed",
+        "node-b is disconnected",
         &format!("{}?.innerText.includes('disconnected')", row("nodes", "node-b")),
     );
     becomes(
         &mut browser,
-        "the service is there",
+        "the service is listed",
         &format!("{}?.innerText.includes('10.96.0.1:80')", row("services", "default/web")),
     );
 
-    // Without another load of the page.
+    // The page updates itself without being loaded again.
     browser.evaluate("window.mark = 1");
     manifests.apply(&service("late", 2));
-    becomes(&mut browser, "a new service is there", &row("services", "default/late"));
-    becomes(&mut browser, "it is new", &format!("{}.innerText.includes('added')", row("changes", "default/late")));
+    becomes(&mut browser, "a new service is listed", &row("services", "default/late"));
+    becomes(
+        &mut browser,
+        "its change is listed",
+        &format!("{}.innerText.includes('added')", row("changes", "default/late")),
+    );
     let mut command = fairlead();
     command.args(["backend", "nftables", "--shadow", "--node-name", "node-b", "--frontend", &address]);
     let _shadow = Process::spawn(&cluster.node('b').netns, command, &directory.path().join("shadow.log"));
     becomes(&mut browser, "node-b has a shadow", &format!("{}?.innerText.includes('shadow')", row("nodes", "node-b")));
     assert_eq!(browser.evaluate("window.mark"), 1);
 
-    let look = |browser: &mut Browser, name: &str| {
-        assert_eq!(browser.evaluate(FAINT), serde_json::json!([]), "{name}");
+    let check_layout = |browser: &mut Browser, name: &str| {
+        assert_eq!(browser.evaluate(LOW_CONTRAST), serde_json::json!([]), "{name}");
         let wide = browser.evaluate("document.documentElement.scrollWidth - innerWidth");
         assert!(wide.as_i64().is_some_and(|pixels| pixels <= 0), "{name}: {wide} pixels too wide");
         if let Ok(to) = std::env::var("SCREENSHOTS") {
@@ -119,7 +123,7 @@ fn page_shows_the_state_and_follows_changes() {
     for scheme in ["light", "dark"] {
         for (width, height) in [(1280, 1000), (375, 800)] {
             browser.emulate_window(width, height, scheme);
-            look(&mut browser, &format!("{scheme}-{width}"));
+            check_layout(&mut browser, &format!("{scheme}-{width}"));
         }
     }
 
@@ -133,10 +137,10 @@ fn page_shows_the_state_and_follows_changes() {
     becomes(&mut browser, "the filter works", &format!("{count} === 3 && !({})", row("services", "default/web")));
     assert_eq!(browser.evaluate("location.search"), "?q=default%2FLATE");
     browser.evaluate(&type_in("nowhere"));
-    becomes(&mut browser, "nothing is left", "document.body.innerText.includes('No rows match the filter.')");
+    becomes(&mut browser, "no row matches", "document.body.innerText.includes('No rows match the filter.')");
     browser.evaluate(&type_in(""));
-    becomes(&mut browser, "all are there again", &format!("{count} === 6 && {}", row("nodes", "node-b")));
-    // Every table has headings for its columns and names for its rows.
+    becomes(&mut browser, "all rows are listed again", &format!("{count} === 6 && {}", row("nodes", "node-b")));
+    // Every table has header cells for its columns and rows.
     let unnamed = "[...document.querySelectorAll('table')].filter((table) => !table.querySelector('thead th[scope=col]') || [...table.tBodies[0].rows].some((row) => row.cells[0].scope !== 'row')).length";
     assert_eq!(browser.evaluate(unnamed), 0);
     assert_eq!(browser.evaluate("window.mark"), 1);
@@ -146,7 +150,7 @@ fn page_shows_the_state_and_follows_changes() {
     assert!(requests.iter().all(|url| url.starts_with(URL) || url == "about:blank"), "{requests:?}");
     assert!(browser.errors().is_empty(), "{:?}", browser.errors());
 
-    // A frontend that is gone is no reason to believe what is shown.
+    // Without a frontend the page marks its content as stale.
     frontend.kill();
-    becomes(&mut browser, "it is marked as stale", "!document.getElementById('stale').hidden");
+    becomes(&mut browser, "the page is marked as stale", "!document.getElementById('stale').hidden");
 }

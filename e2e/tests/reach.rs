@@ -1,11 +1,11 @@
-//! The cluster without a backend: all hosts reach each other, and the kinds of failure are distinguished.
+//! The test cluster without a backend: all hosts reach each other, and clients distinguish the kinds of failure.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fairlead_e2e::{Client, Cluster, Failure, IpFamily, Protocol, Reply, plan};
 
-/// Asks `protocol` at `pod` and checks who answered, whom they saw, and where.
+/// Sends a request to `pod`, and checks which pod answers, at which address, and which source it saw.
 #[track_caller]
 fn assert_reaches(client: &Client, source: IpAddr, protocol: Protocol, pod: &str, endpoint: SocketAddr) {
     let reply = client.ask(protocol, endpoint);
@@ -65,7 +65,7 @@ fn outside_client_has_many_addresses() {
     let source = SocketAddr::new(plan::client_source(1).v4.into(), 4_242);
     let client = cluster.client().with_source_port(source);
     for protocol in Protocol::ALL {
-        // The port is free again at once.
+        // A closed connection frees the port immediately.
         for _ in 0..5 {
             let to = SocketAddr::new(cluster.pod("pod-a-1").address.v4.into(), 8080);
             assert_eq!(client.ask(protocol, to).expect("a fixed port").seen_source, source, "{protocol}");
@@ -77,7 +77,7 @@ fn outside_client_has_many_addresses() {
 fn closed_port_rejects() {
     let cluster = Cluster::builder().pods_per_node(1).start();
     let pod = cluster.pod("pod-a-1");
-    // More often than the kernel's ordinary limit on ICMP errors.
+    // More requests than the kernel's default rate limit of ICMP errors allows.
     for ip in pod.address.both().repeat(10) {
         for protocol in Protocol::ALL {
             let answer = cluster.client().ask(protocol, SocketAddr::new(ip, 9));

@@ -1,5 +1,5 @@
-//! `fairlead status` with real programs: exit codes for scripts, waiting, and nodes that go and come back; and the
-//! metrics beside it.
+//! `fairlead status` with real programs: exit codes, `--wait`, and nodes that disconnect and reconnect; and the metrics
+//! of a frontend.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::io::{Read as _, Write as _};
@@ -10,7 +10,7 @@ use fairlead_e2e::{Backend, Deployment, fairlead, plan};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// Runs `fairlead status` to its end: the exit code and the document it printed.
+/// Runs `fairlead status` and returns the exit code and the JSON document.
 fn status(deployment: &Deployment, arguments: &[&str]) -> (i32, Value) {
     let mut command = fairlead();
     command.args(["status", "-o", "json", "--frontend", &deployment.address()]).args(arguments);

@@ -1,5 +1,5 @@
-//! The tools for judging a backend, tried on a few rules by hand: translation, masquerade and hairpin are seen, live
-//! traffic notices what it should, and every change of the rules is noticed.
+//! The test tools, checked with a few hand-written rules: clients observe translation, masquerade and hairpin,
+//! background traffic counts losses and resets, and the monitor reports every change of rules.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use fairlead_e2e::{Cluster, DEADLINE, Failure, IpFamily, Node, Pod, Protocol, StreamReport, plan, tools};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// For what is expected to be dropped.
+/// Timeout of requests that should be dropped.
 const SHORT: Duration = Duration::from_millis(100);
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Rules on `node` that lead port 80 of the first VIP of each range to `pod`, with masquerade of a pod's own traffic to
-/// itself.
+/// Adds rules on `node` that translate port 80 of the first VIP of each range to `pod`, with masquerade of the pod's
+/// traffic to itself.
 fn translate(node: &Node, pod: &Pod) {
     let vips = |family| {
         [plan::cluster_ip(1), plan::load_balancer_ip(1), plan::external_ip(1)]
@@ -49,7 +49,7 @@ fn vip(family: IpFamily) -> SocketAddr {
 fn vip_reaches_a_pod_from_everywhere() {
     let cluster = Cluster::start();
     let target = cluster.pod("pod-b-1");
-    // Where the pod is: without masquerade its answers to outside take the shortest way.
+    // The node of the pod: without masquerade, answers to outside bypass the other one.
     cluster.route_vips_through(cluster.node('b'));
     cluster.nodes().iter().for_each(|node| translate(node, target));
     let clients = [
@@ -57,20 +57,20 @@ fn vip_reaches_a_pod_from_everywhere() {
         ("pod on the same node", cluster.pod("pod-b-2").client(), Some(cluster.pod("pod-b-2").address)),
         ("pod on the other node", cluster.pod("pod-a-1").client(), Some(cluster.pod("pod-a-1").address)),
         ("node", cluster.node('a').client(), Some(cluster.node('a').address)),
-        // Itself: through its gateway, masqueraded.
+        // Masqueraded to the gateway.
         ("hairpin", target.client(), Some(plan::gateway(2))),
     ];
-    for (who, client, source) in &clients {
+    for (name, client, source) in &clients {
         for family in IpFamily::ALL {
             for protocol in Protocol::ALL {
                 let reply = client.ask(protocol, vip(family));
-                let reply = reply.unwrap_or_else(|error| panic!("{who} over {protocol} {family}: {error}"));
+                let reply = reply.unwrap_or_else(|error| panic!("{name} over {protocol} {family}: {error}"));
                 let endpoint = SocketAddr::new(target.address.ip(family), 8080);
                 let source = source.map(|source| source.ip(family));
                 assert_eq!(
                     (reply.pod.as_str(), Some(reply.seen_source.ip()), reply.endpoint),
                     ("pod-b-1", source, endpoint),
-                    "{who} over {protocol}"
+                    "{name} over {protocol}"
                 );
             }
         }
@@ -183,12 +183,12 @@ fn stream_counts_resets_and_losses() {
     let lost = |report: &StreamReport| report.lost > 0;
     assert!(tcp.wait_until(TIMEOUT, lost) && udp.wait_until(TIMEOUT, lost));
     tools::nft(&cluster.node('a').netns, "delete table inet by-hand\n");
-    assert!(tcp.wait_echoes(1, TIMEOUT) && udp.wait_echoes(1, TIMEOUT), "both recover");
+    assert!(tcp.wait_echoes(1, TIMEOUT) && udp.wait_echoes(1, TIMEOUT), "both streams recover");
 
     pod.stop();
     let churn = cluster.client().churn(Protocol::Tcp, to, 200, TIMEOUT);
     assert!(churn.wait_attempts(5, TIMEOUT));
-    assert!(!tcp.wait_echoes(1, TIMEOUT), "the pod is gone, and the wait ends with the connection");
+    assert!(!tcp.wait_echoes(1, TIMEOUT), "the wait ends with the connection");
     assert_eq!(tcp.finish().resets, 1);
     let report = churn.finish();
     assert!(report.failures.iter().all(|(_, failure)| *failure == Failure::Refused));
@@ -196,7 +196,7 @@ fn stream_counts_resets_and_losses() {
 
     assert!(udp.wait_until(TIMEOUT, |report| report.resets > 0));
     pod.serve(&[8080]);
-    assert!(udp.wait_echoes(1, TIMEOUT), "a flow outlives its server");
+    assert!(udp.wait_echoes(1, TIMEOUT), "a UDP flow survives a restart of its server");
 }
 
 #[test]

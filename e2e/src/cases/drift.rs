@@ -28,7 +28,7 @@ pub fn removed_rules_are_restored(backend: Backend) {
         let mark = process.mark();
         let begun = Instant::now();
         backend.flush(&node.netns);
-        process.wait_for("the repair", mark, TIMEOUT, |line| backend.programmed(line).is_some());
+        process.wait_for("the repair", mark, TIMEOUT, |line| backend.programmed_revision(line).is_some());
         let took = begun.elapsed();
         let busy = if uml::is_guest() { 10 * BUSY } else { BUSY };
         assert!(took < REPAIR + busy, "repaired after {took:?}");

@@ -1,4 +1,4 @@
-//! Expectations about a VIP, checked with connections: all expected pods answer, and no others.
+//! Expectations about a VIP, checked with requests: all expected pods answer, and no others.
 
 mod traced;
 
@@ -13,16 +13,16 @@ use crate::wire::{Failure, Protocol};
 
 pub(super) use traced::check_with_trace;
 
-/// So many requests that of eight endpoints chosen at random none stays silent (once in 10^8 runs).
+/// The most requests. One of eight endpoints, chosen at random, gets none of them once in 10^8 runs.
 const REQUESTS: usize = 160;
 /// The fewest requests.
 const FEW: usize = 10;
-/// Timeout of a request that should not be answered.
+/// Timeout of a request that should be dropped.
 const SILENCE: Duration = Duration::from_millis(250);
-/// The same where a refusal would do as well.
+/// Timeout of a request that should be dropped or rejected.
 const SHORT_SILENCE: Duration = Duration::from_millis(80);
 
-/// What a client is to see.
+/// The expected result of a client's requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     /// These pods answer, each at least once, and each sees this source.
@@ -33,7 +33,7 @@ pub(super) enum Expected {
     Dropped,
 }
 
-/// A client, where it asks, and what it is to see.
+/// A client, the destination of its requests, and the expected result.
 #[derive(Clone, Debug)]
 pub(super) struct Check {
     pub(super) what: String,
@@ -61,20 +61,20 @@ impl fmt::Display for Expected {
 // === impl Check ===
 
 impl Check {
-    /// Sends the request and returns the difference from the expectation, if any.
+    /// Sends the requests and returns the difference from the expectation, if any.
     fn run(&self) -> Option<String> {
         let seen = match &self.expected {
             Expected::Answers(expected) => self.answers(expected),
             Expected::Refused => seen_once(self.client.ask(self.protocol, self.to)),
             Expected::Dropped => seen_once(self.client.clone().with_deadline(SILENCE).ask(self.protocol, self.to)),
         };
-        let right = seen.as_ref().is_ok_and(|seen| *seen == self.expected);
+        let is_expected = seen.as_ref().is_ok_and(|seen| *seen == self.expected);
         let seen = seen.map_or_else(|failure| failure.to_string(), |seen| seen.to_string());
         let Self { what, protocol, to, expected, .. } = self;
-        (!right).then(|| format!("{what}, {protocol} {to}:\n    expected {expected}\n    seen     {seen}"))
+        (!is_expected).then(|| format!("{what}, {protocol} {to}:\n    expected {expected}\n    seen     {seen}"))
     }
 
-    /// Everything that answers, until all that is expected has, or something else does.
+    /// Sends requests until all expected pods have answered, or another one does.
     fn answers(&self, expected: &BTreeSet<(String, IpAddr)>) -> Result<Expected, Failure> {
         let (mut seen, mut asked) = (BTreeSet::new(), 0);
         self.client.ask_until(self.protocol, self.to, |reply| {
@@ -95,7 +95,7 @@ fn seen_once(answer: Result<crate::wire::Reply, Failure>) -> Result<Expected, Fa
     }
 }
 
-/// Runs all checks, those that wait for nothing beside each other; panics with everything that was wrong.
+/// Runs all checks, those that wait for a timeout in parallel. Panics with all differences.
 #[track_caller]
 pub(super) fn check_all(checks: &[Check]) {
     let (drops, others) = checks.iter().partition::<Vec<_>, _>(|check| check.expected == Expected::Dropped);
@@ -107,7 +107,7 @@ pub(super) fn check_all(checks: &[Check]) {
     assert!(wrong.is_empty(), "{} of {} checks:\n{}", wrong.len(), checks.len(), wrong.join("\n"));
 }
 
-/// Connects to `to` until all of `pods` have answered, and no others.
+/// Sends requests to `to` and checks that all of `pods` answer, and no others.
 #[track_caller]
 pub(super) fn assert_pods(client: &Client, protocol: Protocol, to: SocketAddr, pods: &[&str]) {
     let expected = pods.iter().map(|&pod| pod.to_owned()).collect::<BTreeSet<_>>();
@@ -122,7 +122,7 @@ pub(super) fn assert_pods(client: &Client, protocol: Protocol, to: SocketAddr, p
     assert_eq!(seen, expected, "{protocol} {to}");
 }
 
-/// With each protocol, all of `pods` answer at each of these addresses, and no others.
+/// Checks that all of `pods` answer at each of these addresses over each protocol, and no others.
 #[track_caller]
 pub(super) fn assert_answers(client: &Client, to: impl IntoIterator<Item = SocketAddr>, pods: &[&str]) {
     for to in to {
@@ -130,7 +130,7 @@ pub(super) fn assert_answers(client: &Client, to: impl IntoIterator<Item = Socke
     }
 }
 
-/// With each protocol, requests to these addresses are rejected or dropped.
+/// Checks that requests to these addresses are rejected or dropped, over each protocol.
 #[track_caller]
 pub(super) fn assert_closed(client: &Client, to: impl IntoIterator<Item = SocketAddr>) {
     let client = &client.clone().with_deadline(SHORT_SILENCE);

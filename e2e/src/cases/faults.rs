@@ -16,7 +16,7 @@ const PORT: u16 = 80;
 
 // === the cases ===
 
-/// A file that is no YAML, and a document that is no object of a known kind.
+/// Files that are not YAML, objects without a name, and objects of an unknown kind are reported.
 pub fn unreadable_manifests_are_reported(backend: Backend) {
     let mut deployment = Deployment::start(backend, unaffected);
     let mark = deployment.frontend().mark();
@@ -32,7 +32,7 @@ pub fn unreadable_manifests_are_reported(backend: Backend) {
     assert_unaffected(&deployment);
 }
 
-/// A file becomes unreadable: its objects stay in use until it can be read again.
+/// A file becomes unreadable: its objects are kept until it can be read again.
 pub fn objects_of_an_unreadable_manifest_are_kept(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| [unaffected(cluster), vec![other(cluster)]].concat());
     let mark = deployment.frontend().mark();
@@ -46,7 +46,7 @@ pub fn objects_of_an_unreadable_manifest_are_kept(backend: Backend) {
     assert_unaffected(&deployment);
 }
 
-/// A loopback endpoint is dropped, the other one is used.
+/// A loopback endpoint is ignored, the other one is used.
 pub fn loopback_endpoints_are_ignored(backend: Backend) {
     let mut deployment = Deployment::start(backend, unaffected);
     let mut objects = other(deployment.cluster()).objects();
@@ -59,7 +59,7 @@ pub fn loopback_endpoints_are_ignored(backend: Backend) {
     assert_unaffected(&deployment);
 }
 
-/// An external IP that is another service's cluster IP is not taken from it.
+/// An external IP that is the cluster IP of another Service is not served.
 pub fn external_ip_that_is_a_cluster_ip_is_not_served(backend: Backend) {
     let mut deployment = Deployment::start(backend, unaffected);
     let service = other(deployment.cluster()).external_ip(plan::cluster_ip(1));
@@ -69,7 +69,7 @@ pub fn external_ip_that_is_a_cluster_ip_is_not_served(backend: Backend) {
     assert_unaffected(&deployment);
 }
 
-/// Nor are an address of a node and the ports there.
+/// An external IP or load-balancer IP that is an address of a node is not served, and the node's ports stay reachable.
 pub fn external_ip_that_is_a_node_address_is_not_served(backend: Backend) {
     let mut deployment = Deployment::start(backend, unaffected);
     let node = deployment.cluster().node('b');
@@ -85,7 +85,7 @@ pub fn external_ip_that_is_a_node_address_is_not_served(backend: Backend) {
     assert_unaffected(&deployment);
 }
 
-/// An invalid source range does not open the load-balancer IP to all sources: the address is closed.
+/// If the only source range is invalid, the load-balancer IP is closed, not open to all sources.
 pub fn invalid_source_range_closes_the_address(backend: Backend) {
     let mut deployment = Deployment::start(backend, unaffected);
     let address = plan::load_balancer_ip(1);
@@ -94,7 +94,7 @@ pub fn invalid_source_range_closes_the_address(backend: Backend) {
     log.assert_reports(&["default/other", "spec.loadBalancerSourceRanges[0]", "10.244.0.0/99"]);
     let vips = IpFamily::ALL.map(|family| SocketAddr::new(address.ip(family), PORT));
     let client = deployment.cluster().pod("pod-a-3").client();
-    // It may have been of either family.
+    // In both families: that of the invalid range is unknown.
     assert_closed(&client, vips);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
     let readable = service.source_ranges(&["10.244.0.0/99", "10.244.0.0/16", "fd00:10:244::/48"]);
@@ -103,7 +103,7 @@ pub fn invalid_source_range_closes_the_address(backend: Backend) {
     assert_unaffected(&deployment);
 }
 
-/// Two services with one load balancer's address and port: the first one has it.
+/// Of two Services with the same load-balancer IP and port, the older one is served.
 pub fn first_service_keeps_a_contested_vip(backend: Backend) {
     let address = plan::load_balancer_ip(1);
     let mut deployment = Deployment::start(backend, |cluster| {
@@ -119,7 +119,7 @@ pub fn first_service_keeps_a_contested_vip(backend: Backend) {
     assert_unaffected(&deployment);
 }
 
-/// A port 0 and a protocol that does not exist: the service's other ports are served.
+/// Invalid port numbers and protocols are reported, and the other ports of the Service are served.
 pub fn invalid_ports_are_ignored(backend: Backend) {
     let mut deployment = Deployment::start(backend, unaffected);
     let mut objects = other(deployment.cluster()).objects();
@@ -135,15 +135,15 @@ pub fn invalid_ports_are_ignored(backend: Backend) {
     assert_unaffected(&deployment);
 }
 
-// === what they share ===
+// === helpers ===
 
-/// What the frontend has logged about an object.
+/// Log lines of the frontend.
 struct FrontendLog(Vec<String>);
 
 // === impl FrontendLog ===
 
 impl FrontendLog {
-    /// One line holds all these parts.
+    /// Checks that one line contains all these parts.
     #[track_caller]
     fn assert_reports(&self, parts: &[&str]) {
         let found = self.0.iter().any(|line| parts.iter().all(|part| line.contains(part)));
@@ -167,7 +167,7 @@ fn assert_logged(deployment: &Deployment, mark: usize, parts: &[&str]) {
         .wait_for(&format!("{parts:?}"), mark, TIMEOUT, |line| parts.iter().all(|part| line.contains(part)));
 }
 
-/// The service that must not notice anything.
+/// A valid Service, which must stay reachable.
 fn unaffected(cluster: &Cluster) -> Vec<Service> {
     let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080);
     vec![service.pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-2")])]
@@ -178,7 +178,7 @@ fn assert_unaffected(deployment: &Deployment) {
     assert_answers(deployment, plan::cluster_ip(1), &["pod-a-1", "pod-b-2"]);
 }
 
-/// The service that something is wrong with.
+/// The Service that a case makes invalid.
 fn other(cluster: &Cluster) -> Service {
     let service = Service::new("other").cluster_ip(plan::cluster_ip(2)).port_all(PORT, 8080);
     service.pods([cluster.pod("pod-b-1")])

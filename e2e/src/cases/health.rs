@@ -20,8 +20,8 @@ const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 /// Status and weight.
 type Answer = (u16, usize);
 
-/// Each node answers whether it has ready endpoints, and how many; terminating endpoints do not count, even if they are
-/// used because none is ready.
+/// Each node reports the number of its ready endpoints. Terminating endpoints do not count, even while they are used
+/// because none is ready.
 pub fn health_checks_report_ready_local_endpoints(backend: Backend) {
     let steps: [([EndpointState; 4], [Answer; 2]); 5] = [
         ([Ready, Ready, NotReady, Terminating], [(200, 2), (503, 0)]),
@@ -35,7 +35,7 @@ pub fn health_checks_report_ready_local_endpoints(backend: Backend) {
     for (states, answers) in steps {
         let service = web(deployment.cluster(), states);
         deployment.apply(&service);
-        // The answer changes together with the kernel.
+        // The answers change when the kernel is programmed.
         let cluster = deployment.cluster();
         for (node, expected) in cluster.nodes().iter().zip(answers) {
             for family in IpFamily::ALL {
@@ -47,8 +47,7 @@ pub fn health_checks_report_ready_local_endpoints(backend: Backend) {
     }
 }
 
-/// The port goes with the service, and with the policy that it belongs to; and is there again after a restart without a
-/// frontend.
+/// The port closes when the Service or its policy Local is removed, and opens after a restart, without a frontend too.
 pub fn health_check_ports_open_and_close(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Ready; 4])]);
     until_open(&deployment);
@@ -93,16 +92,16 @@ fn until_refused(deployment: &Deployment) {
 }
 
 #[track_caller]
-fn until(what: &str, deployment: &Deployment, is: impl Fn(io::Result<Answer>) -> bool) {
+fn until(what: &str, deployment: &Deployment, condition: impl Fn(io::Result<Answer>) -> bool) {
     let cluster = deployment.cluster();
     for node in cluster.nodes() {
         for family in IpFamily::ALL {
-            eventually(what, TIMEOUT, || is(ask(cluster, node, family)).then_some(()));
+            eventually(what, TIMEOUT, || condition(ask(cluster, node, family)).then_some(()));
         }
     }
 }
 
-/// Asks a node from outside.
+/// Sends a health check to a node from outside.
 fn ask(cluster: &Cluster, node: &Node, family: IpFamily) -> io::Result<Answer> {
     let to = SocketAddr::new(node.address.ip(family), HEALTH_PORT);
     let answer = cluster.outside().run(|| {
@@ -113,7 +112,7 @@ fn ask(cluster: &Cluster, node: &Node, family: IpFamily) -> io::Result<Answer> {
         stream.read_to_string(&mut answer)?;
         io::Result::Ok(answer)
     })?;
-    parse(&answer).ok_or_else(|| io::Error::other(format!("not a health check's answer: {answer:?}")))
+    parse(&answer).ok_or_else(|| io::Error::other(format!("not an answer to a health check: {answer:?}")))
 }
 
 fn parse(answer: &str) -> Option<Answer> {

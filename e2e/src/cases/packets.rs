@@ -1,7 +1,7 @@
 //! The table of `docs/protocol.md`, "What a backend does with a packet": each VIP kind, under each policy, from each
 //! source class, over each protocol, in each family. [`Table::expected`] is that table in code.
 //!
-//! All packets arrive at node-a. Clients are pods without endpoints, so that nothing here is a hairpin.
+//! All packets arrive at node-a. Client pods are not endpoints, so that no connection is a hairpin.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -28,15 +28,15 @@ enum Vip {
 enum Source {
     /// A pod on node-a.
     Pod,
-    /// A pod on node-b, at a node port of node-a; other VIPs it would reach through its own node.
+    /// A pod on node-b, at a node port of node-a. It would reach other VIPs through its own node.
     RemotePod,
     /// node-a itself.
     Node,
-    /// Outside of the cluster.
+    /// Outside the cluster.
     Outside,
 }
 
-/// Which endpoints a service has.
+/// The endpoints of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pool {
     /// Two on each node.
@@ -47,13 +47,13 @@ enum Pool {
     Nowhere,
 }
 
-/// How the backends are set up.
+/// The local traffic detection and masquerading of the backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setup {
     ClusterCidr,
     MasqueradeAll,
     NoClusterCidr,
-    /// Only the pods of the node are known, by their source or their interface.
+    /// Only the pods of the node are recognised, by source or interface.
     OwnPods,
 }
 
@@ -81,7 +81,7 @@ pub fn external_ip(backend: Backend) {
     run(Deployment::builder(backend), Setup::ClusterCidr, Vip::ExternalIp);
 }
 
-/// The addresses of load balancers.
+/// Load-balancer IPs.
 pub fn load_balancer_ip(backend: Backend) {
     run(Deployment::builder(backend), Setup::ClusterCidr, Vip::LoadBalancerIp);
 }
@@ -97,48 +97,48 @@ pub fn cluster_ip_with_masquerade_all(backend: Backend) {
     run(builder, Setup::MasqueradeAll, Vip::ClusterIp);
 }
 
-/// Without masquerading to cluster IPs.
+/// Cluster IPs without local traffic detection, which disables masquerading to them.
 pub fn cluster_ip_without_cluster_cidr(backend: Backend) {
     run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::ClusterIp);
 }
 
-/// Without local traffic detection.
+/// External IPs without local traffic detection.
 pub fn external_ip_without_cluster_cidr(backend: Backend) {
     run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::ExternalIp);
 }
 
-/// Without local traffic detection.
+/// Node ports without local traffic detection.
 pub fn node_port_without_cluster_cidr(backend: Backend) {
     run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::NodePort);
 }
 
-/// Pods of the node are known by its pod CIDR; those of other nodes are not.
+/// Cluster IPs; pods are recognised by the node's pod CIDR, those of other nodes are not.
 pub fn cluster_ip_with_node_cidr(backend: Backend) {
     run(own_pods(backend, &NODE_CIDR), Setup::OwnPods, Vip::ClusterIp);
 }
 
-/// The same, for policy Local.
+/// Node ports; pods are recognised by the node's pod CIDR.
 pub fn node_port_with_node_cidr(backend: Backend) {
     run(own_pods(backend, &NODE_CIDR), Setup::OwnPods, Vip::NodePort);
 }
 
-/// Pods are known by their bridge. To a backend that is an interface like any other: here the one pod that asks is
-/// behind it.
+/// Cluster IPs; pods are recognised by their bridge. For a backend it is any interface: here that of the only client
+/// pod.
 pub fn cluster_ip_with_bridge_interface(backend: Backend) {
     run(own_pods(backend, &BRIDGE), Setup::OwnPods, Vip::ClusterIp);
 }
 
-/// The same, for policy Local.
+/// Node ports; pods are recognised by their bridge.
 pub fn node_port_with_bridge_interface(backend: Backend) {
     run(own_pods(backend, &BRIDGE), Setup::OwnPods, Vip::NodePort);
 }
 
-/// Pods are known by how the names of their interfaces begin.
+/// Cluster IPs; pods are recognised by the prefix of their interfaces.
 pub fn cluster_ip_with_interface_prefix(backend: Backend) {
     run(own_pods(backend, &PREFIX), Setup::OwnPods, Vip::ClusterIp);
 }
 
-/// The same, for policy Local.
+/// Node ports; pods are recognised by the prefix of their interfaces.
 pub fn node_port_with_interface_prefix(backend: Backend) {
     run(own_pods(backend, &PREFIX), Setup::OwnPods, Vip::NodePort);
 }
@@ -152,7 +152,7 @@ fn own_pods(backend: Backend, arguments: &[&str]) -> DeploymentBuilder {
     arguments.iter().fold(builder, |builder, argument| builder.argument(argument))
 }
 
-/// In mode NodeCIDR another pod CIDR of the node takes effect at once.
+/// In mode NodeCIDR a change of the node's pod CIDR takes effect at once.
 pub fn pod_cidr_changes_apply_at_once(backend: Backend) {
     let mut deployment = own_pods(backend, &NODE_CIDR).start(services);
     for setup in [Setup::NoClusterCidr, Setup::OwnPods] {
@@ -177,7 +177,7 @@ fn run(builder: DeploymentBuilder, setup: Setup, vip: Vip) {
 
 // === the services ===
 
-/// A service for each policy (internal and external the same) and each pool.
+/// A service for each policy, which is both the internal and the external one, and each pool.
 fn services(cluster: &Cluster) -> Vec<Service> {
     let all = POLICIES.into_iter().flat_map(|policy| POOLS.map(|pool| (policy, pool)));
     let service = |(policy, pool)| {
@@ -253,7 +253,7 @@ impl Table<'_> {
         behind_the_node || !reaches_node_b || self.is_masqueraded(policy, source)
     }
 
-    /// The table: which endpoints, and whom they see.
+    /// The table: which endpoints answer, and which source they see.
     fn expected(&self, policy: TrafficPolicy, pool: Pool, source: Source, family: IpFamily) -> Expected {
         if pool == Pool::Nowhere {
             return Expected::Refused;
@@ -276,7 +276,7 @@ impl Table<'_> {
         match (policy, self.vip) {
             (TrafficPolicy::Cluster, _) => false,
             (TrafficPolicy::Local, Vip::ClusterIp) => true,
-            (TrafficPolicy::Local, _) => !self.is_known_pod(source) && source != Source::Node,
+            (TrafficPolicy::Local, _) => !self.is_recognised_pod(source) && source != Source::Node,
         }
     }
 
@@ -284,7 +284,7 @@ impl Table<'_> {
         match (self.vip, policy) {
             (Vip::ClusterIp, _) => match self.setup {
                 Setup::MasqueradeAll => true,
-                Setup::ClusterCidr | Setup::OwnPods => !self.is_known_pod(source),
+                Setup::ClusterCidr | Setup::OwnPods => !self.is_recognised_pod(source),
                 Setup::NoClusterCidr => false,
             },
             (_, TrafficPolicy::Cluster) => true,
@@ -292,7 +292,7 @@ impl Table<'_> {
         }
     }
 
-    fn is_known_pod(&self, source: Source) -> bool {
+    fn is_recognised_pod(&self, source: Source) -> bool {
         match self.setup {
             Setup::ClusterCidr | Setup::MasqueradeAll => matches!(source, Source::Pod | Source::RemotePod),
             Setup::OwnPods => source == Source::Pod,

@@ -1,5 +1,5 @@
-//! What [`packets`](super::packets) leaves out: policies that differ, endpoints that drain, and endpoints that are
-//! nodes.
+//! Traffic policies beyond [`packets`](super::packets): different internal and external policies, terminating
+//! endpoints, and nodes as endpoints.
 //!
 //! All packets from outside arrive at node-a.
 
@@ -19,7 +19,7 @@ const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
 const PODS: [&str; 3] = ["pod-a-1", "pod-a-2", "pod-b-1"];
 
-/// The internal policy is for cluster IPs only, and the external one for all other addresses.
+/// The internal policy applies to cluster IPs only, and the external one to all other addresses.
 pub fn policies_are_independent(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         let both =
@@ -42,8 +42,8 @@ pub fn policies_are_independent(backend: Backend) {
     assert_answers(&outside, external(cluster, 2), local);
 }
 
-/// Under external policy Local a node gives traffic from outside to those of its endpoints that drain, when it has no
-/// others; what the cluster has besides is for its pods and itself.
+/// Under external policy Local a node without ready endpoints sends traffic from outside to its terminating endpoints.
+/// Pods and the node itself use the endpoints of the cluster.
 pub fn terminating_endpoints_are_used_for_external_traffic_if_none_is_ready(backend: Backend) {
     let (a1, b1, both) = (&["pod-a-1"][..], &["pod-b-1"][..], &["pod-a-1", "pod-b-1"][..]);
     let steps: [([EndpointState; 3], &[&str], &[&str]); 4] = [
@@ -76,7 +76,7 @@ pub fn terminating_endpoints_are_used_for_external_traffic_if_none_is_ready(back
     }
 }
 
-/// Endpoints may be nodes, or pods with the network of their node: also for that node itself, and under policy Local.
+/// Nodes, or pods in the host network, can be endpoints, including for their own node and under policy Local.
 pub fn nodes_can_be_endpoints(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
@@ -102,7 +102,7 @@ pub fn nodes_can_be_endpoints(backend: Backend) {
     }
 }
 
-// === what they share ===
+// === helpers ===
 
 /// A service with each kind of VIP.
 fn service(number: u8) -> Service {

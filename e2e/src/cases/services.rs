@@ -1,4 +1,4 @@
-//! Which Services are served, at which of their addresses and ports, and what becomes of what they no longer have.
+//! Which Services are served, at which addresses and ports, and what happens when an address or port is removed.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -22,13 +22,13 @@ const ATTEMPTS: u64 = 60;
 
 // === types ===
 
-/// A service is changed from one type to another and back: it has the addresses of its type, and no others any more.
+/// A Service changes its type several times: each time exactly the addresses of the new type answer.
 pub fn type_changes_apply_at_once(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
     let cluster_ip = web(deployment.cluster());
     let node_port = cluster_ip.clone().node_port(NODE_PORT);
     let load_balancer = node_port.clone().load_balancer_ip(plan::load_balancer_ip(1));
-    // A load balancer that needs no node ports, and external IPs, which any type can have.
+    // A load balancer without node ports, and external IPs, which every type can have.
     let direct = cluster_ip.clone().load_balancer_ip(plan::load_balancer_ip(1));
     let external = cluster_ip.clone().external_ip(plan::external_ip(1));
     let [internal, node, balancer, outside] = [0, 1, 2, 3];
@@ -46,12 +46,13 @@ pub fn type_changes_apply_at_once(backend: Backend) {
     }
 }
 
-/// A service is led elsewhere by name, is made headless or given to another proxy: it has no VIP until it is back.
+/// A Service becomes an ExternalName, becomes headless or is assigned to another proxy: it has no VIP until that is
+/// reverted.
 pub fn some_services_have_no_vip(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let web = with_all_vips(deployment.cluster());
     let changes: [fn(&mut Vec<Value>); 5] = [
-        // The addresses are left over from another type.
+        // The addresses of the previous type are still in the object.
         |objects| {
             objects[0]["spec"]["type"] = json!("ExternalName");
             objects[0]["spec"]["externalName"] = json!("web.example.org");
@@ -75,8 +76,7 @@ pub fn some_services_have_no_vip(backend: Backend) {
     }
 }
 
-/// Traffic to a load balancer that wants to see it (`ipMode: Proxy`), or that is known by name only, leaves the
-/// cluster.
+/// Traffic to a load balancer with `ipMode: Proxy`, or with a host name only, leaves the cluster.
 pub fn proxying_load_balancers_get_the_traffic(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
@@ -90,7 +90,7 @@ pub fn proxying_load_balancers_get_the_traffic(backend: Backend) {
         (|ingress| ingress["ipMode"] = json!("Proxy"), "balancer"),
         (|ingress| ingress["ipMode"] = json!("VIP"), "pod-a-1"),
         (|ingress| *ingress = json!({ "hostname": "balancer.example.org" }), "balancer"),
-        // The mode is from a newer Kubernetes than the balancer may be.
+        // Controllers that do not know the field leave it empty.
         (|ingress| ingress["ipMode"] = json!(null), "pod-a-1"),
     ];
     for (change, pod) in modes {
@@ -104,7 +104,7 @@ pub fn proxying_load_balancers_get_the_traffic(backend: Backend) {
 
 // === families and spellings ===
 
-/// A service of one family has nothing in the other: no cluster IP, no node port, no external IP.
+/// A single-stack Service has no cluster IP, node port or external IP in the other family.
 pub fn single_stack_services_serve_one_family(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         let of = |number: u8, family| {
@@ -130,8 +130,8 @@ pub fn single_stack_services_serve_one_family(backend: Backend) {
     }
 }
 
-/// Objects from before dual stack say less, and those whose first family is IPv6 say it in another order: they mean the
-/// same.
+/// Objects from before dual stack lack some fields, and those whose first family is IPv6 have another order. The
+/// cluster IPs are the same.
 pub fn families_are_read_from_all_fields(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let service = web(deployment.cluster());
@@ -158,7 +158,7 @@ pub fn families_are_read_from_all_fields(backend: Backend) {
     }
 }
 
-/// Leading zeros are decimal, as for the API server, and white space around a range is none of its.
+/// Numbers with leading zeros are decimal, as in the API server, and white space around a source range is ignored.
 pub fn leading_zeros_in_addresses_are_decimal(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
@@ -181,8 +181,8 @@ pub fn leading_zeros_in_addresses_are_decimal(backend: Backend) {
 
 // === ports ===
 
-/// One number is as many ports as there are protocols, at each kind of VIP: each has its own endpoints, and comes and
-/// goes alone.
+/// Ports of the same number and different protocols have their own endpoints, at each kind of VIP, and are removed
+/// independently.
 pub fn protocols_are_independent(backend: Backend) {
     let pods = ["pod-a-1", "pod-a-2", "pod-b-1"];
     let services = |cluster: &Cluster| {
@@ -213,7 +213,7 @@ pub fn protocols_are_independent(backend: Backend) {
     check(&deployment, None);
 }
 
-/// Each port of a service leads to its own target port.
+/// Each port of a Service has its own target port.
 pub fn ports_are_independent(backend: Backend) {
     let targets = [(80, 8080), (81, 9090), (8080, 9090), (9090, 8080)];
     let builder = Deployment::builder(backend).cluster(Cluster::builder().ports(&[8080, 9090]));
@@ -234,7 +234,7 @@ pub fn ports_are_independent(backend: Backend) {
     }
 }
 
-/// A port is renamed: connections through it are not affected.
+/// Renaming a port does not affect connections through it.
 pub fn ports_are_renamed(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
     let service = web(deployment.cluster());
@@ -290,20 +290,20 @@ pub fn recreated_service_keeps_old_connections(backend: Backend) {
     assert_answers(&client, addresses(2), &["pod-a-1"]);
     assert_closed(&client, addresses(1));
     for stream in streams {
-        assert!(stream.wait_echoes(3, TIMEOUT), "it goes on: {:?}", stream.report());
+        assert!(stream.wait_echoes(3, TIMEOUT), "the connection continues: {:?}", stream.report());
         let report = stream.finish();
         assert!(report.is_clean(), "{report:?}");
     }
 }
 
-// === what they share ===
+// === helpers ===
 
 fn web(cluster: &Cluster) -> Service {
     let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080);
     service.pods([cluster.pod("pod-a-1")])
 }
 
-/// The same, with each kind of VIP.
+/// [`web`] with each kind of VIP.
 fn with_all_vips(cluster: &Cluster) -> Service {
     let service = web(cluster).node_port(NODE_PORT).external_ip(plan::external_ip(1));
     service.load_balancer_ip(plan::load_balancer_ip(1))
@@ -323,7 +323,7 @@ fn vips(cluster: &Cluster, family: IpFamily) -> [SocketAddr; 4] {
     ]
 }
 
-/// These of the [`vips`] are answered from outside, and the others are not.
+/// Checks that the [`vips`] with these indexes answer requests from outside, and the others do not.
 #[track_caller]
 fn assert_vips(deployment: &Deployment, answering: &[usize]) {
     let cluster = deployment.cluster();

@@ -1,4 +1,4 @@
-//! One request over each protocol, made by the calling thread in the namespace it is in.
+//! A request over each protocol, which the calling thread makes in its own namespace.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -16,7 +16,7 @@ use crate::sctp::{Chunk, IPPROTO_SCTP, Packet};
 use crate::wire::{Failure, Protocol, Reply};
 
 impl Probe {
-    /// One request.
+    /// Makes one request.
     pub(crate) fn ask(self, protocol: Protocol, to: SocketAddr) -> Result<Reply, Failure> {
         match protocol {
             Protocol::Tcp => self.connect(to).map(|(reply, _)| reply),
@@ -25,7 +25,7 @@ impl Probe {
         }
     }
 
-    /// A TCP connection after its greeting: what is sent from here on comes back.
+    /// Opens a TCP connection and reads its greeting; what is sent on it is echoed.
     pub(crate) fn connect(self, to: SocketAddr) -> Result<(Reply, BufReader<TcpStream>), Failure> {
         let start = Instant::now();
         let socket = self.socket(to, Type::STREAM, None)?;
@@ -66,7 +66,7 @@ impl Probe {
     fn sctp(self, to: SocketAddr) -> Result<Reply, Failure> {
         let start = Instant::now();
         let socket = self.socket(to, Type::RAW, Some(IPPROTO_SCTP.into()))?;
-        // A raw IPv6 socket refuses an address with a port that is not the protocol's number.
+        // The kernel rejects an address for a raw IPv6 socket if its port is not the number of the protocol.
         socket.connect(&SocketAddr::new(to.ip(), 0).into())?;
         let tag = next_number();
         let source_port = match self.source {
@@ -95,8 +95,8 @@ impl Probe {
     fn socket(self, to: SocketAddr, kind: Type, protocol: Option<socket2::Protocol>) -> Result<Socket, Failure> {
         let socket = Socket::new(Domain::for_address(to), kind, protocol)?;
         report_icmp_errors(&socket, to, IcmpErrors::All)?;
-        let chosen_later = |source: &SocketAddr| kind == Type::DGRAM && source.port() == 0;
-        if let Some(mut source) = self.source.filter(|source| !chosen_later(source)) {
+        let binds_later = |source: &SocketAddr| kind == Type::DGRAM && source.port() == 0;
+        if let Some(mut source) = self.source.filter(|source| !binds_later(source)) {
             if kind == Type::RAW {
                 source.set_port(0);
             }
@@ -110,14 +110,14 @@ impl Probe {
         Ok(socket)
     }
 
-    /// What is left of the deadline; not zero, which would mean for ever.
+    /// The time until the deadline, but not zero, which a socket takes for no timeout.
     fn left(self, start: Instant) -> Duration {
         self.deadline.saturating_sub(start.elapsed()).max(Duration::from_millis(1))
     }
 }
 
-/// The result of sending, without EPERM. An output rule that rejects a packet fails the call and sends an ICMP error;
-/// one that drops it only fails the call. The socket's next read distinguishes them, as for packets stopped further on.
+/// The result of sending, without EPERM: if an output rule rejects or drops a packet, the call fails in both cases. The
+/// next read of the socket distinguishes them by the ICMP error, as for packets that are stopped further on.
 fn sent(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Err(error) if error.raw_os_error() != Some(libc::EPERM) => Err(error),
@@ -128,10 +128,10 @@ fn sent(result: io::Result<usize>) -> io::Result<()> {
 /// Which ICMP errors a socket reports.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IcmpErrors {
-    /// The kernel's choice: of UDP and SCTP only a port unreachable, and of TCP none that arrives while connect() still
-    /// holds the socket, which between namespaces is soon enough (it would take a second SYN, a second later).
+    /// The kernel's default: only port unreachable for UDP and SCTP, and for TCP no error that arrives while connect()
+    /// still locks the socket. Between namespaces errors do arrive that early, and the next SYN follows after a second.
     Fatal,
-    /// Each, at once.
+    /// All of them, immediately.
     All,
 }
 
@@ -144,7 +144,7 @@ fn report_icmp_errors(socket: &Socket, to: SocketAddr, errors: IcmpErrors) -> io
     Ok(())
 }
 
-/// A datagram of a server: its reply, and what it echoes.
+/// A datagram of a server: its reply, and the echoed payload.
 pub(crate) fn split_datagram(datagram: &[u8]) -> Result<(Reply, &[u8]), Failure> {
     let end = datagram.iter().position(|byte| *byte == b'\n');
     let end = end.ok_or_else(|| Failure::Other("a datagram without a reply line".into()))?;
@@ -159,7 +159,8 @@ pub(crate) fn strip_ip_header(family: SocketAddr, packet: &[u8]) -> &[u8] {
     }
 }
 
-/// The kernel's choice is random, and now and then one that conntrack remembers, with the endpoint that it led to then.
+/// Binds to a port that was not used before. The kernel would choose a random one, for which conntrack may still have
+/// an entry with the endpoint of an earlier flow.
 fn bind_to_fresh_port(socket: &Socket, source: Option<SocketAddr>, to: SocketAddr) -> io::Result<()> {
     let any: IpAddr = match IpFamily::of(&to.ip()) {
         IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -169,19 +170,19 @@ fn bind_to_fresh_port(socket: &Socket, source: Option<SocketAddr>, to: SocketAdd
         let address = source.map_or(any, |source| source.ip());
         let bound = socket.bind(&SocketAddr::new(address, fresh_port(next_number())).into());
         match bound {
-            // A stream's.
+            // A stream uses it.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             _ => return bound,
         }
     }
 }
 
-/// Of the ports that the kernel chooses from too; another one for each of 28,000 numbers that follow each other.
+/// A port of the kernel's ephemeral range; 28,000 consecutive numbers give different ones.
 fn fresh_port(number: u32) -> u16 {
     u16::try_from(32_768 + number % 28_000).expect("below 65,536")
 }
 
-/// Never 0, and not what another process began with.
+/// A number that is not 0, from a start that differs between processes.
 fn next_number() -> u32 {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     (process::id() << 8).wrapping_add(NUMBER.fetch_add(1, Ordering::Relaxed)).max(1)

@@ -1,7 +1,7 @@
 //! Links, addresses and routes of a cluster, as one `ip -batch` script for each namespace.
 //!
-//! Pods hang on routed veths of their own, so that all they send passes the node's prerouting hook, a packet to
-//! themselves through a VIP too. Duplicate address detection is off: addresses would be unusable for a second.
+//! Each pod has a routed veth of its own, so that all its packets traverse the node's prerouting hook, including those
+//! to itself through a VIP. Duplicate address detection is off: addresses would be unusable for a second.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("ipv4/conf/default/rp_filter", "0"),
     ("ipv6/conf/all/accept_dad", "0"),
     ("ipv6/conf/default/accept_dad", "0"),
-    // A refusal must be seen as one, however many tests before it were refused.
+    // The kernel must send an ICMP error for each rejected packet.
     ("ipv4/icmp_ratelimit", "0"),
     ("ipv6/icmp/ratelimit", "0"),
 ];
@@ -39,7 +39,7 @@ pub(super) fn configure(cluster: &Cluster) {
     }
 }
 
-/// Routes on `outside` to everything that a node may answer for, through one of them.
+/// Routes on `outside` to all VIP ranges, through one node.
 pub(super) fn vip_routes(node: &Node) -> String {
     let mut script = String::new();
     for ranges in [plan::SERVICE_CIDRS, plan::LOAD_BALANCER_CIDRS, plan::EXTERNAL_CIDRS] {
@@ -50,8 +50,8 @@ pub(super) fn vip_routes(node: &Node) -> String {
     script
 }
 
-/// `outside` holds the bridge and is a client on it. It forwards nothing, so that a packet that no node translated ends
-/// here in silence.
+/// `outside` contains the bridge and is a client on it. It forwards nothing, so that packets that no node has
+/// translated are dropped here.
 fn outside(nodes: &[Node]) -> String {
     let mut script = String::new();
     let mut add = |text: String| line(&mut script, format_args!("{text}"));
@@ -67,7 +67,7 @@ fn outside(nodes: &[Node]) -> String {
     add(format!("address add {}/64 dev fabric nodad", plan::OUTSIDE.v6));
     for source in (1..=plan::CLIENT_SOURCES).map(plan::client_source) {
         add(format!("address add {}/32 dev fabric", source.v4));
-        // Never chosen unless asked for, as an IPv4 address outside of the subnet is not.
+        // The kernel does not choose it as a source by itself, as with an IPv4 address outside the subnet.
         add(format!("address add {}/128 dev fabric nodad preferred_lft 0", source.v6));
     }
     for node in nodes {
@@ -81,8 +81,8 @@ fn outside(nodes: &[Node]) -> String {
     script
 }
 
-/// A node: an address on the fabric, a route to each other node's pods, a veth to each pod of its own, and all the rest
-/// to `outside`, as a real node has a default route that VIPs from its own processes match.
+/// A node: an address on the fabric, a route to each other node's pods, a veth to each of its pods, and a default route
+/// to `outside`, which VIPs from its own processes match as on a real node.
 fn node_script(number: u8, node: &Node, all: &[Node]) -> String {
     let mut script = String::new();
     let mut add = |text: String| line(&mut script, format_args!("{text}"));
@@ -107,7 +107,7 @@ fn node_script(number: u8, node: &Node, all: &[Node]) -> String {
     script
 }
 
-/// A pod: its addresses on one interface, and everything through its node.
+/// A pod: its addresses on one interface, and a default route through its node.
 fn pod_script(number: u8, pod: &Pod) -> String {
     let mut script = String::new();
     let mut add = |text: String| line(&mut script, format_args!("{text}"));
@@ -123,5 +123,5 @@ fn pod_script(number: u8, pod: &Pod) -> String {
 }
 
 fn line(script: &mut String, text: std::fmt::Arguments<'_>) {
-    writeln!(script, "{text}").expect("a String takes everything");
+    writeln!(script, "{text}").expect("writing to a String cannot fail");
 }

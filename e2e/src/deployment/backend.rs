@@ -1,4 +1,4 @@
-//! The backends that the cases run with, and the little in which they differ.
+//! The backends that the cases run with: their command lines, and how to list and remove their kernel objects.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,10 +7,10 @@ use super::{kernel_changes, program::fairlead};
 use crate::netns::Netns;
 use crate::tools::{nft, nft_list};
 
-/// The limit of flows is the machine's: no network namespace but the first may set it.
-const LEAVE_LIMIT: [&str; 2] = ["--conntrack-max-per-core", "0"];
+/// Leaves the conntrack limit alone: the kernel allows to set it in the initial network namespace only.
+const KEEP_CONNTRACK_LIMIT: [&str; 2] = ["--conntrack-max-per-core", "0"];
 
-/// Tables with nothing in them, for `iptables-restore`. The legacy variant always has INPUT in nat too.
+/// Empty tables, for `iptables-restore`. In the legacy variant the table nat also has INPUT.
 const EMPTY: &str = "\
 *filter
 :INPUT ACCEPT [0:0]
@@ -24,10 +24,11 @@ COMMIT
 COMMIT
 ";
 
-/// Others' rules.
+/// A table that does not belong to Fairlead.
 const OTHERS: &str = "table inet others { set seen { type ipv4_addr; elements = { 192.0.2.1 }; }\n\
      chain input { type filter hook input priority 0; ip saddr @seen drop; }\n}\n";
-/// Others' device, virtual server with a destination, set and chain: which program is fed what.
+/// A device, virtual servers, a set and a chain that do not belong to Fairlead: each with the program that creates it
+/// and the program's input.
 const OTHERS_OF_IPVS: [(&str, &[&str], &str); 4] = [
     ("ip", &["-batch", "-"], "link add others0 type dummy\naddress add 192.0.2.77/32 dev others0\n"),
     ("ipvsadm", &["-R"], "-A -t 192.0.2.77:80 -s rr\n-a -t 192.0.2.77:80 -r 10.244.1.12:8080 -m\n-A -f 7 -s rr\n"),
@@ -39,7 +40,7 @@ const OTHERS_OF_IPVS: [(&str, &[&str], &str); 4] = [
     ),
 ];
 
-/// The device that VIPs are on.
+/// The device with the VIPs.
 pub(super) const IPVS_DEVICE: &str = "fairlead-ipvs0";
 
 /// Which backend programs the nodes.
@@ -47,11 +48,12 @@ pub(super) const IPVS_DEVICE: &str = "fairlead-ipvs0";
 pub enum Backend {
     /// nftables.
     Nft,
-    /// iptables that keeps its rules in nf_tables.
+    /// iptables, variant nft.
     IptablesNft,
-    /// The older iptables.
+    /// iptables, variant legacy.
     IptablesLegacy,
-    /// IPVS, with its rules in the older iptables: it runs in user-mode-linux, which has no other.
+    /// IPVS, with its rules in iptables-legacy: it runs in user-mode-linux, whose kernel has no nf_tables for
+    /// IPv4 and IPv6.
     Ipvs,
 }
 
@@ -76,7 +78,7 @@ impl Backend {
         }
     }
 
-    /// Its iptables of both families.
+    /// The iptables programs that it uses, for both families.
     fn tools(self) -> &'static [&'static str] {
         match self {
             Self::Nft => &[],
@@ -89,16 +91,16 @@ impl Backend {
     pub(crate) fn follow(self, socket: &str, node: &str, state: &Path, arguments: &[String]) -> Command {
         let mut command = fairlead();
         command.args(["backend", self.name(), "--frontend", socket, "--node-name", node, "--state-dir"]);
-        command.arg(state).args(LEAVE_LIMIT).args(self.arguments()).args(arguments);
+        command.arg(state).args(KEEP_CONNTRACK_LIMIT).args(self.arguments()).args(arguments);
         command
     }
 
-    /// What the programs do that it runs, if it runs any, is noted in this directory.
+    /// Records the kernel changes of the iptables programs that `command` runs, if any, in this directory.
     #[track_caller]
-    pub(super) fn note(self, command: &mut Command, directory: &Path) {
+    pub(super) fn record_kernel_changes(self, command: &mut Command, directory: &Path) {
         if matches!(self, Self::IptablesNft | Self::IptablesLegacy) {
             kernel_changes::install(directory, self.tools());
-            let path = std::env::var("PATH").expect("a path to programs");
+            let path = std::env::var("PATH").expect("PATH is set");
             command.env("PATH", format!("{}:{path}", directory.display()));
         }
     }
@@ -107,11 +109,11 @@ impl Backend {
     pub(crate) fn local(self, manifests: &Path, node: &str, state: &Path) -> Command {
         let mut command = fairlead();
         command.args(["local", "--backend", self.name(), "--node-name", node, "--manifests"]);
-        command.arg(manifests).args(LEAVE_LIMIT).args(self.arguments()).arg("--state-dir").arg(state);
+        command.arg(manifests).args(KEEP_CONNTRACK_LIMIT).args(self.arguments()).arg("--state-dir").arg(state);
         command
     }
 
-    /// Removes all that it has programmed, behind its back.
+    /// Removes everything that it has programmed, as another process would.
     #[track_caller]
     pub(crate) fn flush(self, netns: &Netns) {
         match self {
@@ -128,7 +130,7 @@ impl Backend {
         }
     }
 
-    /// Rules that exist before it has programmed anything: tables that iptables creates and keeps.
+    /// Creates the tables that iptables creates and does not remove, so that listings before and after are comparable.
     #[track_caller]
     pub(crate) fn create_empty_tables(self, netns: &Netns) {
         self.tools().iter().for_each(|tool| netns.run_with_input(&format!("{tool}-restore"), &[], EMPTY));
@@ -139,7 +141,7 @@ impl Backend {
         }
     }
 
-    /// Puts something of others' beside what it programs.
+    /// Creates kernel objects that do not belong to Fairlead.
     #[track_caller]
     pub(crate) fn add_foreign_objects(self, netns: &Netns) {
         match self {
@@ -150,7 +152,7 @@ impl Backend {
         }
     }
 
-    /// Its rules in the kernel.
+    /// Lists the objects of [`Self::add_foreign_objects`].
     #[track_caller]
     pub(crate) fn foreign_objects(self, netns: &Netns) -> String {
         match self {
@@ -164,7 +166,7 @@ impl Backend {
         }
     }
 
-    /// All rules of a namespace, without counters and in no order: that of tables is how they came.
+    /// All rules of a namespace, without counters, sorted: the order of tables depends on when they were created.
     #[track_caller]
     pub fn rules(self, netns: &Netns) -> Vec<String> {
         let mut rules = nft_list(netns);
@@ -180,8 +182,8 @@ impl Backend {
         lines
     }
 
-    /// The revision that the kernel holds according to this log line, if that is what it is about.
-    pub(crate) fn programmed(self, line: &str) -> Option<u64> {
+    /// The revision that was programmed according to this log line, if it reports one.
+    pub(crate) fn programmed_revision(self, line: &str) -> Option<u64> {
         let (before, rest) = line.split_once(" revision=")?;
         if !before.ends_with(": applied") && !before.ends_with(": reconciled") {
             return None;
@@ -190,16 +192,16 @@ impl Backend {
     }
 }
 
-/// Virtual servers, sets and addresses of a namespace, one a line.
+/// Virtual servers, sets and addresses of a namespace, one in each line.
 #[track_caller]
 pub(super) fn ipvs(netns: &Netns) -> String {
     let mut list = netns.output("ipvsadm", &["-Sn"]);
-    // Behind the parameters of a set comes one that the kernel has drawn.
+    // The last parameter of a set is a random number of the kernel.
     for line in netns.output("ipset", &["save"]).lines() {
         list += line.split(" initval").next().unwrap_or_default();
         list.push('\n');
     }
-    // In front of each stands the number of its device.
+    // Each line begins with the index of the device.
     for line in netns.output("ip", &["-oneline", "address", "show", "type", "dummy"]).lines() {
         list += line.split_once(": ").map_or(line, |(_, address)| address);
         list.push('\n');

@@ -1,4 +1,4 @@
-//! One endpoint of a service: whose, in which state, hinted to whom.
+//! An endpoint of a service: its pod or node, conditions and topology hints.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ pub struct Endpoint {
     node_hints: Vec<String>,
 }
 
-/// The life of an endpoint, as its three conditions say it.
+/// The three conditions of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointState {
     /// Ready and serving.
@@ -37,7 +37,7 @@ impl Endpoint {
         Self::new(pod.address, &pod.node, &pod.zone)
     }
 
-    /// A node as an endpoint, ready: what serves on its own address.
+    /// The endpoint of a server on a node's own address, ready.
     pub fn of_node(node: &Node) -> Self {
         Self::new(node.address, &node.name, &node.zone)
     }
@@ -53,19 +53,19 @@ impl Endpoint {
         }
     }
 
-    /// In another state.
+    /// Sets its state.
     pub fn state(mut self, state: EndpointState) -> Self {
         self.state = state;
         self
     }
 
-    /// Hinted to these zones.
+    /// Sets its zone hints.
     pub fn for_zones(mut self, zones: &[&str]) -> Self {
         self.zone_hints = zones.iter().map(|&zone| zone.to_owned()).collect();
         self
     }
 
-    /// Hinted to these nodes.
+    /// Sets its node hints.
     pub fn for_nodes(mut self, nodes: &[&str]) -> Self {
         self.node_hints = nodes.iter().map(|&node| node.to_owned()).collect();
         self

@@ -1,4 +1,4 @@
-//! A Service with its EndpointSlices, built up by calls.
+//! A builder of a Service with its EndpointSlices.
 
 use std::net::IpAddr;
 
@@ -31,7 +31,7 @@ pub struct Service {
 pub enum TrafficPolicy {
     /// Endpoints anywhere.
     Cluster,
-    /// Endpoints on the node that the packet is on.
+    /// Endpoints on the node that receives the packet.
     Local,
 }
 
@@ -65,37 +65,37 @@ impl Service {
         }
     }
 
-    /// In another namespace.
+    /// Sets its namespace.
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.namespace = namespace.into();
         self
     }
 
-    /// Cluster IPs in both families.
+    /// Sets its cluster IPs, in both families.
     pub fn cluster_ip(mut self, address: DualStack) -> Self {
         self.cluster_ips = address.both().to_vec();
         self
     }
 
-    /// A cluster IP in one family only.
+    /// Sets its cluster IP, in one family only.
     pub fn single_stack(mut self, address: IpAddr) -> Self {
         self.cluster_ips = vec![address];
         self
     }
 
-    /// One more port, named after its protocol and number (`tcp-80`), that leads to `target_port`.
+    /// Adds a port that is named after its protocol and number (`tcp-80`).
     pub fn port(mut self, protocol: Protocol, port: u16, target_port: u16) -> Self {
         let name = format!("{}-{port}", protocol.kubernetes().to_lowercase());
         self.ports.push(Port { name, protocol, port, target_port, node_port: None });
         self
     }
 
-    /// One more port for each protocol.
+    /// Adds a port for each protocol.
     pub fn port_all(self, port: u16, target_port: u16) -> Self {
         Protocol::ALL.into_iter().fold(self, |service, protocol| service.port(protocol, port, target_port))
     }
 
-    /// The node port of the port added last, or, after [`Self::port_all`], of all.
+    /// Sets the node port of the port added last, or, after [`Self::port_all`], of those for all protocols.
     pub fn node_port(mut self, node_port: u16) -> Self {
         if let Some(last) = self.ports.last().map(|port| port.port) {
             let same = self.ports.iter_mut().filter(|port| port.port == last);
@@ -104,54 +104,54 @@ impl Service {
         self
     }
 
-    /// External IPs in both families.
+    /// Sets its external IPs, in both families.
     pub fn external_ip(mut self, address: DualStack) -> Self {
         self.external_ips = address.both().to_vec();
         self
     }
 
-    /// The load balancer's addresses in both families; makes it a Service of type LoadBalancer.
+    /// Sets its load-balancer IPs, in both families, and thereby its type LoadBalancer.
     pub fn load_balancer_ip(mut self, address: DualStack) -> Self {
         self.load_balancer_ips = address.both().to_vec();
         self
     }
 
-    /// Who may use the load balancer's addresses.
+    /// Sets the source ranges of its load-balancer IPs.
     pub fn source_ranges(mut self, ranges: &[&str]) -> Self {
         self.source_ranges = ranges.iter().map(|&range| range.to_owned()).collect();
         self
     }
 
-    /// The internal traffic policy.
+    /// Sets its internal traffic policy.
     pub fn internal_policy(mut self, policy: TrafficPolicy) -> Self {
         self.internal_policy = policy;
         self
     }
 
-    /// The external traffic policy.
+    /// Sets its external traffic policy.
     pub fn external_policy(mut self, policy: TrafficPolicy) -> Self {
         self.external_policy = policy;
         self
     }
 
-    /// Session affinity by client IP, for so many seconds.
+    /// Sets session affinity by client IP with this timeout.
     pub fn affinity(mut self, seconds: u32) -> Self {
         self.affinity_seconds = Some(seconds);
         self
     }
 
-    /// The port at which a load balancer asks each node for local endpoints.
+    /// Sets the node port for health checks of a load balancer.
     pub fn health_check_node_port(mut self, port: u16) -> Self {
         self.health_check_node_port = Some(port);
         self
     }
 
-    /// These pods, ready, and no others.
+    /// Replaces its endpoints by these pods, ready.
     pub fn pods<'a>(self, pods: impl IntoIterator<Item = &'a Pod>) -> Self {
         self.endpoints(pods.into_iter().map(Endpoint::of))
     }
 
-    /// These endpoints, and no others.
+    /// Replaces its endpoints.
     pub fn endpoints(mut self, endpoints: impl IntoIterator<Item = Endpoint>) -> Self {
         self.endpoints = endpoints.into_iter().collect();
         self
@@ -162,7 +162,7 @@ impl Service {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// What its file is called, without `.yaml`.
+    /// The name of its file, without `.yaml`.
     pub(crate) fn file_stem(&self) -> String {
         format!("{}.{}", self.namespace, self.name)
     }
@@ -200,7 +200,7 @@ impl Service {
             "selector": { "app": self.name },
             "sessionAffinity": "None",
         });
-        // The API server accepts and sets these only where they mean something.
+        // The API server accepts and sets this field only for Services with external addresses.
         if self.kind() != "ClusterIP" || !self.external_ips.is_empty() {
             spec["externalTrafficPolicy"] = json!(self.external_policy.kubernetes());
         }

@@ -22,13 +22,13 @@ pub(super) fn bind(name: &str, address: IpAddr, ports: &[u16]) -> io::Result<()>
     let socket = Socket::new(Domain::for_address(local), Type::RAW, Some(IPPROTO_SCTP.into()))?;
     socket.bind(&local.into())?;
     socket.set_nonblocking(true)?;
-    // A raw socket, in the type that has what is needed of it: recvfrom and sendto. Its addresses have no port.
+    // A raw socket in tokio's type for UDP, which also provides recvfrom and sendto. Its addresses have no port.
     let socket = UdpSocket::from_std(socket.into())?;
     let responder = Responder { pod: name.to_owned(), address, ports: ports.to_vec() };
     spawn_local(async move {
         let mut buffer = [0; 512];
         loop {
-            // An error is an ICMP message about an earlier answer: its client is gone, others are not.
+            // An error is an ICMP message about an earlier answer, whose client has gone.
             if let Ok((length, source)) = socket.recv_from(&mut buffer).await
                 && let Some(answer) = responder.answer(&buffer[..length], source)
             {

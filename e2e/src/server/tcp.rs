@@ -1,4 +1,4 @@
-//! TCP: a greeting, then everything comes back.
+//! TCP: the server sends its reply line and echoes everything after it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ pub(super) fn bind(name: &str, address: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// One connection; its errors are the client's to see.
+/// Serves one connection. Its client notices errors.
 async fn serve(mut stream: TcpStream, greeting: Reply) {
     let _ = stream.set_nodelay(true);
     if stream.write_all(format!("{greeting}\n").as_bytes()).await.is_ok() {

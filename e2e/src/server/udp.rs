@@ -1,4 +1,4 @@
-//! UDP: each datagram is returned after a line with the name of the server.
+//! UDP: the server echoes each datagram after its reply line.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ pub(super) fn bind(name: &str, address: SocketAddr) -> io::Result<()> {
     spawn_local(async move {
         let mut buffer = [0; 2048];
         loop {
-            // An error is an ICMP message about an earlier answer: its client is gone, others are not.
+            // An error is an ICMP message about an earlier answer, whose client has gone.
             if let Ok((length, seen_source)) = socket.recv_from(&mut buffer).await {
                 let reply = Reply { pod: pod.clone(), seen_source, endpoint: address };
                 let mut answer = format!("{reply}\n").into_bytes();

@@ -1,33 +1,27 @@
-//! New connections all the time, one after the other, at a bounded rate and for a bounded time.
+//! New connections, one after the other, at a limited rate and for a limited time.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Progress;
+use super::{Progress, Traffic};
 use crate::client::Probe;
 use crate::netns::Netns;
 use crate::wire::{Failure, Protocol};
 
-/// A running churn.
-#[derive(Debug)]
-pub struct Churn {
-    progress: Arc<Progress<ChurnReport>>,
-    thread: Option<JoinHandle<()>>,
-}
+/// New connections.
+pub type Churn = Traffic<ChurnReport>;
 
-/// What a churn has seen.
+/// The results of requests, each over a new connection.
 #[derive(Clone, Debug, Default)]
 pub struct ChurnReport {
     /// Requests made, including failed ones.
     pub attempts: u64,
-    /// Who answered how many.
+    /// The number of requests that each pod answered.
     pub pods: BTreeMap<String, u64>,
-    /// Those that got no answer: when, counted from the start, and why.
+    /// Requests without an answer: the time since the start, and the reason.
     pub failures: Vec<(Duration, Failure)>,
-    /// The longest that an answered one took.
+    /// The longest time to an answer.
     pub slowest: Duration,
 }
 
@@ -42,67 +36,29 @@ impl Churn {
         per_second: u32,
         bound: Duration,
     ) -> Self {
-        let progress = Arc::new(Progress::default());
-        let thread = netns.spawn("churn", {
-            let progress = Arc::clone(&progress);
-            move || {
-                run(probe, protocol, to, Duration::from_secs(1) / per_second, bound, &progress);
-                progress.end();
-            }
-        });
-        Self { progress, thread: Some(thread) }
+        let interval = Duration::from_secs(1) / per_second;
+        Self::spawn(netns, "churn", move |progress| run(probe, protocol, to, interval, bound, progress))
     }
 
-    /// Waits for `count` more requests to be through; `false` if they are not within `deadline`.
+    /// Waits until `count` more requests have been made; `false` after the deadline.
     #[must_use]
     pub fn wait_attempts(&self, count: u64, deadline: Duration) -> bool {
-        let wanted = self.progress.report().attempts + count;
-        self.progress.wait_until(deadline, |report| report.attempts >= wanted)
+        let wanted = self.report().attempts + count;
+        self.wait_until(deadline, |report| report.attempts >= wanted)
     }
 
-    /// Waits until one of the requests from now on is answered by `pod`; `false` if none is within `deadline`.
+    /// Waits until `pod` has answered one more request; `false` after the deadline.
     #[must_use]
     pub fn wait_pod(&self, pod: &str, deadline: Duration) -> bool {
-        let before = self.progress.report().answered_by(pod);
-        self.progress.wait_until(deadline, |report| report.answered_by(pod) > before)
-    }
-
-    /// Waits until it has seen `enough`; `false` if it has not within `deadline` or before its time was up.
-    #[must_use]
-    pub fn wait_until(&self, deadline: Duration, enough: impl FnMut(&ChurnReport) -> bool) -> bool {
-        self.progress.wait_until(deadline, enough)
-    }
-
-    /// What it has seen so far.
-    pub fn report(&self) -> ChurnReport {
-        self.progress.report()
-    }
-
-    /// Stops it.
-    pub fn finish(mut self) -> ChurnReport {
-        self.join();
-        self.progress.report()
-    }
-
-    fn join(&mut self) {
-        self.progress.stop();
-        if let Some(thread) = self.thread.take() {
-            // It panics nowhere, and drop must not.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Churn {
-    fn drop(&mut self) {
-        self.join();
+        let before = self.report().answered_by(pod);
+        self.wait_until(deadline, |report| report.answered_by(pod) > before)
     }
 }
 
 // === impl ChurnReport ===
 
 impl ChurnReport {
-    /// How many requests `pod` answered.
+    /// The number of requests that `pod` answered.
     pub fn answered_by(&self, pod: &str) -> u64 {
         self.pods.get(pod).copied().unwrap_or_default()
     }
@@ -118,20 +74,20 @@ fn run(
 ) {
     let start = Instant::now();
     while start.elapsed() < bound {
-        let began = Instant::now();
+        let asked = Instant::now();
         let answer = probe.ask(protocol, to);
-        let took = began.elapsed();
+        let elapsed = asked.elapsed();
         progress.update(|report| {
             report.attempts += 1;
             match answer {
                 Ok(reply) => {
-                    report.slowest = report.slowest.max(took);
+                    report.slowest = report.slowest.max(elapsed);
                     *report.pods.entry(reply.pod).or_default() += 1;
                 }
-                Err(failure) => report.failures.push((began - start, failure)),
+                Err(failure) => report.failures.push((asked - start, failure)),
             }
         });
-        if !progress.pause_until(began + interval) {
+        if !progress.pause_until(asked + interval) {
             return;
         }
     }

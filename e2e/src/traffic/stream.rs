@@ -1,43 +1,37 @@
-//! One long-lived connection: a message, its echo, a pause, and so on. One message is under way at a time, so that each
+//! A long-lived connection: a message, its echo, a pause, and so on. At most one message is in flight, so that each
 //! loss is counted once and each latency is a whole round trip.
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Progress;
+use super::{Progress, Traffic};
 use crate::client::{Probe, probe};
 use crate::netns::Netns;
 use crate::wire::{Failure, Protocol};
 
-/// A running stream.
-#[derive(Debug)]
-pub struct Stream {
-    progress: Arc<Progress<StreamReport>>,
-    thread: Option<JoinHandle<()>>,
-}
+/// A long-lived TCP connection or UDP flow.
+pub type Stream = Traffic<StreamReport>;
 
-/// What a stream has seen.
+/// The results of the messages of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamReport {
     /// Messages sent.
     pub sent: u64,
-    /// Messages that came back in time.
+    /// Messages that were echoed in time.
     pub echoed: u64,
-    /// Messages that did not come back in time.
+    /// Messages that were not echoed in time.
     pub lost: u64,
-    /// Refusals and resets. The first one ends a TCP stream; a UDP stream goes on.
+    /// Rejections and resets. The first one ends a TCP stream; a UDP stream continues.
     pub resets: u64,
     /// The longest round trip.
     pub slowest: Duration,
-    /// Who answered how many messages. More than one pod only over UDP.
+    /// The number of messages that each pod echoed. Several pods are possible over UDP only.
     pub pods: BTreeMap<String, u64>,
 }
 
-/// An open connection to one side.
+/// The client's socket.
 enum Channel {
     Tcp { pod: String, connection: BufReader<TcpStream> },
     Udp(UdpSocket),
@@ -54,60 +48,21 @@ impl Stream {
         interval: Duration,
     ) -> Result<Self, Failure> {
         let mut channel = netns.run(|| Channel::open(probe, protocol, to))?;
-        let progress = Arc::new(Progress::default());
-        let thread = netns.spawn("stream", {
-            let progress = Arc::clone(&progress);
-            move || {
-                run(&mut channel, interval, &progress);
-                progress.end();
-            }
-        });
-        Ok(Self { progress, thread: Some(thread) })
+        Ok(Self::spawn(netns, "stream", move |progress| run(&mut channel, interval, progress)))
     }
 
-    /// Waits for `count` more messages to come back; `false` if they do not within `deadline` or the connection ended.
+    /// Waits until `count` more messages were echoed; `false` after the deadline or the end of the connection.
     #[must_use]
     pub fn wait_echoes(&self, count: u64, deadline: Duration) -> bool {
-        let wanted = self.progress.report().echoed + count;
-        self.progress.wait_until(deadline, |report| report.echoed >= wanted)
-    }
-
-    /// Waits until it has seen `enough`; `false` if it has not within `deadline` or the connection ended before.
-    #[must_use]
-    pub fn wait_until(&self, deadline: Duration, enough: impl FnMut(&StreamReport) -> bool) -> bool {
-        self.progress.wait_until(deadline, enough)
-    }
-
-    /// What it has seen so far.
-    pub fn report(&self) -> StreamReport {
-        self.progress.report()
-    }
-
-    /// Closes it.
-    pub fn finish(mut self) -> StreamReport {
-        self.join();
-        self.progress.report()
-    }
-
-    fn join(&mut self) {
-        self.progress.stop();
-        if let Some(thread) = self.thread.take() {
-            // It panics nowhere, and drop must not.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        self.join();
+        let wanted = self.report().echoed + count;
+        self.wait_until(deadline, |report| report.echoed >= wanted)
     }
 }
 
 // === impl StreamReport ===
 
 impl StreamReport {
-    /// Nothing was lost, refused or reset.
+    /// No message was lost, and no connection rejected or reset.
     pub fn is_clean(&self) -> bool {
         self.lost == 0 && self.resets == 0
     }
@@ -125,7 +80,7 @@ impl Channel {
                 Ok(Self::Tcp { pod: reply.pod, connection })
             }
             Protocol::Udp => Ok(Self::Udp(probe.udp_socket(to)?)),
-            Protocol::Sctp => Err(Failure::Other("the SCTP probe makes no associations".into())),
+            Protocol::Sctp => Err(Failure::Other("the SCTP client establishes no associations".into())),
         }
     }
 
@@ -163,12 +118,12 @@ fn run(channel: &mut Channel, interval: Duration, progress: &Progress<StreamRepo
         let start = Instant::now();
         progress.update(|report| report.sent += 1);
         let echoed = channel.echo(number.to_be_bytes());
-        let took = start.elapsed();
+        let elapsed = start.elapsed();
         let ends = matches!(channel, Channel::Tcp { .. }) && !matches!(echoed, Ok(_) | Err(Failure::TimedOut));
         progress.update(|report| match echoed {
             Ok(pod) => {
                 report.echoed += 1;
-                report.slowest = report.slowest.max(took);
+                report.slowest = report.slowest.max(elapsed);
                 *report.pods.entry(pod).or_default() += 1;
             }
             Err(Failure::TimedOut) => report.lost += 1,

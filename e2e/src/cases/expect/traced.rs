@@ -1,4 +1,4 @@
-//! `fairlead trace` must predict what packets do: each check of a case is also traced through node-a's rules.
+//! Compares `fairlead trace` with packets: each check of a case is also traced through node-a's rules.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -27,8 +27,8 @@ pub(in super::super) fn check_with_trace(cluster: &Cluster, checks: &[Check]) {
     let wrong: Vec<_> = node.netns.run(|| {
         let (rules, mut kernel) = read();
         let differs = |(check, source, is_node): &(&Check, SocketAddr, bool)| {
-            let through = kernel.output_interface(source.ip()).unwrap_or_default();
-            let origin = if *is_node { PacketOrigin::Node } else { PacketOrigin::Interface(through) };
+            let interface = kernel.output_interface(source.ip()).unwrap_or_default();
+            let origin = if *is_node { PacketOrigin::Node } else { PacketOrigin::Interface(interface) };
             let packet = Packet { source: *source, destination: check.to, protocol: to_trace(check.protocol), origin };
             let trace = trace::trace(&rules, &packet, &mut kernel).expect("a trace");
             let traced = expected(cluster, &trace);
@@ -37,13 +37,16 @@ pub(in super::super) fn check_with_trace(cluster: &Cluster, checks: &[Check]) {
                 let summaries = trace.summaries();
                 let texts: Vec<_> = summaries.iter().map(ToString::to_string).collect();
                 let steps: Vec<_> = summaries.iter().flat_map(|summary| &summary.example.steps).collect();
-                format!("{what}, {protocol} {to}:\n    is    {expected}\n    trace {}\n{steps:#?}", texts.join("; "))
+                format!(
+                    "{what}, {protocol} {to}:\n    expected {expected}\n    trace    {}\n{steps:#?}",
+                    texts.join("; ")
+                )
             })
         };
         packets.iter().filter_map(differs).collect()
     });
     let count = (wrong.len(), checks.len());
-    assert!(wrong.is_empty(), "{} of {} checks are traced wrongly:\n{}", count.0, count.1, wrong[0]);
+    assert!(wrong.is_empty(), "{} of {} checks differ from their trace:\n{}", count.0, count.1, wrong[0]);
 }
 
 /// All rules of the namespace that this thread is in.

@@ -1,4 +1,4 @@
-//! Rules in the forms of kube-proxy 1.36 for one Service with two endpoints, and rules of others, loaded into a node.
+//! The rules of kube-proxy 1.36 for a Service with two endpoints, and rules of other programs, loaded into a node.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use crate::netns::Netns;
 use crate::plan::{self, IpFamily};
 use crate::tools;
 
-/// What keeps the rules.
+/// The mode of kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     IptablesNft,
@@ -17,7 +17,7 @@ pub(super) enum Mode {
     Nftables,
 }
 
-/// What others have in iptables: an administrator, a CNI plugin, kubelet.
+/// iptables rules of an administrator, a CNI plugin and kubelet.
 const OTHERS: &str = "\
 *mangle
 :PREROUTING ACCEPT [0:0]
@@ -55,7 +55,7 @@ impl Mode {
         }
     }
 
-    /// Whether a backend keeps its rules where these are, under the same names.
+    /// Whether a backend has its rules in the same tables, under the same names.
     pub(super) fn is_kept_by(self, backend: Backend) -> bool {
         match self {
             Self::IptablesNft => backend == Backend::IptablesNft,
@@ -93,20 +93,20 @@ impl Mode {
         let listed = match self {
             Self::Nftables => {
                 let tables = node.output("nft", &["list", "tables"]);
-                // In two of them iptables keeps its rules.
+                // `filter` and `nat` contain the rules of iptables.
                 let ours = [" fairlead", " filter", " nat"];
                 let others = tables.lines().filter(|line| !ours.iter().any(|name| line.ends_with(name)));
                 others.map(|line| node.output("nft", &["list", "table", &line["table ".len()..]])).collect()
             }
             _ => self.tools().iter().map(|(_, tool)| node.output(&format!("{tool}-save"), &[])).collect::<String>(),
         };
-        // A rule with this name, which belongs to neither kube-proxy nor Fairlead.
+        // Without the chains of the IPVS backend.
         let lines = listed.lines().filter(|line| !line.starts_with('#') && !line.contains("FAIRLEAD-IPVS"));
         lines.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect()
     }
 }
 
-/// A name of a chain: a kind, and a number as if it were a hash.
+/// The name of a chain with a fixed hash.
 fn chain(kind: &str, number: usize) -> String {
     format!("KUBE-{kind}-{}", ["XPGD46QRK7WJZT7O", "SXIVWICOYRO3J4NJ", "OJWW7NSBVZTDHXNW", "I77PXRDZVX7PMWMN"][number])
 }
