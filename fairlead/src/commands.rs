@@ -28,7 +28,7 @@ use tracing::{info, warn};
 
 use crate::{
     cli::{Cli, Command, LogArgs},
-    config::{FieldWarning, Parsed},
+    config::{FieldProblem, Parsed},
     exit_code::ExitCode,
 };
 
@@ -45,7 +45,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     log::init(log_format, &log_filter)?;
     if let Some(file) = file {
         info!(file = %file.display(), "configuration file read");
-        for FieldWarning { field, reason } in warnings {
+        for FieldProblem { field, reason } in warnings {
             warn!(file = %file.display(), field, reason, "configuration field has no or another effect");
         }
     }

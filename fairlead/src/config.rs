@@ -19,4 +19,4 @@ pub(crate) use kube_proxy::{Role, Target, from_flags};
 pub(crate) use parse::{Parsed, command, load, parse, validate};
 #[cfg(test)]
 pub(crate) use settings::flags;
-pub(crate) use settings::{FieldError, FieldErrors, FieldWarning, Setting, field_of, to_yaml};
+pub(crate) use settings::{FieldErrors, FieldProblem, Setting, field_of, to_yaml};

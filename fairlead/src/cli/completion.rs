@@ -1,6 +1,10 @@
 //! The flags of `fairlead completion`.
 
-use clap::{Args, ValueEnum};
+use clap::{
+    Args,
+    builder::{PossibleValuesParser, TypedValueParser as _},
+};
+use clap_complete::Shell;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -14,13 +18,6 @@ As a kubectl plugin, with completion (docs/tools.md):
   ln -s fairlead /usr/local/bin/kubectl_complete-fairlead")]
 pub(crate) struct CompletionArgs {
     /// Print the script for this shell.
-    #[arg(value_enum)]
+    #[arg(value_parser = PossibleValuesParser::new(["bash", "zsh", "fish"]).try_map(|name| name.parse::<Shell>()))]
     pub(crate) shell: Shell,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Shell {
-    Bash,
-    Zsh,
-    Fish,
 }

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
+
+use crate::config::Role;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -42,15 +44,7 @@ pub(crate) struct ConvertArgs {
 
     /// Write the configuration of this process.
     #[arg(long = "for", value_enum, default_value = "local", value_name = "PROCESS")]
-    pub(crate) process: Process,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Process {
-    /// `fairlead local`, which watches the API server itself, as kube-proxy does.
-    Local,
-    /// `fairlead backend configured`, which follows a frontend.
-    Backend,
+    pub(crate) role: Role,
 }
 
 #[derive(Debug, Args)]

@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result};
 
 use crate::{
-    cli::{ConfigArgs, ConfigCommand, ConvertArgs, Process, ValidateArgs},
-    config::{self, Document, FieldWarning, Kind, Role, Setting, Target},
+    cli::{ConfigArgs, ConfigCommand, ConvertArgs, ValidateArgs},
+    config::{self, Document, FieldProblem, Kind, Role, Setting, Target},
     exit_code::ExitCode,
     print,
 };
@@ -22,11 +22,7 @@ fn convert(args: &ConvertArgs) -> Result<ExitCode> {
         Some(file) => (file.display().to_string(), Document::parse(&Document::read_text(file)?)),
         None => ("--kube-proxy-arg".to_owned(), config::from_flags(&args.kube_proxy_args).map_err(Into::into)),
     };
-    let role = match args.process {
-        Process::Local => Role::Local,
-        Process::Backend => Role::Backend,
-    };
-    checked(document, role, &name, |kind, settings| print::text(config::to_yaml(kind, settings)?))
+    checked(document, args.role, &name, |kind, settings| print::text(config::to_yaml(kind, settings)?))
 }
 
 fn validate(args: &ValidateArgs) -> Result<ExitCode> {
@@ -58,7 +54,7 @@ fn checked(
     }
 }
 
-fn check(document: Document, role: Role) -> Result<(Kind, Vec<Setting>, Vec<FieldWarning>)> {
+fn check(document: Document, role: Role) -> Result<(Kind, Vec<Setting>, Vec<FieldProblem>)> {
     let kind = match (document.kind, role) {
         (Kind::KubeProxy, Role::Local) => Kind::Local,
         (Kind::KubeProxy, Role::Backend) => Kind::Backend,

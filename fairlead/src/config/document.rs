@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::{Map, Value};
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-use super::FieldWarning;
+use super::FieldProblem;
 
 /// `apiVersion` of our files.
 pub(crate) const API_VERSION: &str = "fairlead.io/v1alpha1";
@@ -22,7 +22,7 @@ pub(crate) struct Document {
     /// All but `apiVersion` and `kind`.
     pub(crate) fields: Map<String, Value>,
     /// Problems that kube-proxy tolerates.
-    pub(crate) warnings: Vec<FieldWarning>,
+    pub(crate) warnings: Vec<FieldProblem>,
 }
 
 /// The kind of a configuration file.
@@ -98,7 +98,7 @@ impl Document {
         let warnings = match yaml(text, DuplicateKeyPolicy::Error) {
             Ok(_) => Vec::new(),
             Err(error) if kind == Kind::KubeProxy => {
-                vec![FieldWarning::new("the file", format!("{error}; the last value is used"))]
+                vec![FieldProblem::new("the file", format!("{error}; the last value is used"))]
             }
             Err(error) => return Err(error),
         };

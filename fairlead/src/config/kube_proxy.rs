@@ -20,7 +20,7 @@ mod values;
 pub(crate) use cross_field::mode_of;
 #[cfg(test)]
 pub(crate) use fields::Effect;
-pub(crate) use fields::{FIELDS, Field};
+pub(crate) use fields::FIELDS;
 pub(crate) use flags::document as from_flags;
 pub(super) use translate::Translation;
 pub(crate) use translate::{Role, Target};

@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf};
 use anyhow::{Context as _, Result, bail};
 use clap::{ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches as _, ValueEnum as _, value_parser};
 
-use super::{Document, FieldWarning, Kind, Role, Setting, Target, kube_proxy::Translation, settings};
+use super::{Document, FieldProblem, Kind, Role, Setting, Target, kube_proxy::Translation, settings};
 use crate::{
     cli::{BackendName, Cli, Effective},
     kubectl::CalledBy,
@@ -20,7 +20,7 @@ pub(crate) struct Parsed {
     /// The file of `--config`.
     pub(crate) file: Option<PathBuf>,
     /// Fields of it without effect.
-    pub(crate) warnings: Vec<FieldWarning>,
+    pub(crate) warnings: Vec<FieldProblem>,
 }
 
 /// Of these, a flag replaces the other one in the file too.
@@ -92,7 +92,7 @@ pub(crate) fn load(
     document: Document,
     target: Target,
     path: &[impl AsRef<str>],
-) -> Result<(Vec<Setting>, Vec<FieldWarning>)> {
+) -> Result<(Vec<Setting>, Vec<FieldProblem>)> {
     let Document { kind, fields, mut warnings } = document;
     let mut command = command();
     command.build();
@@ -122,7 +122,7 @@ pub(crate) fn validate(kind: Kind, settings: &[Setting]) -> Result<()> {
 }
 
 /// The settings of a file for the command that is called.
-fn given_settings(mut document: Document, matches: &ArgMatches) -> Result<(Vec<Setting>, Vec<FieldWarning>)> {
+fn given_settings(mut document: Document, matches: &ArgMatches) -> Result<(Vec<Setting>, Vec<FieldProblem>)> {
     let (path, given) = leaf(matches);
     let (command, subcommand) = (path.first().copied().unwrap_or_default(), path.get(1).copied());
     let wanted = Kind::OURS.into_iter().find(|kind| kind.command().first() == Some(&command));

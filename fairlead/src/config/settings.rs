@@ -20,24 +20,17 @@ pub(crate) struct Setting {
     pub(crate) path: String,
 }
 
-/// A field that has no effect, or another effect than in kube-proxy.
+/// A field that is invalid, or that has no effect, or another effect than in kube-proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FieldWarning {
+pub(crate) struct FieldProblem {
     pub(crate) field: String,
     /// Why, and what to do instead.
     pub(crate) reason: String,
 }
 
-/// A field that does not exist, or whose value is not allowed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FieldError {
-    pub(crate) field: String,
-    pub(crate) reason: String,
-}
-
 /// All errors of a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) struct FieldErrors(pub(crate) Vec<FieldError>);
+pub(crate) struct FieldErrors(pub(crate) Vec<FieldProblem>);
 
 /// The settings in the fields of one of our files.
 ///
@@ -49,7 +42,7 @@ pub(super) fn of_fields(command: &Command, fields: Map<String, Value>) -> Result
         let is_known = flags(command).any(|(flag, _)| field_of(flag) == field);
         match if is_known { scalars(value) } else { Err(unknown_field(command)) } {
             Ok(value) => settings.push(Setting { path: field.clone(), field, value }),
-            Err(reason) => errors.push(FieldError::new(field, reason)),
+            Err(reason) => errors.push(FieldProblem::new(field, reason)),
         }
     }
     if errors.is_empty() { Ok(settings) } else { Err(FieldErrors(errors)) }
@@ -63,7 +56,7 @@ pub(super) fn check(command: &Command, settings: &[Setting]) -> Result<(), Field
     let error = |setting: &Setting| {
         let (flag, arg) = flags(command).find(|(flag, _)| field_of(flag) == setting.field)?;
         let parsed = flag_values(arg, &setting.value).and_then(|values| parse(flag, arg, &values));
-        Some(FieldError::new(&setting.path, parsed.err()?))
+        Some(FieldProblem::new(&setting.path, parsed.err()?))
     };
     let errors: Vec<_> = settings.iter().filter_map(error).collect();
     if errors.is_empty() { Ok(()) } else { Err(FieldErrors(errors)) }
@@ -174,13 +167,7 @@ impl Setting {
     }
 }
 
-impl FieldWarning {
-    pub(crate) fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { field: field.into(), reason: reason.into() }
-    }
-}
-
-impl FieldError {
+impl FieldProblem {
     pub(crate) fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { field: field.into(), reason: reason.into() }
     }
@@ -188,13 +175,7 @@ impl FieldError {
 
 // === Display ===
 
-impl fmt::Display for FieldWarning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.reason)
-    }
-}
-
-impl fmt::Display for FieldError {
+impl fmt::Display for FieldProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.field, self.reason)
     }

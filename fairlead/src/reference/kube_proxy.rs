@@ -1,7 +1,7 @@
 //! docs/reference/kube-proxy.md: the effect of each field and flag of kube-proxy, from the table that translates them.
 
 use super::{code, header, row};
-use crate::config::{Effect, FIELDS, mode_of};
+use crate::config::{Effect, FIELDS, field_of, mode_of};
 
 const INTRO: &str = "# kube-proxy's configuration
 
@@ -51,6 +51,7 @@ pub(super) fn page() -> String {
             flag => format!("--{flag}"),
         };
         let effect = match field.effect {
+            Effect::SameFlag => format!("`{}`", field_of(field.flag)),
             Effect::Becomes(field) => format!("`{field}`"),
             Effect::CrossField => {
                 let effect = CROSS_FIELD.iter().find(|(path, _)| *path == field.path);

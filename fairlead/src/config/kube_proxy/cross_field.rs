@@ -10,13 +10,10 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::{
-    translate::Role,
-    values::{Decoded, cidr},
+    translate::{Role, Translation},
+    values::{cidr, nanoseconds},
 };
-use crate::{
-    cli::BackendName,
-    config::{FieldError, FieldWarning, Setting},
-};
+use crate::{cli::BackendName, config::FieldProblem};
 
 /// kube-proxy's modes, the default first.
 const MODES: [(&str, BackendName); 3] =
@@ -27,18 +24,19 @@ const SYNC_PERIOD: f64 = 30e9;
 /// kube-proxy's verbosity that is closest to our level debug.
 const DEBUG_VERBOSITY: i64 = 4;
 
-/// Decoded fields, by path.
+/// The fields that are set, by path, and their translation.
 pub(super) struct CrossFields<'a> {
     pub(super) backend: BackendName,
     pub(super) role: Role,
-    pub(super) fields: &'a BTreeMap<&'static str, Decoded>,
+    pub(super) fields: BTreeMap<&'static str, &'a Value>,
+    pub(super) translation: &'a mut Translation,
 }
 
 /// The backend that the command line names, else that of the mode.
 pub(super) fn backend(
     named: Option<BackendName>,
     mode: Option<&Value>,
-    warnings: &mut Vec<FieldWarning>,
+    translation: &mut Translation,
 ) -> Result<BackendName, String> {
     let text = match mode {
         None | Some(Value::Null) => "",
@@ -54,7 +52,7 @@ pub(super) fn backend(
         && !text.is_empty()
     {
         let named = mode_of(named);
-        warnings.push(FieldWarning::new("mode", format!("{mode} has no effect: the command line sets {named}")));
+        translation.warn("mode", format!("{mode} has no effect: the command line sets {named}"));
     }
     Ok(named.unwrap_or(*of_mode))
 }
@@ -64,53 +62,42 @@ pub(crate) fn mode_of(backend: BackendName) -> &'static str {
     MODES.iter().find(|(_, of_mode)| *of_mode == backend).map_or("", |(mode, _)| mode)
 }
 
-impl CrossFields<'_> {
-    /// Translates all of them.
-    pub(super) fn translate(
-        &self,
-        settings: &mut Vec<Setting>,
-        warnings: &mut Vec<FieldWarning>,
-        errors: &mut Vec<FieldError>,
-    ) {
-        self.process(settings, warnings);
-        self.sync_periods(errors);
-        for result in [
-            self.bind_address(settings, warnings),
-            self.http_address("healthzBindAddress", "healthz", settings),
-            self.http_address("metricsBindAddress", "metrics", settings),
-            self.local_pods(settings, warnings),
-            self.node_ports(settings, warnings),
-        ] {
-            errors.extend(result.err());
-        }
+impl<'a> CrossFields<'a> {
+    /// Translates all of them. Returns the errors.
+    pub(super) fn translate(mut self) -> Vec<FieldProblem> {
+        self.process();
+        let results = [
+            self.bind_address(),
+            self.http_address("healthzBindAddress", "healthz"),
+            self.http_address("metricsBindAddress", "metrics"),
+            self.local_pods(),
+            self.node_ports(),
+        ];
+        self.sync_periods().into_iter().chain(results.into_iter().filter_map(Result::err)).collect()
     }
 
-    fn text(&self, path: &str) -> Option<&str> {
-        match self.fields.get(path) {
-            Some(Decoded::Text(text)) => Some(text),
-            _ => None,
-        }
+    fn text(&self, path: &str) -> Option<&'a str> {
+        self.fields.get(path)?.as_str()
     }
 
     // === The process ===
 
-    fn process(&self, settings: &mut Vec<Setting>, warnings: &mut Vec<FieldWarning>) {
-        let mut set = |path: &str, field: &str, value: &str| settings.push(Setting::new(path, field, value));
+    fn process(&mut self) {
         if let Some(file) = self.text("clientConnection.kubeconfig") {
             let field = match self.role {
                 Role::Local => "kubeconfig",
                 Role::Backend => "discoveryKubeconfig",
             };
-            set("clientConnection.kubeconfig", field, file);
+            self.translation.set("clientConnection.kubeconfig", field, file);
         }
         if let Some(format) = self.text("logging.format") {
-            set("logging.format", "logFormat", format);
+            self.translation.set("logging.format", "logFormat", format);
         }
-        if let Some(Decoded::Integer(verbosity)) = self.fields.get("logging.verbosity") {
-            set("logging.verbosity", "log", if *verbosity < DEBUG_VERBOSITY { "info" } else { "debug" });
+        if let Some(verbosity) = self.fields.get("logging.verbosity").and_then(|verbosity| verbosity.as_i64()) {
+            let level = if verbosity < DEBUG_VERBOSITY { "info" } else { "debug" };
+            self.translation.set("logging.verbosity", "log", level);
         }
-        let Some(Decoded::Other(Value::Object(gates))) = self.fields.get("featureGates") else { return };
-        for (gate, state) in gates {
+        for (gate, state) in self.fields.get("featureGates").and_then(|gates| gates.as_object()).into_iter().flatten() {
             let why = match (gate.as_str(), state.as_bool()) {
                 ("AllowServiceExternalIPs", Some(true)) => continue,
                 ("AllowServiceExternalIPs", _) => {
@@ -119,33 +106,26 @@ impl CrossFields<'_> {
                 }
                 _ => "has no effect: Fairlead has no feature gates",
             };
-            warnings.push(FieldWarning::new(format!("featureGates.{gate}"), why));
+            self.translation.warn(format!("featureGates.{gate}"), why);
         }
     }
 
     /// A minimum must not exceed its period.
-    fn sync_periods(&self, errors: &mut Vec<FieldError>) {
-        let sections = [
-            ("iptables.syncPeriod", "iptables.minSyncPeriod"),
-            ("ipvs.syncPeriod", "ipvs.minSyncPeriod"),
-            ("nftables.syncPeriod", "nftables.minSyncPeriod"),
-        ];
-        let time = |path| match self.fields.get(path) {
-            Some(Decoded::Time(time)) => Some(*time),
-            _ => None,
+    fn sync_periods(&self) -> Vec<FieldProblem> {
+        let time = |path: &str| self.text(path).and_then(nanoseconds);
+        let error = |(mode, _)| {
+            let (period, minimum) = (format!("{mode}.syncPeriod"), format!("{mode}.minSyncPeriod"));
+            let is_longer = time(&minimum)? > time(&period).unwrap_or(SYNC_PERIOD);
+            is_longer.then(|| FieldProblem::new(minimum, format!("is longer than {period}")))
         };
-        for (period, minimum) in sections {
-            if time(minimum).is_some_and(|minimum| minimum > time(period).unwrap_or(SYNC_PERIOD)) {
-                errors.push(FieldError::new(minimum, format!("is longer than {period}")));
-            }
-        }
+        MODES.into_iter().filter_map(error).collect()
     }
 
     // === Addresses ===
 
-    fn bind_address(&self, settings: &mut Vec<Setting>, warnings: &mut Vec<FieldWarning>) -> Result<(), FieldError> {
+    fn bind_address(&mut self) -> Result<(), FieldProblem> {
         let Some(text) = self.text("bindAddress") else { return Ok(()) };
-        let invalid = || FieldError::new("bindAddress", format!("{text:?}: expected an IP address"));
+        let invalid = || FieldProblem::new("bindAddress", format!("{text:?}: expected an IP address"));
         let address: IpAddr = text.parse().map_err(|_| invalid())?;
         if !address.is_unspecified() {
             let cidr = IpNet::from(address);
@@ -153,31 +133,30 @@ impl CrossFields<'_> {
                 "{address} has no effect on the node's addresses, which Fairlead reads from the Node object. To serve \
                  node ports only at this address, set nodePortAddresses to [{cidr}]"
             );
-            warnings.push(FieldWarning::new("bindAddress", why));
+            self.translation.warn("bindAddress", why);
         }
         // Health is served in both IP families by default, metrics in one.
         if address.is_ipv6() && self.text("metricsBindAddress").is_none() {
-            let loopback = IpAddr::from(Ipv6Addr::LOCALHOST).to_string();
-            settings.push(Setting::new("bindAddress", "metrics", loopback));
+            self.translation.set("bindAddress", "metrics", Ipv6Addr::LOCALHOST.to_string());
         }
         Ok(())
     }
 
     /// The address of an HTTP server, with or without a port.
-    fn http_address(&self, path: &str, field: &str, settings: &mut Vec<Setting>) -> Result<(), FieldError> {
+    fn http_address(&mut self, path: &str, field: &str) -> Result<(), FieldProblem> {
         let Some(text) = self.text(path) else { return Ok(()) };
         let is_socket = text.parse::<SocketAddr>().is_ok_and(|address| address.port() != 0);
         if !is_socket && text.parse::<IpAddr>().is_err() {
             let why = format!("{text:?}: expected an IP address with a port, such as 0.0.0.0:10256");
-            return Err(FieldError::new(path, why));
+            return Err(FieldProblem::new(path, why));
         }
-        settings.push(Setting::new(path, field, text));
+        self.translation.set(path, field, text);
         Ok(())
     }
 
     // === Pods ===
 
-    fn local_pods(&self, settings: &mut Vec<Setting>, warnings: &mut Vec<FieldWarning>) -> Result<(), FieldError> {
+    fn local_pods(&mut self) -> Result<(), FieldProblem> {
         const MODE: &str = "detectLocalMode";
         let mode = self.text(MODE);
         let sources = [
@@ -188,7 +167,7 @@ impl CrossFields<'_> {
         let chosen = mode.unwrap_or("ClusterCIDR");
         if chosen != "NodeCIDR" && sources.iter().all(|(mode, ..)| *mode != chosen) {
             let why = format!("{chosen:?}: expected ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix");
-            return Err(FieldError::new(MODE, why));
+            return Err(FieldProblem::new(MODE, why));
         }
         let cluster_cidrs = self.cluster_cidrs()?;
         let mut is_effective = chosen == "NodeCIDR";
@@ -197,79 +176,69 @@ impl CrossFields<'_> {
                 Some(text) if of == chosen => {
                     is_effective = true;
                     let value = if of == "ClusterCIDR" { cluster_cidrs.clone() } else { text.into() };
-                    settings.push(Setting::new(path, field, value));
+                    self.translation.set(path, field, value);
                 }
                 Some(_) => {
-                    let why = format!("has no effect with {MODE} {chosen}, as in kube-proxy");
-                    warnings.push(FieldWarning::new(path, why));
+                    self.translation.warn(path, format!("has no effect with {MODE} {chosen}, as in kube-proxy"));
                 }
                 None if of == chosen && of != "ClusterCIDR" => {
-                    return Err(FieldError::new(path, format!("is required for {MODE} {chosen}")));
+                    return Err(FieldProblem::new(path, format!("is required for {MODE} {chosen}")));
                 }
                 None => {}
             }
         }
         if is_effective {
-            settings.push(Setting::new(MODE, "detectLocalMode", chosen));
+            self.translation.set(MODE, "detectLocalMode", chosen);
         } else if mode.is_some() {
             let why = format!("{chosen} has no effect without clusterCIDR, as in kube-proxy: pods are not detected");
-            warnings.push(FieldWarning::new(MODE, why));
+            self.translation.warn(MODE, why);
         }
         Ok(())
     }
 
     /// `clusterCIDR` as a list: one CIDR, or one of each IP family.
-    fn cluster_cidrs(&self) -> Result<Value, FieldError> {
+    fn cluster_cidrs(&self) -> Result<Value, FieldProblem> {
         let path = "clusterCIDR";
         let Some(text) = self.text(path) else { return Ok(Value::Null) };
         let cidrs: Vec<IpNet> =
-            text.split(',').map(cidr).collect::<Result<_, _>>().map_err(|why| FieldError::new(path, why))?;
+            text.split(',').map(cidr).collect::<Result<_, _>>().map_err(|why| FieldProblem::new(path, why))?;
         match cidrs[..] {
             [_] | [IpNet::V4(_), IpNet::V6(_)] | [IpNet::V6(_), IpNet::V4(_)] => {
                 Ok(text.split(',').map(str::trim).collect())
             }
-            _ => Err(FieldError::new(path, format!("{text:?}: expected one CIDR, or one of each IP family"))),
+            _ => Err(FieldProblem::new(path, format!("{text:?}: expected one CIDR, or one of each IP family"))),
         }
     }
 
     // === Node ports ===
 
-    fn node_ports(&self, settings: &mut Vec<Setting>, warnings: &mut Vec<FieldWarning>) -> Result<(), FieldError> {
+    fn node_ports(&mut self) -> Result<(), FieldProblem> {
         const PATH: &str = "nodePortAddresses";
         const LOCALHOST: &str = "iptables.localhostNodePorts";
-        let given = match self.fields.get(PATH) {
-            Some(Decoded::List(list)) => list.as_slice(),
-            _ => &[],
-        };
-        let is_primary = match given {
+        let given = self.fields.get(PATH).and_then(|list| list.as_array()).into_iter().flatten();
+        let given: Vec<_> = given.filter_map(Value::as_str).map(str::trim).collect();
+        let is_primary = match given[..] {
             [] => self.backend == BackendName::Nftables,
             [only] => only == "primary",
             _ => false,
         };
         let mut cidrs = Vec::new();
         if is_primary {
-            settings.push(Setting::new(PATH, "nodeportAddresses", "primary"));
+            self.translation.set(PATH, "nodeportAddresses", "primary");
         } else {
-            let parsed: Vec<IpNet> = given
-                .iter()
-                .map(|text| cidr(text))
-                .collect::<Result<_, _>>()
-                .map_err(|why| FieldError::new(PATH, format!("{why}, or `primary` alone")))?;
+            let parsed: Result<_, _> = given.into_iter().map(cidr).collect();
+            let parsed = parsed.map_err(|why| FieldProblem::new(PATH, format!("{why}, or `primary` alone")))?;
             cidrs = with_both_families(parsed);
             let list = cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-            settings.push(Setting::new(PATH, "nodeportAddresses", list));
+            self.translation.set(PATH, "nodeportAddresses", list);
         }
-        let localhost = match self.fields.get(LOCALHOST) {
-            Some(Decoded::Bool(localhost)) => Some(*localhost),
-            _ => None,
-        };
-        let loopback = IpAddr::from([127, 0, 0, 1]);
-        let is_covered = cidrs.iter().any(|cidr| cidr.contains(&loopback));
+        let localhost = self.fields.get(LOCALHOST).and_then(|localhost| localhost.as_bool());
+        let is_covered = cidrs.iter().any(|cidr| cidr.contains(&IpAddr::from([127, 0, 0, 1])));
         if self.backend == BackendName::Iptables && localhost != Some(false) && is_covered {
-            settings.push(Setting::new(LOCALHOST, "iptablesLocalhostNodeports", true));
+            self.translation.set(LOCALHOST, "iptablesLocalhostNodeports", true);
         } else if localhost == Some(true) {
             let why = format!("has no effect: {PATH} does not contain loopback addresses, as in kube-proxy");
-            warnings.push(FieldWarning::new(LOCALHOST, why));
+            self.translation.warn(LOCALHOST, why);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The table of all fields of KubeProxyConfiguration: kube-proxy's flag, the type of the value, the modes that read it,
 //! its effect here.
 
-use Effect::{Becomes, CrossField, Nothing};
+use Effect::{Becomes, CrossField, Nothing, SameFlag};
 use Shape::{Any, Bool, Cidrs, Integer, Map, Number, Text, Time};
 
 use crate::cli::BackendName::{self, Iptables, Ipvs, Nftables};
@@ -49,6 +49,8 @@ pub(super) enum Zero {
 /// The effect of a field in Fairlead.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Effect {
+    /// Our flag has the same name as kube-proxy's, and gets the same value.
+    SameFlag,
     /// It sets our field of this name to the same value.
     Becomes(&'static str),
     /// Its meaning depends on other fields, or its value is written differently: `cross_field`.
@@ -62,12 +64,21 @@ const MAX: i64 = i32::MAX as i64;
 const NO_CLIENT: &str = "Fairlead's API client has no such setting: it makes one list and one watch per kind";
 const NO_PERIOD: &str = "Fairlead has no periodic sync: it writes changes when they arrive, and detects changes by \
                          other programs";
+const NO_HIDDEN: &str = "Fairlead has no hidden metrics";
 const NO_BUFFER: &str = "log lines are written to stderr without buffering";
+const NO_RELIST: &str = "Fairlead does not relist periodically, but after 150 s without an event or bookmark";
+const NO_PORTS: &str = "kube-proxy ignores it too; no ports are opened for Services";
+const NO_VMODULE: &str = "use `log` with directives such as info,fairlead_backend=debug";
 const WINDOWS: &str = "Fairlead runs only on Linux";
 
+const fn field(path: &'static str, flag: &'static str, shape: Shape, effect: Effect) -> Field {
+    Field { path, flag, shape, zero: Zero::Unset, modes: &[], effect }
+}
+
 impl Field {
-    const fn new(path: &'static str, flag: &'static str, shape: Shape, effect: Effect) -> Self {
-        Self { path, flag, shape, zero: Zero::Unset, modes: &[], effect }
+    /// Whether kube-proxy reads it in the mode of this backend.
+    pub(super) fn is_read_in(&self, backend: BackendName) -> bool {
+        self.modes.is_empty() || self.modes.contains(&backend)
     }
 
     /// Its zero value sets it.
@@ -82,106 +93,66 @@ impl Field {
 
 /// All fields, in the order of kube-proxy's type.
 pub(crate) const FIELDS: &[Field] = &[
-    Field::new("featureGates", "feature-gates", Map, CrossField).pointer(),
-    Field::new("clientConnection.kubeconfig", "kubeconfig", Text, CrossField),
-    Field::new("clientConnection.acceptContentTypes", "", Text, Nothing(NO_CLIENT)),
-    Field::new("clientConnection.contentType", "kube-api-content-type", Text, Nothing(NO_CLIENT)),
-    Field::new("clientConnection.qps", "kube-api-qps", Number, Nothing(NO_CLIENT)),
-    Field::new("clientConnection.burst", "kube-api-burst", Integer(-MAX, MAX), Nothing(NO_CLIENT)),
-    Field::new("logging.format", "logging-format", Text, CrossField),
-    Field::new("logging.flushFrequency", "log-flush-frequency", Any, Nothing(NO_BUFFER)),
-    Field::new("logging.verbosity", "v", Integer(0, MAX), CrossField),
-    Field::new(
-        "logging.vmodule",
-        "vmodule",
-        Any,
-        Nothing("use `log` with directives such as info,fairlead_backend=debug"),
-    ),
-    Field::new("logging.options.text.splitStream", "log-text-split-stream", Bool, Nothing(NO_BUFFER)),
-    Field::new("logging.options.text.infoBufferSize", "log-text-info-buffer-size", Any, Nothing(NO_BUFFER)),
-    Field::new("logging.options.json.splitStream", "log-json-split-stream", Bool, Nothing(NO_BUFFER)),
-    Field::new("logging.options.json.infoBufferSize", "log-json-info-buffer-size", Any, Nothing(NO_BUFFER)),
-    Field::new("hostnameOverride", "hostname-override", Text, Becomes("nodeName")),
-    Field::new("bindAddress", "bind-address", Text, CrossField),
-    Field::new("healthzBindAddress", "healthz-bind-address", Text, CrossField),
-    Field::new("metricsBindAddress", "metrics-bind-address", Text, CrossField),
-    Field::new("bindAddressHardFail", "bind-address-hard-fail", Bool, Becomes("bindAddressHardFail")),
-    Field::new("enableProfiling", "profiling", Bool, Becomes("profiling")),
-    Field::new(
-        "showHiddenMetricsForVersion",
-        "show-hidden-metrics-for-version",
-        Text,
-        Nothing("Fairlead has no hidden metrics"),
-    ),
-    Field::new("mode", "proxy-mode", Text, CrossField),
-    Field::new("iptables.masqueradeBit", "iptables-masquerade-bit", Integer(0, 31), Becomes("masqueradeBit"))
+    field("featureGates", "feature-gates", Map, CrossField).pointer(),
+    field("clientConnection.kubeconfig", "kubeconfig", Text, CrossField),
+    field("clientConnection.acceptContentTypes", "", Text, Nothing(NO_CLIENT)),
+    field("clientConnection.contentType", "kube-api-content-type", Text, Nothing(NO_CLIENT)),
+    field("clientConnection.qps", "kube-api-qps", Number, Nothing(NO_CLIENT)),
+    field("clientConnection.burst", "kube-api-burst", Integer(-MAX, MAX), Nothing(NO_CLIENT)),
+    field("logging.format", "logging-format", Text, CrossField),
+    field("logging.flushFrequency", "log-flush-frequency", Any, Nothing(NO_BUFFER)),
+    field("logging.verbosity", "v", Integer(0, MAX), CrossField),
+    field("logging.vmodule", "vmodule", Any, Nothing(NO_VMODULE)),
+    field("logging.options.text.splitStream", "log-text-split-stream", Bool, Nothing(NO_BUFFER)),
+    field("logging.options.text.infoBufferSize", "log-text-info-buffer-size", Any, Nothing(NO_BUFFER)),
+    field("logging.options.json.splitStream", "log-json-split-stream", Bool, Nothing(NO_BUFFER)),
+    field("logging.options.json.infoBufferSize", "log-json-info-buffer-size", Any, Nothing(NO_BUFFER)),
+    field("hostnameOverride", "hostname-override", Text, Becomes("nodeName")),
+    field("bindAddress", "bind-address", Text, CrossField),
+    field("healthzBindAddress", "healthz-bind-address", Text, CrossField),
+    field("metricsBindAddress", "metrics-bind-address", Text, CrossField),
+    field("bindAddressHardFail", "bind-address-hard-fail", Bool, SameFlag),
+    field("enableProfiling", "profiling", Bool, SameFlag),
+    field("showHiddenMetricsForVersion", "show-hidden-metrics-for-version", Text, Nothing(NO_HIDDEN)),
+    field("mode", "proxy-mode", Text, CrossField),
+    field("iptables.masqueradeBit", "iptables-masquerade-bit", Integer(0, 31), Becomes("masqueradeBit"))
         .pointer()
         .only(&[Iptables, Ipvs]),
-    Field::new("iptables.masqueradeAll", "masquerade-all", Bool, Becomes("masqueradeAll")).only(&[Iptables, Ipvs]),
-    Field::new("iptables.localhostNodePorts", "iptables-localhost-nodeports", Bool, CrossField)
-        .pointer()
-        .only(&[Iptables]),
-    Field::new("iptables.syncPeriod", "iptables-sync-period", Time, Nothing(NO_PERIOD)).only(&[Iptables]),
-    Field::new("iptables.minSyncPeriod", "iptables-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Iptables]),
-    Field::new("ipvs.syncPeriod", "ipvs-sync-period", Time, Nothing(NO_PERIOD)).only(&[Ipvs]),
-    Field::new("ipvs.minSyncPeriod", "ipvs-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Ipvs]),
-    Field::new("ipvs.scheduler", "ipvs-scheduler", Text, Becomes("ipvsScheduler")).only(&[Ipvs]),
-    Field::new("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", Cidrs, Becomes("ipvsExcludeCidrs")).only(&[Ipvs]),
-    Field::new("ipvs.strictARP", "ipvs-strict-arp", Bool, Becomes("ipvsStrictArp")).only(&[Ipvs]),
-    Field::new("ipvs.tcpTimeout", "ipvs-tcp-timeout", Time, Becomes("ipvsTcpTimeout")).only(&[Ipvs]),
-    Field::new("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", Time, Becomes("ipvsTcpfinTimeout")).only(&[Ipvs]),
-    Field::new("ipvs.udpTimeout", "ipvs-udp-timeout", Time, Becomes("ipvsUdpTimeout")).only(&[Ipvs]),
-    Field::new("nftables.masqueradeBit", "", Integer(0, 31), Becomes("masqueradeBit")).pointer().only(&[Nftables]),
-    Field::new("nftables.masqueradeAll", "masquerade-all", Bool, Becomes("masqueradeAll")).only(&[Nftables]),
-    Field::new("nftables.syncPeriod", "iptables-sync-period", Time, Nothing(NO_PERIOD)).only(&[Nftables]),
-    Field::new("nftables.minSyncPeriod", "iptables-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Nftables]),
-    Field::new("winkernel.networkName", "network-name", Text, Nothing(WINDOWS)),
-    Field::new("winkernel.sourceVip", "source-vip", Text, Nothing(WINDOWS)),
-    Field::new("winkernel.enableDSR", "enable-dsr", Bool, Nothing(WINDOWS)),
-    Field::new("winkernel.rootHnsEndpointName", "root-hnsendpoint-name", Text, Nothing(WINDOWS)),
-    Field::new("winkernel.forwardHealthCheckVip", "forward-healthcheck-vip", Bool, Nothing(WINDOWS)),
-    Field::new("detectLocalMode", "detect-local-mode", Text, CrossField),
-    Field::new("detectLocal.bridgeInterface", "pod-bridge-interface", Text, CrossField),
-    Field::new("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", Text, CrossField),
-    Field::new("clusterCIDR", "cluster-cidr", Text, CrossField),
-    Field::new("nodePortAddresses", "nodeport-addresses", Cidrs, CrossField),
-    Field::new("oomScoreAdj", "oom-score-adj", Integer(-1000, 1000), Becomes("oomScoreAdj")).pointer(),
-    Field::new("conntrack.maxPerCore", "conntrack-max-per-core", Integer(0, MAX), Becomes("conntrackMaxPerCore"))
-        .pointer(),
-    Field::new("conntrack.min", "conntrack-min", Integer(0, MAX), Becomes("conntrackMin")).pointer(),
-    Field::new(
-        "conntrack.tcpEstablishedTimeout",
-        "conntrack-tcp-timeout-established",
-        Time,
-        Becomes("conntrackTcpTimeoutEstablished"),
-    )
-    .pointer(),
-    Field::new(
-        "conntrack.tcpCloseWaitTimeout",
-        "conntrack-tcp-timeout-close-wait",
-        Time,
-        Becomes("conntrackTcpTimeoutCloseWait"),
-    )
-    .pointer(),
-    Field::new("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", Bool, Becomes("conntrackTcpBeLiberal")),
-    Field::new("conntrack.udpTimeout", "conntrack-udp-timeout", Time, Becomes("conntrackUdpTimeout")),
-    Field::new(
-        "conntrack.udpStreamTimeout",
-        "conntrack-udp-timeout-stream",
-        Time,
-        Becomes("conntrackUdpTimeoutStream"),
-    ),
-    Field::new(
-        "configSyncPeriod",
-        "config-sync-period",
-        Time,
-        Nothing("Fairlead does not relist periodically, but after 150 s without an event or bookmark"),
-    ),
-    Field::new(
-        "portRange",
-        "proxy-port-range",
-        Text,
-        Nothing("kube-proxy ignores it too; no ports are opened for Services"),
-    ),
-    Field::new("windowsRunAsService", "windows-service", Bool, Nothing(WINDOWS)),
+    field("iptables.masqueradeAll", "masquerade-all", Bool, SameFlag).only(&[Iptables, Ipvs]),
+    field("iptables.localhostNodePorts", "iptables-localhost-nodeports", Bool, CrossField).pointer().only(&[Iptables]),
+    field("iptables.syncPeriod", "iptables-sync-period", Time, Nothing(NO_PERIOD)).only(&[Iptables]),
+    field("iptables.minSyncPeriod", "iptables-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Iptables]),
+    field("ipvs.syncPeriod", "ipvs-sync-period", Time, Nothing(NO_PERIOD)).only(&[Ipvs]),
+    field("ipvs.minSyncPeriod", "ipvs-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Ipvs]),
+    field("ipvs.scheduler", "ipvs-scheduler", Text, SameFlag).only(&[Ipvs]),
+    field("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", Cidrs, SameFlag).only(&[Ipvs]),
+    field("ipvs.strictARP", "ipvs-strict-arp", Bool, SameFlag).only(&[Ipvs]),
+    field("ipvs.tcpTimeout", "ipvs-tcp-timeout", Time, SameFlag).only(&[Ipvs]),
+    field("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", Time, SameFlag).only(&[Ipvs]),
+    field("ipvs.udpTimeout", "ipvs-udp-timeout", Time, SameFlag).only(&[Ipvs]),
+    field("nftables.masqueradeBit", "", Integer(0, 31), Becomes("masqueradeBit")).pointer().only(&[Nftables]),
+    field("nftables.masqueradeAll", "masquerade-all", Bool, SameFlag).only(&[Nftables]),
+    field("nftables.syncPeriod", "iptables-sync-period", Time, Nothing(NO_PERIOD)).only(&[Nftables]),
+    field("nftables.minSyncPeriod", "iptables-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Nftables]),
+    field("winkernel.networkName", "network-name", Text, Nothing(WINDOWS)),
+    field("winkernel.sourceVip", "source-vip", Text, Nothing(WINDOWS)),
+    field("winkernel.enableDSR", "enable-dsr", Bool, Nothing(WINDOWS)),
+    field("winkernel.rootHnsEndpointName", "root-hnsendpoint-name", Text, Nothing(WINDOWS)),
+    field("winkernel.forwardHealthCheckVip", "forward-healthcheck-vip", Bool, Nothing(WINDOWS)),
+    field("detectLocalMode", "detect-local-mode", Text, CrossField),
+    field("detectLocal.bridgeInterface", "pod-bridge-interface", Text, CrossField),
+    field("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", Text, CrossField),
+    field("clusterCIDR", "cluster-cidr", Text, CrossField),
+    field("nodePortAddresses", "nodeport-addresses", Cidrs, CrossField),
+    field("oomScoreAdj", "oom-score-adj", Integer(-1000, 1000), SameFlag).pointer(),
+    field("conntrack.maxPerCore", "conntrack-max-per-core", Integer(0, MAX), SameFlag).pointer(),
+    field("conntrack.min", "conntrack-min", Integer(0, MAX), SameFlag).pointer(),
+    field("conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established", Time, SameFlag).pointer(),
+    field("conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait", Time, SameFlag).pointer(),
+    field("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", Bool, SameFlag),
+    field("conntrack.udpTimeout", "conntrack-udp-timeout", Time, SameFlag),
+    field("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", Time, SameFlag),
+    field("configSyncPeriod", "config-sync-period", Time, Nothing(NO_RELIST)),
+    field("portRange", "proxy-port-range", Text, Nothing(NO_PORTS)),
+    field("windowsRunAsService", "windows-service", Bool, Nothing(WINDOWS)),
 ];

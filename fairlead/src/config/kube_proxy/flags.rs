@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::{FIELDS, Field, cross_field, fields::Shape};
-use crate::config::{Document, FieldError, FieldErrors, FieldWarning, Kind};
+use super::{FIELDS, Translation, cross_field, fields::Shape};
+use crate::config::{Document, FieldErrors, FieldProblem, Kind};
 
 /// Flags without a field, and what to use instead.
 const OTHERS: &[(&str, &str)] = &[
@@ -30,17 +30,16 @@ const OTHERS: &[(&str, &str)] = &[
 pub(crate) fn document(flags: &[String]) -> Result<Document, FieldErrors> {
     let pairs: Vec<_> = flags.iter().map(|flag| pair(flag)).collect();
     let mode = pairs.iter().rev().find(|(name, _)| *name == "proxy-mode").map(|(_, mode)| Value::from(*mode));
-    let backend = cross_field::backend(None, mode.as_ref(), &mut Vec::new())
-        .map_err(|reason| FieldErrors(vec![FieldError::new("--proxy-mode", reason)]))?;
+    let backend = cross_field::backend(None, mode.as_ref(), &mut Translation::default())
+        .map_err(|reason| FieldErrors(vec![FieldProblem::new("--proxy-mode", reason)]))?;
     let (mut fields, mut warnings, mut errors) = (Map::new(), Vec::new(), Vec::new());
     for (name, text) in pairs {
         let all: Vec<_> = FIELDS.iter().filter(|field| field.flag == name && !name.is_empty()).collect();
-        let is_read = |field: &&&Field| field.modes.is_empty() || field.modes.contains(&backend);
         let other = OTHERS.iter().find(|(other, _)| *other == name);
-        match (all.iter().find(is_read).or(all.first()), other) {
+        match (all.iter().find(|field| field.is_read_in(backend)).or(all.first()), other) {
             (Some(field), _) => set(&mut fields, field.path, value(field.shape, text)),
-            (None, Some((_, why))) => warnings.push(FieldWarning::new(format!("--{name}"), *why)),
-            (None, None) => errors.push(FieldError::new(format!("--{name}"), "kube-proxy has no such flag")),
+            (None, Some((_, why))) => warnings.push(FieldProblem::new(format!("--{name}"), *why)),
+            (None, None) => errors.push(FieldProblem::new(format!("--{name}"), "kube-proxy has no such flag")),
         }
     }
     if errors.is_empty() { Ok(Document { kind: Kind::KubeProxy, fields, warnings }) } else { Err(FieldErrors(errors)) }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::{
     cli::BackendName,
-    config::{Document, FieldWarning, Setting, field_of},
+    config::{Document, FieldProblem, Setting, field_of},
 };
 
 /// As kubeadm writes it: unset fields are null, zero or empty.
@@ -143,7 +143,7 @@ fn each_field_has_an_effect_or_a_warning() {
         document.insert("mode".to_owned(), mode.into());
         let Translation { settings, warnings, .. } = translate(document.into());
         for path in &all {
-            let is_warned = |warning: &FieldWarning| warning.field.starts_with(path) && !warning.reason.is_empty();
+            let is_warned = |warning: &FieldProblem| warning.field.starts_with(path) && !warning.reason.is_empty();
             let has_effect = settings.iter().any(|setting| setting.path == *path);
             assert!(has_effect || warnings.iter().any(is_warned), "{path} in mode {mode}");
         }
@@ -331,7 +331,7 @@ fn values_that_kube_proxy_rejects_are_rejected() {
         (json!({"mode": "kernelspace"}), "mode: \"kernelspace\""),
         (json!({"iptables": {"masqueradeBit": 32}}), "iptables.masqueradeBit: 32: expected a number from 0 to 31"),
         (json!({"oomScoreAdj": -1001}), "oomScoreAdj: -1001: expected a number from -1000 to 1000"),
-        (json!({"iptables": {"syncPeriod": "-1s"}}), "iptables.syncPeriod: \"-1s\": expected 0 or more"),
+        (json!({"iptables": {"syncPeriod": "-1s"}}), "iptables.syncPeriod: \"-1s\": expected a time of 0 or more"),
         (json!({"iptables": {"minSyncPeriod": "31s"}}), "iptables.minSyncPeriod: is longer than iptables.syncPeriod"),
         (json!({"configSyncPeriod": "-1m"}), "configSyncPeriod: \"-1m\""),
         (json!({"clusterCIDR": "10.0.0.0/8,10.1.0.0/16"}), "clusterCIDR: \"10.0.0.0/8,10.1.0.0/16\": expected one"),

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use clap::ValueEnum;
 use serde_json::{Map, Value};
 
 use super::{
     cross_field::{self, CrossFields},
     fields::{Effect, FIELDS, Field, Zero},
-    values::{Decoded, is_zero},
+    values::{decode, is_zero},
 };
 use crate::{
     cli::BackendName,
-    config::{FieldError, FieldErrors, FieldWarning, Setting},
+    config::{FieldErrors, FieldProblem, Setting, field_of},
 };
 
 /// The process that a configuration of kube-proxy is translated for.
@@ -23,19 +24,19 @@ pub(crate) struct Target {
 }
 
 /// Which process replaces kube-proxy on a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Role {
     /// `fairlead local`, which watches the API server itself, as kube-proxy does.
     Local,
-    /// `fairlead backend`, which follows a frontend.
+    /// `fairlead backend configured`, which follows a frontend.
     Backend,
 }
 
 /// A translated configuration.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Translation {
     pub(crate) settings: Vec<Setting>,
-    pub(crate) warnings: Vec<FieldWarning>,
+    pub(crate) warnings: Vec<FieldProblem>,
 }
 
 /// kube-proxy's default.
@@ -47,47 +48,54 @@ impl Target {
     /// # Errors
     /// Values that kube-proxy rejects, all at once.
     pub(crate) fn translate(self, document: &Map<String, Value>) -> Result<Translation, FieldErrors> {
-        let (mut warnings, mut errors) = (Vec::new(), Vec::new());
+        let (mut translation, mut errors) = (Translation::default(), Vec::new());
         let mut values = BTreeMap::new();
-        flatten(document, "", &mut values, &mut warnings);
-        let backend = cross_field::backend(self.backend, values.get("mode").copied(), &mut warnings)
-            .map_err(|reason| FieldErrors(vec![FieldError::new("mode", reason)]))?;
+        flatten(document, "", &mut values, &mut translation);
+        let backend = cross_field::backend(self.backend, values.get("mode").copied(), &mut translation)
+            .map_err(|reason| FieldErrors(vec![FieldProblem::new("mode", reason)]))?;
 
-        let mut settings = vec![Setting::new("mode", "backend", backend.name())];
+        translation.set("mode", "backend", backend.name());
         let mut fields = BTreeMap::new();
         for field in FIELDS {
             let Some(value) = values.get(field.path).copied().filter(|value| !value.is_null()) else {
                 continue;
             };
             let is_unset = field.zero == Zero::Unset && is_zero(value);
-            if !field.modes.is_empty() && !field.modes.contains(&backend) {
+            if !field.is_read_in(backend) {
                 if !is_unset {
-                    warnings.push(FieldWarning::new(field.path, other_mode(field, backend)));
+                    translation.warn(field.path, other_mode(field, backend));
                 }
                 continue;
             }
             // kube-proxy rejects what it cannot decode even in fields without effect.
-            match Decoded::of(value, field.shape) {
-                Err(reason) => errors.push(FieldError::new(field.path, reason)),
-                Ok(_) if is_unset => {}
-                Ok(decoded) => {
-                    match field.effect {
-                        Effect::Becomes(name) => settings.push(Setting::new(field.path, name, decoded.to_value())),
-                        Effect::CrossField => {}
-                        Effect::Nothing(why) => {
-                            warnings.push(FieldWarning::new(field.path, format!("{value} has no effect: {why}")));
-                        }
-                    }
-                    fields.insert(field.path, decoded);
+            match (decode(value, field.shape), field.effect) {
+                (Err(reason), _) => {
+                    errors.push(FieldProblem::new(field.path, reason));
+                    continue;
                 }
+                (Ok(_), _) if is_unset => continue,
+                (Ok(decoded), Effect::Becomes(name)) => translation.set(field.path, name, decoded),
+                (Ok(decoded), Effect::SameFlag) => translation.set(field.path, field_of(field.flag), decoded),
+                (Ok(_), Effect::CrossField) => {}
+                (Ok(_), Effect::Nothing(why)) => translation.warn(field.path, format!("{value} has no effect: {why}")),
             }
+            fields.insert(field.path, value);
         }
         if !fields.contains_key("oomScoreAdj") {
-            settings.push(Setting::new("oomScoreAdj", "oomScoreAdj", OOM_SCORE_ADJ));
+            translation.set("oomScoreAdj", "oomScoreAdj", OOM_SCORE_ADJ);
         }
-        let cross_fields = CrossFields { backend, role: self.role, fields: &fields };
-        cross_fields.translate(&mut settings, &mut warnings, &mut errors);
-        if errors.is_empty() { Ok(Translation { settings, warnings }) } else { Err(FieldErrors(errors)) }
+        errors.extend(CrossFields { backend, role: self.role, fields, translation: &mut translation }.translate());
+        if errors.is_empty() { Ok(translation) } else { Err(FieldErrors(errors)) }
+    }
+}
+
+impl Translation {
+    pub(super) fn set(&mut self, path: &str, field: impl Into<String>, value: impl Into<Value>) {
+        self.settings.push(Setting::new(path, field, value));
+    }
+
+    pub(super) fn warn(&mut self, path: impl Into<String>, reason: impl Into<String>) {
+        self.warnings.push(FieldProblem::new(path, reason));
     }
 }
 
@@ -96,7 +104,7 @@ fn flatten<'a>(
     document: &'a Map<String, Value>,
     prefix: &str,
     values: &mut BTreeMap<&'static str, &'a Value>,
-    warnings: &mut Vec<FieldWarning>,
+    translation: &mut Translation,
 ) {
     for (name, value) in document {
         let path = format!("{prefix}{name}");
@@ -104,10 +112,10 @@ fn flatten<'a>(
         match (FIELDS.iter().find(|field| field.path == path), value) {
             (Some(field), value) => drop(values.insert(field.path, value)),
             (None, Value::Object(fields)) if FIELDS.iter().any(|field| field.path.starts_with(&inner)) => {
-                flatten(fields, &inner, values, warnings);
+                flatten(fields, &inner, values, translation);
             }
             (None, Value::Null) => {}
-            (None, _) => warnings.push(FieldWarning::new(path, "kube-proxy has no such field, and ignores it too")),
+            (None, _) => translation.warn(path, "kube-proxy has no such field, and ignores it too"),
         }
     }
 }

@@ -17,71 +17,33 @@ const UNITS: [(&str, f64); 8] = [
     ("h", 3.6e12),
 ];
 
-/// A decoded value.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Decoded {
-    Text(String),
-    Bool(bool),
-    Integer(i64),
-    /// Nanoseconds.
-    Time(f64),
-    List(Vec<String>),
-    Other(Value),
-}
-
-impl Decoded {
-    /// Decodes a value of this type.
-    ///
-    /// # Errors
-    /// Which values are allowed.
-    pub(super) fn of(value: &Value, shape: Shape) -> Result<Self, String> {
-        let wrong = |expected: &str| Err(format!("{value}: expected {expected}"));
-        match (shape, value) {
-            (Shape::Text, Value::String(text)) => Ok(Self::Text(text.clone())),
-            (Shape::Text, _) => wrong("text"),
-            (Shape::Bool, Value::Bool(bool)) => Ok(Self::Bool(*bool)),
-            (Shape::Bool, _) => wrong("true or false"),
-            (Shape::Integer(from, to), value) => match value.as_i64() {
-                Some(number) if (from..=to).contains(&number) => Ok(Self::Integer(number)),
-                _ => wrong(&format!("a number from {from} to {to}")),
-            },
-            (Shape::Number, Value::Number(_)) => Ok(Self::Other(value.clone())),
-            (Shape::Number, _) => wrong("a number"),
-            (Shape::Time, Value::String(text)) => match nanoseconds(text) {
-                Some(time) if time >= 0.0 => Ok(Self::Time(time)),
-                Some(_) => wrong("0 or more"),
-                None => wrong("a time such as 30s or 1h30m"),
-            },
-            (Shape::Time, _) => wrong("a time such as 30s or 1h30m"),
-            (Shape::Cidrs, Value::Array(values)) => {
-                let text = |value: &Value| value.as_str().map(|text| text.trim().to_owned());
-                values
-                    .iter()
-                    .map(text)
-                    .collect::<Option<_>>()
-                    .map(Self::List)
-                    .map_or_else(|| wrong("a list of text"), Ok)
-            }
-            (Shape::Cidrs, _) => wrong("a list"),
-            (Shape::Map, Value::Object(gates)) if gates.values().all(Value::is_boolean) => {
-                Ok(Self::Other(value.clone()))
-            }
-            (Shape::Map, _) => wrong("names with true or false"),
-            (Shape::Any, value) => Ok(Self::Other(value.clone())),
+/// The value of our field. The kernel's unit of time is the second; kube-proxy rounds down too.
+///
+/// # Errors
+/// Which values are allowed.
+pub(super) fn decode(value: &Value, shape: Shape) -> Result<Value, String> {
+    let time = value.as_str().and_then(nanoseconds).filter(|time| *time >= 0.0);
+    let (is_valid, expected) = match shape {
+        Shape::Text => (value.is_string(), "text"),
+        Shape::Bool => (value.is_boolean(), "true or false"),
+        Shape::Integer(from, to) => {
+            let is_valid = value.as_i64().is_some_and(|number| (from..=to).contains(&number));
+            (is_valid, &*format!("a number from {from} to {to}"))
         }
-    }
-
-    /// The value of our field.
-    pub(super) fn to_value(&self) -> Value {
-        match self {
-            Self::Text(text) => text.as_str().into(),
-            Self::Bool(on) => (*on).into(),
-            Self::Integer(number) => (*number).into(),
-            // The kernel's unit is the second; kube-proxy rounds down too.
-            Self::Time(nanoseconds) => time(*nanoseconds).into(),
-            Self::List(list) => list.as_slice().into(),
-            Self::Other(value) => value.clone(),
+        Shape::Number => (value.is_number(), "a number"),
+        Shape::Time => (time.is_some(), "a time of 0 or more, such as 30s or 1h30m"),
+        Shape::Cidrs => (value.as_array().is_some_and(|list| list.iter().all(Value::is_string)), "a list of text"),
+        Shape::Map => {
+            let is_valid = value.as_object().is_some_and(|gates| gates.values().all(Value::is_boolean));
+            (is_valid, "names with true or false")
         }
+        Shape::Any => (true, ""),
+    };
+    match (shape, time, value) {
+        _ if !is_valid => Err(format!("{value}: expected {expected}")),
+        (Shape::Time, Some(time), _) => Ok(seconds(time).into()),
+        (Shape::Cidrs, _, Value::Array(list)) => Ok(list.iter().filter_map(Value::as_str).map(str::trim).collect()),
+        _ => Ok(value.clone()),
     }
 }
 
@@ -106,7 +68,7 @@ pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
 }
 
 /// Parses a duration of Go.
-fn nanoseconds(text: &str) -> Option<f64> {
+pub(super) fn nanoseconds(text: &str) -> Option<f64> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),
         None => (1.0, text.strip_prefix('+').unwrap_or(text)),
@@ -125,7 +87,7 @@ fn nanoseconds(text: &str) -> Option<f64> {
     (!text.is_empty()).then_some(sign * sum)
 }
 
-fn time(nanoseconds: f64) -> String {
+fn seconds(nanoseconds: f64) -> String {
     format!("{:.0}s", (nanoseconds / 1e9).floor())
 }
 
@@ -137,7 +99,7 @@ mod tests {
 
     #[test]
     fn durations_of_go_are_parsed() {
-        for (text, seconds) in [
+        for (text, expected) in [
             ("1h30m", "5400s"),
             ("24h0m0s", "86400s"),
             ("1.5h", "5400s"),
@@ -147,7 +109,7 @@ mod tests {
             ("7us", "0s"),
             ("2m5s10ms", "125s"),
         ] {
-            assert_eq!(nanoseconds(text).map(time).as_deref(), Some(seconds), "{text}");
+            assert_eq!(nanoseconds(text).map(seconds).as_deref(), Some(expected), "{text}");
         }
         for text in ["", "5", "s", "1d", "1h-5m", "h1", "1..5s", "-"] {
             assert!(nanoseconds(text).is_none_or(|time| text == "-" && time == 0.0), "{text}");
@@ -167,7 +129,7 @@ mod tests {
 
     #[test]
     fn values_are_decoded_by_type() {
-        let decode = |value: Value, shape| Decoded::of(&value, shape).map(|decoded| decoded.to_value());
+        let decode = |value: Value, shape| decode(&value, shape);
         assert_eq!(decode(json!(5), Shape::Integer(0, 9)), Ok(json!(5)));
         assert_eq!(decode(json!("1m30s"), Shape::Time), Ok(json!("90s")));
         assert_eq!(decode(json!(false), Shape::Bool), Ok(json!(false)));
