@@ -1,9 +1,10 @@
 /*
- * Preloaded into user-mode-linux, so that it starts on processors with more state than it knows of.
+ * Preloaded into user-mode-linux, so that it starts on processors with more register state than it supports.
  *
- * Linux takes a process's extended registers (NT_X86_XSTATE) from a debugger only as a whole. User-mode-linux 6.1 has a buffer of fixed
- * size for them, which is too short where the processor has AMX: each attempt fails with EFAULT ("ptrace set fp regs failed"). Reading
- * into a short buffer is fine, so here the whole is read, what user-mode-linux knows is laid over it, and the whole is written.
+ * Linux accepts the extended registers of a process (NT_X86_XSTATE) from a debugger only in full. User-mode-linux 6.1 has
+ * a buffer of fixed size for them, which is too short on processors with AMX: each attempt fails with EFAULT ("ptrace set
+ * fp regs failed"). Reading into a short buffer works. Therefore this reads all registers, overwrites the part that
+ * user-mode-linux has, and writes all of them.
  */
 #include <elf.h>
 #include <errno.h>
@@ -39,7 +40,7 @@ long ptrace(enum __ptrace_request request, ...)
 	data = va_arg(arguments, void *);
 	va_end(arguments);
 
-	/* The kernel writes what it has read to where `data` points; the C library returns it. */
+	/* The system call stores the result where `data` points; the C library's function returns it. */
 	if (request == PTRACE_PEEKTEXT || request == PTRACE_PEEKDATA || request == PTRACE_PEEKUSER) {
 		result = syscall(SYS_ptrace, (long)request, pid, address, &word);
 		if (result == -1)

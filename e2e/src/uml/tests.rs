@@ -42,12 +42,12 @@ fn test_that_did_not_run_has_not_passed() {
 #[test]
 fn hanging_guest_is_killed_with_all_its_processes() {
     let hung = panic::catch_unwind(|| run(Path::new("/bin/sleep"), &["1000"], Duration::from_secs(8)));
-    let message = hung.expect_err("it ends never").downcast::<String>().expect("a message");
-    assert!(message.contains("has not ended in time"), "{message}");
+    let message = hung.expect_err("the guest never ends").downcast::<String>().expect("a message");
+    assert!(message.contains("did not end in time"), "{message}");
     eventually("its processes are gone", TIMEOUT, || (processes(&prefix()) == 0).then_some(()));
 }
 
-/// How many processes have this in their command lines.
+/// The number of processes whose command lines contain `mark`.
 fn processes(mark: &str) -> usize {
     let processes = fs::read_dir("/proc").expect("procfs").flatten();
     let lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
