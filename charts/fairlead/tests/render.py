@@ -15,13 +15,13 @@ RELEASE, NAMESPACE = "fairlead", "kube-system"
 
 
 class Strict(yaml.SafeLoader):
-    """YAML in which no key comes twice: Helm and Kubernetes would take the last without a word."""
+    """YAML without duplicate keys, of which Helm and Kubernetes would use the last one without an error."""
 
     def construct_mapping(self, node, deep=False):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = {key for key in keys if keys.count(key) > 1}
-        if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"twice: {twice}", node.start_mark)
+        duplicates = {key for key in keys if keys.count(key) > 1}
+        if duplicates:
+            raise yaml.constructor.ConstructorError(None, None, f"duplicate keys: {duplicates}", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -34,7 +34,7 @@ def values(case):
 
 
 def templates(given, renderer=None, **options):
-    """The text of each template that says something, by path within the chart."""
+    """The text of each template with any output, by path within the chart."""
     with Chart.load(CHART) as chart:
         render = chart.render if renderer is None else lambda *args, **kw: renderer.render(chart, *args, **kw)
         rendered = render(given, name=RELEASE, namespace=NAMESPACE, **options)
@@ -48,14 +48,14 @@ def objects(given, **options):
 
 
 def masked(text):
-    """Without what is made anew each time. In base64 it stays base64."""
+    """Replaces keys and certificates, which differ in each rendering. Base64 stays valid."""
     text = re.sub(r"(?m)^(  tls\.(?:crt|key): ).+$", r"\1bWFkZQ==", text)
     pem = r"(?s)-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----"
     return re.sub(pem, "(a certificate)", text)
 
 
 def golden(case):
-    """What the golden file of a case has to be."""
+    """The expected content of the golden file of a case."""
     parts = [f"# Rendered with tests/cases/{case.name}. `ci/charts --accept` writes it.\n"]
     for path, text in templates(values(case)).items():
         if not path.endswith("NOTES.txt"):

@@ -20,7 +20,7 @@ TLS = [
     {"mode": "certManager"},
     {"mode": "existingSecret", "existingSecret": {"name": "our-tls", "caConfigMap": "our-ca"}},
 ]
-PLACES = [
+NETWORKS = [
     {"frontend": {"metrics": {"exposed": True}}},
     {"frontend": {"metrics": {"exposed": True}}, "backend": {"discovery": "api"}},
     {"frontend": {"hostNetwork": False, "nodeSelector": {}}, "backend": {"discovery": "api"}},
@@ -31,10 +31,10 @@ GIVEN = {("ConfigMap", "kube-root-ca.crt"), ("Secret", "our-tls"), ("ConfigMap",
 
 
 def matrix():
-    """Values, with a name to tell them by."""
+    """Values, each with a name."""
     for mode in MODES:
         yield f"local {mode}", {**API, "deployment": "local", "mode": mode}
-    for mode, tls, identity, place in itertools.product(MODES, TLS, ["token", "kubelet"], PLACES):
+    for mode, tls, identity, place in itertools.product(MODES, TLS, ["token", "kubelet"], NETWORKS):
         for monitoring in MONITORS:
             yield (
                 f"{mode} {tls['mode']} {identity} {place} {'monitored' if monitoring else ''}",
@@ -43,7 +43,7 @@ def matrix():
 
 
 def pods(objects):
-    """Each object that makes pods, with the pod."""
+    """Each object that creates pods, with the pod template."""
     for item in objects:
         if item["kind"] in ("Deployment", "DaemonSet"):
             yield item, item["spec"]["template"]
@@ -52,7 +52,7 @@ def pods(objects):
 
 
 def volumes_of(volume):
-    """The (kind, name) of everything that a volume takes from the API."""
+    """The (kind, name) of each object that a volume refers to."""
     sources = [volume, *volume.get("projected", {}).get("sources", [])]
     for source in sources:
         if "secret" in source:
@@ -62,7 +62,7 @@ def volumes_of(volume):
 
 
 def paths(value, prefix=""):
-    """Every key of an object, as a path; lists and names of data count for nothing."""
+    """Every key of an object, as a path, without indexes of lists and without keys of maps that users choose."""
     if isinstance(value, dict):
         for key, child in value.items():
             free = prefix.endswith(("/labels", "/annotations", "/matchLabels", "/data", "/selector", "/nodeSelector"))
@@ -75,7 +75,7 @@ def paths(value, prefix=""):
 
 
 def shapes(objects):
-    """What golden files have to show of objects: their keys, and the flags of their programs."""
+    """The keys of objects, and the flags of their programs, all of which must occur in golden files."""
     for item in objects:
         yield from paths(item, item["kind"])
         if item["kind"] in ("Deployment", "DaemonSet", "Pod"):
@@ -85,14 +85,14 @@ def shapes(objects):
 
 
 class Golden(unittest.TestCase):
-    def test_golden_files_are_what_is_rendered(self):
+    def test_golden_files_equal_the_rendered_chart(self):
         for case in CASES:
             with self.subTest(case.name):
                 path = render.golden_path(case)
                 found = path.read_text() if path.exists() else ""
-                self.assertEqual(render.golden(case), found, "look at it, then accept it: ci/charts --accept")
+                self.assertEqual(render.golden(case), found, "review it, then accept it: ci/charts --accept")
 
-    def test_no_golden_file_is_left_over(self):
+    def test_every_golden_file_has_a_case(self):
         found = {path.name for path in (CHART / "tests/golden").iterdir()}
         self.assertEqual({case.name for case in CASES}, found)
 
@@ -108,17 +108,17 @@ class Matrix(unittest.TestCase):
             with self.subTest(name):
                 yield objects
 
-    def test_golden_files_show_every_key_and_every_flag(self):
+    def test_golden_files_contain_every_key_and_flag(self):
         shown = set(itertools.chain(*(shapes(objects) for _, objects in self.golden)))
         for objects in self.each():
             self.assertEqual(set(shapes(objects)) - shown, set())
 
-    def test_every_object_is_there_once(self):
+    def test_objects_have_unique_names(self):
         for objects in self.each():
             keys = [(item["kind"], item["metadata"]["name"]) for item in objects]
             self.assertEqual(len(keys), len(set(keys)), sorted(keys))
 
-    def test_selectors_find_their_pods(self):
+    def test_selectors_match_their_pods(self):
         for objects in self.each():
             labels = [pod["metadata"]["labels"] for item, pod in pods(objects) if item["kind"] != "Pod"]
             for item in objects:
@@ -133,10 +133,10 @@ class Matrix(unittest.TestCase):
                     found = labels
                 found = [one for one in found if selector.items() <= one.items()]
                 self.assertEqual(len(found), 1, (item["kind"], selector))
-                # Of its own component: a Service of the frontend must not lead to backends.
+                # A selector matches pods of the object's own component only.
                 self.assertLessEqual(selector.items(), item["metadata"]["labels"].items())
 
-    def test_everything_that_a_pod_names_is_there(self):
+    def test_references_of_pods_exist(self):
         for objects in self.each():
             there = GIVEN | {(item["kind"], item["metadata"]["name"]) for item in objects}
             there |= {("Secret", item["spec"]["secretName"]) for item in objects if item["kind"] == "Certificate"}
@@ -151,7 +151,7 @@ class Matrix(unittest.TestCase):
                     for reference in volumes_of(volume):
                         self.assertIn(reference, there)
 
-    def test_nodes_hold_no_key_of_the_frontend_and_no_token_for_the_api_unasked(self):
+    def test_nodes_have_no_frontend_key_and_no_api_token_unless_configured(self):
         for objects in self.each():
             backend = next(item for item in objects if item["kind"] == "DaemonSet")
             frontend = next((item for item in objects if item["kind"] == "Deployment"), None)
@@ -168,7 +168,7 @@ class Matrix(unittest.TestCase):
             for_api = [token for token in tokens if token.get("audience") != "fairlead"]
             self.assertEqual(len(for_api), int(by_api))
 
-    def test_containers_have_what_they_need_and_no_more(self):
+    def test_containers_have_only_the_capabilities_they_need(self):
         for objects in self.each():
             for item, pod in pods(objects):
                 for container in pod["spec"]["containers"]:
@@ -183,7 +183,7 @@ class Matrix(unittest.TestCase):
                     self.assertLessEqual(added - {"SYS_RESOURCE"}, {"NET_ADMIN", "NET_RAW"} if node else set())
                     self.assertTrue(node or pod["spec"]["securityContext"]["runAsNonRoot"])
 
-    def test_no_probe_of_a_node_ends_an_agent_that_waits(self):
+    def test_liveness_probes_do_not_depend_on_a_frontend(self):
         for objects in self.each():
             backend = next(item for item in objects if item["kind"] == "DaemonSet")
             [container] = backend["spec"]["template"]["spec"]["containers"]
@@ -194,7 +194,7 @@ class Matrix(unittest.TestCase):
             self.assertEqual(int(given["healthz"].split(":")[1]), ports["health"])
             self.assertEqual(int(given["metrics"].split(":")[1]), ports["metrics"])
 
-    def test_what_prepares_a_node_is_a_script(self):
+    def test_init_containers_run_valid_scripts(self):
         scripts = set()
         for objects in self.each():
             for _, pod in pods(objects):
@@ -206,13 +206,13 @@ class Matrix(unittest.TestCase):
         for script in scripts:
             self.assertEqual(subprocess.run(["sh", "-n", "-c", script], capture_output=True, check=False).stderr, b"")
 
-    def test_nobody_may_write_but_events(self):
+    def test_roles_allow_writing_only_events_and_token_reviews(self):
         for objects in self.each():
             for item in objects:
                 for rule in item.get("rules", []):
-                    asked = {"tokenreviews": {"create"}, "events": {"create", "patch"}}
+                    allowed = {"tokenreviews": {"create"}, "events": {"create", "patch"}}
                     for resource in rule["resources"]:
-                        self.assertLessEqual(set(rule["verbs"]), asked.get(resource, {"list", "watch"}))
+                        self.assertLessEqual(set(rule["verbs"]), allowed.get(resource, {"list", "watch"}))
                     self.assertNotIn("secrets", rule["resources"])
 
     def test_the_matrix_covers_every_template(self):
@@ -223,10 +223,10 @@ class Matrix(unittest.TestCase):
         self.assertEqual(templates - covered, set())
 
 
-class Refusals(unittest.TestCase):
-    def test_values_that_cannot_work_are_refused_with_what_to_do(self):
+class Rejections(unittest.TestCase):
+    def test_contradictory_values_are_rejected_with_a_hint(self):
         pods = {"frontend": {"hostNetwork": False}}
-        for values, word in [
+        for values, hint in [
             ({}, "frontend.addresses"),
             ({"deployment": "local"}, "apiServer.host"),
             ({**API, **pods}, "backend.discovery: api"),
@@ -238,9 +238,9 @@ class Refusals(unittest.TestCase):
         ]:
             with self.subTest(values), self.assertRaises(HelmError) as caught:
                 render.objects(values)
-            self.assertIn(word, str(caught.exception))
+            self.assertIn(hint, str(caught.exception))
 
-    def test_the_schema_knows_every_value_and_refuses_others(self):
+    def test_the_schema_rejects_unknown_and_invalid_values(self):
         for values in [
             {"modes": "nftables"},
             {"mode": "ebpf"},
@@ -279,30 +279,30 @@ class Refusals(unittest.TestCase):
         self.assertEqual([path for path in open_objects if not path.endswith(maps)], [])
 
 
-class Pages(unittest.TestCase):
-    """What the chart says elsewhere is so."""
+class Documentation(unittest.TestCase):
+    """Comments, alerts and pages agree with the chart."""
 
     def test_every_value_is_explained(self):
         lines = (CHART / "values.yaml").read_text().splitlines()
         for number, line in enumerate(lines):
             key = re.match(r"( *)[a-zA-Z]+:(.*)$", line)
             below = lines[number + 1] if number + 1 < len(lines) else ""
-            # What stands for several values, and what Kubernetes explains.
+            # Except maps of other values, and resources, which Kubernetes documents.
             if not key or below.startswith(f"{key[1]}  ") or key[0].strip().startswith(("requests:", "limits:")):
                 continue
             above = itertools.takewhile(lambda line: line.strip().startswith("#"), reversed(lines[:number]))
             self.assertIn("# --", " ".join(above), f"values.yaml:{number + 1}: {line}")
 
     def metrics(self, text):
-        return set(re.findall(r"(?:fairlead_(?:frontend|agent)|kubeproxy|process)_[a-z_]+", text))
+        return set(re.findall(r"(?:fairlead_(?:frontend|backend)|kubeproxy|process)_[a-z_]+", text))
 
-    def test_alerts_and_panels_ask_for_metrics_that_exist(self):
+    def test_alerts_and_panels_use_existing_metrics(self):
         listed = self.metrics((TOP / "docs/metrics.md").read_text())
         for name in ["alerts.yaml", "dashboard.json"]:
-            asked = self.metrics((CHART / "files" / name).read_text())
-            asked = {re.sub("_(bucket|sum|count)$", "", metric) for metric in asked}
-            self.assertTrue(asked)
-            self.assertEqual(asked - listed, set(), name)
+            used = self.metrics((CHART / "files" / name).read_text())
+            used = {re.sub("_(bucket|sum|count)$", "", metric) for metric in used}
+            self.assertTrue(used)
+            self.assertEqual(used - listed, set(), name)
 
     def test_every_alert_has_a_runbook_and_every_runbook_an_alert(self):
         page = (TOP / "docs/runbooks.md").read_text()

@@ -1,4 +1,4 @@
-"""An upgrade keeps what Helm has created: it looks up the certificates in the cluster, here a small API server."""
+"""An upgrade keeps the certificates that Helm has created and looks up in the cluster, here a small API server."""
 
 import base64
 import http.server
@@ -21,7 +21,7 @@ RESOURCES = {
 
 
 class Cluster:
-    """An API server with some objects, by path, which answers questions and takes nothing in."""
+    """A read-only API server with some objects, by path."""
 
     def __init__(self, objects):
         paths = {}
@@ -86,7 +86,7 @@ def by_name(objects, kind):
 
 
 def upgrade(before, values):
-    """What the chart renders in a cluster that holds these objects."""
+    """Renders the chart in a cluster with these objects."""
     with Cluster(before) as cluster:
         return render.objects(values, renderer=cluster, is_upgrade=True)
 
@@ -101,19 +101,19 @@ class Upgrade(unittest.TestCase):
         for kind in ["Secret", "ConfigMap"]:
             self.assertEqual(by_name(second, kind), by_name(self.first, kind))
 
-    def test_without_a_cluster_everything_is_made_anew(self):
-        # Else the test above could not fail.
+    def test_without_a_cluster_certificates_are_created_again(self):
+        # Otherwise the test above could not fail.
         again = render.objects(VALUES)
         self.assertNotEqual(by_name(again, "Secret"), by_name(self.first, "Secret"))
 
-    def test_a_new_generation_is_a_new_certificate_of_the_same_authority(self):
+    def test_a_new_generation_issues_a_certificate_of_the_same_authority(self):
         values = {**VALUES, "tls": {"selfSigned": {"generation": 2}}}
         second = upgrade(self.first, values)
         old, new = by_name(self.first, "Secret"), by_name(second, "Secret")
         self.assertEqual(new["fairlead-ca"]["data"], old["fairlead-ca"]["data"])
         self.assertEqual(by_name(second, "ConfigMap"), by_name(self.first, "ConfigMap"))
         self.assertNotEqual(new["fairlead-tls"]["data"], old["fairlead-tls"]["data"])
-        # Once it is made, it stays too.
+        # The next upgrade keeps the new one.
         self.assertEqual(by_name(upgrade(second, values), "Secret"), new)
 
     def test_a_new_authority_signs_a_new_certificate(self):
@@ -144,7 +144,7 @@ class Upgrade(unittest.TestCase):
         arguments = backend["spec"]["template"]["spec"]["containers"][0]["args"]
         found = [argument for argument in arguments if argument.startswith("--frontend=")]
         self.assertEqual(found, ["--frontend=https://192.0.2.21:7600", "--frontend=https://192.0.2.22:7600"])
-        # Frontends ask their own nodes.
+        # Frontends use the API server of their own node.
         [frontend] = by_name(rendered, "Deployment").values()
         environment = frontend["spec"]["template"]["spec"]["containers"][0]["env"]
         host = next(variable for variable in environment if variable["name"] == "KUBERNETES_SERVICE_HOST")
