@@ -26,7 +26,7 @@ pub enum ObjectKind {
 }
 
 /// Identifies an object within its kind. The namespace of a Node or ServiceCIDR is empty.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
     /// `metadata.namespace`.
     pub namespace: Arc<str>,
@@ -35,7 +35,7 @@ pub struct ObjectName {
 }
 
 /// A Service that is programmed: neither headless nor ExternalName, and not labelled for another proxy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceObject {
     /// Namespace and name.
     pub name: ObjectName,
@@ -205,15 +205,6 @@ impl ObjectName {
 impl ObjectKind {
     /// All kinds, in the order in which they are applied.
     pub const ALL: [Self; 4] = [Self::Node, Self::Service, Self::EndpointSlice, Self::ServiceCidr];
-
-    /// Whether objects of this kind have a namespace.
-    #[must_use]
-    pub const fn is_namespaced(self) -> bool {
-        match self {
-            Self::Service | Self::EndpointSlice => true,
-            Self::Node | Self::ServiceCidr => false,
-        }
-    }
 }
 
 impl fmt::Display for ObjectKind {

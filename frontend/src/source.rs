@@ -17,16 +17,12 @@ use anyhow::Result;
 use runtime::Shutdown;
 use tokio::sync::mpsc;
 
+use self::kubernetes::Deadlines;
 pub use self::{
     freshness::{Freshness, KindFreshness, WatchPhase},
     kubernetes::KubernetesApi,
 };
 use crate::object::SourceUpdate;
-
-/// A client for the API server of a kubeconfig, or else of the cluster that this pod runs in.
-pub(crate) async fn kubernetes_client(kubeconfig: Option<&Path>) -> Result<kube::Client> {
-    Ok(KubernetesApi::new(kubeconfig).await?.client())
-}
 
 /// A source of [`SourceUpdate`]s.
 #[derive(Clone)]
@@ -70,8 +66,11 @@ impl Source {
         shutdown: Shutdown,
     ) -> Result<()> {
         match self {
-            Self::Manifests(directory) => manifests::run(directory, updates, shutdown).await,
-            Self::Kubernetes(api) => kubernetes::run(api, updates, freshness, shutdown).await,
+            Self::Manifests(directory) => manifests::run(directory, manifests::REMOVAL_DELAY, updates, shutdown).await,
+            Self::Kubernetes(api) => {
+                kubernetes::run(api, Deadlines::default(), updates, &freshness, shutdown).await;
+                Ok(())
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{
     certificate::Names,
     tokens::{TokenOptions, Tokens},
 };
-use crate::source;
+use crate::source::KubernetesApi;
 
 /// The user name of a node in Kubernetes is this and its name.
 const NODE_USER: &str = "system:node:";
@@ -69,9 +69,9 @@ impl Authenticator {
         let admins = Arc::new(admins);
         let tokens = match tokens {
             Some(options) => {
-                let client = source::kubernetes_client(kubeconfig.as_deref()).await;
-                let client = client.context("configure the API server that reviews tokens")?;
-                Some(Tokens::new(client, options, admins.clone()))
+                let api = KubernetesApi::new(kubeconfig.as_deref()).await;
+                let api = api.context("configure the API server that reviews tokens")?;
+                Some(Tokens::new(api.client(), options, admins.clone()))
             }
             None => None,
         };

@@ -116,7 +116,7 @@ impl Scrape {
         let kinds = self.status.freshness.snapshot();
         let names: Vec<_> = kinds.iter().map(|row| row.kind.to_string()).collect();
         let rows = || kinds.iter().zip(&names).map(|(row, name)| (row, [("kind", name.as_str())]));
-        let age = |row: &KindFreshness| row.age.filter(|_| row.phase != WatchPhase::NotOffered);
+        let age = |row: &KindFreshness| row.age().filter(|_| row.phase != WatchPhase::NotOffered);
         let text = "Time since the API server last confirmed the state of a kind with a list, event or bookmark. Above \
                     150 s the kind is listed again; if it keeps growing, nodes are served stale state.";
         let ages = rows().filter_map(|(row, labels)| Some((labels, age(row)?.as_secs_f64())));

@@ -124,7 +124,8 @@ fn disconnected(node: &DisconnectedNode) -> v1::NodeStatus {
 }
 
 fn kind(row: KindFreshness) -> v1::WatchStatus {
-    let KindFreshness { kind, phase, age, lists, failures, last_error } = row;
+    let age_micros = row.age().map(micros);
+    let KindFreshness { kind, phase, confirmed: _, lists, failures, last_error } = row;
     let phase = match phase {
         WatchPhase::Listing => v1::WatchPhase::Listing,
         WatchPhase::Watching => v1::WatchPhase::Watching,
@@ -133,7 +134,7 @@ fn kind(row: KindFreshness) -> v1::WatchStatus {
     v1::WatchStatus {
         kind: kind.to_string(),
         phase: phase.into(),
-        age_micros: age.map(micros),
+        age_micros,
         lists,
         failures,
         last_error: last_error.unwrap_or_default(),

@@ -18,7 +18,7 @@ use crate::object::ObjectKind;
 /// read.
 #[derive(Clone, Debug, Default)]
 pub struct Freshness {
-    kinds: Arc<Mutex<BTreeMap<ObjectKind, KindRecord>>>,
+    kinds: Arc<Mutex<BTreeMap<ObjectKind, KindFreshness>>>,
 }
 
 /// How up to date one kind is.
@@ -28,9 +28,9 @@ pub struct KindFreshness {
     pub kind: ObjectKind,
     /// What the source does.
     pub phase: WatchPhase,
-    /// The time since the API server last confirmed the objects, by a complete list, an event or a bookmark. Neither an
-    /// accepted request nor an error does. `None` before the first list.
-    pub age: Option<Duration>,
+    /// When the API server last confirmed the objects, by a complete list, an event or a bookmark. Neither an accepted
+    /// request nor an error does. `None` before the first list.
+    pub confirmed: Option<Instant>,
     /// The number of complete lists. More than one: a watch expired, or nothing was confirmed for too long.
     pub lists: u64,
     /// The number of failed requests since the last confirmation.
@@ -58,42 +58,35 @@ pub(super) struct FreshnessRecorder {
     kind: ObjectKind,
 }
 
-#[derive(Debug)]
-struct KindRecord {
-    phase: WatchPhase,
-    confirmed: Option<Instant>,
-    lists: u64,
-    failures: u32,
-    last_error: Option<String>,
-}
-
 // === impl Freshness ===
 
 impl Freshness {
     /// One row for each kind that is watched. Empty for a directory of manifests.
     #[must_use]
     pub fn snapshot(&self) -> Vec<KindFreshness> {
-        let row = |(kind, record): (&ObjectKind, &KindRecord)| KindFreshness {
-            kind: *kind,
-            phase: record.phase,
-            age: record.confirmed.map(|confirmed| confirmed.elapsed()),
-            lists: record.lists,
-            failures: record.failures,
-            last_error: record.last_error.clone(),
-        };
-        self.lock().iter().map(row).collect()
+        self.lock().values().cloned().collect()
     }
 
     /// Adds a kind.
     pub(super) fn recorder(&self, kind: ObjectKind) -> FreshnessRecorder {
-        let record =
-            KindRecord { phase: WatchPhase::Listing, confirmed: None, lists: 0, failures: 0, last_error: None };
-        self.lock().insert(kind, record);
+        let phase = WatchPhase::Listing;
+        self.lock()
+            .insert(kind, KindFreshness { kind, phase, confirmed: None, lists: 0, failures: 0, last_error: None });
         FreshnessRecorder { freshness: self.clone(), kind }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectKind, KindRecord>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectKind, KindFreshness>> {
         self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl KindFreshness ===
+
+impl KindFreshness {
+    /// The time since the last confirmation.
+    #[must_use]
+    pub fn age(&self) -> Option<Duration> {
+        self.confirmed.map(|confirmed| confirmed.elapsed())
     }
 }
 
@@ -120,20 +113,19 @@ impl FreshnessRecorder {
     }
 
     /// Records a failed request.
-    pub(super) fn failed(&self, error: impl ToString) {
-        let error = error.to_string();
+    pub(super) fn failed(&self, error: &str) {
         self.update(|record| {
             record.failures = record.failures.saturating_add(1);
-            record.last_error = Some(error);
+            record.last_error = Some(error.to_owned());
         });
     }
 
     /// The time since the last confirmation.
     pub(super) fn age(&self) -> Option<Duration> {
-        self.freshness.lock().get(&self.kind)?.confirmed.map(|confirmed| confirmed.elapsed())
+        self.freshness.lock().get(&self.kind)?.age()
     }
 
-    fn update(&self, change: impl FnOnce(&mut KindRecord)) {
+    fn update(&self, change: impl FnOnce(&mut KindFreshness)) {
         if let Some(record) = self.freshness.lock().get_mut(&self.kind) {
             change(record);
         }
@@ -151,8 +143,9 @@ mod tests {
         let recorder = freshness.recorder(ObjectKind::Node);
         recorder.failed("refused");
         let row = freshness.snapshot().remove(0);
-        assert_eq!((row.age, row.lists, row.failures), (None, 0, 1));
+        assert_eq!((row.age(), row.lists, row.failures), (None, 0, 1));
         recorder.listed();
+        let listed = Instant::now();
         tokio::time::advance(Duration::from_secs(5)).await;
         recorder.phase(WatchPhase::Watching);
         recorder.failed("cut");
@@ -161,7 +154,7 @@ mod tests {
             [KindFreshness {
                 kind: ObjectKind::Node,
                 phase: WatchPhase::Watching,
-                age: Some(Duration::from_secs(5)),
+                confirmed: Some(listed),
                 lists: 1,
                 failures: 1,
                 last_error: Some("cut".to_owned()),
@@ -169,6 +162,6 @@ mod tests {
         );
         recorder.confirmed();
         let row = freshness.snapshot().remove(0);
-        assert_eq!((row.age, row.failures, row.last_error.as_deref()), (Some(Duration::ZERO), 0, Some("cut")));
+        assert_eq!((row.age(), row.failures, row.last_error.as_deref()), (Some(Duration::ZERO), 0, Some("cut")));
     }
 }

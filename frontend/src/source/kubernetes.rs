@@ -28,22 +28,23 @@ mod watcher;
 
 use std::time::Duration;
 
-use anyhow::Result;
 use futures::future;
-use k8s_openapi::api::core::v1::{Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::api::{
+    core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
+    networking::v1::ServiceCIDR,
+};
 use runtime::Shutdown;
 use tokio::sync::mpsc;
 
 pub use self::api::KubernetesApi;
-use self::watcher::{KindWatcher, SharedState};
+use self::watcher::{KindWatcher, WatchContext};
 use super::Freshness;
 use crate::object::SourceUpdate;
 
 /// How long each step may take.
 #[derive(Clone, Copy, Debug)]
-struct Deadlines {
+pub(super) struct Deadlines {
     /// The timeout that the server is asked to end a watch after, in seconds. The watch is then resumed.
     watch_seconds: u32,
     /// For a complete page of a list, and for the start of a watch. The API server itself gives a request 60 seconds.
@@ -83,33 +84,23 @@ impl Deadlines {
 /// Delivers all objects and their changes until the shutdown, or until the receiver is dropped.
 pub(super) async fn run(
     api: KubernetesApi,
-    updates: mpsc::Sender<SourceUpdate>,
-    freshness: Freshness,
-    shutdown: Shutdown,
-) -> Result<()> {
-    run_with(api, Deadlines::default(), updates, freshness, shutdown).await
-}
-
-async fn run_with(
-    api: KubernetesApi,
     deadlines: Deadlines,
     updates: mpsc::Sender<SourceUpdate>,
-    freshness: Freshness,
+    freshness: &Freshness,
     mut shutdown: Shutdown,
-) -> Result<()> {
-    let shared = SharedState::default();
+) {
+    let context = WatchContext::new(api, deadlines, updates);
     let watchers = future::join4(
-        KindWatcher::<Node>::new(&api, deadlines, &shared, &updates, &freshness).run(),
-        KindWatcher::<Service>::new(&api, deadlines, &shared, &updates, &freshness).run(),
-        KindWatcher::<EndpointSlice>::new(&api, deadlines, &shared, &updates, &freshness).run(),
-        KindWatcher::<ServiceCIDR>::new(&api, deadlines, &shared, &updates, &freshness).run(),
+        KindWatcher::<Node>::new(&context, freshness).run(),
+        KindWatcher::<Service>::new(&context, freshness).run(),
+        KindWatcher::<EndpointSlice>::new(&context, freshness).run(),
+        KindWatcher::<ServiceCIDR>::new(&context, freshness).run(),
     );
     tokio::select! {
         _ = watchers => {}
-        () = updates.closed() => {}
+        () = context.updates.closed() => {}
         () = shutdown.recv() => {}
     }
-    Ok(())
 }
 
 #[cfg(test)]

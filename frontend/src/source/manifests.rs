@@ -11,22 +11,28 @@ mod document;
 mod notice;
 mod watch;
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::path::PathBuf;
-use std::time::Duration;
-use std::{fs, io};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs, io, mem,
+    path::{self, Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use runtime::Shutdown;
-use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::{
+    sync::mpsc,
+    task::spawn_blocking,
+    time::{Instant, sleep, sleep_until},
+};
 use tracing::{debug, error, info, warn};
 
-use self::catalog::{Catalog, RefreshResult, RefreshScope};
-use self::notice::FileNotice;
-use self::watch::{DirectoryWatch, FileEvents};
+use self::{
+    catalog::{Catalog, RefreshResult, RefreshScope},
+    notice::FileNotice,
+    watch::{DirectoryWatch, FileEvents},
+};
 use crate::object::{ObjectKind, SourceUpdate};
 
 /// How long to collect events that belong together, such as several files that one command writes.
@@ -34,7 +40,7 @@ const DEBOUNCE: Duration = Duration::from_millis(2);
 
 /// How long a file must be missing before its objects are deleted. Editors move the old file away before they write the
 /// new one.
-const REMOVAL_DELAY: Duration = Duration::from_millis(50);
+pub(super) const REMOVAL_DELAY: Duration = Duration::from_millis(50);
 
 /// How often to check for a missing directory: its parent may be missing as well, and then inotify reports nothing.
 const DIRECTORY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -44,31 +50,34 @@ struct DirectoryWatcher {
     directory: PathBuf,
     watch: DirectoryWatch,
     catalog: Catalog,
+    removal_delay: Duration,
     /// Missing files, and when their objects are deleted.
     missing: BTreeMap<OsString, Instant>,
-    state: DirectoryState,
+    /// Whether the directory is missing, or empty after it was replaced. The objects stay.
+    lost: bool,
 }
 
-/// Whether the directory exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DirectoryState {
-    Present,
-    /// Missing, or empty after it was replaced. The objects stay.
-    Lost,
-}
-
-/// Delivers the objects in `directory` and their changes until the shutdown, or until the receiver is dropped.
-pub(super) async fn run(directory: PathBuf, updates: mpsc::Sender<SourceUpdate>, mut shutdown: Shutdown) -> Result<()> {
-    let directory =
-        std::path::absolute(&directory).with_context(|| format!("manifests directory {}", directory.display()))?;
-    let mut watcher = DirectoryWatcher::new(directory)?;
+/// Delivers the objects in `directory` and their changes until the shutdown, or until the receiver is dropped. The
+/// objects of a file are deleted when it has been missing for `removal_delay`.
+pub(super) async fn run(
+    directory: PathBuf,
+    removal_delay: Duration,
+    updates: mpsc::Sender<SourceUpdate>,
+    mut shutdown: Shutdown,
+) -> Result<()> {
+    let watcher = DirectoryWatcher::new(&directory, removal_delay);
+    let mut watcher = watcher.with_context(|| format!("manifests directory {}", directory.display()))?;
     let watch = async {
         let mut next = watcher.start().await?;
-        // `send` fails when the receiver has been dropped.
-        while send(&updates, next).await.is_ok() {
+        loop {
+            for update in next {
+                if updates.send(update).await.is_err() {
+                    // The receiver was dropped.
+                    return Ok(());
+                }
+            }
             next = watcher.next().await?;
         }
-        Ok(())
     };
     tokio::select! {
         ended = watch => ended,
@@ -77,29 +86,18 @@ pub(super) async fn run(directory: PathBuf, updates: mpsc::Sender<SourceUpdate>,
     }
 }
 
-async fn send(
-    updates: &mpsc::Sender<SourceUpdate>,
-    next: Vec<SourceUpdate>,
-) -> Result<(), mpsc::error::SendError<SourceUpdate>> {
-    for update in next {
-        updates.send(update).await?;
-    }
-    Ok(())
-}
-
 // === impl DirectoryWatcher ===
 
 impl DirectoryWatcher {
-    fn new(directory: PathBuf) -> Result<Self> {
-        let metadata = fs::metadata(&directory);
-        let metadata = metadata.with_context(|| format!("manifests directory {}", directory.display()))?;
-        ensure!(metadata.is_dir(), "manifests directory {}: not a directory", directory.display());
+    fn new(directory: &Path, removal_delay: Duration) -> Result<Self> {
+        let directory = path::absolute(directory)?;
+        ensure!(fs::metadata(&directory)?.is_dir(), "not a directory");
         Ok(Self {
-            watch: DirectoryWatch::new(directory.clone())
-                .with_context(|| format!("manifests directory {}", directory.display()))?,
+            watch: DirectoryWatch::new(directory.clone())?,
             catalog: Catalog::new(directory.clone()),
+            removal_delay,
             missing: BTreeMap::new(),
-            state: DirectoryState::Present,
+            lost: false,
             directory,
         })
     }
@@ -117,29 +115,32 @@ impl DirectoryWatcher {
         tokio::select! {
             () = self.watch.any() => sleep(DEBOUNCE).await,
             () = sleep_until(next_removal.unwrap_or_else(Instant::now)), if next_removal.is_some() => {}
-            () = sleep(DIRECTORY_CHECK_INTERVAL), if self.state == DirectoryState::Lost => {}
+            () = sleep(DIRECTORY_CHECK_INTERVAL), if self.lost => {}
         }
         let events = self.watch.take();
-        let mut everything = events.rescan || events.directory;
-        if events.directory || self.state == DirectoryState::Lost {
-            everything |= self.state == DirectoryState::Lost;
+        let everything = events.rescan || events.directory || self.lost;
+        if events.directory || self.lost {
             self.find_directory();
         }
         let files = self.files(events);
-        match (self.state, everything) {
-            (DirectoryState::Lost, _) => Ok(Vec::new()),
-            (DirectoryState::Present, true) => self.refresh_or_lose(RefreshScope::Everything).await,
-            (DirectoryState::Present, false) => self.refresh_or_lose(files).await,
+        if self.lost {
+            return Ok(Vec::new());
         }
+        let updates = self.refresh(if everything { RefreshScope::Everything } else { files }).await?;
+        Ok(updates.unwrap_or_else(|error| {
+            warn!(%error, directory = ?self.directory, "cannot list the manifests directory");
+            self.lose();
+            Vec::new()
+        }))
     }
 
-    /// Which files to read after events. A missing file is removed after `REMOVAL_DELAY`.
+    /// Which files to read after events. A missing file is removed after `removal_delay`.
     fn files(&mut self, events: FileEvents) -> RefreshScope {
         let now = Instant::now();
         let FileEvents { mut changed, removed, touched, .. } = events;
         self.missing.retain(|name, _| !changed.contains(name));
         let removed_files = self.missing.extract_if(.., |_, due| *due <= now).map(|(name, _)| name).collect();
-        self.missing.extend(removed.into_iter().map(|name| (name, now + REMOVAL_DELAY)));
+        self.missing.extend(removed.into_iter().map(|name| (name, now + self.removal_delay)));
         changed.extend(touched.into_iter().filter(|name| self.catalog.is_unreadable(name)));
         RefreshScope::Files { changed, removed: removed_files }
     }
@@ -148,47 +149,34 @@ impl DirectoryWatcher {
     fn find_directory(&mut self) {
         let found = self.directory.is_dir() && self.watch.attach().is_ok();
         let usable = found && (self.catalog.is_empty() || self.catalog.any_manifest().unwrap_or(false));
-        match (self.state, usable) {
-            (DirectoryState::Present, false) => self.lose(),
-            (DirectoryState::Lost, true) => {
-                info!(directory = ?self.directory, "manifests directory found again");
-                self.state = DirectoryState::Present;
-            }
-            _ => {}
+        if !usable && !self.lost {
+            self.lose();
+        } else if usable && self.lost {
+            info!(directory = ?self.directory, "manifests directory found again");
+            self.lost = false;
         }
     }
 
     fn lose(&mut self) {
         error!(directory = ?self.directory, "manifests directory missing or empty, keeping its last objects");
-        self.state = DirectoryState::Lost;
+        self.lost = true;
     }
 
-    async fn refresh_or_lose(&mut self, scope: RefreshScope) -> Result<Vec<SourceUpdate>> {
-        let updates = self.refresh(scope).await?;
-        Ok(updates.unwrap_or_else(|error| {
-            warn!(%error, directory = ?self.directory, "cannot list the manifests directory");
-            self.lose();
-            Vec::new()
-        }))
-    }
-
+    /// Reads files and logs what has changed. The inner error: the directory cannot be listed.
     async fn refresh(&mut self, scope: RefreshScope) -> Result<io::Result<Vec<SourceUpdate>>> {
-        let mut catalog = std::mem::take(&mut self.catalog);
-        let (catalog, refreshed) = spawn_blocking(move || {
+        let mut catalog = mem::take(&mut self.catalog);
+        let refresh = spawn_blocking(move || {
             let refreshed = catalog.refresh(&scope);
             (catalog, refreshed)
-        })
-        .await
-        .context("read manifests")?;
+        });
+        let (catalog, refreshed) = refresh.await.context("read manifests")?;
         self.catalog = catalog;
-        Ok(refreshed.map(log_refresh))
+        Ok(refreshed.map(|RefreshResult { updates, notices, read }| {
+            notices.iter().for_each(FileNotice::log);
+            debug!(files = read, updates = updates.len(), "read manifests");
+            updates
+        }))
     }
-}
-
-fn log_refresh(refreshed: RefreshResult) -> Vec<SourceUpdate> {
-    refreshed.notices.iter().for_each(FileNotice::log);
-    debug!(files = refreshed.read, updates = refreshed.updates.len(), "read manifests");
-    refreshed.updates
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod slice;
 use std::num::NonZeroU16;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use proto::model::{ParseProtocolError, Protocol};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -19,11 +20,8 @@ pub(super) trait Resource: DeserializeOwned {
     /// Its kind.
     const KIND: ObjectKind;
 
-    /// Its `metadata`.
-    fn metadata(&self) -> &ObjectMeta;
-
     /// Its usable fields; `None` if it is not for Fairlead, or not usable at all.
-    fn parse(&self, problems: &mut FieldProblems) -> Option<ClusterObject>;
+    fn parse(&self, name: ObjectName, problems: &mut FieldProblems) -> Option<ClusterObject>;
 }
 
 /// Collects the invalid fields of an object.
@@ -42,44 +40,38 @@ impl FieldProblems {
     fn ignored<T>(&mut self, path: impl Into<String>, result: Result<T, impl ToString>) -> Option<T> {
         result.map_err(|error| self.add(path, format!("{}; ignored", error.to_string()))).ok()
     }
+
+    /// The valid entries of the list at `path`. The others become problems.
+    fn valid<T>(
+        &mut self,
+        path: &str,
+        list: Option<&Vec<String>>,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Vec<T> {
+        let texts = items(list).iter().enumerate();
+        texts.filter_map(|(n, text)| self.ignored(format!("{path}[{n}]"), parse(text))).collect()
+    }
 }
 
-// === From resources ===
-
-/// Parses a decoded object.
-pub(super) fn from_resource<R: Resource>(resource: &R) -> ParsedObject {
-    let mut problems = FieldProblems::default();
-    let object = resource.parse(&mut problems);
-    ParsedObject { kind: R::KIND, name: object_name(resource.metadata()), object, problems: problems.0 }
-}
+// === From JSON ===
 
 /// Parses an object from JSON. One that does not decode is unusable, with a problem that names the field.
 pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
-    serde_path_to_error::deserialize(json).map_or_else(
-        |error| ParsedObject {
-            kind: R::KIND,
-            name: json_name(json),
-            object: None,
-            problems: vec![ObjectProblem {
-                field: error.path().to_string(),
-                message: format!("{}; the whole object is ignored", error.inner()),
-            }],
-        },
-        |resource: R| from_resource(&resource),
-    )
+    let (name, mut problems) = (json_name(json), FieldProblems::default());
+    let object = match serde_path_to_error::deserialize::<_, R>(json) {
+        Ok(resource) => resource.parse(name.clone(), &mut problems),
+        Err(error) => {
+            problems.add(error.path().to_string(), format!("{}; the whole object is ignored", error.inner()));
+            None
+        }
+    };
+    ParsedObject { kind: R::KIND, name, object, problems: problems.0 }
 }
 
 /// The name in the JSON of an object; empty if absent.
 pub(super) fn json_name(json: &Value) -> ObjectName {
-    ObjectName::new(metadata_field(json, "namespace"), metadata_field(json, "name"))
-}
-
-fn metadata_field<'a>(json: &'a Value, field: &str) -> &'a str {
-    json["metadata"][field].as_str().unwrap_or_default()
-}
-
-fn object_name(metadata: &ObjectMeta) -> ObjectName {
-    ObjectName::new(metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default())
+    let field = |field| json["metadata"][field].as_str().unwrap_or_default();
+    ObjectName::new(field("namespace"), field("name"))
 }
 
 // === Shared by all kinds ===
@@ -98,6 +90,14 @@ fn items<T>(list: Option<&Vec<T>>) -> &[T] {
     list.map_or(&[], Vec::as_slice)
 }
 
+/// Without duplicates.
+fn sorted<T: Ord>(items: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut items: Vec<_> = items.into_iter().collect();
+    items.sort_unstable();
+    items.dedup();
+    items
+}
+
 fn port_number(number: i32) -> Result<NonZeroU16, String> {
     u16::try_from(number)
         .ok()
@@ -114,6 +114,6 @@ fn optional_port_number(number: Option<i32>) -> Result<Option<NonZeroU16>, Strin
 }
 
 /// `protocol` of a port, which the API server defaults to TCP.
-fn protocol(name: Option<&str>) -> Result<proto::model::Protocol, proto::model::ParseProtocolError> {
-    name.map_or(Ok(proto::model::Protocol::Tcp), str::parse)
+fn protocol(name: Option<&str>) -> Result<Protocol, ParseProtocolError> {
+    name.map_or(Ok(Protocol::Tcp), str::parse)
 }

@@ -1,15 +1,15 @@
 //! What an operator can do about an error of the API server or of its client: one line for each set-up that is often
 //! wrong. Pure.
 
-use std::error::Error;
-use std::io;
+use std::{error::Error, io};
 
 use kube::core::Status;
-use runtime::connect_advice::{causes, connect_advice};
-use runtime::failure::chain;
+use runtime::{
+    connect_advice::{causes, connect_advice},
+    failure::chain,
+};
 
-use super::api::ApiSettings;
-use super::request::RequestError;
+use super::{api::ApiSettings, request::RequestError};
 
 /// A resource of the API, as RBAC and URLs name it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,17 +1,16 @@
 //! The API server as the operator configured it: a client, and the settings that logs and advice refer to.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use anyhow::{Result, anyhow, ensure};
 use futures::AsyncBufRead;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
-use runtime::connect_advice::ConnectSettings;
-use runtime::failure::chain;
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use runtime::{connect_advice::ConnectSettings, failure::chain};
 
-use super::advice;
-use super::request::RequestError;
+use super::{advice, request::RequestError};
 
 /// Where a pod finds the CA certificate of its cluster.
 const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";

@@ -3,12 +3,16 @@
 
 use std::marker::PhantomData;
 
-use k8s_openapi::api::core::v1::{Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::{
+    api::{
+        core::v1::{Node, Service},
+        discovery::v1::EndpointSlice,
+        networking::v1::ServiceCIDR,
+    },
+    apimachinery::pkg::apis::meta::v1::ListMeta,
+};
 use kube::core::Status;
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Error, Value};
 
 use super::super::parse;
@@ -20,22 +24,14 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// A kind that is watched, and the objects of it that are selected.
 pub(super) trait Watchable: parse::Resource + kube::Resource<DynamicType = ()> + Send + Sync {
     /// Label selector.
-    const LABELS: Option<&'static str>;
+    const LABELS: Option<&'static str> = None;
     /// Field selector.
-    const FIELDS: Option<&'static str>;
-    /// What it means when the API server does not serve it.
-    const NEED: Need;
+    const FIELDS: Option<&'static str> = None;
+    /// Whether the cluster or its RBAC rules may be older than the kind: without it, there is no such object. Of any
+    /// other kind, something is misconfigured, and no backend can be served.
+    const OPTIONAL: bool = false;
     /// The first version of Kubernetes that serves it by default; `None` for the core group.
     const SINCE: Option<&'static str> = None;
-}
-
-/// What it means when the API server does not serve a kind, or does not allow it to be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
-    /// Something is misconfigured: no backend can be served.
-    Required,
-    /// The cluster is older than the kind, or its RBAC rules are. There is no such object.
-    Optional,
 }
 
 /// One page of a list.
@@ -76,18 +72,10 @@ pub(super) enum EventChange {
 #[serde(bound = "")]
 struct RawPage<K: Watchable> {
     kind: String,
-    metadata: PageMetadata,
+    metadata: ListMeta,
     // Required, or else `{}` would be an empty list; but `null` is one.
     #[serde(deserialize_with = "Option::deserialize")]
     items: Option<Vec<Item<K>>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct PageMetadata {
-    resource_version: String,
-    #[serde(default)]
-    r#continue: Option<String>,
 }
 
 /// An object of a list. One that does not decode as a `K` becomes an unusable object, so that the others on its page
@@ -100,44 +88,25 @@ struct Item<K> {
 /// An event in its wire form. The object is decoded as JSON first, because its meaning depends on the type.
 #[derive(Deserialize)]
 struct RawEvent {
-    r#type: EventType,
+    r#type: String,
     object: Value,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
-enum EventType {
-    Added,
-    Modified,
-    Deleted,
-    Bookmark,
-    Error,
 }
 
 impl Watchable for Service {
     const LABELS: Option<&'static str> = Some("!service.kubernetes.io/service-proxy-name");
     const FIELDS: Option<&'static str> = Some("spec.clusterIP!=None");
-    const NEED: Need = Need::Required;
 }
 
 impl Watchable for EndpointSlice {
     const LABELS: Option<&'static str> = Some("!service.kubernetes.io/headless");
-    const FIELDS: Option<&'static str> = None;
-    const NEED: Need = Need::Required;
     const SINCE: Option<&'static str> = Some("1.21");
 }
 
-impl Watchable for Node {
-    const LABELS: Option<&'static str> = None;
-    const FIELDS: Option<&'static str> = None;
-    const NEED: Need = Need::Required;
-}
+impl Watchable for Node {}
 
 /// Reading it is a permission of its own (`networking.k8s.io`, `servicecidrs`: list, watch).
 impl Watchable for ServiceCIDR {
-    const LABELS: Option<&'static str> = None;
-    const FIELDS: Option<&'static str> = None;
-    const NEED: Need = Need::Optional;
+    const OPTIONAL: bool = true;
     const SINCE: Option<&'static str> = Some("1.33");
 }
 
@@ -151,14 +120,12 @@ impl Page {
         if page.kind != expected {
             return Err(Error::custom(format!("{} instead of {expected}", page.kind)));
         }
-        if page.metadata.resource_version.is_empty() {
-            return Err(Error::custom("list without metadata.resourceVersion"));
-        }
-        let items = page.items.unwrap_or_default();
+        let ListMeta { resource_version, continue_, .. } = page.metadata;
+        let version = resource_version.filter(|version| !version.is_empty());
         Ok(Self {
-            objects: items.into_iter().map(|item| item.parsed).collect(),
-            version: page.metadata.resource_version,
-            next: page.metadata.r#continue.filter(|token| !token.is_empty()),
+            objects: page.items.unwrap_or_default().into_iter().map(|item| item.parsed).collect(),
+            version: version.ok_or_else(|| Error::custom("list without metadata.resourceVersion"))?,
+            next: continue_.filter(|token| !token.is_empty()),
         })
     }
 }
@@ -180,14 +147,13 @@ impl WatchEvent {
     pub(super) fn decode<K: Watchable>(line: &[u8]) -> Result<Result<Self, Box<Status>>, Error> {
         let RawEvent { r#type, object } = serde_json::from_slice(line)?;
         let metadata = &object["metadata"];
-        let change = match r#type {
-            EventType::Added | EventType::Modified => EventChange::Put(parse::from_json::<K>(&object)),
-            EventType::Deleted => EventChange::Delete(parse::json_name(&object)),
-            EventType::Bookmark if metadata["annotations"][INITIAL_EVENTS_END] == "true" => {
-                EventChange::InitialEventsEnd
-            }
-            EventType::Bookmark => EventChange::Bookmark,
-            EventType::Error => return serde_json::from_value(object).map(Err),
+        let change = match r#type.as_str() {
+            "ADDED" | "MODIFIED" => EventChange::Put(parse::from_json::<K>(&object)),
+            "DELETED" => EventChange::Delete(parse::json_name(&object)),
+            "BOOKMARK" if metadata["annotations"][INITIAL_EVENTS_END] == "true" => EventChange::InitialEventsEnd,
+            "BOOKMARK" => EventChange::Bookmark,
+            "ERROR" => return serde_json::from_value(object).map(Err),
+            other => return Err(Error::custom(format!("event of type {other:?}"))),
         };
         if let EventChange::Put(ParsedObject { name, .. }) | EventChange::Delete(name) = &change
             && name.name.is_empty()

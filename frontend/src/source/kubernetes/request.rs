@@ -5,23 +5,22 @@
 //! it skips an event that does not decode, and so loses it; it holds a page several times in memory; and it cannot fall
 //! back from streaming lists to pages.
 
-use std::error::Error;
-use std::fmt;
-use std::io;
-use std::marker::PhantomData;
-use std::pin::Pin;
-use std::time::Duration;
+use std::{error::Error, fmt, io, marker::PhantomData, pin::Pin, time::Duration};
 
 use futures::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
-use kube::api::{ListParams, WatchParams};
-use kube::core::{Request, Status};
+use kube::{
+    api::{ListParams, WatchParams},
+    core::{Request, Status},
+};
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 
-use super::Deadlines;
-use super::advice::{self, ApiResource, is_web_page};
-use super::api::KubernetesApi;
-use super::decode::{Page, WatchEvent, Watchable};
+use super::{
+    Deadlines,
+    advice::{self, ApiResource, is_web_page},
+    api::KubernetesApi,
+    decode::{Page, WatchEvent, Watchable},
+};
 
 /// The most objects of a page: what one response costs the server, and this process, in memory. client-go uses the
 /// same.
@@ -89,21 +88,12 @@ pub(super) struct Requests<K> {
     kind: PhantomData<fn() -> K>,
 }
 
-/// The version that a watch starts from.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum WatchStart<'a> {
-    /// None: all objects first, as a streaming list.
-    Everything,
-    /// After this version.
-    After(&'a str),
-}
-
 /// An open watch.
 pub(super) struct Watch<K> {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     /// The line that is being read.
     line: Vec<u8>,
-    started: Instant,
+    pub(super) started: Instant,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -143,21 +133,17 @@ impl<K: Watchable> Requests<K> {
         Page::decode::<K>(&body).map_err(|error| undecodable(&body, error))
     }
 
-    /// Starts a watch.
-    pub(super) async fn watch(&self, start: WatchStart<'_>) -> Result<Watch<K>, RequestError> {
+    /// Starts a watch after a version. Without one, all objects come first, as a streaming list.
+    pub(super) async fn watch(&self, after: Option<&str>) -> Result<Watch<K>, RequestError> {
         let parameters = WatchParams {
             label_selector: K::LABELS.map(str::to_owned),
             field_selector: K::FIELDS.map(str::to_owned),
             timeout: Some(self.deadlines.watch_seconds),
             bookmarks: true,
-            send_initial_events: matches!(start, WatchStart::Everything),
+            send_initial_events: after.is_none(),
         };
-        let version = match start {
-            // The newest, not that of the server's cache.
-            WatchStart::Everything => "",
-            WatchStart::After(version) => version,
-        };
-        let request = self.path.watch(&parameters, version).map_err(kube::Error::BuildRequest);
+        // The empty version stands for the newest, not that of the server's cache.
+        let request = self.path.watch(&parameters, after.unwrap_or_default()).map_err(kube::Error::BuildRequest);
         let started = Instant::now();
         let body = with_deadline(self.deadlines.response, self.api.send(request)).await?;
         Ok(Watch { body: Box::pin(body), line: Vec::new(), started, kind: PhantomData })
@@ -199,11 +185,6 @@ impl<K: Watchable> Watch<K> {
             _ if is_web_page(&String::from_utf8_lossy(&self.line)) => Err(RequestError::Html),
             _ => Err(RequestError::Cut),
         }
-    }
-
-    /// The time since its start.
-    pub(super) fn age(&self) -> Duration {
-        self.started.elapsed()
     }
 }
 

@@ -1,17 +1,19 @@
 //! Failures of the requests for one kind: how long to wait after each, and which of them to log.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
-use runtime::Backoff;
-use runtime::failure::{Occurrence, Repeated, chain};
+use runtime::{
+    Backoff,
+    failure::{Occurrence, Repeated},
+};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
-use super::request::RequestError;
 use crate::object::ObjectKind;
-use crate::source::freshness::FreshnessRecorder;
 
 /// Waits after failed requests for one kind, longer each time, and logs when a failure begins, changes its cause and
 /// ends.
@@ -40,9 +42,7 @@ pub(super) enum Operation {
 
 /// Why each kind fails at present. One server fails for all kinds alike, so a cause is logged for the first kind only.
 #[derive(Debug, Default)]
-pub(super) struct SharedCauses {
-    kinds: Mutex<BTreeMap<ObjectKind, String>>,
-}
+pub(super) struct SharedCauses(Mutex<BTreeMap<ObjectKind, String>>);
 
 // === impl SharedCauses ===
 
@@ -51,7 +51,7 @@ impl SharedCauses {
     fn set(&self, kind: ObjectKind, cause: &str) -> bool {
         // Ports and attempts differ between kinds.
         let cause: String = cause.chars().filter(|c| !c.is_ascii_digit()).collect();
-        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_only = !kinds.iter().any(|(other, its)| *other != kind && *its == cause);
         kinds.insert(kind, cause);
         is_only
@@ -59,7 +59,7 @@ impl SharedCauses {
 
     /// A kind does not fail any more. Whether it was the last one that failed for its cause.
     fn clear(&self, kind: ObjectKind) -> bool {
-        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let cause = kinds.remove(&kind);
         !kinds.values().any(|other| Some(other) == cause.as_ref())
     }
@@ -82,18 +82,15 @@ impl<'a> Retry<'a> {
     }
 
     /// Logs a failure and waits, longer after each one.
-    pub(super) async fn wait(
-        &mut self,
-        operation: Operation,
-        error: &RequestError,
-        advice: Option<String>,
-        recorder: &FreshnessRecorder,
-    ) {
-        let cause = chain(error);
-        recorder.failed(&cause);
+    pub(super) async fn wait(&mut self, operation: Operation, cause: &str, advice: Option<String>) {
         self.operation = operation;
-        let delay = self.next_delay();
-        self.log(&cause, advice, delay);
+        // Only time makes the delay short again: of a server that lists, but whose watches all fail, a list would be
+        // requested many times a second.
+        if self.last.is_some_and(|last| last.elapsed() > self.max_delay) {
+            self.backoff.reset();
+        }
+        let delay = self.backoff.next_delay();
+        self.log(cause, advice, delay);
         sleep(delay).await;
         self.last = Some(Instant::now());
     }
@@ -101,8 +98,7 @@ impl<'a> Retry<'a> {
     fn log(&mut self, error: &str, advice: Option<String>, delay: Duration) {
         let (kind, retry_in_ms) = (self.kind, delay.as_millis());
         let occurrence = self.repeated.failed(error);
-        let is_only = occurrence.is_news() && self.causes.set(kind, error);
-        if !is_only {
+        if !(occurrence.is_news() && self.causes.set(kind, error)) {
             let failures = match occurrence {
                 Occurrence::First => 1,
                 Occurrence::CauseChanged(count) | Occurrence::Again(count) => count,
@@ -111,9 +107,7 @@ impl<'a> Retry<'a> {
             return;
         }
         match self.operation {
-            Operation::FirstList => {
-                warn!(%kind, error, advice, retry_in_ms, "list failed, no state to serve yet");
-            }
+            Operation::FirstList => warn!(%kind, error, advice, retry_in_ms, "list failed, no state to serve yet"),
             Operation::List => warn!(%kind, error, advice, retry_in_ms, "list failed, serving the last known state"),
             Operation::Watch => warn!(%kind, error, advice, retry_in_ms, "watch failed, serving the last known state"),
         }
@@ -122,18 +116,12 @@ impl<'a> Retry<'a> {
     /// A list has succeeded. This ends a failure of lists only: watches may all fail on a server whose lists succeed.
     pub(super) fn list_succeeded(&mut self) {
         if self.operation != Operation::Watch {
-            self.recovered();
+            self.succeeded();
         }
     }
 
-    /// A watch has delivered something.
-    pub(super) fn watch_succeeded(&mut self) {
-        self.recovered();
-    }
-
-    /// Logs the end of a failure. Only time makes the next delay short again: of a server that lists, but whose watches
-    /// all fail, a list would be requested many times a second.
-    fn recovered(&mut self) {
+    /// A watch has delivered something, or a list has succeeded after a failed one. Logs the end of the failure.
+    pub(super) fn succeeded(&mut self) {
         let Some(recovery) = self.repeated.recovered() else { return };
         let (kind, failures, duration_ms) = (self.kind, recovery.count, recovery.duration.as_millis());
         if self.causes.clear(kind) {
@@ -142,28 +130,19 @@ impl<'a> Retry<'a> {
             debug!(%kind, failures, duration_ms, "requests for this kind succeed again");
         }
     }
-
-    fn next_delay(&mut self) -> Duration {
-        if self.last.is_some_and(|last| last.elapsed() > self.max_delay) {
-            self.backoff.reset();
-        }
-        self.backoff.next_delay()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Freshness;
 
     const MIN_DELAY: Duration = Duration::from_millis(100);
     const MAX_DELAY: Duration = Duration::from_secs(10);
 
     /// How long a failure is waited after.
     async fn delay(retry: &mut Retry<'_>) -> Duration {
-        let recorder = Freshness::default().recorder(ObjectKind::Node);
         let start = Instant::now();
-        retry.wait(Operation::Watch, &RequestError::Cut, None, &recorder).await;
+        retry.wait(Operation::Watch, "refused", None).await;
         start.elapsed()
     }
 
@@ -174,7 +153,7 @@ mod tests {
         let mut total = Duration::ZERO;
         for _ in 0..30 {
             total += delay(&mut retry).await;
-            retry.watch_succeeded();
+            retry.succeeded();
         }
         assert!(total > Duration::from_secs(60), "{total:?}");
     }
@@ -198,7 +177,7 @@ mod tests {
         delay(&mut retry).await;
         retry.list_succeeded();
         assert!(retry.repeated.is_failing());
-        retry.watch_succeeded();
+        retry.succeeded();
         assert!(!retry.repeated.is_failing());
     }
 

@@ -1,21 +1,27 @@
 //! A fake API server over HTTP: each request waits for the test, which responds correctly, partially, with nonsense, or
 //! never.
 
-use std::collections::HashMap;
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use http_body_util::channel::{Channel, Sender};
-use hyper::body::{Bytes, Incoming};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Request, Response};
+use hyper::{
+    Request, Response,
+    body::{Bytes, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 
 use crate::object::ObjectKind;
 

@@ -17,16 +17,22 @@ use std::path::Path;
 use kube::Config;
 use runtime::Trigger;
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 
-use super::api::ApiSettings;
-use super::testing::{ApiServer, PATIENCE, Watch};
-use super::*;
+use super::{
+    api::ApiSettings,
+    testing::{ApiServer, PATIENCE, Watch},
+    *,
+};
 use proto::model::SourceVersion;
 
-use crate::object::{ClusterObject, ObjectKind, ObjectName, ParsedObject, VersionProgress};
-use crate::source::{KindFreshness, WatchPhase};
+use crate::{
+    object::{ClusterObject, ObjectKind, ObjectName, ParsedObject, VersionProgress},
+    source::{KindFreshness, WatchPhase},
+};
 
 /// A deadline that a test waits for.
 const SHORT: Duration = Duration::from_millis(400);
@@ -44,7 +50,7 @@ struct Fixture {
     /// Received between the other updates.
     progress: Vec<(ObjectKind, VersionProgress)>,
     freshness: Freshness,
-    running: JoinHandle<Result<()>>,
+    running: JoinHandle<()>,
     trigger: Trigger,
 }
 
@@ -58,7 +64,10 @@ impl Fixture {
         let freshness = Freshness::default();
         let settings = ApiSettings::of_kubeconfig(Path::new("/test/kubeconfig"));
         let api = KubernetesApi::from_config(config, settings).unwrap();
-        let running = tokio::spawn(run_with(api, deadlines, sender, freshness.clone(), shutdown));
+        let running = tokio::spawn({
+            let freshness = freshness.clone();
+            async move { run(api, deadlines, sender, &freshness, shutdown).await }
+        });
         Self { server, updates, progress: Vec::new(), freshness, running, trigger }
     }
 
@@ -255,10 +264,10 @@ async fn object_of_the_wrong_type_does_not_affect_the_others() {
 async fn ends_on_shutdown_or_when_the_receiver_is_dropped() {
     let (mut fixture, _watch) = Fixture::on_nodes(deadlines(), &[]).await;
     fixture.trigger.fire();
-    timeout(PATIENCE, &mut fixture.running).await.unwrap().unwrap().unwrap();
+    timeout(PATIENCE, &mut fixture.running).await.unwrap().unwrap();
     let (mut fixture, _watch) = Fixture::on_nodes(deadlines(), &[]).await;
     fixture.updates.close();
-    timeout(PATIENCE, &mut fixture.running).await.unwrap().unwrap().unwrap();
+    timeout(PATIENCE, &mut fixture.running).await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -18,37 +18,37 @@
 //! An API server that was restored from a backup accepts a watch after a version of its future. It is silent until it
 //! gets there, and never reports what the restore took back. So its version is requested before a watch is resumed.
 
-use std::collections::BTreeMap;
-use std::mem;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    collections::BTreeMap,
+    future, mem,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use proto::model::SourceVersion;
 use runtime::failure::chain;
-use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::{sync::mpsc, time::sleep};
 use tracing::{debug, info, warn};
 
-use super::Deadlines;
-use super::api::KubernetesApi;
-use super::decode::{EventChange, Need, WatchEvent, Watchable};
-use super::request::{RequestError, Requests, Watch, WatchStart};
-use super::retry::{Operation, Retry, SharedCauses};
-use crate::object::{ObjectName, ParsedObject, SourceUpdate, VersionProgress};
-use crate::source::Freshness;
-use crate::source::freshness::{FreshnessRecorder, WatchPhase};
-
-/// The receiver of updates was dropped.
-pub(super) struct ReceiverClosed;
-
-/// Why a watch has ended.
-enum WatchEnd {
-    Failed(RequestError),
-    ReceiverClosed,
-}
+use super::{
+    Deadlines,
+    api::KubernetesApi,
+    decode::{EventChange, WatchEvent, Watchable},
+    request::{RequestError, Requests, Watch},
+    retry::{Operation, Retry, SharedCauses},
+};
+use crate::{
+    object::{ObjectName, ParsedObject, SourceUpdate, VersionProgress},
+    source::{
+        Freshness,
+        freshness::{FreshnessRecorder, WatchPhase},
+    },
+};
 
 /// What the watchers of all kinds share: they use one server.
-#[derive(Debug, Default)]
-pub(super) struct SharedState {
+pub(super) struct WatchContext {
+    api: KubernetesApi,
+    deadlines: Deadlines,
+    pub(super) updates: mpsc::Sender<SourceUpdate>,
     /// The server does not stream lists (`sendInitialEvents`, Kubernetes 1.32). Never unset: all it costs is memory of
     /// the server.
     no_streaming: AtomicBool,
@@ -64,24 +64,14 @@ enum ListMethod {
     Pages,
 }
 
-/// Whether all objects of the kind have been delivered once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FirstDelivery {
-    Pending,
-    Done,
-}
-
 /// Lists and watches one kind.
 pub(super) struct KindWatcher<'a, K> {
+    context: &'a WatchContext,
     requests: Requests<K>,
-    deadlines: Deadlines,
-    shared: &'a SharedState,
-    updates: &'a mpsc::Sender<SourceUpdate>,
     recorder: FreshnessRecorder,
     retry: Retry<'a>,
-    first_delivery: FirstDelivery,
-    /// For the next list.
-    method: ListMethod,
+    /// Whether all objects have been delivered once.
+    delivered: bool,
 }
 
 /// The last version of a list or event, and how to continue from it.
@@ -103,135 +93,111 @@ enum NextWatch<K> {
 /// The objects of a list so far.
 type ListedObjects = BTreeMap<ObjectName, ParsedObject>;
 
-// === impl SharedState ===
+// === impl WatchContext ===
 
-impl SharedState {
-    fn streams_lists(&self) -> bool {
-        !self.no_streaming.load(Ordering::Relaxed)
-    }
-
-    fn disable_streaming(&self, error: &RequestError) {
-        if !self.no_streaming.swap(true, Ordering::Relaxed) {
-            info!(error = chain(error), "the API server does not stream lists, using pages");
-        }
+impl WatchContext {
+    pub(super) fn new(api: KubernetesApi, deadlines: Deadlines, updates: mpsc::Sender<SourceUpdate>) -> Self {
+        Self { api, deadlines, updates, no_streaming: AtomicBool::new(false), causes: SharedCauses::default() }
     }
 }
 
 // === impl KindWatcher ===
 
 impl<'a, K: Watchable> KindWatcher<'a, K> {
-    pub(super) fn new(
-        api: &KubernetesApi,
-        deadlines: Deadlines,
-        shared: &'a SharedState,
-        updates: &'a mpsc::Sender<SourceUpdate>,
-        freshness: &Freshness,
-    ) -> Self {
+    pub(super) fn new(context: &'a WatchContext, freshness: &Freshness) -> Self {
         Self {
-            requests: Requests::new(api.clone(), deadlines),
-            deadlines,
-            shared,
-            updates,
+            context,
+            requests: Requests::new(context.api.clone(), context.deadlines),
             recorder: freshness.recorder(K::KIND),
-            retry: Retry::new(K::KIND, deadlines.retry, &shared.causes),
-            first_delivery: FirstDelivery::Pending,
-            method: ListMethod::Stream,
+            retry: Retry::new(K::KIND, context.deadlines.retry, &context.causes),
+            delivered: false,
         }
     }
 
-    /// Lists and watches until the receiver of updates is dropped.
-    pub(super) async fn run(mut self) -> ReceiverClosed {
+    /// Lists and watches without end.
+    pub(super) async fn run(mut self) {
         loop {
-            let position = match self.list().await {
-                Ok(position) => position,
-                Err(closed) => return closed,
-            };
-            if let Err(closed) = self.watch(position).await {
-                return closed;
-            }
+            let position = self.list().await;
+            self.watch(position).await;
         }
     }
 
     /// Delivers how far this kind has come. Versions that are no numbers are not delivered.
-    async fn deliver_progress(
-        &self,
-        version: &str,
-        progress: fn(SourceVersion) -> VersionProgress,
-    ) -> Result<(), ReceiverClosed> {
-        match version.parse() {
-            Ok(number) => self.deliver(SourceUpdate::Progress(K::KIND, progress(SourceVersion(number)))).await,
-            Err(_) => Ok(()),
+    async fn deliver_progress(&self, version: &str, progress: fn(SourceVersion) -> VersionProgress) {
+        if let Ok(number) = version.parse() {
+            self.deliver(SourceUpdate::Progress(K::KIND, progress(SourceVersion(number)))).await;
         }
     }
 
-    async fn deliver(&self, update: SourceUpdate) -> Result<(), ReceiverClosed> {
-        self.updates.send(update).await.map_err(|_| ReceiverClosed)
+    /// Waits for space in the channel. If the receiver was dropped, waits for [`super::run`] to stop all watchers.
+    async fn deliver(&self, update: SourceUpdate) {
+        if self.context.updates.send(update).await.is_err() {
+            future::pending().await
+        }
     }
 
     async fn wait(&mut self, operation: Operation, error: &RequestError) {
-        let advice = self.requests.advice(error);
-        self.retry.wait(operation, error, advice, &self.recorder).await;
+        let cause = chain(error);
+        self.recorder.failed(&cause);
+        self.retry.wait(operation, &cause, self.requests.advice(error)).await;
     }
 }
 
 // === Lists ===
 
 impl<K: Watchable> KindWatcher<'_, K> {
-    /// Lists until it succeeds.
-    async fn list(&mut self) -> Result<WatchPosition<K>, ReceiverClosed> {
+    /// Lists until it succeeds, streamed and in pages by turns.
+    async fn list(&mut self) -> WatchPosition<K> {
         self.recorder.phase(WatchPhase::Listing);
-        self.method = ListMethod::Stream;
+        let mut method = ListMethod::Stream;
         loop {
-            if !self.shared.streams_lists() {
-                self.method = ListMethod::Pages;
+            if self.context.no_streaming.load(Ordering::Relaxed) {
+                method = ListMethod::Pages;
             }
-            let mut objects = ListedObjects::new();
-            let listed = match self.method {
-                ListMethod::Stream => self.stream(&mut objects).await,
-                ListMethod::Pages => self.pages(&mut objects).await,
+            let listed = match method {
+                ListMethod::Stream => self.stream().await,
+                ListMethod::Pages => self.pages().await,
             };
             match listed {
-                Ok(position) => {
-                    debug!(kind = %K::KIND, objects = objects.len(), method = ?self.method, "listed");
+                Ok((objects, position)) => {
+                    debug!(kind = %K::KIND, objects = objects.len(), ?method, "listed");
                     self.recorder.listed();
                     self.retry.list_succeeded();
-                    self.replace(objects).await?;
-                    return Ok(position);
+                    self.replace(objects).await;
+                    return position;
                 }
-                Err(error) => self.list_failed(error).await?,
+                Err(error) => self.list_failed(method, &error).await,
             }
+            method = match method {
+                ListMethod::Stream => ListMethod::Pages,
+                ListMethod::Pages => ListMethod::Stream,
+            };
         }
     }
 
-    /// Decides how and when to list again.
-    async fn list_failed(&mut self, error: RequestError) -> Result<(), ReceiverClosed> {
-        let method = self.method;
-        self.method = match method {
-            ListMethod::Stream => ListMethod::Pages,
-            ListMethod::Pages => ListMethod::Stream,
-        };
-        if method == ListMethod::Stream && error.means_no_streaming() {
-            self.shared.disable_streaming(&error);
-        } else if method == ListMethod::Stream && error.is_not_offered() {
+    /// Waits before the next list, unless another method may succeed at once.
+    async fn list_failed(&mut self, method: ListMethod, error: &RequestError) {
+        let streamed = method == ListMethod::Stream;
+        if streamed && error.means_no_streaming() {
+            if !self.context.no_streaming.swap(true, Ordering::Relaxed) {
+                info!(error = chain(error), "the API server does not stream lists, using pages");
+            }
+        } else if streamed && error.is_not_offered() {
             // Perhaps only the verb `watch` is not allowed.
-        } else if K::NEED == Need::Optional && error.is_not_offered() {
-            self.continue_without(&error).await?;
-            sleep(self.deadlines.watch()).await;
+        } else if K::OPTIONAL && error.is_not_offered() {
+            self.continue_without(error).await;
+            sleep(self.context.deadlines.watch()).await;
         } else {
-            let operation = match self.first_delivery {
-                FirstDelivery::Pending => Operation::FirstList,
-                FirstDelivery::Done => Operation::List,
-            };
-            self.wait(operation, &error).await;
+            self.wait(if self.delivered { Operation::List } else { Operation::FirstList }, error).await;
         }
-        Ok(())
     }
 
     /// Streams all objects. Those that change meanwhile arrive again, or are deleted again.
-    async fn stream(&self, objects: &mut ListedObjects) -> Result<WatchPosition<K>, RequestError> {
-        let mut watch = self.requests.watch(WatchStart::Everything).await?;
+    async fn stream(&self) -> Result<(ListedObjects, WatchPosition<K>), RequestError> {
+        let mut objects = ListedObjects::new();
+        let mut watch = self.requests.watch(None).await?;
         loop {
-            let event = match watch.next(self.deadlines.initial_event).await {
+            let event = match watch.next(self.context.deadlines.initial_event).await {
                 Ok(Some(event)) => event,
                 // A server that takes this for an ordinary watch is silent.
                 Ok(None) | Err(RequestError::TimedOut(_)) => return Err(RequestError::Unfinished),
@@ -246,7 +212,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
                 }
                 EventChange::Bookmark => {}
                 EventChange::InitialEventsEnd => {
-                    return Ok(WatchPosition { version: event.version, next: NextWatch::Open(watch) });
+                    return Ok((objects, WatchPosition { version: event.version, next: NextWatch::Open(watch) }));
                 }
             }
         }
@@ -254,39 +220,35 @@ impl<K: Watchable> KindWatcher<'_, K> {
 
     /// Requests page after page. A `continue` token that expires meanwhile (410) is an error: the next list starts from
     /// the first page.
-    async fn pages(&self, objects: &mut ListedObjects) -> Result<WatchPosition<K>, RequestError> {
+    async fn pages(&self) -> Result<(ListedObjects, WatchPosition<K>), RequestError> {
+        let mut objects = ListedObjects::new();
         let mut token = None;
         loop {
             let page = self.requests.page(token).await?;
             objects.extend(page.objects.into_iter().map(|parsed| (parsed.name.clone(), parsed)));
             if page.next.is_none() {
-                return Ok(WatchPosition { version: page.version, next: NextWatch::Start });
+                return Ok((objects, WatchPosition { version: page.version, next: NextWatch::Start }));
             }
             token = page.next;
         }
     }
 
     /// The API server does not serve this kind. Objects that were delivered stay; if none were, there are none.
-    async fn continue_without(&mut self, error: &RequestError) -> Result<(), ReceiverClosed> {
+    async fn continue_without(&mut self, error: &RequestError) {
         self.recorder.phase(WatchPhase::NotOffered);
-        let (kind, error_text) = (K::KIND, chain(error));
-        match self.first_delivery {
-            FirstDelivery::Done => {
-                debug!(%kind, error = error_text, "kind still not available");
-                Ok(())
-            }
-            FirstDelivery::Pending => {
-                let advice = self.requests.advice(error);
-                warn!(%kind, error = error_text, advice, "kind not available, continuing without");
-                self.replace(ListedObjects::new()).await
-            }
+        let (kind, cause) = (K::KIND, chain(error));
+        if self.delivered {
+            debug!(%kind, error = cause, "kind still not available");
+        } else {
+            warn!(%kind, error = cause, advice = self.requests.advice(error), "kind not available, continuing without");
+            self.replace(ListedObjects::new()).await;
         }
     }
 
     /// Delivers all objects.
-    async fn replace(&mut self, objects: ListedObjects) -> Result<(), ReceiverClosed> {
-        self.first_delivery = FirstDelivery::Done;
-        self.deliver(SourceUpdate::Replace(K::KIND, objects.into_values().collect())).await
+    async fn replace(&mut self, objects: ListedObjects) {
+        self.delivered = true;
+        self.deliver(SourceUpdate::Replace(K::KIND, objects.into_values().collect())).await;
     }
 }
 
@@ -294,92 +256,71 @@ impl<K: Watchable> KindWatcher<'_, K> {
 
 impl<K: Watchable> KindWatcher<'_, K> {
     /// Watches until a new list is needed.
-    async fn watch(&mut self, mut position: WatchPosition<K>) -> Result<(), ReceiverClosed> {
+    async fn watch(&mut self, mut position: WatchPosition<K>) {
         self.recorder.phase(WatchPhase::Watching);
-        self.deliver_progress(&position.version, VersionProgress::Confirmed).await?;
-        while self.recorder.age().is_some_and(|age| age < self.deadlines.confirmation) {
-            let error = match self.watch_once(&mut position).await {
-                Ok(()) => continue,
-                Err(WatchEnd::ReceiverClosed) => return Err(ReceiverClosed),
-                Err(WatchEnd::Failed(error)) => error,
-            };
+        self.deliver_progress(&position.version, VersionProgress::Confirmed).await;
+        let limit = self.context.deadlines.confirmation;
+        while self.recorder.age().is_some_and(|age| age < limit) {
+            let Err(error) = self.watch_once(&mut position).await else { continue };
             self.wait(Operation::Watch, &error).await;
             if error.needs_list() {
-                return Ok(());
+                return;
             }
         }
-        let age_ms = self.deadlines.confirmation.as_millis();
-        warn!(kind = %K::KIND, age_ms, "no event or bookmark for too long, listing again");
-        Ok(())
+        warn!(kind = %K::KIND, age_ms = limit.as_millis(), "no event or bookmark for too long, listing again");
     }
 
     /// Watches until the watch ends. `Ok` if the server ended it in order.
-    async fn watch_once(&mut self, position: &mut WatchPosition<K>) -> Result<(), WatchEnd> {
-        let start = WatchStart::After(&position.version);
+    async fn watch_once(&mut self, position: &mut WatchPosition<K>) -> Result<(), RequestError> {
         let mut watch = match mem::replace(&mut position.next, NextWatch::Resume) {
             NextWatch::Open(watch) => watch,
-            NextWatch::Start => self.requests.watch(start).await?,
+            NextWatch::Start => self.requests.watch(Some(&position.version)).await?,
             NextWatch::Resume => {
                 self.check_server_version(&position.version).await?;
-                self.requests.watch(start).await?
+                self.requests.watch(Some(&position.version)).await?
             }
         };
-        while let Some(WatchEvent { version, change }) = watch.next(self.deadlines.event).await? {
-            if goes_back(&position.version, &version) {
-                return Err(RequestError::Backwards { last: position.version.clone(), found: version }.into());
-            }
+        while let Some(WatchEvent { version, change }) = watch.next(self.context.deadlines.event).await? {
+            check_order(&position.version, &version)?;
             position.version = version;
             self.recorder.confirmed();
-            self.retry.watch_succeeded();
+            self.retry.succeeded();
             let progress = match change {
                 EventChange::Put(parsed) => {
-                    self.deliver(SourceUpdate::Apply(parsed)).await?;
+                    self.deliver(SourceUpdate::Apply(parsed)).await;
                     VersionProgress::Changed
                 }
                 EventChange::Delete(name) => {
-                    self.deliver(SourceUpdate::Delete(K::KIND, name)).await?;
+                    self.deliver(SourceUpdate::Delete(K::KIND, name)).await;
                     VersionProgress::Changed
                 }
                 EventChange::Bookmark | EventChange::InitialEventsEnd => VersionProgress::Confirmed,
             };
-            self.deliver_progress(&position.version, progress).await?;
+            self.deliver_progress(&position.version, progress).await;
         }
-        match watch.age() {
-            age if age < self.deadlines.watch() / 2 => Err(RequestError::EndedEarly(age).into()),
+        match watch.started.elapsed() {
+            age if age < self.context.deadlines.watch() / 2 => Err(RequestError::EndedEarly(age)),
             _ => Ok(()),
         }
     }
 
     /// Fails if the API server has not reached a version that it has reported before.
     async fn check_server_version(&self, last: &str) -> Result<(), RequestError> {
-        let found = match self.requests.version().await {
-            Ok(found) => found,
+        match self.requests.version().await {
+            Ok(found) => check_order(last, &found),
             // Perhaps only the verb `list` is not allowed.
-            Err(error) if error.is_not_offered() => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        if goes_back(last, &found) {
-            return Err(RequestError::Backwards { last: last.to_owned(), found });
+            Err(error) if error.is_not_offered() => Ok(()),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 }
 
-/// Whether a version is lower than the one before. Versions that are no numbers are not compared.
-fn goes_back(last: &str, version: &str) -> bool {
-    matches!((last.parse::<u64>(), version.parse::<u64>()), (Ok(last), Ok(version)) if version < last)
-}
-
-// === impl WatchEnd ===
-
-impl From<RequestError> for WatchEnd {
-    fn from(error: RequestError) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl From<ReceiverClosed> for WatchEnd {
-    fn from(ReceiverClosed: ReceiverClosed) -> Self {
-        Self::ReceiverClosed
+/// Fails if a version is lower than the one before. Versions that are no numbers are not compared.
+fn check_order(last: &str, found: &str) -> Result<(), RequestError> {
+    match (last.parse::<u64>(), found.parse::<u64>()) {
+        (Ok(before), Ok(after)) if after < before => {
+            Err(RequestError::Backwards { last: last.to_owned(), found: found.to_owned() })
+        }
+        _ => Ok(()),
     }
 }

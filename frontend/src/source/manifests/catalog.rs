@@ -1,13 +1,17 @@
 //! The objects in the files of a directory, and the updates when files change.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{OsStr, OsString};
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
-use std::{fs, io};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::{OsStr, OsString},
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
+};
 
-use super::document::{FileContents, ManifestFormat, ObjectKey};
-use super::notice::FileNotice;
+use super::{
+    document::{FileContents, ManifestFormat, ObjectKey},
+    notice::FileNotice,
+};
 use crate::object::{ObjectKind, ParsedObject, SourceUpdate};
 
 /// A directory as it was last read.
@@ -80,7 +84,7 @@ impl Catalog {
         let mut refreshed = RefreshResult::default();
         let mut changed = BTreeMap::new();
         for name in names {
-            if let Some(format) = name.to_str().and_then(ManifestFormat::of)
+            if let Some(format) = ManifestFormat::of(&name)
                 && let Some(file) = self.read(&name, format, &mut refreshed)
             {
                 changed.insert(name, Some(file));
@@ -103,7 +107,7 @@ impl Catalog {
 
     /// Whether the directory has any manifest now.
     pub(super) fn any_manifest(&self) -> io::Result<bool> {
-        Ok(self.list()?.iter().any(|name| name.to_str().and_then(ManifestFormat::of).is_some()))
+        Ok(self.list()?.iter().any(|name| ManifestFormat::of(name).is_some()))
     }
 
     /// Whether no file has been read.
@@ -176,12 +180,8 @@ impl Catalog {
         if contents.problems.is_empty() {
             refreshed.notices.push(FileNotice::Valid { file: name.to_owned() });
         }
-        refreshed.notices.extend(
-            contents
-                .problems
-                .iter()
-                .map(|problem| FileNotice::Document { file: name.to_owned(), problem: problem.clone() }),
-        );
+        let notice = |problem: &String| FileNotice::Document { file: name.to_owned(), problem: problem.clone() };
+        refreshed.notices.extend(contents.problems.iter().map(notice));
     }
 
     /// Replaces the changed files, and adds the updates.
@@ -192,7 +192,12 @@ impl Catalog {
             .flatten()
             .flat_map(|file| file.contents.objects.keys().cloned())
             .collect();
-        let before: Vec<_> = keys.into_iter().map(|key| self.snapshot(key)).collect();
+        let before = keys.into_iter().map(|key| {
+            let object = self.get(&key).cloned();
+            let files = self.files_of.get(&key).cloned().unwrap_or_default();
+            (key, object, files)
+        });
+        let before: Vec<_> = before.collect();
         for (name, file) in changed {
             self.put(name, file);
         }
@@ -207,12 +212,6 @@ impl Catalog {
             }
             refreshed.notices.extend(FileNotice::of_files(&key, &files, self.files_of.get(&key)));
         }
-    }
-
-    fn snapshot(&self, key: ObjectKey) -> (ObjectKey, Option<ParsedObject>, BTreeSet<OsString>) {
-        let object = self.get(&key).cloned();
-        let files = self.files_of.get(&key).cloned().unwrap_or_default();
-        (key, object, files)
     }
 
     fn put(&mut self, name: OsString, file: Option<ManifestFile>) {

@@ -1,11 +1,15 @@
 //! Parses the text of a manifest file into its objects.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    ffi::OsStr,
+};
 
-use k8s_openapi::api::core::v1::{Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::api::{
+    core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
+    networking::v1::ServiceCIDR,
+};
 use serde_json::Value;
 use serde_saphyr::Spanned;
 use tracing::debug;
@@ -68,8 +72,8 @@ pub(super) struct FileContents {
 impl ManifestFormat {
     /// The format of a file by its name; `None` if it is no manifest. Editors use names with a leading dot for files of
     /// their own.
-    pub(super) fn of(name: &str) -> Option<Self> {
-        let (stem, extension) = name.rsplit_once('.')?;
+    pub(super) fn of(name: &OsStr) -> Option<Self> {
+        let (stem, extension) = name.to_str()?.rsplit_once('.')?;
         match extension {
             _ if stem.is_empty() || stem.starts_with('.') => None,
             "yaml" | "yml" => Some(Self::Yaml),
@@ -97,15 +101,13 @@ impl FileContents {
             return;
         };
         match (version, kind) {
-            (CORE_API_VERSION, "Service") => self.add_object(position, document, parse::from_json::<Service>),
-            (CORE_API_VERSION, "Node") => self.add_object(position, document, parse::from_json::<Node>),
+            (CORE_API_VERSION, "Service") => self.add_object::<Service>(position, document),
+            (CORE_API_VERSION, "Node") => self.add_object::<Node>(position, document),
             (SLICE_API_VERSION, "EndpointSlice") => {
                 default_port_names(&mut document);
-                self.add_object(position, document, parse::from_json::<EndpointSlice>);
+                self.add_object::<EndpointSlice>(position, document);
             }
-            (SERVICE_CIDR_API_VERSION, "ServiceCIDR") => {
-                self.add_object(position, document, parse::from_json::<ServiceCIDR>);
-            }
+            (SERVICE_CIDR_API_VERSION, "ServiceCIDR") => self.add_object::<ServiceCIDR>(position, document),
             (CORE_API_VERSION, "List" | "ServiceList" | "NodeList")
             | (SLICE_API_VERSION, "EndpointSliceList")
             | (SERVICE_CIDR_API_VERSION, "ServiceCIDRList") => {
@@ -117,9 +119,7 @@ impl FileContents {
             {
                 self.add_problem(position, &format!("{kind} of {version} is not supported; ignored"));
             }
-            _ if is_builtin_group(version) => {
-                debug!(kind, api_version = version, "kind skipped")
-            }
+            _ if is_builtin_group(version) => debug!(kind, api_version = version, "kind skipped"),
             _ => self.add_problem(position, &format!("{kind} of {version} is not supported; ignored")),
         }
     }
@@ -139,16 +139,16 @@ impl FileContents {
         }
     }
 
-    fn add_object(&mut self, position: &str, mut document: Value, parse: fn(&Value) -> ParsedObject) {
+    fn add_object<R: parse::Resource>(&mut self, position: &str, mut document: Value) {
         if document["metadata"]["name"].as_str().is_none_or(str::is_empty) {
             self.add_problem(position, "metadata.name is missing; ignored");
             return;
         }
-        let mut parsed = parse(&document);
-        if parsed.kind.is_namespaced() && parsed.name.namespace.is_empty() {
+        let namespaced = matches!(R::KIND, ObjectKind::Service | ObjectKind::EndpointSlice);
+        if namespaced && string(&document["metadata"], "namespace").is_none() {
             document["metadata"]["namespace"] = DEFAULT_NAMESPACE.into();
-            parsed = parse(&document);
         }
+        let parsed = parse::from_json::<R>(&document);
         if is_without_cluster_ip(&document, parsed.kind) {
             let what = format!("Service {} has no spec.clusterIP", parsed.name);
             self.add_problem(position, &format!("{what}, and Fairlead does not allocate one; not programmed"));

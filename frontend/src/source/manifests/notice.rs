@@ -1,7 +1,6 @@
 //! Log lines about files: one when a problem begins, and one when it ends.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::{collections::BTreeSet, ffi::OsString};
 
 use tracing::{info, warn};
 
@@ -50,13 +49,9 @@ impl FileNotice {
     /// Writes it to the log.
     pub(super) fn log(&self) {
         match self {
-            Self::Unreadable { file, error } => {
-                warn!(?file, %error, "cannot read manifest, keeping its last objects");
-            }
+            Self::Unreadable { file, error } => warn!(?file, %error, "cannot read manifest, keeping its last objects"),
             Self::Readable { file } => info!(?file, "manifest read again"),
-            Self::Document { file, problem } => {
-                warn!(?file, %problem, "document of a manifest ignored");
-            }
+            Self::Document { file, problem } => warn!(?file, %problem, "document of a manifest ignored"),
             Self::Valid { file } => info!(?file, "all documents of the manifest used again"),
             Self::Removed { file } => info!(?file, "manifest removed"),
             Self::Duplicate { object: (kind, name), used, ignored } => {

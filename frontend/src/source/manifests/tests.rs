@@ -1,15 +1,10 @@
 //! The updates of a real directory with real inotify events.
 
-use std::fs;
-use std::io::Write;
-use std::os::unix::fs::symlink;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{fs, io::Write, os::unix::fs::symlink, path::PathBuf, time::Duration};
 
 use runtime::Trigger;
 use tempfile::TempDir;
-use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::{task::JoinHandle, time::timeout};
 
 use super::*;
 use crate::object::{ClusterObject, ObjectName, ParsedObject};
@@ -28,19 +23,18 @@ struct Fixture {
 impl Fixture {
     /// Starts with files, and returns the initial updates.
     async fn new(files: &[(&str, &str)]) -> (Self, Vec<SourceUpdate>) {
-        let top = TempDir::new().unwrap();
-        fs::create_dir(top.path().join("m")).unwrap();
-        for (name, text) in files {
-            fs::write(top.path().join("m").join(name), text).unwrap();
-        }
-        Self::on(top).await
+        Self::on(with_files(files)).await
     }
 
     /// Starts with an existing directory.
     async fn on(top: TempDir) -> (Self, Vec<SourceUpdate>) {
+        Self::with_removal_delay(top, REMOVAL_DELAY).await
+    }
+
+    async fn with_removal_delay(top: TempDir, delay: Duration) -> (Self, Vec<SourceUpdate>) {
         let (sender, updates) = mpsc::channel(1);
         let (trigger, shutdown) = Shutdown::channel();
-        let running = tokio::spawn(run(top.path().join("m"), sender, shutdown));
+        let running = tokio::spawn(run(top.path().join("m"), delay, sender, shutdown));
         let mut fixture = Self { top, updates, running, trigger };
         let mut initial = Vec::new();
         for _ in ObjectKind::ALL {
@@ -72,6 +66,16 @@ impl Fixture {
         self.write("sentinel.yaml", "");
         assert_eq!(self.next_summary().await, "sentinel deleted");
     }
+}
+
+/// A temporary directory with a directory `m` of files.
+fn with_files(files: &[(&str, &str)]) -> TempDir {
+    let top = TempDir::new().unwrap();
+    fs::create_dir(top.path().join("m")).unwrap();
+    for (name, text) in files {
+        fs::write(top.path().join("m").join(name), text).unwrap();
+    }
+    top
 }
 
 fn node(name: &str, zone: &str) -> String {
@@ -134,7 +138,7 @@ async fn missing_directory_is_an_error() {
     for (name, reason) in [("missing", "No such file or directory"), ("file", "not a directory")] {
         let (sender, _updates) = mpsc::channel(1);
         let (_trigger, shutdown) = Shutdown::channel();
-        let error = format!("{:#}", run(top.path().join(name), sender, shutdown).await.unwrap_err());
+        let error = format!("{:#}", run(top.path().join(name), REMOVAL_DELAY, sender, shutdown).await.unwrap_err());
         assert!(error.contains(&format!("{}/{name}", top.path().display())), "{error}");
         assert!(error.contains(reason), "{error}");
     }
@@ -202,7 +206,9 @@ async fn partially_written_file_is_not_read() {
 
 #[tokio::test]
 async fn editor_that_renames_the_old_file_deletes_nothing() {
-    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
+    // However slow this machine is, the new file is written before the delay ends.
+    let delay = Duration::from_secs(3600);
+    let (mut fixture, _) = Fixture::with_removal_delay(with_files(&[("a.yaml", &node("n1", "x"))]), delay).await;
     fs::rename(fixture.path("a.yaml"), fixture.path("a.yaml~")).unwrap();
     // The first event is handled alone.
     fixture.assert_no_update().await;

@@ -2,16 +2,20 @@
 //!
 //! A file counts as changed when its writer has closed it or renamed it to its name, never while it is being written.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use anyhow::{Context, Result};
-use notify::event::{AccessKind, AccessMode, EventKind, MetadataKind, ModifyKind, RenameMode};
-use notify::{Event, INotifyWatcher, RecursiveMode, Watcher};
+use notify::{
+    Event, INotifyWatcher, RecursiveMode, Watcher,
+    event::{AccessKind, AccessMode, EventKind, MetadataKind, ModifyKind, RenameMode},
+};
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
@@ -142,7 +146,7 @@ impl FileEvents {
         if parent != directory || !(is_removed || is_written || touched) {
             return false;
         }
-        if name.to_str().and_then(ManifestFormat::of).is_none() {
+        if ManifestFormat::of(name).is_none() {
             // A ConfigMap volume replaces the link `..data`, which all its files point through.
             let swapped = is_created && fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
             self.rescan |= swapped;

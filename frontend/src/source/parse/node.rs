@@ -1,14 +1,13 @@
 //! Parses core/v1 Node into the facts that the node itself needs.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use proto::model;
+use proto::model::NodeInfo;
 
 use super::{FieldProblems, Resource, address, items, label};
-use crate::object::{ClusterObject, ObjectKind};
+use crate::object::{ClusterObject, ObjectKind, ObjectName};
 
 /// The label with the zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -19,14 +18,12 @@ const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 impl Resource for Node {
     const KIND: ObjectKind = ObjectKind::Node;
 
-    fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn parse(&self, problems: &mut FieldProblems) -> Option<ClusterObject> {
+    fn parse(&self, name: ObjectName, problems: &mut FieldProblems) -> Option<ClusterObject> {
         let spec = self.spec.as_ref();
-        Some(ClusterObject::Node(model::NodeInfo {
-            name: self.metadata.name.as_deref().unwrap_or_default().into(),
+        let to_be_deleted =
+            |spec: &NodeSpec| items(spec.taints.as_ref()).iter().any(|taint| taint.key == TO_BE_DELETED_TAINT);
+        Some(ClusterObject::Node(NodeInfo {
+            name: name.name,
             addresses: self.status.as_ref().map(|status| addresses(status, problems)).unwrap_or_default(),
             pod_cidrs: spec.map(|spec| pod_cidrs(spec, problems)).unwrap_or_default(),
             zone: label(&self.metadata, ZONE_LABEL).into(),
@@ -39,35 +36,31 @@ impl Resource for Node {
 fn addresses(status: &NodeStatus, problems: &mut FieldProblems) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
     for wanted in ["InternalIP", "ExternalIP"] {
-        for (n, entry) in items(status.addresses.as_ref()).iter().enumerate() {
-            if entry.type_ != wanted {
-                continue;
-            }
+        let entries = items(status.addresses.as_ref()).iter().enumerate();
+        for (n, entry) in entries.filter(|(_, entry)| entry.type_ == wanted) {
             let path = format!("status.addresses[{n}].address");
-            let address = problems.ignored(path, address::address(&entry.address));
-            addresses.extend(address.filter(|address| !addresses.contains(address)));
+            addresses.extend(problems.ignored(path, address::address(&entry.address)));
         }
     }
-    addresses
+    without_duplicates(addresses)
 }
 
 /// `podCIDR` is the older form of the first of `podCIDRs`.
 fn pod_cidrs(spec: &NodeSpec, problems: &mut FieldProblems) -> Vec<IpNet> {
-    let mut cidrs = Vec::new();
-    let legacy = spec.pod_cidr.iter().filter(|cidr| !cidr.is_empty());
-    let texts: Vec<(String, &String)> = match items(spec.pod_cidrs.as_ref()) {
-        [] => legacy.map(|text| ("spec.podCIDR".to_owned(), text)).collect(),
-        texts => texts.iter().enumerate().map(|(n, text)| (format!("spec.podCIDRs[{n}]"), text)).collect(),
-    };
-    for (path, text) in texts {
-        let cidr = problems.ignored(path, address::cidr(text));
-        cidrs.extend(cidr.filter(|cidr| !cidrs.contains(cidr)));
+    let mut cidrs = problems.valid("spec.podCIDRs", spec.pod_cidrs.as_ref(), address::cidr);
+    if items(spec.pod_cidrs.as_ref()).is_empty()
+        && let Some(text) = spec.pod_cidr.as_ref().filter(|text| !text.is_empty())
+    {
+        cidrs.extend(problems.ignored("spec.podCIDR", address::cidr(text)));
     }
-    cidrs
+    without_duplicates(cidrs)
 }
 
-fn to_be_deleted(spec: &NodeSpec) -> bool {
-    items(spec.taints.as_ref()).iter().any(|taint| taint.key == TO_BE_DELETED_TAINT)
+/// Keeps the order.
+fn without_duplicates<T: Copy + Ord>(mut items: Vec<T>) -> Vec<T> {
+    let mut seen = BTreeSet::new();
+    items.retain(|item| seen.insert(*item));
+    items
 }
 
 #[cfg(test)]

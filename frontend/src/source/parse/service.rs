@@ -2,15 +2,19 @@
 
 mod vips;
 
-use std::num::{NonZeroU16, NonZeroU32};
-use std::time::SystemTime;
+use std::{
+    num::{NonZeroU16, NonZeroU32},
+    time::SystemTime,
+};
 
-use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{
+    api::core::v1::{Service, ServicePort, ServiceSpec},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use proto::model::{IpvsScheduler, TrafficPolicy};
 
-use super::{FieldProblems, Resource, has_label, items, object_name, optional_port_number, port_number, protocol};
-use crate::object::{self, ClusterObject, ObjectKind, ServiceObjectPort};
+use super::{FieldProblems, Resource, has_label, items, optional_port_number, port_number, protocol};
+use crate::object::{ClusterObject, ObjectKind, ObjectName, ServiceObject, ServiceObjectPort};
 
 /// A Service with this label, of any value, is for another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -27,30 +31,23 @@ const MAX_AFFINITY_SECONDS: i32 = 86_400;
 impl Resource for Service {
     const KIND: ObjectKind = ObjectKind::Service;
 
-    fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn parse(&self, problems: &mut FieldProblems) -> Option<ClusterObject> {
+    fn parse(&self, name: ObjectName, problems: &mut FieldProblems) -> Option<ClusterObject> {
         let spec = self.spec.as_ref()?;
         if has_label(&self.metadata, PROXY_NAME_LABEL) || type_of(spec) == "ExternalName" {
             return None;
         }
-        let vips = vips::from_resource(self, problems)?;
+        let vips = vips::with_vips(self, problems)?;
         let external_policy = external_policy(spec, problems);
-        Some(ClusterObject::Service(object::ServiceObject {
-            name: object_name(&self.metadata),
+        Some(ClusterObject::Service(ServiceObject {
+            name,
             created: self.metadata.creation_timestamp.as_ref().map(|time| SystemTime::from(time.0)),
-            cluster_ips: vips.cluster_ips,
-            external_ips: vips.external_ips,
-            load_balancer_ips: vips.load_balancer_ips,
-            source_ranges: vips.source_ranges,
             internal_policy: policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref(), problems),
             external_policy,
             affinity_seconds: affinity_seconds(spec, problems),
             health_check_node_port: health_check_node_port(spec, external_policy, problems),
             ipvs_scheduler: ipvs_scheduler(&self.metadata, problems),
             ports: ports(items(spec.ports.as_ref()), problems),
+            ..vips
         }))
     }
 }

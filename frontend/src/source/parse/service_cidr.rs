@@ -2,40 +2,27 @@
 
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{FieldProblems, Resource, address, items};
-use crate::object::{ClusterObject, ObjectKind, ServiceCidrObject};
+use super::{FieldProblems, Resource, address, sorted};
+use crate::object::{ClusterObject, ObjectKind, ObjectName, ServiceCidrObject};
 
 impl Resource for ServiceCIDR {
     const KIND: ObjectKind = ObjectKind::ServiceCidr;
 
-    fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
     /// One that is being deleted is used until its end: the API server keeps it as long as Services have addresses of
     /// it.
-    fn parse(&self, problems: &mut FieldProblems) -> Option<ClusterObject> {
-        let texts = items(self.spec.as_ref().and_then(|spec| spec.cidrs.as_ref()));
-        let mut cidrs: Vec<IpNet> = Vec::with_capacity(texts.len());
-        for (n, text) in texts.iter().enumerate() {
-            cidrs.extend(problems.ignored(format!("spec.cidrs[{n}]"), service_cidr(text)));
-        }
-        cidrs.sort_unstable();
-        cidrs.dedup();
-        Some(ClusterObject::ServiceCidr(ServiceCidrObject {
-            name: self.metadata.name.as_deref().unwrap_or_default().into(),
-            cidrs,
-        }))
+    fn parse(&self, name: ObjectName, problems: &mut FieldProblems) -> Option<ClusterObject> {
+        let texts = self.spec.as_ref().and_then(|spec| spec.cidrs.as_ref());
+        let cidrs = sorted(problems.valid("spec.cidrs", texts, service_cidr));
+        Some(ClusterObject::ServiceCidr(ServiceCidrObject { name: name.name, cidrs }))
     }
 }
 
 /// Nodes drop packets to unused addresses of a service CIDR, so that it must not contain all addresses.
 fn service_cidr(text: &str) -> Result<IpNet, String> {
-    match address::cidr(text) {
-        Ok(cidr) if cidr.prefix_len() == 0 => Err(format!("{cidr}: contains all addresses")),
-        result => result.map_err(|error| error.to_string()),
+    match address::cidr(text)? {
+        cidr if cidr.prefix_len() == 0 => Err(format!("{cidr}: contains all addresses")),
+        cidr => Ok(cidr),
     }
 }
 
@@ -44,7 +31,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::object::ObjectName;
     use crate::source::parse::from_json;
 
     #[track_caller]

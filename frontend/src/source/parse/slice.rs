@@ -2,17 +2,15 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{
+    api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    jiff::Timestamp,
+};
 use proto::model::IpFamily;
 
-use super::{
-    FieldProblems, Resource,
-    address::{self, AddressUse},
-    has_label, items, label, object_name, optional_port_number, protocol,
-};
-use crate::object::{ClusterObject, ObjectKind, SliceEndpoint, SliceObject, SlicePort};
+use super::{FieldProblems, Resource, address, has_label, items, label, optional_port_number, protocol, sorted};
+use crate::object::{ClusterObject, ObjectKind, ObjectName, SliceEndpoint, SliceObject, SlicePort};
 
 /// The Service that a slice belongs to.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
@@ -26,11 +24,7 @@ const TRIGGER_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-ti
 impl Resource for EndpointSlice {
     const KIND: ObjectKind = ObjectKind::EndpointSlice;
 
-    fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn parse(&self, problems: &mut FieldProblems) -> Option<ClusterObject> {
+    fn parse(&self, name: ObjectName, problems: &mut FieldProblems) -> Option<ClusterObject> {
         if has_label(&self.metadata, HEADLESS_LABEL) {
             return None;
         }
@@ -49,12 +43,14 @@ impl Resource for EndpointSlice {
             problems.add(path, "absent or empty, so that the Service is unknown; the slice is ignored");
             return None;
         }
+        let ports = items(self.ports.as_ref()).iter().enumerate();
+        let endpoints = items(self.endpoints.as_ref()).iter().enumerate();
         Some(ClusterObject::EndpointSlice(SliceObject {
-            name: object_name(&self.metadata),
+            name,
             service: service.into(),
             family,
-            ports: ports(items(self.ports.as_ref()), problems),
-            endpoints: endpoints(items(self.endpoints.as_ref()), family, problems),
+            ports: sorted(ports.filter_map(|(n, port)| slice_port(n, port, problems))),
+            endpoints: endpoints.filter_map(|(n, endpoint)| slice_endpoint(n, endpoint, family, problems)).collect(),
             trigger: trigger(&self.metadata, problems),
         }))
     }
@@ -66,15 +62,6 @@ fn trigger(metadata: &ObjectMeta, problems: &mut FieldProblems) -> Option<System
     problems.ignored(format!("metadata.annotations[{TRIGGER_ANNOTATION}]"), time).map(SystemTime::from)
 }
 
-// === Ports ===
-
-fn ports(ports: &[EndpointPort], problems: &mut FieldProblems) -> Vec<SlicePort> {
-    let mut ports: Vec<_> = ports.iter().enumerate().filter_map(|(n, port)| slice_port(n, port, problems)).collect();
-    ports.sort_unstable();
-    ports.dedup();
-    ports
-}
-
 /// A port without a number stands for all ports, which a Service cannot use.
 fn slice_port(n: usize, port: &EndpointPort, problems: &mut FieldProblems) -> Option<SlicePort> {
     let number = problems.ignored(format!("ports[{n}].port"), optional_port_number(port.port))??;
@@ -84,12 +71,6 @@ fn slice_port(n: usize, port: &EndpointPort, problems: &mut FieldProblems) -> Op
     };
     let protocol = problems.ignored(format!("ports[{n}].protocol"), protocol(port.protocol.as_deref()))?;
     Some(SlicePort { name: name.into(), protocol, port: number })
-}
-
-// === Endpoints ===
-
-fn endpoints(endpoints: &[Endpoint], family: IpFamily, problems: &mut FieldProblems) -> Vec<SliceEndpoint> {
-    endpoints.iter().enumerate().filter_map(|(n, endpoint)| slice_endpoint(n, endpoint, family, problems)).collect()
 }
 
 /// Only the first address of an endpoint is used, as the API defines it.
@@ -105,29 +86,24 @@ fn slice_endpoint(
         return None;
     };
     let path = format!("{path}[0]");
-    let address = problems.ignored(&path, address::usable_address(text, AddressUse::Endpoint))?;
+    let address = problems.ignored(&path, address::usable_address(text))?;
     if IpFamily::of(&address) != family {
         problems.add(path, format!("{address}: addressType is {family}; ignored"));
         return None;
     }
     let conditions = endpoint.conditions.as_ref();
     let hints = endpoint.hints.as_ref();
+    let zones = hints.and_then(|hints| hints.for_zones.as_ref());
+    let nodes = hints.and_then(|hints| hints.for_nodes.as_ref());
     Some(SliceEndpoint {
         address,
         node: endpoint.node_name.as_deref().filter(|node| !node.is_empty()).map(Arc::from),
         ready: conditions.and_then(|conditions| conditions.ready).unwrap_or(true),
         serving: conditions.and_then(|conditions| conditions.serving).unwrap_or(true),
         terminating: conditions.and_then(|conditions| conditions.terminating).unwrap_or(false),
-        zone_hints: names(items(hints.and_then(|hints| hints.for_zones.as_ref())), |zone| &zone.name),
-        node_hints: names(items(hints.and_then(|hints| hints.for_nodes.as_ref())), |node| &node.name),
+        zone_hints: sorted(items(zones).iter().map(|zone| zone.name.as_str().into())),
+        node_hints: sorted(items(nodes).iter().map(|node| node.name.as_str().into())),
     })
-}
-
-fn names<T>(hints: &[T], name: impl Fn(&T) -> &str) -> Vec<Arc<str>> {
-    let mut names: Vec<Arc<str>> = hints.iter().map(|hint| name(hint).into()).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
 }
 
 #[cfg(test)]

@@ -1,25 +1,22 @@
 //! Each wrong set-up, as the real client of a kubeconfig reports it: the error with its cause, and the advice.
 
-use std::fs;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
-use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::api::{core::v1::Node, networking::v1::ServiceCIDR};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
 use tokio_rustls::TlsAcceptor;
 
-use super::super::Deadlines;
-use super::super::api::KubernetesApi;
-use super::super::decode::Watchable;
-use super::super::request::Requests;
-use super::*;
+use super::{
+    super::{Deadlines, api::KubernetesApi, decode::Watchable, request::Requests},
+    *,
+};
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 

@@ -15,7 +15,7 @@ async fn each_kind_has_a_row_from_the_start() {
     for row in rows {
         let expected = if row.kind == ObjectKind::Node { (WatchPhase::Watching, 1) } else { (WatchPhase::Listing, 0) };
         assert_eq!((row.phase, row.lists), expected, "{}", row.kind);
-        assert_eq!(row.age.is_some(), row.kind == ObjectKind::Node);
+        assert_eq!(row.age().is_some(), row.kind == ObjectKind::Node);
     }
 }
 
@@ -29,7 +29,7 @@ async fn age_is_that_of_the_last_confirmation() {
     drop(watch);
     let mut watch = fixture.server.watch(ObjectKind::Node, "10").await;
     let row = fixture.row(ObjectKind::Node);
-    assert!(row.age.unwrap() >= listed.elapsed(), "{row:?}");
+    assert!(row.age().unwrap() >= listed.elapsed(), "{row:?}");
     assert_eq!(row.failures, 2);
     assert_eq!(row.lists, 1);
 
@@ -38,7 +38,7 @@ async fn age_is_that_of_the_last_confirmation() {
     drop(watch);
     let mut watch = fixture.server.watch(ObjectKind::Node, "20").await;
     let row = fixture.row(ObjectKind::Node);
-    assert!(row.age.unwrap() <= before.elapsed(), "{row:?}");
+    assert!(row.age().unwrap() <= before.elapsed(), "{row:?}");
     // The early end of the watch.
     assert_eq!(row.failures, 1);
 
@@ -46,7 +46,7 @@ async fn age_is_that_of_the_last_confirmation() {
     watch.send("ADDED", &node("n1", "x", "21")).await;
     fixture.next().await;
     let row = fixture.row(ObjectKind::Node);
-    assert!(row.age.unwrap() <= before.elapsed(), "{row:?}");
+    assert!(row.age().unwrap() <= before.elapsed(), "{row:?}");
     assert_eq!(row.failures, 0);
     assert!(row.last_error.unwrap().contains("the watch ended"));
 }
@@ -59,7 +59,7 @@ async fn failures_before_the_first_list_are_counted_and_named() {
     }
     let call = fixture.server.call(ObjectKind::Node).await;
     let row = fixture.row(ObjectKind::Node);
-    assert_eq!((row.phase, row.age, row.lists, row.failures), (WatchPhase::Listing, None, 0, 2));
+    assert_eq!((row.phase, row.age(), row.lists, row.failures), (WatchPhase::Listing, None, 0, 2));
     assert_eq!(row.last_error.as_deref(), Some("code 500 (500)"));
     drop(call);
 }

@@ -24,7 +24,7 @@ async fn service_cidrs_that_are_not_served_are_none_until_they_are() {
         reject(&mut fixture, code).await;
         assert_eq!(fixture.next_summary().await, "all ServiceCIDR: ", "{code}");
         let row = fixture.row(ObjectKind::ServiceCidr);
-        assert_eq!((row.phase, row.age, row.failures), (WatchPhase::NotOffered, None, 0));
+        assert_eq!((row.phase, row.age(), row.failures), (WatchPhase::NotOffered, None, 0));
         // It is requested again, without a log line.
         reject(&mut fixture, code).await;
         fixture.server.stream(ObjectKind::ServiceCidr, "10", &[cidr()]).await;

@@ -26,7 +26,7 @@ fn format_by_file_name() {
         ("README", None),
         ("yaml", None),
     ] {
-        assert_eq!(ManifestFormat::of(name), format, "{name}");
+        assert_eq!(ManifestFormat::of(name.as_ref()), format, "{name}");
     }
 }
 

@@ -3,12 +3,14 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::object::{ObjectName, ParsedObject};
-use crate::source::parse::from_json;
+use crate::{
+    object::{ObjectName, ParsedObject},
+    source::parse::from_json,
+};
 
 /// The Node and its invalid fields.
 #[track_caller]
-fn parse_valid(node: &Value) -> (model::NodeInfo, Vec<String>) {
+fn parse_valid(node: &Value) -> (NodeInfo, Vec<String>) {
     let ParsedObject { kind, name, object, problems } = from_json::<Node>(node);
     assert_eq!((kind, name), (ObjectKind::Node, ObjectName::new("", "n1")));
     match object {
@@ -36,7 +38,7 @@ fn texts<T: ToString>(items: &[T]) -> Vec<String> {
 #[test]
 fn node_with_a_name_only() {
     let (node, problems) = parse_valid(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
-    assert_eq!(node, model::NodeInfo { eligible: true, ..model::NodeInfo::unknown("n1") });
+    assert_eq!(node, NodeInfo { eligible: true, ..NodeInfo::unknown("n1") });
     assert!(problems.is_empty());
 }
 

@@ -6,8 +6,10 @@ use proto::model::Protocol;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::object::{ObjectName, ParsedObject};
-use crate::source::parse::from_json;
+use crate::{
+    object::{ObjectName, ParsedObject},
+    source::parse::from_json,
+};
 
 /// A valid Service with `fields` merged into its spec.
 fn with_spec(fields: Value) -> Value {
@@ -50,7 +52,7 @@ fn parsed(service: &Value) -> ParsedObject {
 
 /// The Service and its invalid fields.
 #[track_caller]
-fn parse_valid(service: &Value) -> (object::ServiceObject, Vec<String>) {
+fn parse_valid(service: &Value) -> (ServiceObject, Vec<String>) {
     let parsed = parsed(service);
     let fields = parsed.problems.into_iter().map(|problem| problem.field).collect();
     match parsed.object {
@@ -92,7 +94,7 @@ fn whole_service() {
         port: NonZeroU16::new(port).unwrap(),
         node_port: NonZeroU16::new(node_port),
     };
-    let expected = object::ServiceObject {
+    let expected = ServiceObject {
         name: ObjectName::new("shop", "web"),
         created: Some(UNIX_EPOCH + Duration::from_secs(86_400)),
         cluster_ips: proto::model::PerFamily {

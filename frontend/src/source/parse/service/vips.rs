@@ -6,46 +6,36 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServiceSpec};
 use proto::model::{IpFamily, PerFamily};
 
-use super::super::{
-    FieldProblems,
-    address::{self, AddressUse},
-    items,
-};
+use super::super::{FieldProblems, address, items, sorted};
+use crate::object::ServiceObject;
 
 /// The most entries of one list that are used. A service port is one message, with at most 23 bytes for an entry: three
 /// full lists are far below its limit. A larger Service would end the stream of every node.
 const MAX_ENTRIES: usize = 4096;
 
-/// The VIPs of a Service. All lists are sorted and without duplicates.
-pub(super) struct Vips {
-    pub(super) cluster_ips: PerFamily<Option<IpAddr>>,
-    pub(super) external_ips: Vec<IpAddr>,
-    pub(super) load_balancer_ips: Vec<IpAddr>,
-    pub(super) source_ranges: Vec<IpNet>,
-}
-
-/// The valid source ranges, and whether these are all.
-struct SourceRanges {
-    ranges: Vec<IpNet>,
-    complete: bool,
-}
-
-/// `None` if the Service is headless, or has no usable cluster IP.
+/// A Service with nothing but its VIPs and source ranges. `None` if it is headless, or has no usable cluster IP.
 ///
 /// External and load-balancer IPs of an IP family without a cluster IP are ignored.
-pub(super) fn from_resource(service: &Service, problems: &mut FieldProblems) -> Option<Vips> {
+pub(super) fn with_vips(service: &Service, problems: &mut FieldProblems) -> Option<ServiceObject> {
     let spec = service.spec.as_ref()?;
     let cluster_ips = cluster_ips(spec, problems)?;
-    let SourceRanges { ranges, complete } = source_ranges(spec, problems);
-    let external_ips = external_ips(spec, &cluster_ips, problems);
-    let mut load_balancer_ips = load_balancer_ips(service, &cluster_ips, problems);
-    if !complete {
-        load_balancer_ips.retain(|ip| is_restricted(ip, &ranges, problems));
-    }
-    Some(Vips { cluster_ips, external_ips, load_balancer_ips, source_ranges: ranges })
-}
 
-// === Cluster IPs ===
+    let path = "spec.loadBalancerSourceRanges";
+    let problems_before = problems.0.len();
+    let source_ranges = problems.valid(path, spec.load_balancer_source_ranges.as_ref(), address::cidr);
+    let source_ranges = limited(path, source_ranges, problems);
+    let all_ranges_used = problems.0.len() == problems_before;
+
+    let path = "spec.externalIPs";
+    let external_ips = problems.valid(path, spec.external_ips.as_ref(), |text| external_ip(text, &cluster_ips));
+    let external_ips = limited(path, external_ips, problems);
+
+    let mut load_balancer_ips = load_balancer_ips(service, &cluster_ips, problems);
+    if !all_ranges_used {
+        load_balancer_ips.retain(|ip| is_restricted(ip, &source_ranges, problems));
+    }
+    Some(ServiceObject { cluster_ips, external_ips, load_balancer_ips, source_ranges, ..ServiceObject::default() })
+}
 
 fn cluster_ips(spec: &ServiceSpec, problems: &mut FieldProblems) -> Option<PerFamily<Option<IpAddr>>> {
     let all = items(spec.cluster_ips.as_ref());
@@ -56,50 +46,29 @@ fn cluster_ips(spec: &ServiceSpec, problems: &mut FieldProblems) -> Option<PerFa
     }
     let families = items(spec.ip_families.as_ref());
     let mut found = PerFamily::default();
+    let mut add = |path: String, text: &str, family: Option<&String>| {
+        if let Some(ip) = problems.ignored(path, cluster_ip(text, family, &found)) {
+            found[IpFamily::of(&ip)] = Some(ip);
+        }
+    };
     if all.is_empty() {
-        add_cluster_ip("spec.clusterIP", first, families.first(), &mut found, problems);
+        add("spec.clusterIP".to_owned(), first, families.first());
     }
     for (n, text) in all.iter().enumerate() {
-        add_cluster_ip(&format!("spec.clusterIPs[{n}]"), text, families.get(n), &mut found, problems);
+        add(format!("spec.clusterIPs[{n}]"), text, families.get(n));
     }
     found.iter().any(|(_, ip)| ip.is_some()).then_some(found)
 }
 
 /// `family` is the entry of `ipFamilies` with the same index; without one, the family is that of the address.
-fn add_cluster_ip(
-    path: &str,
-    text: &str,
-    family: Option<&String>,
-    found: &mut PerFamily<Option<IpAddr>>,
-    problems: &mut FieldProblems,
-) {
-    let Some(ip) = problems.ignored(path, address::usable_address(text, AddressUse::ClusterIp)) else { return };
-    if let Some(family) = family
-        && *family != IpFamily::of(&ip).to_string()
-    {
-        problems.add(path, format!("{ip}: spec.ipFamilies has {family} for it; ignored"));
-        return;
+fn cluster_ip(text: &str, family: Option<&String>, found: &PerFamily<Option<IpAddr>>) -> Result<IpAddr, String> {
+    let ip = address::cluster_ip(text)?;
+    let its = IpFamily::of(&ip);
+    match (family, found[its]) {
+        (Some(family), _) if *family != its.to_string() => Err(format!("{ip}: spec.ipFamilies has {family} for it")),
+        (_, Some(first)) if first != ip => Err(format!("{ip}: the second of its IP family, after {first}")),
+        _ => Ok(ip),
     }
-    let slot = &mut found[IpFamily::of(&ip)];
-    match slot {
-        Some(first) if *first != ip => {
-            problems.add(path, format!("{ip}: the second of its IP family, after {first}; ignored"));
-        }
-        _ => *slot = Some(ip),
-    }
-}
-
-// === External and load-balancer IPs ===
-
-fn external_ips(
-    spec: &ServiceSpec,
-    cluster_ips: &PerFamily<Option<IpAddr>>,
-    problems: &mut FieldProblems,
-) -> Vec<IpAddr> {
-    let texts = items(spec.external_ips.as_ref()).iter().enumerate();
-    let ips = texts.filter_map(|(n, text)| external_ip(format!("spec.externalIPs[{n}]"), text, cluster_ips, problems));
-    let ips = sorted(ips);
-    limited("spec.externalIPs", ips, problems)
 }
 
 fn load_balancer_ips(
@@ -107,14 +76,15 @@ fn load_balancer_ips(
     cluster_ips: &PerFamily<Option<IpAddr>>,
     problems: &mut FieldProblems,
 ) -> Vec<IpAddr> {
+    let path = "status.loadBalancer.ingress";
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
-    let ingress = items(status.and_then(|status| status.ingress.as_ref())).iter().enumerate();
-    let ips = ingress.filter_map(|(n, ingress)| {
-        let text = vip_of(n, ingress, problems)?;
-        external_ip(format!("status.loadBalancer.ingress[{n}].ip"), text, cluster_ips, problems)
-    });
-    let ips = sorted(ips);
-    limited("status.loadBalancer.ingress", ips, problems)
+    let mut ips = Vec::new();
+    for (n, ingress) in items(status.and_then(|status| status.ingress.as_ref())).iter().enumerate() {
+        if let Some(text) = vip_of(n, ingress, problems) {
+            ips.extend(problems.ignored(format!("{path}[{n}].ip"), external_ip(text, cluster_ips)));
+        }
+    }
+    limited(path, ips, problems)
 }
 
 /// The IP of an entry in mode VIP. In mode Proxy, nodes send traffic to the load balancer instead of serving it.
@@ -131,35 +101,11 @@ fn vip_of<'a>(n: usize, ingress: &'a LoadBalancerIngress, problems: &mut FieldPr
     }
 }
 
-fn external_ip(
-    path: String,
-    text: &str,
-    cluster_ips: &PerFamily<Option<IpAddr>>,
-    problems: &mut FieldProblems,
-) -> Option<IpAddr> {
-    let ip = problems.ignored(&path, address::usable_address(text, AddressUse::External))?;
+/// An external or load-balancer IP.
+fn external_ip(text: &str, cluster_ips: &PerFamily<Option<IpAddr>>) -> Result<IpAddr, String> {
+    let ip = address::usable_address(text)?;
     let family = IpFamily::of(&ip);
-    if cluster_ips[family].is_none() {
-        problems.add(path, format!("{ip}: the Service has no {family} cluster IP; ignored"));
-        return None;
-    }
-    Some(ip)
-}
-
-// === Source ranges ===
-
-fn source_ranges(spec: &ServiceSpec, problems: &mut FieldProblems) -> SourceRanges {
-    let texts = items(spec.load_balancer_source_ranges.as_ref());
-    let read = texts
-        .iter()
-        .enumerate()
-        .filter_map(|(n, text)| problems.ignored(format!("spec.loadBalancerSourceRanges[{n}]"), address::cidr(text)));
-    let read: Vec<_> = read.collect();
-    let readable = read.len() == texts.len();
-    let all = sorted(read);
-    let count = all.len();
-    let ranges = limited("spec.loadBalancerSourceRanges", all, problems);
-    SourceRanges { complete: readable && ranges.len() == count, ranges }
+    cluster_ips[family].map(|_| ip).ok_or_else(|| format!("{ip}: the Service has no {family} cluster IP"))
 }
 
 /// An IP family without ranges is open to all sources. If an invalid range may have been its only one, its VIPs are not
@@ -173,14 +119,9 @@ fn is_restricted(ip: &IpAddr, ranges: &[IpNet], problems: &mut FieldProblems) ->
     restricted
 }
 
-fn sorted<T: Ord>(items: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut items: Vec<_> = items.into_iter().collect();
-    items.sort_unstable();
-    items.dedup();
-    items
-}
-
-fn limited<T>(path: &str, mut items: Vec<T>, problems: &mut FieldProblems) -> Vec<T> {
+/// Sorted, without duplicates, and at most [`MAX_ENTRIES`].
+fn limited<T: Ord>(path: &str, items: Vec<T>, problems: &mut FieldProblems) -> Vec<T> {
+    let mut items = sorted(items);
     if items.len() > MAX_ENTRIES {
         problems.add(path, format!("{} entries: only the first {MAX_ENTRIES} in sorted order are used", items.len()));
         items.truncate(MAX_ENTRIES);

@@ -1,14 +1,18 @@
 //! Each rule for the fields of an EndpointSlice.
 
-use std::num::NonZeroU16;
-use std::time::{Duration, UNIX_EPOCH};
+use std::{
+    num::NonZeroU16,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use proto::model::Protocol;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::object::{ObjectName, ParsedObject};
-use crate::source::parse::from_json;
+use crate::{
+    object::{ObjectName, ParsedObject},
+    source::parse::from_json,
+};
 
 fn slice(address_type: &str, ports: Value, endpoints: Value) -> Value {
     json!({
