@@ -15,6 +15,7 @@ mod vip_conflicts;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    mem,
     sync::Arc,
     time::SystemTime,
 };
@@ -37,10 +38,10 @@ use self::{
 };
 
 /// All objects of the cluster that a source delivers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Index {
     /// Trigger times before this are ignored: they would measure how long this process did not run.
-    started: SystemTime,
+    started: Option<SystemTime>,
     services: HashMap<ObjectName, ServiceObject>,
     /// By their Service, then by their own name.
     slices: HashMap<ObjectName, BTreeMap<Arc<str>, SliceObject>>,
@@ -87,29 +88,14 @@ impl Index {
     /// An empty cluster. Trigger times before `started` are ignored; `configured` is added to the facts from objects.
     #[must_use]
     pub fn new(started: SystemTime, configured: ClusterInfo) -> Self {
-        Self {
-            started,
-            services: HashMap::new(),
-            slices: HashMap::new(),
-            slice_services: HashMap::new(),
-            nodes: HashMap::new(),
-            configured,
-            service_cidrs: BTreeMap::new(),
-            claims: VipClaims::default(),
-            problems: ProblemLog::default(),
-            versions: SourceVersions::default(),
-            complete: BTreeSet::new(),
-            dirty: BTreeMap::new(),
-            dirty_nodes: BTreeSet::new(),
-            dirty_cluster: true,
-        }
+        Self { started: Some(started), configured, dirty_cluster: true, ..Self::default() }
     }
 
     /// Applies an update of a source.
     pub fn apply(&mut self, update: SourceUpdate) {
         match update {
             SourceUpdate::Apply(parsed) => self.apply_one(parsed),
-            SourceUpdate::Delete(kind, name) => self.delete(kind, &name),
+            SourceUpdate::Delete(kind, name) => self.delete(kind, name),
             SourceUpdate::Replace(kind, all) => {
                 let mut removed = self.names(kind);
                 for parsed in all {
@@ -117,7 +103,7 @@ impl Index {
                     self.apply_one(parsed);
                 }
                 for name in removed {
-                    self.delete(kind, &name);
+                    self.delete(kind, name);
                 }
                 self.complete.insert(kind);
             }
@@ -128,7 +114,7 @@ impl Index {
     /// Whether a list of each kind has been delivered. Before that no backend may be served.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        ObjectKind::ALL.iter().all(|kind| self.complete.contains(kind))
+        self.missing().next().is_none()
     }
 
     /// The kinds of which no list has been delivered yet.
@@ -144,22 +130,16 @@ impl Index {
 
     /// Computes what may have changed since the last call.
     pub fn take_changes(&mut self) -> IndexChanges {
-        let dirty = std::mem::take(&mut self.dirty);
-        let dirty_nodes = std::mem::take(&mut self.dirty_nodes);
-        let oldest_trigger = dirty.values().flatten().min().copied();
-        let ports = dirty.into_keys().map(|key| {
-            let view = self.resolve(&key);
-            (key, view)
-        });
-        let ports = ports.collect();
-        let nodes = dirty_nodes.into_iter().map(|name| {
-            let node = self.nodes.get(&name).cloned();
-            (name, node)
-        });
-        let nodes = nodes.collect();
-        let cluster = std::mem::take(&mut self.dirty_cluster).then(|| self.cluster());
-        let (reflected, confirmed) = (self.versions.reflected(), self.versions.confirmed());
-        IndexChanges { ports, nodes, cluster, oldest_trigger, reflected, confirmed }
+        let dirty = mem::take(&mut self.dirty);
+        let node = |name: Arc<str>| (name.clone(), self.nodes.get(&name).cloned());
+        IndexChanges {
+            nodes: mem::take(&mut self.dirty_nodes).into_iter().map(node).collect(),
+            cluster: mem::take(&mut self.dirty_cluster).then(|| self.cluster()),
+            oldest_trigger: dirty.values().flatten().min().copied(),
+            ports: dirty.into_keys().map(|key| (key.clone(), self.resolve(&key))).collect(),
+            reflected: self.versions.reflected(),
+            confirmed: self.versions.confirmed(),
+        }
     }
 
     /// The present facts about the cluster.
@@ -196,11 +176,9 @@ impl Index {
         let service = self.services.get(name)?;
         let zone = self.nodes.get(node).map_or("", |node| &node.zone);
         let slices = || self.slices.get(name).into_iter().flat_map(BTreeMap::values);
-        let explanation = |port| {
-            // The problems of its claims were reported when it was committed.
-            let port = self.claims.resolve(service, port, &mut Vec::new());
-            explain(service, port, slices(), node, zone)
-        };
+        // The problems of its claims were reported when it was committed.
+        let resolve = |port| self.claims.resolve(service, port, &mut Vec::new());
+        let explanation = |port| explain(service, resolve(port), slices(), node, zone);
         Some(service.ports.iter().filter(|port| wanted(port)).map(explanation).collect())
     }
 
@@ -226,10 +204,12 @@ impl Index {
 
     /// The present view of a service port. Records the problems of its claims.
     fn resolve(&mut self, key: &ServicePortKey) -> Option<ServicePortView> {
-        let name = service_of(key);
+        let name = ObjectName::new(key.namespace.clone(), key.name.clone());
         let mut problems = Vec::new();
         let view = self.services.get(&name).and_then(|service| {
-            let port = find_port(service, key)?;
+            // The first, should there be two of one name.
+            let mut ports = service.ports.iter();
+            let port = ports.find(|port| port.name == key.port_name && port.protocol == key.protocol)?;
             let port = self.claims.resolve(service, port, &mut problems);
             let slices = self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
             Some(view(service, port, slices))
@@ -246,34 +226,26 @@ impl Index {
             (_, Some(ClusterObject::EndpointSlice(slice))) => self.put_slice(&name, Some(slice)),
             (_, Some(ClusterObject::Node(node))) => self.put_node(name.name, Some(node)),
             (_, Some(ClusterObject::ServiceCidr(object))) => self.put_service_cidrs(name.name, object.cidrs),
-            (kind, None) => self.remove(kind, &name),
+            (ObjectKind::Service, None) => self.put_service(name, None),
+            (ObjectKind::EndpointSlice, None) => self.put_slice(&name, None),
+            (ObjectKind::Node, None) => self.put_node(name.name, None),
+            (ObjectKind::ServiceCidr, None) => self.put_service_cidrs(name.name, Vec::new()),
         }
     }
 
-    fn delete(&mut self, kind: ObjectKind, name: &ObjectName) {
-        self.problems.set_source(kind, name, Vec::new());
-        self.remove(kind, name);
-    }
-
-    fn remove(&mut self, kind: ObjectKind, name: &ObjectName) {
-        match kind {
-            ObjectKind::Service => self.put_service(name.clone(), None),
-            ObjectKind::EndpointSlice => self.put_slice(name, None),
-            ObjectKind::Node => self.put_node(name.name.clone(), None),
-            ObjectKind::ServiceCidr => self.put_service_cidrs(name.name.clone(), Vec::new()),
-        }
+    fn delete(&mut self, kind: ObjectKind, name: ObjectName) {
+        self.apply_one(ParsedObject { kind, name, object: None, problems: Vec::new() });
     }
 
     /// The names of all objects of a kind that are usable or have problems.
     fn names(&self, kind: ObjectKind) -> BTreeSet<ObjectName> {
         let mut names: BTreeSet<_> = self.problems.names(kind).cloned().collect();
+        let cluster_scoped = |name: &Arc<str>| ObjectName::new("", name.clone());
         match kind {
             ObjectKind::Service => names.extend(self.services.keys().cloned()),
             ObjectKind::EndpointSlice => names.extend(self.slice_services.keys().cloned()),
-            ObjectKind::Node => names.extend(self.nodes.keys().map(|name| ObjectName::new("", name.clone()))),
-            ObjectKind::ServiceCidr => {
-                names.extend(self.service_cidrs.keys().map(|name| ObjectName::new("", name.clone())));
-            }
+            ObjectKind::Node => names.extend(self.nodes.keys().map(cluster_scoped)),
+            ObjectKind::ServiceCidr => names.extend(self.service_cidrs.keys().map(cluster_scoped)),
         }
         names
     }
@@ -287,9 +259,7 @@ impl Index {
             None => self.services.remove(&name),
         };
         for service in old.iter().chain(&new) {
-            for port in &service.ports {
-                self.dirty.entry(key_of(service, port)).or_default();
-            }
+            self.mark_dirty(service.ports.iter().map(|port| key_of(service, port)));
         }
         let mut affected = BTreeSet::new();
         if let Some(old) = &old {
@@ -318,15 +288,11 @@ impl Index {
                 self.slices.remove(&service);
             }
         }
-        match new {
-            Some(slice) => {
-                self.slice_services.insert(name.clone(), slice.service.clone());
-                let slices = self.slices.entry(sibling(name, &slice.service)).or_default();
-                slices.insert(name.name.clone(), slice);
-            }
-            None => {
-                self.slice_services.remove(name);
-            }
+        self.slice_services.remove(name);
+        if let Some(slice) = new {
+            self.slice_services.insert(name.clone(), slice.service.clone());
+            let slices = self.slices.entry(sibling(name, &slice.service)).or_default();
+            slices.insert(name.name.clone(), slice);
         }
         for key in keys {
             let oldest = self.dirty.entry(key).or_default();
@@ -336,8 +302,9 @@ impl Index {
 
     /// The trigger time of a change of a slice: it counts only if it has changed as well.
     fn new_trigger(&self, old: Option<&SliceObject>, new: Option<&SliceObject>) -> Option<SystemTime> {
-        let trigger = new?.trigger.filter(|trigger| *trigger > self.started)?;
-        (old.and_then(|old| old.trigger) != Some(trigger)).then_some(trigger)
+        let trigger = new?.trigger;
+        let old = old.and_then(|old| old.trigger);
+        trigger.filter(|_| trigger > self.started && trigger != old)
     }
 
     fn put_node(&mut self, name: Arc<str>, new: Option<NodeInfo>) {
@@ -365,7 +332,7 @@ impl Index {
         self.dirty_cluster |= old.as_ref() != self.service_cidrs.get(&name);
     }
 
-    fn mark_dirty(&mut self, keys: BTreeSet<ServicePortKey>) {
+    fn mark_dirty(&mut self, keys: impl IntoIterator<Item = ServicePortKey>) {
         for key in keys {
             self.dirty.entry(key).or_default();
         }
@@ -376,15 +343,6 @@ impl Index {
 fn key_of(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePortKey {
     let ObjectName { namespace, name } = &service.name;
     ServicePortKey::new(namespace.clone(), name.clone(), port.name.clone(), port.protocol)
-}
-
-/// The port of a service that a key names; the first, should there be two of one name.
-fn find_port<'a>(service: &'a ServiceObject, key: &ServicePortKey) -> Option<&'a ServiceObjectPort> {
-    service.ports.iter().find(|port| port.name == key.port_name && port.protocol == key.protocol)
-}
-
-fn service_of(key: &ServicePortKey) -> ObjectName {
-    ObjectName::new(key.namespace.clone(), key.name.clone())
 }
 
 /// An object in the same namespace.

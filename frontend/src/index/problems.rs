@@ -63,8 +63,7 @@ impl ProblemLog {
         for ObjectProblem { field, message } in after.iter().filter(|problem| !before.contains(**problem)) {
             warn!(%kind, object = %name, field, message, "invalid field of an object");
         }
-        for problem in before.iter().filter(|problem| !after.contains(problem)) {
-            let ObjectProblem { field, message } = problem;
+        for ObjectProblem { field, message } in before.iter().filter(|problem| !after.contains(problem)) {
             info!(%kind, object = %name, field, message, "problem of an object resolved");
         }
         if after.is_empty() {

@@ -61,8 +61,7 @@ pub(super) enum ClaimChange {
 }
 
 /// Sets by key, without empty ones.
-#[derive(Debug, PartialEq, Eq)]
-struct Groups<K: Eq + Hash, V: Ord>(HashMap<K, BTreeSet<V>>);
+type Groups<K, V> = HashMap<K, BTreeSet<V>>;
 
 impl VipClaims {
     /// Adds or removes the claims of a Service. `affected` gets the service ports of other Services that may change.
@@ -73,18 +72,20 @@ impl VipClaims {
         affected: &mut BTreeSet<ServicePortKey>,
     ) {
         for ip in service.cluster_ips.iter().filter_map(|(_, ip)| *ip) {
-            if self.cluster_ips.change(change, ip, &service.name) {
-                affected.extend(self.external_ips.members(&ip).cloned());
+            if change_group(&mut self.cluster_ips, change, ip, &service.name) {
+                affected.extend(self.external_ips.get(&ip).into_iter().flatten().cloned());
             }
         }
         for port in &service.ports {
-            let claimant = Claimant::new(service, port);
+            let created = service.created;
+            let claimant = Claimant { undated: created.is_none(), created, key: key_of(service, port) };
             for ip in external_ips(service) {
-                self.external_ips.change(change, ip, &claimant.key);
+                change_group(&mut self.external_ips, change, ip, &claimant.key);
             }
             for claim in claims(service, port) {
-                if self.claimants.change(change, claim, &claimant) {
-                    affected.extend(self.claimants.members(&claim).map(|claimant| claimant.key.clone()));
+                if change_group(&mut self.claimants, change, claim, &claimant) {
+                    let claimants = self.claimants.get(&claim).into_iter().flatten();
+                    affected.extend(claimants.map(|claimant| claimant.key.clone()));
                 }
             }
         }
@@ -98,8 +99,8 @@ impl VipClaims {
         affected: &mut BTreeSet<ServicePortKey>,
     ) {
         for address in &node.addresses {
-            if self.node_addresses.change(change, *address, &node.name) {
-                affected.extend(self.external_ips.members(address).cloned());
+            if change_group(&mut self.node_addresses, change, *address, &node.name) {
+                affected.extend(self.external_ips.get(address).into_iter().flatten().cloned());
             }
         }
     }
@@ -111,48 +112,36 @@ impl VipClaims {
         port: &ServiceObjectPort,
         problems: &mut Vec<ObjectProblem>,
     ) -> ServicePort {
-        let claimant = Claimant::new(service, port);
-        let ServiceObject {
-            name: _,
-            created: _,
-            cluster_ips,
-            external_ips,
-            load_balancer_ips,
-            source_ranges,
-            internal_policy,
-            external_policy,
-            affinity_seconds,
-            health_check_node_port,
-            ipvs_scheduler,
-            ports: _,
-        } = service;
-        let mut resolution = Resolution { claims: self, service, port, claimant: &claimant, problems };
+        let key = key_of(service, port);
+        let mut resolution = Resolution { claims: self, service, port, key: &key, problems };
         ServicePort {
             cluster_ips: PerFamily::from_fn(|family| {
-                cluster_ips[family].filter(|ip| resolution.wins(VipClaim::cluster_ip(*ip, port), "spec.clusterIPs"))
+                let ip = service.cluster_ips[family];
+                ip.filter(|ip| resolution.wins(VipClaim::ClusterIp(*ip, port.port, port.protocol), "spec.clusterIPs"))
             }),
             node_port: port.node_port.filter(|number| {
-                let field = format!("spec.ports[{}].nodePort", port_label(port));
+                let name = if port.name.is_empty() { port.port.to_string() } else { port.name.to_string() };
+                let field = format!("spec.ports[{name}/{}].nodePort", port.protocol);
                 resolution.wins(VipClaim::NodePort(*number, port.protocol), &field)
             }),
-            external_ips: resolution.external(external_ips, "spec.externalIPs"),
-            load_balancer_ips: resolution.external(load_balancer_ips, "status.loadBalancer.ingress"),
-            source_ranges: source_ranges.clone(),
-            internal_policy: *internal_policy,
-            external_policy: *external_policy,
-            affinity_seconds: *affinity_seconds,
-            health_check_node_port: *health_check_node_port,
-            ipvs_scheduler: *ipvs_scheduler,
+            external_ips: resolution.external(&service.external_ips, "spec.externalIPs"),
+            load_balancer_ips: resolution.external(&service.load_balancer_ips, "status.loadBalancer.ingress"),
+            source_ranges: service.source_ranges.clone(),
+            internal_policy: service.internal_policy,
+            external_policy: service.external_policy,
+            affinity_seconds: service.affinity_seconds,
+            health_check_node_port: service.health_check_node_port,
+            ipvs_scheduler: service.ipvs_scheduler,
             any_endpoints: PerFamily::default(),
             port: port.port,
-            key: claimant.key.clone(),
+            key,
         }
     }
 
     /// The object that has this address, for messages.
     fn owner(&self, ip: &IpAddr) -> Option<String> {
-        let service = self.cluster_ips.first(ip).map(|name| format!("the cluster IP of Service {name}"));
-        service.or_else(|| self.node_addresses.first(ip).map(|name| format!("an address of Node {name}")))
+        let service = first(&self.cluster_ips, ip).map(|name| format!("the cluster IP of Service {name}"));
+        service.or_else(|| first(&self.node_addresses, ip).map(|name| format!("an address of Node {name}")))
     }
 }
 
@@ -161,25 +150,22 @@ struct Resolution<'a> {
     claims: &'a VipClaims,
     service: &'a ServiceObject,
     port: &'a ServiceObjectPort,
-    claimant: &'a Claimant,
+    key: &'a ServicePortKey,
     problems: &'a mut Vec<ObjectProblem>,
 }
 
 impl Resolution<'_> {
     fn wins(&mut self, claim: VipClaim, field: &str) -> bool {
-        let winner = self.claims.claimants.first(&claim);
-        let Some(winner) = winner.filter(|winner| winner.key != self.claimant.key) else { return true };
+        let winner = first(&self.claims.claimants, &claim).map(|winner| &winner.key);
+        let Some(winner) = winner.filter(|winner| *winner != self.key) else { return true };
         let claimed = match claim {
             VipClaim::ClusterIp(ip, ..) | VipClaim::ExternalIp(ip, ..) => {
                 format!("{ip}, port {}/{}", self.port.port, self.port.protocol)
             }
             VipClaim::NodePort(number, protocol) => format!("{number}/{protocol}"),
         };
-        let winner = &winner.key;
-        self.report(
-            field,
-            format!("{claimed} is used by {winner}, whose Service is older: not served here; change one of them"),
-        );
+        let message = "whose Service is older: not served here; change one of them";
+        self.report(field, format!("{claimed} is used by {winner}, {message}"));
         false
     }
 
@@ -188,42 +174,21 @@ impl Resolution<'_> {
         let gets = |ip: &&IpAddr| {
             let family = IpFamily::of(ip);
             if self.service.cluster_ips[family].is_none() {
-                self.report(
-                    field,
-                    format!(
-                        "{ip} is not served: the Service has no {family} cluster IP; add {family} to spec.ipFamilies"
-                    ),
-                );
+                let advice = format!("add {family} to spec.ipFamilies");
+                self.report(field, format!("{ip} is not served: the Service has no {family} cluster IP; {advice}"));
                 return false;
             }
             if let Some(owner) = self.claims.owner(ip) {
                 self.report(field, format!("{ip} is not served: it would shadow {owner}; use another address"));
                 return false;
             }
-            self.wins(VipClaim::external_ip(**ip, self.port), field)
+            self.wins(VipClaim::ExternalIp(**ip, self.port.port, self.port.protocol), field)
         };
         ips.iter().filter(gets).copied().collect()
     }
 
     fn report(&mut self, field: &str, message: String) {
         self.problems.push(ObjectProblem { field: field.to_owned(), message });
-    }
-}
-
-impl VipClaim {
-    fn cluster_ip(ip: IpAddr, port: &ServiceObjectPort) -> Self {
-        Self::ClusterIp(ip, port.port, port.protocol)
-    }
-
-    fn external_ip(ip: IpAddr, port: &ServiceObjectPort) -> Self {
-        Self::ExternalIp(ip, port.port, port.protocol)
-    }
-}
-
-impl Claimant {
-    fn new(service: &ServiceObject, port: &ServiceObjectPort) -> Self {
-        let created = service.created;
-        Self { undated: created.is_none(), created, key: key_of(service, port) }
     }
 }
 
@@ -236,56 +201,31 @@ fn external_ips(service: &ServiceObject) -> impl Iterator<Item = IpAddr> {
 fn claims(service: &ServiceObject, port: &ServiceObjectPort) -> impl Iterator<Item = VipClaim> {
     let cluster_ips = [service.cluster_ips.v4, service.cluster_ips.v6].into_iter().flatten();
     let node_port = port.node_port.map(|number| VipClaim::NodePort(number, port.protocol));
-    let external = external_ips(service).map(|ip| VipClaim::external_ip(ip, port));
-    cluster_ips.map(|ip| VipClaim::cluster_ip(ip, port)).chain(external).chain(node_port)
+    let cluster_ips = cluster_ips.map(|ip| VipClaim::ClusterIp(ip, port.port, port.protocol));
+    let external = external_ips(service).map(|ip| VipClaim::ExternalIp(ip, port.port, port.protocol));
+    cluster_ips.chain(external).chain(node_port)
 }
 
-/// `http/TCP`, or `80/TCP` for a port without a name.
-fn port_label(port: &ServiceObjectPort) -> String {
-    if port.name.is_empty() {
-        format!("{}/{}", port.port, port.protocol)
-    } else {
-        format!("{}/{}", port.name, port.protocol)
+/// Adds or removes a member. Whether this changes the first member of the group.
+fn change_group<K: Copy + Eq + Hash, V: Ord + Clone>(
+    groups: &mut Groups<K, V>,
+    change: ClaimChange,
+    key: K,
+    member: &V,
+) -> bool {
+    let group = groups.entry(key).or_default();
+    let before = group.first().cloned();
+    match change {
+        ClaimChange::Add => group.insert(member.clone()),
+        ClaimChange::Remove => group.remove(member),
+    };
+    let changed = group.first() != before.as_ref();
+    if group.is_empty() {
+        groups.remove(&key);
     }
+    changed
 }
 
-impl<K: Eq + Hash, V: Ord + Clone> Groups<K, V> {
-    /// Adds or removes a member. Whether this changes the first member of the group.
-    fn change(&mut self, change: ClaimChange, key: K, member: &V) -> bool {
-        match change {
-            ClaimChange::Add => self.insert(key, member.clone()),
-            ClaimChange::Remove => self.remove(&key, member),
-        }
-    }
-
-    fn insert(&mut self, key: K, member: V) -> bool {
-        let group = self.0.entry(key).or_default();
-        let before = group.first().cloned();
-        group.insert(member);
-        group.first() != before.as_ref()
-    }
-
-    fn remove(&mut self, key: &K, member: &V) -> bool {
-        let Some(group) = self.0.get_mut(key) else { return false };
-        let was_first = group.first() == Some(member);
-        group.remove(member);
-        if group.is_empty() {
-            self.0.remove(key);
-        }
-        was_first
-    }
-
-    fn members(&self, key: &K) -> impl Iterator<Item = &V> {
-        self.0.get(key).into_iter().flatten()
-    }
-
-    fn first(&self, key: &K) -> Option<&V> {
-        self.0.get(key)?.first()
-    }
-}
-
-impl<K: Eq + Hash, V: Ord> Default for Groups<K, V> {
-    fn default() -> Self {
-        Self(HashMap::new())
-    }
+fn first<'a, K: Eq + Hash, V: Ord>(groups: &'a Groups<K, V>, key: &K) -> Option<&'a V> {
+    groups.get(key)?.first()
 }
