@@ -12,9 +12,6 @@
 
 mod explain;
 mod merge;
-#[cfg(test)]
-mod reference;
-mod scoped;
 mod selection;
 #[cfg(test)]
 mod tests;
@@ -25,10 +22,7 @@ use proto::model::{IpFamily, PerFamily, Pool, ServicePort, TrafficPolicy};
 
 use crate::object::{ServiceObject, SliceObject};
 
-pub use self::{
-    explain::{EndpointExplanation, EndpointReason, ServicePortExplanation, explain},
-    scoped::Scoped,
-};
+pub use self::explain::{EndpointExplanation, EndpointReason, ServicePortExplanation, explain};
 use self::{
     merge::{MergedEndpoint, merge},
     selection::{ClusterSelection, UsedEndpoints, local, local_pool},
@@ -44,6 +38,17 @@ pub struct ServicePortView {
     /// For traffic policy Local, by node: its ready endpoints, or else those that are terminating and still serving.
     /// Only nodes with such endpoints.
     pub local: BTreeMap<Arc<str>, PerFamily<Pool>>,
+}
+
+/// A value that is the same on most nodes: `nodes[node]`, else `zones[zone]`, else `default`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scoped<T> {
+    /// For all other nodes.
+    pub default: T,
+    /// By zone.
+    pub zones: BTreeMap<Arc<str>, T>,
+    /// By node.
+    pub nodes: BTreeMap<Arc<str>, T>,
 }
 
 /// Computes the view of one service port.
@@ -84,6 +89,8 @@ struct EndpointDecisions<'a> {
 impl<'a> EndpointDecisions<'a> {
     fn of(service: &ServiceObject, port: &ServicePort, merged: &[MergedEndpoint<'a>]) -> Self {
         let mut decisions = Self::default();
+        // Traffic of pods and of the node uses policy Cluster, whatever the external policy is.
+        let uses_cluster = port.internal_policy == TrafficPolicy::Cluster || port.externally_accessible();
         for family in IpFamily::ALL {
             if service.cluster_ips[family].is_none() {
                 continue;
@@ -91,7 +98,7 @@ impl<'a> EndpointDecisions<'a> {
             let endpoints: Vec<_> = merged.iter().filter(|merged| merged.family() == family).copied().collect();
             let can_serve = |merged: &MergedEndpoint<'_>| merged.ready() || merged.fallback();
             decisions.any_endpoints[family] = endpoints.iter().any(can_serve);
-            if uses_cluster(port) {
+            if uses_cluster {
                 decisions.cluster[family] = Some(ClusterSelection::of(&endpoints));
             }
             decisions.local[family] = local(&endpoints);
@@ -100,9 +107,18 @@ impl<'a> EndpointDecisions<'a> {
     }
 }
 
-/// Whether any traffic uses policy Cluster. That of pods and of the node does, whatever the external policy is.
-fn uses_cluster(port: &ServicePort) -> bool {
-    port.internal_policy == TrafficPolicy::Cluster || port.externally_accessible()
+impl<T> Scoped<T> {
+    /// The value for a node in a zone.
+    #[must_use]
+    pub fn resolve(&self, node: &str, zone: &str) -> &T {
+        self.nodes.get(node).unwrap_or_else(|| self.in_zone(zone))
+    }
+
+    /// The value for nodes of a zone that have none of their own.
+    #[must_use]
+    pub fn in_zone(&self, zone: &str) -> &T {
+        self.zones.get(zone).unwrap_or(&self.default)
+    }
 }
 
 impl ServicePortView {

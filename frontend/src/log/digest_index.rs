@@ -64,7 +64,7 @@ impl DigestIndex {
             let pools = &view.cluster[family];
             let default = cluster_digest(hash, &pools.default);
             sign.apply(&mut self.all_nodes[bucket], default);
-            let mut zone_digests = Scoped::everywhere(default);
+            let mut zone_digests = Scoped { default, ..Scoped::default() };
             for (zone, pool) in &pools.zones {
                 let digest = cluster_digest(hash, pool);
                 let zone_sum = self.zones.entry(zone.clone()).or_default();

@@ -76,5 +76,6 @@ fn state(explained: EndpointExplanation) -> v1::SliceEndpoint {
 }
 
 fn verdict(reason: &EndpointReason) -> v1::PoolMembership {
-    v1::PoolMembership { in_pool: reason.is_in(), reason: reason.code().to_owned(), detail: reason.to_string() }
+    let (code, detail) = reason.describe();
+    v1::PoolMembership { in_pool: reason.is_in(), reason: code.to_owned(), detail }
 }

@@ -1,8 +1,8 @@
 //! Why each endpoint is in the pools of a node or not: the decisions of `view`, one endpoint at a time, for one node.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
+use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
-use proto::model::{IpFamily, PerFamily, ServicePort};
+use proto::model::{IpFamily, ServicePort};
 
 use crate::object::{ObjectName, ServiceObject, SliceEndpoint, SliceObject};
 
@@ -86,8 +86,7 @@ pub fn explain<'a>(
     let mut endpoints = Vec::new();
     let mut last_used: Option<MergedEndpoint<'_>> = None;
     for entry in entries(&port.key, slices.clone()) {
-        let used = last_used.filter(|used| used.identity() == entry.identity());
-        let (cluster, local) = match used {
+        let (cluster, local) = match last_used.filter(|used| used.identity() == entry.identity()) {
             Some(used) => {
                 let duplicate = EndpointReason::Duplicate(used.slice.name.clone());
                 (duplicate.clone(), duplicate)
@@ -143,20 +142,27 @@ impl EndpointDecisions<'_> {
             None => EndpointReason::PolicyLocal,
             Some(selection) => selection.explain(merged, node, zone),
         };
-        (cluster, explain_local(&self.local, merged, node))
+        let local = match &merged.endpoint.node {
+            Some(its) if **its == *node => match self.local[family].get(node) {
+                Some(used) => used.explain(merged),
+                None if merged.endpoint.terminating => EndpointReason::NotServing,
+                None => EndpointReason::NotReady,
+            },
+            other => EndpointReason::NotOnNode(other.clone()),
+        };
+        (cluster, local)
     }
 }
 
 impl ClusterSelection<'_> {
     fn explain(&self, merged: &MergedEndpoint<'_>, node: &str, zone: &str) -> EndpointReason {
         let state = self.used.explain(merged);
-        let of_node = |hints: &[Arc<str>]| hints.iter().any(|hint| **hint == *node);
-        let of_zone = |hints: &[Arc<str>]| hints.iter().any(|hint| **hint == *zone);
+        let has = |hints: &[Arc<str>], name: &str| hints.iter().any(|hint| **hint == *name);
         let SliceEndpoint { node_hints, zone_hints, .. } = merged.endpoint;
         match (state, self.scope(node, zone)) {
-            (EndpointReason::Ready, HintScope::Node) if of_node(node_hints) => EndpointReason::NodeHint,
+            (EndpointReason::Ready, HintScope::Node) if has(node_hints, node) => EndpointReason::NodeHint,
             (EndpointReason::Ready, HintScope::Node) => EndpointReason::OtherNodes(node_hints.clone()),
-            (EndpointReason::Ready, HintScope::Zone) if of_zone(zone_hints) => EndpointReason::ZoneHint(zone.into()),
+            (EndpointReason::Ready, HintScope::Zone) if has(zone_hints, zone) => EndpointReason::ZoneHint(zone.into()),
             (EndpointReason::Ready, HintScope::Zone) => EndpointReason::OtherZones(zone_hints.clone()),
             (state, _) => state,
         }
@@ -176,28 +182,12 @@ impl UsedEndpoints<'_> {
     }
 }
 
-fn explain_local(
-    local: &PerFamily<BTreeMap<Arc<str>, UsedEndpoints<'_>>>,
-    merged: &MergedEndpoint<'_>,
-    node: &str,
-) -> EndpointReason {
-    match &merged.endpoint.node {
-        Some(its) if **its == *node => match local[merged.family()].get(node) {
-            Some(used) => used.explain(merged),
-            None if merged.endpoint.terminating => EndpointReason::NotServing,
-            None => EndpointReason::NotReady,
-        },
-        other => EndpointReason::NotOnNode(other.clone()),
-    }
-}
-
 /// Whether hints of a kind narrow the endpoints of a node; `name` is that of the node or of its zone.
 fn hint_note(kind: &str, hints: &Hints<'_>, applies: bool, name: &str) -> Option<String> {
     match hints {
         Hints::Absent => None,
         Hints::Incomplete(without) => {
-            let (address, port) = without.identity();
-            let address = std::net::SocketAddr::new(address, port.get());
+            let address = SocketAddr::new(without.endpoint.address, without.port.get());
             Some(format!("{kind} hints are ignored: the ready endpoint {address} has none"))
         }
         Hints::Active(_) if applies => {
@@ -212,14 +202,6 @@ fn hint_note(kind: &str, hints: &Hints<'_>, applies: bool, name: &str) -> Option
     }
 }
 
-impl EndpointExplanation {
-    /// The endpoint's address.
-    #[must_use]
-    pub fn address(&self) -> IpAddr {
-        self.endpoint.address
-    }
-}
-
 impl EndpointReason {
     /// Whether it is in the pool.
     #[must_use]
@@ -227,46 +209,30 @@ impl EndpointReason {
         matches!(self, Self::Ready | Self::NodeHint | Self::ZoneHint(_) | Self::Fallback)
     }
 
-    /// A stable code, for scripts.
+    /// A stable code, for scripts, and a text for people.
     #[must_use]
-    pub const fn code(&self) -> &'static str {
-        match self {
-            Self::Ready => "ready",
-            Self::NodeHint => "node-hint",
-            Self::ZoneHint(_) => "zone-hint",
-            Self::Fallback => "terminating-fallback",
-            Self::NotReady => "not-ready",
-            Self::NotServing => "not-serving",
-            Self::OthersReady => "terminating-others-ready",
-            Self::OtherNodes(_) => "hint-other-node",
-            Self::OtherZones(_) => "hint-other-zone",
-            Self::NotOnNode(_) => "not-on-this-node",
-            Self::PolicyLocal => "policy-local",
-            Self::NoClusterIp(_) => "no-cluster-ip",
-            Self::Duplicate(_) => "duplicate",
-            Self::NoSuchPort => "no-such-port",
-        }
-    }
-}
-
-impl fmt::Display for EndpointReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ready => f.write_str("ready"),
-            Self::NodeHint => f.write_str("ready, hint for this node"),
-            Self::ZoneHint(zone) => write!(f, "ready, hint for zone {zone}"),
-            Self::Fallback => f.write_str("terminating but serving, and no endpoint is ready"),
-            Self::NotReady => f.write_str("not ready"),
-            Self::NotServing => f.write_str("terminating and not serving"),
-            Self::OthersReady => f.write_str("terminating, and other endpoints are ready"),
-            Self::OtherNodes(nodes) => write!(f, "hint for node {}", nodes.join(", ")),
-            Self::OtherZones(zones) => write!(f, "hint for zone {}", zones.join(", ")),
-            Self::NotOnNode(Some(node)) => write!(f, "on node {node}"),
-            Self::NotOnNode(None) => f.write_str("has no nodeName"),
-            Self::PolicyLocal => f.write_str("no traffic uses policy Cluster"),
-            Self::NoClusterIp(family) => write!(f, "the Service has no {family} cluster IP"),
-            Self::Duplicate(slice) => write!(f, "duplicate of an endpoint in slice {}", slice.name),
-            Self::NoSuchPort => f.write_str("its slice has no such port"),
-        }
+    pub fn describe(&self) -> (&'static str, String) {
+        let (code, text) = match self {
+            Self::Ready => ("ready", "ready"),
+            Self::NodeHint => ("node-hint", "ready, hint for this node"),
+            Self::ZoneHint(zone) => return ("zone-hint", format!("ready, hint for zone {zone}")),
+            Self::Fallback => ("terminating-fallback", "terminating but serving, and no endpoint is ready"),
+            Self::NotReady => ("not-ready", "not ready"),
+            Self::NotServing => ("not-serving", "terminating and not serving"),
+            Self::OthersReady => ("terminating-others-ready", "terminating, and other endpoints are ready"),
+            Self::OtherNodes(nodes) => return ("hint-other-node", format!("hint for node {}", nodes.join(", "))),
+            Self::OtherZones(zones) => return ("hint-other-zone", format!("hint for zone {}", zones.join(", "))),
+            Self::NotOnNode(Some(node)) => return ("not-on-this-node", format!("on node {node}")),
+            Self::NotOnNode(None) => ("not-on-this-node", "has no nodeName"),
+            Self::PolicyLocal => ("policy-local", "no traffic uses policy Cluster"),
+            Self::NoClusterIp(family) => {
+                return ("no-cluster-ip", format!("the Service has no {family} cluster IP"));
+            }
+            Self::Duplicate(slice) => {
+                return ("duplicate", format!("duplicate of an endpoint in slice {}", slice.name));
+            }
+            Self::NoSuchPort => ("no-such-port", "its slice has no such port"),
+        };
+        (code, text.to_owned())
     }
 }

@@ -59,21 +59,19 @@ pub(super) fn entries<'a>(
     key: &ServicePortKey,
     slices: impl IntoIterator<Item = &'a SliceObject>,
 ) -> Vec<MergedEndpoint<'a>> {
-    let mut candidates = Vec::new();
+    let mut entries = Vec::new();
     for slice in slices {
         let ports = slice.ports.iter().filter(|port| port.name == key.port_name && port.protocol == key.protocol);
         for port in ports {
-            let endpoints = slice.endpoints.iter().enumerate();
-            candidates.extend(endpoints.map(|(index, endpoint)| {
-                let merged = MergedEndpoint { endpoint, slice, port: port.port };
-                let preference =
-                    (endpoint.terminating, Reverse(endpoint.ready), Reverse(endpoint.serving), &slice.name, index);
-                (merged, preference)
-            }));
+            let entry = |(index, endpoint)| (index, MergedEndpoint { endpoint, slice, port: port.port });
+            entries.extend(slice.endpoints.iter().enumerate().map(entry));
         }
     }
-    candidates.sort_unstable_by(|(left, left_preference), (right, right_preference)| {
-        left.identity().cmp(&right.identity()).then_with(|| left_preference.cmp(right_preference))
+    entries.sort_unstable_by_key(|(index, entry): &(usize, MergedEndpoint<'a>)| {
+        let MergedEndpoint { endpoint, slice, .. } = *entry;
+        let preference =
+            (endpoint.terminating, Reverse(endpoint.ready), Reverse(endpoint.serving), &slice.name, *index);
+        (entry.identity(), preference)
     });
-    candidates.into_iter().map(|(merged, _)| merged).collect()
+    entries.into_iter().map(|(_, entry)| entry).collect()
 }

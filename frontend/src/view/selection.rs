@@ -69,10 +69,6 @@ impl<'a> UsedEndpoints<'a> {
         let fallback = endpoints.iter().filter(|merged| merged.fallback());
         Self { basis: UseBasis::Fallback, endpoints: fallback.copied().collect() }
     }
-
-    fn is_empty(&self) -> bool {
-        self.endpoints.is_empty()
-    }
 }
 
 /// The used endpoints of each node that has some.
@@ -84,7 +80,7 @@ pub(super) fn local<'a>(endpoints: &[MergedEndpoint<'a>]) -> BTreeMap<Arc<str>, 
         }
     }
     let used = by_node.into_iter().map(|(node, endpoints)| (node, UsedEndpoints::of(&endpoints)));
-    used.filter(|(_, used)| !used.is_empty()).collect()
+    used.filter(|(_, used)| !used.endpoints.is_empty()).collect()
 }
 
 /// The local pool of a node. Its endpoints are marked as terminating.

@@ -1,5 +1,7 @@
 //! Views of random clusters against the reference implementation, and the subtle rules one by one.
 
+mod reference;
+
 use proptest::{collection::vec, prelude::*};
 use proto::model::{Endpoint, Protocol, ServicePortKey};
 
@@ -220,9 +222,11 @@ fn ip_family_without_cluster_ip_has_no_endpoints() {
 
 /// The address of each endpoint, and the reasons for the cluster pool and for the local pool.
 fn reasons(explanation: &ServicePortExplanation) -> Vec<[String; 3]> {
-    let one =
-        |one: &EndpointExplanation| [one.endpoint.address.to_string(), one.cluster.to_string(), one.local.to_string()];
-    explanation.endpoints.iter().map(one).collect()
+    let reasons = |one: &EndpointExplanation| {
+        let [(_, cluster), (_, local)] = [one.cluster.describe(), one.local.describe()];
+        [one.endpoint.address.to_string(), cluster, local]
+    };
+    explanation.endpoints.iter().map(reasons).collect()
 }
 
 #[test]
