@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, path::Path};
 
 use anyhow::{Context as _, Result};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::{Api, api::ListParams};
 
 use crate::source::KubernetesApi;
@@ -38,12 +38,11 @@ fn ready_addresses(slice: &EndpointSlice, port: Option<&str>) -> Vec<SocketAddr>
         port.is_none_or(matches).then_some(number)
     });
     let Some(number) = number else { return Vec::new() };
-    let is_ready = |ready: Option<bool>| ready != Some(false);
-    let endpoints = slice
-        .endpoints
-        .iter()
-        .flatten()
-        .filter(|endpoint| is_ready(endpoint.conditions.as_ref().and_then(|conditions| conditions.ready)));
+    let is_ready = |endpoint: &&Endpoint| {
+        let conditions = endpoint.conditions.as_ref();
+        conditions.and_then(|conditions| conditions.ready) != Some(false)
+    };
+    let endpoints = slice.endpoints.iter().flatten().filter(is_ready);
     let addresses = endpoints.flat_map(|endpoint| &endpoint.addresses);
     addresses.filter_map(|address| Some(SocketAddr::new(address.parse().ok()?, number))).collect()
 }

@@ -21,33 +21,23 @@ pub struct Permission {
     pub optional: Option<&'static str>,
 }
 
-const fn needed(group: &'static str, resource: &'static str, verb: &'static str) -> Permission {
-    Permission { group, resource, verb, allowed: false, optional: None }
-}
+const NO_CIDRS: Option<&str> = Some("packets to unused addresses of the service CIDRs are not dropped");
+const NO_EVENTS: Option<&str> = Some("no Events on Services that nodes cannot program");
+const NO_TOKENS: Option<&str> = Some("nodes can authenticate with certificates only, not with tokens");
 
-const fn optional(permission: Permission, without: &'static str) -> Permission {
-    Permission { optional: Some(without), ..permission }
-}
-
-const NO_CIDRS: &str = "packets to unused addresses of the service CIDRs are not dropped";
-const NO_EVENTS: &str = "no Events on Services that nodes cannot program";
-
-/// As in the ClusterRole of the chart.
-const PERMISSIONS: [Permission; 11] = [
-    needed("", "services", "list"),
-    needed("", "services", "watch"),
-    needed("", "nodes", "list"),
-    needed("", "nodes", "watch"),
-    needed("discovery.k8s.io", "endpointslices", "list"),
-    needed("discovery.k8s.io", "endpointslices", "watch"),
-    optional(needed("networking.k8s.io", "servicecidrs", "list"), NO_CIDRS),
-    optional(needed("networking.k8s.io", "servicecidrs", "watch"), NO_CIDRS),
-    optional(
-        needed("authentication.k8s.io", "tokenreviews", "create"),
-        "nodes can authenticate with certificates only, not with tokens",
-    ),
-    optional(needed("events.k8s.io", "events", "create"), NO_EVENTS),
-    optional(needed("events.k8s.io", "events", "patch"), NO_EVENTS),
+/// API group, resource, verb, and what does not work without it; as in the ClusterRole of the chart.
+const PERMISSIONS: [(&str, &str, &str, Option<&str>); 11] = [
+    ("", "services", "list", None),
+    ("", "services", "watch", None),
+    ("", "nodes", "list", None),
+    ("", "nodes", "watch", None),
+    ("discovery.k8s.io", "endpointslices", "list", None),
+    ("discovery.k8s.io", "endpointslices", "watch", None),
+    ("networking.k8s.io", "servicecidrs", "list", NO_CIDRS),
+    ("networking.k8s.io", "servicecidrs", "watch", NO_CIDRS),
+    ("authentication.k8s.io", "tokenreviews", "create", NO_TOKENS),
+    ("events.k8s.io", "events", "create", NO_EVENTS),
+    ("events.k8s.io", "events", "patch", NO_EVENTS),
 ];
 
 /// Which of the permissions the user of a kubeconfig has. There is no timeout.
@@ -56,23 +46,25 @@ const PERMISSIONS: [Permission; 11] = [
 /// When the kubeconfig is unusable, or the API server does not respond.
 pub async fn check_permissions(kubeconfig: &Path) -> Result<Vec<Permission>> {
     let api = KubernetesApi::new(Some(kubeconfig)).await?;
-    try_join_all(PERMISSIONS.map(|permission| review(&api, permission))).await
+    let review = async |(group, resource, verb, optional)| {
+        let allowed = is_allowed(&api, group, resource, verb).await?;
+        Ok(Permission { group, resource, verb, allowed, optional })
+    };
+    try_join_all(PERMISSIONS.map(review)).await
 }
 
-async fn review(api: &KubernetesApi, permission: Permission) -> Result<Permission> {
-    let Permission { group, resource, verb, .. } = permission;
+async fn is_allowed(api: &KubernetesApi, group: &str, resource: &str, verb: &str) -> Result<bool> {
     let attributes = ResourceAttributes {
         group: Some(group.to_owned()),
         resource: Some(resource.to_owned()),
         verb: Some(verb.to_owned()),
-        ..ResourceAttributes::default()
+        ..Default::default()
     };
-    let spec =
-        SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..SelfSubjectAccessReviewSpec::default() };
-    let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+    let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
+    let review = SelfSubjectAccessReview { spec, ..Default::default() };
     let created = Api::all(api.client()).create(&PostParams::default(), &review).await;
     let created = created.map_err(|error| api.explain(error)).context("create a SelfSubjectAccessReview")?;
-    Ok(Permission { allowed: created.status.is_some_and(|status| status.allowed), ..permission })
+    Ok(created.status.is_some_and(|status| status.allowed))
 }
 
 impl fmt::Display for Permission {

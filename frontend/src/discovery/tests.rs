@@ -1,7 +1,9 @@
 //! Addresses from slices, and discovery against an HTTP server.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpListener;
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    net::TcpListener,
+};
 
 use serde_json::{Value, json};
 

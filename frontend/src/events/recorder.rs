@@ -2,28 +2,27 @@
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
-    fmt::Display,
     sync::Arc,
     time::Duration,
 };
 
 use k8s_openapi::{api::events::v1::Event, jiff::Timestamp};
 use kube::{
-    Api, Client,
+    Api, Client, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
 use proto::model::ServicePortFailure;
 use runtime::failure::chain;
+use serde_json::Value;
 use tokio::{
     sync::mpsc,
-    time::{Instant, MissedTickBehavior, error::Elapsed, interval, timeout},
+    time::{Instant, MissedTickBehavior, interval, timeout},
 };
 use tracing::{debug, warn};
 
 use super::{
     BackendStart, NodeReport,
-    series::{EventSeries, SeriesKey},
-    start::NAMESPACE,
+    series::{CONTROLLER, EventSeries, SeriesKey},
 };
 
 /// How often Events are sent. Reports within this time are sent together.
@@ -52,17 +51,24 @@ enum EventPermission {
 
 /// What has been reported, and what of it has been sent.
 pub(super) struct EventRecorder {
-    client: Client,
-    instance: String,
+    sender: EventSender,
     series: HashMap<SeriesKey, EventSeries>,
     /// Not sent yet.
     starts: VecDeque<BackendStart>,
     paused_until: Option<Instant>,
 }
 
+struct EventSender {
+    client: Client,
+    instance: String,
+}
+
+// === impl EventRecorder ===
+
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
-        Self { client, instance, series: HashMap::new(), starts: VecDeque::new(), paused_until: None }
+        let sender = EventSender { client, instance };
+        Self { sender, series: HashMap::new(), starts: VecDeque::new(), paused_until: None }
     }
 
     /// Runs until the queue is closed.
@@ -106,10 +112,10 @@ impl EventRecorder {
         let due = self.series.iter_mut().filter(|(_, series)| series.is_due()).take(REQUESTS_PER_TICK);
         for (key, series) in due {
             left -= 1;
-            let sent = timeout(DEADLINE, send_series(&self.client, &self.instance, key, series)).await;
+            let permission = self.sender.send(series.event(key), Some(series.patch())).await;
             // Even if it failed: it is sent with the next report, a minute later at the earliest.
             series.mark_sent();
-            if permission(&key.port, sent) == EventPermission::Denied {
+            if permission == EventPermission::Denied {
                 self.paused_until = Some(Instant::now() + FORBIDDEN_PAUSE);
                 return;
             }
@@ -117,8 +123,7 @@ impl EventRecorder {
         // Failures come first. A start that cannot be sent is dropped.
         for _ in 0..left {
             let Some(start) = self.starts.pop_front() else { return };
-            let sent = timeout(DEADLINE, send_start(&self.client, &self.instance, &start)).await;
-            if permission(&start.node, sent) == EventPermission::Denied {
+            if self.sender.send(start.event(), None).await == EventPermission::Denied {
                 self.paused_until = Some(Instant::now() + FORBIDDEN_PAUSE);
                 self.starts.clear();
                 return;
@@ -127,42 +132,38 @@ impl EventRecorder {
     }
 }
 
-/// Logs a failed request.
-fn permission(object: impl Display, sent: Result<kube::Result<()>, Elapsed>) -> EventPermission {
-    match sent {
-        Ok(Ok(())) => {}
-        Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-            warn!(
-                error = %status.message,
-                retry_in_ms = FORBIDDEN_PAUSE.as_millis(),
-                advice = "grant create and patch on events.events.k8s.io, or give --no-events",
-                "not allowed to create events"
-            );
-            return EventPermission::Denied;
-        }
-        Ok(Err(error)) => debug!(error = chain(&error), %object, "event not sent"),
-        Err(_) => debug!(%object, timeout_ms = DEADLINE.as_millis(), "event not sent within its timeout"),
-    }
-    EventPermission::Granted
-}
+// === impl EventSender ===
 
-/// Creates the Event. If it exists, another replica or an earlier session has created it.
-async fn send_start(client: &Client, instance: &str, start: &BackendStart) -> kube::Result<()> {
-    let api: Api<Event> = Api::namespaced(client.clone(), NAMESPACE);
-    match api.create(&PostParams::default(), &start.event(instance)).await {
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        created => created.map(drop),
-    }
-}
-
-/// Creates the Event, or patches the count of an existing one.
-async fn send_series(client: &Client, instance: &str, key: &SeriesKey, series: &EventSeries) -> kube::Result<()> {
-    let api: Api<Event> = Api::namespaced(client.clone(), &key.port.namespace);
-    match api.create(&PostParams::default(), &series.event(key, instance)).await {
-        Err(kube::Error::Api(status)) if status.code == 409 => {
-            let patch = Patch::Merge(series.patch());
-            api.patch(&key.name(), &PatchParams::default(), &patch).await.map(drop)
+impl EventSender {
+    /// Creates an Event. One that exists, because another replica or an earlier session has created it, is patched.
+    async fn send(&self, mut event: Event, patch: Option<Value>) -> EventPermission {
+        event.reporting_controller = Some(CONTROLLER.to_owned());
+        event.reporting_instance = Some(self.instance.clone());
+        let (name, namespace) = (event.name_any(), event.namespace().unwrap_or_default());
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        let request = async {
+            match (api.create(&PostParams::default(), &event).await, patch) {
+                (Err(kube::Error::Api(status)), None) if status.code == 409 => Ok(()),
+                (Err(kube::Error::Api(status)), Some(patch)) if status.code == 409 => {
+                    api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
+                }
+                (created, _) => created.map(drop),
+            }
+        };
+        match timeout(DEADLINE, request).await {
+            Ok(Ok(())) => {}
+            Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+                warn!(
+                    error = %status.message,
+                    retry_in_ms = FORBIDDEN_PAUSE.as_millis(),
+                    advice = "grant create and patch on events.events.k8s.io, or give --no-events",
+                    "not allowed to create events"
+                );
+                return EventPermission::Denied;
+            }
+            Ok(Err(error)) => debug!(error = chain(&error), namespace, name, "event not sent"),
+            Err(_) => debug!(namespace, name, timeout_ms = DEADLINE.as_millis(), "event not sent within its timeout"),
         }
-        created => created.map(drop),
+        EventPermission::Granted
     }
 }

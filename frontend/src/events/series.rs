@@ -49,7 +49,7 @@ impl SeriesKey {
     }
 
     /// `SERVICE.HASH`: the same on each replica.
-    pub(super) fn name(&self) -> String {
+    fn name(&self) -> String {
         format!("{}.{}", self.port.name, hash(&format!("{}\n{}", self.port, self.reason)))
     }
 
@@ -96,7 +96,7 @@ impl EventSeries {
     }
 
     /// The Event to create.
-    pub(super) fn event(&self, key: &SeriesKey, instance: &str) -> Event {
+    pub(super) fn event(&self, key: &SeriesKey) -> Event {
         let (port, (reason, action, note)) = (&key.port, key.describe(&self.node));
         let namespace = Some(port.namespace.to_string());
         Event {
@@ -113,8 +113,6 @@ impl EventSeries {
                 name: Some(port.name.to_string()),
                 ..Default::default()
             }),
-            reporting_controller: Some(CONTROLLER.to_owned()),
-            reporting_instance: Some(instance.to_owned()),
             ..Default::default()
         }
     }

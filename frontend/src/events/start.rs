@@ -12,10 +12,10 @@ use k8s_openapi::{
 };
 use proto::model::{Hello, Role};
 
-use super::series::{CONTROLLER, hash};
+use super::series::hash;
 
 /// The namespace of Events of cluster-scoped objects.
-pub(super) const NAMESPACE: &str = "default";
+const NAMESPACE: &str = "default";
 /// Runs that began earlier get no Event: the backend has only reconnected. Shorter than Kubernetes keeps Events, so
 /// that an existing one is found; longer than a backend may need to find a frontend, and than clocks differ.
 const RECENT: Duration = Duration::from_secs(600);
@@ -51,14 +51,14 @@ impl BackendStart {
     }
 
     /// `NODE.HASH`: the same for each session of the run, with any replica.
-    pub(super) fn name(&self) -> String {
+    fn name(&self) -> String {
         let micros = self.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let name: String = self.node.chars().take(NAME_CHARS).collect();
         format!("{}.{}", name.trim_end_matches(['.', '-']), hash(&format!("{}\n{micros}", self.node)))
     }
 
     /// The Event to create, like that of kube-proxy.
-    pub(super) fn event(&self, instance: &str) -> Event {
+    pub(super) fn event(&self) -> Event {
         let Self { node, at, backend } = self;
         Event {
             metadata: ObjectMeta {
@@ -80,8 +80,6 @@ impl BackendStart {
                 uid: Some(node.to_string()),
                 ..Default::default()
             }),
-            reporting_controller: Some(CONTROLLER.to_owned()),
-            reporting_instance: Some(instance.to_owned()),
             ..Default::default()
         }
     }
