@@ -47,20 +47,13 @@ pub(crate) fn service(name: &str, cluster_ip: &str) -> ServiceObject {
         name: ObjectName::new("ns", name),
         created: Some(time(1)),
         cluster_ips: PerFamily { v4: Some(ip(cluster_ip)), v6: None },
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        source_ranges: Vec::new(),
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_seconds: None,
-        health_check_node_port: None,
-        ipvs_scheduler: None,
         ports: vec![ServiceObjectPort {
             name: "http".into(),
             protocol: Protocol::Tcp,
             port: number(80),
             node_port: None,
         }],
+        ..ServiceObject::default()
     }
 }
 

@@ -188,17 +188,8 @@ fn number(port: u16) -> NonZeroU16 {
 fn service(name: &str, cluster_ip: IpAddr) -> ServiceObject {
     ServiceObject {
         name: ObjectName::new("default", name),
-        created: None,
         cluster_ips: PerFamily { v4: Some(cluster_ip), v6: None },
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        source_ranges: Vec::new(),
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_seconds: None,
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-        ports: Vec::new(),
+        ..ServiceObject::default()
     }
 }
 

@@ -166,7 +166,7 @@ impl DirectoryWatcher {
     async fn refresh(&mut self, scope: RefreshScope) -> Result<io::Result<Vec<SourceUpdate>>> {
         let mut catalog = mem::take(&mut self.catalog);
         let refresh = spawn_blocking(move || {
-            let refreshed = catalog.refresh(&scope);
+            let refreshed = catalog.refresh(scope);
             (catalog, refreshed)
         });
         let (catalog, refreshed) = refresh.await.context("read manifests")?;

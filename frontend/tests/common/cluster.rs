@@ -6,29 +6,21 @@ use fairlead_frontend::object::{
     ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceObject, ServiceObjectPort, SliceEndpoint, SliceObject,
     SlicePort, SourceUpdate,
 };
-use proto::model::{IpFamily, PerFamily, Protocol, TrafficPolicy};
+use proto::model::{IpFamily, PerFamily, Protocol};
 
 /// A Service without endpoints.
 pub(crate) fn service(number: u8) -> ParsedObject {
     let name = ObjectName::new("ns", format!("s{number}"));
     let service = ServiceObject {
         name: name.clone(),
-        created: None,
         cluster_ips: PerFamily { v4: Some([10, 96, 0, number].into()), v6: None },
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        source_ranges: Vec::new(),
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_seconds: None,
-        health_check_node_port: None,
-        ipvs_scheduler: None,
         ports: vec![ServiceObjectPort {
             name: "".into(),
             protocol: Protocol::Tcp,
             port: NonZeroU16::new(80).unwrap(),
             node_port: None,
         }],
+        ..ServiceObject::default()
     };
     ParsedObject {
         kind: ObjectKind::Service,

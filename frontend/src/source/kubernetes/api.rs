@@ -1,6 +1,6 @@
 //! The API server as the operator configured it: a client, and the settings that logs and advice refer to.
 
-use std::{path::Path, sync::Arc};
+use std::{error::Error, path::Path, sync::Arc};
 
 use anyhow::{Result, anyhow, ensure};
 use futures::AsyncBufRead;
@@ -21,14 +21,14 @@ const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 #[derive(Clone)]
 pub struct KubernetesApi {
     client: Client,
+    /// `host:port`.
+    server: String,
     settings: Arc<ApiSettings>,
 }
 
 /// What an operator can change about the connection to the API server, by name.
 #[derive(Debug)]
 pub(super) struct ApiSettings {
-    /// `host:port` of the server.
-    pub(super) server: String,
     pub(super) address: String,
     pub(super) ca: String,
     pub(super) client_certificate: String,
@@ -44,34 +44,38 @@ impl KubernetesApi {
     /// When the kubeconfig, or a file that it refers to, cannot be read or is invalid. The error says what to do.
     pub async fn new(kubeconfig: Option<&Path>) -> Result<Self> {
         let settings = kubeconfig.map_or_else(ApiSettings::of_pod, ApiSettings::of_kubeconfig);
-        let config = match kubeconfig {
-            Some(path) => config_of(path).await,
-            None => {
-                Config::incluster().map_err(|error| anyhow!("{}; outside of a pod, give --kubeconfig", chain(&error)))
-            }
+        let origin = match kubeconfig {
+            Some(path) => format!("kubeconfig {}", path.display()),
+            None => "credentials of the pod".to_owned(),
         };
-        let config = config?;
+        let unusable = |error: &(dyn Error + 'static)| anyhow!("{origin}: {}", advice::with_start_advice(error));
+        let config = match kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
+                let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
+                config.map_err(|error| unusable(&error))?
+            }
+            None => Config::incluster()
+                .map_err(|error| anyhow!("{}; outside of a pod, give --kubeconfig", chain(&error)))?,
+        };
         // Without this, each request would fail because of an unknown issuer.
         ensure!(
             config.root_cert.as_ref().is_none_or(|certificates| !certificates.is_empty()),
             "no certificate in {}; use a PEM file with the CA certificate of the API server",
             settings.ca
         );
-        Self::from_config(config, settings).map_err(|error| match kubeconfig {
-            Some(path) => unusable(path, &error),
-            None => anyhow!("credentials of the pod: {}", advice::with_start_advice(&error)),
-        })
+        Self::from_config(config, settings).map_err(|error| unusable(&error))
     }
 
     /// A client that reports each failure to its caller: by itself kube retries silently, for up to 17 minutes. Of its
     /// own timeouts only that for connecting remains; the others are [`Deadlines`](super::Deadlines).
-    pub(super) fn from_config(mut config: Config, mut settings: ApiSettings) -> kube::Result<Self> {
+    pub(super) fn from_config(mut config: Config, settings: ApiSettings) -> kube::Result<Self> {
         let url = &config.cluster_url;
         let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });
-        settings.server = format!("{}:{port}", url.host().unwrap_or_default());
+        let server = format!("{}:{port}", url.host().unwrap_or_default());
         config.default_retry = false;
         config.read_timeout = None;
-        Ok(Self { client: Client::try_from(config)?, settings: Arc::new(settings) })
+        Ok(Self { client: Client::try_from(config)?, server, settings: Arc::new(settings) })
     }
 
     /// The client itself.
@@ -93,12 +97,12 @@ impl KubernetesApi {
             Ok(request) => self.client.request_stream(request).await,
             Err(error) => Err(error),
         };
-        response.map_err(|error| RequestError::of(error, &self.settings.server))
+        response.map_err(|error| RequestError::of(error, &self.server))
     }
 
     /// An error of [`Self::client`] for people: all its causes, and what to do about it.
     pub(crate) fn explain(&self, error: kube::Error) -> anyhow::Error {
-        let error = RequestError::of(error, &self.settings.server);
+        let error = RequestError::of(error, &self.server);
         let text = chain(&error);
         match advice::advice(&error, &self.settings, None) {
             Some(advice) => anyhow!("{text}; {advice}"),
@@ -107,23 +111,12 @@ impl KubernetesApi {
     }
 }
 
-async fn config_of(path: &Path) -> Result<Config> {
-    let file = Kubeconfig::read_from(path).map_err(|error| unusable(path, &error))?;
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-    config.map_err(|error| unusable(path, &error))
-}
-
-fn unusable(kubeconfig: &Path, error: &(dyn std::error::Error + 'static)) -> anyhow::Error {
-    anyhow!("kubeconfig {}: {}", kubeconfig.display(), advice::with_start_advice(error))
-}
-
 // === impl ApiSettings ===
 
 impl ApiSettings {
     pub(super) fn of_kubeconfig(path: &Path) -> Self {
         let field = |name: &str| format!("{name} in {}", path.display());
         Self {
-            server: String::new(),
             address: field("server"),
             ca: field("certificate-authority"),
             client_certificate: field("client-certificate"),
@@ -133,7 +126,6 @@ impl ApiSettings {
 
     fn of_pod() -> Self {
         Self {
-            server: String::new(),
             address: "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT".to_owned(),
             ca: POD_CA.to_owned(),
             client_certificate: "client-certificate in a kubeconfig".to_owned(),

@@ -72,14 +72,14 @@ impl Catalog {
     }
 
     /// Reads the files that have changed since the last refresh. If the directory cannot be listed, nothing changes.
-    pub(super) fn refresh(&mut self, scope: &RefreshScope) -> io::Result<RefreshResult> {
+    pub(super) fn refresh(&mut self, scope: RefreshScope) -> io::Result<RefreshResult> {
         let (names, removed) = match scope {
             RefreshScope::Everything => {
                 let names = self.list()?;
                 let removed = self.files.keys().filter(|name| !names.contains(*name)).cloned().collect();
                 (names, removed)
             }
-            RefreshScope::Files { changed, removed } => (changed.clone(), removed.clone()),
+            RefreshScope::Files { changed, removed } => (changed, removed),
         };
         let mut refreshed = RefreshResult::default();
         let mut changed = BTreeMap::new();

@@ -25,7 +25,7 @@ const SLICE_API_VERSION: &str = "discovery.k8s.io/v1";
 const CORE_API_VERSION: &str = "v1";
 const SERVICE_CIDR_API_VERSION: &str = "networking.k8s.io/v1";
 
-/// Kinds of core/v1 that are skipped silently. Not Endpoints: its author expects it to be used.
+/// Kinds of core/v1 that are skipped silently.
 const OTHER_CORE_KINDS: &[&str] = &[
     "ConfigMap",
     "Event",
@@ -40,6 +40,9 @@ const OTHER_CORE_KINDS: &[&str] = &[
     "Secret",
     "ServiceAccount",
 ];
+
+/// Kinds that are never skipped silently: their author expects them to be used.
+const RELATED_KINDS: &[&str] = &["Service", "Node", "EndpointSlice", "Endpoints", "ServiceCIDR"];
 
 /// API groups of Kubernetes without a dot; those with one end in [`OTHER_GROUPS_SUFFIX`]. Their kinds are skipped
 /// silently.
@@ -114,12 +117,7 @@ impl FileContents {
                 let item = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
                 self.add_items(position, version.to_owned(), item.map(str::to_owned), document["items"].take());
             }
-            (_, "Service" | "Node" | "EndpointSlice" | "Endpoints" | "ServiceCIDR") | (CORE_API_VERSION, _)
-                if is_builtin_group(version) && !OTHER_CORE_KINDS.contains(&kind) =>
-            {
-                self.add_problem(position, &format!("{kind} of {version} is not supported; ignored"));
-            }
-            _ if is_builtin_group(version) => debug!(kind, api_version = version, "kind skipped"),
+            _ if is_unrelated(version, kind) => debug!(kind, api_version = version, "kind skipped"),
             _ => self.add_problem(position, &format!("{kind} of {version} is not supported; ignored")),
         }
     }
@@ -207,9 +205,11 @@ fn string<'a>(document: &'a Value, field: &str) -> Option<&'a str> {
     document[field].as_str().filter(|value| !value.is_empty())
 }
 
-fn is_builtin_group(api_version: &str) -> bool {
+/// Whether a kind is one of Kubernetes that Fairlead uses in no version.
+fn is_unrelated(api_version: &str, kind: &str) -> bool {
     match api_version.split_once('/') {
-        None => api_version == CORE_API_VERSION,
+        None => api_version == CORE_API_VERSION && OTHER_CORE_KINDS.contains(&kind),
+        Some(_) if RELATED_KINDS.contains(&kind) => false,
         Some((group, _)) => OTHER_GROUPS.contains(&group) || group.ends_with(OTHER_GROUPS_SUFFIX),
     }
 }

@@ -29,7 +29,7 @@ impl Fixture {
     }
 
     fn refresh(&mut self) -> RefreshResult {
-        self.catalog.refresh(&RefreshScope::Everything).unwrap()
+        self.catalog.refresh(RefreshScope::Everything).unwrap()
     }
 
     /// Refreshes everything, and returns summaries of the updates and notices.
@@ -124,16 +124,16 @@ fn only_named_files_are_read() {
         let names = |names: &[&str]| names.iter().map(OsString::from).collect();
         RefreshScope::Files { changed: names(changed), removed: names(removed) }
     };
-    let refreshed = fixture.catalog.refresh(&files(&["b.yaml", "missing.yaml"], &["a.yaml"])).unwrap();
+    let refreshed = fixture.catalog.refresh(files(&["b.yaml", "missing.yaml"], &["a.yaml"])).unwrap();
     assert_eq!(
         (refreshed.updates.iter().map(summary).collect::<Vec<_>>(), refreshed.read),
         (vec!["n2 in w".to_owned()], 1)
     );
     // Missing, but not yet reported as removed.
     fs::remove_file(fixture.path("a.yaml")).unwrap();
-    let refreshed = fixture.catalog.refresh(&files(&["a.yaml"], &[])).unwrap();
+    let refreshed = fixture.catalog.refresh(files(&["a.yaml"], &[])).unwrap();
     assert_eq!((refreshed.updates, refreshed.notices), (vec![], vec![]));
-    let refreshed = fixture.catalog.refresh(&files(&[], &["a.yaml"])).unwrap();
+    let refreshed = fixture.catalog.refresh(files(&[], &["a.yaml"])).unwrap();
     assert_eq!(refreshed.updates.iter().map(summary).collect::<Vec<_>>(), ["n1 deleted"]);
 }
 
@@ -228,7 +228,7 @@ fn directory_that_cannot_be_listed_changes_nothing() {
     fixture.write("a.yaml", &node("n1", "x"));
     fixture.refresh();
     fs::remove_dir_all(fixture.directory.path()).unwrap();
-    fixture.catalog.refresh(&RefreshScope::Everything).unwrap_err();
+    fixture.catalog.refresh(RefreshScope::Everything).unwrap_err();
     assert_eq!(fixture.catalog.objects(ObjectKind::Node).len(), 1);
     fixture.catalog.any_manifest().unwrap_err();
 }
