@@ -8,7 +8,7 @@
 mod expect;
 mod send;
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
@@ -23,7 +23,7 @@ use crate::{
     state::CommittedState,
 };
 
-pub(crate) use self::{expect::DigestCheck, send::batch};
+pub(crate) use self::send::batch;
 
 /// The result of a step or of a scenario, which returns a description of what the client did.
 pub(crate) type Outcome<T = String> = Result<T, Deviation>;
@@ -35,6 +35,16 @@ pub(crate) enum Deviation {
     Violation(String),
     /// The client does not support an optional part of the protocol.
     Unsupported(String),
+}
+
+impl Deviation {
+    /// Appends to the text of a violation.
+    pub(crate) fn append(self, suffix: impl fmt::Display) -> Self {
+        match self {
+            Self::Violation(what) => Self::Violation(format!("{what}{suffix}")),
+            Self::Unsupported(_) => self,
+        }
+    }
 }
 
 /// How long to wait for messages that a client must not send.
@@ -94,9 +104,9 @@ impl<'a> ScriptedFrontend<'a> {
         // A client that is not restarted between scenarios may have opened streams in the meantime.
         while self.server.try_accept().is_some() {}
         let outcome = (scenario.run)(&mut self).await;
-        let observed = outcome.map_err(|deviation| match (deviation, self.backend.exit_status()) {
-            (Deviation::Violation(what), Some(exit)) => Deviation::Violation(format!("{what}; {exit}")),
-            (deviation, _) => deviation,
+        let observed = outcome.map_err(|deviation| match self.backend.exit_status() {
+            Some(exit) => deviation.append(format_args!("; {exit}")),
+            None => deviation,
         })?;
         if self.stream.is_some() && self.server.try_accept().is_some() {
             return violation("opened a second stream while the first was open");

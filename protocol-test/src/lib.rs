@@ -67,7 +67,7 @@ pub async fn run(
 ) -> Result<TestReport> {
     let TestOptions { node, scenarios: names, patience, command, state_command, log } = options;
     let scenarios = select(&names)?;
-    let mut backend = BackendProcess::new(command, state_command, log, &server.address(), &node);
+    let mut backend = BackendProcess::new(command, state_command, log, server.address(), &node);
     let mut report = TestReport::default();
     for scenario in scenarios {
         let started = Instant::now();

@@ -35,6 +35,16 @@ pub(crate) fn put_with_pools(key: &ServicePortKey, number: u8) -> Vec<Operation>
     ]
 }
 
+/// Creates a service port that is not in the initial state.
+pub(crate) fn put_late() -> Vec<Operation> {
+    put_with_pools(&key("late", Protocol::Tcp), 4)
+}
+
+/// Removes a service port of protocol TCP.
+pub(crate) fn remove(name: &str) -> Operation {
+    Operation::RemoveServicePort(key(name, Protocol::Tcp))
+}
+
 /// A service port; `number` is the last byte of its cluster IPs.
 pub(crate) fn service_port(key: &ServicePortKey, number: u8) -> ServicePort {
     let mut port = ServicePort::new(key.clone(), NonZeroU16::MIN.saturating_add(8079));

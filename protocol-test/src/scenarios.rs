@@ -7,13 +7,12 @@ mod resume;
 mod start;
 mod unknown;
 
-use std::fmt;
-
 use futures::future::BoxFuture;
 
 use crate::frontend::{Outcome, ScriptedFrontend};
 
 /// A scripted stream, or several, that checks one rule.
+#[derive(Debug)]
 pub struct Scenario {
     /// The name.
     pub name: &'static str,
@@ -32,149 +31,68 @@ impl Scenario {
     }
 }
 
-impl fmt::Debug for Scenario {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scenario").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-macro_rules! scenario {
-    ($name:literal, $anchor:literal, $run:path, $rule:literal) => {
-        Scenario { name: $name, rule: $rule, anchor: $anchor, run: |frontend| Box::pin($run(frontend)) }
+/// Defines [`SCENARIOS`]. Each has a name, the anchor of its rule in `docs/protocol.md`, a function, and the rule.
+macro_rules! scenarios {
+    ($($name:literal, $anchor:literal, $run:path: $rule:literal)+) => {
+        /// All scenarios, simple ones first.
+        pub static SCENARIOS: &[Scenario] = &[
+            $(Scenario { name: $name, rule: $rule, anchor: $anchor, run: |frontend| Box::pin($run(frontend)) },)+
+        ];
     };
 }
 
-/// All scenarios, simple ones first.
-pub static SCENARIOS: &[Scenario] = &[
-    scenario!(
-        "hello",
-        "rule-1",
-        start::hello,
-        "Hello is the first message, sent once, with the protocol version and the node name. Nothing else is \
-         sent before the Welcome."
-    ),
-    scenario!(
-        "snapshot",
-        "rule-4",
-        start::snapshot,
-        "A commit is acked with its revision when it is programmed, and with the correct digest if the client \
-         computes digests."
-    ),
-    scenario!(
-        "empty-snapshot",
-        "how-a-stream-starts",
-        start::empty_snapshot,
+scenarios! {
+    "hello", "rule-1", start::hello:
+        "Hello is the first message, sent once, with the protocol version and the node name. Nothing else is sent \
+         before the Welcome."
+    "snapshot", "rule-4", start::snapshot:
+        "A commit is acked with its revision when it is programmed, and with the correct digest if the client computes \
+         digests."
+    "empty-snapshot", "how-a-stream-starts", start::empty_snapshot:
         "A snapshot without service ports removes all service ports."
-    ),
-    scenario!(
-        "several-batches",
-        "rule-4",
-        commit::several_batches,
-        "Nothing is applied or acked before the batch with commit. Then all operations since the last commit \
-         are applied as one change."
-    ),
-    scenario!(
-        "uncommitted",
-        "rule-4",
-        commit::uncommitted,
+    "several-batches", "rule-4", commit::several_batches:
+        "Nothing is applied or acked before the batch with commit. Then all operations since the last commit are \
+         applied as one change."
+    "uncommitted", "rule-4", commit::uncommitted:
         "Operations that are not committed when the stream ends are discarded."
-    ),
-    scenario!(
-        "deltas",
-        "operations",
-        commit::deltas,
-        "Each operation has the effect in the table: a replaced service port keeps its pools, and a pool of \
-         an unknown one is ignored."
-    ),
-    scenario!(
-        "reset-bucket",
-        "operations",
-        commit::reset_bucket,
+    "deltas", "operations", commit::deltas:
+        "Each operation has the effect in the table: a replaced service port keeps its pools, and a pool of an unknown \
+         one is ignored."
+    "reset-bucket", "operations", commit::reset_bucket:
         "After reset_bucket the bucket has only the service ports that are sent again."
-    ),
-    scenario!(
-        "snapshot-again",
-        "the-stream",
-        commit::snapshot_again,
+    "snapshot-again", "the-stream", commit::snapshot_again:
         "A snapshot may be sent again on an open stream."
-    ),
-    scenario!(
-        "bookmark",
-        "rule-7",
-        digest::bookmark,
+    "bookmark", "rule-7", digest::bookmark:
         "A bookmark is acked like a commit, and the next difference starts from its revision."
-    ),
-    scenario!(
-        "wrong-base",
-        "rule-5",
-        digest::wrong_base,
+    "wrong-base", "rule-5", digest::wrong_base:
         "The client ends the stream at a difference from a revision that is not its committed revision."
-    ),
-    scenario!(
-        "digest-request",
-        "digests",
-        digest::digest_request,
-        "A DigestRequest is answered with the 129 digest entries of the committed state. Optional: for \
-         clients that compute digests."
-    ),
-    scenario!(
-        "repair",
-        "digests",
-        digest::repair,
+    "digest-request", "digests", digest::digest_request:
+        "A DigestRequest is answered with the 129 digest entries of the committed state. Optional: for clients that \
+         compute digests."
+    "repair", "digests", digest::repair:
         "Digest buckets that differ are sent on the open stream. Optional: for clients that compute digests."
-    ),
-    scenario!("unknown-fields", "rule-2", unknown::fields, "Unknown fields are ignored in every message."),
-    scenario!(
-        "unknown-operation",
-        "rule-2",
-        unknown::operation,
+    "unknown-fields", "rule-2", unknown::fields:
+        "Unknown fields are ignored in every message."
+    "unknown-operation", "rule-2", unknown::operation:
         "At an unknown operation the client ends the stream and keeps its committed state programmed."
-    ),
-    scenario!("large-message", "rule-8", unknown::large_message, "A message of 1 MiB is accepted."),
-    scenario!(
-        "resume",
-        "rule-10",
-        resume::resume,
-        "Hello has the committed epoch and revision, and the stream resumes there. Optional: a client may \
-         leave them empty."
-    ),
-    scenario!(
-        "another-frontend",
-        "how-a-stream-starts",
-        resume::another_frontend,
+    "large-message", "rule-8", unknown::large_message:
+        "A message of 1 MiB is accepted."
+    "resume", "rule-10", resume::resume:
+        "Hello has the committed epoch and revision, and the stream resumes there. Optional: a client may leave them \
+         empty."
+    "another-frontend", "how-a-stream-starts", resume::another_frontend:
         "The client accepts the state of a frontend with another epoch."
-    ),
-    scenario!(
-        "source-version",
-        "rule-11",
-        resume::source_version,
+    "source-version", "rule-11", resume::source_version:
         "Hello has the source version of the last commit. Optional: 0 means unknown."
-    ),
-    scenario!(
-        "restart",
-        "rule-10",
-        resume::restart,
+    "restart", "rule-10", resume::restart:
         "After a restart, Hello has the committed state, or none. Needs a COMMAND."
-    ),
-    scenario!(
-        "drain",
-        "rule-10",
-        reconnect::drain,
+    "drain", "rule-10", reconnect::drain:
         "After a Drain the client reconnects within the given time, even if the stream ends earlier."
-    ),
-    scenario!(
-        "reconnect",
-        "rule-10",
-        reconnect::after_errors,
+    "reconnect", "rule-10", reconnect::after_errors:
         "After an error the client waits for a random time of at least 200 ms before it reconnects."
-    ),
-    scenario!(
-        "silence",
-        "rule-7",
-        reconnect::after_silence,
+    "silence", "rule-7", reconnect::after_silence:
         "A client without an outstanding Ack that has received nothing for 30 s ends the stream and reconnects."
-    ),
-];
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,5 @@
 //! The gRPC server: hands each stream that a client opens to the scripted frontend.
 
-use std::{fmt, path::PathBuf};
-
 use anyhow::{Context as _, Result};
 use proto::{
     MAX_MESSAGE_BYTES,
@@ -27,15 +25,10 @@ const QUEUE: usize = 16;
 /// A listening frontend. Dropping it closes the listener and all connections.
 #[derive(Debug)]
 pub struct Server {
-    address: Address,
+    /// The address that clients connect to.
+    address: String,
     streams: mpsc::UnboundedReceiver<ClientStream>,
     _serving: JoinSet<()>,
-}
-
-#[derive(Clone, Debug)]
-enum Address {
-    Tcp(std::net::SocketAddr),
-    Unix(PathBuf),
 }
 
 /// A stream that a client has opened. Dropping it ends the stream.
@@ -45,17 +38,6 @@ pub(crate) struct ClientStream {
     outgoing: mpsc::Sender<Result<EncodedMessage, Status>>,
     /// When the client opened it.
     pub(crate) opened: Instant,
-}
-
-/// What arrives on a stream.
-#[derive(Debug)]
-pub(crate) enum Received {
-    /// A valid message.
-    Message(Box<ClientMessage>),
-    /// An invalid message, and why it is invalid.
-    Invalid(String),
-    /// The end of the stream.
-    End,
 }
 
 struct WatchService(mpsc::UnboundedSender<ClientStream>);
@@ -77,7 +59,7 @@ impl Server {
                 let listener = UnixListener::bind(path).with_context(|| format!("listen at {address}"))?;
                 let incoming = UnixListenerStream::new(listener);
                 serving.spawn(async { drop(router.serve_with_incoming(incoming).await) });
-                Address::Unix(path.into())
+                address.to_owned()
             }
             None => {
                 let bound = TcpListener::bind(address).await;
@@ -85,7 +67,7 @@ impl Server {
                 let address = listener.local_addr().context("read the bound address")?;
                 let incoming = TcpListenerStream::new(listener);
                 serving.spawn(async { drop(router.serve_with_incoming(incoming).await) });
-                Address::Tcp(address)
+                address.to_string()
             }
         };
         Ok(Self { address, streams, _serving: serving })
@@ -93,8 +75,8 @@ impl Server {
 
     /// The address that clients connect to.
     #[must_use]
-    pub fn address(&self) -> String {
-        self.address.to_string()
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// Waits for the next stream.
@@ -110,18 +92,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Address::Unix(path) = &self.address {
+        if let Some(path) = self.address.strip_prefix("unix:") {
             // Fails if another process has removed the socket, which is fine.
             let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => address.fmt(f),
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
 }
@@ -129,16 +102,15 @@ impl fmt::Display for Address {
 // === impl ClientStream ===
 
 impl ClientStream {
-    /// Waits for the next message or the end of the stream. Cancel safe.
-    pub(crate) async fn receive(&mut self) -> Received {
+    /// Waits for the next message; `None` at the end of the stream. Cancel safe.
+    ///
+    /// # Errors
+    /// Why the message is invalid.
+    pub(crate) async fn receive(&mut self) -> Result<Option<ClientMessage>, String> {
         match self.incoming.message().await {
-            Ok(Some(message)) => match ClientMessage::try_from(message) {
-                Ok(message) => Received::Message(Box::new(message)),
-                Err(error) => Received::Invalid(error.to_string()),
-            },
-            Ok(None) => Received::End,
-            Err(status) if status.code() == tonic::Code::OutOfRange => Received::Invalid(status.to_string()),
-            Err(_) => Received::End,
+            Ok(Some(message)) => ClientMessage::try_from(message).map(Some).map_err(|error| error.to_string()),
+            Err(status) if status.code() == tonic::Code::OutOfRange => Err(status.to_string()),
+            Ok(None) | Err(_) => Ok(None),
         }
     }
 

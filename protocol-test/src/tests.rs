@@ -49,7 +49,7 @@ const FAULTS: &[(Fault, &str, &str)] = &[
 async fn run_scenarios(fault: Fault, scenarios: &[&str]) -> Vec<ScenarioResult> {
     let server = Server::listen("127.0.0.1:0").await.unwrap();
     let mut clients = JoinSet::new();
-    clients.spawn(client::run(server.address(), fault));
+    clients.spawn(client::run(server.address().to_owned(), fault));
     let options = TestOptions {
         node: NODE.into(),
         scenarios: scenarios.iter().map(ToString::to_string).collect(),

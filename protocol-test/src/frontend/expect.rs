@@ -3,25 +3,15 @@
 use std::time::Duration;
 
 use proto::{
-    digest::DigestVector,
+    digest::{Digest, DigestVector},
     model::{Ack, ClientMessage, Hello, Role, ServerMessage},
 };
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{MAX_BACKOFF, Outcome, ScriptedFrontend, violation};
-use crate::server::Received;
 
 /// Tolerance for `apply_micros`, which must not exceed the time between commit and Ack.
 const APPLY_TIME_TOLERANCE: Duration = Duration::from_secs(1);
-
-/// Whether the digest of an Ack is checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DigestCheck {
-    /// The digest must be that of the committed state.
-    Required,
-    /// Any digest is accepted: a client may or may not hash unknown fields.
-    Skipped,
-}
 
 impl ScriptedFrontend<'_> {
     /// Waits for a stream and its Hello.
@@ -77,17 +67,17 @@ impl ScriptedFrontend<'_> {
 
     /// Waits for the Ack of the commit or bookmark in flight.
     pub(crate) async fn expect_ack(&mut self) -> Outcome<Ack> {
-        self.expect_ack_with(DigestCheck::Required).await
+        self.expect_ack_with(Some(self.digest())).await
     }
 
-    /// Waits for the Ack of the commit or bookmark in flight, with or without a check of its digest.
-    pub(crate) async fn expect_ack_with(&mut self, digest_check: DigestCheck) -> Outcome<Ack> {
+    /// Waits for the Ack of the commit or bookmark in flight. `None`: its digest is not checked.
+    pub(crate) async fn expect_ack_with(&mut self, expected: Option<Digest>) -> Outcome<Ack> {
         let (revision, deadline) = (self.revision, Instant::now() + self.patience);
         let ack = loop {
-            match self.next_message(deadline.saturating_duration_since(Instant::now())).await? {
+            match self.receive(deadline).await? {
                 None => return violation(format!("did not ack revision {revision} within {:?}", self.patience)),
                 Some(ClientMessage::Ack(ack)) if ack.revision == revision => break ack,
-                Some(ClientMessage::Ack(ack)) if self.last_ack_on_stream == Some(ack.revision) => {}
+                Some(message) if self.is_repeated_ack(&message) => {}
                 Some(ClientMessage::Ack(ack)) => {
                     return violation(format!("acked revision {}, but {revision} was sent", ack.revision));
                 }
@@ -95,9 +85,8 @@ impl ScriptedFrontend<'_> {
             }
         };
         (self.last_ack_on_stream, self.last_ack) = (Some(revision), Some((self.epoch, revision)));
-        let elapsed = self.sent_at.elapsed();
-        if ack.apply_time > elapsed + APPLY_TIME_TOLERANCE {
-            let apply_time = ack.apply_time;
+        let (apply_time, elapsed) = (ack.apply_time, self.sent_at.elapsed());
+        if apply_time > elapsed + APPLY_TIME_TOLERANCE {
             return violation(format!(
                 "sent an Ack with an apply time of {apply_time:?}, {elapsed:?} after the commit"
             ));
@@ -105,17 +94,17 @@ impl ScriptedFrontend<'_> {
         if let Some(failure) = ack.failures.iter().find(|failure| !self.state.has(&failure.key)) {
             return violation(format!("reported a failure of {}, which is not in the committed state", failure.key));
         }
-        match ack.digest {
-            None if self.has_digests => return violation("sent an Ack without a digest, after messages with digests"),
-            None => {}
-            Some(digest) if digest_check == DigestCheck::Required && digest != self.digest() => {
-                let expected = self.digest().0;
+        match (ack.digest, expected) {
+            (None, _) if self.has_digests => {
+                return violation("sent an Ack without a digest, after messages with digests");
+            }
+            (Some(digest), Some(expected)) if digest != expected => {
                 return violation(format!(
-                    "acked revision {revision} with digest {:016x}, but that of the committed state is {expected:016x}",
-                    digest.0
+                    "acked revision {revision} with digest {:016x}, but that of the committed state is {:016x}",
+                    digest.0, expected.0
                 ));
             }
-            Some(_) => self.has_digests = true,
+            _ => self.has_digests |= ack.digest.is_some(),
         }
         self.check_programmed(&ack).await?;
         Ok(ack)
@@ -136,51 +125,49 @@ impl ScriptedFrontend<'_> {
 
     /// Waits, and expects no message but repetitions of the last Ack.
     pub(crate) async fn expect_quiet(&mut self, period: Duration, when: &str) -> Outcome<()> {
-        let deadline = Instant::now() + period;
-        loop {
-            match self.next_message(deadline.saturating_duration_since(Instant::now())).await? {
-                None => return Ok(()),
-                Some(ClientMessage::Ack(ack)) if self.last_ack_on_stream == Some(ack.revision) => {}
-                Some(other) => return violation(format!("sent {} {when}", describe(&other))),
-            }
+        match self.next_message(period).await? {
+            None => Ok(()),
+            Some(other) => violation(format!("sent {} {when}", describe(&other))),
         }
     }
 
     /// Expects the client to end the stream, without any message but repetitions of the last Ack.
     pub(crate) async fn expect_end(&mut self, within: Duration, when: &str) -> Outcome<()> {
+        match self.next_message(within).await {
+            Err(_) if self.stream.is_none() => Ok(()),
+            Err(deviation) => Err(deviation),
+            Ok(None) => violation(format!("did not end the stream within {within:?} {when}")),
+            Ok(Some(other)) => violation(format!("sent {} {when}, and did not end the stream", describe(&other))),
+        }
+    }
+
+    /// The next message that is not a repetition of the last Ack; `None` after a timeout.
+    async fn next_message(&mut self, within: Duration) -> Outcome<Option<ClientMessage>> {
         let deadline = Instant::now() + within;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let Some(stream) = &mut self.stream else { return Ok(()) };
-            match timeout(left, stream.receive()).await {
-                Err(_) => return violation(format!("did not end the stream within {within:?} {when}")),
-                Ok(Received::End) => {
-                    self.stream = None;
-                    return Ok(());
-                }
-                Ok(Received::Invalid(error)) => return violation(format!("sent an invalid message: {error}")),
-                Ok(Received::Message(message)) => match *message {
-                    ClientMessage::Ack(ack) if self.last_ack_on_stream == Some(ack.revision) => {}
-                    other => {
-                        return violation(format!("sent {} {when}, and did not end the stream", describe(&other)));
-                    }
-                },
+            match self.receive(deadline).await? {
+                Some(message) if self.is_repeated_ack(&message) => {}
+                message => return Ok(message),
             }
         }
     }
 
     /// The next message; `None` after a timeout. The end of the stream is a violation here.
-    async fn next_message(&mut self, within: Duration) -> Outcome<Option<ClientMessage>> {
+    async fn receive(&mut self, deadline: Instant) -> Outcome<Option<ClientMessage>> {
         let Some(stream) = &mut self.stream else { return violation("has no stream") };
-        match timeout(within, stream.receive()).await {
+        match timeout_at(deadline, stream.receive()).await {
             Err(_) => Ok(None),
-            Ok(Received::Message(message)) => Ok(Some(*message)),
-            Ok(Received::Invalid(error)) => violation(format!("sent an invalid message: {error}")),
-            Ok(Received::End) => {
+            Ok(Ok(Some(message))) => Ok(Some(message)),
+            Ok(Err(error)) => violation(format!("sent an invalid message: {error}")),
+            Ok(Ok(None)) => {
                 self.stream = None;
                 violation("ended the stream")
             }
         }
+    }
+
+    fn is_repeated_ack(&self, message: &ClientMessage) -> bool {
+        matches!(message, ClientMessage::Ack(ack) if self.last_ack_on_stream == Some(ack.revision))
     }
 }
 

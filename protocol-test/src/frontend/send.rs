@@ -44,6 +44,17 @@ impl ScriptedFrontend<'_> {
         self.repair(Revision(0), &entries, target).await
     }
 
+    /// Brings a client that has reconnected up to date, without a change of the state.
+    pub(crate) async fn resync(&mut self, hello: &Hello) -> Outcome<()> {
+        if self.resumes(hello) {
+            self.send_welcome(SyncMode::Resume).await;
+            self.bookmark().await?;
+        } else {
+            self.sync(hello, self.state.clone()).await?;
+        }
+        Ok(())
+    }
+
     /// Sends the whole state again on the open stream.
     pub(crate) async fn send_snapshot(&mut self) -> Outcome<Ack> {
         let entries = (0..=INFO_ENTRY).collect();

@@ -6,19 +6,19 @@ use proto::{
 };
 
 use crate::{
-    frontend::{Deviation, Outcome, QUIET_PERIOD, ScriptedFrontend, batch},
+    frontend::{Outcome, QUIET_PERIOD, ScriptedFrontend, batch},
     samples,
 };
 
 pub(super) async fn several_batches(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let ack = frontend.sync_samples().await?;
     let base = frontend.revision;
-    let operations = samples::put_with_pools(&samples::key("late", Protocol::Tcp), 4);
-    let (last, first) =
-        operations.split_last().map(|(last, first)| (std::slice::from_ref(last), first)).unwrap_or_default();
+    let operations = samples::put_late();
+    let mut parts: Vec<_> = operations.chunks(1).collect();
+    let last = parts.pop().unwrap_or_default();
     frontend.revision.0 += 1;
-    for operation in first {
-        let part = batch(base, frontend.revision, std::slice::from_ref(operation));
+    for part in parts {
+        let part = batch(base, frontend.revision, part);
         frontend.send_batch(Batch { commit: false, ..part }).await;
     }
     frontend.expect_quiet(QUIET_PERIOD, "before the batch with commit").await?;
@@ -39,9 +39,8 @@ pub(super) async fn uncommitted(frontend: &mut ScriptedFrontend<'_>) -> Outcome 
     frontend.end_stream().await;
     let hello = frontend.expect_hello().await?;
     frontend.check_programmed(&ack).await?;
-    let target = frontend.state.clone();
-    frontend.sync(&hello, target).await?;
-    frontend.commit(&samples::put_with_pools(&samples::key("late", Protocol::Tcp), 4)).await?;
+    frontend.sync(&hello, frontend.state.clone()).await?;
+    frontend.commit(&samples::put_late()).await?;
     Ok("discarded the uncommitted operations".to_owned())
 }
 
@@ -68,10 +67,7 @@ pub(super) async fn deltas(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     ];
     let count = steps.len();
     for (name, operation) in steps {
-        frontend.commit(&[operation]).await.map_err(|deviation| match deviation {
-            Deviation::Violation(what) => Deviation::Violation(format!("{what} (after {name})")),
-            other => other,
-        })?;
+        frontend.commit(&[operation]).await.map_err(|deviation| deviation.append(format_args!(" (after {name})")))?;
     }
     Ok(format!("acked {count} commits"))
 }
@@ -91,6 +87,6 @@ pub(super) async fn reset_bucket(frontend: &mut ScriptedFrontend<'_>) -> Outcome
 pub(super) async fn snapshot_again(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.sync_samples().await?;
     frontend.send_snapshot().await?;
-    frontend.commit(&[Operation::RemoveServicePort(samples::key("api", Protocol::Tcp))]).await?;
+    frontend.commit(&[samples::remove("api")]).await?;
     Ok("acked the snapshot and a difference from it".to_owned())
 }

@@ -2,7 +2,7 @@
 
 use proto::{
     digest::KeyHash,
-    model::{IpFamily, Operation, PoolClass, Protocol, Revision},
+    model::{IpFamily, PoolClass, Protocol, Revision},
 };
 
 use crate::{
@@ -14,14 +14,14 @@ pub(super) async fn bookmark(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.sync_samples().await?;
     frontend.bookmark().await?;
     frontend.bookmark().await?;
-    frontend.commit(&[Operation::RemoveServicePort(samples::key("api", Protocol::Tcp))]).await?;
+    frontend.commit(&[samples::remove("api")]).await?;
     Ok("acked two bookmarks and a difference from the second".to_owned())
 }
 
 pub(super) async fn wrong_base(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let ack = frontend.sync_samples().await?;
     let committed = frontend.revision;
-    let remove = Operation::RemoveServicePort(samples::key("web", Protocol::Tcp));
+    let remove = samples::remove("web");
     let target = Revision(committed.0 + 2);
     frontend.send_batch(batch(Revision(committed.0 + 1), target, &[remove])).await;
     frontend.expect_end(frontend.patience, "after a difference from another revision than its own").await?;
@@ -51,7 +51,7 @@ pub(super) async fn repair(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let buckets = [KeyHash::of(&web).bucket()].into();
     // A repair without other changes has equal base and target revisions.
     frontend.repair(frontend.revision, &buckets, target).await?;
-    frontend.commit(&[Operation::RemoveServicePort(web)]).await?;
+    frontend.commit(&[samples::remove("web")]).await?;
     Ok("acked the repair and a difference from it".to_owned())
 }
 

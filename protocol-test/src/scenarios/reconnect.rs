@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use proto::model::{Hello, SyncMode};
 use tokio::time::Instant;
 
 use crate::frontend::{Outcome, ScriptedFrontend, violation};
@@ -40,7 +39,7 @@ async fn reconnect_after_drain(frontend: &mut ScriptedFrontend<'_>, sent: Instan
     if delay > DRAIN_DELAY + LOAD_TOLERANCE {
         return violation(format!("reconnected {delay:?} after a Drain with a maximum delay of {DRAIN_DELAY:?}"));
     }
-    bring_up_to_date(frontend, &hello).await?;
+    frontend.resync(&hello).await?;
     Ok(delay)
 }
 
@@ -58,7 +57,7 @@ pub(super) async fn after_errors(frontend: &mut ScriptedFrontend<'_>) -> Outcome
     }
     frontend.end_stream().await;
     let hello = frontend.expect_hello().await?;
-    bring_up_to_date(frontend, &hello).await?;
+    frontend.resync(&hello).await?;
     Ok(format!("reconnected after {}", delays.join(", ")))
 }
 
@@ -69,18 +68,6 @@ pub(super) async fn after_silence(frontend: &mut ScriptedFrontend<'_>) -> Outcom
     frontend.expect_end(Duration::from_secs(3) + frontend.patience, "without having received a message").await?;
     let elapsed = started.elapsed();
     let hello = frontend.expect_hello().await?;
-    bring_up_to_date(frontend, &hello).await?;
+    frontend.resync(&hello).await?;
     Ok(format!("ended the stream after {elapsed:.1?}, and reconnected"))
-}
-
-/// Syncs a client that has reconnected, without a change of the state.
-async fn bring_up_to_date(frontend: &mut ScriptedFrontend<'_>, hello: &Hello) -> Outcome<()> {
-    if frontend.resumes(hello) {
-        frontend.send_welcome(SyncMode::Resume).await;
-        frontend.bookmark().await?;
-    } else {
-        let unchanged = frontend.state.clone();
-        frontend.sync(hello, unchanged).await?;
-    }
-    Ok(())
 }

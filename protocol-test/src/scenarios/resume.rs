@@ -1,6 +1,6 @@
 //! Scenarios about what a client sends when it reconnects.
 
-use proto::model::{Hello, Operation, Protocol, SourceVersion, SyncMode};
+use proto::model::{Hello, SourceVersion, SyncMode};
 
 use crate::{
     frontend::{Outcome, ScriptedFrontend, batch, unsupported, violation},
@@ -17,11 +17,10 @@ pub(super) async fn resume(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     }
     frontend.send_welcome(SyncMode::Resume).await;
     // One difference covers two revisions.
-    let web = samples::key("web", Protocol::Tcp);
-    let base = frontend.advance(&[Operation::RemoveServicePort(web.clone())]);
-    let late = samples::put_with_pools(&samples::key("late", Protocol::Tcp), 4);
-    frontend.advance(&late);
-    let operations = [&[Operation::RemoveServicePort(web)], &late[..]].concat();
+    let (remove, put) = (vec![samples::remove("web")], samples::put_late());
+    let base = frontend.advance(&remove);
+    frontend.advance(&put);
+    let operations = [remove, put].concat();
     frontend.send_batch(batch(base, frontend.revision, &operations)).await;
     frontend.expect_ack().await?;
     frontend.end_stream().await;
@@ -39,12 +38,11 @@ pub(super) async fn another_frontend(frontend: &mut ScriptedFrontend<'_>) -> Out
     frontend.end_stream().await;
     frontend.start_new_epoch();
     let hello = frontend.expect_hello().await?;
-    let unchanged = frontend.state.clone();
-    frontend.sync(&hello, unchanged).await?;
+    frontend.sync(&hello, frontend.state.clone()).await?;
     frontend.end_stream().await;
     frontend.start_new_epoch();
     let hello = frontend.expect_hello().await?;
-    let changed = frontend.state.clone().with(&[Operation::RemoveServicePort(samples::key("web", Protocol::Tcp))]);
+    let changed = frontend.state.clone().with(&[samples::remove("web")]);
     frontend.sync(&hello, changed).await?;
     let mode = if hello.digests.is_some() { "repairs" } else { "snapshots" };
     Ok(format!("accepted the state of two other frontends with {mode}"))
@@ -52,7 +50,7 @@ pub(super) async fn another_frontend(frontend: &mut ScriptedFrontend<'_>) -> Out
 
 pub(super) async fn source_version(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.sync_samples().await?;
-    frontend.commit(&[Operation::RemoveServicePort(samples::key("web", Protocol::Tcp))]).await?;
+    frontend.commit(&[samples::remove("web")]).await?;
     let expected = frontend.source_version();
     frontend.end_stream().await;
     let Hello { source_version, .. } = frontend.expect_hello().await?;
@@ -74,14 +72,7 @@ pub(super) async fn restart(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.backend.stop().await;
     frontend.backend.start().or_else(|error| violation(format!("cannot be restarted: {error:#}")))?;
     let hello = frontend.expect_hello().await?;
-    let how = if frontend.resumes(&hello) {
-        frontend.send_welcome(SyncMode::Resume).await;
-        frontend.bookmark().await?;
-        "resumed with its committed state"
-    } else {
-        let unchanged = frontend.state.clone();
-        frontend.sync(&hello, unchanged).await?;
-        "restarted without a committed state"
-    };
-    Ok(how.to_owned())
+    frontend.resync(&hello).await?;
+    let how = if frontend.resumes(&hello) { "resumed with its" } else { "restarted without a" };
+    Ok(format!("{how} committed state"))
 }

@@ -3,12 +3,12 @@
 use proto::{
     MAX_MESSAGE_BYTES,
     encoded::EncodedMessage,
-    model::{Operation, Protocol, Revision, ServerMessage, SyncMode},
+    model::{Protocol, Revision, ServerMessage, SyncMode},
 };
 use tokio::time::Instant;
 
 use crate::{
-    frontend::{Deviation, DigestCheck, Outcome, ScriptedFrontend, batch},
+    frontend::{Outcome, ScriptedFrontend, batch},
     samples,
     state::CommittedState,
     wire::{self, path},
@@ -26,9 +26,8 @@ pub(super) async fn fields(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let welcome = ServerMessage::Welcome(frontend.welcome(mode));
     frontend.send_with(welcome, path::WELCOME, &extra).await?;
     frontend.repair(Revision(0), &entries, target).await?;
-    let web = samples::key("web", Protocol::Tcp);
-    let remove = [Operation::RemoveServicePort(web.clone())];
-    let put = samples::put_with_pools(&web, 1);
+    let remove = [samples::remove("web")];
+    let put = samples::put_with_pools(&samples::key("web", Protocol::Tcp), 1);
     for (operations, path) in
         [(&remove[..], path::MESSAGE), (&put[..], path::BATCH), (&remove[..], path::OPERATION), (&put[..], path::POOL)]
     {
@@ -37,7 +36,7 @@ pub(super) async fn fields(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     }
     // A client may hash the bytes as received, with the unknown field.
     frontend.send_commit_with(&put, path::SERVICE_PORT, &extra).await?;
-    frontend.expect_ack_with(DigestCheck::Skipped).await?;
+    frontend.expect_ack_with(None).await?;
     frontend.commit(&put).await?;
     frontend.revision.0 += 1;
     let bookmark = ServerMessage::Bookmark(frontend.revision, frontend.digest());
@@ -49,7 +48,7 @@ pub(super) async fn fields(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
 pub(super) async fn operation(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let ack = frontend.sync_samples().await?;
     let committed = frontend.revision;
-    let remove = Operation::RemoveServicePort(samples::key("web", Protocol::Tcp));
+    let remove = samples::remove("web");
     let change = ServerMessage::Batch(batch(committed, Revision(committed.0 + 1), &[remove]));
     let sent = Instant::now();
     frontend.send_with(change, path::BATCH, &wire::unknown_operation()).await?;
@@ -63,7 +62,7 @@ pub(super) async fn operation(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
 
 pub(super) async fn large_message(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     frontend.sync_samples().await?;
-    let operations = samples::put_with_pools(&samples::key("late", Protocol::Tcp), 4);
+    let operations = samples::put_late();
     let mut padding = MAX_MESSAGE_BYTES;
     // Reduce the padding until the message, with the lengths of its fields, has exactly the maximum size.
     let extra = loop {
@@ -77,9 +76,6 @@ pub(super) async fn large_message(frontend: &mut ScriptedFrontend<'_>) -> Outcom
         }
     };
     frontend.send_commit_with(&operations, path::BATCH, &extra).await?;
-    match frontend.expect_ack().await {
-        Ok(_) => Ok(format!("acked a message of {MAX_MESSAGE_BYTES} bytes")),
-        Err(Deviation::Violation(what)) => Err(Deviation::Violation(format!("{what} after a message of 1 MiB"))),
-        Err(other) => Err(other),
-    }
+    frontend.expect_ack().await.map_err(|deviation| deviation.append(" after a message of 1 MiB"))?;
+    Ok(format!("acked a message of {MAX_MESSAGE_BYTES} bytes"))
 }
