@@ -155,7 +155,7 @@ impl Frontend {
         let (ports, trigger, source_version) = (changes.ports.len(), changes.oldest_trigger, changes.confirmed);
         let (revision, is_new) = self.cluster.commit(changes);
         if is_new {
-            self.sessions.metrics.committed(begun.elapsed());
+            self.sessions.metrics.commits.observe(begun.elapsed().as_secs_f64());
             debug!(%revision, ports, ?trigger, "committed");
         }
         self.cluster.publish(revision, source_version);

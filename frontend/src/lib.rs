@@ -15,7 +15,7 @@
 //! | [`source`] | reads objects from the API server or from manifests |
 //! | [`index`] | finds the service ports that a change affects, and resolves VIP conflicts |
 //! | [`view`] | computes a service port as seen from a zone or a node; pure |
-//! | [`log`] | current state, history and digests; differences, snapshots and repairs for a node |
+//! | `log` | current state, history and digests; differences, snapshots and repairs for a node |
 //! | `cluster` | index, log and current revision, shared by all parts |
 //! | `engine` | applies updates and commits revisions |
 //! | `session` | the protocol of one stream |
@@ -36,10 +36,9 @@ mod events;
 pub mod identity;
 pub mod index;
 mod local;
-pub mod log;
+mod log;
 mod metrics;
 pub mod object;
-mod outgoing;
 mod page;
 mod permissions;
 mod server;
@@ -54,7 +53,7 @@ pub mod view;
 pub use config::Config;
 pub use discovery::discover_frontends;
 pub use engine::{Frontend, StreamStats};
-pub use outgoing::OutgoingMessage;
+pub use log::HistoryLimits;
 pub use permissions::{Permission, check_permissions};
 pub use server::{ConnectionLimits, Listener, ReloadingTls, TlsAuth, TlsFiles};
 pub use session::{NodeLimits, Rate, SessionError};

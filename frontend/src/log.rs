@@ -14,7 +14,6 @@ mod chunk;
 mod difference;
 mod digest_index;
 mod history;
-mod inspect;
 mod node_entry;
 mod pool_delta;
 mod port_change;
@@ -31,22 +30,20 @@ use proto::{
     digest::{BUCKETS, Digest, DigestVector, INFO_ENTRY, KeyHash},
     model::{ClusterInfo, Epoch, NodeInfo, Revision, ServicePortKey, SourceVersion},
 };
-
 use tokio::time::Instant;
 
-use crate::{index::IndexChanges, view::ServicePortView};
+use crate::{change_history::ChangeKind, index::IndexChanges, view::ServicePortView};
 
 use self::{
     buckets::Bucket,
     difference::DifferenceCache,
-    digest_index::{DigestIndex, Sign},
+    digest_index::{ApplyDigest, DigestIndex},
     history::{CommitRecord, History},
     node_entry::NodeEntry,
     port_change::PortChange,
 };
 
-pub(crate) use self::chunk::CHUNK_BYTES;
-pub use self::chunk::{EncodedChunk, EncodingCounters};
+pub(crate) use self::chunk::{CHUNK_BYTES, EncodedChunk, EncodingCounters};
 
 /// How much history is kept.
 #[derive(Clone, Copy, Debug)]
@@ -59,22 +56,22 @@ pub struct HistoryLimits {
 
 /// An update that brings a node to the current revision.
 #[derive(Clone, Debug)]
-pub struct NodeUpdate {
+pub(crate) struct NodeUpdate {
     /// The current revision.
-    pub target: Revision,
+    pub(crate) target: Revision,
     /// The operations; empty when nothing changes for this node.
-    pub chunks: Vec<Arc<EncodedChunk>>,
+    pub(crate) chunks: Vec<Arc<EncodedChunk>>,
     /// When the oldest change in it was made, according to the API.
-    pub oldest_trigger: Option<SystemTime>,
+    pub(crate) oldest_trigger: Option<SystemTime>,
     /// The expected digest of the node afterwards.
-    pub digest: Digest,
+    pub(crate) digest: Digest,
     /// The source version that the update reflects.
-    pub source_version: SourceVersion,
+    pub(crate) source_version: SourceVersion,
 }
 
 /// The current state of the cluster as nodes see it, and its history.
 #[derive(Debug)]
-pub struct ChangeLog {
+pub(crate) struct ChangeLog {
     epoch: Epoch,
     revision: Revision,
     cluster: ClusterInfo,
@@ -95,8 +92,7 @@ pub struct ChangeLog {
 
 impl ChangeLog {
     /// A cluster without services and nodes, at revision 1.
-    #[must_use]
-    pub fn new(epoch: Epoch, limits: HistoryLimits) -> Self {
+    pub(crate) fn new(epoch: Epoch, limits: HistoryLimits) -> Self {
         let revision = Revision(1);
         Self {
             epoch,
@@ -117,44 +113,38 @@ impl ChangeLog {
     }
 
     /// The epoch that the revisions belong to.
-    #[must_use]
-    pub fn epoch(&self) -> Epoch {
+    pub(crate) fn epoch(&self) -> Epoch {
         self.epoch
     }
 
     /// The current revision.
-    #[must_use]
-    pub fn revision(&self) -> Revision {
+    pub(crate) fn revision(&self) -> Revision {
         self.revision
     }
 
     /// How many service ports there are.
-    #[must_use]
-    pub fn service_ports(&self) -> usize {
+    pub(crate) fn service_ports(&self) -> usize {
         self.service_ports
     }
 
     /// How many endpoints they have.
-    #[must_use]
-    pub fn endpoints(&self) -> usize {
+    pub(crate) fn endpoints(&self) -> usize {
         self.endpoints
     }
 
     /// How many snapshots and repairs have been built.
-    #[must_use]
-    pub fn rebuilds(&self) -> u64 {
+    pub(crate) fn rebuilds(&self) -> u64 {
         self.rebuilds
     }
 
     /// When the first change after a revision was committed, for any node; `None` when there is none or the history
     /// does not reach back to it.
-    #[must_use]
-    pub fn changed_since(&self, revision: Revision) -> Option<Instant> {
-        self.history.since(revision)?.next().map(CommitRecord::committed)
+    pub(crate) fn changed_since(&self, revision: Revision) -> Option<Instant> {
+        self.history.since(revision)?.next().map(|record| record.committed)
     }
 
     /// Commits changes. Returns the new revision, or `None` when nothing is different.
-    pub fn commit(&mut self, changes: IndexChanges) -> Option<Revision> {
+    pub(crate) fn commit(&mut self, changes: IndexChanges) -> Option<Revision> {
         let IndexChanges { mut ports, mut nodes, cluster, oldest_trigger, reflected, confirmed: _ } = changes;
         self.source_version = reflected;
         let cluster = cluster.filter(|cluster| *cluster != self.cluster);
@@ -181,39 +171,46 @@ impl ChangeLog {
         Some(self.revision)
     }
 
+    /// What the last commit changed.
+    pub(crate) fn last_changes(&self) -> impl Iterator<Item = (&ServicePortKey, ChangeKind)> {
+        let changes = self.history.commits.back().map(|record| &record.changes);
+        changes.into_iter().flatten().map(|(key, change)| (key, change.kind()))
+    }
+
     /// Clears the history. To be called after the first commit: no client has an older revision.
-    pub fn forget_past(&mut self) {
-        self.history.clear(self.revision);
+    pub(crate) fn forget_past(&mut self) {
+        self.history = History::new(self.history.limits, self.revision);
         self.prune();
     }
 
     /// The expected digests of a node at the current revision.
-    #[must_use]
-    pub fn digests(&self, node: &str) -> DigestVector {
-        let node_entry = self.nodes.get(node);
-        let mut digests = self.digest_index.digests(self.zone(node));
-        if let Some(own) = node_entry.and_then(NodeEntry::own) {
+    pub(crate) fn digests(&self, name: &str) -> DigestVector {
+        let node_entry = self.nodes.get(name);
+        let mut digests = self.digest_index.digests(self.zone(name));
+        if let Some(own) = node_entry.and_then(|node_entry| node_entry.own.as_ref()) {
             digests.add_all(own);
         }
-        let facts = node_entry.and_then(NodeEntry::facts_digest);
-        digests[INFO_ENTRY].add(facts.unwrap_or_else(|| Digest::of_node(&NodeInfo::unknown(node))));
-        digests[INFO_ENTRY].add(Digest::of_cluster(&self.cluster));
+        digests[INFO_ENTRY].add(self.info_digest(name, node_entry));
         digests
     }
 
     /// The sum of [`Self::digests`], computed without building them: it is needed for every message.
-    #[must_use]
-    pub fn digest(&self, node: &str) -> Digest {
-        let node_entry = self.nodes.get(node);
-        let zone = node_entry.and_then(NodeEntry::node).map_or("", |node| &node.zone);
-        let mut sum = self.digest_index.digest(zone);
-        if let Some(own) = node_entry.and_then(NodeEntry::own) {
+    pub(crate) fn digest(&self, name: &str) -> Digest {
+        let node_entry = self.nodes.get(name);
+        let mut sum = self.digest_index.digest(node_entry.map_or("", NodeEntry::zone));
+        if let Some(own) = node_entry.and_then(|node_entry| node_entry.own.as_ref()) {
             sum.add(own.total());
         }
-        let facts = node_entry.and_then(NodeEntry::facts_digest);
-        sum.add(facts.unwrap_or_else(|| Digest::of_node(&NodeInfo::unknown(node))));
-        sum.add(Digest::of_cluster(&self.cluster));
+        sum.add(self.info_digest(name, node_entry));
         sum
+    }
+
+    /// The digest of node and cluster info.
+    fn info_digest(&self, name: &str, node_entry: Option<&NodeEntry>) -> Digest {
+        let node = node_entry.and_then(|node_entry| node_entry.node.as_ref());
+        let mut digest = node.map_or_else(|| Digest::of_node(&NodeInfo::unknown(name)), |(_, digest)| *digest);
+        digest.add(Digest::of_cluster(&self.cluster));
+        digest
     }
 
     fn node(&self, name: &str) -> Option<&Arc<NodeInfo>> {
@@ -222,7 +219,7 @@ impl ChangeLog {
 
     /// The zone of a node; empty when it has none or is unknown.
     fn zone(&self, name: &str) -> &str {
-        self.node(name).map_or("", |node| &node.zone)
+        self.nodes.get(name).map_or("", NodeEntry::zone)
     }
 
     fn put_node(&mut self, name: Arc<str>, node: Option<Arc<NodeInfo>>) {
@@ -230,16 +227,15 @@ impl ChangeLog {
         let moved = node_entry.put_node(node, self.revision);
         if moved {
             // The digests of a node are relative to those of its zone.
-            let zone = self.zone(&name);
-            let mut own = DigestVector::default();
-            for (bucket, key) in self.nodes.get(&name).into_iter().flat_map(NodeEntry::ports) {
+            let zone = node_entry.zone();
+            let mut own = None::<Box<DigestVector>>;
+            for (bucket, key) in &node_entry.ports {
                 if let Some(view) = self.buckets[usize::from(*bucket)].get(key) {
-                    own[*bucket].add(digest_index::own_digest(KeyHash::of(key), view, &name, zone));
+                    let digest = digest_index::own_digest(KeyHash::of(key), view, &name, zone);
+                    own.get_or_insert_default()[*bucket].add(digest);
                 }
             }
-            if let Some(node_entry) = self.nodes.get_mut(&name) {
-                node_entry.set_own(own);
-            }
+            node_entry.own = own;
         }
         self.retire(name);
     }
@@ -252,7 +248,7 @@ impl ChangeLog {
         record.add(&key, change, view.as_ref());
         let mut left = BTreeSet::new();
         if let Some(old) = old {
-            self.account(hash, &old, Sign::Remove);
+            self.account(hash, &old, Digest::remove);
             for name in port_change::nodes_of_view(&old) {
                 if let Some(node_entry) = self.nodes.get_mut(name) {
                     node_entry.remove_port(bucket, &key);
@@ -264,9 +260,9 @@ impl ChangeLog {
         }
         if let Some(view) = view {
             for name in port_change::nodes_of_view(&view) {
-                self.nodes.entry(name.clone()).or_default().add_port(bucket, key.clone());
+                self.nodes.entry(name.clone()).or_default().ports.insert((bucket, key.clone()));
             }
-            self.account(hash, &view, Sign::Add);
+            self.account(hash, &view, Digest::add);
             self.service_ports += 1;
             self.endpoints += view.endpoints();
             self.buckets[usize::from(bucket)].put(key, view);
@@ -277,11 +273,11 @@ impl ChangeLog {
     }
 
     /// Adds or removes the digests of a view, for all nodes, for zones and for single nodes.
-    fn account(&mut self, hash: KeyHash, view: &ServicePortView, sign: Sign) {
-        let zone_digests = self.digest_index.account(hash, view, sign);
+    fn account(&mut self, hash: KeyHash, view: &ServicePortView, apply: ApplyDigest) {
+        let zone_digests = self.digest_index.account(hash, view, apply);
         for (name, digest) in digest_index::own_digests(hash, view, &zone_digests, |node| self.zone(node)) {
             if let Some(node_entry) = self.nodes.get_mut(name) {
-                node_entry.account(hash.bucket(), digest, sign);
+                apply(&mut node_entry.own.get_or_insert_default()[hash.bucket()], digest);
             }
         }
     }
@@ -296,10 +292,10 @@ impl ChangeLog {
     /// Removes the entries of nodes whose removal is older than the history.
     fn prune(&mut self) {
         while let Some((revision, name)) = self.retired.front() {
-            if *revision > self.history.floor() {
+            if *revision > self.history.floor {
                 break;
             }
-            if self.nodes.get(name).is_some_and(|node_entry| node_entry.is_forgettable(self.history.floor())) {
+            if self.nodes.get(name).is_some_and(|node_entry| node_entry.is_forgettable(self.history.floor)) {
                 self.nodes.remove(name);
             }
             self.retired.pop_front();

@@ -11,7 +11,7 @@ mod scrape;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use prometheus_client::{
     metrics::{
@@ -36,12 +36,14 @@ type Label = [(&'static str, &'static str); 1];
 /// Counters and histograms that are updated as things happen.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    commits: Histogram,
-    acks: Histogram,
+    /// How long commits took.
+    pub(crate) commits: Histogram,
+    /// How long after its commit a node acknowledged a change.
+    pub(crate) acks: Histogram,
     messages: Counter,
     bytes: Counter,
     starts: Family<Label, Counter>,
-    mismatches: Counter,
+    pub(crate) mismatches: Counter,
     rejections: Family<Label, Counter>,
     pub(crate) rollbacks: Counter,
     pub(crate) chunks: EncodingCounters,
@@ -79,16 +81,6 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A new revision was committed.
-    pub(crate) fn committed(&self, took: Duration) {
-        self.commits.observe(took.as_secs_f64());
-    }
-
-    /// A node has acknowledged a change this long after it was committed.
-    pub(crate) fn acked(&self, after: Duration) {
-        self.acks.observe(after.as_secs_f64());
-    }
-
     /// A message has been handed to a connection.
     pub(crate) fn sent(&self, bytes: usize) {
         self.messages.inc();
@@ -98,11 +90,6 @@ impl Metrics {
     /// A stream has started.
     pub(crate) fn started(&self, mode: SyncMode) {
         self.starts.get_or_create(&[("mode", mode_name(mode))]).inc();
-    }
-
-    /// The digest in an Ack was wrong.
-    pub(crate) fn mismatched(&self) {
-        self.mismatches.inc();
     }
 
     /// A call or stream was rejected or ended.

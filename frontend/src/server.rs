@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   TLS listener ──▶ tls: handshake ──┐
-//!   unix socket ──────────────────────┴─▶ authn: Identity ──▶ watch: a session ──▶ watch_body
+//!   unix socket ──────────────────────┴─▶ authn: Identity ──▶ watch: a session
 //!                                                        └──▶ status, endpoints
 //! ```
 //!
@@ -17,7 +17,6 @@ mod router;
 mod status;
 mod tls;
 mod watch;
-mod watch_body;
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,8 +38,7 @@ use crate::{
 use self::{
     authn::ListenerAuth,
     connection::{Connection, Peer},
-    router::CallRouter,
-    watch::WatchStream,
+    watch::WatchBody,
 };
 pub use self::{
     authn::TlsAuth,
@@ -63,7 +61,7 @@ const MAX_STREAM_ERRORS: usize = 64;
 const DRAIN_SLACK: Duration = Duration::from_millis(500);
 
 /// The gRPC service `fairlead.v1.Fairlead` on one listener.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct FairleadService {
     sessions: Arc<SessionContext>,
     status: Arc<StatusSources>,
@@ -82,7 +80,7 @@ impl Frontend {
         let (sessions, status) = (self.sessions.clone(), self.status.clone());
         let service = FairleadService { sessions, status, auth, shutdown: shutdown.clone() };
         let limits = self.config.connections;
-        let router = self.http2_server().add_service(CallRouter::new(service));
+        let router = self.http2_server().add_service(service);
         let mut stop = shutdown.clone();
         let stop = async move { stop.recv().await };
         let serving = async {
@@ -90,8 +88,8 @@ impl Frontend {
                 Listener::Tcp(incoming, _) => {
                     let connections = incoming.map(|accepted| {
                         accepted.map(|stream| {
-                            let peer = Peer::new(stream.peer_addr().ok(), None);
-                            Connection::new(stream, peer, &limits)
+                            let address = stream.peer_addr().ok();
+                            Connection::new(stream, address, None, &limits)
                         })
                     });
                     router.serve_with_incoming_shutdown(connections, stop).await
@@ -102,8 +100,8 @@ impl Frontend {
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }
                 Listener::Unix(incoming, _) => {
-                    let connections = incoming
-                        .map(|accepted| accepted.map(|stream| Connection::new(stream, Peer::new(None, None), &limits)));
+                    let connections =
+                        incoming.map(|accepted| accepted.map(|stream| Connection::new(stream, None, None, &limits)));
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }
             }
@@ -168,11 +166,11 @@ impl FairleadService {
         })
     }
 
-    async fn watch(&self, request: Request<Streaming<v1::ClientMessage>>) -> Result<WatchStream, Status> {
+    async fn watch(&self, request: Request<Streaming<v1::ClientMessage>>) -> Result<WatchBody, Status> {
         let identity = self.identify(&request).await?;
         let call = request.extensions().get().map(Peer::start_call);
         let messages = request.into_inner();
-        Ok(WatchStream::new(self.sessions.clone(), identity, messages, call, self.shutdown.clone()))
+        Ok(WatchBody::new(self.sessions.clone(), identity, messages, call, self.shutdown.clone()))
     }
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {

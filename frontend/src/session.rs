@@ -42,10 +42,11 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 use crate::{
     identity::{AccessDenied, Identity},
     metrics::Rejection,
-    outgoing::OutgoingMessage,
 };
 
-pub(crate) use self::{context::SessionContext, rate_limiter::RateLimiter, rebuild_queue::RebuildQueue};
+pub(crate) use self::{
+    context::SessionContext, rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage,
+};
 pub use self::{rate_limiter::NodeLimits, token_bucket::Rate};
 use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session};
 
@@ -129,29 +130,19 @@ pub(crate) async fn run(
         let reason = format!("has {} bytes, but a node name has at most {MAX_NODE_NAME}", hello.node.len());
         return Err(InvalidMessage { field: "hello.node".to_owned(), reason }.into());
     }
-    if let Err(denied) = identity.may_follow(&hello.node, hello.role) {
-        info!(error = %denied, "stream rejected");
-        context.metrics.rejected(Rejection::NotPermitted);
-        return Err(denied.into());
-    }
     let span = info_span!("stream", node = %hello.node, role = ?hello.role);
     let (node, role) = (hello.node.clone(), hello.role);
-    let permit = match context.rate_limiter.open_stream(&hello) {
-        Ok(permit) => permit,
-        Err(error) => {
-            info!(parent: &span, %error, "stream rejected");
-            context.metrics.rejected(Rejection::Protocol);
-            return Err(error);
-        }
-    };
+    let permitted = identity.may_follow(&node, role).map_err(SessionError::from);
+    let permit = permitted.and_then(|()| context.rate_limiter.open_stream(&hello)).inspect_err(|error| {
+        info!(parent: &span, %error, "stream rejected");
+        let is_denied = matches!(error, SessionError::Denied(_));
+        context.metrics.rejected(if is_denied { Rejection::NotPermitted } else { Rejection::Protocol });
+    })?;
     async {
         let mut output = MessageSink::new(output, shutdown);
         let age = context.config.max_stream_age.map(jittered);
         let end = tokio::select! {
-            served = serve(&context, hello, permit, &mut input, &mut output) => match served {
-                Ok(never) => match never {},
-                Err(end) => end,
-            },
+            Err(end) = serve(&context, hello, permit, &mut input, &mut output) => end,
             // Interrupts a session wherever it waits: its client may have stopped reading.
             () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Aged,
         };
@@ -186,18 +177,12 @@ async fn serve(
     output: &mut MessageSink,
 ) -> Result<std::convert::Infallible, SessionEnd> {
     let mut revisions = context.cluster.revisions();
-    tokio::select! {
-        welcome = async {
-            revisions.wait_for(Option::is_some).await.map_err(|_| SessionEnd::Disconnected)?;
-            permit.acquire_sync().await;
-            Ok::<_, SessionEnd>(())
-        } => welcome?,
-        end = output.ended() => return Err(end),
-        message = input.next() => {
-            message.ok_or(SessionEnd::Disconnected)??;
-            return Err(SessionError::TooEarly.into());
-        }
-    }
+    let ready = async {
+        revisions.wait_for(Option::is_some).await.map_err(|_| SessionEnd::Disconnected)?;
+        permit.acquire_sync().await;
+        Ok(())
+    };
+    before_welcome(ready, input, output).await?;
     if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.log().epoch()) {
         catch_up(context, hello.source_version, input, output).await?;
     }
@@ -243,21 +228,34 @@ async fn catch_up(
         return Ok(());
     }
     info!(%client_version, %version, "client has a newer source version than this frontend, waiting to catch up");
+    let caught_up = versions.wait_for(|version| *version >= client_version);
+    let caught_up = async {
+        match timeout(context.config.catch_up_timeout, caught_up).await {
+            Ok(caught_up) => drop(caught_up.map_err(|_| SessionEnd::Disconnected)?),
+            Err(_) => {
+                context.metrics.rollbacks.inc();
+                warn!(%client_version, %version, "did not catch up in time, rolling the client back to an older version");
+            }
+        }
+        Ok(())
+    };
+    before_welcome(caught_up, input, output).await
+}
+
+/// Waits for `awaited`. The client must not send anything meanwhile.
+async fn before_welcome(
+    awaited: impl Future<Output = Result<(), SessionEnd>>,
+    input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
+    output: &MessageSink,
+) -> Result<(), SessionEnd> {
     tokio::select! {
-        caught_up = versions.wait_for(|version| *version >= client_version) => {
-            caught_up.map_err(|_| SessionEnd::Disconnected)?;
-        }
-        () = sleep(context.config.catch_up_timeout) => {
-            context.metrics.rollbacks.inc();
-            warn!(%client_version, %version, "did not catch up in time, rolling the client back to an older version");
-        }
-        end = output.ended() => return Err(end),
+        result = awaited => result,
+        end = output.ended() => Err(end),
         message = input.next() => {
             message.ok_or(SessionEnd::Disconnected)??;
-            return Err(SessionError::TooEarly.into());
+            Err(SessionError::TooEarly.into())
         }
     }
-    Ok(())
 }
 
 /// Asks the client to reconnect, and waits for it to close the stream. Messages of the client are discarded.

@@ -3,14 +3,12 @@
 //!
 //! ```text
 //!   session ──StreamGuard──▶ Streams ◀──update_nodes── engine: the nodes of the cluster
-//!                              │  └──▶ fleet: every node, also those without a backend
+//!                              │  └──▶ Fleet: every node, also those without a backend
 //!                              └─────▶ wait_programmed: waits until a revision is programmed on all nodes
 //! ```
 //!
 //! A node has two backend streams when its old connection is dead and has not timed out yet. The newest one represents
 //! it.
-
-mod fleet;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,8 +23,6 @@ use tokio::{
 };
 
 use crate::index::NodeChanges;
-
-pub(crate) use self::fleet::{DisconnectedNode, Fleet};
 
 /// The minimum time between two checks of [`Streams::wait_programmed`]: each reads all nodes, and thousands of nodes
 /// send thousands of Acks.
@@ -66,25 +62,26 @@ pub struct StreamStatus {
     pub failures: Vec<ServicePortFailure>,
 }
 
-/// All streams. Clones share the same registry.
+/// All streams. Clones share the same state.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Streams(Arc<SharedRegistry>);
+pub(crate) struct Streams(Arc<SharedFleet>);
 
 #[derive(Debug, Default)]
-struct SharedRegistry {
-    registry: Mutex<Registry>,
+struct SharedFleet {
+    fleet: Mutex<Fleet>,
     /// Wakes [`Streams::wait_programmed`].
     changed: Notify,
 }
 
-#[derive(Debug, Default)]
-struct Registry {
+/// The nodes of the cluster and their streams.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fleet {
     next_id: u64,
     streams: BTreeMap<u64, StreamStatus>,
     /// The backend streams of each node. The newest one, which has the highest id, represents the node.
     backends: BTreeMap<Arc<str>, BTreeSet<u64>>,
     /// The nodes of the cluster. For those without a backend: since when.
-    nodes: BTreeMap<Arc<str>, Instant>,
+    pub(crate) nodes: BTreeMap<Arc<str>, Instant>,
     /// Why the frontend ended the last stream of a node, until a later stream succeeds. Nearly always empty, so that an
     /// Ack costs nothing here.
     errors: BTreeMap<Arc<str>, String>,
@@ -126,13 +123,13 @@ impl Streams {
             repairs: 0,
             failures: Vec::new(),
         };
-        let id = self.with(|registry| {
-            registry.next_id += 1;
-            let id = registry.next_id;
+        let id = self.with(|fleet| {
+            fleet.next_id += 1;
+            let id = fleet.next_id;
             if status.role == Role::Backend {
-                registry.backends.entry(status.node.clone()).or_default().insert(id);
+                fleet.backends.entry(status.node.clone()).or_default().insert(id);
             }
-            registry.streams.insert(id, status);
+            fleet.streams.insert(id, status);
             id
         });
         StreamGuard { streams: self.clone(), id }
@@ -143,13 +140,13 @@ impl Streams {
         if changes.is_empty() {
             return;
         }
-        self.with(|registry| {
+        self.with(|fleet| {
             for (name, node) in changes {
                 if node.is_none() {
-                    registry.nodes.remove(name);
-                    registry.errors.remove(name);
+                    fleet.nodes.remove(name);
+                    fleet.errors.remove(name);
                 } else {
-                    registry.nodes.entry(name.clone()).or_insert_with(Instant::now);
+                    fleet.nodes.entry(name.clone()).or_insert_with(Instant::now);
                 }
             }
         });
@@ -157,31 +154,31 @@ impl Streams {
 
     /// Whether the cluster has this node.
     pub(crate) fn has_node(&self, node: &str) -> bool {
-        self.with(|registry| registry.nodes.contains_key(node))
+        self.with(|fleet| fleet.nodes.contains_key(node))
     }
 
     /// Records why the frontend ended the stream of a node's backend.
     pub(crate) fn set_error(&self, node: &str, error: &impl ToString) {
-        self.with(|registry| {
-            if let Some((name, _)) = registry.nodes.get_key_value(node) {
-                registry.errors.insert(name.clone(), error.to_string());
+        self.with(|fleet| {
+            if let Some((name, _)) = fleet.nodes.get_key_value(node) {
+                fleet.errors.insert(name.clone(), error.to_string());
             }
         });
     }
 
     /// How many streams are open.
     pub(crate) fn count(&self) -> usize {
-        self.with(|registry| registry.streams.len())
+        self.with(|fleet| fleet.streams.len())
     }
 
     /// The current status of all nodes and streams.
     pub(crate) fn fleet(&self) -> Fleet {
-        self.with(|registry| Fleet::of(registry))
+        self.with(|fleet| fleet.clone())
     }
 
     /// The newest revision that every connected node has programmed; `None` when no node is connected.
     pub(crate) fn programmed_on_all_nodes(&self) -> Option<Revision> {
-        self.with(|registry| registry.current_backends().map(|status| status.programmed).min())
+        self.with(|fleet| fleet.programmed_on_all_nodes())
     }
 
     /// Waits until every connected node has programmed a revision.
@@ -196,15 +193,45 @@ impl Streams {
         }
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Registry) -> T) -> T {
-        act(&mut self.0.registry.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<T>(&self, act: impl FnOnce(&mut Fleet) -> T) -> T {
+        act(&mut self.0.fleet.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Registry {
+// === impl Fleet ===
+
+impl Fleet {
+    /// Backend streams, by node. The last one of a node represents it.
+    pub(crate) fn backends(&self) -> impl Iterator<Item = &StreamStatus> {
+        self.backends.values().flatten().filter_map(|id| self.streams.get(id))
+    }
+
     /// The newest backend stream of each connected node.
-    fn current_backends(&self) -> impl Iterator<Item = &StreamStatus> {
+    pub(crate) fn current_backends(&self) -> impl Iterator<Item = &StreamStatus> {
         self.backends.values().filter_map(|ids| self.streams.get(ids.last()?))
+    }
+
+    /// Streams of observers and shadows, by node.
+    pub(crate) fn observers(&self) -> Vec<&StreamStatus> {
+        let mut observers: Vec<_> = self.streams.values().filter(|status| status.role != Role::Backend).collect();
+        observers.sort_by_key(|status| &status.node);
+        observers
+    }
+
+    /// The nodes of the cluster without a backend stream here, and for how long, by name.
+    pub(crate) fn disconnected(&self) -> impl Iterator<Item = (&Arc<str>, Duration)> {
+        let disconnected = self.nodes.iter().filter(|(node, _)| !self.backends.contains_key(*node));
+        disconnected.map(|(node, since)| (node, since.elapsed()))
+    }
+
+    /// The newest revision that every connected node has programmed; `None` when no node is connected.
+    pub(crate) fn programmed_on_all_nodes(&self) -> Option<Revision> {
+        self.current_backends().map(|status| status.programmed).min()
+    }
+
+    /// Why the node's last stream was ended, until a later stream succeeds.
+    pub(crate) fn last_error(&self, node: &str) -> Option<&str> {
+        self.errors.get(node).map(String::as_str)
     }
 
     fn remove(&mut self, id: u64) {
@@ -219,21 +246,23 @@ impl Registry {
     }
 }
 
+// === impl StreamGuard ===
+
 impl StreamGuard {
     pub(crate) fn update(&self, change: impl FnOnce(&mut StreamStatus)) {
-        self.streams.with(|registry| registry.streams.get_mut(&self.id).map(change));
+        self.streams.with(|fleet| fleet.streams.get_mut(&self.id).map(change));
         self.streams.0.changed.notify_waiters();
     }
 
     /// Clears the error of an earlier stream: the client has acknowledged a revision on this one.
     pub(crate) fn clear_error(&self) {
-        self.streams.with(|registry| {
-            if registry.errors.is_empty() {
+        self.streams.with(|fleet| {
+            if fleet.errors.is_empty() {
                 return;
             }
-            let status = registry.streams.get(&self.id).filter(|status| status.role == Role::Backend);
+            let status = fleet.streams.get(&self.id).filter(|status| status.role == Role::Backend);
             if let Some(status) = status {
-                registry.errors.remove(&status.node);
+                fleet.errors.remove(&status.node);
             }
         });
     }
@@ -241,7 +270,7 @@ impl StreamGuard {
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
-        self.streams.with(|registry| registry.remove(self.id));
+        self.streams.with(|fleet| fleet.remove(self.id));
         self.streams.0.changed.notify_waiters();
     }
 }

@@ -1,7 +1,6 @@
 //! Conversion between the model and the wire form. To the wire it cannot fail; from the wire every field is validated.
 
 mod enums;
-mod info;
 mod message;
 mod operation;
 mod pack;
@@ -62,11 +61,15 @@ fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
     values
 }
 
-fn micros(duration: Duration) -> u64 {
+/// A duration in microseconds.
+#[must_use]
+pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn unix_micros(time: SystemTime) -> u64 {
+/// A time as Unix microseconds.
+#[must_use]
+pub fn unix_micros(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, micros)
 }
 

@@ -7,8 +7,10 @@ mod codec;
 mod received;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use prost::Message as _;
-use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
+use prost::{
+    Message as _,
+    encoding::{WireType, encode_key, encode_varint, message},
+};
 
 pub use codec::{ServerCodec, ServerEncoder, watch};
 pub use received::ReceivedMessage;
@@ -43,22 +45,15 @@ impl EncodedOperation {
     /// Encodes an operation.
     #[must_use]
     pub fn new(operation: &model::Operation) -> Self {
-        let operation = v1::Operation::from(operation);
-        let len = operation.encoded_len();
-        let mut bytes = BytesMut::with_capacity(key_len(OPERATIONS_FIELD) + encoded_len_varint(len as u64) + len);
-        encode_key(OPERATIONS_FIELD, WireType::LengthDelimited, &mut bytes);
-        encode_varint(len as u64, &mut bytes);
-        operation.encode_raw(&mut bytes);
-        Self(bytes.freeze())
+        Self::all(std::slice::from_ref(operation))
     }
 
-    /// Joins operations into one chunk.
+    /// Encodes several operations, in order.
     #[must_use]
-    pub fn join<'a>(operations: impl IntoIterator<Item = &'a Self>) -> Self {
-        let mut bytes = BytesMut::new();
-        for operation in operations {
-            bytes.extend_from_slice(&operation.0);
-        }
+    pub fn all(operations: &[model::Operation]) -> Self {
+        let operations: Vec<_> = operations.iter().map(v1::Operation::from).collect();
+        let mut bytes = BytesMut::with_capacity(message::encoded_len_repeated(OPERATIONS_FIELD, &operations));
+        message::encode_repeated(OPERATIONS_FIELD, &operations, &mut bytes);
         Self(bytes.freeze())
     }
 
@@ -68,7 +63,7 @@ impl EncodedOperation {
         self.0.len()
     }
 
-    /// Whether this is a [`Self::join`] of no operations.
+    /// Whether there are no operations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

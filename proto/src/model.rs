@@ -3,18 +3,14 @@
 //! Values are validated once, when they are parsed (from Kubernetes objects in `frontend`, from the wire in
 //! [`crate::convert`]): ports are not zero, and lists of addresses are sorted and without duplicates.
 
-mod key;
-mod node;
 mod pool;
 mod scheduler;
 mod service_port;
 mod session;
 mod update;
 
-pub use key::{ParseProtocolError, Protocol, ServicePortKey};
-pub use node::{ClusterInfo, NodeInfo};
 pub use pool::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, PoolId};
 pub use scheduler::{IpvsScheduler, ParseSchedulerError, SchedulerFlags};
-pub use service_port::{ServicePort, TrafficPolicy};
+pub use service_port::{ParseProtocolError, Protocol, ServicePort, ServicePortKey, TrafficPolicy};
 pub use session::{Ack, ClientMessage, FailureKind, Hello, Role, ServerMessage, ServicePortFailure, SyncMode, Welcome};
-pub use update::{Batch, Epoch, Operation, Revision, SourceVersion};
+pub use update::{Batch, ClusterInfo, Epoch, NodeInfo, Operation, Revision, SourceVersion};

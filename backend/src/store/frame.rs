@@ -44,7 +44,7 @@ pub(super) fn put_snapshot<'a>(
     source_version: SourceVersion,
     operations: impl Iterator<Item = &'a Operation>,
 ) {
-    let batch = |commit| Batch { target, commit, source_version, ..empty_batch() };
+    let batch = |commit| Batch { target, commit, source_version, ..Batch::default() };
     let (mut part, mut bytes) = (Vec::new(), 0);
     for operation in operations.map(EncodedOperation::new) {
         if bytes + operation.len() > BATCH_BYTES && !part.is_empty() {
@@ -59,18 +59,7 @@ pub(super) fn put_snapshot<'a>(
 
 /// A batch that precedes those of a commit.
 pub(super) fn batch_of(operations: Vec<Operation>) -> EncodedMessage {
-    EncodedMessage::new(&ServerMessage::Batch(Batch { operations, ..empty_batch() }))
-}
-
-fn empty_batch() -> Batch {
-    Batch {
-        base: Revision(0),
-        target: Revision(0),
-        operations: Vec::new(),
-        commit: false,
-        oldest_trigger: None,
-        source_version: SourceVersion::default(),
-    }
+    EncodedMessage::new(&ServerMessage::Batch(Batch { operations, ..Batch::default() }))
 }
 
 /// Ends a commit: the batches before it lead to a state with this digest.

@@ -14,7 +14,7 @@ use backend::{
     Store, StreamOptions,
     testing::{Call, FakeKernel},
 };
-use frontend::{Config, Frontend, Listener, NodeLimits, Rate, log::HistoryLimits, object::SourceUpdate};
+use frontend::{Config, Frontend, HistoryLimits, Listener, NodeLimits, Rate, object::SourceUpdate};
 use proto::{
     model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, ServicePortKey, SourceVersion},
     v1::{StatusRequest, fairlead_client::FairleadClient},

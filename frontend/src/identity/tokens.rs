@@ -18,6 +18,8 @@ use std::{
 };
 
 use anyhow::anyhow;
+use k8s_openapi::api::authentication::v1::TokenReview;
+use kube::Api;
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use runtime::failure::{Recovery, Repeated};
 use tokio::{
@@ -26,7 +28,6 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use self::review::{ApiServer, Review};
 use super::{Identity, authenticator::AuthnError};
 
 /// How long an accepted token is cached; never longer than it is valid.
@@ -61,8 +62,9 @@ pub struct ServiceAccount {
 }
 
 /// Identifies clients by their tokens.
+#[derive(Debug)]
 pub(super) struct Tokens {
-    review: Box<dyn Review>,
+    api: Api<TokenReview>,
     options: TokenOptions,
     admins: Arc<BTreeSet<String>>,
     /// By the hash of the token: tokens are secrets and not stored.
@@ -84,13 +86,9 @@ struct CachedResult {
 
 impl Tokens {
     pub(super) fn new(client: kube::Client, options: TokenOptions, admins: Arc<BTreeSet<String>>) -> Self {
-        let review = Box::new(ApiServer::new(client, options.audience.clone()));
-        Self::with(review, options, admins)
-    }
-
-    fn with(review: Box<dyn Review>, options: TokenOptions, admins: Arc<BTreeSet<String>>) -> Self {
         let review_permits = Semaphore::new(MAX_REVIEWS);
-        Self { review, options, admins, cache: Mutex::default(), review_permits, failures: Mutex::default() }
+        let api = Api::all(client);
+        Self { api, options, admins, cache: Mutex::default(), review_permits, failures: Mutex::default() }
     }
 
     /// Identifies the holder of a token.
@@ -109,9 +107,8 @@ impl Tokens {
 
     /// The cache entry of a token; empty if there is no valid result.
     fn entry(&self, token: &str) -> Arc<CacheEntry> {
-        let hash = digest(&SHA256, token.as_bytes());
         let mut key = [0; SHA256_OUTPUT_LEN];
-        key.copy_from_slice(hash.as_ref());
+        key.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
         let now = Instant::now();
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = cache.get(&key)
@@ -130,7 +127,7 @@ impl Tokens {
     async fn review(&self, token: &str) -> Result<CachedResult, AuthnError> {
         let reviewed = timeout(REVIEW_TIMEOUT, async {
             let _permit = self.review_permits.acquire().await?;
-            self.review.review(token).await
+            review::review(&self.api, token, &self.options.audience).await
         });
         let reviewed =
             reviewed.await.unwrap_or_else(|_| Err(anyhow!("the API server did not answer within {REVIEW_TIMEOUT:?}")));
@@ -156,12 +153,6 @@ impl Tokens {
 
     fn failures(&self) -> MutexGuard<'_, Repeated> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for Tokens {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokens").field("options", &self.options).finish_non_exhaustive()
     }
 }
 

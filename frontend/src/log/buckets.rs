@@ -6,13 +6,13 @@ use std::{
 };
 
 use proto::{
-    digest::{BUCKETS, INFO_ENTRY},
+    digest::{BUCKETS, INFO_ENTRY, KeyHash},
     model::{NodeInfo, Operation, ServicePortKey},
 };
 
 use crate::view::ServicePortView;
 
-use super::{ChangeLog, NodeUpdate, chunk::EncodedChunk, node_entry::NodeEntry, port_change};
+use super::{ChangeLog, NodeUpdate, chunk::EncodedChunk, port_change};
 
 /// The service ports whose keys fall into one digest bucket.
 #[derive(Debug, Default)]
@@ -34,10 +34,6 @@ struct BucketChunks {
 impl Bucket {
     pub(super) fn get(&self, key: &ServicePortKey) -> Option<&ServicePortView> {
         self.ports.get(key)
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&ServicePortKey, &ServicePortView)> {
-        self.ports.iter()
     }
 
     pub(super) fn put(&mut self, key: ServicePortKey, view: ServicePortView) {
@@ -76,16 +72,21 @@ impl BucketChunks {
 impl ChangeLog {
     /// The current view of a service port.
     pub(crate) fn view(&self, key: &ServicePortKey) -> Option<&ServicePortView> {
-        self.buckets[usize::from(proto::digest::KeyHash::of(key).bucket())].get(key)
+        self.buckets[usize::from(KeyHash::of(key).bucket())].get(key)
+    }
+
+    /// The service ports of one digest bucket, so that the log does not have to be locked for all of them at once.
+    pub(crate) fn bucket_views(&self, bucket: usize) -> impl Iterator<Item = (&ServicePortKey, &ServicePortView)> {
+        self.buckets.get(bucket).into_iter().flat_map(|bucket| &bucket.ports)
     }
 
     /// The full state of a node at the current revision.
-    pub fn snapshot(&mut self, node: &str) -> NodeUpdate {
+    pub(crate) fn snapshot(&mut self, node: &str) -> NodeUpdate {
         self.rebuild(node, (0..=BUCKETS).collect())
     }
 
     /// Replaces the given digest entries (buckets and [`INFO_ENTRY`]) of a node.
-    pub fn rebuild(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
+    pub(crate) fn rebuild(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
         self.rebuilds += 1;
         let zone: Arc<str> = self.zone(node).into();
         let mut chunks = Vec::new();
@@ -98,7 +99,7 @@ impl ChangeLog {
             }
         }
         let mut own = Vec::new();
-        for (bucket, key) in self.nodes.get(node).into_iter().flat_map(NodeEntry::ports) {
+        for (bucket, key) in self.nodes.get(node).into_iter().flat_map(|node_entry| &node_entry.ports) {
             if entries.contains(&usize::from(*bucket))
                 && let Some(view) = self.buckets[usize::from(*bucket)].get(key)
             {

@@ -28,7 +28,7 @@ const FIXED_BYTES: usize = 128;
 
 /// Some operations, as values and, after the first use, in encoded form.
 #[derive(Debug)]
-pub struct EncodedChunk {
+pub(crate) struct EncodedChunk {
     operations: Box<[Operation]>,
     size: usize,
     encoded: OnceLock<EncodedOperation>,
@@ -36,21 +36,19 @@ pub struct EncodedChunk {
 
 /// How many chunks were encoded and sent.
 #[derive(Debug, Default)]
-pub struct EncodingCounters {
+pub(crate) struct EncodingCounters {
     encoded: AtomicU64,
     sent: AtomicU64,
 }
 
 impl EncodingCounters {
     /// Chunks that were encoded, each once.
-    #[must_use]
-    pub fn encoded(&self) -> u64 {
+    pub(crate) fn encoded(&self) -> u64 {
         self.encoded.load(Ordering::Relaxed)
     }
 
     /// Chunks that were sent, each counted once per stream.
-    #[must_use]
-    pub fn sent(&self) -> u64 {
+    pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 }
@@ -61,29 +59,20 @@ impl EncodedChunk {
     }
 
     /// The operations, in order.
-    #[must_use]
-    pub fn operations(&self) -> &[Operation] {
+    pub(crate) fn operations(&self) -> &[Operation] {
         &self.operations
     }
 
     /// An upper bound of the encoded size in bytes.
-    #[must_use]
-    pub fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         self.size
     }
 
     /// The encoded operations. The first call encodes them.
-    #[must_use]
-    pub fn encoded(&self, counters: &EncodingCounters) -> EncodedOperation {
+    pub(crate) fn encoded(&self, counters: &EncodingCounters) -> EncodedOperation {
         let encode = || {
             counters.encoded.fetch_add(1, Ordering::Relaxed);
-            match &*self.operations {
-                [operation] => EncodedOperation::new(operation),
-                operations => {
-                    let operations: Vec<_> = operations.iter().map(EncodedOperation::new).collect();
-                    EncodedOperation::join(&operations)
-                }
-            }
+            EncodedOperation::all(&self.operations)
         };
         counters.sent.fetch_add(1, Ordering::Relaxed);
         self.encoded.get_or_init(encode).clone()

@@ -10,7 +10,6 @@ use proto::model::{Operation, PoolId, Revision, ServicePortKey};
 use super::{
     ChangeLog, NodeUpdate,
     chunk::EncodedChunk,
-    history::CommitRecord,
     port_change::{self, PortChange},
 };
 
@@ -24,19 +23,13 @@ pub(super) struct DifferenceCache {
     limit: usize,
     chunks: HashMap<(Revision, Arc<str>), SharedChunks>,
     /// The approximate size of all entries, in bytes.
-    size: usize,
+    pub(super) size: usize,
 }
 
 impl DifferenceCache {
     /// Keeps at most about `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, chunks: HashMap::new(), size: 0 }
-    }
-
-    /// The approximate size of all entries, in bytes.
-    #[cfg(test)]
-    pub(super) fn size(&self) -> usize {
-        self.size
     }
 
     /// Removes all differences, because the current revision has changed.
@@ -64,12 +57,12 @@ impl DifferenceCache {
 impl ChangeLog {
     /// The difference between a revision and the current one. `None` when the revision is older than the history, or
     /// the zone of the node has changed since: then digests must be compared.
-    pub fn difference(&mut self, node: &str, from: Revision) -> Option<NodeUpdate> {
+    pub(crate) fn difference(&mut self, node: &str, from: Revision) -> Option<NodeUpdate> {
         if from > self.revision || self.nodes.get(node).is_some_and(|node_entry| node_entry.moved_since(from)) {
             return None;
         }
         let records = self.history.since(from)?;
-        let oldest_trigger = records.clone().filter_map(CommitRecord::oldest_trigger).min();
+        let oldest_trigger = records.clone().filter_map(|record| record.oldest_trigger).min();
         let mut changes: BTreeMap<_, Vec<_>> =
             records.clone().flat_map(|record| record.own(node)).map(|key| (key, Vec::new())).collect();
         records.for_each(|record| record.changes_of(&mut changes));
@@ -97,13 +90,13 @@ impl ChangeLog {
     /// The difference for all nodes of a zone, without node-specific operations.
     fn shared_difference(&mut self, from: Revision, zone: Arc<str>) -> Option<SharedChunks> {
         let mut records = self.history.since(from)?;
-        let differs = records.any(|record| record.differs_in(&zone));
+        let differs = records.any(|record| record.zones.contains(&zone));
         let at = (from, if differs { zone } else { Arc::default() });
         if let Some(shared) = self.differences.get(&at) {
             return Some(shared);
         }
         let mut changes = BTreeMap::<&ServicePortKey, Vec<&PortChange>>::new();
-        for (key, change) in self.history.since(from)?.flat_map(CommitRecord::changes) {
+        for (key, change) in self.history.since(from)?.flat_map(|record| &record.changes) {
             changes.entry(key).or_default().push(change);
         }
         let mut operations = Vec::new();

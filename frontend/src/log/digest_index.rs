@@ -18,24 +18,11 @@ pub(super) struct DigestIndex {
     zones: HashMap<Arc<str>, DigestVector>,
 }
 
-/// Whether a digest is added to a sum or removed from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sign {
-    Add,
-    Remove,
-}
+/// [`Digest::add`] or [`Digest::remove`].
+pub(super) type ApplyDigest = fn(&mut Digest, Digest);
 
 /// The digests of the cluster pools of a service port by zone.
 pub(super) type ZoneDigests = PerFamily<Scoped<Digest>>;
-
-impl Sign {
-    pub(super) fn apply(self, sum: &mut Digest, digest: Digest) {
-        match self {
-            Self::Add => sum.add(digest),
-            Self::Remove => sum.remove(digest),
-        }
-    }
-}
 
 impl DigestIndex {
     /// The digests of all service ports and cluster pools in a zone.
@@ -57,20 +44,20 @@ impl DigestIndex {
     }
 
     /// Adds or removes a service port with its cluster pools. Returns the digests of the pools, for [`own_digests`].
-    pub(super) fn account(&mut self, hash: KeyHash, view: &ServicePortView, sign: Sign) -> ZoneDigests {
+    pub(super) fn account(&mut self, hash: KeyHash, view: &ServicePortView, apply: ApplyDigest) -> ZoneDigests {
         let bucket = hash.bucket();
-        sign.apply(&mut self.all_nodes[bucket], Digest::of_service_port(&view.port));
+        apply(&mut self.all_nodes[bucket], Digest::of_service_port(&view.port));
         PerFamily::from_fn(|family| {
             let pools = &view.cluster[family];
             let default = cluster_digest(hash, &pools.default);
-            sign.apply(&mut self.all_nodes[bucket], default);
+            apply(&mut self.all_nodes[bucket], default);
             let mut zone_digests = Scoped { default, ..Scoped::default() };
             for (zone, pool) in &pools.zones {
                 let digest = cluster_digest(hash, pool);
                 let zone_sum = self.zones.entry(zone.clone()).or_default();
-                sign.apply(&mut zone_sum[bucket], difference(digest, default));
+                apply(&mut zone_sum[bucket], difference(digest, default));
                 // Anyone who may write EndpointSlices can name any number of zones.
-                if sign == Sign::Remove && *zone_sum == DigestVector::default() {
+                if *zone_sum == DigestVector::default() {
                     self.zones.remove(zone);
                 }
                 zone_digests.zones.insert(zone.clone(), digest);

@@ -16,9 +16,10 @@ use super::{HistoryLimits, port_change::PortChange};
 /// The commits after revision `floor`.
 #[derive(Debug)]
 pub(super) struct History {
-    limits: HistoryLimits,
-    floor: Revision,
-    commits: VecDeque<CommitRecord>,
+    pub(super) limits: HistoryLimits,
+    /// The oldest revision from which a difference can be computed.
+    pub(super) floor: Revision,
+    pub(super) commits: VecDeque<CommitRecord>,
     /// The approximate size of all commits, in bytes.
     size: usize,
 }
@@ -26,13 +27,13 @@ pub(super) struct History {
 /// The changes of one commit.
 #[derive(Debug)]
 pub(super) struct CommitRecord {
-    committed: Instant,
-    changes: BTreeMap<ServicePortKey, PortChange>,
+    pub(super) committed: Instant,
+    pub(super) changes: BTreeMap<ServicePortKey, PortChange>,
     /// By node, the service ports whose change differs from that for its zone.
     own: HashMap<Arc<str>, BTreeSet<ServicePortKey>>,
     /// The zones for which a change differs from that for all nodes.
-    zones: BTreeSet<Arc<str>>,
-    oldest_trigger: Option<SystemTime>,
+    pub(super) zones: BTreeSet<Arc<str>>,
+    pub(super) oldest_trigger: Option<SystemTime>,
     size: usize,
 }
 
@@ -40,16 +41,6 @@ impl History {
     /// Starts with a revision, without the changes that led to it.
     pub(super) fn new(limits: HistoryLimits, floor: Revision) -> Self {
         Self { limits, floor, commits: VecDeque::new(), size: 0 }
-    }
-
-    /// Removes all commits up to a revision.
-    pub(super) fn clear(&mut self, floor: Revision) {
-        *self = Self::new(self.limits, floor);
-    }
-
-    /// The oldest revision from which a difference can be computed.
-    pub(super) fn floor(&self) -> Revision {
-        self.floor
     }
 
     /// Adds the next commit, and removes the oldest ones beyond the limits.
@@ -61,11 +52,6 @@ impl History {
             self.size -= oldest.size;
             self.floor.0 += 1;
         }
-    }
-
-    /// The last commit, if the limits allow to keep it.
-    pub(super) fn last(&self) -> Option<&CommitRecord> {
-        self.commits.back()
     }
 
     /// The commits after a revision, oldest first; `None` when some of them have been removed.
@@ -101,10 +87,6 @@ impl CommitRecord {
         self.changes.insert(key.clone(), change);
     }
 
-    pub(super) fn changes(&self) -> &BTreeMap<ServicePortKey, PortChange> {
-        &self.changes
-    }
-
     /// Appends the changes of some service ports.
     pub(super) fn changes_of<'a>(&'a self, some: &mut BTreeMap<&ServicePortKey, Vec<&'a PortChange>>) {
         if some.len() < self.changes.len() {
@@ -123,18 +105,5 @@ impl CommitRecord {
     /// The service ports whose change on this node differs from that for its zone.
     pub(super) fn own(&self, node: &str) -> impl Iterator<Item = &ServicePortKey> {
         self.own.get(node).into_iter().flatten()
-    }
-
-    /// Whether a change in this zone differs from that for all nodes.
-    pub(super) fn differs_in(&self, zone: &str) -> bool {
-        self.zones.contains(zone)
-    }
-
-    pub(super) fn committed(&self) -> Instant {
-        self.committed
-    }
-
-    pub(super) fn oldest_trigger(&self) -> Option<SystemTime> {
-        self.oldest_trigger
     }
 }

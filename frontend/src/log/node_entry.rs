@@ -7,21 +7,19 @@ use proto::{
     model::{NodeInfo, Revision, ServicePortKey},
 };
 
-use super::digest_index::Sign;
-
 /// A node that has a Node object or endpoints, or had one recently.
 #[derive(Debug, Default)]
 pub(super) struct NodeEntry {
     /// The node with its digest.
-    node: Option<(Arc<NodeInfo>, Digest)>,
+    pub(super) node: Option<(Arc<NodeInfo>, Digest)>,
     /// The revision of the last change of `node`.
     changed: Revision,
     /// The revision of the last change of the zone. Changes recorded before do not apply to this node.
     moved: Revision,
     /// The service ports with pools specific to this node, with their buckets.
-    ports: BTreeSet<(u8, ServicePortKey)>,
+    pub(super) ports: BTreeSet<(u8, ServicePortKey)>,
     /// What is added to the digests of its zone; `None` when `ports` is empty.
-    own: Option<Box<DigestVector>>,
+    pub(super) own: Option<Box<DigestVector>>,
 }
 
 impl NodeEntry {
@@ -29,14 +27,14 @@ impl NodeEntry {
         self.node.as_ref().map(|(node, _)| node)
     }
 
-    pub(super) fn facts_digest(&self) -> Option<Digest> {
-        self.node.as_ref().map(|(_, digest)| *digest)
+    /// The zone; empty when it has none or is unknown.
+    pub(super) fn zone(&self) -> &str {
+        self.node().map_or("", |node| &node.zone)
     }
 
     /// Replaces the facts. Returns whether the zone has changed.
     pub(super) fn put_node(&mut self, node: Option<Arc<NodeInfo>>, revision: Revision) -> bool {
-        let zone_of = |node: Option<&Arc<NodeInfo>>| node.map(|node| node.zone.clone()).unwrap_or_default();
-        let moved = zone_of(self.node()) != zone_of(node.as_ref());
+        let moved = self.zone() != node.as_ref().map_or("", |node| &node.zone);
         self.node = node.map(|node| {
             let digest = Digest::of_node(&node);
             (node, digest)
@@ -58,31 +56,11 @@ impl NodeEntry {
         self.moved > from
     }
 
-    pub(super) fn ports(&self) -> impl Iterator<Item = &(u8, ServicePortKey)> {
-        self.ports.iter()
-    }
-
-    pub(super) fn add_port(&mut self, bucket: u8, key: ServicePortKey) {
-        self.ports.insert((bucket, key));
-    }
-
     pub(super) fn remove_port(&mut self, bucket: u8, key: &ServicePortKey) {
         self.ports.remove(&(bucket, key.clone()));
         if self.ports.is_empty() {
             self.own = None;
         }
-    }
-
-    pub(super) fn own(&self) -> Option<&DigestVector> {
-        self.own.as_deref()
-    }
-
-    pub(super) fn set_own(&mut self, own: DigestVector) {
-        self.own = (!self.ports.is_empty()).then(|| Box::new(own));
-    }
-
-    pub(super) fn account(&mut self, bucket: u8, digest: Digest, sign: Sign) {
-        sign.apply(&mut self.own.get_or_insert_default()[bucket], digest);
     }
 
     /// Whether the node has neither a Node object nor endpoints.

@@ -10,20 +10,13 @@ use super::chunk;
 #[derive(Debug, Default)]
 pub(super) struct PoolDelta(Box<[EndpointDelta]>);
 
+/// `before` and `after` are whether the endpoint is terminating; `None`: it is not in the pool.
 #[derive(Clone, Copy, Debug)]
 struct EndpointDelta {
     address: IpAddr,
     port: NonZeroU16,
-    before: Presence,
-    after: Presence,
-}
-
-/// Whether, and how, an endpoint is in a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Presence {
-    Absent,
-    Present,
-    Terminating,
+    before: Option<bool>,
+    after: Option<bool>,
 }
 
 impl PoolDelta {
@@ -33,8 +26,8 @@ impl PoolDelta {
         let endpoint_delta = |endpoint: &Endpoint| EndpointDelta {
             address: endpoint.address,
             port: endpoint.port,
-            before: Presence::of(before.get(endpoint)),
-            after: Presence::of(after.get(endpoint)),
+            before: before.get(endpoint).map(|endpoint| endpoint.terminating),
+            after: after.get(endpoint).map(|endpoint| endpoint.terminating),
         };
         Self(add.iter().chain(&remove).map(endpoint_delta).collect())
     }
@@ -55,7 +48,7 @@ impl PoolDelta {
         current: &Pool,
         operations: &mut Vec<Operation>,
     ) {
-        let mut net = BTreeMap::<(IpAddr, NonZeroU16), (Presence, Presence)>::new();
+        let mut net = BTreeMap::<(IpAddr, NonZeroU16), (Option<bool>, Option<bool>)>::new();
         for delta in deltas.into_iter().flat_map(|deltas| &deltas.0) {
             let EndpointDelta { address, port, before, after } = *delta;
             net.entry((address, port)).and_modify(|(_, last)| *last = after).or_insert((before, after));
@@ -65,12 +58,8 @@ impl PoolDelta {
             if before == after {
                 continue;
             }
-            let endpoint = Endpoint { address, port, terminating: after == Presence::Terminating };
-            if after == Presence::Absent {
-                remove.push(endpoint);
-            } else {
-                add.push(endpoint);
-            }
+            let list = if after.is_some() { &mut add } else { &mut remove };
+            list.push(Endpoint { address, port, terminating: after == Some(true) });
         }
         if add.is_empty() && remove.is_empty() {
             return;
@@ -79,16 +68,6 @@ impl PoolDelta {
             chunk::replace(pool, current, operations);
         } else {
             chunk::change(pool, add, remove, operations);
-        }
-    }
-}
-
-impl Presence {
-    fn of(endpoint: Option<&Endpoint>) -> Self {
-        match endpoint {
-            None => Self::Absent,
-            Some(Endpoint { terminating: false, .. }) => Self::Present,
-            Some(Endpoint { terminating: true, .. }) => Self::Terminating,
         }
     }
 }

@@ -10,7 +10,10 @@ use proto::{
     model::{IpFamily, Operation, PerFamily, Pool, PoolClass, PoolId, ServicePortKey},
 };
 
-use crate::view::{Scoped, ServicePortView};
+use crate::{
+    change_history::ChangeKind,
+    view::{Scoped, ServicePortView},
+};
 
 use super::{chunk, pool_delta::PoolDelta};
 
@@ -35,7 +38,7 @@ pub(super) struct ServicePortDelta {
 
 /// The net effect of a sequence of changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NetChange {
+enum NetChange {
     /// It existed neither before nor after.
     Nothing,
     /// It existed before, and not after.
@@ -44,13 +47,6 @@ pub(super) enum NetChange {
     Created { existed: bool },
     /// It existed all the time.
     Modified,
-}
-
-impl ServicePortDelta {
-    /// Whether anything besides endpoints differs.
-    pub(super) fn is_port_changed(&self) -> bool {
-        self.port.is_some()
-    }
 }
 
 impl PortChange {
@@ -71,6 +67,15 @@ impl PortChange {
                 }),
                 local: local_deltas(&old.local, &new.local),
             })),
+        }
+    }
+
+    pub(super) fn kind(&self) -> ChangeKind {
+        match self {
+            Self::Created => ChangeKind::Added,
+            Self::Removed => ChangeKind::Removed,
+            Self::Changed(changed) if changed.port.is_some() => ChangeKind::Changed,
+            Self::Changed(_) => ChangeKind::Endpoints,
         }
     }
 
@@ -118,7 +123,7 @@ impl PortChange {
 
 impl NetChange {
     /// The net effect of the changes of one service port, given in order.
-    pub(super) fn of(changes: &[&PortChange]) -> Self {
+    fn of(changes: &[&PortChange]) -> Self {
         let existed = !matches!(changes.first(), Some(PortChange::Created));
         let exists = !matches!(changes.last(), Some(PortChange::Removed));
         let existed_throughout = changes.iter().all(|change| matches!(change, PortChange::Changed(_)));

@@ -69,9 +69,9 @@ impl Scrape {
         let fleet = self.status.streams.fleet();
         let revision = self.status.cluster.log().revision();
         let text = "Nodes of the cluster, connected or not.";
-        writer.gauge("nodes", text, None, fleet.nodes as f64)?;
+        writer.gauge("nodes", text, None, fleet.nodes.len() as f64)?;
         let text = "Nodes of the cluster without a backend at this replica; most may be connected to another one.";
-        writer.gauge("nodes_without_backend", text, None, fleet.disconnected.len() as f64)?;
+        writer.gauge("nodes_without_backend", text, None, fleet.disconnected().count() as f64)?;
         let failing = || fleet.current_backends().filter(|status| !status.failures.is_empty());
         let text = "Nodes connected to this replica that could not program everything.";
         writer.gauge("nodes_with_failures", text, None, failing().count() as f64)?;
@@ -83,7 +83,7 @@ impl Scrape {
         writer.gauge("revision_programmed_on_all_nodes", text, None, programmed.0 as f64)?;
 
         let mut streams = BTreeMap::<_, usize>::new();
-        for status in fleet.backends.iter().chain(&fleet.observers) {
+        for status in fleet.backends().chain(fleet.observers()) {
             let role = match status.role {
                 Role::Backend => "backend",
                 Role::Observer => "observer",

@@ -5,14 +5,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{IpFamily, Revision, ServicePort};
+use proto::{
+    digest::BUCKETS,
+    model::{IpFamily, Revision, Role, ServicePort},
+};
 
 use crate::{
     StreamStatus,
     change_history::ChangeRecord,
-    log::ChangeLog,
     status::{ReportedProblem, StatusSources},
-    streams::DisconnectedNode,
 };
 
 /// How long a node may lag before it is shown as behind, as in `fairlead status`.
@@ -76,16 +77,25 @@ impl PageModel {
         let fleet = streams.fleet();
         let connected = fleet.current_backends().map(|status| NodeRow::of(status, fleet.last_error(&status.node)));
         let mut nodes: Vec<_> = connected.collect();
-        nodes.extend(fleet.disconnected.iter().map(|node| {
-            let error = fleet.last_error(&node.node);
-            match fleet.shadow(&node.node) {
+        let observers = fleet.observers();
+        nodes.extend(fleet.disconnected().map(|(node, lag)| {
+            let error = fleet.last_error(node);
+            match observers.iter().find(|status| status.role == Role::Shadow && status.node == *node) {
                 Some(shadow) => NodeRow { condition: NodeCondition::Shadow, ..NodeRow::of(shadow, error) },
-                None => NodeRow::disconnected(node, error),
+                None => NodeRow {
+                    name: node.clone(),
+                    condition: NodeCondition::Disconnected,
+                    backend: String::new(),
+                    programmed: None,
+                    lag,
+                    failures: 0,
+                    error: error.unwrap_or_default().to_owned(),
+                },
             }
         }));
         nodes.sort_by(|left, right| (left.condition, &left.name).cmp(&(right.condition, &right.name)));
         let mut services = Vec::new();
-        for bucket in 0..ChangeLog::BUCKETS {
+        for bucket in 0..BUCKETS {
             let log = cluster.log();
             services.extend(log.bucket_views(bucket).map(|(key, view)| ServiceRow {
                 key: key.to_string(),
@@ -116,18 +126,6 @@ impl PageModel {
 }
 
 impl NodeRow {
-    fn disconnected(node: &DisconnectedNode, error: Option<&str>) -> Self {
-        Self {
-            name: node.node.clone(),
-            condition: NodeCondition::Disconnected,
-            backend: String::new(),
-            programmed: None,
-            lag: node.duration,
-            failures: 0,
-            error: error.unwrap_or_default().to_owned(),
-        }
-    }
-
     fn of(status: &StreamStatus, error: Option<&str>) -> Self {
         let lag = status.lag();
         let first_failure = status.failures.first().map(|failure| format!("{}: {}", failure.key, failure.reason));

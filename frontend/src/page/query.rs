@@ -23,9 +23,9 @@ impl PageQuery {
     /// Parses a query string. Unknown parameters are ignored.
     pub(super) fn parse(text: &str) -> Self {
         let mut query = Self::default();
-        for (name, value) in text.split('&').filter_map(|pair| pair.split_once('=')) {
-            match name {
-                "q" => query.filter = form_decoded(value).trim().chars().take(MAX_FILTER_CHARS).collect(),
+        for (name, value) in form_urlencoded::parse(text.as_bytes()) {
+            match &*name {
+                "q" => query.filter = value.trim().chars().take(MAX_FILTER_CHARS).collect(),
                 "all" if value == "1" => query.rows = RowLimit::All,
                 _ => {}
             }
@@ -41,28 +41,10 @@ impl PageQuery {
         })
     }
 
-    /// The filter, percent-encoded.
+    /// The filter in form encoding.
     pub(super) fn encoded_filter(&self) -> String {
-        let safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-        let encode = |byte| if safe(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-        self.filter.bytes().map(encode).collect()
+        form_urlencoded::byte_serialize(self.filter.as_bytes()).collect()
     }
-}
-
-/// Decodes form encoding.
-fn form_decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((byte, after)) = rest.split_first() {
-        let hex = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-        let escaped = hex.filter(|_| *byte == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(match byte {
-            b'+' => b' ',
-            byte => escaped.unwrap_or(*byte),
-        });
-        rest = if escaped.is_some() { &after[2..] } else { after };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]

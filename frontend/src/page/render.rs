@@ -1,9 +1,11 @@
 //! Renders the model as HTML. Every text is escaped by [`Escaped`].
 
 use std::{
-    fmt::{self, Display, Write as _},
+    fmt::{Display, Write as _},
     time::{Duration, SystemTime},
 };
+
+use k8s_openapi::jiff::Timestamp;
 
 use super::{
     html::{Escaped, WrappableName},
@@ -249,9 +251,9 @@ fn cells(html: &mut String, cells: &[(&str, &dyn Display)]) {
     }
 }
 
-/// A time, in seconds.
-fn utc(at: SystemTime) -> Utc {
-    Utc(at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs())
+/// A time in RFC 3339 format, in seconds.
+fn utc(at: SystemTime) -> String {
+    format!("{:.0}", Timestamp::try_from(at).unwrap_or_default())
 }
 
 /// How long ago a time was, with the time itself as an attribute.
@@ -271,31 +273,6 @@ fn duration_text(time: Duration) -> String {
     }
 }
 
-/// Unix time in seconds, displayed in RFC 3339 format.
-struct Utc(u64);
-
-impl Display for Utc {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (mut day, second) = (self.0 / 86400, self.0 % 86400);
-        let mut year = 1970;
-        let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-        while day >= 365 + u64::from(is_leap(year)) {
-            day -= 365 + u64::from(is_leap(year));
-            year += 1;
-        }
-        let mut month = 1;
-        for days in [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-            if day < days {
-                break;
-            }
-            day -= days;
-            month += 1;
-        }
-        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-        write!(f, "{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", day + 1)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,7 +287,7 @@ mod tests {
             (951_782_400, "2000-02-29T00:00:00Z"),
             (1_767_225_599, "2025-12-31T23:59:59Z"),
         ] {
-            assert_eq!(Utc(unix).to_string(), expected);
+            assert_eq!(utc(SystemTime::UNIX_EPOCH + Duration::from_millis(unix * 1000 + 999)), expected);
         }
     }
 }

@@ -94,11 +94,6 @@ impl Default for ConnectionLimits {
 }
 
 impl Peer {
-    pub(super) fn new(address: Option<SocketAddr>, names: Option<Arc<Names>>) -> Self {
-        let calls = OpenCalls { open: 0, idle_since: Instant::now() };
-        Self { address, names, calls: Arc::new(Mutex::new(calls)) }
-    }
-
     /// Counts a call, which keeps the connection open until it is dropped.
     pub(super) fn start_call(&self) -> CallGuard {
         with(&self.calls, |calls| calls.open += 1);
@@ -120,7 +115,14 @@ fn with<T>(calls: &Mutex<OpenCalls>, act: impl FnOnce(&mut OpenCalls) -> T) -> T
 }
 
 impl<S> Connection<S> {
-    pub(super) fn new(stream: S, peer: Peer, limits: &ConnectionLimits) -> Self {
+    pub(super) fn new(
+        stream: S,
+        address: Option<SocketAddr>,
+        names: Option<Arc<Names>>,
+        limits: &ConnectionLimits,
+    ) -> Self {
+        let calls = Arc::new(Mutex::new(OpenCalls { open: 0, idle_since: Instant::now() }));
+        let peer = Peer { address, names, calls };
         let deadline = Box::pin(sleep_until(Instant::now() + limits.preface));
         Self { stream, peer, idle: limits.idle, stage: ConnectionStage::Preface(PREFACE_BYTES), deadline }
     }

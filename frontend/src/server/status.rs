@@ -1,8 +1,12 @@
 //! The call `Status`: the state of the frontend and its nodes, at once or when all nodes have programmed a revision.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use proto::{model::Revision, v1};
+use proto::{
+    convert::{micros, unix_micros},
+    model::Revision,
+    v1,
+};
 use runtime::Shutdown;
 use tokio::time::timeout;
 use tonic::Status;
@@ -11,7 +15,7 @@ use crate::{
     StreamStatus,
     source::{KindFreshness, WatchPhase},
     status::{ReportedProblem, StatusSources},
-    streams::{DisconnectedNode, Fleet},
+    streams::Fleet,
 };
 
 /// The longest that a response is delayed.
@@ -66,7 +70,7 @@ pub(super) fn response(sources: &StatusSources, request: &v1::StatusRequest) -> 
         nodes: nodes(&fleet, &request.node),
         problems,
         programmed_on_all_nodes: fleet.programmed_on_all_nodes().unwrap_or_else(|| log.revision()).0,
-        nodes_without_backend: fleet.disconnected.len() as u64,
+        nodes_without_backend: fleet.disconnected().count() as u64,
         ready: sources.cluster.is_ready(),
         started_micros: unix_micros(sources.started),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -83,9 +87,15 @@ fn problem(problem: ReportedProblem) -> v1::Problem {
 fn nodes(fleet: &Fleet, wanted: &str) -> Vec<v1::NodeStatus> {
     let failures = if wanted.is_empty() { MAX_FAILURES } else { usize::MAX };
     let is_wanted = |node: &str| wanted.is_empty() || node == wanted;
-    let streams = fleet.backends.iter().chain(&fleet.observers).filter(|status| is_wanted(&status.node));
+    let streams = fleet.backends().chain(fleet.observers()).filter(|status| is_wanted(&status.node));
     let streams = streams.map(|status| connected(status, failures));
-    let disconnected = fleet.disconnected.iter().filter(|node| is_wanted(&node.node)).map(disconnected);
+    let disconnected =
+        fleet.disconnected().filter(|(node, _)| is_wanted(node)).map(|(node, duration)| v1::NodeStatus {
+            node: node.to_string(),
+            role: v1::Role::Backend.into(),
+            lag_micros: micros(duration),
+            ..v1::NodeStatus::default()
+        });
     let nodes = streams.chain(disconnected).map(|status| {
         let last_error = fleet.last_error(&status.node).unwrap_or_default().to_owned();
         v1::NodeStatus { last_error, ..status }
@@ -114,15 +124,6 @@ fn connected(status: &StreamStatus, failures: usize) -> v1::NodeStatus {
     }
 }
 
-fn disconnected(node: &DisconnectedNode) -> v1::NodeStatus {
-    v1::NodeStatus {
-        node: node.node.to_string(),
-        role: v1::Role::Backend.into(),
-        lag_micros: micros(node.duration),
-        ..v1::NodeStatus::default()
-    }
-}
-
 fn kind(row: KindFreshness) -> v1::WatchStatus {
     let age_micros = row.age().map(micros);
     let KindFreshness { kind, phase, confirmed: _, lists, failures, last_error } = row;
@@ -139,12 +140,4 @@ fn kind(row: KindFreshness) -> v1::WatchStatus {
         failures,
         last_error: last_error.unwrap_or_default(),
     }
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn unix_micros(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, micros)
 }

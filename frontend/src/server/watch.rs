@@ -1,4 +1,7 @@
-//! One `Watch` call: its session, and the stream of encoded messages that the session sends.
+//! One `Watch` call: its session, and the response body with the encoded messages that the session sends.
+//!
+//! tonic's own body would copy each message into a buffer per stream that never shrinks. With thousands of streams that
+//! are sent the same snapshot, that would be most of the CPU time and most of the memory.
 
 use std::{
     pin::Pin,
@@ -6,36 +9,43 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use futures::{Stream, StreamExt as _};
-use proto::{encoded::EncodedMessage, model::ClientMessage, v1};
+use bytes::Bytes;
+use futures::Stream;
+use http::HeaderMap;
+use http_body::{Body, Frame};
+use proto::{model::ClientMessage, v1};
 use runtime::Shutdown;
 use tokio::{sync::mpsc, task::JoinSet};
+use tokio_stream::StreamExt as _;
 use tonic::{Status, Streaming};
 use tracing::debug;
 
 use super::{authn, connection::CallGuard};
 use crate::{
-    OutgoingMessage, SessionError,
+    SessionError,
     identity::Identity,
     metrics::Metrics,
-    session::{self, SessionContext},
+    session::{self, OutgoingMessage, SessionContext},
 };
 
 /// How many messages wait for the connection. A longer queue would only take memory: messages are computed as late as
 /// possible.
 const MESSAGES: usize = 2;
 
-/// The messages to a client.
-pub(super) struct WatchStream {
-    /// The task of the session, which must run also while the client does not read. Empty once its result has been
-    /// returned. Dropping the set aborts the task.
+/// The response body of a call: the messages of its session, then the gRPC status.
+pub(super) struct WatchBody {
+    /// The task of the session, which must run also while the client does not read. Dropping the set aborts the task.
     session: JoinSet<Result<(), SessionError>>,
     outgoing: mpsc::Receiver<OutgoingMessage>,
+    /// The rest of the current message.
+    chunks: std::vec::IntoIter<Bytes>,
+    /// The status has been sent.
+    is_ended: bool,
     metrics: Arc<Metrics>,
     _call: Option<CallGuard>,
 }
 
-impl WatchStream {
+impl WatchBody {
     pub(super) fn new(
         context: Arc<SessionContext>,
         identity: Identity,
@@ -48,25 +58,40 @@ impl WatchStream {
         let running = session::run(context, identity, events(messages), sender, shutdown);
         let mut session = JoinSet::new();
         session.spawn(running);
-        Self { session, outgoing, metrics, _call: call }
+        Self { session, outgoing, chunks: Vec::new().into_iter(), is_ended: false, metrics, _call: call }
     }
 }
 
-impl Stream for WatchStream {
-    type Item = Result<EncodedMessage, Status>;
+impl Body for WatchBody {
+    type Data = Bytes;
+    type Error = Status;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if let Some(message) = ready!(self.outgoing.poll_recv(context)) {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.is_ended {
+            return Poll::Ready(None);
+        }
+        loop {
+            if let Some(chunk) = self.chunks.next() {
+                return Poll::Ready(Some(Ok(Frame::data(chunk))));
+            }
+            let Some(message) = ready!(self.outgoing.poll_recv(context)) else { break };
             let message = message.encode(&self.metrics.chunks);
             self.metrics.sent(message.len());
-            return Poll::Ready(Some(Ok(message)));
+            self.chunks = message.into_length_prefixed().into_iter();
         }
         // The session, which held the sender, has ended.
-        Poll::Ready(match ready!(self.session.poll_join_next(context)) {
-            None | Some(Ok(Ok(()))) => None,
-            Some(Ok(Err(error))) => Some(Err(to_status(error))),
-            Some(Err(error)) => Some(Err(Status::internal(error.to_string()))),
-        })
+        let status = match ready!(self.session.poll_join_next(context)) {
+            None | Some(Ok(Ok(()))) => Status::ok(""),
+            Some(Ok(Err(error))) => to_status(error),
+            Some(Err(error)) => Status::internal(error.to_string()),
+        };
+        self.is_ended = true;
+        let mut trailers = HeaderMap::new();
+        Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_ended
     }
 }
 
@@ -74,14 +99,13 @@ impl Stream for WatchStream {
 fn events(
     messages: Streaming<v1::ClientMessage>,
 ) -> impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin {
-    let events = messages.map(|message| match message {
+    messages.map_while(|message| match message {
         Ok(message) => Some(ClientMessage::try_from(message).map_err(SessionError::from)),
         Err(status) => {
             debug!(%status, "connection lost");
             None
         }
-    });
-    events.take_while(|event| std::future::ready(event.is_some())).filter_map(std::future::ready)
+    })
 }
 
 fn to_status(error: SessionError) -> Status {

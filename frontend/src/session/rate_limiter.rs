@@ -47,15 +47,7 @@ pub(super) struct StreamPermit {
     key: UsageKey,
 }
 
-type UsageKey = (Arc<str>, RoleOrder);
-
-/// [`Role`] with an order, to serve as a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum RoleOrder {
-    Backend,
-    Observer,
-    Shadow,
-}
+type UsageKey = (Arc<str>, Role);
 
 #[derive(Debug, Default)]
 struct UsageTable {
@@ -77,12 +69,7 @@ impl RateLimiter {
 
     /// Counts another stream, if the node may have it.
     pub(super) fn open_stream(&self, hello: &Hello) -> Result<StreamPermit, SessionError> {
-        let role = match hello.role {
-            Role::Backend => RoleOrder::Backend,
-            Role::Observer => RoleOrder::Observer,
-            Role::Shadow => RoleOrder::Shadow,
-        };
-        let key = (hello.node.clone(), role);
+        let key = (hello.node.clone(), hello.role);
         let now = Instant::now();
         let is_permitted = self.with(|usage| {
             usage.clean_up(now);

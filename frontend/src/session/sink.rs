@@ -1,7 +1,11 @@
-//! Where a session sends its messages, and the permit under which it sends a snapshot or a repair.
+//! The messages of a session: where it sends them, and the permit under which it sends a snapshot or a repair.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use proto::{
+    encoded::EncodedMessage,
+    model::{Batch, ServerMessage},
+};
 use runtime::Shutdown;
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
@@ -9,9 +13,23 @@ use tokio::{
 };
 use tracing::info;
 
-use crate::outgoing::OutgoingMessage;
+use crate::log::{EncodedChunk, EncodingCounters};
 
 use super::{SessionEnd, rebuild_queue::RebuildPermit};
+
+/// One message to a client: a batch whose operations are shared with other streams, or anything else.
+#[derive(Clone, Debug)]
+pub(crate) enum OutgoingMessage {
+    /// Anything but a batch.
+    Plain(ServerMessage),
+    /// A batch.
+    Batch {
+        /// The batch without its operations.
+        header: Batch,
+        /// Its operations.
+        chunks: Vec<Arc<EncodedChunk>>,
+    },
+}
 
 /// The sending side of a stream.
 #[derive(Debug)]
@@ -19,6 +37,29 @@ pub(super) struct MessageSink {
     messages: mpsc::Sender<OutgoingMessage>,
     shutdown: Shutdown,
     permit: Option<RebuildPermit>,
+}
+
+impl OutgoingMessage {
+    /// Encodes the message. Chunks that another stream has sent already are not encoded again.
+    pub(crate) fn encode(&self, counters: &EncodingCounters) -> EncodedMessage {
+        match self {
+            Self::Plain(message) => EncodedMessage::new(message),
+            Self::Batch { header, chunks } => {
+                EncodedMessage::batch(header, chunks.iter().map(|chunk| chunk.encoded(counters)))
+            }
+        }
+    }
+
+    /// The message as a value, for a client in the same process. Nothing is encoded.
+    pub(crate) fn into_message(self) -> ServerMessage {
+        match self {
+            Self::Plain(message) => message,
+            Self::Batch { header, chunks } => {
+                let operations = chunks.iter().flat_map(|chunk| chunk.operations()).cloned().collect();
+                ServerMessage::Batch(Batch { operations, ..header })
+            }
+        }
+    }
 }
 
 impl MessageSink {

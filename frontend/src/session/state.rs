@@ -4,9 +4,7 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use proto::{
     digest::{Digest, DigestVector},
-    model::{
-        Ack, Batch, ClientMessage, Hello, Revision, ServerMessage, ServicePortFailure, SourceVersion, SyncMode, Welcome,
-    },
+    model::{Ack, Batch, ClientMessage, Hello, Revision, ServerMessage, ServicePortFailure, SyncMode, Welcome},
 };
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
@@ -14,11 +12,12 @@ use tracing::{debug, error, info, warn};
 use crate::{
     events::BackendStart,
     log::{CHUNK_BYTES, NodeUpdate},
-    outgoing::OutgoingMessage,
     streams::StreamGuard,
 };
 
-use super::{MessageSink, SessionContext, SessionEnd, SessionError, StreamPermit, token_bucket::TokenBucket};
+use super::{
+    MessageSink, OutgoingMessage, SessionContext, SessionEnd, SessionError, StreamPermit, token_bucket::TokenBucket,
+};
 
 /// The base of the first batch to a client that does not resume.
 const NO_REVISION: Revision = Revision(0);
@@ -37,8 +36,8 @@ pub(super) struct Session {
     context: Arc<SessionContext>,
     status: StreamGuard,
     permit: StreamPermit,
-    /// The token with which the stream started: it covers the first snapshot or repair.
-    initial_sync: Option<InitialSync>,
+    /// Whether the token with which the stream started is unused: it covers the first snapshot or repair.
+    has_initial_token: bool,
     ack_repeats: TokenBucket,
     node: Arc<str>,
     /// The revision that the client is at, or will be at once it has applied what was sent.
@@ -55,10 +54,6 @@ pub(super) struct Session {
     /// When the oldest change in the difference being sent was committed; `None` for anything but a difference.
     committed_at: Option<Instant>,
 }
-
-/// The right to be sent one snapshot or repair without taking another token.
-#[derive(Debug)]
-struct InitialSync;
 
 /// The answer that the client owes before anything else is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +105,7 @@ impl Session {
             context,
             status,
             permit,
-            initial_sync: Some(InitialSync),
+            has_initial_token: true,
             ack_repeats: TokenBucket::full(Instant::now()),
             node,
             cursor: base,
@@ -205,7 +200,10 @@ impl Session {
         match message {
             ClientMessage::Hello(_) => Err(SessionError::SecondHello.into()),
             ClientMessage::Ack(ack) => self.on_ack(ack, output).await,
-            ClientMessage::DigestResponse(_, digests) => self.on_digests(&digests, output).await,
+            ClientMessage::DigestResponse(_, digests) if self.awaiting == Awaiting::Digests => {
+                self.repair(&digests, output).await
+            }
+            ClientMessage::DigestResponse(..) => Err(SessionError::UnexpectedDigests.into()),
         }
     }
 
@@ -237,7 +235,7 @@ impl Session {
         output.release_permit();
         self.status.clear_error();
         if let Some(committed_at) = self.committed_at.take() {
-            self.context.metrics.acked(committed_at.elapsed());
+            self.context.metrics.acks.observe(committed_at.elapsed().as_secs_f64());
         }
         if let Some(digest) = digest {
             if digest != expected && self.digest_trust != DigestTrust::Disabled {
@@ -275,7 +273,7 @@ impl Session {
         output: &mut MessageSink,
     ) -> Result<(), SessionEnd> {
         warn!(%revision, digest = digest.0, expected = expected.0, "digest mismatch, the state of the node is wrong");
-        self.context.metrics.mismatched();
+        self.context.metrics.mismatches.inc();
         self.status.update(|status| {
             status.repairs += 1;
             status.programmed = NO_REVISION;
@@ -310,13 +308,6 @@ impl Session {
         self.awaiting = Awaiting::Digests;
         self.set_pending(Instant::now());
         output.send(OutgoingMessage::Plain(ServerMessage::DigestRequest)).await
-    }
-
-    async fn on_digests(&mut self, digests: &DigestVector, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        if self.awaiting != Awaiting::Digests {
-            return Err(SessionError::UnexpectedDigests.into());
-        }
-        self.repair(digests, output).await
     }
 
     /// Sends the buckets that differ. When none does, the client does not have to wait for a rebuild permit.
@@ -354,7 +345,7 @@ impl Session {
 
     /// Waits until the rate limit of the node allows another snapshot or repair.
     async fn acquire_sync(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        if self.initial_sync.take().is_some() {
+        if mem::take(&mut self.has_initial_token) {
             return Ok(());
         }
         let token = self.permit.acquire_sync();
@@ -373,25 +364,19 @@ impl Session {
     async fn send(&mut self, update: NodeUpdate, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let base = self.sent;
         let NodeUpdate { target, chunks, oldest_trigger, digest, source_version } = update;
-        let header = |commit| Batch {
-            base,
-            target,
-            operations: Vec::new(),
-            commit,
-            oldest_trigger,
-            source_version: if commit { source_version } else { SourceVersion::default() },
-        };
+        let part = Batch { base, target, oldest_trigger, ..Batch::default() };
         let (mut pending, mut size) = (Vec::new(), 0);
         for chunk in chunks {
             if size + chunk.size() > CHUNK_BYTES && !pending.is_empty() {
                 let chunks = mem::take(&mut pending);
-                output.send(OutgoingMessage::Batch { header: header(false), chunks }).await?;
+                output.send(OutgoingMessage::Batch { header: part.clone(), chunks }).await?;
                 size = 0;
             }
             size += chunk.size();
             pending.push(chunk);
         }
-        output.send(OutgoingMessage::Batch { header: header(true), chunks: pending }).await?;
+        let header = Batch { commit: true, source_version, ..part };
+        output.send(OutgoingMessage::Batch { header, chunks: pending }).await?;
         self.await_ack(target, digest);
         Ok(())
     }
@@ -462,9 +447,7 @@ async fn wait_with_keepalive<T>(
             result = &mut awaited => return Ok(result),
             () = sleep(context.config.bookmark_interval) => {
                 let target = context.cluster.log().revision();
-                let source_version = SourceVersion::default();
-                let operations = Vec::new();
-                let header = Batch { base, target, operations, commit: false, oldest_trigger: None, source_version };
+                let header = Batch { base, target, ..Batch::default() };
                 // Does not wait for the client to read: a permit granted meanwhile would be lost.
                 output.try_send(OutgoingMessage::Batch { header, chunks: Vec::new() })?;
             }

@@ -264,7 +264,8 @@ async fn streams_have_status_and_failures() {
     assert_eq!(reports.try_recv().unwrap(), NodeReport::Failed("node-0".into(), failure.clone()));
     assert!(reports.try_recv().is_err(), "one report, and none for an unknown service port");
     let fleet = fixture.frontend.sessions.streams.fleet();
-    let ([backend], [observing]) = (&fleet.backends[..], &fleet.observers[..]) else { panic!("{fleet:?}") };
+    let (backends, observers): (Vec<_>, _) = (fleet.backends().collect(), fleet.observers());
+    let ([backend], [observing]) = (&backends[..], &observers[..]) else { panic!("{fleet:?}") };
     assert_eq!(backend.failures, [failure]);
     assert_eq!(backend.acked, fixture.revision());
     assert_eq!(observing.acked, Revision(0));
@@ -311,7 +312,7 @@ async fn client_in_the_same_process_receives_values() {
     assert!(updates.recv().await.is_none());
     let (_events, updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());
     drop(updates);
-    while !fixture.frontend.sessions.streams.fleet().backends.is_empty() {
+    while fixture.frontend.sessions.streams.fleet().backends().next().is_some() {
         tokio::task::yield_now().await;
     }
 }

@@ -1,16 +1,16 @@
-//! Operations and batches.
+//! Operations, the node and cluster info that they set, and batches.
 
 use super::{
     InvalidMessage, Within as _, each,
     enums::WireEnum as _,
     from_unix_micros,
-    pack::{pack_endpoints, unpack_endpoints},
+    pack::{addresses, pack_address, pack_endpoints, unpack_endpoints},
     service_port::required_key,
-    unix_micros,
+    sorted, unix_micros,
 };
 use crate::{
     digest::BUCKETS,
-    model::{Batch, IpFamily, Operation, Pool, PoolClass, PoolId, Revision, SourceVersion},
+    model::{Batch, ClusterInfo, IpFamily, NodeInfo, Operation, PoolClass, PoolId, Revision, SourceVersion},
     v1,
 };
 
@@ -89,7 +89,51 @@ impl TryFrom<v1::PoolReplacement> for Operation {
     fn try_from(wire: v1::PoolReplacement) -> Result<Self, InvalidMessage> {
         let pool = pool_id(wire.key, wire.class, wire.family)?;
         let endpoints = unpack_endpoints(pool.class, pool.family, &wire.endpoints, "endpoints")?;
-        Ok(Self::ReplacePool { pool, endpoints: endpoints.into_iter().collect::<Pool>() })
+        Ok(Self::ReplacePool { pool, endpoints: endpoints.into_iter().collect() })
+    }
+}
+
+impl From<&NodeInfo> for v1::NodeInfo {
+    fn from(node: &NodeInfo) -> Self {
+        let NodeInfo { name, addresses, pod_cidrs, zone, eligible } = node;
+        Self {
+            name: name.to_string(),
+            addresses: addresses.iter().map(pack_address).collect(),
+            pod_cidrs: pod_cidrs.iter().map(Into::into).collect(),
+            zone: zone.to_string(),
+            eligible: *eligible,
+        }
+    }
+}
+
+impl TryFrom<v1::NodeInfo> for NodeInfo {
+    type Error = InvalidMessage;
+
+    fn try_from(wire: v1::NodeInfo) -> Result<Self, InvalidMessage> {
+        if wire.name.is_empty() {
+            return Err(InvalidMessage::new("name", "is empty"));
+        }
+        Ok(Self {
+            name: wire.name.into(),
+            addresses: addresses(&wire.addresses, "addresses")?,
+            pod_cidrs: each(&wire.pod_cidrs, "pod_cidrs")?,
+            zone: wire.zone.into(),
+            eligible: wire.eligible,
+        })
+    }
+}
+
+impl From<&ClusterInfo> for v1::ClusterInfo {
+    fn from(cluster: &ClusterInfo) -> Self {
+        Self { service_cidrs: cluster.service_cidrs.iter().map(Into::into).collect() }
+    }
+}
+
+impl TryFrom<v1::ClusterInfo> for ClusterInfo {
+    type Error = InvalidMessage;
+
+    fn try_from(wire: v1::ClusterInfo) -> Result<Self, InvalidMessage> {
+        Ok(Self { service_cidrs: sorted(each(&wire.service_cidrs, "service_cidrs")?) })
     }
 }
 

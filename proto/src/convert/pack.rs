@@ -1,12 +1,15 @@
-//! Packed addresses and endpoints.
+//! Addresses, CIDRs, and packed endpoints.
 
-use std::net::IpAddr;
-use std::num::NonZeroU16;
+use std::{net::IpAddr, num::NonZeroU16};
 
 use bytes::Bytes;
+use ipnet::IpNet;
 
 use super::InvalidMessage;
-use crate::model::{Endpoint, IpFamily, PoolClass};
+use crate::{
+    model::{Endpoint, IpFamily, PoolClass},
+    v1,
+};
 
 /// The flag of a terminating endpoint in a local pool.
 const FLAG_TERMINATING: u8 = 1;
@@ -80,5 +83,30 @@ pub fn unpack_address(bytes: &[u8], field: &str) -> Result<IpAddr, InvalidMessag
         Ok(IpAddr::from(octets))
     } else {
         Err(InvalidMessage::new(field, format!("{} bytes are not an IP address", bytes.len())))
+    }
+}
+
+/// Addresses in the order of the message.
+pub(super) fn addresses(wire: &[Bytes], field: &str) -> Result<Vec<IpAddr>, InvalidMessage> {
+    let entries = wire.iter().enumerate();
+    entries.map(|(at, bytes)| unpack_address(bytes, &format!("{field}[{at}]"))).collect()
+}
+
+impl From<&IpNet> for v1::Cidr {
+    fn from(range: &IpNet) -> Self {
+        Self { address: pack_address(&range.addr()), prefix_length: range.prefix_len().into() }
+    }
+}
+
+impl TryFrom<&v1::Cidr> for IpNet {
+    type Error = InvalidMessage;
+
+    fn try_from(wire: &v1::Cidr) -> Result<Self, InvalidMessage> {
+        let address = unpack_address(&wire.address, "address")?;
+        let length = u8::try_from(wire.prefix_length).ok();
+        let range = length.and_then(|length| Self::new(address, length).ok()).ok_or_else(|| {
+            InvalidMessage::new("prefix_length", format!("/{} is too long for {address}", wire.prefix_length))
+        })?;
+        Ok(range.trunc())
     }
 }

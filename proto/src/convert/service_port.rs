@@ -10,8 +10,7 @@ use bytes::Bytes;
 use super::{
     InvalidMessage, Within as _, each,
     enums::WireEnum as _,
-    info,
-    pack::{pack_address, unpack_address},
+    pack::{addresses, pack_address, unpack_address},
     required, sorted,
 };
 use crate::{
@@ -35,10 +34,6 @@ fn optional_port(value: u32, field: &str) -> Result<Option<NonZeroU16>, InvalidM
 
 fn optional_scheduler(text: &str, field: &str) -> Result<Option<IpvsScheduler>, InvalidMessage> {
     (!text.is_empty()).then(|| text.parse()).transpose().map_err(|error| InvalidMessage::new(field, error))
-}
-
-fn sorted_addresses(wire: &[Bytes], field: &str) -> Result<Vec<IpAddr>, InvalidMessage> {
-    info::addresses(wire, field).map(sorted)
 }
 
 fn cluster_ips(wire: &[Bytes]) -> Result<PerFamily<Option<IpAddr>>, InvalidMessage> {
@@ -125,8 +120,8 @@ impl TryFrom<v1::ServicePort> for ServicePort {
             port: port(wire.port, "port")?,
             cluster_ips: cluster_ips(&wire.cluster_ips)?,
             node_port: optional_port(wire.node_port, "node_port")?,
-            external_ips: sorted_addresses(&wire.external_ips, "external_ips")?,
-            load_balancer_ips: sorted_addresses(&wire.load_balancer_ips, "load_balancer_ips")?,
+            external_ips: sorted(addresses(&wire.external_ips, "external_ips")?),
+            load_balancer_ips: sorted(addresses(&wire.load_balancer_ips, "load_balancer_ips")?),
             source_ranges: sorted(each(&wire.source_ranges, "source_ranges")?),
             internal_policy: policy(wire.internal_policy, "internal_policy")?,
             external_policy: policy(wire.external_policy, "external_policy")?,

@@ -236,9 +236,8 @@ proptest! {
     #[test]
     fn encoded_operations_make_up_the_batch(batch in batch(), split in 0..6usize) {
         let header = Batch { operations: Vec::new(), ..batch.clone() };
-        let chunks: Vec<_> = batch.operations.iter().map(EncodedOperation::new).collect();
-        let (joined, single) = chunks.split_at(split.min(chunks.len()));
-        let chunks = std::iter::once(EncodedOperation::join(joined)).chain(single.iter().cloned());
+        let (joined, single) = batch.operations.split_at(split.min(batch.operations.len()));
+        let chunks = std::iter::once(EncodedOperation::all(joined)).chain(single.iter().map(EncodedOperation::new));
         let message = EncodedMessage::batch(&header, chunks);
         let event = ServerMessage::Batch(batch);
         prop_assert_eq!(message.len(), EncodedMessage::new(&event).len());

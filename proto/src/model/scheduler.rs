@@ -52,9 +52,13 @@ pub enum ParseSchedulerError {
 /// The maximum length of an invalid text in errors, in characters: an annotation may be of any length.
 const MAX_SHOWN: usize = 40;
 
-// === impl IpvsScheduler ===
-
 impl IpvsScheduler {
+    const ALL: [Self; 9] = {
+        const NONE: SchedulerFlags = SchedulerFlags { fallback: false, port: false };
+        use IpvsScheduler::{Dh, Lc, Mh, Nq, Rr, Sed, Sh, Wlc, Wrr};
+        [Rr, Wrr, Lc, Wlc, Sh(NONE), Dh, Sed, Nq, Mh(NONE)]
+    };
+
     /// The name of the scheduler in the kernel.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -73,18 +77,13 @@ impl IpvsScheduler {
 
     /// The flags; none for schedulers without flags.
     #[must_use]
-    pub fn flags(self) -> SchedulerFlags {
-        match self {
-            Self::Sh(flags) | Self::Mh(flags) => flags,
-            Self::Rr | Self::Wrr | Self::Lc | Self::Wlc | Self::Dh | Self::Sed | Self::Nq => SchedulerFlags::default(),
-        }
+    pub fn flags(mut self) -> SchedulerFlags {
+        self.flags_mut().copied().unwrap_or_default()
     }
 
-    /// Adds a flag, if the scheduler supports it.
-    fn with_flag(self, flag: &str) -> Option<Self> {
+    fn flags_mut(&mut self) -> Option<&mut SchedulerFlags> {
         match self {
-            Self::Sh(flags) => flags.with_flag(flag).map(Self::Sh),
-            Self::Mh(flags) => flags.with_flag(flag).map(Self::Mh),
+            Self::Sh(flags) | Self::Mh(flags) => Some(flags),
             Self::Rr | Self::Wrr | Self::Lc | Self::Wlc | Self::Dh | Self::Sed | Self::Nq => None,
         }
     }
@@ -96,20 +95,16 @@ impl FromStr for IpvsScheduler {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let shown = || text.chars().take(MAX_SHOWN).collect();
         let (name, flags) = text.split_once(':').unwrap_or((text, ""));
-        let scheduler = match name {
-            "rr" => Self::Rr,
-            "wrr" => Self::Wrr,
-            "lc" => Self::Lc,
-            "wlc" => Self::Wlc,
-            "sh" => Self::Sh(SchedulerFlags::default()),
-            "dh" => Self::Dh,
-            "sed" => Self::Sed,
-            "nq" => Self::Nq,
-            "mh" => Self::Mh(SchedulerFlags::default()),
-            _ => return Err(ParseSchedulerError::Unknown(shown())),
-        };
-        let mut flags = flags.split(',').filter(|flag| !flag.is_empty());
-        flags.try_fold(scheduler, Self::with_flag).ok_or_else(|| ParseSchedulerError::Flag(shown()))
+        let known = Self::ALL.into_iter().find(|scheduler| scheduler.name() == name);
+        let mut scheduler = known.ok_or_else(|| ParseSchedulerError::Unknown(shown()))?;
+        for flag in flags.split(',').filter(|flag| !flag.is_empty()) {
+            match (flag, scheduler.flags_mut()) {
+                ("fallback", Some(flags)) => flags.fallback = true,
+                ("port", Some(flags)) => flags.port = true,
+                _ => return Err(ParseSchedulerError::Flag(shown())),
+            }
+        }
+        Ok(scheduler)
     }
 }
 
@@ -129,18 +124,6 @@ impl fmt::Display for IpvsScheduler {
 impl Serialize for IpvsScheduler {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
-    }
-}
-
-// === impl HashFlags ===
-
-impl SchedulerFlags {
-    fn with_flag(self, flag: &str) -> Option<Self> {
-        match flag {
-            "fallback" => Some(Self { fallback: true, ..self }),
-            "port" => Some(Self { port: true, ..self }),
-            _ => None,
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use super::{Batch, Epoch, Revision, ServicePortKey, SourceVersion};
 use crate::digest::{Digest, DigestVector};
 
 /// The role of a client.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Programs the node.
     #[default]

@@ -1,10 +1,12 @@
-//! Operations that change the state of a node, and the batches that carry them.
+//! Operations that change the state of a node, the node and cluster info that they set, and the batches that carry
+//! them.
 
-use std::{fmt, time::SystemTime};
+use std::{fmt, net::IpAddr, sync::Arc, time::SystemTime};
 
+use ipnet::IpNet;
 use serde::Serialize;
 
-use super::{ClusterInfo, Endpoint, NodeInfo, Pool, PoolId, ServicePort, ServicePortKey};
+use super::{Endpoint, IpFamily, Pool, PoolId, ServicePort, ServicePortKey};
 
 /// The number of a change within an [`Epoch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -21,6 +23,29 @@ pub struct Epoch(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct SourceVersion(pub u64);
+
+/// The node that a stream is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NodeInfo {
+    /// Node `metadata.name`.
+    pub name: Arc<str>,
+    /// Node `status.addresses`: InternalIPs, then ExternalIPs, in that order, without duplicates.
+    pub addresses: Vec<IpAddr>,
+    /// Node `spec.podCIDRs`.
+    pub pod_cidrs: Vec<IpNet>,
+    /// Label `topology.kubernetes.io/zone`; empty if unknown.
+    pub zone: Arc<str>,
+    /// Whether load balancers may send new traffic to the node: false if the Node object does not exist, is being
+    /// deleted, or is tainted `ToBeDeletedByClusterAutoscaler`.
+    pub eligible: bool,
+}
+
+/// Information about the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ClusterInfo {
+    /// The ranges of cluster IPs: ServiceCIDR `spec.cidrs`, sorted.
+    pub service_cidrs: Vec<IpNet>,
+}
 
 /// One operation of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -55,7 +80,7 @@ pub enum Operation {
 }
 
 /// Part of a change, which consists of all batches up to one with `commit`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// The revision that the change starts from.
     pub base: Revision,
@@ -69,6 +94,20 @@ pub struct Batch {
     pub oldest_trigger: Option<SystemTime>,
     /// The source version of the resulting state, if `commit` is set.
     pub source_version: SourceVersion,
+}
+
+impl NodeInfo {
+    /// The info of a node without a Node object.
+    #[must_use]
+    pub fn unknown(name: impl Into<Arc<str>>) -> Self {
+        Self { name: name.into(), addresses: Vec::new(), pod_cidrs: Vec::new(), zone: "".into(), eligible: false }
+    }
+
+    /// The primary address of a family: the first InternalIP, else the first ExternalIP. Skips loopback addresses.
+    #[must_use]
+    pub fn primary_address(&self, family: IpFamily) -> Option<IpAddr> {
+        self.addresses.iter().copied().find(|address| IpFamily::of(address) == family && !address.is_loopback())
+    }
 }
 
 impl fmt::Display for Revision {

@@ -18,14 +18,7 @@ const OPERATIONS_PER_BATCH: usize = 64;
 
 /// A change in a single batch.
 pub(crate) fn batch(base: Revision, target: Revision, operations: &[Operation]) -> Batch {
-    Batch {
-        base,
-        target,
-        operations: operations.to_vec(),
-        commit: true,
-        oldest_trigger: None,
-        source_version: SourceVersion::default(),
-    }
+    Batch { base, target, operations: operations.to_vec(), commit: true, ..Batch::default() }
 }
 
 impl ScriptedFrontend<'_> {

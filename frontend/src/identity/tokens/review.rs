@@ -7,9 +7,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use futures::future::BoxFuture;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
-use kube::{Api, Client, api::PostParams};
+use kube::{Api, api::PostParams};
 use serde::Deserialize;
 
 use super::{ServiceAccount, TokenOptions};
@@ -18,35 +17,15 @@ use crate::identity::{Identity, authenticator::is_node_name};
 /// The key in `status.user.extra` with the node that a token is bound to (since Kubernetes 1.30, for tokens of pods).
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
-/// Reviews tokens.
-pub(super) trait Review: Send + Sync {
-    fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<TokenReviewStatus>>;
-}
-
-/// Reviews tokens with the API server.
-pub(super) struct ApiServer {
-    api: Api<TokenReview>,
-    audience: String,
-}
-
-impl ApiServer {
-    pub(super) fn new(client: Client, audience: String) -> Self {
-        Self { api: Api::all(client), audience }
-    }
-}
-
-impl Review for ApiServer {
-    fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<TokenReviewStatus>> {
-        let spec = TokenReviewSpec { token: token.to_owned(), audiences: Some(vec![self.audience.clone()]) };
-        let review = TokenReview { spec, ..TokenReview::default() };
-        Box::pin(async move {
-            let answer = self.api.create(&PostParams::default(), &review).await;
-            let answer = answer.context(
-                "create a TokenReview (the frontend needs permission to create tokenreviews.authentication.k8s.io)",
-            )?;
-            answer.status.context("TokenReview without a status")
-        })
-    }
+/// Requests the review of a token from the API server.
+pub(super) async fn review(api: &Api<TokenReview>, token: &str, audience: &str) -> Result<TokenReviewStatus> {
+    let spec = TokenReviewSpec { token: token.to_owned(), audiences: Some(vec![audience.to_owned()]) };
+    let review = TokenReview { spec, ..TokenReview::default() };
+    let reviewed = api
+        .create(&PostParams::default(), &review)
+        .await
+        .context("create a TokenReview (the frontend needs permission to create tokenreviews.authentication.k8s.io)")?;
+    reviewed.status.context("TokenReview without a status")
 }
 
 /// The identity of the holder of a reviewed token, or why the token is rejected.

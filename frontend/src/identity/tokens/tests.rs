@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::bail;
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use futures::future::{BoxFuture, join_all};
+use futures::future::join_all;
+use http::{Request, Response};
 use k8s_openapi::api::authentication::v1::{TokenReviewStatus, UserInfo};
+use kube::{Client, client::Body};
 use tokio::time::{advance, sleep};
 
 use super::*;
@@ -22,23 +24,26 @@ impl FakeApiServer {
     }
 
     fn tokens(&self) -> Tokens {
-        Tokens::with(Box::new(self.clone()), options(), Arc::new(BTreeSet::new()))
+        let reviews = self.0.clone();
+        let service = tower::service_fn(move |request| {
+            reviews.fetch_add(1, Ordering::Relaxed);
+            answer(request)
+        });
+        Tokens::new(Client::new(service, "default"), options(), Arc::default())
     }
 }
 
-impl Review for FakeApiServer {
-    fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, anyhow::Result<TokenReviewStatus>> {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async move {
-            sleep(Duration::from_secs(1)).await;
-            match token {
-                token if token.starts_with("good") => Ok(status(BACKEND, &["node-a"])),
-                token if token.starts_with("bad") => Ok(TokenReviewStatus::default()),
-                "slow" => std::future::pending().await,
-                _ => bail!("away"),
-            }
-        })
-    }
+async fn answer(request: Request<Body>) -> anyhow::Result<Response<Body>> {
+    let review: TokenReview = serde_json::from_slice(&request.into_body().collect_bytes().await?)?;
+    sleep(Duration::from_secs(1)).await;
+    let status = match review.spec.token.as_str() {
+        token if token.starts_with("good") => status(BACKEND, &["node-a"]),
+        token if token.starts_with("bad") => TokenReviewStatus::default(),
+        "slow" => std::future::pending().await,
+        _ => bail!("away"),
+    };
+    let review = TokenReview { status: Some(status), ..review };
+    Ok(Response::new(serde_json::to_vec(&review)?.into()))
 }
 
 fn options() -> TokenOptions {

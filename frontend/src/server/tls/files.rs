@@ -5,9 +5,9 @@ use std::{path::Path, sync::Arc};
 use anyhow::{Context as _, Result, ensure};
 use rustls::{
     RootCertStore, ServerConfig,
-    crypto::ring,
+    crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-    server::{NoServerSessionStorage, WebPkiClientVerifier},
+    server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
     version::TLS13,
 };
 
@@ -28,14 +28,13 @@ pub(super) struct Contents {
 impl Contents {
     pub(super) async fn read(files: &TlsFiles) -> Result<Self> {
         let TlsFiles { certificate, key, client_authorities } = files;
-        let client_authorities = match client_authorities {
-            Some(path) => Some(read(path).await.with_context(|| flag_and_path("--tls-client-ca", path))?),
-            None => None,
-        };
         Ok(Self {
-            certificate: read(certificate).await.with_context(|| flag_and_path("--tls-cert", certificate))?,
-            key: read(key).await.with_context(|| flag_and_path("--tls-key", key))?,
-            client_authorities,
+            certificate: read("--tls-cert", certificate).await?,
+            key: read("--tls-key", key).await?,
+            client_authorities: match client_authorities {
+                Some(path) => Some(read("--tls-client-ca", path).await?),
+                None => None,
+            },
         })
     }
 
@@ -46,25 +45,18 @@ impl Contents {
         let builder = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[&TLS13])?;
         let builder = match self.client_authorities.as_ref().zip(files.client_authorities.as_ref()) {
             Some((pem, path)) => {
-                let roots = Arc::new(roots(pem).with_context(|| flag_and_path("--tls-client-ca", path))?);
-                // A client without a certificate may have a token.
-                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).allow_unauthenticated();
-                let verifier = verifier.build().with_context(|| flag_and_path("--tls-client-ca", path))?;
+                let verifier =
+                    client_verifier(pem, provider).with_context(|| flag_and_path("--tls-client-ca", path))?;
                 builder.with_client_cert_verifier(verifier)
             }
             None => builder.with_no_client_auth(),
         };
-        let chain = certificates(&self.certificate).with_context(|| flag_and_path("--tls-cert", &files.certificate))?;
-        let key = PrivateKeyDer::from_pem_slice(&self.key);
-        let key = key.map_err(pem_error).with_context(|| flag_and_path("--tls-key", &files.key))?;
-        let config = builder.with_single_cert(chain, key);
-        let mut config = config.with_context(|| {
-            format!(
-                "{} and {}",
-                flag_and_path("--tls-cert", &files.certificate),
-                flag_and_path("--tls-key", &files.key)
-            )
-        })?;
+        let certificate = || flag_and_path("--tls-cert", &files.certificate);
+        let key = || flag_and_path("--tls-key", &files.key);
+        let chain = certificates(&self.certificate).with_context(certificate)?;
+        let private_key = PrivateKeyDer::from_pem_slice(&self.key).map_err(pem_error).with_context(key)?;
+        let config = builder.with_single_cert(chain, private_key);
+        let mut config = config.with_context(|| format!("{} and {}", certificate(), key()))?;
         config.alpn_protocols = vec![HTTP_2.to_vec()];
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
@@ -85,20 +77,22 @@ impl std::fmt::Debug for Contents {
     }
 }
 
-async fn read(path: &Path) -> Result<Vec<u8>> {
-    Ok(tokio::fs::read(path).await?)
+async fn read(flag: &str, path: &Path) -> Result<Vec<u8>> {
+    tokio::fs::read(path).await.with_context(|| flag_and_path(flag, path))
 }
 
 fn flag_and_path(flag: &str, path: &Path) -> String {
     format!("{flag} {}", path.display())
 }
 
-fn roots(pem: &[u8]) -> Result<RootCertStore> {
+/// Verifies client certificates against these CAs. A client without a certificate may have a token.
+fn client_verifier(authorities: &[u8], provider: Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(pem)? {
+    for certificate in certificates(authorities)? {
         roots.add(certificate).context("invalid CA certificate")?;
     }
-    Ok(roots)
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider).allow_unauthenticated();
+    Ok(verifier.build()?)
 }
 
 /// All certificates of a file. Fails if there is none.

@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 use super::ReloadingTls;
 use crate::{
     identity::certificate::Names,
-    server::connection::{Connection, ConnectionLimits, Peer},
+    server::connection::{Connection, ConnectionLimits},
 };
 
 /// How long a handshake may take. A backend gives up on a connection after the same time.
@@ -98,7 +98,7 @@ async fn handshake(
     let connecting = async {
         let stream = TlsAcceptor::from(tls.config()).accept(stream).await?;
         let names = names(&stream).context("client certificate")?;
-        Ok::<_, anyhow::Error>(Connection::new(stream, Peer::new(Some(address), names), limits))
+        Ok::<_, anyhow::Error>(Connection::new(stream, Some(address), names, limits))
     };
     match connecting.await {
         Ok(connection) => Some(connection),

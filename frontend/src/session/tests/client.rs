@@ -18,11 +18,11 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{
-    Config, Frontend, OutgoingMessage,
+    Config, Frontend,
     identity::Identity,
     log::tests::node_replica::NodeReplica,
     object::{ClusterObject, SourceUpdate},
-    session::{self, SessionError},
+    session::{self, OutgoingMessage, SessionError},
     testing::initial,
 };
 
