@@ -16,7 +16,7 @@
 //! on a thread of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.
 
 #[macro_use]
-mod constants;
+mod macros;
 mod attr;
 #[cfg(test)]
 mod captured;

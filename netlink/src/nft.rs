@@ -6,8 +6,6 @@
 //! - [`NftHandle`]: commits batches, dumps, generation.
 //! - [`NftMonitor`]: notifications of changes.
 
-#[macro_use]
-mod enums;
 mod abi;
 mod batch;
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::fmt;
 
 use super::{
     abi::{self, chain, elements, msg, rule, set, table},
-    chain::{Chain, Policy},
+    chain::Chain,
     element::{Element, ElementParts},
     expr::{Rule, put_exprs},
     set::{DataType, Set, value_len},
@@ -112,8 +112,7 @@ impl NftBatch {
             buf.put_str(chain::NAME, &added.name);
             if let Some(base) = &added.base {
                 buf.put_str(chain::TYPE, base.kind.name());
-                // NF_ACCEPT, NF_DROP
-                buf.put_u32(chain::POLICY, u32::from(base.policy == Policy::Accept));
+                buf.put_u32(chain::POLICY, base.policy.number());
                 buf.nest(chain::HOOK, |buf| {
                     buf.put_u32(chain::HOOK_NUM, base.hook.number());
                     buf.put_u32(chain::HOOK_PRIORITY, base.priority as u32);

@@ -72,67 +72,30 @@ impl ChainType {
     }
 }
 
-/// The hook of a base chain: `enum nf_inet_hooks`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Hook {
-    /// Received packets, before routing.
-    Prerouting,
-    /// Packets to local sockets.
-    Input,
-    /// Forwarded packets.
-    Forward,
-    /// Packets from local sockets.
-    Output,
-    /// Packets to send, after routing.
-    Postrouting,
-    /// Any other number.
-    Other(u32),
-}
-
-impl Hook {
-    pub(crate) const fn number(self) -> u32 {
-        match self {
-            Hook::Prerouting => 0,
-            Hook::Input => 1,
-            Hook::Forward => 2,
-            Hook::Output => 3,
-            Hook::Postrouting => 4,
-            Hook::Other(number) => number,
-        }
-    }
-
-    pub(crate) const fn from_number(number: u32) -> Self {
-        match number {
-            0 => Hook::Prerouting,
-            1 => Hook::Input,
-            2 => Hook::Forward,
-            3 => Hook::Output,
-            4 => Hook::Postrouting,
-            other => Hook::Other(other),
-        }
-    }
-
-    /// The name in nft.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Hook::Prerouting => "prerouting",
-            Hook::Input => "input",
-            Hook::Forward => "forward",
-            Hook::Output => "output",
-            Hook::Postrouting => "postrouting",
-            Hook::Other(_) => "unknown",
-        }
+numbered! {
+    /// The hook of a base chain: `enum nf_inet_hooks`.
+    Hook or Other {
+        /// Received packets, before routing.
+        Prerouting = 0 "prerouting",
+        /// Packets to local sockets.
+        Input = 1 "input",
+        /// Forwarded packets.
+        Forward = 2 "forward",
+        /// Packets from local sockets.
+        Output = 3 "output",
+        /// Packets to send, after routing.
+        Postrouting = 4 "postrouting",
     }
 }
 
-/// The policy of a base chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Policy {
-    /// The packet continues.
-    Accept,
-    /// The packet is dropped.
-    Drop,
+numbered! {
+    /// The policy of a base chain: `NF_DROP`, `NF_ACCEPT`.
+    Policy {
+        /// The packet is dropped.
+        Drop = 0 "drop",
+        /// The packet continues.
+        Accept = 1 "accept",
+    }
 }
 
 /// Priorities with a name in nft: `enum nf_ip_hook_priorities`.

@@ -76,7 +76,7 @@ pub(crate) fn chain(body: &Body<'_>) -> Option<Chain> {
             kind: ChainType::from_name(body.str(chain::TYPE)?)?,
             hook: Hook::from_number(hook.nested().find(chain::HOOK_NUM)?.u32()?),
             priority: hook.nested().find(chain::HOOK_PRIORITY)?.u32()? as i32,
-            policy: if body.u32(chain::POLICY)? == 0 { Policy::Drop } else { Policy::Accept },
+            policy: Policy::from_number(body.u32(chain::POLICY)?)?,
         }),
     };
     Some(Chain { name: body.str(chain::NAME)?.into(), base, comment: body.comment(chain::USERDATA, userdata::COMMENT) })

@@ -4,21 +4,24 @@
 //! registers), so that a dumped rule equals the written one. An expression with an unknown attribute becomes
 //! [`Expr::Other`]: it is neither an error, nor does it equal an expression without the attribute.
 
-mod decode;
-mod encode;
+mod attribute;
 mod keys;
+mod table;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, ops::Deref, time::Duration};
+use std::{fmt, ops::Deref};
 
-use super::{element::Verdict, table::TableFamily, userdata::Comment};
+use super::{
+    abi::{LIST_ELEM, rule},
+    userdata::Comment,
+};
+use crate::attr::{Attrs, Put};
 pub use keys::{
     CmpOp, CtDirection, CtKey, DynsetOp, FibFlags, FibResult, LookupMatch, MetaKey, NatFlags, NatType, NumgenType,
     PayloadBase, RangeOp, RejectWith,
 };
-
-pub(crate) use {decode::exprs as read_exprs, encode::put_exprs};
+pub use table::Expr;
 
 /// A rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -54,173 +57,24 @@ pub struct ListedRule {
     pub rule: Rule,
 }
 
-/// One expression.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Expr {
-    /// Loads bytes of the packet.
-    Payload {
-        /// The destination register.
-        dreg: Register,
-        /// The header at which `offset` starts.
-        base: PayloadBase,
-        /// In bytes.
-        offset: u32,
-        /// In bytes.
-        len: u32,
-    },
-    /// Loads metadata of the packet.
-    Meta {
-        /// The destination register.
-        dreg: Register,
-        /// The key.
-        key: MetaKey,
-    },
-    /// Sets metadata of the packet.
-    MetaSet {
-        /// The source register.
-        sreg: Register,
-        /// The key.
-        key: MetaKey,
-    },
-    /// Loads a property of the packet's connection.
-    Ct {
-        /// The destination register.
-        dreg: Register,
-        /// The key.
-        key: CtKey,
-        /// The tuple, for keys that depend on it.
-        direction: Option<CtDirection>,
-    },
-    /// Looks up an address of the packet in the routing table.
-    Fib {
-        /// The destination register.
-        dreg: Register,
-        /// The kind of result.
-        result: FibResult,
-        /// The address and the other inputs of the lookup.
-        flags: FibFlags,
-    },
-    /// Compares a register with a constant.
-    Cmp {
-        /// The source register.
-        sreg: Register,
-        /// The operator.
-        op: CmpOp,
-        /// The constant; its length is the number of bytes to compare.
-        data: Constant,
-    },
-    /// Compares a register with a range of constants.
-    Range {
-        /// The source register.
-        sreg: Register,
-        /// Inside or outside the range.
-        op: RangeOp,
-        /// The first value of the range.
-        from: Constant,
-        /// The last value of the range.
-        to: Constant,
-    },
-    /// `dreg = (sreg & mask) ^ xor`.
-    Bitwise {
-        /// The source register.
-        sreg: Register,
-        /// The destination register.
-        dreg: Register,
-        /// As long as the value.
-        mask: Constant,
-        /// As long as the value.
-        xor: Constant,
-    },
-    /// Loads a constant.
-    Immediate {
-        /// The destination register.
-        dreg: Register,
-        /// The constant.
-        data: Constant,
-    },
-    /// Ends the rule with a verdict.
-    Verdict(Verdict<'static>),
-    /// Looks up a key in a set or map. A miss ends the rule (see `matches`).
-    Lookup {
-        /// The set's name.
-        set: String,
-        /// The first register of the key.
-        sreg: Register,
-        /// The destination register of a map's data, [`Register::VERDICT`] for a verdict; `None` for a set.
-        dreg: Option<Register>,
-        /// Whether the rule continues if the key is in the set, or if it is not.
-        matches: LookupMatch,
-    },
-    /// Changes an element of a set or map.
-    Dynset {
-        /// The set's name.
-        set: String,
-        /// The operation.
-        op: DynsetOp,
-        /// The first register of the key.
-        key: Register,
-        /// The first register of a map's data, which a map requires even to delete an element.
-        data: Option<Register>,
-        /// The element's timeout; the kernel has a resolution of milliseconds.
-        timeout: Option<Duration>,
-    },
-    /// Converts numbers between host and network byte order.
-    Byteorder {
-        /// The source register.
-        sreg: Register,
-        /// The destination register.
-        dreg: Register,
-        /// The direction: `enum nft_byteorder_ops`.
-        op: u32,
-        /// In bytes.
-        len: u32,
-        /// The size of each number, in bytes.
-        size: u32,
-    },
-    /// Loads a number from `offset` to `offset + modulus - 1`, in host byte order.
-    Numgen {
-        /// The destination register.
-        dreg: Register,
-        /// Random or sequential.
-        kind: NumgenType,
-        /// The number of values.
-        modulus: u32,
-        /// The lowest value.
-        offset: u32,
-    },
-    /// Translates an address and a port of the connection (NAT).
-    Nat {
-        /// Source or destination.
-        kind: NatType,
-        /// The address's family.
-        family: TableFamily,
-        /// The register of the address.
-        addr: Option<Register>,
-        /// The register of the last address of a range.
-        addr_max: Option<Register>,
-        /// The register of the port.
-        port: Option<Register>,
-        /// The register of the last port of a range.
-        port_max: Option<Register>,
-        /// The selection of ports.
-        flags: NatFlags,
-    },
-    /// Translates the source to the address of the outgoing interface.
-    Masquerade {
-        /// The selection of ports.
-        flags: NatFlags,
-    },
-    /// Rejects the packet.
-    Reject(RejectWith),
-    /// Counts packets and bytes. The values are dropped, because they would make equal rules differ.
-    Counter,
-    /// Any other expression, as the kernel dumps it.
-    Other {
-        /// The name in the kernel.
-        name: String,
-        /// The payload of `NFTA_EXPR_DATA`.
-        data: Constant,
-    },
+/// Appends the content of `NFTA_RULE_EXPRESSIONS`.
+pub(crate) fn put_exprs(buf: &mut Vec<u8>, exprs: &[Expr]) {
+    for expr in exprs {
+        buf.nest(LIST_ELEM, |buf| {
+            buf.put_str(rule::EXPR_NAME, expr.name());
+            buf.nest(rule::EXPR_DATA, |buf| expr.put(buf));
+        });
+    }
+}
+
+/// The expressions in `NFTA_RULE_EXPRESSIONS`.
+pub(crate) fn read_exprs(list: Attrs<'_>) -> Vec<Expr> {
+    list.map(|element| {
+        let name = element.nested().find(rule::EXPR_NAME).and_then(|name| name.str()).unwrap_or_default();
+        let data = element.nested().find(rule::EXPR_DATA).map_or(&[][..], |data| data.payload);
+        Expr::read(name, data).unwrap_or_else(|| Expr::Other { name: name.into(), data: data.into() })
+    })
+    .collect()
 }
 
 /// One of the sixteen registers, or the verdict register.

@@ -100,68 +100,27 @@ pub(crate) fn value_len(fields: &[DataType]) -> usize {
     }
 }
 
-/// The type of a field: `enum datatypes` in nft.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DataType {
-    /// A verdict; only as the data of a map.
-    Verdict,
-    /// `ipv4_addr`, 4 bytes.
-    Ipv4Addr,
-    /// `ipv6_addr`, 16 bytes.
-    Ipv6Addr,
-    /// `inet_proto`: a transport protocol, 1 byte.
-    InetProto,
-    /// `inet_service`: a port, 2 bytes, network byte order.
-    InetService,
-    /// `mark`: 4 bytes, **host** byte order, as marks and the results of `numgen` are in registers.
-    Mark,
-    /// `ifname`: an interface's name, 16 bytes.
-    IfName,
-    /// A type that this crate does not support.
-    Other(u8),
+numbered! {
+    /// The type of a field: `enum datatypes` in nft, 6 bits of `NFTA_SET_KEY_TYPE` each.
+    DataType or Other {
+        /// A verdict; only as the data of a map.
+        Verdict = 0xffff_ff00 "verdict",
+        /// `ipv4_addr`, 4 bytes.
+        Ipv4Addr = 7 "ipv4_addr",
+        /// `ipv6_addr`, 16 bytes.
+        Ipv6Addr = 8 "ipv6_addr",
+        /// `inet_proto`: a transport protocol, 1 byte.
+        InetProto = 12 "inet_proto",
+        /// `inet_service`: a port, 2 bytes, network byte order.
+        InetService = 13 "inet_service",
+        /// `mark`: 4 bytes, **host** byte order, as marks and the results of `numgen` are in registers.
+        Mark = 19 "mark",
+        /// `ifname`: an interface's name, 16 bytes.
+        IfName = 41 "ifname",
+    }
 }
 
 impl DataType {
-    /// The number in nft: 6 bits in `NFTA_SET_KEY_TYPE`.
-    pub(crate) const fn number(self) -> u32 {
-        match self {
-            DataType::Verdict => 0xffff_ff00,
-            DataType::Ipv4Addr => 7,
-            DataType::Ipv6Addr => 8,
-            DataType::InetProto => 12,
-            DataType::InetService => 13,
-            DataType::Mark => 19,
-            DataType::IfName => 41,
-            DataType::Other(number) => number as u32,
-        }
-    }
-
-    const fn from_number(number: u8) -> Self {
-        match number {
-            7 => DataType::Ipv4Addr,
-            8 => DataType::Ipv6Addr,
-            12 => DataType::InetProto,
-            13 => DataType::InetService,
-            19 => DataType::Mark,
-            41 => DataType::IfName,
-            other => DataType::Other(other),
-        }
-    }
-
-    /// The name in nft.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DataType::Verdict => "verdict",
-            DataType::Ipv4Addr => "ipv4_addr",
-            DataType::Ipv6Addr => "ipv6_addr",
-            DataType::InetProto => "inet_proto",
-            DataType::InetService => "inet_service",
-            DataType::Mark => "mark",
-            DataType::IfName => "ifname",
-            DataType::Other(_) => "unknown",
-        }
-    }
-
     /// The length in bytes, without padding. That of [`DataType::Other`] is assumed to be 4.
     pub(crate) const fn len(self) -> usize {
         match self {
@@ -182,7 +141,7 @@ impl DataType {
         if number == DataType::Verdict.number() {
             return vec![DataType::Verdict];
         }
-        let fields = (0..5).rev().map(|index| (number >> (6 * index) & 0x3f) as u8);
+        let fields = (0..5).rev().map(|index| number >> (6 * index) & 0x3f);
         fields.skip_while(|&field| field == 0).map(DataType::from_number).collect()
     }
 }

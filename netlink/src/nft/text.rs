@@ -11,7 +11,7 @@ use std::fmt;
 pub(crate) use {element::ElementText, rule::RuleText};
 
 use super::{
-    chain::{Chain, Policy},
+    chain::Chain,
     set::{DataType, Set},
     table::TableFamily,
 };
@@ -30,11 +30,7 @@ pub(crate) fn chain_body(f: &mut fmt::Formatter<'_>, chain: &Chain) -> fmt::Resu
     f.write_str(" {")?;
     if let Some(base) = &chain.base {
         let (kind, hook) = (base.kind.name(), base.hook.name());
-        let policy = match base.policy {
-            Policy::Accept => "accept",
-            Policy::Drop => "drop",
-        };
-        write!(f, " type {kind} hook {hook} priority {} ; policy {policy} ;", base.priority)?;
+        write!(f, " type {kind} hook {hook} priority {} ; policy {} ;", base.priority, base.policy.name())?;
     }
     if let Some(comment) = &chain.comment {
         write!(f, " comment {:?} ;", &**comment)?;

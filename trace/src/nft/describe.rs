@@ -3,7 +3,7 @@
 use netlink::nft::{DataType, FieldReader};
 
 /// nft's `TYPE_INTEGER`: the result of `numgen`, in host byte order.
-const INTEGER: u8 = 4;
+const INTEGER: u32 = 4;
 
 /// Formats a value of these types.
 pub(super) fn value(types: &[DataType], bytes: &[u8]) -> String {

@@ -5,7 +5,10 @@ use std::time::Duration;
 use proptest::{collection::vec, option, prelude::*};
 
 use super::*;
-use crate::attr::{Put, attrs};
+use crate::{
+    attr::{Put, attrs},
+    nft::{element::Verdict, table::TableFamily},
+};
 
 fn register() -> impl Strategy<Value = Register> {
     (8..=23u8).prop_map(|number| Register::new(number).unwrap())

@@ -1,6 +1,14 @@
-//! Macros for the enums and flags of the kernel, with their numbers there and their names in nft.
+//! Macros for the kernel's numbers: constants, enums and flags, with their names in nft.
 
-/// A C enum with its numbers, and, if all variants have one, the names in nft.
+/// Constants of one type: `constants! { u16: NEWTABLE = 0, GETTABLE = 1 }`.
+macro_rules! constants {
+    ($kind:ty: $($(#[$doc:meta])* $name:ident = $number:expr),* $(,)?) => {
+        $($(#[$doc])* pub(crate) const $name: $kind = $number;)*
+    };
+}
+
+/// A C enum with its numbers, and, if all variants have one, the names in nft. With `or Other` it has a variant for all
+/// other numbers.
 macro_rules! numbered {
     ($(#[$doc:meta])* $name:ident { $($(#[$var_doc:meta])* $var:ident = $number:literal,)* }) => {
         $(#[$doc])*
@@ -27,6 +35,42 @@ macro_rules! numbered {
             pub(crate) const fn name(self) -> &'static str {
                 match self {
                     $($name::$var => $text,)*
+                }
+            }
+        }
+    };
+    ($(#[$doc:meta])* $name:ident or Other {
+        $($(#[$var_doc:meta])* $var:ident = $number:literal $text:literal,)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $name {
+            $($(#[$var_doc])* $var,)*
+            /// Any other number.
+            Other(u32),
+        }
+
+        impl $name {
+            pub(crate) const fn number(self) -> u32 {
+                match self {
+                    $($name::$var => $number,)*
+                    $name::Other(number) => number,
+                }
+            }
+
+            pub(crate) const fn from_number(number: u32) -> Self {
+                match number {
+                    $($number => $name::$var,)*
+                    other => $name::Other(other),
+                }
+            }
+
+            /// The name in nft.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($name::$var => $text,)*
+                    $name::Other(_) => "unknown",
                 }
             }
         }
