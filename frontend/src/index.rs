@@ -4,7 +4,7 @@
 //!   SourceUpdate ──▶ apply ──▶ objects, VIP claims ──▶ dirty keys ──take_changes──▶ views of these keys, problems
 //! ```
 //!
-//! The result depends on the present objects only, not on the order in which they arrived: an index after any history
+//! The result depends on the current objects only, not on the order in which they arrived: an index after any history
 //! equals one that was filled from scratch.
 
 mod problems;
@@ -142,7 +142,7 @@ impl Index {
         }
     }
 
-    /// The present facts about the cluster.
+    /// The current facts about the cluster.
     fn cluster(&self) -> ClusterInfo {
         let cidrs = self.configured.service_cidrs.iter().chain(self.service_cidrs.values().flatten());
         let cidrs: BTreeSet<IpNet> = cidrs.copied().collect();
@@ -193,8 +193,7 @@ impl Index {
         let is_related = move |kind, object: &ObjectName| match kind {
             ObjectKind::Service => object == name,
             ObjectKind::EndpointSlice => {
-                let service = self.slice_services.get(object);
-                object.namespace == name.namespace && service.is_some_and(|service| *service == name.name)
+                self.slice_services.get(object).is_some_and(|service| sibling(object, service) == *name)
             }
             ObjectKind::Node | ObjectKind::ServiceCidr => false,
         };
@@ -202,7 +201,7 @@ impl Index {
         related.flat_map(|(kind, object, problems)| problems.into_iter().map(move |problem| (kind, object, problem)))
     }
 
-    /// The present view of a service port. Records the problems of its claims.
+    /// The current view of a service port. Records the problems of its claims.
     fn resolve(&mut self, key: &ServicePortKey) -> Option<ServicePortView> {
         let name = ObjectName::new(key.namespace.clone(), key.name.clone());
         let mut problems = Vec::new();

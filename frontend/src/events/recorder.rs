@@ -40,35 +40,27 @@ const MAX_STARTS: usize = 1024;
 /// How long nothing is sent after the API server has answered 403.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
 
-/// Whether this frontend may create Events.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum EventPermission {
-    /// Yes, even if this request failed.
-    Granted,
-    /// The API server has answered 403.
-    Denied,
-}
-
 /// What has been reported, and what of it has been sent.
 pub(super) struct EventRecorder {
     sender: EventSender,
     series: HashMap<SeriesKey, EventSeries>,
     /// Not sent yet.
     starts: VecDeque<BackendStart>,
-    paused_until: Option<Instant>,
 }
 
+/// Sends requests to the API server, unless it has answered 403 recently.
 struct EventSender {
     client: Client,
     instance: String,
+    paused_until: Option<Instant>,
 }
 
 // === impl EventRecorder ===
 
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
-        let sender = EventSender { client, instance };
-        Self { sender, series: HashMap::new(), starts: VecDeque::new(), paused_until: None }
+        let sender = EventSender { client, instance, paused_until: None };
+        Self { sender, series: HashMap::new(), starts: VecDeque::new() }
     }
 
     /// Runs until the queue is closed.
@@ -104,7 +96,7 @@ impl EventRecorder {
 
     /// Sends what is due, at most `REQUESTS_PER_TICK` requests.
     async fn send_due(&mut self) {
-        if self.paused_until.is_some_and(|until| Instant::now() < until) {
+        if self.sender.is_paused() {
             return;
         }
         self.series.retain(|_, series| series.last_report.elapsed() < EXPIRY);
@@ -112,19 +104,18 @@ impl EventRecorder {
         let due = self.series.iter_mut().filter(|(_, series)| series.is_due()).take(REQUESTS_PER_TICK);
         for (key, series) in due {
             left -= 1;
-            let permission = self.sender.send(series.event(key), Some(series.patch())).await;
+            self.sender.send(series.event(key), Some(series.patch())).await;
             // Even if it failed: it is sent with the next report, a minute later at the earliest.
             series.mark_sent();
-            if permission == EventPermission::Denied {
-                self.paused_until = Some(Instant::now() + FORBIDDEN_PAUSE);
+            if self.sender.is_paused() {
                 return;
             }
         }
         // Failures come first. A start that cannot be sent is dropped.
         for _ in 0..left {
             let Some(start) = self.starts.pop_front() else { return };
-            if self.sender.send(start.event(), None).await == EventPermission::Denied {
-                self.paused_until = Some(Instant::now() + FORBIDDEN_PAUSE);
+            self.sender.send(start.event(), None).await;
+            if self.sender.is_paused() {
                 self.starts.clear();
                 return;
             }
@@ -135,8 +126,12 @@ impl EventRecorder {
 // === impl EventSender ===
 
 impl EventSender {
+    fn is_paused(&self) -> bool {
+        self.paused_until.is_some_and(|until| Instant::now() < until)
+    }
+
     /// Creates an Event. One that exists, because another replica or an earlier session has created it, is patched.
-    async fn send(&self, mut event: Event, patch: Option<Value>) -> EventPermission {
+    async fn send(&mut self, mut event: Event, patch: Option<Value>) {
         event.reporting_controller = Some(CONTROLLER.to_owned());
         event.reporting_instance = Some(self.instance.clone());
         let (name, namespace) = (event.name_any(), event.namespace().unwrap_or_default());
@@ -159,11 +154,10 @@ impl EventSender {
                     advice = "grant create and patch on events.events.k8s.io, or give --no-events",
                     "not allowed to create events"
                 );
-                return EventPermission::Denied;
+                self.paused_until = Some(Instant::now() + FORBIDDEN_PAUSE);
             }
             Ok(Err(error)) => debug!(error = chain(&error), namespace, name, "event not sent"),
             Err(_) => debug!(namespace, name, timeout_ms = DEADLINE.as_millis(), "event not sent within its timeout"),
         }
-        EventPermission::Granted
     }
 }

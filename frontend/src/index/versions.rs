@@ -34,7 +34,7 @@ impl SourceVersions {
         }
     }
 
-    /// The version that the present objects reflect at least.
+    /// The version that the current objects reflect at least.
     pub(super) fn reflected(&self) -> SourceVersion {
         self.changed.values().max().copied().unwrap_or_default()
     }

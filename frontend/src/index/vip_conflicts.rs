@@ -5,7 +5,7 @@
 //!   Service gets it; a Service without a creation time counts as the newest. When the winner is removed, the next one
 //!   gets it.
 //! - An external or load-balancer IP that is the cluster IP of any Service, or an address of any Node, is served on no
-//!   port: otherwise every user who may write a Service could take over the traffic of others.
+//!   port: otherwise every user that may write a Service could take over the traffic of others.
 //!
 //! Changes of the claims report which service ports they may affect; `resolve` answers for one service port.
 

@@ -89,12 +89,11 @@ pub(super) struct Requests<K> {
 }
 
 /// An open watch.
-pub(super) struct Watch<K> {
+pub(super) struct Watch {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     /// The line that is being read.
     line: Vec<u8>,
     pub(super) started: Instant,
-    kind: PhantomData<fn() -> K>,
 }
 
 // === impl Requests ===
@@ -134,7 +133,7 @@ impl<K: Watchable> Requests<K> {
     }
 
     /// Starts a watch after a version. Without one, all objects come first, as a streaming list.
-    pub(super) async fn watch(&self, after: Option<&str>) -> Result<Watch<K>, RequestError> {
+    pub(super) async fn watch(&self, after: Option<&str>) -> Result<Watch, RequestError> {
         let parameters = WatchParams {
             label_selector: K::LABELS.map(str::to_owned),
             field_selector: K::FIELDS.map(str::to_owned),
@@ -146,7 +145,7 @@ impl<K: Watchable> Requests<K> {
         let request = self.path.watch(&parameters, after.unwrap_or_default()).map_err(kube::Error::BuildRequest);
         let started = Instant::now();
         let body = with_deadline(self.deadlines.response, self.api.send(request)).await?;
-        Ok(Watch { body: Box::pin(body), line: Vec::new(), started, kind: PhantomData })
+        Ok(Watch { body: Box::pin(body), line: Vec::new(), started })
     }
 
     /// What to do about an error of these requests, if that is known.
@@ -170,10 +169,10 @@ async fn with_deadline<T>(
 
 // === impl Watch ===
 
-impl<K: Watchable> Watch<K> {
+impl Watch {
     /// The next event; `None` when the server has ended the watch in order. Not to be called after that, or after an
     /// error.
-    pub(super) async fn next(&mut self, deadline: Duration) -> Result<Option<WatchEvent>, RequestError> {
+    pub(super) async fn next<K: Watchable>(&mut self, deadline: Duration) -> Result<Option<WatchEvent>, RequestError> {
         self.line.clear();
         let length = with_deadline(deadline, async { Ok(self.body.read_until(b'\n', &mut self.line).await?) }).await?;
         match self.line.last() {

@@ -40,7 +40,7 @@ pub(super) enum Operation {
     Watch,
 }
 
-/// Why each kind fails at present. One server fails for all kinds alike, so a cause is logged for the first kind only.
+/// Why each kind fails now. One server fails for all kinds alike, so a cause is logged for the first kind only.
 #[derive(Debug, Default)]
 pub(super) struct SharedCauses(Mutex<BTreeMap<ObjectKind, String>>);
 

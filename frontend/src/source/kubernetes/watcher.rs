@@ -11,12 +11,13 @@
 //!            └── version expired, versions went back, or not confirmed for too long ──▶ list
 //! ```
 //!
-//! The API server is right, in the order of one watch. Nothing is compared with what was delivered before: duplicates
-//! are applied again, and a list replaces everything, even if its version is lower. Only within a watch versions must
-//! not go back. All of Kubernetes uses numbers for them; versions that are no numbers are not compared.
+//! The API server is authoritative. Nothing is compared with what was delivered before: duplicates are applied again,
+//! and a list replaces everything, even if its version is lower. Only within a watch, versions must not decrease. All
+//! of Kubernetes uses numbers for them; versions that are no numbers are not compared.
 //!
-//! An API server that was restored from a backup accepts a watch after a version of its future. It is silent until it
-//! gets there, and never reports what the restore took back. So its version is requested before a watch is resumed.
+//! An API server that was restored from a backup accepts a watch after a version that it has not reached. It sends
+//! nothing until it reaches it, and never reports what the restore reverted. So its version is requested before a watch
+//! is resumed.
 
 use std::{
     collections::BTreeMap,
@@ -75,15 +76,15 @@ pub(super) struct KindWatcher<'a, K> {
 }
 
 /// The last version of a list or event, and how to continue from it.
-struct WatchPosition<K> {
+struct WatchPosition {
     version: String,
-    next: NextWatch<K>,
+    next: NextWatch,
 }
 
 /// How a kind is watched from a position.
-enum NextWatch<K> {
+enum NextWatch {
     /// By the open watch that has streamed the list.
-    Open(Watch<K>),
+    Open(Watch),
     /// By a new watch: the list has just arrived.
     Start,
     /// By a new watch after one that ended.
@@ -147,7 +148,7 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
 
 impl<K: Watchable> KindWatcher<'_, K> {
     /// Lists until it succeeds, streamed and in pages by turns.
-    async fn list(&mut self) -> WatchPosition<K> {
+    async fn list(&mut self) -> WatchPosition {
         self.recorder.phase(WatchPhase::Listing);
         let mut method = ListMethod::Stream;
         loop {
@@ -193,11 +194,11 @@ impl<K: Watchable> KindWatcher<'_, K> {
     }
 
     /// Streams all objects. Those that change meanwhile arrive again, or are deleted again.
-    async fn stream(&self) -> Result<(ListedObjects, WatchPosition<K>), RequestError> {
+    async fn stream(&self) -> Result<(ListedObjects, WatchPosition), RequestError> {
         let mut objects = ListedObjects::new();
         let mut watch = self.requests.watch(None).await?;
         loop {
-            let event = match watch.next(self.context.deadlines.initial_event).await {
+            let event = match watch.next::<K>(self.context.deadlines.initial_event).await {
                 Ok(Some(event)) => event,
                 // A server that takes this for an ordinary watch is silent.
                 Ok(None) | Err(RequestError::TimedOut(_)) => return Err(RequestError::Unfinished),
@@ -220,7 +221,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
 
     /// Requests page after page. A `continue` token that expires meanwhile (410) is an error: the next list starts from
     /// the first page.
-    async fn pages(&self) -> Result<(ListedObjects, WatchPosition<K>), RequestError> {
+    async fn pages(&self) -> Result<(ListedObjects, WatchPosition), RequestError> {
         let mut objects = ListedObjects::new();
         let mut token = None;
         loop {
@@ -256,7 +257,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
 
 impl<K: Watchable> KindWatcher<'_, K> {
     /// Watches until a new list is needed.
-    async fn watch(&mut self, mut position: WatchPosition<K>) {
+    async fn watch(&mut self, mut position: WatchPosition) {
         self.recorder.phase(WatchPhase::Watching);
         self.deliver_progress(&position.version, VersionProgress::Confirmed).await;
         let limit = self.context.deadlines.confirmation;
@@ -271,7 +272,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
     }
 
     /// Watches until the watch ends. `Ok` if the server ended it in order.
-    async fn watch_once(&mut self, position: &mut WatchPosition<K>) -> Result<(), RequestError> {
+    async fn watch_once(&mut self, position: &mut WatchPosition) -> Result<(), RequestError> {
         let mut watch = match mem::replace(&mut position.next, NextWatch::Resume) {
             NextWatch::Open(watch) => watch,
             NextWatch::Start => self.requests.watch(Some(&position.version)).await?,
@@ -280,7 +281,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
                 self.requests.watch(Some(&position.version)).await?
             }
         };
-        while let Some(WatchEvent { version, change }) = watch.next(self.context.deadlines.event).await? {
+        while let Some(WatchEvent { version, change }) = watch.next::<K>(self.context.deadlines.event).await? {
             check_order(&position.version, &version)?;
             position.version = version;
             self.recorder.confirmed();

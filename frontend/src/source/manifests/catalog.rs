@@ -53,15 +53,9 @@ struct ManifestFile {
     unreadable: Option<String>,
 }
 
-/// Detects a change of a file without opening it. The change time detects a write that resets the modification time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct FileStamp {
-    device: u64,
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
+/// Detects a change of a file without opening it: device, inode, size, and the times of the last modification and
+/// change. The change time detects a write that resets the modification time.
+type FileStamp = (u64, u64, u64, [i64; 4]);
 
 // === impl Catalog ===
 
@@ -131,7 +125,7 @@ impl Catalog {
         let (stamp, text) = match fs::metadata(&path) {
             Ok(metadata) if !metadata.is_file() => return None,
             Ok(metadata) => {
-                let stamp = FileStamp::of(&metadata);
+                let stamp = stamp(&metadata);
                 if self.files.get(name).is_some_and(|file| file.stamp == stamp) {
                     return None;
                 }
@@ -237,18 +231,8 @@ impl Catalog {
     }
 }
 
-// === impl FileStamp ===
-
-impl FileStamp {
-    fn of(metadata: &fs::Metadata) -> Self {
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
-    }
+fn stamp(file: &fs::Metadata) -> FileStamp {
+    (file.dev(), file.ino(), file.size(), [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()])
 }
 
 #[cfg(test)]
