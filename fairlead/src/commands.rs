@@ -10,8 +10,6 @@ mod connectivity;
 mod diff;
 mod endpoints;
 mod frontend;
-mod local;
-mod observe;
 mod protocol_test;
 mod services;
 mod shadow;
@@ -64,7 +62,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Bundle(args) => bundle::run(args, shutdown).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend { backend } => backend::run(backend, &effective, shutdown).await,
-            Command::Local(args) => local::run(args, &effective, shutdown).await,
+            Command::Local(args) => backend::run_local(args, &effective, shutdown).await,
             Command::Watch(args) => watch::run(args, shutdown).await,
             Command::Services(args) => services::run(args, shutdown).await,
             Command::Endpoints(args) => endpoints::run(args, shutdown).await,

@@ -1,6 +1,6 @@
 //! Text tables for people: columns as wide as their widest cell.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
 /// A table with a header line.
 #[derive(Debug)]
@@ -15,13 +15,13 @@ impl Table {
     }
 
     /// Appends a row. An empty cell is printed as `-`.
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let cells = cells.into_iter().map(|cell| if cell.is_empty() { "-".to_owned() } else { cell });
-        self.rows.push(cells.collect());
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = impl Display>) {
+        let cells = cells.into_iter().map(|cell| cell.to_string());
+        self.rows.push(cells.map(|cell| if cell.is_empty() { "-".to_owned() } else { cell }).collect());
     }
 }
 
-impl std::fmt::Display for Table {
+impl Display for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let mut widths = vec![0; columns];
@@ -48,8 +48,8 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let mut table = Table::new(&["NAME", "PORT"]);
-        table.row(["default/web".to_owned(), "80".to_owned()]);
-        table.row(["a".to_owned(), String::new()]);
+        table.row(["default/web", "80"]);
+        table.row(["a", ""]);
         assert_eq!(table.to_string(), "NAME          PORT\ndefault/web   80\na             -\n");
     }
 }

@@ -2,7 +2,6 @@
 
 use anyhow::{Result, bail};
 use backend::dataplane::{DataplaneOptions, LocalhostNodePorts};
-use backend_iptables::{Iptables, IptablesPreview};
 use clap::Args;
 use iptables::Variant;
 
@@ -35,17 +34,8 @@ enum VariantChoice {
 }
 
 impl IptablesArgs {
-    /// The iptables backend with these settings.
-    pub(crate) fn backend(&self, options: DataplaneOptions) -> Iptables {
-        backend_iptables::open(self.options(options), self.variant.variant())
-    }
-
-    /// The preview of that backend.
-    pub(crate) fn preview(&self, options: DataplaneOptions) -> IptablesPreview {
-        backend_iptables::open_preview(self.options(options), self.variant.variant())
-    }
-
-    fn options(&self, options: DataplaneOptions) -> DataplaneOptions {
+    /// The options of the data plane, with those of this backend.
+    pub(crate) fn options(&self, options: DataplaneOptions) -> DataplaneOptions {
         let localhost_nodeports = match self.iptables_localhost_nodeports {
             true => LocalhostNodePorts::Open,
             false => LocalhostNodePorts::Closed,

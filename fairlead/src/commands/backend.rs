@@ -1,20 +1,54 @@
-//! `fairlead backend`: a backend that follows a frontend over gRPC.
+//! `fairlead backend`, which follows a frontend over gRPC, and `fairlead local`, which runs one in the same process.
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
-use backend::{
-    Backend, Connect, ConntrackCleanup, ConntrackSettings, RunMode, Runner, RunnerOptions, dataplane::DataplaneOptions,
+use ::backend::{
+    Backend, Connect, ConntrackCleanup, ConntrackSettings, InProcess, Observer, ObserverPages, RunMode, Runner,
+    RunnerOptions, dataplane::DataplaneOptions,
 };
-use backend_ipvs::{Ipvs, Settings};
-use backend_nft::Nft;
-use runtime::{Ready, Shutdown, Tasks, metrics::Registry};
+use anyhow::{Context as _, Result};
+use proto::model::IpFamily;
+use runtime::{Ready, Shutdown, Tasks, http::serve_at, metrics::Registry};
 use tracing::{info, warn};
 
-use super::{SHUTDOWN_DEADLINE, observe, shadow::Shadow};
+use super::{SHUTDOWN_DEADLINE, frontend, shadow::Shadow};
 use crate::cli::{
-    AnyBackendArgs, BackendCommand, BackendName, CommonBackendArgs, ConntrackArgs, Effective, NodeArgs, ObserveArgs,
+    AnyBackendArgs, BackendCommand, BackendName, CommonBackendArgs, ConntrackArgs, Effective, IptablesArgs, IpvsArgs,
+    LocalArgs, NodeArgs, ObserveArgs,
 };
+
+/// The settings of a data plane. Each backend reads its own.
+#[derive(Debug, Default)]
+pub(super) struct DataplaneSettings {
+    pub(super) options: DataplaneOptions,
+    pub(super) iptables: IptablesArgs,
+    pub(super) ipvs: IpvsArgs,
+}
+
+/// Opens the named backend (`open`), or its preview (`open_preview`), and passes it on: each has its own type.
+macro_rules! with_backend {
+    ($open:ident, $name:expr, $settings:expr, |$backend:pat_param| $then:expr) => {{
+        use anyhow::Context as _;
+        let $crate::commands::backend::DataplaneSettings { options, iptables, ipvs } = $settings;
+        match $name {
+            $crate::cli::BackendName::Nftables => {
+                let opened = backend_nft::$open(options);
+                let $backend = opened.context("cannot open a netlink socket for nf_tables")?;
+                $then
+            }
+            $crate::cli::BackendName::Iptables => {
+                let $backend = backend_iptables::$open(iptables.options(options), iptables.variant.variant());
+                $then
+            }
+            $crate::cli::BackendName::Ipvs => {
+                let opened = backend_ipvs::$open(ipvs.settings(options, &iptables.variant));
+                let $backend = opened.context("cannot open a netlink socket for IPVS")?;
+                $then
+            }
+        }
+    }};
+}
+pub(super) use with_backend;
 
 /// The settings of a backend process that do not depend on the kernel's mechanism.
 struct BackendProcess<'a> {
@@ -35,8 +69,20 @@ pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: S
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
+/// `fairlead local`: runs frontend and backend in one process, connected by channels.
+pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shutdown) -> Result<()> {
+    let LocalArgs { source, cluster, any, .. } = args;
+    let mut tasks = Tasks::new();
+    let frontend = frontend::spawn(&source, &cluster, ::frontend::Config::default(), &mut tasks).await?;
+    let registries = vec![frontend.metrics()];
+    let stop = shutdown.clone();
+    let connect = InProcess(move |hello| frontend.attach(hello, stop.clone()));
+    spawn(any, config, registries, connect, &mut tasks)?;
+    tasks.run(shutdown, SHUTDOWN_DEADLINE).await
+}
+
 /// Starts a backend. `registries`: metrics of the other parts of this process.
-pub(super) fn spawn(
+fn spawn(
     args: AnyBackendArgs,
     config: &Effective,
     registries: Vec<Registry>,
@@ -46,36 +92,24 @@ pub(super) fn spawn(
     let name = args.name()?;
     let AnyBackendArgs { common, iptables, ipvs, .. } = args;
     let CommonBackendArgs { node, traffic, conntrack, observe } = common;
-    let options = traffic.options()?;
+    let settings = DataplaneSettings { options: traffic.options()?, iptables, ipvs };
     let run_mode = node.run_mode();
     let process = BackendProcess { node, conntrack, observe, config, registries };
-    match (name, run_mode) {
-        (BackendName::Nftables, RunMode::Program) => process.spawn(nftables(options)?, connect, tasks),
-        (BackendName::Nftables, RunMode::Shadow) => {
-            process.spawn(Shadow::new(backend_nft::open_preview(options)?), connect, tasks)
-        }
-        (BackendName::Iptables, RunMode::Program) => process.spawn(iptables.backend(options), connect, tasks),
-        (BackendName::Iptables, RunMode::Shadow) => {
-            process.spawn(Shadow::new(iptables.preview(options)), connect, tasks)
-        }
-        (BackendName::Ipvs, RunMode::Program) => {
-            process.spawn(self::ipvs(ipvs.settings(options, &iptables.variant))?, connect, tasks)
-        }
-        (BackendName::Ipvs, RunMode::Shadow) => {
-            let preview = backend_ipvs::open_preview(ipvs.settings(options, &iptables.variant))?;
-            process.spawn(Shadow::new(preview), connect, tasks)
+    match run_mode {
+        RunMode::Program => with_backend!(open, name, settings, |backend| process.spawn(backend, connect, tasks)),
+        RunMode::Shadow => {
+            with_backend!(open_preview, name, settings, |preview| process.spawn(Shadow::new(preview), connect, tasks))
         }
     }
 }
 
-/// The IPVS backend.
-pub(super) fn ipvs(settings: Settings) -> Result<Ipvs> {
-    backend_ipvs::open(settings).context("cannot open a netlink socket for IPVS")
-}
-
-/// The nftables backend.
-pub(super) fn nftables(options: DataplaneOptions) -> Result<Nft> {
-    backend_nft::open(options).context("cannot open a netlink socket for nf_tables")
+/// The backends, with the IP families that each has programmed on this node.
+pub(super) async fn programmed() -> Result<[(BackendName, Vec<IpFamily>); 3]> {
+    Ok([
+        (BackendName::Nftables, backend_nft::programmed_families().await?),
+        (BackendName::Iptables, backend_iptables::programmed_families().await?),
+        (BackendName::Ipvs, backend_ipvs::programmed_families().await?),
+    ])
 }
 
 impl BackendProcess<'_> {
@@ -107,7 +141,7 @@ impl BackendProcess<'_> {
         };
         let ready = Ready::new();
         let runner = Runner::new(options, backend, connect).with_ready(ready.guard("first state"));
-        observe::spawn(&observe, runner.observer(), config, registries, tasks);
+        spawn_servers(&observe, runner.observer(), config, registries, tasks);
         tasks.spawn("backend", move |shutdown| runner.run(shutdown));
         tasks.spawn("readiness", move |mut shutdown| async move {
             tokio::select! {
@@ -118,5 +152,31 @@ impl BackendProcess<'_> {
             Ok(())
         });
         Ok(())
+    }
+}
+
+/// Starts the HTTP servers. `registries`: metrics of the other parts of this process.
+fn spawn_servers(
+    args: &ObserveArgs,
+    observer: Observer,
+    config: &Effective,
+    registries: Vec<Registry>,
+    tasks: &mut Tasks,
+) {
+    let (on_bind_error, profiling) = (args.on_bind_error(), args.profiling.profiling());
+    if let Some(address) = args.healthz.address() {
+        let observer = observer.clone();
+        tasks.spawn("health", move |shutdown| async move {
+            let answer = move |request: &_| observer.health(request);
+            Ok(serve_at(address, "health", on_bind_error, answer, shutdown).await?)
+        });
+    }
+    if let Some(address) = args.metrics.address() {
+        let pages =
+            ObserverPages::new(observer, config.to_json(), registries.into_iter().chain([runtime::metrics::process()]));
+        tasks.spawn("metrics", move |shutdown| async move {
+            let answer = move |request: &_| profiling.answer(request, || pages.answer(request));
+            Ok(serve_at(address, "metrics", on_bind_error, answer, shutdown).await?)
+        });
     }
 }

@@ -1,23 +1,32 @@
 //! `fairlead cleanup`: removes the kernel objects of a backend or of kube-proxy, and lists them.
 
-mod report;
-
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, fmt::Display, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail};
-use backend::{Backend, InstalledObject, Store, dataplane::DataplaneOptions};
-use backend_ipvs::Settings;
+use backend::{Backend, InstalledObject, Store};
+use serde::Serialize;
 use takeover::Leftovers;
 
-use super::backend::{ipvs, nftables};
-use crate::cli::{BackendName, CleanupArgs, OtherProxy, OwnerArgs};
-use report::CleanupReport;
+use super::backend::{DataplaneSettings, programmed, with_backend};
+use crate::{
+    cli::{CleanupArgs, IptablesArgs, IpvsArgs, OtherProxy, OwnerArgs},
+    print,
+    table::Table,
+};
 
-/// Whether objects are removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    DryRun,
-    Remove,
+/// The objects that were removed, or would be with `--dry-run`.
+#[derive(Debug, Serialize)]
+struct CleanupReport {
+    dry_run: bool,
+    removed: Vec<RemovedObjects>,
+    notes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct RemovedObjects {
+    subsystem: String,
+    object: String,
+    count: usize,
 }
 
 /// Whether kube-proxy's rules are kept unless a backend of ours serves this node.
@@ -33,32 +42,21 @@ pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
     let CleanupArgs { owner: OwnerArgs { backend, of }, dry_run, force, state_dir, output, iptables, exclude } = args;
     iptables.validate(backend)?;
     exclude.validate(backend)?;
-    let mode = if dry_run { Mode::DryRun } else { Mode::Remove };
-    let mut report = CleanupReport::new(mode);
-    match backend {
-        Some(BackendName::Nftables) => {
-            let mut backend = nftables(DataplaneOptions::default())?;
+    let mut report = CleanupReport { dry_run, removed: Vec::new(), notes: Vec::new() };
+    if let Some(name) = backend {
+        let iptables = IptablesArgs { variant: iptables, ..IptablesArgs::default() };
+        let ipvs = IpvsArgs { exclude, ..IpvsArgs::default() };
+        let settings = DataplaneSettings { iptables, ipvs, ..DataplaneSettings::default() };
+        with_backend!(open, name, settings, |mut backend| {
             let items = backend.installed_objects().await?;
-            remove(backend, items, &state_dir, mode, &mut report).await?;
-        }
-        Some(BackendName::Iptables) => {
-            let mut backend = backend_iptables::open(DataplaneOptions::default(), iptables.variant());
-            let items = backend.installed_objects().await?;
-            remove(backend, items, &state_dir, mode, &mut report).await?;
-        }
-        Some(BackendName::Ipvs) => {
-            let settings = Settings { exclude: exclude.ipvs_exclude_cidrs, ..Settings::default() };
-            let mut backend = ipvs(settings)?;
-            let items = backend.installed_objects().await?;
-            remove(backend, items, &state_dir, mode, &mut report).await?;
-        }
-        None => {}
+            remove(backend, items, &state_dir, &mut report).await?;
+        });
     }
     if let Some(OtherProxy::KubeProxy) = of {
         let successor = if force { Successor::Optional } else { Successor::Required };
-        remove_kube_proxy(successor, mode, &mut report).await?;
+        remove_kube_proxy(successor, &mut report).await?;
     }
-    report.print(output)
+    print::value(output, &report, || report.table())
 }
 
 /// Removes the objects and the state of a backend.
@@ -66,7 +64,6 @@ async fn remove(
     mut backend: impl Backend,
     items: Vec<InstalledObject>,
     state_dir: &Path,
-    mode: Mode,
     report: &mut CleanupReport,
 ) -> Result<()> {
     for InstalledObject { subsystem, kind, count } in items {
@@ -77,7 +74,7 @@ async fn remove(
     for file in &files {
         report.removed("file", file.display().to_string(), 1);
     }
-    if mode == Mode::Remove {
+    if !report.dry_run {
         backend.cleanup().await?;
         for file in files {
             fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
@@ -86,36 +83,67 @@ async fn remove(
     Ok(())
 }
 
-async fn remove_kube_proxy(successor: Successor, mode: Mode, report: &mut CleanupReport) -> Result<()> {
+async fn remove_kube_proxy(successor: Successor, report: &mut CleanupReport) -> Result<()> {
     let leftovers = Leftovers::find().await.context("cannot list the objects of kube-proxy")?;
     let items = leftovers.objects();
     let touched: BTreeSet<_> = items.iter().filter_map(|item| item.family).collect();
-    leftovers.notes().into_iter().for_each(|note| report.note(note));
+    report.notes.extend(leftovers.notes());
 
-    let mut served = backend_nft::programmed_families().await?;
-    served.extend(backend_iptables::programmed_families().await?);
-    served.extend(backend_ipvs::programmed_families().await?);
+    let served: Vec<_> = programmed().await?.into_iter().flat_map(|(_, families)| families).collect();
     let unserved = touched.iter().find(|family| !served.contains(family));
     if let (Some(family), Successor::Required) = (unserved, successor) {
         let why = format!(
             "no backend of Fairlead serves {family} Services on this node, so they would stop working: start a backend \
              and wait until it is ready, or use --force"
         );
-        match mode {
-            Mode::DryRun => report.note(format!("cleanup would be refused now: {why}")),
-            Mode::Remove => bail!("nothing was removed: {why}"),
+        if !report.dry_run {
+            bail!("nothing was removed: {why}");
         }
+        report.notes.push(format!("cleanup would be refused now: {why}"));
     }
-    let used = match mode {
-        Mode::DryRun => Vec::new(),
-        Mode::Remove => leftovers.remove().await?,
-    };
+    let used = if report.dry_run { Vec::new() } else { leftovers.remove().await? };
     for item in items {
         if used.contains(&item) {
-            report.note(format!("{} {} is kept: rules of other programs use it", item.subsystem, item.kind));
+            report.notes.push(format!("{} {} is kept: rules of other programs use it", item.subsystem, item.kind));
         } else {
             report.removed(&item.subsystem, item.kind, item.count);
         }
     }
     Ok(())
+}
+
+impl CleanupReport {
+    fn removed(&mut self, subsystem: &str, object: String, count: usize) {
+        self.removed.push(RemovedObjects { subsystem: subsystem.to_owned(), object, count });
+    }
+
+    fn table(&self) -> String {
+        let notes: String = self.notes.iter().map(|note| format!("note: {note}\n")).collect();
+        if self.removed.is_empty() {
+            return format!("nothing to remove\n{notes}");
+        }
+        let mut table = Table::new(&[if self.dry_run { "WOULD REMOVE FROM" } else { "REMOVED FROM" }, "WHAT", "COUNT"]);
+        for RemovedObjects { subsystem, object, count } in &self.removed {
+            table.row([subsystem as &dyn Display, object, count]);
+        }
+        format!("{table}{notes}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removed_objects_and_notes_are_printed() {
+        let mut report = CleanupReport { dry_run: true, removed: Vec::new(), notes: vec!["one note".to_owned()] };
+        assert_eq!(report.table(), "nothing to remove\nnote: one note\n");
+        report.removed("nf_tables", "table ip kube-proxy".to_owned(), 1);
+        let expected = "\
+WOULD REMOVE FROM   WHAT                  COUNT
+nf_tables           table ip kube-proxy   1
+note: one note
+";
+        assert_eq!(report.table(), expected);
+    }
 }

@@ -12,6 +12,7 @@ mod tests;
 mod verdict;
 
 use std::{
+    fmt::Display,
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::Mutex,
 };
@@ -25,9 +26,9 @@ use serde::Serialize;
 use self::{
     plan::probe_targets,
     probe::Prober,
-    verdict::{ProbeResult, Verdict, judge},
+    verdict::{ProbeResult, judge},
 };
-use super::view;
+use super::{check::Level, view};
 use crate::{cli::TestArgs, exit_code::ExitCode, print, table::Table};
 
 /// The results of all probes.
@@ -45,7 +46,7 @@ pub(crate) async fn run(args: TestArgs, mut shutdown: Shutdown) -> Result<ExitCo
         report = probe_all(&args) => report?,
     };
     print::value(args.view.output, &report, || report.table())?;
-    let failed = report.results.iter().any(|result| result.verdict == Verdict::Fail);
+    let failed = report.results.iter().any(|result| result.verdict == Level::Fail);
     Ok(ExitCode::of_check(!failed))
 }
 
@@ -85,24 +86,11 @@ fn source_towards(address: IpAddr) -> Option<IpAddr> {
 impl ConnectivityReport {
     fn table(&self) -> String {
         let mut table = Table::new(&["RESULT", "SERVICE PORT", "VIP", "EXPECTED", "OBSERVED", "SLOWEST"]);
-        for result in &self.results {
-            let verdict = match result.verdict {
-                Verdict::Ok => "OK",
-                Verdict::Warn => "WARN",
-                Verdict::Fail => "FAIL",
-            };
-            let slowest = format!("{:.1} ms", result.slowest_us as f64 / 1_000.0);
-            let (service, address) = (result.service.clone(), result.address.clone());
-            table.row([
-                verdict.to_owned(),
-                service,
-                address,
-                result.expected.clone(),
-                result.observed.clone(),
-                slowest,
-            ]);
+        for ProbeResult { verdict, service, address, expected, observed, slowest_us, .. } in &self.results {
+            let slowest = format!("{:.1} ms", *slowest_us as f64 / 1_000.0);
+            table.row([verdict as &dyn Display, service, address, expected, observed, &slowest]);
         }
-        let failed = self.results.iter().filter(|result| result.verdict == Verdict::Fail).count();
+        let failed = self.results.iter().filter(|result| result.verdict == Level::Fail).count();
         let mut text = format!("{table}{failed} of {} VIPs failed\n", self.results.len());
         if self.skipped > 0 {
             text += &format!("{} VIPs were skipped, see --limit\n", self.skipped);

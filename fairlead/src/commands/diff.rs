@@ -11,12 +11,15 @@ mod report;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use backend::{NodeState, Preview, PreviewReport, StoredState, dataplane::DataplaneOptions};
+use backend::{NodeState, Preview as _, StoredState};
 use runtime::Shutdown;
 
-use super::view;
+use super::{
+    backend::{DataplaneSettings, programmed, with_backend},
+    view,
+};
 use crate::{
-    cli::{BackendName, DiffArgs, IptablesArgs, IpvsArgs, OtherProxy},
+    cli::{BackendName, DiffArgs, OtherProxy},
     exit_code::ExitCode,
     print,
 };
@@ -31,7 +34,7 @@ pub(crate) async fn run(args: DiffArgs, mut shutdown: Shutdown) -> Result<ExitCo
     let backend = match (backend, of) {
         (_, Some(OtherProxy::KubeProxy)) => None,
         (Some(backend), None) => Some(backend),
-        (None, None) => Some(programmed().await?),
+        (None, None) => Some(programmed_backend().await?),
     };
     if let Some(backend) = backend {
         iptables.validate(backend)?;
@@ -49,46 +52,21 @@ pub(crate) async fn run(args: DiffArgs, mut shutdown: Shutdown) -> Result<ExitCo
         print::value(view.output, &report, || report.text())?;
         return Ok(ExitCode::of_check(report.is_as_documented()));
     };
-    let previewed = preview(backend, &state, options, iptables, ipvs).await?;
+    let settings = DataplaneSettings { options, iptables, ipvs };
+    let previewed = with_backend!(open_preview, backend, settings, |mut preview| preview.preview(&state).await?);
     let report = DiffReport::new(backend.name(), &node, previewed);
     print::value(view.output, &report, || report.text())?;
     Ok(ExitCode::of_check(report.is_empty()))
 }
 
-/// What a backend would write.
-async fn preview(
-    backend: BackendName,
-    state: &NodeState,
-    options: DataplaneOptions,
-    iptables: IptablesArgs,
-    ipvs: IpvsArgs,
-) -> Result<PreviewReport> {
-    match backend {
-        BackendName::Nftables => backend_nft::open_preview(options)?.preview(state).await,
-        BackendName::Iptables => iptables.preview(options).preview(state).await,
-        BackendName::Ipvs => {
-            backend_ipvs::open_preview(ipvs.settings(options, &iptables.variant))?.preview(state).await
-        }
-    }
-}
-
 /// The backend whose objects are in this node's kernel.
-async fn programmed() -> Result<BackendName> {
-    let mut found = Vec::new();
-    if !backend_nft::programmed_families().await?.is_empty() {
-        found.push(BackendName::Nftables);
-    }
-    if !backend_iptables::programmed_families().await?.is_empty() {
-        found.push(BackendName::Iptables);
-    }
-    if !backend_ipvs::programmed_families().await?.is_empty() {
-        found.push(BackendName::Ipvs);
-    }
-    match found[..] {
+async fn programmed_backend() -> Result<BackendName> {
+    let programmed = programmed().await?.into_iter().filter(|(_, families)| !families.is_empty());
+    match programmed.map(|(backend, _)| backend).collect::<Vec<_>>()[..] {
         [backend] => Ok(backend),
         [] => bail!("no backend of Fairlead has programmed this node: set --backend, or --of kube-proxy"),
-        _ => {
-            let names: Vec<_> = found.iter().map(|backend| backend.name()).collect();
+        ref several => {
+            let names: Vec<_> = several.iter().map(|backend| backend.name()).collect();
             bail!("several backends of Fairlead have programmed this node ({}): set --backend", names.join(", "))
         }
     }

@@ -1,7 +1,7 @@
 //! `fairlead endpoints`: all endpoints of a Service, whether a node uses each, and why.
 
 use std::{
-    fmt::Write as _,
+    fmt::{self, Display, Write as _},
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -92,8 +92,8 @@ impl EndpointsReport {
     fn new(node: String, response: EndpointsResponse) -> Result<Self> {
         let EndpointsResponse { epoch: _, revision, node_known, zone, ports, problems } = response;
         let ports = ports.into_iter().map(PortEndpoints::new).collect::<Result<_>>()?;
-        let problems =
-            problems.into_iter().map(|Problem { object, field, message }| ObjectProblem { object, field, message });
+        let problem = |Problem { object, field, message }| ObjectProblem { object, field, message };
+        let problems = problems.into_iter().map(problem);
         Ok(Self { node, node_known, zone, revision, ports, problems: problems.collect() })
     }
 
@@ -108,9 +108,9 @@ impl EndpointsReport {
         }
         if !self.problems.is_empty() {
             let mut table = Table::new(&["OBJECT", "FIELD", "PROBLEM"]);
-            self.problems.iter().for_each(|ObjectProblem { object, field, message }| {
-                table.row([object, field, message].map(Clone::clone));
-            });
+            for ObjectProblem { object, field, message } in &self.problems {
+                table.row([object, field, message]);
+            }
             let _ = write!(text, "\n{table}");
         }
         text
@@ -146,8 +146,8 @@ impl PortEndpoints {
         let mut table = Table::new(&["ENDPOINT", "ON NODE", "SLICE", "CLUSTER POOL", "LOCAL POOL"]);
         for endpoint in &self.endpoints {
             let EndpointDecision { node, slice, cluster, local, .. } = endpoint;
-            let node = node.clone().unwrap_or_default();
-            table.row([endpoint.socket(), node, slice.clone(), cluster.to_string(), local.to_string()]);
+            let node = node.as_deref().unwrap_or_default();
+            table.row([&endpoint.socket() as &dyn Display, &node, slice, cluster, local]);
         }
         let _ = write!(text, "{table}");
     }
@@ -184,9 +184,8 @@ impl PoolDecision {
     }
 }
 
-impl std::fmt::Display for PoolDecision {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let state = if self.in_pool { "in" } else { "out" };
-        write!(f, "{state}: {}", self.detail)
+impl Display for PoolDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", if self.in_pool { "in" } else { "out" }, self.detail)
     }
 }

@@ -1,6 +1,6 @@
 //! `fairlead protocol-test`: runs the protocol test against a backend.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
 use anyhow::{Result, bail};
 use protocol_test::{SCENARIOS, ScenarioResult, Server, TestOptions, TestReport, Verdict};
@@ -18,11 +18,9 @@ use crate::{
 pub(crate) async fn run(args: ProtocolTestArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
     let ProtocolTestArgs { listen, node, scenario, list, timeout, state_command, backend_log, output, command } = args;
     if list {
-        let values: Vec<_> = SCENARIOS
-            .iter()
-            .map(|scenario| json!({ "scenario": scenario.name, "rule": scenario.rule, "link": scenario.link() }))
-            .collect();
-        print::value(output, &values, scenario_table)?;
+        let scenarios = SCENARIOS.iter();
+        let scenarios = scenarios.map(|it| json!({ "scenario": it.name, "rule": it.rule, "link": it.link() }));
+        print::value(output, &scenarios.collect::<Vec<_>>(), scenario_table)?;
         return Ok(ExitCode::Success);
     }
     let server = Server::listen(&listen).await?;
@@ -48,7 +46,7 @@ pub(crate) async fn run(args: ProtocolTestArgs, mut shutdown: Shutdown) -> Resul
 fn scenario_table() -> Table {
     let mut table = Table::new(&["SCENARIO", "RULE", "LINK"]);
     for scenario in SCENARIOS {
-        table.row([scenario.name.to_owned(), scenario.rule.to_owned(), scenario.link()]);
+        table.row([scenario.name, scenario.rule, &scenario.link()]);
     }
     table
 }
@@ -57,20 +55,13 @@ fn scenario_table() -> Table {
 fn render(report: &TestReport) -> String {
     let mut table = Table::new(&["SCENARIO", "RESULT", "SECONDS", "SEEN"]);
     for ScenarioResult { scenario, verdict, observed, seconds, .. } in &report.results {
-        table.row([(*scenario).to_owned(), verdict.to_string(), format!("{seconds:.1}"), observed.clone()]);
+        table.row([scenario as &dyn Display, verdict, &format_args!("{seconds:.1}"), observed]);
     }
     let mut text = table.to_string();
     for outcome in report.results.iter().filter(|outcome| outcome.verdict == Verdict::Fail) {
         let ScenarioResult { scenario, observed, rule, link, .. } = outcome;
         // Writing to a String cannot fail.
-        let _ = write!(
-            text,
-            "
-{scenario}: the backend {observed}.
-  {rule}
-  {link}
-"
-        );
+        let _ = writeln!(text, "\n{scenario}: the backend {observed}.\n  {rule}\n  {link}");
     }
     let [passed, failed, skipped] = [Verdict::Pass, Verdict::Fail, Verdict::Skip].map(|verdict| report.count(verdict));
     let _ = writeln!(text, "\n{passed} passed, {failed} failed, {skipped} skipped");

@@ -9,8 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use backend::{Backend, NodeState, Stage, dataplane::DataplaneOptions};
-use backend_ipvs::Settings;
+use backend::{Backend, NodeState, Stage};
 use nix::{
     errno::Errno,
     sched::{CloneFlags, unshare},
@@ -23,7 +22,7 @@ use proto::model::{
 use super::Finding;
 use crate::{
     cli::BackendName,
-    commands::backend::{ipvs, nftables},
+    commands::backend::{DataplaneSettings, with_backend},
 };
 
 /// The first version whose nf_tables has all that the nftables backend uses (docs/architecture.md).
@@ -99,15 +98,8 @@ fn program_sample(backend: BackendName) -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNET).map_err(NoNamespace)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let state = sample_state()?;
-        runtime.block_on(async {
-            match backend {
-                BackendName::Nftables => program(nftables(DataplaneOptions::default())?, &state).await,
-                BackendName::Iptables => {
-                    program(backend_iptables::open(DataplaneOptions::default(), None), &state).await
-                }
-                BackendName::Ipvs => program(ipvs(Settings::default())?, &state).await,
-            }
-        })
+        let settings = DataplaneSettings::default();
+        runtime.block_on(async { with_backend!(open, backend, settings, |backend| program(backend, &state).await) })
     };
     let thread = thread::Builder::new().name("probe".to_owned()).spawn(work).context("cannot start a thread")?;
     thread.join().map_err(|_| anyhow!("the backend panicked"))?

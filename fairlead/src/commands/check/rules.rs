@@ -10,10 +10,7 @@ use netlink::nft::{Hook, NftHandle, Policy, TableFamily};
 use takeover::Leftovers;
 
 use super::{Finding, Stage};
-use crate::{
-    cli::BackendName,
-    commands::backend::{ipvs, nftables},
-};
+use crate::cli::BackendName;
 
 /// Tables of nf_tables that `iptables-nft` writes; they are inspected with the rules of iptables.
 const IPTABLES_TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
@@ -63,12 +60,14 @@ async fn kube_proxy(stage: Stage) -> Result<Vec<Finding>> {
 
 /// What each backend of Fairlead has programmed.
 async fn own_backends(backend: BackendName) -> Result<Vec<Finding>> {
-    let nftables = nftables(DataplaneOptions::default())?.installed_objects().await?;
+    let mut nftables =
+        backend_nft::open(DataplaneOptions::default()).context("cannot open a netlink socket for nf_tables")?;
+    let nftables = nftables.installed_objects().await?;
     let chains =
         |family| InstalledObject { subsystem: "iptables".to_owned(), kind: format!("{family} chains"), count: 1 };
     let iptables = backend_iptables::programmed_families().await?.into_iter().map(chains).collect();
     // Fails in a kernel without IPVS.
-    let ipvs = match ipvs(Settings::default()) {
+    let ipvs = match backend_ipvs::open(Settings::default()) {
         Ok(mut backend) if !backend_ipvs::programmed_families().await.unwrap_or_default().is_empty() => {
             backend.installed_objects().await?
         }

@@ -59,12 +59,11 @@ fn targets_of(
     source: impl Fn(IpAddr) -> Option<IpAddr>,
 ) -> Vec<ProbeTarget> {
     let port = &service.port;
-    let mut vips = Vec::new();
-    vips.extend(
-        port.cluster_ips.iter().filter_map(|(_, ip)| Some((TestedVipKind::ClusterIp, (*ip)?, port.port.get()))),
-    );
-    vips.extend(port.external_ips.iter().map(|ip| (TestedVipKind::ExternalIp, *ip, port.port.get())));
-    vips.extend(port.load_balancer_ips.iter().map(|ip| (TestedVipKind::LoadBalancerIp, *ip, port.port.get())));
+    let of_kind = |kind, ips: &[IpAddr]| ips.iter().map(move |ip| (kind, *ip, port.port.get())).collect::<Vec<_>>();
+    let cluster_ips: Vec<_> = port.cluster_ips.iter().filter_map(|(_, ip)| *ip).collect();
+    let mut vips = of_kind(TestedVipKind::ClusterIp, &cluster_ips);
+    vips.extend(of_kind(TestedVipKind::ExternalIp, &port.external_ips));
+    vips.extend(of_kind(TestedVipKind::LoadBalancerIp, &port.load_balancer_ips));
     if let Some(number) = port.node_port {
         let own = IpFamily::ALL.into_iter().filter_map(|family| state.node().primary_address(family));
         vips.extend(own.map(|ip| (TestedVipKind::NodePort, ip, number.get())));
@@ -102,10 +101,8 @@ fn expected(
     };
     let pool = service.pool(class, family);
     if !pool.is_empty() {
-        let endpoints = pool.endpoints().iter();
-        return Expected::Endpoints(
-            endpoints.map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get())).collect(),
-        );
+        let endpoints = pool.iter().map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get()));
+        return Expected::Endpoints(endpoints.collect());
     }
     if port.any_endpoints[family] { Expected::NoReply } else { Expected::Refused }
 }

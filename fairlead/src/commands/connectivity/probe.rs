@@ -50,6 +50,12 @@ pub(super) struct Prober {
     pub(super) http: Option<String>,
 }
 
+impl ConnectionOutcome {
+    pub(super) fn is_success(&self) -> bool {
+        matches!(self, Self::Answered | Self::Sent)
+    }
+}
+
 /// How much of a reply is read, in bytes.
 const REPLY_BYTES: usize = 256;
 
@@ -64,9 +70,8 @@ impl Prober {
                 Protocol::Udp => self.udp(target.address).await,
                 _ => self.tcp(target.address).await,
             };
-            let is_success = matches!(observation.outcome, ConnectionOutcome::Answered | ConnectionOutcome::Sent);
             observations.push(observation);
-            if !is_success {
+            if observations.iter().any(|observation| !observation.outcome.is_success()) {
                 break;
             }
         }
@@ -75,28 +80,21 @@ impl Prober {
 
     async fn tcp(&self, to: SocketAddr) -> Observation {
         let start = Instant::now();
-        let connected = timeout(self.timeout, TcpStream::connect(to)).await;
-        let duration = start.elapsed();
-        let mut stream = match connected {
-            Err(_) => {
-                return Observation { outcome: ConnectionOutcome::NoReply, duration, endpoint: None, status: None };
-            }
-            Ok(Err(error)) => return Observation { outcome: outcome(&error), duration, endpoint: None, status: None },
-            Ok(Ok(stream)) => stream,
+        let (outcome, stream) = match timeout(self.timeout, TcpStream::connect(to)).await {
+            Err(_) => (ConnectionOutcome::NoReply, None),
+            Ok(Err(error)) => (outcome(&error), None),
+            Ok(Ok(stream)) => (ConnectionOutcome::Answered, Some(stream)),
         };
-        let endpoint = stream.local_addr().ok().and_then(|source| self.endpoint(Protocol::Tcp, source, to));
-        let status = match &self.http {
-            Some(path) => {
-                let response = timeout(self.timeout, http_get(&mut stream, to, path)).await;
-                Some(
-                    response
-                        .unwrap_or_else(|_| Ok("no HTTP response".to_owned()))
-                        .unwrap_or_else(|error| error.to_string()),
-                )
-            }
-            None => None,
-        };
-        Observation { outcome: ConnectionOutcome::Answered, duration, endpoint, status }
+        let mut observation = Observation { outcome, duration: start.elapsed(), endpoint: None, status: None };
+        let Some(mut stream) = stream else { return observation };
+        let source = stream.local_addr().ok();
+        observation.endpoint = source.and_then(|source| self.endpoint(Protocol::Tcp, source, to));
+        if let Some(path) = &self.http {
+            let response = timeout(self.timeout, http_get(&mut stream, to, path)).await;
+            let response = response.unwrap_or_else(|_| Ok("no HTTP response".to_owned()));
+            observation.status = Some(response.unwrap_or_else(|error| error.to_string()));
+        }
+        observation
     }
 
     async fn udp(&self, to: SocketAddr) -> Observation {

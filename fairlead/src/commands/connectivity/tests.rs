@@ -8,8 +8,9 @@ use proto::model::Protocol;
 use super::{
     plan::{Affinity, Expected, ProbeTarget, TestedVipKind, probe_targets},
     probe::{ConnectionOutcome, Observation},
-    verdict::{Verdict, judge},
+    verdict::judge,
 };
+use crate::commands::check::Level;
 
 fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
@@ -64,15 +65,15 @@ fn verdict_follows_from_observations() {
     let verdict =
         |affinity, expected, observations: &[Observation]| judge(&target(affinity, expected), observations).verdict;
     let [first, second, other] = ["10.244.1.1:80", "10.244.1.2:80", "10.244.9.9:80"];
-    assert_eq!(verdict(Affinity::None, pool(), &answered_by(&[first, second])), Verdict::Ok);
-    assert_eq!(verdict(Affinity::None, pool(), &answered_by(&[first, other])), Verdict::Fail);
-    assert_eq!(verdict(Affinity::None, pool(), &answered_by(&[first; 8])), Verdict::Warn);
-    assert_eq!(verdict(Affinity::ClientIp, pool(), &answered_by(&[first; 8])), Verdict::Ok);
-    assert_eq!(verdict(Affinity::ClientIp, pool(), &answered_by(&[first, second])), Verdict::Fail);
-    assert_eq!(verdict(Affinity::None, pool(), &one(ConnectionOutcome::Refused)), Verdict::Fail);
-    assert_eq!(verdict(Affinity::None, pool(), &one(ConnectionOutcome::Sent)), Verdict::Ok);
-    assert_eq!(verdict(Affinity::None, Expected::Refused, &one(ConnectionOutcome::Refused)), Verdict::Ok);
-    assert_eq!(verdict(Affinity::None, Expected::Refused, &one(ConnectionOutcome::NoReply)), Verdict::Fail);
-    assert_eq!(verdict(Affinity::None, Expected::NoReply, &one(ConnectionOutcome::NoReply)), Verdict::Ok);
-    assert_eq!(verdict(Affinity::None, Expected::NoReply, &answered_by(&[first])), Verdict::Fail);
+    assert_eq!(verdict(Affinity::None, pool(), &answered_by(&[first, second])), Level::Ok);
+    assert_eq!(verdict(Affinity::None, pool(), &answered_by(&[first, other])), Level::Fail);
+    assert_eq!(verdict(Affinity::None, pool(), &answered_by(&[first; 8])), Level::Warn);
+    assert_eq!(verdict(Affinity::ClientIp, pool(), &answered_by(&[first; 8])), Level::Ok);
+    assert_eq!(verdict(Affinity::ClientIp, pool(), &answered_by(&[first, second])), Level::Fail);
+    assert_eq!(verdict(Affinity::None, pool(), &one(ConnectionOutcome::Refused)), Level::Fail);
+    assert_eq!(verdict(Affinity::None, pool(), &one(ConnectionOutcome::Sent)), Level::Ok);
+    assert_eq!(verdict(Affinity::None, Expected::Refused, &one(ConnectionOutcome::Refused)), Level::Ok);
+    assert_eq!(verdict(Affinity::None, Expected::Refused, &one(ConnectionOutcome::NoReply)), Level::Fail);
+    assert_eq!(verdict(Affinity::None, Expected::NoReply, &one(ConnectionOutcome::NoReply)), Level::Ok);
+    assert_eq!(verdict(Affinity::None, Expected::NoReply, &answered_by(&[first])), Level::Fail);
 }

@@ -1,6 +1,6 @@
 //! Compares the observations of a VIP with the expected result. Pure.
 
-use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use serde::Serialize;
 
@@ -8,6 +8,7 @@ use super::{
     plan::{Affinity, Expected, ProbeTarget, TestedVipKind},
     probe::{ConnectionOutcome, Observation},
 };
+use crate::commands::check::Level;
 
 /// With this many connections, that all of them reach the same of several endpoints has a probability below 1 %.
 const ENOUGH_CONNECTIONS: usize = 8;
@@ -18,21 +19,13 @@ pub(super) struct ProbeResult {
     pub(super) service: String,
     pub(super) vip_kind: TestedVipKind,
     pub(super) address: String,
-    pub(super) verdict: Verdict,
+    /// [`Level::Warn`]: unlikely, but possible.
+    pub(super) verdict: Level,
     pub(super) expected: String,
     pub(super) observed: String,
     /// The slowest connection, in microseconds.
     pub(super) slowest_us: u64,
     pub(super) endpoints: BTreeSet<SocketAddr>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub(super) enum Verdict {
-    Ok,
-    /// Unlikely, but possible.
-    Warn,
-    Fail,
 }
 
 /// The result for a VIP.
@@ -56,13 +49,9 @@ pub(super) fn judge(target: &ProbeTarget, observations: &[Observation]) -> Probe
             Expected::NoReply => "no reply".to_owned(),
         },
         observed,
-        slowest_us: micros(slowest),
+        slowest_us: u64::try_from(slowest.as_micros()).unwrap_or(u64::MAX),
         endpoints,
     }
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn judge_served(
@@ -70,40 +59,36 @@ fn judge_served(
     pool: &[SocketAddr],
     observations: &[Observation],
     endpoints: &BTreeSet<SocketAddr>,
-) -> (Verdict, String) {
-    let is_success = |observation: &&Observation| {
-        matches!(observation.outcome, ConnectionOutcome::Answered | ConnectionOutcome::Sent)
-    };
-    let answered = observations.iter().filter(is_success).count();
+) -> (Level, String) {
+    let answered = observations.iter().filter(|observation| observation.outcome.is_success()).count();
     if answered < observations.len() || observations.is_empty() {
-        return (Verdict::Fail, describe(observations));
+        return (Level::Fail, describe(observations));
     }
     if let Some(unexpected) = endpoints.iter().find(|endpoint| !pool.contains(endpoint)) {
-        return (Verdict::Fail, format!("{unexpected} accepted a connection, but is not in the pool"));
+        return (Level::Fail, format!("{unexpected} accepted a connection, but is not in the pool"));
     }
-    let reached = format!("{} of {} endpoints in {answered} connections", endpoints.len(), pool.len());
-    let reached = match observations.iter().find_map(|observation| observation.status.as_ref()) {
-        Some(status) => format!("{reached}, {status}"),
-        None => reached,
-    };
+    let mut reached = format!("{} of {} endpoints in {answered} connections", endpoints.len(), pool.len());
+    if let Some(status) = observations.iter().find_map(|observation| observation.status.as_ref()) {
+        reached += &format!(", {status}");
+    }
     match (endpoints.len(), target.affinity) {
-        (0, _) => (Verdict::Ok, format!("{}, endpoint unknown", describe(observations))),
-        (2.., Affinity::ClientIp) => (Verdict::Fail, format!("{reached} despite client IP affinity")),
+        (0, _) => (Level::Ok, format!("{}, endpoint unknown", describe(observations))),
+        (2.., Affinity::ClientIp) => (Level::Fail, format!("{reached} despite client IP affinity")),
         (1, Affinity::None) if pool.len() > 1 && answered >= ENOUGH_CONNECTIONS => {
-            (Verdict::Warn, format!("always the same endpoint: {reached}"))
+            (Level::Warn, format!("always the same endpoint: {reached}"))
         }
         _ if observations.iter().any(|observation| observation.outcome == ConnectionOutcome::Sent) => {
-            (Verdict::Ok, format!("{reached}, no reply"))
+            (Level::Ok, format!("{reached}, no reply"))
         }
-        _ => (Verdict::Ok, reached),
+        _ => (Level::Ok, reached),
     }
 }
 
-fn judge_all(observations: &[Observation], expected: &ConnectionOutcome) -> Verdict {
+fn judge_all(observations: &[Observation], expected: &ConnectionOutcome) -> Level {
     if !observations.is_empty() && observations.iter().all(|observation| observation.outcome == *expected) {
-        Verdict::Ok
+        Level::Ok
     } else {
-        Verdict::Fail
+        Level::Fail
     }
 }
 
@@ -116,11 +101,6 @@ fn describe(observations: &[Observation]) -> String {
         ConnectionOutcome::NoReply => "no reply".to_owned(),
         ConnectionOutcome::Failed(error) => error.clone(),
     };
-    observations
-        .iter()
-        .map(|observation| text(&observation.outcome))
-        .collect::<BTreeSet<_>>()
-        .into_iter()
-        .collect::<Vec<_>>()
-        .join(", ")
+    let texts: BTreeSet<_> = observations.iter().map(|observation| text(&observation.outcome)).collect();
+    Vec::from_iter(texts).join(", ")
 }

@@ -1,7 +1,10 @@
 //! `fairlead services --kernel`: Fairlead's IPVS virtual servers in this node's kernel, and their draining
 //! destinations.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    fmt::Display,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::{Context as _, Result};
 use backend::dataplane::Vip;
@@ -37,16 +40,14 @@ fn table(servers: &[VirtualServer], now: SystemTime) -> Table {
             ServerMatch::Address(address) => format!("{} {address}", server.protocol),
             ServerMatch::FwMark(mark) => format!("{} {} mark {mark:#x}", server.protocol, server.family),
         };
-        let head = [at, join(server.vips.iter().map(vip)), server.scheduler.to_string()];
+        let (vips, scheduler) = (join(server.vips.iter().map(vip)), &server.scheduler);
         if server.destinations.is_empty() {
-            table.row(head.into_iter().chain([const { String::new() }; 5]));
-            continue;
+            table.row([&at as &dyn Display, &vips, scheduler, &"", &"", &"", &"", &""]);
         }
         for destination in &server.destinations {
             let Destination { address, weight, active, inactive, .. } = destination;
-            let numbers = [weight, active, inactive].map(ToString::to_string);
             let state = time_left(destination, now).map(state).unwrap_or_default();
-            table.row(head.clone().into_iter().chain([address.to_string()]).chain(numbers).chain([state]));
+            table.row([&at as &dyn Display, &vips, scheduler, address, weight, active, inactive, &state]);
         }
     }
     table

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Error;
 use proto::v1::{NodeStatus, Role, StatusResponse};
+use serde::Serialize;
 
 /// When a node counts as behind.
 #[derive(Debug)]
@@ -40,9 +41,11 @@ pub(super) struct NodeRow {
 }
 
 /// The state of a node, the worst first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum NodeHealth {
     /// No frontend has a stream to it.
+    #[serde(rename = "without_stream")]
     Absent,
     /// Only a shadow is connected, and no backend programs the kernel.
     Shadow,
@@ -70,7 +73,7 @@ impl Limits {
             NodeHealth::Absent
         } else if status.role() == Role::Shadow {
             NodeHealth::Shadow
-        } else if status.lag() > self.max_lag || status.programmed_revision < required {
+        } else if Duration::from_micros(status.lag_micros) > self.max_lag || status.programmed_revision < required {
             NodeHealth::Behind
         } else if status.failure_count > 0 {
             NodeHealth::Failing
@@ -168,16 +171,5 @@ impl NodeRow {
             NodeHealth::Failing => self.status.failure_count,
             NodeHealth::Shadow | NodeHealth::Healthy => 0,
         }
-    }
-}
-
-/// Durations, which are numbers in the protocol.
-pub(super) trait Durations {
-    fn lag(&self) -> Duration;
-}
-
-impl Durations for NodeStatus {
-    fn lag(&self) -> Duration {
-        Duration::from_micros(self.lag_micros)
     }
 }

@@ -1,7 +1,9 @@
 //! The overview as JSON. Fields may be added, and are not renamed.
 
-use proto::model::Epoch;
-use proto::v1::{FailureKind, NodeStatus, ServicePortFailure, StatusResponse, SyncMode, WatchPhase};
+use proto::{
+    model::Epoch,
+    v1::{FailureKind, ServicePortFailure, StatusResponse, SyncMode, WatchPhase},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -69,39 +71,32 @@ fn frontend(address: &str, status: &StatusResponse) -> Value {
 }
 
 fn node(row: &NodeRow) -> Value {
-    let NodeStatus { node, backend, backend_version, acked_revision, programmed_revision, connected, .. } = &row.status;
-    let state = match row.state {
-        NodeHealth::Absent => "without_stream",
-        NodeHealth::Behind => "behind",
-        NodeHealth::Shadow => "shadow",
-        NodeHealth::Failing => "failing",
-        NodeHealth::Healthy => "healthy",
-    };
-    let mode = match row.status.mode() {
+    let NodeRow { status, state, frontend, revisions_behind } = row;
+    let mode = match status.mode() {
         SyncMode::Unspecified => None,
         SyncMode::Resume => Some("resume"),
         SyncMode::Repair => Some("repair"),
         SyncMode::Snapshot => Some("snapshot"),
     };
     json!({
-        "node": node,
+        "node": status.node,
         "state": state,
-        "connected": connected,
-        "frontend": row.frontend,
-        "backend": backend,
-        "backend_version": backend_version,
+        "connected": status.connected,
+        "frontend": frontend,
+        "backend": status.backend,
+        "backend_version": status.backend_version,
         "mode": mode,
-        "started_micros": row.status.started_micros,
-        "connected_micros": row.status.connected_micros,
-        "acked_revision": acked_revision,
-        "programmed_revision": programmed_revision,
-        "revisions_behind": row.revisions_behind,
-        "lag_micros": row.status.lag_micros,
-        "apply_micros": row.status.apply_micros,
-        "repairs": row.status.repairs,
-        "failure_count": row.status.failure_count,
-        "failures": row.status.failures.iter().map(failure).collect::<Vec<_>>(),
-        "last_error": row.status.last_error,
+        "started_micros": status.started_micros,
+        "connected_micros": status.connected_micros,
+        "acked_revision": status.acked_revision,
+        "programmed_revision": status.programmed_revision,
+        "revisions_behind": revisions_behind,
+        "lag_micros": status.lag_micros,
+        "apply_micros": status.apply_micros,
+        "repairs": status.repairs,
+        "failure_count": status.failure_count,
+        "failures": status.failures.iter().map(failure).collect::<Vec<_>>(),
+        "last_error": status.last_error,
     })
 }
 

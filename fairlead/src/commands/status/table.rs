@@ -1,11 +1,16 @@
 //! The overview as a table with a summary.
 
-use std::{collections::BTreeSet, fmt::Write as _, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt::{Display, Write as _},
+};
 
-use proto::model::ServicePortKey;
-use proto::v1::{self, ServicePortFailure, StatusResponse, WatchPhase, WatchStatus};
+use proto::{
+    model::ServicePortKey,
+    v1::{self, StatusResponse, WatchPhase, WatchStatus},
+};
 
-use super::join::{Durations as _, NodeHealth, NodeRow, Overview};
+use super::join::{NodeHealth, NodeRow, Overview};
 use crate::{
     cli::{SHOWN_NODES, StatusArgs},
     table::Table,
@@ -37,17 +42,11 @@ fn nodes(text: &mut String, overview: &Overview, shown: usize) {
     for row in overview.nodes.iter().take(shown) {
         let status = &row.status;
         let connected = |text: String| if status.connected { text } else { String::new() };
-        let mut cells = vec![
-            status.node.clone(),
-            status.backend.clone(),
-            status.backend_version.clone(),
-            connected(status.programmed_revision.to_string()),
-            lag(row),
-            connected(short(Duration::from_micros(status.apply_micros))),
-            state(row),
-        ];
-        cells.extend(several.then(|| row.frontend.clone().unwrap_or_default()));
-        table.row(cells);
+        let revision = connected(status.programmed_revision.to_string());
+        let (lag, applied_in, state) = (lag(row), connected(short(status.apply_micros)), state(row));
+        let cells = [&status.node, &status.backend, &status.backend_version, &revision, &lag, &applied_in, &state];
+        let frontend = several.then_some(row.frontend.as_ref()).map(|frontend| frontend.map_or("", String::as_str));
+        table.row(cells.into_iter().map(String::as_str).chain(frontend));
     }
     let _ = write!(text, "{table}");
     if let Some(hidden) = overview.nodes.get(shown..).filter(|hidden| !hidden.is_empty()) {
@@ -63,44 +62,31 @@ fn nodes(text: &mut String, overview: &Overview, shown: usize) {
 
 /// The time, and the number of revisions of a node that has programmed one.
 fn lag(row: &NodeRow) -> String {
+    let lag = short(row.status.lag_micros);
     match (row.status.lag_micros, row.revisions_behind) {
         (0, _) => String::new(),
-        (_, behind) if behind > 0 && row.status.programmed_revision > 0 => {
-            format!("{} ({behind})", short(row.status.lag()))
-        }
-        _ => short(row.status.lag()),
+        (_, behind) if behind > 0 && row.status.programmed_revision > 0 => format!("{lag} ({behind})"),
+        _ => lag,
     }
 }
 
 /// What is wrong with a node, or `ok`.
 fn state(row: &NodeRow) -> String {
     let status = &row.status;
-    let mut text = match row.state {
-        NodeHealth::Absent => "no stream".to_owned(),
-        NodeHealth::Behind => "behind".to_owned(),
-        NodeHealth::Shadow => "shadow".to_owned(),
-        NodeHealth::Failing | NodeHealth::Healthy => String::new(),
+    let health = match row.state {
+        NodeHealth::Absent => Some("no stream".to_owned()),
+        NodeHealth::Behind => Some("behind".to_owned()),
+        NodeHealth::Shadow => Some("shadow".to_owned()),
+        NodeHealth::Failing | NodeHealth::Healthy => None,
     };
-    if let Some(first) = status.failures.first() {
+    let rejected = status.failures.first().map(|first| {
         let more = status.failure_count - 1;
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        append(&mut text, &format!("rejected: {}{more}", failure(first)));
-    }
-    if !status.last_error.is_empty() {
-        append(&mut text, &status.last_error);
-    }
-    if text.is_empty() { "ok".to_owned() } else { text }
-}
-
-fn append(text: &mut String, more: &str) {
-    if !text.is_empty() {
-        text.push_str(", ");
-    }
-    text.push_str(more);
-}
-
-fn failure(failure: &ServicePortFailure) -> String {
-    format!("{} ({})", key(failure.key.as_ref()), failure.reason)
+        format!("rejected: {} ({}){more}", key(first.key.as_ref()), first.reason)
+    });
+    let error = Some(status.last_error.clone()).filter(|error| !error.is_empty());
+    let problems: Vec<_> = [health, rejected, error].into_iter().flatten().collect();
+    if problems.is_empty() { "ok".to_owned() } else { problems.join(", ") }
 }
 
 /// A service port in its usual form; an invalid one as it was received.
@@ -119,7 +105,7 @@ fn failures(text: &mut String, overview: &Overview) {
     let mut table = Table::new(&["REJECTED", "RETRIED", "REASON"]);
     for failure in failures {
         let retried = if failure.retryable { "yes" } else { "no" };
-        table.row([key(failure.key.as_ref()), retried.to_owned(), failure.reason.clone()]);
+        table.row([&*key(failure.key.as_ref()), retried, &failure.reason]);
     }
     let _ = write!(text, "\n{table}\n");
 }
@@ -131,7 +117,7 @@ fn problems(text: &mut String, overview: &Overview) {
     let problems: BTreeSet<_> = problems.map(|problem| [&problem.object, &problem.field, &problem.message]).collect();
     if !problems.is_empty() {
         let mut table = Table::new(&["OBJECT", "FIELD", "PROBLEM"]);
-        problems.into_iter().for_each(|problem| table.row(problem.map(Clone::clone)));
+        problems.into_iter().for_each(|problem| table.row(problem));
         let _ = writeln!(text, "{table}");
     }
     let watches: Vec<_> =
@@ -139,9 +125,8 @@ fn problems(text: &mut String, overview: &Overview) {
     if !watches.is_empty() {
         let mut table = Table::new(&["FRONTEND", "KIND", "CONFIRMED", "LISTS", "FAILURES", "LAST ERROR"]);
         for (address, kind) in watches {
-            let (lists, failures) = (kind.lists.to_string(), kind.failures.to_string());
-            let cells = [address.clone(), kind.kind.clone(), confirmed(kind), lists, failures];
-            table.row(cells.into_iter().chain([kind.last_error.clone()]));
+            let WatchStatus { lists, failures, last_error, .. } = kind;
+            table.row([address as &dyn Display, &kind.kind, &confirmed(kind), lists, failures, last_error]);
         }
         let _ = writeln!(text, "{table}");
     }
@@ -150,7 +135,7 @@ fn problems(text: &mut String, overview: &Overview) {
 fn confirmed(kind: &WatchStatus) -> String {
     match (kind.phase(), kind.age_micros) {
         (WatchPhase::NotOffered, _) => "not offered".to_owned(),
-        (_, Some(age)) => format!("{} ago", short(Duration::from_micros(age))),
+        (_, Some(age)) => format!("{} ago", short(age)),
         (_, None) => "never".to_owned(),
     }
 }
@@ -193,9 +178,9 @@ fn frontend(status: &StatusResponse) -> String {
     text
 }
 
-/// A duration in its largest one or two units.
-pub(super) fn short(time: Duration) -> String {
-    let (seconds, micros) = (time.as_secs(), time.subsec_micros());
+/// Microseconds in the largest one or two units.
+pub(super) fn short(micros: u64) -> String {
+    let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
     match seconds {
         0 if micros < 1000 => format!("{micros}us"),
         0 => format!("{}ms", micros / 1000),
