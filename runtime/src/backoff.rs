@@ -24,8 +24,9 @@ impl Backoff {
     }
 
     fn with_rng(min: Duration, max: Duration, rng: Rng) -> Self {
-        let max = max.max(min);
-        Self { min, max, ceiling: first_ceiling(min, max), rng }
+        let mut backoff = Self { min, max: max.max(min), ceiling: min, rng };
+        backoff.reset();
+        backoff
     }
 
     /// The delay after one more failure.
@@ -37,12 +38,8 @@ impl Backoff {
 
     /// Starts from short delays again, after a success.
     pub fn reset(&mut self) {
-        self.ceiling = first_ceiling(self.min, self.max);
+        self.ceiling = self.min.saturating_mul(2).min(self.max);
     }
-}
-
-fn first_ceiling(min: Duration, max: Duration) -> Duration {
-    min.saturating_mul(2).min(max)
 }
 
 #[cfg(test)]

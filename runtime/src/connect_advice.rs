@@ -88,10 +88,7 @@ pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a 
     iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
         let error = *error;
         let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        match wrapped {
-            Some(wrapped) => Some(wrapped as &(dyn Error + 'static)),
-            None => error.source(),
-        }
+        wrapped.map(|wrapped| wrapped as _).or_else(|| error.source())
     })
 }
 
@@ -122,12 +119,12 @@ impl ConnectFailure {
     }
 
     fn of_io(kind: io::ErrorKind) -> Option<Self> {
-        match kind {
-            io::ErrorKind::ConnectionRefused => Some(Self::Refused),
-            io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Some(Self::Unreachable),
-            io::ErrorKind::TimedOut => Some(Self::TimedOut),
-            _ => None,
-        }
+        Some(match kind {
+            io::ErrorKind::ConnectionRefused => Self::Refused,
+            io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Self::Unreachable,
+            io::ErrorKind::TimedOut => Self::TimedOut,
+            _ => return None,
+        })
     }
 
     fn of_tls(error: &rustls::Error) -> Option<Self> {
@@ -140,41 +137,39 @@ impl ConnectFailure {
     }
 
     fn of_certificate(error: &CertificateError) -> Option<Self> {
-        match error {
+        Some(match error {
             // A signature is wrong when another CA of the same name has signed: one that was created anew.
-            CertificateError::UnknownIssuer | CertificateError::BadSignature => Some(Self::UnknownIssuer),
-            CertificateError::Expired => Some(Self::Expired { not_after: None }),
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::UnknownIssuer,
+            CertificateError::Expired => Self::Expired { not_after: None },
             CertificateError::ExpiredContext { not_after, .. } => {
-                Some(Self::Expired { not_after: Some(system_time(*not_after)) })
+                Self::Expired { not_after: Some(system_time(*not_after)) }
             }
-            CertificateError::NotValidYet => Some(Self::NotYetValid { not_before: None }),
+            CertificateError::NotValidYet => Self::NotYetValid { not_before: None },
             CertificateError::NotValidYetContext { not_before, .. } => {
-                Some(Self::NotYetValid { not_before: Some(system_time(*not_before)) })
+                Self::NotYetValid { not_before: Some(system_time(*not_before)) }
             }
-            CertificateError::NotValidForName => Some(Self::WrongName { expected: None, presented: Vec::new() }),
+            CertificateError::NotValidForName => Self::WrongName { expected: None, presented: Vec::new() },
             CertificateError::NotValidForNameContext { expected, presented } => {
                 let presented = presented.iter().map(|name| readable_name(name)).collect();
-                Some(Self::WrongName { expected: Some(expected.to_str().into_owned()), presented })
+                Self::WrongName { expected: Some(expected.to_str().into_owned()), presented }
             }
-            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-                Some(Self::WrongPurpose)
-            }
+            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => Self::WrongPurpose,
             // rustls has no variant for this error of webpki, which it does not export.
             CertificateError::Other(error) if error.to_string() == "CaUsedAsEndEntity" => {
-                Some(Self::CaUsedAsServerCertificate)
+                Self::CaUsedAsServerCertificate
             }
-            _ => None,
-        }
+            _ => return None,
+        })
     }
 
     fn of_alert(alert: AlertDescription) -> Option<Self> {
-        match alert {
-            AlertDescription::CertificateRequired => Some(Self::ClientCertificateRequired),
-            AlertDescription::CertificateExpired => Some(Self::ClientCertificateExpired),
-            alert if CLIENT_CERTIFICATE_ALERTS.contains(&alert) => Some(Self::ClientCertificateRejected),
-            AlertDescription::HandshakeFailure => Some(Self::HandshakeAborted),
-            _ => None,
-        }
+        Some(match alert {
+            AlertDescription::CertificateRequired => Self::ClientCertificateRequired,
+            AlertDescription::CertificateExpired => Self::ClientCertificateExpired,
+            alert if CLIENT_CERTIFICATE_ALERTS.contains(&alert) => Self::ClientCertificateRejected,
+            AlertDescription::HandshakeFailure => Self::HandshakeAborted,
+            _ => return None,
+        })
     }
 
     /// What to do about it, in one line. `now` is the local time.
@@ -199,9 +194,7 @@ impl ConnectFailure {
             Self::HandshakeAborted => {
                 format!("{server} aborted the TLS handshake: check that {address} is its address, not that of a proxy")
             }
-            Self::NotTls => {
-                format!("that port does not speak TLS: check the scheme and the port in {address}")
-            }
+            Self::NotTls => format!("that port does not speak TLS: check the scheme and the port in {address}"),
             Self::UnknownIssuer => format!(
                 "no CA in {ca} has signed the certificate of {server}: configure the CA certificate that has (the CA \
                  may have been replaced)"

@@ -3,7 +3,6 @@
 //!
 //! ```text
 //! log::init                      one event per line on stderr, text or JSON
-//! failure                        error chains, and repeated failures logged once
 //! Shutdown::on_signals ──┐
 //! Ready::guard ─ Ready   │       ready once every guard has been dropped
 //! Tasks::spawn ─ Tasks::run      ends when any task ends or Shutdown is triggered, with a deadline for the others
@@ -20,20 +19,18 @@
 mod backoff;
 pub mod connect_advice;
 pub mod failure;
-mod files;
 pub mod http;
+mod limits;
 pub mod log;
 pub mod metrics;
-mod oom;
 mod profile;
 mod ready;
 mod shutdown;
 mod tasks;
 
 pub use backoff::Backoff;
-pub use files::raise_file_limit;
+pub use limits::{raise_file_limit, set_oom_score_adj};
 pub use log::LogFormat;
-pub use oom::set_oom_score_adj;
 pub use profile::Profiling;
 pub use ready::{Ready, ReadyGuard};
 pub use shutdown::{Shutdown, Trigger};

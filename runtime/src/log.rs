@@ -3,15 +3,14 @@
 //! JSON keys: `timestamp` (RFC 3339, UTC), `level`, `target`, `message`, `spans` (outermost first), and the event's own
 //! fields beside them.
 
-use std::fmt;
-use std::io::{self, IsTerminal};
-use std::str::FromStr;
+use std::{
+    io::{self, IsTerminal},
+    str::FromStr,
+};
 
 use anyhow::{Context, Result};
 use tracing::Subscriber;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter, util::SubscriberInitExt};
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,27 +26,15 @@ pub enum LogFormat {
 /// callers of kube log it with its cause.
 const DEFAULT_DIRECTIVES: &str = "kube_client::client::builder=off";
 
-/// Not the name of a log format.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown log format {0:?}, expected text or json")]
-pub struct UnknownLogFormat(String);
-
-#[derive(Clone, Copy)]
-enum Colour {
-    Ansi,
-    Plain,
-}
-
 /// Writes all events of this process to stderr. `filter` is a list of directives, as in `info,fairlead_backend=debug`.
 ///
 /// # Errors
 /// A directive cannot be parsed, or logging is already set up.
 pub fn init(format: LogFormat, filter: &str) -> Result<()> {
-    let colour = if io::stderr().is_terminal() { Colour::Ansi } else { Colour::Plain };
-    subscriber(format, filter, colour, io::stderr)?.try_init().context("logging is already set up")
+    subscriber(format, filter, io::stderr().is_terminal(), io::stderr)?.try_init().context("logging is already set up")
 }
 
-fn subscriber<W>(format: LogFormat, filter: &str, colour: Colour, to: W) -> Result<Box<dyn Subscriber + Send + Sync>>
+fn subscriber<W>(format: LogFormat, filter: &str, is_coloured: bool, to: W) -> Result<Box<dyn Subscriber + Send + Sync>>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
@@ -56,29 +43,20 @@ where
         .with_context(|| format!("log filter {filter:?}: expected directives such as info,fairlead_backend=debug"))?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(to);
     Ok(match format {
-        LogFormat::Text => Box::new(lines.with_ansi(matches!(colour, Colour::Ansi)).finish()),
+        LogFormat::Text => Box::new(lines.with_ansi(is_coloured).finish()),
         // The innermost span is the last of `spans`; a second copy of it under its own key would only cost bytes.
         LogFormat::Json => Box::new(lines.json().flatten_event(true).with_current_span(false).finish()),
     })
 }
 
-impl fmt::Display for LogFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Text => "text",
-            Self::Json => "json",
-        })
-    }
-}
-
 impl FromStr for LogFormat {
-    type Err = UnknownLogFormat;
+    type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         match name {
             "text" => Ok(Self::Text),
             "json" => Ok(Self::Json),
-            _ => Err(UnknownLogFormat(name.to_owned())),
+            _ => Err(format!("unknown log format {name:?}, expected text or json")),
         }
     }
 }
@@ -106,7 +84,7 @@ mod tests {
     fn lines(format: LogFormat, filter: &str) -> String {
         let buffer = Buffer::default();
         let writer = buffer.clone();
-        let subscriber = subscriber(format, filter, Colour::Plain, move || writer.clone()).unwrap();
+        let subscriber = subscriber(format, filter, false, move || writer.clone()).unwrap();
         tracing::subscriber::with_default(subscriber, || {
             let span = tracing::error_span!("task", task = "watch");
             let _entered = span.enter();
@@ -121,7 +99,7 @@ mod tests {
         let kube_lines = |filter: &str| {
             let buffer = Buffer::default();
             let writer = buffer.clone();
-            let subscriber = subscriber(LogFormat::Text, filter, Colour::Plain, move || writer.clone()).unwrap();
+            let subscriber = subscriber(LogFormat::Text, filter, false, move || writer.clone()).unwrap();
             tracing::subscriber::with_default(subscriber, || {
                 tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
             });
@@ -170,15 +148,13 @@ mod tests {
 
     #[test]
     fn error_names_the_invalid_filter() {
-        let error = subscriber(LogFormat::Text, "info,backend=loud", Colour::Plain, io::sink).err().unwrap();
+        let error = subscriber(LogFormat::Text, "info,backend=loud", false, io::sink).err().unwrap();
         assert!(error.to_string().contains("info,backend=loud"), "{error:#}");
     }
 
     #[test]
-    fn format_names_round_trip() {
-        for format in [LogFormat::Text, LogFormat::Json] {
-            assert_eq!(format.to_string().parse::<LogFormat>().unwrap(), format);
-        }
-        assert!("xml".parse::<LogFormat>().unwrap_err().to_string().contains("xml"));
+    fn formats_are_parsed() {
+        assert_eq!(["text", "json"].map(str::parse), [Ok(LogFormat::Text), Ok(LogFormat::Json)]);
+        assert!("xml".parse::<LogFormat>().unwrap_err().contains("xml"));
     }
 }

@@ -55,14 +55,13 @@ async fn profile(length: Duration) -> Response<Vec<u8>> {
     };
     sleep(length).await;
     // Resolving symbols takes CPU time.
-    let encoded = spawn_blocking(move || guard.report().build()?.pprof().map(|profile| profile.encode_to_vec()));
-    match encoded.await {
-        Ok(Ok(bytes)) => {
+    let encode = move || anyhow::Ok(guard.report().build()?.pprof()?.encode_to_vec());
+    match spawn_blocking(encode).await.map_err(anyhow::Error::from).flatten() {
+        Ok(bytes) => {
             let mut response = Response::new(bytes);
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
             response
         }
-        Ok(Err(error)) => failed(StatusCode::INTERNAL_SERVER_ERROR, error),
         Err(error) => failed(StatusCode::INTERNAL_SERVER_ERROR, error),
     }
 }

@@ -1,10 +1,8 @@
 //! Readiness gates: each part of the process that must finish something first holds a guard and drops it when done.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 use tracing::info;
 
 /// How often [`Ready::wait`] logs the pending gates.

@@ -4,8 +4,10 @@
 
 use std::io;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
 use tracing::{error, info};
 
 /// Waits for the shutdown. Clones wait for the same one.
@@ -21,11 +23,6 @@ pub struct Trigger {
     triggered: watch::Sender<bool>,
 }
 
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
 // === impl Shutdown ===
 
 impl Shutdown {
@@ -39,14 +36,19 @@ impl Shutdown {
     ///
     /// Must be called within a tokio runtime, and replaces the default handlers of both signals.
     pub fn on_signals() -> io::Result<Self> {
-        let mut signals =
-            Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut next = async move || {
+            tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+            }
+        };
         let (trigger, shutdown) = Self::channel();
         tokio::spawn(async move {
-            let name = signals.recv().await;
+            let name = next().await;
             info!(signal = name, "shutting down; a second signal exits at once");
             trigger.fire();
-            let name = signals.recv().await;
+            let name = next().await;
             error!(signal = name, "second signal, exiting without waiting for tasks");
             std::process::exit(1);
         });
@@ -77,15 +79,6 @@ impl Trigger {
 impl Drop for Trigger {
     fn drop(&mut self) {
         self.fire();
-    }
-}
-
-impl Signals {
-    async fn recv(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
     }
 }
 

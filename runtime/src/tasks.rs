@@ -6,16 +6,14 @@
 //!                                            └ the outer Shutdown is triggered    ┘
 //! ```
 
-use std::any::Any;
-use std::collections::BTreeMap;
-use std::future::Future;
-use std::io;
-use std::time::Duration;
+use std::{any::Any, collections::BTreeMap, future::Future, io, time::Duration};
 
 use anyhow::{Context, Error, Result, anyhow};
-use tokio::runtime::{Builder, Runtime};
-use tokio::task::{Id, JoinError, JoinSet};
-use tokio::time::timeout;
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::{Id, JoinError, JoinSet},
+    time::timeout,
+};
 use tracing::{Instrument, debug, error, error_span, info};
 
 use crate::shutdown::{Shutdown, Trigger};
@@ -31,12 +29,6 @@ pub struct Tasks {
 
 /// A runtime that may be dropped within another runtime: it shuts down in the background.
 struct OwnThreads(Option<Runtime>);
-
-/// A task that has ended; its error names it.
-struct EndedTask {
-    name: &'static str,
-    result: Result<()>,
-}
 
 impl Drop for OwnThreads {
     fn drop(&mut self) {
@@ -81,17 +73,14 @@ impl Tasks {
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
-        let own_threads = OwnThreads(Some(Builder::new_multi_thread().thread_name(name).enable_all().build()?));
+        let runtime = Builder::new_multi_thread().thread_name(name).enable_all().build()?;
         let span = error_span!("task", task = name);
-        let task = task(self.shutdown.clone()).instrument(span);
-        let running = own_threads.0.as_ref().map(|runtime| runtime.spawn(task));
+        let running = runtime.spawn(task(self.shutdown.clone()).instrument(span));
+        let own_threads = OwnThreads(Some(runtime));
         self.spawn(name, |_| async move {
             // Dropped when the task ends or is aborted.
-            let _apart = own_threads;
-            match running {
-                Some(running) => running.await?,
-                None => Ok(()),
-            }
+            let _own_threads = own_threads;
+            running.await?
         });
         Ok(())
     }
@@ -104,9 +93,9 @@ impl Tasks {
     /// ends the group without an error.
     pub async fn run(mut self, mut shutdown: Shutdown, deadline: Duration) -> Result<()> {
         let mut result = tokio::select! {
-            ended = self.join_next() => ended.map_or(Ok(()), |ended| {
-                info!(task = ended.name, "task ended, shutting down the others");
-                ended.result
+            ended = self.join_next() => ended.map_or(Ok(()), |(name, result)| {
+                info!(task = name, "task ended, shutting down the others");
+                result
             }),
             () = shutdown.recv() => {
                 info!(tasks = ?self.names.values(), "shutting down tasks");
@@ -114,9 +103,14 @@ impl Tasks {
             }
         };
         self.trigger.fire();
-        if timeout(deadline, self.join_rest(&mut result)).await.is_err() {
-            let names: Vec<_> = self.names.values().copied().collect();
-            let names = names.join(", ");
+        let rest = async {
+            while let Some((name, ended)) = self.join_next().await {
+                debug!(task = name, "task ended");
+                keep_first(&mut result, ended);
+            }
+        };
+        if timeout(deadline, rest).await.is_err() {
+            let names = Vec::from_iter(self.names.values().copied()).join(", ");
             keep_first(&mut result, Err(anyhow!("tasks still running {deadline:?} after the shutdown: {names}")));
             // Not awaited: a task that blocks its thread never observes the abort.
             self.running.abort_all();
@@ -124,30 +118,21 @@ impl Tasks {
         result
     }
 
-    async fn join_rest(&mut self, result: &mut Result<()>) {
-        while let Some(ended) = self.join_next().await {
-            debug!(task = ended.name, "task ended");
-            keep_first(result, ended.result);
-        }
-    }
-
-    async fn join_next(&mut self) -> Option<EndedTask> {
-        let joined = self.running.join_next_with_id().await?;
-        let (id, result) = match joined {
+    /// The name and the result of the next task that ends; the error names the task.
+    async fn join_next(&mut self) -> Option<(&'static str, Result<()>)> {
+        let (id, result) = match self.running.join_next_with_id().await? {
             Ok((id, result)) => (id, result),
             Err(failed) => (failed.id(), Err(describe(failed))),
         };
         let name = self.names.remove(&id).unwrap_or("unnamed");
-        Some(EndedTask { name, result: result.with_context(|| format!("task {name}")) })
+        Some((name, result.with_context(|| format!("task {name}"))))
     }
 }
 
 /// Keeps the first error, which is usually the cause of the later ones; logs those.
 fn keep_first(first: &mut Result<()>, next: Result<()>) {
     match next {
-        Err(error) if first.is_err() => {
-            error!(error = format!("{error:#}"), "task failed during the shutdown")
-        }
+        Err(error) if first.is_err() => error!(error = format!("{error:#}"), "task failed during the shutdown"),
         Err(error) => *first = Err(error),
         Ok(()) => {}
     }
@@ -168,12 +153,18 @@ fn panic_message(payload: &(dyn Any + Send)) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::{
+        future::pending,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+    };
 
-    use tokio::sync::oneshot;
-    use tokio::time::{Instant, sleep};
+    use tokio::{
+        sync::oneshot,
+        time::{Instant, sleep},
+    };
 
     use super::*;
 

@@ -28,21 +28,18 @@ impl Collector for Process {
         if let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) {
             let (user, system) = (usage.user_time(), usage.system_time());
             let micros = 1_000_000 * (user.tv_sec() + system.tv_sec()) + user.tv_usec() + system.tv_usec();
-            let text = "Total user and system CPU time spent.";
-            writer.seconds_counter("process_cpu", text, micros as f64 / 1e6)?;
+            writer.seconds_counter("process_cpu", "Total user and system CPU time spent.", micros as f64 / 1e6)?;
         }
         if let Some(bytes) = resident() {
-            let text = "Resident memory size.";
-            writer.gauge("process_resident_memory", text, Some(Unit::Bytes), bytes)?;
+            writer.gauge("process_resident_memory", "Resident memory size.", Some(Unit::Bytes), bytes)?;
         }
         if let Ok(files) = fs::read_dir("/proc/self/fd") {
-            let text = "Number of open file descriptors.";
             // One of them is the directory that is being read.
-            writer.gauge("process_open_fds", text, None, files.count().saturating_sub(1) as f64)?;
+            let open = files.count().saturating_sub(1) as f64;
+            writer.gauge("process_open_fds", "Number of open file descriptors.", None, open)?;
         }
         if let Ok(threads) = fs::read_dir("/proc/self/task") {
-            let text = "Number of threads.";
-            writer.gauge("process_threads", text, None, threads.count() as f64)?;
+            writer.gauge("process_threads", "Number of threads.", None, threads.count() as f64)?;
         }
         Ok(())
     }

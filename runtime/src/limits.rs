@@ -1,6 +1,6 @@
-//! The limit of open files.
+//! Limits that the kernel applies to this process: open files, and how likely it is killed when memory runs out.
 
-use std::io;
+use std::{fs, io};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -15,6 +15,14 @@ pub fn raise_file_limit() -> io::Result<u64> {
     Ok(hard)
 }
 
+/// Sets `oom_score_adj` of this process (proc(5)): -1000 is never killed, 1000 is killed first.
+///
+/// # Errors
+/// The score is out of range, or lower than the current one without `CAP_SYS_RESOURCE`.
+pub fn set_oom_score_adj(score: i16) -> io::Result<()> {
+    fs::write("/proc/self/oom_score_adj", score.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -25,5 +33,14 @@ mod tests {
         setrlimit(Resource::RLIMIT_NOFILE, 64.min(hard), hard).unwrap();
         assert_eq!(raise_file_limit().unwrap(), hard);
         assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (hard, hard));
+    }
+    #[test]
+    fn score_is_written() {
+        // Raising it needs no capability.
+        let read = || fs::read_to_string("/proc/self/oom_score_adj").unwrap().trim().parse::<i16>().unwrap();
+        let score = (read() + 1).min(1000);
+        set_oom_score_adj(score).unwrap();
+        assert_eq!(read(), score);
+        assert!(set_oom_score_adj(1001).is_err());
     }
 }
