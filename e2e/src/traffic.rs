@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::netns::Netns;
 
+mod background;
 mod churn;
 mod stream;
 
+pub use background::BackgroundTraffic;
 pub use churn::{Churn, ChurnReport};
 pub use stream::{Stream, StreamReport};
 

@@ -1,12 +1,12 @@
 //! HTTP endpoints of a real backend: health for load balancers and the kubelet, and metrics that follow a change.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use fairlead_e2e::manifests::{Manifests, Service};
-use fairlead_e2e::{Cluster, Netns, Process, eventually, fairlead, plan};
+use fairlead_e2e::{Cluster, Netns, Process, eventually, fairlead, http_get, plan};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const HEALTH: u16 = 10_256;
 const METRICS: u16 = 10_249;
 
-/// One node's backend, and a frontend that may be there.
+/// The backend of a node, and optionally a frontend.
 struct Fixture {
     backend: Process,
     frontend: Option<Process>,
@@ -24,7 +24,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// An backend without a frontend.
+    /// Starts a backend without a frontend.
     fn start(arguments: &[&str]) -> Self {
         let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
         let directory = tempfile::tempdir().expect("a directory");
@@ -55,7 +55,9 @@ impl Fixture {
 
     fn get(&self, port: u16, path: &str) -> (u16, String) {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        get(self.netns(), address, path).unwrap_or_else(|error| panic!("{address}{path}: {error}"))
+        let response = http_get(self.netns(), address, path, TIMEOUT);
+        let response = response.unwrap_or_else(|error| panic!("{address}{path}: {error}"));
+        (response.status, response.body)
     }
 
     fn statuses(&self) -> [u16; 3] {
@@ -89,21 +91,7 @@ fn socket(directory: &tempfile::TempDir) -> String {
     format!("unix:{}", directory.path().join("frontend.sock").display())
 }
 
-/// Status and body.
-fn get(netns: &Netns, address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
-    netns.run(|| {
-        let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: node\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-        let status = head.strip_prefix("HTTP/1.1 ").and_then(|head| head[..3].parse().ok());
-        Ok((status.expect("a status"), body.to_owned()))
-    })
-}
-
-/// A slice of the service `web` that was changed just now.
+/// A slice of the service `web` with the current time as its trigger time.
 fn slice(name: &str, addresses: &[&str]) -> Value {
     let trigger = Timestamp::now().to_string();
     json!({
@@ -129,9 +117,10 @@ fn health_endpoints_follow_the_state_of_the_node() {
     fixture.until([200, 200, 200]);
     let node = fixture.cluster.node('a').address;
     for ip in [IpAddr::from(node.v4), node.v6.into(), Ipv6Addr::LOCALHOST.into()] {
-        let (status, body) = get(fixture.netns(), SocketAddr::new(ip, HEALTH), "/healthz").expect("an answer");
-        let body: Value = serde_json::from_str(&body).expect("JSON");
-        assert_eq!((status, &body["status"]["IPv6"]["healthy"]), (200, &true.into()), "{ip}: {body}");
+        let response = http_get(fixture.netns(), SocketAddr::new(ip, HEALTH), "/healthz", TIMEOUT);
+        let response = response.expect("a response");
+        let body: Value = serde_json::from_str(&response.body).expect("JSON");
+        assert_eq!((response.status, &body["status"]["IPv6"]["healthy"]), (200, &true.into()), "{ip}: {body}");
     }
     fixture.taint("ToBeDeletedByClusterAutoscaler");
     fixture.until([503, 200, 200]);
@@ -151,7 +140,11 @@ fn metrics_follow_a_change() {
     fixture.manifests.write("slice", &[slice("one", &["10.244.1.77"])]);
     fixture.start_frontend();
     fixture.until([200, 200, 200]);
-    assert_eq!(fixture.metric("fairlead_backend_propagation_seconds_count"), 0.0, "what was there before is no change");
+    assert_eq!(
+        fixture.metric("fairlead_backend_propagation_seconds_count"),
+        0.0,
+        "objects from before the start are no change"
+    );
     let partial = "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}";
     let (changes, pools) = (fixture.metric(partial), "kubeproxy_sync_proxy_rules_endpoint_changes_total");
     let before = fixture.metric(pools);
@@ -175,7 +168,7 @@ fn metrics_follow_a_change() {
 
     // On loopback only, by default.
     let node = fixture.cluster.node('a').address.v4;
-    let refused = get(fixture.netns(), SocketAddr::new(node.into(), METRICS), "/metrics");
+    let refused = http_get(fixture.netns(), SocketAddr::new(node.into(), METRICS), "/metrics", TIMEOUT);
     assert_eq!(refused.expect_err("nothing listens").kind(), io::ErrorKind::ConnectionRefused);
 }
 

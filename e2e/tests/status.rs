@@ -2,13 +2,15 @@
 //! of a frontend.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use fairlead_e2e::manifests::Service;
-use fairlead_e2e::{Backend, Deployment, fairlead, plan};
+use fairlead_e2e::{Backend, Deployment, fairlead, http_get, plan};
 use nix::sys::signal::Signal;
 use serde_json::Value;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs `fairlead status` and returns the exit code and the JSON document.
 fn status(deployment: &Deployment, arguments: &[&str]) -> (i32, Value) {
@@ -61,17 +63,10 @@ fn exit_code_tells_whether_all_nodes_are_in_sync() {
 #[test]
 fn metrics_are_served_on_loopback() {
     let deployment = Deployment::start(Backend::Nft, |_| Vec::new());
-    let get = |path: &str| {
-        deployment.cluster().outside().run(|| {
-            let mut stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, 7601))).expect("a listener");
-            write!(stream, "GET {path} HTTP/1.1\r\nhost: frontend\r\n\r\n").expect("a request");
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).expect("an answer");
-            answer
-        })
-    };
-    let metrics = get("/metrics");
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 7601));
+    let get = |path: &str| http_get(deployment.cluster().outside(), address, path, TIMEOUT).expect("a response");
+    let metrics = get("/metrics").body;
     assert!(metrics.contains("fairlead_frontend_streams{role=\"backend\",mode=\"snapshot\"} 2"), "{metrics}");
     assert!(metrics.contains("fairlead_frontend_nodes_without_backend 0"), "{metrics}");
-    assert!(get("/readyz").starts_with("HTTP/1.1 200"));
+    assert_eq!(get("/readyz").status, 200);
 }

@@ -1,13 +1,14 @@
 //! An upgrade of frontend and backends under traffic: no connection is lost, the new version reads the state file of
-//! the previous one, and writes nothing to the kernel. The previous version is the binary in `FAIRLEAD_PREVIOUS`, or
-//! else this build.
+//! the previous one, and writes nothing to the kernel. The previous version is the binary in `FAIRLEAD_PREVIOUS`, by
+//! default this build.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{env, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
-use fairlead_e2e::{Backend, Cluster, Process, Protocol, fairlead, manifests::Service, plan};
+use fairlead_e2e::{Backend, BackgroundTraffic, Cluster, Process, Protocol, fairlead, manifests::Service, plan};
 
 const DEADLINE: Duration = Duration::from_secs(30);
+const ATTEMPTS: u64 = 20;
 const PODS: [&str; 2] = ["pod-a-1", "pod-b-1"];
 
 /// A command of the previous version.
@@ -34,11 +35,11 @@ impl Upgrade {
         process
     }
 
-    /// Backends of all nodes; returns when each has programmed its kernel.
+    /// Starts the backends of all nodes, and waits until each has programmed its kernel.
     fn backends(&self, command: fn() -> Command, log: &str) -> Vec<Process> {
         let spawn = |node: &fairlead_e2e::Node| {
             let mut command = command();
-            // The alias, which previous versions know too.
+            // The alias `nft`, since previous versions may not have the name `nftables`.
             let mode = if self.backend == Backend::Nft { "nft" } else { self.backend.name() };
             command.args(["backend", mode, "--node-name", &node.name, "--cluster-cidr"]);
             command.arg(plan::CLUSTER_CIDRS.join(",")).args(["--conntrack-max-per-core", "0"]);
@@ -66,10 +67,10 @@ fn upgrade(backend: Backend) {
 
     let vip = SocketAddr::new(plan::cluster_ip(1).v4.into(), 80);
     let client = cluster.pod("pod-a-2").client();
-    let streams = [Protocol::Tcp, Protocol::Udp]
-        .map(|protocol| client.stream(protocol, vip, Duration::from_millis(5)).expect("a connection"));
-    let churn = client.churn(Protocol::Tcp, vip, 100, DEADLINE * 3);
-    assert!(churn.wait_attempts(20, DEADLINE), "{:?}", churn.report());
+    let stream = |protocol| client.stream(protocol, vip, Duration::from_millis(5)).expect("a connection");
+    let streams = [Protocol::Tcp, Protocol::Udp].map(stream).into();
+    let traffic = BackgroundTraffic { streams, churns: vec![client.churn(Protocol::Tcp, vip, 100, DEADLINE * 3)] };
+    traffic.wait(ATTEMPTS, DEADLINE);
 
     old_backends.iter().for_each(|backend| assert!(backend.terminate().success()));
     assert!(old_frontend.terminate().success());
@@ -78,7 +79,7 @@ fn upgrade(backend: Backend) {
     for backend in &backends {
         let lines = backend.lines_since(0).join("\n");
         assert!(lines.contains("writes=0"), "written at the upgrade:\n{lines}");
-        assert!(!lines.contains("state file ignored"), "the state file was not read:\n{lines}");
+        assert!(!lines.contains("ignored the state file"), "the state file was not read:\n{lines}");
     }
     // A change reaches the new backends.
     let more = Service::new("more").cluster_ip(plan::cluster_ip(2)).port_all(80, 8080);
@@ -88,13 +89,8 @@ fn upgrade(backend: Backend) {
     assert!(added.wait_until(DEADLINE, |report| PODS.iter().any(|pod| report.pods.contains_key(*pod))));
     drop(added);
 
-    let attempts = churn.report().attempts;
-    assert!(churn.wait_attempts(attempts + 20, DEADLINE), "{:?}", churn.report());
-    assert_eq!(churn.finish().failures, []);
-    for stream in streams {
-        let report = stream.finish();
-        assert!(report.is_clean() && report.pods.len() == 1, "{report:?}");
-    }
+    traffic.wait(ATTEMPTS, DEADLINE);
+    traffic.finish();
     backends.iter().chain([&frontend]).for_each(|process| assert!(process.terminate().success()));
 }
 

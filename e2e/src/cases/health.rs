@@ -1,13 +1,14 @@
 //! Answers of health-check node ports to a load balancer in front of the cluster.
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::io;
+use std::net::SocketAddr;
 
 use nix::sys::signal::Signal;
 
 use crate::client::DEADLINE;
 use crate::cluster::{Cluster, Node};
 use crate::deployment::{Backend, Deployment, TIMEOUT};
+use crate::http::http_get;
 use crate::manifests::{Endpoint, EndpointState, Service, TrafficPolicy};
 use crate::plan::{self, IpFamily};
 use crate::wait::eventually;
@@ -104,20 +105,8 @@ fn until(what: &str, deployment: &Deployment, condition: impl Fn(io::Result<Answ
 /// Sends a health check to a node from outside.
 fn ask(cluster: &Cluster, node: &Node, family: IpFamily) -> io::Result<Answer> {
     let to = SocketAddr::new(node.address.ip(family), HEALTH_PORT);
-    let answer = cluster.outside().run(|| {
-        let mut stream = TcpStream::connect_timeout(&to, DEADLINE)?;
-        stream.set_read_timeout(Some(DEADLINE))?;
-        stream.write_all(format!("GET /healthz HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes())?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        io::Result::Ok(answer)
-    })?;
-    parse(&answer).ok_or_else(|| io::Error::other(format!("not an answer to a health check: {answer:?}")))
-}
-
-fn parse(answer: &str) -> Option<Answer> {
-    let mut lines = answer.lines();
-    let status = lines.next()?.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
-    let weight = lines.find_map(|line| line.strip_prefix("X-Load-Balancing-Endpoint-Weight: "))?;
-    Some((status, weight.parse().ok()?))
+    let response = http_get(cluster.outside(), to, "/healthz", DEADLINE)?;
+    let weight = response.head.lines().find_map(|line| line.strip_prefix("X-Load-Balancing-Endpoint-Weight: "));
+    let weight = weight.and_then(|weight| weight.parse().ok());
+    Ok((response.status, weight.ok_or_else(|| io::Error::other(format!("no weight in {:?}", response.head)))?))
 }

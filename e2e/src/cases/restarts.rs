@@ -1,4 +1,4 @@
-//! Restarts of each component by SIGTERM and SIGKILL, under live traffic: no connection is lost and nothing is written
+//! Restarts of each component by SIGTERM and SIGKILL, under traffic: no connection is lost and nothing is written
 //! to the kernel. Without a frontend a node keeps its rules, and after a reboot programs its last state.
 
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use crate::deployment::{Backend, Deployment, TIMEOUT};
 use crate::manifests::{Service, TrafficPolicy};
 use crate::plan::{self, IpFamily};
 use crate::process::Process;
-use crate::traffic::{Churn, Stream};
+use crate::traffic::BackgroundTraffic;
 use crate::wire::Protocol;
 
 /// What is restarted.
@@ -65,7 +65,7 @@ pub fn changes_wait_for_the_frontend(backend: Backend) {
     }
 }
 
-/// The same for changes made while backends are down, also if the frontend restarted meanwhile.
+/// Changes made while backends are down take effect after their restart, also if the frontend has restarted too.
 pub fn changes_wait_for_the_backends(backend: Backend) {
     let mut deployment = Deployment::start(backend, services);
     let client = deployment.cluster().pod("pod-a-3").client();
@@ -90,7 +90,7 @@ pub fn rebooted_node_programs_its_last_state(backend: Backend) {
     let mut deployment = Deployment::start(backend, services);
     let changed = web(deployment.cluster(), &["pod-a-1", "pod-b-2"]);
     deployment.apply(&changed);
-    // Written down after the kernel has it, and before anything else is done: so with one more change it is.
+    // A backend stores a commit after it has programmed it and before it applies another one.
     deployment.wait_until_programmed();
     deployment.stop_backends(Signal::SIGKILL);
     // Another cluster with the same addresses: the nodes after the reboot.
@@ -119,80 +119,52 @@ pub fn rebooted_node_programs_its_last_state(backend: Backend) {
 fn run(backend: Backend, component: Component, signal: Signal) {
     let mut deployment = Deployment::start(backend, services);
     let mut monitors = deployment.cluster().nodes().iter().map(|node| deployment.monitor(node)).collect::<Vec<_>>();
-    let traffic = Traffic::start(deployment.cluster());
+    let traffic = start_traffic(deployment.cluster());
 
     match component {
         Component::Backends => deployment.stop_backends(signal),
         Component::Frontend => deployment.stop_frontend(signal),
     }
-    traffic.wait();
+    traffic.wait(ATTEMPTS, TIMEOUT);
     match component {
         Component::Backends => deployment.start_backends(),
         Component::Frontend => deployment.start_frontend(),
     }
-    // Only the fence: so each backend has caught up, and had nothing to do.
+    // The kernel changes are only those of the fence, so the restart wrote nothing.
     deployment.wait_until_programmed();
-    traffic.wait();
+    traffic.wait(ATTEMPTS, TIMEOUT);
     for monitor in &mut monitors {
         let (fence, others): (Vec<_>, Vec<_>) =
             monitor.changes().into_iter().partition(|line| Deployment::is_fence(line));
         assert_eq!(others, [""; 0]);
-        assert!(!fence.is_empty(), "the monitor sees what is written");
+        assert!(!fence.is_empty(), "the monitor reports kernel writes");
     }
     traffic.finish();
 }
 
-/// Long connections and short ones, from a pod and from outside.
-struct Traffic {
-    streams: Vec<Stream>,
-    churns: Vec<Churn>,
-}
-
-// === impl Traffic ===
-
-impl Traffic {
-    #[track_caller]
-    fn start(cluster: &Cluster) -> Self {
-        let clients = [cluster.pod("pod-a-3").client(), cluster.node('b').client(), cluster.client()];
-        let mut streams = Vec::new();
-        for client in &clients {
-            for family in IpFamily::ALL {
-                for protocol in [Protocol::Tcp, Protocol::Udp] {
-                    streams.push(client.stream(protocol, vip(family), INTERVAL).expect("a connection"));
-                }
+/// Starts long-lived and new connections, from a pod, a node and outside.
+#[track_caller]
+fn start_traffic(cluster: &Cluster) -> BackgroundTraffic {
+    let clients = [cluster.pod("pod-a-3").client(), cluster.node('b').client(), cluster.client()];
+    let mut streams = Vec::new();
+    for client in &clients {
+        for family in IpFamily::ALL {
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                streams.push(client.stream(protocol, vip(family), INTERVAL).expect("a connection"));
             }
         }
-        let churn = |(client, protocol, family): (&Client, Protocol, IpFamily)| {
-            client.churn(protocol, vip(family), 100, TIMEOUT * 3)
-        };
-        let [pod, node, outside] = &clients;
-        let churns = [
-            (pod, Protocol::Tcp, IpFamily::V6),
-            (node, Protocol::Tcp, IpFamily::V4),
-            (outside, Protocol::Tcp, IpFamily::V4),
-            (outside, Protocol::Udp, IpFamily::V6),
-        ];
-        Self { streams, churns: churns.map(churn).into() }
     }
-
-    /// Lets it run for a while.
-    #[track_caller]
-    fn wait(&self) {
-        self.churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, TIMEOUT), "{:?}", churn.report()));
-        self.streams.iter().for_each(|stream| assert!(stream.wait_echoes(3, TIMEOUT), "{:?}", stream.report()));
-    }
-
-    /// No connection was lost or moved to another endpoint.
-    #[track_caller]
-    fn finish(self) {
-        for churn in self.churns {
-            assert_eq!(churn.finish().failures, []);
-        }
-        for stream in self.streams {
-            let report = stream.finish();
-            assert!(report.is_clean() && report.pods.len() == 1, "{report:?}");
-        }
-    }
+    let churn = |(client, protocol, family): (&Client, Protocol, IpFamily)| {
+        client.churn(protocol, vip(family), 100, TIMEOUT * 3)
+    };
+    let [pod, node, outside] = &clients;
+    let churns = [
+        (pod, Protocol::Tcp, IpFamily::V6),
+        (node, Protocol::Tcp, IpFamily::V4),
+        (outside, Protocol::Tcp, IpFamily::V4),
+        (outside, Protocol::Udp, IpFamily::V6),
+    ];
+    BackgroundTraffic { streams, churns: churns.map(churn).into() }
 }
 
 // === the services ===

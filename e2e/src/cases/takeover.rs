@@ -14,25 +14,26 @@ use crate::deployment::{Backend, Deployment, TIMEOUT, fairlead};
 use crate::manifests::Service;
 use crate::netns::Netns;
 use crate::plan::{self, IpFamily};
-use crate::traffic::{Churn, Stream};
+use crate::traffic::BackgroundTraffic;
 use crate::wire::Protocol;
 use rules::Mode;
 
 const PORT: u16 = 80;
 const PODS: [&str; 2] = ["pod-b-1", "pod-b-2"];
 const INTERVAL: Duration = Duration::from_millis(5);
+const ATTEMPTS: u64 = 20;
 
-/// kube-proxy's chains are in the iptables that keeps its rules in nf_tables.
+/// From mode iptables, variant nft.
 pub fn from_iptables_nft(backend: Backend) {
     run(backend, Mode::IptablesNft);
 }
 
-/// kube-proxy's chains are in the older iptables.
+/// From mode iptables, variant legacy.
 pub fn from_iptables_legacy(backend: Backend) {
     run(backend, Mode::IptablesLegacy);
 }
 
-/// kube-proxy has tables of its own.
+/// From mode nftables.
 pub fn from_nftables(backend: Backend) {
     run(backend, Mode::Nftables);
 }
@@ -41,7 +42,7 @@ pub fn from_nftables(backend: Backend) {
 fn run(backend: Backend, mode: Mode) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
     let node = deployment.cluster().node('a').netns.clone();
-    // Back to a node on which only kube-proxy works.
+    // The node then has the rules of kube-proxy only.
     deployment.stop_backends(Signal::SIGKILL);
     let state = deployment.state(deployment.cluster().node('a'));
     let state = state.to_str().expect("a path in UTF-8");
@@ -50,8 +51,8 @@ fn run(backend: Backend, mode: Mode) {
     let others = mode.list(&node);
     mode.load_kube_proxys(&node, &PODS.map(|name| deployment.cluster().pod(name)));
 
-    let traffic = Traffic::start(deployment.cluster());
-    traffic.wait();
+    let traffic = start_traffic(deployment.cluster());
+    traffic.wait(ATTEMPTS, TIMEOUT);
     let before = mode.list(&node);
     let (succeeded, output) = cleanup(&node, &["--of", "kube-proxy"]);
     assert!(!succeeded && output.contains("start a backend"), "no backend has programmed the node: {output}");
@@ -62,15 +63,15 @@ fn run(backend: Backend, mode: Mode) {
     let (_, announced) = cleanup(&node, &["--of", "kube-proxy", "--dry-run"]);
     assert!(announced.starts_with("WOULD REMOVE FROM") && !announced.contains("note:"), "{announced}");
     assert_eq!(mode.list(&node), programmed);
-    traffic.wait();
+    traffic.wait(ATTEMPTS, TIMEOUT);
     let (succeeded, output) = cleanup(&node, &["--of", "kube-proxy"]);
     assert!(succeeded, "{output}");
     assert_eq!(table(&output), table(&announced));
-    traffic.wait();
+    traffic.wait(ATTEMPTS, TIMEOUT);
     traffic.finish();
     let left = mode.list(&node);
     if mode.is_kept_by(backend) {
-        // It has adopted kube-proxy's chains: the rules are the same as without kube-proxy before.
+        // The backend has adopted kube-proxy's chains, so the rules are the same as on a node without kube-proxy.
         deployment.stop_backends(Signal::SIGKILL);
         cleanup(&node, &["--backend", backend.name(), "--state-dir", state]);
         assert_eq!(mode.list(&node), others);
@@ -98,63 +99,31 @@ fn cleanup(node: &Netns, arguments: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8(text).expect("UTF-8 output"))
 }
 
-/// Whose jump comes first depends on who came first.
+/// The order of jumps in a chain depends on which program wrote first.
 fn sorted(mut rules: Vec<String>) -> Vec<String> {
     rules.sort();
     rules
 }
 
-/// What a report lists, without its header.
+/// The rows of a report, without its header.
 fn table(report: &str) -> Vec<Vec<&str>> {
     report.lines().skip(1).map(|line| line.split_whitespace().collect()).collect()
 }
 
-/// Connections through the cluster IP: some that last, and new ones all the time.
-struct Traffic {
-    streams: Vec<Stream>,
-    churns: Vec<Churn>,
-}
-
-// === impl Traffic ===
-
-impl Traffic {
-    #[track_caller]
-    fn start(cluster: &Cluster) -> Self {
-        let clients = [cluster.pod("pod-a-3").client(), cluster.node('a').client()];
-        let (mut streams, mut churns) = (Vec::new(), Vec::new());
-        for client in &clients {
-            for family in IpFamily::ALL {
-                churns.push(client.churn(Protocol::Tcp, vip(family), 50, TIMEOUT * 3));
-                for protocol in [Protocol::Tcp, Protocol::Udp] {
-                    streams.push(client.stream(protocol, vip(family), INTERVAL).expect("a connection"));
-                }
+/// Starts long-lived and new connections through the cluster IP.
+#[track_caller]
+fn start_traffic(cluster: &Cluster) -> BackgroundTraffic {
+    let clients = [cluster.pod("pod-a-3").client(), cluster.node('a').client()];
+    let mut traffic = BackgroundTraffic::default();
+    for client in &clients {
+        for family in IpFamily::ALL {
+            traffic.churns.push(client.churn(Protocol::Tcp, vip(family), 50, TIMEOUT * 3));
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                traffic.streams.push(client.stream(protocol, vip(family), INTERVAL).expect("a connection"));
             }
         }
-        Self { streams, churns }
     }
-
-    /// Lets it run for a while.
-    #[track_caller]
-    fn wait(&self) {
-        for churn in &self.churns {
-            assert!(churn.wait_attempts(20, TIMEOUT), "{:?}", churn.report());
-        }
-        for stream in &self.streams {
-            assert!(stream.wait_echoes(5, TIMEOUT), "{:?}", stream.report());
-        }
-    }
-
-    /// No connection was lost or moved to another endpoint.
-    #[track_caller]
-    fn finish(self) {
-        for churn in self.churns {
-            assert_eq!(churn.finish().failures, []);
-        }
-        for stream in self.streams {
-            let report = stream.finish();
-            assert!(report.is_clean() && report.pods.len() == 1, "{report:?}");
-        }
-    }
+    traffic
 }
 
 fn web(cluster: &Cluster) -> Service {

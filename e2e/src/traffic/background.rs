@@ -1,0 +1,38 @@
+//! Several streams and churns that a change must not affect.
+
+use std::time::Duration;
+
+use super::{Churn, Stream};
+
+/// The fewest echoes on each stream in one [`BackgroundTraffic::wait`].
+const ECHOES: u64 = 5;
+
+/// Long-lived and new connections.
+#[derive(Debug, Default)]
+pub struct BackgroundTraffic {
+    /// Long-lived connections.
+    pub streams: Vec<Stream>,
+    /// New connections.
+    pub churns: Vec<Churn>,
+}
+
+impl BackgroundTraffic {
+    /// Waits until each churn has made `attempts` more requests, and each stream has echoed some more messages.
+    #[track_caller]
+    pub fn wait(&self, attempts: u64, deadline: Duration) {
+        self.churns.iter().for_each(|churn| assert!(churn.wait_attempts(attempts, deadline), "{:?}", churn.report()));
+        self.streams.iter().for_each(|stream| assert!(stream.wait_echoes(ECHOES, deadline), "{:?}", stream.report()));
+    }
+
+    /// Stops it, and checks that no connection was lost and no long-lived one moved to another endpoint.
+    #[track_caller]
+    pub fn finish(self) {
+        for churn in self.churns {
+            assert_eq!(churn.finish().failures, []);
+        }
+        for stream in self.streams {
+            let report = stream.finish();
+            assert!(report.is_clean() && report.pods.len() == 1, "{report:?}");
+        }
+    }
+}
