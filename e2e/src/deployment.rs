@@ -3,11 +3,11 @@
 //!
 //! ```text
 //!   manifests ──▶ frontend (outside) ──unix socket──▶ backend (node-a), backend (node-b)
-//!                        └────────────────────────▶ watch: shows at which revision a change is in
+//!                        └────────────────────────▶ watch: prints the revision of each change
 //! ```
 //!
-//! No event tells that a change is programmed on every node. So [`Deployment::wait_until_programmed`] changes one more
-//! service, the fence: its revision is read from a stream, and each backend logs when it has programmed that revision.
+//! To wait until every node has programmed a change, [`Deployment::wait_until_programmed`] changes one more service,
+//! the fence: `watch` prints its revision, and each backend logs when it has programmed that revision.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub use program::{fairlead, program};
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// The log line of a backend that has programmed its first state.
 const READY: &str = "ready: node state programmed";
-/// The fence's cluster IP, the last that [`plan::cluster_ip`] can give.
+/// The number of the fence's cluster IP, the largest for [`plan::cluster_ip`].
 const FENCE: u8 = 255;
 
 /// Settings of a deployment.
@@ -50,11 +50,10 @@ pub struct DeploymentBuilder {
     arguments: Vec<String>,
 }
 
-/// A cluster with Fairlead in it. Dropping it kills its programs; after a failed test the ends of their logs are
-/// printed.
+/// A cluster with Fairlead. Dropping it kills its programs and, after a failed test, prints the ends of their logs.
 #[derive(Debug)]
 pub struct Deployment {
-    // Programs first: they end before their namespaces and directories go.
+    // Programs are dropped before their namespaces and directories.
     watch: Option<Process>,
     frontend: Option<Process>,
     backends: Vec<NodeBackend>,
@@ -77,25 +76,25 @@ struct NodeBackend {
 // === impl DeploymentBuilder ===
 
 impl DeploymentBuilder {
-    /// In a cluster of this size.
+    /// Sets the size of the cluster.
     pub fn cluster(mut self, cluster: ClusterBuilder) -> Self {
         self.cluster = cluster;
         self
     }
 
-    /// Backends do not know where pods are.
+    /// Starts backends without local traffic detection.
     pub fn without_cluster_cidr(mut self) -> Self {
         self.arguments.clear();
         self
     }
 
-    /// One more argument for each backend.
+    /// Adds an argument for each backend.
     pub fn argument(mut self, argument: &str) -> Self {
         self.arguments.push(argument.to_owned());
         self
     }
 
-    /// Starts everything; `services` are programmed on every node when this returns.
+    /// Starts everything, and waits until `services` are programmed on every node.
     #[track_caller]
     pub fn start(self, services: impl FnOnce(&Cluster) -> Vec<Service>) -> Deployment {
         let cluster = self.cluster.start();
@@ -125,19 +124,19 @@ impl DeploymentBuilder {
 // === impl Deployment: starting and stopping ===
 
 impl Deployment {
-    /// Two nodes with three pods each, and backends that know the cluster CIDRs.
+    /// By default two nodes with three pods each, and backends with the cluster CIDRs.
     pub fn builder(backend: Backend) -> DeploymentBuilder {
         let arguments = vec!["--cluster-cidr".to_owned(), plan::CLUSTER_CIDRS.join(",")];
         DeploymentBuilder { backend_kind: backend, cluster: Cluster::builder(), arguments }
     }
 
-    /// The usual one, with these services.
+    /// Starts the default deployment with these services.
     #[track_caller]
     pub fn start(backend: Backend, services: impl FnOnce(&Cluster) -> Vec<Service>) -> Self {
         Self::builder(backend).start(services)
     }
 
-    /// Starts the frontend, and returns when it has listed the manifests and listens.
+    /// Starts the frontend, and waits until it has listed the manifests and listens.
     #[track_caller]
     pub fn start_frontend(&mut self) {
         let mut command = fairlead();
@@ -154,7 +153,7 @@ impl Deployment {
         self.watch = Some(watch);
     }
 
-    /// Starts the backends that do not run, and returns when each holds a state.
+    /// Starts the backends that do not run, and waits until each has programmed a state.
     #[track_caller]
     pub fn start_backends(&mut self) {
         for number in 0..self.backends.len() {
@@ -172,16 +171,16 @@ impl Deployment {
         }
     }
 
-    /// Ends the frontend by a signal.
+    /// Ends the frontend with a signal.
     #[track_caller]
     pub fn stop_frontend(&mut self, signal: Signal) {
-        // The frontend would wait for this client, which does not reconnect when asked to.
+        // `fairlead watch` does not reconnect at a drain, and the frontend would wait for it.
         self.watch = None;
         let frontend = self.frontend.take().expect("the frontend runs");
         end(&frontend, signal);
     }
 
-    /// Ends the backends of all nodes by a signal.
+    /// Ends the backends of all nodes with a signal.
     #[track_caller]
     pub fn stop_backends(&mut self, signal: Signal) {
         let running = self.backends.iter_mut().filter_map(|backend| backend.process.take());
@@ -203,7 +202,7 @@ impl Deployment {
 #[track_caller]
 fn end(process: &Process, signal: Signal) {
     process.signal(signal);
-    assert!(process.wait(TIMEOUT).is_some(), "{signal} ends {}", process.log().display());
+    assert!(process.wait(TIMEOUT).is_some(), "not ended by {signal}: {}", process.log().display());
 }
 
 // === impl Deployment: access ===
@@ -219,35 +218,35 @@ impl Deployment {
         &self.manifests
     }
 
-    /// What the frontend has logged.
+    /// The frontend.
     #[track_caller]
     pub fn frontend(&self) -> &Process {
         self.frontend.as_ref().expect("the frontend runs")
     }
 
-    /// What the backend of a node has logged.
+    /// The backend of a node.
     #[track_caller]
     pub fn backend(&self, node: &Node) -> &Process {
         let backend = self.backends.iter().find(|backend| backend.node == node.name).expect("a node of this cluster");
         backend.process.as_ref().expect("the backend runs")
     }
 
-    /// Where the backend of `node` keeps its state.
+    /// The state directory of a node's backend.
     pub fn state(&self, node: &Node) -> PathBuf {
         self.directory.path().join(format!("state-{}", node.name))
     }
 
-    /// Where the frontend listens.
+    /// The address of the frontend.
     pub fn address(&self) -> String {
         self.socket()
     }
 
-    /// A path in a directory that goes when this does.
+    /// A path in a directory that is removed with the deployment.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// Sees from now on everything that the backend writes to the kernel of `node`.
+    /// Starts to record everything that the backend of `node` writes to the kernel.
     #[track_caller]
     pub fn monitor(&self, node: &Node) -> Monitor {
         match self.backend_kind {
@@ -265,13 +264,13 @@ impl Deployment {
         self.path(&format!("notes-{}", node.name))
     }
 
-    /// Whether a line about the kernel is about what [`Self::wait_until_programmed`] does.
+    /// Whether a line about the kernel is about the fence of [`Self::wait_until_programmed`].
     pub fn is_fence(line: &str) -> bool {
         let address = plan::cluster_ip(FENCE).v4;
         [' ', '/'].into_iter().any(|end| line.contains(&format!("{address}{end}")))
     }
 
-    /// Runs `fairlead` with these arguments, which the frontend's address follows, to its end; returns what it printed.
+    /// Runs `fairlead` with these arguments and the address of the frontend, and returns its output.
     #[track_caller]
     pub fn ask(&self, arguments: &[&str]) -> String {
         let socket = self.socket();
@@ -284,14 +283,14 @@ impl Deployment {
 // === impl Deployment: changing ===
 
 impl Deployment {
-    /// Writes a service and its endpoints; they are programmed on every node when this returns.
+    /// Writes a service and its endpoints, and waits until they are programmed on every node.
     #[track_caller]
     pub fn apply(&mut self, service: &Service) {
         self.manifests.apply(service);
         self.wait_until_programmed();
     }
 
-    /// Like [`Self::apply`], with changes of the objects that [`Service`] has no method for.
+    /// As [`Self::apply`], with changes of the objects for which [`Service`] has no method.
     #[track_caller]
     pub fn apply_changed(&mut self, service: &Service, change: impl FnOnce(&mut Vec<Value>)) {
         let mut objects = service.objects();
@@ -300,7 +299,7 @@ impl Deployment {
         self.wait_until_programmed();
     }
 
-    /// Removes a service; it is removed from every node when this returns.
+    /// Removes a service, and waits until it is removed from every node.
     #[track_caller]
     pub fn delete(&mut self, service: &Service) {
         let watch = self.watch();

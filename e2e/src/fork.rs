@@ -1,6 +1,5 @@
-//! Starting programs beside servers. Between fork and exec a child has a copy of every socket of the process, so one
-//! that is closed at that moment stays open a little longer, and a port that should refuse still answers. Hence one at
-//! a time.
+//! Starts programs one at a time. Between fork and exec a child has a copy of every socket of this process, so a socket
+//! that a server closes at that moment would stay open a little longer, and its port would still answer.
 
 use std::io;
 use std::process::{Child, Command};
@@ -8,13 +7,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static FORKING: Mutex<()> = Mutex::new(());
 
-/// Starts a program; returns after its exec.
+/// Starts a program, and returns after its exec.
 pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
     let _guard = pause();
     command.spawn()
 }
 
-/// While this is held no program is started: what is closed is closed.
+/// Prevents programs from being started until the guard is dropped.
 pub(crate) fn pause() -> MutexGuard<'static, ()> {
     FORKING.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! Named network namespaces: created with `ip netns` so that people can inspect them, entered by threads, removed by
-//! their owner, or by the next run if the owner was killed.
+//! Named network namespaces: created with `ip netns`, so that an operator can inspect them, and removed by their owner,
+//! or by the next test run if the owner was killed.
 //!
 //! A name is `fl-<pid>-<number>-<what>`: unique among parallel tests, and identifies its owner.
 
@@ -20,18 +20,18 @@ use nix::unistd::Pid;
 
 use crate::fork;
 
-/// Where `ip netns` keeps its names.
+/// The directory of `ip netns`.
 const DIRECTORY: &str = "/run/netns";
 const PREFIX: &str = "fl";
 
-/// A handle of a namespace; cheap to clone. The namespace itself belongs to its cluster and loses its name with it.
+/// A handle of a namespace, cheap to clone. Its cluster removes the namespace.
 #[derive(Clone, Debug)]
 pub struct Netns {
     name: Arc<str>,
     file: Arc<File>,
 }
 
-/// The names of one cluster, removed on drop, also while a test panics.
+/// The namespaces of one cluster. Dropping this removes them, also while a test panics.
 #[derive(Debug)]
 pub(crate) struct Owner {
     prefix: String,
@@ -41,12 +41,12 @@ pub(crate) struct Owner {
 // === impl Netns ===
 
 impl Netns {
-    /// The name under `/run/netns`, for `ip netns exec` by hand.
+    /// The name under `/run/netns`, for `ip netns exec`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Runs `work` on a thread of its own inside the namespace. A panic in it goes on in the caller.
+    /// Runs `work` on a new thread in the namespace. A panic is propagated to the caller.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let inside = thread::scope(|scope| {
             scope
@@ -59,7 +59,7 @@ impl Netns {
         inside.unwrap_or_else(|panicked| panic::resume_unwind(panicked))
     }
 
-    /// Starts a thread inside the namespace; the caller joins it.
+    /// Starts a thread in the namespace; the caller joins it.
     pub(crate) fn spawn<T: Send + 'static>(
         &self,
         name: &str,
@@ -75,16 +75,16 @@ impl Netns {
             .expect("start a thread")
     }
 
-    /// Runs a program inside the namespace to its end, however that is.
+    /// Runs a program in the namespace, and returns its status and output.
     #[track_caller]
     pub(crate) fn finish(&self, command: &mut Command) -> process::Output {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        self.lock_own(command);
+        self.set_iptables_lock(command);
         let finished = self.run(|| fork::spawn(command)).and_then(Child::wait_with_output);
         finished.unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
-    /// Runs a program inside the namespace to its end and returns what it printed; panics if it fails.
+    /// Runs a program in the namespace and returns its standard output. Panics if it fails.
     #[track_caller]
     pub fn output(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.finish(Command::new(program).args(arguments));
@@ -93,13 +93,12 @@ impl Netns {
         String::from_utf8(output.stdout).expect("UTF-8 output")
     }
 
-    /// Runs a program that reads `input`, as [`Self::output`].
+    /// Runs a program in the namespace with `input` as its standard input. Panics if it fails.
     #[track_caller]
     pub fn run_with_input(&self, program: &str, arguments: &[&str], input: &str) {
         let mut command = Command::new(program);
-        self.lock_own(command.args(arguments));
-        let fed = self.run(|| feed(&mut command, input));
-        if let Err(error) = fed {
+        self.set_iptables_lock(command.args(arguments));
+        if let Err(error) = self.run(|| run_with_input(&mut command, input)) {
             panic!("{program} {arguments:?} in {}: {error}\n{input}", self.name);
         }
     }
@@ -125,40 +124,40 @@ impl Netns {
         path(&self.name)
     }
 
-    /// Rules of iptables-legacy belong to the namespace, but its lock file to the machine: without a lock file for each
-    /// namespace, parallel tests would wait for each other.
-    pub(crate) fn lock_own<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    /// Sets a lock file for iptables-legacy. By default all namespaces share one, and parallel tests would wait for
+    /// each other.
+    pub(crate) fn set_iptables_lock<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env("XTABLES_LOCKFILE", self.iptables_lock())
     }
 
     fn enter(&self) {
-        setns(&*self.file, CloneFlags::CLONE_NEWNET).expect("enter a namespace (needs root)");
+        setns(&*self.file, CloneFlags::CLONE_NEWNET).expect("enter a namespace (requires root)");
     }
 }
 
 // === impl Owner ===
 
 impl Owner {
-    /// Makes a namespace for each of `what`, in one process.
+    /// Creates a namespace for each of `what`, with one `ip` process.
     pub(crate) fn create(what: &[String]) -> (Self, Vec<Netns>) {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("{PREFIX}-{}-{number}-", process::id());
         let names = what.iter().map(|what| format!("{prefix}{what}")).collect::<Vec<_>>();
-        // Before the namespaces are, so that a failure half-way removes those that were made.
+        // Created before the namespaces, so that a failure removes those that exist already.
         let owner = Self { prefix, names };
         let script = owner.names.iter().map(|name| format!("netns add {name}\n")).collect::<String>();
-        feed(Command::new("ip").args(["-batch", "-"]), &script)
-            .unwrap_or_else(|error| panic!("make namespaces (needs root): {error}"));
+        run_with_input(Command::new("ip").args(["-batch", "-"]), &script)
+            .unwrap_or_else(|error| panic!("create namespaces (requires root): {error}"));
         let namespaces = owner.names.iter().map(|name| Netns {
             name: name.as_str().into(),
-            file: Arc::new(File::open(path(name)).expect("open the namespace just made")),
+            file: Arc::new(File::open(path(name)).expect("open the new namespace")),
         });
         let namespaces = namespaces.collect();
         (owner, namespaces)
     }
 
-    /// What all the names begin with.
+    /// The prefix of all names.
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -170,7 +169,7 @@ impl Drop for Owner {
     }
 }
 
-// === namespaces of dead runs ===
+// === namespaces of dead processes ===
 
 /// The names that still exist and begin with `prefix`.
 pub fn leftovers(prefix: &str) -> Vec<String> {
@@ -182,7 +181,7 @@ pub fn leftovers(prefix: &str) -> Vec<String> {
         .collect()
 }
 
-/// Removes the namespaces of runs that were killed, and kills the programs that were left in them.
+/// Removes the namespaces of killed test runs, and kills the programs in them.
 pub fn remove_dead_namespaces() {
     let dead = leftovers(&format!("{PREFIX}-")).into_iter().filter(|name| match owner_pid(name) {
         Some(pid) => !Path::new("/proc").join(pid.to_string()).exists(),
@@ -198,21 +197,22 @@ fn owner_pid(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.strip_prefix('-')?.split('-').next()?.parse().ok()
 }
 
-/// Kills what runs in a namespace whose owner is dead. A process that ends meanwhile is as good.
+/// Kills all programs in a namespace.
 fn kill_inside(name: &str) {
     let Ok(namespace) = fs::metadata(path(name)) else { return };
     let Ok(processes) = fs::read_dir("/proc") else { return };
     for entry in processes.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|pid| pid.parse::<i32>().ok()) else { continue };
-        let Ok(theirs) = fs::metadata(entry.path().join("ns/net")) else { continue };
-        if (theirs.dev(), theirs.ino()) == (namespace.dev(), namespace.ino()) {
+        let Ok(its) = fs::metadata(entry.path().join("ns/net")) else { continue };
+        if (its.dev(), its.ino()) == (namespace.dev(), namespace.ino()) {
+            // An error means that it has ended meanwhile.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
 }
 
-/// Takes the name away, as `ip netns del` does; the kernel frees the namespace when the last thread has left it. Errors
-/// mean that it is gone already: another run removed it, or its creation failed.
+/// Removes a namespace, as `ip netns del` does; the kernel frees it when the last thread has left it. An error means
+/// that another test run has removed it, or that its creation failed.
 fn remove(name: &str) {
     let path = path(name);
     let _ = umount2(&path, MntFlags::MNT_DETACH);
@@ -223,12 +223,12 @@ fn path(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(name)
 }
 
-/// Runs `command` to its end with `input` as its standard input. The error is what it printed.
-fn feed(command: &mut Command, input: &str) -> Result<(), String> {
+/// Runs a program with `input` as its standard input. The error is its standard error.
+fn run_with_input(command: &mut Command, input: &str) -> Result<(), String> {
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = fork::spawn(command).map_err(|error| error.to_string())?;
     let mut stdin = child.stdin.take().expect("piped");
-    // A program that stopped reading reports why on its standard error.
+    // A program that stops reading reports the reason on its standard error.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let output = child.wait_with_output().map_err(|error| error.to_string())?;

@@ -53,7 +53,7 @@ impl Process {
     pub fn spawn(netns: &Netns, mut command: Command, log: &Path) -> Self {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        netns.lock_own(&mut command);
+        netns.set_iptables_lock(&mut command);
         // A child starts in the namespace of the thread that spawns it.
         let child = netns.run(|| fork::spawn(&mut command));
         let mut child = child.unwrap_or_else(|error| panic!("start {name}: {error}"));

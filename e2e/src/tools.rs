@@ -1,4 +1,4 @@
-//! Programs that an operator would run on a node: `nft`, `nft monitor`, `conntrack`.
+//! Tools of an operator on a node: `nft`, `nft monitor`, `conntrack`.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ pub fn nft(netns: &Netns, rules: &str) {
     netns.run_with_input("nft", &["-f", "-"], rules);
 }
 
-/// The conntrack entries of one family, one a line; `filter` as for `conntrack -L`: `["-p", "udp"]`.
+/// The conntrack entries of one family; `filter` are arguments of `conntrack -L`, such as `["-p", "udp"]`.
 pub fn conntrack(netns: &Netns, family: IpFamily, filter: &[&str]) -> Vec<String> {
     let family = match family {
         IpFamily::V4 => "ipv4",
@@ -37,7 +37,7 @@ pub fn conntrack(netns: &Netns, family: IpFamily, filter: &[&str]) -> Vec<String
     netns.output("conntrack", &arguments).lines().map(str::to_owned).collect()
 }
 
-/// `nft monitor`: every change of the rules of a namespace, by any process.
+/// `nft monitor`, which prints every change of the rules of a namespace, by any process.
 #[derive(Debug)]
 pub struct NftMonitor {
     netns: Netns,
@@ -48,7 +48,7 @@ pub struct NftMonitor {
 // === impl NftMonitor ===
 
 impl NftMonitor {
-    /// Starts it, and returns when it listens. Its output is also in the file `log`.
+    /// Starts it, and returns when it has subscribed. Its output is also in the file `log`.
     #[track_caller]
     pub fn start(netns: &Netns, log: &Path) -> Self {
         let mut command = Command::new("nft");
@@ -56,7 +56,7 @@ impl NftMonitor {
         let process = Process::spawn(netns, command, log);
         let pid = process.pid().to_string();
         eventually("nft monitor listens", DEADLINE, || {
-            // sk, Eth, Pid, Groups, ...; the table is of the reader's namespace, here of the thread `run` starts.
+            // Columns: sk, Eth, Pid, Groups, ... The file shows the namespace of the reading thread.
             let table = netns.run(|| fs::read_to_string("/proc/thread-self/net/netlink")).expect("procfs");
             let listens = table.lines().any(|line| {
                 let columns = line.split_whitespace().collect::<Vec<_>>();
@@ -67,7 +67,7 @@ impl NftMonitor {
         Self { netns: netns.clone(), process, seen: 0 }
     }
 
-    /// What has been changed since the last call, a line each; empty if nothing has.
+    /// The changes since the last call, one in each line.
     #[track_caller]
     pub fn changes(&mut self) -> Vec<String> {
         nft(&self.netns, &format!("add table ip {FENCE}\ndelete table ip {FENCE}\n"));
@@ -80,7 +80,7 @@ impl NftMonitor {
         lines.iter().map(|line| line.trim_end().to_owned()).collect()
     }
 
-    /// The line after the fence's.
+    /// The index of the line after that of the fence.
     fn fence_end(&self) -> usize {
         let fence = format!("delete table ip {FENCE}");
         let lines = self.process.lines_since(self.seen);

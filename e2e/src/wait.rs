@@ -1,18 +1,18 @@
-//! Waiting for what announces itself by no event.
+//! Waiting for conditions that have no event.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two looks: short against what is waited for, long against the cost of a look.
+/// Interval between checks.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Calls `look` until it answers or `deadline` has passed, and panics then. Only for things that have no event.
+/// Calls `check` until it returns a value. Panics after the deadline. Only for conditions that have no event.
 #[track_caller]
-pub fn eventually<T>(what: &str, deadline: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn eventually<T>(what: &str, deadline: Duration, mut check: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
-        if let Some(found) = look() {
-            return found;
+        if let Some(value) = check() {
+            return value;
         }
         assert!(start.elapsed() < deadline, "not within {deadline:?}: {what}");
         thread::sleep(POLL);

@@ -1,4 +1,4 @@
-//! The example of a backend in another language: `examples/backend-python` follows a frontend and forwards through
+//! The example of a backend in Python, `examples/backend-python`, follows a frontend and forwards connections with
 //! nginx.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
@@ -22,7 +22,7 @@ fn prepared(path: &str) -> PathBuf {
     path
 }
 
-/// An nginx that serves nothing yet, and the command that makes it read its configuration again.
+/// Starts nginx without any server. Returns it and the command that reloads its configuration.
 fn nginx(netns: &Netns, directory: &Path) -> (Process, String) {
     let program = prepared("nginx/usr/sbin/nginx").display().to_string();
     let module = prepared("nginx/usr/lib/nginx/modules/ngx_stream_module.so").display().to_string();
@@ -47,7 +47,7 @@ fn python_backend_forwards_through_nginx() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(2).start();
     let directory = tempfile::tempdir().expect("a directory");
     let node = cluster.node('a');
-    // nginx listens only at addresses of the machine.
+    // nginx can listen only at addresses of the node.
     let vip = plan::cluster_ip(1);
     node.netns.output("ip", &["address", "add", &format!("{}/32", vip.v4), "dev", "lo"]);
     node.netns.output("ip", &["address", "add", &format!("{}/128", vip.v6), "dev", "lo", "nodad"]);
@@ -92,7 +92,7 @@ fn python_backend_forwards_through_nginx() {
     backend.wait_for_line("programmed", mark, TIMEOUT);
     answers("pod-a-2");
 
-    // After a restart of the frontend it continues from its state and writes nothing.
+    // After a restart of the frontend the backend continues from its state and writes nothing.
     let mark = backend.mark();
     frontend.kill();
     let frontend = start("frontend-2.log");

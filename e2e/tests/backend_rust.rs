@@ -1,4 +1,5 @@
-//! The example of a backend on the `backend` crate: `examples/backend-rust` forwards connections that are routed to it.
+//! The example of a backend on the `backend` crate, `examples/backend-rust`, forwards connections that are routed to
+//! it.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::net::SocketAddr;
@@ -40,7 +41,7 @@ fn rust_backend_forwards_connections_and_restarts_without_a_frontend() {
     backend.wait_for_line("UDP is not supported, only TCP is", 0, TIMEOUT);
 
     let address = |family| SocketAddr::new(vip.ip(family), PORT);
-    // From outside and from the node itself, and to no other port.
+    // It answers from outside and from the node itself, and at no other port.
     let answers = |pod: &str| {
         for family in IpFamily::ALL {
             for client in [node.client(), cluster.client()] {
@@ -57,13 +58,13 @@ fn rust_backend_forwards_connections_and_restarts_without_a_frontend() {
     let live = live.expect("a connection");
     manifests.apply(&web("pod-a-2"));
     answers("pod-a-2");
-    // A connection keeps its endpoint, also after that is removed.
+    // A connection keeps its endpoint, also after the endpoint is removed.
     let echoes = live.report().echoed;
     assert!(live.wait_echoes(echoes + 5, TIMEOUT));
     let report = live.finish();
     assert!(report.is_clean() && report.pods.keys().eq(["pod-a-1"]), "{report:?}");
 
-    // Without a frontend it serves its last committed state.
+    // Without a frontend the backend serves its last committed state.
     frontend.kill();
     backend.terminate();
     assert_eq!(node.client().tcp(address(IpFamily::V4)).expect_err("nothing listens there"), Failure::Refused);

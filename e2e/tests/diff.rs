@@ -1,5 +1,5 @@
-//! `fairlead diff` and `fairlead endpoints` with real programs: what a kernel lacks, what kube-proxy's rules do
-//! otherwise, exit codes.
+//! `fairlead diff` and `fairlead endpoints` with real programs: differences of a kernel and of kube-proxy's rules, and
+//! exit codes.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Local traffic detection as in [`Deployment`].
 const PODS: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48"];
 
-/// Runs a command on node-a to its end: the exit code, and what it printed.
+/// Runs a command on node-a, and returns its exit code and output.
 fn run(deployment: &Deployment, arguments: &[&str]) -> (i32, String) {
     let mut command = fairlead();
     command.args(arguments).env("FAIRLEAD_FRONTEND", deployment.address());
@@ -50,7 +50,7 @@ fn kernel_is_compared_with_the_desired_state() {
         assert_eq!(code, 0, "{output}");
         assert!(output.contains("The kernel matches the desired state"), "{output}");
 
-        // Stopped, so that it does not repair.
+        // A running backend would repair the difference.
         deployment.stop_backends(nix::sys::signal::Signal::SIGTERM);
         let node = deployment.cluster().node('a');
         node.netns.output(break_it[0], &break_it[1..]);

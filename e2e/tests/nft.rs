@@ -1,3 +1,3 @@
-//! Every case, with the nftables backend.
+//! The Service conformance cases with the nftables backend.
 
 fairlead_e2e::conformance!(fairlead_e2e::Backend::Nft);

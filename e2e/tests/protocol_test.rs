@@ -1,4 +1,4 @@
-//! Backends against `fairlead protocol-test`: the nftables backend, and the examples in Python and Rust.
+//! `fairlead protocol-test` with the nftables backend and with the examples in Python and Rust.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use fairlead_e2e::{Cluster, Process, fairlead, program};
 use serde_json::Value;
 
-/// All scenarios, one of which is half a minute of silence.
+/// Timeout of all scenarios, one of which takes half a minute.
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// Prints the upstreams in the configuration of nginx, in the format of `--state-command`.
 const UPSTREAMS: &str = r#"
@@ -26,7 +26,7 @@ fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Runs all scenarios in a namespace of their own. Returns the names of the skipped ones.
+/// Runs all scenarios in a new namespace, and returns the names of the skipped ones.
 fn run_scenarios(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Vec<String> {
     let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
     let directory = tempfile::tempdir().expect("a directory");
@@ -41,7 +41,7 @@ fn run_scenarios(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> 
     let protocol_test = Process::spawn(netns, protocol_test, &directory.path().join("report.json"));
     // The end of the document may be read after the program has ended.
     protocol_test.wait_for("the report", 0, TIMEOUT, |line| line == "}");
-    let status = protocol_test.wait(TIMEOUT).expect("all scenarios have been played");
+    let status = protocol_test.wait(TIMEOUT).expect("the end of all scenarios");
     let report = protocol_test.lines_since(0).join("\n");
     let log = fs::read_to_string(at("backend.log")).unwrap_or_default();
     assert!(status.success(), "{report}\n{log}");
@@ -84,6 +84,6 @@ fn python_example_passes_and_programs_what_was_committed() {
         command.arg(directory.join("stream.conf"));
         command
     });
-    // It computes no digests, and does not keep how far its frontend knows the cluster.
+    // The example computes no digests and does not store source versions.
     assert_eq!(skipped, ["digest-request", "repair", "source-version"]);
 }

@@ -35,7 +35,7 @@ impl Fixture {
         service.pods([self.cluster.pod(pod)])
     }
 
-    /// Manifests of a cluster in which a pod serves.
+    /// Writes the manifests of a cluster whose Services have one endpoint.
     fn manifests(&self, name: &str, pod: &str) -> Manifests {
         let manifests = self.cluster.manifests(&self.path(name));
         for number in 0..OTHERS {
@@ -50,7 +50,7 @@ impl Fixture {
         format!("unix:{}", self.path(&format!("{name}.sock")).display())
     }
 
-    /// Starts a frontend on manifests; its socket has its name.
+    /// Starts a frontend with these manifests.
     fn frontend(&self, name: &str, manifests: &str) -> Process {
         let mut command = fairlead();
         command.args(["frontend", "--metrics", "none", "--listen", &self.address(name), "--manifests"]);
@@ -71,12 +71,12 @@ impl Fixture {
         process
     }
 
-    /// Which transaction the node's kernel is at.
+    /// The generation of the node's ruleset, which each transaction increments.
     fn generation(&self) -> u32 {
         self.cluster.node('a').netns.run(|| NftHandle::open()?.generation()).expect("a generation")
     }
 
-    /// Which pod answers.
+    /// The pod that answers at the cluster IP.
     fn answers(&self) -> String {
         let vip = SocketAddr::new(plan::cluster_ip(1).v4.into(), 80);
         self.cluster.node('a').client().tcp(vip).expect("an answer").pod
@@ -100,7 +100,7 @@ fn backend_fails_over_without_writing_to_the_kernel() {
     assert!(line.contains(other), "{line}");
     backend.wait_for_line("Repair", mark, TIMEOUT);
 
-    // Another endpoint is the first change since.
+    // The first write to the kernel is that of the next change.
     manifests.apply(&fixture.web("pod-a-2"));
     let applied = backend.wait_for_line("applied", mark, TIMEOUT);
     assert!(applied.contains("service_ports=3"), "the three protocols of one Service: {applied}");

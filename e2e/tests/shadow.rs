@@ -20,12 +20,12 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const WRITES: [&str; 6] = ["RTM_NEWLINK", "RTM_NEWADDR", "NLM_F_CREATE", "-restore\"", "\"modprobe\"", "listen("];
 /// `NFNL_MSG_BATCH_BEGIN` of `linux/netfilter/nfnetlink.h`: a transaction of nf_tables.
 const BATCH_BEGIN: u16 = 16;
-/// How many bytes one has that changes nothing: its begin and its end.
+/// The end of a call of strace that sends an empty transaction: 40 bytes for its begin and its end.
 const EMPTY_BATCH: &str = " = 40";
 /// `NLM_F_CREATE` of `linux/netlink.h`.
 const CREATE: u16 = 0x400;
 
-/// A node with a frontend's socket beside it.
+/// A node, and a frontend with a unix socket.
 struct Fixture {
     cluster: Cluster,
     directory: tempfile::TempDir,
@@ -50,7 +50,7 @@ impl Fixture {
         &self.cluster.node('a').netns
     }
 
-    /// A backend whose system calls are written down.
+    /// Starts a backend under strace. Returns it and the file with its system calls.
     fn traced(&self, name: &str, arguments: &[&str]) -> (Process, std::path::PathBuf) {
         let mut backend = fairlead();
         backend.args(["backend", name, "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
@@ -85,15 +85,15 @@ fn web(cluster: &Cluster, pod: &str) -> Service {
     Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080).pods([cluster.pod(pod)])
 }
 
-/// Lines of strace that write something: a message, a program, or a setting.
+/// The lines of strace about writes: netlink messages, programs and sysctls.
 fn writes(calls: &Path) -> Vec<String> {
-    let calls = fs::read_to_string(calls).expect("what strace wrote");
+    let calls = fs::read_to_string(calls).expect("the output of strace");
     let opens = |line: &str| line.contains("/proc/sys/") && !line.contains("O_RDONLY");
     let is_write = |line: &&str| WRITES.iter().any(|word| line.contains(word)) || opens(line) || sends_changes(line);
     calls.lines().filter(is_write).map(str::to_owned).collect()
 }
 
-/// Whether a line is about a netlink message that strace has left as it is, and that changes something.
+/// Whether a line is about a netlink message that strace did not decode and that changes the kernel.
 fn sends_changes(line: &str) -> bool {
     let Some((_, text)) = line.split_once("iov_base=\"") else { return false };
     let header = unescape(text, 8);
@@ -104,7 +104,7 @@ fn sends_changes(line: &str) -> bool {
     (kind == BATCH_BEGIN && !line.ends_with(EMPTY_BATCH)) || flags & CREATE != 0
 }
 
-/// The first bytes of what strace prints as a string of C.
+/// The first bytes of a string that strace prints in C syntax.
 fn unescape(text: &str, count: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
@@ -129,7 +129,7 @@ fn unescape(text: &str, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// How many transactions of nf_tables a namespace has seen.
+/// The generation of the ruleset, which each transaction of nf_tables increments.
 fn generation(netns: &Netns) -> u32 {
     netns.run(|| NftHandle::open().expect("a socket").generation().expect("an answer"))
 }
@@ -165,7 +165,7 @@ fn shadow_of_each_backend_writes_nothing() {
         assert!(!fixture.state().exists(), "{name}");
     }
 
-    // Such calls are seen where there are some.
+    // The calls of a backend that is not a shadow are found.
     let (process, calls) = fixture.traced("nftables", &["--healthz", "none", "--metrics", "none"]);
     process.wait_for_line("ready: node state programmed", 0, TIMEOUT);
     end(fixture.node(), &process);
@@ -173,7 +173,7 @@ fn shadow_of_each_backend_writes_nothing() {
     assert!(fixture.frontend.exited().is_none());
 }
 
-/// Ends the traced program, and waits until strace has written everything down. strace itself does not end before it.
+/// Ends the traced program, and waits for strace, which ends after it has written all calls.
 fn end(netns: &Netns, strace: &Process) {
     let pids = netns.output("ip", &["netns", "pids", netns.name()]);
     let is_ours = |pid: &&str| {
@@ -181,7 +181,7 @@ fn end(netns: &Netns, strace: &Process) {
         program.file_name() == Some(OsStr::new("fairlead"))
     };
     for pid in pids.lines().filter(is_ours) {
-        kill(Pid::from_raw(pid.parse().expect("a number")), Signal::SIGTERM).expect("it is there");
+        kill(Pid::from_raw(pid.parse().expect("a number")), Signal::SIGTERM).expect("signal the backend");
     }
     assert!(strace.wait(TIMEOUT).is_some(), "it does not end");
 }

@@ -1,4 +1,4 @@
-//! The program over TLS, from one namespace to another: nodes and administrators are authorized by their certificates.
+//! Frontend and backend over TLS: nodes and administrators are authorized by their certificates.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
@@ -16,7 +16,7 @@ const PORT: u16 = 7600;
 /// The name in the frontend's certificate; it is never resolved.
 const NAME: &str = "fairlead.example";
 
-/// A frontend outside and a service that leads to one pod, with certificates in a directory.
+/// A cluster with a Service of one endpoint, and certificates in a directory.
 struct Fixture {
     directory: tempfile::TempDir,
     authority: CertifiedIssuer<'static, KeyPair>,
@@ -77,7 +77,7 @@ impl Fixture {
         command
     }
 
-    /// A command that calls the frontend with a given certificate.
+    /// A command that connects to the frontend with this certificate.
     fn client(&self, arguments: &[&str], certificate: &str) -> Command {
         let mut command = fairlead();
         let address = format!("https://{}", SocketAddr::new(plan::OUTSIDE.v4.into(), PORT));
@@ -99,7 +99,7 @@ impl Fixture {
         Process::spawn(netns, command, &self.path(&format!("{name}.log")))
     }
 
-    /// Runs a command on node-a to its end, and returns the line with `wanted` that it must have printed.
+    /// Runs a command on node-a, and returns its result and the line that contains `wanted`.
     #[track_caller]
     fn run_to_end(&self, name: &str, command: Command, wanted: &str) -> (CommandResult, String) {
         let process = self.spawn(&self.cluster.node('a').netns, name, command);

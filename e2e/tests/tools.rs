@@ -9,7 +9,7 @@ use fairlead_e2e::manifests::Service;
 use fairlead_e2e::{Backend, Cluster, Deployment, fairlead, plan};
 use serde_json::Value;
 
-/// Never to be seen in a bundle.
+/// A secret, which bundles must not contain.
 const SECRET: &str = "hunter2-is-my-token";
 
 fn web(cluster: &Cluster, name: &str, number: u8, pods: &[&str]) -> Service {
@@ -27,14 +27,14 @@ fn deployment(backend: Backend) -> Deployment {
     })
 }
 
-/// Runs the program on node-a to its end.
+/// Runs `fairlead` on node-a.
 fn run(deployment: &Deployment, arguments: &[&str]) -> Output {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", deployment.cluster().node('a').netns.name()]);
     command.arg(fairlead().get_program()).args(arguments).output().expect("a program")
 }
 
-/// The same with the frontend's address; what it printed.
+/// Runs `fairlead` with the frontend's address, and returns its output.
 fn ask(deployment: &Deployment, arguments: &[&str], code: i32) -> String {
     let address = deployment.address();
     let output = run(deployment, &[arguments, &["--node-name", "node-a", "--frontend", &address]].concat());
@@ -44,6 +44,7 @@ fn ask(deployment: &Deployment, arguments: &[&str], code: i32) -> String {
     stdout
 }
 
+/// The output of `fairlead trace` on node-a.
 fn traced(deployment: &Deployment, arguments: &[&str]) -> String {
     let output = run(deployment, &[&["trace"], arguments].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -70,7 +71,7 @@ fn tools(backend: Backend, name: &str) {
     let elsewhere = traced(&deployment, &["172.16.0.11", "172.16.0.12:443"]);
     assert!(elsewhere.contains("no rule handles it as Service traffic"), "{elsewhere}");
 
-    // Cluster IPs of three services and a node port, two families, two protocols, and that of the fence.
+    // Cluster IPs of three services and a node port, in two families and with two protocols, and the VIP of the fence.
     let tested = ask(&deployment, &["test", "--count", "10"], 0);
     assert!(tested.contains("0 of 17 VIPs failed"), "{tested}");
     assert!(tested.contains("1 of 3 endpoints in 10 connections"), "{tested}");

@@ -22,7 +22,7 @@ const NODE_PORT: u16 = 30_080;
 const LONG: u32 = 10_800;
 /// Short enough to wait for its end, in seconds.
 const SHORT: u32 = 2;
-/// The time without a request after which no client is stored any more. No event reports it.
+/// The time without a request after which the affinity of all clients has ended, for which there is no event.
 const EXPIRY: Duration = Duration::from_millis(2_500);
 /// Requests of one client: enough not to reach the same endpoint by chance.
 const REQUESTS: usize = 5;
@@ -187,7 +187,7 @@ fn ask(cluster: &Cluster, to: SocketAddr) -> Assignments {
     assignments
 }
 
-/// All clients outside of the cluster ask at `to`.
+/// All clients outside the cluster ask at `to`.
 #[track_caller]
 fn ask_from_outside(cluster: &Cluster, to: SocketAddr) -> Assignments {
     let mut assignments = Assignments::new();

@@ -1,4 +1,4 @@
-//! Changes under live traffic: unrelated traffic is not affected, and changes take effect at once.
+//! Changes under traffic: unrelated traffic is not affected, and changes take effect at once.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub fn endpoint_drains_and_is_removed(backend: Backend) {
     for (churn, before) in churns.into_iter().zip(before) {
         let report = churn.finish();
         assert_eq!(report.failures, [], "{:?}", report.pods);
-        // One request may have been under way when the endpoint left.
+        // One request may have been in flight when the endpoint was removed.
         assert!(report.answered_by("pod-b-1") <= before + 1, "{report:?}");
     }
     assert_clean(streams);
@@ -48,7 +48,7 @@ pub fn endpoint_drains_and_is_removed(backend: Backend) {
     assert_pods(&client, Protocol::Tcp, vip(IpFamily::V4), &["pod-a-1", "pod-b-2"]);
 }
 
-/// An endpoint that is added is used, one that takes the place of another too; connections to others go on.
+/// An added endpoint is used, and so is one that replaces another. Connections to other endpoints continue.
 pub fn endpoints_are_added_and_replaced(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1", "pod-b-1"])]);
     let streams = streams_to_each(deployment.cluster(), &["pod-a-1", "pod-b-1"]);
@@ -74,7 +74,8 @@ pub fn endpoints_are_added_and_replaced(backend: Backend) {
     assert_clean(streams);
 }
 
-/// Without endpoints a service refuses; with its first one it answers, also on the very flow that was refused.
+/// A service without endpoints rejects connections. With its first endpoint it answers, also on a flow that was
+/// rejected.
 pub fn first_endpoint_is_added_and_last_removed(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &[])]);
     let without = web(deployment.cluster(), &[]);
@@ -101,7 +102,8 @@ pub fn first_endpoint_is_added_and_last_removed(backend: Backend) {
     }
 }
 
-/// The same for a service that drops, because its endpoints are elsewhere: what was dropped leaves nothing behind.
+/// Under policy Local, a service without an endpoint on the node drops packets. With its first one there it answers,
+/// also on a flow that was dropped.
 pub fn first_local_endpoint_is_used_at_once(backend: Backend) {
     let local = |cluster: &Cluster, pods: &[&str]| web(cluster, pods).internal_policy(TrafficPolicy::Local);
     let mut deployment = Deployment::start(backend, |cluster| vec![local(cluster, &["pod-b-1"])]);
@@ -125,7 +127,7 @@ pub fn first_local_endpoint_is_used_at_once(backend: Backend) {
 
 // === services change ===
 
-/// A service is created and deleted without an effect on another one.
+/// Creating and deleting a service does not affect another one.
 pub fn services_are_created_and_deleted(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1", "pod-b-1"])]);
     let streams = streams_to_each(deployment.cluster(), &["pod-a-1", "pod-b-1"]);
@@ -150,7 +152,7 @@ pub fn services_are_created_and_deleted(backend: Backend) {
     assert_clean(streams);
 }
 
-/// A service moves to another port and to another target port; the old port answers no more.
+/// A service changes its port and its target port. The old port no longer answers.
 pub fn port_changes_apply_at_once(backend: Backend) {
     let service = |cluster: &Cluster, port, target| {
         let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(port, target);
@@ -176,7 +178,7 @@ pub fn port_changes_apply_at_once(backend: Backend) {
     }
 }
 
-/// Policies change both ways, and each takes effect on both nodes.
+/// Both policies change in both directions, and take effect on both nodes.
 pub fn policy_changes_apply_at_once(backend: Backend) {
     let pods = ["pod-a-1", "pod-b-1"];
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &pods)]);
@@ -224,7 +226,7 @@ fn streams_to_each(cluster: &Cluster, pods: &[&str]) -> Vec<Stream> {
             let stream = client.stream(Protocol::Tcp, vip(family), INTERVAL).expect("a connection");
             assert!(stream.wait_echoes(1, TIMEOUT), "an echo");
             let pod = stream.report().pods.into_keys().next().expect("a pod answers");
-            // Another one to a pod that has one goes again.
+            // A second connection to the same pod is closed.
             if let Some(at) = missing.iter().position(|missing| **missing == pod) {
                 missing.remove(at);
                 streams.push(stream);

@@ -1,7 +1,8 @@
 //! Ports of a cluster IP that no service has are rejected; packets to unallocated addresses of the service CIDRs are
 //! dropped.
 //!
-//! To distinguish the two, node-b has one such address: a packet that passes node-a is rejected there.
+//! node-b has one unallocated address and rejects packets to it, so that a case can tell whether node-a drops or
+//! forwards them.
 
 use std::net::SocketAddr;
 
@@ -17,16 +18,16 @@ use crate::wire::Protocol;
 const PORT: u16 = 80;
 /// An address of node-b only.
 const UNALLOCATED: u8 = 99;
-/// For what a node has to refuse itself: it does not speak SCTP.
+/// The protocols for which a kernel rejects packets to ports without a server. It has no SCTP.
 const TRANSPORTS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
-/// A port that no service has at a cluster IP is refused, for as long as the address is a service's.
+/// A port of a cluster IP that no service has is rejected, as long as a service has the address.
 pub fn other_ports_are_rejected(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster), dns(cluster)]);
     let cluster = deployment.cluster();
     let web_ip = plan::cluster_ip(1);
     let mut checks = checks(cluster, &Protocol::ALL, web_ip, PORT + 1, &Expected::Refused);
-    // A port of the same number, but for another protocol.
+    // The same number, but another protocol.
     let dns_ip = plan::cluster_ip(2);
     checks.extend(self::checks(cluster, &[Protocol::Tcp], dns_ip, 53, &Expected::Refused));
     checks.extend(served(cluster));
@@ -37,7 +38,7 @@ pub fn other_ports_are_rejected(backend: Backend) {
     check_all(&self::checks(deployment.cluster(), &TRANSPORTS, web_ip, PORT, &Expected::Dropped));
 }
 
-/// An address that no service has leads nowhere, until a service has it, and again when the service is gone.
+/// Packets to an address without a service are dropped, before a service gets it and after the service is removed.
 pub fn unallocated_addresses_are_dropped(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
     take_unallocated(deployment.cluster());
@@ -55,7 +56,7 @@ pub fn unallocated_addresses_are_dropped(backend: Backend) {
     check_all(&served(deployment.cluster()));
 }
 
-/// Service CIDRs count as soon as they are there, and no longer.
+/// Service CIDRs take effect when they are added, and end when they are removed.
 pub fn service_cidr_changes_apply_at_once(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
     take_unallocated(deployment.cluster());
@@ -72,7 +73,7 @@ pub fn service_cidr_changes_apply_at_once(backend: Backend) {
         check_all(&checks(cluster, &TRANSPORTS, address, PORT, &expected));
         check_all(&served(cluster));
     };
-    // One of all addresses is none.
+    // A CIDR of all addresses is ignored.
     check(&["10.97.0.0/16", "fd00:10:97::/112", "0.0.0.0/0"], Expected::Refused);
     check(&["10.96.0.96/29", "fd00:10:96::/64"], Expected::Dropped);
     check(&[], Expected::Refused);
@@ -88,7 +89,7 @@ fn dns(cluster: &Cluster) -> Service {
     dns.pods([cluster.pod("pod-a-1")])
 }
 
-/// node-b has the address, and node-a knows it.
+/// Gives node-b the address, and node-a a route to it.
 fn take_unallocated(cluster: &Cluster) {
     let DualStack { v4, v6 } = plan::cluster_ip(UNALLOCATED);
     let node_b = cluster.node('b');
@@ -121,7 +122,7 @@ fn checks(cluster: &Cluster, protocols: &[Protocol], to: DualStack, port: u16, e
     checks
 }
 
-/// What is served still is.
+/// The service still answers.
 fn served(cluster: &Cluster) -> Vec<Check> {
     let client = cluster.pod("pod-a-3").client();
     let mut checks = Vec::new();

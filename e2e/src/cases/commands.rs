@@ -1,4 +1,4 @@
-//! The other commands of the program: `local`, `services`, `cleanup`.
+//! The commands `local`, `services` and `cleanup`.
 
 use std::net::SocketAddr;
 
@@ -95,7 +95,7 @@ pub fn cleanup_removes_only_objects_of_fairlead(backend: Backend) {
         command.args(["cleanup", "--backend", backend.name(), "--state-dir"]).arg(&state).args(arguments);
         let output = netns.finish(&mut command);
         assert!(output.status.success(), "{output:?}");
-        // But for the width of its columns.
+        // The widths of columns may differ.
         let lines = String::from_utf8(output.stdout).expect("UTF-8 output");
         let lines = lines.lines();
         lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
@@ -105,7 +105,7 @@ pub fn cleanup_removes_only_objects_of_fairlead(backend: Backend) {
     assert!(announced.len() > 1 && announced[0].starts_with("WOULD REMOVE"), "{announced:?}");
     let expected = [&announced[1..], &["nothing to remove".to_owned()]];
     for expected in expected {
-        // The second time there is nothing to do.
+        // A second cleanup has nothing to remove.
         assert!(cleanup(&[]).ends_with(expected));
         assert_eq!(std::fs::read_dir(&state).expect("the directory stays").count(), 0);
         assert_eq!(backend.rules(&netns), backend.rules(&before.node('a').netns));

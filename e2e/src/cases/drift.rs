@@ -1,4 +1,4 @@
-//! Drift: what other programs change in the backend's rules is repaired, and their own rules are kept.
+//! Drift: the backend repairs changes of its rules by other programs, and keeps the rules of other programs.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -40,7 +40,7 @@ pub fn endpoints_get_equal_shares(backend: Backend) {
     }
 }
 
-/// How far these counts are from being all the same.
+/// Pearson's statistic for the hypothesis that all counts have the same expectation.
 fn chi_square(counts: &[usize]) -> f64 {
     let as_f64 = |count: usize| f64::from(u32::try_from(count).expect("a small number"));
     let mean = as_f64(counts.iter().sum()) / as_f64(counts.len());
@@ -139,15 +139,15 @@ pub fn terminating_endpoints_are_used_if_none_on_the_node_is_ready(backend: Back
 
 // === hints ===
 
-/// With zone hints on all ready endpoints each node uses those of its zone; node hints go before; an endpoint without
-/// hints ends both.
+/// If all ready endpoints have zone hints, each node uses those for its zone. Node hints take precedence. If an
+/// endpoint has no hints, neither applies.
 pub fn hints_select_endpoints(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(1).pods(cluster.pods())]);
     let all = ["pod-a-1", "pod-a-2", "pod-b-1"];
     let steps: [([Hint; 3], [&[&str]; 2]); 5] = [
         // a-1, a-2 and b-1 for zones a, a and b.
         ([in_zone_a, in_zone_a, in_zone_b], [&["pod-a-1", "pod-a-2"], &["pod-b-1"]]),
-        // Across: what counts is the hint.
+        // The hint decides, not the zone of the endpoint.
         ([in_zone_b, in_zone_a, in_zone_a], [&["pod-a-2", "pod-b-1"], &["pod-a-1"]]),
         ([in_zone_a, in_zone_b, Endpoint::of], [&all, &all]),
         ([on_node_a, on_node_b, on_node_b], [&["pod-a-1"], &["pod-a-2", "pod-b-1"]]),

@@ -23,7 +23,7 @@ enum Answer {
 const NODE_PORT: u16 = 30_080;
 /// A port without a server.
 const DISCARD: u16 = 9;
-/// Where a node gets another address, and that address.
+/// The CIDRs of a second address of a node, and that address.
 const SECOND_CIDRS: &str = "172.31.0.0/16,fd00:172:31::/64";
 const SECOND: [&str; 2] = ["172.31.0.1", "fd00:172:31::1"];
 const LOOPBACK: [&str; 2] = ["127.0.0.1", "::1"];
@@ -92,7 +92,7 @@ fn add_second_address(cluster: &Cluster) {
     node.netns.ip(&format!("address add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 nodad\n"));
     let DualStack { v4: via4, v6: via6 } = node.address;
     cluster.outside().ip(&format!("route add {v4} via {via4}\nroute add {v6} via {via6}\n"));
-    // The kernel uses a new IPv6 address a little later.
+    // The kernel uses a new IPv6 address after a delay.
     let client = cluster.client().with_deadline(Duration::from_millis(20));
     for address in addresses(SECOND) {
         eventually("the address is used", TIMEOUT, || {
@@ -101,7 +101,8 @@ fn add_second_address(cluster: &Cluster) {
     }
 }
 
-/// From outside and from the node itself: an answer, or a rejection where no process listens.
+/// Checks from outside and from the node itself that the service answers or, where no process listens, that the kernel
+/// rejects the request.
 fn checks(cluster: &Cluster, addresses: [IpAddr; 2], answer: Answer) -> Vec<Check> {
     let clients = [("outside", cluster.client()), ("node-a", cluster.node('a').client())];
     let mut checks = Vec::new();

@@ -20,8 +20,7 @@ const ATTEMPTS: u64 = 60;
 
 // === several slices ===
 
-/// The endpoints of a service are those of all its slices; one that moves from a slice to another is there all the
-/// time.
+/// The endpoints of a service are those of all its slices. One that moves to another slice is served throughout.
 pub fn endpoints_of_all_slices_are_used(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
@@ -45,8 +44,8 @@ pub fn endpoints_of_all_slices_are_used(backend: Backend) {
     }
 }
 
-/// An address that two slices have, because it went from one pod to the next: the pod that lives counts, whichever
-/// slice it is in.
+/// If two slices have the same address, because a new pod has the address of a terminating one, the live pod is used,
+/// whichever slice it is in.
 pub fn duplicate_address_is_that_of_the_live_pod(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
@@ -57,14 +56,14 @@ pub fn duplicate_address_is_that_of_the_live_pod(backend: Backend) {
     let client = cluster.pod("pod-a-3").client();
     for slices in [[&ready, &gone], [&gone, &ready], [&ready, &draining], [&draining, &ready], [&ready, &ready]] {
         apply_slices(&mut deployment, &[&[slices[0], &other], &[slices[1]]]);
-        // It is ready, so the terminating endpoint is not used.
+        // It is ready, so terminating endpoints are not used.
         assert_answers(&client, vips(), &["pod-b-1"]);
     }
     apply_slices(&mut deployment, &[&[&unready, &other], &[&draining]]);
     assert_answers(&client, vips(), &["pod-b-2"]);
 }
 
-/// Pods of one service serve at different port numbers, each with a slice for its number.
+/// Pods of one service serve different port numbers, with one slice for each number.
 pub fn pods_may_differ_in_target_ports(backend: Backend) {
     let builder = Deployment::builder(backend).cluster(Cluster::builder().ports(&[8080, 9090]));
     let mut deployment = builder.start(|_| Vec::new());
@@ -88,8 +87,8 @@ pub fn pods_may_differ_in_target_ports(backend: Backend) {
 
 // === conditions ===
 
-/// Conditions that are not there say yes to ready and serving, no to terminating; and ready is ready, as for services
-/// that publish addresses which are not, regardless of the other conditions.
+/// A missing `ready` or `serving` counts as true, a missing `terminating` as false. `ready` alone decides, as Services
+/// with `publishNotReadyAddresses` require.
 pub fn conditions_select_endpoints(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let client = deployment.cluster().pod("pod-a-3").client();
@@ -122,7 +121,8 @@ pub fn conditions_select_endpoints(backend: Backend) {
 
 // === what is ignored ===
 
-/// Slices of other kinds and owners, ports without a number or a name, and an endpoint's further addresses.
+/// Ignored are slices of other address types and Services, ports without a number or a name, and all but the first
+/// address of an endpoint.
 pub fn unusable_slices_are_ignored(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
@@ -150,7 +150,7 @@ pub fn unusable_slices_are_ignored(backend: Backend) {
             change(slice);
         }
         deployment.apply_changed(&good, |objects| {
-            // Only the first address of an endpoint is one.
+            // Only the first address of an endpoint is used.
             for (slice, further) in objects[1..].iter_mut().zip([&further4, &further6]) {
                 slice["endpoints"][0]["addresses"].as_array_mut().expect("a list").push(further.clone());
             }
@@ -213,7 +213,7 @@ fn apply_slices(deployment: &mut Deployment, slices: &[&[&Endpoint]]) {
     deployment.apply_changed(&web(), |objects| replace_slices(objects, &slices));
 }
 
-/// Puts these slices in place of the service's own: endpoints, and their port.
+/// Replaces the slices of the service by these: endpoints, and their port.
 fn replace_slices(objects: &mut Vec<Value>, slices: &[(Vec<Endpoint>, u16)]) {
     objects.truncate(1);
     for (number, (endpoints, port)) in slices.iter().enumerate() {

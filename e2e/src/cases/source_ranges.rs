@@ -81,7 +81,7 @@ pub fn range_of_all_addresses_lifts_the_restriction(backend: Backend) {
     check_all(&checks);
 }
 
-/// Without endpoints, sources in a range are rejected, as always, and packets of the others are still dropped.
+/// Without endpoints, requests from a range are rejected, and packets from other sources are still dropped.
 pub fn other_sources_are_dropped_also_without_endpoints(backend: Backend) {
     let deployment = Deployment::start(backend, |_| vec![web(1).source_ranges(&NEAR)]);
     let ip = plan::load_balancer_ip(1);
@@ -229,7 +229,7 @@ fn own_load_balancer_ips(cluster: &Cluster, numbers: &[u8]) {
         let arguments = [family].into_iter().chain(words.split(' ')).collect::<Vec<_>>();
         outside.output("ip", &arguments);
     };
-    // Without the option an IPv6 address is of use only some time later, also on loopback.
+    // Without `nodad` an IPv6 address is usable only after a delay, also on loopback.
     let own = |family, address: IpAddr, via: IpAddr| {
         let options = if address.is_ipv6() { " nodad" } else { "" };
         ip(family, &format!("address add {address} dev lo{options}"));
@@ -238,7 +238,7 @@ fn own_load_balancer_ips(cluster: &Cluster, numbers: &[u8]) {
     };
     let node = cluster.node('a').address;
     for family in ["-4", "-6"] {
-        // Behind the rules to come.
+        // After the rules for the additional addresses.
         ip(family, "rule add pref 100 lookup local");
         ip(family, "rule del pref 0 lookup local");
     }

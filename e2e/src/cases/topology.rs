@@ -24,12 +24,12 @@ type Hinted = (EndpointState, &'static [&'static str], &'static [&'static str]);
 pub fn hints_fall_back(backend: Backend) {
     let all = &PODS[..];
     let steps: [([Hinted; 4], [&[&str]; 2]); 7] = [
-        // One without node hints: the zones count.
+        // One endpoint has no node hints, so zone hints apply.
         (
             [(Ready, &["a"], &["node-a"]), (Ready, &["a"], &[]), (Ready, &["b"], &["node-b"]), (Ready, &["b"], &[])],
             [&all[..2], &all[2..]],
         ),
-        // Node hints before zone hints, for each node: node-b has no node hint and uses its zone.
+        // Node hints take precedence, for each node: none names node-b, which uses zone hints.
         (
             [
                 (Ready, &["a"], &["node-a"]),
@@ -84,7 +84,7 @@ pub fn policy_local_ignores_hints(backend: Backend) {
     assert_each_node(&deployment, &[&PODS[..2], &PODS[2..]]);
 }
 
-/// A node moves to another zone, and to none: it uses the endpoints for its current zone.
+/// A node uses the endpoints for its current zone, after changes to another zone and to none.
 pub fn zone_changes_apply_at_once(backend: Backend) {
     let hints: [Hinted; 4] = [(Ready, &["a"], &[]), (Ready, &["b"], &[]), (Ready, &["b"], &[]), (Ready, &["c"], &[])];
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, hints)]);
@@ -107,7 +107,7 @@ fn web(cluster: &Cluster, endpoints: [Hinted; 4]) -> Service {
     service.endpoints(endpoints)
 }
 
-/// Writes node-a in another zone.
+/// Writes node-a with another zone.
 fn write_node(deployment: &Deployment, zone: Option<&str>) {
     let node = deployment.cluster().node('a');
     let mut object = node_object(node, &node.pod_cidrs);

@@ -23,9 +23,9 @@ const DISCARD: u16 = 9;
 const INTERVAL: Duration = Duration::from_millis(15);
 /// Timeout of a message without an answer.
 const SHORT: Duration = Duration::from_millis(200);
-/// So many flows that not all of them lead to the same of two endpoints (once in 10^6 runs).
+/// The number of flows. All of them reach the same of two endpoints once in 10^6 runs.
 const FLOWS: usize = 20;
-/// Where a node gets another address, and that address.
+/// The CIDRs of a second address of a node, and that address.
 const SECOND_CIDRS: &str = "172.31.0.0/16,fd00:172:31::/64";
 const SECOND: [&str; 2] = ["172.31.0.1", "fd00:172:31::1"];
 
@@ -41,13 +41,13 @@ pub fn client_moves_when_its_endpoint_is_removed(backend: Backend) {
     wait_for(&streams, "pod-b-1");
     for (what, stream) in streams {
         let report = stream.finish();
-        // The message that was under way, at most; what a guest takes for the same is up to half a second of messages.
+        // At most the message in flight; a guest needs up to half a second, in which several messages are lost.
         let under_way = if uml::is_guest() { 35 } else { 1 };
         assert!(report.lost + report.resets <= under_way, "{what}: {report:?}");
     }
 }
 
-/// Without endpoints it is rejected, and the next endpoint answers it again.
+/// A client is rejected while there is no endpoint, and answered by the next endpoint.
 pub fn client_is_rejected_until_the_next_endpoint(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
     let streams = streams(deployment.cluster());
@@ -61,8 +61,8 @@ pub fn client_is_rejected_until_the_next_endpoint(backend: Backend) {
     wait_for(&streams, "pod-a-2");
 }
 
-/// What it sent before the service was there went its own way, or was refused by the node; that is over with the
-/// service.
+/// Messages before the service exists follow their route or are rejected by the node. Once it exists, it answers the
+/// same flow.
 pub fn client_from_before_the_service_is_answered(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let streams = streams(deployment.cluster());
@@ -75,7 +75,7 @@ pub fn client_from_before_the_service_is_answered(backend: Backend) {
     wait_for(&streams, "pod-b-1");
 }
 
-/// Node ports at an address that is not the node's first are no exception.
+/// Clients of node ports move too, also at an address of the node that is not the primary one.
 pub fn clients_move_at_every_node_address(backend: Backend) {
     let builder = Deployment::builder(backend).argument("--nodeport-addresses").argument(SECOND_CIDRS);
     let mut deployment = builder.start(|_| Vec::new());
@@ -161,7 +161,7 @@ fn other(cluster: &Cluster, state: EndpointState) -> Service {
 
 // === the clients ===
 
-/// One at each kind of VIP, in both families.
+/// A client at each kind of VIP, in both families.
 fn streams(cluster: &Cluster) -> Vec<(String, Stream)> {
     let (pod, node) = (cluster.pod("pod-a-3").client(), cluster.node('a'));
     let targets = [
@@ -210,13 +210,13 @@ fn assert_stayed(what: &str, report: &StreamReport) {
 fn add_second_address(cluster: &Cluster) -> [IpAddr; 2] {
     let node = cluster.node('a');
     let [v4, v6] = SECOND;
-    // Never chosen as a source, because no other host has a route to it.
+    // The kernel does not choose it as a source, because no other host has a route to it.
     let v6_options = "nodad preferred_lft 0";
     node.netns.ip(&format!("address add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 {v6_options}\n"));
     let plan::DualStack { v4: via4, v6: via6 } = node.address;
     cluster.outside().ip(&format!("route add {v4} via {via4}\nroute add {v6} via {via6}\n"));
     let addresses = SECOND.map(|text| text.parse::<IpAddr>().expect("an address"));
-    // The kernel uses a new IPv6 address a little later.
+    // The kernel uses a new IPv6 address after a delay.
     let client = cluster.client().with_deadline(Duration::from_millis(20));
     for address in addresses {
         eventually("the address is used", TIMEOUT, || {

@@ -42,7 +42,7 @@ pub struct IptablesCalls {
     saved: usize,
 }
 
-/// Puts the scripts into a directory.
+/// Writes the scripts to a directory.
 #[track_caller]
 pub(super) fn install(directory: &Path, tools: &[&str]) {
     fs::create_dir_all(directory).expect("a directory for scripts");
@@ -58,7 +58,7 @@ pub(super) fn install(directory: &Path, tools: &[&str]) {
 // === impl Monitor ===
 
 impl Monitor {
-    /// What has been changed since the last call, a line each; empty if nothing has.
+    /// The changes since the last call, one in each line.
     #[track_caller]
     pub fn changes(&mut self) -> Vec<String> {
         match self {
@@ -78,7 +78,7 @@ impl IpvsSnapshot {
         Self { netns, lines }
     }
 
-    /// The lines that are new, and those that are gone.
+    /// The lines that were added or removed.
     #[track_caller]
     fn changes(&mut self) -> Vec<String> {
         let lines = read(&self.netns);
@@ -88,7 +88,7 @@ impl IpvsSnapshot {
     }
 }
 
-/// With a space after each address, as in the output of `nft`.
+/// Lists IPVS objects with a space after each address, as in the output of `nft`.
 #[track_caller]
 fn read(netns: &Netns) -> BTreeSet<String> {
     ipvs(netns).lines().map(|line| format!("{} ", line.replace(',', " "))).collect()
@@ -104,7 +104,7 @@ impl IptablesCalls {
         calls
     }
 
-    /// The lines that change something, fed since the last call.
+    /// The lines of changes in the input of `iptables-restore` since the last call.
     #[track_caller]
     pub fn restored(&mut self) -> Vec<String> {
         let mut lines = new_lines(&self.directory.join("restored"), &mut self.restored);

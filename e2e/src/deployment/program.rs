@@ -1,4 +1,4 @@
-//! The program under test: the one built beside this test, of the same profile.
+//! The program under test, which was built with the same profile as this test.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,11 +8,11 @@ pub fn fairlead() -> Command {
     program("fairlead")
 }
 
-/// The program of a package of the workspace, which has its name.
+/// The program of the package with this name, without the test's environment variables.
 pub fn program(name: &str) -> Command {
     let mut command = Command::new(built(name));
-    let ours = std::env::vars_os().map(|(name, _)| name);
-    for name in ours.filter(|name| name.to_str().is_some_and(|name| name.starts_with("FAIRLEAD_"))) {
+    let names = std::env::vars_os().map(|(name, _)| name);
+    for name in names.filter(|name| name.to_str().is_some_and(|name| name.starts_with("FAIRLEAD_"))) {
         command.env_remove(name);
     }
     command.env_remove("NODE_NAME").env_remove("KUBECONFIG");
@@ -29,9 +29,6 @@ fn built(name: &str) -> PathBuf {
     let directories = this.ancestors().skip(1).take(2);
     let mut candidates = directories.map(|directory| directory.join(name));
     candidates.find(|path| path.is_file()).unwrap_or_else(|| {
-        panic!(
-            "there is no `{name}` beside {}: build it with `cargo build -p {name}` (or build the workspace)",
-            this.display()
-        )
+        panic!("no `{name}` beside {}: build it with `cargo build -p {name}` (or build the workspace)", this.display())
     })
 }

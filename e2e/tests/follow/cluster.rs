@@ -55,7 +55,7 @@ impl TestCluster {
         updates
     }
 
-    /// The port of the marker at this point.
+    /// The current port of the marker.
     pub(crate) fn mark(&self) -> ServiceObjectPort {
         ServiceObjectPort { name: "".into(), protocol: Protocol::Tcp, port: number(1 + self.changes), node_port: None }
     }

@@ -30,7 +30,7 @@ use crate::cluster::{NODE, TestCluster};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How the backend reaches the frontend.
+/// The connection between backend and frontend.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transport {
     Unix,
@@ -131,7 +131,7 @@ impl RunningFrontend {
             drain_delay: Duration::from_millis(5),
             drain_grace: Duration::from_millis(50),
             history: HistoryLimits { entries: history, bytes: 16 << 20 },
-            // Streams are cut far more often here than a frontend lets a node come back.
+            // The default limits of new streams are too low for this test, which cuts streams often.
             node_limits: NodeLimits { syncs: Rate { burst: 1000, every: Duration::from_millis(1) }, ..node_limits },
             ..Config::default()
         };
@@ -188,7 +188,7 @@ impl Fixture {
         self.cutter.after.store(messages, Ordering::SeqCst);
     }
 
-    /// Ends the frontend and starts another, with another epoch and a past of `history` commits.
+    /// Ends the frontend and starts another one, with a new epoch and after `history` commits.
     pub(crate) async fn restart_frontend(&self, cluster: &TestCluster, history: usize) {
         let serving = {
             let mut server = self.server.lock().unwrap();
@@ -213,7 +213,7 @@ impl Fixture {
             RunningBackend::start(self.transport, &address, &self.directory, &self.kernel, &self.server, &self.cutter);
     }
 
-    /// How many operations have been written to the kernel.
+    /// The number of operations written to the kernel.
     pub(crate) fn writes(&self) -> usize {
         let calls = self.kernel.calls().into_iter();
         calls.map(|call| if let Call::Reconcile(n) | Call::Apply(n) = call { n } else { 0 }).sum()
@@ -232,7 +232,7 @@ impl Fixture {
         assert_eq!(self.kernel.service_ports(), *seen.state.service_ports());
         let mut stored = self.stored();
         while !reached(stored.as_ref().map(|stored| stored.0)) {
-            // Written after it was programmed, without a notification.
+            // The backend stores a commit after it has programmed it. There is no event for that.
             sleep(Duration::from_millis(1)).await;
             stored = self.stored();
         }
@@ -248,7 +248,7 @@ impl Fixture {
         Some(((stored.epoch, stored.revision), stored.state))
     }
 
-    /// The frontend never found a digest mismatch.
+    /// Checks that the frontend has detected no digest mismatch.
     async fn assert_no_repairs(&self) {
         let mut client = FairleadClient::connect(self.address()).await.unwrap();
         let status = client.status(StatusRequest::default()).await.unwrap().into_inner();
@@ -257,7 +257,7 @@ impl Fixture {
         }
     }
 
-    /// Follows a stream from nothing until it has shown the marker, and then a bookmark.
+    /// Follows a stream without a committed state until it has received the marker and then a bookmark.
     async fn observe(&self, cluster: &TestCluster) -> ObservedState {
         let hello = Hello {
             node: NODE.into(),

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 const NODE_PORT: u16 = 30_080;
 const EMPTY_PORT: u16 = 30_081;
 const FLAG: &str = "--iptables-localhost-nodeports";
-/// A loopback address that the outside namespace can send to, and a port at which something of the node listens.
+/// A loopback address to which the outside namespace has a route, and a port at which a process of the node listens.
 const LISTENER: &str = "127.7.7.7:7777";
 const SHORT: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(5);
@@ -43,10 +43,10 @@ fn node_ports_answer_on_loopback_with_the_flag() {
         let client = node.client();
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let reply = client.ask(protocol, localhost(NODE_PORT)).expect("an answer");
-            // Not from a loopback address: the answer would find no way back.
+            // The source is masqueraded: answers to a loopback address would not leave the pod.
             assert_eq!((&*reply.pod, reply.seen_source.ip()), ("pod-b-1", node.address.ip(IpFamily::V4)), "{protocol}");
             assert_eq!(client.ask(protocol, localhost(EMPTY_PORT)), Err(Failure::Refused), "{protocol}");
-            // And where they answer anyway.
+            // The primary address still answers.
             let primary = SocketAddr::new(node.address.ip(IpFamily::V4), NODE_PORT);
             assert!(cluster.client().ask(protocol, primary).is_ok(), "{protocol}");
             let v6 = SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), NODE_PORT);
@@ -65,7 +65,7 @@ fn other_hosts_do_not_reach_loopback_addresses() {
         let (netns, via) = (node.netns.clone(), node.address.v4);
         let outside = cluster.outside().clone();
         let state = deployment.state(node);
-        // It takes a host that means harm to send there.
+        // By default a host does not send packets to another host's loopback addresses.
         outside.sysctls(&[("ipv4/conf/all/route_localnet", "1")]);
         outside.ip("route del local 127.0.0.0/8 dev lo table local\n");
         outside.ip(&format!("route add 127.7.7.7 via {via}\n"));
@@ -73,11 +73,11 @@ fn other_hosts_do_not_reach_loopback_addresses() {
         let address = listener.local_addr().expect("an address");
         let connect = |within| outside.run(|| TcpStream::connect_timeout(&address, within)).is_ok();
         assert!(!connect(SHORT), "{backend:?}");
-        // Nothing else is in the way.
+        // Only the rule of the backend drops the packets.
         deployment.stop_backends(Signal::SIGTERM);
         netns.output(tool, &["-D", "KUBE-NODEPORTS", "1"]);
         assert!(connect(LONG), "{backend:?}");
-        // A restart without the flag would do the same.
+        // A restarted backend restores the rule.
         deployment.start_backends();
         assert!(!connect(SHORT), "{backend:?}");
         deployment.stop_backends(Signal::SIGTERM);

@@ -1,4 +1,4 @@
-//! Every case, with the iptables backend of both variants; and what only iptables has.
+//! The Service conformance cases with the iptables backend in both variants, and tests of what only iptables has.
 #![allow(clippy::expect_used, reason = "a panic is how tests fail, in their helpers too")]
 
 mod localhost;

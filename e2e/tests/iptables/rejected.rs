@@ -25,7 +25,7 @@ fn sticky(cluster: &Cluster, number: u8) -> Service {
     web(cluster, number).affinity(10_800)
 }
 
-/// All matches but the one for session affinity.
+/// All matches except the one for session affinity.
 fn matches_without_recent(directory: &Path) {
     fs::create_dir(directory).expect("a directory");
     for entry in fs::read_dir(MATCHES).expect("iptables is installed") {
@@ -84,14 +84,14 @@ fn other_service_ports_are_programmed() {
             assert!(answers.iter().all(Result::is_err), "{variant}: web-{number}: {answers:?}");
         };
 
-        // There at the start.
+        // A Service that exists at the start.
         let process = start("rejected.log", &matches);
         let lines = rejections(&process);
         assert_eq!(lines.len(), 3, "{lines:?}");
         assert!(lines.iter().all(|line| line.contains("default/web-7") && line.contains("recent")), "{lines:?}");
         assert_unserved(7);
         (1..=20).filter(|number| *number != 7).for_each(assert_served);
-        // And one that comes later.
+        // A Service that is created later.
         let mark = process.mark();
         manifests.apply(&sticky(&cluster, 9));
         manifests.apply(&web(&cluster, 21));

@@ -32,7 +32,7 @@ fn restart_reads_each_family_once() {
         assert_eq!(restored.collect::<Vec<_>>(), [""; 0], "{backend:?}");
         assert_eq!(calls.saved()[..2], saved, "{backend:?}");
         if backend == Backend::IptablesNft {
-            // Nor later: changes are announced.
+            // It does not read rules later either: the kernel notifies of changes.
             deployment.wait_until_programmed();
             assert_eq!(calls.saved(), [""; 0]);
         }

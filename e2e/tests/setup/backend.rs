@@ -1,4 +1,4 @@
-//! A backend at a frontend.
+//! Errors of backends that connect to a frontend.
 
 use std::{net::SocketAddr, process::Command};
 
@@ -6,7 +6,7 @@ use fairlead_e2e::{Process, fairlead};
 
 use crate::{DEADLINE, Fixture, NAME, Validity, assert_contains, server};
 
-/// What the backend logs at WARN for the first failure, and at DEBUG for every further one.
+/// The message of a backend at WARN for the first failure, and at DEBUG for further ones.
 const FAILURE: &str = "cannot connect to a frontend";
 const AGAIN: &str = "still cannot connect to a frontend";
 
@@ -24,13 +24,13 @@ impl Fixture {
         self.backend(&format!("https://{NAME}:{}", address.port()))
     }
 
-    /// The line of a backend at a server with this certificate.
+    /// The log line of a backend that connects to a server with this certificate.
     fn backend_line(&self, certificate: (String, String)) -> String {
         let address = server::start(self.netns(), certificate, |_| ("200 OK", String::new()));
         self.only_line(self.backend_at(address), FAILURE, AGAIN)
     }
 
-    /// A real frontend with a good certificate.
+    /// Starts a real frontend with a valid certificate.
     fn real_frontend(&self) -> Process {
         let (certificate, key) = self.server_certificate(NAME, Validity::Now);
         self.write("server.crt", &certificate);
@@ -96,7 +96,7 @@ fn dns_failure() {
     assert_contains(&line, &["https://frontend.invalid:7600", "DNS"]);
 }
 
-/// 401 of HTTP: no credential.
+/// The equivalent of HTTP 401: no credential.
 #[test]
 fn unauthenticated() {
     let fixture = Fixture::new();
@@ -105,7 +105,7 @@ fn unauthenticated() {
     assert_contains(&line, &["--tls-cert", "--token-file"]);
 }
 
-/// 403 of HTTP: the credential of another node.
+/// The equivalent of HTTP 403: the credential of another node.
 #[test]
 fn not_permitted() {
     let fixture = Fixture::new();
@@ -120,7 +120,7 @@ fn not_permitted() {
     assert_contains(&line, &["node node-b", "node node-a", "--node-name"]);
 }
 
-/// The server is not a Fairlead frontend: it speaks HTTP/1.1.
+/// The server is not a Fairlead frontend, but an HTTP/1.1 server.
 #[test]
 fn wrong_server() {
     let fixture = Fixture::new();
@@ -138,7 +138,7 @@ fn unreadable_key() {
     assert_contains(&line, &["--tls-cert", "No such file", "check the path"]);
 }
 
-/// Discovery asks an API server that does not serve EndpointSlices.
+/// The API server for discovery does not serve EndpointSlices.
 #[test]
 fn missing_kind() {
     let fixture = Fixture::new();

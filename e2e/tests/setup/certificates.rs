@@ -1,4 +1,4 @@
-//! Certificates, good and bad.
+//! Valid and invalid certificates.
 
 use super::NAME;
 use rcgen::{
@@ -26,7 +26,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Its own certificate and key, as a server might use them by mistake.
+    /// The authority's certificate and key, as used by a misconfigured server.
     pub(crate) fn as_server(&self) -> (String, String) {
         (self.0.pem(), self.0.key().serialize_pem())
     }

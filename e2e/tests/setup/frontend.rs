@@ -1,4 +1,4 @@
-//! A frontend at an API server.
+//! Errors of frontends that connect to an API server.
 
 use std::{net::SocketAddr, process::Command};
 
@@ -6,7 +6,7 @@ use fairlead_e2e::fairlead;
 
 use crate::{DEADLINE, Fixture, NAME, Validity, assert_contains, server};
 
-/// What the frontend logs at WARN for the first failure, and at DEBUG for every further one.
+/// The message of a frontend at WARN for the first failure, and at DEBUG for further ones.
 const FAILURE: &str = "list failed";
 const AGAIN: &str = "request failed again";
 
@@ -37,13 +37,13 @@ impl Fixture {
         self.kubeconfig(&format!("https://{NAME}:{}", address.port()), "ca.crt", "{token: secret}")
     }
 
-    /// The line of a frontend at an API server with this certificate.
+    /// The log line of a frontend whose API server has this certificate.
     fn line_with_certificate(&self, certificate: (String, String)) -> String {
         let address = server::start(self.netns(), certificate, |_| ("200 OK", "{}".to_owned()));
         self.only_line(self.frontend_at(address), FAILURE, AGAIN)
     }
 
-    /// The line of a frontend at an API server that answers this.
+    /// The log line of a frontend whose API server sends this response.
     fn line_with_answer(&self, answer: fn(&str) -> (&'static str, String)) -> String {
         let address = server::start(self.netns(), self.server_certificate(NAME, Validity::Now), answer);
         self.only_line(self.frontend_at(address), FAILURE, AGAIN)

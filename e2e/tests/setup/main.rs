@@ -1,5 +1,5 @@
-//! Often wrong set-ups, of a frontend at an API server and of a backend at a frontend: the real binaries log one line
-//! with the whole chain of causes and what to do, however often they retry.
+//! Common configuration errors of frontends and backends: the real binaries log one line with the whole chain of causes
+//! and what to do, however often they retry.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 mod backend;
@@ -57,7 +57,7 @@ impl Fixture {
         Process::spawn(self.netns(), command, &self.path("log"))
     }
 
-    /// The one line above DEBUG with the text `failure`, after several retries with the text `again`.
+    /// The only line above DEBUG with the text `failure`, after several retries with the text `again`.
     #[track_caller]
     fn only_line(&self, command: Command, failure: &str, again: &str) -> String {
         let process = self.spawn(command);
@@ -76,7 +76,7 @@ impl Fixture {
     }
 }
 
-/// All of these are in the line.
+/// Checks that the line contains all of these.
 #[track_caller]
 fn assert_contains(line: &str, parts: &[&str]) {
     for part in parts {

@@ -1,4 +1,4 @@
-//! An HTTPS server that sends the same answer to every request. A thread for each connection, until the test ends.
+//! An HTTPS server that sends the same response to every request, with a thread for each connection.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -35,7 +35,7 @@ pub(crate) fn start(
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let (config, answer) = (config.clone(), answer.clone());
-            // Ends with an error when the client does not accept the certificate, which is what is tested.
+            // An error means that the client has rejected the certificate, as expected in some tests.
             thread::spawn(move || serve(stream, config, &*answer));
         }
     });

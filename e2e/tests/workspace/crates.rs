@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::{assert_about, assert_none, list, metadata, rust_files, text, top, tree};
 
-/// Which of our crates a crate may use. `backend-*` stands for all backends, `*` for all crates. docs/architecture.md
-/// has the same table.
+/// The crates of the workspace that a crate may use. `backend-*` stands for all backends, `*` for all crates.
+/// docs/architecture.md has the same table.
 const ARROWS: &[(&str, &[&str])] = &[
     ("fairlead-proto", &[]),
     ("fairlead-runtime", &[]),

@@ -10,7 +10,7 @@ use super::{all_files, assert_about, assert_none, is_test, top, tree};
 /// The actor has a name: the kernel, the API server, the client, another process, the operator.
 const VAGUE: &[&str] = &["nobody", "somebody", "whoever", "makeshift", "in vain", "way in", "ways in", "in force"];
 
-/// Not in a text that a running program prints: say what happened, to what, and why.
+/// Not in a text that a running program prints, which names the event, the object and the cause.
 const VAGUE_IN_MESSAGES: &[&str] = &[
     "what is there",
     "what is known",
