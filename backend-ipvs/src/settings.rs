@@ -30,7 +30,7 @@ pub struct Settings {
 /// Which ARP requests for VIPs are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arp {
-    /// As the node's sysctls say.
+    /// As configured by the node's sysctls.
     #[default]
     AsItIs,
     /// None: an interface answers only for its own addresses (`arp_ignore` 1, `arp_announce` 2).

@@ -43,7 +43,7 @@ pub(crate) struct Committer<'a, K> {
     writes: usize,
 }
 
-/// What became of the urgent service ports.
+/// The result of the transaction for the urgent service ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UrgentOutcome {
     Committed,
@@ -139,7 +139,7 @@ impl<K: Kernel> Transactions for Committer<'_, K> {
     }
 }
 
-/// Whether a table is to be deleted and built anew: it has to stay until all of the new one is there.
+/// Whether a table is replaced as a whole. The old one must stay until the new one is complete.
 pub(crate) fn rebuilds(repairs: &PerFamily<Repairs>) -> bool {
     repairs.iter().any(|(_, repairs)| repairs.first.contains(&Operation::DeleteTable))
 }

@@ -150,7 +150,7 @@ impl Element {
             _ => return None,
         };
         let read = Self { vip, map, index, data };
-        // What was not decoded (padding, a second address, the VIP of the end) must be equal to what we would write.
+        // Parts that are not decoded (padding, a second address, the VIP of the end) must be as Fairlead writes them.
         let has_same_end = read.key_end().is_none_or(|end| end[..] == *key_end);
         (read.key()[..] == *element.key && has_same_end).then_some(read)
     }

@@ -42,7 +42,7 @@ pub(crate) async fn wait(path: &Path) -> Duration {
     since.map(|since| since.elapsed()).unwrap_or_default()
 }
 
-/// Takes the lock for a moment: there is no other way to ask.
+/// Whether another process has the lock. The only way to find out is to take it for a moment.
 fn is_locked(path: &Path) -> bool {
     let error = match File::open(path).map(|file| file.try_lock()) {
         Ok(Ok(())) => return false,

@@ -43,7 +43,7 @@ impl Script {
         self.write(format_args!("{line}"));
     }
 
-    /// Ends the table. One without changes is left out.
+    /// Ends the table. A table without changes is omitted.
     pub fn commit(&mut self) {
         if self.lines == self.begin.1 + 1 {
             self.text.truncate(self.begin.0);

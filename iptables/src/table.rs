@@ -1,4 +1,4 @@
-//! Tables, and what a backend wants to be in them.
+//! Tables, and the desired content of them.
 
 use std::{fmt, str::FromStr};
 

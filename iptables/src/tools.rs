@@ -27,7 +27,7 @@ struct Detected {
 // === impl Tools ===
 
 impl Tools {
-    /// Runs nothing yet.
+    /// Does not run any program yet.
     #[must_use]
     pub const fn new(wanted: Option<Variant>) -> Self {
         Self { wanted, detected: None, lock_wait: Duration::ZERO }

@@ -22,7 +22,7 @@ use crate::{Errno, Error, Result};
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// The kernel's datagrams in a dump have at most 32 KiB, and a message in an error at most 64 KiB.
 const DATAGRAM: usize = 128 << 10;
-/// What the kernel sets aside of the send buffer, with a margin.
+/// The part of the send buffer that the kernel reserves, with a margin.
 const SEND_OVERHEAD: usize = 4096;
 
 /// A netlink socket, bound to an address of its own in the thread's network namespace.
@@ -39,9 +39,9 @@ pub struct Socket {
 /// How long [`Socket::receive`] waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// For what is queued already.
+    /// Not at all: only queued messages are received.
     No,
-    /// Until something comes, at most so long.
+    /// Until a message arrives, for at most this time.
     For(Duration),
 }
 
@@ -144,7 +144,7 @@ impl Socket {
         }
     }
 
-    /// Throws away what is queued: what is left of an exchange that ended early.
+    /// Discards the queued messages of an exchange that ended early.
     pub(crate) fn drain(&mut self) -> Result<()> {
         while !matches!(self.receive(Wait::No)?, Received::Nothing) {}
         Ok(())

@@ -87,7 +87,7 @@ pub(crate) type FakeDriver = Driver<IptablesDataPlane<Fake>>;
 // === impl Fake ===
 
 impl Fake {
-    /// A driver that knows nothing of the kernel yet.
+    /// A driver that has not read the kernel yet.
     pub(crate) fn driver(&self, options: DataplaneOptions) -> FakeDriver {
         Driver::new(IptablesDataPlane::new(self.clone(), options))
     }
@@ -105,19 +105,19 @@ impl Fake {
         }
     }
 
-    /// From now on rules with one of these words are refused.
+    /// Makes the kernel reject rules with one of these words.
     pub(crate) fn refuse<'a>(&self, words: impl IntoIterator<Item = &'a str>, explains: Explains) {
         let mut state = self.0.lock().unwrap();
         state.poison = words.into_iter().map(str::to_owned).collect();
         state.explains = explains;
     }
 
-    /// The next script ends after so many parts.
+    /// Interrupts the next script after this number of parts.
     pub(crate) fn die_after(&self, parts: usize) {
         self.0.lock().unwrap().dies_after = Some(parts);
     }
 
-    /// Takes only parts of so many lines.
+    /// Limits parts to this number of lines.
     pub(crate) fn takes(&self, max_lines: usize) {
         self.0.lock().unwrap().max_lines = Some(max_lines);
     }

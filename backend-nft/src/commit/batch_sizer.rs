@@ -39,7 +39,7 @@ impl BatchSizer {
         Budget::Elements(self.elements)
     }
 
-    /// Takes in how long a transaction took in the kernel. One that was not full says little.
+    /// Adjusts the size to the duration of a transaction in the kernel. Transactions that were not full are ignored.
     pub(crate) fn measured(&mut self, elements: usize, took: Duration) {
         if elements < self.elements || took.is_zero() {
             return;

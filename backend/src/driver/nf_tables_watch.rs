@@ -77,7 +77,7 @@ impl NfTablesWatch {
         self.monitor.join().context("subscribe to nf_tables notifications")
     }
 
-    /// Returns when there is drift, or perhaps. May be dropped while it waits.
+    /// Returns when there is or may be drift. Cancel safe.
     pub async fn drifted(&mut self) -> Drift {
         self.wait_for_drift().await.unwrap_or_else(|error| {
             warn!(error = format!("{error:#}"), "cannot read nf_tables notifications");
@@ -99,7 +99,7 @@ impl NfTablesWatch {
                 None => readable(&self.monitor).context("wait for nf_tables notifications")?,
             };
             let readable = self.readable.insert(readable);
-            // What is there now is received next; later notifications make it ready again.
+            // The queued notifications are received next; later ones make the socket readable again.
             readable.readable().await.context("wait for nf_tables notifications")?.clear_ready();
         }
     }

@@ -73,7 +73,7 @@ impl GenerationTracker {
             NftEvent::Lost => self.lost(),
             NftEvent::Changed { port, .. } | NftEvent::Generation { port, .. } if self.own_port == Some(port) => {}
             NftEvent::Changed { .. } => {
-                // An object that is ours for certain says more than one that may have been.
+                // A change that certainly concerns our objects takes precedence over one that may.
                 if !matches!(self.touched, Some(Touched::Ours(_))) {
                     self.touched = (self.touched_by)(&event).or(self.touched);
                 }
