@@ -81,42 +81,23 @@ impl Frontend {
     /// None so far; tasks return a `Result`.
     pub async fn run(
         &self,
-        updates: mpsc::Receiver<SourceUpdate>,
-        ready: ReadyGuard,
-        shutdown: Shutdown,
-    ) -> Result<()> {
-        self.commit_updates(updates, ready, shutdown).await;
-        let StreamStats { rebuilds, chunks_encoded, chunks_sent, .. } = self.stream_stats();
-        info!(rebuilds, chunks_encoded, chunks_sent, "engine stopped, no more commits");
-        Ok(())
-    }
-
-    /// Counts of the work done for streams so far.
-    #[must_use]
-    pub fn stream_stats(&self) -> StreamStats {
-        self.sessions.stats()
-    }
-
-    async fn commit_updates(
-        &self,
         mut updates: mpsc::Receiver<SourceUpdate>,
         ready: ReadyGuard,
         mut shutdown: Shutdown,
-    ) {
+    ) -> Result<()> {
         let mut ready = Some(ready);
         let mut due = Instant::now();
-        loop {
+        'updates: loop {
             let update = tokio::select! {
-                () = shutdown.recv() => return,
+                () = shutdown.recv() => break,
                 update = updates.recv() => update,
             };
             let Some(update) = update else {
-                if shutdown.is_triggered() {
-                    return;
+                if !shutdown.is_triggered() {
+                    warn!("object source ended, serving the last known state");
+                    shutdown.recv().await;
                 }
-                warn!("object source ended, serving the last known state");
-                shutdown.recv().await;
-                return;
+                break;
             };
             self.cluster.index().apply(update);
             let timer = sleep_until(due);
@@ -124,7 +105,7 @@ impl Frontend {
             // Does not run when the last commit is long ago: then only updates that are queued already join this one.
             while !timer.is_elapsed() && Instant::now() < due {
                 tokio::select! {
-                    () = shutdown.recv() => return,
+                    () = shutdown.recv() => break 'updates,
                     Some(update) = updates.recv() => self.cluster.index().apply(update),
                     () = &mut timer => {}
                 }
@@ -138,6 +119,15 @@ impl Frontend {
             }
             due = Instant::now() + self.interval();
         }
+        let StreamStats { rebuilds, chunks_encoded, chunks_sent, .. } = self.stream_stats();
+        info!(rebuilds, chunks_encoded, chunks_sent, "engine stopped, no more commits");
+        Ok(())
+    }
+
+    /// Counts of the work done for streams so far.
+    #[must_use]
+    pub fn stream_stats(&self) -> StreamStats {
+        self.sessions.stats()
     }
 
     /// The minimum time from one commit to the next.

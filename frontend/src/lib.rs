@@ -57,4 +57,3 @@ pub use log::HistoryLimits;
 pub use permissions::{Permission, check_permissions};
 pub use server::{ConnectionLimits, Listener, ReloadingTls, TlsAuth, TlsFiles};
 pub use session::{NodeLimits, Rate, SessionError};
-pub use streams::StreamStatus;

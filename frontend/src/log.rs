@@ -84,9 +84,12 @@ pub(crate) struct ChangeLog {
     retired: VecDeque<(Revision, Arc<str>)>,
     history: History,
     differences: DifferenceCache,
-    service_ports: usize,
-    endpoints: usize,
-    rebuilds: u64,
+    /// How many service ports there are.
+    pub(crate) service_ports: usize,
+    /// How many endpoints they have.
+    pub(crate) endpoints: usize,
+    /// How many snapshots and repairs have been built.
+    pub(crate) rebuilds: u64,
     source_version: SourceVersion,
 }
 
@@ -120,21 +123,6 @@ impl ChangeLog {
     /// The current revision.
     pub(crate) fn revision(&self) -> Revision {
         self.revision
-    }
-
-    /// How many service ports there are.
-    pub(crate) fn service_ports(&self) -> usize {
-        self.service_ports
-    }
-
-    /// How many endpoints they have.
-    pub(crate) fn endpoints(&self) -> usize {
-        self.endpoints
-    }
-
-    /// How many snapshots and repairs have been built.
-    pub(crate) fn rebuilds(&self) -> u64 {
-        self.rebuilds
     }
 
     /// When the first change after a revision was committed, for any node; `None` when there is none or the history

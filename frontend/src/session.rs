@@ -189,7 +189,7 @@ async fn serve(
     let mut session = Session::start(context.clone(), hello, permit, output).await?;
     // One timer and one shutdown listener for the whole stream: creating them for each message would cost more than the
     // message. The timer is reset when it fires before the bookmark is due.
-    let (timer, ended) = (sleep_until(session.bookmark_at()), output.ended());
+    let (timer, ended) = (sleep_until(session.bookmark_at), output.ended());
     tokio::pin!(timer, ended);
     loop {
         revisions.borrow_and_update();
@@ -204,10 +204,10 @@ async fn serve(
                 output.release_permit();
             }
             () = &mut timer, if idle => {
-                if session.bookmark_at() <= Instant::now() {
+                if session.bookmark_at <= Instant::now() {
                     session.bookmark(output).await?;
                 }
-                timer.as_mut().reset(session.bookmark_at());
+                timer.as_mut().reset(session.bookmark_at);
             }
         }
     }

@@ -33,33 +33,33 @@ const MAX_LABEL_CHARS: usize = 64;
 
 /// The status of one stream.
 #[derive(Clone, Debug)]
-pub struct StreamStatus {
+pub(crate) struct StreamStatus {
     /// The node whose state is streamed.
-    pub node: Arc<str>,
+    pub(crate) node: Arc<str>,
     /// The role of the client.
-    pub role: Role,
+    pub(crate) role: Role,
     /// The name of the client's backend.
-    pub backend: String,
+    pub(crate) backend: String,
     /// Its version.
-    pub backend_version: String,
+    pub(crate) backend_version: String,
     /// When the client's process started, if it sent that.
-    pub started: Option<SystemTime>,
+    pub(crate) started: Option<SystemTime>,
     /// When the stream was opened.
-    pub connected: SystemTime,
+    pub(crate) connected: SystemTime,
     /// How the stream started.
-    pub mode: SyncMode,
+    pub(crate) mode: SyncMode,
     /// The last revision that the client has acknowledged.
-    pub acked: Revision,
+    pub(crate) acked: Revision,
     /// The revision that is programmed on the node: nothing that concerns the node is missing up to it. 0 when unknown.
-    pub programmed: Revision,
+    pub(crate) programmed: Revision,
     /// Since when the client has had something to acknowledge; `None` when it has acknowledged everything.
-    pub pending_since: Option<Instant>,
+    pub(crate) pending_since: Option<Instant>,
     /// How long the client took to apply what it acknowledged last.
-    pub apply_time: Duration,
+    pub(crate) apply_time: Duration,
     /// How often the digest of the client was wrong.
-    pub repairs: u64,
+    pub(crate) repairs: u64,
     /// What the client could not program.
-    pub failures: Vec<ServicePortFailure>,
+    pub(crate) failures: Vec<ServicePortFailure>,
 }
 
 /// All streams. Clones share the same state.

@@ -1,10 +1,8 @@
 //! Operations that are sent together, and encoded at most once for all streams.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::{Arc, OnceLock};
 
+use prometheus_client::metrics::counter::Counter;
 use proto::{
     encoded::EncodedOperation,
     model::{Endpoint, Operation, Pool, PoolId, ServicePort, ServicePortKey},
@@ -37,20 +35,10 @@ pub(crate) struct EncodedChunk {
 /// How many chunks were encoded and sent.
 #[derive(Debug, Default)]
 pub(crate) struct EncodingCounters {
-    encoded: AtomicU64,
-    sent: AtomicU64,
-}
-
-impl EncodingCounters {
     /// Chunks that were encoded, each once.
-    pub(crate) fn encoded(&self) -> u64 {
-        self.encoded.load(Ordering::Relaxed)
-    }
-
+    pub(crate) encoded: Counter,
     /// Chunks that were sent, each counted once per stream.
-    pub(crate) fn sent(&self) -> u64 {
-        self.sent.load(Ordering::Relaxed)
-    }
+    pub(crate) sent: Counter,
 }
 
 impl EncodedChunk {
@@ -71,10 +59,10 @@ impl EncodedChunk {
     /// The encoded operations. The first call encodes them.
     pub(crate) fn encoded(&self, counters: &EncodingCounters) -> EncodedOperation {
         let encode = || {
-            counters.encoded.fetch_add(1, Ordering::Relaxed);
+            counters.encoded.inc();
             EncodedOperation::all(&self.operations)
         };
-        counters.sent.fetch_add(1, Ordering::Relaxed);
+        counters.sent.inc();
         self.encoded.get_or_init(encode).clone()
     }
 

@@ -38,10 +38,6 @@ impl DifferenceCache {
         self.size = 0;
     }
 
-    fn get(&self, at: &(Revision, Arc<str>)) -> Option<SharedChunks> {
-        self.chunks.get(at).cloned()
-    }
-
     fn insert(&mut self, at: (Revision, Arc<str>), chunks: SharedChunks) {
         /// The overhead of an entry.
         const ENTRY: usize = 128;
@@ -64,7 +60,7 @@ impl ChangeLog {
         let records = self.history.since(from)?;
         let oldest_trigger = records.clone().filter_map(|record| record.oldest_trigger).min();
         let mut changes: BTreeMap<_, Vec<_>> =
-            records.clone().flat_map(|record| record.own(node)).map(|key| (key, Vec::new())).collect();
+            records.clone().flat_map(|record| record.own.get(node)).flatten().map(|key| (key, Vec::new())).collect();
         records.for_each(|record| record.changes_of(&mut changes));
         let mut own = Vec::new();
         if self.nodes.get(node).is_some_and(|node_entry| node_entry.changed_since(from)) {
@@ -92,8 +88,8 @@ impl ChangeLog {
         let mut records = self.history.since(from)?;
         let differs = records.any(|record| record.zones.contains(&zone));
         let at = (from, if differs { zone } else { Arc::default() });
-        if let Some(shared) = self.differences.get(&at) {
-            return Some(shared);
+        if let Some(shared) = self.differences.chunks.get(&at) {
+            return Some(shared.clone());
         }
         let mut changes = BTreeMap::<&ServicePortKey, Vec<&PortChange>>::new();
         for (key, change) in self.history.since(from)?.flat_map(|record| &record.changes) {

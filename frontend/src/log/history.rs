@@ -30,7 +30,7 @@ pub(super) struct CommitRecord {
     pub(super) committed: Instant,
     pub(super) changes: BTreeMap<ServicePortKey, PortChange>,
     /// By node, the service ports whose change differs from that for its zone.
-    own: HashMap<Arc<str>, BTreeSet<ServicePortKey>>,
+    pub(super) own: HashMap<Arc<str>, BTreeSet<ServicePortKey>>,
     /// The zones for which a change differs from that for all nodes.
     pub(super) zones: BTreeSet<Arc<str>>,
     pub(super) oldest_trigger: Option<SystemTime>,
@@ -100,10 +100,5 @@ impl CommitRecord {
                 }
             }
         }
-    }
-
-    /// The service ports whose change on this node differs from that for its zone.
-    pub(super) fn own(&self, node: &str) -> impl Iterator<Item = &ServicePortKey> {
-        self.own.get(node).into_iter().flatten()
     }
 }

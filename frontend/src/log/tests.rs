@@ -462,11 +462,11 @@ fn digest_is_the_sum_of_all_entries() {
 #[test]
 fn service_ports_and_endpoints_are_counted() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
-    assert_eq!((cluster.log.service_ports(), cluster.log.endpoints()), (1, 5));
+    assert_eq!((cluster.log.service_ports, cluster.log.endpoints), (1, 5));
     cluster.commit([web(endpoints(1..=3))]);
-    assert_eq!((cluster.log.service_ports(), cluster.log.endpoints()), (1, 3));
+    assert_eq!((cluster.log.service_ports, cluster.log.endpoints), (1, 3));
     cluster.commit([Change::Delete(ObjectKind::Service, ObjectName::new("ns", "web"))]);
-    assert_eq!((cluster.log.service_ports(), cluster.log.endpoints()), (0, 0));
+    assert_eq!((cluster.log.service_ports, cluster.log.endpoints), (0, 0));
 }
 
 #[test]

@@ -33,7 +33,7 @@ impl Scrape {
         let StatusSources { cluster, started, .. } = &*self.status;
         let (revision, service_ports, endpoints) = {
             let log = cluster.log();
-            (log.revision(), log.service_ports(), log.endpoints())
+            (log.revision(), log.service_ports, log.endpoints)
         };
         let index = cluster.index();
         let objects = ObjectKind::ALL.map(|kind| (kind.to_string(), index.count(kind)));

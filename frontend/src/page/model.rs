@@ -11,9 +11,9 @@ use proto::{
 };
 
 use crate::{
-    StreamStatus,
     change_history::ChangeRecord,
     status::{ReportedProblem, StatusSources},
+    streams::StreamStatus,
 };
 
 /// How long a node may lag before it is shown as behind, as in `fairlead status`.

@@ -12,10 +12,9 @@ use tokio::time::timeout;
 use tonic::Status;
 
 use crate::{
-    StreamStatus,
     source::{KindFreshness, WatchPhase},
     status::{ReportedProblem, StatusSources},
-    streams::Fleet,
+    streams::{Fleet, StreamStatus},
 };
 
 /// The longest that a response is delayed.
@@ -65,8 +64,8 @@ pub(super) fn response(sources: &StatusSources, request: &v1::StatusRequest) -> 
     v1::StatusResponse {
         epoch: log.epoch().0,
         revision: log.revision().0,
-        service_ports: log.service_ports() as u64,
-        endpoints: log.endpoints() as u64,
+        service_ports: log.service_ports as u64,
+        endpoints: log.endpoints as u64,
         nodes: nodes(&fleet, &request.node),
         problems,
         programmed_on_all_nodes: fleet.programmed_on_all_nodes().unwrap_or_else(|| log.revision()).0,

@@ -40,9 +40,9 @@ impl SessionContext {
         StreamStats {
             rebuilds_running: rebuild_queue.running(),
             rebuilds_waiting: rebuild_queue.waiting(),
-            rebuilds: cluster.log().rebuilds(),
-            chunks_encoded: metrics.chunks.encoded(),
-            chunks_sent: metrics.chunks.sent(),
+            rebuilds: cluster.log().rebuilds,
+            chunks_encoded: metrics.chunks.encoded.get(),
+            chunks_sent: metrics.chunks.sent.get(),
             rollbacks: metrics.rollbacks.get(),
         }
     }

@@ -50,7 +50,8 @@ pub(super) struct Session {
     /// Whether the client computes digests at all.
     sends_digests: bool,
     digest_trust: DigestTrust,
-    bookmark_at: Instant,
+    /// When to send a bookmark if nothing else happens.
+    pub(super) bookmark_at: Instant,
     /// When the oldest change in the difference being sent was committed; `None` for anything but a difference.
     committed_at: Option<Instant>,
 }
@@ -141,11 +142,6 @@ impl Session {
     /// Whether the client owes no answer.
     pub(super) fn is_idle(&self) -> bool {
         self.awaiting == Awaiting::Nothing
-    }
-
-    /// When to send a bookmark if nothing else happens.
-    pub(super) fn bookmark_at(&self) -> Instant {
-        self.bookmark_at
     }
 
     /// Sends what has changed, unless the client still owes an answer.
