@@ -1,16 +1,12 @@
-//! The frontend as a whole: the state that all parts share, and the one task that turns object updates into revisions.
+//! The handle to a frontend, and the one task that turns object updates into revisions.
 //!
 //! ```text
 //!   source ──mpsc──▶ run ──▶ Index ──take_changes──▶ ChangeLog ──watch──▶ sessions: ChangeLog::difference
 //! ```
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Result;
-use proto::model::Epoch;
 use runtime::{ReadyGuard, Shutdown};
 use tokio::{
     sync::mpsc,
@@ -18,10 +14,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use crate::{
-    Config, cluster::ClusterState, index::Index, log::ChangeLog, object::SourceUpdate, session::SessionContext,
-    source::Freshness, status::StatusSources,
-};
+use crate::{Config, context::FrontendContext, object::SourceUpdate, source::Freshness};
 
 /// How many updates are applied before the clock is read again.
 const UPDATES_PER_COMMIT: usize = 4096;
@@ -29,10 +22,7 @@ const UPDATES_PER_COMMIT: usize = 4096;
 /// A handle to a frontend. Clones share the same state. Nothing happens before [`Self::run`] is called.
 #[derive(Clone, Debug)]
 pub struct Frontend {
-    pub(crate) config: Arc<Config>,
-    pub(crate) cluster: Arc<ClusterState>,
-    pub(crate) sessions: Arc<SessionContext>,
-    pub(crate) status: Arc<StatusSources>,
+    pub(crate) context: Arc<FrontendContext>,
 }
 
 /// Counts of the work done for streams, and how many streams are waiting for it.
@@ -56,21 +46,13 @@ impl Frontend {
     /// A frontend without objects.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        let epoch = Epoch(fastrand::u64(1..));
-        let started = SystemTime::now();
-        let index = Index::new(started, config.cluster.clone());
-        let log = ChangeLog::new(epoch, config.history);
-        let config = Arc::new(config);
-        let cluster = Arc::new(ClusterState::new(index, log));
-        let sessions = Arc::new(SessionContext::new(config.clone(), cluster.clone()));
-        let status = Arc::new(StatusSources::new(cluster.clone(), sessions.streams.clone(), started));
-        Self { config, cluster, sessions, status }
+        Self { context: Arc::new(FrontendContext::new(config)) }
     }
 
     /// When the API last confirmed each kind of object. The source writes it.
     #[must_use]
     pub fn freshness(&self) -> Freshness {
-        self.status.freshness.clone()
+        self.context.freshness.clone()
     }
 
     /// Applies updates of the source and commits them, until the shutdown. Must run only once.
@@ -99,20 +81,20 @@ impl Frontend {
                 }
                 break;
             };
-            self.cluster.index().apply(update);
+            self.context.cluster.index().apply(update);
             let timer = sleep_until(due);
             tokio::pin!(timer);
             // Does not run when the last commit is long ago: then only updates that are queued already join this one.
             while !timer.is_elapsed() && Instant::now() < due {
                 tokio::select! {
                     () = shutdown.recv() => break 'updates,
-                    Some(update) = updates.recv() => self.cluster.index().apply(update),
+                    Some(update) = updates.recv() => self.context.cluster.index().apply(update),
                     () = &mut timer => {}
                 }
             }
             for _ in 0..UPDATES_PER_COMMIT {
                 let Ok(update) = updates.try_recv() else { break };
-                self.cluster.index().apply(update);
+                self.context.cluster.index().apply(update);
             }
             if self.commit() {
                 drop(ready.take());
@@ -127,28 +109,28 @@ impl Frontend {
     /// Counts of the work done for streams so far.
     #[must_use]
     pub fn stream_stats(&self) -> StreamStats {
-        self.sessions.stats()
+        self.context.stats()
     }
 
     /// The minimum time from one commit to the next.
     fn interval(&self) -> Duration {
-        let Config { commit_interval, commit_interval_per_stream, .. } = &*self.config;
-        let streams = u32::try_from(self.sessions.streams.count()).unwrap_or(u32::MAX);
+        let Config { commit_interval, commit_interval_per_stream, .. } = &self.context.config;
+        let streams = u32::try_from(self.context.streams.count()).unwrap_or(u32::MAX);
         *commit_interval + *commit_interval_per_stream * streams
     }
 
     /// Commits pending changes. Returns whether every kind of object has been listed; nothing is committed before.
     fn commit(&self) -> bool {
         let begun = Instant::now();
-        let Some(changes) = self.cluster.take_changes() else { return false };
-        self.sessions.streams.update_nodes(&changes.nodes);
+        let Some(changes) = self.context.cluster.take_changes() else { return false };
+        self.context.streams.update_nodes(&changes.nodes);
         let (ports, trigger, source_version) = (changes.ports.len(), changes.oldest_trigger, changes.confirmed);
-        let (revision, is_new) = self.cluster.commit(changes);
+        let (revision, is_new) = self.context.cluster.commit(changes);
         if is_new {
-            self.sessions.metrics.commits.observe(begun.elapsed().as_secs_f64());
+            self.context.metrics.commits.observe(begun.elapsed().as_secs_f64());
             debug!(%revision, ports, ?trigger, "committed");
         }
-        self.cluster.publish(revision, source_version);
+        self.context.cluster.publish(revision, source_version);
         true
     }
 }

@@ -83,7 +83,7 @@ impl Frontend {
         instance: String,
         mut shutdown: Shutdown,
     ) -> anyhow::Result<()> {
-        if let Some(reports) = self.sessions.events.receiver() {
+        if let Some(reports) = self.context.events.receiver() {
             tokio::select! {
                 () = EventRecorder::new(client, instance).run(reports) => {}
                 () = shutdown.recv() => {}

@@ -27,7 +27,7 @@ pub enum Identity {
     Trusted,
     /// A node.
     Node(Arc<str>),
-    /// An administrator, who may see the state of all nodes. The name is that in the credential.
+    /// An administrator, which may see the state of all nodes. The name is that in the credential.
     Admin(Arc<str>),
 }
 

@@ -22,7 +22,8 @@
 //! | [`identity`] | authentication and authorization of clients |
 //! | `server`, `local` | transports |
 //! | `streams` | the open streams and the nodes that should have one |
-//! | `status`, `page`, `change_history`, `metrics` | what operators see |
+//! | `context` | what all parts share |
+//! | `page`, `change_history`, `metrics` | what operators see |
 //! | `events` | Kubernetes Events about nodes |
 //! | `discovery` | addresses of frontends |
 //! | `permissions` | checks the RBAC permissions of the frontend |
@@ -30,6 +31,7 @@
 mod change_history;
 mod cluster;
 mod config;
+mod context;
 mod discovery;
 mod engine;
 mod events;
@@ -44,7 +46,6 @@ mod permissions;
 mod server;
 mod session;
 pub mod source;
-mod status;
 mod streams;
 #[cfg(test)]
 mod testing;

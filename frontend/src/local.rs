@@ -29,7 +29,7 @@ impl Frontend {
         let (updates, receiver) = mpsc::channel(1);
         let hello = futures::stream::iter([ClientMessage::Hello(hello)]);
         let input = hello.chain(ReceiverStream::new(inbox)).map(Ok);
-        let session = session::run(self.sessions.clone(), Identity::Trusted, input, messages, shutdown);
+        let session = session::run(self.context.clone(), Identity::Trusted, input, messages, shutdown);
         tokio::spawn(async move {
             let forward = async move {
                 loop {

@@ -23,7 +23,7 @@ use prometheus_client::{
 };
 use proto::model::SyncMode;
 
-use crate::{log::EncodingCounters, session::SessionContext, status::StatusSources};
+use crate::{context::FrontendContext, log::EncodingCounters};
 
 use self::scrape::Scrape;
 
@@ -98,8 +98,8 @@ impl Metrics {
     }
 
     /// All metrics of this replica.
-    fn registry(sessions: &Arc<SessionContext>, status: &Arc<StatusSources>) -> Registry {
-        let Self { commits, acks, messages, bytes, starts, mismatches, rejections, rollbacks, .. } = &*sessions.metrics;
+    fn registry(context: &Arc<FrontendContext>) -> Registry {
+        let Self { commits, acks, messages, bytes, starts, mismatches, rejections, rollbacks, .. } = &context.metrics;
         // Exported as 0 from the start, so that `increase()` sees the first occurrence.
         for mode in [SyncMode::Resume, SyncMode::Repair, SyncMode::Snapshot] {
             drop(starts.get_or_create(&[("mode", mode_name(mode))]));
@@ -155,7 +155,7 @@ impl Metrics {
              catch up in time",
             rollbacks.clone(),
         );
-        registry.register_collector(Box::new(Scrape::new(sessions.clone(), status.clone())));
+        registry.register_collector(Box::new(Scrape(context.clone())));
         registry
     }
 }

@@ -33,7 +33,7 @@ use tokio::{net::TcpListener, time::Instant};
 use tracing::info;
 
 use self::{model::PageModel, query::PageQuery};
-use crate::{Frontend, status::StatusSources};
+use crate::{Frontend, context::FrontendContext};
 
 /// How long a snapshot is served before a new one is taken.
 const MAX_MODEL_AGE: Duration = Duration::from_secs(1);
@@ -56,7 +56,7 @@ const SECURITY_HEADERS: [(HeaderName, HeaderValue); 3] = [
 
 /// The page, with its latest snapshot.
 struct Page {
-    status: Arc<StatusSources>,
+    context: Arc<FrontendContext>,
     last: Mutex<Option<(Instant, Arc<PageModel>)>>,
 }
 
@@ -70,7 +70,7 @@ impl Frontend {
         if let Ok(address) = listener.local_addr() {
             info!(%address, "serving the status page");
         }
-        let page = Page { status: self.status.clone(), last: Mutex::default() };
+        let page = Page { context: self.context.clone(), last: Mutex::default() };
         let serving = http::serve(listener, "page", move |request| page.answer(request));
         tokio::select! {
             () = serving => {}
@@ -118,7 +118,7 @@ impl Page {
         {
             return model.clone();
         }
-        let model = Arc::new(PageModel::of(&self.status));
+        let model = Arc::new(PageModel::of(&self.context));
         *last = Some((Instant::now(), model.clone()));
         model
     }

@@ -28,11 +28,7 @@ use tonic::{Code, Request, Response, Status, Streaming, transport::Server};
 use tracing::info;
 
 use crate::{
-    Config, Frontend,
-    identity::Identity,
-    metrics::Rejection,
-    session::{SessionContext, max_jittered},
-    status::StatusSources,
+    Config, Frontend, context::FrontendContext, identity::Identity, metrics::Rejection, session::max_jittered,
 };
 
 use self::{
@@ -63,8 +59,7 @@ const DRAIN_SLACK: Duration = Duration::from_millis(500);
 /// The gRPC service `fairlead.v1.Fairlead` on one listener.
 #[derive(Clone, Debug)]
 struct FairleadService {
-    sessions: Arc<SessionContext>,
-    status: Arc<StatusSources>,
+    context: Arc<FrontendContext>,
     auth: ListenerAuth,
     shutdown: Shutdown,
 }
@@ -77,9 +72,8 @@ impl Frontend {
     pub async fn serve(&self, listener: Listener, shutdown: Shutdown) -> Result<()> {
         info!(address = %listener, "listening");
         let auth = listener.auth();
-        let (sessions, status) = (self.sessions.clone(), self.status.clone());
-        let service = FairleadService { sessions, status, auth, shutdown: shutdown.clone() };
-        let limits = self.config.connections;
+        let service = FairleadService { context: self.context.clone(), auth, shutdown: shutdown.clone() };
+        let limits = self.context.config.connections;
         let router = self.http2_server().add_service(service);
         let mut stop = shutdown.clone();
         let stop = async move { stop.recv().await };
@@ -120,13 +114,13 @@ impl Frontend {
     /// # Errors
     /// Never: files that cannot be used are ignored.
     pub async fn watch_tls_files(&self, tls: ReloadingTls, shutdown: Shutdown) -> Result<()> {
-        self.status.tls.get_or_init(|| tls.clone());
+        self.context.tls.get_or_init(|| tls.clone());
         tls.watch_files(shutdown).await
     }
 
     /// An HTTP/2 server with the configured limits.
     fn http2_server(&self) -> Server {
-        let Config { connections, max_stream_age, drain_delay, drain_grace, .. } = &*self.config;
+        let Config { connections, max_stream_age, drain_delay, drain_grace, .. } = &self.context.config;
         let server = Server::builder()
             .http2_keepalive_interval(Some(connections.keepalive))
             .http2_keepalive_timeout(Some(connections.keepalive_timeout))
@@ -149,7 +143,7 @@ impl Frontend {
     /// even receive the request to.
     async fn drain_timeout(&self, mut shutdown: Shutdown) {
         shutdown.recv().await;
-        let config = &self.config;
+        let config = &self.context.config;
         tokio::time::sleep(config.drain_delay + config.drain_grace + DRAIN_SLACK).await;
     }
 }
@@ -162,7 +156,7 @@ impl FairleadService {
                 Code::Unavailable => Rejection::Unavailable,
                 _ => Rejection::Unauthenticated,
             };
-            self.sessions.metrics.rejected(reason);
+            self.context.metrics.rejected(reason);
         })
     }
 
@@ -170,15 +164,15 @@ impl FairleadService {
         let identity = self.identify(&request).await?;
         let call = request.extensions().get().map(Peer::start_call);
         let messages = request.into_inner();
-        Ok(WatchBody::new(self.sessions.clone(), identity, messages, call, self.shutdown.clone()))
+        Ok(WatchBody::new(self.context.clone(), identity, messages, call, self.shutdown.clone()))
     }
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
         let _call = request.extensions().get().map(Peer::start_call);
         self.authorize_all_nodes(&request).await?;
         let request = request.into_inner();
-        status::wait(&self.status, &request, self.shutdown.clone()).await?;
-        Ok(Response::new(status::response(&self.status, &request)))
+        status::wait(&self.context, &request, self.shutdown.clone()).await?;
+        Ok(Response::new(status::response(&self.context, &request)))
     }
 
     async fn endpoints(
@@ -187,14 +181,14 @@ impl FairleadService {
     ) -> Result<Response<v1::EndpointsResponse>, Status> {
         let _call = request.extensions().get().map(Peer::start_call);
         self.authorize_all_nodes(&request).await?;
-        endpoints::response(&self.status.cluster, &request.into_inner()).map(Response::new)
+        endpoints::response(&self.context.cluster, &request.into_inner()).map(Response::new)
     }
 
     /// Rejects clients that may not see the state of all nodes.
     async fn authorize_all_nodes<T: Sync>(&self, request: &Request<T>) -> Result<(), Status> {
         let identity = self.identify(request).await?;
         identity.may_see_all().map_err(|denied| {
-            self.sessions.metrics.rejected(Rejection::NotPermitted);
+            self.context.metrics.rejected(Rejection::NotPermitted);
             authn::denied(&denied)
         })
     }

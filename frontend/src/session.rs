@@ -16,7 +16,6 @@
 //! `Batch.base` is the last revision that was sent to the client, also when buckets are repaired. It is 0 in the
 //! snapshot or repair that a stream starts with.
 
-mod context;
 mod rate_limiter;
 mod rebuild_queue;
 mod sink;
@@ -40,14 +39,13 @@ use tokio::{
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use crate::{
+    context::FrontendContext,
     identity::{AccessDenied, Identity},
     metrics::Rejection,
 };
 
-pub(crate) use self::{
-    context::SessionContext, rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage,
-};
 pub use self::{rate_limiter::NodeLimits, token_bucket::Rate};
+pub(crate) use self::{rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage};
 use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session};
 
 /// How much the age limit of a stream varies, as a fraction of the configured one.
@@ -113,7 +111,7 @@ enum SessionEnd {
 /// # Errors
 /// When the client breaks the protocol, or `input` has an error.
 pub(crate) async fn run(
-    context: Arc<SessionContext>,
+    context: Arc<FrontendContext>,
     identity: Identity,
     mut input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
     output: mpsc::Sender<OutgoingMessage>,
@@ -170,7 +168,7 @@ pub(crate) async fn run(
 
 /// Everything after Hello.
 async fn serve(
-    context: &Arc<SessionContext>,
+    context: &Arc<FrontendContext>,
     hello: Hello,
     permit: StreamPermit,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
@@ -217,7 +215,7 @@ async fn serve(
 /// choose from, which receives nothing here, connects to another one. After a timeout the client is served what there
 /// is: the API may have been restored from a backup.
 async fn catch_up(
-    context: &SessionContext,
+    context: &FrontendContext,
     client_version: SourceVersion,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &MessageSink,
@@ -260,7 +258,7 @@ async fn before_welcome(
 
 /// Asks the client to reconnect, and waits for it to close the stream. Messages of the client are discarded.
 async fn drain(
-    context: &SessionContext,
+    context: &FrontendContext,
     mut input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
     mut output: MessageSink,
 ) {

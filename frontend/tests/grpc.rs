@@ -11,6 +11,8 @@ mod endpoints;
 mod metrics;
 #[path = "grpc/rebuild_queue.rs"]
 mod rebuild_queue;
+#[path = "common/running.rs"]
+mod running;
 #[path = "grpc/status.rs"]
 mod status;
 
@@ -22,7 +24,7 @@ use fairlead_frontend::{
 };
 use hyper_util::rt::TokioIo;
 use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
-use runtime::{Ready, Shutdown, Trigger};
+use runtime::Trigger;
 use tokio::{net::UnixStream, sync::mpsc, task::JoinHandle, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
@@ -30,7 +32,10 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use self::cluster::{cluster, service, slice};
+use self::{
+    cluster::{cluster, hello, service, slice},
+    running::RunningFrontend,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// The node of all endpoints.
@@ -68,14 +73,7 @@ async fn unix_channel(path: PathBuf) -> Channel {
 
 impl Server {
     async fn start(transport: Transport, config: Config, updates: Vec<SourceUpdate>) -> Self {
-        let frontend = Frontend::new(config);
-        let (trigger, shutdown) = Shutdown::channel();
-        let (sender, receiver) = mpsc::channel(16);
-        let ready = Ready::new();
-        let guard = ready.guard("cluster");
-        let (running, stop) = (frontend.clone(), shutdown.clone());
-        tokio::spawn(async move { running.run(receiver, guard, stop).await });
-
+        let running = RunningFrontend::start(config);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(SOCKET);
         let address = match transport {
@@ -84,16 +82,14 @@ impl Server {
         };
         let listener = Listener::bind(&address).await.unwrap();
         let tcp = listener.tcp_address();
-        let served = frontend.clone();
-        let serving = tokio::spawn(async move { served.serve(listener, shutdown).await });
+        let serving = running.serve(listener);
         let channel = match tcp {
             Some(address) => Endpoint::try_from(format!("http://{address}")).unwrap().connect().await.unwrap(),
             None => unix_channel(path).await,
         };
-        for update in updates {
-            sender.send(update).await.unwrap();
-        }
-        Self { frontend, updates: sender, trigger, serving, channel, directory }
+        running.send(updates).await;
+        let RunningFrontend { frontend, updates, trigger, .. } = running;
+        Self { frontend, updates, trigger, serving, channel, directory }
     }
 
     async fn of(services: u8) -> Self {
@@ -152,9 +148,7 @@ impl Stream {
         self.send(client_message::Message::Ack(ack)).await;
         batches
     }
-}
 
-impl Stream {
     /// The next batch, which must commit; bookmarks before it are acknowledged.
     async fn change(&mut self) -> v1::Batch {
         loop {
@@ -166,15 +160,6 @@ impl Stream {
                 other => panic!("{other:?}"),
             }
         }
-    }
-}
-
-fn hello(node: &str) -> v1::Hello {
-    v1::Hello {
-        protocol_version: proto::PROTOCOL_VERSION,
-        node: node.to_owned(),
-        backend: "nft".to_owned(),
-        ..v1::Hello::default()
     }
 }
 

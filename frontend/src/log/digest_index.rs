@@ -56,7 +56,7 @@ impl DigestIndex {
                 let digest = cluster_digest(hash, pool);
                 let zone_sum = self.zones.entry(zone.clone()).or_default();
                 apply(&mut zone_sum[bucket], difference(digest, default));
-                // Anyone who may write EndpointSlices can name any number of zones.
+                // EndpointSlices may name any number of zones: those without pools are not kept.
                 if *zone_sum == DigestVector::default() {
                     self.zones.remove(zone);
                 }

@@ -18,7 +18,7 @@ impl Frontend {
     /// The metrics of this replica, to be served together with others.
     #[must_use]
     pub fn metrics(&self) -> Registry {
-        Metrics::registry(&self.sessions, &self.status)
+        Metrics::registry(&self.context)
     }
 
     /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown, and profiles if they are enabled.
@@ -35,10 +35,10 @@ impl Frontend {
         if let Ok(address) = listener.local_addr() {
             info!(%address, "serving metrics");
         }
-        let cluster = self.cluster.clone();
+        let context = self.context.clone();
         let registries = [self.metrics(), metrics::process()];
         let serving = http::serve(listener, "metrics", move |request| {
-            profiling.answer(request, || answer(request, &cluster, &registries))
+            profiling.answer(request, || answer(request, &context.cluster, &registries))
         });
         tokio::select! {
             () = serving => {}

@@ -7,11 +7,10 @@ use proto::model::{Revision, Role};
 use runtime::metrics::{Labels, Writer};
 
 use crate::{
+    context::FrontendContext,
     engine::StreamStats,
     object::ObjectKind,
-    session::SessionContext,
     source::{KindFreshness, WatchPhase},
-    status::StatusSources,
     streams::Fleet,
 };
 
@@ -19,18 +18,11 @@ use super::mode_name;
 
 /// Reads them.
 #[derive(Debug)]
-pub(super) struct Scrape {
-    sessions: Arc<SessionContext>,
-    status: Arc<StatusSources>,
-}
+pub(super) struct Scrape(pub(super) Arc<FrontendContext>);
 
 impl Scrape {
-    pub(super) fn new(sessions: Arc<SessionContext>, status: Arc<StatusSources>) -> Self {
-        Self { sessions, status }
-    }
-
     fn cluster(&self, writer: &mut Writer<'_>) -> fmt::Result {
-        let StatusSources { cluster, started, .. } = &*self.status;
+        let FrontendContext { cluster, started, .. } = &*self.0;
         let (revision, service_ports, endpoints) = {
             let log = cluster.log();
             (log.revision(), log.service_ports, log.endpoints)
@@ -39,7 +31,7 @@ impl Scrape {
         let objects = ObjectKind::ALL.map(|kind| (kind.to_string(), index.count(kind)));
         let problems: usize = index.problems().map(|(_, _, problems)| problems.len()).sum();
         drop(index);
-        let tls = usize::from(self.status.tls_error().is_some());
+        let tls = usize::from(self.0.tls_error().is_some());
         let started = started.duration_since(UNIX_EPOCH).unwrap_or_default();
         writer.labelled_gauge(
             "info",
@@ -66,8 +58,8 @@ impl Scrape {
     }
 
     fn nodes(&self, writer: &mut Writer<'_>) -> fmt::Result {
-        let fleet = self.status.streams.fleet();
-        let revision = self.status.cluster.log().revision();
+        let fleet = self.0.streams.fleet();
+        let revision = self.0.cluster.log().revision();
         let text = "Nodes of the cluster, connected or not.";
         writer.gauge("nodes", text, None, fleet.nodes.len() as f64)?;
         let text = "Nodes of the cluster without a backend at this replica; most may be connected to another one.";
@@ -98,7 +90,7 @@ impl Scrape {
 
     fn work(&self, writer: &mut Writer<'_>) -> fmt::Result {
         let StreamStats { rebuilds_running, rebuilds_waiting, rebuilds, chunks_encoded, chunks_sent, .. } =
-            self.sessions.stats();
+            self.0.stats();
         let text = "Streams that are being sent a snapshot or a repair.";
         writer.gauge("rebuilds_running", text, None, rebuilds_running as f64)?;
         let text = "Streams that wait in the queue for a snapshot or a repair.";
@@ -113,7 +105,7 @@ impl Scrape {
     }
 
     fn watches(&self, writer: &mut Writer<'_>) -> fmt::Result {
-        let kinds = self.status.freshness.snapshot();
+        let kinds = self.0.freshness.snapshot();
         let names: Vec<_> = kinds.iter().map(|row| row.kind.to_string()).collect();
         let rows = || kinds.iter().zip(&names).map(|(row, name)| (row, [("kind", name.as_str())]));
         let age = |row: &KindFreshness| row.age().filter(|_| row.phase != WatchPhase::NotOffered);

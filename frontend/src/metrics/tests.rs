@@ -14,7 +14,7 @@ const PAGE: &str = include_str!("../../../docs/metrics.md");
 fn scraped(start: &str) -> Vec<String> {
     let frontend = Frontend::new(Config::default());
     let mut body = String::new();
-    text::encode(&mut body, &Metrics::registry(&frontend.sessions, &frontend.status)).unwrap();
+    text::encode(&mut body, &Metrics::registry(&frontend.context)).unwrap();
     body.lines().filter_map(|line| line.strip_prefix(start)).map(str::to_owned).collect()
 }
 

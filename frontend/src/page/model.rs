@@ -12,7 +12,7 @@ use proto::{
 
 use crate::{
     change_history::ChangeRecord,
-    status::{ReportedProblem, StatusSources},
+    context::{FrontendContext, ReportedProblem},
     streams::StreamStatus,
 };
 
@@ -72,8 +72,8 @@ pub(super) struct ServiceRow {
 }
 
 impl PageModel {
-    pub(super) fn of(sources: &StatusSources) -> Self {
-        let StatusSources { cluster, streams, started, .. } = sources;
+    pub(super) fn of(context: &FrontendContext) -> Self {
+        let FrontendContext { cluster, streams, started, .. } = context;
         let fleet = streams.fleet();
         let connected = fleet.current_backends().map(|status| NodeRow::of(status, fleet.last_error(&status.node)));
         let mut nodes: Vec<_> = connected.collect();
@@ -115,7 +115,7 @@ impl PageModel {
             nodes,
             services,
             changes: cluster.change_history().iter().cloned().collect(),
-            problems: sources.problems(),
+            problems: context.problems(),
         }
     }
 

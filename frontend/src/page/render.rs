@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     change_history::{ChangeKind, ChangeRecord},
-    status::ReportedProblem,
+    context::ReportedProblem,
 };
 
 /// How many rows of a table are shown by default.

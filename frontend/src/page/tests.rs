@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Config, Frontend,
     change_history::{ChangeKind, ChangeRecord},
-    status::ReportedProblem,
+    context::ReportedProblem,
 };
 
 const HOSTILE: &str = "<script>alert('1')</script>\" onload=\"x";
@@ -96,7 +96,7 @@ fn empty_tables_have_a_text() {
 
 #[test]
 fn page_rejects_other_host_names_and_allows_no_external_content() {
-    let page = Page { status: Frontend::new(Config::default()).status, last: Default::default() };
+    let page = Page { context: Frontend::new(Config::default()).context, last: Default::default() };
     let get = |host: &str, path: &str| {
         let request = Request::builder().uri(path).header(HOST, host).body(()).unwrap();
         assert_eq!(is_local_host(&request), page.answer(&request).status() != StatusCode::FORBIDDEN);

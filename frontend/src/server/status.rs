@@ -12,8 +12,8 @@ use tokio::time::timeout;
 use tonic::Status;
 
 use crate::{
+    context::{FrontendContext, ReportedProblem},
     source::{KindFreshness, WatchPhase},
-    status::{ReportedProblem, StatusSources},
     streams::{Fleet, StreamStatus},
 };
 
@@ -25,13 +25,13 @@ const MAX_FAILURES: usize = 10;
 
 /// Waits as long as the request asks for.
 pub(super) async fn wait(
-    sources: &StatusSources,
+    context: &FrontendContext,
     request: &v1::StatusRequest,
     mut shutdown: Shutdown,
 ) -> Result<(), Status> {
     let v1::StatusRequest { wait_millis, until_revision, until_epoch, node: _ } = request;
     let (epoch, revision) = {
-        let log = sources.cluster.log();
+        let log = context.cluster.log();
         (log.epoch(), log.revision())
     };
     if *until_epoch != 0 && *until_epoch != epoch.0 {
@@ -44,10 +44,10 @@ pub(super) async fn wait(
     }
     let wanted = if *until_revision == 0 { revision } else { Revision(*until_revision) };
     let reached = async {
-        let mut revisions = sources.cluster.revisions();
+        let mut revisions = context.cluster.revisions();
         // Fails only after the frontend has been dropped.
         let _ = revisions.wait_for(|current| current.is_some_and(|current| current >= wanted)).await;
-        sources.streams.wait_programmed(wanted).await;
+        context.streams.wait_programmed(wanted).await;
     };
     tokio::select! {
         _ = timeout(Duration::from_millis((*wait_millis).into()).min(MAX_WAIT), reached) => {}
@@ -56,11 +56,11 @@ pub(super) async fn wait(
     Ok(())
 }
 
-pub(super) fn response(sources: &StatusSources, request: &v1::StatusRequest) -> v1::StatusResponse {
-    let fleet = sources.streams.fleet();
-    let problems = sources.problems().into_iter().map(problem).collect();
-    let watches = sources.freshness.snapshot().into_iter().map(kind).collect();
-    let log = sources.cluster.log();
+pub(super) fn response(context: &FrontendContext, request: &v1::StatusRequest) -> v1::StatusResponse {
+    let fleet = context.streams.fleet();
+    let problems = context.problems().into_iter().map(problem).collect();
+    let watches = context.freshness.snapshot().into_iter().map(kind).collect();
+    let log = context.cluster.log();
     v1::StatusResponse {
         epoch: log.epoch().0,
         revision: log.revision().0,
@@ -70,8 +70,8 @@ pub(super) fn response(sources: &StatusSources, request: &v1::StatusRequest) -> 
         problems,
         programmed_on_all_nodes: fleet.programmed_on_all_nodes().unwrap_or_else(|| log.revision()).0,
         nodes_without_backend: fleet.disconnected().count() as u64,
-        ready: sources.cluster.is_ready(),
-        started_micros: unix_micros(sources.started),
+        ready: context.cluster.is_ready(),
+        started_micros: unix_micros(context.started),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         watches,
     }

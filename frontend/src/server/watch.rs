@@ -23,9 +23,9 @@ use tracing::debug;
 use super::{authn, connection::CallGuard};
 use crate::{
     SessionError,
+    context::FrontendContext,
     identity::Identity,
-    metrics::Metrics,
-    session::{self, OutgoingMessage, SessionContext},
+    session::{self, OutgoingMessage},
 };
 
 /// How many messages wait for the connection. A longer queue would only take memory: messages are computed as late as
@@ -41,24 +41,23 @@ pub(super) struct WatchBody {
     chunks: std::vec::IntoIter<Bytes>,
     /// The status has been sent.
     is_ended: bool,
-    metrics: Arc<Metrics>,
+    context: Arc<FrontendContext>,
     _call: Option<CallGuard>,
 }
 
 impl WatchBody {
     pub(super) fn new(
-        context: Arc<SessionContext>,
+        context: Arc<FrontendContext>,
         identity: Identity,
         messages: Streaming<v1::ClientMessage>,
         call: Option<CallGuard>,
         shutdown: Shutdown,
     ) -> Self {
         let (sender, outgoing) = mpsc::channel(MESSAGES);
-        let metrics = context.metrics.clone();
-        let running = session::run(context, identity, events(messages), sender, shutdown);
+        let running = session::run(context.clone(), identity, events(messages), sender, shutdown);
         let mut session = JoinSet::new();
         session.spawn(running);
-        Self { session, outgoing, chunks: Vec::new().into_iter(), is_ended: false, metrics, _call: call }
+        Self { session, outgoing, chunks: Vec::new().into_iter(), is_ended: false, context, _call: call }
     }
 }
 
@@ -75,8 +74,8 @@ impl Body for WatchBody {
                 return Poll::Ready(Some(Ok(Frame::data(chunk))));
             }
             let Some(message) = ready!(self.outgoing.poll_recv(context)) else { break };
-            let message = message.encode(&self.metrics.chunks);
-            self.metrics.sent(message.len());
+            let message = message.encode(&self.context.metrics.chunks);
+            self.context.metrics.sent(message.len());
             self.chunks = message.into_length_prefixed().into_iter();
         }
         // The session, which held the sender, has ended.

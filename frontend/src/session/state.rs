@@ -10,14 +10,13 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
 
 use crate::{
+    context::FrontendContext,
     events::BackendStart,
     log::{CHUNK_BYTES, NodeUpdate},
     streams::StreamGuard,
 };
 
-use super::{
-    MessageSink, OutgoingMessage, SessionContext, SessionEnd, SessionError, StreamPermit, token_bucket::TokenBucket,
-};
+use super::{MessageSink, OutgoingMessage, SessionEnd, SessionError, StreamPermit, token_bucket::TokenBucket};
 
 /// The base of the first batch to a client that does not resume.
 const NO_REVISION: Revision = Revision(0);
@@ -33,7 +32,7 @@ const MAX_FAILURE_BYTES: usize = 256 << 10;
 /// One stream.
 #[derive(Debug)]
 pub(super) struct Session {
-    context: Arc<SessionContext>,
+    context: Arc<FrontendContext>,
     status: StreamGuard,
     permit: StreamPermit,
     /// Whether the token with which the stream started is unused: it covers the first snapshot or repair.
@@ -79,7 +78,7 @@ enum DigestTrust {
 impl Session {
     /// Decides how the stream starts, and sends Welcome and the first update.
     pub(super) async fn start(
-        context: Arc<SessionContext>,
+        context: Arc<FrontendContext>,
         hello: Hello,
         permit: StreamPermit,
         output: &mut MessageSink,
@@ -123,7 +122,7 @@ impl Session {
         let welcome = Welcome { epoch, mode, source_version };
         output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
         match (resumed, hello.digests) {
-            // Tells the client that it is up to date, and has its digest checked.
+            // Confirms that the client is up to date. The digest in its Ack is checked.
             (Some((_, update)), _) if update.chunks.is_empty() => {
                 session.set_programmed(update.target);
                 session.send_bookmark(update.target, update.digest, output).await?;
@@ -174,7 +173,7 @@ impl Session {
         }
     }
 
-    /// Tells an idle client that it is up to date.
+    /// Sends an idle client a bookmark.
     pub(super) async fn bookmark(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let (revision, digest) = {
             let log = self.context.cluster.log();
@@ -428,7 +427,7 @@ fn truncated(failures: Vec<ServicePortFailure>) -> Vec<ServicePortFailure> {
 
 /// Waits for `awaited`, and sends empty batches meanwhile so that the client sees that the frontend is alive.
 async fn wait_with_keepalive<T>(
-    context: &SessionContext,
+    context: &FrontendContext,
     base: Revision,
     awaited: impl Future<Output = T>,
     output: &mut MessageSink,

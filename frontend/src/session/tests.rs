@@ -255,7 +255,7 @@ async fn streams_have_status_and_failures() {
         retryable: true,
         kind: proto::model::FailureKind::Program,
     };
-    let mut reports = fixture.frontend.sessions.events.receiver().unwrap();
+    let mut reports = fixture.frontend.context.events.receiver().unwrap();
     let made_up = proto::model::ServicePortKey::new("../kube-system", "web", "", proto::model::Protocol::Tcp);
     let made_up = proto::model::ServicePortFailure { key: made_up, ..failure.clone() };
     client.ack_with(vec![failure.clone(), made_up]).await;
@@ -263,7 +263,7 @@ async fn streams_have_status_and_failures() {
     client.is_up_to_date().await;
     assert_eq!(reports.try_recv().unwrap(), NodeReport::Failed("node-0".into(), failure.clone()));
     assert!(reports.try_recv().is_err(), "one report, and none for an unknown service port");
-    let fleet = fixture.frontend.sessions.streams.fleet();
+    let fleet = fixture.frontend.context.streams.fleet();
     let (backends, observers): (Vec<_>, _) = (fleet.backends().collect(), fleet.observers());
     let ([backend], [observing]) = (&backends[..], &observers[..]) else { panic!("{fleet:?}") };
     assert_eq!(backend.failures, [failure]);
@@ -272,13 +272,13 @@ async fn streams_have_status_and_failures() {
     assert_eq!(observing.backend, "watch");
     client.disconnects().await.unwrap();
     observer.disconnects().await.unwrap();
-    assert_eq!(fixture.frontend.sessions.streams.count(), 0);
+    assert_eq!(fixture.frontend.context.streams.count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn start_event_is_created_for_backends_of_cluster_nodes() {
     let fixture = Fixture::of(small()).await;
-    let mut reports = fixture.frontend.sessions.events.receiver().unwrap();
+    let mut reports = fixture.frontend.context.events.receiver().unwrap();
     let now = SystemTime::now();
     let hour_ago = now - Duration::from_secs(3600);
     let cases = [
@@ -307,12 +307,12 @@ async fn client_in_the_same_process_receives_values() {
     let mut replica = Client::replica_of("node-0");
     batch.operations.into_iter().for_each(|operation| replica.state.apply(operation));
     assert!(batch.commit);
-    assert_eq!(replica.state.digests(), fixture.frontend.cluster.log().digests("node-0"));
+    assert_eq!(replica.state.digests(), fixture.frontend.context.cluster.log().digests("node-0"));
     drop(events);
     assert!(updates.recv().await.is_none());
     let (_events, updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());
     drop(updates);
-    while fixture.frontend.sessions.streams.fleet().backends().next().is_some() {
+    while fixture.frontend.context.streams.fleet().backends().next().is_some() {
         tokio::task::yield_now().await;
     }
 }

@@ -6,7 +6,10 @@ use fairlead_frontend::object::{
     ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceObject, ServiceObjectPort, SliceEndpoint, SliceObject,
     SlicePort, SourceUpdate,
 };
-use proto::model::{IpFamily, PerFamily, Protocol};
+use proto::{
+    model::{IpFamily, PerFamily, Protocol},
+    v1::Hello,
+};
 
 /// A Service without endpoints.
 pub(crate) fn service(number: u8) -> ParsedObject {
@@ -67,4 +70,14 @@ pub(crate) fn cluster(services: u8) -> Vec<SourceUpdate> {
         SourceUpdate::Replace(ObjectKind::Service, (0..services).map(service).collect()),
         SourceUpdate::Replace(ObjectKind::EndpointSlice, (0..services).map(|number| slice(number, 1000)).collect()),
     ]
+}
+
+/// The Hello of a backend without state that computes no digests.
+pub(crate) fn hello(node: &str) -> Hello {
+    Hello {
+        protocol_version: proto::PROTOCOL_VERSION,
+        node: node.to_owned(),
+        backend: "nftables".to_owned(),
+        ..Hello::default()
+    }
 }

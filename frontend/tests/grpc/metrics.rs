@@ -7,15 +7,14 @@ use fairlead_frontend::{
     object::{ObjectKind, SourceUpdate},
 };
 use proto::v1::{self, client_message};
-use runtime::{Profiling, Ready, Shutdown};
+use runtime::{Profiling, Shutdown};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    sync::mpsc,
     time::timeout,
 };
 
-use super::{Server, TIMEOUT, Transport, cluster, hello, slice};
+use super::{RunningFrontend, Server, TIMEOUT, Transport, cluster, hello, slice};
 
 struct HttpResponse {
     status: String,
@@ -107,23 +106,15 @@ async fn scrape_reflects_activity() {
 
 #[tokio::test]
 async fn frontend_is_ready_when_every_kind_has_been_listed() {
-    let frontend = Frontend::new(Config::default());
-    let (_trigger, shutdown) = Shutdown::channel();
-    let address = serve_metrics(&frontend, shutdown.clone()).await;
-    let (updates, receiver) = mpsc::channel(16);
-    let ready = Ready::new();
-    let guard = ready.guard("cluster");
-    tokio::spawn(async move { frontend.run(receiver, guard, shutdown).await });
-
+    let running = RunningFrontend::start(Config::default());
+    let address = serve_metrics(&running.frontend, running.shutdown.clone()).await;
     assert_eq!(get(address, "/healthz").await.status, "200", "alive, though not ready");
     let response = get(address, "/readyz").await;
     assert_eq!(response.status, "503");
     assert_eq!(response.body, "not listed yet: Node, Service, EndpointSlice, ServiceCIDR\n");
     assert_eq!(samples(address).await["ready"], 0.0);
-    for kind in ObjectKind::ALL {
-        updates.send(SourceUpdate::Replace(kind, Vec::new())).await.unwrap();
-    }
-    ready.wait().await;
+    running.send(ObjectKind::ALL.map(|kind| SourceUpdate::Replace(kind, Vec::new()))).await;
+    running.ready.wait().await;
     let response = get(address, "/readyz").await;
     assert_eq!((response.status.as_str(), response.body.as_str()), ("200", "ready\n"));
     assert_eq!(get(address, "/").await.status, "404");

@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use fairlead_frontend::{Config, StreamStats};
+use fairlead_frontend::{Config, StreamStats, object::SourceUpdate};
 use proto::v1::{self, client_message, server_message};
 use tokio::time::{sleep, timeout};
 
 use super::{Server, Stream, TIMEOUT, Transport, cluster, hello, slice, unix_channel};
-use fairlead_frontend::object::SourceUpdate;
 
 /// More than the flow-control window of a client that does not read, which is 2 MiB.
 const SERVICES: u8 = 200;

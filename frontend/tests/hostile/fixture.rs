@@ -9,7 +9,7 @@ use fairlead_frontend::{Config, Frontend, Listener, StreamStats, object::SourceU
 use proto::v1::{
     self, client_message::Message as ClientMessage, fairlead_client::FairleadClient, server_message::Message,
 };
-use runtime::{Ready, Shutdown, Trigger};
+use runtime::Trigger;
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -20,10 +20,12 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
+pub(crate) use crate::cluster::hello;
 use crate::{
     TIMEOUT,
     client::Client,
     cluster::{cluster, slice},
+    running::RunningFrontend,
 };
 
 /// The number of changes in a round.
@@ -54,21 +56,13 @@ pub(crate) struct Baseline(Duration);
 impl Server {
     /// A frontend with a cluster of this many Services.
     pub(crate) async fn start(config: Config, services: u8) -> Self {
-        let frontend = Frontend::new(config);
-        let (trigger, shutdown) = Shutdown::channel();
-        let (updates, receiver) = mpsc::channel(16);
-        let ready = Ready::new();
-        let guard = ready.guard("cluster");
-        let (running, stop) = (frontend.clone(), shutdown.clone());
-        tokio::spawn(async move { running.run(receiver, guard, stop).await });
+        let running = RunningFrontend::start(config);
         let listener = Listener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.tcp_address().unwrap();
-        let serving = frontend.clone();
-        tokio::spawn(async move { serving.serve(listener, shutdown).await });
-        for update in cluster(services) {
-            updates.send(update).await.unwrap();
-        }
-        ready.wait().await;
+        running.serve(listener);
+        running.send(cluster(services)).await;
+        running.ready.wait().await;
+        let RunningFrontend { frontend, updates, trigger, .. } = running;
         Self { frontend, updates, address, _trigger: trigger }
     }
 
@@ -173,15 +167,5 @@ impl Stream {
     pub(crate) async fn ends(&mut self) -> Result<(), Status> {
         while self.next().await?.is_some() {}
         Ok(())
-    }
-}
-
-/// The Hello of a backend without state that computes no digests.
-pub(crate) fn hello(node: &str) -> v1::Hello {
-    v1::Hello {
-        protocol_version: proto::PROTOCOL_VERSION,
-        node: node.to_owned(),
-        backend: "nft".to_owned(),
-        ..v1::Hello::default()
     }
 }

@@ -1,12 +1,13 @@
 //! Clients that send too much, or invalid messages.
 
-use fairlead_frontend::Config;
+use fairlead_frontend::{Config, object::SourceUpdate};
 use proto::v1;
 use tonic::Code;
 
 use crate::{
     BAD_CLIENTS,
     client::Client,
+    cluster::slice,
     fixture::{Server, Stream, hello},
 };
 
@@ -45,7 +46,7 @@ async fn few_repeated_acks_are_allowed() {
     for _ in 0..60 {
         assert!(stream.ack(revision).await);
     }
-    server.updates.send(fairlead_frontend::object::SourceUpdate::Apply(crate::cluster::slice(1, 7))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(slice(1, 7))).await.unwrap();
     assert!(stream.commit().await.unwrap() > revision);
 }
 

@@ -14,6 +14,8 @@ mod limits;
 #[path = "../common/replica.rs"]
 mod replica;
 mod replicas;
+#[path = "../common/running.rs"]
+mod running;
 mod slow_readers;
 mod stream_age;
 mod transport;

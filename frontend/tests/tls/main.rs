@@ -5,6 +5,8 @@ mod api;
 mod certificates;
 mod files;
 mod handshakes;
+#[path = "../common/running.rs"]
+mod running;
 mod server;
 
 use fairlead_frontend::identity::{AuthnOptions, TokenOptions};

@@ -3,12 +3,12 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use fairlead_frontend::{
-    Config, Frontend, Listener, ReloadingTls, TlsAuth, TlsFiles,
+    Config, Listener, ReloadingTls, TlsAuth, TlsFiles,
     identity::{Authenticator, AuthnOptions},
     object::{ObjectKind, SourceUpdate},
 };
 use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
-use runtime::{Ready, Shutdown, Trigger};
+use runtime::Trigger;
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
@@ -16,7 +16,10 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-use crate::certificates::{Authority, Pair};
+use crate::{
+    certificates::{Authority, Pair},
+    running::RunningFrontend,
+};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -49,21 +52,15 @@ impl Server {
         write(&directory, &authority.server("localhost"), &authority);
         let tls = ReloadingTls::load(files(&directory)).await.unwrap();
         let auth = TlsAuth::new(tls.clone(), Authenticator::new(access).await.unwrap());
-        let frontend = Frontend::new(Config::default());
-        let (trigger, shutdown) = Shutdown::channel();
-        let (updates, receiver) = mpsc::channel(16);
-        let ready = Ready::new();
-        let guard = ready.guard("cluster");
-        let (running, stop) = (frontend.clone(), shutdown.clone());
-        tokio::spawn(async move { running.run(receiver, guard, stop).await });
-        for kind in [ObjectKind::Node, ObjectKind::ServiceCidr, ObjectKind::Service, ObjectKind::EndpointSlice] {
-            updates.send(SourceUpdate::Replace(kind, Vec::new())).await.unwrap();
-        }
+        let running = RunningFrontend::start(Config::default());
+        running.send(ObjectKind::ALL.map(|kind| SourceUpdate::Replace(kind, Vec::new()))).await;
+        running.ready.wait().await;
         let listener = Listener::bind_tls("127.0.0.1:0", auth).await.unwrap();
         let address = listener.tcp_address().unwrap();
-        let (following, stop) = (frontend.clone(), shutdown.clone());
-        tokio::spawn(async move { following.watch_tls_files(tls, stop).await });
-        tokio::spawn(async move { frontend.serve(listener, shutdown).await });
+        let (frontend, shutdown) = (running.frontend.clone(), running.shutdown.clone());
+        tokio::spawn(async move { frontend.watch_tls_files(tls, shutdown).await });
+        running.serve(listener);
+        let RunningFrontend { updates, trigger, .. } = running;
         Self { authority, address, directory, _updates: updates, _trigger: trigger }
     }
 

@@ -71,7 +71,7 @@ impl Fixture {
         let guard = ready.guard("cluster");
         let running = (frontend.clone(), shutdown.clone());
         tokio::spawn(async move { running.0.run(receiver, guard, running.1).await });
-        let revisions = frontend.cluster.revisions();
+        let revisions = frontend.context.cluster.revisions();
         Self { frontend, ready, shutdown, updates, trigger, revisions }
     }
 
@@ -97,13 +97,13 @@ impl Fixture {
     }
 
     pub(super) fn revision(&self) -> Revision {
-        self.frontend.cluster.log().revision()
+        self.frontend.context.cluster.log().revision()
     }
 
     /// Waits until all updates are committed and the next commit can follow at once.
     pub(super) async fn committed(&self) -> Revision {
         let before = *self.revisions.borrow();
-        let mut revisions = self.frontend.cluster.revisions();
+        let mut revisions = self.frontend.context.cluster.revisions();
         while self.updates.capacity() < self.updates.max_capacity() {
             tokio::task::yield_now().await;
         }
@@ -126,7 +126,7 @@ impl Fixture {
     pub(super) fn connect_without_hello(&self, node: &str) -> Client {
         let (events, receiver) = mpsc::channel(16);
         let (sender, frames) = mpsc::channel(1);
-        let shared = self.frontend.sessions.clone();
+        let shared = self.frontend.context.clone();
         let session =
             session::run(shared, Identity::Trusted, ReceiverStream::new(receiver), sender, self.shutdown.clone());
         let session = tokio::spawn(session);

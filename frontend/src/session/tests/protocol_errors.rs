@@ -69,7 +69,7 @@ async fn last_ack_may_be_repeated_while_another_is_awaited() {
     client.send(ClientMessage::Ack(repeated)).await;
     client.commit().await;
     client.is_up_to_date().await;
-    assert_eq!(fixture.frontend.sessions.streams.fleet().backends().next().unwrap().acked, client.replica.revision);
+    assert_eq!(fixture.frontend.context.streams.fleet().backends().next().unwrap().acked, client.replica.revision);
     client.disconnects().await.unwrap();
 }
 

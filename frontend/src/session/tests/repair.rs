@@ -37,7 +37,7 @@ async fn lost_state_is_repaired_after_the_next_ack() {
     assert!(client.replica.state.services.contains_key(&key));
     client.ack().await;
     client.is_up_to_date().await;
-    assert_eq!(fixture.frontend.sessions.streams.fleet().backends().next().unwrap().repairs, 1);
+    assert_eq!(fixture.frontend.context.streams.fleet().backends().next().unwrap().repairs, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -72,7 +72,7 @@ async fn client_with_other_digests_is_sent_one_snapshot_and_no_longer_checked() 
     client.bookmark().await;
     client.send(wrong(&client)).await;
     client.receives_nothing(Duration::from_secs(9)).await;
-    assert_eq!(fixture.frontend.sessions.streams.fleet().backends().next().unwrap().repairs, 3);
+    assert_eq!(fixture.frontend.context.streams.fleet().backends().next().unwrap().repairs, 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -105,7 +105,7 @@ async fn node_older_than_the_history_is_compared() {
     answer_digest_request(&mut client).await;
     client.commit().await;
     client.is_up_to_date().await;
-    assert_eq!(fixture.frontend.sessions.streams.fleet().backends().next().unwrap().repairs, 0, "no mismatch");
+    assert_eq!(fixture.frontend.context.streams.fleet().backends().next().unwrap().repairs, 0, "no mismatch");
 
     let resume = client.resume();
     for last in 1..=3 {

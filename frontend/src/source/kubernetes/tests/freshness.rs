@@ -73,7 +73,7 @@ async fn no_backend_is_served_before_each_kind_has_been_listed() {
     let (_trigger, shutdown) = Shutdown::channel();
     let (engine, listed) = (frontend.clone(), ready.guard("list"));
     tokio::spawn(async move { engine.run(receiver, listed, shutdown).await });
-    let mut revisions = frontend.cluster.revisions();
+    let mut revisions = frontend.context.cluster.revisions();
     let mut watches = Vec::new();
     for kind in [ObjectKind::Service, ObjectKind::Node, ObjectKind::ServiceCidr, ObjectKind::EndpointSlice] {
         assert_eq!(*revisions.borrow(), None);
