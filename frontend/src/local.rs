@@ -9,10 +9,10 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{Frontend, identity::Identity, session};
 
-/// How many messages wait for the client.
-const MESSAGES: usize = 2;
-/// How many messages wait for the session. A client has at most one Ack in flight.
-const EVENTS: usize = 4;
+/// How many messages of the frontend wait for the client.
+const SERVER_MESSAGES: usize = 2;
+/// How many messages of the client wait for the session. A client has at most one Ack in flight.
+const CLIENT_MESSAGES: usize = 4;
 
 impl Frontend {
     /// Starts a stream and returns its two ends: for the client's messages after Hello, and for those of the frontend.
@@ -24,27 +24,27 @@ impl Frontend {
         hello: Hello,
         shutdown: Shutdown,
     ) -> (mpsc::Sender<ClientMessage>, mpsc::Receiver<ServerMessage>) {
-        let (events, inbox) = mpsc::channel(EVENTS);
-        let (messages, mut outbox) = mpsc::channel(MESSAGES);
-        let (updates, receiver) = mpsc::channel(1);
+        let (to_session, from_client) = mpsc::channel(CLIENT_MESSAGES);
+        let (outgoing, mut from_session) = mpsc::channel(SERVER_MESSAGES);
+        let (to_client, receiver) = mpsc::channel(1);
         let hello = futures::stream::iter([ClientMessage::Hello(hello)]);
-        let input = hello.chain(ReceiverStream::new(inbox)).map(Ok);
-        let session = session::run(self.context.clone(), Identity::Trusted, input, messages, shutdown);
+        let input = hello.chain(ReceiverStream::new(from_client)).map(Ok);
+        let session = session::run(self.context.clone(), Identity::Trusted, input, outgoing, shutdown);
         tokio::spawn(async move {
             let forward = async move {
                 loop {
                     let message = tokio::select! {
-                        () = updates.closed() => return,
-                        message = outbox.recv() => message,
+                        () = to_client.closed() => return,
+                        message = from_session.recv() => message,
                     };
                     let Some(message) = message else { return };
                     // Fails when the client has just disconnected, which the next iteration notices.
-                    let _ = updates.send(message.into_message()).await;
+                    let _ = to_client.send(message.into_message()).await;
                 }
             };
             // The session has logged its error.
             let _ = tokio::join!(session, forward);
         });
-        (events, receiver)
+        (to_session, receiver)
     }
 }

@@ -228,13 +228,11 @@ async fn catch_up(
     info!(%client_version, %version, "client has a newer source version than this frontend, waiting to catch up");
     let caught_up = versions.wait_for(|version| *version >= client_version);
     let caught_up = async {
-        match timeout(context.config.catch_up_timeout, caught_up).await {
-            Ok(caught_up) => drop(caught_up.map_err(|_| SessionEnd::Disconnected)?),
-            Err(_) => {
-                context.metrics.rollbacks.inc();
-                warn!(%client_version, %version, "did not catch up in time, rolling the client back to an older version");
-            }
+        if let Ok(caught_up) = timeout(context.config.catch_up_timeout, caught_up).await {
+            return caught_up.map(drop).map_err(|_| SessionEnd::Disconnected);
         }
+        context.metrics.rollbacks.inc();
+        warn!(%client_version, %version, "did not catch up in time, rolling the client back to an older version");
         Ok(())
     };
     before_welcome(caught_up, input, output).await

@@ -54,7 +54,7 @@ impl WatchBody {
         shutdown: Shutdown,
     ) -> Self {
         let (sender, outgoing) = mpsc::channel(MESSAGES);
-        let running = session::run(context.clone(), identity, events(messages), sender, shutdown);
+        let running = session::run(context.clone(), identity, decoded(messages), sender, shutdown);
         let mut session = JoinSet::new();
         session.spawn(running);
         Self { session, outgoing, chunks: Vec::new().into_iter(), is_ended: false, context, _call: call }
@@ -95,7 +95,7 @@ impl Body for WatchBody {
 }
 
 /// The messages of the client, until the connection ends.
-fn events(
+fn decoded(
     messages: Streaming<v1::ClientMessage>,
 ) -> impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin {
     messages.map_while(|message| match message {

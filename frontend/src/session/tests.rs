@@ -234,7 +234,7 @@ async fn shutdown_drains_clients() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
     fixture.stop();
-    let ServerMessage::Drain(delay) = client.event().await else { panic!("no drain") };
+    let ServerMessage::Drain(delay) = client.message().await else { panic!("no drain") };
     assert_eq!(delay, Config::default().drain_delay);
     client.disconnects().await.unwrap();
 }
@@ -301,14 +301,14 @@ async fn start_event_is_created_for_backends_of_cluster_nodes() {
 #[tokio::test(start_paused = true)]
 async fn client_in_the_same_process_receives_values() {
     let fixture = Fixture::of(small()).await;
-    let (events, mut updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());
+    let (to_session, mut updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());
     assert!(matches!(updates.recv().await, Some(ServerMessage::Welcome(_))));
     let Some(ServerMessage::Batch(batch)) = updates.recv().await else { panic!("no batch") };
     let mut replica = Client::replica_of("node-0");
     batch.operations.into_iter().for_each(|operation| replica.state.apply(operation));
     assert!(batch.commit);
     assert_eq!(replica.state.digests(), fixture.frontend.context.cluster.log().digests("node-0"));
-    drop(events);
+    drop(to_session);
     assert!(updates.recv().await.is_none());
     let (_events, updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());
     drop(updates);

@@ -42,8 +42,8 @@ pub(super) struct Client {
     epoch: Epoch,
     /// The expected base of the next batch.
     base: Revision,
-    events: mpsc::Sender<Result<ClientMessage, SessionError>>,
-    frames: mpsc::Receiver<OutgoingMessage>,
+    to_session: mpsc::Sender<Result<ClientMessage, SessionError>>,
+    from_session: mpsc::Receiver<OutgoingMessage>,
     session: JoinHandle<Result<(), SessionError>>,
 }
 
@@ -124,8 +124,8 @@ impl Fixture {
 
     /// A stream without a Hello.
     pub(super) fn connect_without_hello(&self, node: &str) -> Client {
-        let (events, receiver) = mpsc::channel(16);
-        let (sender, frames) = mpsc::channel(1);
+        let (to_session, receiver) = mpsc::channel(16);
+        let (sender, from_session) = mpsc::channel(1);
         let shared = self.frontend.context.clone();
         let session =
             session::run(shared, Identity::Trusted, ReceiverStream::new(receiver), sender, self.shutdown.clone());
@@ -135,8 +135,8 @@ impl Fixture {
             largest: 0,
             epoch: Epoch(0),
             base: Revision(0),
-            events,
-            frames,
+            to_session,
+            from_session,
             session,
         }
     }
@@ -174,33 +174,33 @@ impl Client {
         }
     }
 
-    pub(super) async fn send(&self, event: ClientMessage) {
-        self.events.send(Ok(event)).await.unwrap();
+    pub(super) async fn send(&self, message: ClientMessage) {
+        self.to_session.send(Ok(message)).await.unwrap();
     }
 
     pub(super) async fn send_invalid(&self, error: SessionError) {
-        self.events.send(Err(error)).await.unwrap();
+        self.to_session.send(Err(error)).await.unwrap();
     }
 
-    pub(super) async fn event(&mut self) -> ServerMessage {
-        let frame = timeout(Duration::from_secs(3600), self.frames.recv()).await;
-        let frame = frame.expect("no message received").expect("the stream ended");
-        let encoded = frame.encode(&crate::log::EncodingCounters::default());
+    pub(super) async fn message(&mut self) -> ServerMessage {
+        let outgoing = timeout(Duration::from_secs(3600), self.from_session.recv()).await;
+        let outgoing = outgoing.expect("no message received").expect("the stream ended");
+        let encoded = outgoing.encode(&crate::log::EncodingCounters::default());
         self.largest = self.largest.max(encoded.len());
         let decoded = ServerMessage::try_from(encoded.decode().unwrap()).unwrap();
-        let event = frame.into_message();
-        assert_eq!(decoded, event, "encoded message differs from its value");
-        event
+        let message = outgoing.into_message();
+        assert_eq!(decoded, message, "encoded message differs from its value");
+        message
     }
 
     pub(super) async fn receives_nothing(&mut self, within: Duration) {
-        let frame = timeout(within, self.frames.recv()).await;
-        assert!(frame.is_err(), "{frame:?}");
+        let outgoing = timeout(within, self.from_session.recv()).await;
+        assert!(outgoing.is_err(), "{outgoing:?}");
     }
 
     pub(super) async fn welcome(&mut self) -> SyncMode {
-        let event = self.event().await;
-        let ServerMessage::Welcome(Welcome { epoch, mode, .. }) = event else { panic!("{event:?}") };
+        let message = self.message().await;
+        let ServerMessage::Welcome(Welcome { epoch, mode, .. }) = message else { panic!("{message:?}") };
         self.epoch = epoch;
         self.base = if mode == SyncMode::Resume { self.replica.revision } else { Revision(0) };
         mode
@@ -210,9 +210,9 @@ impl Client {
     pub(super) async fn batches(&mut self) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
         while batches.last().is_none_or(|batch| !batch.commit) {
-            match self.event().await {
+            match self.message().await {
                 ServerMessage::Batch(batch) => batches.push(batch),
-                event => panic!("{event:?}"),
+                message => panic!("{message:?}"),
             }
         }
         for batch in &batches {
@@ -231,8 +231,8 @@ impl Client {
     }
 
     pub(super) async fn bookmark(&mut self) -> (Revision, Digest) {
-        let event = self.event().await;
-        let ServerMessage::Bookmark(revision, digest) = event else { panic!("{event:?}") };
+        let message = self.message().await;
+        let ServerMessage::Bookmark(revision, digest) = message else { panic!("{message:?}") };
         self.replica.revision = revision;
         self.base = revision;
         (revision, digest)
@@ -261,7 +261,7 @@ impl Client {
 
     /// The result of the session while the client stays connected.
     pub(super) async fn ends(self) -> Result<(), SessionError> {
-        let _held = (self.events, self.frames);
+        let _held = (self.to_session, self.from_session);
         timeout(Duration::from_secs(3600), self.session).await.expect("the session has not ended").unwrap()
     }
 
@@ -272,19 +272,19 @@ impl Client {
 
     /// Disconnects, and returns the result of the session.
     pub(super) async fn disconnects(self) -> Result<(), SessionError> {
-        drop(self.events);
+        drop(self.to_session);
         timeout(Duration::from_millis(1), self.session).await.expect("the session has not ended").unwrap()
     }
 
     /// The first chunk of a batch.
-    pub(super) fn shared_chunk(frame: &OutgoingMessage) -> Option<Arc<crate::log::EncodedChunk>> {
-        match frame {
+    pub(super) fn shared_chunk(outgoing: &OutgoingMessage) -> Option<Arc<crate::log::EncodedChunk>> {
+        match outgoing {
             OutgoingMessage::Batch { chunks, .. } => chunks.first().cloned(),
             OutgoingMessage::Plain(_) => None,
         }
     }
 
-    pub(super) async fn frame(&mut self) -> OutgoingMessage {
-        self.frames.recv().await.expect("the stream ended")
+    pub(super) async fn outgoing(&mut self) -> OutgoingMessage {
+        self.from_session.recv().await.expect("the stream ended")
     }
 }

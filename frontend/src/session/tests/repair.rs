@@ -16,8 +16,8 @@ use crate::{
 use super::{Client, Fixture, hello, large, small, web};
 
 async fn answer_digest_request(client: &mut Client) {
-    let event = client.event().await;
-    assert_eq!(event, ServerMessage::DigestRequest);
+    let message = client.message().await;
+    assert_eq!(message, ServerMessage::DigestRequest);
     let digests = Box::new(client.replica.state.digests());
     client.send(ClientMessage::DigestResponse(client.replica.revision, digests)).await;
 }
@@ -136,7 +136,7 @@ async fn streams_at_one_revision_share_chunks() {
     let mut first = fixture.joined("node-0").await;
     let mut second = fixture.joined("node-1").await;
     fixture.update(put(web(1..=6))).await;
-    let (first, second) = (first.frame().await, second.frame().await);
+    let (first, second) = (first.outgoing().await, second.outgoing().await);
     let (first, second) = (Client::shared_chunk(&first).unwrap(), Client::shared_chunk(&second).unwrap());
     assert!(Arc::ptr_eq(&first, &second));
 }
