@@ -19,7 +19,7 @@ mod variant;
 
 pub use program::{Program, SavedRules, save_all};
 pub use restore::RestoreError;
-pub use rule::{Condition, Match, Rule, Side, Target, protocol_number};
+pub use rule::{Condition, MaskedMark, Match, Rule, Side, Target};
 pub use ruleset::{Chain, Policy, Ruleset, target};
 pub use script::{Script, ScriptLine};
 pub use table::{ChainSpec, Hook, Table};

@@ -6,7 +6,6 @@ use std::{net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
 
-pub use parse::protocol_number;
 pub(crate) use parse::words;
 
 /// A rule.
@@ -40,6 +39,15 @@ pub enum Side {
     Destination,
 }
 
+/// A mark and the bits that count: `0x4000/0x4000`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskedMark {
+    /// The bits to compare with, or to flip.
+    pub value: u32,
+    /// The bits that are compared, or cleared before.
+    pub mask: u32,
+}
+
 /// What a match compares.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Condition {
@@ -52,19 +60,9 @@ pub enum Condition {
     /// `--sport`, `--dport` and their multiport forms.
     Ports(Side, Vec<RangeInclusive<u16>>),
     /// `-m mark`: the packet's mark.
-    Mark {
-        /// Compared with the masked mark.
-        value: u32,
-        /// The bits that are compared.
-        mask: u32,
-    },
+    Mark(MaskedMark),
     /// `-m connmark`: the mark of the connection.
-    ConnMark {
-        /// Compared with the masked mark.
-        value: u32,
-        /// The bits that are compared.
-        mask: u32,
-    },
+    ConnMark(MaskedMark),
     /// `--ctstate`: the names of the states.
     State(Vec<String>),
     /// `-m addrtype` with LOCAL: the address belongs to this node.
@@ -103,13 +101,8 @@ pub enum Target {
     Jump(String),
     /// `-g` with a chain.
     Goto(String),
-    /// MARK: the mark becomes `(mark & !mask) ^ value`.
-    Mark {
-        /// The bits to flip.
-        value: u32,
-        /// The bits to clear.
-        mask: u32,
-    },
+    /// MARK: sets bits of the packet's mark.
+    Mark(MaskedMark),
     /// `SET --map-set NAME SIDES --map-mark`: the mark becomes that of the element in an ipset.
     MapMark {
         /// The name of the set.
@@ -118,12 +111,7 @@ pub enum Target {
         sides: Vec<Side>,
     },
     /// CONNMARK: as `Mark`, for the connection.
-    ConnMark {
-        /// The bits to flip.
-        value: u32,
-        /// The bits to clear.
-        mask: u32,
-    },
+    ConnMark(MaskedMark),
     /// `CONNMARK --save-mark`: copies the mark of the packet to the connection, within these masks.
     SaveMark {
         /// `--nfmask`.
@@ -153,6 +141,22 @@ pub enum Target {
     NoEffect,
     /// Anything else, as text.
     Unknown(String),
+}
+
+// === impl MaskedMark ===
+
+impl MaskedMark {
+    /// Whether a mark matches.
+    #[must_use]
+    pub const fn matches(self, mark: u32) -> bool {
+        mark & self.mask == self.value
+    }
+
+    /// The mark after MARK or CONNMARK.
+    #[must_use]
+    pub const fn apply(self, mark: u32) -> u32 {
+        (mark & !self.mask) ^ self.value
+    }
 }
 
 // === impl Rule ===

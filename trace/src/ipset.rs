@@ -8,6 +8,7 @@ use netlink::{
     AddressFamily,
     ipset::{Ipset, IpsetEntry},
 };
+use proto::model::Protocol;
 
 use crate::packet::Packet;
 
@@ -32,10 +33,7 @@ pub(crate) fn lookup(set: &Ipset, sides: &[Side], packet: &Packet) -> SetLookup 
     }
     let mut entry = IpsetEntry::default();
     for (part, side) in parts.iter().zip(sides) {
-        let end = match side {
-            Side::Source => packet.source,
-            Side::Destination => packet.destination,
-        };
+        let end = packet.end(*side);
         match *part {
             "ip" | "net" if entry.ip.is_none() => entry.ip = Some(end.ip()),
             "ip" | "net" => entry.ip2 = Some(end.ip()),
@@ -72,21 +70,14 @@ fn is_in(wanted: Option<IpAddr>, address: Option<IpAddr>, prefix: Option<u8>) ->
 
 /// An entry as `ipset` prints it: `10.96.0.10,tcp:80`.
 pub(crate) fn describe(entry: &IpsetEntry) -> String {
-    let protocol = match entry.protocol {
-        Some(6) => "tcp:",
-        Some(17) => "udp:",
-        Some(132) => "sctp:",
-        _ => "",
-    };
-    let port = entry.port.map(|port| format!("{protocol}{port}"));
+    let protocol = entry.protocol.and_then(Protocol::from_number);
+    let port = entry.port.map(|port| protocol.map_or(port.to_string(), |of| format!("{}:{port}", of.lower())));
     let address = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string());
     [address(entry.ip), port, address(entry.ip2)].into_iter().flatten().collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
 mod tests {
-    use proto::model::Protocol;
-
     use super::*;
     use crate::packet::PacketOrigin;
 

@@ -1,4 +1,4 @@
-//! Rules of iptables; `eval` evaluates them.
+//! Rules of iptables.
 
 mod eval;
 #[cfg(test)]
@@ -8,72 +8,86 @@ use std::collections::HashMap;
 
 use ::iptables::{Policy, Program, Rule, Ruleset, SavedRules, Table as TableName};
 use anyhow::{Context as _, Result};
-use netlink::nft::{ChainType, Hook};
+use netlink::nft::{self, BaseChain, ChainType, Hook};
+use proto::model::IpFamily;
 
-pub(crate) use eval::base;
+use crate::{
+    hooks::nat_priority,
+    table::{RuleResult, RuleTable},
+    traversal::Traversal,
+};
 
 /// A table: `nat`, `filter`, ...
-#[derive(Clone, Debug)]
-pub struct Table {
-    pub(crate) program: Program,
-    pub(crate) table: TableName,
-    /// The policies of the built-in chains.
-    pub(crate) policies: HashMap<String, Policy>,
-    pub(crate) rules: HashMap<String, Vec<Rule>>,
+#[derive(Debug)]
+struct Table {
+    program: Program,
+    table: TableName,
+    base_chains: Vec<(&'static str, BaseChain)>,
+    rules: HashMap<String, Vec<Rule>>,
 }
 
-/// The tables with their priorities (`enum nf_ip_hook_priorities`) and hooks.
-const HOOKS: [(TableName, i32, &[Hook]); 5] = [
-    (TableName::Raw, -300, &[Hook::Prerouting, Hook::Output]),
-    (TableName::Mangle, -150, &[Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting]),
-    (TableName::Nat, -100, &[Hook::Prerouting, Hook::Input, Hook::Output, Hook::Postrouting]),
-    (TableName::Filter, 0, &[Hook::Input, Hook::Forward, Hook::Output]),
-    (TableName::Security, 50, &[Hook::Input, Hook::Forward, Hook::Output]),
+/// The built-in chains.
+const HOOKS: [(&str, Hook); 5] = [
+    ("PREROUTING", Hook::Prerouting),
+    ("INPUT", Hook::Input),
+    ("FORWARD", Hook::Forward),
+    ("OUTPUT", Hook::Output),
+    ("POSTROUTING", Hook::Postrouting),
 ];
-/// `NF_IP_PRI_NAT_SRC`.
-const NAT_SRC: i32 = 100;
-
-// === impl Table ===
 
 /// The tables that one program has saved.
 ///
 /// # Errors
 /// When the rules cannot be read.
-pub fn tables(saved: &SavedRules) -> Result<Vec<Table>> {
+pub(crate) fn tables(saved: &SavedRules) -> Result<impl Iterator<Item = Box<dyn RuleTable>>> {
     let program = saved.program;
     let ruleset = Ruleset::parse(&saved.text).with_context(|| format!("read the rules of {program}"))?;
-    let tables = ruleset.tables().map(|table| {
-        let mut content = Table { program, table, policies: HashMap::new(), rules: HashMap::new() };
-        for (name, chain) in ruleset.chains_of(table) {
-            content.policies.extend(chain.policy.map(|policy| (name.to_owned(), policy)));
-            content.rules.insert(name.to_owned(), ruleset.parsed_rules(table, name).collect());
-        }
-        content
-    });
-    Ok(tables.collect())
+    let tables: Vec<_> = ruleset.tables().collect();
+    Ok(tables.into_iter().map(move |table| {
+        let parsed = |(name, _): (&str, _)| (name.to_owned(), ruleset.parsed_rules(table, name).collect());
+        let rules = ruleset.chains_of(table).map(parsed).collect();
+        let base = |(name, hook)| {
+            let policy = match ruleset.chain(table, name)?.policy? {
+                Policy::Accept => nft::Policy::Accept,
+                Policy::Drop => nft::Policy::Drop,
+            };
+            let kind = if table == TableName::Nat { ChainType::Nat } else { ChainType::Filter };
+            Some((name, BaseChain { kind, hook, priority: priority(table, hook), policy }))
+        };
+        let base_chains = HOOKS.into_iter().filter_map(base).collect();
+        Box::new(Table { program, table, base_chains, rules }) as Box<dyn RuleTable>
+    }))
 }
 
-impl Table {
-    /// The built-in chain that is called at a hook, with priority and kind.
-    pub(crate) fn base(&self, hook: Hook) -> Option<(&'static str, i32, ChainType)> {
-        let (_, priority, hooks) = HOOKS.iter().find(|(table, ..)| *table == self.table)?;
-        let chain = match hook {
-            _ if !hooks.contains(&hook) => return None,
-            Hook::Prerouting => "PREROUTING",
-            Hook::Input => "INPUT",
-            Hook::Forward => "FORWARD",
-            Hook::Output => "OUTPUT",
-            Hook::Postrouting => "POSTROUTING",
-            Hook::Other(_) => return None,
-        };
-        let is_there = self.policies.contains_key(chain);
-        let kind = if self.table == TableName::Nat { ChainType::Nat } else { ChainType::Filter };
-        let source = self.table == TableName::Nat && matches!(hook, Hook::Input | Hook::Postrouting);
-        is_there.then_some((chain, if source { NAT_SRC } else { *priority }, kind))
+/// `enum nf_ip_hook_priorities`.
+fn priority(table: TableName, hook: Hook) -> i32 {
+    match table {
+        TableName::Raw => -300,
+        TableName::Mangle => -150,
+        TableName::Nat => nat_priority(hook),
+        TableName::Filter => 0,
+        TableName::Security => 50,
+    }
+}
+
+impl RuleTable for Table {
+    fn handles(&self, v4: bool) -> bool {
+        (self.program.family == IpFamily::V4) == v4
     }
 
-    /// A chain's name, after those of the program and the table.
-    pub(crate) fn full_name(&self, chain: &str) -> String {
+    fn base_chains(&self) -> Vec<(&str, BaseChain)> {
+        self.base_chains.clone()
+    }
+
+    fn full_name(&self, chain: &str) -> String {
         format!("{} {} {chain}", self.program, self.table)
+    }
+
+    fn rule_count(&self, chain: &str) -> usize {
+        self.rules.get(chain).map_or(0, Vec::len)
+    }
+
+    fn evaluate(&self, traversal: &mut Traversal<'_>, chain: &str, rule: usize) -> Result<RuleResult> {
+        eval::evaluate(traversal, &self.full_name(chain), &self.rules[chain][rule])
     }
 }

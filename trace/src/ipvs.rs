@@ -15,11 +15,10 @@ use netlink::{
     ipvs::{Destination, IpvsProtocol, PERSISTENT, VirtualServerKey},
     nft::Hook,
 };
-use proto::model::Protocol;
 
 use crate::{
     kernel::VirtualServer,
-    outcome::{IpvsSelection, SelectionMethod},
+    outcome::{IpvsSelection, PacketVerdict, SelectionMethod},
     packet::Packet,
     traversal::{ChainVerdict, Traversal},
 };
@@ -57,7 +56,7 @@ pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
         let action = format!("rejected with {with}: no destination accepts new connections{note}");
         traversal.step(NAME.to_owned(), rule, action);
         let reason = format!("virtual server {name} has no destination that accepts new connections");
-        return Ok(ChainVerdict::Reject { with: with.to_owned(), reason });
+        return Ok(ChainVerdict::Ended(PacketVerdict::Rejected { with: with.to_owned(), reason }));
     }
     let is_persistent = server.scheduling.flags & PERSISTENT != 0;
     let persistent = if is_persistent { persistent(traversal, &key, &available)? } else { None };
@@ -88,12 +87,12 @@ pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
 /// The virtual server for the packet: first by mark, then by address.
 fn find(traversal: &mut Traversal<'_>) -> Result<Option<(VirtualServerKey, VirtualServer)>> {
     let packet = &traversal.packet;
-    let (family, protocol) =
-        (if packet.is_v4() { AddressFamily::V4 } else { AddressFamily::V6 }, ipvs_protocol(packet.protocol));
-    let any_port = SocketAddr::new(packet.destination.ip(), 0);
+    let family = AddressFamily::of(&packet.destination.ip());
     let by_mark = (traversal.mark != 0).then_some(VirtualServerKey::FwMark(family, traversal.mark));
-    let by_address = [packet.destination, any_port].map(|address| VirtualServerKey::Address(protocol, address));
-    for key in by_mark.into_iter().chain(by_address) {
+    let addresses = [packet.destination, SocketAddr::new(packet.destination.ip(), 0)];
+    let by_address = IpvsProtocol::from_number(packet.protocol.number().into())
+        .map(|protocol| addresses.map(|address| VirtualServerKey::Address(protocol, address)));
+    for key in by_mark.into_iter().chain(by_address.into_iter().flatten()) {
         if let Some(server) = traversal.kernel.virtual_server(&key)? {
             return Ok(Some((key, server)));
         }
@@ -162,14 +161,6 @@ fn name(service: &VirtualServerKey) -> String {
     match service {
         VirtualServerKey::Address(..) => service.to_string(),
         VirtualServerKey::FwMark(_, mark) => format!("mark {mark:#x}"),
-    }
-}
-
-fn ipvs_protocol(protocol: Protocol) -> IpvsProtocol {
-    match protocol {
-        Protocol::Tcp => IpvsProtocol::Tcp,
-        Protocol::Udp => IpvsProtocol::Udp,
-        Protocol::Sctp => IpvsProtocol::Sctp,
     }
 }
 

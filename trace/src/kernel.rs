@@ -17,7 +17,6 @@ use netlink::{
 };
 
 use crate::ipset::find;
-use servers::Servers;
 pub use servers::VirtualServer;
 
 /// An element of a set or map.
@@ -85,14 +84,16 @@ pub trait Kernel {
 /// The kernel of this network namespace.
 #[derive(Debug)]
 pub struct LiveKernel {
-    nft: NftHandle,
+    pub(crate) nft: NftHandle,
     ipset: ipset::IpsetHandle,
     /// Read at first use.
     sets: Option<Vec<ipset::Ipset>>,
     /// The entries of sets whose marks were read.
     entries: HashMap<String, Vec<ipset::IpsetEntry>>,
-    /// Read at first use.
-    servers: Option<Servers>,
+    /// `None`: its module is not loaded.
+    ipvs: Option<ipvs::IpvsHandle>,
+    /// Read at first use, without destinations.
+    servers: Option<Vec<(ipvs::VirtualServerKey, ipvs::Scheduling)>>,
     own: HashSet<IpAddr>,
 }
 
@@ -109,14 +110,11 @@ impl LiveKernel {
             ipset: ipset::IpsetHandle::open().context("open ipset")?,
             sets: None,
             entries: HashMap::new(),
+            // Opening IPVS would load its module.
+            ipvs: if ipvs::is_loaded() { ipvs::IpvsHandle::open().context("open IPVS")? } else { None },
             servers: None,
             own: rtnl::addresses().context("list this node's addresses")?,
         })
-    }
-
-    /// The socket for reading rules.
-    pub(crate) fn nft(&mut self) -> &mut NftHandle {
-        &mut self.nft
     }
 }
 
@@ -162,11 +160,14 @@ impl Kernel for LiveKernel {
     }
 
     fn virtual_server(&mut self, key: &ipvs::VirtualServerKey) -> Result<Option<VirtualServer>> {
+        let Some(handle) = &mut self.ipvs else { return Ok(None) };
         let servers = match &mut self.servers {
             Some(servers) => servers,
-            servers => servers.insert(Servers::read()?),
+            servers => servers.insert(handle.schedulings().context("list virtual servers")?),
         };
-        servers.get(key)
+        let Some((_, scheduling)) = servers.iter().find(|(server, _)| server == key) else { return Ok(None) };
+        let destinations = handle.destinations(key).with_context(|| format!("list the destinations of {key}"))?;
+        Ok(Some(VirtualServer { scheduling: scheduling.clone(), destinations }))
     }
 
     fn persistent(&mut self, server: &ipvs::VirtualServerKey, client: IpAddr) -> Result<Option<SocketAddr>> {

@@ -1,7 +1,7 @@
 //! Evaluates the rules in this node's kernel for a packet that opens a connection, and reports each step.
 //!
 //! ```text
-//!   nf_tables ──netlink──▶ nft::Table ─────┐
+//!   nf_tables ──netlink──▶ nft::Table ──────┐
 //!   iptables-save ───────▶ iptables::Table ─┴▶ hooks: the chains of each hook in order of priority, and IPVS
 //!                                                │ reads Kernel: set elements, addresses, clients, virtual servers
 //!   Packet ─────────────────────────────────────▶│
@@ -18,8 +18,9 @@
 //! | `choices` | the enumeration of random choices |
 //! | `traversal` | the state of a packet while it is evaluated |
 //! | `hooks` | the order of hooks and chains |
-//! | [`nft`] | rules of nf_tables |
-//! | [`iptables`] | rules of iptables |
+//! | `table` | the evaluation of chains |
+//! | `nft` | rules of nf_tables |
+//! | `iptables` | rules of iptables |
 //! | `ipset` | lookups in ipsets |
 //! | `ipvs` | virtual servers and their destinations |
 //! | [`kernel`] | the state of the kernel that rules refer to |
@@ -28,12 +29,13 @@
 mod choices;
 mod hooks;
 mod ipset;
-pub mod iptables;
+mod iptables;
 mod ipvs;
 pub mod kernel;
-pub mod nft;
+mod nft;
 mod outcome;
 mod packet;
+mod table;
 #[cfg(test)]
 mod testing;
 mod traversal;

@@ -1,11 +1,7 @@
-//! Rules of nf_tables, read over netlink.
-//!
-//! - `eval` evaluates the rules of a chain, each expression on registers.
-//! - `describe` formats keys and values.
+//! Rules of nf_tables, read over netlink. `eval` evaluates a rule, `describe` formats keys and values.
 
 mod describe;
 mod eval;
-mod registers;
 #[cfg(test)]
 mod tests;
 
@@ -14,12 +10,15 @@ use std::collections::HashMap;
 use anyhow::{Context as _, Result};
 use netlink::nft::{self, BaseChain, Chain, NftHandle, Rule, Set, TableFamily};
 
-use crate::kernel::LiveKernel;
-pub(crate) use eval::base;
+use crate::{
+    kernel::LiveKernel,
+    table::{RuleResult, RuleTable},
+    traversal::Traversal,
+};
 
 /// A table with its chains and rules. Elements of its sets are read when a rule refers to them.
-#[derive(Clone, Debug)]
-pub struct Table {
+#[derive(Debug)]
+pub(crate) struct Table {
     pub(crate) table: nft::Table,
     pub(crate) chains: Vec<Chain>,
     pub(crate) rules: HashMap<String, Vec<Rule>>,
@@ -35,14 +34,13 @@ const DORMANT: u32 = 1;
 ///
 /// # Errors
 /// When the kernel cannot be read.
-pub fn read(kernel: &mut LiveKernel) -> Result<Vec<Table>> {
-    let handle = kernel.nft();
-    let mut tables = Vec::new();
+pub(crate) fn read(LiveKernel { nft, .. }: &mut LiveKernel) -> Result<Vec<Box<dyn RuleTable>>> {
+    let mut tables = Vec::<Box<dyn RuleTable>>::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
-        for table in handle.tables(family).context("list tables")? {
+        for table in nft.tables(family).context("list tables")? {
             let is_iptables = family != TableFamily::Inet && IPTABLES_TABLES.contains(&table.name.as_str());
             if !is_iptables && table.flags & DORMANT == 0 {
-                tables.push(read_table(handle, table)?);
+                tables.push(Box::new(read_table(nft, table)?));
             }
         }
     }
@@ -61,11 +59,8 @@ fn read_table(handle: &mut NftHandle, table: nft::Table) -> Result<Table> {
     Ok(Table { table, chains, rules, sets })
 }
 
-// === impl Table ===
-
-impl Table {
-    /// Whether it handles packets of a family.
-    pub(crate) fn handles(&self, v4: bool) -> bool {
+impl RuleTable for Table {
+    fn handles(&self, v4: bool) -> bool {
         match self.table.family {
             TableFamily::Ip => v4,
             TableFamily::Ip6 => !v4,
@@ -73,13 +68,19 @@ impl Table {
         }
     }
 
-    /// The base chains.
-    pub(crate) fn bases(&self) -> impl Iterator<Item = (&str, BaseChain)> {
-        self.chains.iter().filter_map(|chain| Some((chain.name.as_str(), chain.base?)))
+    fn base_chains(&self) -> Vec<(&str, BaseChain)> {
+        self.chains.iter().filter_map(|chain| Some((chain.name.as_str(), chain.base?))).collect()
     }
 
-    /// A chain's name, after those of the family and the table.
-    pub(crate) fn full_name(&self, chain: &str) -> String {
+    fn full_name(&self, chain: &str) -> String {
         format!("{} {} {chain}", self.table.family, self.table.name)
+    }
+
+    fn rule_count(&self, chain: &str) -> usize {
+        self.rules.get(chain).map_or(0, Vec::len)
+    }
+
+    fn evaluate(&self, traversal: &mut Traversal<'_>, chain: &str, rule: usize) -> Result<RuleResult> {
+        eval::evaluate(traversal, self, chain, &self.rules[chain][rule])
     }
 }

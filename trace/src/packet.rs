@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use ::iptables::Side;
 use netlink::nft::PayloadBase;
 use proto::model::Protocol;
 use serde::Serialize;
@@ -70,6 +71,11 @@ impl Packet {
         }
         let from = offset as usize;
         header.get(from..from.checked_add(len as usize)?).map(<[u8]>::to_vec)
+    }
+
+    /// The address and port of a side.
+    pub(crate) fn end(&self, side: Side) -> SocketAddr {
+        if side == Side::Source { self.source } else { self.destination }
     }
 
     /// Whether it is IPv4.

@@ -11,6 +11,7 @@ use netlink::{ipset, ipvs, nft::Table};
 use proto::model::IpFamily;
 
 use crate::{
+    NodeRules,
     ipset::find,
     iptables,
     kernel::{Kernel, SetElement, VirtualServer},
@@ -82,7 +83,7 @@ impl Kernel for FakeKernel {
 }
 
 /// The tables in the output of `iptables-save`.
-pub(crate) fn tables(variant: Variant, saved: &str) -> Vec<iptables::Table> {
+pub(crate) fn tables(variant: Variant, saved: &str) -> NodeRules {
     let program = Program::new(IpFamily::V4, variant);
-    iptables::tables(&SavedRules { program, text: saved.to_owned() }).unwrap()
+    NodeRules(iptables::tables(&SavedRules { program, text: saved.to_owned() }).unwrap().collect())
 }

@@ -7,7 +7,7 @@ use netlink::nft::Hook;
 use crate::{
     choices::Choices,
     kernel::Kernel,
-    outcome::{IpvsSelection, SourceTranslation, TraceStep},
+    outcome::{IpvsSelection, PacketVerdict, SourceTranslation, TraceStep},
     packet::{Packet, PacketOrigin},
 };
 
@@ -35,23 +35,15 @@ pub(crate) struct Traversal<'a> {
     pub(crate) kernel: &'a mut dyn Kernel,
 }
 
-/// The verdict of a base chain.
+/// The verdict of a base chain, or of a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ChainVerdict {
     Accept,
-    Drop {
-        reason: String,
-    },
-    Reject {
-        with: String,
-        reason: String,
-    },
+    /// The packet is dropped or rejected.
+    Ended(PacketVerdict),
     /// IPVS sends it to an endpoint; the remaining chains of this hook are skipped.
     SentByIpvs,
 }
-
-/// The deepest nesting of chains; the kernel allows 16 in nf_tables.
-pub(crate) const MAX_DEPTH: usize = 32;
 
 // === impl Traversal ===
 

@@ -7,8 +7,9 @@ use std::{
 };
 
 use ipnet::IpNet;
+use proto::model::Protocol;
 
-use super::{Condition, Match, Rule, Side, Target};
+use super::{Condition, MaskedMark, Match, Rule, Side, Target};
 
 /// Targets that do not affect where a packet goes.
 const NO_EFFECT: [&str; 12] =
@@ -148,14 +149,8 @@ impl<'a, W: Iterator<Item = &'a str>, C: Fn(&str) -> bool> Reader<'a, W, C> {
             "-o" => Condition::Interface(destination, value.to_owned()),
             "--sport" | "--sports" => Condition::Ports(source, ports(value)?),
             "--dport" | "--dports" => Condition::Ports(destination, ports(value)?),
-            "--mark" => {
-                let (value, mask) = masked(value)?;
-                if self.module == "connmark" {
-                    Condition::ConnMark { value, mask }
-                } else {
-                    Condition::Mark { value, mask }
-                }
-            }
+            "--mark" if self.module == "connmark" => Condition::ConnMark(masked(value)?),
+            "--mark" => Condition::Mark(masked(value)?),
             "--ctstate" | "--state" => Condition::State(value.split(',').map(str::to_owned).collect()),
             "--src-type" if value == "LOCAL" => Condition::Local(source),
             "--dst-type" if value == "LOCAL" => Condition::Local(destination),
@@ -166,58 +161,42 @@ impl<'a, W: Iterator<Item = &'a str>, C: Fn(&str) -> bool> Reader<'a, W, C> {
 }
 
 fn target(name: &str, options: &[&str]) -> Target {
+    known_target(name, options).unwrap_or_else(|| Target::Unknown(format!("{name} {}", options.join(" "))))
+}
+
+fn known_target(name: &str, options: &[&str]) -> Option<Target> {
     let value = |option: &str| {
         let at = options.iter().position(|word| *word == option)?;
         options.get(at + 1).copied()
     };
-    let unknown = || Target::Unknown(format!("{name} {}", options.join(" ")));
-    match name {
-        "ACCEPT" => Target::Accept,
-        "DROP" => Target::Drop,
-        "RETURN" => Target::Return,
-        "REJECT" => Target::Reject(value("--reject-with").unwrap_or("icmp-port-unreachable").to_owned()),
-        "MASQUERADE" => Target::Masquerade,
-        "MARK" => match value("--set-xmark").and_then(masked) {
-            Some((value, mask)) => Target::Mark { value, mask },
-            None => unknown(),
-        },
-        "SET" if options.contains(&"--map-set") => map_mark(options).unwrap_or_else(unknown),
-        "CONNMARK" => conn_mark(options, &value).unwrap_or_else(unknown),
-        "DNAT" => match value("--to-destination").and_then(socket) {
-            Some((address, port)) => Target::Dnat { address, port },
-            None => unknown(),
-        },
-        "SNAT" => match value("--to-source").and_then(socket) {
-            Some((address, _)) => Target::Snat(address),
-            None => unknown(),
-        },
-        name if NO_EFFECT.contains(&name) => Target::NoEffect,
-        _ => unknown(),
-    }
-}
-
-/// `--map-set NAME dst,dst --map-mark`.
-fn map_mark(options: &[&str]) -> Option<Target> {
-    match options {
-        ["--map-set", name, sides, "--map-mark"] => {
-            Some(Target::MapMark { name: (*name).to_owned(), sides: sides_of(sides)? })
+    // Without a mask, all bits are copied.
+    let mask = |option| value(option).map_or(Some(u32::MAX), |mask| Some(masked(mask)?.value));
+    Some(match (name, options) {
+        ("ACCEPT", _) => Target::Accept,
+        ("DROP", _) => Target::Drop,
+        ("RETURN", _) => Target::Return,
+        ("REJECT", _) => Target::Reject(value("--reject-with").unwrap_or("icmp-port-unreachable").to_owned()),
+        ("MASQUERADE", _) => Target::Masquerade,
+        ("MARK", _) => Target::Mark(masked(value("--set-xmark")?)?),
+        ("SET", ["--map-set", name, sides, "--map-mark"]) => {
+            Target::MapMark { name: (*name).to_owned(), sides: sides_of(sides)? }
         }
-        _ => None,
-    }
-}
-
-fn conn_mark<'a>(options: &[&str], value: &impl Fn(&str) -> Option<&'a str>) -> Option<Target> {
-    if let Some(to) = value("--set-xmark") {
-        let (value, mask) = masked(to)?;
-        return Some(Target::ConnMark { value, mask });
-    }
-    let mask = |option| value(option).map_or(Some(u32::MAX), |mask| Some(masked(mask)?.0));
-    let (packet, connection) = (mask("--nfmask")?, mask("--ctmask")?);
-    match *options.first()? {
-        "--save-mark" => Some(Target::SaveMark { packet, connection }),
-        "--restore-mark" => Some(Target::RestoreMark { packet, connection }),
-        _ => None,
-    }
+        ("SET", _) if options.contains(&"--map-set") => return None,
+        ("CONNMARK", ["--save-mark", ..]) => {
+            Target::SaveMark { packet: mask("--nfmask")?, connection: mask("--ctmask")? }
+        }
+        ("CONNMARK", ["--restore-mark", ..]) => {
+            Target::RestoreMark { packet: mask("--nfmask")?, connection: mask("--ctmask")? }
+        }
+        ("CONNMARK", _) => Target::ConnMark(masked(value("--set-xmark")?)?),
+        ("DNAT", _) => {
+            let (address, port) = socket(value("--to-destination")?)?;
+            Target::Dnat { address, port }
+        }
+        ("SNAT", _) => Target::Snat(socket(value("--to-source")?)?.0),
+        _ if NO_EFFECT.contains(&name) => Target::NoEffect,
+        _ => return None,
+    })
 }
 
 /// `dst,dst,src`.
@@ -235,16 +214,15 @@ fn net(text: &str) -> Option<IpNet> {
 }
 
 /// The IANA number of a protocol that `iptables-save` prints.
-#[must_use]
-pub fn protocol_number(text: &str) -> Option<u8> {
-    Some(match text {
-        "tcp" => 6,
-        "udp" => 17,
-        "sctp" => 132,
-        "icmp" => 1,
-        "ipv6-icmp" => 58,
-        number => number.parse().ok()?,
-    })
+fn protocol_number(text: &str) -> Option<u8> {
+    match text {
+        "icmp" => Some(1),
+        "ipv6-icmp" => Some(58),
+        _ => {
+            let named = Protocol::ALL.into_iter().find(|protocol| protocol.lower() == text);
+            named.map_or_else(|| text.parse().ok(), |protocol| Some(protocol.number()))
+        }
+    }
 }
 
 fn ports(text: &str) -> Option<Vec<RangeInclusive<u16>>> {
@@ -256,15 +234,13 @@ fn ports(text: &str) -> Option<Vec<RangeInclusive<u16>>> {
 }
 
 /// `0x4000/0x4000`, or without the mask.
-fn masked(text: &str) -> Option<(u32, u32)> {
+fn masked(text: &str) -> Option<MaskedMark> {
     let number = |text: &str| match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
     };
-    match text.split_once('/') {
-        Some((value, mask)) => Some((number(value)?, number(mask)?)),
-        None => Some((number(text)?, u32::MAX)),
-    }
+    let (value, mask) = text.split_once('/').unwrap_or((text, "0xffffffff"));
+    Some(MaskedMark { value: number(value)?, mask: number(mask)? })
 }
 
 /// `10.0.0.1:80`, `[fd00::1]:80`, `10.0.0.1`, `:80`.

@@ -95,6 +95,12 @@ impl Protocol {
         self as u8
     }
 
+    /// The protocol with an IANA number.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|protocol| protocol.number() == number)
+    }
+
     /// The lower-case name, as in `nft` and `iptables`.
     #[must_use]
     pub const fn lower(self) -> &'static str {

@@ -8,15 +8,15 @@ use super::*;
 use crate::testing::FakeKernel;
 
 /// A table with one base chain.
-fn table(name: &str, kind: ChainType, hook: Hook, priority: i32, rules: Vec<Rule>) -> nft::Table {
+fn table(name: &str, kind: ChainType, hook: Hook, priority: i32, rules: Vec<Rule>) -> Box<dyn RuleTable> {
     let base = Some(BaseChain { kind, hook, priority, policy: Policy::Accept });
     let chain = Chain { name: "chain".to_owned(), base, comment: None };
-    nft::Table {
+    Box::new(nft::Table {
         table: Table::new(TableFamily::Inet, name),
         chains: vec![chain],
         rules: [("chain".to_owned(), rules)].into(),
         sets: Default::default(),
-    }
+    })
 }
 
 fn dnat_to(address: [u8; 4]) -> Rule {
@@ -38,8 +38,8 @@ fn passing() -> Vec<Rule> {
     vec![Rule::new([Expr::Counter])]
 }
 
-fn path(rules: Vec<nft::Table>, origin: PacketOrigin, destination: &str) -> Path {
-    let rules = NodeRules { nft: rules, iptables: Vec::new() };
+fn path(rules: Vec<Box<dyn RuleTable>>, origin: PacketOrigin, destination: &str) -> Path {
+    let rules = NodeRules(rules);
     let packet = Packet {
         source: "10.0.0.9:40000".parse().unwrap(),
         destination: destination.parse().unwrap(),

@@ -4,7 +4,7 @@ use ::iptables::Variant;
 use proto::model::Protocol;
 
 use crate::{
-    NodeRules, Packet, PacketOrigin, PacketVerdict, Path,
+    Packet, PacketOrigin, PacketVerdict, Path,
     testing::{FakeKernel, tables},
     trace,
 };
@@ -57,7 +57,7 @@ COMMIT
 "#;
 
 fn evaluate(source: &str, destination: &str, origin: PacketOrigin, kernel: &mut FakeKernel) -> Vec<Path> {
-    let rules = NodeRules { nft: Vec::new(), iptables: tables(Variant::Nft, SAVED) };
+    let rules = tables(Variant::Nft, SAVED);
     let (source, destination) = (format!("{source}:40000").parse().unwrap(), destination.parse().unwrap());
     let packet = Packet { source, destination, protocol: Protocol::Tcp, origin };
     trace(&rules, &packet, kernel).unwrap().paths
@@ -129,7 +129,7 @@ fn node_ports_are_served_at_addresses_of_the_node() {
 fn an_unknown_condition_is_reported() {
     let saved = "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\n:OUTPUT ACCEPT [0:0]\n\
         -A FORWARD -m bpf --object-pinned /x -j ACCEPT\nCOMMIT\n";
-    let rules = NodeRules { nft: Vec::new(), iptables: tables(Variant::Legacy, saved) };
+    let rules = tables(Variant::Legacy, saved);
     let packet = Packet {
         source: "192.0.2.1:40000".parse().unwrap(),
         destination: "192.0.2.2:80".parse().unwrap(),

@@ -7,10 +7,11 @@ use netlink::{
     ipset::{self, IpsetEntry as Element},
     ipvs::Scheduling,
 };
+use proto::model::Protocol;
 
 use super::*;
 use crate::{
-    NodeRules, PacketOrigin, PacketVerdict, Path, Trace,
+    PacketOrigin, PacketVerdict, Path, Trace,
     testing::{FakeKernel, tables},
     trace,
 };
@@ -117,7 +118,7 @@ fn outside() -> PacketOrigin {
 }
 
 fn evaluate(saved: &str, source: &str, destination: &str, origin: PacketOrigin, kernel: &mut FakeKernel) -> Trace {
-    let rules = NodeRules { nft: Vec::new(), iptables: tables(Variant::Legacy, saved) };
+    let rules = tables(Variant::Legacy, saved);
     let (source, destination) = (format!("{source}:40000").parse().unwrap(), destination.parse().unwrap());
     trace(&rules, &Packet { source, destination, protocol: Protocol::Tcp, origin }, kernel).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Virtual servers of IPVS, and their persistent clients. Reading them does not load a module.
+//! Virtual servers of IPVS, and their persistent clients.
 
 use std::{
     fs,
@@ -6,8 +6,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use netlink::AddressFamily;
-use netlink::ipvs::{self, Destination, IpvsHandle, Scheduling, VirtualServerKey};
+use netlink::{
+    AddressFamily,
+    ipvs::{Destination, Scheduling, VirtualServerKey},
+};
 
 /// Lists connections, and persistence templates: entries with client port 0.
 const CONNECTIONS: &str = "/proc/thread-self/net/ip_vs_conn";
@@ -19,36 +21,6 @@ pub struct VirtualServer {
     pub scheduling: Scheduling,
     /// The destinations.
     pub destinations: Vec<Destination>,
-}
-
-/// All virtual servers; their destinations are read one by one.
-#[derive(Debug)]
-pub(super) struct Servers {
-    handle: Option<IpvsHandle>,
-    servers: Vec<(VirtualServerKey, Scheduling)>,
-}
-
-// === impl Servers ===
-
-impl Servers {
-    pub(super) fn read() -> Result<Self> {
-        let mut handle = match ipvs::is_loaded() {
-            true => IpvsHandle::open().context("open IPVS")?,
-            false => None,
-        };
-        let servers = match &mut handle {
-            Some(handle) => handle.schedulings().context("list virtual servers")?,
-            None => Vec::new(),
-        };
-        Ok(Self { handle, servers })
-    }
-
-    pub(super) fn get(&mut self, key: &VirtualServerKey) -> Result<Option<VirtualServer>> {
-        let found = self.servers.iter().find(|(service, _)| service == key);
-        let (Some((_, scheduling)), Some(handle)) = (found, &mut self.handle) else { return Ok(None) };
-        let destinations = handle.destinations(key).with_context(|| format!("list the destinations of {key}"))?;
-        Ok(Some(VirtualServer { scheduling: scheduling.clone(), destinations }))
-    }
 }
 
 /// The destination to which a persistent virtual server sends a client.

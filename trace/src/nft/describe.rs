@@ -1,6 +1,7 @@
 //! Formats keys and values as nft does: `10.96.0.10 . tcp . 80`.
 
 use netlink::nft::{DataType, FieldReader};
+use proto::model::Protocol;
 
 /// nft's `TYPE_INTEGER`: the result of `numgen`, in host byte order.
 const INTEGER: u32 = 4;
@@ -28,15 +29,10 @@ pub(super) fn value(types: &[DataType], bytes: &[u8]) -> String {
 }
 
 fn protocol(number: u8) -> String {
-    match number {
-        6 => "tcp".to_owned(),
-        17 => "udp".to_owned(),
-        132 => "sctp".to_owned(),
-        other => other.to_string(),
-    }
+    Protocol::from_number(number).map_or_else(|| number.to_string(), |protocol| protocol.lower().to_owned())
 }
 
-pub(super) fn hex(bytes: &[u8]) -> String {
+fn hex(bytes: &[u8]) -> String {
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("0x{digits}")
 }

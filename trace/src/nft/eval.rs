@@ -1,17 +1,19 @@
-//! Evaluates the rules of a chain of nf_tables.
+//! Evaluates a rule of nf_tables: each expression on registers.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use netlink::nft::{
-    CmpOp, CtDirection, CtKey, DynsetOp, Expr, FibFlags, FibResult, LookupMatch, MetaKey, NatType, NumgenType, Policy,
-    RangeOp, Register, RejectWith, Rule, Verdict,
+    CmpOp, CtDirection, CtKey, DynsetOp, Expr, FibFlags, FibResult, FieldReader, Fields, LookupMatch, MetaKey, NatType,
+    NumgenType, RangeOp, Register, RejectWith, Rule, Verdict,
 };
 
-use super::{Table, describe, registers::Registers};
+use super::{Table, describe};
 use crate::{
     kernel::SetElement,
-    traversal::{ChainVerdict, MAX_DEPTH, Traversal},
+    outcome::PacketVerdict,
+    table::{RuleResult, RuleTable as _},
+    traversal::{ChainVerdict, Traversal},
 };
 
 /// `RTN_UNICAST`, `RTN_LOCAL` of `linux/rtnetlink.h`.
@@ -24,88 +26,19 @@ const IFNAMSIZ: usize = 16;
 /// Expressions that match every packet and do not affect where it goes.
 const NO_EFFECT: [&str; 5] = ["counter", "log", "objref", "notrack", "last"];
 
-/// The result of a chain.
-enum ChainResult {
-    /// The calling chain continues.
-    Return,
-    Verdict(ChainVerdict),
-}
-
-/// The result of a rule.
-enum RuleResult {
-    /// It did not match, or has no verdict.
-    Continue,
-    Verdict(Verdict<'static>),
-    Decided(ChainVerdict),
-}
-
-/// Evaluates a base chain.
-pub(crate) fn base(traversal: &mut Traversal<'_>, table: &Table, name: &str) -> Result<ChainVerdict> {
-    match chain(traversal, table, name, 0)? {
-        ChainResult::Verdict(verdict) => Ok(verdict),
-        ChainResult::Return => {
-            let policy = table.bases().find(|(of, _)| *of == name).map(|(_, base)| base.policy);
-            Ok(match policy {
-                Some(Policy::Drop) => ChainVerdict::Drop { reason: format!("the policy of {}", table.full_name(name)) },
-                _ => ChainVerdict::Accept,
-            })
-        }
-    }
-}
-
-fn chain(traversal: &mut Traversal<'_>, table: &Table, name: &str, depth: usize) -> Result<ChainResult> {
-    if depth > MAX_DEPTH {
-        bail!("{}: chains jump to each other in a cycle", table.full_name(name));
-    }
-    for rule in table.rules.get(name).into_iter().flatten() {
-        let verdict = match RuleRun::new(traversal, table, name, rule).run()? {
-            RuleResult::Continue => continue,
-            RuleResult::Decided(verdict) => return Ok(ChainResult::Verdict(verdict)),
-            RuleResult::Verdict(verdict) => verdict,
-        };
-        let comment = comment(rule);
-        let reason = || if comment.is_empty() { table.full_name(name) } else { comment.to_owned() };
-        match verdict {
-            Verdict::Continue => {}
-            Verdict::Accept => return Ok(ChainResult::Verdict(ChainVerdict::Accept)),
-            Verdict::Drop => return Ok(ChainResult::Verdict(ChainVerdict::Drop { reason: reason() })),
-            Verdict::Return => return Ok(ChainResult::Return),
-            Verdict::Jump(to) | Verdict::Goto(to) if to == name => {
-                bail!("{}: the chain jumps to itself", table.full_name(name))
-            }
-            Verdict::Jump(to) => {
-                traversal.jumped_by.push(reason());
-                let result = chain(traversal, table, &to, depth + 1)?;
-                traversal.jumped_by.pop();
-                if let ChainResult::Verdict(_) = result {
-                    return Ok(result);
-                }
-            }
-            Verdict::Goto(to) => {
-                traversal.jumped_by.push(reason());
-                let result = chain(traversal, table, &to, depth + 1)?;
-                traversal.jumped_by.pop();
-                return Ok(result);
-            }
-            Verdict::Other(code) => {
-                traversal.unknown(format!("{}: unknown verdict {code}, treated as accept", table.full_name(name)));
-                return Ok(ChainResult::Verdict(ChainVerdict::Accept));
-            }
-        }
-    }
-    Ok(ChainResult::Return)
-}
-
-fn comment(rule: &Rule) -> &str {
-    rule.comment.as_ref().map_or("", |comment| comment)
-}
+/// The sixteen registers, four bytes each.
+struct Registers([u8; 64]);
 
 /// The evaluation of a rule.
 struct RuleRun<'a, 'f, 'k> {
     traversal: &'f mut Traversal<'k>,
     table: &'a Table,
-    chain: &'a str,
+    /// The full name of the chain.
+    chain: String,
     rule: &'a Rule,
+    /// Its comment, or that of the chain; empty if there is none.
+    comment: &'a str,
+    chain_comment: &'a str,
     registers: Registers,
     verdict: Option<Verdict<'static>>,
     /// What it has done so far, for display.
@@ -113,39 +46,66 @@ struct RuleRun<'a, 'f, 'k> {
 }
 
 /// The result of an expression.
-#[derive(Clone, Debug, PartialEq, Eq)]
 enum ExprResult {
     Continue,
     NoMatch,
-    Verdict(ChainVerdict),
+    Decided(ChainVerdict),
 }
 
-impl<'a, 'f, 'k> RuleRun<'a, 'f, 'k> {
-    fn new(traversal: &'f mut Traversal<'k>, table: &'a Table, chain: &'a str, rule: &'a Rule) -> Self {
-        Self { traversal, table, chain, rule, registers: Registers::new(), verdict: None, actions: Vec::new() }
-    }
+/// Evaluates a rule of a chain.
+pub(super) fn evaluate(traversal: &mut Traversal<'_>, table: &Table, chain: &str, rule: &Rule) -> Result<RuleResult> {
+    let chain_comment =
+        table.chains.iter().find(|other| other.name == chain).and_then(|chain| chain.comment.as_deref());
+    let run = RuleRun {
+        traversal,
+        table,
+        chain: table.full_name(chain),
+        rule,
+        comment: rule.comment.as_deref().unwrap_or_default(),
+        chain_comment: chain_comment.unwrap_or_default(),
+        registers: Registers([0; 64]),
+        verdict: None,
+        actions: Vec::new(),
+    };
+    run.run()
+}
 
+impl RuleRun<'_, '_, '_> {
     fn run(mut self) -> Result<RuleResult> {
+        let mut decided = None;
         for expr in &self.rule.exprs {
             match self.expression(expr)? {
                 ExprResult::Continue => {}
                 ExprResult::NoMatch => return Ok(RuleResult::Continue),
-                ExprResult::Verdict(verdict) => {
-                    self.record_step();
-                    return Ok(RuleResult::Decided(verdict));
+                ExprResult::Decided(verdict) => {
+                    decided = Some(verdict);
+                    break;
                 }
             }
         }
-        self.record_step();
-        Ok(self.verdict.map_or(RuleResult::Continue, RuleResult::Verdict))
+        self.actions.extend(self.verdict.as_ref().map(ToString::to_string));
+        let action = if self.actions.is_empty() { "matches".to_owned() } else { self.actions.join("; ") };
+        self.traversal.step(self.chain.clone(), self.rule.to_string(), action);
+        if let Some(verdict) = decided {
+            return Ok(RuleResult::Decided(verdict));
+        }
+        let reason = self.commented_or(&self.chain);
+        Ok(match self.verdict {
+            None | Some(Verdict::Continue) => RuleResult::Continue,
+            Some(Verdict::Accept) => RuleResult::Decided(ChainVerdict::Accept),
+            Some(Verdict::Drop) => RuleResult::Decided(ChainVerdict::Ended(PacketVerdict::Dropped { reason })),
+            Some(Verdict::Return) => RuleResult::Return,
+            Some(Verdict::Jump(to)) => RuleResult::Jump { to: to.into_owned(), reason },
+            Some(Verdict::Goto(to)) => RuleResult::Goto { to: to.into_owned(), reason },
+            Some(Verdict::Other(code)) => {
+                self.traversal.unknown(format!("{}: unknown verdict {code}, treated as accept", self.chain));
+                RuleResult::Decided(ChainVerdict::Accept)
+            }
+        })
     }
 
-    fn record_step(&mut self) {
-        if let Some(verdict) = &self.verdict {
-            self.actions.push(verdict.to_string());
-        }
-        let action = if self.actions.is_empty() { "matches".to_owned() } else { self.actions.join("; ") };
-        self.traversal.step(self.table.full_name(self.chain), self.rule.to_string(), action);
+    fn commented_or(&self, otherwise: &str) -> String {
+        if self.comment.is_empty() { otherwise } else { self.comment }.to_owned()
     }
 
     fn expression(&mut self, expr: &Expr) -> Result<ExprResult> {
@@ -163,7 +123,7 @@ impl<'a, 'f, 'k> RuleRun<'a, 'f, 'k> {
             Expr::MetaSet { sreg, key: MetaKey::Mark } => {
                 let mark = self.registers.number(*sreg);
                 self.actions.push(format!("mark {:#x} set to {mark:#x}", self.traversal.mark));
-                self.traversal.set_mark(mark, comment(self.rule));
+                self.traversal.set_mark(mark, self.comment);
             }
             Expr::MetaSet { .. } => {}
             Expr::Ct { dreg, key, direction } => {
@@ -184,12 +144,12 @@ impl<'a, 'f, 'k> RuleRun<'a, 'f, 'k> {
                     CmpOp::Gt => ordering.is_gt(),
                     CmpOp::Gte => ordering.is_ge(),
                 };
-                return Ok(if holds { ExprResult::Continue } else { ExprResult::NoMatch });
+                return Ok(ExprResult::of(holds));
             }
             Expr::Range { sreg, op, from, to } => {
                 let value = self.registers.get(*sreg, from.len());
                 let inside = *value >= from[..] && *value <= to[..];
-                return Ok(if inside == (*op == RangeOp::Eq) { ExprResult::Continue } else { ExprResult::NoMatch });
+                return Ok(ExprResult::of(inside == (*op == RangeOp::Eq)));
             }
             Expr::Bitwise { sreg, dreg, mask, xor } => {
                 let value = self.registers.get(*sreg, mask.len()).iter().zip(&mask[..]).zip(&xor[..]);
@@ -221,10 +181,9 @@ impl<'a, 'f, 'k> RuleRun<'a, 'f, 'k> {
             }
             Expr::Nat { kind, addr, port, .. } => return Ok(self.translate(*kind, *addr, *port)),
             Expr::Masquerade { .. } => {
-                let reason = if comment(self.rule).is_empty() { "masquerade" } else { comment(self.rule) };
-                self.traversal.masquerade(None, reason);
+                self.traversal.masquerade(None, &self.commented_or("masquerade"));
                 self.actions.push("source masqueraded".to_owned());
-                return Ok(ExprResult::Verdict(ChainVerdict::Accept));
+                return Ok(ExprResult::Decided(ChainVerdict::Accept));
             }
             Expr::Reject(with) => return Ok(self.reject(*with)),
             Expr::Counter => {}
@@ -236,7 +195,7 @@ impl<'a, 'f, 'k> RuleRun<'a, 'f, 'k> {
 
     /// An unknown expression is treated as not matching.
     fn unknown(&mut self, expression: &str) -> ExprResult {
-        let rule = format!("{} ({expression}): {}", self.table.full_name(self.chain), self.rule);
+        let rule = format!("{} ({expression}): {}", self.chain, self.rule);
         self.traversal.unknown(format!("unknown expression, the rule is treated as not matching: {rule}"));
         ExprResult::NoMatch
     }
@@ -262,10 +221,7 @@ impl<'a, 'f, 'k> RuleRun<'a, 'f, 'k> {
     /// A field of the connection, which is new. `None`: unknown.
     fn conntrack(&self, key: CtKey, direction: Option<CtDirection>) -> Option<Vec<u8>> {
         let packet = &self.traversal.packet;
-        let octets = |address: IpAddr| match address {
-            IpAddr::V4(address) => address.octets().to_vec(),
-            IpAddr::V6(address) => address.octets().to_vec(),
-        };
+        let octets = |address: IpAddr| Fields::new().addr(address).to_vec();
         let (source, destination) = match direction {
             // Replies come from the current destination.
             Some(CtDirection::Reply) => (packet.destination, packet.source),
@@ -274,10 +230,8 @@ impl<'a, 'f, 'k> RuleRun<'a, 'f, 'k> {
         Some(match key {
             CtKey::State => CtKey::STATE_NEW.to_ne_bytes().to_vec(),
             CtKey::Direction => vec![0],
-            CtKey::Status => {
-                let status = if self.traversal.is_translated() { STATUS_DNAT } else { 0 };
-                status.to_ne_bytes().to_vec()
-            }
+            CtKey::Status if self.traversal.is_translated() => STATUS_DNAT.to_ne_bytes().to_vec(),
+            CtKey::Status => vec![0; 4],
             CtKey::Mark => self.traversal.ct_mark.to_ne_bytes().to_vec(),
             CtKey::Protocol => vec![packet.protocol.number()],
             CtKey::ProtoSrc => source.port().to_be_bytes().to_vec(),
@@ -343,29 +297,22 @@ impl<'a, 'f, 'k> RuleRun<'a, 'f, 'k> {
     }
 
     fn translate(&mut self, kind: NatType, addr: Option<Register>, port: Option<Register>) -> ExprResult {
-        let address = addr.map(|register| match self.traversal.packet.is_v4() {
-            true => {
-                let bytes: [u8; 4] = self.registers.get(register, 4).try_into().unwrap_or_default();
-                IpAddr::V4(Ipv4Addr::from(bytes))
-            }
-            false => {
-                let bytes: [u8; 16] = self.registers.get(register, 16).try_into().unwrap_or_default();
-                IpAddr::V6(Ipv6Addr::from(bytes))
-            }
+        let address = addr.and_then(|register| match self.traversal.packet.is_v4() {
+            true => FieldReader::new(self.registers.get(register, 4)).ipv4().map(IpAddr::V4),
+            false => FieldReader::new(self.registers.get(register, 16)).ipv6().map(IpAddr::V6),
         });
-        let port = port.and_then(|register| self.registers.get(register, 2).try_into().ok());
+        let port = port.and_then(|register| FieldReader::new(self.registers.get(register, 2)).port());
         match kind {
             NatType::Dnat => {
-                self.traversal.translate(address, port.map(u16::from_be_bytes));
+                self.traversal.translate(address, port);
                 self.actions.push(format!("destination translated to {}", self.traversal.packet.destination));
             }
             NatType::Snat => {
-                let reason = if comment(self.rule).is_empty() { "snat" } else { comment(self.rule) };
-                self.traversal.masquerade(address, reason);
+                self.traversal.masquerade(address, &self.commented_or("snat"));
                 self.actions.push(format!("source translated to {}", self.traversal.packet.source.ip()));
             }
         }
-        ExprResult::Verdict(ChainVerdict::Accept)
+        ExprResult::Decided(ChainVerdict::Accept)
     }
 
     fn reject(&mut self, with: RejectWith) -> ExprResult {
@@ -378,12 +325,11 @@ impl<'a, 'f, 'k> RuleRun<'a, 'f, 'k> {
             RejectWith::Icmp(code) | RejectWith::Icmpx(code) => format!("ICMP unreachable, code {code}"),
         };
         self.actions.push(format!("rejected with {with}"));
-        let reason = match (comment(self.rule), self.table.chains.iter().find(|chain| chain.name == self.chain)) {
-            ("", Some(netlink::nft::Chain { comment: Some(comment), .. })) => comment.to_string(),
-            ("", _) => self.traversal.jumped_by.last().cloned().unwrap_or_else(|| self.table.full_name(self.chain)),
-            (comment, _) => comment.to_owned(),
+        let reason = match (self.comment, self.chain_comment) {
+            ("", "") => self.traversal.jumped_by.last().unwrap_or(&self.chain).clone(),
+            ("", comment) | (comment, _) => comment.to_owned(),
         };
-        ExprResult::Verdict(ChainVerdict::Reject { with, reason })
+        ExprResult::Decided(ChainVerdict::Ended(PacketVerdict::Rejected { with, reason }))
     }
 }
 
@@ -394,4 +340,41 @@ fn index(name: &str) -> u32 {
         return 0;
     }
     std::fs::read_to_string(path).ok().and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+}
+
+// === impl ExprResult ===
+
+impl ExprResult {
+    fn of(matches: bool) -> Self {
+        if matches { Self::Continue } else { Self::NoMatch }
+    }
+}
+
+// === impl Registers ===
+
+impl Registers {
+    /// Stores a value, padded with zeros to whole registers.
+    fn load(&mut self, dreg: Register, value: &[u8]) {
+        let at = offset(dreg);
+        let whole = value.len().next_multiple_of(4);
+        if let Some(bytes) = self.0.get_mut(at..at + whole) {
+            bytes.fill(0);
+            bytes[..value.len()].copy_from_slice(value);
+        }
+    }
+
+    /// Reads `len` bytes; empty when they extend past the last register.
+    fn get(&self, sreg: Register, len: usize) -> &[u8] {
+        let at = offset(sreg);
+        self.0.get(at..at + len).unwrap_or_default()
+    }
+
+    /// A number in host byte order.
+    fn number(&self, sreg: Register) -> u32 {
+        self.get(sreg, 4).try_into().map(u32::from_ne_bytes).unwrap_or_default()
+    }
+}
+
+fn offset(register: Register) -> usize {
+    usize::from(register.number().saturating_sub(Register::FIRST.number())) * 4
 }

@@ -92,7 +92,7 @@ fn evaluate(cases: &'static [(&str, &str, &str, Protocol)]) -> Vec<Vec<Path>> {
         nft.stdin.take().unwrap().write_all(RULES.as_bytes()).unwrap();
         assert!(nft.wait().unwrap().success());
         let mut kernel = LiveKernel::open().unwrap();
-        let rules = NodeRules { nft: read(&mut kernel).unwrap(), iptables: Vec::new() };
+        let rules = NodeRules(read(&mut kernel).unwrap());
         let paths = cases.iter().map(|(source, interface, destination, protocol)| {
             let packet = Packet {
                 source: format!("{source}:40000").parse().unwrap(),

@@ -1,0 +1,99 @@
+//! The evaluation of chains, the same for tables of nf_tables and of iptables.
+
+use std::fmt::Debug;
+
+use anyhow::{Result, bail};
+use netlink::nft::{BaseChain, Policy};
+
+use crate::{
+    outcome::PacketVerdict,
+    traversal::{ChainVerdict, Traversal},
+};
+
+/// The deepest nesting of chains; the kernel allows 16 in nf_tables.
+const MAX_DEPTH: usize = 32;
+
+/// A table with its chains.
+pub(crate) trait RuleTable: Debug {
+    /// Whether it handles packets of a family.
+    fn handles(&self, v4: bool) -> bool;
+
+    /// The chains that are called at hooks.
+    fn base_chains(&self) -> Vec<(&str, BaseChain)>;
+
+    /// A chain's name, after that of the table as the tool shows it: `ip fairlead services`.
+    fn full_name(&self, chain: &str) -> String;
+
+    /// The number of rules of a chain.
+    fn rule_count(&self, chain: &str) -> usize;
+
+    /// Evaluates a rule of a chain; records a step if it matches.
+    ///
+    /// # Errors
+    /// When the kernel cannot be read.
+    fn evaluate(&self, traversal: &mut Traversal<'_>, chain: &str, rule: usize) -> Result<RuleResult>;
+}
+
+/// The result of a rule.
+#[derive(Debug)]
+pub(crate) enum RuleResult {
+    /// It did not match, or does not decide: the next rule is evaluated.
+    Continue,
+    /// The calling chain continues.
+    Return,
+    /// A chain is evaluated, then the next rule.
+    Jump {
+        to: String,
+        /// The comment of the rule, or its chain.
+        reason: String,
+    },
+    /// As a jump, but then the calling chain continues.
+    Goto { to: String, reason: String },
+    /// The base chain ends.
+    Decided(ChainVerdict),
+}
+
+/// Evaluates a base chain.
+pub(crate) fn evaluate_base(
+    table: &dyn RuleTable,
+    traversal: &mut Traversal<'_>,
+    name: &str,
+    policy: Policy,
+) -> Result<ChainVerdict> {
+    let drop = || PacketVerdict::Dropped { reason: format!("the policy of {}", table.full_name(name)) };
+    Ok(match (evaluate(table, traversal, name, 0)?, policy) {
+        (Some(verdict), _) => verdict,
+        (None, Policy::Drop) => ChainVerdict::Ended(drop()),
+        (None, Policy::Accept) => ChainVerdict::Accept,
+    })
+}
+
+/// Evaluates a chain. `None`: the calling chain continues.
+fn evaluate(
+    table: &dyn RuleTable,
+    traversal: &mut Traversal<'_>,
+    name: &str,
+    depth: usize,
+) -> Result<Option<ChainVerdict>> {
+    if depth > MAX_DEPTH {
+        bail!("{}: chains jump to each other in a cycle", table.full_name(name));
+    }
+    for rule in 0..table.rule_count(name) {
+        let result = table.evaluate(traversal, name, rule)?;
+        let is_goto = matches!(result, RuleResult::Goto { .. });
+        match result {
+            RuleResult::Continue => {}
+            RuleResult::Return => return Ok(None),
+            RuleResult::Decided(verdict) => return Ok(Some(verdict)),
+            RuleResult::Jump { to, reason } | RuleResult::Goto { to, reason } => {
+                traversal.jumped_by.push(reason);
+                let verdict = evaluate(table, traversal, &to, depth + 1)?;
+                traversal.jumped_by.pop();
+                if is_goto || verdict.is_some() {
+                    return Ok(verdict);
+                }
+            }
+        }
+    }
+    Ok(None)
+}
