@@ -13,7 +13,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
 use iptables::{Condition, Policy, Program, Rule, Ruleset, Script, Table, Target, save_all, target};
-use proto::model::IpFamily;
 
 use crate::LeftoverObject;
 
@@ -24,13 +23,6 @@ pub(crate) struct Removal {
     tables: Vec<TableRemoval>,
     /// For the operator: what is kept and why, and what to check.
     pub(crate) notes: Vec<String>,
-}
-
-/// Which of the two owns chains whose names both use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ChainOwner {
-    KubeProxy,
-    Fairlead,
 }
 
 /// What is removed from one table.
@@ -62,9 +54,7 @@ impl Removal {
     }
 
     fn new(program: Program, rules: &Ruleset) -> Self {
-        let owner = ChainOwner::of(rules);
-        let tables = rules.tables().map(|table| TableRemoval::new(rules, table, owner));
-        let tables: Vec<_> = tables.filter(|table| !table.is_empty() || !table.kept.is_empty()).collect();
+        let tables: Vec<_> = rules.tables().map(|table| TableRemoval::new(rules, table)).collect();
         let mut notes = Vec::new();
         for table in &tables {
             for (rule, chain) in &table.kept {
@@ -82,21 +72,12 @@ impl Removal {
         Self { program, tables, notes }
     }
 
-    pub(crate) fn family(&self) -> IpFamily {
-        self.program.family
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.tables.iter().all(TableRemoval::is_empty)
-    }
-
     /// What is removed; the chains of single service ports are counted by kind.
     pub(crate) fn objects(&self) -> Vec<LeftoverObject> {
         let mut objects = Vec::new();
         for table in &self.tables {
             let subsystem = format!("{} {}", self.program, table.table);
-            let object =
-                |kind, count| LeftoverObject { subsystem: subsystem.clone(), family: Some(self.family()), kind, count };
+            let object = |kind, count| LeftoverObject::new(&*subsystem, Some(self.program.family), kind, count);
             objects.extend(table.jumps.iter().map(|(chain, rule)| object(format!("rule -A {chain} {rule}"), 1)));
             let mut kinds = BTreeMap::<String, usize>::new();
             for chain in &table.chains {
@@ -110,41 +91,29 @@ impl Removal {
 
     /// Removes it: each table completely or not at all.
     pub(crate) async fn remove(&self) -> Result<()> {
-        if self.is_empty() {
-            return Ok(());
-        }
         let mut script = Script::default();
         self.tables.iter().for_each(|table| table.add_to(&mut script));
+        if script.is_empty() {
+            return Ok(());
+        }
         let removed = self.program.restore(&script).await;
         removed.with_context(|| format!("remove kube-proxy's chains with {}", self.program))
-    }
-}
-
-// === impl ChainOwner ===
-
-impl ChainOwner {
-    fn of(rules: &Ruleset) -> Self {
-        if is_fairleads(rules) { Self::Fairlead } else { Self::KubeProxy }
-    }
-
-    fn is_kube_proxys(self, chain: &str) -> bool {
-        names::is_kube_proxys(chain) && (self == Self::KubeProxy || !names::is_shared(chain))
     }
 }
 
 // === impl TableRemoval ===
 
 impl TableRemoval {
-    fn new(rules: &Ruleset, table: Table, owner: ChainOwner) -> Self {
-        let all: Vec<_> = rules.chains_of(table).collect();
-        let ours: BTreeSet<&str> =
-            all.iter().map(|(name, _)| *name).filter(|name| owner.is_kube_proxys(name)).collect();
+    fn new(rules: &Ruleset, table: Table) -> Self {
+        let is_fairleads = is_fairleads(rules);
+        let is_removed = |name: &&str| names::is_kube_proxys(name) && !(is_fairleads && names::is_shared(name));
+        let ours: BTreeSet<&str> = rules.chains_of(table).map(|(name, _)| name).filter(is_removed).collect();
         let (mut jumps, mut kept, mut open) = (Vec::new(), Vec::new(), Vec::new());
-        for (name, chain) in all.iter().filter(|(name, _)| !ours.contains(name)) {
+        for (name, chain) in rules.chains_of(table).filter(|(name, _)| !ours.contains(name)) {
             for rule in &chain.rules {
                 let Some(target) = target(rule).filter(|target| ours.contains(target)) else { continue };
                 if chain.policy.is_some() && is_hook(&rules.parse_rule(table, rule)) {
-                    jumps.push(((*name).to_owned(), rule.clone()));
+                    jumps.push((name.to_owned(), rule.clone()));
                 } else {
                     kept.push((format!("-A {name} {rule}"), target.to_owned()));
                     open.push(target);
@@ -161,10 +130,6 @@ impl TableRemoval {
         }
         let chains = ours.difference(&keep).map(|chain| (*chain).to_owned()).collect();
         Self { table, jumps, chains, kept }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.jumps.is_empty() && self.chains.is_empty()
     }
 
     fn add_to(&self, script: &mut Script) {

@@ -25,7 +25,7 @@ mod plan;
 mod tests;
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     net::{IpAddr, SocketAddr},
     thread,
     time::Duration,
@@ -33,7 +33,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use netlink::{
-    conntrack,
+    AddressFamily, conntrack,
     ipset::{self, DestroyOutcome},
     ipvs::{self, IpvsProtocol, VirtualServerKey},
     rtnl,
@@ -41,8 +41,8 @@ use netlink::{
 use proto::model::IpFamily;
 
 use crate::LeftoverObject;
-pub(crate) use plan::ServerKind;
-use plan::{NodePorts, Server};
+use plan::NodePorts;
+pub(crate) use plan::{Server, ServerKind};
 
 /// The device with the addresses of Services, so that packets for them are delivered to IPVS.
 const DEVICE: &str = "kube-ipvs0";
@@ -60,62 +60,42 @@ const RETRY_DELAY: Duration = Duration::from_millis(50);
 pub(crate) struct Leftovers {
     idle: Vec<Server>,
     busy: Vec<Server>,
-    device: DeviceAction,
+    /// Whether the device exists, and is not needed any more.
+    deletes_device: bool,
     /// The sets to destroy, with their family.
     sets: Vec<(IpFamily, String)>,
-}
-
-/// What is done with the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DeviceAction {
-    /// It does not exist, or is still needed.
-    Keep,
-    Delete,
 }
 
 // === impl Leftovers ===
 
 impl Leftovers {
     pub(crate) fn find() -> Result<Self> {
-        let Observed { servers, has_device, sets } = observe()?;
+        let (servers, has_device, sets) = observe()?;
         Ok(Self::new(servers, has_device, sets))
     }
 
     fn new(servers: Vec<Server>, has_device: bool, mut sets: Vec<(IpFamily, String)>) -> Self {
         let (busy, idle): (Vec<_>, Vec<_>) = servers.into_iter().partition(Server::is_busy);
-        let device = if has_device && busy.iter().all(Server::is_on_node_port) {
-            DeviceAction::Delete
-        } else {
-            DeviceAction::Keep
-        };
+        let deletes_device = has_device && busy.iter().all(Server::is_on_node_port);
         let needed: BTreeSet<_> = busy.iter().filter(|server| server.is_on_node_port()).map(Server::family).collect();
         sets.retain(|(family, name)| !(needed.contains(family) && names::holds_node_ports(name)));
         sets.sort();
-        Self { idle, busy, device, sets }
+        Self { idle, busy, deletes_device, sets }
     }
 
     /// What is removed; virtual servers are counted.
     pub(crate) fn objects(&self) -> Vec<LeftoverObject> {
-        let mut objects = Vec::new();
-        for family in IpFamily::ALL {
-            for (what, on_node_port) in
-                [("virtual server on kube-ipvs0", false), ("virtual server on a node port", true)]
-            {
-                let is_one = |server: &&Server| server.family() == family && server.is_on_node_port() == on_node_port;
-                let count = self.idle.iter().filter(is_one).count();
-                if count > 0 {
-                    let (subsystem, kind) = ("ipvs".to_owned(), format!("{family} {what}"));
-                    objects.push(LeftoverObject { subsystem, family: Some(family), kind, count });
-                }
-            }
+        let mut counts = BTreeMap::<_, usize>::new();
+        for server in &self.idle {
+            *counts.entry((server.family(), server.is_on_node_port())).or_default() += 1;
         }
-        if self.device == DeviceAction::Delete {
-            objects.push(LeftoverObject {
-                subsystem: "link".into(),
-                family: None,
-                kind: format!("device {DEVICE}"),
-                count: 1,
-            });
+        let servers = counts.into_iter().map(|((family, on_node_port), count)| {
+            let location = if on_node_port { "a node port" } else { DEVICE };
+            LeftoverObject::new("ipvs", Some(family), format!("{family} virtual server on {location}"), count)
+        });
+        let mut objects: Vec<_> = servers.collect();
+        if self.deletes_device {
+            objects.push(LeftoverObject::new("link", None, format!("device {DEVICE}"), 1));
         }
         objects.extend(self.sets.iter().map(|(family, name)| set_object(*family, name)));
         objects
@@ -149,7 +129,7 @@ impl Leftovers {
             }
             delete_udp_flows(&self.idle)?;
         }
-        if self.device == DeviceAction::Delete {
+        if self.deletes_device {
             rtnl::delete_link(DEVICE)?;
         }
         let mut ipset = ipset::IpsetHandle::open()?;
@@ -163,24 +143,8 @@ impl Leftovers {
     }
 }
 
-/// What the kernel contains.
-#[derive(Debug)]
-struct Observed {
-    servers: Vec<Server>,
-    has_device: bool,
-    sets: Vec<(IpFamily, String)>,
-}
-
-/// kube-proxy's virtual servers, and their destinations that accept new connections.
-pub(crate) fn destinations() -> Result<Vec<(VirtualServerKey, ServerKind, Vec<SocketAddr>)>> {
-    let servers = observe()?.servers.into_iter().map(|server| {
-        let active = server.destinations.iter().filter(|destination| destination.weight > 0);
-        (server.service, server.kind, active.map(|destination| destination.address).collect())
-    });
-    Ok(servers.collect())
-}
-
-fn observe() -> Result<Observed> {
+/// kube-proxy's virtual servers, whether its device exists, and its sets.
+pub(crate) fn observe() -> Result<(Vec<Server>, bool, Vec<(IpFamily, String)>)> {
     let mut interfaces = rtnl::addresses_by_link().context("list the addresses of the links")?;
     // Addresses that are also on Fairlead's device, and the virtual servers at them, belong to Fairlead.
     let adopted = interfaces.get(FAIRLEAD_DEVICE).cloned().unwrap_or_default();
@@ -203,8 +167,7 @@ fn observe() -> Result<Observed> {
         let entries = ipset.entries(name).with_context(|| format!("list the set {name}"))?;
         node_ports.remove(&entries);
     }
-    let servers = servers(device.as_ref(), &node_ports)?;
-    Ok(Observed { servers, has_device: device.is_some(), sets })
+    Ok((servers(device.as_ref(), &node_ports)?, device.is_some(), sets))
 }
 
 /// kube-proxy's virtual servers, with their destinations.
@@ -227,13 +190,13 @@ fn servers(device: Option<&HashSet<IpAddr>>, node_ports: &NodePorts) -> Result<V
 /// Deletes the conntrack entries of UDP flows, so that their next packets are translated like first ones. UDP has no
 /// end of a connection: a client that keeps sending would use the deleted virtual server forever.
 fn delete_udp_flows(deleted: &[Server]) -> Result<()> {
-    let udp = deleted.iter().filter_map(|server| match server.service {
-        VirtualServerKey::Address(IpvsProtocol::Udp, address) => Some(address),
-        _ => None,
-    });
-    let udp: HashSet<SocketAddr> = udp.collect();
-    for family in netlink::AddressFamily::ALL {
-        if !udp.iter().any(|address| address.is_ipv4() == (family == netlink::AddressFamily::V4)) {
+    for family in AddressFamily::ALL {
+        let udp = deleted.iter().filter_map(|server| match server.service {
+            VirtualServerKey::Address(IpvsProtocol::Udp, address) if server.service.family() == family => Some(address),
+            _ => None,
+        });
+        let udp: HashSet<SocketAddr> = udp.collect();
+        if udp.is_empty() {
             continue;
         }
         let mut flows = Vec::new();
@@ -242,9 +205,8 @@ fn delete_udp_flows(deleted: &[Server]) -> Result<()> {
             flows.extend(udp.contains(&flow.original.destination).then_some(flow));
             Ok(())
         });
-        listed
-            .and_then(|()| handle.delete(&flows))
-            .context("delete the conntrack entries of deleted virtual servers")?;
+        let deleted = listed.and_then(|()| handle.delete(&flows));
+        deleted.context("delete the conntrack entries of deleted virtual servers")?;
     }
     Ok(())
 }
@@ -260,5 +222,5 @@ fn destroy(ipset: &mut ipset::IpsetHandle, name: &str) -> Result<DestroyOutcome>
 }
 
 fn set_object(family: IpFamily, name: &str) -> LeftoverObject {
-    LeftoverObject { subsystem: "ipset".to_owned(), family: Some(family), kind: format!("set {name}"), count: 1 }
+    LeftoverObject::new("ipset", Some(family), format!("set {name}"), 1)
 }

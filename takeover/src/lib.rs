@@ -22,10 +22,11 @@ mod rules;
 mod testing;
 
 use anyhow::Result;
+use netlink::nft::{NftHandle, Table};
 use proto::model::IpFamily;
 use tracing::info;
 
-pub use rules::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules};
+pub use rules::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules, kube_proxy_rules};
 
 /// Objects of kube-proxy in the kernel, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +45,16 @@ pub struct LeftoverObject {
 #[derive(Debug)]
 pub struct Leftovers {
     iptables: Vec<iptables::Removal>,
-    nft: nft::Tables,
+    nft: Vec<(IpFamily, Table)>,
     ipvs: ipvs::Leftovers,
+}
+
+// === impl LeftoverObject ===
+
+impl LeftoverObject {
+    fn new(subsystem: impl Into<String>, family: Option<IpFamily>, kind: String, count: usize) -> Self {
+        Self { subsystem: subsystem.into(), family, kind, count }
+    }
 }
 
 // === impl Leftovers ===
@@ -57,7 +66,7 @@ impl Leftovers {
     /// When a part of the kernel cannot be read. What is not installed or not loaded contains nothing.
     pub async fn find() -> Result<Self> {
         let iptables = iptables::Removal::find().await?;
-        Ok(Self { iptables, nft: nft::Tables::find()?, ipvs: ipvs::Leftovers::find()? })
+        Ok(Self { iptables, nft: nft::tables(&mut NftHandle::open()?)?, ipvs: ipvs::Leftovers::find()? })
     }
 
     /// Whether there is nothing to remove.
@@ -68,7 +77,10 @@ impl Leftovers {
     /// What will be removed.
     pub fn objects(&self) -> Vec<LeftoverObject> {
         let iptables = self.iptables.iter().flat_map(iptables::Removal::objects);
-        iptables.chain(self.nft.objects()).chain(self.ipvs.objects()).collect()
+        let nft = self.nft.iter().map(|(family, table)| {
+            LeftoverObject::new("nf_tables", Some(*family), format!("table {} {}", table.family, table.name), 1)
+        });
+        iptables.chain(nft).chain(self.ipvs.objects()).collect()
     }
 
     /// What is kept and why, and what the operator should know before the removal.
@@ -89,7 +101,7 @@ impl Leftovers {
         for removal in &self.iptables {
             removal.remove().await?;
         }
-        self.nft.remove()?;
+        nft::remove(&self.nft)?;
         // Sets can only be destroyed after the rules that refer to them.
         let in_use = self.ipvs.remove()?;
         info!(objects = self.objects().len() - in_use.len(), "removed the rules and objects of kube-proxy");

@@ -9,29 +9,26 @@
 //! Only endpoints are read: not marks, masquerading, source ranges or session affinity.
 
 mod iptables;
-mod ipvs;
 mod nft;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     net::{IpAddr, SocketAddr},
 };
 
 use ::iptables::{Ruleset, save_all};
 use anyhow::Result;
-use proto::model::IpFamily;
+use netlink::ipvs::VirtualServerKey;
+use proto::model::{IpFamily, Protocol};
 use serde::Serialize;
 
-/// What kube-proxy's rules do with connections to each VIP. Where several of its modes have left rules, the one that is
-/// read first counts.
-#[derive(Debug, Default)]
-pub struct KubeProxyRules {
-    /// By VIP.
-    pub vips: BTreeMap<VipKey, VipRules>,
-}
+use crate::ipvs::{self, Server, ServerKind};
+
+/// What kube-proxy's rules do with connections to each VIP.
+pub type KubeProxyRules = BTreeMap<VipKey, VipRules>;
 
 /// A VIP: what a connection is made to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,8 +37,8 @@ pub struct VipKey {
     pub family: IpFamily,
     /// The destination.
     pub address: VipAddress,
-    /// The IANA number of the protocol.
-    pub protocol: u8,
+    /// The transport protocol.
+    pub protocol: Protocol,
 }
 
 /// The address and port of a VIP.
@@ -78,64 +75,105 @@ pub enum ConnectionVerdict {
     Drop,
 }
 
-/// The endpoints of a VIP.
+/// The chains of a mode, with their rules.
 #[derive(Debug, Default)]
-struct Reached {
-    internal: BTreeSet<SocketAddr>,
-    external: BTreeSet<SocketAddr>,
+struct Chains(HashMap<String, Vec<RuleTargets>>);
+
+/// What a rule leads to.
+#[derive(Debug, Default)]
+struct RuleTargets {
+    /// Whether it matches only some connections. Where rules distinguish sources, those are from here.
+    is_conditional: bool,
+    endpoints: Vec<SocketAddr>,
+    chains: Vec<String>,
 }
 
-// === impl Reached ===
+/// More than the longest path of chains, in case they form a cycle.
+const MAX_DEPTH: usize = 4;
 
-impl Reached {
-    /// For connections from anywhere.
-    fn by_all(endpoints: BTreeSet<SocketAddr>) -> Self {
-        Self { internal: endpoints.clone(), external: endpoints }
-    }
+// === impl Chains ===
 
-    /// Adds the endpoints of a rule that matches connections from here.
-    fn add_internal(&mut self, endpoints: BTreeSet<SocketAddr>) {
-        self.internal.extend(endpoints);
-    }
-
-    /// Adds the endpoints of a rule that matches all connections; those from here only if no earlier rule matched them.
-    fn add_all(&mut self, endpoints: BTreeSet<SocketAddr>) {
-        if self.internal.is_empty() {
-            self.internal.extend(&endpoints);
+impl Chains {
+    /// The endpoints that a chain leads to, for connections from this node and its pods, and for those from elsewhere.
+    /// `by_source`: whether its rules distinguish these.
+    fn reached(&self, chain: &str, by_source: bool) -> [BTreeSet<SocketAddr>; 2] {
+        if !by_source {
+            let endpoints = self.endpoints(chain, MAX_DEPTH);
+            return [endpoints.clone(), endpoints];
         }
-        self.external.extend(endpoints);
+        let [mut internal, mut external] = [BTreeSet::new(), BTreeSet::new()];
+        for rule in self.0.get(chain).into_iter().flatten() {
+            let endpoints: BTreeSet<_> = rule.chains.iter().flat_map(|next| self.endpoints(next, MAX_DEPTH)).collect();
+            // A rule for all connections matches those from here only if no earlier rule has.
+            if rule.is_conditional || internal.is_empty() {
+                internal.extend(&endpoints);
+            }
+            if !rule.is_conditional {
+                external.extend(endpoints);
+            }
+        }
+        [internal, external]
+    }
+
+    /// The destinations of NAT in a chain and those that it leads to.
+    fn endpoints(&self, chain: &str, depth: usize) -> BTreeSet<SocketAddr> {
+        let mut endpoints = BTreeSet::new();
+        for rule in self.0.get(chain).into_iter().flatten() {
+            endpoints.extend(&rule.endpoints);
+            if depth > 0 {
+                endpoints.extend(rule.chains.iter().flat_map(|next| self.endpoints(next, depth - 1)));
+            }
+        }
+        endpoints
     }
 }
 
-// === impl KubeProxyRules ===
-
-impl KubeProxyRules {
-    /// Reads the rules in the network namespace of the calling thread. Changes nothing.
-    ///
-    /// # Errors
-    /// When a part of the kernel cannot be read. What is not installed or not loaded has no rules.
-    pub async fn read() -> Result<Self> {
-        let mut all = Self::default();
-        for saved in save_all().await? {
-            all.merge(iptables::read(saved.program.family, &Ruleset::parse(&saved.text)?));
-        }
-        for family in IpFamily::ALL {
-            all.merge(nft::read(family)?);
-        }
-        all.merge(ipvs::read()?);
-        Ok(all)
+/// Reads the rules in the network namespace of the calling thread. Changes nothing. Where several modes of kube-proxy
+/// have left rules for a VIP, those of iptables count before those of nftables, and those of ipvs come last.
+///
+/// # Errors
+/// When a part of the kernel cannot be read. What is not installed or not loaded has no rules.
+pub async fn kube_proxy_rules() -> Result<KubeProxyRules> {
+    let mut modes = Vec::new();
+    for saved in save_all().await? {
+        modes.push(iptables::read(saved.program.family, &Ruleset::parse(&saved.text)?));
     }
+    modes.extend([nft::read()?, read_ipvs()?]);
+    // The last value of a key counts.
+    Ok(modes.into_iter().rev().flatten().collect())
+}
 
-    fn merge(&mut self, more: BTreeMap<VipKey, VipRules>) {
-        for (vip, rules) in more {
-            self.vips.entry(vip).or_insert(rules);
-        }
+/// Reads virtual servers. The IPVS mode does not distinguish where a connection comes from.
+fn read_ipvs() -> Result<KubeProxyRules> {
+    let mut vips = KubeProxyRules::new();
+    for Server { service, kind, destinations } in ipvs::observe()?.0 {
+        // kube-proxy creates none for marks.
+        let VirtualServerKey::Address(protocol, socket) = service else { continue };
+        let Some(protocol) = Protocol::from_number(protocol.number()) else { continue };
+        let address = match kind {
+            // There is one for each address of the node, all with the same endpoints.
+            ServerKind::NodePort => VipAddress::NodePort(socket.port()),
+            ServerKind::OnDevice => VipAddress::Ip(socket.ip(), socket.port()),
+        };
+        let active = destinations.iter().filter(|destination| destination.weight > 0);
+        // The kernel rejects connections to a virtual server without destinations.
+        let verdict = ConnectionVerdict::of(active.map(|it| it.address).collect(), ConnectionVerdict::Reject);
+        let key = VipKey { family: IpFamily::of(&socket.ip()), address, protocol };
+        vips.insert(key, VipRules::everywhere("ipvs", None, verdict));
     }
+    Ok(vips)
 }
 
 // === impl VipRules ===
 
 impl VipRules {
+    /// `endpoints`: for connections from this node and its pods, and for those from elsewhere. Without an endpoint the
+    /// packet is dropped.
+    fn new(mode: &'static str, service: Option<String>, endpoints: [BTreeSet<SocketAddr>; 2]) -> Self {
+        let [internal, external] = endpoints.map(|endpoints| ConnectionVerdict::of(endpoints, ConnectionVerdict::Drop));
+        Self { mode, service, internal, external }
+    }
+
     fn everywhere(mode: &'static str, service: Option<String>, verdict: ConnectionVerdict) -> Self {
         Self { mode, service, internal: verdict.clone(), external: verdict }
     }
@@ -153,12 +191,7 @@ impl ConnectionVerdict {
 impl fmt::Display for VipKey {
     /// `10.96.0.1:80/tcp`, `node port 30080/tcp (IPv4)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let protocol = match self.protocol {
-            6 => "tcp",
-            17 => "udp",
-            132 => "sctp",
-            _ => "unknown",
-        };
+        let protocol = self.protocol.lower();
         match self.address {
             VipAddress::Ip(address, port) => write!(f, "{}/{protocol}", SocketAddr::new(address, port)),
             VipAddress::NodePort(port) => write!(f, "node port {port}/{protocol} ({})", self.family),

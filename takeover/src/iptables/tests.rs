@@ -2,6 +2,7 @@
 
 use ::iptables::{Variant, block_on};
 use netlink::testing::in_netns;
+use proto::model::IpFamily;
 
 use super::*;
 use crate::{
@@ -32,13 +33,14 @@ fn saved(tool: &str) -> Vec<String> {
 
 fn removals(rules: &str) -> Vec<TableRemoval> {
     let rules = Ruleset::parse(rules).unwrap();
-    rules.tables().map(|table| TableRemoval::new(&rules, table, ChainOwner::of(&rules))).collect()
+    rules.tables().map(|table| TableRemoval::new(&rules, table)).collect()
 }
 
 #[test]
 fn nothing_is_found_among_rules_of_other_programs() {
     for family in IpFamily::ALL {
-        assert!(removals(&others(family)).iter().all(|table| table.is_empty() && table.kept.is_empty()));
+        let found = removals(&others(family));
+        assert!(found.iter().all(|table| table.jumps.is_empty() && table.chains.is_empty() && table.kept.is_empty()));
     }
 }
 

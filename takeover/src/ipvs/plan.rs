@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use netlink::{
-    ipset,
+    AddressFamily, ipset,
     ipvs::{self, Destination, IpvsProtocol, VirtualServerKey},
 };
 use proto::model::IpFamily;
@@ -23,10 +23,10 @@ pub(crate) enum ServerKind {
 
 /// A virtual server of kube-proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Server {
-    pub(super) service: VirtualServerKey,
-    pub(super) kind: ServerKind,
-    pub(super) destinations: Vec<Destination>,
+pub(crate) struct Server {
+    pub(crate) service: VirtualServerKey,
+    pub(crate) kind: ServerKind,
+    pub(crate) destinations: Vec<Destination>,
 }
 
 /// Ports of the node that kube-proxy forwards.
@@ -34,7 +34,6 @@ pub(super) struct Server {
 pub(super) struct NodePorts {
     /// The node's addresses, without those of the device.
     local: HashSet<IpAddr>,
-    ports: HashSet<(IpFamily, IpvsProtocol, u16)>,
     sockets: HashSet<(IpvsProtocol, SocketAddr)>,
 }
 
@@ -49,25 +48,23 @@ pub(super) fn kind(
     if device.is_some_and(|addresses| addresses.contains(&address.ip())) {
         return Some(ServerKind::OnDevice);
     }
-    node_ports.contain(protocol, address).then_some(ServerKind::NodePort)
+    node_ports.sockets.contains(&(protocol, address)).then_some(ServerKind::NodePort)
 }
 
 // === impl NodePorts ===
 
 impl NodePorts {
     pub(super) fn new(local: HashSet<IpAddr>) -> Self {
-        Self { local, ports: HashSet::new(), sockets: HashSet::new() }
+        Self { local, sockets: HashSet::new() }
     }
 
     /// Adds the entries of one of kube-proxy's sets: ports, or for SCTP addresses with ports.
     pub(super) fn extend(&mut self, family: IpFamily, protocol: IpvsProtocol, entries: &[ipset::IpsetEntry]) {
         for entry in entries {
             let Some(port) = entry.port else { continue };
-            if let Some(ip) = entry.ip {
-                self.sockets.insert((protocol, SocketAddr::new(ip, port)));
-            } else {
-                self.ports.insert((family, protocol, port));
-            }
+            let is_in_entry = |ip: &&IpAddr| IpFamily::of(ip) == family && entry.ip.is_none_or(|of| of == **ip);
+            let addresses = self.local.iter().filter(is_in_entry);
+            self.sockets.extend(addresses.map(|ip| (protocol, SocketAddr::new(*ip, port))));
         }
     }
 
@@ -75,19 +72,10 @@ impl NodePorts {
     pub(super) fn remove(&mut self, entries: &[ipset::IpsetEntry]) {
         for ipset::IpsetEntry { ip, protocol, port, .. } in entries {
             let (Some(ip), Some(protocol), Some(port)) = (ip, protocol, port) else { continue };
-            let family = IpFamily::of(ip);
-            let matches = |of: IpvsProtocol, other: u16| of.number() == *protocol && other == *port;
-            self.ports.retain(|(of, protocol, port)| *of != family || !matches(*protocol, *port));
-            self.sockets.retain(|(protocol, socket)| {
-                IpFamily::of(&socket.ip()) != family || !matches(*protocol, socket.port())
+            self.sockets.retain(|(of, socket)| {
+                (of.number(), socket.port(), socket.is_ipv4()) != (*protocol, *port, ip.is_ipv4())
             });
         }
-    }
-
-    fn contain(&self, protocol: IpvsProtocol, address: SocketAddr) -> bool {
-        let is_in_set = self.sockets.contains(&(protocol, address))
-            || self.ports.contains(&(IpFamily::of(&address.ip()), protocol, address.port()));
-        is_in_set && self.local.contains(&address.ip())
     }
 }
 
@@ -95,11 +83,7 @@ impl NodePorts {
 
 impl Server {
     pub(super) fn family(&self) -> IpFamily {
-        match self.service {
-            VirtualServerKey::Address(_, address) => IpFamily::of(&address.ip()),
-            VirtualServerKey::FwMark(netlink::AddressFamily::V4, _) => IpFamily::V4,
-            VirtualServerKey::FwMark(netlink::AddressFamily::V6, _) => IpFamily::V6,
-        }
+        if self.service.family() == AddressFamily::V4 { IpFamily::V4 } else { IpFamily::V6 }
     }
 
     pub(super) fn is_on_node_port(&self) -> bool {

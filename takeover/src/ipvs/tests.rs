@@ -11,15 +11,7 @@ fn service(protocol: IpvsProtocol, address: &str) -> VirtualServerKey {
 }
 
 fn server(protocol: IpvsProtocol, address: &str, kind: ServerKind, active: u32, inactive: u32) -> Server {
-    let destination = Destination {
-        address: "10.244.1.5:8080".parse().unwrap(),
-        forwarding: 0,
-        weight: 1,
-        upper_threshold: 0,
-        lower_threshold: 0,
-        active,
-        inactive,
-    };
+    let destination = Destination { active, inactive, ..Destination::new("10.244.1.5:8080".parse().unwrap(), 1) };
     Server { service: service(protocol, address), kind, destinations: vec![destination] }
 }
 
@@ -78,7 +70,7 @@ fn virtual_servers_are_recognized_by_address_or_node_port() {
     ] {
         assert_eq!(kind_of(service(protocol, address)), expected, "{protocol} {address}");
     }
-    assert_eq!(kind_of(VirtualServerKey::FwMark(netlink::AddressFamily::V4, 7)), None);
+    assert_eq!(kind_of(VirtualServerKey::FwMark(AddressFamily::V4, 7)), None);
     assert_eq!(plan::kind(&service(IpvsProtocol::Tcp, "10.96.0.10:80"), None, &node_ports), None);
 }
 
@@ -138,12 +130,12 @@ fn objects_with_connections_are_kept() {
     // With connections to an address on the device, the device is kept, and no set.
     let on_device = server(IpvsProtocol::Tcp, "10.96.0.10:80", ServerKind::OnDevice, 2, 1);
     let leftovers = Leftovers::new(vec![on_device], true, sets(&names));
-    assert_eq!((leftovers.device, leftovers.sets.len()), (DeviceAction::Keep, 3));
+    assert_eq!((leftovers.deletes_device, leftovers.sets.len()), (false, 3));
     assert!(leftovers.notes()[0].starts_with("IPVS has 3 connections to tcp 10.96.0.10:80; "));
     // With connections to a node port, the sets of its family with node ports are kept, and not the device.
     let half_closed = server(IpvsProtocol::Tcp, "172.16.0.11:30080", ServerKind::NodePort, 0, 1);
     let leftovers = Leftovers::new(vec![half_closed.clone(), half_closed], true, sets(&names));
-    assert_eq!(leftovers.device, DeviceAction::Delete);
+    assert!(leftovers.deletes_device);
     assert_eq!(leftovers.sets, sets(&["KUBE-CLUSTER-IP", "KUBE-6-NODE-PORT-TCP"]));
     assert!(leftovers.notes()[0].contains("172.16.0.11:30080 and 1 more; "));
 }

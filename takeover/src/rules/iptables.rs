@@ -1,14 +1,9 @@
 //! In iptables mode: one rule per VIP, and chains behind it that end in DNAT.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-};
-
 use iptables::{Condition, Rule, Ruleset, Side, Table, Target};
-use proto::model::IpFamily;
+use proto::model::{IpFamily, Protocol};
 
-use super::{ConnectionVerdict, Reached, VipAddress, VipKey, VipRules};
+use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipAddress, VipKey, VipRules};
 use crate::iptables::{is_fairleads, names};
 
 const MODE: &str = "iptables";
@@ -21,28 +16,32 @@ const COMMENT_SUFFIXES: [&str; 6] = [
     " has no local endpoints",
     " health check node port",
 ];
-/// More than the longest path of chains, in case they form a cycle.
-const MAX_DEPTH: usize = 4;
 
-pub(super) fn read(family: IpFamily, rules: &Ruleset) -> BTreeMap<VipKey, VipRules> {
+pub(super) fn read(family: IpFamily, rules: &Ruleset) -> KubeProxyRules {
     // Fairlead's iptables backend gives its chains the same names.
     if is_fairleads(rules) {
-        return BTreeMap::new();
+        return KubeProxyRules::new();
     }
     let all = |table, chains: [&'static str; 2]| {
         chains.into_iter().flat_map(move |chain| rules.parsed_rules(table, chain)).collect::<Vec<_>>()
     };
-    let mut vips = BTreeMap::<VipKey, VipRules>::new();
+    let of_nat = rules.chains_of(Table::Nat).map(|(name, _)| {
+        let targets = rules.parsed_rules(Table::Nat, name).map(|rule| targets(&rule));
+        (name.to_owned(), targets.collect())
+    });
+    let chains = Chains(of_nat.collect());
+    let mut vips = KubeProxyRules::new();
     for rule in all(Table::Nat, ["KUBE-SERVICES", "KUBE-NODEPORTS"]) {
         let (Some(key), Some(chain)) = (vip(family, &rule), rule.chain()) else { continue };
-        let Reached { internal, external } = reached(rules, chain);
-        if internal.is_empty() && external.is_empty() {
-            continue;
+        // Clients within the source ranges continue as without them.
+        let jumps = chains.0.get(chain).into_iter().flatten().flat_map(|rule| &rule.chains);
+        let without_ranges = jumps.map(String::as_str).next().filter(|_| names::kind(chain) == Some("KUBE-FW-"));
+        let chain = without_ranges.unwrap_or(chain);
+        let endpoints = chains.reached(chain, matches!(names::kind(chain), Some("KUBE-EXT-" | "KUBE-XLB-")));
+        // Without any endpoint the packet is not translated, and the filter table decides.
+        if endpoints.iter().any(|endpoints| !endpoints.is_empty()) {
+            vips.entry(key).or_insert_with(|| VipRules::new(MODE, service(&rule), endpoints));
         }
-        // Without an endpoint the packet is not translated, and the filter table decides.
-        let [internal, external] =
-            [internal, external].map(|endpoints| ConnectionVerdict::of(endpoints, ConnectionVerdict::Drop));
-        vips.entry(key).or_insert(VipRules { mode: MODE, service: service(&rule), internal, external });
     }
     for rule in all(Table::Filter, ["KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES"]) {
         let verdict = match rule.target {
@@ -59,7 +58,7 @@ pub(super) fn read(family: IpFamily, rules: &Ruleset) -> BTreeMap<VipKey, VipRul
 /// The VIP that a rule matches; `None` when it matches something else.
 fn vip(family: IpFamily, rule: &Rule) -> Option<VipKey> {
     let protocol = rule.find(|condition| match condition {
-        Condition::Protocol(number @ (6 | 17 | 132)) => Some(*number),
+        Condition::Protocol(number) => Protocol::from_number(*number),
         _ => None,
     })?;
     let port = rule.find(|condition| match condition {
@@ -85,49 +84,18 @@ fn service(rule: &Rule) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// The endpoints that a chain leads to.
-fn reached(rules: &Ruleset, chain: &str) -> Reached {
-    let kind = names::kind(chain);
-    if kind == Some("KUBE-FW-") {
-        // Clients within the source ranges continue as without them.
-        let next = rules.parsed_rules(Table::Nat, chain).find_map(|rule| rule.chain().map(str::to_owned));
-        return next.map(|chain| reached(rules, &chain)).unwrap_or_default();
-    }
-    if !matches!(kind, Some("KUBE-EXT-" | "KUBE-XLB-")) {
-        return Reached::by_all(endpoints(rules, chain, MAX_DEPTH));
-    }
+fn targets(rule: &Rule) -> RuleTargets {
     let is_source = |condition: &Condition| {
-        matches!(
-            condition,
-            Condition::Address(Side::Source, _)
-                | Condition::Local(Side::Source)
-                | Condition::Interface(Side::Source, _)
-        )
+        use Condition::{Address, Interface, Local};
+        matches!(condition, Address(Side::Source, _) | Local(Side::Source) | Interface(Side::Source, _))
     };
-    let mut reached = Reached::default();
-    for rule in rules.parsed_rules(Table::Nat, chain) {
-        let Some(next) = rule.chain() else { continue };
-        let endpoints = endpoints(rules, next, MAX_DEPTH);
-        if rule.matches.iter().any(|one| is_source(&one.condition)) {
-            reached.add_internal(endpoints);
-        } else {
-            reached.add_all(endpoints);
-        }
+    let endpoint = match rule.target {
+        Target::Dnat { address: Some(address), port: Some(port) } => Some((address, port).into()),
+        _ => None,
+    };
+    RuleTargets {
+        is_conditional: rule.matches.iter().any(|one| is_source(&one.condition)),
+        endpoints: endpoint.into_iter().collect(),
+        chains: rule.chain().map(str::to_owned).into_iter().collect(),
     }
-    reached
-}
-
-/// The destinations of DNAT in a chain and those that it leads to.
-fn endpoints(rules: &Ruleset, chain: &str, depth: usize) -> BTreeSet<SocketAddr> {
-    let mut found = BTreeSet::new();
-    for rule in rules.parsed_rules(Table::Nat, chain) {
-        match &rule.target {
-            Target::Dnat { address: Some(address), port: Some(port) } => {
-                found.insert(SocketAddr::new(*address, *port));
-            }
-            Target::Jump(chain) | Target::Goto(chain) if depth > 0 => found.extend(endpoints(rules, chain, depth - 1)),
-            _ => {}
-        }
-    }
-    found
 }

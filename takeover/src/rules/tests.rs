@@ -15,7 +15,7 @@ fn read_all() -> Vec<String> {
         let VipRules { mode, service, internal, external } = rules;
         format!("{mode} {} {vip}: {internal} | {external}", service.as_deref().unwrap_or("?"))
     };
-    block_on(KubeProxyRules::read()).unwrap().vips.into_iter().map(line).collect()
+    block_on(kube_proxy_rules()).unwrap().into_iter().map(line).collect()
 }
 
 #[test]

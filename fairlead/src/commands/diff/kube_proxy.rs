@@ -17,7 +17,7 @@ use backend::{
 };
 use proto::model::{IpFamily, PoolClass, TrafficPolicy};
 use serde::Serialize;
-use takeover::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules};
+use takeover::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules, kube_proxy_rules};
 
 use crate::table::Table;
 
@@ -81,21 +81,21 @@ const NOT_COMPARED: &str =
 
 /// Reads kube-proxy's rules in this network namespace, and compares them.
 pub(crate) async fn compare(state: &NodeState) -> Result<KubeProxyReport> {
-    Ok(KubeProxyReport::new(state, KubeProxyRules::read().await?))
+    Ok(KubeProxyReport::new(state, kube_proxy_rules().await?))
 }
 
 impl KubeProxyReport {
     fn new(state: &NodeState, rules: KubeProxyRules) -> Self {
         let mut ours = fairlead_vips(state);
-        let modes: BTreeSet<_> = rules.vips.values().map(|served| served.mode).collect();
+        let modes: BTreeSet<_> = rules.values().map(|served| served.mode).collect();
         let mut report =
             Self { modes, equal: 0, differences: Vec::new(), documented: Vec::new(), notes: vec![NOT_COMPARED] };
-        let has_node_ports = rules.vips.keys().any(|vip| matches!(vip.address, VipAddress::NodePort(_)));
+        let has_node_ports = rules.keys().any(|vip| matches!(vip.address, VipAddress::NodePort(_)));
         if has_node_ports && report.modes.iter().any(|mode| *mode != "nftables") {
             report.notes.push(ALL_ADDRESSES);
         }
         let addresses_in_use = addresses_in_use(state);
-        for (vip, theirs) in rules.vips {
+        for (vip, theirs) in rules {
             let ours = ours.remove(&vip);
             let why = match (&ours, vip.address) {
                 (None, VipAddress::Ip(address, _)) if addresses_in_use.contains(&address) => Some(ADDRESS_IN_USE),
@@ -264,7 +264,7 @@ fn fairlead_vips(state: &NodeState) -> BTreeMap<VipKey, FairleadVip> {
                     TrafficPolicy::Local => PoolClass::Local,
                 };
                 let [inside, outside] = [inside, outside].map(|class| verdict(service, class, family));
-                let vip = VipKey { family, address, protocol: key.protocol.number() };
+                let vip = VipKey { family, address, protocol: key.protocol };
                 fairlead_vips.insert(vip, FairleadVip { service_port: key.to_string(), policy, inside, outside });
             }
         }

@@ -1,6 +1,7 @@
 //! Tests with rules of kube-proxy that are built in memory.
 
 use backend::testing::mk_state;
+use proto::model::Protocol;
 
 use super::*;
 
@@ -10,11 +11,11 @@ fn endpoints(list: &[&str]) -> ConnectionVerdict {
 
 fn vip(address: &str) -> VipKey {
     let address: SocketAddr = address.parse().unwrap();
-    VipKey { family: IpFamily::V4, address: VipAddress::Ip(address.ip(), address.port()), protocol: 6 }
+    VipKey { family: IpFamily::V4, address: VipAddress::Ip(address.ip(), address.port()), protocol: Protocol::Tcp }
 }
 
 fn node_port(port: u16) -> VipKey {
-    VipKey { family: IpFamily::V4, address: VipAddress::NodePort(port), protocol: 6 }
+    VipKey { family: IpFamily::V4, address: VipAddress::NodePort(port), protocol: Protocol::Tcp }
 }
 
 fn served(mode: &'static str, inside: ConnectionVerdict, outside: ConnectionVerdict) -> VipRules {
@@ -52,19 +53,16 @@ fn equal_vips(mode: &'static str) -> BTreeMap<VipKey, VipRules> {
 
 #[test]
 fn equal_rules_have_no_differences() {
-    let report = KubeProxyReport::new(&state(), KubeProxyRules { vips: equal_vips("nftables") });
+    let report = KubeProxyReport::new(&state(), equal_vips("nftables"));
     assert!(report.is_as_documented(), "{}", report.text());
     assert_eq!((report.equal, report.documented.len()), (4, 0));
     assert_eq!(report.notes, [NOT_COMPARED]);
-    assert_eq!(
-        KubeProxyReport::new(&state(), KubeProxyRules { vips: equal_vips("iptables") }).notes,
-        [NOT_COMPARED, ALL_ADDRESSES]
-    );
+    assert_eq!(KubeProxyReport::new(&state(), equal_vips("iptables")).notes, [NOT_COMPARED, ALL_ADDRESSES]);
 }
 
 #[test]
 fn nothing_is_compared_without_rules() {
-    let report = KubeProxyReport::new(&state(), KubeProxyRules::default());
+    let report = KubeProxyReport::new(&state(), KubeProxyRules::new());
     assert!(report.is_as_documented());
     assert_eq!(report.text(), "kube-proxy has no rules on this node that serve a VIP\n");
 }
@@ -76,7 +74,7 @@ fn differences_name_endpoints_of_one_side_only() {
     vips.insert(vip("10.96.0.10:80"), served("nftables", fewer.clone(), fewer));
     vips.remove(&vip("10.96.0.12:80"));
     vips.insert(vip("10.96.0.99:80"), served("nftables", ConnectionVerdict::Reject, ConnectionVerdict::Reject));
-    let report = KubeProxyReport::new(&state(), KubeProxyRules { vips });
+    let report = KubeProxyReport::new(&state(), vips);
     let cells: Vec<_> = report.differences.iter().map(VipDifference::cells).collect();
     let expected = [
         [
@@ -101,7 +99,7 @@ fn documented_differences_are_kept_apart() {
     let remote = endpoints(&["10.244.2.9:8080"]);
     vips.insert(vip("10.96.0.11:80"), served("ipvs", remote.clone(), remote.clone()));
     vips.insert(vip("172.16.0.11:443"), served("ipvs", remote.clone(), remote));
-    let report = KubeProxyReport::new(&state(), KubeProxyRules { vips });
+    let report = KubeProxyReport::new(&state(), vips);
     assert!(report.is_as_documented(), "{}", report.text());
     let reasons: Vec<_> = report.documented.iter().map(|difference| (&*difference.vip, difference.why)).collect();
     let expected = [
@@ -114,5 +112,5 @@ fn documented_differences_are_kept_apart() {
     let mut vips = equal_vips("nftables");
     let local = endpoints(&["10.244.1.1:8080"]);
     vips.insert(node_port(30080), served("nftables", local.clone(), local));
-    assert!(!KubeProxyReport::new(&state(), KubeProxyRules { vips }).is_as_documented());
+    assert!(!KubeProxyReport::new(&state(), vips).is_as_documented());
 }
