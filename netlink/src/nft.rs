@@ -35,6 +35,6 @@ pub use expr::{
 pub use fields::{FieldReader, Fields};
 pub use handle::NftHandle;
 pub use monitor::{NftChange, NftEvent, NftMonitor};
-pub use set::{DataType, Set, SetFlags};
+pub use set::{DataType, Set, SetFlags, value_len};
 pub use table::{Table, TableFamily};
 pub use userdata::Comment;

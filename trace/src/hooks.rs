@@ -75,9 +75,8 @@ pub fn trace(rules: &NodeRules, packet: &Packet, kernel: &mut dyn Kernel) -> Res
         }
         let mut traversal = Traversal::new(packet.clone(), &mut choices, kernel);
         let verdict = run(rules, &mut traversal)?;
-        let Traversal { steps, endpoint, scheduled, masquerade, unknown, .. } = traversal;
-        let probability = choices.probability();
-        paths.push(Path { probability, steps, endpoint, scheduled, masquerade, verdict, unknown });
+        let path = traversal.path;
+        paths.push(Path { probability: choices.probability(), verdict, ..path });
         next = choices.next();
     }
     Ok(Trace { packet: packet.clone(), paths })
@@ -138,13 +137,13 @@ fn at(rules: &NodeRules, traversal: &mut Traversal<'_>, hook: Hook, nat_chains: 
         if is_nat && (translated || nat_chains == NatChains::Skip) {
             continue;
         }
-        let before = (traversal.endpoint, traversal.masquerade.clone());
+        let before = (traversal.path.endpoint, traversal.path.masquerade.clone());
         let verdict = match chain {
             Some((table, name, policy)) => {
-                let steps = traversal.steps.len();
+                let steps = traversal.path.steps.len();
                 let verdict = evaluate_base(table, traversal, name, policy)?;
                 let is_dropped = verdict != ChainVerdict::Accept;
-                if traversal.steps.len() == steps && (is_dropped || table.rule_count(name) > 0) {
+                if traversal.path.steps.len() == steps && (is_dropped || table.rule_count(name) > 0) {
                     let policy = if is_dropped { "drop" } else { "accept" };
                     let action = format!("no rule matches, policy {policy}");
                     traversal.step(table.full_name(name), String::new(), action);
@@ -153,7 +152,7 @@ fn at(rules: &NodeRules, traversal: &mut Traversal<'_>, hook: Hook, nat_chains: 
             }
             None => ipvs::schedule(traversal)?,
         };
-        translated |= is_nat && before != (traversal.endpoint, traversal.masquerade.clone());
+        translated |= is_nat && before != (traversal.path.endpoint, traversal.path.masquerade.clone());
         if verdict != ChainVerdict::Accept {
             return Ok(verdict);
         }

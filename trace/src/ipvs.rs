@@ -19,7 +19,6 @@ use netlink::{
 use crate::{
     kernel::VirtualServer,
     outcome::{IpvsSelection, PacketVerdict, SelectionMethod},
-    packet::Packet,
     traversal::{ChainVerdict, Traversal},
 };
 
@@ -39,7 +38,7 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
 
 /// Lets a virtual server handle the packet, if there is one for it.
 pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
-    if traversal.scheduled.is_some() {
+    if traversal.path.scheduled.is_some() {
         return Ok(ChainVerdict::Accept);
     }
     let Some((key, server)) = find(traversal)? else { return Ok(ChainVerdict::Accept) };
@@ -49,10 +48,7 @@ pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
     let (available, unavailable): (Vec<_>, Vec<_>) = server.destinations.iter().partition(|it| accepts_new(it));
     let note = unavailable_note(&unavailable);
     if available.is_empty() {
-        let with = match traversal.packet.is_v4() {
-            true => "ICMP port unreachable",
-            false => "ICMPv6 port unreachable",
-        };
+        let with = if traversal.packet.is_v4() { "ICMP port unreachable" } else { "ICMPv6 port unreachable" };
         let action = format!("rejected with {with}: no destination accepts new connections{note}");
         traversal.step(NAME.to_owned(), rule, action);
         let reason = format!("virtual server {name} has no destination that accepts new connections");
@@ -68,18 +64,20 @@ pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
         }
     };
     if destination.forwarding & FORWARDING != 0 {
-        traversal.unknown(format!(
-            "{} uses a forwarding method other than masquerading, which is not evaluated",
-            destination.address
-        ));
+        let address = destination.address;
+        traversal
+            .unknown(format!("{address} uses a forwarding method other than masquerading, which is not evaluated"));
     }
     let affinity_seconds = is_persistent.then_some(server.scheduling.timeout);
     let scheduled = IpvsSelection { server: name, scheduler, method, affinity_seconds };
-    let to = SocketAddr::new(destination.address.ip(), port(&key, destination, &traversal.packet, is_persistent));
+    // A persistent virtual server for a mark does not translate ports (`ip_vs_sched_persist`).
+    let keeps_port = is_persistent && matches!(key, VirtualServerKey::FwMark(..));
+    let port = Some(destination.address.port()).filter(|port| *port != 0 && !keeps_port);
+    let to = SocketAddr::new(destination.address.ip(), port.unwrap_or(traversal.packet.destination.port()));
     traversal.translate(Some(to.ip()), Some(to.port()));
     let of = if available.len() > 1 { format!(" of {}", available.len()) } else { String::new() };
     traversal.step(NAME.to_owned(), rule, format!("destination {to}{of}, {scheduled}{note}"));
-    traversal.scheduled = Some(scheduled);
+    traversal.path.scheduled = Some(scheduled);
     // A packet to this node continues to the local process.
     Ok(if traversal.kernel.is_local(to.ip()) { ChainVerdict::Accept } else { ChainVerdict::SentByIpvs })
 }
@@ -128,15 +126,6 @@ fn probabilities(scheduler: &str, available: &[&Destination]) -> (SelectionMetho
         }
         "sh" | "mh" => (SelectionMethod::ClientHash, equal),
         _ => (SelectionMethod::Scheduler, equal),
-    }
-}
-
-/// The port after translation: a persistent virtual server for a mark does not translate ports (`ip_vs_sched_persist`).
-fn port(key: &VirtualServerKey, destination: &Destination, packet: &Packet, is_persistent: bool) -> u16 {
-    let keeps_port = is_persistent && matches!(key, VirtualServerKey::FwMark(..));
-    match destination.address.port() {
-        port if port != 0 && !keeps_port => port,
-        _ => packet.destination.port(),
     }
 }
 

@@ -23,10 +23,11 @@ pub struct TraceStep {
 }
 
 /// What happens to a packet in the end.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PacketVerdict {
     /// It is delivered to its destination.
+    #[default]
     Delivered,
     /// It is dropped, and the sender receives an error.
     Rejected {
@@ -79,7 +80,7 @@ pub enum SelectionMethod {
 }
 
 /// One path that the packet may take.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Path {
     /// The sum over all paths is 1. Unknown probabilities ([`SelectionMethod`]) are taken as equal.
     pub probability: f64,
@@ -124,21 +125,12 @@ impl Trace {
     pub fn summaries(&self) -> Vec<PathSummary<'_>> {
         let mut summaries: Vec<PathSummary<'_>> = Vec::new();
         for path in &self.paths {
-            let same = |summary: &&mut PathSummary<'_>| {
-                let example = summary.example;
-                example.verdict == path.verdict
-                    && example.endpoint.is_some() == path.endpoint.is_some()
-                    && example.scheduled == path.scheduled
-                    && is_same(example.masquerade.as_ref(), path.masquerade.as_ref())
-            };
-            let summary = match summaries.iter_mut().find(same) {
-                Some(summary) => summary,
-                None => {
-                    summaries.push(PathSummary { example: path, endpoints: Vec::new(), probability: 0.0 });
-                    let last = summaries.len() - 1;
-                    &mut summaries[last]
-                }
-            };
+            let index = summaries.iter().position(|summary| summary.example.group() == path.group());
+            let index = index.unwrap_or_else(|| {
+                summaries.push(PathSummary { example: path, endpoints: Vec::new(), probability: 0.0 });
+                summaries.len() - 1
+            });
+            let summary = &mut summaries[index];
             summary.probability += path.probability;
             if let Some(endpoint) = path.endpoint {
                 match summary.endpoints.iter_mut().find(|(other, _)| *other == endpoint) {
@@ -151,9 +143,15 @@ impl Trace {
     }
 }
 
-/// The new address may differ with the interface of the endpoint.
-fn is_same(one: Option<&SourceTranslation>, other: Option<&SourceTranslation>) -> bool {
-    one.map(|translation| &translation.reason) == other.map(|translation| &translation.reason)
+// === impl Path ===
+
+impl Path {
+    /// What paths of one summary have in common. The address of the new source may differ with the interface of the
+    /// endpoint.
+    fn group(&self) -> (&PacketVerdict, bool, Option<&IpvsSelection>, Option<&str>) {
+        let reason = self.masquerade.as_ref().map(|translation| translation.reason.as_str());
+        (&self.verdict, self.endpoint.is_some(), self.scheduled.as_ref(), reason)
+    }
 }
 
 // === impl IpvsSelection ===

@@ -7,7 +7,7 @@ use netlink::nft::Hook;
 use crate::{
     choices::Choices,
     kernel::Kernel,
-    outcome::{IpvsSelection, PacketVerdict, SourceTranslation, TraceStep},
+    outcome::{PacketVerdict, Path, SourceTranslation, TraceStep},
     packet::{Packet, PacketOrigin},
 };
 
@@ -20,15 +20,10 @@ pub(crate) struct Traversal<'a> {
     pub(crate) ct_mark: u32,
     /// The rule that set bits of a mark last.
     pub(crate) marked_by: String,
-    pub(crate) endpoint: Option<SocketAddr>,
-    /// Set when IPVS selected the endpoint. IPVS handles a packet only once, and connection tracking does not treat
-    /// this as translation.
-    pub(crate) scheduled: Option<IpvsSelection>,
-    pub(crate) masquerade: Option<SourceTranslation>,
+    /// The result so far. IPVS handles a packet only once, and connection tracking does not treat that as translation.
+    pub(crate) path: Path,
     /// The output interface, once the packet is routed.
     pub(crate) out: Option<String>,
-    pub(crate) steps: Vec<TraceStep>,
-    pub(crate) unknown: Vec<String>,
     /// The rules that jumped to the current chain.
     pub(crate) jumped_by: Vec<String>,
     pub(crate) choices: &'a mut Choices,
@@ -55,12 +50,8 @@ impl<'a> Traversal<'a> {
             mark: 0,
             ct_mark: 0,
             marked_by: String::new(),
-            endpoint: None,
-            scheduled: None,
-            masquerade: None,
+            path: Path::default(),
             out: None,
-            steps: Vec::new(),
-            unknown: Vec::new(),
             jumped_by: Vec::new(),
             choices,
             kernel,
@@ -69,13 +60,13 @@ impl<'a> Traversal<'a> {
 
     pub(crate) fn step(&mut self, chain: String, rule: String, action: String) {
         let hook = self.hook.name();
-        self.steps.push(TraceStep { hook, chain, rule, action });
+        self.path.steps.push(TraceStep { hook, chain, rule, action });
     }
 
     /// Records something that cannot be evaluated.
     pub(crate) fn unknown(&mut self, note: String) {
-        if !self.unknown.contains(&note) {
-            self.unknown.push(note);
+        if !self.path.unknown.contains(&note) {
+            self.path.unknown.push(note);
         }
     }
 
@@ -95,12 +86,12 @@ impl<'a> Traversal<'a> {
         let to = self.packet.destination;
         let to = SocketAddr::new(address.unwrap_or(to.ip()), port.unwrap_or(to.port()));
         self.packet.destination = to;
-        self.endpoint = Some(to);
+        self.path.endpoint = Some(to);
     }
 
     /// Whether connection tracking has recorded a translated destination.
     pub(crate) fn is_translated(&self) -> bool {
-        self.endpoint.is_some() && self.scheduled.is_none()
+        self.path.endpoint.is_some() && self.path.scheduled.is_none()
     }
 
     /// Sets the mark of its connection.
@@ -118,7 +109,7 @@ impl<'a> Traversal<'a> {
         if let Some(source) = source {
             self.packet.source.set_ip(source);
         }
-        self.masquerade = Some(SourceTranslation { source, reason });
+        self.path.masquerade = Some(SourceTranslation { source, reason });
     }
 
     /// The name of the input interface; empty for packets that this node sends.

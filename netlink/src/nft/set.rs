@@ -93,7 +93,8 @@ impl Set {
 }
 
 /// The length in bytes of a value of these fields.
-pub(crate) fn value_len(fields: &[DataType]) -> usize {
+#[must_use]
+pub fn value_len(fields: &[DataType]) -> usize {
     match fields {
         [only] => only.len(),
         fields => fields.iter().map(|field| align(field.len())).sum(),

@@ -151,7 +151,7 @@ fn holds(traversal: &mut Traversal<'_>, condition: &Condition) -> Result<Option<
         Condition::State(words) => words.iter().any(|word| match word.as_str() {
             "NEW" => true,
             "DNAT" => traversal.is_translated(),
-            "SNAT" => traversal.masquerade.is_some(),
+            "SNAT" => traversal.path.masquerade.is_some(),
             _ => false,
         }),
         Condition::Local(side) => traversal.kernel.is_local(traversal.packet.end(*side).ip()),

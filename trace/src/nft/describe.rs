@@ -37,20 +37,6 @@ fn hex(bytes: &[u8]) -> String {
     format!("0x{digits}")
 }
 
-/// The length in registers of a key or value of these types.
-pub(super) fn len(types: &[DataType]) -> usize {
-    let unpadded = |kind: &DataType| match kind {
-        DataType::Ipv6Addr | DataType::IfName | DataType::Verdict => 16,
-        DataType::InetProto => 1,
-        DataType::InetService => 2,
-        DataType::Ipv4Addr | DataType::Mark | DataType::Other(_) => 4usize,
-    };
-    match types {
-        [only] => unpadded(only),
-        types => types.iter().map(|kind| unpadded(kind).next_multiple_of(4)).sum(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use netlink::nft::Fields;
@@ -62,7 +48,6 @@ mod tests {
         let types = [DataType::Ipv4Addr, DataType::InetProto, DataType::InetService];
         let key = Fields::new().addr([10, 96, 0, 10]).proto(6).port(80);
         assert_eq!(value(&types, &key), "10.96.0.10 . tcp . 80");
-        assert_eq!(len(&types), key.len());
         assert_eq!(value(&[DataType::Mark], &1u32.to_ne_bytes()), "0x1");
         assert_eq!(value(&[DataType::Other(3)], &[1, 2]), "0x0102");
     }

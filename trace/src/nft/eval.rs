@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use anyhow::Result;
 use netlink::nft::{
     CmpOp, CtDirection, CtKey, DynsetOp, Expr, FibFlags, FibResult, FieldReader, Fields, LookupMatch, MetaKey, NatType,
-    NumgenType, RangeOp, Register, RejectWith, Rule, Verdict,
+    NumgenType, RangeOp, Register, RejectWith, Rule, Verdict, value_len,
 };
 
 use super::{Table, describe};
@@ -169,7 +169,7 @@ impl RuleRun<'_, '_, '_> {
             Expr::Lookup { set, sreg, dreg, matches } => return self.lookup(set, *sreg, *dreg, *matches),
             Expr::Dynset { set, op, key, .. } => {
                 let types = self.table.sets.get(set).map_or(&[][..], |set| &set.key);
-                let key = describe::value(types, self.registers.get(*key, describe::len(types)));
+                let key = describe::value(types, self.registers.get(*key, value_len(types)));
                 self.actions.push(match op {
                     DynsetOp::Delete => format!("delete {key} from @{set}"),
                     DynsetOp::Add | DynsetOp::Update => format!("add {key} to @{set}"),
@@ -262,7 +262,7 @@ impl RuleRun<'_, '_, '_> {
         matches: LookupMatch,
     ) -> Result<ExprResult> {
         let Some(listed) = self.table.sets.get(set) else { return Ok(self.unknown("lookup")) };
-        let key = self.registers.get(sreg, describe::len(&listed.key)).to_vec();
+        let key = self.registers.get(sreg, value_len(&listed.key)).to_vec();
         let element = self.traversal.kernel.element(&self.table.table, set, &key)?;
         let key = describe::value(&listed.key, &key);
         let name = if set.starts_with("__") { "the anonymous set".to_owned() } else { format!("@{set}") };
