@@ -7,7 +7,6 @@
 //! ```
 
 mod lock;
-mod process;
 mod program;
 mod restore;
 mod rule;

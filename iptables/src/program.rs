@@ -2,18 +2,17 @@
 
 use std::{
     fmt,
+    io::ErrorKind,
+    process::{Output, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
 use proto::model::IpFamily;
+use tokio::{io::AsyncWriteExt as _, process::Command};
 use tracing::debug;
 
-use crate::{
-    RestoreError, Script, Variant, lock,
-    process::{self, Exit},
-    restore,
-};
+use crate::{RestoreError, Script, Variant, lock, restore};
 
 /// How many seconds `iptables-restore` waits for the xtables lock (`--wait`).
 const LOCK_TIMEOUT_S: &str = "5";
@@ -69,8 +68,8 @@ pub async fn save_all() -> Result<Vec<SavedRules>> {
 
 /// The variant of an installed program, by its `--version`.
 pub(crate) async fn installed_variant(name: &str) -> Result<Option<Variant>> {
-    let exit = process::run(name, &["--version"], "").await?;
-    Ok(exit.map(|exit| Variant::from_version(&exit.stdout)))
+    let output = run(name, &["--version"], "").await?;
+    Ok(output.map(|output| Variant::from_version(&String::from_utf8_lossy(&output.stdout))))
 }
 
 const fn plain_name(family: IpFamily) -> &'static str {
@@ -100,13 +99,11 @@ impl Program {
     /// When the program fails.
     pub async fn save(self) -> Result<Option<String>> {
         let name = format!("{}-save", self.name);
-        let Some(Exit { code, stdout, stderr }) = process::run(&name, &[], "").await? else {
-            return Ok(None);
-        };
-        if code != Some(0) {
-            bail!("{name}: {}", restore::reason(&stderr));
+        let Some(Output { status, stdout, stderr }) = run(&name, &[], "").await? else { return Ok(None) };
+        if !status.success() {
+            bail!("{name}: {}", restore::reason(&String::from_utf8_lossy(&stderr)));
         }
-        Ok(Some(stdout))
+        String::from_utf8(stdout).map(Some).with_context(|| format!("the output of {name} is not UTF-8"))
     }
 
     /// Executes a script; each table is changed completely or not at all.
@@ -127,8 +124,9 @@ impl Program {
         for attempt in 1.. {
             let begun = Instant::now();
             let arguments = ["--noflush", "--wait", LOCK_TIMEOUT_S];
-            let exit = process::run(&program, &arguments, script.text()).await.map_err(failed)?;
-            let Exit { code, stderr, .. } = exit.context("it is not installed").map_err(failed)?;
+            let output = run(&program, &arguments, script.text()).await.map_err(failed)?;
+            let Output { status, stderr, .. } = output.context("it is not installed").map_err(failed)?;
+            let (code, stderr) = (status.code(), String::from_utf8_lossy(&stderr));
             let took_us = begun.elapsed().as_micros() as u64;
             debug!(program, lines = script.commands(), bytes = script.text().len(), took_us, code, "restored");
             let reason = restore::reason(&stderr);
@@ -158,4 +156,24 @@ impl fmt::Display for Program {
 /// Whether another process holds the lock, or committed a change in between.
 fn is_busy(stderr: &str) -> bool {
     ["xtables lock", "temporarily unavailable"].iter().any(|text| stderr.contains(text))
+}
+
+/// Runs a program until it ends. `None` when it is not installed. The program is killed when the future is dropped.
+async fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<Option<Output>> {
+    let mut command = Command::new(program);
+    command.args(arguments).kill_on_drop(true);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = match command.spawn() {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        child => child.with_context(|| format!("start {program}"))?,
+    };
+    let pipe = child.stdin.take();
+    let write = async {
+        if let Some(mut pipe) = pipe {
+            // A program that exits before it has read everything reports the reason on stderr.
+            let _ = pipe.write_all(stdin.as_bytes()).await;
+        }
+    };
+    let ((), output) = tokio::join!(write, child.wait_with_output());
+    output.map(Some).with_context(|| format!("wait for {program}"))
 }

@@ -8,7 +8,7 @@ use std::{
     fmt,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{ChainSpec, Hook, Rule, Script, ScriptLine, Table, rule::words};
 
@@ -118,13 +118,10 @@ impl Ruleset {
     /// # Errors
     /// Names the table.
     pub fn ensure_readable(&self, tables: &[Table]) -> Result<()> {
-        let incompatible = tables.iter().find(|table| self.incompatible.contains(table));
-        match incompatible {
-            Some(table) => anyhow::bail!(
-                "iptables cannot read table {table}: it contains a rule made by nft; delete that rule with nft"
-            ),
-            None => Ok(()),
+        if let Some(table) = tables.iter().find(|table| self.incompatible.contains(table)) {
+            bail!("iptables cannot read table {table}: it contains a rule made by nft; delete that rule with nft");
         }
+        Ok(())
     }
 
     /// The tables that are in use.

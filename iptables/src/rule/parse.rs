@@ -1,7 +1,6 @@
 //! Reads one rule from the options that `iptables-save` prints.
 
 use std::{
-    iter::Peekable,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
 };
@@ -16,16 +15,6 @@ const NO_EFFECT: [&str; 12] =
     ["LOG", "NFLOG", "TRACE", "CT", "NOTRACK", "TCPMSS", "CHECKSUM", "CLASSIFY", "NFACCT", "SET", "DSCP", "TOS"];
 /// Options without a value that hold for the first packet of every connection, or only modify another option.
 const IGNORED: [&str; 5] = ["--reap", "--rsource", "--fragment", "--syn", "--rttl"];
-
-/// Reads one rule, word by word.
-struct Reader<'a, W: Iterator, C> {
-    words: Peekable<W>,
-    is_chain: C,
-    negated: bool,
-    /// The `-m` that the options belong to.
-    module: &'a str,
-    rule: Rule,
-}
 
 /// Splits at spaces outside of quotes. Quotes and escapes stay in the words.
 pub(crate) fn words(line: &str) -> impl Iterator<Item = &str> {
@@ -66,98 +55,76 @@ fn unquote(word: &str) -> String {
 impl Rule {
     /// Reads a rule. `is_chain`: whether a chain of this name exists, which distinguishes jumps from other targets.
     pub fn parse(text: &str, is_chain: impl Fn(&str) -> bool) -> Self {
-        let rule = Self { text: text.to_owned(), comment: String::new(), matches: Vec::new(), target: Target::None };
-        let mut reader = Reader { words: words(text).peekable(), is_chain, negated: false, module: "", rule };
-        while let Some(word) = reader.words.next() {
-            reader.option(word);
+        let mut rule =
+            Self { text: text.to_owned(), comment: String::new(), matches: Vec::new(), target: Target::None };
+        let words: Vec<_> = words(text).collect();
+        // The `-m` that the options belong to.
+        let mut module = "";
+        let mut negated = false;
+        let mut rest = &words[..];
+        while let [option, tail @ ..] = rest {
+            let values = tail.iter().take_while(|word| !word.starts_with('-') && **word != "!").count();
+            let (values, after) = tail.split_at(values);
+            let value = values.first().copied().unwrap_or_default();
+            rest = after;
+            match *option {
+                "!" => negated = true,
+                "-m" => module = value,
+                "--comment" => {
+                    rule.comment = tail.first().map(|word| unquote(word)).unwrap_or_default();
+                    rest = tail.get(1..).unwrap_or_default();
+                }
+                "-j" if is_chain(value) => rule.target = Target::Jump(value.to_owned()),
+                "-g" if is_chain(value) => rule.target = Target::Goto(value.to_owned()),
+                "-j" | "-g" => {
+                    rule.target = target(value, tail.get(1..).unwrap_or_default());
+                    rest = &[];
+                }
+                option if IGNORED.contains(&option) && !negated => {}
+                // How long an address stays in the list, and which part of it counts, is not evaluated.
+                "--seconds" | "--mask" if module == "recent" => {}
+                "--mode" if value == "random" => {}
+                "--name" if module == "recent" => {
+                    let last = rule.matches.last_mut().map(|one| &mut one.condition);
+                    if let Some(Condition::Recent(list) | Condition::SetRecent(list)) = last {
+                        value.clone_into(list);
+                    }
+                }
+                option => {
+                    let unknown = || format!("-m {module} {option} {}", values.join(" ")).trim_end().to_owned();
+                    let condition = condition(module, option, values).unwrap_or_else(|| Condition::Unknown(unknown()));
+                    rule.matches.push(Match { negated: std::mem::take(&mut negated), condition });
+                }
+            }
         }
-        reader.rule
+        rule
     }
 }
 
-// === impl Reader ===
-
-impl<'a, W: Iterator<Item = &'a str>, C: Fn(&str) -> bool> Reader<'a, W, C> {
-    /// The value of an option; empty when it has none.
-    fn value(&mut self) -> &'a str {
-        self.words.next_if(|word| !word.starts_with('-') && *word != "!").unwrap_or_default()
-    }
-
-    fn push(&mut self, condition: Option<Condition>, option: &str, value: &str) {
-        let unknown = || Condition::Unknown(format!("-m {} {option} {value}", self.module).trim_end().to_owned());
-        let condition = condition.unwrap_or_else(unknown);
-        self.rule.matches.push(Match { negated: std::mem::take(&mut self.negated), condition });
-    }
-
-    fn option(&mut self, option: &'a str) {
-        let recent = self.module == "recent";
-        match option {
-            "!" => self.negated = true,
-            "-m" => self.module = self.value(),
-            "--comment" => self.rule.comment = self.words.next().map(unquote).unwrap_or_default(),
-            "-j" | "-g" => {
-                let name = self.value();
-                let rest: Vec<_> = self.words.by_ref().collect();
-                self.rule.target = match option {
-                    _ if !(self.is_chain)(name) => target(name, &rest),
-                    "-j" => Target::Jump(name.to_owned()),
-                    _ => Target::Goto(name.to_owned()),
-                };
-            }
-            _ if IGNORED.contains(&option) && !self.negated => {}
-            // How long an address stays in the list, and which part of it counts, is not evaluated.
-            "--seconds" | "--mask" if recent => drop(self.value()),
-            "--rcheck" | "--update" => self.push(Some(Condition::Recent(String::new())), option, ""),
-            "--set" if recent => self.push(Some(Condition::SetRecent(String::new())), option, ""),
-            "--name" if recent => {
-                let name = self.value();
-                if let Some(Match { condition: Condition::Recent(list) | Condition::SetRecent(list), .. }) =
-                    self.rule.matches.last_mut()
-                {
-                    name.clone_into(list);
-                }
-            }
-            "--match-set" => {
-                let (name, sides) = (self.value(), self.value());
-                let condition = sides_of(sides).map(|sides| Condition::InSet { name: name.to_owned(), sides });
-                self.push(condition, option, &format!("{name} {sides}"));
-            }
-            "--mode" => {
-                let mode = self.value();
-                if mode != "random" {
-                    self.push(None, option, mode);
-                }
-            }
-            _ if option.starts_with('-') => {
-                let value = self.value();
-                let condition = self.condition(option, value);
-                self.push(condition, option, value);
-            }
-            // The second value of an option that is unknown.
-            _ => {}
-        }
-    }
-
-    /// An option with one value.
-    fn condition(&self, option: &str, value: &str) -> Option<Condition> {
-        let (source, destination) = (Side::Source, Side::Destination);
-        Some(match option {
-            "-s" => Condition::Address(source, net(value)?),
-            "-d" => Condition::Address(destination, net(value)?),
-            "-p" => Condition::Protocol(protocol_number(value)?),
-            "-i" => Condition::Interface(source, value.to_owned()),
-            "-o" => Condition::Interface(destination, value.to_owned()),
-            "--sport" | "--sports" => Condition::Ports(source, ports(value)?),
-            "--dport" | "--dports" => Condition::Ports(destination, ports(value)?),
-            "--mark" if self.module == "connmark" => Condition::ConnMark(masked(value)?),
-            "--mark" => Condition::Mark(masked(value)?),
-            "--ctstate" | "--state" => Condition::State(value.split(',').map(str::to_owned).collect()),
-            "--src-type" if value == "LOCAL" => Condition::Local(source),
-            "--dst-type" if value == "LOCAL" => Condition::Local(destination),
-            "--probability" => Condition::Random(value.parse().ok()?),
-            _ => return None,
-        })
-    }
+/// An option with its values. `None`: unknown.
+fn condition(module: &str, option: &str, values: &[&str]) -> Option<Condition> {
+    let (source, destination) = (Side::Source, Side::Destination);
+    let value = values.first().copied().unwrap_or_default();
+    Some(match option {
+        "-s" => Condition::Address(source, net(value)?),
+        "-d" => Condition::Address(destination, net(value)?),
+        "-p" => Condition::Protocol(protocol_number(value)?),
+        "-i" => Condition::Interface(source, value.to_owned()),
+        "-o" => Condition::Interface(destination, value.to_owned()),
+        "--sport" | "--sports" => Condition::Ports(source, ports(value)?),
+        "--dport" | "--dports" => Condition::Ports(destination, ports(value)?),
+        "--mark" if module == "connmark" => Condition::ConnMark(masked(value)?),
+        "--mark" => Condition::Mark(masked(value)?),
+        "--ctstate" | "--state" => Condition::State(value.split(',').map(str::to_owned).collect()),
+        "--src-type" if value == "LOCAL" => Condition::Local(source),
+        "--dst-type" if value == "LOCAL" => Condition::Local(destination),
+        "--probability" => Condition::Random(value.parse().ok()?),
+        "--match-set" => Condition::InSet { name: value.to_owned(), sides: sides_of(values.get(1)?)? },
+        // The name of the list follows.
+        "--rcheck" | "--update" => Condition::Recent(String::new()),
+        "--set" if module == "recent" => Condition::SetRecent(String::new()),
+        _ => return None,
+    })
 }
 
 fn target(name: &str, options: &[&str]) -> Target {
