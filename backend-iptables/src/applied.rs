@@ -75,20 +75,18 @@ impl AppliedState {
     /// A hash of everything of ours in a family.
     pub(crate) fn fingerprint(&self, family: IpFamily, hooks: &[Hook]) -> Fingerprint {
         let base = &self.base[family];
-        let fixed = base.chains.iter().map(ContentHash::of_chain);
-        let fixed_rules = SharedChain::ALL.into_iter().flat_map(|shared| {
-            let lines = base.fixed_rules(shared).lines().map(move |line| shared.rule_hash(line));
-            lines.chain([ContentHash::of::<&str>(shared.table(), shared.chain(), &[])])
-        });
+        let fixed_rules = |shared: SharedChain| shared.hashes(base.fixed_rules(shared).lines());
         let installed = || self.service_ports.of_family(family);
-        let chains = installed().flat_map(|installed| installed.chains.iter().map(|(_, _, mark)| *mark));
-        let lines = installed().flat_map(|installed| &installed.lines);
+        let lines = installed().flat_map(|installed| &installed.lines).map(|(shared, line)| (shared, &**line));
         let lines = lines.filter(|(shared, _)| !shared.allows_duplicates());
-        let shared = self.users[family].keys();
-        let lines = lines.map(|(shared, line)| shared.rule_hash(line));
-        let shared = shared.map(|(shared, line)| shared.rule_hash(line));
-        let hooks = hooks.iter().map(ContentHash::of_hook);
-        fixed.chain(fixed_rules).chain(chains).chain(lines).chain(shared).chain(hooks).collect()
+        let duplicates = self.users[family].keys().map(|(shared, line)| (shared, line.as_str()));
+        let chains = base.chains.iter().map(ContentHash::of_chain);
+        chains
+            .chain(SharedChain::ALL.into_iter().flat_map(fixed_rules))
+            .chain(installed().flat_map(|installed| installed.chains.iter().map(|(.., hash)| *hash)))
+            .chain(lines.chain(duplicates).map(|(shared, line)| shared.rule_hash(line)))
+            .chain(hooks.iter().map(ContentHash::of_hook))
+            .collect()
     }
 }
 
@@ -107,10 +105,7 @@ impl From<Desired> for Installed {
         let Desired { vips, chains, lines } = desired;
         Self {
             vips: vips.into(),
-            chains: chains
-                .iter()
-                .map(|chain| (chain.table, chain.name.as_str().into(), ContentHash::of_chain(chain)))
-                .collect(),
+            chains: chains.iter().map(|it| (it.table, it.name.as_str().into(), ContentHash::of_chain(it))).collect(),
             lines: lines.into_iter().map(|(shared, line)| (shared, line.into())).collect(),
         }
     }

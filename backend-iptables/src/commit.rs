@@ -12,7 +12,7 @@ use proto::model::IpFamily;
 
 use crate::{
     desired::{Base, Desired},
-    kernel::{Kernel, Localnet},
+    kernel::Kernel,
     observed::Observed,
     plan::{FullComparison, Script},
 };
@@ -45,7 +45,7 @@ impl<'a, K: Kernel> Committer<'a, K> {
         let Some(observed) = observe(kernel, family).await? else { return Ok(None) };
         // Loopback addresses are routed only while the rules that protect them exist.
         if observed.routes_localnet() && !base.routes_localnet() {
-            kernel.route_localnet(Localnet::Kept)?;
+            kernel.route_localnet(false)?;
         }
         Ok(Some(Self { kernel, family, base, hooks, updates, observed: Some(observed), writes: 0 }))
     }
@@ -69,7 +69,7 @@ impl<'a, K: Kernel> Committer<'a, K> {
     /// To be called when everything is committed. Returns the number of lines that changed something.
     pub(crate) fn finish(self) -> Result<usize> {
         if self.base.routes_localnet() {
-            self.kernel.route_localnet(Localnet::Routed)?;
+            self.kernel.route_localnet(true)?;
         }
         Ok(self.writes)
     }
@@ -108,7 +108,8 @@ impl<K: Kernel> Transactions for Committer<'_, K> {
     }
 }
 
-async fn observe<K: Kernel>(kernel: &mut K, family: IpFamily) -> Result<Option<Observed>> {
+/// What the kernel contains of a family; `None`: iptables is not installed for it.
+pub(crate) async fn observe<K: Kernel>(kernel: &mut K, family: IpFamily) -> Result<Option<Observed>> {
     let saved = kernel.save(family).await;
     let observed = saved.and_then(|saved| saved.as_deref().map(Observed::parse).transpose());
     observed.with_context(|| format!("read the {family} tables"))

@@ -15,10 +15,10 @@ use tracing::warn;
 
 use crate::{
     applied::AppliedState,
-    commit::{Committer, rejection},
-    describe::{ChainOwners, differences},
+    commit::{Committer, observe, rejection},
+    describe::{chain_owners, differences},
     desired::{Base, Desired, RuleContext, base, desired, hooks},
-    kernel::{DryRun, IptablesKernel, Kernel, Localnet, Suspicion},
+    kernel::{DryRun, Kernel, Suspicion},
     observed::Observed,
     plan::{partial, remove},
     table::TABLES,
@@ -41,14 +41,13 @@ impl<K> IptablesDataPlane<K> {
 
     /// What the kernel contains, of each family that we have programmed. In others, chains of these names may be
     /// kube-proxy's.
-    async fn observed(&mut self) -> Result<Vec<(IpFamily, Observed)>>
+    pub(crate) async fn observed(&mut self) -> Result<Vec<(IpFamily, Observed)>>
     where
         K: Kernel,
     {
         let mut found = Vec::new();
         for family in IpFamily::ALL {
-            let saved = self.kernel.save(family).await?;
-            let observed = saved.as_deref().map(Observed::parse).transpose()?.filter(Observed::is_programmed);
+            let observed = observe(&mut self.kernel, family).await?.filter(Observed::is_programmed);
             found.extend(observed.map(|observed| (family, observed)));
         }
         Ok(found)
@@ -62,9 +61,8 @@ impl<K> IptablesDataPlane<K> {
         if !self.families.contains(&family) {
             return Ok(true);
         }
-        let Some(saved) = self.kernel.save(family).await? else { return Ok(false) };
-        let observed = Observed::parse(&saved)?.fingerprint(&self.hooks);
-        Ok(observed == applied.fingerprint(family, &self.hooks))
+        let Some(observed) = observe(&mut self.kernel, family).await? else { return Ok(false) };
+        Ok(observed.fingerprint(&self.hooks) == applied.fingerprint(family, &self.hooks))
     }
 
     fn desired(
@@ -84,16 +82,6 @@ impl<K> IptablesDataPlane<K> {
 
     fn base(&self, state: &NodeState) -> PerFamily<Base> {
         PerFamily::from_fn(|family| base(family, &self.options, state.node(), state.cluster()))
-    }
-}
-
-impl IptablesDataPlane<IptablesKernel> {
-    /// The families that we have programmed, in either variant; none if iptables is not installed.
-    pub(crate) async fn programmed_families(&mut self) -> Result<Vec<IpFamily>> {
-        if !self.kernel.is_installed().await? {
-            return Ok(Vec::new());
-        }
-        Ok(self.observed().await?.into_iter().map(|(family, _)| family).collect())
     }
 }
 
@@ -201,7 +189,7 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
     async fn cleanup(&mut self) -> Result<()> {
         for (family, observed) in self.observed().await? {
             if observed.routes_localnet() {
-                self.kernel.route_localnet(Localnet::Kept)?;
+                self.kernel.route_localnet(false)?;
             }
             let script = remove(&observed, &self.hooks).script(self.kernel.max_lines());
             if !script.is_empty() {
@@ -241,6 +229,6 @@ impl<K: Kernel> DryRunPlane for IptablesDataPlane<DryRun<K>> {
         for family in IpFamily::ALL {
             programs[family] = self.kernel.program(family).await?;
         }
-        Ok(differences(self.kernel.take(), |family| programs[family].clone(), &ChainOwners::of(state)))
+        Ok(differences(self.kernel.take(), &programs, &chain_owners(state)))
     }
 }

@@ -4,57 +4,49 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use backend::{Difference, DifferenceKind, NodeState};
 use iptables::{Ruleset, target};
-use proto::model::{IpFamily, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
-    kernel::{BeforeAfter, DryRunResult, Localnet},
+    kernel::{BeforeAfter, DryRunResult},
     names::{ChainKind, ChainNames},
     table::{SharedChain, TABLES},
 };
 
 /// The service port of each chain that belongs to one.
-#[derive(Debug, Default)]
-pub(crate) struct ChainOwners<'a>(HashMap<String, &'a ServicePortKey>);
+type ChainOwners<'a> = HashMap<String, &'a ServicePortKey>;
 
-impl<'a> ChainOwners<'a> {
-    /// For the service ports of a state.
-    pub(crate) fn of(state: &'a NodeState) -> Self {
-        let mut owners = HashMap::new();
-        for (key, service) in state.service_ports() {
-            let names = ChainNames::new(key);
-            let kinds = [ChainKind::Svc, ChainKind::Svl, ChainKind::Ext, ChainKind::Fw].map(|kind| names.chain(kind));
-            let pools = IpFamily::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
-            let endpoints = pools.iter().flatten().flat_map(|pool| pool.endpoints());
-            let of_endpoints = endpoints.map(|endpoint| names.endpoint((endpoint.address, endpoint.port.get()).into()));
-            owners.extend(kinds.into_iter().chain(of_endpoints).map(|chain| (chain, key)));
-        }
-        Self(owners)
+/// The chains of the service ports of a state.
+pub(crate) fn chain_owners(state: &NodeState) -> ChainOwners<'_> {
+    let mut owners = HashMap::new();
+    for (key, service) in state.service_ports() {
+        let names = ChainNames::new(key);
+        let kinds = [ChainKind::Svc, ChainKind::Svl, ChainKind::Ext, ChainKind::Fw].map(|kind| names.chain(kind));
+        let pools = IpFamily::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
+        let endpoints = pools.iter().flatten().flat_map(|pool| pool.endpoints());
+        let of_endpoints = endpoints.map(|endpoint| names.endpoint((endpoint.address, endpoint.port.get()).into()));
+        owners.extend(kinds.into_iter().chain(of_endpoints).map(|chain| (chain, key)));
     }
+    owners
+}
 
-    /// The owner of a rule: that of its chain, or of the chain that it jumps to.
-    fn owner(&self, chain: &str, rule: &str) -> Option<&'a ServicePortKey> {
-        let chains = [Some(chain), target(rule)].into_iter().flatten();
-        chains.filter_map(|chain| self.0.get(chain)).next().copied()
-    }
+/// The owner of a rule: that of its chain, or of the chain that it jumps to.
+fn owner<'a>(owners: &ChainOwners<'a>, chain: &str, rule: &str) -> Option<&'a ServicePortKey> {
+    owners.get(chain).or_else(|| owners.get(target(rule)?)).copied()
 }
 
 /// What would be written.
 pub(crate) fn differences(
     dry_run: DryRunResult,
-    program: impl Fn(IpFamily) -> String,
+    programs: &PerFamily<String>,
     owners: &ChainOwners<'_>,
 ) -> Vec<Difference> {
-    let mut list = Vec::new();
-    if let Some(localnet) = dry_run.localnet {
-        let value = if localnet == Localnet::Routed { "1" } else { "0" };
-        list.push(Difference::new(
-            DifferenceKind::Change,
-            "sysctl",
-            format!("net.ipv4.conf.all.route_localnet={value}"),
-        ));
-    }
+    let sysctl = dry_run.localnet.map(|is_routed| {
+        let setting = format!("net.ipv4.conf.all.route_localnet={}", u8::from(is_routed));
+        Difference::new(DifferenceKind::Change, "sysctl", setting)
+    });
+    let mut list = Vec::from_iter(sysctl);
     for (family, rules) in dry_run.rules {
-        compare(&program(family), &rules, owners, &mut list);
+        compare(&programs[family], &rules, owners, &mut list);
     }
     list
 }
@@ -70,31 +62,25 @@ fn compare(
         both.map(|(table, name, _)| (table, name)).filter(|(table, _)| TABLES.contains(table)).collect();
     for (table, name) in all {
         let position = format!("{program} {table}");
-        let mut add = |verb, rule: Option<&str>| {
-            let what = rule.map_or_else(|| format!("chain {name}"), |rule| format!("{name} {rule}"));
-            let owner = owners.owner(name, rule.unwrap_or_default());
-            list.push(Difference::new(verb, position.as_str(), what).of(owner));
+        let mut add = |kind, rule: &str, what: String| {
+            list.push(Difference::new(kind, position.as_str(), what).of(owner(owners, name, rule)));
         };
         let exists = |ruleset: &Ruleset| ruleset.chain(table, name).is_some();
         match (exists(before), exists(after)) {
-            (false, true) => add(DifferenceKind::Add, None),
-            (true, false) => add(DifferenceKind::Remove, None),
+            (false, true) => add(DifferenceKind::Add, "", format!("chain {name}")),
+            (true, false) => add(DifferenceKind::Remove, "", format!("chain {name}")),
             _ => {}
         }
         let (old, new) = (before.rules(table, name), after.rules(table, name));
         let (removed, added) = (surplus(old, new), surplus(new, old));
         // The rules of a chain that is deleted are not listed.
         if exists(after) {
-            removed.iter().for_each(|rule| add(DifferenceKind::Remove, Some(rule)));
+            removed.iter().for_each(|rule| add(DifferenceKind::Remove, rule, format!("{name} {rule}")));
         }
-        added.iter().for_each(|rule| add(DifferenceKind::Add, Some(rule)));
+        added.iter().for_each(|rule| add(DifferenceKind::Add, rule, format!("{name} {rule}")));
         let is_ordered = SharedChain::of(table, name).is_none();
         if is_ordered && removed.is_empty() && added.is_empty() && old != new {
-            let owner = owners.owner(name, "");
-            list.push(
-                Difference::new(DifferenceKind::Change, position, format!("chain {name}, the order of its rules"))
-                    .of(owner),
-            );
+            add(DifferenceKind::Change, "", format!("chain {name}, the order of its rules"));
         }
     }
 }

@@ -4,9 +4,7 @@
 mod dry_run;
 #[cfg(test)]
 pub(crate) mod fake;
-mod localnet;
 mod programs;
-mod watch;
 
 use std::{future::Future, time::Duration};
 
@@ -17,7 +15,6 @@ use proto::model::IpFamily;
 
 use crate::plan::Script;
 pub(crate) use dry_run::{BeforeAfter, DryRun, DryRunResult};
-pub(crate) use localnet::Localnet;
 pub(crate) use programs::IptablesKernel;
 
 /// The rules of both families.
@@ -31,8 +28,8 @@ pub(crate) trait Kernel: Send + 'static {
     /// Executes the parts of a script in order, each completely or not at all, until one is rejected.
     fn restore(&mut self, family: IpFamily, script: &Script) -> impl Future<Output = Result<(), RestoreError>> + Send;
 
-    /// Sets whether packets may pass between loopback addresses and other hosts. A kernel without a network ignores it.
-    fn route_localnet(&mut self, _localnet: Localnet) -> Result<()> {
+    /// Sets whether packets between loopback addresses and other hosts are routed. A kernel without a network ignores it.
+    fn route_localnet(&mut self, _is_routed: bool) -> Result<()> {
         Ok(())
     }
 

@@ -67,5 +67,10 @@ pub fn open_preview(options: DataplaneOptions, variant: Option<Variant>) -> Ipta
 /// # Errors
 /// When the rules could not be read.
 pub async fn programmed_families() -> Result<Vec<IpFamily>> {
-    IptablesDataPlane::new(IptablesKernel::new(None), DataplaneOptions::default()).programmed_families().await
+    let kernel = IptablesKernel::new(None);
+    if !kernel.is_installed().await? {
+        return Ok(Vec::new());
+    }
+    let observed = IptablesDataPlane::new(kernel, DataplaneOptions::default()).observed().await?;
+    Ok(observed.into_iter().map(|(family, _)| family).collect())
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use proto::model::{Protocol, ServicePortKey};
 use ring::digest::{SHA256, digest};
 
-// Chains of kube-proxy that all service ports share.
+// Chains of kube-proxy.
 pub(crate) const SERVICES: &str = "KUBE-SERVICES";
 pub(crate) const NODEPORTS: &str = "KUBE-NODEPORTS";
 pub(crate) const POSTROUTING: &str = "KUBE-POSTROUTING";
@@ -25,31 +25,18 @@ pub(crate) const UNSERVED_NODEPORTS: &str = "FAIRLEAD-NODEPORTS";
 /// Rejects packets to cluster IPs at ports that no service port has.
 pub(crate) const CLUSTER_IPS: &str = "FAIRLEAD-CLUSTER-IPS";
 
-/// All chains without a hash in their name.
-const FIXED_CHAINS: [&str; 11] = [
-    SERVICES,
-    NODEPORTS,
-    POSTROUTING,
-    MARK_MASQ,
-    EXTERNAL_SERVICES,
-    FORWARD,
-    PROXY_FIREWALL,
-    REJECT,
-    MASQ_OTHERS,
-    UNSERVED_NODEPORTS,
-    CLUSTER_IPS,
-];
-
-/// Prefixes of names with a hash.
-const PREFIXES: [&str; 5] = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"];
-/// The prefix of chains that only Fairlead creates.
-const FAIRLEAD_PREFIX: &str = "FAIRLEAD-";
+/// The chains that all service ports share.
+const KUBE_PROXY_CHAINS: [&str; 7] =
+    [SERVICES, NODEPORTS, POSTROUTING, MARK_MASQ, EXTERNAL_SERVICES, FORWARD, PROXY_FIREWALL];
+const FAIRLEAD_CHAINS: [&str; 4] = [REJECT, MASQ_OTHERS, UNSERVED_NODEPORTS, CLUSTER_IPS];
 /// The length of a hash, in base32 characters.
 const HASH_LEN: usize = 16;
 
-/// The purpose of a chain of one service port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The purpose of a chain of one service port. It jumps only to chains of kinds before its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ChainKind {
+    /// Translates to an endpoint.
+    Sep,
     /// Selects an endpoint of the cluster pool.
     Svc,
     /// Selects an endpoint of the local pool.
@@ -69,6 +56,29 @@ pub(crate) struct ChainNames {
     hash: String,
 }
 
+// === impl ChainKind ===
+
+impl ChainKind {
+    const ALL: [Self; 5] = [Self::Sep, Self::Svc, Self::Svl, Self::Ext, Self::Fw];
+
+    /// The kind of a chain with a hash in its name.
+    pub(crate) fn of(chain: &str) -> Option<Self> {
+        let is_hash =
+            |text: &str| text.len() == HASH_LEN && text.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'2'..=b'7'));
+        Self::ALL.into_iter().find(|kind| chain.strip_prefix(kind.prefix()).is_some_and(is_hash))
+    }
+
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Sep => "KUBE-SEP-",
+            Self::Svc => "KUBE-SVC-",
+            Self::Svl => "KUBE-SVL-",
+            Self::Ext => "KUBE-EXT-",
+            Self::Fw => "KUBE-FW-",
+        }
+    }
+}
+
 // === impl ChainNames ===
 
 impl ChainNames {
@@ -80,20 +90,14 @@ impl ChainNames {
         Self { hash: hash(&seed), service, seed }
     }
 
-    /// `KUBE-SVC-XPGD46QRK7WJZT7O`
+    /// The chain of a kind other than SEP: `KUBE-SVC-XPGD46QRK7WJZT7O`.
     pub(crate) fn chain(&self, kind: ChainKind) -> String {
-        let prefix = match kind {
-            ChainKind::Svc => PREFIXES[0],
-            ChainKind::Svl => PREFIXES[1],
-            ChainKind::Ext => PREFIXES[2],
-            ChainKind::Fw => PREFIXES[3],
-        };
-        format!("{prefix}{}", self.hash)
+        format!("{}{}", kind.prefix(), self.hash)
     }
 
     /// `KUBE-SEP-SXIVWICOYRO3J4NJ`
     pub(crate) fn endpoint(&self, endpoint: SocketAddr) -> String {
-        format!("{}{}", PREFIXES[4], hash(&format!("{}{endpoint}", self.seed)))
+        format!("{}{}", ChainKind::Sep.prefix(), hash(&format!("{}{endpoint}", self.seed)))
     }
 }
 
@@ -110,26 +114,12 @@ fn hash(text: &str) -> String {
 
 /// Whether the backend creates chains with this name.
 pub(crate) fn is_ours(chain: &str) -> bool {
-    let is_hash =
-        |text: &str| text.len() == HASH_LEN && text.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'2'..=b'7'));
-    FIXED_CHAINS.contains(&chain) || PREFIXES.into_iter().any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash))
-}
-
-/// The level of a chain: it jumps only to chains of lower levels. 0 for names without a hash.
-pub(crate) fn depth(chain: &str) -> usize {
-    let prefix = PREFIXES.into_iter().find(|prefix| chain.starts_with(prefix));
-    match prefix {
-        Some("KUBE-SEP-") => 1,
-        Some("KUBE-SVC-" | "KUBE-SVL-") => 2,
-        Some("KUBE-EXT-") => 3,
-        Some(_) => 4,
-        None => 0,
-    }
+    KUBE_PROXY_CHAINS.contains(&chain) || is_only_ours(chain) || ChainKind::of(chain).is_some()
 }
 
 /// Whether only Fairlead creates chains with this name.
 pub(crate) fn is_only_ours(chain: &str) -> bool {
-    FIXED_CHAINS.contains(&chain) && chain.starts_with(FAIRLEAD_PREFIX)
+    FAIRLEAD_CHAINS.contains(&chain)
 }
 
 #[cfg(test)]
@@ -180,7 +170,7 @@ mod tests {
         ] {
             assert!(!is_ours(chain) && !is_only_ours(chain), "{chain}");
         }
-        assert!(FIXED_CHAINS.into_iter().filter(|chain| is_only_ours(chain)).count() == 4);
-        assert!(FIXED_CHAINS.into_iter().all(is_ours));
+        assert!(KUBE_PROXY_CHAINS.into_iter().all(|chain| is_ours(chain) && !is_only_ours(chain)));
+        assert!(FAIRLEAD_CHAINS.into_iter().all(|chain| is_ours(chain) && chain.starts_with("FAIRLEAD-")));
     }
 }

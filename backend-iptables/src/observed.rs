@@ -22,15 +22,6 @@ pub(crate) struct Observed {
     referenced: BTreeSet<(Table, String)>,
 }
 
-/// The rules of service ports in a shared chain.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum SharedRules<'a> {
-    /// The rules between the expected [`FixedRules`].
-    Lines(&'a [String]),
-    /// The chain does not exist, or has other fixed rules.
-    Other,
-}
-
 // === impl Observed ===
 
 impl Observed {
@@ -89,22 +80,17 @@ impl Observed {
         rules.iter().filter(|rule| **rule == hook.rule).count()
     }
 
-    /// The rules of service ports in a shared chain.
-    pub(crate) fn shared_rules(&self, shared: SharedChain, fixed_rules: &FixedRules) -> SharedRules<'_> {
-        let Some(rules) = self.rules(shared.table(), shared.chain()) else { return SharedRules::Other };
-        let shared_rules =
-            rules.strip_prefix(&fixed_rules.head[..]).and_then(|rules| rules.strip_suffix(&fixed_rules.tail[..]));
-        shared_rules.map_or(SharedRules::Other, SharedRules::Lines)
+    /// The rules of service ports in a shared chain; `None` when the chain does not exist, or has other fixed rules.
+    pub(crate) fn shared_rules(&self, shared: SharedChain, fixed_rules: &FixedRules) -> Option<&[String]> {
+        let rules = self.rules(shared.table(), shared.chain())?;
+        rules.strip_prefix(&fixed_rules.head[..])?.strip_suffix(&fixed_rules.tail[..])
     }
 
     /// The fingerprint of all chains and hooks of the backend.
     pub(crate) fn fingerprint(&self, hooks: &[Hook]) -> Fingerprint {
-        let chains = self.ours().flat_map(|(table, name, rules)| {
-            let lines = SharedChain::of(table, name).map(|shared| {
-                let lines = rules.iter().map(|line| shared.rule_hash(line));
-                lines.chain([ContentHash::of::<&str>(table, name, &[])]).collect::<Vec<_>>()
-            });
-            lines.unwrap_or_else(|| vec![ContentHash::of(table, name, rules)])
+        let chains = self.ours().flat_map(|(table, name, rules)| match SharedChain::of(table, name) {
+            Some(shared) => shared.hashes(rules).collect(),
+            None => vec![ContentHash::of(table, name, rules)],
         });
         let hooks = hooks.iter().filter(|hook| self.hook_count(hook) == 1).map(ContentHash::of_hook);
         chains.chain(hooks).collect()

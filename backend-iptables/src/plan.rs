@@ -18,9 +18,9 @@ mod tests;
 
 use std::collections::BTreeSet;
 
-use iptables::{ChainSpec, Hook, Table};
+use iptables::{ChainSpec, Hook, ScriptLine, Table};
 
-use crate::table::{Position, SharedChain};
+use crate::table::{FixedRules, SharedChain};
 pub(crate) use full::{FullComparison, remove};
 pub(crate) use partial::{UserChanges, partial};
 pub(crate) use script::Script;
@@ -28,20 +28,59 @@ pub(crate) use script::Script;
 /// The index of the update that something is for; `None`: several, or none.
 pub(crate) type Owner = Option<u32>;
 
-/// The changes of a ruleset, in no order.
+/// The changes of a ruleset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Chains to create, or to write anew.
     chains: Vec<(Owner, ChainSpec)>,
-    /// Shared chains to create, or to write anew.
-    shared_chains: Vec<(SharedChain, Vec<(Owner, String)>)>,
+    /// Shared chains to create, or to empty; `additions` contains their rules.
+    declare_shared: Vec<SharedChain>,
     delete_chains: BTreeSet<(Table, String)>,
-    /// Rules to add to shared chains.
-    add_rules: Vec<(Owner, Position, SharedChain, String)>,
-    /// Rules to delete from shared chains.
-    delete_rules: Vec<(Owner, SharedChain, String)>,
-    /// Rules to append to shared chains after all other changes.
-    append_last: Vec<(SharedChain, String)>,
-    add_hooks: Vec<Hook>,
-    delete_hooks: Vec<Hook>,
+    /// Rules to add to shared and built-in chains.
+    additions: Vec<RuleEdit>,
+    /// Rules to delete from them, and fixed rules to append after that.
+    deletions: Vec<RuleEdit>,
+}
+
+/// The change of one rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct RuleEdit {
+    owner: Owner,
+    table: Table,
+    chain: &'static str,
+    edit: Edit,
+    rule: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Edit {
+    Insert,
+    Append,
+    Delete,
+}
+
+// === impl RuleEdit ===
+
+impl RuleEdit {
+    fn of_shared(owner: Owner, shared: SharedChain, edit: Edit, rule: &str) -> Self {
+        Self { owner, table: shared.table(), chain: shared.chain(), edit, rule: rule.to_owned() }
+    }
+
+    /// Adds the rule of a service port to a shared chain: no chain has fixed rules at both ends.
+    fn add(owner: Owner, shared: SharedChain, fixed_rules: &FixedRules, rule: &str) -> Self {
+        let edit = if fixed_rules.tail.is_empty() { Edit::Append } else { Edit::Insert };
+        Self::of_shared(owner, shared, edit, rule)
+    }
+
+    fn of_hook(hook: &Hook, edit: Edit) -> Self {
+        Self { owner: None, table: hook.table, chain: hook.chain, edit, rule: hook.rule.clone() }
+    }
+
+    fn line(&self) -> ScriptLine<'_> {
+        match self.edit {
+            Edit::Insert => ScriptLine::Insert(self.chain, &self.rule),
+            Edit::Append => ScriptLine::Append(self.chain, &self.rule),
+            Edit::Delete => ScriptLine::Delete(self.chain, &self.rule),
+        }
+    }
 }

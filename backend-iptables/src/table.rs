@@ -37,13 +37,6 @@ pub(crate) struct FixedRules {
     pub(crate) tail: Vec<String>,
 }
 
-/// Where a rule is added to its chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Position {
-    First,
-    Last,
-}
-
 /// A hash of a chain with its rules, of a rule of a [`SharedChain`], or of a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ContentHash(u64);
@@ -94,6 +87,12 @@ impl SharedChain {
         matches!(self, Self::HealthPorts | Self::ClusterIps)
     }
 
+    /// The hashes of the chain and of its rules, in any order.
+    pub(crate) fn hashes<'a>(self, rules: impl IntoIterator<Item = &'a String>) -> impl Iterator<Item = ContentHash> {
+        let chain = ContentHash::of::<&str>(self.table(), self.chain(), &[]);
+        rules.into_iter().map(move |rule| self.rule_hash(rule)).chain([chain])
+    }
+
     /// The hash of a rule in it.
     pub(crate) fn rule_hash(self, line: &str) -> ContentHash {
         ContentHash::of(self.table(), self.chain(), &[line])
@@ -105,11 +104,6 @@ impl SharedChain {
 impl FixedRules {
     pub(crate) fn lines(&self) -> impl Iterator<Item = &String> {
         self.head.iter().chain(&self.tail)
-    }
-
-    /// Where rules of service ports are added: no chain has both a head and a tail.
-    pub(crate) fn position(&self) -> Position {
-        if self.tail.is_empty() { Position::Last } else { Position::First }
     }
 }
 

@@ -25,15 +25,16 @@ pub(crate) struct Base {
 /// The base ruleset of a family on a node.
 pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo, cluster: &ClusterInfo) -> Base {
     let effective = options.effective(node);
-    let mark = effective.masquerade_mark;
+    let bit = effective.masquerade_mark;
+    let marked = format!("{bit:#x}/{bit:#x}");
     let mut chains = vec![
-        chain(Table::Nat, names::MARK_MASQ, [format!("-j MARK --set-xmark {mark:#x}/{mark:#x}")]),
+        chain(Table::Nat, names::MARK_MASQ, [format!("-j MARK --set-xmark {marked}")]),
         chain(
             Table::Nat,
             names::POSTROUTING,
             [
-                format!("-m mark ! --mark {mark:#x}/{mark:#x} -j RETURN"),
-                format!("-j MARK --set-xmark {mark:#x}/0x0"),
+                format!("-m mark ! --mark {marked} -j RETURN"),
+                format!("-j MARK --set-xmark {bit:#x}/0x0"),
                 RuleBuilder::new()
                     .comment("kubernetes service traffic requiring SNAT")
                     .jump("MASQUERADE --random-fully"),
@@ -45,7 +46,7 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
             [
                 RuleBuilder::new()
                     .comment("kubernetes forwarding rules")
-                    .matching(&format!("-m mark --mark {mark:#x}/{mark:#x}"))
+                    .matching(&format!("-m mark --mark {marked}"))
                     .jump("ACCEPT"),
                 RuleBuilder::new()
                     .comment("kubernetes forwarding conntrack rule")
@@ -58,7 +59,8 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
             names::REJECT,
             [
                 RuleBuilder::new().protocol(Protocol::Tcp).reject(family, Protocol::Tcp),
-                RuleBuilder::new().reject_any(family),
+                // Any other protocol.
+                RuleBuilder::new().reject(family, Protocol::Udp),
             ],
         ),
     ];
@@ -77,31 +79,21 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
 /// The hooks, the same in both families. Each is inserted at the beginning, so those that come later in this list are
 /// evaluated first.
 pub(crate) fn hooks() -> Vec<Hook> {
-    let (any, new) = ("", "-m conntrack --ctstate NEW");
+    use Table::{Filter, Nat};
+    let local = &["INPUT", "FORWARD", "OUTPUT"][..];
     [
-        (
-            Table::Filter,
-            &["INPUT", "FORWARD", "OUTPUT"][..],
-            new,
-            "kubernetes externally-visible service portals",
-            names::EXTERNAL_SERVICES,
-        ),
-        (Table::Filter, &["INPUT"], any, "kubernetes health check service ports", names::NODEPORTS),
-        (Table::Filter, &["FORWARD", "OUTPUT"], new, "kubernetes service portals", names::SERVICES),
-        (Table::Filter, &["FORWARD"], any, "kubernetes forwarding rules", names::FORWARD),
-        (
-            Table::Filter,
-            &["INPUT", "OUTPUT", "FORWARD"],
-            new,
-            "kubernetes load balancer firewall",
-            names::PROXY_FIREWALL,
-        ),
-        (Table::Nat, &["OUTPUT", "PREROUTING"], any, "kubernetes service portals", names::SERVICES),
-        (Table::Nat, &["POSTROUTING"], any, "kubernetes postrouting rules", names::POSTROUTING),
+        (Filter, local, true, "kubernetes externally-visible service portals", names::EXTERNAL_SERVICES),
+        (Filter, &["INPUT"], false, "kubernetes health check service ports", names::NODEPORTS),
+        (Filter, &["FORWARD", "OUTPUT"], true, "kubernetes service portals", names::SERVICES),
+        (Filter, &["FORWARD"], false, "kubernetes forwarding rules", names::FORWARD),
+        (Filter, local, true, "kubernetes load balancer firewall", names::PROXY_FIREWALL),
+        (Nat, &["OUTPUT", "PREROUTING"], false, "kubernetes service portals", names::SERVICES),
+        (Nat, &["POSTROUTING"], false, "kubernetes postrouting rules", names::POSTROUTING),
     ]
     .into_iter()
-    .flat_map(|(table, chains, state, comment, to)| {
-        let line = if state.is_empty() { RuleBuilder::new() } else { RuleBuilder::new().matching(state) };
+    .flat_map(|(table, chains, only_new, comment, to)| {
+        let line = RuleBuilder::new();
+        let line = if only_new { line.matching("-m conntrack --ctstate NEW") } else { line };
         let rule = line.comment(comment).jump(to);
         chains.iter().map(move |chain| Hook { table, chain, rule: rule.clone() })
     })
@@ -172,7 +164,9 @@ fn node_port_jumps(
     if answers_on_loopback(family, options) && !cidrs.iter().any(|cidr| cidr.contains(&loopback)) {
         cidrs.push(loopback);
     }
-    let jump = |cidr: &IpNet| RuleBuilder::new().within(cidr).comment(comment).local_destination().jump(to);
+    let jump = |cidr: &IpNet| {
+        RuleBuilder::new().within(cidr).comment(comment).matching("-m addrtype --dst-type LOCAL").jump(to)
+    };
     cidrs.iter().map(jump).collect()
 }
 

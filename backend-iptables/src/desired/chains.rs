@@ -19,13 +19,6 @@ use super::{
 };
 use crate::names::{self, ChainKind};
 
-/// Which pools have endpoints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NonEmptyPools {
-    pub(super) cluster: bool,
-    pub(super) local: bool,
-}
-
 impl ServicePortRules<'_> {
     /// The rules of SVC or SVL. `cluster_ip`: set when packets to it are sent to this chain.
     pub(super) fn pool(&self, cluster_ip: Option<IpAddr>, endpoints: &[Endpoint]) -> Vec<String> {
@@ -52,7 +45,7 @@ impl ServicePortRules<'_> {
     /// Masquerades packets to the cluster IP that are not from pods.
     fn mark_others(&self, ip: IpAddr) -> Option<String> {
         let line = || self.vip_rule(ip, "cluster IP");
-        match (self.context.masquerade(self.family), self.context.pods(self.family)) {
+        match (self.context.effective.masquerade[self.family], self.pods()) {
             (Masquerade::Never, _) | (Masquerade::UnlessPod, PodMatch::Unknown) => None,
             (Masquerade::Always, _) => Some(line().jump(names::MARK_MASQ)),
             (Masquerade::UnlessPod, PodMatch::Source(cidrs)) => match &cidrs[..] {
@@ -67,22 +60,23 @@ impl ServicePortRules<'_> {
     }
 
     /// The rules of EXT.
-    pub(super) fn external(&self, non_empty: NonEmptyPools) -> Vec<String> {
+    pub(super) fn external(&self) -> Vec<String> {
         let name = &self.names.service;
         let (svc, svl) = (self.names.chain(ChainKind::Svc), self.names.chain(ChainKind::Svl));
         if self.service.port.external_policy == TrafficPolicy::Cluster {
             let comment = format!("masquerade traffic for {name} external destinations");
             return vec![RuleBuilder::new().comment(&comment).jump(names::MARK_MASQ), RuleBuilder::new().jump(&svc)];
         }
-        let cluster_target = if non_empty.cluster { &*svc } else { "RETURN" };
+        let cluster_target = if self.has_endpoints(TrafficPolicy::Cluster) { &*svc } else { "RETURN" };
         let pods = RuleBuilder::new().comment(&format!("pod traffic for {name} external destinations"));
-        let pods = pods.pods(MatchSense::Is, self.context.pods(self.family));
+        let pods = pods.pods(MatchSense::Is, self.pods());
         let mut rules: Vec<String> = pods.into_iter().map(|line| line.jump(cluster_target)).collect();
         let local = |verb: &str| {
-            RuleBuilder::new().comment(&format!("{verb} LOCAL traffic for {name} external destinations")).local_source()
+            let comment = format!("{verb} LOCAL traffic for {name} external destinations");
+            RuleBuilder::new().comment(&comment).matching("-m addrtype --src-type LOCAL")
         };
         rules.extend([local("masquerade").jump(names::MARK_MASQ), local("route").jump(cluster_target)]);
-        if non_empty.local {
+        if self.has_endpoints(TrafficPolicy::Local) {
             rules.push(RuleBuilder::new().jump(&svl));
         }
         rules

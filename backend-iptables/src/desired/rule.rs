@@ -28,10 +28,7 @@ pub(super) enum MatchSense {
 
 impl MatchSense {
     const fn text(self) -> &'static str {
-        match self {
-            Self::Is => "",
-            Self::IsNot => "! ",
-        }
+        if matches!(self, Self::Is) { "" } else { "! " }
     }
 }
 
@@ -59,18 +56,6 @@ impl RuleBuilder {
         if cidr.prefix_len() > 0 {
             self.source = format!("{}-s {cidr} ", sense.text());
         }
-        self
-    }
-
-    /// Matches sources that are addresses of the node.
-    pub(super) fn local_source(mut self) -> Self {
-        self.matches += "-m addrtype --src-type LOCAL ";
-        self
-    }
-
-    /// Matches destinations that are addresses of the node.
-    pub(super) fn local_destination(mut self) -> Self {
-        self.matches += "-m addrtype --dst-type LOCAL ";
         self
     }
 
@@ -124,29 +109,25 @@ impl RuleBuilder {
 
     /// Ends the rule with a target.
     pub(super) fn jump(self, target: &str) -> String {
-        let Self { source, destination, interface, protocol, matches } = self;
-        format!("{source}{destination}{interface}{protocol}{matches}-j {target}")
+        format!("{}-j {target}", self.matches_text())
     }
 
-    /// Ends the rule with REJECT; TCP with a reset.
+    /// Ends the rule with REJECT: TCP with a reset, other protocols with an ICMP error.
     pub(super) fn reject(self, family: IpFamily, protocol: Protocol) -> String {
-        match protocol {
-            Protocol::Tcp => self.jump("REJECT --reject-with tcp-reset"),
-            Protocol::Udp | Protocol::Sctp => self.reject_any(family),
-        }
-    }
-
-    /// Ends the rule with REJECT and an ICMP error, for any protocol.
-    pub(super) fn reject_any(self, family: IpFamily) -> String {
-        self.jump(match family {
-            IpFamily::V4 => "REJECT --reject-with icmp-port-unreachable",
-            IpFamily::V6 => "REJECT --reject-with icmp6-port-unreachable",
+        self.jump(match (protocol, family) {
+            (Protocol::Tcp, _) => "REJECT --reject-with tcp-reset",
+            (_, IpFamily::V4) => "REJECT --reject-with icmp-port-unreachable",
+            (_, IpFamily::V6) => "REJECT --reject-with icmp6-port-unreachable",
         })
     }
 
     /// Ends the rule without a target; it serves as a comment.
     pub(super) fn end(self) -> String {
+        self.matches_text().trim_end().to_owned()
+    }
+
+    fn matches_text(&self) -> String {
         let Self { source, destination, interface, protocol, matches } = self;
-        format!("{source}{destination}{interface}{protocol}{matches}").trim_end().to_owned()
+        format!("{source}{destination}{interface}{protocol}{matches}")
     }
 }

@@ -9,13 +9,13 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use backend::{
     ServicePortState,
-    dataplane::{EffectiveOptions, Masquerade, PodMatch, Vip, VipKind, allowed_sources, vips},
+    dataplane::{EffectiveOptions, PodMatch, Vip, VipKind, allowed_sources, vips},
 };
 use ipnet::IpNet;
 use iptables::{ChainSpec, Table};
-use proto::model::{Endpoint, IpFamily, Protocol, TrafficPolicy};
+use proto::model::{Endpoint, IpFamily, Pool, Protocol, TrafficPolicy};
 
-use super::{chains::NonEmptyPools, rule::RuleBuilder};
+use super::rule::RuleBuilder;
 use crate::{
     names::{self, ChainKind, ChainNames},
     table::SharedChain,
@@ -64,57 +64,42 @@ pub(crate) fn desired(
     Some(Desired { vips: owned_vips.into_iter().map(|(vip, _)| vip).collect(), chains, lines })
 }
 
-// === impl Context ===
-
-impl RuleContext<'_> {
-    pub(super) fn masquerade(&self, family: IpFamily) -> Masquerade {
-        self.effective.masquerade[family]
-    }
-
-    pub(super) fn pods(&self, family: IpFamily) -> &PodMatch {
-        &self.effective.pods[family]
-    }
-}
-
-// === impl Port ===
+// === impl ServicePortRules ===
 
 impl ServicePortRules<'_> {
     fn chains(&self, vips: &[(Vip, VipKind)]) -> Vec<ChainSpec> {
-        let (cluster, local) = (&self.service.cluster[self.family], &self.service.local[self.family]);
-        let non_empty = self.non_empty();
-        let policy = self.service.port.internal_policy;
         let cluster_ip = vips.iter().find_map(|(vip, vip_kind)| match (vip, vip_kind) {
             (Vip::AddressPort { address, .. }, VipKind::ClusterIp) => Some(*address),
             _ => None,
         });
         let external = self.has_external() && vips.iter().any(|(_, vip_kind)| *vip_kind != VipKind::ClusterIp);
-        let external_policy = self.service.port.external_policy;
         let mut chains = Vec::new();
+        let mut add = |table, name, rules| chains.push(ChainSpec { table, name, rules });
         let mut endpoints = BTreeMap::<String, &Endpoint>::new();
-        let add = |chains: &mut Vec<ChainSpec>, table, name, rules| chains.push(ChainSpec { table, name, rules });
-        let pools = [(TrafficPolicy::Cluster, ChainKind::Svc, cluster), (TrafficPolicy::Local, ChainKind::Svl, local)];
-        for (pool, kind, members) in pools {
-            let internal = cluster_ip.filter(|_| policy == pool);
+        for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
+            let (kind, members) = self.pool_of(policy);
+            let internal = cluster_ip.filter(|_| self.service.port.internal_policy == policy);
             // External policy Local needs both pools.
-            let externally = external && (kind == ChainKind::Svc || external_policy == TrafficPolicy::Local);
+            let externally =
+                external && (policy == TrafficPolicy::Cluster || self.service.port.external_policy == policy);
             if !members.is_empty() && (internal.is_some() || externally) {
-                add(&mut chains, Table::Nat, self.names.chain(kind), self.pool(internal, members));
+                add(Table::Nat, self.names.chain(kind), self.pool(internal, members));
                 endpoints.extend(members.iter().map(|member| (self.endpoint_chain(member), member)));
             }
         }
         for (name, endpoint) in endpoints {
-            add(&mut chains, Table::Nat, name, self.endpoint(endpoint));
+            add(Table::Nat, name, self.endpoint(endpoint));
         }
         if external {
-            add(&mut chains, Table::Nat, self.names.chain(ChainKind::Ext), self.external(non_empty));
+            add(Table::Nat, self.names.chain(ChainKind::Ext), self.external());
         }
         let restricted = self.restricted(vips);
         if !restricted.is_empty() {
             let fw = self.names.chain(ChainKind::Fw);
             if external {
-                add(&mut chains, Table::Nat, fw, self.firewall(&restricted));
+                add(Table::Nat, fw, self.firewall(&restricted));
             } else if self.rejects() {
-                add(&mut chains, Table::Filter, fw, self.firewall_without_endpoints(&restricted));
+                add(Table::Filter, fw, self.firewall_without_endpoints(&restricted));
             }
         }
         chains
@@ -122,16 +107,12 @@ impl ServicePortRules<'_> {
 
     fn lines(&self, vips: &[(Vip, VipKind)]) -> Vec<(SharedChain, String)> {
         let port = &self.service.port;
-        let non_empty = self.non_empty();
         let mut lines = Vec::new();
         for (vip, vip_kind) in vips {
             match (*vip, vip_kind) {
                 (Vip::AddressPort { address, .. }, VipKind::ClusterIp) => {
-                    let (kind, served) = match port.internal_policy {
-                        TrafficPolicy::Cluster => (ChainKind::Svc, non_empty.cluster),
-                        TrafficPolicy::Local => (ChainKind::Svl, non_empty.local),
-                    };
-                    lines.push(if served {
+                    let (kind, pool) = self.pool_of(port.internal_policy);
+                    lines.push(if !pool.is_empty() {
                         let line = self.vip_rule(address, "cluster IP");
                         (SharedChain::Services, line.jump(&self.names.chain(kind)))
                     } else {
@@ -214,21 +195,26 @@ impl ServicePortRules<'_> {
         !self.service.port.any_endpoints[self.family]
     }
 
-    fn non_empty(&self) -> NonEmptyPools {
-        let (cluster, local) = (&self.service.cluster[self.family], &self.service.local[self.family]);
-        NonEmptyPools { cluster: !cluster.is_empty(), local: !local.is_empty() }
+    /// The endpoints under a traffic policy, and the chain that selects one of them.
+    fn pool_of(&self, policy: TrafficPolicy) -> (ChainKind, &Pool) {
+        match policy {
+            TrafficPolicy::Cluster => (ChainKind::Svc, &self.service.cluster[self.family]),
+            TrafficPolicy::Local => (ChainKind::Svl, &self.service.local[self.family]),
+        }
+    }
+
+    pub(super) fn has_endpoints(&self, policy: TrafficPolicy) -> bool {
+        !self.pool_of(policy).1.is_empty()
     }
 
     /// Whether some external traffic has an endpoint.
     fn has_external(&self) -> bool {
-        let NonEmptyPools { cluster, local } = self.non_empty();
-        cluster || (local && self.service.port.external_policy == TrafficPolicy::Local)
+        [TrafficPolicy::Cluster, self.service.port.external_policy].into_iter().any(|policy| self.has_endpoints(policy))
     }
 
     /// Whether external traffic of all source classes has an endpoint.
     fn serves_all_sources(&self) -> bool {
-        let NonEmptyPools { cluster, local } = self.non_empty();
-        cluster && (local || self.service.port.external_policy == TrafficPolicy::Cluster)
+        [TrafficPolicy::Cluster, self.service.port.external_policy].into_iter().all(|policy| self.has_endpoints(policy))
     }
 
     fn restricted(&self, vips: &[(Vip, VipKind)]) -> Vec<(IpAddr, Vec<IpNet>)> {
@@ -241,6 +227,10 @@ impl ServicePortRules<'_> {
 
     fn allowed(&self, vip: IpAddr) -> Option<Vec<IpNet>> {
         allowed_sources(&self.service.port, vip, self.context.node)
+    }
+
+    pub(super) fn pods(&self) -> &PodMatch {
+        &self.context.effective.pods[self.family]
     }
 
     fn protocol(&self) -> Protocol {

@@ -6,15 +6,14 @@ use anyhow::Result;
 use iptables::{RestoreError, Ruleset};
 use proto::model::IpFamily;
 
-use super::{Kernel, Localnet, Suspicion};
+use super::{Kernel, Suspicion, programs::routes_localnet};
 use crate::plan::Script;
 
 /// Another kernel, and what it would contain.
 #[derive(Debug)]
 pub struct DryRun<K> {
     kernel: K,
-    rules: BTreeMap<IpFamily, BeforeAfter>,
-    localnet: Option<Localnet>,
+    result: DryRunResult,
 }
 
 /// The rules of a family, as they are and as they would be.
@@ -29,31 +28,31 @@ pub(crate) struct BeforeAfter {
 pub(crate) struct DryRunResult {
     pub(crate) rules: BTreeMap<IpFamily, BeforeAfter>,
     /// The new setting of `route_localnet`, if it would change.
-    pub(crate) localnet: Option<Localnet>,
+    pub(crate) localnet: Option<bool>,
 }
 
 // === impl DryRun ===
 
 impl<K> DryRun<K> {
     pub(crate) fn new(kernel: K) -> Self {
-        Self { kernel, rules: BTreeMap::new(), localnet: None }
+        Self { kernel, result: DryRunResult::default() }
     }
 
     /// What would have been written since the last call.
     pub(crate) fn take(&mut self) -> DryRunResult {
-        DryRunResult { rules: std::mem::take(&mut self.rules), localnet: self.localnet.take() }
+        std::mem::take(&mut self.result)
     }
 }
 
 impl<K: Kernel> Kernel for DryRun<K> {
     async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
-        if let Some(BeforeAfter { after, .. }) = self.rules.get(&family) {
+        if let Some(BeforeAfter { after, .. }) = self.result.rules.get(&family) {
             return Ok(Some(after.to_string()));
         }
         let saved = self.kernel.save(family).await?;
         if let Some(saved) = &saved {
             let before = Ruleset::parse(saved)?;
-            self.rules.insert(family, BeforeAfter { after: before.clone(), before });
+            self.result.rules.insert(family, BeforeAfter { after: before.clone(), before });
         }
         Ok(saved)
     }
@@ -63,15 +62,15 @@ impl<K: Kernel> Kernel for DryRun<K> {
     }
 
     async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
-        if let Some(BeforeAfter { after, .. }) = self.rules.get_mut(&family) {
+        if let Some(BeforeAfter { after, .. }) = self.result.rules.get_mut(&family) {
             after.execute(script.text());
         }
         Ok(())
     }
 
-    fn route_localnet(&mut self, localnet: Localnet) -> Result<()> {
-        if super::localnet::get()? != localnet {
-            self.localnet = Some(localnet);
+    fn route_localnet(&mut self, is_routed: bool) -> Result<()> {
+        if routes_localnet()? != is_routed {
+            self.result.localnet = Some(is_routed);
         }
         Ok(())
     }

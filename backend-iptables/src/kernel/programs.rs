@@ -1,14 +1,19 @@
 //! The kernel, through the iptables programs of one variant.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
-use backend::driver::NfTablesWatch;
+use anyhow::{Context as _, Result};
+use backend::driver::{NfTablesWatch, Touched};
 use iptables::{Program, RestoreError, Tools, Variant};
+use netlink::nft::{NftChange, NftEvent, TableFamily};
 use proto::model::IpFamily;
+use tracing::info;
 
-use super::{Kernel, Localnet, Suspicion, localnet, watch};
-use crate::plan::Script;
+use super::{Kernel, Suspicion};
+use crate::{names, plan::Script, table::TABLES};
 
 /// The most lines of one table for `iptables-nft-restore`: for each line it walks a sorted list of all chains named so
 /// far, and with each transaction the kernel checks all chains of the table. Measured: 430,000 lines at once take more
@@ -18,6 +23,9 @@ const NFT_MAX_LINES: usize = 1_000;
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Reading takes at most 1/50 of the time: 2 % of a core.
 const POLL_SHARE: u32 = 50;
+/// The sysctl that makes the kernel route packets between loopback addresses and other hosts, for node ports on
+/// 127.0.0.0/8. It belongs to the network namespace of the thread that opens it.
+const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
 
 /// The iptables of the network namespace of the calling thread.
 #[derive(Debug)]
@@ -49,7 +57,7 @@ impl IptablesKernel {
     async fn detect(&mut self, family: IpFamily) -> Result<Program> {
         if self.tools.detected().is_none() {
             // Opened before anything is read, so that no change is missed.
-            let watch = NfTablesWatch::open(None, watch::touched);
+            let watch = NfTablesWatch::open(None, touched);
             let program = self.tools.program(family).await?;
             if program.variant == Variant::Nft {
                 self.watch = Some(watch?);
@@ -95,8 +103,15 @@ impl Kernel for IptablesKernel {
         result
     }
 
-    fn route_localnet(&mut self, localnet: Localnet) -> Result<()> {
-        localnet::set(localnet)
+    fn route_localnet(&mut self, is_routed: bool) -> Result<()> {
+        let observed = routes_localnet()?;
+        if observed != is_routed {
+            fs::write(ROUTE_LOCALNET, u8::from(is_routed).to_string())
+                .with_context(|| format!("write {ROUTE_LOCALNET}"))?;
+            let (was, now) = (u8::from(observed), u8::from(is_routed));
+            info!(file = ROUTE_LOCALNET, was, now, "changed how loopback addresses are routed");
+        }
+        Ok(())
     }
 
     async fn program(&mut self, family: IpFamily) -> Result<String> {
@@ -125,6 +140,57 @@ impl Kernel for IptablesKernel {
                 };
                 Suspicion::Compare(next)
             }
+        }
+    }
+}
+
+/// Whether the kernel routes packets between loopback addresses and other hosts.
+pub(super) fn routes_localnet() -> Result<bool> {
+    let value = fs::read_to_string(ROUTE_LOCALNET).with_context(|| format!("read {ROUTE_LOCALNET}"))?;
+    Ok(value.trim() != "0")
+}
+
+/// What a notification changes of ours.
+fn touched(event: &NftEvent) -> Option<Touched> {
+    let NftEvent::Changed { family, table, object, chain, verb, port: _ } = event else { return None };
+    let is_watched = matches!(family, Some(TableFamily::Ip | TableFamily::Ip6))
+        && TABLES.iter().any(|watched| watched.name() == table);
+    match chain {
+        _ if !is_watched => None,
+        Some(chain) if names::is_ours(chain) => Some(Touched::Ours(object)),
+        // A deleted rule of a built-in chain may have been a jump of ours.
+        _ => (*verb == NftChange::Delete).then_some(Touched::Perhaps),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changed(table: &str, chain: Option<&str>, verb: NftChange) -> Option<Touched> {
+        let object = if chain.is_some() { "rule" } else { "table" };
+        let (table, chain) = (table.into(), chain.map(Into::into));
+        touched(&NftEvent::Changed { family: Some(TableFamily::Ip), table, object, chain, verb, port: 7 })
+    }
+
+    #[test]
+    fn a_change_of_our_chains_is_ours() {
+        for verb in [NftChange::New, NftChange::Delete] {
+            assert_eq!(changed("nat", Some("KUBE-SERVICES"), verb), Some(Touched::Ours("rule")));
+        }
+    }
+
+    #[test]
+    fn a_change_of_foreign_chains_is_not() {
+        for (table, chain) in [("nat", "CNI-HOSTPORT"), ("filter", "INPUT"), ("mangle", "KUBE-SERVICES")] {
+            assert_eq!(changed(table, Some(chain), NftChange::New), None, "{table} {chain}");
+        }
+    }
+
+    #[test]
+    fn a_deleted_rule_of_a_built_in_chain_and_a_deleted_table_may_be_ours() {
+        for (table, chain) in [("nat", Some("PREROUTING")), ("filter", None)] {
+            assert_eq!(changed(table, chain, NftChange::Delete), Some(Touched::Perhaps));
         }
     }
 }

@@ -1,15 +1,18 @@
 //! The difference between the observed rules and the desired ones of all service ports.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    iter::repeat_n,
+};
 
 use backend::driver::{ServicePortUpdate, Unneeded};
 use iptables::{ChainSpec, Hook, Table};
 use proto::model::IpFamily;
 
-use super::{Owner, Plan};
+use super::{Edit, Owner, Plan, RuleEdit};
 use crate::{
     desired::{Base, Desired},
-    observed::{Observed, SharedRules},
+    observed::Observed,
     table::SharedChain,
 };
 
@@ -36,78 +39,65 @@ impl FullComparison<'_> {
         let mut wanted = BTreeSet::<(Table, &str)>::new();
         let mut lines = BTreeMap::<SharedChain, BTreeMap<&str, Owner>>::new();
         let fixed = self.base.chains.iter().map(|chain| (None, chain));
-        let of_services = self
-            .active(family)
-            .flat_map(|(owner, desired)| desired.chains.iter().map(move |chain| (Some(owner), chain)));
-        for (owner, chain) in fixed.chain(of_services) {
+        let mut chains: Vec<(Owner, &ChainSpec)> = fixed.collect();
+        for &owner in self.active {
+            let update = self.updates.get(owner as usize);
+            let Some(desired) = update.and_then(|update| update.desired[family].as_ref()) else { continue };
+            chains.extend(desired.chains.iter().map(|chain| (Some(owner), chain)));
+            for (shared, line) in &desired.lines {
+                lines.entry(*shared).or_default().entry(line).or_insert(Some(owner));
+            }
+        }
+        for (owner, chain) in chains {
             wanted.insert((chain.table, &chain.name));
             if self.observed.rules(chain.table, &chain.name) != Some(&chain.rules[..]) {
                 plan.chains.push((owner, chain.clone()));
-            }
-        }
-        for (owner, desired) in self.active(family) {
-            for (shared, line) in &desired.lines {
-                lines.entry(*shared).or_default().entry(line).or_insert(Some(owner));
             }
         }
         for shared in SharedChain::ALL {
             wanted.insert((shared.table(), shared.chain()));
             self.shared(&mut plan, shared, &lines.remove(&shared).unwrap_or_default());
         }
-        self.hooks(&mut plan);
-        if self.unneeded == Unneeded::Delete {
-            for (table, name, rules) in
-                self.observed.ours().filter(|(table, name, _)| !wanted.contains(&(*table, *name)))
-            {
-                delete_or_empty(&mut plan, self.observed, self.hooks, (table, name, rules));
+        for hook in self.hooks {
+            match self.observed.hook_count(hook) {
+                0 => plan.additions.push(RuleEdit::of_hook(hook, Edit::Insert)),
+                count => plan.deletions.extend(repeat_n(RuleEdit::of_hook(hook, Edit::Delete), count - 1)),
             }
+        }
+        if self.unneeded == Unneeded::Delete {
+            let unneeded = self.observed.ours().filter(|(table, name, _)| !wanted.contains(&(*table, *name)));
+            unneeded.for_each(|chain| delete_or_empty(&mut plan, self.observed, self.hooks, chain));
         }
         plan
     }
 
-    fn active(&self, family: IpFamily) -> impl Iterator<Item = (u32, &Desired)> {
-        let updates = self.active.iter().filter_map(|index| Some((*index, self.updates.get(*index as usize)?)));
-        updates.filter_map(move |(index, update)| Some((index, update.desired[family].as_ref()?)))
-    }
-
     fn shared(&self, plan: &mut Plan, shared: SharedChain, lines: &BTreeMap<&str, Owner>) {
         let fixed_rules = self.base.fixed_rules(shared);
-        let position = fixed_rules.position();
-        if let SharedRules::Lines(shared_rules) = self.observed.shared_rules(shared, fixed_rules) {
+        if let Some(shared_rules) = self.observed.shared_rules(shared, fixed_rules) {
             let mut missing = lines.clone();
-            let mut surplus = Vec::new();
-            for line in shared_rules {
-                if missing.remove(&**line).is_none() {
-                    surplus.push(line);
-                }
-            }
+            let mut surplus: Vec<_> =
+                shared_rules.iter().filter(|line| missing.remove(line.as_str()).is_none()).collect();
             if self.unneeded == Unneeded::Keep {
                 surplus.clear();
             }
             // A rule is deleted by its text, and the first one with this text is deleted.
-            let is_ambiguous =
-                surplus.iter().any(|line| fixed_rules.head.contains(line) || fixed_rules.tail.contains(line));
+            let is_ambiguous = fixed_rules.lines().any(|line| surplus.contains(&line));
             let changes = missing.len() + surplus.len();
             if !is_ambiguous && (changes <= MAX_EDITS || changes <= lines.len() / 4 || self.unneeded == Unneeded::Keep)
             {
-                let add = missing.into_iter();
-                plan.add_rules.extend(add.map(|(line, owner)| (owner, position, shared, line.to_owned())));
-                plan.delete_rules.extend(surplus.into_iter().map(|line| (None, shared, line.clone())));
+                let add = |(line, owner)| RuleEdit::add(owner, shared, fixed_rules, line);
+                plan.additions.extend(missing.into_iter().map(add));
+                let delete = |line: &String| RuleEdit::of_shared(None, shared, Edit::Delete, line);
+                plan.deletions.extend(surplus.into_iter().map(delete));
                 return;
             }
         }
-        let fixed = |lines: &[String]| lines.iter().map(|line| (None, line.clone())).collect::<Vec<_>>();
-        let of_services = lines.iter().map(|(line, owner)| (*owner, (*line).to_owned())).collect();
-        plan.shared_chains.push((shared, [fixed(&fixed_rules.head), of_services, fixed(&fixed_rules.tail)].concat()));
-    }
-
-    fn hooks(&self, plan: &mut Plan) {
-        for hook in self.hooks {
-            match self.observed.hook_count(hook) {
-                0 => plan.add_hooks.push(hook.clone()),
-                count => plan.delete_hooks.extend(std::iter::repeat_n(hook.clone(), count - 1)),
-            }
-        }
+        plan.declare_shared.push(shared);
+        let head = fixed_rules.head.iter().map(|line| (line.as_str(), None));
+        let of_services = lines.iter().map(|(line, owner)| (*line, *owner));
+        let tail = fixed_rules.tail.iter().map(|line| (line.as_str(), None));
+        let append = |(line, owner)| RuleEdit::of_shared(owner, shared, Edit::Append, line);
+        plan.additions.extend(head.chain(of_services).chain(tail).map(append));
     }
 }
 
@@ -115,7 +105,7 @@ impl FullComparison<'_> {
 pub(crate) fn remove(observed: &Observed, hooks: &[Hook]) -> Plan {
     let mut plan = Plan::default();
     for hook in hooks {
-        plan.delete_hooks.extend(std::iter::repeat_n(hook.clone(), observed.hook_count(hook)));
+        plan.deletions.extend(repeat_n(RuleEdit::of_hook(hook, Edit::Delete), observed.hook_count(hook)));
     }
     for chain in observed.ours() {
         delete_or_empty(&mut plan, observed, hooks, chain);

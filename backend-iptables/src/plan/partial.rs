@@ -6,9 +6,9 @@ use backend::driver::ServicePortUpdate;
 use iptables::Table;
 use proto::model::IpFamily;
 
-use super::{Owner, Plan};
+use super::{Edit, Owner, Plan, RuleEdit};
 use crate::{
-    applied::{AppliedState, Installed},
+    applied::AppliedState,
     desired::{Base, Desired},
     table::{ContentHash, SharedChain},
 };
@@ -24,78 +24,51 @@ pub(crate) fn partial(
     base: Option<&Base>,
 ) -> (Plan, UserChanges) {
     let mut plan = Plan::default();
-    let fixed_rules = base.unwrap_or(&applied.base[family]);
-    let mut deltas = BTreeMap::<(SharedChain, String), (Owner, i32)>::new();
-    for (index, update) in (0..).zip(updates) {
-        let old = applied.service_ports.get(&update.key, family);
-        let mut difference = Difference { plan: &mut plan, deltas: &mut deltas, owner: Some(index), fixed_rules };
-        difference.service(old, update.desired[family].as_ref());
-    }
-    for ((shared, line), (owner, delta)) in &deltas {
-        let before = applied.users(family, *shared, line);
-        match (before, before.saturating_add_signed(*delta)) {
-            (0, 1..) => {
-                plan.add_rules.push((*owner, fixed_rules.fixed_rules(*shared).position(), *shared, line.clone()))
+    let mut deltas = BTreeMap::<(SharedChain, &str), (Owner, i32)>::new();
+    for (owner, update) in (0..).map(Some).zip(updates) {
+        let (old_chains, old_lines) =
+            applied.service_ports.get(&update.key, family).map(|old| (&*old.chains, &*old.lines)).unwrap_or_default();
+        let (chains, lines) =
+            update.desired[family].as_ref().map(|new| (&*new.chains, &*new.lines)).unwrap_or_default();
+        let mut known: BTreeMap<(Table, &str), ContentHash> =
+            old_chains.iter().map(|(table, name, hash)| ((*table, &**name), *hash)).collect();
+        for chain in chains {
+            if known.remove(&(chain.table, &chain.name)) != Some(ContentHash::of_chain(chain)) {
+                plan.chains.push((owner, chain.clone()));
             }
-            (1.., 0) => plan.delete_rules.push((*owner, *shared, line.clone())),
+        }
+        plan.delete_chains.extend(known.into_keys().map(|(table, name)| (table, name.to_owned())));
+        let new = lines.iter().map(|(shared, line)| ((*shared, &**line), 1));
+        let old = old_lines.iter().map(|(shared, line)| ((*shared, &**line), -1));
+        for (line, delta) in new.chain(old) {
+            deltas.entry(line).or_insert((owner, 0)).1 += delta;
+        }
+    }
+    let fixed_rules = base.unwrap_or(&applied.base[family]);
+    let mut users = UserChanges::new();
+    for ((shared, line), (owner, delta)) in deltas {
+        let before = if shared.allows_duplicates() {
+            users.insert((shared, line.to_owned()), delta);
+            applied.users(family, shared, line)
+        } else {
+            u32::from(delta < 0)
+        };
+        match (before, before.saturating_add_signed(delta)) {
+            (0, 1..) => plan.additions.push(RuleEdit::add(owner, shared, fixed_rules.fixed_rules(shared), line)),
+            (1.., 0) => plan.deletions.push(RuleEdit::of_shared(owner, shared, Edit::Delete, line)),
             _ => {}
         }
     }
     if let Some(base) = base {
         rebase(&mut plan, &applied.base[family], base);
     }
-    (plan, deltas.into_iter().map(|(line, (_, delta))| (line, delta)).collect())
-}
-
-struct Difference<'a> {
-    plan: &'a mut Plan,
-    deltas: &'a mut BTreeMap<(SharedChain, String), (Owner, i32)>,
-    owner: Owner,
-    fixed_rules: &'a Base,
-}
-
-impl Difference<'_> {
-    fn service(&mut self, old: Option<&Installed>, new: Option<&Desired>) {
-        let old_chains = old.map_or(&[][..], |old| &old.chains);
-        let old_lines = old.map_or(&[][..], |old| &old.lines);
-        let (chains, lines) = new.map_or((&[][..], &[][..]), |new| (&new.chains, &new.lines));
-        let mut known: BTreeMap<(Table, &str), ContentHash> =
-            old_chains.iter().map(|(table, name, mark)| ((*table, &**name), *mark)).collect();
-        for chain in chains {
-            if known.remove(&(chain.table, &chain.name)) != Some(ContentHash::of_chain(chain)) {
-                self.plan.chains.push((self.owner, chain.clone()));
-            }
-        }
-        self.plan.delete_chains.extend(known.into_keys().map(|(table, name)| (table, name.to_owned())));
-        for (shared, line) in lines {
-            if !old_lines.iter().any(|(of, known)| of == shared && **known == **line) {
-                self.line(*shared, line, 1);
-            }
-        }
-        for (shared, line) in old_lines {
-            if !lines.iter().any(|(of, wanted)| of == shared && **wanted == **line) {
-                self.line(*shared, line, -1);
-            }
-        }
-    }
-
-    fn line(&mut self, shared: SharedChain, line: &str, delta: i32) {
-        let line = line.to_owned();
-        match (shared.allows_duplicates(), delta) {
-            (true, _) => self.deltas.entry((shared, line)).or_insert((self.owner, 0)).1 += delta,
-            (false, 1) => {
-                let position = self.fixed_rules.fixed_rules(shared).position();
-                self.plan.add_rules.push((self.owner, position, shared, line));
-            }
-            (false, _) => self.plan.delete_rules.push((self.owner, shared, line)),
-        }
-    }
+    (plan, users)
 }
 
 /// The changes of the base ruleset.
 fn rebase(plan: &mut Plan, old: &Base, new: &Base) {
-    plan.chains
-        .extend(new.chains.iter().filter(|chain| !old.chains.contains(chain)).map(|chain| (None, chain.clone())));
+    let changed = new.chains.iter().filter(|chain| !old.chains.contains(chain));
+    plan.chains.extend(changed.map(|chain| (None, chain.clone())));
     let deleted =
         old.chains.iter().filter(|old| !new.chains.iter().any(|new| (new.table, &new.name) == (old.table, &old.name)));
     plan.delete_chains.extend(deleted.map(|chain| (chain.table, chain.name.clone())));
@@ -103,8 +76,9 @@ fn rebase(plan: &mut Plan, old: &Base, new: &Base) {
         let (old, new) = (&old.fixed_rules(shared).tail, &new.fixed_rules(shared).tail);
         if old != new {
             // Appended rules come last, also after a fixed rule that does not change: all of them are written anew.
-            plan.delete_rules.extend(old.iter().map(|line| (None, shared, line.clone())));
-            plan.append_last.extend(new.iter().map(|line| (shared, line.clone())));
+            let edit = |edit| move |line: &String| RuleEdit::of_shared(None, shared, edit, line);
+            plan.deletions.extend(old.iter().map(edit(Edit::Delete)));
+            plan.deletions.extend(new.iter().map(edit(Edit::Append)));
         }
     }
 }

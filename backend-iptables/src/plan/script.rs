@@ -1,13 +1,13 @@
 //! The script for `iptables-restore`, and for which service port each of its lines is there.
 
-use std::collections::BTreeSet;
+use std::{cmp::Reverse, collections::BTreeSet};
 
 use iptables::{ChainSpec, ScriptLine, Table};
 
-use super::{Owner, Plan};
+use super::{Owner, Plan, RuleEdit};
 use crate::{
-    names,
-    table::{Position, SharedChain, TABLES},
+    names::ChainKind,
+    table::{SharedChain, TABLES},
 };
 
 /// A script, and the owner of each of its lines.
@@ -17,23 +17,12 @@ pub(crate) struct Script {
     owners: Vec<Owner>,
 }
 
-/// Which changes of a table are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// Only additions.
-    New,
-    /// All changes.
-    All,
-    /// Only deletions.
-    Old,
-    /// Only chains, without the rules that jump to them.
-    Chains,
-}
-
 /// Chains that are filled and deleted in one transaction.
 #[derive(Clone, Debug, Default)]
 struct ChainGroup<'a> {
     chains: Vec<&'a (Owner, ChainSpec)>,
+    /// Shared chains to create, or to empty.
+    declared: Vec<&'static str>,
     deleted: Vec<&'a str>,
 }
 
@@ -46,80 +35,27 @@ impl Plan {
     pub(crate) fn script(&self, max_lines: usize) -> Script {
         let mut script = Script::default();
         let [filter, nat] = TABLES.map(|table| self.group(table));
+        let old_filter = ChainGroup { deleted: filter.deleted.clone(), ..ChainGroup::default() };
+        let new_filter = ChainGroup { deleted: Vec::new(), ..filter };
         let (fill, nat, delete) =
             if nat.lines() > max_lines { nat.split(max_lines) } else { (Vec::new(), nat, Vec::new()) };
-        self.write(&mut script, Table::Filter, Phase::New, &filter);
-        fill.iter().for_each(|group| self.write(&mut script, Table::Nat, Phase::Chains, group));
-        self.write(&mut script, Table::Nat, Phase::All, &nat);
-        delete.iter().for_each(|group| self.write(&mut script, Table::Nat, Phase::Chains, group));
-        self.write(&mut script, Table::Filter, Phase::Old, &filter);
+        script.write(Table::Filter, &new_filter, &[&self.additions]);
+        fill.iter().for_each(|group| script.write(Table::Nat, group, &[]));
+        script.write(Table::Nat, &nat, &[&self.additions, &self.deletions]);
+        delete.iter().for_each(|group| script.write(Table::Nat, group, &[]));
+        script.write(Table::Filter, &old_filter, &[&self.deletions]);
         script
     }
 
     fn group(&self, table: Table) -> ChainGroup<'_> {
         let chains = self.chains.iter().filter(|(_, chain)| chain.table == table).collect();
+        let declared = self.declare_shared.iter().filter(|shared| shared.table() == table);
         let deleted = self.delete_chains.iter().filter(|(of, _)| *of == table).map(|(_, name)| &**name).collect();
-        ChainGroup { chains, deleted }
-    }
-
-    fn write(&self, script: &mut Script, table: Table, phase: Phase, group: &ChainGroup<'_>) {
-        script.script.begin(table);
-        let chains = if phase == Phase::Old { &[][..] } else { &group.chains };
-        let deleted = if phase == Phase::New { &[][..] } else { &group.deleted };
-        let (new, old) = (matches!(phase, Phase::New | Phase::All), matches!(phase, Phase::All | Phase::Old));
-        let shared_chains: Vec<_> =
-            self.shared_chains.iter().filter(|(shared, _)| new && shared.table() == table).collect();
-        let mut heads: BTreeSet<(&str, Owner)> = BTreeSet::new();
-        heads.extend(chains.iter().map(|(owner, chain)| (&*chain.name, *owner)));
-        heads.extend(shared_chains.iter().map(|(shared, _)| (shared.chain(), None)));
-        heads.extend(deleted.iter().map(|name| (*name, None)));
-        // Declaring a chain creates it, or empties it.
-        heads.into_iter().for_each(|(name, owner)| script.push(owner, ScriptLine::Declare(name)));
-        for (owner, chain) in chains {
-            let name = &chain.name;
-            chain.rules.iter().for_each(|rule| script.push(*owner, ScriptLine::Append(name, rule)));
-        }
-        for (shared, lines) in shared_chains {
-            let name = shared.chain();
-            lines.iter().for_each(|(owner, line)| script.push(*owner, ScriptLine::Append(name, line)));
-        }
-        if new {
-            self.push_new(script, table);
-        }
-        if old {
-            self.push_old(script, table);
-        }
-        deleted.iter().for_each(|name| script.push(None, ScriptLine::DeleteChain(name)));
-        script.script.commit();
-    }
-
-    fn push_new(&self, script: &mut Script, table: Table) {
-        for (owner, position, shared, line) in self.add_rules.iter().filter(|(_, _, of, _)| of.table() == table) {
-            let line = match position {
-                Position::First => ScriptLine::Insert(shared.chain(), line),
-                Position::Last => ScriptLine::Append(shared.chain(), line),
-            };
-            script.push(*owner, line);
-        }
-        for hook in self.add_hooks.iter().filter(|hook| hook.table == table) {
-            script.push(None, ScriptLine::Insert(hook.chain, &hook.rule));
-        }
-    }
-
-    fn push_old(&self, script: &mut Script, table: Table) {
-        for (owner, shared, line) in self.delete_rules.iter().filter(|(_, of, _)| of.table() == table) {
-            script.push(*owner, ScriptLine::Delete(shared.chain(), line));
-        }
-        for (shared, line) in self.append_last.iter().filter(|(of, _)| of.table() == table) {
-            script.push(None, ScriptLine::Append(shared.chain(), line));
-        }
-        for hook in self.delete_hooks.iter().filter(|hook| hook.table == table) {
-            script.push(None, ScriptLine::Delete(hook.chain, &hook.rule));
-        }
+        ChainGroup { chains, declared: declared.map(|shared| shared.chain()).collect(), deleted }
     }
 }
 
-// === impl Piece ===
+// === impl ChainGroup ===
 
 impl ChainGroup<'_> {
     fn lines(&self) -> usize {
@@ -129,13 +65,14 @@ impl ChainGroup<'_> {
 
     /// The groups to fill first, the remaining changes, and the groups to delete last.
     fn split(mut self, max_lines: usize) -> (Vec<Self>, Self, Vec<Self>) {
-        self.chains.sort_by_key(|(_, chain)| (names::depth(&chain.name), &*chain.name));
-        self.deleted.sort_by_key(|name| std::cmp::Reverse(names::depth(name)));
+        // Chains without a kind come first.
+        self.chains.sort_by_key(|(_, chain)| (ChainKind::of(&chain.name), &*chain.name));
+        self.deleted.sort_by_key(|name| Reverse(ChainKind::of(name)));
         let (mut fill, mut delete) = (Vec::new(), Vec::new());
         let mut group = Self::default();
         for chain in self.chains {
             // The base chains are written in one transaction.
-            if names::depth(&chain.1.name) > 0 && group.lines() >= max_lines {
+            if ChainKind::of(&chain.1.name).is_some() && group.lines() >= max_lines {
                 fill.push(std::mem::take(&mut group));
             }
             group.chains.push(chain);
@@ -151,7 +88,7 @@ impl ChainGroup<'_> {
             group.deleted.push(name);
         }
         delete.push(group);
-        (fill, Self { chains: Vec::new(), deleted: shared }, delete)
+        (fill, Self { chains: Vec::new(), declared: self.declared, deleted: shared }, delete)
     }
 }
 
@@ -184,6 +121,23 @@ impl Script {
     /// The owner of a line; the first line is 1.
     pub(crate) fn owner(&self, line: usize) -> Owner {
         self.owners.get(line.checked_sub(1)?).copied().flatten()
+    }
+
+    /// Adds the changes of a table as one transaction.
+    fn write(&mut self, table: Table, group: &ChainGroup<'_>, edits: &[&[RuleEdit]]) {
+        self.script.begin(table);
+        let mut heads: BTreeSet<(&str, Owner)> = BTreeSet::new();
+        heads.extend(group.chains.iter().map(|(owner, chain)| (&*chain.name, *owner)));
+        heads.extend(group.declared.iter().chain(&group.deleted).map(|name| (*name, None)));
+        // Declaring a chain creates it, or empties it.
+        heads.into_iter().for_each(|(name, owner)| self.push(owner, ScriptLine::Declare(name)));
+        for (owner, chain) in &group.chains {
+            chain.rules.iter().for_each(|rule| self.push(*owner, ScriptLine::Append(&chain.name, rule)));
+        }
+        let edits = edits.iter().copied().flatten().filter(|edit| edit.table == table);
+        edits.for_each(|edit| self.push(edit.owner, edit.line()));
+        group.deleted.iter().for_each(|name| self.push(None, ScriptLine::DeleteChain(name)));
+        self.script.commit();
     }
 
     fn push(&mut self, owner: Owner, line: ScriptLine<'_>) {

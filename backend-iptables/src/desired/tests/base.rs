@@ -3,7 +3,7 @@
 use backend::dataplane::NodePortAddresses;
 
 use super::*;
-use crate::table::{Position, SharedChain};
+use crate::table::SharedChain;
 
 /// The base chains, then the fixed rules of shared chains, with their position.
 fn fixed(family: IpFamily, options: &DataplaneOptions) -> Vec<String> {
@@ -15,8 +15,7 @@ fn fixed(family: IpFamily, options: &DataplaneOptions) -> Vec<String> {
         .flat_map(|chain| chain.rules.iter().map(move |rule| format!("{} -A {} {rule}", chain.table, chain.name)));
     let fixed_rules = SharedChain::ALL.into_iter().flat_map(|shared| {
         let fixed_rules = base.fixed_rules(shared);
-        assert!(fixed_rules.head.is_empty() || fixed_rules.tail.is_empty());
-        assert_eq!(fixed_rules.position(), if fixed_rules.tail.is_empty() { Position::Last } else { Position::First });
+        assert!(fixed_rules.head.is_empty() || fixed_rules.tail.is_empty(), "{fixed_rules:?}");
         let at = if fixed_rules.tail.is_empty() { "first" } else { "last" };
         fixed_rules.lines().map(move |line| format!("{at} {} -A {} {line}", shared.table(), shared.chain()))
     });
@@ -98,8 +97,8 @@ filter -A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes se
 filter -A OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
 filter -A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
 filter -A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
-filter -A OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
 filter -A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
+filter -A OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
 nat -A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
 nat -A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
 nat -A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
