@@ -50,10 +50,16 @@ pub fn clients_keep_their_pod(backend: Backend) {
 pub fn affinity_ends_after_the_timeout(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, SHORT)]);
     let cluster = deployment.cluster();
-    let assignments = ask_vip(cluster);
     let start = Instant::now();
+    let (mut asked, mut assignments) = (start, ask_vip(cluster));
     while start.elapsed() < EXPIRY {
-        assert_eq!(ask_vip(cluster), assignments);
+        let begun = Instant::now();
+        let again = ask_vip(cluster);
+        // On a busy machine more than the timeout may pass between two connections of one client.
+        if asked.elapsed() < Duration::from_secs(SHORT.into()) {
+            assert_eq!(again, assignments);
+        }
+        (asked, assignments) = (begun, again);
     }
     thread::sleep(EXPIRY);
     assert_ne!(ask_vip(cluster), assignments);
@@ -84,11 +90,15 @@ pub fn only_clients_of_a_removed_pod_move(backend: Backend) {
 pub fn timeout_changes_apply_at_once(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
     let assignments = ask_vip(deployment.cluster());
-    for seconds in [LONG + 1, SHORT] {
+    // Timeouts that do not pass between two connections of a client, however busy the machine is.
+    for seconds in [LONG + 1, LONG / 2] {
         let service = sticky(deployment.cluster(), &PODS, seconds);
         deployment.apply(&service);
         assert_eq!(ask_vip(deployment.cluster()), assignments, "{seconds} seconds");
     }
+    let service = sticky(deployment.cluster(), &PODS, SHORT);
+    deployment.apply(&service);
+    let assignments = ask_vip(deployment.cluster());
     thread::sleep(EXPIRY);
     assert_ne!(ask_vip(deployment.cluster()), assignments, "forgotten");
     let service = sticky(deployment.cluster(), &PODS, LONG);
