@@ -5,11 +5,14 @@ use backend::{
     dataplane::DataplaneOptions,
     testing::{Stack, apply, mk_key, mk_state, operations_between, synthetic, transition},
 };
+use iptables::{Ruleset, Table};
 use proto::model::Operation;
 
-use crate::kernel::fake::{Explains, Fake, FakeDriver};
-
 use super::*;
+use crate::{
+    kernel::fake::{FakeDriver, FakeKernel, RejectedLine},
+    names::SERVICES,
+};
 
 fn state(services: u8) -> NodeState {
     (1..=services).fold(mk_state(), |state, n| service(state, n, ["10.244.1.1:80", "10.244.1.2:80"])).build()
@@ -26,54 +29,56 @@ fn without(mut state: NodeState, keys: &[&str]) -> NodeState {
     state
 }
 
-fn driver(kernel: &Fake) -> FakeDriver {
+fn driver(kernel: &FakeKernel) -> FakeDriver {
     kernel.driver(DataplaneOptions::default())
 }
 
 /// What a kernel contains in which only this state was programmed.
 async fn shape(state: &NodeState) -> Vec<String> {
-    let kernel = Fake::default();
+    let kernel = FakeKernel::default();
     driver(&kernel).reconcile(state).await.unwrap();
-    kernel.tables(IpFamily::V4).shape()
+    kernel.shape(IpFamily::V4)
 }
 
 async fn failures(driver: &mut FakeDriver, state: &NodeState) -> Vec<String> {
     let applied = driver.reconcile(state).await.unwrap();
-    assert!(applied.failures.iter().all(|failure| failure.retryable && failure.reason.contains("poisonous")));
+    assert!(
+        applied.failures.iter().all(|failure| failure.retryable && failure.reason.contains("rejected by the test"))
+    );
     applied.failures.iter().map(|failure| failure.key.name.to_string()).collect()
 }
 
 #[tokio::test]
 async fn rejected_service_ports_are_left_out_and_reported() {
-    for (explains, most) in [(Explains::Yes, 4), (Explains::No, 40)] {
-        let kernel = Fake::default();
+    for (rejected_line, most) in [(RejectedLine::Named, 4), (RejectedLine::Unnamed, 40)] {
+        let kernel = FakeKernel::default();
         // The programs stop at the first line that they reject.
-        kernel.refuse(["10.96.0.7/32", "10.96.0.90/32"], explains);
+        kernel.reject(["10.96.0.7/32", "10.96.0.90/32"], rejected_line);
         let mut driver = driver(&kernel);
         assert_eq!(failures(&mut driver, &state(100)).await, ["svc-007", "svc-090"]);
-        let asked = kernel.asked().len();
-        assert!((3..=most).contains(&asked), "{explains:?}: {asked} scripts");
+        let restores = kernel.take_restores().len();
+        assert!((3..=most).contains(&restores), "{rejected_line:?}: {restores} scripts");
 
         // All others are programmed, and stay so.
         let others = without(state(100), &["default/svc-007", "default/svc-090"]);
-        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&others).await);
+        assert_eq!(kernel.shape(IpFamily::V4), shape(&others).await);
         assert_eq!(driver.reconcile(&state(100)).await.unwrap().writes, 0);
 
         // Once the kernel accepts them there are no failures.
-        kernel.refuse([], explains);
+        kernel.reject([], rejected_line);
         assert_eq!(failures(&mut driver, &state(100)).await, [""; 0]);
-        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&state(100)).await);
+        assert_eq!(kernel.shape(IpFamily::V4), shape(&state(100)).await);
     }
 }
 
 #[tokio::test]
 async fn a_rejected_service_port_is_retried_when_it_changes() {
-    for explains in [Explains::Yes, Explains::No] {
-        let kernel = Fake::default();
+    for rejected_line in [RejectedLine::Named, RejectedLine::Unnamed] {
+        let kernel = FakeKernel::default();
         let mut driver = driver(&kernel);
         let mut current = state(3);
         driver.reconcile(&current).await.unwrap();
-        kernel.refuse(["10.244.1.9:80", "10.96.0.9/32"], explains);
+        kernel.reject(["10.244.1.9:80", "10.96.0.9/32"], rejected_line);
 
         // The endpoint of one is rejected; the one of the other is not.
         let other = service(mk_state(), 1, ["10.244.1.1:80", "10.244.1.8:80"]);
@@ -84,45 +89,43 @@ async fn a_rejected_service_port_is_retried_when_it_changes() {
         let applied = driver.apply(&current, &changes).await.unwrap();
         let names: Vec<_> = applied.failures.iter().map(|failure| failure.key.name.as_ref()).collect();
         assert_eq!(names, ["svc-002"]);
-        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&without(target.clone(), &["default/svc-002"])).await);
+        assert_eq!(kernel.shape(IpFamily::V4), shape(&without(target.clone(), &["default/svc-002"])).await);
 
         // A change of another service port still reports it, and writes only that change.
         let fewer = without(target.clone(), &["default/svc-003"]);
         let changes = transition(&mut current, &fewer);
         assert_eq!(driver.apply(&current, &changes).await.unwrap().failures.len(), 1);
-        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&without(fewer, &["default/svc-002"])).await);
+        assert_eq!(kernel.shape(IpFamily::V4), shape(&without(fewer, &["default/svc-002"])).await);
 
         // It is retried when it changes.
-        kernel.refuse([], explains);
+        kernel.reject([], rejected_line);
         let changes = transition(&mut current, &without(state(2), &["default/svc-001"]));
         assert_eq!(driver.apply(&current, &changes).await.unwrap().failures, []);
-        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&current).await);
+        assert_eq!(kernel.shape(IpFamily::V4), shape(&current).await);
     }
 }
 
 /// Bisecting commits the others step by step; existing rules stay until it has ended.
 #[tokio::test]
 async fn existing_rules_stay_while_a_batch_is_bisected() {
-    let kernel = Fake::default();
+    let kernel = FakeKernel::default();
     driver(&kernel).reconcile(&state(20)).await.unwrap();
-    kernel.asked();
-    kernel.refuse(["10.96.0.25/32"], Explains::No);
+    kernel.take_restores();
+    kernel.reject(["10.96.0.25/32"], RejectedLine::Unnamed);
     assert_eq!(failures(&mut driver(&kernel), &without(state(30), &["default/svc-001"])).await, ["svc-025"]);
-    let asked = kernel.asked();
-    let steps: Vec<_> = asked.iter().flat_map(|asked| &asked.steps).collect();
+    let restores = kernel.take_restores();
+    let steps: Vec<_> = restores.iter().flat_map(|restore| &restore.steps).collect();
     for n in 2..=20 {
         let vip = format!("-d 10.96.0.{n}/32");
-        let leads = |tables: &&&crate::kernel::fake::Tables| {
-            tables.rules(iptables::Table::Nat, crate::names::SERVICES).iter().any(|line| line.contains(&vip))
-        };
+        let leads = |rules: &&&Ruleset| rules.rules(Table::Nat, SERVICES).iter().any(|line| line.contains(&vip));
         assert_eq!(steps.iter().filter(leads).count(), steps.len(), "{vip}");
     }
 }
 
 #[tokio::test]
 async fn too_many_rejections_are_an_error() {
-    let kernel = Fake::default();
-    kernel.refuse(["10.96.0."], Explains::No);
+    let kernel = FakeKernel::default();
+    kernel.reject(["10.96.0."], RejectedLine::Unnamed);
     assert!(driver(&kernel).reconcile(&state(200)).await.is_err());
 }
 
@@ -134,79 +137,79 @@ async fn on_a_new_node_urgent_service_ports_come_first() {
         .service("kube-system/kube-dns", |dns| dns.port(53).cluster_ip("10.200.0.10").endpoints(["10.244.0.2:53"]));
     let mut all = synthetic(MANY as u32, 2, Stack::V4);
     apply(&mut all, operations_between(&mk_state().build(), &urgent.build()));
-    for poison in [None, Some("10.200.0.10/32")] {
-        let kernel = Fake::default();
-        kernel.refuse(poison, Explains::Yes);
+    for rejected in [None, Some("10.200.0.10/32")] {
+        let kernel = FakeKernel::default();
+        kernel.reject(rejected, RejectedLine::Named);
         let applied = driver(&kernel).reconcile(&all).await.unwrap();
-        assert_eq!(applied.failures.len(), usize::from(poison.is_some()));
-        let asked = kernel.asked();
+        assert_eq!(applied.failures.len(), usize::from(rejected.is_some()));
+        let restores = kernel.take_restores();
         let urgent = |script: &str| {
             ["10.200.0.1/32", "10.200.0.10/32"].map(|vip| script.contains(&format!("-d {vip} "))) == [true; 2]
                 && script.lines().count() < 100
         };
-        assert!(urgent(&asked[0].script), "{}", asked[0].script);
-        assert_eq!(asked[0].accepted, poison.is_none());
-        let dns = poison.map(|_| "kube-system/kube-dns");
-        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&without(all.clone(), dns.as_slice())).await);
+        assert!(urgent(&restores[0].script), "{}", restores[0].script);
+        assert_eq!(restores[0].accepted, rejected.is_none());
+        let dns = rejected.map(|_| "kube-system/kube-dns");
+        assert_eq!(kernel.shape(IpFamily::V4), shape(&without(all.clone(), dns.as_slice())).await);
 
         // On a node with rules of ours there is no urgent script.
         driver(&kernel).reconcile(&all).await.unwrap();
-        assert!(kernel.asked().len() <= 2);
+        assert!(kernel.take_restores().len() <= 2);
     }
 }
 
 #[tokio::test]
 async fn a_rejected_base_ruleset_is_an_error() {
-    for explains in [Explains::Yes, Explains::No] {
-        let kernel = Fake::default();
-        kernel.refuse(["kubernetes postrouting rules"], explains);
+    for rejected_line in [RejectedLine::Named, RejectedLine::Unnamed] {
+        let kernel = FakeKernel::default();
+        kernel.reject(["kubernetes postrouting rules"], rejected_line);
         let error = format!("{:#}", driver(&kernel).reconcile(&state(3)).await.unwrap_err());
         assert!(error.contains("the kernel rejected the base ruleset"), "{error}");
         // It stops at once, before any service port.
-        assert!(kernel.asked().len() <= 2);
+        assert!(kernel.take_restores().len() <= 2);
     }
 }
 
 #[tokio::test]
 async fn a_failure_is_followed_by_a_reconcile() {
     for parts in [0, 1] {
-        let kernel = Fake::default();
+        let kernel = FakeKernel::default();
         let mut driver = driver(&kernel);
         let mut current = state(3);
         driver.reconcile(&current).await.unwrap();
-        kernel.die_after(parts);
+        kernel.fail_after(parts);
         let changes = transition(&mut current, &state(4));
         let error = driver.apply(&current, &changes).await.unwrap_err();
-        assert_eq!(format!("{error:#}"), "a signal has ended it");
-        assert_ne!(kernel.tables(IpFamily::V4).shape(), shape(&state(4)).await);
+        assert_eq!(format!("{error:#}"), "terminated by a signal");
+        assert_ne!(kernel.shape(IpFamily::V4), shape(&state(4)).await);
 
         // The next change programs everything, even if it is unrelated.
         let changes = transition(&mut current, &without(state(4), &["default/svc-001"]));
         driver.apply(&current, &changes).await.unwrap();
-        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&current).await);
+        assert_eq!(kernel.shape(IpFamily::V4), shape(&current).await);
     }
 }
 
 /// Another process has removed our rules, so the kernel rejects the next change.
 #[tokio::test]
 async fn a_rejected_change_is_followed_by_a_reconcile() {
-    let kernel = Fake::default();
+    let kernel = FakeKernel::default();
     let mut driver = driver(&kernel);
     let mut current = state(3);
     driver.reconcile(&current).await.unwrap();
-    kernel.stranger(IpFamily::V4, "*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n");
+    kernel.change_by_other(IpFamily::V4, "*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n");
     let changes = transition(&mut current, &without(state(3), &["default/svc-001"]));
     assert_eq!(driver.apply(&current, &changes).await.unwrap().failures, []);
-    assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&current).await);
+    assert_eq!(kernel.shape(IpFamily::V4), shape(&current).await);
 }
 
 #[tokio::test]
 async fn a_restart_writes_nothing() {
-    let kernel = Fake::default();
+    let kernel = FakeKernel::default();
     assert_ne!(driver(&kernel).reconcile(&state(9)).await.unwrap().writes, 0);
-    kernel.asked();
+    kernel.take_restores();
     assert_eq!(driver(&kernel).reconcile(&state(9)).await.unwrap().writes, 0);
-    assert_eq!(kernel.asked(), []);
+    assert_eq!(kernel.take_restores(), []);
 }
 
 #[tokio::test]
@@ -215,15 +218,15 @@ async fn a_family_without_iptables_is_left_out() {
         let web = web.cluster_ip("10.96.0.1").cluster_ip("fd00:96::1");
         web.endpoints(["10.244.1.1:80", "[fd00:244::1]:80"])
     });
-    let (both, kernel) = (both.build(), Fake::default());
+    let (both, kernel) = (both.build(), FakeKernel::default());
     kernel.uninstall(IpFamily::V6);
     let mut driver = driver(&kernel);
     let mut current = both.clone();
     driver.reconcile(&current).await.unwrap();
-    assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&both).await);
+    assert_eq!(kernel.shape(IpFamily::V4), shape(&both).await);
     let changes = transition(&mut current, &without(both, &["default/web"]));
     driver.apply(&current, &changes).await.unwrap();
-    assert!(kernel.asked().iter().all(|asked| asked.family == IpFamily::V4));
+    assert!(kernel.take_restores().iter().all(|restore| restore.family == IpFamily::V4));
 
     kernel.uninstall(IpFamily::V4);
     let error = driver.reconcile(&current).await.unwrap_err();

@@ -1,16 +1,14 @@
-//! A kernel of texts that checks what the real one checks, with both tools: chains exist before they are named, a rule
-//! that is deleted exists, a chain that is removed is empty and no rule jumps to it. And one that refuses, or breaks
-//! off, when a test tells it to.
+//! A kernel in memory that checks what the kernel checks with both variants: chains exist before rules refer to them, a
+//! deleted rule exists, and a deleted chain is empty and unreferenced. Tests can make it reject rules, or fail.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    fmt::Write as _,
+    collections::{BTreeSet, VecDeque},
     sync::{Arc, Mutex},
 };
 
 use anyhow::{Result, anyhow};
 use backend::{dataplane::DataplaneOptions, driver::Driver};
-use iptables::{RestoreError, Table};
+use iptables::{RestoreError, Ruleset, Table, target};
 use proto::model::{IpFamily, PerFamily};
 
 use super::{Kernel, Suspicion};
@@ -21,104 +19,110 @@ use crate::{
 };
 
 /// Clones share one kernel.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Fake(Arc<Mutex<State>>);
+#[derive(Clone, Debug)]
+pub(crate) struct FakeKernel(Arc<Mutex<FakeState>>);
 
 #[derive(Debug, Default)]
-struct State {
-    tables: PerFamily<Tables>,
+struct FakeState {
+    rulesets: PerFamily<Ruleset>,
     /// Families without iptables.
     missing: BTreeSet<IpFamily>,
-    /// What has one of these words in a rule is refused.
-    poison: Vec<String>,
-    explains: Explains,
-    /// How many parts are executed before the tool dies.
-    dies_after: Option<usize>,
-    /// How many lines a part may have.
+    /// Rules that contain one of these texts are rejected.
+    rejected: Vec<String>,
+    rejected_line: RejectedLine,
+    /// The number of transactions after which the next restore fails.
+    fails_after: Option<usize>,
     max_lines: Option<usize>,
     suspicions: VecDeque<Suspicion>,
-    asked: Vec<Asked>,
+    restores: Vec<Restore>,
 }
 
 /// A script that was to be restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct Restore {
     pub(crate) family: IpFamily,
     pub(crate) script: String,
     pub(crate) accepted: bool,
-    /// The rules after each part.
-    pub(crate) steps: Vec<Tables>,
+    /// The rules after each transaction.
+    pub(crate) steps: Vec<Ruleset>,
 }
 
-/// Whether the fake names the line that it refuses.
+/// Whether the error of a restore names the line that is rejected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Explains {
+pub(crate) enum RejectedLine {
     #[default]
-    Yes,
-    No,
+    Named,
+    Unnamed,
 }
 
-/// The chains of a family.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Tables(BTreeMap<(Table, String), Vec<String>>);
+/// The built-in chains.
+const BUILT_IN: &str = "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n\
+    *nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\nCOMMIT\n";
 
-/// A line, from 1, and what is wrong with it.
-type Refusal = (usize, String);
-
-const BUILT_IN: [(Table, &str); 7] = [
-    (Table::Filter, "INPUT"),
-    (Table::Filter, "FORWARD"),
-    (Table::Filter, "OUTPUT"),
-    (Table::Nat, "PREROUTING"),
-    (Table::Nat, "INPUT"),
-    (Table::Nat, "OUTPUT"),
-    (Table::Nat, "POSTROUTING"),
-];
-
-/// What a rule may lead to besides chains.
+/// The targets that are not chains.
 const TARGETS: [&str; 7] = ["ACCEPT", "DROP", "RETURN", "REJECT", "MARK", "MASQUERADE", "DNAT"];
 
 /// `XT_EXTENSION_MAXNAMELEN` of `linux/netfilter/x_tables.h`, without the zero at the end.
 const MAX_NAME: usize = 28;
 
 /// A driver over the fake.
-pub(crate) type FakeDriver = Driver<IptablesDataPlane<Fake>>;
+pub(crate) type FakeDriver = Driver<IptablesDataPlane<FakeKernel>>;
 
-// === impl Fake ===
+// === impl FakeKernel ===
 
-impl Fake {
+impl Default for FakeKernel {
+    fn default() -> Self {
+        let rulesets = PerFamily::from_fn(|_| Ruleset::parse(BUILT_IN).unwrap());
+        Self(Arc::new(Mutex::new(FakeState { rulesets, ..FakeState::default() })))
+    }
+}
+
+impl FakeKernel {
     /// A driver that has not read the kernel yet.
     pub(crate) fn driver(&self, options: DataplaneOptions) -> FakeDriver {
         Driver::new(IptablesDataPlane::new(self.clone(), options))
     }
 
     /// The current rules.
-    pub(crate) fn tables(&self, family: IpFamily) -> Tables {
-        self.0.lock().unwrap().tables[family].clone()
+    pub(crate) fn ruleset(&self, family: IpFamily) -> Ruleset {
+        self.0.lock().unwrap().rulesets[family].clone()
     }
 
-    /// Another program changes rules.
+    /// Every chain with its rules; those of shared chains sorted, because their order does not matter.
+    pub(crate) fn shape(&self, family: IpFamily) -> Vec<String> {
+        let ruleset = self.ruleset(family);
+        let chains = ruleset.chains().map(|(table, name, chain)| {
+            let mut rules = chain.rules.clone();
+            if SharedChain::of(table, name).is_some() {
+                rules.sort_unstable();
+            }
+            format!("{table} {name}\n  {}", rules.join("\n  "))
+        });
+        chains.collect()
+    }
+
+    /// Another process changes rules.
     #[track_caller]
-    pub(crate) fn stranger(&self, family: IpFamily, script: &str) {
-        for part in parts(script) {
-            self.0.lock().unwrap().tables[family].execute(&part, &[]).unwrap();
+    pub(crate) fn change_by_other(&self, family: IpFamily, script: &str) {
+        for lines in transactions(script) {
+            execute(&mut self.0.lock().unwrap().rulesets[family], &lines, &[]).unwrap();
         }
     }
 
-    /// Makes the kernel reject rules with one of these words.
-    pub(crate) fn refuse<'a>(&self, words: impl IntoIterator<Item = &'a str>, explains: Explains) {
+    /// From now on rules that contain one of these texts are rejected.
+    pub(crate) fn reject<'a>(&self, texts: impl IntoIterator<Item = &'a str>, rejected_line: RejectedLine) {
         let mut state = self.0.lock().unwrap();
-        state.poison = words.into_iter().map(str::to_owned).collect();
-        state.explains = explains;
+        state.rejected = texts.into_iter().map(str::to_owned).collect();
+        state.rejected_line = rejected_line;
     }
 
-    /// Interrupts the next script after this number of parts.
-    pub(crate) fn die_after(&self, parts: usize) {
-        self.0.lock().unwrap().dies_after = Some(parts);
+    /// The next restore fails after this number of transactions.
+    pub(crate) fn fail_after(&self, transactions: usize) {
+        self.0.lock().unwrap().fails_after = Some(transactions);
     }
 
-    /// Limits parts to this number of lines.
-    pub(crate) fn takes(&self, max_lines: usize) {
+    /// The most lines of a table that a script should change at once.
+    pub(crate) fn set_max_lines(&self, max_lines: usize) {
         self.0.lock().unwrap().max_lines = Some(max_lines);
     }
 
@@ -127,21 +131,21 @@ impl Fake {
         self.0.lock().unwrap().missing.insert(family);
     }
 
-    /// Suspects this, once.
+    /// Reports this suspicion once.
     pub(crate) fn suspect(&self, suspicion: Suspicion) {
         self.0.lock().unwrap().suspicions.push_back(suspicion);
     }
 
-    /// The scripts since the last time.
-    pub(crate) fn asked(&self) -> Vec<Asked> {
-        std::mem::take(&mut self.0.lock().unwrap().asked)
+    /// The restores since the last call.
+    pub(crate) fn take_restores(&self) -> Vec<Restore> {
+        std::mem::take(&mut self.0.lock().unwrap().restores)
     }
 }
 
-impl Kernel for Fake {
+impl Kernel for FakeKernel {
     async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
         let state = self.0.lock().unwrap();
-        Ok((!state.missing.contains(&family)).then(|| state.tables[family].save()))
+        Ok((!state.missing.contains(&family)).then(|| state.rulesets[family].to_string()))
     }
 
     fn max_lines(&self) -> usize {
@@ -150,25 +154,25 @@ impl Kernel for Fake {
 
     async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
         let mut state = self.0.lock().unwrap();
-        let dies_after = state.dies_after.take().unwrap_or(usize::MAX);
-        let mut asked = Asked { family, script: script.text().to_owned(), accepted: false, steps: Vec::new() };
+        let fails_after = state.fails_after.take().unwrap_or(usize::MAX);
+        let mut restore = Restore { family, script: script.text().to_owned(), accepted: false, steps: Vec::new() };
         let mut result = Ok(());
-        for (number, part) in parts(script.text()).into_iter().enumerate() {
-            if number == dies_after {
-                result = Err(RestoreError::Failed(anyhow!("a signal has ended it")));
+        for (number, lines) in transactions(script.text()).into_iter().enumerate() {
+            if number == fails_after {
+                result = Err(RestoreError::Failed(anyhow!("terminated by a signal")));
                 break;
             }
-            let mut tables = state.tables[family].clone();
-            if let Err((line, reason)) = tables.execute(&part, &state.poison) {
-                let lines = if state.explains == Explains::Yes { vec![line] } else { Vec::new() };
+            let mut ruleset = state.rulesets[family].clone();
+            if let Err((line, reason)) = execute(&mut ruleset, &lines, &state.rejected) {
+                let lines = if state.rejected_line == RejectedLine::Named { vec![line] } else { Vec::new() };
                 result = Err(RestoreError::Rejected { program: "fake".to_owned(), lines, reason });
                 break;
             }
-            state.tables[family] = tables.clone();
-            asked.steps.push(tables);
+            state.rulesets[family] = ruleset.clone();
+            restore.steps.push(ruleset);
         }
-        asked.accepted = result.is_ok();
-        state.asked.push(asked);
+        restore.accepted = result.is_ok();
+        state.restores.push(restore);
         result
     }
 
@@ -186,120 +190,58 @@ impl Kernel for Fake {
 }
 
 /// The lines of each `*table` to its `COMMIT`, with their numbers.
-fn parts(script: &str) -> Vec<Vec<(usize, &str)>> {
+fn transactions(script: &str) -> Vec<Vec<(usize, &str)>> {
     let lines: Vec<_> = (1..).zip(script.lines()).collect();
-    let parts = lines.split_inclusive(|(_, line)| *line == "COMMIT").map(<[_]>::to_vec).collect::<Vec<_>>();
-    let whole = |part: &Vec<(usize, &str)>| part.last().is_some_and(|(_, line)| *line == "COMMIT");
-    assert!(parts.iter().all(whole), "a part without COMMIT: {script}");
-    parts
+    let all: Vec<_> = lines.split_inclusive(|(_, line)| *line == "COMMIT").map(<[_]>::to_vec).collect();
+    let is_whole = |lines: &Vec<(usize, &str)>| lines.last().is_some_and(|(_, line)| *line == "COMMIT");
+    assert!(all.iter().all(is_whole), "a table without COMMIT: {script}");
+    all
 }
 
-// === impl Tables ===
-
-impl Default for Tables {
-    fn default() -> Self {
-        Self(BTreeMap::from(BUILT_IN.map(|(table, name)| ((table, name.to_owned()), Vec::new()))))
+/// Executes a transaction. An error has the number of the line that is rejected, and the reason.
+fn execute(ruleset: &mut Ruleset, lines: &[(usize, &str)], rejected: &[String]) -> Result<(), (usize, String)> {
+    let mut table = None;
+    for (number, line) in lines {
+        if let Some(name) = line.strip_prefix('*') {
+            table = TABLES.into_iter().find(|table| table.name() == name);
+        } else if *line != "COMMIT" {
+            let result = table.ok_or("no such table").and_then(|table| {
+                check(ruleset, table, line, rejected)?;
+                ruleset.execute(&format!("*{table}\n{line}\n"));
+                Ok(())
+            });
+            result.map_err(|reason| (*number, format!("{line}: {reason}")))?;
+        }
     }
+    Ok(())
 }
 
-impl Tables {
-    /// The rules of a chain; none when it is not there.
-    pub(crate) fn rules(&self, table: Table, chain: &str) -> &[String] {
-        self.0.get(&(table, chain.to_owned())).map_or(&[], |rules| rules)
+/// Checks whether a line can be executed.
+fn check(ruleset: &Ruleset, table: Table, line: &str, rejected: &[String]) -> Result<(), &'static str> {
+    let ensure = |condition: bool, reason| if condition { Ok(()) } else { Err(reason) };
+    let is_built_in = |name: &str| ruleset.chain(table, name).is_some_and(|chain| chain.policy.is_some());
+    if let Some(declaration) = line.strip_prefix(':') {
+        let name = declaration.strip_suffix(" - [0:0]").ok_or("not the declaration of a chain")?;
+        ensure(!is_built_in(name), "a built-in chain has a policy")?;
+        return ensure((1..=MAX_NAME).contains(&name.len()), "the name has a wrong length");
     }
-
-    /// Every chain with its rules; those that service ports share without the order of their lines.
-    pub(crate) fn shape(&self) -> Vec<String> {
-        let chains = self.0.iter().map(|((table, name), rules)| {
-            let mut rules = rules.clone();
-            if SharedChain::of(*table, name).is_some() {
-                rules.sort_unstable();
-            }
-            format!("{table} {name}\n  {}", rules.join("\n  "))
-        });
-        chains.collect()
+    let (verb, rest) = line.split_once(' ').ok_or("not a command")?;
+    let (name, rule) = rest.split_once(' ').unwrap_or((rest, ""));
+    let rules = ruleset.chain(table, name).map(|chain| &chain.rules).ok_or("no such chain")?;
+    match verb {
+        "-A" | "-I" => {
+            let target = target(rule).filter(|target| !TARGETS.contains(target));
+            ensure(target.is_none_or(|target| ruleset.chain(table, target).is_some()), "no such target")?;
+            ensure(!rejected.iter().any(|text| rule.contains(text)), "rejected by the test")
+        }
+        "-D" => ensure(rules.iter().any(|existing| existing == rule), "no such rule"),
+        "-X" => {
+            ensure(rules.is_empty(), "the chain is not empty")?;
+            let mut all = ruleset.chains_of(table).flat_map(|(_, chain)| &chain.rules);
+            // Most rules do not contain the name: their targets need not be read.
+            let is_used = all.any(|rule| rule.contains(name) && target(rule) == Some(name));
+            ensure(!is_used && !is_built_in(name), "the chain is in use")
+        }
+        _ => Err("no such command"),
     }
-
-    /// As `iptables-save` does.
-    pub(crate) fn save(&self) -> String {
-        let mut saved = String::new();
-        for table in TABLES {
-            writeln!(saved, "# Generated by a fake\n*{table}").unwrap();
-            let chains = self.0.iter().filter(|((of, _), _)| *of == table);
-            for ((_, name), _) in chains.clone() {
-                let policy = if BUILT_IN.contains(&(table, name)) { "ACCEPT" } else { "-" };
-                writeln!(saved, ":{name} {policy} [0:0]").unwrap();
-            }
-            for ((_, name), rules) in chains {
-                rules.iter().for_each(|rule| writeln!(saved, "-A {name} {rule}").unwrap());
-            }
-            saved.push_str("COMMIT\n");
-        }
-        saved
-    }
-
-    /// One part, line by line.
-    fn execute(&mut self, part: &[(usize, &str)], poison: &[String]) -> Result<(), Refusal> {
-        let mut table = None;
-        for (number, line) in part {
-            let refused = |reason: String| (*number, format!("{line}: {reason}"));
-            if let Some(name) = line.strip_prefix('*') {
-                table = TABLES.into_iter().find(|table| table.name() == name);
-            } else if *line != "COMMIT" {
-                let table = table.ok_or_else(|| refused("no such table".to_owned()))?;
-                self.line(table, line, poison).map_err(refused)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn line(&mut self, table: Table, line: &str, poison: &[String]) -> Result<(), String> {
-        if let Some(declared) = line.strip_prefix(':') {
-            let name = declared.strip_suffix(" - [0:0]").ok_or("no head of a chain")?;
-            ensure(!BUILT_IN.contains(&(table, name)), "a policy")?;
-            ensure((1..=MAX_NAME).contains(&name.len()), "a name of a wrong length")?;
-            self.0.insert((table, name.to_owned()), Vec::new());
-            return Ok(());
-        }
-        let (verb, rest) = line.split_once(' ').ok_or("no command")?;
-        let (chain, rule) = rest.split_once(' ').unwrap_or((rest, ""));
-        if matches!(verb, "-A" | "-I") {
-            if let Some(target) = target(rule).filter(|target| !TARGETS.contains(target)) {
-                ensure(self.0.contains_key(&(table, target.to_owned())), "it leads to no chain")?;
-            }
-            ensure(!poison.iter().any(|word| rule.contains(word)), "poisonous")?;
-        }
-        if verb == "-X" {
-            ensure(self.rules(table, chain).is_empty(), "the chain is not empty")?;
-            let of_table = self.0.iter().filter(|((of, _), _)| *of == table);
-            // The second look is the honest one, and slow.
-            let mut named = of_table.flat_map(|(_, rules)| rules).filter(|rule| rule.contains(chain));
-            let is_used = named.any(|rule| target(rule) == Some(chain));
-            ensure(!is_used && !BUILT_IN.contains(&(table, chain)), "the chain is busy")?;
-            return self.0.remove(&(table, chain.to_owned())).map(drop).ok_or("no such chain".to_owned());
-        }
-        let rules = self.0.get_mut(&(table, chain.to_owned())).ok_or("no such chain")?;
-        match verb {
-            "-A" => rules.push(rule.to_owned()),
-            "-I" => rules.insert(0, rule.to_owned()),
-            "-D" => {
-                let at = rules.iter().position(|found| found == rule).ok_or("no such rule")?;
-                rules.remove(at);
-            }
-            _ => return Err("no such command".to_owned()),
-        }
-        Ok(())
-    }
-}
-
-fn ensure(condition: bool, reason: &str) -> Result<(), String> {
-    condition.then_some(()).ok_or_else(|| reason.to_owned())
-}
-
-/// Where a rule leads: the word behind `-j` or `-g`, outside of quotes.
-fn target(rule: &str) -> Option<&str> {
-    // Between quotes is every second piece; no text of a test has an escaped quote.
-    let mut words = rule.split('"').step_by(2).flat_map(str::split_whitespace);
-    words.find(|word| matches!(*word, "-j" | "-g"))?;
-    words.next()
 }

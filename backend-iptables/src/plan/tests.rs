@@ -11,10 +11,10 @@ use backend::{
 use proto::model::{Endpoint, IpFamily, Operation, Pool, PoolClass, PoolId};
 
 use super::*;
-use crate::kernel::fake::{Asked, Fake, FakeDriver};
+use crate::kernel::fake::{FakeDriver, FakeKernel, Restore};
 
 /// Pods are in 10.0.0.0/8 and fd00:10::/32.
-fn driver(kernel: &Fake) -> FakeDriver {
+fn driver(kernel: &FakeKernel) -> FakeDriver {
     let cidrs = ["10.0.0.0/8", "fd00:10::/32"].map(|cidr| cidr.parse().unwrap()).to_vec();
     let options = DataplaneOptions { local_detector: LocalDetector::ClusterCidr(cidrs), ..DataplaneOptions::default() };
     kernel.driver(options)
@@ -30,23 +30,23 @@ fn beside(state: backend::testing::StateBuilder) -> NodeState {
 }
 
 /// The scripts that change one state to another.
-async fn scripts(before: &NodeState, after: &NodeState) -> Vec<Asked> {
-    let (kernel, mut current) = (Fake::default(), before.clone());
+async fn scripts(before: &NodeState, after: &NodeState) -> Vec<Restore> {
+    let (kernel, mut current) = (FakeKernel::default(), before.clone());
     let mut driver = driver(&kernel);
     driver.reconcile(before).await.unwrap();
-    kernel.asked();
+    kernel.take_restores();
     let changes = backend::testing::transition(&mut current, after);
     driver.apply(&current, &changes).await.unwrap();
-    let asked = kernel.asked();
-    assert!(asked.iter().all(|asked| asked.accepted), "{asked:?}");
-    asked
+    let restores = kernel.take_restores();
+    assert!(restores.iter().all(|restore| restore.accepted), "{restores:?}");
+    restores
 }
 
 #[track_caller]
-fn assert_script(asked: &[Asked], expected: &str) {
-    let [asked] = asked else { panic!("not one script: {asked:?}") };
+fn assert_script(restores: &[Restore], expected: &str) {
+    let [restore] = restores else { panic!("not one script: {restores:?}") };
     let expected = expected.trim_start();
-    assert!(asked.script == expected, "written:\n{}\nexpected:\n{expected}", asked.script);
+    assert!(restore.script == expected, "written:\n{}\nexpected:\n{expected}", restore.script);
 }
 
 const ONE: [&str; 1] = ["10.180.0.1:80"];
@@ -135,8 +135,8 @@ COMMIT
 COMMIT
 "#,
     );
-    let asked = scripts(&without, &with).await;
-    let parts: Vec<&str> = asked[0].script.lines().filter(|line| line.starts_with(['*', '-'])).collect();
+    let restores = scripts(&without, &with).await;
+    let parts: Vec<&str> = restores[0].script.lines().filter(|line| line.starts_with(['*', '-'])).collect();
     assert_eq!((parts[0], parts[parts.len() - 2]), ("*nat", "*filter"));
     assert!(parts[parts.len() - 1].starts_with("-D KUBE-SERVICES -d 10.96.0.1/32"), "{parts:?}");
 }
@@ -154,10 +154,10 @@ async fn a_common_rule_exists_once() {
         beside(ports)
     };
     let (http, https) = (("ns1/svc1:p80", 80), ("ns1/svc1:p443", 443));
-    let shared = |asked: Vec<Asked>| -> Vec<String> {
+    let shared = |restores: Vec<Restore>| -> Vec<String> {
         let words = ["FAIRLEAD-CLUSTER-IPS", "KUBE-NODEPORTS"];
         let allows_duplicates = |line: &&str| words.iter().any(|word| line.contains(word));
-        let lines = asked.iter().flat_map(|asked| asked.script.lines().filter(allows_duplicates));
+        let lines = restores.iter().flat_map(|restore| restore.script.lines().filter(allows_duplicates));
         lines.map(|line| line.split(" -m ").next().unwrap_or_default().to_owned()).collect()
     };
     let none = [""; 0];
@@ -198,7 +198,7 @@ async fn an_equal_state_writes_nothing() {
 async fn the_size_of_a_script_does_not_depend_on_the_number_of_services() {
     let mut counted = Vec::new();
     for services in [10, 10_000] {
-        let kernel = Fake::default();
+        let kernel = FakeKernel::default();
         let mut driver = driver(&kernel);
         let mut state = synthetic(services, 1, Stack::V4);
         let key = mk_key("default/svc-7");
@@ -207,7 +207,7 @@ async fn the_size_of_a_script_does_not_depend_on_the_number_of_services() {
         apply(&mut state, [Operation::ReplacePool { pool: pool.clone(), endpoints: endpoints.clone() }]);
         let port = state.service_port(&key).unwrap().port.clone();
         driver.reconcile(&state).await.unwrap();
-        kernel.asked();
+        kernel.take_restores();
         let (new, old) = (endpoint([10, 250, 1, 1]), endpoint([10, 250, 0, 4]));
         let mut lines = Vec::new();
         for operations in [
@@ -217,7 +217,7 @@ async fn the_size_of_a_script_does_not_depend_on_the_number_of_services() {
         ] {
             let changes = apply(&mut state, operations);
             driver.apply(&state, &changes).await.unwrap();
-            lines.extend(kernel.asked().iter().map(|asked| asked.script.lines().count()));
+            lines.extend(kernel.take_restores().iter().map(|restore| restore.script.lines().count()));
         }
         counted.push(lines);
     }

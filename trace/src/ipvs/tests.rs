@@ -11,7 +11,7 @@ use proto::model::Protocol;
 
 use super::*;
 use crate::{
-    PacketOrigin, PacketVerdict, Path, Trace,
+    Packet, PacketOrigin, PacketVerdict, Path, Trace,
     testing::{FakeKernel, tables},
     trace,
 };

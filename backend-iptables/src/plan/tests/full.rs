@@ -13,21 +13,21 @@ fn many(count: u8) -> NodeState {
 }
 
 /// Reconciles, and returns the scripts for IPv4.
-async fn reconciled(kernel: &Fake, state: &NodeState) -> String {
-    kernel.asked();
+async fn reconciled(kernel: &FakeKernel, state: &NodeState) -> String {
+    kernel.take_restores();
     driver(kernel).reconcile(state).await.unwrap();
-    let asked = kernel.asked();
-    assert!(asked.iter().all(|asked| asked.accepted), "{asked:?}");
-    let fresh = Fake::default();
+    let restores = kernel.take_restores();
+    assert!(restores.iter().all(|restore| restore.accepted), "{restores:?}");
+    let fresh = FakeKernel::default();
     driver(&fresh).reconcile(state).await.unwrap();
-    assert_eq!(kernel.tables(IpFamily::V4).shape(), fresh.tables(IpFamily::V4).shape());
+    assert_eq!(kernel.shape(IpFamily::V4), fresh.shape(IpFamily::V4));
     assert_eq!(driver(kernel).reconcile(state).await.unwrap().writes, 0);
-    kernel.asked();
-    asked.into_iter().filter(|asked| asked.family == IpFamily::V4).map(|asked| asked.script).collect()
+    kernel.take_restores();
+    restores.into_iter().filter(|restore| restore.family == IpFamily::V4).map(|restore| restore.script).collect()
 }
 
-async fn with(state: &NodeState) -> Fake {
-    let kernel = Fake::default();
+async fn with(state: &NodeState) -> FakeKernel {
+    let kernel = FakeKernel::default();
     driver(&kernel).reconcile(state).await.unwrap();
     kernel
 }
@@ -66,13 +66,13 @@ async fn changes_of_other_processes_are_reverted() {
         (format!("-A POSTROUTING {jump}"), "nat", format!("-D POSTROUTING {jump}")),
     ] {
         let kernel = with(&state).await;
-        kernel.stranger(IpFamily::V4, &format!("*{table}\n{change}\nCOMMIT\n"));
+        kernel.change_by_other(IpFamily::V4, &format!("*{table}\n{change}\nCOMMIT\n"));
         assert_eq!(reconciled(&kernel, &state).await, format!("*{table}\n{expected}\nCOMMIT\n"), "{change}");
     }
     // The last rule is not the last: deleting by text is ambiguous, so the chain is written anew.
     for change in [format!("-A {}", line(7)), format!("-D {last}"), format!("-I {last}")] {
         let kernel = with(&state).await;
-        kernel.stranger(IpFamily::V4, &format!("*nat\n{change}\nCOMMIT\n"));
+        kernel.change_by_other(IpFamily::V4, &format!("*nat\n{change}\nCOMMIT\n"));
         let script = reconciled(&kernel, &state).await;
         assert!(script.starts_with("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES "), "{script}");
         assert_eq!(script.lines().count(), 2 + 1 + 40 + 1);
@@ -106,23 +106,23 @@ COMMIT
 -A PREROUTING -j CNI-HOSTPORT
 COMMIT
 ";
-    let kernel = Fake::default();
-    kernel.stranger(IpFamily::V4, foreign);
-    let before = kernel.tables(IpFamily::V4);
+    let kernel = FakeKernel::default();
+    kernel.change_by_other(IpFamily::V4, foreign);
+    let before = kernel.ruleset(IpFamily::V4);
     let mut driver = driver(&kernel);
     driver.reconcile(&many(3)).await.unwrap();
-    assert_eq!(kernel.tables(IpFamily::V4).rules(Table::Filter, "CNI-FORWARD"), ["-j ACCEPT"]);
+    assert_eq!(kernel.ruleset(IpFamily::V4).rules(Table::Filter, "CNI-FORWARD"), ["-j ACCEPT"]);
     driver.cleanup().await.unwrap();
     assert_eq!(
-        (kernel.tables(IpFamily::V4), kernel.tables(IpFamily::V6)),
-        (before, Fake::default().tables(IpFamily::V6))
+        (kernel.ruleset(IpFamily::V4), kernel.ruleset(IpFamily::V6)),
+        (before, FakeKernel::default().ruleset(IpFamily::V6))
     );
-    kernel.asked();
+    kernel.take_restores();
     driver.cleanup().await.unwrap();
-    assert_eq!(kernel.asked(), []);
+    assert_eq!(kernel.take_restores(), []);
 
     driver.reconcile(&many(3)).await.unwrap();
-    kernel.stranger(IpFamily::V4, "*nat\n-A CNI-HOSTPORT -j KUBE-MARK-MASQ\nCOMMIT\n");
+    kernel.change_by_other(IpFamily::V4, "*nat\n-A CNI-HOSTPORT -j KUBE-MARK-MASQ\nCOMMIT\n");
     driver.cleanup().await.unwrap();
     let observed = Observed::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
     let kept: Vec<_> = observed.ours().collect();
@@ -140,10 +140,10 @@ async fn reconciling_after_an_incomplete_script() {
             driver.reconcile(&states[from]).await.unwrap();
             let mut current = states[from].clone();
             let changes = backend::testing::transition(&mut current, &states[to]);
-            kernel.die_after(parts);
+            kernel.fail_after(parts);
             if driver.apply(&current, &changes).await.is_ok() {
                 // The script had fewer transactions.
-                kernel.asked();
+                kernel.take_restores();
                 assert!(from == to || parts > 0);
                 continue;
             }

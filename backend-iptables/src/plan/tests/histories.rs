@@ -7,10 +7,11 @@ use backend::{
     Drift,
     testing::{History, contract},
 };
+use iptables::Ruleset;
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernel::{Suspicion, fake::Tables};
+use crate::kernel::Suspicion;
 
 /// A node with a network plugin and kubelet.
 const FOREIGN: &str = "*filter
@@ -28,28 +29,28 @@ COMMIT
 COMMIT
 ";
 
-fn node() -> Fake {
-    let kernel = Fake::default();
-    IpFamily::ALL.into_iter().for_each(|family| kernel.stranger(family, FOREIGN));
+fn node() -> FakeKernel {
+    let kernel = FakeKernel::default();
+    IpFamily::ALL.into_iter().for_each(|family| kernel.change_by_other(family, FOREIGN));
     kernel
 }
 
 /// Pods in the node's own CIDR, which is among what changes, or in fixed ranges.
-fn driver_for(kernel: &Fake, seed: u64) -> FakeDriver {
+fn driver_for(kernel: &FakeKernel, seed: u64) -> FakeDriver {
     if seed.is_multiple_of(2) {
         return driver(kernel);
     }
     kernel.driver(DataplaneOptions { local_detector: LocalDetector::NodeCidr, ..DataplaneOptions::default() })
 }
 
-fn shapes(kernel: &Fake) -> [Vec<String>; 2] {
-    IpFamily::ALL.map(|family| kernel.tables(family).shape())
+fn shapes(kernel: &FakeKernel) -> [Vec<String>; 2] {
+    IpFamily::ALL.map(|family| kernel.shape(family))
 }
 
 /// The VIPs that are served or rejected.
-fn answered(tables: &Tables) -> BTreeSet<String> {
+fn answered(rules: &Ruleset) -> BTreeSet<String> {
     let chains = [SharedChain::Services, SharedChain::UnservedServices, SharedChain::UnservedExternal];
-    let lines = chains.into_iter().flat_map(|shared| tables.rules(shared.table(), shared.chain()));
+    let lines = chains.into_iter().flat_map(|shared| rules.rules(shared.table(), shared.chain()));
     let vip = |line: &String| {
         let (vip, rest) = line.split_once(" -m comment ")?;
         let (_, port) = rest.split_once("--dport ")?;
@@ -59,7 +60,7 @@ fn answered(tables: &Tables) -> BTreeSet<String> {
 }
 
 /// Whether the applied state of the driver equals the rules of the kernel.
-async fn is_unchanged(driver: &mut FakeDriver, kernel: &Fake) -> bool {
+async fn is_unchanged(driver: &mut FakeDriver, kernel: &FakeKernel) -> bool {
     IpFamily::ALL.into_iter().for_each(|family| kernel.suspect(Suspicion::Compare(family)));
     // The comparison is immediate; without drift the driver waits for the next one.
     tokio::time::timeout(Duration::ZERO, driver.drifted()).await.is_err()
@@ -67,23 +68,23 @@ async fn is_unchanged(driver: &mut FakeDriver, kernel: &Fake) -> bool {
 
 async fn check_history(seed: u64, steps: usize, max_lines: usize) {
     let (kernel, mut history) = (node(), History::new(seed));
-    kernel.takes(max_lines);
+    kernel.set_max_lines(max_lines);
     history.jump();
     let mut driver = driver_for(&kernel, seed);
     driver.reconcile(history.state()).await.unwrap();
-    kernel.asked();
+    kernel.take_restores();
     for step in 0..steps {
         let at = format!("seed {seed}, step {step}");
         let changes = if step % 20 == 19 { history.jump() } else { history.step() };
-        let before = IpFamily::ALL.map(|family| answered(&kernel.tables(family)));
+        let before = IpFamily::ALL.map(|family| answered(&kernel.ruleset(family)));
         let applied = driver.apply(history.state(), &changes).await.unwrap();
         assert_eq!(applied.failures, [], "{at}");
-        let asked = kernel.asked();
-        assert!(asked.len() <= 2 && asked.iter().all(|asked| asked.accepted), "{at}: {asked:?}");
-        for Asked { family, steps, script, .. } in &asked {
-            let always = &before[*family as usize] & &answered(&kernel.tables(*family));
-            for tables in steps {
-                let lost: Vec<_> = always.difference(&answered(tables)).cloned().collect();
+        let restores = kernel.take_restores();
+        assert!(restores.len() <= 2 && restores.iter().all(|restore| restore.accepted), "{at}: {restores:?}");
+        for Restore { family, steps, script, .. } in &restores {
+            let always = &before[*family as usize] & &answered(&kernel.ruleset(*family));
+            for rules in steps {
+                let lost: Vec<_> = always.difference(&answered(rules)).cloned().collect();
                 assert!(lost.is_empty(), "{at}: {lost:?} had no rules within\n{script}");
             }
         }
@@ -94,7 +95,7 @@ async fn check_history(seed: u64, steps: usize, max_lines: usize) {
         // The order of rules in shared chains is free, except for the fixed rules.
         assert_eq!(driver_for(&kernel, seed).reconcile(history.state()).await.unwrap().writes, 0, "{at}");
         assert!(is_unchanged(&mut driver, &kernel).await, "{at}");
-        kernel.asked();
+        kernel.take_restores();
     }
     driver.cleanup().await.unwrap();
     assert_eq!(shapes(&kernel), shapes(&node()), "seed {seed}: rules of other programs have changed");
@@ -132,7 +133,7 @@ async fn drift_of_our_chains_is_detected() {
             let kernel = node();
             let mut driver = driver(&kernel);
             driver.reconcile(&state).await.unwrap();
-            kernel.stranger(family, change);
+            kernel.change_by_other(family, change);
             assert_eq!(is_unchanged(&mut driver, &kernel).await, !is_drift, "{family}: {change}");
             let (what, by) = ("rule".to_owned(), "unknown".to_owned());
             kernel.suspect(Suspicion::Compare(family));
