@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// What the kernel contains because of us.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct AppliedState {
     /// Our objects in the kernel.
     pub(crate) observed: Objects,
@@ -51,19 +51,7 @@ impl AppliedState {
         node_addresses: Vec<IpAddr>,
         foreign_addresses: HashSet<IpAddr>,
     ) -> Self {
-        Self {
-            observed,
-            rules,
-            node_addresses,
-            foreign_addresses,
-            ids: Ids::default(),
-            service_ports: BTreeMap::new(),
-            leftovers: BTreeSet::new(),
-            desired: HashMap::new(),
-            rejections: Rejections::default(),
-            degraded: BTreeMap::new(),
-            excluded: BTreeMap::new(),
-        }
+        Self { observed, rules, node_addresses, foreign_addresses, ..Self::default() }
     }
 
     /// What an object should be; `None`: no service port needs it.
@@ -126,11 +114,9 @@ impl AppliedState {
         for (index, operation) in operations.iter().enumerate() {
             let object = *operation.object();
             let Some(Rejected { reason, instead, .. }) = rejected.get(&index) else {
-                match operation {
-                    Operation::Add(_, value) | Operation::Change(_, value) => {
-                        self.observed.insert(object, value.clone());
-                    }
-                    Operation::Remove(_) => drop(self.observed.remove(&object)),
+                match operation.value() {
+                    Some(value) => drop(self.observed.insert(object, value.clone())),
+                    None => drop(self.observed.remove(&object)),
                 }
                 continue;
             };

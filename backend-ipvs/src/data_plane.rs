@@ -43,16 +43,14 @@ pub struct IpvsDataPlane<K> {
     next_rules_check: Instant,
 }
 
-impl<K> IpvsDataPlane<K> {
+#[expect(private_bounds, reason = "only this crate calls these methods")]
+impl<K: Kernel> IpvsDataPlane<K> {
     pub(crate) fn new(kernel: K, settings: Settings) -> Self {
         let next_check = Instant::now() + watch::MIN_INTERVAL;
         Self { settings, kernel, next_check, next_rules_check: next_check }
     }
 
-    async fn prepare(&mut self, rules: PerFamily<Rules>) -> Result<usize>
-    where
-        K: Kernel,
-    {
+    async fn prepare(&mut self, rules: PerFamily<Rules>) -> Result<usize> {
         let base = Base { rules, timeouts: self.settings.timeouts, arp: self.settings.arp };
         self.kernel.prepare(base).await.context("prepare the kernel")
     }
@@ -63,12 +61,10 @@ impl<K> IpvsDataPlane<K> {
         applied: &mut AppliedState,
         mut touched: BTreeSet<Object>,
         idle: &HashSet<Object>,
-    ) -> Result<usize>
-    where
-        K: Kernel,
-    {
+    ) -> Result<usize> {
         touched.extend(applied.leftovers());
-        let until = Some(self.settings.drain).filter(|drain| !drain.is_zero()).map(|drain| now() + seconds(drain));
+        let drain = self.settings.drain;
+        let until = (!drain.is_zero()).then(|| now() + seconds(drain));
         let desired = |object: &Object| applied.desired(object);
         let operations = plan(&applied.observed, desired, touched.iter().copied(), Drain { until, idle });
         if !operations.is_empty() {
@@ -208,11 +204,13 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
     }
 
     async fn cleanup(&mut self) -> Result<()> {
-        self.kernel.cleanup(self.settings.exclude.clone()).await
+        let exclude = self.settings.exclude.clone();
+        self.kernel.cleanup(Ours { exclude, ..Ours::default() }).await
     }
 
     async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
-        self.kernel.installed_objects(self.settings.exclude.clone()).await
+        let exclude = self.settings.exclude.clone();
+        self.kernel.installed_objects(Ours { exclude, ..Ours::default() }).await
     }
 }
 

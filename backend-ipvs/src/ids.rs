@@ -3,11 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use netlink::ipvs::VirtualServerKey;
+use netlink::{AddressFamily, ipvs::VirtualServerKey};
 use proto::model::ServicePortKey;
 
 use crate::{
-    mark::{MAX_ID, Mark},
+    mark::{MAX_ID, Mark, PROTOCOLS, Variant},
     object::{Object, Value},
     plan::Objects,
 };
@@ -23,11 +23,6 @@ pub(crate) struct Ids {
 // === impl Ids ===
 
 impl Ids {
-    /// The id of a service port.
-    pub(crate) fn get(&self, key: &ServicePortKey) -> Option<u32> {
-        self.by_key.get(key).copied()
-    }
-
     /// Allocates the id in the marks of a service port's observed VIP entries, if it is free.
     pub(crate) fn adopt<'a>(
         &mut self,
@@ -48,18 +43,15 @@ impl Ids {
 
     /// The id of a service port, or a new one that no other service port and no draining virtual server uses.
     pub(crate) fn give(&mut self, key: &ServicePortKey, observed: &Objects) -> Option<u32> {
-        if let Some(id) = self.get(key) {
-            return Some(id);
+        if let Some(id) = self.by_key.get(key) {
+            return Some(*id);
         }
-        for _ in 0..MAX_ID {
-            self.last = self.last % MAX_ID + 1;
-            if !self.used.contains(&self.last) && !serves(observed, self.last) {
-                self.used.insert(self.last);
-                self.by_key.insert(key.clone(), self.last);
-                return Some(self.last);
-            }
-        }
-        None
+        let mut candidates = (0..MAX_ID).map(|offset| (self.last + offset) % MAX_ID + 1);
+        let id = candidates.find(|id| !self.used.contains(id) && !serves(observed, *id))?;
+        self.last = id;
+        self.used.insert(id);
+        self.by_key.insert(key.clone(), id);
+        Some(id)
     }
 
     /// Frees the id of a service port.
@@ -72,14 +64,8 @@ impl Ids {
 
 /// Whether a virtual server exists for a mark with this id.
 fn serves(observed: &Objects, id: u32) -> bool {
-    use crate::mark::Variant;
-    use netlink::{AddressFamily, ipvs::IpvsProtocol};
-    AddressFamily::ALL.into_iter().any(|family| {
-        [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp].into_iter().any(|protocol| {
-            [Variant::External, Variant::Inside, Variant::Local].into_iter().any(|variant| {
-                let mark = Mark::new(id, protocol, variant).raw();
-                observed.contains_key(&Object::Server(VirtualServerKey::FwMark(family, mark)))
-            })
-        })
-    })
+    let marks =
+        PROTOCOLS.iter().flat_map(|protocol| Variant::ALL.map(|variant| Mark::new(id, *protocol, variant).raw()));
+    let mut servers = marks.flat_map(|mark| AddressFamily::ALL.map(|family| VirtualServerKey::FwMark(family, mark)));
+    servers.any(|server| observed.contains_key(&Object::Server(server)))
 }

@@ -4,8 +4,8 @@
 mod dry_run;
 #[cfg(test)]
 pub(crate) mod fake;
-mod netlink;
-mod rules;
+pub(crate) mod netlink;
+pub(crate) mod rules;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -49,14 +49,14 @@ pub(crate) trait Kernel: Send + 'static {
     /// What there is, without details, which is fast.
     fn summary(&mut self) -> impl Future<Output = Result<Summary>> + Send;
 
-    /// Compares the rules.
-    fn check(&mut self, rules: PerFamily<Rules>) -> impl Future<Output = Result<RulesFound>> + Send;
+    /// Whether the rules are what they should be.
+    fn has_rules(&mut self, rules: PerFamily<Rules>) -> impl Future<Output = Result<bool>> + Send;
 
     /// The numbers of our objects.
-    fn installed_objects(&mut self, exclude: Vec<IpNet>) -> impl Future<Output = Result<Vec<InstalledObject>>> + Send;
+    fn installed_objects(&mut self, ours: Ours) -> impl Future<Output = Result<Vec<InstalledObject>>> + Send;
 
     /// Removes all our objects.
-    fn cleanup(&mut self, exclude: Vec<IpNet>) -> impl Future<Output = Result<()>> + Send;
+    fn cleanup(&mut self, ours: Ours) -> impl Future<Output = Result<()>> + Send;
 }
 
 /// The objects that do not depend on service ports.
@@ -125,15 +125,6 @@ pub(crate) struct Summary {
     pub(crate) servers: HashSet<VirtualServerKey>,
 }
 
-/// The result of a comparison of rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RulesFound {
-    /// They are as they should be.
-    Right,
-    /// Some are missing, or there are others.
-    Wrong,
-}
-
 // === impl Ours ===
 
 impl Ours {
@@ -155,7 +146,7 @@ impl Ours {
     }
 }
 
-// === impl Fronts ===
+// === impl VipEntries ===
 
 impl VipEntries {
     /// The VIPs and node ports of the set entries among these objects.
@@ -166,9 +157,7 @@ impl VipEntries {
             let (Some(protocol), Some(port)) = (entry.protocol, entry.port) else { continue };
             match (content, entry.ip) {
                 (SetContent::NodePorts, _) => drop(entries.node_ports.insert((*family, protocol, port))),
-                (SetContent::Vips, Some(ip)) => {
-                    entries.vips.insert((protocol, SocketAddr::new(ip, port)));
-                }
+                (SetContent::Vips, Some(ip)) => drop(entries.vips.insert((protocol, SocketAddr::new(ip, port)))),
                 _ => {}
             }
         }

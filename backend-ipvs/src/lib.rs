@@ -51,7 +51,11 @@ use backend::driver::Driver;
 use proto::model::IpFamily;
 
 use data_plane::IpvsDataPlane;
-use kernel::{DryRun, Netlink};
+use kernel::{
+    DryRun, Netlink,
+    netlink::{Worker, open as open_kernel},
+    rules,
+};
 pub use netlink::ipvs::IpvsTimeouts;
 pub use settings::{Arp, Settings};
 pub use view::{Destination, ServerMatch, VirtualServer};
@@ -67,7 +71,7 @@ pub type IpvsPreview = Driver<IpvsDataPlane<DryRun>>;
 /// # Errors
 /// When a netlink socket could not be opened or a thread not be started.
 pub fn open(settings: Settings) -> Result<Ipvs> {
-    Ok(Driver::new(IpvsDataPlane::new(Netlink::open(settings.iptables)?, settings)))
+    Ok(Driver::new(IpvsDataPlane::new(open_kernel(settings.iptables)?, settings)))
 }
 
 /// Opens the backend as one that writes nothing, as [`open`] does.
@@ -75,7 +79,7 @@ pub fn open(settings: Settings) -> Result<Ipvs> {
 /// # Errors
 /// See [`open`].
 pub fn open_preview(settings: Settings) -> Result<IpvsPreview> {
-    Ok(Driver::new(IpvsDataPlane::new(DryRun::new(Netlink::open(settings.iptables)?), settings)))
+    Ok(Driver::new(IpvsDataPlane::new(DryRun::new(open_kernel(settings.iptables)?), settings)))
 }
 
 /// The families that we have programmed; none if iptables is not installed.
@@ -83,7 +87,9 @@ pub fn open_preview(settings: Settings) -> Result<IpvsPreview> {
 /// # Errors
 /// When the rules could not be read.
 pub async fn programmed_families() -> Result<Vec<IpFamily>> {
-    Netlink::open(None)?.families().await
+    let counts = open_kernel(None)?.run(|_| rules::count()).await??;
+    let has_chains = |family: &IpFamily| counts.iter().any(|(_, of, chains)| of == family && *chains > 0);
+    Ok(IpFamily::ALL.into_iter().filter(has_chains).collect())
 }
 
 /// Our virtual servers with their destinations and connection counts. Changes nothing, and loads no module: none if the
@@ -92,6 +98,6 @@ pub async fn programmed_families() -> Result<Vec<IpFamily>> {
 /// # Errors
 /// When the kernel could not be read.
 pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
-    let (objects, connections) = Netlink::open(None)?.look().await?;
+    let (objects, connections) = open_kernel(None)?.run(Worker::objects_and_connections).await??;
     Ok(view::view(&objects, &connections))
 }

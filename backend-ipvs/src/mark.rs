@@ -31,8 +31,14 @@ pub(crate) enum Variant {
 const TAG: u32 = 0xfa00_0000;
 const TAG_MASK: u32 = 0xff00_0000;
 const VARIANT_MASK: u32 = 0x3;
+/// The protocols, in the order of their numbers in a mark, which start at 1.
+pub(crate) const PROTOCOLS: [IpvsProtocol; 3] = [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp];
 /// The highest id of a service port; ids start at 1.
 pub(crate) const MAX_ID: u32 = (1 << 18) - 1;
+
+impl Variant {
+    pub(crate) const ALL: [Self; 3] = [Self::External, Self::Inside, Self::Local];
+}
 
 // === impl Mark ===
 
@@ -51,11 +57,7 @@ impl Mark {
 
     /// The mark of a virtual server of the service port with this id.
     pub(crate) fn new(id: u32, protocol: IpvsProtocol, variant: Variant) -> Self {
-        let protocol = match protocol {
-            IpvsProtocol::Tcp => 1,
-            IpvsProtocol::Udp => 2,
-            IpvsProtocol::Sctp => 3,
-        };
+        let protocol = (1..).zip(PROTOCOLS).find(|(_, one)| *one == protocol).map_or(0, |(number, _)| number);
         let (high, low) = (id >> 10 & 0xff, id & 0x3ff);
         Self(TAG | high << 16 | low << 4 | protocol << 2 | variant as u32)
     }
@@ -78,12 +80,8 @@ impl Mark {
     /// The protocol of its virtual server.
     pub(crate) fn protocol(self) -> Option<IpvsProtocol> {
         self.id()?;
-        match self.0 >> 2 & 0x3 {
-            1 => Some(IpvsProtocol::Tcp),
-            2 => Some(IpvsProtocol::Udp),
-            3 => Some(IpvsProtocol::Sctp),
-            _ => None,
-        }
+        let number = self.0 >> 2 & 0x3;
+        (1..).zip(PROTOCOLS).find(|(of, _)| *of == number).map(|(_, protocol)| protocol)
     }
 
     /// The match of a rule for this mark.
@@ -120,8 +118,8 @@ mod tests {
     #[test]
     fn a_mark_contains_id_protocol_and_variant() {
         for id in [1, 2, 1_023, 1_024, 77_777, MAX_ID] {
-            for protocol in [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp] {
-                for variant in [Variant::External, Variant::Inside, Variant::Local] {
+            for protocol in PROTOCOLS {
+                for variant in Variant::ALL {
                     let mark = Mark::new(id, protocol, variant);
                     assert_eq!(Mark::from_raw(mark.raw()), Some(mark));
                     assert_eq!((mark.id(), mark.protocol()), (Some(id), Some(protocol)));

@@ -21,7 +21,7 @@ use netlink::{
 use proto::model::IpFamily;
 
 use crate::{
-    mark::Mark,
+    mark::{Mark, PROTOCOLS},
     object::{Object, Value, Weight, ipvs_family, protocol},
     set::{self, SetContent, SetId},
 };
@@ -69,11 +69,9 @@ pub(crate) fn plan<'a>(
     for object in touched {
         match (observed.get(&object), wanted(&object)) {
             (None, Some(value)) => planner.operations.push(Operation::Add(object, value.clone())),
-            (Some(old), Some(value)) if old != value => {
-                planner.operations.push(Operation::Change(object, value.clone()));
-            }
+            (Some(_), Some(value)) => planner.change(object, value.clone()),
             (Some(_), None) => unwanted.push(object),
-            _ => {}
+            (None, None) => {}
         }
     }
     // In reverse order of keys an object is visited after those that depend on it.
@@ -106,27 +104,24 @@ impl Planner<'_> {
                     _ if drain.idle.contains(&object) => {}
                     (Some(Value::Weight(Weight::Draining(_))), Some(_)) => return,
                     (_, Some(until)) => {
-                        let draining = Value::Weight(Weight::Draining(until));
-                        self.operations.push(Operation::Change(object, draining));
-                        return;
+                        return self.change(object, Value::Weight(Weight::Draining(until)));
                     }
                     (_, None) => {}
                 }
             }
             Object::Server(server) if self.destinations(server) => return,
             Object::Address(address) if self.serves(address) || self.leads_from(address) => return,
+            // The entry stays while a virtual server that depends on it drains, with a verdict for new connections.
             Object::SetEntry(SetId { content: SetContent::Addresses, .. }, entry) => {
                 let address = entry.ip.map(Object::Address);
                 if address.is_some_and(|address| self.stays(&address)) {
-                    self.leave(object, Mark::DROP);
-                    return;
+                    return self.change(object, Value::Mark(Mark::DROP));
                 }
             }
             // The virtual server rejects new connections while it drains, and the address stays.
             Object::SetEntry(SetId { content: SetContent::Vips, .. }, _) if self.leads_to_draining(&object) => return,
             Object::SetEntry(SetId { content: SetContent::NodePorts, .. }, entry) if self.serves_node_port(&entry) => {
-                self.leave(object, Mark::REJECT);
-                return;
+                return self.change(object, Value::Mark(Mark::REJECT));
             }
             Object::Destination(..) | Object::Server(_) | Object::Address(_) | Object::SetEntry(..) => {}
         }
@@ -134,11 +129,9 @@ impl Planner<'_> {
         self.operations.push(Operation::Remove(object));
     }
 
-    /// Keeps an entry while a virtual server that depends on it drains, with this verdict for new connections.
-    fn leave(&mut self, object: Object, mark: Mark) {
-        let mark = Value::Mark(mark);
-        if self.observed.get(&object) != Some(&mark) {
-            self.operations.push(Operation::Change(object, mark));
+    fn change(&mut self, object: Object, value: Value) {
+        if self.observed.get(&object) != Some(&value) {
+            self.operations.push(Operation::Change(object, value));
         }
     }
 
@@ -147,8 +140,7 @@ impl Planner<'_> {
         let (Some(protocol), Some(port), Some(ip)) = (entry.protocol, entry.port, entry.ip) else {
             return false;
         };
-        let at_ports = self.at_ports.get_or_init(|| at_ports(self.observed));
-        let servers = at_ports.get(&(IpFamily::of(&ip), protocol, port));
+        let servers = self.at_ports.get_or_init(|| at_ports(self.observed)).get(&(IpFamily::of(&ip), protocol, port));
         servers.is_some_and(|servers| servers.iter().any(|server| self.stays(&Object::Server(*server))))
     }
 
@@ -182,7 +174,7 @@ impl Planner<'_> {
 
     /// Whether a virtual server at an address stays.
     fn serves(&self, address: IpAddr) -> bool {
-        [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp].into_iter().any(|protocol| {
+        PROTOCOLS.into_iter().any(|protocol| {
             let at = |port| Object::Server(VirtualServerKey::Address(protocol, SocketAddr::new(address, port)));
             let mut servers = self.observed.range(at(0)..=at(u16::MAX));
             servers.any(|(server, _)| !self.gone.contains(server))
@@ -215,6 +207,14 @@ impl Operation {
     pub(crate) fn object(&self) -> &Object {
         match self {
             Self::Add(object, _) | Self::Change(object, _) | Self::Remove(object) => object,
+        }
+    }
+
+    /// The value that it gives the object; `None`: it deletes the object.
+    pub(crate) fn value(&self) -> Option<&Value> {
+        match self {
+            Self::Add(_, value) | Self::Change(_, value) => Some(value),
+            Self::Remove(_) => None,
         }
     }
 

@@ -7,6 +7,8 @@ use ipnet::IpNet;
 use netlink::ipset::{IpsetEntry, IpsetType, NewIpset, SkbInfo};
 use proto::model::{IpFamily, Protocol};
 
+use crate::object::ipvs_family;
+
 /// A set of one address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SetId {
@@ -81,12 +83,14 @@ impl SetId {
             SetContent::Vips | SetContent::VipsInside => (IpsetType::IpPort, SkbInfo::Enabled),
             SetContent::NodePorts | SetContent::NodePortsInside => (IpsetType::NetPort, SkbInfo::Enabled),
         };
-        let family = match self.family {
-            IpFamily::V4 => netlink::AddressFamily::V4,
-            IpFamily::V6 => netlink::AddressFamily::V6,
-        };
-        let (hash_size, max_entries) = (HASH_SIZE, MAX_ENTRIES);
-        NewIpset { name: self.name(), set_type, family, hash_size, max_entries, skbinfo }
+        NewIpset {
+            name: self.name(),
+            set_type,
+            family: ipvs_family(self.family),
+            hash_size: HASH_SIZE,
+            max_entries: MAX_ENTRIES,
+            skbinfo,
+        }
     }
 }
 

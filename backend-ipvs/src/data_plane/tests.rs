@@ -20,7 +20,7 @@ fn driver(kernel: &Fake) -> Driver<IpvsDataPlane<Fake>> {
     Driver::new(IpvsDataPlane::new(kernel.clone(), Settings::default()))
 }
 
-/// What the next checks of the kernel find.
+/// The drift that the next checks of the kernel detect.
 async fn drift(driver: &mut Driver<IpvsDataPlane<Fake>>) -> Option<Drift> {
     tokio::time::timeout(2 * watch::MIN_INTERVAL, driver.drifted()).await.ok()
 }
@@ -50,14 +50,14 @@ fn destination(address: &str) -> Object {
     Object::Destination(cluster_ip(), address.parse().unwrap())
 }
 
-/// What the kernel would hold if it had never held anything else; times and numbers aside.
+/// The objects of a kernel that was empty before.
 async fn from_scratch(state: &NodeState) -> Objects {
     let kernel = Fake::default();
     reconcile(&kernel, state).await;
     kernel.objects()
 }
 
-/// Without the numbers in marks, which depend on the past.
+/// Without the ids in marks, which depend on earlier states.
 fn anonymous(objects: Objects) -> Vec<String> {
     let mut list: Vec<String> = objects
         .iter()
@@ -108,11 +108,11 @@ async fn changes_have_the_result_of_a_fresh_start_and_a_restart_writes_nothing()
 fn similar(left: Vec<String>, right: Vec<String>, at: &str) {
     let more: Vec<_> = left.iter().filter(|line| !right.contains(line)).collect();
     let less: Vec<_> = right.iter().filter(|line| !left.contains(line)).collect();
-    assert!(more.is_empty() && less.is_empty(), "{at}\ntoo much {more:#?}\nmissing {less:#?}");
+    assert!(more.is_empty() && less.is_empty(), "{at}\nunexpected {more:#?}\nmissing {less:#?}");
 }
 
-/// With connections everywhere: nothing that stays is ever removed, and when the connections have ended nothing is left
-/// of what went.
+/// With connections to all destinations: no object that stays is removed, and no removed one remains when the
+/// connections have ended.
 #[tokio::test(start_paused = true)]
 async fn needed_objects_are_never_removed_and_drained_ones_always() {
     for seed in 0..40 {
@@ -162,7 +162,7 @@ async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connect
     assert_eq!(drift(&mut driver).await, None);
     assert!(drains(&kernel), "it has connections");
 
-    // Another process goes on with it.
+    // After a restart.
     let mut driver = self::driver(&kernel);
     assert_eq!(driver.reconcile(&state).await.unwrap().writes, 0);
     kernel.log();
@@ -187,7 +187,7 @@ async fn a_drain_ends_at_its_deadline() {
     let changes = transition(&mut state, &web(&[TWO]));
     driver.apply(&state, &changes).await.unwrap();
     kernel.connect(1);
-    // As it would look to one that comes later.
+    // The deadline has passed.
     kernel.put(destination(ONE), Value::Weight(Weight::Draining(1)));
     let mut driver = self::driver(&kernel);
     driver.reconcile(&state).await.unwrap();
@@ -209,7 +209,7 @@ async fn a_service_that_goes_leaves_its_address_until_its_connections_have_ended
     let entry = Object::SetEntry(entry, set::address("10.96.0.1".parse().unwrap()));
     let objects = kernel.objects();
     assert!(objects.contains_key(&address) && objects.contains_key(&Object::Server(cluster_ip())));
-    assert_eq!(objects[&entry], Value::Mark(Mark::DROP), "new connections lead nowhere");
+    assert_eq!(objects[&entry], Value::Mark(Mark::DROP), "new connections are dropped");
     kernel.connect(0);
     assert_eq!(drift(&mut driver).await, None);
     assert_eq!(kernel.objects(), Objects::new());
@@ -257,7 +257,7 @@ async fn excluded_ranges_are_left_alone() {
 #[tokio::test(start_paused = true)]
 async fn a_rejected_object_does_not_affect_others() {
     let kernel = Fake::default();
-    kernel.refuse(Some(destination(ONE)));
+    kernel.reject(Some(destination(ONE)));
     let state = with_web(mk_state(), &[ONE, TWO])
         .service("default/other", |other| other.cluster_ip("10.96.0.2").endpoints([ONE]))
         .build();
@@ -265,8 +265,8 @@ async fn a_rejected_object_does_not_affect_others() {
     let applied = driver.reconcile(&state).await.unwrap();
     let [failure] = &applied.failures[..] else { panic!("{applied:?}") };
     assert!(failure.key == mk_key("default/web") && failure.retryable, "{failure:?}");
-    assert!(kernel.objects().contains_key(&destination(TWO)), "the rest of it is there");
-    kernel.refuse(None);
+    assert!(kernel.objects().contains_key(&destination(TWO)), "the rest of it is programmed");
+    kernel.reject(None);
     let applied = driver.reconcile(&state).await.unwrap();
     assert_eq!((applied.failures, applied.writes), (vec![], 1));
 }
@@ -288,7 +288,7 @@ async fn missing_objects_are_drift() {
     assert_eq!(drift(&mut driver).await, Some(Drift::Possible));
 }
 
-/// The API server's service and DNS are complete before anything else is begun.
+/// The API server's Service and DNS are complete before the others begin.
 #[tokio::test(start_paused = true)]
 async fn urgent_service_ports_come_first() {
     let kernel = Fake::default();
@@ -310,7 +310,6 @@ async fn urgent_service_ports_come_first() {
     assert_eq!(addresses, ["10.96.0.1", "10.96.0.2", "10.96.0.3"]);
 }
 
-/// In place: nothing goes and comes back.
 #[tokio::test(start_paused = true)]
 async fn another_scheduler_changes_virtual_servers_and_nothing_else() {
     let kernel = Fake::default();
@@ -337,7 +336,7 @@ async fn another_scheduler_changes_virtual_servers_and_nothing_else() {
     }
 }
 
-/// One endpoint replaced: one more destination, one with weight 0; its entry in no set changes.
+/// One destination is added and one gets weight 0; no set changes.
 #[tokio::test(start_paused = true)]
 async fn replacing_an_endpoint_changes_only_its_destinations() {
     let kernel = Fake::default();
@@ -349,8 +348,7 @@ async fn replacing_an_endpoint_changes_only_its_destinations() {
     assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4);
 }
 
-/// Where the kernel lacks a scheduler the Service is served in turn, which is said, and tried again when the Service
-/// changes.
+/// The Service is served by round robin and reported, and its scheduler is retried when the Service changes.
 #[tokio::test(start_paused = true)]
 async fn a_missing_scheduler_is_replaced_and_retried() {
     let kernel = Fake::default();
@@ -380,5 +378,5 @@ async fn a_missing_scheduler_is_replaced_and_retried() {
     kernel.lack(None);
     let changes = transition(&mut state, &web(vec![TWO]));
     let applied = driver.apply(&state, &changes).await.unwrap();
-    assert_eq!((applied.failures, scheduler(&kernel).as_str()), (vec![], "wlc"), "it is there now");
+    assert_eq!((applied.failures, scheduler(&kernel).as_str()), (vec![], "wlc"), "it exists now");
 }

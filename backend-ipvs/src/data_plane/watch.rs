@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 use super::{IpvsDataPlane, now};
 use crate::{
     applied::AppliedState,
-    kernel::{Connections, Kernel, RulesFound, Summary},
+    kernel::{Connections, Kernel, Summary},
     object::Object,
     set::SetId,
 };
@@ -32,12 +32,10 @@ fn interval(took: Duration) -> Duration {
     took.saturating_mul(INTERVAL_FACTOR).clamp(MIN_INTERVAL, MAX_INTERVAL)
 }
 
-impl<K> IpvsDataPlane<K> {
+#[expect(private_bounds, reason = "only this crate calls these methods")]
+impl<K: Kernel> IpvsDataPlane<K> {
     /// Returns when another process has, or may have, changed our objects. May be dropped while it waits.
-    pub(super) async fn watch(&mut self, applied: &mut Option<AppliedState>) -> Drift
-    where
-        K: Kernel,
-    {
+    pub(super) async fn watch(&mut self, applied: &mut Option<AppliedState>) -> Drift {
         loop {
             tokio::time::sleep_until(self.next_check).await;
             let begun = Instant::now();
@@ -54,18 +52,15 @@ impl<K> IpvsDataPlane<K> {
         }
     }
 
-    async fn check(&mut self, applied: &mut Option<AppliedState>) -> Result<Option<Drift>>
-    where
-        K: Kernel,
-    {
+    async fn check(&mut self, applied: &mut Option<AppliedState>) -> Result<Option<Drift>> {
         let Some(known) = applied else { return std::future::pending().await };
         let summary = self.kernel.summary().await?;
         let mut object = missing(known, &summary);
         if object.is_none() && self.next_rules_check <= Instant::now() {
             let begun = Instant::now();
-            let found = self.kernel.check(known.rules.clone()).await?;
+            let has_rules = self.kernel.has_rules(known.rules.clone()).await?;
             self.next_rules_check = Instant::now() + interval(begun.elapsed());
-            object = (found == RulesFound::Wrong).then_some("rules");
+            object = (!has_rules).then_some("rules");
         }
         if let Some(object) = object {
             return Ok(Some(Drift::Changed { object: object.to_owned(), process: "unknown".to_owned(), pid: 0 }));
@@ -93,10 +88,7 @@ impl<K> IpvsDataPlane<K> {
         &mut self,
         applied: &mut AppliedState,
         servers: HashSet<VirtualServerKey>,
-    ) -> Result<usize>
-    where
-        K: Kernel,
-    {
+    ) -> Result<usize> {
         if servers.is_empty() {
             return Ok(0);
         }

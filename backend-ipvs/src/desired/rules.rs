@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// All rules of a family.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) chains: Vec<ChainSpec>,
     /// Each is inserted at the beginning of its chain, in this order.

@@ -2,11 +2,10 @@
 
 use anyhow::Result;
 use backend::{Difference, InstalledObject};
-use ipnet::IpNet;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::PerFamily;
 
-use super::{Base, ConnectionCounts, Kernel, Listing, Netlink, Ours, Rejected, RulesFound, Summary};
+use super::{Base, ConnectionCounts, Kernel, Listing, Netlink, Ours, Rejected, Summary};
 use crate::{desired::Rules, plan::Operation};
 
 /// The real kernel, and the operations that it was not given.
@@ -30,14 +29,18 @@ impl DryRun {
 
 impl Kernel for DryRun {
     async fn prepare(&mut self, base: Base) -> Result<usize> {
-        let missing = self.kernel.missing(base).await?;
+        let missing = self.kernel.run(move |worker| {
+            let missing = worker.missing(&base)?.into_iter();
+            anyhow::Ok(missing.map(|missing| missing.difference).collect::<Vec<_>>())
+        });
+        let missing = missing.await??;
         let count = missing.len();
         self.base.extend(missing);
         Ok(count)
     }
 
     async fn list(&mut self, ours: Ours) -> Result<Listing> {
-        self.kernel.list_loaded(ours).await
+        self.kernel.list(ours).await
     }
 
     async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Rejected>> {
@@ -53,16 +56,16 @@ impl Kernel for DryRun {
         self.kernel.summary().await
     }
 
-    async fn check(&mut self, rules: PerFamily<Rules>) -> Result<RulesFound> {
-        self.kernel.check(rules).await
+    async fn has_rules(&mut self, rules: PerFamily<Rules>) -> Result<bool> {
+        self.kernel.has_rules(rules).await
     }
 
-    async fn installed_objects(&mut self, exclude: Vec<IpNet>) -> Result<Vec<InstalledObject>> {
-        self.kernel.installed_objects(exclude).await
+    async fn installed_objects(&mut self, ours: Ours) -> Result<Vec<InstalledObject>> {
+        self.kernel.installed_objects(ours).await
     }
 
     /// Nothing is removed.
-    async fn cleanup(&mut self, _exclude: Vec<IpNet>) -> Result<()> {
+    async fn cleanup(&mut self, _ours: Ours) -> Result<()> {
         Ok(())
     }
 }

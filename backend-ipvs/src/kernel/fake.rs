@@ -1,5 +1,5 @@
-//! A kernel for tests: it holds pieces, and refuses what the kernel refuses. Shared by the instances of a test, as one
-//! process after the other shares the kernel of a node.
+//! A kernel for tests: a map of objects that rejects what the kernel rejects. The instances of a test share it, as
+//! successive processes share the kernel of a node.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -9,11 +9,10 @@ use std::{
 
 use anyhow::Result;
 use backend::InstalledObject;
-use ipnet::IpNet;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::PerFamily;
 
-use super::{Base, ConnectionCounts, Connections, Kernel, Listing, Ours, Rejected, RulesFound, Summary, VipEntries};
+use super::{Base, ConnectionCounts, Connections, Kernel, Listing, Ours, Rejected, Summary, VipEntries};
 use crate::{
     desired::Rules,
     object::{Object, Value},
@@ -21,7 +20,7 @@ use crate::{
     set::SetId,
 };
 
-/// A kernel that holds what it is told.
+/// A kernel that contains what was committed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fake(Arc<Mutex<Inner>>);
 
@@ -29,38 +28,38 @@ pub(crate) struct Fake(Arc<Mutex<Inner>>);
 struct Inner {
     base: Option<Base>,
     objects: Objects,
-    /// What destinations have.
+    /// The connections of each destination.
     connections: HashMap<(VirtualServerKey, SocketAddr), u32>,
     elsewhere: HashSet<IpAddr>,
-    /// Rejected whenever they are to be added.
+    /// Rejected when they are added.
     poison: BTreeSet<Object>,
-    /// A scheduler that is not there: `rr` stands in for it.
+    /// A scheduler that does not exist; `rr` replaces it.
     lacks: Option<&'static str>,
-    /// All that was executed.
+    /// The executed operations.
     log: Vec<Operation>,
-    /// How often a commit was asked for.
+    /// The number of commits.
     commits: usize,
 }
 
 // === impl Fake ===
 
 impl Fake {
-    /// What is there.
+    /// All objects.
     pub(crate) fn objects(&self) -> Objects {
         self.lock().objects.clone()
     }
 
-    /// Objects that another program has added or changed.
+    /// Adds or changes an object as another process would.
     pub(crate) fn put(&self, object: Object, value: Value) {
         self.lock().objects.insert(object, value);
     }
 
-    /// Another program removes it.
+    /// Removes an object as another process would.
     pub(crate) fn lose(&self, object: &Object) {
         self.lock().objects.remove(object);
     }
 
-    /// Every destination has so many connections from now on.
+    /// Gives every destination this number of connections.
     pub(crate) fn connect(&self, count: u32) {
         let mut inner = self.lock();
         let all: Vec<_> = inner.objects.keys().copied().collect();
@@ -71,27 +70,27 @@ impl Fake {
         }
     }
 
-    /// Other devices have these.
+    /// Sets the addresses of other devices.
     pub(crate) fn set_elsewhere(&self, addresses: impl IntoIterator<Item = IpAddr>) {
         self.lock().elsewhere = addresses.into_iter().collect();
     }
 
-    /// Refuses this piece from now on, and no other.
-    pub(crate) fn refuse(&self, object: Option<Object>) {
+    /// Rejects this object from now on, and no other.
+    pub(crate) fn reject(&self, object: Option<Object>) {
         self.lock().poison = object.into_iter().collect();
     }
 
-    /// Has this scheduler no more, or all of them again.
+    /// Removes a scheduler; `None`: all exist again.
     pub(crate) fn lack(&self, scheduler: Option<&'static str>) {
         self.lock().lacks = scheduler;
     }
 
-    /// What was executed since the last call.
+    /// The operations executed since the last call.
     pub(crate) fn log(&self) -> Vec<Operation> {
         std::mem::take(&mut self.lock().log)
     }
 
-    /// In how many commits since the last call.
+    /// The number of commits since the last call.
     pub(crate) fn commits(&self) -> usize {
         std::mem::take(&mut self.lock().commits)
     }
@@ -116,9 +115,9 @@ impl Kernel for Fake {
             _ => None,
         });
         let addresses: HashSet<IpAddr> = addresses.filter(|address| !ours.excludes(address)).collect();
-        let fronts = VipEntries::of(&inner.objects);
+        let vip_entries = VipEntries::of(&inner.objects);
         let is_ours = |object: &Object| match object {
-            Object::Server(server) | Object::Destination(server, _) => ours.has(server, &addresses, &fronts),
+            Object::Server(server) | Object::Destination(server, _) => ours.has(server, &addresses, &vip_entries),
             Object::Address(address) => !ours.excludes(address),
             Object::SetEntry(..) => true,
         };
@@ -130,33 +129,33 @@ impl Kernel for Fake {
     async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Rejected>> {
         let mut inner = self.lock();
         inner.commits += 1;
-        let mut refused = Vec::new();
+        let mut rejected = Vec::new();
         for (index, mut operation) in operations.into_iter().enumerate() {
             let instead = inner.stand_in(&mut operation);
             match inner.execute(&operation) {
                 Ok(()) => {
                     inner.log.push(operation);
                     if instead.is_some() {
-                        refused.push(Rejected { index, reason: "no such scheduler".to_owned(), instead });
+                        rejected.push(Rejected { index, reason: "no such scheduler".to_owned(), instead });
                     }
                 }
-                Err(reason) => refused.push(Rejected { index, reason: reason.to_owned(), instead: None }),
+                Err(reason) => rejected.push(Rejected { index, reason: reason.to_owned(), instead: None }),
             }
         }
-        Ok(refused)
+        Ok(rejected)
     }
 
     async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<ConnectionCounts> {
         let inner = self.lock();
-        let mut found = HashMap::new();
+        let mut counts = HashMap::new();
         for (object, _) in servers.iter().flat_map(|server| destinations(&inner.objects, *server)) {
             if let Object::Destination(server, address) = object {
                 let key = (*server, *address);
                 let active = inner.connections.get(&key).copied().unwrap_or_default();
-                found.insert(key, Connections { active, inactive: 0 });
+                counts.insert(key, Connections { active, inactive: 0 });
             }
         }
-        Ok(found)
+        Ok(counts)
     }
 
     async fn summary(&mut self) -> Result<Summary> {
@@ -174,17 +173,15 @@ impl Kernel for Fake {
         Ok(summary)
     }
 
-    async fn check(&mut self, rules: PerFamily<Rules>) -> Result<RulesFound> {
-        let is_right = self.lock().base.as_ref().is_some_and(|base| base.rules == rules);
-        Ok(if is_right { RulesFound::Right } else { RulesFound::Wrong })
+    async fn has_rules(&mut self, rules: PerFamily<Rules>) -> Result<bool> {
+        Ok(self.lock().base.as_ref().is_some_and(|base| base.rules == rules))
     }
 
-    async fn installed_objects(&mut self, _: Vec<IpNet>) -> Result<Vec<InstalledObject>> {
+    async fn installed_objects(&mut self, _: Ours) -> Result<Vec<InstalledObject>> {
         Ok(Vec::new())
     }
 
-    async fn cleanup(&mut self, exclude: Vec<IpNet>) -> Result<()> {
-        let ours = Ours { exclude, ..Ours::default() };
+    async fn cleanup(&mut self, ours: Ours) -> Result<()> {
         let listed = self.list(ours).await?.objects;
         let mut inner = self.lock();
         inner.base = None;
@@ -196,7 +193,7 @@ impl Kernel for Fake {
 // === impl Inner ===
 
 impl Inner {
-    /// Another scheduler, where the one that is asked for is not there.
+    /// Replaces a scheduler that does not exist.
     fn stand_in(&self, operation: &mut Operation) -> Option<Value> {
         let (Operation::Add(_, value) | Operation::Change(_, value)) = operation else { return None };
         let Value::Scheduling(scheduling) = value else { return None };
@@ -208,15 +205,15 @@ impl Inner {
     }
 
     fn execute(&mut self, operation: &Operation) -> Result<(), &'static str> {
-        let is_there = self.objects.contains_key(operation.object());
+        let exists = self.objects.contains_key(operation.object());
         match operation {
             Operation::Add(object, _) if self.poison.contains(object) => return Err("poison"),
-            Operation::Add(..) if is_there => return Err("it is there already"),
-            Operation::Change(..) | Operation::Remove(_) if !is_there => return Err("it is not there"),
+            Operation::Add(..) if exists => return Err("the object exists"),
+            Operation::Change(..) | Operation::Remove(_) if !exists => return Err("the object does not exist"),
             Operation::Add(Object::Destination(server, _), _)
                 if !self.objects.contains_key(&Object::Server(*server)) =>
             {
-                return Err("there is no such virtual server");
+                return Err("the virtual server does not exist");
             }
             Operation::Add(object, value) | Operation::Change(object, value) => {
                 self.objects.insert(*object, value.clone());

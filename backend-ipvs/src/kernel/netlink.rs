@@ -1,92 +1,235 @@
 //! The real kernel, over netlink and the iptables programs.
 
-mod worker;
+mod commit;
+mod prerequisites;
 
-use anyhow::Result;
-use backend::{Difference, InstalledObject, driver::WorkerThread};
-use ipnet::IpNet;
+use std::{
+    collections::{HashMap, HashSet},
+    net::IpAddr,
+};
+
+use anyhow::{Context, Result};
+use backend::{InstalledObject, driver::WorkerThread};
 use iptables::Variant;
-use netlink::ipvs::VirtualServerKey;
-use proto::model::{IpFamily, PerFamily};
+use netlink::{
+    ipset,
+    ipvs::{self, Destination, VirtualServerKey},
+    rtnl,
+};
+use proto::model::PerFamily;
 
-use super::{Base, ConnectionCounts, Kernel, Listing, Ours, Rejected, RulesFound, Summary};
+use super::{
+    Base, ConnectionCounts, Connections, DEVICE, Kernel, Listing, Ours, Rejected, Summary, VipEntries,
+    rules::{self, Iptables},
+};
 use crate::{
     desired::Rules,
+    mark::Mark,
+    object::{Object, Value, Weight},
     plan::{Objects, Operation},
+    set::{SetContent, SetId},
 };
-use worker::{Missing, Worker};
 
-/// The kernel objects of the network namespace in which it was opened.
+/// kube-proxy's device. Its addresses do not count as addresses of other devices, because it is deleted with
+/// kube-proxy.
+const KUBE_PROXYS: &str = "kube-ipvs0";
+
+/// The kernel objects of the network namespace in which it was opened: a thread with the sockets.
+pub(crate) type Netlink = WorkerThread<Worker>;
+
+/// The sockets, and the requests that are executed on them.
 #[derive(Debug)]
-pub struct Netlink {
-    worker: WorkerThread<Worker>,
+pub struct Worker {
+    /// Opened on first use, because that loads the module.
+    ipvs: Option<ipvs::IpvsHandle>,
+    ipset: ipset::IpsetHandle,
+    iptables: Iptables,
 }
 
-// === impl Netlink ===
-
-impl Netlink {
-    /// Opens the network namespace of the calling thread.
-    pub(crate) fn open(iptables: Option<Variant>) -> Result<Self> {
-        Ok(Self { worker: WorkerThread::spawn("ipvs", Worker::open(iptables)?)? })
-    }
-
-    async fn run<T: Send + 'static>(&self, job: impl FnOnce(&mut Worker) -> Result<T> + Send + 'static) -> Result<T> {
-        self.worker.run(job).await?
-    }
-
-    /// The families that have rules of ours.
-    pub(crate) async fn families(&self) -> Result<Vec<IpFamily>> {
-        self.run(|worker| worker.families()).await
-    }
-
-    /// All our objects, and the connection counts of the destinations among them. Loads no module: nothing without
-    /// IPVS.
-    pub(crate) async fn look(&self) -> Result<(Objects, ConnectionCounts)> {
-        self.run(Worker::look).await
-    }
-
-    /// Describes what [`Kernel::prepare`] would create. Changes nothing, and loads no module.
-    pub(super) async fn missing(&self, base: Base) -> Result<Vec<Difference>> {
-        let describe = |missing: Vec<Missing>| missing.iter().map(Missing::difference).collect();
-        self.run(move |worker| worker.missing(&base).map(describe)).await
-    }
-
-    /// As [`Kernel::list`]. Loads no module: nothing without IPVS.
-    pub(super) async fn list_loaded(&self, ours: Ours) -> Result<Listing> {
-        self.run(move |worker| worker.list_loaded(&ours)).await
-    }
+/// Opens the network namespace of the calling thread.
+pub(crate) fn open(iptables: Option<Variant>) -> Result<Netlink> {
+    let ipset = ipset::IpsetHandle::open().context("open a socket for sets")?;
+    WorkerThread::spawn("ipvs", Worker { ipvs: None, ipset, iptables: Iptables::new(iptables) })
 }
 
 impl Kernel for Netlink {
     async fn prepare(&mut self, base: Base) -> Result<usize> {
-        self.run(move |worker| worker.prepare(&base)).await
+        self.run(move |worker| worker.prepare(&base)).await?
     }
 
     async fn list(&mut self, ours: Ours) -> Result<Listing> {
-        self.run(move |worker| worker.list(&ours)).await
+        self.run(move |worker| worker.list(&ours)).await?
     }
 
     async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Rejected>> {
-        self.run(move |worker| worker.commit(&operations)).await
+        self.run(move |worker| worker.commit(&operations)).await?
     }
 
     async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<ConnectionCounts> {
-        self.run(move |worker| worker.connections(&servers)).await
+        self.run(move |worker| worker.connections(&servers)).await?
     }
 
     async fn summary(&mut self) -> Result<Summary> {
-        self.run(Worker::summary).await
+        self.run(Worker::summary).await?
     }
 
-    async fn check(&mut self, rules: PerFamily<Rules>) -> Result<RulesFound> {
-        self.run(move |worker| worker.check(&rules)).await
+    async fn has_rules(&mut self, rules: PerFamily<Rules>) -> Result<bool> {
+        self.run(move |worker| worker.iptables.has(&rules)).await?
     }
 
-    async fn installed_objects(&mut self, exclude: Vec<IpNet>) -> Result<Vec<InstalledObject>> {
-        self.run(move |worker| worker.installed_objects(Ours { exclude, ..Ours::default() })).await
+    async fn installed_objects(&mut self, ours: Ours) -> Result<Vec<InstalledObject>> {
+        self.run(move |worker| worker.installed_objects(&ours)).await?
     }
 
-    async fn cleanup(&mut self, exclude: Vec<IpNet>) -> Result<()> {
-        self.run(move |worker| worker.cleanup(&Ours { exclude, ..Ours::default() })).await
+    async fn cleanup(&mut self, ours: Ours) -> Result<()> {
+        self.run(move |worker| worker.cleanup(&ours)).await?
+    }
+}
+
+impl Worker {
+    /// See [`Kernel::list`]; no objects while IPVS is not loaded.
+    pub(super) fn list(&mut self, ours: &Ours) -> Result<Listing> {
+        let mut objects = Objects::new();
+        let elsewhere = other_addresses()?;
+        if !ipvs::is_loaded() {
+            return Ok(Listing { objects, elsewhere });
+        }
+        for set in self.observed_sets()? {
+            for mut entry in self.ipset.entries(set.name())? {
+                let value = match entry.mark.take() {
+                    Some(mark) => Value::Mark(Mark::from_raw(mark).unwrap_or(Mark::DROP)),
+                    None => Value::Plain,
+                };
+                objects.insert(Object::SetEntry(set, entry), value);
+            }
+        }
+        let mut addresses: HashSet<IpAddr> = objects.keys().filter_map(own_address).collect();
+        for address in addresses_of_device()?.into_iter().filter(|address| !ours.excludes(address)) {
+            addresses.insert(address);
+            objects.insert(Object::Address(address), Value::Plain);
+        }
+        let vip_entries = VipEntries::of(&objects);
+        for (server, scheduling) in self.ipvs()?.schedulings()? {
+            if !ours.has(&server, &addresses, &vip_entries) {
+                continue;
+            }
+            for destination in self.ipvs()?.destinations(&server)? {
+                let value = Value::Weight(weight(&destination));
+                objects.insert(Object::Destination(server, destination.address), value);
+            }
+            objects.insert(Object::Server(server), Value::Scheduling(scheduling));
+        }
+        Ok(Listing { objects, elsewhere })
+    }
+
+    fn connections(&mut self, servers: &[VirtualServerKey]) -> Result<ConnectionCounts> {
+        let mut counts = HashMap::new();
+        for server in servers {
+            for Destination { address, active, inactive, .. } in self.ipvs()?.destinations(server)? {
+                counts.insert((*server, address), Connections { active, inactive });
+            }
+        }
+        Ok(counts)
+    }
+
+    fn summary(&mut self) -> Result<Summary> {
+        let sizes: HashMap<String, u32> = self.ipset.sizes()?.into_iter().map(|(set, size)| (set.name, size)).collect();
+        let size = |set: SetId| Some((set, *sizes.get(set.name())? as usize));
+        Ok(Summary {
+            sets: SetId::all().filter_map(size).collect(),
+            addresses: addresses_of_device()?.len(),
+            elsewhere: other_addresses()?,
+            servers: self.ipvs()?.virtual_servers()?.into_iter().collect(),
+        })
+    }
+
+    fn cleanup(&mut self, ours: &Ours) -> Result<()> {
+        rules::remove().context("remove our rules")?;
+        for object in self.list(ours)?.objects.into_keys() {
+            if let Object::Server(server) = object {
+                self.ipvs()?.delete_virtual_server(&server)?;
+            }
+        }
+        for set in SetId::all() {
+            self.ipset.destroy(set.name())?;
+        }
+        // An excluded address on the device belongs to another process.
+        let is_shared = addresses_of_device()?.iter().any(|address| ours.excludes(address));
+        if !is_shared {
+            rtnl::delete_link(DEVICE)?;
+        }
+        Ok(())
+    }
+
+    fn installed_objects(&mut self, ours: &Ours) -> Result<Vec<InstalledObject>> {
+        let servers = self.list(ours)?.objects.keys().filter(|object| matches!(object, Object::Server(_))).count();
+        let sets = self.observed_sets()?.len();
+        let devices = usize::from(rtnl::link(DEVICE)?.is_some());
+        let chains = rules::count()?.into_iter().map(|(program, _, chains)| (program, "chain".to_owned(), chains));
+        let others = [
+            ("IPVS", "virtual server".to_owned(), servers),
+            ("ipset", "set".to_owned(), sets),
+            ("links", format!("device {DEVICE}"), devices),
+        ];
+        let objects = chains.chain(others).filter(|(.., count)| *count > 0);
+        let objects =
+            objects.map(|(subsystem, kind, count)| InstalledObject { subsystem: subsystem.to_owned(), kind, count });
+        Ok(objects.collect())
+    }
+
+    /// All our objects, and the connection counts of the destinations among them. Loads no module.
+    pub(crate) fn objects_and_connections(&mut self) -> Result<(Objects, ConnectionCounts)> {
+        let objects = self.list(&Ours::default())?.objects;
+        let servers = objects.keys().filter_map(|object| match object {
+            Object::Server(server) => Some(*server),
+            _ => None,
+        });
+        let connections = self.connections(&servers.collect::<Vec<_>>())?;
+        Ok((objects, connections))
+    }
+
+    /// Our sets in the kernel.
+    fn observed_sets(&mut self) -> Result<Vec<SetId>> {
+        let observed: HashSet<String> =
+            self.ipset.sets().context("list sets")?.into_iter().map(|set| set.name).collect();
+        Ok(SetId::all().filter(|set| observed.contains(set.name())).collect())
+    }
+
+    fn ipvs(&mut self) -> Result<&mut ipvs::IpvsHandle> {
+        if self.ipvs.is_none() {
+            self.ipvs = ipvs::IpvsHandle::open()?;
+        }
+        self.ipvs.as_mut().context("the kernel has no IPVS: the module ip_vs is missing")
+    }
+}
+
+/// The addresses of our device.
+fn addresses_of_device() -> Result<Vec<IpAddr>> {
+    match rtnl::link(DEVICE)? {
+        Some(link) => Ok(rtnl::link_addresses(&link)?),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// The address in an entry of the set of our addresses.
+fn own_address(object: &Object) -> Option<IpAddr> {
+    match object {
+        Object::SetEntry(SetId { content: SetContent::Addresses, .. }, entry) => entry.ip,
+        _ => None,
+    }
+}
+
+/// The addresses of all other devices, including loopback addresses.
+fn other_addresses() -> Result<HashSet<IpAddr>> {
+    let interfaces = rtnl::addresses_by_link().context("list the node's addresses")?;
+    let others = interfaces.into_iter().filter(|(name, _)| name != DEVICE && name != KUBE_PROXYS);
+    Ok(others.flat_map(|(_, addresses)| addresses).collect())
+}
+
+/// See [`Weight::Draining`].
+fn weight(destination: &Destination) -> Weight {
+    match (destination.weight, destination.upper_threshold) {
+        (0, until) if until > 0 => Weight::Draining(until),
+        (weight, _) => Weight::Of(weight),
     }
 }

@@ -3,8 +3,7 @@
 use std::{collections::BTreeMap, fs, io, path::Path};
 
 use anyhow::{Context as _, Result, anyhow};
-use netlink::AddressFamily;
-use netlink::conntrack::ConntrackHandle;
+use netlink::{AddressFamily, conntrack::ConntrackHandle};
 use tracing::{debug, info, warn};
 
 use super::{ConntrackSetting, ConntrackSettings, SettingWrite, plan};

@@ -2,22 +2,19 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use anyhow::{Context, Result};
 use netlink::{
     Errno,
     ipset::IpsetEntry,
-    ipvs::{Destination, IpvsCommand, PERSISTENT, Scheduling, VirtualServerKey},
+    ipvs::{Destination, IpvsCommand, PERSISTENT, RejectedCommand, Scheduling, VirtualServerKey},
     rtnl,
 };
 use nix::libc;
 
-use super::{
-    super::super::{DEVICE, Rejected},
-    Worker,
-};
+use super::{super::Rejected, DEVICE, Worker};
 use crate::{
     object::{Object, Value, Weight},
     plan::Operation,
@@ -41,8 +38,8 @@ enum NextAttempt {
     None,
     /// Report the rejection.
     Reject,
-    /// Execute this command instead.
-    Retry(IpvsCommand),
+    /// Execute the changed command.
+    Retry,
 }
 
 /// Operations that are sent together.
@@ -58,25 +55,23 @@ enum BatchKind {
 // === impl Worker ===
 
 impl Worker {
-    /// See [`super::super::Kernel::commit`].
-    pub(in super::super) fn commit(&mut self, operations: &[Operation]) -> Result<Vec<Rejected>> {
-        let mut refused = Vec::new();
+    /// See [`super::Kernel::commit`].
+    pub(super) fn commit(&mut self, operations: &[Operation]) -> Result<Vec<Rejected>> {
+        let mut rejected = Vec::new();
         let mut done = 0;
         for run in operations.chunk_by(|one, other| batch_kind(one) == batch_kind(other)) {
-            let mut refuse = |index: usize, errno: Errno| {
-                let what = run.get(index).map(|operation| operation.object().to_string()).unwrap_or_default();
-                refused.push(Rejected { index: done + index, reason: format!("{what}: {errno}"), instead: None });
+            let mut reject = |index: usize, errno: Errno| {
+                let object = run.get(index).map(|operation| operation.object().to_string()).unwrap_or_default();
+                rejected.push(Rejected { index: done + index, reason: format!("{object}: {errno}"), instead: None });
             };
             match run.first().map(batch_kind) {
-                Some(BatchKind::AddEntries(set)) => {
+                Some(batch @ (BatchKind::AddEntries(set) | BatchKind::DeleteEntries(set))) => {
                     let entries: Vec<IpsetEntry> = run.iter().filter_map(entry).collect();
-                    let list = self.ipset.add(set.name(), &entries)?;
-                    list.into_iter().for_each(|one| refuse(one.index, one.errno));
-                }
-                Some(BatchKind::DeleteEntries(set)) => {
-                    let entries: Vec<IpsetEntry> = run.iter().filter_map(entry).collect();
-                    let list = self.ipset.delete(set.name(), &entries)?;
-                    list.into_iter().for_each(|one| refuse(one.index, one.errno));
+                    let list = match batch {
+                        BatchKind::AddEntries(_) => self.ipset.add(set.name(), &entries)?,
+                        _ => self.ipset.delete(set.name(), &entries)?,
+                    };
+                    list.into_iter().for_each(|one| reject(one.index, one.errno));
                 }
                 Some(batch @ (BatchKind::AddAddresses | BatchKind::DeleteAddresses)) => {
                     let link = rtnl::link(DEVICE)?.with_context(|| format!("device {DEVICE} does not exist"))?;
@@ -85,13 +80,12 @@ impl Worker {
                         BatchKind::AddAddresses => rtnl::add_addresses(&link, &addresses)?,
                         _ => rtnl::delete_addresses(&link, &addresses)?,
                     };
-                    list.into_iter().for_each(|one| refuse(one.index, one.errno));
+                    list.into_iter().for_each(|one| reject(one.index, one.errno));
                 }
                 Some(BatchKind::Commands) => {
-                    let commands: Vec<IpvsCommand> = run.iter().filter_map(command).collect();
-                    let results = self.execute(commands)?;
-                    results.rejected.into_iter().for_each(|(index, errno)| refuse(index, errno));
-                    refused.extend(results.degraded.into_iter().filter_map(|(index, scheduling)| {
+                    let results = self.execute(run.iter().filter_map(command).collect())?;
+                    results.rejected.into_iter().for_each(|(index, errno)| reject(index, errno));
+                    rejected.extend(results.degraded.into_iter().filter_map(|(index, scheduling)| {
                         Some(degraded_operation(run.get(index)?, done + index, scheduling))
                     }));
                 }
@@ -99,7 +93,7 @@ impl Worker {
             }
             done += run.len();
         }
-        Ok(refused)
+        Ok(rejected)
     }
 
     /// Executes commands. A rejected command is retried in another form, if there is one.
@@ -108,21 +102,22 @@ impl Worker {
         let mut round: Vec<(usize, IpvsCommand)> = commands.into_iter().enumerate().collect();
         while !round.is_empty() {
             let commands: Vec<IpvsCommand> = round.iter().map(|(_, command)| command.clone()).collect();
-            let refused = self.ipvs()?.execute(&commands)?;
+            let rejected = self.ipvs()?.execute(&commands)?;
             let (mut next, mut retried) = (Vec::new(), HashSet::new());
-            for (one, (index, command)) in refused.iter().filter_map(|one| Some((one, round.get(one.index)?.clone()))) {
-                match next_attempt(command, one.errno, &retried) {
+            for RejectedCommand { index, errno } in rejected {
+                let Some((index, mut command)) = round.get(index).cloned() else { continue };
+                match next_attempt(&mut command, errno, &retried) {
                     NextAttempt::None => {}
                     NextAttempt::Reject => {
                         results.degraded.remove(&index);
-                        results.rejected.push((index, one.errno));
+                        results.rejected.push((index, errno));
                     }
-                    NextAttempt::Retry(command) => {
+                    NextAttempt::Retry => {
                         if let IpvsCommand::AddServer(server, scheduling) | IpvsCommand::SetServer(server, scheduling) =
                             &command
                         {
                             retried.insert(*server);
-                            if one.errno.0 == libc::ENOENT {
+                            if errno.0 == libc::ENOENT {
                                 results.degraded.insert(index, scheduling.clone());
                             }
                         }
@@ -136,47 +131,37 @@ impl Worker {
     }
 }
 
-/// What to do after the kernel rejected a command. `retried`: the virtual servers of earlier commands that are retried.
-fn next_attempt(command: IpvsCommand, errno: Errno, retried: &HashSet<VirtualServerKey>) -> NextAttempt {
-    match (command, errno.0) {
+/// What to do after the kernel rejected a command, which is changed for a retry. `retried`: the virtual servers of
+/// earlier commands that are retried.
+fn next_attempt(command: &mut IpvsCommand, errno: Errno, retried: &HashSet<VirtualServerKey>) -> NextAttempt {
+    match (&mut *command, errno.0) {
         // Another process was faster: change what exists; what is to be deleted is gone.
         (IpvsCommand::AddServer(server, scheduling), libc::EEXIST) => {
-            NextAttempt::Retry(IpvsCommand::SetServer(server, scheduling))
+            *command = IpvsCommand::SetServer(*server, scheduling.clone());
         }
-        (IpvsCommand::AddDestination(server, to), libc::EEXIST) => {
-            NextAttempt::Retry(IpvsCommand::SetDestination(server, to))
+        (IpvsCommand::AddDestination(server, destination), libc::EEXIST) => {
+            *command = IpvsCommand::SetDestination(*server, *destination);
         }
         (IpvsCommand::DeleteServer(_), libc::ESRCH)
-        | (IpvsCommand::DeleteDestination(..), libc::ESRCH | libc::ENOENT) => NextAttempt::None,
-        // The kernel has no such scheduler.
-        (IpvsCommand::AddServer(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
-            if *scheduler != *FALLBACK_SCHEDULER =>
+        | (IpvsCommand::DeleteDestination(..), libc::ESRCH | libc::ENOENT) => return NextAttempt::None,
+        // The kernel has no such scheduler. The flags of another scheduler do not apply to the fallback.
+        (IpvsCommand::AddServer(_, scheduling) | IpvsCommand::SetServer(_, scheduling), libc::ENOENT)
+            if *scheduling.scheduler != *FALLBACK_SCHEDULER =>
         {
-            NextAttempt::Retry(IpvsCommand::AddServer(server, fallback(flags, timeout)))
-        }
-        (IpvsCommand::SetServer(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
-            if *scheduler != *FALLBACK_SCHEDULER =>
-        {
-            NextAttempt::Retry(IpvsCommand::SetServer(server, fallback(flags, timeout)))
+            scheduling.scheduler = FALLBACK_SCHEDULER.into();
+            scheduling.flags &= PERSISTENT;
         }
         // It depends on a virtual server that is retried.
-        (command @ IpvsCommand::AddDestination(server, _), libc::ESRCH) if retried.contains(&server) => {
-            NextAttempt::Retry(command)
-        }
-        _ => NextAttempt::Reject,
+        (IpvsCommand::AddDestination(server, _), libc::ESRCH) if retried.contains(server) => {}
+        _ => return NextAttempt::Reject,
     }
-}
-
-/// The scheduling of a virtual server whose scheduler the kernel lacks.
-fn fallback(flags: u32, timeout: u32) -> Scheduling {
-    Scheduling { scheduler: FALLBACK_SCHEDULER.into(), flags: flags & PERSISTENT, timeout }
+    NextAttempt::Retry
 }
 
 fn degraded_operation(operation: &Operation, index: usize, instead: Scheduling) -> Rejected {
     let object = operation.object();
-    let reason = match operation {
-        Operation::Add(_, Value::Scheduling(Scheduling { scheduler, .. }))
-        | Operation::Change(_, Value::Scheduling(Scheduling { scheduler, .. })) => format!(
+    let reason = match operation.value() {
+        Some(Value::Scheduling(Scheduling { scheduler, .. })) => format!(
             "{object}: the kernel has no scheduler {scheduler} (module ip_vs_{scheduler}), it is {} \
              until the Service or the backend changes",
             instead.scheduler
@@ -187,24 +172,20 @@ fn degraded_operation(operation: &Operation, index: usize, instead: Scheduling) 
 }
 
 fn batch_kind(operation: &Operation) -> BatchKind {
-    match operation {
-        Operation::Add(object, _) | Operation::Change(object, _) => match object {
-            Object::SetEntry(set, _) => BatchKind::AddEntries(*set),
-            Object::Address(_) => BatchKind::AddAddresses,
-            Object::Server(_) | Object::Destination(..) => BatchKind::Commands,
-        },
-        Operation::Remove(object) => match object {
-            Object::SetEntry(set, _) => BatchKind::DeleteEntries(*set),
-            Object::Address(_) => BatchKind::DeleteAddresses,
-            Object::Server(_) | Object::Destination(..) => BatchKind::Commands,
-        },
+    let removes = operation.value().is_none();
+    match operation.object() {
+        Object::SetEntry(set, _) if removes => BatchKind::DeleteEntries(*set),
+        Object::SetEntry(set, _) => BatchKind::AddEntries(*set),
+        Object::Address(_) if removes => BatchKind::DeleteAddresses,
+        Object::Address(_) => BatchKind::AddAddresses,
+        Object::Server(_) | Object::Destination(..) => BatchKind::Commands,
     }
 }
 
 fn entry(operation: &Operation) -> Option<IpsetEntry> {
     let Object::SetEntry(_, entry) = operation.object() else { return None };
-    let mark = match operation {
-        Operation::Add(_, Value::Mark(mark)) | Operation::Change(_, Value::Mark(mark)) => Some(mark.raw()),
+    let mark = match operation.value() {
+        Some(Value::Mark(mark)) => Some(mark.raw()),
         _ => None,
     };
     Some(IpsetEntry { mark, ..*entry })
@@ -238,7 +219,7 @@ fn command(operation: &Operation) -> Option<IpvsCommand> {
 }
 
 /// See [`Weight::Draining`].
-fn destination(address: std::net::SocketAddr, weight: Weight) -> Destination {
+fn destination(address: SocketAddr, weight: Weight) -> Destination {
     match weight {
         Weight::Of(weight) => Destination::new(address, weight),
         Weight::Draining(until) => {

@@ -1,0 +1,145 @@
+//! The kernel objects that do not depend on service ports: which are missing or differ, and how to supply them. A
+//! sysctl is written only if its value differs.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use backend::{Difference, DifferenceKind};
+use netlink::{
+    ipvs,
+    rtnl::{self, LinkState},
+};
+use proto::model::IpFamily;
+use tracing::debug;
+
+use super::{super::Base, DEVICE, Worker};
+use crate::{set::SetId, settings::Arp};
+
+/// See `Documentation/networking/ipvs-sysctl.rst`.
+const IPVS: [(&str, &str); 4] = [
+    // Connections are tracked, so that they can be masqueraded.
+    ("ipv4/vs/conntrack", "1"),
+    // Packets of a connection to a deleted destination end the connection, instead of being dropped until it times out.
+    ("ipv4/vs/expire_nodest_conn", "1"),
+    // A persistent client is not sent to a destination that drains.
+    ("ipv4/vs/expire_quiescent_template", "1"),
+    // A client that reuses a port is sent to the same destination. Otherwise IPVS drops its first packet while
+    // conntrack has an entry for the connection, which delays it by a second. If the destination drains or is deleted,
+    // Linux 5.9 and later select another one.
+    ("ipv4/vs/conn_reuse_mode", "0"),
+];
+/// `Documentation/networking/ip-sysctl.rst`.
+const STRICT_ARP: [(&str, &str); 2] = [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")];
+
+/// A prerequisite that is missing or differs.
+pub(in crate::kernel) struct Missing {
+    /// What a preview shows.
+    pub(in crate::kernel) difference: Difference,
+    /// The number of writes that `supply` makes.
+    pub(in crate::kernel) writes: usize,
+    supply: Supply,
+}
+
+type Supply = Box<dyn FnOnce(&mut Worker) -> Result<()>>;
+
+impl Worker {
+    /// See [`super::Kernel::prepare`].
+    pub(super) fn prepare(&mut self, base: &Base) -> Result<usize> {
+        self.ipvs()?;
+        let mut written = 0;
+        for Missing { writes, supply, .. } in self.missing(base)? {
+            supply(self)?;
+            written += writes;
+        }
+        Ok(written)
+    }
+
+    /// The prerequisites that [`Self::prepare`] would create or change, in this order. Changes nothing and loads no
+    /// module.
+    pub(in crate::kernel) fn missing(&mut self, base: &Base) -> Result<Vec<Missing>> {
+        let mut missing = Vec::new();
+        let mut add = |kind, subsystem: &str, object: String, writes, supply| {
+            missing.push(Missing { difference: Difference::new(kind, subsystem, object), writes, supply });
+        };
+        let timeouts = base.timeouts;
+        if !ipvs::is_loaded() {
+            // `prepare` has loaded it.
+            add(DifferenceKind::Add, "modules", "ip_vs, with its settings".to_owned(), 0, Box::new(|_| Ok(())));
+        } else if self.has_other_timeouts(&timeouts)? {
+            let supply = move |worker: &mut Self| Ok(worker.ipvs()?.set_timeouts(&timeouts)?);
+            add(DifferenceKind::Change, "IPVS", "timeouts".to_owned(), 1, Box::new(supply));
+        }
+        for (name, value) in differing_sysctls(base.arp)? {
+            let object = format!("net.{}={value}", name.replace('/', "."));
+            add(DifferenceKind::Change, "sysctl", object, 1, Box::new(move |_| write_sysctl(name, value)));
+        }
+        let observed = self.observed_sets()?;
+        for set in SetId::all().filter(|set| !observed.contains(set)) {
+            let supply = move |worker: &mut Self| Ok(worker.ipset.create(&set.new_set())?);
+            add(DifferenceKind::Add, "ipset", format!("set {}", set.name()), 1, Box::new(supply));
+        }
+        match rtnl::link(DEVICE)? {
+            None => {
+                let supply = |_: &mut Self| Ok(rtnl::add_dummy_link(DEVICE)?);
+                add(DifferenceKind::Add, "links", format!("device {DEVICE}"), 1, Box::new(supply));
+            }
+            Some(link) if link.state == LinkState::Down => {
+                let supply = move |_: &mut Self| Ok(rtnl::set_link_up(&link)?);
+                add(DifferenceKind::Change, "links", format!("device {DEVICE}, which is down"), 1, Box::new(supply));
+            }
+            Some(_) => {}
+        }
+        for family in IpFamily::ALL {
+            let script = self.iptables.script(family, &base.rules[family])?.context("iptables is not installed")?;
+            let lines = script.commands();
+            if lines > 0 {
+                let object = format!("{lines} lines of the {family} chains FAIRLEAD-IPVS*");
+                let supply = move |worker: &mut Self| {
+                    let restored = worker.iptables.restore(family, &script);
+                    restored.with_context(|| format!("write the rules of {family}"))
+                };
+                add(DifferenceKind::Change, "iptables", object, lines, Box::new(supply));
+            }
+        }
+        Ok(missing)
+    }
+
+    fn has_other_timeouts(&mut self, desired: &ipvs::IpvsTimeouts) -> Result<bool> {
+        let observed = self.ipvs()?.timeouts()?;
+        let differs = |desired: u32, observed: u32| desired != 0 && desired != observed;
+        Ok(differs(desired.tcp, observed.tcp)
+            || differs(desired.tcp_fin, observed.tcp_fin)
+            || differs(desired.udp, observed.udp))
+    }
+}
+
+/// The sysctls that differ, with the desired values. While IPVS is not loaded, its own sysctls do not exist and are
+/// left out.
+fn differing_sysctls(arp: Arp) -> Result<Vec<(&'static str, &'static str)>> {
+    let arp: &[_] = if arp == Arp::Strict { &STRICT_ARP } else { &[] };
+    let own: &[_] = if ipvs::is_loaded() { &IPVS } else { &[] };
+    let mut differing = Vec::new();
+    for (name, value) in own.iter().chain(arp) {
+        let path = path(name);
+        let observed = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        if observed.trim() != *value {
+            differing.push((*name, *value));
+        }
+    }
+    Ok(differing)
+}
+
+fn write_sysctl(name: &str, value: &str) -> Result<()> {
+    let path = path(name);
+    fs::write(&path, value).with_context(|| format!("write {}", path.display()))?;
+    debug!(sysctl = name, value, "sysctl written");
+    Ok(())
+}
+
+/// The file of a sysctl, which is named by its path below `/proc/sys/net`.
+fn path(name: &str) -> PathBuf {
+    Path::new("/proc/sys/net").join(name)
+}
