@@ -4,11 +4,9 @@
 
 mod address;
 mod address_list;
-mod advice;
 mod credentials;
-mod endpoints;
 mod error;
-mod status;
+mod queries;
 
 use std::{
     path::PathBuf,
@@ -45,7 +43,7 @@ use address::AddressSource;
 pub use address::{Discover, FrontendAddress};
 use address_list::AddressList;
 pub use credentials::Credentials;
-use error::{StreamError, explained};
+use error::{StreamError, advice, explained};
 
 /// Establishing a connection takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -223,7 +221,7 @@ async fn open(address: &FrontendAddress, credentials: &Credentials, hello: Hello
     tokio::spawn(async move {
         match read(incoming, &messages, notify).await {
             Ok(()) => debug!("the frontend closed the stream"),
-            Err(error) => match advice::advice(&error) {
+            Err(error) => match advice(&error) {
                 Some(advice) => error!(error = chain(&error), advice, "the frontend rejected the stream"),
                 None => warn!(error = chain(&error), "the stream failed"),
             },

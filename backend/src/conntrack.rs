@@ -18,7 +18,7 @@ use std::{
 };
 
 use netlink::conntrack::UdpFlow;
-use proto::model::{IpFamily, PerFamily, PoolClass, Protocol, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
 
 pub(crate) use cleaner::ConntrackCleaner;
 #[cfg(any(test, feature = "testing"))]
@@ -102,8 +102,7 @@ impl UdpVips {
 
 /// The endpoints of all pools, including terminating ones: a flow that began under another policy may stay.
 fn allowed(service: &ServicePortState, family: IpFamily) -> AllowedEndpoints {
-    let pools = [PoolClass::Cluster, PoolClass::Local].map(|class| service.pool(class, family));
-    let endpoints = pools.into_iter().flat_map(|pool| pool.iter());
+    let endpoints = service.pools().filter(|(_, of, _)| *of == family).flat_map(|(.., pool)| pool.iter());
     let mut all: Vec<_> = endpoints.map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get())).collect();
     all.sort_unstable();
     all.dedup();

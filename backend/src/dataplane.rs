@@ -3,8 +3,6 @@
 
 mod interface_name;
 mod options;
-mod priority;
-mod source_ranges;
 mod vip;
 mod vip_ownership;
 
@@ -13,7 +11,5 @@ pub use options::{
     DataplaneOptions, EffectiveOptions, LocalDetector, LocalhostNodePorts, Masquerade, NodePortAddresses, PodMatch,
     cidrs_of_family,
 };
-pub use priority::is_urgent;
-pub use source_ranges::allowed_sources;
-pub use vip::{Vip, VipKind, vips};
+pub use vip::{Vip, VipKind, allowed_sources, vips};
 pub use vip_ownership::VipOwnership;

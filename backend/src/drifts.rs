@@ -5,9 +5,10 @@ use std::time::Duration;
 use runtime::{
     Backoff,
     failure::{Recovery, Repeated},
+    warn_if_news,
 };
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use crate::Drift;
 
@@ -50,11 +51,8 @@ impl Drifts {
             Drift::Changed { object, process, pid } => {
                 self.count += 1;
                 let repair_in_ms = delay.as_millis();
-                if self.incident.failed(process).is_news() {
-                    warn!(object, process, pid, repair_in_ms, "another process changed our kernel objects, repairing");
-                } else {
-                    debug!(object, process, pid, repair_in_ms, "another process changed our kernel objects again");
-                }
+                let text = "another process changed our kernel objects, repairing";
+                warn_if_news!(self.incident.failed(process), object, process, pid, repair_in_ms, "{text}");
             }
         }
         delay

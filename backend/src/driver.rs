@@ -26,7 +26,7 @@ use tracing::{debug, warn};
 
 use crate::{
     Backend, Changes, Difference, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport,
-    dataplane::{VipOwnership, is_urgent},
+    dataplane::VipOwnership,
 };
 pub use applied::{Applied, AppliedServicePorts, Rejections, ServicePortUpdate};
 pub use nf_tables_watch::{NfTablesWatch, Touched};
@@ -234,11 +234,44 @@ impl<P: DryRunPlane> Preview for Driver<P> {
 /// [`is_urgent`].
 #[must_use]
 pub fn urgent_first(state: &NodeState) -> (Vec<&ServicePortKey>, Vec<&ServicePortKey>) {
-    let ports = state.service_ports().values().map(|service_port| &service_port.port);
-    let (urgent, others): (Vec<_>, Vec<_>) = ports.partition(|port| is_urgent(port));
-    (keys(urgent), keys(others))
+    let (mut urgent, mut others) = (Vec::new(), Vec::new());
+    for (key, service_port) in state.service_ports() {
+        let list = if is_urgent(&service_port.port) { &mut urgent } else { &mut others };
+        list.push(key);
+    }
+    (urgent, others)
 }
 
-fn keys(ports: Vec<&ServicePort>) -> Vec<&ServicePortKey> {
-    ports.into_iter().map(|port| &port.key).collect()
+/// The port of DNS.
+const DNS: u16 = 53;
+
+/// Whether this is the API server's Service (`default/kubernetes`) or cluster DNS: any Service with port 53 in
+/// `kube-system`.
+fn is_urgent(port: &ServicePort) -> bool {
+    match (&*port.key.namespace, &*port.key.name) {
+        ("default", "kubernetes") => true,
+        ("kube-system", _) => port.port.get() == DNS,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::mk_state;
+
+    #[test]
+    fn api_server_and_cluster_dns_are_urgent() {
+        let state = mk_state()
+            .service("default/kubernetes", |api| api.port(443))
+            .service("kube-system/kube-dns/udp", |dns| dns.port(53))
+            .service("kube-system/coredns", |dns| dns.port(53))
+            .service("kube-system/kube-dns-metrics", |metrics| metrics.port(9153))
+            .service("default/dns", |dns| dns.port(53))
+            .service("shop/kubernetes", |other| other.port(443))
+            .build();
+        let urgent = state.service_ports().values().filter(|service| is_urgent(&service.port));
+        let urgent: Vec<String> = urgent.map(|service| service.port.key.to_string()).collect();
+        assert_eq!(urgent, ["default/kubernetes/tcp", "kube-system/coredns/tcp", "kube-system/kube-dns/udp"]);
+    }
 }

@@ -13,7 +13,6 @@
 //! [`Runner`] assembles these; `sync` is the loop that runs them, and the only caller of the backend.
 
 mod backend;
-mod changes;
 mod client;
 mod conntrack;
 pub mod dataplane;
@@ -38,7 +37,6 @@ mod sysctl;
 pub mod testing;
 
 pub use backend::{Backend, Drift, InstalledObject, SyncReport};
-pub use changes::Changes;
 pub use client::{Credentials, Discover, FrontendAddress, Grpc, GrpcOptions};
 pub use conntrack::ConntrackCleanup;
 pub use metrics::NoLocalEndpoints;
@@ -47,7 +45,7 @@ pub use preview::{Difference, DifferenceKind, Preview, PreviewReport};
 pub use progress::{ChangeCounts, Progress};
 pub use runner::{RunMode, Runner, RunnerOptions};
 pub use stage::{CommitResult, Loss, LossLimit, RejectedOperation, Stage};
-pub use state::{NodeState, ServicePortState};
+pub use state::{Changes, NodeState, ServicePortState};
 pub use store::{DEFAULT_STATE_FILE, Store, StoredState};
 pub use stream::{Connect, InProcess, Session, SessionMessages, StreamOptions};
 pub use sysctl::ConntrackSettings;

@@ -52,7 +52,7 @@ pub(crate) struct Metrics {
     failures: Counter,
     partial_failures: Counter,
     sessions: Labelled<Label, Counter>,
-    repairs: Counter,
+    pub(crate) repairs: Counter,
     conntrack_cleanups: Labelled<Label, Histogram>,
     deleted_flows: Labelled<Label, Counter>,
     healthz: Labelled<Label, Counter>,
@@ -114,12 +114,7 @@ impl Metrics {
 
     /// A session with a frontend has begun.
     pub(crate) fn session(&self, mode: SyncMode) {
-        self.sessions.get_or_create(&mode_label(mode)).inc();
-    }
-
-    /// A change by another process was reverted.
-    pub(crate) fn repaired(&self) {
-        self.repairs.inc();
+        self.sessions.get_or_create(&[("mode", mode.name())]).inc();
     }
 
     /// The stale UDP flows of a family were deleted.
@@ -147,24 +142,7 @@ fn programming_buckets() -> impl Iterator<Item = f64> {
 
 /// The label that kube-proxy uses for a family.
 fn family_label(family: IpFamily) -> Label {
-    [("ip_family", family_name(family))]
-}
-
-/// The name that Kubernetes uses for a family.
-pub(crate) fn family_name(family: IpFamily) -> &'static str {
-    match family {
-        IpFamily::V4 => "IPv4",
-        IpFamily::V6 => "IPv6",
-    }
-}
-
-fn mode_label(mode: SyncMode) -> Label {
-    let mode = match mode {
-        SyncMode::Resume => "resume",
-        SyncMode::Repair => "repair",
-        SyncMode::Snapshot => "snapshot",
-    };
-    [("mode", mode)]
+    [("ip_family", family.name())]
 }
 
 fn code_label(healthy: bool) -> Label {

@@ -23,34 +23,20 @@ pub use pages::ObserverPages;
 /// Serves the health and the progress of a backend process. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Observer {
-    identity: Arc<Identity>,
-    progress: watch::Receiver<Progress>,
-    metrics: Arc<Metrics>,
+    pub(crate) identity: Arc<BackendIdentity>,
+    pub(crate) progress: watch::Receiver<Progress>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 /// The identity of a backend process.
 #[derive(Debug)]
-pub(crate) struct Identity {
+pub(crate) struct BackendIdentity {
     /// Node `metadata.name`.
     pub(crate) node: Arc<str>,
     /// [`Backend::NAME`](crate::Backend::NAME).
     pub(crate) backend: &'static str,
     pub(crate) version: String,
     pub(crate) started: SystemTime,
-}
-
-impl Observer {
-    pub(crate) fn new(
-        node: &Arc<str>,
-        backend: &'static str,
-        version: &str,
-        started: SystemTime,
-        progress: watch::Receiver<Progress>,
-        metrics: Arc<Metrics>,
-    ) -> Self {
-        let (node, version) = (node.clone(), version.to_owned());
-        Self { identity: Arc::new(Identity { node, backend, version, started }), progress, metrics }
-    }
 }
 
 /// A time in the format of Kubernetes.

@@ -18,7 +18,10 @@ use proto::{
 };
 use tracing::{debug, info, warn};
 
-use crate::{ChangeCounts, Changes, CommitResult, Loss, LossLimit, NodeState, RunMode, Stage, Store, StoredState};
+use crate::{
+    ChangeCounts, Changes, CommitResult, Loss, LossLimit, NodeState, RunMode, Stage, Store, StoredState,
+    observe::BackendIdentity,
+};
 
 /// The node's replica of what the frontend decided for it.
 #[derive(Debug)]
@@ -139,17 +142,18 @@ impl Replica {
     }
 
     /// The first message of the next session. After a rejected loss it claims no state, so a snapshot follows.
-    pub(crate) fn hello(&self, backend: &str, backend_version: &str, started: SystemTime) -> Hello {
+    pub(crate) fn hello(&self, identity: &BackendIdentity) -> Hello {
+        let BackendIdentity { backend, version, started, .. } = identity;
         let resume = self.committed.filter(|_| self.trust == Trust::Limited);
         Hello {
             node: self.state.node().name.clone(),
             role: self.role,
-            backend: backend.to_owned(),
-            backend_version: backend_version.to_owned(),
+            backend: (*backend).to_owned(),
+            backend_version: version.clone(),
             resume,
             digests: resume.map(|_| Box::new(self.state.digests().clone())),
             source_version: self.source_version,
-            started: Some(started),
+            started: Some(*started),
         }
     }
 

@@ -15,10 +15,11 @@ use crate::{
     conntrack::ConntrackCleaner,
     health::{HealthCheckServers, HealthChecks},
     metrics::Metrics,
+    observe::BackendIdentity,
     pending::Pending,
     replica::Replica,
     stream::StreamFollower,
-    sync::{BackendIdentity, Reporter, SyncLoop, Upstream},
+    sync::{Reporter, SyncLoop, Upstream},
 };
 
 /// The options of a [`Runner`].
@@ -59,8 +60,8 @@ pub struct Runner<B, C> {
     options: RunnerOptions,
     backend: B,
     connect: C,
+    identity: Arc<BackendIdentity>,
     progress: watch::Sender<Progress>,
-    started: SystemTime,
     metrics: Arc<Metrics>,
     ready: Option<ReadyGuard>,
 }
@@ -86,12 +87,19 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     /// Runs `backend` on the sessions that `connect` establishes.
     #[must_use]
     pub fn new(options: RunnerOptions, backend: B, connect: C) -> Self {
+        let RunnerOptions { node, backend_version, .. } = &options;
+        let identity = Arc::new(BackendIdentity {
+            node: node.clone(),
+            backend: B::NAME,
+            version: backend_version.clone(),
+            started: SystemTime::now(),
+        });
         Self {
             options,
             backend,
             connect,
+            identity,
             progress: watch::Sender::default(),
-            started: SystemTime::now(),
             metrics: Arc::default(),
             ready: None,
         }
@@ -112,8 +120,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     /// Serves health, metrics and status over HTTP.
     #[must_use]
     pub fn observer(&self) -> Observer {
-        let RunnerOptions { node, backend_version, .. } = &self.options;
-        Observer::new(node, B::NAME, backend_version, self.started, self.progress(), self.metrics.clone())
+        Observer { identity: self.identity.clone(), progress: self.progress(), metrics: self.metrics.clone() }
     }
 
     /// Runs until `shutdown`. A stored state is programmed before a frontend is reached.
@@ -121,9 +128,8 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     /// # Errors
     /// When the task of the health-check node ports panicked. All other failures are logged and retried.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
-        let Self { options, backend, connect, progress, started, metrics, ready } = self;
-        let RunnerOptions { node, state_file, stream, retry_delay, max_loss, conntrack, run_mode, backend_version } =
-            options;
+        let Self { options, backend, connect, identity, progress, metrics, ready } = self;
+        let RunnerOptions { node, state_file, stream, retry_delay, max_loss, conntrack, run_mode, .. } = options;
         let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
         let replica = Replica::new(&node, stored.flatten(), max_loss, run_mode);
         progress.send_modify(|progress| {
@@ -137,7 +143,6 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         if run_mode == RunMode::Program {
             servers.spawn(HealthCheckServers::new(&health, progress.subscribe()).run());
         }
-        let identity = BackendIdentity { name: B::NAME, version: backend_version, started };
         let sync_loop = SyncLoop {
             backend,
             upstream: Upstream { stream: StreamFollower::new(connect, stream), replica, store, identity },

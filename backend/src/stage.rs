@@ -13,7 +13,7 @@ mod limit;
 
 use std::mem;
 
-use proto::model::{IpFamily, Operation, PoolId, ServicePortKey};
+use proto::model::{Operation, PoolId, ServicePortKey};
 
 use crate::{Changes, NodeState};
 use coalesce::{Coalescer, NetEffect};
@@ -94,18 +94,6 @@ impl Stage {
             }
         }
         (coalescer.finish(), rejected)
-    }
-}
-
-/// Whether all endpoints of a pool operation have the family of the pool.
-fn check_family<'a>(
-    pool: &PoolId,
-    mut endpoints: impl Iterator<Item = &'a proto::model::Endpoint>,
-) -> Result<(), RejectedOperation> {
-    if endpoints.all(|endpoint| IpFamily::of(&endpoint.address) == pool.family) {
-        Ok(())
-    } else {
-        Err(RejectedOperation::OtherFamily(pool.clone()))
     }
 }
 

@@ -1,7 +1,11 @@
 //! The committed state of a node: service ports with their pools, the node's and the cluster's facts, and the digests
 //! of all of them.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    num::NonZeroU16,
+};
 
 use proto::{
     digest::{Digest, DigestVector, INFO_ENTRY, KeyHash},
@@ -30,6 +34,34 @@ pub struct NodeState {
     digests: Box<DigestVector>,
 }
 
+/// The difference between two committed states, so that a backend need not inspect the rest. Exact: a key is listed
+/// only if its service port or one of its pools differs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// The service ports that were added, removed or changed, or whose pools changed.
+    pub service_ports: BTreeSet<ServicePortKey>,
+    /// Whether the node's facts changed.
+    pub node: bool,
+    /// Whether the cluster's facts changed.
+    pub cluster: bool,
+}
+
+impl Changes {
+    /// Whether nothing changed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Adds the changes of a later commit.
+    pub fn merge(&mut self, later: Self) {
+        let Self { service_ports, node, cluster } = later;
+        self.service_ports.extend(service_ports);
+        self.node |= node;
+        self.cluster |= cluster;
+    }
+}
+
 impl ServicePortState {
     /// A service port with empty pools.
     #[must_use]
@@ -54,20 +86,22 @@ impl ServicePortState {
         }
     }
 
+    /// All pools.
+    pub(crate) fn pools(&self) -> impl Iterator<Item = (PoolClass, IpFamily, &Pool)> {
+        let cluster = self.cluster.iter().map(|(family, pool)| (PoolClass::Cluster, family, pool));
+        cluster.chain(self.local.iter().map(|(family, pool)| (PoolClass::Local, family, pool)))
+    }
+
     /// Whether any pool has an endpoint.
     pub(crate) fn has_endpoints(&self) -> bool {
-        IpFamily::ALL.into_iter().any(|family| !self.cluster[family].is_empty() || !self.local[family].is_empty())
+        self.pools().any(|(.., pool)| !pool.is_empty())
     }
 
     /// The content hashes of the service port and of all its endpoints.
     fn digest(&self) -> Digest {
         let hash = KeyHash::of(&self.port.key);
         let mut sum = Digest::of_service_port(&self.port);
-        for class in [PoolClass::Cluster, PoolClass::Local] {
-            for family in IpFamily::ALL {
-                sum.add(hash.pool(class, self.pool(class, family)));
-            }
-        }
+        self.pools().for_each(|(class, _, pool)| sum.add(hash.pool(class, pool)));
         sum
     }
 }
@@ -178,29 +212,30 @@ impl NodeState {
         true
     }
 
-    /// Adds an endpoint to a pool of an existing service port, or replaces its flags. Returns whether anything changed.
-    pub(crate) fn add_endpoint(&mut self, id: &PoolId, endpoint: Endpoint) -> bool {
+    /// Adds an endpoint to a pool of an existing service port, replaces its flags, or removes it. Returns whether
+    /// anything changed.
+    pub(crate) fn set_endpoint(
+        &mut self,
+        id: &PoolId,
+        (address, port): (IpAddr, NonZeroU16),
+        endpoint: Option<Endpoint>,
+    ) -> bool {
         let Some(service) = self.service_ports.get_mut(&id.key) else { return false };
         let pool = service.pool_mut(id.class, id.family);
-        let old = pool.binary_search_by_key(&endpoint.identity(), Endpoint::identity).map(|at| pool[at]);
-        if !pool.insert(endpoint) {
+        let old = pool.get(&Endpoint::new(address, port)).copied();
+        if old == endpoint {
             return false;
         }
         let hash = KeyHash::of(&id.key);
         let bucket = &mut self.digests[hash.bucket()];
-        if let Ok(old) = old {
+        if let Some(old) = old {
+            pool.remove(&old);
             bucket.remove(hash.endpoint(id.class, &old));
         }
-        bucket.add(hash.endpoint(id.class, &endpoint));
-        true
-    }
-
-    /// Removes an endpoint from a pool of an existing service port. Returns whether the pool contained it.
-    pub(crate) fn remove_endpoint(&mut self, id: &PoolId, endpoint: &Endpoint) -> bool {
-        let Some(service) = self.service_ports.get_mut(&id.key) else { return false };
-        let Some(old) = service.pool_mut(id.class, id.family).remove(endpoint) else { return false };
-        let hash = KeyHash::of(&id.key);
-        self.digests[hash.bucket()].remove(hash.endpoint(id.class, &old));
+        if let Some(endpoint) = endpoint {
+            pool.insert(endpoint);
+            bucket.add(hash.endpoint(id.class, &endpoint));
+        }
         true
     }
 

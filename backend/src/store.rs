@@ -18,11 +18,14 @@ use std::{
 
 use proto::{
     encoded::{EncodedMessage, ReceivedMessage},
-    model::{Epoch, IpFamily, Operation, Pool, PoolClass, PoolId, Revision, SourceVersion},
+    model::{Epoch, Operation, PoolId, Revision, SourceVersion},
 };
-use runtime::failure::{Recovery, Repeated};
+use runtime::{
+    failure::{Recovery, Repeated},
+    warn_if_news,
+};
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use crate::NodeState;
 use load::{Loaded, load};
@@ -197,11 +200,9 @@ impl Store {
 
     fn failed(&mut self, error: &io::Error) {
         let (path, retry_in_ms) = (self.path.display(), RETRY.as_millis());
-        if self.write_failures.failed(&error.to_string()).is_news() {
-            warn!(%path, %error, retry_in_ms, "cannot write the state file; without it, a restart needs a frontend");
-        } else {
-            debug!(%path, %error, retry_in_ms, "still cannot write the state file");
-        }
+        let occurrence = self.write_failures.failed(&error.to_string());
+        let text = "cannot write the state file; without it, a restart needs a frontend";
+        warn_if_news!(occurrence, %path, %error, retry_in_ms, "{text}");
         self.file = StateFile::Failed(Instant::now());
         (self.uncommitted, self.unwritten) = (Vec::new(), Vec::new());
         // The old file is out of date: at the next start it would roll the kernel back.
@@ -273,14 +274,9 @@ fn snapshot(state: &NodeState) -> Vec<Operation> {
     let mut operations = vec![Operation::PutNode(state.node().clone()), Operation::PutCluster(state.cluster().clone())];
     for (key, service) in state.service_ports() {
         operations.push(Operation::PutServicePort(service.port.clone()));
-        for class in [PoolClass::Cluster, PoolClass::Local] {
-            for family in IpFamily::ALL {
-                let endpoints: &Pool = service.pool(class, family);
-                if !endpoints.is_empty() {
-                    let pool = PoolId { key: key.clone(), class, family };
-                    operations.push(Operation::ReplacePool { pool, endpoints: endpoints.clone() });
-                }
-            }
+        for (class, family, endpoints) in service.pools().filter(|(.., endpoints)| !endpoints.is_empty()) {
+            let pool = PoolId { key: key.clone(), class, family };
+            operations.push(Operation::ReplacePool { pool, endpoints: endpoints.clone() });
         }
     }
     operations

@@ -19,12 +19,13 @@ use proto::{
 use runtime::{
     Backoff,
     failure::{Recovery, Repeated, chain},
+    warn_if_news,
 };
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::{debug, info, warn};
+use tracing::info;
 
+use session::OpenSession;
 pub use session::{Connect, InProcess, Session, SessionMessages};
-use session::{OpenSession, SessionEvent};
 
 /// Establishing a session takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -122,18 +123,16 @@ impl<C: Connect> StreamFollower<C> {
                     Err(error) => self.connect_failed(&error),
                 },
                 Phase::Open(session) => match session.next(limit).await {
-                    SessionEvent::Message(ReceivedMessage { message: ServerMessage::Drain(max), .. }) => {
-                        session.drain(max);
+                    Ok(Some(ReceivedMessage { message: ServerMessage::Drain(max), .. })) => session.drain(max),
+                    Ok(Some(message)) => return StreamEvent::Message(message),
+                    Ok(None) => {}
+                    Err(reason) => {
+                        self.end_session(reason);
+                        return StreamEvent::Lost;
                     }
-                    SessionEvent::Message(message) => return StreamEvent::Message(message),
-                    SessionEvent::ReplySent => {}
-                    SessionEvent::Ended => break self.end_session("the frontend closed it"),
-                    SessionEvent::Idle => break self.end_session("no message within the idle timeout"),
-                    SessionEvent::Drained => break self.end_session("the frontend drains"),
                 },
             }
         }
-        StreamEvent::Lost
     }
 
     /// Queues a message for the frontend. Without an open session it is dropped.
@@ -147,10 +146,10 @@ impl<C: Connect> StreamFollower<C> {
     pub(crate) fn end_session(&mut self, reason: &str) {
         let (now, mut until) = (Instant::now(), None);
         if let Phase::Open(session) = &self.phase {
-            if now - session.opened() > self.options.reconnect_delay.1 {
+            if now - session.opened > self.options.reconnect_delay.1 {
                 self.backoff.reset();
             }
-            until = session.drain_deadline();
+            until = session.drain_deadline;
         }
         let until = until.unwrap_or_else(|| now + self.backoff.next_delay());
         info!(reason, reconnect_in_ms = until.saturating_duration_since(now).as_millis(), "session ended");
@@ -168,11 +167,8 @@ impl<C: Connect> StreamFollower<C> {
     fn connect_failed(&mut self, error: &anyhow::Error) {
         let delay = self.backoff.next_delay();
         let (error, retry_in_ms) = (chain(error.as_ref()), delay.as_millis());
-        if self.connect_failures.failed(&error).is_news() {
-            warn!(error, retry_in_ms, "cannot connect to a frontend, retrying");
-        } else {
-            debug!(error, retry_in_ms, "still cannot connect to a frontend");
-        }
+        let occurrence = self.connect_failures.failed(&error);
+        warn_if_news!(occurrence, error, retry_in_ms, "cannot connect to a frontend, retrying");
         self.phase = Phase::Waiting(Instant::now() + delay);
     }
 }

@@ -40,7 +40,7 @@ use crate::{
     stream::{IdleTimeout, StreamEvent},
 };
 pub(crate) use reporter::Reporter;
-pub(crate) use upstream::{BackendIdentity, Upstream};
+pub(crate) use upstream::Upstream;
 
 /// The most events that are received while the backend works. Beyond that the stream's flow control stops the frontend.
 const MAX_BACKLOG: usize = 32;
@@ -71,7 +71,7 @@ struct FinishedSync {
 impl<B: Backend, C: Connect> SyncLoop<B, C> {
     /// Follows the frontend until `shutdown`. The kernel is left as it is then.
     pub(crate) async fn run(mut self, mut shutdown: Shutdown) {
-        if self.upstream.committed().is_some() {
+        if self.upstream.replica.committed().is_some() {
             self.pending.restored();
         }
         while !shutdown.is_triggered() {
@@ -101,7 +101,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 drift = backend.drifted(), if pending.is_applied() => {
                     let repair_in = pending.drifted(&drift);
                     debug!(?drift, repair_in_ms = repair_in.as_millis(), "drift");
-                    reporter.drifted(pending);
+                    reporter.progress.send_modify(|progress| progress.drifts = pending.drifts());
                 }
             }
         }
@@ -113,7 +113,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     /// would have to include the commits in the backlog.
     async fn program(&mut self, work: Work) -> Backlog {
         let begun = Instant::now();
-        self.reporter.begun(begun);
+        self.reporter.progress.send_modify(|progress| progress.pending_since = progress.pending_since.or(Some(begun)));
         let Self { backend, upstream, conntrack, .. } = self;
         let (state, mut stream) = upstream.split();
         let mut backlog = Backlog::new();
@@ -150,17 +150,15 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         let Self { upstream, pending, conntrack, health, reporter, .. } = self;
         match result {
             Ok(report) => {
-                health.publish(upstream.state(), work);
-                let writes = report.writes;
-                if pending.repaired(work) && writes > 0 {
-                    reporter.repaired();
+                health.publish(upstream.replica.state(), work);
+                if pending.repaired(work) && report.writes > 0 {
+                    reporter.metrics.repairs.inc();
                 }
-                let triggers = pending.take_triggers();
+                pending.take_triggers().iter().for_each(|trigger| reporter.metrics.propagated(*trigger, at));
                 if pending.succeeded(report.failures.clone()) {
                     reporter::log_failures(&report.failures);
                 }
                 reporter.succeeded(B::NAME, work, upstream, (report.writes, report.lock_wait), (took, at));
-                reporter.propagated(&triggers, at);
                 reporter.failures(pending);
                 reporter.conntrack(conntrack);
             }
@@ -180,7 +178,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     /// Breaks when it has ended the session.
     fn handle(&mut self, at: Instant, event: StreamEvent) -> ControlFlow<()> {
         match event {
-            StreamEvent::Connected => self.reporter.connected(true),
+            StreamEvent::Connected => self.connected(true),
             StreamEvent::Lost => self.lost(),
             StreamEvent::Message(message) => return self.handle_message(at, message),
         }
@@ -189,34 +187,34 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
 
     fn handle_message(&mut self, at: Instant, received: ReceivedMessage) -> ControlFlow<()> {
         if let ServerMessage::Welcome(welcome) = &received.message {
-            self.reporter.session(welcome.mode);
+            self.reporter.metrics.session(welcome.mode);
         }
         let reaction = self.upstream.handle(received);
         self.reporter.received(at, &self.upstream);
         match reaction {
             Ok(Reaction::None) => {}
-            Ok(Reaction::Reply(reply)) => self.upstream.reply(reply),
+            Ok(Reaction::Reply(reply)) => self.upstream.stream.reply(reply),
             Ok(Reaction::Commit(revision, digest, changes, origin)) => {
                 if let Some(trigger) = origin.trigger.filter(|_| !changes.is_empty()) {
                     self.pending.triggered(trigger);
                 }
-                self.reporter.committed(self.upstream.state(), &changes, origin.counts, at);
+                self.reporter.committed(self.upstream.replica.state(), &changes, origin.counts, at);
                 self.pending.commit(revision, digest, changes, at);
             }
             Ok(Reaction::LossRejected(revision, loss)) => {
-                let snapshot_in = self.upstream.end_session_after_loss();
+                let snapshot_in = self.upstream.stream.end_session_after_loss();
                 error!(
                     %revision, snapshot_in_ms = snapshot_in.as_millis(),
                     "rejected a commit that exceeds --max-loss: {loss}; the kernel is unchanged, and the next snapshot \
                      is applied whatever it removes"
                 );
-                self.reporter.rejected_loss();
+                self.reporter.progress.send_modify(|progress| progress.rejected_losses += 1);
                 self.lost();
                 return ControlFlow::Break(());
             }
             Err(violation) => {
                 warn!(%violation, "the frontend violated the protocol");
-                self.upstream.end_session("protocol violation");
+                self.upstream.stream.end_session("protocol violation");
                 self.lost();
                 return ControlFlow::Break(());
             }
@@ -227,7 +225,11 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     fn lost(&mut self) {
         self.upstream.lost();
         self.pending.lost();
-        self.reporter.connected(false);
+        self.connected(false);
+    }
+
+    fn connected(&self, connected: bool) {
+        self.reporter.progress.send_modify(|progress| progress.connected = connected);
     }
 
     /// Acks and stores what is programmed.
@@ -236,10 +238,11 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         let acks = self.pending.acks();
         if !acks.is_empty() {
             // Also without a call of the backend: a commit or bookmark that changes nothing is programmed at once.
-            self.reporter.programmed(self.upstream.committed());
+            let committed = self.upstream.replica.committed();
+            self.reporter.progress.send_modify(|progress| progress.programmed = committed);
         }
         for ack in acks {
-            self.upstream.reply(ClientMessage::Ack(ack));
+            self.upstream.stream.reply(ClientMessage::Ack(ack));
         }
         self.upstream.flush();
     }

@@ -89,7 +89,7 @@ impl Metrics {
 
     /// A stream has started.
     pub(crate) fn started(&self, mode: SyncMode) {
-        self.starts.get_or_create(&[("mode", mode_name(mode))]).inc();
+        self.starts.get_or_create(&[("mode", mode.name())]).inc();
     }
 
     /// A call or stream was rejected or ended.
@@ -101,8 +101,8 @@ impl Metrics {
     fn registry(context: &Arc<FrontendContext>) -> Registry {
         let Self { commits, acks, messages, bytes, starts, mismatches, rejections, rollbacks, .. } = &context.metrics;
         // Exported as 0 from the start, so that `increase()` sees the first occurrence.
-        for mode in [SyncMode::Resume, SyncMode::Repair, SyncMode::Snapshot] {
-            drop(starts.get_or_create(&[("mode", mode_name(mode))]));
+        for mode in SyncMode::ALL {
+            drop(starts.get_or_create(&[("mode", mode.name())]));
         }
         for why in Rejection::ALL {
             drop(rejections.get_or_create(&why.label()));
@@ -171,13 +171,5 @@ impl Rejection {
             Self::Protocol => "protocol",
         };
         [("reason", reason)]
-    }
-}
-
-fn mode_name(mode: SyncMode) -> &'static str {
-    match mode {
-        SyncMode::Resume => "resume",
-        SyncMode::Repair => "repair",
-        SyncMode::Snapshot => "snapshot",
     }
 }

@@ -99,6 +99,14 @@ impl Occurrence {
     }
 }
 
+/// Logs an [`Occurrence`] with these fields and this message: at WARN if it is news, otherwise at DEBUG.
+#[macro_export]
+macro_rules! warn_if_news {
+    ($occurrence:expr, $($event:tt)*) => {
+        if $occurrence.is_news() { ::tracing::warn!($($event)*) } else { ::tracing::debug!($($event)*) }
+    };
+}
+
 fn without_numbers(cause: &str) -> impl Iterator<Item = char> + '_ {
     cause.chars().filter(|c| !c.is_ascii_digit())
 }

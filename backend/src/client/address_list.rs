@@ -15,7 +15,10 @@ use std::{
 };
 
 use anyhow::Result;
-use runtime::failure::{Recovery, Repeated};
+use runtime::{
+    failure::{Recovery, Repeated},
+    warn_if_news,
+};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -90,11 +93,8 @@ impl AddressList {
             }
             Err(error) => {
                 let (error, known) = (explained(error.as_ref()).to_string(), addresses.len());
-                if failures.failed(&error).is_news() {
-                    warn!(%source, error, known, "cannot resolve frontends, using the last known addresses");
-                } else {
-                    debug!(%source, error, known, "still cannot resolve frontends");
-                }
+                let text = "cannot resolve frontends, using the last known addresses";
+                warn_if_news!(failures.failed(&error), %source, error, known, "{text}");
             }
         }
     }

@@ -1,12 +1,13 @@
-//! Errors of connections and calls, with all their causes.
+//! Errors of connections and calls, with all their causes, and what an operator can do about them, in terms of flags.
 
 use std::{error::Error, fmt};
 
 use proto::InvalidMessage;
-use runtime::failure::chain;
-use tonic::Status;
-
-use super::advice::advice;
+use runtime::{
+    connect_advice::{ConnectSettings, causes, connect_advice},
+    failure::chain,
+};
+use tonic::{Code, Status};
 
 /// Why a call or a stream failed.
 #[derive(Debug)]
@@ -15,6 +16,37 @@ pub(super) enum StreamError {
     Status(Status),
     /// A received message is invalid.
     Invalid(InvalidMessage),
+}
+
+/// The flags of a backend.
+const SETTINGS: ConnectSettings<'_> = ConnectSettings {
+    server: "the frontend",
+    address: "--frontend",
+    ca: "--tls-ca",
+    server_name: "--frontend-name",
+    client_certificate: "--tls-cert",
+};
+
+/// What to do about an error, if that is known.
+pub(super) fn advice(error: &(dyn Error + 'static)) -> Option<String> {
+    let code = causes(error).find_map(|cause| match cause.downcast_ref::<StreamError>()? {
+        StreamError::Status(status) => Some(status.code()),
+        StreamError::Invalid(_) => None,
+    });
+    let advice = match code {
+        Some(Code::Unauthenticated) => {
+            "the frontend needs a client certificate (--tls-cert, --tls-key) or a token (--token-file)"
+        }
+        Some(Code::PermissionDenied) => {
+            "a certificate or token is valid for one node: check that --node-name (--node) is that node, and that \
+             --tls-cert or --token-file are not another node's"
+        }
+        _ if causes(error).any(|cause| cause.to_string().starts_with("HTTP/2 was not negotiated")) => {
+            "the server at that address is not a frontend: check the host and the port in --frontend"
+        }
+        _ => return connect_advice(error, &SETTINGS),
+    };
+    Some(advice.to_owned())
 }
 
 /// The error with all its causes, and what to do about it if that is known.

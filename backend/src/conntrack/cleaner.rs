@@ -8,8 +8,11 @@ use std::{
 use anyhow::{Context as _, Result};
 use netlink::{AddressFamily, conntrack::ConntrackHandle};
 use proto::model::{IpFamily, PerFamily, Protocol, ServicePortFailure};
-use runtime::failure::{Recovery, Repeated};
-use tracing::{debug, info, warn};
+use runtime::{
+    failure::{Recovery, Repeated},
+    warn_if_news,
+};
+use tracing::{debug, info};
 
 use super::{ConntrackCleanup, UdpVips};
 use crate::{NodeState, metrics::Metrics, pending::Work};
@@ -58,11 +61,8 @@ impl ConntrackCleaner {
             Ok(cleanups) => self.succeeded(&cleanups, begun.elapsed()),
             Err(error) => {
                 let error = format!("{error:#}");
-                if self.repeated.failed(&error).is_news() {
-                    warn!(error, "cannot delete stale UDP flows, retrying after the next change");
-                } else {
-                    debug!(error, "still cannot delete stale UDP flows");
-                }
+                let occurrence = self.repeated.failed(&error);
+                warn_if_news!(occurrence, error, "cannot delete stale UDP flows, retrying after the next change");
                 self.failures += 1;
             }
         }
@@ -98,25 +98,21 @@ fn concerns_udp(work: &Work) -> bool {
 pub(crate) fn clean_up(vips: &mut PerFamily<UdpVips>) -> Result<Vec<FamilyCleanup>> {
     let addresses = netlink::rtnl::addresses().context("cannot list the node's addresses")?;
     let mut cleanups = Vec::new();
-    for family in IpFamily::ALL {
+    for (family, conntrack_family) in IpFamily::ALL.into_iter().zip(AddressFamily::ALL) {
         let vips = &mut vips[family];
         if vips.is_empty() {
             continue;
         }
         vips.add_addresses(&addresses);
         let begun = Instant::now();
-        let deleted = clean_up_family(family, vips).with_context(|| format!("{family} flows"))?;
+        let deleted = clean_up_family(conntrack_family, vips).with_context(|| format!("{family} flows"))?;
         cleanups.push(FamilyCleanup { family, deleted, took: begun.elapsed() });
     }
     Ok(cleanups)
 }
 
 /// Deletes while the kernel dumps, so that memory does not grow with the number of flows.
-fn clean_up_family(family: IpFamily, vips: &UdpVips) -> netlink::Result<usize> {
-    let family = match family {
-        IpFamily::V4 => AddressFamily::V4,
-        IpFamily::V6 => AddressFamily::V6,
-    };
+fn clean_up_family(family: AddressFamily, vips: &UdpVips) -> netlink::Result<usize> {
     let (mut reader, mut deleter) = (ConntrackHandle::open()?, ConntrackHandle::open()?);
     let (mut stale, mut deleted) = (Vec::new(), 0);
     reader.udp_flows(family, |flow| {

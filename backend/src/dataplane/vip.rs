@@ -1,11 +1,14 @@
-//! The VIPs of a service port.
+//! The VIPs of a service port, and the sources that may use them (`spec.loadBalancerSourceRanges`).
 
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
 };
 
+use ipnet::IpNet;
 use proto::model::{IpFamily, Protocol, ServicePort};
+
+use super::cidrs_of_family;
 
 /// The destination of a packet to a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,6 +63,26 @@ pub fn vips(port: &ServicePort, family: IpFamily) -> Vec<(Vip, VipKind)> {
     vips.sort_unstable();
     vips.dedup_by_key(|(vip, _)| *vip);
     vips
+}
+
+/// The sources that may use a VIP of a service port, without duplicates; `None`: all. `node`: the node's own addresses.
+///
+/// If an address of the node is allowed, the VIP itself is allowed as a source too: packets that the node sends to an
+/// address which its load balancer has assigned to the node have it as their source.
+#[must_use]
+pub fn allowed_sources(port: &ServicePort, vip: IpAddr, node: &[IpAddr]) -> Option<Vec<IpNet>> {
+    if port.source_ranges.is_empty() || !port.load_balancer_ips.contains(&vip) {
+        return None;
+    }
+    let mut cidrs = cidrs_of_family(&port.source_ranges, IpFamily::of(&vip));
+    if cidrs.is_empty() || cidrs.iter().any(|cidr| cidr.prefix_len() == 0) {
+        return None;
+    }
+    let itself = IpNet::from(vip);
+    if node.iter().any(|address| cidrs.iter().any(|cidr| cidr.contains(address))) && !cidrs.contains(&itself) {
+        cidrs.push(itself);
+    }
+    Some(cidrs)
 }
 
 impl fmt::Display for Vip {

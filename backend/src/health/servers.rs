@@ -12,6 +12,7 @@ use proto::model::{FailureKind, IpFamily, ServicePortFailure};
 use runtime::{
     Backoff,
     failure::{Recovery, Repeated},
+    warn_if_news,
 };
 use tokio::{
     net::TcpListener,
@@ -19,7 +20,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
 };
-use tracing::{debug, info, warn};
+use tracing::info;
 
 use super::{
     HealthChecks,
@@ -151,11 +152,8 @@ impl FailingPort {
         let delay = self.backoff.next_delay();
         self.retry_at = Instant::now() + delay;
         let retry_in_ms = delay.as_millis();
-        if self.repeated.failed(&error).is_news() {
-            warn!(%service, port, %family, error, retry_in_ms, "cannot open a health-check node port, retrying");
-        } else {
-            debug!(%service, port, %family, error, retry_in_ms, "still cannot open a health-check node port");
-        }
+        let (occurrence, text) = (self.repeated.failed(&error), "cannot open a health-check node port, retrying");
+        warn_if_news!(occurrence, %service, port, %family, error, retry_in_ms, "{text}");
         self.error = error;
     }
 

@@ -19,15 +19,8 @@ pub struct NoLocalEndpoints {
 /// The service ports with such a policy and no local endpoints.
 #[derive(Debug, Default)]
 pub(crate) struct NoLocal {
-    ports: HashMap<ServicePortKey, PerFamily<LacksLocal>>,
+    ports: HashMap<ServicePortKey, PerFamily<NoLocalEndpoints>>,
     counts: PerFamily<NoLocalEndpoints>,
-}
-
-/// The policies for which one service port lacks local endpoints in a family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct LacksLocal {
-    internal: bool,
-    external: bool,
 }
 
 impl NoLocal {
@@ -47,26 +40,24 @@ impl NoLocal {
 
     fn set(&mut self, key: &ServicePortKey, service: Option<&ServicePortState>) {
         let new = service.map(lacks).unwrap_or_default();
-        let none = PerFamily::<LacksLocal>::default();
-        let old = if new == none { self.ports.remove(key) } else { self.ports.insert(key.clone(), new) };
+        let old =
+            if new == PerFamily::default() { self.ports.remove(key) } else { self.ports.insert(key.clone(), new) };
         let old = old.unwrap_or_default();
         for family in IpFamily::ALL {
             let counts = &mut self.counts[family];
-            counts.internal += usize::from(new[family].internal);
-            counts.internal -= usize::from(old[family].internal);
-            counts.external += usize::from(new[family].external);
-            counts.external -= usize::from(old[family].external);
+            counts.internal = counts.internal + new[family].internal - old[family].internal;
+            counts.external = counts.external + new[family].external - old[family].external;
         }
     }
 }
 
-fn lacks(service: &ServicePortState) -> PerFamily<LacksLocal> {
+/// 1 for each policy of a service port that lacks local endpoints.
+fn lacks(service: &ServicePortState) -> PerFamily<NoLocalEndpoints> {
     let ServicePortState { port, local, .. } = service;
     PerFamily::from_fn(|family| {
         let elsewhere = port.any_endpoints[family] && local[family].is_empty();
-        LacksLocal {
-            internal: elsewhere && port.internal_policy == TrafficPolicy::Local,
-            external: elsewhere && port.external_policy == TrafficPolicy::Local && port.externally_accessible(),
-        }
+        let internal = elsewhere && port.internal_policy == TrafficPolicy::Local;
+        let external = elsewhere && port.external_policy == TrafficPolicy::Local && port.externally_accessible();
+        NoLocalEndpoints { internal: internal.into(), external: external.into() }
     })
 }

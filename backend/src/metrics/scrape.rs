@@ -11,8 +11,8 @@ use proto::model::{Epoch, IpFamily, Revision};
 use runtime::metrics::Writer;
 use tokio::{sync::watch, time::Instant};
 
-use super::{family_label, family_name};
-use crate::{Progress, observe::Identity};
+use super::family_label;
+use crate::{Progress, observe::BackendIdentity};
 
 /// The metrics that kube-proxy has too.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct KubeProxyCollector(pub(super) watch::Receiver<Progress>);
 #[derive(Debug)]
 pub(super) struct BackendCollector {
     pub(super) progress: watch::Receiver<Progress>,
-    pub(super) identity: Arc<Identity>,
+    pub(super) identity: Arc<BackendIdentity>,
 }
 
 impl Collector for KubeProxyCollector {
@@ -47,7 +47,7 @@ impl Collector for KubeProxyCollector {
         let text = "Pools of endpoints changed by the frontend.";
         writer.counter("sync_proxy_rules_endpoint_changes", text, received.pools)?;
         let counts = IpFamily::ALL.into_iter().flat_map(|family| {
-            let label = |policy| [("traffic_policy", policy), ("ip_family", family_name(family))];
+            let label = |policy| [("traffic_policy", policy), ("ip_family", family.name())];
             let counts = no_local[family];
             [(label("internal"), counts.internal as f64), (label("external"), counts.external as f64)]
         });
@@ -69,7 +69,7 @@ impl Collector for BackendCollector {
 
 impl BackendCollector {
     fn identity(&self, writer: &mut Writer<'_>) -> fmt::Result {
-        let Identity { backend, version, started, .. } = &*self.identity;
+        let BackendIdentity { backend, version, started, .. } = &*self.identity;
         let labels = [("version", version.as_str()), ("backend", *backend)];
         let text = "Always 1; its labels are the version and the backend.";
         writer.labelled_gauge("info", text, None, [(labels, 1.0)])?;

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::{
     Changes, Observer, ObserverPages, Progress,
+    observe::BackendIdentity,
     testing::{ServiceBuilder, mk_key, mk_state},
 };
 
@@ -17,8 +18,9 @@ const PAGE: &str = include_str!("../../../docs/metrics.md");
 fn scraped(backend: &'static str, metrics: &Arc<Metrics>, start: &str) -> Vec<String> {
     let last_contact = Some(tokio::time::Instant::now());
     let progress = watch::Sender::new(Progress { last_contact, ..Progress::default() });
-    let observer =
-        Observer::new(&"node".into(), backend, "1", SystemTime::now(), progress.subscribe(), metrics.clone());
+    let (version, started) = ("1".to_owned(), SystemTime::now());
+    let identity = BackendIdentity { node: "node".into(), backend, version, started };
+    let observer = Observer { identity: identity.into(), progress: progress.subscribe(), metrics: metrics.clone() };
     let pages = ObserverPages::new(observer, String::new(), [runtime::metrics::process()]);
     let request = hyper::Request::get("/metrics").body(()).unwrap();
     let body = pages.answer(&request).into_body();

@@ -8,9 +8,13 @@
 //!
 //! A backend that has never reached a frontend is neither healthy nor ready, but alive: a restart would not help.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use hyper::{Method, Request, Response, StatusCode};
+use proto::model::IpFamily;
 use runtime::http::{JSON, TEXT, response};
 use serde::Serialize;
 use tokio::time::Instant;
@@ -47,16 +51,8 @@ struct HealthBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
-    status: StatusByFamily,
-}
-
-/// The status of each family, which is the same because one sync programs both.
-#[derive(Serialize)]
-struct StatusByFamily {
-    #[serde(rename = "IPv4")]
-    v4: FamilyStatus,
-    #[serde(rename = "IPv6")]
-    v6: FamilyStatus,
+    /// The same for each family, because one sync programs both.
+    status: BTreeMap<&'static str, FamilyStatus>,
 }
 
 #[derive(Clone, Serialize)]
@@ -119,8 +115,8 @@ impl HealthCondition {
         let now = SystemTime::now();
         // A healthy kernel is up to date now.
         let last_updated = if healthy { Some(now) } else { self.last_success }.map(rfc3339).unwrap_or_default();
-        let family = FamilyStatus { last_updated: last_updated.clone(), healthy };
-        let status = StatusByFamily { v4: family.clone(), v6: family };
+        let status = FamilyStatus { last_updated: last_updated.clone(), healthy };
+        let status = IpFamily::ALL.into_iter().map(|family| (family.name(), status.clone())).collect();
         HealthBody { last_updated, current_time: rfc3339(now), node_eligible, healthy, status }
     }
 }

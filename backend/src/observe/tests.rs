@@ -26,8 +26,9 @@ struct FakeLoop {
 
 fn mk_loop() -> FakeLoop {
     let progress = watch::Sender::default();
-    let observer =
-        Observer::new(&"node-a".into(), "nftables", "1.2.3", SystemTime::now(), progress.subscribe(), Arc::default());
+    let (version, started) = ("1.2.3".to_owned(), SystemTime::now());
+    let identity = BackendIdentity { node: "node-a".into(), backend: "nftables", version, started };
+    let observer = Observer { identity: identity.into(), progress: progress.subscribe(), metrics: Arc::default() };
     FakeLoop { progress, observer }
 }
 

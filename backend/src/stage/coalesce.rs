@@ -9,7 +9,7 @@ use proto::{
     },
 };
 
-use super::{RejectedOperation, check_family};
+use super::RejectedOperation;
 use crate::{Changes, NodeState, ServicePortState};
 
 /// The state that the operations apply to, and their net effect so far.
@@ -28,42 +28,23 @@ pub(super) struct NetEffect {
 /// The service ports of one digest bucket.
 #[derive(Default)]
 struct Bucket {
-    rest: Rest,
+    /// Whether the service ports that are not listed are removed.
+    is_reset: bool,
     service_ports: BTreeMap<ServicePortKey, ServicePortEffect>,
-}
-
-/// What happens to the other service ports of a bucket.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Rest {
-    #[default]
-    Kept,
-    Removed,
 }
 
 /// The net effect on one service port.
 enum ServicePortEffect {
     /// Changes to an existing one, at a cost proportional to the changes.
-    Edited(ServicePortEdit),
+    Edited { port: Option<ServicePort>, pools: BTreeMap<(PoolClass, IpFamily), PoolEdit> },
     /// Replaces it, or removes it.
     Replaced(Option<ServicePortState>),
 }
 
-/// Changes to an existing service port.
-#[derive(Default)]
-struct ServicePortEdit {
-    port: Option<ServicePort>,
-    pools: BTreeMap<(PoolClass, IpFamily), PoolEdit>,
-}
-
 enum PoolEdit {
-    /// Endpoints that are added, changed or removed.
-    Endpoints(BTreeMap<(IpAddr, NonZeroU16), Presence>),
+    /// Endpoints that are added or changed, and those that are removed (`None`).
+    Endpoints(BTreeMap<(IpAddr, NonZeroU16), Option<Endpoint>>),
     Whole(Pool),
-}
-
-enum Presence {
-    Present(Endpoint),
-    Absent(Endpoint),
 }
 
 // === impl Coalescer ===
@@ -97,7 +78,7 @@ impl<'a> Coalescer<'a> {
             Operation::ResetBucket(number) => {
                 let bucket = self.net_effect.buckets.get_mut(usize::from(number));
                 let bucket = bucket.ok_or(RejectedOperation::UnknownBucket(number))?;
-                *bucket = Bucket { rest: Rest::Removed, service_ports: BTreeMap::new() };
+                *bucket = Bucket { is_reset: true, ..Bucket::default() };
             }
         }
         Ok(())
@@ -109,7 +90,7 @@ impl<'a> Coalescer<'a> {
 
     fn put(&mut self, port: ServicePort) {
         match self.existing(&port.key) {
-            Ok(ServicePortEffect::Edited(edit)) => edit.port = Some(port),
+            Ok(ServicePortEffect::Edited { port: edited, .. }) => *edited = Some(port),
             Ok(ServicePortEffect::Replaced(Some(service))) => service.port = port,
             Ok(ServicePortEffect::Replaced(None)) | Err(_) => {
                 let key = port.key.clone();
@@ -123,8 +104,9 @@ impl<'a> Coalescer<'a> {
     fn existing(&mut self, key: &ServicePortKey) -> Result<&mut ServicePortEffect, RejectedOperation> {
         let in_state = self.state.service_port(key).is_some();
         let bucket = self.bucket(key);
-        if !bucket.service_ports.contains_key(key) && in_state && bucket.rest == Rest::Kept {
-            bucket.service_ports.insert(key.clone(), ServicePortEffect::Edited(ServicePortEdit::default()));
+        if !bucket.service_ports.contains_key(key) && in_state && !bucket.is_reset {
+            let unchanged = ServicePortEffect::Edited { port: None, pools: BTreeMap::new() };
+            bucket.service_ports.insert(key.clone(), unchanged);
         }
         match bucket.service_ports.get_mut(key) {
             None | Some(ServicePortEffect::Replaced(None)) => Err(RejectedOperation::UnknownServicePort(key.clone())),
@@ -142,7 +124,10 @@ impl<'a> Coalescer<'a> {
 impl ServicePortEffect {
     fn change_pool(&mut self, id: &PoolId, add: Vec<Endpoint>, remove: Vec<Endpoint>) {
         match self {
-            Self::Edited(edit) => edit.pool(id).change(add, remove),
+            Self::Edited { pools, .. } => {
+                let unchanged = || PoolEdit::Endpoints(BTreeMap::new());
+                pools.entry((id.class, id.family)).or_insert_with(unchanged).change(add, remove);
+            }
             Self::Replaced(Some(service)) => change(service.pool_mut(id.class, id.family), add, &remove),
             Self::Replaced(None) => {}
         }
@@ -150,7 +135,7 @@ impl ServicePortEffect {
 
     fn replace_pool(&mut self, id: &PoolId, endpoints: Pool) {
         match self {
-            Self::Edited(edit) => *edit.pool(id) = PoolEdit::Whole(endpoints),
+            Self::Edited { pools, .. } => drop(pools.insert((id.class, id.family), PoolEdit::Whole(endpoints))),
             Self::Replaced(Some(service)) => *service.pool_mut(id.class, id.family) = endpoints,
             Self::Replaced(None) => {}
         }
@@ -159,46 +144,26 @@ impl ServicePortEffect {
     /// Whether the service port has no endpoints afterwards.
     fn empties(&self, service: &ServicePortState) -> bool {
         match self {
-            Self::Edited(edit) => edit.empties(service),
+            Self::Edited { pools, .. } => service.pools().all(|(class, family, pool)| {
+                pools.get(&(class, family)).map_or(pool.is_empty(), |edit| edit.empties(pool))
+            }),
             Self::Replaced(service) => !service.as_ref().is_some_and(ServicePortState::has_endpoints),
         }
     }
 
     fn apply(self, key: ServicePortKey, state: &mut NodeState) -> bool {
         match self {
-            Self::Edited(edit) => edit.apply(key, state),
+            Self::Edited { port, pools } => {
+                let mut changed = port.is_some_and(|port| state.set_port(port));
+                let mut id = PoolId { key, class: PoolClass::Cluster, family: IpFamily::V4 };
+                for ((class, family), edit) in pools {
+                    (id.class, id.family) = (class, family);
+                    changed |= edit.apply(&id, state);
+                }
+                changed
+            }
             Self::Replaced(service) => state.set_service_port(&key, service),
         }
-    }
-}
-
-// === impl ServicePortEdit ===
-
-impl ServicePortEdit {
-    /// Whether the service port has no endpoints afterwards.
-    fn empties(&self, service: &ServicePortState) -> bool {
-        let pools = [PoolClass::Cluster, PoolClass::Local]
-            .into_iter()
-            .flat_map(|class| IpFamily::ALL.map(|family| (class, family)));
-        pools.into_iter().all(|(class, family)| {
-            let pool = service.pool(class, family);
-            self.pools.get(&(class, family)).map_or(pool.is_empty(), |edit| edit.empties(pool))
-        })
-    }
-
-    fn pool(&mut self, id: &PoolId) -> &mut PoolEdit {
-        self.pools.entry((id.class, id.family)).or_insert_with(|| PoolEdit::Endpoints(BTreeMap::new()))
-    }
-
-    fn apply(self, key: ServicePortKey, state: &mut NodeState) -> bool {
-        let Self { port, pools } = self;
-        let mut changed = port.is_some_and(|port| state.set_port(port));
-        let mut id = PoolId { key, class: PoolClass::Cluster, family: IpFamily::V4 };
-        for ((class, family), edit) in pools {
-            (id.class, id.family) = (class, family);
-            changed |= edit.apply(&id, state);
-        }
-        changed
     }
 }
 
@@ -210,9 +175,8 @@ impl PoolEdit {
         match self {
             Self::Whole(pool) => pool.is_empty(),
             Self::Endpoints(edits) => {
-                let stays = |endpoint: &Endpoint| !matches!(edits.get(&endpoint.identity()), Some(Presence::Absent(_)));
-                let comes = |edit: &Presence| matches!(edit, Presence::Present(_));
-                !edits.values().any(comes) && !pool.iter().any(stays)
+                let is_removed = |endpoint: &Endpoint| matches!(edits.get(&endpoint.identity()), Some(None));
+                edits.values().all(Option::is_none) && pool.iter().all(is_removed)
             }
         }
     }
@@ -221,10 +185,8 @@ impl PoolEdit {
         match self {
             Self::Whole(pool) => change(pool, add, &remove),
             Self::Endpoints(edits) => {
-                let absent = remove.into_iter().map(|endpoint| (endpoint.identity(), Presence::Absent(endpoint)));
-                edits.extend(absent);
-                let present = add.into_iter().map(|endpoint| (endpoint.identity(), Presence::Present(endpoint)));
-                edits.extend(present);
+                edits.extend(remove.iter().map(|endpoint| (endpoint.identity(), None)));
+                edits.extend(add.into_iter().map(|endpoint| (endpoint.identity(), Some(endpoint))));
             }
         }
     }
@@ -232,13 +194,9 @@ impl PoolEdit {
     fn apply(self, id: &PoolId, state: &mut NodeState) -> bool {
         match self {
             Self::Whole(pool) => state.set_pool(id, pool),
-            Self::Endpoints(edits) => edits.into_values().fold(false, |changed, edit| {
-                changed
-                    | match edit {
-                        Presence::Present(endpoint) => state.add_endpoint(id, endpoint),
-                        Presence::Absent(endpoint) => state.remove_endpoint(id, &endpoint),
-                    }
-            }),
+            Self::Endpoints(edits) => edits
+                .into_iter()
+                .fold(false, |changed, (identity, endpoint)| changed | state.set_endpoint(id, identity, endpoint)),
         }
     }
 }
@@ -253,25 +211,29 @@ fn change(pool: &mut Pool, add: Vec<Endpoint>, remove: &[Endpoint]) {
     }
 }
 
+/// Checks that all endpoints of a pool operation have the family of the pool.
+fn check_family<'a>(pool: &PoolId, mut endpoints: impl Iterator<Item = &'a Endpoint>) -> Result<(), RejectedOperation> {
+    let is_of_family = endpoints.all(|endpoint| IpFamily::of(&endpoint.address) == pool.family);
+    is_of_family.then_some(()).ok_or_else(|| RejectedOperation::OtherFamily(pool.clone()))
+}
+
 // === impl NetEffect ===
 
 impl NetEffect {
     /// The number of service ports that lose all their endpoints.
     pub(super) fn emptied(&self, state: &NodeState) -> usize {
-        let has_endpoints =
-            |key: &&ServicePortKey| state.service_port(key).is_some_and(ServicePortState::has_endpoints);
+        let with_endpoints = |key| state.service_port(key).filter(|service| service.has_endpoints());
+        let removed = self.removed_by_reset(state);
+        let removed = removed.iter().filter(|key| with_endpoints(key).is_some());
         let effects = self.buckets.iter().flat_map(|bucket| &bucket.service_ports);
-        let emptied = effects.filter(|(key, effect)| {
-            state.service_port(key).is_some_and(|service| service.has_endpoints() && effect.empties(service))
-        });
-        self.removed_by_reset(state).iter().filter(has_endpoints).count() + emptied.count()
+        let emptied = effects.filter(|(key, effect)| with_endpoints(key).is_some_and(|port| effect.empties(port)));
+        removed.count() + emptied.count()
     }
 
     /// Changes the state. Returns what actually differs.
     pub(super) fn apply(self, state: &mut NodeState) -> Changes {
-        let removed = self.removed_by_reset(state);
+        let mut changed = self.removed_by_reset(state);
         let Self { node, cluster, buckets } = self;
-        let mut changed = removed;
         for key in &changed {
             state.set_service_port(key, None);
         }
@@ -292,12 +254,12 @@ impl NetEffect {
 
     /// The service ports of reset buckets that were not put again. Inspects the whole state, but only after a reset.
     fn removed_by_reset(&self, state: &NodeState) -> Vec<ServicePortKey> {
-        if self.buckets.iter().all(|bucket| bucket.rest == Rest::Kept) {
+        if self.buckets.iter().all(|bucket| !bucket.is_reset) {
             return Vec::new();
         }
         let keys = state.service_ports().keys().filter(|key| {
             let bucket = &self.buckets[usize::from(KeyHash::of(key).bucket())];
-            bucket.rest == Rest::Removed && !bucket.service_ports.contains_key(*key)
+            bucket.is_reset && !bucket.service_ports.contains_key(*key)
         });
         keys.cloned().collect()
     }

@@ -2,7 +2,7 @@
 
 use proto::{
     digest::{BUCKETS, DigestVector, KeyHash},
-    model::{ClusterInfo, Endpoint, NodeInfo, Operation, Pool, PoolClass, ServicePort},
+    model::{ClusterInfo, Endpoint, IpFamily, NodeInfo, Operation, Pool, PoolClass, ServicePort},
 };
 
 use super::*;

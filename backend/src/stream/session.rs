@@ -49,20 +49,11 @@ pub struct InProcess<F>(pub F);
 pub(super) struct OpenSession {
     session: Session,
     replies: VecDeque<ClientMessage>,
-    opened: Instant,
+    pub(super) opened: Instant,
     /// The last message in either direction.
     last_message: Instant,
     /// When to leave, if the frontend drains.
-    drain_deadline: Option<Instant>,
-}
-
-/// An event of an open session.
-pub(super) enum SessionEvent {
-    Message(ReceivedMessage),
-    ReplySent,
-    Ended,
-    Idle,
-    Drained,
+    pub(super) drain_deadline: Option<Instant>,
 }
 
 impl<F> Connect for InProcess<F>
@@ -91,14 +82,6 @@ impl OpenSession {
         Self { session, replies: VecDeque::new(), opened: now, last_message: now, drain_deadline: None }
     }
 
-    pub(super) fn opened(&self) -> Instant {
-        self.opened
-    }
-
-    pub(super) fn drain_deadline(&self) -> Option<Instant> {
-        self.drain_deadline
-    }
-
     pub(super) fn reply(&mut self, message: ClientMessage) {
         if self.replies.len() == MAX_REPLIES {
             self.replies.pop_front();
@@ -106,8 +89,12 @@ impl OpenSession {
         self.replies.push_back(message);
     }
 
-    /// The next event; [`SessionEvent::Idle`] after this long without a message. Cancel-safe.
-    pub(super) async fn next(&mut self, idle_timeout: Option<Duration>) -> SessionEvent {
+    /// The next message, `None` after a reply was sent, or the reason to end the session: after `idle_timeout` without a
+    /// message there is one. Cancel-safe.
+    pub(super) async fn next(
+        &mut self,
+        idle_timeout: Option<Duration>,
+    ) -> Result<Option<ReceivedMessage>, &'static str> {
         let Self { session, replies, last_message, drain_deadline, .. } = self;
         let leave = drain_deadline.unwrap_or(*last_message);
         let idle = *last_message + idle_timeout.unwrap_or_default();
@@ -123,17 +110,17 @@ impl OpenSession {
                     // The frontend no longer reads, but messages that it sent may still arrive.
                     Err(_) => replies.clear(),
                 }
-                SessionEvent::ReplySent
+                Ok(None)
             }
             message = session.messages.recv() => match message {
                 Some(message) => {
                     *last_message = Instant::now();
-                    SessionEvent::Message(message)
+                    Ok(Some(message))
                 }
-                None => SessionEvent::Ended,
+                None => Err("the frontend closed it"),
             },
-            () = sleep_until(leave), if drain_deadline.is_some() => SessionEvent::Drained,
-            () = sleep_until(idle), if idle_timeout.is_some() => SessionEvent::Idle,
+            () = sleep_until(leave), if drain_deadline.is_some() => Err("the frontend drains"),
+            () = sleep_until(idle), if idle_timeout.is_some() => Err("no message within the idle timeout"),
         }
     }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{Epoch, Revision, ServicePortFailure, SyncMode};
+use proto::model::ServicePortFailure;
 use runtime::{
     ReadyGuard,
     failure::{Recovery, Repeated},
@@ -24,8 +24,8 @@ use crate::{
 /// Publishes [`Progress`] and counts [`Metrics`].
 #[derive(Debug)]
 pub(crate) struct Reporter {
-    progress: watch::Sender<Progress>,
-    metrics: Arc<Metrics>,
+    pub(super) progress: watch::Sender<Progress>,
+    pub(super) metrics: Arc<Metrics>,
     no_local: NoLocal,
     /// Released when the kernel contains a state for the first time.
     ready: Option<ReadyGuard>,
@@ -45,19 +45,11 @@ impl Reporter {
         });
     }
 
-    pub(super) fn connected(&self, connected: bool) {
-        self.progress.send_modify(|progress| progress.connected = connected);
-    }
-
-    pub(super) fn session(&self, mode: SyncMode) {
-        self.metrics.session(mode);
-    }
-
     pub(super) fn received<C: Connect>(&self, at: Instant, upstream: &Upstream<C>) {
-        let counters = upstream.counters();
+        let counters = upstream.replica.counters;
         self.progress.send_modify(|progress| {
             progress.last_contact = Some(at);
-            progress.committed = upstream.committed();
+            progress.committed = upstream.replica.committed();
             progress.rejected_operations = counters.rejected_operations;
             progress.digest_mismatches = counters.digest_mismatches;
             progress.rollbacks = counters.rollbacks;
@@ -77,30 +69,6 @@ impl Reporter {
         });
     }
 
-    pub(super) fn rejected_loss(&self) {
-        self.progress.send_modify(|progress| progress.rejected_losses += 1);
-    }
-
-    pub(super) fn drifted(&self, pending: &Pending) {
-        self.progress.send_modify(|progress| progress.drifts = pending.drifts());
-    }
-
-    pub(super) fn repaired(&self) {
-        self.metrics.repaired();
-    }
-
-    /// The backend begins to work.
-    pub(super) fn begun(&self, at: Instant) {
-        self.progress.send_modify(|progress| {
-            progress.pending_since.get_or_insert(at);
-        });
-    }
-
-    /// The kernel contains this revision.
-    pub(super) fn programmed(&self, revision: Option<(Epoch, Revision)>) {
-        self.progress.send_modify(|progress| progress.programmed = revision);
-    }
-
     pub(super) fn failures(&self, pending: &Pending) {
         self.progress.send_modify(|progress| progress.failures = pending.failures());
     }
@@ -112,11 +80,6 @@ impl Reporter {
         });
     }
 
-    /// Changes that were made in the cluster at these times are programmed.
-    pub(super) fn propagated(&self, triggers: &[SystemTime], at: SystemTime) {
-        triggers.iter().for_each(|trigger| self.metrics.propagated(*trigger, at));
-    }
-
     pub(super) fn succeeded<C: Connect>(
         &mut self,
         backend: &str,
@@ -125,7 +88,7 @@ impl Reporter {
         (writes, lock_wait): (usize, Duration),
         (took, at): (Duration, SystemTime),
     ) {
-        let (state, committed) = (upstream.state(), upstream.committed());
+        let (state, committed) = (upstream.replica.state(), upstream.replica.committed());
         if let Some(Recovery { count, duration }) = self.sync_failures.recovered() {
             info!(backend, failures = count, after_ms = duration.as_millis(), "kernel programmed again");
         }

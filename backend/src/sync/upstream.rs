@@ -1,15 +1,13 @@
 //! The frontend's side of the loop: the stream, the replica that it feeds, and the file that stores the replica.
 
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
 
-use proto::{
-    encoded::ReceivedMessage,
-    model::{ClientMessage, Epoch, Revision},
-};
+use proto::encoded::ReceivedMessage;
 
 use crate::{
     Connect, NodeState, Store,
-    replica::{ProtocolCounters, Reaction, Replica, Violation},
+    observe::BackendIdentity,
+    replica::{Reaction, Replica, Violation},
     stream::{IdleTimeout, StreamEvent, StreamFollower},
 };
 
@@ -18,15 +16,7 @@ pub(crate) struct Upstream<C> {
     pub(crate) stream: StreamFollower<C>,
     pub(crate) replica: Replica,
     pub(crate) store: Option<Store>,
-    pub(crate) identity: BackendIdentity,
-}
-
-/// The identity of this process in the hello.
-pub(crate) struct BackendIdentity {
-    /// [`Backend::NAME`](crate::Backend::NAME).
-    pub(crate) name: &'static str,
-    pub(crate) version: String,
-    pub(crate) started: SystemTime,
+    pub(crate) identity: Arc<BackendIdentity>,
 }
 
 /// The stream while the state is borrowed.
@@ -39,8 +29,7 @@ pub(super) struct StreamReader<'a, C> {
 impl<C: Connect> StreamReader<'_, C> {
     /// The next event. Cancel-safe.
     pub(super) async fn next(&mut self, idle_timeout: IdleTimeout) -> StreamEvent {
-        let Self { stream, replica, identity: BackendIdentity { name, version, started } } = self;
-        stream.next(idle_timeout, || replica.hello(name, version, *started)).await
+        self.stream.next(idle_timeout, || self.replica.hello(self.identity)).await
     }
 }
 
@@ -56,32 +45,8 @@ impl<C: Connect> Upstream<C> {
         self.split().1.next(idle_timeout).await
     }
 
-    pub(super) fn state(&self) -> &NodeState {
-        self.replica.state()
-    }
-
-    pub(super) fn committed(&self) -> Option<(Epoch, Revision)> {
-        self.replica.committed()
-    }
-
-    pub(super) fn counters(&self) -> ProtocolCounters {
-        self.replica.counters
-    }
-
     pub(super) fn handle(&mut self, received: ReceivedMessage) -> Result<Reaction, Violation> {
         self.replica.handle(received, self.store.as_mut())
-    }
-
-    pub(super) fn reply(&mut self, message: ClientMessage) {
-        self.stream.reply(message);
-    }
-
-    pub(super) fn end_session(&mut self, reason: &str) {
-        self.stream.end_session(reason);
-    }
-
-    pub(super) fn end_session_after_loss(&mut self) -> Duration {
-        self.stream.end_session_after_loss()
     }
 
     pub(super) fn lost(&mut self) {

@@ -14,8 +14,6 @@ use crate::{
     streams::Fleet,
 };
 
-use super::mode_name;
-
 /// Reads them.
 #[derive(Debug)]
 pub(super) struct Scrape(pub(super) Arc<FrontendContext>);
@@ -81,7 +79,7 @@ impl Scrape {
                 Role::Observer => "observer",
                 Role::Shadow => "shadow",
             };
-            *streams.entry([("role", role), ("mode", mode_name(status.mode))]).or_default() += 1;
+            *streams.entry([("role", role), ("mode", status.mode.name())]).or_default() += 1;
         }
         let text = "Open streams, by role (backend, observer or shadow) and by the mode in which they started.";
         writer.labelled_gauge("streams", text, None, streams.into_iter().map(|(labels, n)| (labels, n as f64)))?;

@@ -76,6 +76,15 @@ impl IpFamily {
         }
     }
 
+    /// The name that Kubernetes uses.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
     /// The length of an address in bytes.
     #[must_use]
     pub const fn address_len(self) -> usize {
@@ -88,10 +97,7 @@ impl IpFamily {
 
 impl fmt::Display for IpFamily {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -31,6 +31,21 @@ pub enum SyncMode {
     Snapshot,
 }
 
+impl SyncMode {
+    /// All modes.
+    pub const ALL: [Self; 3] = [Self::Resume, Self::Repair, Self::Snapshot];
+
+    /// The name in metrics and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Resume => "resume",
+            Self::Repair => "repair",
+            Self::Snapshot => "snapshot",
+        }
+    }
+}
+
 /// The first message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {

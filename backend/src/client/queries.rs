@@ -1,0 +1,82 @@
+//! Questions to frontends: the status of their nodes, and which endpoints of a Service a node uses, and why.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use futures::future;
+use proto::v1::{EndpointsRequest, EndpointsResponse, StatusRequest, StatusResponse, fairlead_client::FairleadClient};
+use tokio::time::timeout;
+use tonic::{Code, Request, Response, Status, transport::Channel};
+
+use super::{FrontendAddress, Grpc, StreamError, authorized, connect, explained};
+
+/// The largest response: thousands of nodes, each with failures, and thousands of problems, or tens of thousands of
+/// endpoints of one Service.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
+
+impl Grpc {
+    /// Asks all frontends at once for their status, and returns their responses in the order of their addresses. Each
+    /// has `patience` to answer after the wait that the request itself asks for.
+    ///
+    /// # Errors
+    /// When no frontend is known. A frontend that does not answer has an error of its own.
+    pub async fn status(
+        &self,
+        request: &StatusRequest,
+        patience: Duration,
+    ) -> Result<Vec<(String, Result<StatusResponse>)>> {
+        self.resolve().await;
+        let mut addresses = self.addresses().in_order();
+        addresses.sort();
+        ensure!(!addresses.is_empty(), "no address of a frontend is known");
+        let patience = patience + Duration::from_millis(request.wait_millis.into());
+        let responses = addresses.into_iter().map(async |address| {
+            let ask = async |mut client: FairleadClient<Channel>, request| client.status(request).await;
+            let response = self.ask(&address, request.clone(), patience, ask).await;
+            let response =
+                response.and_then(|response| response.map_err(|status| explained(&StreamError::from(status))));
+            (address.uri, response)
+        });
+        Ok(future::join_all(responses).await)
+    }
+
+    /// Asks one frontend after the other for the endpoints of a Service until one answers. All of them watch the same
+    /// cluster.
+    ///
+    /// # Errors
+    /// When the Service does not exist, access is denied, or no frontend answers.
+    pub async fn endpoints(&self, request: &EndpointsRequest, patience: Duration) -> Result<EndpointsResponse> {
+        self.resolve().await;
+        let mut last_error = None;
+        let addresses = self.addresses().in_order();
+        for address in addresses {
+            let ask = async |mut client: FairleadClient<Channel>, request| client.endpoints(request).await;
+            match self.ask(&address, request.clone(), patience, ask).await {
+                Ok(Ok(response)) => return Ok(response),
+                // Another frontend would answer the same.
+                Ok(Err(status)) if matches!(status.code(), Code::NotFound | Code::InvalidArgument) => {
+                    bail!("{}", status.message());
+                }
+                Ok(Err(status)) => last_error = Some(explained(&StreamError::from(status))),
+                Err(error) => last_error = Some(error.context(address.uri)),
+            }
+        }
+        Err(last_error.unwrap_or_else(|| anyhow!("no address of a frontend is known")))
+    }
+
+    /// Sends one request to one frontend.
+    async fn ask<Q, A>(
+        &self,
+        address: &FrontendAddress,
+        request: Q,
+        patience: Duration,
+        ask: impl AsyncFnOnce(FairleadClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
+    ) -> Result<Result<A, Status>> {
+        let response = timeout(patience, async {
+            let (channel, token) = connect(address, &self.credentials).await?;
+            let client = FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
+            Ok(ask(client, authorized(request, token)).await.map(Response::into_inner))
+        });
+        response.await.with_context(|| format!("no answer within {patience:?}")).flatten()
+    }
+}
