@@ -27,15 +27,15 @@ pub(crate) fn differences(
             }
             Operation::Remove(_) => (DifferenceKind::Remove, String::new()),
         };
-        let (location, what) = match object {
-            Object::SetEntry(..) => ("ipset", object.to_string()),
-            Object::Address(_) => ("links", object.to_string()),
-            Object::Server(_) | Object::Destination(..) => ("IPVS", object.to_string()),
+        let subsystem = match object {
+            Object::SetEntry(..) => "ipset",
+            Object::Address(_) => "links",
+            Object::Server(_) | Object::Destination(..) => "IPVS",
         };
-        let what = if value.is_empty() { what } else { format!("{what}: {value}") };
+        let text = if value.is_empty() { object.to_string() } else { format!("{object}: {value}") };
         // One of the service ports that share the object.
         let owner = owners.get(object).and_then(|keys| keys.first());
-        Difference::new(kind, location, what).of(owner)
+        Difference::new(kind, subsystem, text).of(owner)
     });
     differences.collect()
 }

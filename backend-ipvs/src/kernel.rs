@@ -13,17 +13,21 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use ::netlink::ipvs::{IpvsTimeouts, VirtualServerKey};
+use ::netlink::{
+    ipset::IpsetEntry,
+    ipvs::{IpvsTimeouts, VirtualServerKey},
+};
 use anyhow::Result;
-use backend::InstalledObject;
+use backend::{InstalledObject, dataplane::Vip};
 use ipnet::IpNet;
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
     desired::Rules,
-    object::{Object, Value},
+    mark::Mark,
+    object::{Object, Value, model_protocol},
     plan::{Objects, Operation},
-    set::{SetContent, SetId},
+    set::{self, SetContent, SetId},
     settings::Arp,
 };
 pub(crate) use dry_run::DryRun;
@@ -75,13 +79,6 @@ pub(crate) struct Ours {
     pub(crate) exclude: Vec<IpNet>,
 }
 
-/// The VIPs and node ports in our sets, with their protocol numbers.
-#[derive(Debug, Default)]
-pub(crate) struct VipEntries {
-    vips: HashSet<(u8, SocketAddr)>,
-    node_ports: HashSet<(IpFamily, u8, u16)>,
-}
-
 /// Our objects in the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listing {
@@ -128,46 +125,28 @@ pub(crate) struct Summary {
 // === impl Ours ===
 
 impl Ours {
-    /// Whether a virtual server is ours, given our addresses and the entries of our sets.
-    pub(crate) fn has(&self, server: &VirtualServerKey, addresses: &HashSet<IpAddr>, entries: &VipEntries) -> bool {
-        match server {
-            VirtualServerKey::FwMark(_, mark) => crate::mark::Mark::from_raw(*mark).is_some(),
-            VirtualServerKey::Address(_, address) => {
-                let ip = address.ip();
-                !self.excludes(&ip)
-                    && (addresses.contains(&ip) || self.wanted.contains(server) || entries.contains(server))
-            }
-        }
+    /// Whether a virtual server is ours, given our addresses and set entries.
+    pub(crate) fn has(&self, server: &VirtualServerKey, objects: &Objects) -> bool {
+        let (protocol, ip, port) = match server {
+            VirtualServerKey::FwMark(_, mark) => return Mark::from_raw(*mark).is_some(),
+            VirtualServerKey::Address(protocol, address) => (model_protocol(*protocol), address.ip(), address.port()),
+        };
+        let family = IpFamily::of(&ip);
+        let has_entries = |content, entries: &[IpsetEntry]| {
+            let mut entries = entries.iter().map(|entry| Object::SetEntry(SetId { content, family }, *entry));
+            entries.any(|entry| objects.contains_key(&entry))
+        };
+        let node_port = Vip::NodePort { port, protocol };
+        !self.excludes(&ip)
+            && (self.wanted.contains(server)
+                || objects.contains_key(&Object::Address(ip))
+                || has_entries(SetContent::Addresses, &[set::address(ip)])
+                || has_entries(SetContent::Vips, &[set::socket(ip, protocol, port)])
+                || has_entries(SetContent::NodePorts, &set::vip_entries(&node_port, family)))
     }
 
     /// Whether an address is in an excluded range.
     pub(crate) fn excludes(&self, address: &IpAddr) -> bool {
         self.exclude.iter().any(|range| range.contains(address))
-    }
-}
-
-// === impl VipEntries ===
-
-impl VipEntries {
-    /// The VIPs and node ports of the set entries among these objects.
-    pub(crate) fn of(objects: &Objects) -> Self {
-        let mut entries = Self::default();
-        for object in objects.keys() {
-            let Object::SetEntry(SetId { content, family }, entry) = object else { continue };
-            let (Some(protocol), Some(port)) = (entry.protocol, entry.port) else { continue };
-            match (content, entry.ip) {
-                (SetContent::NodePorts, _) => drop(entries.node_ports.insert((*family, protocol, port))),
-                (SetContent::Vips, Some(ip)) => drop(entries.vips.insert((protocol, SocketAddr::new(ip, port)))),
-                _ => {}
-            }
-        }
-        entries
-    }
-
-    fn contains(&self, server: &VirtualServerKey) -> bool {
-        let VirtualServerKey::Address(protocol, address) = server else { return false };
-        let protocol = protocol.number();
-        self.vips.contains(&(protocol, *address))
-            || self.node_ports.contains(&(IpFamily::of(&address.ip()), protocol, address.port()))
     }
 }

@@ -10,7 +10,7 @@ use netlink::{
     ipset::IpsetEntry,
     ipvs::{IpvsProtocol, Scheduling, VirtualServerKey},
 };
-use proto::model::IpFamily;
+use proto::model::{IpFamily, PerFamily};
 
 use crate::{mark::Mark, set::SetId};
 
@@ -84,10 +84,16 @@ pub(crate) fn ipvs_protocol(protocol: proto::model::Protocol) -> IpvsProtocol {
     }
 }
 
+/// Converts a protocol back.
+pub(crate) fn model_protocol(protocol: IpvsProtocol) -> proto::model::Protocol {
+    match protocol {
+        IpvsProtocol::Tcp => proto::model::Protocol::Tcp,
+        IpvsProtocol::Udp => proto::model::Protocol::Udp,
+        IpvsProtocol::Sctp => proto::model::Protocol::Sctp,
+    }
+}
+
 /// Converts an address family.
 pub(crate) fn ipvs_family(family: IpFamily) -> netlink::AddressFamily {
-    match family {
-        IpFamily::V4 => netlink::AddressFamily::V4,
-        IpFamily::V6 => netlink::AddressFamily::V6,
-    }
+    PerFamily { v4: netlink::AddressFamily::V4, v6: netlink::AddressFamily::V6 }[family]
 }

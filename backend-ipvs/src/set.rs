@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use backend::dataplane::Vip;
 use ipnet::IpNet;
 use netlink::ipset::{IpsetEntry, IpsetType, NewIpset, SkbInfo};
-use proto::model::{IpFamily, Protocol};
+use proto::model::{IpFamily, PerFamily, Protocol};
 
 use crate::object::ipvs_family;
 
@@ -42,72 +42,53 @@ const MAX_ENTRIES: u32 = 1 << 22;
 /// `hashsize`: the initial size of the hash table. The kernel allocates it for empty sets too, and grows it.
 const HASH_SIZE: u32 = 1024;
 
-// === impl Set ===
+/// The names in both families, and the type of each set, in the order of [`SetContent`].
+const SETS: [(SetContent, &str, &str, IpsetType); 8] = {
+    use SetContent::{Addresses, Hairpin, NodePorts, NodePortsInside, Restricted, Sources, Vips, VipsInside};
+    [
+        (Hairpin, "FAIRLEAD-HAIRPIN", "FAIRLEAD-6-HAIRPIN", IpsetType::IpPortIp),
+        (Sources, "FAIRLEAD-SOURCES", "FAIRLEAD-6-SOURCES", IpsetType::IpPortNet),
+        (Restricted, "FAIRLEAD-RESTRICTED", "FAIRLEAD-6-RESTRICTED", IpsetType::IpPort),
+        (Addresses, "FAIRLEAD-ADDRESSES", "FAIRLEAD-6-ADDRESSES", IpsetType::Ip),
+        (Vips, "FAIRLEAD-VIPS", "FAIRLEAD-6-VIPS", IpsetType::IpPort),
+        (VipsInside, "FAIRLEAD-VIPS-INSIDE", "FAIRLEAD-6-VIPS-INSIDE", IpsetType::IpPort),
+        (NodePorts, "FAIRLEAD-NODE-PORTS", "FAIRLEAD-6-NODE-PORTS", IpsetType::NetPort),
+        (NodePortsInside, "FAIRLEAD-NODE-PORTS-INSIDE", "FAIRLEAD-6-NODE-PORTS-INSIDE", IpsetType::NetPort),
+    ]
+};
+
+// === impl SetId ===
 
 impl SetId {
     /// All sets.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
-        IpFamily::ALL.into_iter().flat_map(|family| SetContent::ALL.map(move |content| Self { content, family }))
+        IpFamily::ALL.into_iter().flat_map(|family| SETS.map(move |(content, ..)| Self { content, family }))
     }
 
     /// At most 31 characters.
     pub(crate) fn name(self) -> &'static str {
-        use SetContent as C;
-        match (self.content, self.family) {
-            (C::Hairpin, IpFamily::V4) => "FAIRLEAD-HAIRPIN",
-            (C::Sources, IpFamily::V4) => "FAIRLEAD-SOURCES",
-            (C::Restricted, IpFamily::V4) => "FAIRLEAD-RESTRICTED",
-            (C::Addresses, IpFamily::V4) => "FAIRLEAD-ADDRESSES",
-            (C::Vips, IpFamily::V4) => "FAIRLEAD-VIPS",
-            (C::VipsInside, IpFamily::V4) => "FAIRLEAD-VIPS-INSIDE",
-            (C::NodePorts, IpFamily::V4) => "FAIRLEAD-NODE-PORTS",
-            (C::NodePortsInside, IpFamily::V4) => "FAIRLEAD-NODE-PORTS-INSIDE",
-            (C::Hairpin, IpFamily::V6) => "FAIRLEAD-6-HAIRPIN",
-            (C::Sources, IpFamily::V6) => "FAIRLEAD-6-SOURCES",
-            (C::Restricted, IpFamily::V6) => "FAIRLEAD-6-RESTRICTED",
-            (C::Addresses, IpFamily::V6) => "FAIRLEAD-6-ADDRESSES",
-            (C::Vips, IpFamily::V6) => "FAIRLEAD-6-VIPS",
-            (C::VipsInside, IpFamily::V6) => "FAIRLEAD-6-VIPS-INSIDE",
-            (C::NodePorts, IpFamily::V6) => "FAIRLEAD-6-NODE-PORTS",
-            (C::NodePortsInside, IpFamily::V6) => "FAIRLEAD-6-NODE-PORTS-INSIDE",
-        }
+        let (_, v4, v6, _) = SETS[self.content as usize];
+        PerFamily { v4, v6 }[self.family]
     }
 
     /// The request that creates the set.
     pub(crate) fn new_set(self) -> NewIpset<'static> {
-        let (set_type, skbinfo) = match self.content {
-            SetContent::Hairpin => (IpsetType::IpPortIp, SkbInfo::Disabled),
-            SetContent::Sources => (IpsetType::IpPortNet, SkbInfo::Disabled),
-            SetContent::Restricted => (IpsetType::IpPort, SkbInfo::Disabled),
-            SetContent::Addresses => (IpsetType::Ip, SkbInfo::Enabled),
-            SetContent::Vips | SetContent::VipsInside => (IpsetType::IpPort, SkbInfo::Enabled),
-            SetContent::NodePorts | SetContent::NodePortsInside => (IpsetType::NetPort, SkbInfo::Enabled),
-        };
+        let (.., set_type) = SETS[self.content as usize];
+        let has_marks = self.content == SetContent::Addresses || self.content.leads();
         NewIpset {
             name: self.name(),
             set_type,
             family: ipvs_family(self.family),
             hash_size: HASH_SIZE,
             max_entries: MAX_ENTRIES,
-            skbinfo,
+            skbinfo: if has_marks { SkbInfo::Enabled } else { SkbInfo::Disabled },
         }
     }
 }
 
-// === impl Content ===
+// === impl SetContent ===
 
 impl SetContent {
-    const ALL: [Self; 8] = [
-        Self::Hairpin,
-        Self::Sources,
-        Self::Restricted,
-        Self::Addresses,
-        Self::Vips,
-        Self::VipsInside,
-        Self::NodePorts,
-        Self::NodePortsInside,
-    ];
-
     /// Whether its entries mark packets for virtual servers.
     pub(crate) fn leads(self) -> bool {
         matches!(self, Self::Vips | Self::VipsInside | Self::NodePorts | Self::NodePortsInside)

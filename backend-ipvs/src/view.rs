@@ -17,16 +17,13 @@ use std::{
 };
 
 use backend::dataplane::Vip;
-use netlink::{
-    ipset::IpsetEntry,
-    ipvs::{self, VirtualServerKey},
-};
+use netlink::{ipset::IpsetEntry, ipvs::VirtualServerKey};
 use proto::model::{IpFamily, Protocol};
 
 use crate::{
     kernel::{ConnectionCounts, Connections},
     mark::Mark,
-    object::{Object, Value, Weight, protocol},
+    object::{Object, Value, Weight, ipvs_family, model_protocol, protocol},
     plan::{Objects, destinations},
     set::{SetContent, SetId},
 };
@@ -88,8 +85,7 @@ pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<Vir
         };
         let destinations = destinations(objects, server).filter_map(|(object, value)| match (object, value) {
             (Object::Destination(_, address), Value::Weight(weight)) => {
-                let carried = connections.get(&(server, *address)).copied().unwrap_or_default();
-                Some(destination(*address, *weight, carried))
+                Some(destination(*address, *weight, connections.get(&(server, *address))))
             }
             _ => None,
         });
@@ -98,11 +94,7 @@ pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<Vir
                 netlink::AddressFamily::V4 => IpFamily::V4,
                 netlink::AddressFamily::V6 => IpFamily::V6,
             },
-            protocol: match protocol(&server)? {
-                ipvs::IpvsProtocol::Tcp => Protocol::Tcp,
-                ipvs::IpvsProtocol::Udp => Protocol::Udp,
-                ipvs::IpvsProtocol::Sctp => Protocol::Sctp,
-            },
+            protocol: model_protocol(protocol(&server)?),
             at,
             vips,
             scheduler: scheduling.scheduler.clone(),
@@ -119,7 +111,7 @@ fn vips(objects: &Objects) -> BTreeMap<(netlink::AddressFamily, Mark), BTreeSet<
         if let (Object::SetEntry(set, entry), Value::Mark(mark)) = (object, value)
             && let Some(vip) = vip(*set, entry)
         {
-            vips.entry((crate::object::ipvs_family(set.family), *mark)).or_default().insert(vip);
+            vips.entry((ipvs_family(set.family), *mark)).or_default().insert(vip);
         }
     }
     vips
@@ -136,11 +128,11 @@ fn vip(set: SetId, entry: &IpsetEntry) -> Option<Vip> {
     }
 }
 
-fn destination(address: SocketAddr, weight: Weight, carried: Connections) -> Destination {
+fn destination(address: SocketAddr, weight: Weight, connections: Option<&Connections>) -> Destination {
     let (weight, draining_until) = match weight {
         Weight::Of(weight) => (weight, None),
         Weight::Draining(until) => (0, Some(UNIX_EPOCH + Duration::from_secs(until.into()))),
     };
-    let Connections { active, inactive } = carried;
+    let Connections { active, inactive } = connections.copied().unwrap_or_default();
     Destination { address, weight, active, inactive, draining_until }
 }

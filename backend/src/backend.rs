@@ -1,9 +1,10 @@
-//! The trait that every backend implements: make the kernel equal to a state.
+//! The traits that every backend implements: make the kernel equal to a state, and compute what that would write.
 
-use std::{future::Future, time::Duration};
+use std::{fmt, future::Future, time::Duration};
 
 use anyhow::Result;
-use proto::model::ServicePortFailure;
+use proto::model::{ServicePortFailure, ServicePortKey};
+use serde::Serialize;
 
 use crate::{Changes, NodeState};
 
@@ -80,4 +81,78 @@ pub struct SyncReport {
     pub failures: Vec<ServicePortFailure>,
     /// The time spent waiting for locks that other processes held.
     pub lock_wait: Duration,
+}
+
+/// A backend that computes what it would write, and writes nothing.
+pub trait Preview: Send + 'static {
+    /// The name of the backend, as in [`Backend::NAME`].
+    const NAME: &'static str;
+
+    /// Compares `state` with what the kernel contains.
+    ///
+    /// # Errors
+    /// When the kernel could not be read.
+    fn preview(&mut self, state: &NodeState) -> impl Future<Output = Result<PreviewReport>> + Send;
+
+    /// Returns when the kernel may have changed since the last preview, like [`Backend::drifted`].
+    fn drifted(&mut self) -> impl Future<Output = Drift> + Send;
+}
+
+/// How the kernel differs from a state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PreviewReport {
+    /// What a reconcile would write; empty when the kernel is as desired.
+    pub differences: Vec<Difference>,
+    /// The service ports that could not be programmed.
+    pub failures: Vec<ServicePortFailure>,
+}
+
+/// One object that a reconcile would write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// What a reconcile would do to the object.
+    pub kind: DifferenceKind,
+    /// The kernel subsystem or the program that shows the object: `table ip fairlead`, `ipset`.
+    pub subsystem: String,
+    /// The object.
+    pub object: String,
+    /// The service port that the object belongs to, if it belongs to exactly one.
+    pub service_port: Option<ServicePortKey>,
+}
+
+/// What a reconcile would do to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DifferenceKind {
+    /// Add it.
+    Add,
+    /// Change it.
+    Change,
+    /// Remove it.
+    Remove,
+}
+
+impl Difference {
+    /// An object that belongs to no single service port.
+    #[must_use]
+    pub fn new(kind: DifferenceKind, subsystem: impl Into<String>, object: impl Into<String>) -> Self {
+        Self { kind, subsystem: subsystem.into(), object: object.into(), service_port: None }
+    }
+
+    /// Assigns the object to a service port.
+    #[must_use]
+    pub fn of(self, service_port: Option<&ServicePortKey>) -> Self {
+        Self { service_port: service_port.cloned(), ..self }
+    }
+}
+
+impl fmt::Display for DifferenceKind {
+    /// The marks of `diff`: `+`, `~`, `-`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Add => "+",
+            Self::Change => "~",
+            Self::Remove => "-",
+        })
+    }
 }

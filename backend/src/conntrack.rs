@@ -24,7 +24,10 @@ pub(crate) use cleaner::ConntrackCleaner;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use cleaner::clean_up;
 
-use crate::{NodeState, ServicePortState};
+use crate::{
+    NodeState, ServicePortState,
+    dataplane::{Vip, vips},
+};
 
 /// Whether stale UDP flows are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +42,7 @@ pub enum ConntrackCleanup {
 /// The VIPs of all UDP service ports in one family.
 #[derive(Debug, Default)]
 pub(crate) struct UdpVips {
-    /// Cluster IPs, external IPs and load-balancer IPs, each with its port.
-    vips: HashMap<SocketAddr, AllowedEndpoints>,
-    node_ports: HashMap<u16, AllowedEndpoints>,
+    vips: HashMap<Vip, AllowedEndpoints>,
     /// The addresses that serve node ports: those of the Node object and of the node's interfaces.
     addresses: HashSet<IpAddr>,
 }
@@ -68,15 +69,16 @@ impl UdpVips {
 
     /// Whether there are no VIPs, so no flow can be stale.
     pub(crate) fn is_empty(&self) -> bool {
-        self.vips.is_empty() && self.node_ports.is_empty()
+        self.vips.is_empty()
     }
 
     /// Whether the flow goes to one of these VIPs and its replies come from none of its endpoints. This includes flows
     /// that are not translated because they are older than the VIP, and all flows of a service port without endpoints.
     pub(crate) fn is_stale(&self, flow: &UdpFlow) -> bool {
-        let to = flow.original.destination;
-        let node_port = || self.node_ports.get(&to.port()).filter(|_| self.addresses.contains(&to.ip()));
-        let allowed = self.vips.get(&to).or_else(node_port);
+        let (address, port) = (flow.original.destination.ip(), flow.original.destination.port());
+        let vip = self.vips.get(&Vip::AddressPort { address, port, protocol: Protocol::Udp });
+        let node_port = || self.vips.get(&Vip::NodePort { port, protocol: Protocol::Udp });
+        let allowed = vip.or_else(|| node_port().filter(|_| self.addresses.contains(&address)));
         allowed.is_some_and(|allowed| allowed.binary_search(&flow.reply.source).is_err())
     }
 
@@ -88,14 +90,11 @@ impl UdpVips {
     fn add(&mut self, service: &ServicePortState, family: IpFamily) {
         let port = &service.port;
         let endpoints = allowed(service, family);
-        let external = port.external_ips.iter().chain(&port.load_balancer_ips);
-        let external = external.filter(|address| IpFamily::of(address) == family);
-        for address in port.cluster_ips[family].iter().chain(external) {
-            let vip = SocketAddr::new(*address, port.port.get());
+        let vips = vips(port, family).into_iter().map(|(vip, _)| vip);
+        // Also in a family without a cluster IP, in which flows may be left.
+        let node_port = port.node_port.map(|port| Vip::NodePort { port: port.get(), protocol: Protocol::Udp });
+        for vip in vips.chain(node_port) {
             self.vips.entry(vip).or_insert_with(|| endpoints.clone());
-        }
-        if let Some(node_port) = port.node_port {
-            self.node_ports.entry(node_port.get()).or_insert(endpoints);
         }
     }
 }

@@ -12,7 +12,6 @@
 //! A port that cannot be opened, or belongs to another Service, is a failure like those of the backend: each ack
 //! reports it while it lasts. A listener reads the checks at each request, so only changes of ports involve it.
 
-mod answer;
 mod checks;
 mod servers;
 

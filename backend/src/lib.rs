@@ -22,7 +22,6 @@ mod health;
 mod metrics;
 mod observe;
 mod pending;
-mod preview;
 mod progress;
 mod replica;
 mod runner;
@@ -36,12 +35,11 @@ mod sysctl;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use backend::{Backend, Drift, InstalledObject, SyncReport};
+pub use backend::{Backend, Difference, DifferenceKind, Drift, InstalledObject, Preview, PreviewReport, SyncReport};
 pub use client::{Credentials, Discover, FrontendAddress, Grpc, GrpcOptions};
 pub use conntrack::ConntrackCleanup;
 pub use metrics::NoLocalEndpoints;
 pub use observe::{Observer, ObserverPages};
-pub use preview::{Difference, DifferenceKind, Preview, PreviewReport};
 pub use progress::{ChangeCounts, Progress};
 pub use runner::{RunMode, Runner, RunnerOptions};
 pub use stage::{CommitResult, Loss, LossLimit, RejectedOperation, Stage};

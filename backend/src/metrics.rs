@@ -31,15 +31,6 @@ pub(crate) use registry::registry;
 /// One label with its value.
 type Label = [(&'static str, &'static str); 1];
 
-/// The health probes that are counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HealthProbe {
-    /// `/healthz`
-    Healthz,
-    /// `/livez`
-    Livez,
-}
-
 /// The metrics that are updated as events happen.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -55,8 +46,8 @@ pub(crate) struct Metrics {
     pub(crate) repairs: Counter,
     conntrack_cleanups: Labelled<Label, Histogram>,
     deleted_flows: Labelled<Label, Counter>,
-    healthz: Labelled<Label, Counter>,
-    livez: Labelled<Label, Counter>,
+    pub(crate) healthz: Labelled<Label, Counter>,
+    pub(crate) livez: Labelled<Label, Counter>,
 }
 
 impl Default for Metrics {
@@ -125,12 +116,8 @@ impl Metrics {
     }
 
     /// A health probe was answered.
-    pub(crate) fn answered(&self, probe: HealthProbe, healthy: bool) {
-        let counters = match probe {
-            HealthProbe::Healthz => &self.healthz,
-            HealthProbe::Livez => &self.livez,
-        };
-        counters.get_or_create(&code_label(healthy)).inc();
+    pub(crate) fn answered(responses: &Labelled<Label, Counter>, healthy: bool) {
+        responses.get_or_create(&code_label(healthy)).inc();
     }
 }
 

@@ -6,19 +6,24 @@
 //! ```
 
 mod health;
-mod pages;
 mod status;
 #[cfg(test)]
 mod tests;
 
 use std::{sync::Arc, time::SystemTime};
 
+use hyper::{Method, Request, Response, StatusCode, header::ACCEPT};
 use jiff::Timestamp;
+use runtime::{
+    http::{JSON, TEXT, response},
+    metrics::{self, Registry},
+};
 use tokio::sync::watch;
 
-use crate::{Progress, metrics::Metrics};
-
-pub use pages::ObserverPages;
+use crate::{
+    Progress,
+    metrics::{Metrics, registry},
+};
 
 /// Serves the health and the progress of a backend process. Clones share them.
 #[derive(Clone, Debug)]
@@ -37,6 +42,53 @@ pub(crate) struct BackendIdentity {
     pub(crate) backend: &'static str,
     pub(crate) version: String,
     pub(crate) started: SystemTime,
+}
+
+/// The pages of the metrics address: those that kube-proxy has there.
+#[derive(Debug)]
+pub struct ObserverPages {
+    observer: Observer,
+    /// The effective configuration, as JSON.
+    config: String,
+    registries: Vec<Registry>,
+}
+
+impl ObserverPages {
+    /// `config`: the effective configuration, as JSON. `others`: the metrics of other parts of the process.
+    #[must_use]
+    pub fn new(observer: Observer, config: String, others: impl IntoIterator<Item = Registry>) -> Self {
+        let own = registry(&observer.metrics, &observer.identity, &observer.progress);
+        Self { observer, config, registries: [own].into_iter().chain(others).collect() }
+    }
+
+    /// Answers one request.
+    #[must_use]
+    pub fn answer<B>(&self, request: &Request<B>) -> Response<String> {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET only\n".to_owned());
+        }
+        match request.uri().path() {
+            "/metrics" => metrics::scrape(&self.registries),
+            "/proxyMode" => response(StatusCode::OK, TEXT, self.observer.identity.backend.to_owned()),
+            // Only shows that the process answers, as in kube-proxy; the health is served at its own address.
+            "/healthz" => response(StatusCode::OK, TEXT, "ok".to_owned()),
+            "/statusz" if wants_json(request) => response(StatusCode::OK, JSON, self.observer.status().to_json()),
+            "/statusz" => response(StatusCode::OK, TEXT, self.observer.status().to_string()),
+            "/configz" => response(StatusCode::OK, JSON, self.config.clone()),
+            _ => {
+                let paths =
+                    "not found; the pages are /metrics, /proxyMode, /healthz, /statusz and /configz\n".to_owned();
+                response(StatusCode::NOT_FOUND, TEXT, paths)
+            }
+        }
+    }
+}
+
+/// By the header `Accept`, or by `?format=json`.
+fn wants_json<B>(request: &Request<B>) -> bool {
+    let accepted = request.headers().get(ACCEPT).and_then(|accepted| accepted.to_str().ok());
+    accepted.is_some_and(|accepted| accepted.contains("application/json"))
+        || request.uri().query() == Some("format=json")
 }
 
 /// A time in the format of Kubernetes.

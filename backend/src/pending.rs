@@ -31,7 +31,8 @@ pub(crate) struct Pending {
     retry_at: Option<Instant>,
     backoff: Backoff,
     drifts: Drifts,
-    repair: Repair,
+    /// Whether the next reconcile follows drift.
+    repair_due: bool,
     /// The service ports that the last successful sync could not program.
     failures: Vec<ServicePortFailure>,
     /// The health-check node ports that are not served.
@@ -49,13 +50,6 @@ enum SyncState {
     Unknown,
     /// The kernel contains everything except `changes` and `failures`.
     Applied,
-}
-
-/// Whether the next reconcile follows drift.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Repair {
-    None,
-    Due,
 }
 
 /// The method of the backend to call.
@@ -82,7 +76,7 @@ impl Pending {
             retry_at: None,
             backoff: Backoff::new(retry_delay.0, retry_delay.1),
             drifts: Drifts::default(),
-            repair: Repair::None,
+            repair_due: false,
             failures: Vec::new(),
             health_check_failures: Vec::new(),
             triggers: Vec::new(),
@@ -129,7 +123,7 @@ impl Pending {
         let delay = self.drifts.record(drift);
         let repair_at = Instant::now() + delay;
         self.sync_state = SyncState::Unknown;
-        self.repair = Repair::Due;
+        self.repair_due = true;
         self.retry_at = Some(self.retry_at.map_or(repair_at, |retry_at| retry_at.min(repair_at)));
         delay
     }
@@ -141,7 +135,7 @@ impl Pending {
 
     /// Whether this work, which has succeeded, was the first reconcile after drift.
     pub(crate) fn repaired(&mut self, work: &Work) -> bool {
-        *work == Work::Reconcile && std::mem::replace(&mut self.repair, Repair::None) == Repair::Due
+        *work == Work::Reconcile && std::mem::take(&mut self.repair_due)
     }
 
     /// The session has ended, and its acks are void.

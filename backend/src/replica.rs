@@ -1,4 +1,4 @@
-//! The node's side of the protocol, without IO: what each message does to the state, and what to answer.
+//! The node's side of the protocol: what each message does to the state and to its file, and what to answer.
 //!
 //! ```text
 //!   Welcome ──▶ where the stream starts: at the committed revision (resume), or anywhere (repair, snapshot)
@@ -6,7 +6,7 @@
 //!   Bookmark, DigestRequest ──▶ an answer
 //! ```
 
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use proto::{
     digest::{BUCKETS, Digest},
@@ -26,6 +26,9 @@ use crate::{
 /// The node's replica of what the frontend decided for it.
 #[derive(Debug)]
 pub(crate) struct Replica {
+    identity: Arc<BackendIdentity>,
+    /// The file that stores the state.
+    store: Option<Store>,
     state: NodeState,
     stage: Stage,
     /// The revision of `state`, once anything has been committed.
@@ -35,7 +38,8 @@ pub(crate) struct Replica {
     session: Option<SessionPosition>,
     limit: LossLimit,
     role: Role,
-    trust: Trust,
+    /// A commit was rejected because of the limit. The next one is a snapshot, from any frontend, and is accepted.
+    snapshot_pending: bool,
     pub(crate) counters: ProtocolCounters,
 }
 
@@ -56,14 +60,6 @@ struct SessionPosition {
     epoch: Epoch,
     /// The base that the next batch must have; `None` before the first commit of a repair or snapshot.
     base: Option<Revision>,
-}
-
-/// Whether a commit may exceed the loss limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trust {
-    Limited,
-    /// A commit was rejected because of the limit. The next one is a snapshot, from any frontend, and is accepted.
-    SnapshotPending,
 }
 
 /// What follows from a message.
@@ -107,18 +103,25 @@ pub(crate) enum Violation {
 
 impl Replica {
     /// Starts with the stored state, if there is one.
-    pub(crate) fn new(node: &str, stored: Option<StoredState>, limit: LossLimit, run_mode: RunMode) -> Self {
+    pub(crate) fn new(
+        identity: Arc<BackendIdentity>,
+        (store, stored): (Option<Store>, Option<StoredState>),
+        limit: LossLimit,
+        run_mode: RunMode,
+    ) -> Self {
         let (state, committed, source_version) = match stored {
             Some(StoredState { state, epoch, revision, source_version }) => {
                 (state, Some((epoch, revision)), source_version)
             }
-            None => (NodeState::new(NodeInfo::unknown(node)), None, SourceVersion::default()),
+            None => (NodeState::new(NodeInfo::unknown(identity.node.clone())), None, SourceVersion::default()),
         };
         let role = match run_mode {
             RunMode::Program => Role::Backend,
             RunMode::Shadow => Role::Shadow,
         };
         Self {
+            identity,
+            store,
             state,
             stage: Stage::default(),
             committed,
@@ -126,7 +129,7 @@ impl Replica {
             session: None,
             limit,
             role,
-            trust: Trust::Limited,
+            snapshot_pending: false,
             counters: ProtocolCounters::default(),
         }
     }
@@ -142,11 +145,11 @@ impl Replica {
     }
 
     /// The first message of the next session. After a rejected loss it claims no state, so a snapshot follows.
-    pub(crate) fn hello(&self, identity: &BackendIdentity) -> Hello {
-        let BackendIdentity { backend, version, started, .. } = identity;
-        let resume = self.committed.filter(|_| self.trust == Trust::Limited);
+    pub(crate) fn hello(&self) -> Hello {
+        let BackendIdentity { node, backend, version, started } = &*self.identity;
+        let resume = self.committed.filter(|_| !self.snapshot_pending);
         Hello {
-            node: self.state.node().name.clone(),
+            node: node.clone(),
             role: self.role,
             backend: (*backend).to_owned(),
             backend_version: version.clone(),
@@ -158,22 +161,25 @@ impl Replica {
     }
 
     /// The session has ended. Uncommitted batches are discarded.
-    pub(crate) fn lost(&mut self, store: Option<&mut Store>) {
+    pub(crate) fn lost(&mut self) {
         self.session = None;
-        self.discard(store);
+        self.discard();
     }
 
-    /// Handles a message. Batches and commits are recorded in `store` too.
-    pub(crate) fn handle(
-        &mut self,
-        received: ReceivedMessage,
-        store: Option<&mut Store>,
-    ) -> Result<Reaction, Violation> {
+    /// Writes the committed state to its file.
+    pub(crate) fn flush(&mut self) {
+        if let (Some(store), Some((epoch, revision))) = (&mut self.store, self.committed) {
+            store.flush(&self.state, epoch, revision);
+        }
+    }
+
+    /// Handles a message. Batches and commits are recorded in the store too.
+    pub(crate) fn handle(&mut self, received: ReceivedMessage) -> Result<Reaction, Violation> {
         match (&received.message, self.session) {
-            (ServerMessage::Welcome(welcome), None) => self.welcome(*welcome, store).map(|()| Reaction::None),
+            (ServerMessage::Welcome(welcome), None) => self.welcome(*welcome).map(|()| Reaction::None),
             (ServerMessage::Welcome(_), Some(_)) => Err(Violation::SecondWelcome),
             (_, None) => Err(Violation::NoWelcome),
-            (ServerMessage::Batch(_), Some(position)) => self.batch(received, position, store),
+            (ServerMessage::Batch(_), Some(position)) => self.batch(received, position),
             (ServerMessage::Bookmark(revision, digest), Some(position)) => self.bookmark(*revision, *digest, position),
             (ServerMessage::DigestRequest, Some(_)) => Ok(Reaction::Reply(self.digests())),
             // The stream follower handles it.
@@ -181,11 +187,7 @@ impl Replica {
         }
     }
 
-    fn welcome(
-        &mut self,
-        Welcome { epoch, mode, source_version }: Welcome,
-        store: Option<&mut Store>,
-    ) -> Result<(), Violation> {
+    fn welcome(&mut self, Welcome { epoch, mode, source_version }: Welcome) -> Result<(), Violation> {
         if is_older(source_version, self.source_version) {
             let committed = self.source_version;
             warn!(%source_version, %committed, "the frontend has an older version of the cluster than this node");
@@ -195,7 +197,7 @@ impl Replica {
             (SyncMode::Resume, _) => return Err(Violation::NothingToResume(epoch)),
             (SyncMode::Repair, _) => None,
             (SyncMode::Snapshot, _) => {
-                self.stage_reset(store);
+                self.stage_reset();
                 None
             }
         };
@@ -205,11 +207,11 @@ impl Replica {
     }
 
     /// Removes everything that the snapshot does not contain.
-    fn stage_reset(&mut self, store: Option<&mut Store>) {
+    fn stage_reset(&mut self) {
         let mut operations: Vec<_> = (0..=u8::MAX).take(BUCKETS).map(Operation::ResetBucket).collect();
         operations.push(Operation::PutNode(NodeInfo::unknown(self.state.node().name.clone())));
         operations.push(Operation::PutCluster(ClusterInfo::default()));
-        if let Some(store) = store {
+        if let Some(store) = &mut self.store {
             store.stage_operations(operations.clone());
         }
         self.stage.extend(operations);
@@ -219,9 +221,8 @@ impl Replica {
         &mut self,
         received: ReceivedMessage,
         SessionPosition { epoch, base: expected }: SessionPosition,
-        mut store: Option<&mut Store>,
     ) -> Result<Reaction, Violation> {
-        if let Some(store) = &mut store {
+        if let Some(store) = &mut self.store {
             store.stage(&received);
         }
         let ServerMessage::Batch(batch) = received.message else { return Ok(Reaction::None) };
@@ -239,19 +240,17 @@ impl Replica {
             return Ok(Reaction::None);
         }
         let counts = ChangeCounts::of(self.stage.operations());
-        let limit = match (self.committed, self.trust) {
-            (Some(_), Trust::Limited) => self.limit,
-            (None, _) | (_, Trust::SnapshotPending) => LossLimit::NONE,
-        };
+        let is_limited = self.committed.is_some() && !self.snapshot_pending;
+        let limit = if is_limited { self.limit } else { LossLimit::NONE };
         let CommitResult { changes, rejected } = match self.stage.commit_within(&mut self.state, limit) {
             Ok(committed) => committed,
             Err(loss) => {
-                self.discard(store);
-                self.trust = Trust::SnapshotPending;
+                self.discard();
+                self.snapshot_pending = true;
                 return Ok(Reaction::LossRejected(target, loss));
             }
         };
-        self.trust = Trust::Limited;
+        self.snapshot_pending = false;
         if is_older(source_version, self.source_version) {
             let committed = self.source_version;
             warn!(revision = %target, %source_version, %committed, "rolled back to an older version of the cluster");
@@ -265,7 +264,7 @@ impl Replica {
             warn!(revision = %target, count = rejected.len(), %first, "operations rejected");
             self.counters.rejected_operations += rejected.len() as u64;
         }
-        if let Some(store) = store {
+        if let Some(store) = &mut self.store {
             store.commit(epoch, self.source_version);
         }
         self.advance(epoch, target);
@@ -298,9 +297,9 @@ impl Replica {
         Ok(Reaction::Commit(revision, self.total(), Changes::default(), CommitOrigin::default()))
     }
 
-    fn discard(&mut self, store: Option<&mut Store>) {
+    fn discard(&mut self) {
         self.stage.clear();
-        if let Some(store) = store {
+        if let Some(store) = &mut self.store {
             store.discard();
         }
     }

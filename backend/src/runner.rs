@@ -19,7 +19,7 @@ use crate::{
     pending::Pending,
     replica::Replica,
     stream::StreamFollower,
-    sync::{Reporter, SyncLoop, Upstream},
+    sync::{Reporter, SyncLoop},
 };
 
 /// The options of a [`Runner`].
@@ -131,7 +131,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         let Self { options, backend, connect, identity, progress, metrics, ready } = self;
         let RunnerOptions { node, state_file, stream, retry_delay, max_loss, conntrack, run_mode, .. } = options;
         let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
-        let replica = Replica::new(&node, stored.flatten(), max_loss, run_mode);
+        let replica = Replica::new(identity, (store, stored.flatten()), max_loss, run_mode);
         progress.send_modify(|progress| {
             progress.committed = replica.committed();
             progress.eligible = replica.state().node().eligible;
@@ -145,7 +145,8 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         }
         let sync_loop = SyncLoop {
             backend,
-            upstream: Upstream { stream: StreamFollower::new(connect, stream), replica, store, identity },
+            stream: StreamFollower::new(connect, stream),
+            replica,
             pending: Pending::new(retry_delay),
             conntrack: ConntrackCleaner::new(conntrack, metrics.clone()),
             health,

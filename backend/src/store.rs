@@ -6,7 +6,6 @@
 //! file is rewritten. No failure of the file stops the backend.
 
 mod frame;
-mod load;
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -28,7 +27,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::NodeState;
-use load::{Loaded, load};
+use frame::{Loaded, load};
 
 /// The default path of the state file.
 pub const DEFAULT_STATE_FILE: &str = "/var/lib/fairlead/state";
@@ -40,7 +39,7 @@ const MIN_APPENDED_BYTES: u64 = 1 << 20;
 const RETRY: Duration = Duration::from_secs(60);
 
 /// Writes the state file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Store {
     path: PathBuf,
     file: StateFile,
@@ -68,9 +67,10 @@ pub struct StoredState {
     pub source_version: SourceVersion,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum StateFile {
     /// There is no file to append to.
+    #[default]
     Absent,
     /// Writing failed at that time.
     Failed(Instant),
@@ -102,15 +102,7 @@ impl Store {
     /// node is logged and will be replaced.
     #[must_use]
     pub fn open(path: impl Into<PathBuf>, node: &str) -> (Self, Option<StoredState>) {
-        let mut store = Self {
-            path: path.into(),
-            file: StateFile::Absent,
-            uncommitted: Vec::new(),
-            unwritten: Vec::new(),
-            written: None,
-            source_version: SourceVersion::default(),
-            write_failures: Repeated::default(),
-        };
+        let mut store = Self { path: path.into(), ..Self::default() };
         let path = store.path.display();
         let loaded = match fs::read(&store.path) {
             Ok(bytes) => load(node, bytes),
@@ -174,9 +166,7 @@ impl Store {
             return;
         }
         let result = match &mut self.file {
-            StateFile::Failed(when) if when.elapsed() < RETRY => {
-                return;
-            }
+            StateFile::Failed(when) if when.elapsed() < RETRY => return,
             StateFile::Open { snapshot_bytes, appended_bytes, .. }
                 if *appended_bytes <= MIN_APPENDED_BYTES.max(*snapshot_bytes) =>
             {

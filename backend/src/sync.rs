@@ -4,14 +4,13 @@
 //!   stored state ──▶ reconcile
 //!                        │
 //!        ┌───────────────▼───────────────────────────────────────────────────┐
-//!        │ event ──▶ upstream ──▶ pending ──▶ apply | reconcile ──▶ acks     │──▶ until shutdown
+//!        │ event ──▶ replica  ──▶ pending ──▶ apply | reconcile ──▶ acks     │──▶ until shutdown
 //!        │   ▲                                     │ stale UDP flows         │
 //!        │   └──────── backlog of events ◀─────────┘ received meanwhile      │
 //!        └───────────────────────────────────────────────────────────────────┘
 //! ```
 
 mod reporter;
-mod upstream;
 
 use std::{
     collections::VecDeque,
@@ -36,11 +35,10 @@ use crate::{
     conntrack::ConntrackCleaner,
     health::HealthChecks,
     pending::{Pending, Work},
-    replica::Reaction,
-    stream::{IdleTimeout, StreamEvent},
+    replica::{Reaction, Replica},
+    stream::{IdleTimeout, StreamEvent, StreamFollower},
 };
 pub(crate) use reporter::Reporter;
-pub(crate) use upstream::Upstream;
 
 /// The most events that are received while the backend works. Beyond that the stream's flow control stops the frontend.
 const MAX_BACKLOG: usize = 32;
@@ -51,7 +49,8 @@ pub(crate) const MAX_IDLE: Duration = Duration::from_secs(10);
 /// The loop with everything that it calls.
 pub(crate) struct SyncLoop<B, C> {
     pub(crate) backend: B,
-    pub(crate) upstream: Upstream<C>,
+    pub(crate) stream: StreamFollower<C>,
+    pub(crate) replica: Replica,
     pub(crate) pending: Pending,
     pub(crate) conntrack: ConntrackCleaner,
     pub(crate) health: HealthChecks,
@@ -61,17 +60,10 @@ pub(crate) struct SyncLoop<B, C> {
 /// The events received while the backend was working.
 type Backlog = VecDeque<(Instant, StreamEvent)>;
 
-/// A finished call of the backend.
-struct FinishedSync {
-    result: Result<SyncReport>,
-    took: Duration,
-    at: SystemTime,
-}
-
 impl<B: Backend, C: Connect> SyncLoop<B, C> {
     /// Follows the frontend until `shutdown`. The kernel is left as it is then.
     pub(crate) async fn run(mut self, mut shutdown: Shutdown) {
-        if self.upstream.replica.committed().is_some() {
+        if self.replica.committed().is_some() {
             self.pending.restored();
         }
         while !shutdown.is_triggered() {
@@ -79,15 +71,16 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
             if let Some(work) = self.pending.begin() {
                 let backlog = self.program(work).await;
                 self.send_acks();
-                self.catch_up(backlog);
+                // The rest of an ended session is void.
+                let _ = backlog.into_iter().try_for_each(|(received, event)| self.handle(received, event));
                 continue;
             }
             self.send_acks();
             let retry_at = self.pending.retry_at();
-            let Self { backend, upstream, pending, health, reporter, .. } = &mut self;
+            let Self { backend, stream, replica, pending, health, reporter, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
-                event = upstream.next(pending.idle_timeout()) => {
+                event = stream.next(pending.idle_timeout(), || replica.hello()) => {
                     // If the session was ended, the next iteration begins another one.
                     let _ = self.handle(Instant::now(), event);
                 }
@@ -105,7 +98,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 }
             }
         }
-        self.upstream.flush();
+        self.replica.flush();
         info!("stopped, the kernel is left as it is");
     }
 
@@ -114,20 +107,21 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     async fn program(&mut self, work: Work) -> Backlog {
         let begun = Instant::now();
         self.reporter.progress.send_modify(|progress| progress.pending_since = progress.pending_since.or(Some(begun)));
-        let Self { backend, upstream, conntrack, .. } = self;
-        let (state, mut stream) = upstream.split();
+        let Self { backend, stream, replica, conntrack, .. } = self;
+        let replica = &*replica;
+        let state = replica.state();
         let mut backlog = Backlog::new();
-        let finished = {
+        let (result, took, at) = {
             let call = async {
                 let result = match &work {
                     Work::Reconcile => backend.reconcile(state).await.context("reconcile"),
                     Work::Apply(changes) => backend.apply(state, changes).await.context("apply"),
                 };
-                let finished = FinishedSync { result, took: begun.elapsed(), at: SystemTime::now() };
-                if let Ok(SyncReport { failures, .. }) = &finished.result {
+                let (took, at) = (begun.elapsed(), SystemTime::now());
+                if let Ok(SyncReport { failures, .. }) = &result {
                     conntrack.clean_up(&work, state, failures).await;
                 }
-                finished
+                (result, took, at)
             };
             pin!(call);
             let mut receive = true;
@@ -135,22 +129,23 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 tokio::select! {
                     biased;
                     finished = &mut call => break finished,
-                    event = stream.next(IdleTimeout::Suspended), if receive => {
+                    event = stream.next(IdleTimeout::Suspended, || replica.hello()), if receive => {
                         receive = !matches!(event, StreamEvent::Lost) && backlog.len() + 1 < MAX_BACKLOG;
                         backlog.push_back((Instant::now(), event));
                     }
                 }
             }
         };
-        self.finish(&work, finished);
+        self.finish(&work, result, took, at);
         backlog
     }
 
-    fn finish(&mut self, work: &Work, FinishedSync { result, took, at }: FinishedSync) {
-        let Self { upstream, pending, conntrack, health, reporter, .. } = self;
+    /// Records the result of a call of the backend that ended at this time.
+    fn finish(&mut self, work: &Work, result: Result<SyncReport>, took: Duration, at: SystemTime) {
+        let Self { replica, pending, conntrack, health, reporter, .. } = self;
         match result {
             Ok(report) => {
-                health.publish(upstream.replica.state(), work);
+                health.publish(replica.state(), work);
                 if pending.repaired(work) && report.writes > 0 {
                     reporter.metrics.repairs.inc();
                 }
@@ -158,20 +153,11 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 if pending.succeeded(report.failures.clone()) {
                     reporter::log_failures(&report.failures);
                 }
-                reporter.succeeded(B::NAME, work, upstream, (report.writes, report.lock_wait), (took, at));
+                reporter.succeeded(B::NAME, work, replica, (report.writes, report.lock_wait), (took, at));
                 reporter.failures(pending);
                 reporter.conntrack(conntrack);
             }
             Err(error) => reporter.failed(B::NAME, work, &error, pending.failed()),
-        }
-    }
-
-    /// Handles what was received while the backend worked. The rest of an ended session is void.
-    fn catch_up(&mut self, backlog: Backlog) {
-        for (received, event) in backlog {
-            if self.handle(received, event).is_break() {
-                return;
-            }
         }
     }
 
@@ -189,20 +175,20 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         if let ServerMessage::Welcome(welcome) = &received.message {
             self.reporter.metrics.session(welcome.mode);
         }
-        let reaction = self.upstream.handle(received);
-        self.reporter.received(at, &self.upstream);
+        let reaction = self.replica.handle(received);
+        self.reporter.received(at, &self.replica);
         match reaction {
             Ok(Reaction::None) => {}
-            Ok(Reaction::Reply(reply)) => self.upstream.stream.reply(reply),
+            Ok(Reaction::Reply(reply)) => self.stream.reply(reply),
             Ok(Reaction::Commit(revision, digest, changes, origin)) => {
                 if let Some(trigger) = origin.trigger.filter(|_| !changes.is_empty()) {
                     self.pending.triggered(trigger);
                 }
-                self.reporter.committed(self.upstream.replica.state(), &changes, origin.counts, at);
+                self.reporter.committed(self.replica.state(), &changes, origin.counts, at);
                 self.pending.commit(revision, digest, changes, at);
             }
             Ok(Reaction::LossRejected(revision, loss)) => {
-                let snapshot_in = self.upstream.stream.end_session_after_loss();
+                let snapshot_in = self.stream.end_session_after_loss();
                 error!(
                     %revision, snapshot_in_ms = snapshot_in.as_millis(),
                     "rejected a commit that exceeds --max-loss: {loss}; the kernel is unchanged, and the next snapshot \
@@ -214,7 +200,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
             }
             Err(violation) => {
                 warn!(%violation, "the frontend violated the protocol");
-                self.upstream.stream.end_session("protocol violation");
+                self.stream.end_session("protocol violation");
                 self.lost();
                 return ControlFlow::Break(());
             }
@@ -223,7 +209,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     }
 
     fn lost(&mut self) {
-        self.upstream.lost();
+        self.replica.lost();
         self.pending.lost();
         self.connected(false);
     }
@@ -238,13 +224,13 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         let acks = self.pending.acks();
         if !acks.is_empty() {
             // Also without a call of the backend: a commit or bookmark that changes nothing is programmed at once.
-            let committed = self.upstream.replica.committed();
+            let committed = self.replica.committed();
             self.reporter.progress.send_modify(|progress| progress.programmed = committed);
         }
         for ack in acks {
-            self.upstream.stream.reply(ClientMessage::Ack(ack));
+            self.stream.reply(ClientMessage::Ack(ack));
         }
-        self.upstream.flush();
+        self.replica.flush();
     }
 }
 

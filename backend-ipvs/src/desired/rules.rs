@@ -16,7 +16,7 @@
 use backend::dataplane::{DataplaneOptions, Masquerade, NodePortAddresses, PodMatch, cidrs_of_family};
 use ipnet::IpNet;
 use iptables::{ChainSpec, Hook, Table};
-use proto::model::{ClusterInfo, IpFamily, NodeInfo};
+use proto::model::{ClusterInfo, IpFamily, NodeInfo, PerFamily};
 
 use crate::{
     mark::{Mark, Variant},
@@ -117,10 +117,7 @@ impl Writer<'_> {
     }
 
     fn node_ports(&self) -> Vec<String> {
-        let loopback = match self.family {
-            IpFamily::V4 => "127.0.0.0/8",
-            IpFamily::V6 => "::1/128",
-        };
+        let loopback = PerFamily { v4: "127.0.0.0/8", v6: "::1/128" }[self.family];
         let mut rules = vec![format!("-d {loopback} -j RETURN"), self.map("", SetContent::NodePorts)];
         rules.extend(self.inside(SetContent::NodePortsInside));
         rules
@@ -171,10 +168,7 @@ impl Writer<'_> {
     }
 
     fn reject(&self) -> Vec<String> {
-        let unreachable = match self.family {
-            IpFamily::V4 => "icmp-port-unreachable",
-            IpFamily::V6 => "icmp6-port-unreachable",
-        };
+        let unreachable = PerFamily { v4: "icmp-port-unreachable", v6: "icmp6-port-unreachable" }[self.family];
         vec!["-p tcp -j REJECT --reject-with tcp-reset".to_owned(), format!("-j REJECT --reject-with {unreachable}")]
     }
 

@@ -12,7 +12,7 @@ use backend::InstalledObject;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::PerFamily;
 
-use super::{Base, ConnectionCounts, Connections, Kernel, Listing, Ours, Rejected, Summary, VipEntries};
+use super::{Base, ConnectionCounts, Connections, Kernel, Listing, Ours, Rejected, Summary};
 use crate::{
     desired::Rules,
     object::{Object, Value},
@@ -110,14 +110,8 @@ impl Kernel for Fake {
 
     async fn list(&mut self, ours: Ours) -> Result<Listing> {
         let inner = self.lock();
-        let addresses = inner.objects.keys().filter_map(|object| match object {
-            Object::Address(address) => Some(*address),
-            _ => None,
-        });
-        let addresses: HashSet<IpAddr> = addresses.filter(|address| !ours.excludes(address)).collect();
-        let vip_entries = VipEntries::of(&inner.objects);
         let is_ours = |object: &Object| match object {
-            Object::Server(server) | Object::Destination(server, _) => ours.has(server, &addresses, &vip_entries),
+            Object::Server(server) | Object::Destination(server, _) => ours.has(server, &inner.objects),
             Object::Address(address) => !ours.excludes(address),
             Object::SetEntry(..) => true,
         };

@@ -19,7 +19,7 @@ use netlink::{
 use proto::model::PerFamily;
 
 use super::{
-    Base, ConnectionCounts, Connections, DEVICE, Kernel, Listing, Ours, Rejected, Summary, VipEntries,
+    Base, ConnectionCounts, Connections, DEVICE, Kernel, Listing, Ours, Rejected, Summary,
     rules::{self, Iptables},
 };
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
     mark::Mark,
     object::{Object, Value, Weight},
     plan::{Objects, Operation},
-    set::{SetContent, SetId},
+    set::SetId,
 };
 
 /// kube-proxy's device. Its addresses do not count as addresses of other devices, because it is deleted with
@@ -103,16 +103,11 @@ impl Worker {
                 objects.insert(Object::SetEntry(set, entry), value);
             }
         }
-        let mut addresses: HashSet<IpAddr> = objects.keys().filter_map(own_address).collect();
-        for address in addresses_of_device()?.into_iter().filter(|address| !ours.excludes(address)) {
-            addresses.insert(address);
-            objects.insert(Object::Address(address), Value::Plain);
-        }
-        let vip_entries = VipEntries::of(&objects);
-        for (server, scheduling) in self.ipvs()?.schedulings()? {
-            if !ours.has(&server, &addresses, &vip_entries) {
-                continue;
-            }
+        let addresses = addresses_of_device()?.into_iter().filter(|address| !ours.excludes(address));
+        objects.extend(addresses.map(|address| (Object::Address(address), Value::Plain)));
+        let mut schedulings = self.ipvs()?.schedulings()?;
+        schedulings.retain(|(server, _)| ours.has(server, &objects));
+        for (server, scheduling) in schedulings {
             for destination in self.ipvs()?.destinations(&server)? {
                 let value = Value::Weight(weight(&destination));
                 objects.insert(Object::Destination(server, destination.address), value);
@@ -208,14 +203,6 @@ fn addresses_of_device() -> Result<Vec<IpAddr>> {
     match rtnl::link(DEVICE)? {
         Some(link) => Ok(rtnl::link_addresses(&link)?),
         None => Ok(Vec::new()),
-    }
-}
-
-/// The address in an entry of the set of our addresses.
-fn own_address(object: &Object) -> Option<IpAddr> {
-    match object {
-        Object::SetEntry(SetId { content: SetContent::Addresses, .. }, entry) => entry.ip,
-        _ => None,
     }
 }
 

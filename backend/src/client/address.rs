@@ -31,17 +31,9 @@ pub(super) enum AddressSource {
     /// One address.
     Fixed(FrontendAddress),
     /// All addresses of a DNS name.
-    Dns(DnsName),
+    Dns { scheme: String, host: String, port: u16 },
     /// Discovery.
     Discovered(Arc<dyn Discover>),
-}
-
-/// A DNS name with scheme and port.
-#[derive(Clone, Debug)]
-pub(super) struct DnsName {
-    scheme: String,
-    host: String,
-    port: u16,
 }
 
 // === impl AddressSource ===
@@ -69,14 +61,19 @@ impl AddressSource {
         if host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() {
             return Ok(fixed());
         }
-        Ok(Self::Dns(DnsName { scheme: scheme.to_owned(), host: host.to_owned(), port }))
+        Ok(Self::Dns { scheme: scheme.to_owned(), host: host.to_owned(), port })
     }
 
     /// The addresses that the source provides now.
     pub(super) async fn resolve(&self) -> Result<Vec<FrontendAddress>> {
-        let found = match self {
+        let found: Vec<_> = match self {
             Self::Fixed(address) => return Ok(vec![address.clone()]),
-            Self::Dns(name) => name.resolve().await?,
+            Self::Dns { scheme, host, port } => {
+                let found = lookup_host((host.as_str(), *port)).await;
+                let found = found.with_context(|| format!("cannot resolve {host}"))?;
+                let uris = found.map(|address| format!("{scheme}://{address}"));
+                uris.map(|uri| FrontendAddress { uri, server_name: Some(host.clone()) }).collect()
+            }
             Self::Discovered(discovery) => discovery.discover().await?,
         };
         ensure!(!found.is_empty(), "found no frontends");
@@ -88,21 +85,9 @@ impl fmt::Display for AddressSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fixed(address) => f.write_str(&address.uri),
-            Self::Dns(DnsName { scheme, host, port }) => write!(f, "{scheme}://{host}:{port}"),
+            Self::Dns { scheme, host, port } => write!(f, "{scheme}://{host}:{port}"),
             Self::Discovered(discovery) => discovery.fmt(f),
         }
-    }
-}
-
-// === impl DnsName ===
-
-impl DnsName {
-    async fn resolve(&self) -> Result<Vec<FrontendAddress>> {
-        let Self { scheme, host, port } = self;
-        let addresses = lookup_host((host.as_str(), *port)).await.with_context(|| format!("cannot resolve {host}"))?;
-        let address =
-            |address| FrontendAddress { uri: format!("{scheme}://{address}"), server_name: Some(host.clone()) };
-        Ok(addresses.map(address).collect())
     }
 }
 

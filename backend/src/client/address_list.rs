@@ -144,15 +144,12 @@ impl AddressList {
 
 /// The cached addresses by source. Invalid lines are ignored.
 fn read(path: &PathBuf) -> BTreeMap<String, Vec<FrontendAddress>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) => {
-            if error.kind() != io::ErrorKind::NotFound {
-                warn!(path = %path.display(), %error, "cannot read cached frontend addresses");
-            }
-            String::new()
+    let text = fs::read_to_string(path).unwrap_or_else(|error| {
+        if error.kind() != io::ErrorKind::NotFound {
+            warn!(path = %path.display(), %error, "cannot read cached frontend addresses");
         }
-    };
+        String::new()
+    });
     let mut sources: BTreeMap<String, Vec<FrontendAddress>> = BTreeMap::new();
     for line in text.lines() {
         let mut fields = line.split('\t');

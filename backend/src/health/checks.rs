@@ -1,9 +1,10 @@
-//! The health-check node ports, their owners, and how many endpoints each reports: a function of the state, updated at
-//! a cost proportional to the Services that changed.
+//! The health-check node ports, their owners, and how many endpoints each reports: a function of the state. The counts
+//! are updated at a cost proportional to the Services that changed, the owners only when a Service claims or gives up a
+//! port.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, mem,
     num::NonZeroU16,
     sync::Arc,
 };
@@ -43,8 +44,10 @@ pub(super) struct Check<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Checks {
     services: BTreeMap<ServiceName, Claim>,
-    /// The Services that claim a port. The first in order owns it.
-    claimants: BTreeMap<CheckPort, BTreeSet<ServiceName>>,
+    /// The first Service in order that claims a port.
+    owners: BTreeMap<CheckPort, ServiceName>,
+    /// The other Services that claim it.
+    rejected: BTreeSet<RejectedClaim>,
 }
 
 /// The result of an update of the checks.
@@ -64,7 +67,7 @@ pub(super) enum ClaimChange {
 }
 
 /// A claim for a port that another Service owns.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RejectedClaim {
     pub(super) check_port: CheckPort,
     pub(super) service: ServiceName,
@@ -99,23 +102,19 @@ impl Checks {
 
     /// The answer at `port`.
     pub(super) fn get(&self, port: CheckPort) -> Option<Check<'_>> {
-        let service = self.owner(port)?;
+        let service = self.owners.get(&port)?;
         let local_endpoints = self.services.get(service)?.local_endpoints[port.family]?;
         Some(Check { service, local_endpoints })
     }
 
     /// All ports with their owners.
     pub(super) fn owners(&self) -> impl Iterator<Item = (CheckPort, &ServiceName)> {
-        self.claimants.iter().filter_map(|(port, claimants)| Some((*port, claimants.first()?)))
+        self.owners.iter().map(|(port, service)| (*port, service))
     }
 
-    /// The claims for ports that another Service owns: port, Service and owner.
-    pub(super) fn rejected_claims(&self) -> impl Iterator<Item = (CheckPort, &ServiceName, &ServiceName)> {
-        self.claimants.iter().flat_map(|(port, claimants)| {
-            let owner = claimants.first();
-            let others = claimants.iter().skip(1);
-            others.filter_map(move |other| Some((*port, other, owner?)))
-        })
+    /// The claims for ports that another Service owns.
+    pub(super) fn rejected_claims(&self) -> impl Iterator<Item = &RejectedClaim> {
+        self.rejected.iter()
     }
 
     /// The service port for which failures of a Service are reported.
@@ -123,59 +122,40 @@ impl Checks {
         self.services.get(service).map(|claim| &claim.key)
     }
 
-    fn owner(&self, port: CheckPort) -> Option<&ServiceName> {
-        self.claimants.get(&port)?.first()
-    }
-
     fn update(&mut self, state: &NodeState, names: BTreeSet<ServiceName>) -> CheckUpdate {
-        let (mut released, mut claimed) = (BTreeSet::new(), Vec::new());
         let mut claims = ClaimChange::Same;
-        for name in &names {
-            let new = Claim::of(state, name);
-            let old = self.services.get(name);
-            let new_ports = new.as_ref().map(Claim::check_ports).unwrap_or_default();
-            let old_ports = old.map(Claim::check_ports).unwrap_or_default();
-            if new_ports != old_ports || new.as_ref().map(|new| &new.key) != old.map(|old| &old.key) {
+        let identity = |claim: &Option<Claim>| claim.as_ref().map(|claim| (claim.key.clone(), claim.check_ports()));
+        for name in names {
+            let new = Claim::of(state, &name);
+            let new_identity = identity(&new);
+            let old = match new {
+                Some(new) => self.services.insert(name, new),
+                None => self.services.remove(&name),
+            };
+            if identity(&old) != new_identity {
                 claims = ClaimChange::Changed;
             }
-            released.extend(old_ports.difference(&new_ports).map(|port| (*port, name)));
-            claimed.extend(new_ports.difference(&old_ports).map(|port| (*port, name)));
-            match new {
-                Some(new) => drop(self.services.insert(name.clone(), new)),
-                None => drop(self.services.remove(name)),
-            }
         }
-        for (port, name) in released {
-            self.release(port, name);
-        }
-        // After all releases: a port may move from one Service to another in the same update.
-        let mut losers = Vec::new();
-        for (port, name) in claimed {
-            let claimants = self.claimants.entry(port).or_default();
-            losers.extend(claimants.first().filter(|first| name < *first).map(|first| (port, first.clone())));
-            claimants.insert(name.clone());
-            losers.push((port, name.clone()));
-        }
-        CheckUpdate { claims, rejected: self.rejected(losers) }
+        let rejected = if claims == ClaimChange::Changed { self.resolve() } else { Vec::new() };
+        CheckUpdate { claims, rejected }
     }
 
-    fn release(&mut self, port: CheckPort, name: &ServiceName) {
-        if let Some(claimants) = self.claimants.get_mut(&port) {
-            claimants.remove(name);
-            if claimants.is_empty() {
-                self.claimants.remove(&port);
+    /// Decides which Service owns each port. Returns the claims that were not rejected before.
+    fn resolve(&mut self) -> Vec<RejectedClaim> {
+        self.owners.clear();
+        let before = mem::take(&mut self.rejected);
+        for (service, claim) in &self.services {
+            for check_port in claim.check_ports() {
+                let owner = self.owners.entry(check_port).or_insert_with(|| service.clone());
+                if owner != service {
+                    let (service, owner) = (service.clone(), owner.clone());
+                    self.rejected.insert(RejectedClaim { check_port, service, owner });
+                }
             }
         }
-    }
-
-    /// The claims that do not own their port after the update, each once.
-    fn rejected(&self, losers: Vec<(CheckPort, ServiceName)>) -> Vec<RejectedClaim> {
-        let losers: BTreeSet<_> = losers.into_iter().collect();
-        let rejected = losers.into_iter().filter_map(|(port, service)| {
-            let owner = self.owner(port).filter(|owner| **owner != service)?.clone();
-            Some(RejectedClaim { check_port: port, service, owner })
-        });
-        rejected.collect()
+        let before: BTreeSet<_> = before.iter().map(|claim| (claim.check_port, &claim.service)).collect();
+        let is_new = |claim: &&RejectedClaim| !before.contains(&(claim.check_port, &claim.service));
+        self.rejected.iter().filter(is_new).cloned().collect()
     }
 }
 

@@ -1,5 +1,5 @@
-//! Opens and closes the listeners that the checks require. A port that cannot be opened is retried while it is
-//! required.
+//! Opens and closes the listeners that the checks require, and answers requests over HTTP/1.1. A port that cannot be
+//! opened is retried while it is required.
 
 use std::{
     collections::BTreeMap,
@@ -8,29 +8,37 @@ use std::{
     time::Duration,
 };
 
+use hyper::{
+    Response, StatusCode,
+    header::{HeaderName, HeaderValue},
+};
 use proto::model::{FailureKind, IpFamily, ServicePortFailure};
 use runtime::{
     Backoff,
     failure::{Recovery, Repeated},
+    http::{self, JSON},
     warn_if_news,
 };
+use serde::Serialize;
 use tokio::{
     net::TcpListener,
     sync::watch,
     task::JoinSet,
     time::{Instant, sleep_until},
 };
-use tracing::info;
+use tracing::{Instrument as _, info, info_span};
 
 use super::{
     HealthChecks,
-    answer::{self, CheckSources},
-    checks::{CheckPort, Checks, ServiceName},
+    checks::{Check, CheckPort, Checks, ServiceName},
 };
 use crate::Progress;
 
 /// The shortest and the longest delay before a port that cannot be opened is retried.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+
+/// The weight by which a load balancer distributes traffic among nodes: the number of endpoints.
+const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
 /// All listeners of a node.
 #[derive(Debug)]
@@ -101,7 +109,7 @@ impl HealthCheckServers {
             Some((service, port, format!("cannot be opened: {error}")))
         });
         let rejected = checks.rejected_claims();
-        let rejected = rejected.map(|(port, service, owner)| (service, port, format!("belongs to {owner}")));
+        let rejected = rejected.map(|claim| (&claim.service, claim.check_port, format!("belongs to {}", claim.owner)));
         let failures = failing.chain(rejected).filter_map(|(service, CheckPort { port, family }, why)| {
             let reason = format!("health-check node port {port} ({family}) {why}");
             let key = checks.key(service)?.clone();
@@ -122,15 +130,23 @@ impl HealthCheckServers {
             Ok(listener) => {
                 let CheckPort { port, family } = check_port;
                 info!(%service, port, %family, "opened a health-check node port");
-                if let Some(mut failing) = self.failing.remove(&check_port) {
-                    failing.recovered(check_port, service);
+                let recovery = self.failing.remove(&check_port).and_then(|mut failing| failing.repeated.recovered());
+                if let Some(Recovery { count, duration }) = recovery {
+                    let after_ms = duration.as_millis();
+                    let failures = count;
+                    info!(%service, port, %family, failures, after_ms, "health-check node port could be opened again");
                 }
                 let mut task = JoinSet::new();
-                task.spawn(answer::serve(listener, check_port, self.sources.clone()));
+                task.spawn(serve(listener, check_port, self.sources.clone()));
                 self.open.insert(check_port, task);
             }
             Err(error) => {
-                let failing = self.failing.entry(check_port).or_insert_with(FailingPort::new);
+                let failing = self.failing.entry(check_port).or_insert_with(|| FailingPort {
+                    error: String::new(),
+                    repeated: Repeated::default(),
+                    backoff: Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1),
+                    retry_at: Instant::now(),
+                });
                 failing.failed(check_port, service, error.to_string());
             }
         }
@@ -138,15 +154,6 @@ impl HealthCheckServers {
 }
 
 impl FailingPort {
-    fn new() -> Self {
-        Self {
-            error: String::new(),
-            repeated: Repeated::default(),
-            backoff: Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1),
-            retry_at: Instant::now(),
-        }
-    }
-
     /// Logs the failure and schedules the retry.
     fn failed(&mut self, CheckPort { port, family }: CheckPort, service: &ServiceName, error: String) {
         let delay = self.backoff.next_delay();
@@ -156,13 +163,6 @@ impl FailingPort {
         warn_if_news!(occurrence, %service, port, %family, error, retry_in_ms, "{text}");
         self.error = error;
     }
-
-    fn recovered(&mut self, CheckPort { port, family }: CheckPort, service: &ServiceName) {
-        if let Some(Recovery { count, duration }) = self.repeated.recovered() {
-            let after_ms = duration.as_millis();
-            info!(%service, port, %family, failures = count, after_ms, "health-check node port could be opened again");
-        }
-    }
 }
 
 /// Listens at all addresses of one family: each family has its own count of endpoints.
@@ -171,5 +171,69 @@ fn bind(CheckPort { port, family }: CheckPort) -> io::Result<TcpListener> {
         IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
         IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
     };
-    runtime::http::bind(SocketAddr::new(any, port.get()))
+    http::bind(SocketAddr::new(any, port.get()))
+}
+
+/// The sources of the answers.
+#[derive(Clone, Debug)]
+struct CheckSources {
+    checks: watch::Receiver<Checks>,
+    progress: watch::Receiver<Progress>,
+}
+
+/// The body, with the fields that kube-proxy has.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct AnswerBody<'a> {
+    service: AnswerService<'a>,
+    local_endpoints: usize,
+    service_proxy_healthy: bool,
+}
+
+#[derive(Serialize)]
+struct AnswerService<'a> {
+    namespace: &'a str,
+    name: &'a str,
+}
+
+/// Serves all connections. Dropping the future closes them.
+async fn serve(listener: TcpListener, port: CheckPort, sources: CheckSources) {
+    let span = info_span!("health checks", port = port.port, family = %port.family);
+    http::serve(listener, "health checks", move |_| sources.answer(port)).instrument(span).await;
+}
+
+// === impl CheckSources ===
+
+impl CheckSources {
+    /// 200 when the node has endpoints of the Service and the last sync succeeded.
+    fn answer(&self, port: CheckPort) -> Response<String> {
+        let healthy = self.progress.borrow().error.is_none();
+        match self.checks.borrow().get(port) {
+            Some(check) => check.to_response(healthy),
+            // The Service was removed just now, and the listener is about to be closed.
+            None => response(StatusCode::SERVICE_UNAVAILABLE, 0, String::new()),
+        }
+    }
+}
+
+// === impl Check ===
+
+impl Check<'_> {
+    fn to_response(self, healthy: bool) -> Response<String> {
+        let Self { service, local_endpoints } = self;
+        let status = if local_endpoints > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        let body = AnswerBody {
+            service: AnswerService { namespace: &service.namespace, name: &service.name },
+            local_endpoints,
+            service_proxy_healthy: healthy,
+        };
+        // Strings and numbers are always JSON.
+        response(status, local_endpoints, serde_json::to_string(&body).unwrap_or_default())
+    }
+}
+
+fn response(status: StatusCode, weight: usize, body: String) -> Response<String> {
+    let mut response = http::response(status, JSON, body);
+    response.headers_mut().insert(ENDPOINT_WEIGHT, HeaderValue::from(weight));
+    response
 }

@@ -20,7 +20,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{Observer, rfc3339};
-use crate::{Progress, metrics::HealthProbe};
+use crate::{Progress, metrics::Metrics};
 
 /// A sync that fails for this long makes the process unhealthy: twice kube-proxy's default sync period.
 pub(super) const SYNC_FAILING: Duration = Duration::from_secs(60);
@@ -73,11 +73,11 @@ impl Observer {
         match request.uri().path() {
             "/healthz" => {
                 let ok = condition.healthy() && condition.eligible;
-                self.metrics.answered(HealthProbe::Healthz, ok);
+                Metrics::answered(&self.metrics.healthz, ok);
                 answer(ok, &condition.body(condition.healthy(), Some(condition.eligible)))
             }
             "/livez" => {
-                self.metrics.answered(HealthProbe::Livez, condition.alive);
+                Metrics::answered(&self.metrics.livez, condition.alive);
                 answer(condition.alive, &condition.body(condition.alive, None))
             }
             "/readyz" if condition.programmed => response(StatusCode::OK, TEXT, "ready\n".to_owned()),

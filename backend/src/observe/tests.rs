@@ -149,7 +149,7 @@ async fn pages_have_the_content_of_kube_proxys() {
         let (key, reason) = (mk_key("default/b"), "invalid argument".to_owned());
         progress.failures = vec![ServicePortFailure { key, reason, retryable: false, kind: FailureKind::Program }];
     });
-    let pages = ObserverPages::new(backend.observer.clone(), "{}".to_owned(), [runtime::metrics::process()]);
+    let pages = ObserverPages::new(backend.observer.clone(), "{}".to_owned(), [metrics::process()]);
     let asked = |path| pages.answer(&request(path)).into_body();
     assert_eq!(asked("/proxyMode"), "nftables");
     assert_eq!(asked("/healthz"), "ok");

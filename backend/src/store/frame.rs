@@ -8,13 +8,17 @@
 //! Batches are stored as received; only a bookmark ends a commit. A Welcome marks the epoch of the revisions that
 //! follow.
 
+use anyhow::{Context as _, Result, bail, ensure};
 use bytes::{Buf as _, BufMut as _, Bytes};
 use proto::{
     digest::Digest,
     encoded::{EncodedMessage, EncodedOperation},
-    model::{Batch, Epoch, Operation, Revision, ServerMessage, SourceVersion, SyncMode, Welcome},
+    model::{Batch, Epoch, NodeInfo, Operation, Revision, ServerMessage, SourceVersion, SyncMode, Welcome},
 };
 use xxhash_rust::xxh64::xxh64;
+
+use super::StoredState;
+use crate::{NodeState, RejectedOperation, Stage};
 
 /// Length and checksum.
 const HEADER_BYTES: usize = 4 + 8;
@@ -67,8 +71,8 @@ pub(super) fn put_bookmark(frames: &mut Vec<u8>, revision: Revision, digest: Dig
     put(frames, &EncodedMessage::new(&ServerMessage::Bookmark(revision, digest)));
 }
 
-/// Takes the first frame. `None` when it is truncated or its checksum differs.
-pub(super) fn take(frames: &mut Bytes) -> Option<EncodedMessage> {
+/// Takes the first frame; `None` when it is truncated or its checksum differs.
+fn take(frames: &mut Bytes) -> Option<EncodedMessage> {
     let mut rest = frames.clone();
     if rest.len() < HEADER_BYTES {
         return None;
@@ -83,4 +87,60 @@ pub(super) fn take(frames: &mut Bytes) -> Option<EncodedMessage> {
     }
     *frames = rest;
     Some(EncodedMessage::from_bytes(message))
+}
+
+/// The content of a file.
+pub(super) struct Loaded {
+    pub(super) stored: StoredState,
+    /// The size of the snapshot at the beginning.
+    pub(super) snapshot_bytes: u64,
+    /// The size up to the last complete commit. The rest of the file is truncated.
+    pub(super) bytes: u64,
+}
+
+/// The state after the last complete commit.
+///
+/// # Errors
+/// When there is none, or the file cannot be this node's state.
+pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
+    let mut frames = Bytes::from(bytes);
+    let total = frames.len();
+    let mut state = NodeState::new(NodeInfo::unknown(node));
+    let mut stage = Stage::default();
+    let (mut epoch, mut source_version) = (None, SourceVersion::default());
+    let (mut first, mut last) = (None, None);
+    // They were rejected when they arrived, too; the digest tells whether the result is the same.
+    let mut rejected = Vec::new();
+    while let Some(message) = take(&mut frames) {
+        let message = message.decode().context("a frame contains no message")?;
+        match ServerMessage::try_from(message).context("a frame contains an invalid message")? {
+            ServerMessage::Welcome(welcome) => epoch = Some(welcome.epoch),
+            ServerMessage::Batch(batch) => {
+                // A frontend that does not know the version leaves it as it is.
+                if batch.source_version != SourceVersion::default() {
+                    source_version = batch.source_version;
+                }
+                stage.extend(batch.operations);
+            }
+            ServerMessage::Bookmark(revision, digest) => {
+                rejected.append(&mut stage.commit(&mut state).rejected);
+                let matches = state.digests().total() == digest;
+                ensure!(matches, "the state at revision {revision} differs from its digest{}", first_reason(&rejected));
+                let epoch: Epoch = epoch.context("the file does not begin with a Welcome")?;
+                let len = total - frames.len();
+                first.get_or_insert(len);
+                last = Some((epoch, revision, source_version, len));
+            }
+            ServerMessage::Drain(_) | ServerMessage::DigestRequest => {
+                bail!("a frame contains a message that does not belong in a state file")
+            }
+        }
+    }
+    let (epoch, revision, source_version, len) = last.context("the file contains no complete commit")?;
+    let snapshot_bytes = first.unwrap_or(len) as u64;
+    Ok(Loaded { stored: StoredState { state, epoch, revision, source_version }, snapshot_bytes, bytes: len as u64 })
+}
+
+fn first_reason(rejected: &[RejectedOperation]) -> String {
+    rejected.first().map(|first| format!(": {first}")).unwrap_or_default()
 }

@@ -89,8 +89,8 @@ impl OpenSession {
         self.replies.push_back(message);
     }
 
-    /// The next message, `None` after a reply was sent, or the reason to end the session: after `idle_timeout` without a
-    /// message there is one. Cancel-safe.
+    /// The next message; `None` after a reply was sent. An error is the reason to end the session, such as no message
+    /// for `idle_timeout`. Cancel-safe.
     pub(super) async fn next(
         &mut self,
         idle_timeout: Option<Duration>,

@@ -13,12 +13,12 @@ use runtime::{
 use tokio::{sync::watch, time::Instant};
 use tracing::{debug, error, info, warn};
 
-use super::Upstream;
 use crate::{
-    ChangeCounts, Changes, Connect, NodeState, Progress,
+    ChangeCounts, Changes, NodeState, Progress,
     conntrack::ConntrackCleaner,
     metrics::{Metrics, NoLocal},
     pending::{Pending, Work},
+    replica::Replica,
 };
 
 /// Publishes [`Progress`] and counts [`Metrics`].
@@ -45,11 +45,11 @@ impl Reporter {
         });
     }
 
-    pub(super) fn received<C: Connect>(&self, at: Instant, upstream: &Upstream<C>) {
-        let counters = upstream.replica.counters;
+    pub(super) fn received(&self, at: Instant, replica: &Replica) {
+        let counters = replica.counters;
         self.progress.send_modify(|progress| {
             progress.last_contact = Some(at);
-            progress.committed = upstream.replica.committed();
+            progress.committed = replica.committed();
             progress.rejected_operations = counters.rejected_operations;
             progress.digest_mismatches = counters.digest_mismatches;
             progress.rollbacks = counters.rollbacks;
@@ -80,15 +80,15 @@ impl Reporter {
         });
     }
 
-    pub(super) fn succeeded<C: Connect>(
+    pub(super) fn succeeded(
         &mut self,
         backend: &str,
         work: &Work,
-        upstream: &Upstream<C>,
+        replica: &Replica,
         (writes, lock_wait): (usize, Duration),
         (took, at): (Duration, SystemTime),
     ) {
-        let (state, committed) = (upstream.replica.state(), upstream.replica.committed());
+        let (state, committed) = (replica.state(), replica.committed());
         if let Some(Recovery { count, duration }) = self.sync_failures.recovered() {
             info!(backend, failures = count, after_ms = duration.as_millis(), "kernel programmed again");
         }
