@@ -186,7 +186,7 @@ fn at_ports(objects: &Objects) -> AtPorts {
     let mut ports = AtPorts::new();
     for object in objects.keys() {
         if let Object::Server(server @ VirtualServerKey::Address(protocol, address)) = object {
-            let port = (IpFamily::of(&address.ip()), protocol.number(), address.port());
+            let port = (IpFamily::of(&address.ip()), *protocol as u8, address.port());
             ports.entry(port).or_default().push(*server);
         }
     }

@@ -10,7 +10,7 @@ use backend::{
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
-    desired::{Base, Desired, PoolChain},
+    desired::{Base, Desired, PoolChain, Slots},
     element::Element,
     plan::{CurrentState, Operation, RefCountChanges, RefCounts, Repairs},
 };
@@ -38,17 +38,6 @@ impl AppliedState {
         Self { service_ports, rejections, options, node_addresses, base, refs }
     }
 
-    /// Leaves the endpoints of an update in the slots that they have.
-    pub(crate) fn keep_slots(&self, mut update: ServicePortUpdate<Desired>) -> ServicePortUpdate<Desired> {
-        let ServicePortUpdate { key, desired } = &mut update;
-        for (family, desired) in [(IpFamily::V4, &mut desired.v4), (IpFamily::V6, &mut desired.v6)] {
-            if let (Some(desired), Some(applied)) = (desired, self.service_ports.get(key, family)) {
-                desired.keep_slots(&applied.slots());
-            }
-        }
-        update
-    }
-
     /// Replaces the base ruleset and the options. Returns what has to be written for it: other rules in some chains.
     pub(crate) fn rebase(
         &mut self,
@@ -69,10 +58,8 @@ impl AppliedState {
         }
         for (old, new) in self.base[family].chains.iter().zip(&base.chains) {
             if old.rules != new.rules {
-                let name = &new.chain.name;
-                repairs.first.push(Operation::FlushChain(name.clone()));
-                let rules = new.rules.iter().map(|rule| Operation::AddRule(name.clone(), rule.clone()));
-                repairs.rules.extend(rules);
+                repairs.first.push(Operation::FlushChain(new.chain.name.clone()));
+                repairs.add_rules(new);
             }
         }
         repairs
@@ -108,5 +95,9 @@ impl CurrentState for AppliedState {
 
     fn refs(&self, family: IpFamily) -> &RefCounts {
         &self.refs[family]
+    }
+
+    fn slots(&self, family: IpFamily, update: &ServicePortUpdate<Desired>) -> Slots {
+        self.service_ports.get(&update.key, family).map(Desired::slots).unwrap_or_default()
     }
 }

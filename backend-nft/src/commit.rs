@@ -51,7 +51,7 @@ pub(crate) enum UrgentOutcome {
 }
 
 /// No limit, and nothing of later transactions.
-const WHOLE: (Budget, Prepare) = (Budget::Unlimited, Prepare::Nothing);
+pub(crate) const WHOLE: (Budget, Prepare) = (Budget::Unlimited, Prepare::Nothing);
 
 impl<'a, K> Committer<'a, K> {
     pub(crate) fn new(
@@ -102,7 +102,7 @@ impl<K: Kernel> Committer<'_, K> {
         limits: (Budget, Prepare),
         unneeded: Unneeded,
     ) -> Result<(usize, Answer)> {
-        let plan = Plan::fill(self.observed, (self.updates, active), repairs, limits, unneeded, self.options);
+        let plan = Plan::new(self.observed, (self.updates, active), repairs, limits, unneeded, self.options);
         let writes = plan.writes();
         let Plan { operations, refs, taken } = plan;
         if !operations.is_empty() {

@@ -12,12 +12,12 @@ use proto::model::{NodeInfo, PerFamily, ServicePort, ServicePortKey};
 
 use crate::{
     applied::AppliedState,
-    commit::{BatchSizer, Committer, UrgentOutcome, rebuilds},
+    commit::{BatchSizer, Committer, UrgentOutcome, WHOLE, rebuilds},
     describe::differences,
     desired::{Base, Desired, EndpointKeys, base, desired, table},
     kernel::{DryRun, Kernel},
     observed::Observed,
-    plan::{Operation, Plan, Repairs},
+    plan::{CurrentState as _, Operation, Plan, Repairs},
 };
 
 /// nftables, over any [`Kernel`].
@@ -123,8 +123,8 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
 
     async fn update(&mut self, mut applied: AppliedState, change: Change<'_>) -> Result<UpdateOutcome<AppliedState>> {
         let Change { state, ownership, service_ports, facts } = change;
-        let updates = service_ports.iter().map(|key| self.desired(state, ownership, key));
-        let updates: Vec<_> = updates.map(|update| applied.keep_slots(update)).collect();
+        let mut updates: Vec<_> = service_ports.iter().map(|key| self.desired(state, ownership, key)).collect();
+        updates.iter_mut().for_each(|update| applied.keep_slots(update));
         let repairs = if facts {
             let node = state.node();
             applied.rebase(self.base(state), self.options.effective(node), node.addresses.clone())
@@ -132,7 +132,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
             PerFamily::default()
         };
         let all: Vec<u32> = (0..updates.len() as u32).collect();
-        let plan = Plan::new(&applied, (&updates, &all), repairs, Unneeded::Delete, &applied.options);
+        let plan = Plan::new(&applied, (&updates, &all), repairs, WHOLE, Unneeded::Delete, &applied.options);
         let writes = plan.writes();
         if writes > MAX_UPDATE_WRITES {
             return Ok(UpdateOutcome::TooLarge);

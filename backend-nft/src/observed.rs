@@ -101,42 +101,6 @@ impl Observed {
         self.0.iter().all(|(_, table)| table.elements.is_empty())
     }
 
-    /// Gives the endpoints of an update the slots that they have in the kernel.
-    pub(crate) fn keep_slots(&self, update: &mut ServicePortUpdate<Desired>) {
-        let PerFamily { v4, v6 } = &mut update.desired;
-        for (family, desired) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
-            if let Some(desired) = desired {
-                let slots = self.slots(family, desired.vips());
-                desired.keep_slots(&slots);
-            }
-        }
-    }
-
-    /// The slots of endpoints, under the first of these VIPs that has any.
-    fn slots<'a>(&self, family: IpFamily, vips: impl Iterator<Item = &'a Vip>) -> Slots {
-        let mut slots = Slots::default();
-        for vip in vips {
-            let mut found = Slots::default();
-            for element in self.0[family].elements_of(vip) {
-                match element.map {
-                    Map::Endpoints
-                    | Map::Endpoints64
-                    | Map::Endpoints256
-                    | Map::EndpointsMany
-                    | Map::NodePortEndpoints => fill_slot(&mut found.cluster, element),
-                    Map::LocalEndpoints | Map::NodePortLocalEndpoints => fill_slot(&mut found.local, element),
-                    _ => {}
-                }
-            }
-            for (kept, found) in [(&mut slots.cluster, found.cluster), (&mut slots.local, found.local)] {
-                if kept.is_empty() {
-                    *kept = found;
-                }
-            }
-        }
-        slots
-    }
-
     /// Records that a transaction was committed.
     pub(crate) fn commit(&mut self, changes: PerFamily<RefCountChanges>) {
         let PerFamily { v4, v6 } = changes;
@@ -168,6 +132,31 @@ impl ObservedTable {
         let rest = &self.elements[start..];
         &rest[..rest.partition_point(|element| element.vip == *vip)]
     }
+
+    /// The slots of endpoints, under the first of these VIPs that has any.
+    fn slots<'a>(&self, vips: impl Iterator<Item = &'a Vip>) -> Slots {
+        let mut slots = Slots::default();
+        for vip in vips {
+            let mut found = Slots::default();
+            for element in self.elements_of(vip) {
+                match element.map {
+                    Map::Endpoints
+                    | Map::Endpoints64
+                    | Map::Endpoints256
+                    | Map::EndpointsMany
+                    | Map::NodePortEndpoints => fill_slot(&mut found.cluster, element),
+                    Map::LocalEndpoints | Map::NodePortLocalEndpoints => fill_slot(&mut found.local, element),
+                    _ => {}
+                }
+            }
+            for (kept, found) in [(&mut slots.cluster, found.cluster), (&mut slots.local, found.local)] {
+                if kept.is_empty() {
+                    *kept = found;
+                }
+            }
+        }
+        slots
+    }
 }
 
 impl CurrentState for Observed {
@@ -181,6 +170,10 @@ impl CurrentState for Observed {
 
     fn refs(&self, family: IpFamily) -> &RefCounts {
         &self.0[family].refs
+    }
+
+    fn slots(&self, family: IpFamily, update: &ServicePortUpdate<Desired>) -> Slots {
+        self.0[family].slots(update.desired[family].iter().flat_map(Desired::vips))
     }
 }
 
@@ -212,17 +205,9 @@ fn ranges_are_distinct(listing: &Listing) -> bool {
 
 /// Base chains are added last, with their rules: packets traverse them at once.
 fn add_chain(fixed: &FixedChain, repairs: &mut Repairs) {
-    let added = Operation::AddChain(fixed.chain.clone());
-    if fixed.chain.base.is_some() {
-        repairs.rules.push(added)
-    } else {
-        repairs.first.push(added)
-    }
-    add_rules(&fixed.chain.name, &fixed.rules, repairs);
-}
-
-fn add_rules(chain: &str, rules: &[Rule], repairs: &mut Repairs) {
-    repairs.rules.extend(rules.iter().map(|rule| Operation::AddRule(chain.into(), rule.clone())));
+    let operations = if fixed.chain.base.is_some() { &mut repairs.rules } else { &mut repairs.first };
+    operations.push(Operation::AddChain(fixed.chain.clone()));
+    repairs.add_rules(fixed);
 }
 
 /// Without a table in the listing, this creates everything.
@@ -245,7 +230,7 @@ fn repair(listing: &Listing, base: &Base, family: IpFamily, effective: &Effectiv
         let found = take(name);
         if !found.iter().copied().eq(&fixed.rules) {
             repairs.first.extend((!found.is_empty()).then(|| Operation::FlushChain(name.clone())));
-            add_rules(name, &fixed.rules, &mut repairs);
+            repairs.add_rules(fixed);
         }
     }
     let mut foreign_chains = Vec::new();

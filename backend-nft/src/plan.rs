@@ -22,7 +22,7 @@ use netlink::nft::{Chain, Rule, Set};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    desired::{Desired, PoolChain},
+    desired::{Desired, FixedChain, PoolChain, Slots},
     element::{Element, Map},
 };
 pub(crate) use refs::{RefCountChanges, RefCounts};
@@ -66,6 +66,16 @@ pub(crate) trait CurrentState {
     fn shared(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>);
     /// The reference counts of shared objects.
     fn refs(&self, family: IpFamily) -> &RefCounts;
+    /// The slots of the endpoints of the service port, if known.
+    fn slots(&self, family: IpFamily, update: &ServicePortUpdate<Desired>) -> Slots;
+
+    /// Leaves the endpoints of an update in the slots that they have.
+    fn keep_slots(&self, update: &mut ServicePortUpdate<Desired>) {
+        for family in IpFamily::ALL {
+            let slots = self.slots(family, update);
+            update.desired[family].iter_mut().for_each(|desired| desired.keep_slots(&slots));
+        }
+    }
 }
 
 /// The repairs of the objects of a table that belong to no service port.
@@ -115,6 +125,11 @@ pub(crate) enum Prepare {
 // === impl Repairs ===
 
 impl Repairs {
+    /// Adds rules to a chain.
+    pub(crate) fn add_rules(&mut self, FixedChain { chain, rules }: &FixedChain) {
+        self.rules.extend(rules.iter().map(|rule| Operation::AddRule(chain.name.clone(), rule.clone())));
+    }
+
     /// Keeps the repairs that are needed before or with the service ports; returns those for the last transaction.
     pub(crate) fn split_off_later(&mut self) -> Self {
         let (unowned, last) = (std::mem::take(&mut self.unowned), std::mem::take(&mut self.last));
@@ -125,20 +140,9 @@ impl Repairs {
 // === impl Plan ===
 
 impl Plan {
-    /// The transaction for the `active` ones of the updates.
-    pub(crate) fn new(
-        current: &impl CurrentState,
-        (updates, active): (&[ServicePortUpdate<Desired>], &[u32]),
-        repairs: PerFamily<Repairs>,
-        unneeded: Unneeded,
-        effective: &EffectiveOptions,
-    ) -> Self {
-        Self::fill(current, (updates, active), repairs, (Budget::Unlimited, Prepare::Nothing), unneeded, effective)
-    }
-
     /// The transaction for as many of the `active` updates as the budget allows, see [`Plan::taken`]: at least one, and
     /// each completely. If some remain, unneeded objects are not deleted.
-    pub(crate) fn fill(
+    pub(crate) fn new(
         current: &impl CurrentState,
         (updates, active): (&[ServicePortUpdate<Desired>], &[u32]),
         mut repairs: PerFamily<Repairs>,

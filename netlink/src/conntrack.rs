@@ -10,7 +10,6 @@ mod abi;
 mod captured;
 mod flow;
 mod handle;
-mod lookup;
 #[cfg(test)]
 mod tests;
 

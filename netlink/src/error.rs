@@ -29,8 +29,13 @@ pub enum Error {
         message: Option<String>,
     },
     /// The kernel rejected the transaction and applied nothing of it.
-    #[error("{0}")]
-    Rejected(RejectedOperations),
+    #[error("{}", rejected_text(.operations, *.is_complete))]
+    Rejected {
+        /// The operations that the kernel rejected. It continues after an error and reports each of them.
+        operations: Vec<RejectedOperation>,
+        /// False if the kernel rejected more operations than the receive buffer could hold.
+        is_complete: bool,
+    },
     /// The receive buffer was full (`ENOBUFS`), so the kernel dropped replies. It may have applied the transaction:
     /// dump, or reconcile.
     #[error("the kernel dropped replies, so the transaction may or may not be applied")]
@@ -68,7 +73,7 @@ impl Error {
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Error::Socket { errno, .. } | Error::Request { errno, .. } => Some(*errno),
-            Error::Rejected(operations) => operations.first().map(|operation| operation.errno),
+            Error::Rejected { operations, .. } => operations.first().map(|operation| operation.errno),
             Error::OutcomeUnknown => Some(Errno(libc::ENOBUFS)),
             Error::TooLarge { .. } => Some(Errno(libc::EMSGSIZE)),
             Error::Interrupted { .. } => Some(Errno(libc::EINTR)),
@@ -81,16 +86,6 @@ impl Error {
         self.is(libc::ENOENT)
     }
 
-    /// The object to add exists, with another value (`EEXIST`).
-    pub fn is_exists(&self) -> bool {
-        self.is(libc::EEXIST)
-    }
-
-    /// The object to delete is in use (`EBUSY`).
-    pub fn is_busy(&self) -> bool {
-        self.is(libc::EBUSY)
-    }
-
     /// Another process changed the ruleset at the same time (`EINTR`, `ERESTART`, `EAGAIN`): retry.
     pub fn is_interrupted(&self) -> bool {
         self.is(libc::EINTR) || self.is(libc::ERESTART) || self.is(libc::EAGAIN)
@@ -101,64 +96,27 @@ impl Error {
         self.is(libc::EPERM) || self.is(libc::EACCES)
     }
 
-    /// The kernel lacks the feature (`EOPNOTSUPP`, `EPROTONOSUPPORT`).
-    pub fn is_not_supported(&self) -> bool {
-        self.is(libc::EOPNOTSUPP) || self.is(libc::EPROTONOSUPPORT)
-    }
-
-    /// The kernel may or may not have applied the transaction.
-    pub fn is_outcome_unknown(&self) -> bool {
-        matches!(self, Error::OutcomeUnknown)
-    }
-
-    /// The rejected operations of a transaction; empty for every other error.
-    pub fn rejected_operations(&self) -> &[RejectedOperation] {
-        match self {
-            Error::Rejected(operations) => operations,
-            _ => &[],
-        }
-    }
-
     fn is(&self, errno: i32) -> bool {
         self.errno() == Some(Errno(errno))
     }
 }
 
-/// The operations of one transaction that the kernel rejected. It continues after an error and reports each of them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RejectedOperations {
-    list: Vec<RejectedOperation>,
-    complete: bool,
+/// One of several requests that the kernel rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RejectedRequest {
+    /// The index of the command, entry or address among those of the call.
+    pub index: usize,
+    /// The kernel's reason; numbers from 4096 on are those of ipset.
+    pub errno: Errno,
 }
 
-impl RejectedOperations {
-    pub(crate) fn new(list: Vec<RejectedOperation>, complete: bool) -> Self {
-        RejectedOperations { list, complete }
-    }
-
-    /// False if the kernel rejected more operations than the receive buffer could hold.
-    pub fn is_complete(&self) -> bool {
-        self.complete
-    }
-}
-
-impl std::ops::Deref for RejectedOperations {
-    type Target = [RejectedOperation];
-
-    fn deref(&self) -> &[RejectedOperation] {
-        &self.list
-    }
-}
-
-impl fmt::Display for RejectedOperations {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.list[..] {
-            [] => f.write_str("the transaction was rejected"),
-            [only] if self.complete => only.fmt(f),
-            [first, rest @ ..] => {
-                let more = if self.complete { "" } else { " at least" };
-                write!(f, "{first} (and{more} {} more)", rest.len())
-            }
+fn rejected_text(operations: &[RejectedOperation], is_complete: bool) -> String {
+    match operations {
+        [] => "the transaction was rejected".to_owned(),
+        [only] if is_complete => only.to_string(),
+        [first, rest @ ..] => {
+            let more = if is_complete { "" } else { " at least" };
+            format!("{first} (and{more} {} more)", rest.len())
         }
     }
 }
@@ -234,12 +192,10 @@ mod tests {
 
     #[test]
     fn a_rejected_transaction_displays_its_first_operation_and_the_number_of_others() {
-        let error = Error::Rejected(RejectedOperations::new(
-            vec![rejected(libc::ENOENT, "delete chain ip t a"), rejected(libc::EBUSY, "delete chain ip t b")],
-            true,
-        ));
-        assert!(error.is_not_found() && !error.is_busy());
-        assert_eq!(error.rejected_operations().len(), 2);
+        let operations =
+            vec![rejected(libc::ENOENT, "delete chain ip t a"), rejected(libc::EBUSY, "delete chain ip t b")];
+        let error = Error::Rejected { operations, is_complete: true };
+        assert!(error.is_not_found());
         assert_eq!(error.to_string(), "delete chain ip t a: No such file or directory (ENOENT) (and 1 more)");
     }
 

@@ -1,11 +1,13 @@
 //! Requests and their replies: dumps, single requests, and sequences of requests.
 
+use std::time::Duration;
+
 use nix::libc;
 
 use crate::{
     Errno, Error, Result, Socket,
     message::{self, Message, flags, messages},
-    socket::{Received, Wait},
+    socket::Received,
 };
 
 /// The number of messages per send. If the kernel rejects all of them, the receive buffer holds all replies.
@@ -68,7 +70,7 @@ pub(crate) fn interrupted(name: &str) -> Error {
 /// The next datagram of a reply. The kernel replies before the send returns, and continues a dump each time a datagram
 /// is read.
 fn receive(socket: &mut Socket) -> Result<&[u8]> {
-    match socket.receive(Wait::No)? {
+    match socket.receive(Duration::ZERO)? {
         Received::Datagram(datagram) => Ok(datagram),
         Received::Overrun => Err(Error::Socket { call: "receive from netlink", errno: Errno(libc::ENOBUFS) }),
         Received::Nothing => Err(Error::Malformed("a reply without end")),

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressFamily {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
+    /// IPv4, `AF_INET`.
+    V4 = 2,
+    /// IPv6, `AF_INET6`.
+    V6 = 10,
 }
 
 impl AddressFamily {
@@ -21,12 +21,8 @@ impl AddressFamily {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// `AF_INET` or `AF_INET6`.
     pub(crate) fn number(self) -> u8 {
-        match self {
-            Self::V4 => 2,
-            Self::V6 => 10,
-        }
+        self as u8
     }
 
     pub(crate) fn from_number(number: u16) -> Option<Self> {

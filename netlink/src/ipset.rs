@@ -8,7 +8,7 @@ mod handle;
 pub use entry::IpsetEntry;
 pub use handle::IpsetHandle;
 
-use crate::{AddressFamily, Errno};
+use crate::AddressFamily;
 
 /// A set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,15 +60,6 @@ pub enum SkbInfo {
     Enabled,
     /// Without packet marks.
     Disabled,
-}
-
-/// An entry that the kernel rejected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RejectedEntry {
-    /// The index of the entry.
-    pub index: usize,
-    /// The kernel's reason; numbers from 4096 on are those of ipset.
-    pub errno: Errno,
 }
 
 /// The result of [`IpsetHandle::destroy`].

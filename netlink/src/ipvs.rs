@@ -12,7 +12,7 @@ mod handle;
 
 use std::{fmt, net::SocketAddr, path::Path, sync::Arc};
 
-pub use command::{IpvsCommand, RejectedCommand};
+pub use command::IpvsCommand;
 pub use handle::IpvsHandle;
 
 use crate::AddressFamily;
@@ -29,15 +29,16 @@ pub enum VirtualServerKey {
     FwMark(AddressFamily, u32),
 }
 
-/// A protocol that IPVS has ports for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum IpvsProtocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
+numbered! {
+    /// A protocol that IPVS has ports for, with its `IPPROTO_*`.
+    IpvsProtocol {
+        /// TCP.
+        Tcp = 6 "tcp",
+        /// UDP.
+        Udp = 17 "udp",
+        /// SCTP.
+        Sctp = 132 "sctp",
+    }
 }
 
 /// The scheduler of a virtual server, with its options.
@@ -116,25 +117,6 @@ impl Destination {
     }
 }
 
-// === impl IpvsProtocol ===
-
-impl IpvsProtocol {
-    /// `IPPROTO_*`.
-    #[must_use]
-    pub fn number(self) -> u8 {
-        match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
-            Self::Sctp => 132,
-        }
-    }
-
-    /// From `IPPROTO_*`.
-    pub fn from_number(number: u16) -> Option<Self> {
-        [Self::Tcp, Self::Udp, Self::Sctp].into_iter().find(|protocol| u16::from(protocol.number()) == number)
-    }
-}
-
 // === text ===
 
 impl fmt::Display for VirtualServerKey {
@@ -148,10 +130,6 @@ impl fmt::Display for VirtualServerKey {
 
 impl fmt::Display for IpvsProtocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        })
+        f.write_str(self.name())
     }
 }

@@ -34,6 +34,6 @@ mod socket;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use error::{Errno, Error, RejectedOperation, RejectedOperations, Result};
+pub use error::{Errno, Error, RejectedOperation, RejectedRequest, Result};
 pub use family::AddressFamily;
 pub use socket::Socket;

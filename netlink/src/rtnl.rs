@@ -28,7 +28,7 @@ use rtnetlink::{
 };
 use tokio::runtime;
 
-use crate::{Errno, Error, Result};
+use crate::{Errno, Error, RejectedRequest, Result};
 
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,15 +57,6 @@ pub struct Route {
     pub link: String,
     /// The source address of packets that this node sends there.
     pub source: Option<IpAddr>,
-}
-
-/// An address that the kernel rejected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RejectedAddress {
-    /// Its position among those of the call.
-    pub index: usize,
-    /// The kernel's reason.
-    pub errno: Errno,
 }
 
 /// `ip link show NAME`.
@@ -145,7 +136,7 @@ pub fn addresses_by_link() -> Result<BTreeMap<String, HashSet<IpAddr>>> {
 ///
 /// # Errors
 /// When the outcome is unknown; an address that the kernel rejected is returned.
-pub fn add_addresses(link: &Link, addresses: &[IpAddr]) -> Result<Vec<RejectedAddress>> {
+pub fn add_addresses(link: &Link, addresses: &[IpAddr]) -> Result<Vec<RejectedRequest>> {
     run(async |handle| {
         let mut rejected = Vec::new();
         for (index, &address) in addresses.iter().enumerate() {
@@ -161,7 +152,7 @@ pub fn add_addresses(link: &Link, addresses: &[IpAddr]) -> Result<Vec<RejectedAd
 ///
 /// # Errors
 /// As [`add_addresses`].
-pub fn delete_addresses(link: &Link, addresses: &[IpAddr]) -> Result<Vec<RejectedAddress>> {
+pub fn delete_addresses(link: &Link, addresses: &[IpAddr]) -> Result<Vec<RejectedRequest>> {
     run(async |handle| {
         let mut rejected = Vec::new();
         for (index, &address) in addresses.iter().enumerate() {
@@ -222,16 +213,15 @@ async fn list_addresses(handle: Handle) -> Result<Vec<(u32, IpAddr)>> {
 
 /// `IFA_LOCAL` where the kernel sets it: on a point-to-point link `IFA_ADDRESS` is the peer's.
 fn read_address(message: &AddressMessage) -> Option<IpAddr> {
-    let local = message.attributes.iter().find_map(|attribute| match attribute {
-        AddressAttribute::Local(address) => Some(*address),
-        _ => None,
-    });
-    local.or_else(|| {
-        message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        })
-    })
+    let (mut local, mut address) = (None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(ip) => local = Some(*ip),
+            AddressAttribute::Address(ip) => address = Some(*ip),
+            _ => {}
+        }
+    }
+    local.or(address)
 }
 
 fn read_link(message: LinkMessage) -> Link {
@@ -271,11 +261,11 @@ fn tolerate(
     request: &str,
     errno: i32,
     index: usize,
-    rejected: &mut Vec<RejectedAddress>,
+    rejected: &mut Vec<RejectedRequest>,
 ) -> Result<()> {
     match result.map_err(failed(request)) {
         Err(Error::Request { errno: Errno(found), .. }) if found == errno => {}
-        Err(Error::Request { errno, .. }) => rejected.push(RejectedAddress { index, errno }),
+        Err(Error::Request { errno, .. }) => rejected.push(RejectedRequest { index, errno }),
         result => result?,
     }
     Ok(())

@@ -36,15 +36,6 @@ pub struct Socket {
     buf: Vec<u8>,
 }
 
-/// How long [`Socket::receive`] waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
-    /// Not at all: only queued messages are received.
-    No,
-    /// Until a message arrives, for at most this time.
-    For(Duration),
-}
-
 /// What [`Socket::receive`] found.
 #[derive(Debug)]
 pub(crate) enum Received<'a> {
@@ -120,19 +111,16 @@ impl Socket {
         Ok(())
     }
 
-    /// Reads the next datagram.
-    pub(crate) fn receive(&mut self, wait: Wait) -> Result<Received<'_>> {
-        let flags = match wait {
-            Wait::No => libc::MSG_DONTWAIT,
-            Wait::For(Duration::ZERO) => libc::MSG_DONTWAIT,
-            Wait::For(timeout) => {
-                // A timeout of zero would mean forever.
-                let micros = i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX).max(1);
-                let value = TimeVal::new(micros / 1_000_000, micros % 1_000_000);
-                setsockopt(&self.inner, sockopt::ReceiveTimeout, &value).map_err(failed("set SO_RCVTIMEO"))?;
-                0
-            }
-        };
+    /// Reads the next datagram. Waits for it at most this long; not if the timeout is zero.
+    pub(crate) fn receive(&mut self, timeout: Duration) -> Result<Received<'_>> {
+        let mut flags = libc::MSG_DONTWAIT;
+        if !timeout.is_zero() {
+            // A timeout of zero would mean forever.
+            let micros = i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX).max(1);
+            let value = TimeVal::new(micros / 1_000_000, micros % 1_000_000);
+            setsockopt(&self.inner, sockopt::ReceiveTimeout, &value).map_err(failed("set SO_RCVTIMEO"))?;
+            flags = 0;
+        }
         match self.inner.recv(&mut &mut self.buf[..], flags | libc::MSG_TRUNC) {
             Ok(len) if len > self.buf.len() => Err(Error::Malformed("a datagram larger than the protocol allows")),
             Ok(len) => Ok(Received::Datagram(&self.buf[..len])),
@@ -146,7 +134,7 @@ impl Socket {
 
     /// Discards the queued messages of an exchange that ended early.
     pub(crate) fn drain(&mut self) -> Result<()> {
-        while !matches!(self.receive(Wait::No)?, Received::Nothing) {}
+        while !matches!(self.receive(Duration::ZERO)?, Received::Nothing) {}
         Ok(())
     }
 }

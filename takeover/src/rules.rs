@@ -149,7 +149,7 @@ fn read_ipvs() -> Result<KubeProxyRules> {
     for Server { service, kind, destinations } in ipvs::observe()?.0 {
         // kube-proxy creates none for marks.
         let VirtualServerKey::Address(protocol, socket) = service else { continue };
-        let Some(protocol) = Protocol::from_number(protocol.number()) else { continue };
+        let Some(protocol) = Protocol::from_number(protocol as u8) else { continue };
         let address = match kind {
             // There is one for each address of the node, all with the same endpoints.
             ServerKind::NodePort => VipAddress::NodePort(socket.port()),

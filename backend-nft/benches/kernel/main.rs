@@ -26,9 +26,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use backend::dataplane::{DataplaneOptions, LocalDetector};
 use backend::{
     Backend, NodeState,
+    dataplane::{DataplaneOptions, LocalDetector},
     testing::{Stack, apply, synthetic},
 };
 use backend_nft::Nft;

@@ -179,8 +179,8 @@ impl Worker {
         debug!(messages, bytes, took_us, accepted = result.is_ok(), "committed a transaction");
         result.map(|()| took).map_err(|error| match &error {
             // Missing permissions or memory, or a concurrent change, do not depend on what is in the transaction.
-            Error::Rejected(rejected) if !error.is_not_permitted() && !error.is_interrupted() => {
-                CommitError::Rejected(encoded.rejection(rejected))
+            Error::Rejected { operations, .. } if !error.is_not_permitted() && !error.is_interrupted() => {
+                CommitError::Rejected(encoded.rejection(operations))
             }
             _ => CommitError::Failed(anyhow::Error::new(error).context("commit a transaction")),
         })

@@ -2,8 +2,10 @@
 
 use std::process::Command;
 
-use backend::dataplane::{DataplaneOptions, LocalDetector};
-use backend::{Backend, NodeState, SyncReport};
+use backend::{
+    Backend, NodeState, SyncReport,
+    dataplane::{DataplaneOptions, LocalDetector},
+};
 use backend_nft::Nft;
 use netlink::testing::in_netns;
 

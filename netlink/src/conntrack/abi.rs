@@ -8,12 +8,8 @@ pub(super) mod msg {
     constants! { u16: GET = 1, DELETE = 2 }
 }
 
-/// `enum ctattr_type`.
-pub(super) const TUPLE_ORIG: u16 = 1;
-pub(super) const TUPLE_REPLY: u16 = 2;
-pub(super) const ID: u16 = 12;
-pub(super) const ZONE: u16 = 18;
-pub(super) const FILTER: u16 = 25;
+// `enum ctattr_type`.
+constants! { u16: TUPLE_ORIG = 1, TUPLE_REPLY = 2, ID = 12, ZONE = 18, FILTER = 25 }
 
 /// `enum ctattr_tuple`.
 pub(super) mod tuple {

@@ -66,9 +66,7 @@ pub(super) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
 
 /// Appends a request to delete this flow, but not a later one with the same tuples.
 pub(super) fn write_delete(buf: &mut Vec<u8>, flow: &UdpFlow, more_flags: u16, seq: u32) {
-    let subheader = [AddressFamily::of(&flow.original.destination.ip()).number(), 0, 0, 0];
-    let flags = flags::REQUEST | more_flags;
-    message::put(buf, abi::SUBSYSTEM | abi::msg::DELETE, flags, seq, subheader, |buf| {
+    put(buf, abi::msg::DELETE, more_flags, seq, AddressFamily::of(&flow.original.destination.ip()), |buf| {
         buf.nest(abi::TUPLE_ORIG, |buf| {
             write_tuple(buf, abi::UDP, &flow.original);
             if let ConntrackZone::Original(zone) = flow.zone {
@@ -96,4 +94,17 @@ pub(super) fn write_tuple(buf: &mut Vec<u8>, protocol: u8, tuple: &Tuple) {
         buf.put_u16(proto::SRC_PORT, tuple.source.port());
         buf.put_u16(proto::DST_PORT, tuple.destination.port());
     });
+}
+
+/// Appends a request; `body` appends its attributes.
+pub(super) fn put(
+    buf: &mut Vec<u8>,
+    command: u16,
+    more_flags: u16,
+    seq: u32,
+    family: AddressFamily,
+    body: impl FnOnce(&mut Vec<u8>),
+) {
+    let flags = flags::REQUEST | more_flags;
+    message::put(buf, abi::SUBSYSTEM | command, flags, seq, [family.number(), 0, 0, 0], body);
 }

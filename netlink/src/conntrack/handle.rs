@@ -1,15 +1,15 @@
 //! Dumps flows of the kernel's connection tracking, and deletes them.
 
 use super::{
-    UdpFlow,
-    abi::{self, filter, proto, tuple},
+    Tuple, UdpFlow,
+    abi::{self, filter, msg, proto, tuple},
     flow::{self, Tracked},
 };
 use crate::{
     AddressFamily, Error, Result, Socket,
     attr::Put,
-    exchange::{SEQ, exchange, submit_each},
-    message::{self, flags},
+    exchange::{SEQ, collect, exchange, submit_each},
+    message::{attributes, flags},
 };
 use nix::libc;
 
@@ -20,10 +20,10 @@ const BATCH: usize = 256;
 /// The flows of the network namespace of the thread that opened it. Every call blocks.
 #[derive(Debug)]
 pub struct ConntrackHandle {
-    pub(super) socket: Socket,
+    socket: Socket,
     pub(super) filter: Filter,
     /// The request; kept to reuse the allocation.
-    pub(super) buf: Vec<u8>,
+    buf: Vec<u8>,
 }
 
 /// Which side filters a dump by protocol.
@@ -71,6 +71,24 @@ impl ConntrackHandle {
         Ok(deleted)
     }
 
+    /// The reply tuple of a flow in zone 0; its source is the endpoint. `None` if there is no such flow. `protocol`:
+    /// the `IPPROTO_*` of a protocol with ports.
+    ///
+    /// # Errors
+    /// When the kernel rejects the request.
+    pub fn reply(&mut self, protocol: u8, original: &Tuple) -> Result<Option<Tuple>> {
+        self.buf.clear();
+        let family = AddressFamily::of(&original.destination.ip());
+        flow::put(&mut self.buf, msg::GET, flags::ACK, SEQ, family, |buf| {
+            buf.nest(abi::TUPLE_ORIG, |buf| flow::write_tuple(buf, protocol, original));
+        });
+        let read = |payload: &[u8]| flow::read_tuple(attributes(payload)?.find(abi::TUPLE_REPLY)?.nested());
+        match collect(&mut self.socket, &self.buf, "look up a flow", "a flow", read) {
+            Err(error) if error.is_not_found() => Ok(None),
+            replies => replies.map(|mut replies| replies.pop()),
+        }
+    }
+
     /// The maximum size of the requests so far.
     #[cfg(test)]
     pub(super) fn allocated_bytes(&self) -> usize {
@@ -104,8 +122,7 @@ impl ConntrackHandle {
 
 /// Appends a request for all flows of a family, only those of UDP if the kernel filters.
 fn write_dump(buf: &mut Vec<u8>, family: AddressFamily, filter: Filter) {
-    let flags = flags::REQUEST | flags::DUMP;
-    message::put(buf, abi::SUBSYSTEM | abi::msg::GET, flags, SEQ, [family.number(), 0, 0, 0], |buf| {
+    flow::put(buf, msg::GET, flags::DUMP, SEQ, family, |buf| {
         if filter == Filter::Kernel {
             buf.nest(abi::TUPLE_ORIG, |buf| buf.nest(tuple::PROTO, |buf| buf.put(proto::NUM, &[abi::UDP])));
             // Unlike other numbers of conntrack in host byte order.

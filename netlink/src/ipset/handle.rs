@@ -3,12 +3,12 @@
 use nix::libc;
 
 use super::{
-    DestroyOutcome, Ipset, IpsetEntry, NewIpset, RejectedEntry,
+    DestroyOutcome, Ipset, IpsetEntry, NewIpset,
     abi::{self, cmd},
     codec,
 };
 use crate::{
-    Errno, Error, Result, Socket,
+    Errno, Error, RejectedRequest, Result, Socket,
     exchange::{SEQ, collect, exchange, submit},
 };
 
@@ -91,17 +91,17 @@ impl IpsetHandle {
     ///
     /// # Errors
     /// When it is unknown which entries the kernel added, or the set does not exist.
-    pub fn add(&mut self, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedEntry>> {
+    pub fn add(&mut self, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedRequest>> {
         self.change(cmd::ADD, name, entries)
     }
 
     /// Deletes entries, as [`Self::add`]; missing entries are not an error.
-    pub fn delete(&mut self, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedEntry>> {
+    pub fn delete(&mut self, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedRequest>> {
         self.change(cmd::DELETE, name, entries)
     }
 
     /// Sends many entries per message. The kernel stops at one that it rejects; the next message starts after it.
-    fn change(&mut self, command: u16, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedEntry>> {
+    fn change(&mut self, command: u16, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedRequest>> {
         let (mut rejected, mut done) = (Vec::new(), 0);
         while done < entries.len() {
             self.buf.clear();
@@ -113,7 +113,7 @@ impl IpsetHandle {
             match stopped {
                 None => done += count,
                 Some((Some(line), errno)) if (1..=count).contains(&(line as usize)) && errno.0 != libc::ENOENT => {
-                    rejected.push(RejectedEntry { index: done + line as usize - 1, errno });
+                    rejected.push(RejectedRequest { index: done + line as usize - 1, errno });
                     done += line as usize;
                 }
                 Some((_, errno)) => {

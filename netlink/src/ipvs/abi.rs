@@ -11,13 +11,8 @@ pub(super) mod cmd {
     }
 }
 
-/// `IPVS_CMD_ATTR_SERVICE`, `IPVS_CMD_ATTR_DEST`.
-pub(super) const SERVICE: u16 = 1;
-pub(super) const DEST: u16 = 2;
-/// `IPVS_CMD_ATTR_TIMEOUT_TCP`, `IPVS_CMD_ATTR_TIMEOUT_TCP_FIN`, `IPVS_CMD_ATTR_TIMEOUT_UDP`.
-pub(super) const TIMEOUT_TCP: u16 = 4;
-pub(super) const TIMEOUT_TCP_FIN: u16 = 5;
-pub(super) const TIMEOUT_UDP: u16 = 6;
+// `IPVS_CMD_ATTR_*`.
+constants! { u16: SERVICE = 1, DEST = 2, TIMEOUT_TCP = 4, TIMEOUT_TCP_FIN = 5, TIMEOUT_UDP = 6 }
 
 /// `IP_VS_SVC_F_HASHED`: the kernel's own.
 pub(super) const HASHED: u32 = 2;

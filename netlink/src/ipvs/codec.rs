@@ -47,7 +47,7 @@ fn write_key(buf: &mut Vec<u8>, service: &VirtualServerKey) {
     match service {
         VirtualServerKey::Address(protocol, address) => {
             buf.put_ne_u16(svc::AF, u16::from(AddressFamily::of(&address.ip()).number()));
-            buf.put_ne_u16(svc::PROTOCOL, u16::from(protocol.number()));
+            buf.put_ne_u16(svc::PROTOCOL, protocol.number() as u16);
             buf.put(svc::ADDR, &address_bytes(address.ip()));
             buf.put_u16(svc::PORT, address.port());
         }
@@ -79,7 +79,7 @@ pub(super) fn read_service(payload: &[u8]) -> Option<VirtualServerKey> {
     if let Some(mark) = nest.find(svc::FWMARK) {
         return Some(VirtualServerKey::FwMark(family, mark.ne_u32()?));
     }
-    let protocol = IpvsProtocol::from_number(nest.find(svc::PROTOCOL)?.ne_u16()?)?;
+    let protocol = IpvsProtocol::from_number(nest.find(svc::PROTOCOL)?.ne_u16()?.into())?;
     let ip = ip(family, &nest.find(svc::ADDR)?)?;
     Some(VirtualServerKey::Address(protocol, SocketAddr::new(ip, nest.find(svc::PORT)?.u16()?)))
 }

@@ -3,7 +3,7 @@
 use std::{fmt, net::SocketAddr};
 
 use super::{Destination, Scheduling, VirtualServerKey, abi::cmd, codec};
-use crate::{Errno, genl};
+use crate::genl;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,15 +20,6 @@ pub enum IpvsCommand {
     SetDestination(VirtualServerKey, Destination),
     /// Deletes a destination. Its connections end with their next packet if `expire_nodest_conn` is set.
     DeleteDestination(VirtualServerKey, SocketAddr),
-}
-
-/// A command that the kernel rejected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RejectedCommand {
-    /// The index of the command.
-    pub index: usize,
-    /// The kernel's reason.
-    pub errno: Errno,
 }
 
 // === impl IpvsCommand ===

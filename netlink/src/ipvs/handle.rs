@@ -4,12 +4,12 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 use nix::libc;
 
 use super::{
-    Destination, IpvsCommand, IpvsTimeouts, RejectedCommand, Scheduling, VirtualServerKey,
+    Destination, IpvsCommand, IpvsTimeouts, Scheduling, VirtualServerKey,
     abi::{self, cmd},
     codec,
 };
 use crate::{
-    Errno, Error, Result, Socket,
+    Errno, Error, RejectedRequest, Result, Socket,
     exchange::{SEQ, collect, submit_each},
     genl,
     message::flags,
@@ -53,14 +53,14 @@ impl IpvsHandle {
     ///
     /// # Errors
     /// When it is unknown which commands the kernel executed.
-    pub fn execute(&mut self, commands: &[IpvsCommand]) -> Result<Vec<RejectedCommand>> {
+    pub fn execute(&mut self, commands: &[IpvsCommand]) -> Result<Vec<RejectedRequest>> {
         let mut rejected = Vec::new();
         submit_each(
             &mut self.socket,
             &mut self.buf,
             commands,
             |buf, command, seq, ack| command.write(buf, self.family, seq, ack),
-            |index, errno| rejected.push(RejectedCommand { index, errno }),
+            |index, errno| rejected.push(RejectedRequest { index, errno }),
         )?;
         Ok(rejected)
     }

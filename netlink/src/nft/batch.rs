@@ -1,7 +1,6 @@
 //! A transaction: operations are encoded into one buffer, which is sent unchanged and decoded for printing.
 
 mod operation;
-mod set_attrs;
 #[cfg(test)]
 mod tests;
 
@@ -10,21 +9,22 @@ use std::fmt;
 use super::{
     abi::{self, chain, elements, msg, rule, set, table},
     chain::Chain,
-    element::{Element, ElementParts},
+    element::Element,
     expr::{Rule, put_exprs},
-    set::{DataType, Set, value_len},
+    set::Set,
     table::Table,
     userdata,
 };
 use crate::{
-    attr::{NestStart, Put},
+    attr::Put,
     message::{self, flags},
 };
 
 pub(crate) use operation::Operation;
 
-/// The maximum size of a list of elements in one message; its length field has 16 bits.
-const MAX_LIST: usize = 65_000;
+/// Elements are appended to a list until it has this size. Its length field has 16 bits, and an element takes less than
+/// 1 KiB.
+const MAX_LIST: usize = 64_000;
 
 /// A transaction, which the kernel applies atomically.
 ///
@@ -39,33 +39,15 @@ pub struct NftBatch {
     buf: Vec<u8>,
     /// The offset of each operation.
     starts: Vec<usize>,
-    /// The layouts of the sets in the batch, to print their elements.
-    layouts: Vec<SetLayout>,
-}
-
-/// The types of the keys and data of a set.
-#[derive(Clone, Debug)]
-pub(crate) struct SetLayout {
-    pub(crate) family: u8,
-    pub(crate) table: String,
-    pub(crate) set: String,
-    pub(crate) key: Vec<DataType>,
-    pub(crate) data: Vec<DataType>,
-}
-
-impl SetLayout {
-    /// The numbers of registers of a key and of the data.
-    pub(crate) fn register_counts(&self) -> (u8, u8) {
-        let count = |fields: &[DataType]| value_len(fields).div_ceil(4) as u8;
-        (count(&self.key), count(&self.data))
-    }
+    /// The family and table of sets in the batch, and their definitions, to print their elements.
+    sets: Vec<(u8, String, Set)>,
 }
 
 impl NftBatch {
     /// An empty transaction.
     pub fn new() -> Self {
         let buf = frame_message(abi::BATCH_BEGIN);
-        NftBatch { buf, starts: Vec::new(), layouts: Vec::new() }
+        NftBatch { buf, starts: Vec::new(), sets: Vec::new() }
     }
 
     /// The number of operations. Elements that were added together share an operation, or need several.
@@ -157,7 +139,7 @@ impl NftBatch {
     pub fn add_set(&mut self, table: &Table, added: &Set) {
         self.describe_set(table, added);
         let id = self.starts.len() as u32 + 1;
-        self.operation(msg::NEWSET, flags::CREATE, table, |buf| set_attrs::put(buf, added, id));
+        self.operation(msg::NEWSET, flags::CREATE, table, |buf| added.put(buf, id));
     }
 
     /// `delete set` or `delete map`, with its elements; rejected (`EBUSY`) while a rule uses it.
@@ -172,27 +154,21 @@ impl NftBatch {
 
     /// `add element` for all elements, in as few messages as possible.
     pub fn add_elements<'e>(&mut self, table: &Table, to: &Set, added: impl IntoIterator<Item = Element<'e>>) {
-        self.elements(msg::NEWSETELEM, flags::CREATE, ElementParts::All, table, to, added);
+        self.elements(msg::NEWSETELEM, flags::CREATE, table, to, added);
     }
 
     /// `delete element` for all elements, in as few messages as possible, by their keys and ends of ranges. An interval
     /// set deletes **by the start of the range**: pass exactly the ranges that were added.
     pub fn delete_elements<'e>(&mut self, table: &Table, from: &Set, deleted: impl IntoIterator<Item = Element<'e>>) {
-        self.elements(msg::DELSETELEM, 0, ElementParts::Key, table, from, deleted);
+        self.elements(msg::DELSETELEM, 0, table, from, deleted.into_iter().map(Element::without_data));
     }
 
     /// Adds the layout of a set that the batch's rules use, to print these rules in full. Not needed for sets that the
     /// batch adds, or adds elements to.
     pub fn describe_set(&mut self, table: &Table, set: &Set) {
         let family = table.family.number() as u8;
-        if self.layout(family, &table.name, &set.name).is_none() {
-            self.layouts.push(SetLayout {
-                family,
-                table: table.name.clone(),
-                set: set.name.clone(),
-                key: set.key.clone(),
-                data: set.data.clone(),
-            });
+        if self.set(family, &table.name, &set.name).is_none() {
+            self.sets.push((family, table.name.clone(), set.clone()));
         }
     }
 
@@ -200,42 +176,25 @@ impl NftBatch {
         &mut self,
         kind: u16,
         flags: u16,
-        parts: ElementParts,
         table: &Table,
         set: &Set,
         list: impl IntoIterator<Item = Element<'e>>,
     ) {
         let mut list = list.into_iter().peekable();
-        if list.peek().is_none() {
-            return;
+        if list.peek().is_some() {
+            self.describe_set(table, set);
         }
-        self.describe_set(table, set);
-        let mut open = self.open_list(kind, flags, table, set);
-        for element in list {
-            let at = self.buf.len();
-            element.put(&mut self.buf, parts);
-            let first = at == open.first;
-            if self.buf.len() - open.list_at > MAX_LIST && !first {
-                let moved = self.buf.split_off(at);
-                self.close_list(open);
-                open = self.open_list(kind, flags, table, set);
-                self.buf.extend_from_slice(&moved);
-            }
+        while list.peek().is_some() {
+            self.operation(kind, flags, table, |buf| {
+                buf.put_str(elements::SET, &set.name);
+                buf.nest(elements::LIST, |buf| {
+                    let end = buf.len() + MAX_LIST;
+                    while let Some(element) = list.next_if(|_| buf.len() < end) {
+                        element.put(buf);
+                    }
+                });
+            });
         }
-        self.close_list(open);
-    }
-
-    fn open_list(&mut self, kind: u16, flags: u16, table: &Table, set: &Set) -> OpenList {
-        let message = self.start(kind, flags, table);
-        self.buf.put_str(elements::SET, &set.name);
-        let list_at = self.buf.len();
-        let list = self.buf.open(elements::LIST);
-        OpenList { message, list_at, list, first: self.buf.len() }
-    }
-
-    fn close_list(&mut self, open: OpenList) {
-        self.buf.close(open.list);
-        message::finish(&mut self.buf, open.message);
     }
 
     // === the buffer ===
@@ -261,8 +220,10 @@ impl NftBatch {
         at
     }
 
-    pub(crate) fn layout(&self, family: u8, table: &str, set: &str) -> Option<&SetLayout> {
-        self.layouts.iter().find(|layout| layout.family == family && layout.table == table && layout.set == set)
+    /// The definition of a set, if the batch has it.
+    pub(crate) fn set(&self, family: u8, table: &str, name: &str) -> Option<&Set> {
+        let found = self.sets.iter().find(|(of, in_table, set)| *of == family && in_table == table && set.name == name);
+        found.map(|(_, _, set)| set)
     }
 
     /// The two parts to send: the operations and the end.
@@ -286,15 +247,6 @@ impl NftBatch {
         let end = self.starts.get(index + 1).copied().unwrap_or(self.buf.len());
         Operation::new(self, &self.buf[start..end])
     }
-}
-
-/// An incomplete message of elements.
-struct OpenList {
-    message: usize,
-    list_at: usize,
-    list: NestStart,
-    /// The offset of the first element.
-    first: usize,
 }
 
 impl Default for NftBatch {

@@ -24,13 +24,6 @@ impl Chain {
         let base = BaseChain { kind, hook, priority, policy: Policy::Accept };
         Chain { name: name.into(), base: Some(base), comment: None }
     }
-
-    /// With this comment.
-    #[must_use]
-    pub fn comment(mut self, comment: impl Into<Comment>) -> Self {
-        self.comment = Some(comment.into());
-        self
-    }
 }
 
 /// The settings of a base chain.

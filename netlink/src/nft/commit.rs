@@ -10,11 +10,13 @@
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use super::NftBatch;
 use crate::{
-    Errno, Error, RejectedOperation, RejectedOperations, Result, Socket,
+    Errno, Error, RejectedOperation, Result, Socket,
     message::{self, ErrorReply, messages},
-    socket::{Received, Wait},
+    socket::Received,
 };
 
 /// Commits the batch; an empty one is not sent.
@@ -43,7 +45,7 @@ impl Replies {
     fn read(socket: &mut Socket, last: u32) -> Result<Self> {
         let mut replies = Replies::default();
         loop {
-            match socket.receive(Wait::No)? {
+            match socket.receive(Duration::ZERO)? {
                 Received::Nothing => return Ok(replies),
                 Received::Overrun => replies.overrun = true,
                 Received::Datagram(datagram) => {
@@ -68,12 +70,12 @@ impl Replies {
     fn into_result(self, batch: &NftBatch) -> Result<()> {
         if !self.errors.is_empty() {
             let first_acknowledged = self.first_acknowledged;
-            let list = self.errors.into_iter().map(|(seq, reply)| {
+            let operations = self.errors.into_iter().map(|(seq, reply)| {
                 // A failure of the commit has the sequence number of the first operation, which was acknowledged.
                 let whole = seq == 0 || seq == 1 && first_acknowledged;
                 rejected_operation(batch, (!whole).then(|| seq as usize - 1), reply)
             });
-            return Err(Error::Rejected(RejectedOperations::new(list.collect(), !self.overrun)));
+            return Err(Error::Rejected { operations: operations.collect(), is_complete: !self.overrun });
         }
         if self.last_acknowledged && !self.overrun { Ok(()) } else { Err(Error::OutcomeUnknown) }
     }

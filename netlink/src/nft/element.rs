@@ -117,7 +117,7 @@ impl<'a> Verdict<'a> {
     }
 
     /// Appends `NFTA_DATA_VERDICT` with the code and the chain, if any.
-    pub(crate) fn put(&self, buf: &mut Vec<u8>) {
+    fn put(&self, buf: &mut Vec<u8>) {
         let code = match self {
             Verdict::Accept => ACCEPT,
             Verdict::Drop => DROP,
@@ -180,35 +180,29 @@ pub(crate) fn put_verdict(buf: &mut Vec<u8>, kind: u16, verdict: &Verdict<'_>) {
     buf.nest(kind, |buf| verdict.put(buf));
 }
 
-/// The parts of an element to write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ElementParts {
-    /// All, to add the element.
-    All,
-    /// The key or range, to delete the element.
-    Key,
-}
-
 impl<'a> Element<'a> {
+    /// The key or range, which is enough to delete the element.
+    pub(crate) fn without_data(self) -> Self {
+        Element { key: self.key, key_end: self.key_end, ..Element::default() }
+    }
+
     /// Appends the element as an `NFTA_LIST_ELEM`.
     #[inline]
-    pub(crate) fn put(&self, buf: &mut Vec<u8>, parts: ElementParts) {
+    pub(crate) fn put(&self, buf: &mut Vec<u8>) {
         let element = buf.open(LIST_ELEM);
-        if let (ElementParts::All, Some(timeout)) = (parts, self.timeout) {
+        if let Some(timeout) = self.timeout {
             buf.put_u64(ELEM_TIMEOUT, timeout.as_millis() as u64);
         }
         put_value(buf, ELEM_KEY, self.key);
         if let Some(key_end) = self.key_end {
             put_value(buf, ELEM_KEY_END, key_end);
         }
-        if parts == ElementParts::All {
-            match &self.data {
-                ElementData::None => {}
-                ElementData::Value(value) => put_value(buf, ELEM_DATA, value),
-                ElementData::Verdict(verdict) => put_verdict(buf, ELEM_DATA, verdict),
-            }
-            userdata::put_comment(buf, ELEM_USERDATA, self.comment);
+        match &self.data {
+            ElementData::None => {}
+            ElementData::Value(value) => put_value(buf, ELEM_DATA, value),
+            ElementData::Verdict(verdict) => put_verdict(buf, ELEM_DATA, verdict),
         }
+        userdata::put_comment(buf, ELEM_USERDATA, self.comment);
         buf.close(element);
     }
 

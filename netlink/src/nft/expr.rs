@@ -37,13 +37,6 @@ impl Rule {
     pub fn new(exprs: impl Into<Vec<Expr>>) -> Self {
         Rule { exprs: exprs.into(), comment: None }
     }
-
-    /// With this comment.
-    #[must_use]
-    pub fn comment(mut self, comment: impl Into<Comment>) -> Self {
-        self.comment = Some(comment.into());
-        self
-    }
 }
 
 /// A rule in a listing.

@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    hash::{Hash, Hasher},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::Deref,
 };
@@ -21,9 +20,10 @@ const MAX_LEN: usize = 64;
 /// let vip = Fields::new().addr([10, 96, 0, 1]).proto(6).port(80);
 /// assert_eq!(&vip[..], [10, 96, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0]);
 /// ```
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Fields {
     len: u8,
+    /// Zero from `len` on.
     bytes: [u8; MAX_LEN],
 }
 
@@ -86,38 +86,9 @@ impl Deref for Fields {
     }
 }
 
-impl PartialEq for Fields {
-    fn eq(&self, other: &Self) -> bool {
-        self[..] == other[..]
-    }
-}
-
-impl Eq for Fields {}
-
-impl PartialOrd for Fields {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Fields {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self[..].cmp(&other[..])
-    }
-}
-
-impl Hash for Fields {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self[..].hash(state);
-    }
-}
-
 impl fmt::Debug for Fields {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for byte in &self[..] {
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
+        self.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 

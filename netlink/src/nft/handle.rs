@@ -58,28 +58,22 @@ impl NftHandle {
     /// `list tables`: all of the family.
     pub fn tables(&mut self, family: TableFamily) -> Result<Vec<Table>> {
         let request = Request::new(msg::GETTABLE, family.number() as u8, format!("list tables {family}"));
-        request.collect(&mut self.socket, |body| match TableFamily::from_number(body.family.into()) {
-            Some(found) if found == family => Ok(Some(decode::table(body).ok_or(Error::Malformed("a table"))?)),
-            _ => Ok(None),
-        })
+        let is_of_family = |body: &Body<'_>| u32::from(body.family) == family.number();
+        request.collect(&mut self.socket, "a table", is_of_family, decode::table)
     }
 
     /// `list chains`: those of the table; empty if the table does not exist.
     pub fn chains(&mut self, table: &Table) -> Result<Vec<Chain>> {
         // The kernel cannot select a table's chains.
         let request = Request::of(table, msg::GETCHAIN, "list chains");
-        request.collect(&mut self.socket, |body| match body.table() {
-            Some(name) if name == table.name => Ok(Some(decode::chain(body).ok_or(Error::Malformed("a chain"))?)),
-            _ => Ok(None),
-        })
+        let is_of_table = |body: &Body<'_>| body.table() == Some(&table.name);
+        request.collect(&mut self.socket, "a chain", is_of_table, decode::chain)
     }
 
     /// `list sets` and `list maps`: those of the table; empty if the table does not exist.
     pub fn sets(&mut self, table: &Table) -> Result<Vec<Set>> {
         let request = Request::of(table, msg::GETSET, "list sets");
-        let sets =
-            request.collect(&mut self.socket, |body| Ok(Some(decode::set(body).ok_or(Error::Malformed("a set"))?)));
-        match sets {
+        match request.collect(&mut self.socket, "a set", |_| true, decode::set) {
             Err(error) if error.is_not_found() => Ok(Vec::new()),
             other => other,
         }
@@ -88,7 +82,7 @@ impl NftHandle {
     /// The rules of all chains of the table, each chain's in order; empty if the table does not exist.
     pub fn rules(&mut self, table: &Table) -> Result<Vec<ListedRule>> {
         let request = Request::of(table, msg::GETRULE, "list rules");
-        request.collect(&mut self.socket, |body| Ok(Some(decode::rule(body).ok_or(Error::Malformed("a rule"))?)))
+        request.collect(&mut self.socket, "a rule", |_| true, decode::rule)
     }
 
     /// `list set` or `list map`: calls `visit` with each element, borrowed from the receive buffer, and the value from

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Result, Socket,
     message::{Message, messages},
-    socket::{Received, Wait},
+    socket::Received,
 };
 
 /// Listens to all changes of nf_tables in the network namespace of the thread that opened it.
@@ -96,7 +96,7 @@ impl NftMonitor {
     /// Waits for events until the timeout, and returns those that are queued.
     pub fn wait(&mut self, timeout: Duration) -> Result<Vec<NftEvent>> {
         let mut events = Vec::new();
-        let mut wait = Wait::For(timeout);
+        let mut wait = timeout;
         loop {
             match self.socket.receive(wait)? {
                 Received::Nothing => return Ok(events),
@@ -105,7 +105,7 @@ impl NftMonitor {
                     messages(datagram).filter_map(|message| event(&message)).for_each(|new| push(&mut events, new));
                 }
             }
-            wait = Wait::No;
+            wait = Duration::ZERO;
         }
     }
 }
@@ -125,32 +125,27 @@ fn push(events: &mut Vec<NftEvent>, new: NftEvent) {
 fn event(message: &Message<'_>) -> Option<NftEvent> {
     let body = Body::new(message.payload)?;
     let kind = message.kind.checked_sub(abi::SUBSYSTEM)?;
-    let object = match kind {
-        msg::NEWGEN => {
-            return Some(NftEvent::Generation {
-                id: body.u32(generation::ID)?,
-                pid: body.u32(generation::PROC_PID).unwrap_or(0),
-                process: body.str(generation::PROC_NAME).unwrap_or_default().into(),
-                port: message.port,
-            });
-        }
-        msg::NEWTABLE | msg::DELTABLE => "table",
-        msg::NEWCHAIN | msg::DELCHAIN => "chain",
-        msg::NEWRULE | msg::DELRULE => "rule",
-        msg::NEWSET | msg::DELSET => "set",
-        msg::NEWSETELEM | msg::DELSETELEM => "element",
-        _ => "object",
+    if kind == msg::NEWGEN {
+        return Some(NftEvent::Generation {
+            id: body.u32(generation::ID)?,
+            pid: body.u32(generation::PROC_PID).unwrap_or(0),
+            process: body.str(generation::PROC_NAME).unwrap_or_default().into(),
+            port: message.port,
+        });
+    }
+    let (object, verb, chain) = match kind {
+        msg::NEWTABLE => ("table", NftChange::New, None),
+        msg::DELTABLE => ("table", NftChange::Delete, None),
+        msg::NEWCHAIN => ("chain", NftChange::New, body.str(abi::chain::NAME)),
+        msg::DELCHAIN => ("chain", NftChange::Delete, body.str(abi::chain::NAME)),
+        msg::NEWRULE => ("rule", NftChange::New, body.str(abi::rule::CHAIN)),
+        msg::DELRULE => ("rule", NftChange::Delete, body.str(abi::rule::CHAIN)),
+        msg::NEWSET => ("set", NftChange::New, None),
+        msg::DELSET => ("set", NftChange::Delete, None),
+        msg::NEWSETELEM => ("element", NftChange::New, None),
+        msg::DELSETELEM => ("element", NftChange::Delete, None),
+        _ => ("object", NftChange::New, None),
     };
-    let verb = match kind {
-        msg::DELTABLE | msg::DELCHAIN | msg::DELRULE | msg::DELSET | msg::DELSETELEM => NftChange::Delete,
-        _ => NftChange::New,
-    };
-    let chain = match object {
-        "chain" => body.str(abi::chain::NAME),
-        "rule" => body.str(abi::rule::CHAIN),
-        _ => None,
-    };
-    let (family, table, chain) =
-        (TableFamily::from_number(body.family.into()), body.table()?.into(), chain.map(Into::into));
-    Some(NftEvent::Changed { family, table, object, chain, verb, port: message.port })
+    let (family, table) = (TableFamily::from_number(body.family.into()), body.table()?.into());
+    Some(NftEvent::Changed { family, table, object, chain: chain.map(Into::into), verb, port: message.port })
 }

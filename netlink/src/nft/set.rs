@@ -2,8 +2,16 @@
 
 use std::time::Duration;
 
-use super::{element::ElementData, userdata::Comment};
-use crate::attr::align;
+use super::{
+    abi::{LIST_ELEM, set as attr},
+    element::ElementData,
+    userdata::{self, Comment},
+};
+use crate::attr::{Put, align};
+
+/// `enum byteorder` of nft, the byte order in which it prints numbers.
+const HOST_ENDIAN: u32 = 1;
+const BIG_ENDIAN: u32 = 2;
 
 /// A set, or, if it has data, a map.
 ///
@@ -65,13 +73,6 @@ impl Set {
         self
     }
 
-    /// With this comment.
-    #[must_use]
-    pub fn comment(mut self, comment: impl Into<Comment>) -> Self {
-        self.comment = Some(comment.into());
-        self
-    }
-
     /// Whether elements have data.
     pub fn is_map(&self) -> bool {
         !self.data.is_empty()
@@ -82,6 +83,61 @@ impl Set {
         if self.is_map() { "map" } else { "set" }
     }
 
+    /// Appends the attributes; `id` is unique in the batch.
+    pub(crate) fn put(&self, buf: &mut Vec<u8>, id: u32) {
+        let ranges_of_fields = self.flags.contains(SetFlags::INTERVAL) && self.key.len() > 1;
+        let mut flags = self.flags;
+        if self.is_map() {
+            flags = flags | SetFlags::MAP;
+        }
+        if ranges_of_fields {
+            flags = flags | SetFlags::CONCAT;
+        }
+        buf.put_str(attr::NAME, &self.name);
+        buf.put_u32(attr::FLAGS, flags.0);
+        buf.put_u32(attr::KEY_TYPE, DataType::concat(&self.key));
+        buf.put_u32(attr::KEY_LEN, value_len(&self.key) as u32);
+        if self.is_map() {
+            // The kernel ignores the length of verdicts; nft writes 0.
+            let verdict = self.data == [DataType::Verdict];
+            buf.put_u32(attr::DATA_TYPE, DataType::concat(&self.data));
+            buf.put_u32(attr::DATA_LEN, if verdict { 0 } else { value_len(&self.data) as u32 });
+        }
+        buf.put_u32(attr::ID, id);
+        if self.size.is_some() || ranges_of_fields {
+            buf.nest(attr::DESC, |buf| {
+                if let Some(size) = self.size {
+                    buf.put_u32(attr::DESC_SIZE, size);
+                }
+                if ranges_of_fields {
+                    buf.nest(attr::DESC_CONCAT, |buf| {
+                        for field in &self.key {
+                            buf.nest(LIST_ELEM, |buf| buf.put_u32(attr::FIELD_LEN, field.len() as u32));
+                        }
+                    });
+                }
+            });
+        }
+        if let Some(timeout) = self.timeout {
+            buf.put_u64(attr::TIMEOUT, timeout.as_millis() as u64);
+        }
+        let mut udata = Vec::new();
+        userdata::push_u32(&mut udata, userdata::SET_KEY_BYTE_ORDER, byte_order(&self.key));
+        if self.is_map() {
+            userdata::push_u32(&mut udata, userdata::SET_DATA_BYTE_ORDER, byte_order(&self.data));
+        }
+        if let Some(comment) = &self.comment {
+            userdata::push_comment(&mut udata, userdata::SET_COMMENT, comment);
+        }
+        buf.put(attr::USERDATA, &udata);
+    }
+
+    /// The numbers of registers of a key and of the data.
+    pub(crate) fn register_counts(&self) -> (u8, u8) {
+        let count = |fields: &[DataType]| value_len(fields).div_ceil(4) as u8;
+        (count(&self.key), count(&self.data))
+    }
+
     /// Whether `data` fits a map (or, `ElementData::None`, a set) like this one.
     pub fn takes(&self, data: &ElementData<'_>) -> bool {
         match data {
@@ -89,6 +145,16 @@ impl Set {
             ElementData::Verdict(_) => self.data == [DataType::Verdict],
             ElementData::Value(bytes) => self.is_map() && bytes.len() == value_len(&self.data),
         }
+    }
+}
+
+/// The byte order of a value of one field. 0 for a concatenation: nft derives it from the types of the fields.
+fn byte_order(fields: &[DataType]) -> u32 {
+    match fields {
+        [DataType::Mark] => HOST_ENDIAN,
+        [DataType::Verdict] => 0,
+        [_] => BIG_ENDIAN,
+        _ => 0,
     }
 }
 

@@ -41,11 +41,4 @@ impl Table {
     pub fn new(family: TableFamily, name: impl Into<String>) -> Self {
         Table { family, name: name.into(), flags: 0, comment: None }
     }
-
-    /// With this comment.
-    #[must_use]
-    pub fn comment(mut self, comment: impl Into<Comment>) -> Self {
-        self.comment = Some(comment.into());
-        self
-    }
 }

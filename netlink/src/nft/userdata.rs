@@ -2,6 +2,7 @@
 
 use std::{fmt, ops::Deref};
 
+use super::{chain::Chain, expr::Rule, set::Set, table::Table};
 use crate::attr::Put;
 
 /// `NFTNL_UDATA_COMMENT_MAXLEN`: the maximum length of a comment in nft, in bytes.
@@ -14,6 +15,22 @@ pub(crate) const SET_KEY_BYTE_ORDER: u8 = 0;
 pub(crate) const SET_DATA_BYTE_ORDER: u8 = 1;
 /// `NFTNL_UDATA_SET_COMMENT`.
 pub(crate) const SET_COMMENT: u8 = 7;
+
+/// Gives types the builder method `comment`.
+macro_rules! commented {
+    ($($type:ty),*) => {
+        $(impl $type {
+            /// With this comment.
+            #[must_use]
+            pub fn comment(mut self, comment: impl Into<Comment>) -> Self {
+                self.comment = Some(comment.into());
+                self
+            }
+        })*
+    };
+}
+
+commented!(Table, Chain, Rule, Set);
 
 /// A comment of at most 128 bytes. Longer text is truncated, because the kernel would reject the transaction.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,23 +51,11 @@ impl From<&str> for Comment {
     }
 }
 
-impl From<String> for Comment {
-    fn from(text: String) -> Self {
-        text.as_str().into()
-    }
-}
-
 impl Deref for Comment {
     type Target = str;
 
     fn deref(&self) -> &str {
         &self.0
-    }
-}
-
-impl fmt::Display for Comment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

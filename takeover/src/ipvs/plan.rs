@@ -73,7 +73,7 @@ impl NodePorts {
         for ipset::IpsetEntry { ip, protocol, port, .. } in entries {
             let (Some(ip), Some(protocol), Some(port)) = (ip, protocol, port) else { continue };
             self.sockets.retain(|(of, socket)| {
-                (of.number(), socket.port(), socket.is_ipv4()) != (*protocol, *port, ip.is_ipv4())
+                (*of as u8, socket.port(), socket.is_ipv4()) != (*protocol, *port, ip.is_ipv4())
             });
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{NftBatch, SetLayout};
+use super::NftBatch;
 use crate::{
     attr::HEADER as ATTR_HEADER,
     message::{HEADER, SUBHEADER, messages},
@@ -10,6 +10,7 @@ use crate::{
         abi::{self, chain, elements, msg, rule},
         decode::{self, Body},
         element::Element,
+        set::Set,
         text::{self, ElementText, RuleText},
     },
 };
@@ -72,25 +73,21 @@ impl<'a> Operation<'a> {
         list.into_iter().flat_map(|list| list.nested()).filter_map(|element| Element::read(&element))
     }
 
-    fn layout(&self, set: &str) -> Option<&'a SetLayout> {
-        self.batch.layout(self.body.family, self.body.table()?, set)
+    fn set(&self, name: &str) -> Option<&'a Set> {
+        self.batch.set(self.body.family, self.body.table()?, name)
     }
 
     fn element_text<'e>(&self, element: &'e Element<'e>) -> ElementText<'e>
     where
         'a: 'e,
     {
-        let layout = self.body.str(elements::SET).and_then(|set| self.layout(set));
-        ElementText::new(element, layout.map(|layout| (&layout.key[..], &layout.data[..])))
+        ElementText { element, set: self.body.str(elements::SET).and_then(|name| self.set(name)) }
     }
 
     /// The verb, the noun, and the name behind that of the table.
     fn describe(&self) -> (&'static str, &'static str, &'a str) {
         let name = |kind| self.body.str(kind).unwrap_or_default();
-        let set_noun = |set: &str| match self.layout(set) {
-            Some(layout) if !layout.data.is_empty() => "map",
-            _ => "set",
-        };
+        let set_noun = |name: &str| self.set(name).map_or("set", Set::noun);
         match self.kind {
             msg::NEWTABLE => ("add", "table", ""),
             msg::DELTABLE => ("delete", "table", ""),
@@ -139,8 +136,8 @@ impl fmt::Display for Operation<'_> {
             }
             msg::NEWRULE => {
                 if let Some(listed) = decode::rule(&self.body) {
-                    let registers = |set: &str| self.layout(set).map(SetLayout::register_counts);
-                    write!(f, " {}", RuleText::new(&listed.rule, &registers))?;
+                    let registers = |name: &str| self.set(name).map(Set::register_counts);
+                    write!(f, " {}", RuleText { rule: &listed.rule, sets: &registers })?;
                 }
             }
             msg::DELRULE => {

@@ -27,9 +27,10 @@ fn vip(n: u16) -> Fields {
 }
 
 fn rejections(handle: &mut NftHandle, batch: &NftBatch) -> Vec<RejectedOperation> {
-    let error = handle.commit(batch).unwrap_err();
-    assert!(matches!(&error, Error::Rejected(rejections) if rejections.is_complete()), "{error:?}");
-    error.rejected_operations().to_vec()
+    match handle.commit(batch) {
+        Err(Error::Rejected { operations, is_complete: true }) => operations,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -91,14 +92,13 @@ fn the_rejected_element_of_several_is_reported() {
         handle.commit(&batch).unwrap();
         let mut batch = NftBatch::new();
         batch.add_elements(&table(), &vips(), keys.iter().map(|key| Element::verdict(key, Verdict::Accept)));
-        let error = handle.commit(&batch).unwrap_err();
-        assert!(error.is_exists(), "{error}");
-        assert_eq!(error.rejected_operations()[0].element, Some(2), "{error}");
+        let rejected = rejections(&mut handle, &batch);
+        assert_eq!((rejected[0].errno, rejected[0].element), (Errno(libc::EEXIST), Some(2)));
         let mut batch = NftBatch::new();
         batch.delete_elements(&table(), &vips(), [Element::key(&vip(2)), Element::key(&vip(4))]);
-        let error = handle.commit(&batch).unwrap_err();
-        assert!(error.is_not_found(), "{error}");
-        assert_eq!(error.rejected_operations()[0].label, "delete element ip fairlead vips { 10.96.0.4 . tcp . 80 }");
+        let rejected = rejections(&mut handle, &batch);
+        assert_eq!(rejected[0].errno, Errno(libc::ENOENT));
+        assert_eq!(rejected[0].label, "delete element ip fairlead vips { 10.96.0.4 . tcp . 80 }");
     });
 }
 
@@ -129,7 +129,7 @@ fn a_chain_in_use_cannot_be_deleted() {
         handle.commit(&batch).unwrap();
         let mut batch = NftBatch::new();
         batch.delete_chain(&table(), "pool-1");
-        assert!(handle.commit(&batch).unwrap_err().is_busy());
+        assert_eq!(handle.commit(&batch).unwrap_err().errno(), Some(Errno(libc::EBUSY)));
         let mut batch = NftBatch::new();
         batch.delete_elements(&table(), &vips(), [Element::key(&vip(1))]);
         batch.delete_chain(&table(), "pool-1");
@@ -175,8 +175,8 @@ fn a_failure_at_the_commit_is_not_attributed_to_an_operation() {
     replies.add(1, reply(libc::ERESTART), 3);
     let error = replies.into_result(&start()).unwrap_err();
     assert!(error.is_interrupted());
-    assert_eq!(error.rejected_operations()[0].operation, None);
-    assert_eq!(error.rejected_operations()[0].label, "a transaction of 3 operations");
+    let Error::Rejected { operations, .. } = error else { panic!("{error}") };
+    assert_eq!((operations[0].operation, &*operations[0].label), (None, "a transaction of 3 operations"));
 }
 
 #[test]
@@ -184,9 +184,9 @@ fn missing_replies_leave_the_outcome_unknown() {
     let complete = Replies { first_acknowledged: true, last_acknowledged: true, ..Replies::default() };
     assert_eq!(complete.into_result(&start()), Ok(()));
     let dropped = Replies { overrun: true, last_acknowledged: true, ..Replies::default() };
-    assert!(dropped.into_result(&start()).unwrap_err().is_outcome_unknown());
+    assert_eq!(dropped.into_result(&start()), Err(Error::OutcomeUnknown));
     let silent = Replies { first_acknowledged: true, ..Replies::default() };
-    assert!(silent.into_result(&start()).unwrap_err().is_outcome_unknown());
+    assert_eq!(silent.into_result(&start()), Err(Error::OutcomeUnknown));
 }
 
 #[test]
@@ -199,10 +199,9 @@ fn an_overrun_of_the_receive_buffer_makes_the_rejections_incomplete() {
             batch.delete_chain(&table(), &format!("nowhere-{n}"));
         }
         let error = handle.commit(&batch).unwrap_err();
-        let Error::Rejected(rejections) = &error else { panic!("{error}") };
-        assert!(!rejections.is_complete());
-        assert!(rejections.len() > 200, "{}", rejections.len());
-        assert_eq!(rejections[100].label, "delete chain ip fairlead nowhere-100");
+        let Error::Rejected { operations, is_complete: false } = &error else { panic!("{error}") };
+        assert!(operations.len() > 200, "{}", operations.len());
+        assert_eq!(operations[100].label, "delete chain ip fairlead nowhere-100");
         assert!(error.to_string().contains("at least"), "{error}");
 
         let mut batch = NftBatch::new();

@@ -16,7 +16,7 @@ use crate::{
     message::{self, flags},
     nft::{
         abi::{self, msg},
-        element::{Element, ElementParts},
+        element::Element,
     },
 };
 
@@ -108,7 +108,7 @@ impl Request {
     ) -> Result<usize> {
         let (start, mut count) = (self.bytes.len(), 0);
         self.bytes.nest(abi::elements::LIST, |buf| {
-            count = keys.map(|key| Element::key(&key).put(buf, ElementParts::Key)).count();
+            count = keys.map(|key| Element::key(&key).put(buf)).count();
         });
         let result = if count > 0 { self.send(socket, flags::ACK, visit) } else { Ok(()) };
         self.bytes.truncate(start);
@@ -118,14 +118,18 @@ impl Request {
         }
     }
 
-    /// Dumps the objects for which `read` returns a value.
+    /// Dumps the objects that are `wanted`. `object`: what they are, for an error.
     pub(super) fn collect<T>(
         self,
         socket: &mut Socket,
-        mut read: impl FnMut(&Body<'_>) -> Result<Option<T>>,
+        object: &'static str,
+        wanted: impl Fn(&Body<'_>) -> bool,
+        read: fn(&Body<'_>) -> Option<T>,
     ) -> Result<Vec<T>> {
         self.fold(socket, Vec::new, |list, body| {
-            list.extend(read(body)?);
+            if wanted(body) {
+                list.push(read(body).ok_or(Error::Malformed(object))?);
+            }
             Ok(())
         })
     }

@@ -1,6 +1,6 @@
 //! The names of loaded values in nft, and its notation of constants.
 
-use super::{element::put_proto, registers::ConstantFormat};
+use super::registers::ConstantFormat;
 use crate::nft::{
     expr::{CtDirection, CtKey, FibFlags, FibResult, MetaKey, NatFlags, PayloadBase, RejectWith},
     fields::FieldReader,
@@ -64,9 +64,13 @@ pub(super) fn constant(format: ConstantFormat, data: &[u8]) -> String {
     let text = match format {
         ConstantFormat::Addr if data.len() == 16 => fields.ipv6().map(|addr| addr.to_string()),
         ConstantFormat::Addr => fields.ipv4().map(|addr| addr.to_string()),
-        ConstantFormat::Proto => fields.proto().and_then(|proto| {
-            let mut text = String::new();
-            put_proto(&mut text, proto).is_ok().then_some(text)
+        ConstantFormat::Proto => fields.proto().map(|proto| match proto {
+            1 => "icmp".into(),
+            6 => "tcp".into(),
+            17 => "udp".into(),
+            58 => "ipv6-icmp".into(),
+            132 => "sctp".into(),
+            other => other.to_string(),
         }),
         ConstantFormat::Port => fields.port().map(|port| port.to_string()),
         ConstantFormat::Number | ConstantFormat::CtState => number().map(|number| format!("{number:#010x}")),

@@ -19,14 +19,8 @@ pub(crate) type RegisterCounts<'a> = dyn Fn(&str) -> Option<(u8, u8)> + 'a;
 
 /// A rule to display.
 pub(crate) struct RuleText<'a> {
-    rule: &'a Rule,
-    sets: &'a RegisterCounts<'a>,
-}
-
-impl<'a> RuleText<'a> {
-    pub(crate) fn new(rule: &'a Rule, sets: &'a RegisterCounts<'a>) -> Self {
-        RuleText { rule, sets }
-    }
+    pub(crate) rule: &'a Rule,
+    pub(crate) sets: &'a RegisterCounts<'a>,
 }
 
 impl fmt::Display for RuleText<'_> {
@@ -43,7 +37,7 @@ impl fmt::Display for RuleText<'_> {
 /// Displays the rule without the layouts of its sets: a key is assumed to extend to the first empty register.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        RuleText::new(self, &|_| None).fmt(f)
+        RuleText { rule: self, sets: &|_| None }.fmt(f)
     }
 }
 
