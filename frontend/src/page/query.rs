@@ -8,15 +8,8 @@ const MAX_FILTER_CHARS: usize = 100;
 pub(super) struct PageQuery {
     /// As typed.
     pub(super) filter: String,
-    pub(super) rows: RowLimit,
-}
-
-/// How much of a long table to show.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum RowLimit {
-    #[default]
-    First,
-    All,
+    /// Whether long tables are shown completely.
+    pub(super) show_all: bool,
 }
 
 impl PageQuery {
@@ -26,7 +19,7 @@ impl PageQuery {
         for (name, value) in form_urlencoded::parse(text.as_bytes()) {
             match &*name {
                 "q" => query.filter = value.trim().chars().take(MAX_FILTER_CHARS).collect(),
-                "all" if value == "1" => query.rows = RowLimit::All,
+                "all" => query.show_all = value == "1",
                 _ => {}
             }
         }
@@ -54,7 +47,7 @@ mod tests {
     #[test]
     fn filters_are_decoded_and_encoded() {
         let query = PageQuery::parse("x&q=%20a%2Fb+%C3%BC%zz%2&all=1");
-        assert_eq!(query, PageQuery { filter: "a/b ü%zz%2".to_owned(), rows: RowLimit::All });
+        assert_eq!(query, PageQuery { filter: "a/b ü%zz%2".to_owned(), show_all: true });
         assert_eq!(PageQuery::parse(&format!("q={}", query.encoded_filter())).filter, query.filter);
         assert_eq!(PageQuery::parse(&format!("q={}", "a".repeat(1000))).filter.len(), MAX_FILTER_CHARS);
         assert!(query.matches(&["xA/B", "Ü%ZZ%2"]) && !query.matches(&["a/b"]));

@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::{
     html::{Escaped, WrappableName},
     model::{NodeCondition, NodeRow, PageModel, ServiceRow},
-    query::{PageQuery, RowLimit},
+    query::PageQuery,
 };
 use crate::{
     change_history::{ChangeKind, ChangeRecord},
@@ -30,7 +30,7 @@ struct Table<'a> {
 
 /// The whole page.
 pub(super) fn page(model: &PageModel, query: &PageQuery) -> String {
-    let all = if query.rows == RowLimit::All { r#"<input type="hidden" name="all" value="1">"# } else { "" };
+    let all = if query.show_all { r#"<input type="hidden" name="all" value="1">"# } else { "" };
     format!(
         r#"<!doctype html>
 <html lang="en">
@@ -202,7 +202,7 @@ impl Table<'_> {
         let (mut body, mut count) = (String::new(), 0);
         for content in rows {
             count += 1;
-            if count <= DEFAULT_ROWS || query.rows == RowLimit::All {
+            if count <= DEFAULT_ROWS || query.show_all {
                 body.push_str("<tr>");
                 row(content, &mut body);
                 body.push_str("</tr>\n");
@@ -225,7 +225,7 @@ impl Table<'_> {
             let _ = write!(html, "<th scope=\"col\"{class}>{column}</th>");
         }
         let _ = writeln!(html, "</tr></thead>\n<tbody>\n{body}</tbody></table></div>");
-        if count > DEFAULT_ROWS && query.rows == RowLimit::First {
+        if count > DEFAULT_ROWS && !query.show_all {
             let _ = writeln!(
                 html,
                 "<p class=\"more\">{DEFAULT_ROWS} of {count} shown. <a href=\"?q={}&amp;all=1\">Show all</a></p>",

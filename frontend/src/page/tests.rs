@@ -8,7 +8,7 @@ use proto::model::{Protocol, Revision, ServicePortKey};
 use super::{
     Page, is_local_host,
     model::{NodeCondition, NodeRow, PageModel, ServiceRow},
-    query::{PageQuery, RowLimit},
+    query::PageQuery,
     render::{self, DEFAULT_ROWS},
 };
 use crate::{
@@ -57,11 +57,11 @@ fn model(nodes: usize, services: usize, name: &str) -> PageModel {
 #[test]
 fn hostile_names_are_escaped() {
     let harmless = render::page(&model(2, 2, "web"), &PageQuery::default());
-    let query = PageQuery { filter: HOSTILE.to_owned(), rows: RowLimit::All };
+    let query = PageQuery { filter: HOSTILE.to_owned(), show_all: true };
     for page in [
         render::page(&model(2, 2, HOSTILE), &PageQuery::default()),
         render::page(&model(2, 2, HOSTILE), &query),
-        render::page(&model(DEFAULT_ROWS + 1, 0, HOSTILE), &PageQuery { rows: RowLimit::First, ..query.clone() }),
+        render::page(&model(DEFAULT_ROWS + 1, 0, HOSTILE), &PageQuery { show_all: false, ..query.clone() }),
     ] {
         assert!(page.contains("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&quot; onload=&quot;x"));
         assert!(!page.contains("<script>alert") && !page.contains("\" onload="), "{page}");
@@ -77,7 +77,7 @@ fn pages_of_large_clusters_are_small() {
     assert_eq!(page.matches("<tr>").count(), 2 * DEFAULT_ROWS + 2 + 4);
     assert!(page.contains("100 of 5000 shown. <a href=\"?q=&amp;all=1\">Show all</a>"), "{page}");
     assert!(page.contains("100 of 10000 shown"));
-    let all = render::live(&model, &PageQuery { rows: RowLimit::All, ..PageQuery::default() });
+    let all = render::live(&model, &PageQuery { show_all: true, ..PageQuery::default() });
     assert!(all.matches("<tr>").count() > 15_000 && !all.contains(" shown."));
     let one = render::live(&model, &PageQuery::parse("q=LENGTH-4711"));
     assert_eq!(one.matches("a-node-or-service-of-usual-length-4711").count(), 2, "{one}");
