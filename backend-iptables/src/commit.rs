@@ -88,7 +88,7 @@ impl<'a, K: Kernel> Committer<'a, K> {
         }
         Ok(match self.kernel.restore(family, &script).await {
             Ok(()) => {
-                self.writes += script.writes();
+                self.writes += script.commands();
                 Ok(())
             }
             Err(error) => Err(rejection(&script, error)?),

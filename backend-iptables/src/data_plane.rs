@@ -130,8 +130,7 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
     async fn update(&mut self, mut applied: AppliedState, change: Change<'_>) -> Result<UpdateOutcome<AppliedState>> {
         let Change { state, ownership, service_ports, facts } = change;
         let options = self.options.effective(state.node());
-        let updates = service_ports.iter().map(|key| self.desired(state, ownership, key, &options));
-        let updates: Vec<_> = updates.collect();
+        let updates: Vec<_> = service_ports.iter().map(|key| self.desired(state, ownership, key, &options)).collect();
         let new_base = facts.then(|| self.base(state));
         let mut writes = 0;
         for family in self.families.clone() {
@@ -143,7 +142,7 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
             {
                 return Ok(UpdateOutcome::Rejected(rejection(&script, error)?.to_string()));
             }
-            writes += script.writes();
+            writes += script.commands();
             applied.commit_users(family, users);
         }
         if let Some(base) = new_base {

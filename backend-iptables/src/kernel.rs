@@ -28,7 +28,7 @@ pub(crate) trait Kernel: Send + 'static {
     /// Executes the parts of a script in order, each completely or not at all, until one is rejected.
     fn restore(&mut self, family: IpFamily, script: &Script) -> impl Future<Output = Result<(), RestoreError>> + Send;
 
-    /// Sets whether packets between loopback addresses and other hosts are routed. A kernel without a network ignores it.
+    /// Sets whether packets between loopback addresses and other hosts are routed.
     fn route_localnet(&mut self, _is_routed: bool) -> Result<()> {
         Ok(())
     }

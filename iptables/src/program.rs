@@ -85,7 +85,13 @@ impl Program {
     /// The program whose name contains the variant.
     #[must_use]
     pub const fn new(family: IpFamily, variant: Variant) -> Self {
-        Self { family, variant, name: variant.program(family) }
+        let name = match (variant, family) {
+            (Variant::Nft, IpFamily::V4) => "iptables-nft",
+            (Variant::Nft, IpFamily::V6) => "ip6tables-nft",
+            (Variant::Legacy, IpFamily::V4) => "iptables-legacy",
+            (Variant::Legacy, IpFamily::V6) => "ip6tables-legacy",
+        };
+        Self { family, variant, name }
     }
 
     /// `iptables` or `ip6tables`, known to be of this variant.

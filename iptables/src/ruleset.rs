@@ -60,12 +60,12 @@ impl Ruleset {
         let mut table = None;
         for (number, line) in (1..).zip(saved.lines()) {
             if let Some(name) = line.strip_prefix('*') {
-                table = Some(name.parse::<Table>().ok());
+                table = Some(Table::from_name(name));
             } else if line == "COMMIT" {
                 table = None;
             } else if let Some(comment) = line.strip_prefix('#') {
                 let name = comment.strip_prefix(" Table `").and_then(|rest| rest.strip_suffix(INCOMPATIBLE));
-                ruleset.incompatible.extend(name.and_then(|name| name.parse::<Table>().ok()));
+                ruleset.incompatible.extend(name.and_then(Table::from_name));
             } else if let Some(Some(table)) = table {
                 ruleset.line(table, line).with_context(|| format!("unexpected line {number}: {line:?}"))?;
             }
@@ -79,7 +79,7 @@ impl Ruleset {
         let mut table = None;
         for line in script.lines() {
             match line.strip_prefix('*') {
-                Some(name) => table = name.parse().ok(),
+                Some(name) => table = Table::from_name(name),
                 None => drop(table.and_then(|table| self.line(table, line))),
             }
         }

@@ -1,6 +1,6 @@
 //! Tables, and the desired content of them.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 /// A table of iptables. `Filter` comes before `Nat` in maps and scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,18 +56,14 @@ impl Table {
             Self::Security => "security",
         }
     }
+
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|table| table.name() == name)
+    }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-impl FromStr for Table {
-    type Err = ();
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|table| table.name() == name).ok_or(())
     }
 }

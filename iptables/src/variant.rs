@@ -3,8 +3,6 @@
 
 use std::{fmt, str::FromStr};
 
-use proto::model::IpFamily;
-
 /// Where iptables keeps its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Variant {
@@ -24,17 +22,6 @@ pub struct UnknownVariant(String);
 impl Variant {
     /// Both variants.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
-
-    /// The program of a family, to which `-save` and `-restore` are appended.
-    #[must_use]
-    pub const fn program(self, family: IpFamily) -> &'static str {
-        match (self, family) {
-            (Self::Nft, IpFamily::V4) => "iptables-nft",
-            (Self::Nft, IpFamily::V6) => "ip6tables-nft",
-            (Self::Legacy, IpFamily::V4) => "iptables-legacy",
-            (Self::Legacy, IpFamily::V6) => "ip6tables-legacy",
-        }
-    }
 
     /// Reads the output of `iptables --version`. Versions before 1.8, which had one variant, print none.
     #[must_use]

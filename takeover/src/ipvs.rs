@@ -55,6 +55,9 @@ const FAIRLEAD_NODE_PORTS: [&str; 2] = ["FAIRLEAD-NODE-PORTS", "FAIRLEAD-6-NODE-
 const ATTEMPTS: usize = 40;
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 
+/// Names of sets, with their family.
+type Sets = Vec<(IpFamily, String)>;
+
 /// The objects of that mode, and what is done with them.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
@@ -62,8 +65,8 @@ pub(crate) struct Leftovers {
     busy: Vec<Server>,
     /// Whether the device exists, and is not needed any more.
     deletes_device: bool,
-    /// The sets to destroy, with their family.
-    sets: Vec<(IpFamily, String)>,
+    /// The sets to destroy.
+    sets: Sets,
 }
 
 // === impl Leftovers ===
@@ -74,7 +77,7 @@ impl Leftovers {
         Ok(Self::new(servers, has_device, sets))
     }
 
-    fn new(servers: Vec<Server>, has_device: bool, mut sets: Vec<(IpFamily, String)>) -> Self {
+    fn new(servers: Vec<Server>, has_device: bool, mut sets: Sets) -> Self {
         let (busy, idle): (Vec<_>, Vec<_>) = servers.into_iter().partition(Server::is_busy);
         let deletes_device = has_device && busy.iter().all(Server::is_on_node_port);
         let needed: BTreeSet<_> = busy.iter().filter(|server| server.is_on_node_port()).map(Server::family).collect();
@@ -143,8 +146,8 @@ impl Leftovers {
     }
 }
 
-/// kube-proxy's virtual servers, whether its device exists, and its sets.
-pub(crate) fn observe() -> Result<(Vec<Server>, bool, Vec<(IpFamily, String)>)> {
+/// kube-proxy's virtual servers with their destinations, whether its device exists, and its sets.
+pub(crate) fn observe() -> Result<(Vec<Server>, bool, Sets)> {
     let mut interfaces = rtnl::addresses_by_link().context("list the addresses of the links")?;
     // Addresses that are also on Fairlead's device, and the virtual servers at them, belong to Fairlead.
     let adopted = interfaces.get(FAIRLEAD_DEVICE).cloned().unwrap_or_default();
@@ -167,24 +170,19 @@ pub(crate) fn observe() -> Result<(Vec<Server>, bool, Vec<(IpFamily, String)>)> 
         let entries = ipset.entries(name).with_context(|| format!("list the set {name}"))?;
         node_ports.remove(&entries);
     }
-    Ok((servers(device.as_ref(), &node_ports)?, device.is_some(), sets))
-}
-
-/// kube-proxy's virtual servers, with their destinations.
-fn servers(device: Option<&HashSet<IpAddr>>, node_ports: &NodePorts) -> Result<Vec<Server>> {
-    // Opening IPVS would load its module.
-    if !ipvs::is_loaded() {
-        return Ok(Vec::new());
-    }
-    let Some(mut handle) = ipvs::IpvsHandle::open()? else { return Ok(Vec::new()) };
     let mut servers = Vec::new();
-    for service in handle.virtual_servers().context("list the virtual servers of IPVS")? {
-        if let Some(kind) = plan::kind(&service, device, node_ports) {
-            let destinations = handle.destinations(&service)?;
-            servers.push(Server { service, kind, destinations });
+    // Opening IPVS would load its module.
+    if ipvs::is_loaded()
+        && let Some(mut handle) = ipvs::IpvsHandle::open()?
+    {
+        for service in handle.virtual_servers().context("list the virtual servers of IPVS")? {
+            if let Some(kind) = plan::kind(&service, device.as_ref(), &node_ports) {
+                let destinations = handle.destinations(&service)?;
+                servers.push(Server { service, kind, destinations });
+            }
         }
     }
-    Ok(servers)
+    Ok((servers, device.is_some(), sets))
 }
 
 /// Deletes the conntrack entries of UDP flows, so that their next packets are translated like first ones. UDP has no

@@ -164,11 +164,9 @@ fn at(rules: &NodeRules, traversal: &mut Traversal<'_>, hook: Hook, nat_chains: 
 /// come first: the order in which they were registered cannot be read.
 fn chains_at(rules: &NodeRules, v4: bool, hook: Hook) -> Vec<HookedChain<'_>> {
     let mut all = Vec::new();
-    all.extend(ipvs::priority(hook).map(|priority| HookedChain {
-        priority: (priority, priority),
-        kind: ChainType::Filter,
-        chain: None,
-    }));
+    if let Some(priority) = ipvs::priority(hook) {
+        all.push(HookedChain { priority: (priority, priority), kind: ChainType::Filter, chain: None });
+    }
     for table in rules.0.iter().filter(|table| table.handles(v4)) {
         for (name, base) in table.base_chains().into_iter().filter(|(_, base)| base.hook == hook) {
             let priority = if base.kind == ChainType::Nat { nat_priority(hook) } else { base.priority };

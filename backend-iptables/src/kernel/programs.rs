@@ -94,10 +94,10 @@ impl Kernel for IptablesKernel {
 
     async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
         self.detect(family).await.map_err(RestoreError::Failed)?;
-        let Some(watch) = &mut self.watch else { return self.tools.restore(family, script.script()).await };
+        let Some(watch) = &mut self.watch else { return self.tools.restore(family, script).await };
         // The notifications of the program do not tell that they are our own; its transactions are counted instead.
         watch.pause().map_err(RestoreError::Failed)?;
-        let result = self.tools.restore(family, script.script()).await;
+        let result = self.tools.restore(family, script).await;
         watch.resume().map_err(RestoreError::Failed)?;
         watch.committed(script.tables());
         result
@@ -134,10 +134,7 @@ impl Kernel for IptablesKernel {
             None => {
                 tokio::time::sleep_until(due.into()).await;
                 self.due = None;
-                self.next = match next {
-                    IpFamily::V4 => IpFamily::V6,
-                    IpFamily::V6 => IpFamily::V4,
-                };
+                self.next = if next == IpFamily::V4 { IpFamily::V6 } else { IpFamily::V4 };
                 Suspicion::Compare(next)
             }
         }

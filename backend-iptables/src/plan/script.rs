@@ -1,6 +1,6 @@
 //! The script for `iptables-restore`, and for which service port each of its lines is there.
 
-use std::{cmp::Reverse, collections::BTreeSet};
+use std::{cmp::Reverse, collections::BTreeSet, ops::Deref};
 
 use iptables::{ChainSpec, ScriptLine, Table};
 
@@ -95,29 +95,6 @@ impl ChainGroup<'_> {
 // === impl Script ===
 
 impl Script {
-    pub(crate) fn script(&self) -> &iptables::Script {
-        &self.script
-    }
-
-    /// The input of `iptables-restore`.
-    pub(crate) fn text(&self) -> &str {
-        self.script.text()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.script.is_empty()
-    }
-
-    /// The number of lines that change something.
-    pub(crate) fn writes(&self) -> usize {
-        self.script.commands()
-    }
-
-    /// The number of transactions.
-    pub(crate) fn tables(&self) -> usize {
-        self.script.tables()
-    }
-
     /// The owner of a line; the first line is 1.
     pub(crate) fn owner(&self, line: usize) -> Owner {
         self.owners.get(line.checked_sub(1)?).copied().flatten()
@@ -145,5 +122,13 @@ impl Script {
         self.owners.resize(self.script.lines(), None);
         self.script.push(line);
         self.owners.push(owner);
+    }
+}
+
+impl Deref for Script {
+    type Target = iptables::Script;
+
+    fn deref(&self) -> &iptables::Script {
+        &self.script
     }
 }

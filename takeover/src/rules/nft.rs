@@ -14,6 +14,9 @@ use crate::nft::tables;
 
 const MODE: &str = "nftables";
 
+/// The elements of a map.
+type Verdicts = Vec<(VipKey, Verdict<'static>)>;
+
 pub(super) fn read() -> Result<KubeProxyRules> {
     let mut handle = NftHandle::open()?;
     let mut vips = KubeProxyRules::new();
@@ -23,15 +26,15 @@ pub(super) fn read() -> Result<KubeProxyRules> {
             let targets = targets(&mut handle, &table, family, &listed.rule)?;
             chains.0.entry(listed.chain).or_default().push(targets);
         }
-        for (map, has_address) in [("service-ips", true), ("service-nodeports", false)] {
-            for (vip, verdict) in verdicts(&mut handle, &table, map, family, has_address)? {
+        for map in ["service-ips", "service-nodeports"] {
+            for (vip, verdict) in verdicts(&mut handle, &table, map, family)? {
                 let Some(chain) = verdict.chain() else { continue };
                 let endpoints = chains.reached(chain, chain.starts_with("external-"));
                 vips.insert(vip, VipRules::new(MODE, service(chain), endpoints));
             }
         }
-        for (map, has_address) in [("no-endpoint-services", true), ("no-endpoint-nodeports", false)] {
-            for (vip, verdict) in verdicts(&mut handle, &table, map, family, has_address)? {
+        for map in ["no-endpoint-services", "no-endpoint-nodeports"] {
+            for (vip, verdict) in verdicts(&mut handle, &table, map, family)? {
                 let rejects = verdict.chain().is_some();
                 let verdict = if rejects { ConnectionVerdict::Reject } else { ConnectionVerdict::Drop };
                 // With policy Local it may apply to external connections only.
@@ -51,14 +54,9 @@ fn service(chain: &str) -> Option<String> {
     Some(format!("{namespace}/{name}{}", port.unwrap_or_default()))
 }
 
-/// The elements of a map of VIPs. A map that does not exist is empty.
-fn verdicts(
-    handle: &mut NftHandle,
-    table: &Table,
-    map: &str,
-    family: IpFamily,
-    has_address: bool,
-) -> Result<Vec<(VipKey, Verdict<'static>)>> {
+/// The elements of a map of VIPs: the keys of `*-nodeports` have no address. A map that does not exist is empty.
+fn verdicts(handle: &mut NftHandle, table: &Table, map: &str, family: IpFamily) -> Result<Verdicts> {
+    let has_address = !map.ends_with("-nodeports");
     let listed = handle.elements(table, map, Vec::new, |list: &mut Vec<_>, element| {
         let mut fields = FieldReader::new(element.key);
         let address = if has_address { address(&mut fields, family) } else { None };

@@ -335,11 +335,8 @@ impl RuleRun<'_, '_, '_> {
 
 /// The index of an interface of this namespace; 0 for none.
 fn index(name: &str) -> u32 {
-    let path = format!("/sys/class/net/{name}/ifindex");
-    if name.is_empty() {
-        return 0;
-    }
-    std::fs::read_to_string(path).ok().and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+    let number = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).unwrap_or_default();
+    number.trim().parse().unwrap_or(0)
 }
 
 // === impl ExprResult ===
