@@ -20,7 +20,8 @@ macro_rules! numbered {
                 self as u32
             }
 
-            pub(crate) const fn from_number(number: u32) -> Option<Self> {
+            /// The variant of this number.
+            pub const fn from_number(number: u32) -> Option<Self> {
                 match number {
                     $($number => Some($name::$var),)*
                     _ => None,

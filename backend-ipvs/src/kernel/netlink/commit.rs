@@ -7,9 +7,9 @@ use std::{
 
 use anyhow::{Context, Result};
 use netlink::{
-    Errno,
+    Errno, RejectedRequest,
     ipset::IpsetEntry,
-    ipvs::{Destination, IpvsCommand, PERSISTENT, RejectedCommand, Scheduling, VirtualServerKey},
+    ipvs::{Destination, IpvsCommand, PERSISTENT, Scheduling, VirtualServerKey},
     rtnl,
 };
 use nix::libc;
@@ -104,7 +104,7 @@ impl Worker {
             let commands: Vec<IpvsCommand> = round.iter().map(|(_, command)| command.clone()).collect();
             let rejected = self.ipvs()?.execute(&commands)?;
             let (mut next, mut retried) = (Vec::new(), HashSet::new());
-            for RejectedCommand { index, errno } in rejected {
+            for RejectedRequest { index, errno } in rejected {
                 let Some((index, mut command)) = round.get(index).cloned() else { continue };
                 match next_attempt(&mut command, errno, &retried) {
                     NextAttempt::None => {}
