@@ -3,13 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
-use std::env;
-use std::fs::{self, File};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::{
+    env,
+    fs::{self, File},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
-use backend::testing::{Stack, synthetic, transition};
-use backend::{Backend, NodeState};
+use backend::{
+    Backend, NodeState,
+    testing::{Stack, synthetic, transition},
+};
 use backend_ipvs::{Ipvs, Settings};
 use e2e::uml;
 use iptables::Variant;

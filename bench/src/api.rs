@@ -8,10 +8,12 @@ use std::time::Instant;
 use anyhow::Result;
 
 use self::objects::ClusterSize;
-use crate::api_server::{ApiServer, Lists};
-use crate::lab::{DEADLINE, Lab, Memory, memory, stop};
-use crate::report::{Goal, Report};
-use crate::worker::Worker;
+use crate::{
+    api_server::{ApiServer, Lists},
+    lab::{DEADLINE, Lab, Memory, memory, stop},
+    report::{Goal, Report},
+    worker::Worker,
+};
 
 const SIZE: ClusterSize = ClusterSize { nodes: 5_000, services: 10_000, endpoints: 25 };
 

@@ -7,21 +7,27 @@
 
 mod http;
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{SocketAddr, TcpListener},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
-use tokio::net::TcpStream;
-use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::{
+    net::TcpStream,
+    sync::watch,
+    time::{Instant, timeout, timeout_at},
+};
 
 use self::http::{Request, answer, begin_chunks, chunk, end_chunks};
-use crate::lab::{DEADLINE, Lab};
-use crate::worker::Worker;
+use crate::{
+    lab::{DEADLINE, Lab},
+    worker::Worker,
+};
 
 /// Objects on a page if the request has no limit.
 const PAGE: usize = 500;

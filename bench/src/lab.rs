@@ -1,10 +1,11 @@
 //! The network namespace of a node and the programs in it, with their logs and memory, and the kernel's notifications.
 
-use std::env;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use e2e::{Cluster, Netns, Process};

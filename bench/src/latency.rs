@@ -1,13 +1,17 @@
 //! The time from the edit of a manifest to the commit in the kernel.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 
-use crate::lab::{DEADLINE, Lab, commit, stop};
-use crate::manifests::Manifests;
-use crate::report::{Goal, Report};
+use crate::{
+    lab::{DEADLINE, Lab, commit, stop},
+    manifests::Manifests,
+    report::{Goal, Report},
+};
 
 /// The number of edits.
 const EDITS: u32 = 200;

@@ -1,10 +1,12 @@
 //! A directory of manifests of any size: one file for each Service with its EndpointSlice, and one for the measured
 //! node.
 
-use std::fmt::Write as _;
-use std::fs;
-use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::{
+    fmt::Write as _,
+    fs,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result};
 

@@ -5,10 +5,12 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use e2e::Process;
 
-use crate::lab::{DEADLINE, Lab, Memory, field, memory, stop};
-use crate::latency;
-use crate::manifests::Manifests;
-use crate::report::{Goal, Report};
+use crate::{
+    lab::{DEADLINE, Lab, Memory, field, memory, stop},
+    latency,
+    manifests::Manifests,
+    report::{Goal, Report},
+};
 
 const SERVICES: u32 = 10_000;
 const EACH: u32 = 10;

@@ -24,19 +24,22 @@ mod metrics;
 mod node;
 pub(crate) mod process;
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use e2e::Process;
 use nix::sys::signal::Signal;
 
-use crate::api_server::{ApiServer, Lists};
-use crate::lab::{DEADLINE, Lab, memory};
-use crate::report::{Goal, Report};
-use crate::worker::Worker;
+use crate::{
+    api_server::{ApiServer, Lists},
+    lab::{DEADLINE, Lab, memory},
+    report::{Goal, Report},
+    worker::Worker,
+};
 
 use cluster::{Cluster, Size};
 use fleet::{Connect, Fleet};

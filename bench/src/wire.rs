@@ -6,17 +6,18 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use backend::{NodeState, Stage};
 use frontend::{Config, Frontend, source::Source};
-use proto::encoded::EncodedMessage;
-use proto::model::{
-    Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, SyncMode,
+use proto::{
+    encoded::EncodedMessage,
+    model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, SyncMode},
 };
 use runtime::{Ready, Shutdown};
-use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::{sync::mpsc, time::timeout};
 
-use crate::lab::DEADLINE;
-use crate::manifests::{Manifests, NODE};
-use crate::report::{Goal, Report};
+use crate::{
+    lab::DEADLINE,
+    manifests::{Manifests, NODE},
+    report::{Goal, Report},
+};
 
 const SERVICES: u32 = 10_000;
 /// The number of edits of whose sizes the mean is reported.

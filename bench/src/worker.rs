@@ -4,8 +4,10 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, Result};
 use e2e::Netns;
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::oneshot;
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::oneshot,
+};
 
 /// The thread. Dropping this ends it and its tasks.
 #[derive(Debug)]

@@ -1,16 +1,20 @@
 //! Changes under traffic: a pod is replaced, a backend is restarted.
 
-use std::fs;
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use e2e::{IpFamily, Protocol};
 
-use crate::kernel::{self, Notifications};
-use crate::reach::{connect, join, load_balancer_ip, millis, spread};
-use crate::scene::{DEADLINE, Scene, message};
-use crate::show::Show;
+use crate::{
+    kernel::{self, Notifications},
+    reach::{connect, join, load_balancer_ip, millis, spread},
+    scene::{DEADLINE, Scene, message},
+    show::Show,
+};
 
 /// New connections per second during a change, and the time limit.
 const RATE: u32 = 200;

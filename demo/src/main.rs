@@ -15,11 +15,12 @@ mod reach;
 mod scene;
 mod show;
 
-use std::env;
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
-use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::{
+    env, fs,
+    os::unix::fs::MetadataExt as _,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use e2e::{Backend, leftovers, uml};

@@ -1,8 +1,10 @@
 //! Connections to a dual-stack Service through all its VIPs, to one with policy Local, and to one without endpoints.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use e2e::{Client, Failure, IpFamily, Protocol, plan};

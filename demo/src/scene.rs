@@ -1,10 +1,11 @@
 //! The cluster, the directory of manifests, one frontend and a backend on each node.
 
-use std::env;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use e2e::{Backend, Cluster, Netns, Node, Process, plan};

@@ -4,17 +4,18 @@
 //!   call ──JSON, ended by a zero byte──▶ pipe 3 ──▶ chromium ──▶ pipe 4 ──▶ answers, by number, and events
 //! ```
 
-use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
-use std::time::Duration;
+use std::{
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 
-use crate::fork;
-use crate::netns::Netns;
+use crate::{fork, netns::Netns};
 
 /// Installed by ci/setup.
 const PROGRAM: &str = "/usr/bin/chromium";

@@ -1,13 +1,17 @@
 //! Clients in any namespace: single requests, series of requests, and traffic in the background.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
 
-use crate::netns::Netns;
-use crate::traffic::{Churn, Stream};
-use crate::uml;
-use crate::wire::{Failure, Protocol, Reply};
+use crate::{
+    netns::Netns,
+    traffic::{Churn, Stream},
+    uml,
+    wire::{Failure, Protocol, Reply},
+};
 
 pub(crate) mod probe;
 

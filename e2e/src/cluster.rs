@@ -1,17 +1,21 @@
 //! A cluster of network namespaces: nodes, pods with servers, and a client outside.
 
-use std::net::SocketAddr;
-use std::path::Path;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
-use std::time::Duration;
+use std::{
+    net::SocketAddr,
+    path::Path,
+    sync::{Mutex, MutexGuard, Once, PoisonError},
+    time::Duration,
+};
 
-use crate::client::Client;
-use crate::manifests::Manifests;
-use crate::netns::{Netns, Owner, remove_dead_namespaces};
-use crate::plan::{self, DualStack};
-use crate::server::Server;
-use crate::wait::eventually;
-use crate::wire::Failure;
+use crate::{
+    client::Client,
+    manifests::Manifests,
+    netns::{Netns, Owner, remove_dead_namespaces},
+    plan::{self, DualStack},
+    server::Server,
+    wait::eventually,
+    wire::Failure,
+};
 
 mod topology;
 

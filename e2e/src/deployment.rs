@@ -9,22 +9,26 @@
 //! To wait until every node has programmed a change, [`Deployment::wait_until_programmed`] changes one more service,
 //! the fence: `watch` prints its revision, and each backend logs when it has programmed that revision.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::cluster::{Cluster, ClusterBuilder, Node};
-use crate::manifests::{Manifests, Service};
-use crate::netns::Netns;
-use crate::plan;
-use crate::process::Process;
-use crate::tools::NftMonitor;
-use crate::wire::Protocol;
+use crate::{
+    cluster::{Cluster, ClusterBuilder, Node},
+    manifests::{Manifests, Service},
+    netns::Netns,
+    plan,
+    process::Process,
+    tools::NftMonitor,
+    wire::Protocol,
+};
 
 mod backend;
 mod kernel_changes;

@@ -1,9 +1,11 @@
 //! Starts programs one at a time. Between fork and exec a child has a copy of every socket of this process, so a socket
 //! that a server closes at that moment would stay open a little longer, and its port would still answer.
 
-use std::io;
-use std::process::{Child, Command};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    io,
+    process::{Child, Command},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 static FORKING: Mutex<()> = Mutex::new(());
 

@@ -1,8 +1,10 @@
 //! HTTP requests from any namespace.
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
 
 use crate::netns::Netns;
 

@@ -1,13 +1,14 @@
 //! The Kubernetes objects of a cluster as YAML: a directory with a file for the service CIDRs, one for each node, and
 //! one for each Service with its EndpointSlices. Files are replaced atomically, as configuration tools do.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Value, json};
 
-use crate::cluster::Node;
-use crate::plan::SERVICE_CIDRS;
+use crate::{cluster::Node, plan::SERVICE_CIDRS};
 
 mod endpoint;
 mod service;

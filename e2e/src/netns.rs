@@ -3,20 +3,26 @@
 //!
 //! A name is `fl-<pid>-<number>-<what>`: unique among parallel tests, and identifies its owner.
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::fs::MetadataExt;
-use std::panic;
-use std::path::{Path, PathBuf};
-use std::process::{self, Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::unix::fs::MetadataExt,
+    panic,
+    path::{Path, PathBuf},
+    process::{self, Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
 
-use nix::mount::{MntFlags, umount2};
-use nix::sched::{CloneFlags, setns};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::{
+    mount::{MntFlags, umount2},
+    sched::{CloneFlags, setns},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 use crate::fork;
 

@@ -1,19 +1,24 @@
 //! A program in a namespace, whose output goes to a file and can be waited for line by line. It ends with the test.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Read, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
 
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
-use nix::unistd::Pid;
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        wait::{Id, WaitPidFlag, waitid},
+    },
+    unistd::Pid,
+};
 
-use crate::fork;
-use crate::netns::Netns;
+use crate::{fork, netns::Netns};
 
 /// Timeout of SIGTERM, after which SIGKILL follows.
 const GRACE: Duration = Duration::from_secs(10);

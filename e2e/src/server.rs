@@ -1,17 +1,16 @@
 //! A server in a namespace: one thread that answers on given addresses and ports, over TCP, UDP and SCTP. Its messages
 //! are those of `wire`.
 
-use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::mpsc;
-use std::thread::JoinHandle;
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::mpsc,
+    thread::JoinHandle,
+};
 
-use tokio::runtime;
-use tokio::sync::oneshot;
-use tokio::task::LocalSet;
+use tokio::{runtime, sync::oneshot, task::LocalSet};
 
-use crate::fork;
-use crate::netns::Netns;
+use crate::{fork, netns::Netns};
 
 mod sctp;
 mod tcp;

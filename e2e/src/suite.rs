@@ -1,10 +1,14 @@
 //! Many cases in one process, for user-mode-linux, where booting a guest for each would take too long.
 
-use std::panic;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::Instant;
+use std::{
+    panic,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Instant,
+};
 
 use crate::deployment::Backend;
 

@@ -1,14 +1,8 @@
 //! Tools of an operator on a node: `nft`, `nft monitor`, `conntrack`.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
+use std::{fs, path::Path, process::Command, time::Duration};
 
-use crate::netns::Netns;
-use crate::plan::IpFamily;
-use crate::process::Process;
-use crate::wait::eventually;
+use crate::{netns::Netns, plan::IpFamily, process::Process, wait::eventually};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// A table that is added and deleted to mark a point in the monitor's output.

@@ -9,20 +9,23 @@
 //! The guest has the file system of the host; writes stay in its memory. Programs have the same paths as on the host,
 //! so a test can run itself in a guest: [`inside`].
 
-use std::any;
-use std::env;
-use std::fmt::Write as _;
-use std::fs::{self, Permissions};
-use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    any, env,
+    fmt::Write as _,
+    fs::{self, Permissions},
+    io::{BufRead, BufReader},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use tempfile::TempDir;
 
 use crate::fork;

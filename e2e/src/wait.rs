@@ -1,7 +1,9 @@
 //! Waiting for conditions that have no event.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 /// Interval between checks.
 const POLL: Duration = Duration::from_millis(5);

@@ -1,10 +1,7 @@
 //! The reply of a server to a client, one line of text: `pod-a-1 172.16.0.1:40000 10.244.1.11:8080`. It is the greeting
 //! over TCP, precedes the echoed payload over UDP, and is the state cookie over SCTP.
 
-use std::fmt;
-use std::io;
-use std::net::SocketAddr;
-use std::str::FromStr;
+use std::{fmt, io, net::SocketAddr, str::FromStr};
 
 use nix::libc;
 

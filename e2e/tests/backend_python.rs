@@ -2,14 +2,15 @@
 //! nginx.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::fs;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::{Cluster, Netns, Process, Protocol, eventually, fairlead, plan};
+use fairlead_e2e::{Cluster, Netns, Process, Protocol, eventually, fairlead, manifests::Service, plan};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const PORT: u16 = 80;

@@ -2,11 +2,11 @@
 //! it.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::{Cluster, Failure, IpFamily, Process, Protocol, eventually, fairlead, plan, program};
+use fairlead_e2e::{
+    Cluster, Failure, IpFamily, Process, Protocol, eventually, fairlead, manifests::Service, plan, program,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const PORT: u16 = 80;

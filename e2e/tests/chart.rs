@@ -3,12 +3,15 @@
 //! Helm's output.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use fairlead_e2e::fairlead;
-use k8s_openapi::api::{apps::v1 as apps, core::v1 as core, networking::v1 as networking};
-use k8s_openapi::api::{policy::v1 as policy, rbac::v1 as rbac};
+use k8s_openapi::api::{
+    apps::v1 as apps, core::v1 as core, networking::v1 as networking, policy::v1 as policy, rbac::v1 as rbac,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 

@@ -1,8 +1,7 @@
 //! Configuration files of the binary: precedence, and warnings about kube-proxy's file.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::fs;
-use std::process::Output;
+use std::{fs, process::Output};
 
 use fairlead_e2e::fairlead;
 use tempfile::TempDir;

@@ -4,8 +4,7 @@
 
 use std::path::Path;
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::{Backend, Deployment, fairlead, plan};
+use fairlead_e2e::{Backend, Deployment, fairlead, manifests::Service, plan};
 use serde_json::Value;
 
 /// Local traffic detection as in [`Deployment`].

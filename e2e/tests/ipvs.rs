@@ -2,12 +2,17 @@
 //! Since that kernel has no nf_tables for IPv4 and IPv6, DNAT rules in iptables replace those of the nftables backend
 //! in the takeover.
 
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::{
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::plan::{self, IpFamily};
-use fairlead_e2e::{Backend, Cluster, Deployment, Netns, Protocol, Stream, eventually, fairlead, uml};
+use fairlead_e2e::{
+    Backend, Cluster, Deployment, Netns, Protocol, Stream, eventually, fairlead,
+    manifests::Service,
+    plan::{self, IpFamily},
+    uml,
+};
 use serde_json::{Value, json};
 use socket2::SockRef;
 

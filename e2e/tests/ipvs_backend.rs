@@ -1,7 +1,9 @@
 //! The backend contract tests with the IPVS backend, in user-mode-linux, whose kernel has IPVS.
 
-use backend::dataplane::{DataplaneOptions, LocalDetector};
-use backend::testing::contract;
+use backend::{
+    dataplane::{DataplaneOptions, LocalDetector},
+    testing::contract,
+};
 use backend_ipvs::{Ipvs, Settings};
 use fairlead_e2e::uml;
 use iptables::Variant;

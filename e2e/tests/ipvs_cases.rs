@@ -6,8 +6,11 @@
 
 use std::time::Duration;
 
-use fairlead_e2e::suite::{self, Case};
-use fairlead_e2e::{Backend, uml};
+use fairlead_e2e::{
+    Backend,
+    suite::{self, Case},
+    uml,
+};
 
 /// All cases.
 const CASES: &[Case] = &fairlead_e2e::conformance!(list);

@@ -3,13 +3,9 @@
 // A panic is how a test fails.
 #![allow(clippy::expect_used)]
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::time::Duration;
+use std::{collections::BTreeSet, fs, time::Duration};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::plan;
-use fairlead_e2e::{Backend, Cluster, Deployment, Netns, Protocol, eventually, uml};
+use fairlead_e2e::{Backend, Cluster, Deployment, Netns, Protocol, eventually, manifests::Service, plan, uml};
 use serde_json::json;
 
 const ANNOTATION: &str = "fairlead.io/ipvs-scheduler";

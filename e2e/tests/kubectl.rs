@@ -1,10 +1,7 @@
 //! Fairlead as a kubectl plugin: kubectl finds it, runs it and uses its completions, and so does bash.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::env;
-use std::ffi::OsString;
-use std::os::unix::fs::symlink;
-use std::process::Command;
+use std::{env, ffi::OsString, os::unix::fs::symlink, process::Command};
 
 use fairlead_e2e::fairlead;
 use tempfile::TempDir;

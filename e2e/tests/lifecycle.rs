@@ -1,9 +1,6 @@
 //! The test cluster removes its namespaces however a test ends, and reports when programs in it start and end.
 
-use std::fs;
-use std::panic;
-use std::process::Command;
-use std::time::Duration;
+use std::{fs, panic, process::Command, time::Duration};
 
 use fairlead_e2e::{Cluster, Process, eventually, leftovers, remove_dead_namespaces};
 use nix::sys::signal::Signal;

@@ -2,11 +2,13 @@
 
 #![allow(clippy::expect_used, reason = "a panic is how tests fail, in their helpers too")]
 
-use std::fs;
-use std::path::Path;
+use std::{fs, path::Path};
 
-use fairlead_e2e::manifests::{Endpoint, EndpointState, Service, TrafficPolicy};
-use fairlead_e2e::{Cluster, Protocol, plan};
+use fairlead_e2e::{
+    Cluster, Protocol,
+    manifests::{Endpoint, EndpointState, Service, TrafficPolicy},
+    plan,
+};
 use serde_json::{Value, json};
 
 fn read(directory: &Path, file: &str) -> Vec<Value> {

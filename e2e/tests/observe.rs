@@ -1,12 +1,17 @@
 //! HTTP endpoints of a real backend: health for load balancers and the kubelet, and metrics that follow a change.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::Duration;
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
 
-use fairlead_e2e::manifests::{Manifests, Service};
-use fairlead_e2e::{Cluster, Netns, Process, eventually, fairlead, http_get, plan};
+use fairlead_e2e::{
+    Cluster, Netns, Process, eventually, fairlead, http_get,
+    manifests::{Manifests, Service},
+    plan,
+};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 

@@ -2,11 +2,9 @@
 //! accessible, and makes no requests to other hosts.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::fs;
-use std::time::Duration;
+use std::{fs, time::Duration};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::{Browser, Cluster, Process, eventually, fairlead, plan};
+use fairlead_e2e::{Browser, Cluster, Process, eventually, fairlead, manifests::Service, plan};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const URL: &str = "http://127.0.0.1:7602/";

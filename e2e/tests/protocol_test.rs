@@ -1,10 +1,12 @@
 //! `fairlead protocol-test` with the nftables backend and with the examples in Python and Rust.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use fairlead_e2e::{Cluster, Process, fairlead, program};
 use serde_json::Value;

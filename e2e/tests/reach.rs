@@ -1,7 +1,9 @@
 //! The test cluster without a backend: all hosts reach each other, and clients distinguish the kinds of failure.
 
-use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
 
 use fairlead_e2e::{Client, Cluster, Failure, IpFamily, Protocol, Reply, plan};
 

@@ -1,12 +1,13 @@
 //! Two frontends of one cluster: when one dies, its backend connects to the other and writes nothing to the kernel.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use fairlead_e2e::manifests::{Manifests, Service};
-use fairlead_e2e::{Cluster, Process, fairlead, plan};
+use fairlead_e2e::{
+    Cluster, Process, fairlead,
+    manifests::{Manifests, Service},
+    plan,
+};
 use netlink::nft::NftHandle;
 
 const TIMEOUT: Duration = Duration::from_secs(20);

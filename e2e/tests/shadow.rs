@@ -1,17 +1,14 @@
 //! A shadow computes, compares and logs, and writes nothing: its system calls and the kernel state are checked.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::ffi::OsStr;
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
+use std::{ffi::OsStr, fs, path::Path, process::Command, time::Duration};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::{Cluster, Netns, Process, fairlead, plan};
+use fairlead_e2e::{Cluster, Netns, Process, fairlead, manifests::Service, plan};
 use netlink::nft::NftHandle;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
 
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -2,11 +2,12 @@
 //! of a frontend.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::{Backend, Deployment, fairlead, http_get, plan};
+use fairlead_e2e::{Backend, Deployment, fairlead, http_get, manifests::Service, plan};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 

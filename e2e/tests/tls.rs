@@ -1,14 +1,9 @@
 //! Frontend and backend over TLS: nodes and administrators are authorized by their certificates.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::fs;
-use std::net::SocketAddr;
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
+use std::{fs, net::SocketAddr, path::Path, process::Command, time::Duration};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::{Cluster, Process, fairlead, plan};
+use fairlead_e2e::{Cluster, Process, fairlead, manifests::Service, plan};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair};
 
 const TIMEOUT: Duration = Duration::from_secs(20);

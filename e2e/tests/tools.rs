@@ -1,12 +1,13 @@
 //! The commands that inspect a node, on a node that serves traffic: `check`, `trace`, `test`, `bundle`.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::fs;
-use std::path::Path;
-use std::process::{Command, Output};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::{Backend, Cluster, Deployment, fairlead, plan};
+use fairlead_e2e::{Backend, Cluster, Deployment, fairlead, manifests::Service, plan};
 use serde_json::Value;
 
 /// A secret, which bundles must not contain.

@@ -1,8 +1,10 @@
 //! The test tools, checked with a few hand-written rules: clients observe translation, masquerade and hairpin,
 //! background traffic counts losses and resets, and the monitor reports every change of rules.
 
-use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use fairlead_e2e::{Cluster, DEADLINE, Failure, IpFamily, Node, Pod, Protocol, StreamReport, plan, tools};
 

@@ -1,11 +1,12 @@
 //! HTTP/1.1: requests without a body, answers of a known length, and answers in chunks.
 
-use std::collections::HashMap;
-use std::str::FromStr;
+use std::{collections::HashMap, str::FromStr};
 
 use anyhow::{Context as _, Result, bail};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 
 use super::Kind;
 

@@ -1,13 +1,13 @@
 //! A cluster of any size as numbers: its API objects, and the expected digests of each node, computed independently of
 //! the frontend.
 
-use std::fmt::Write as _;
-use std::net::Ipv4Addr;
-use std::num::NonZeroU16;
+use std::{fmt::Write as _, net::Ipv4Addr, num::NonZeroU16};
 
 use anyhow::{Context as _, Result};
-use proto::digest::{Digest, DigestVector, INFO_ENTRY, KeyHash};
-use proto::model::{ClusterInfo, Endpoint, NodeInfo, PoolClass, Protocol, ServicePort, ServicePortKey};
+use proto::{
+    digest::{Digest, DigestVector, INFO_ENTRY, KeyHash},
+    model::{ClusterInfo, Endpoint, NodeInfo, PoolClass, Protocol, ServicePort, ServicePortKey},
+};
 
 use crate::api_server::{Kind, Objects};
 

@@ -1,18 +1,24 @@
 //! All nodes of a cluster, on one thread inside a network namespace.
 
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use e2e::Netns;
 use proto::digest::DigestVector;
 use tokio::sync::watch;
 
-use super::metrics::FleetMetrics;
-use super::node::{Common, Node, Replica, Start};
+use super::{
+    metrics::FleetMetrics,
+    node::{Common, Node, Replica, Start},
+};
 use crate::worker::Worker;
 
 /// Size of the read buffer in bytes.

@@ -1,12 +1,13 @@
 //! The changes of EndpointSlices that the benchmark makes.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
-use super::cluster::{Cluster, Reach, SliceId};
-use super::metrics::FleetMetrics;
+use super::{
+    cluster::{Cluster, Reach, SliceId},
+    metrics::FleetMetrics,
+};
 use crate::api_server::ApiServer;
 
 /// Endpoints of the largest service that one change replaces.

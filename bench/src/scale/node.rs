@@ -1,27 +1,37 @@
 //! One node: a connection, a stream, and an Ack for every commit and bookmark; nothing is programmed. A few nodes also
 //! keep their state, as a backend does, and verify its digests; the others read only the head of each message.
 
-use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::{
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use backend::{NodeState, Stage};
-use proto::digest::{Digest, DigestVector};
-use proto::encoded::{self, EncodedMessage};
-use proto::model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion};
+use proto::{
+    digest::{Digest, DigestVector},
+    encoded::{self, EncodedMessage},
+    model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion},
+};
 use runtime::Backoff;
-use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
-use tokio::net::TcpStream;
-use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
+use tokio::{
+    io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf},
+    net::TcpStream,
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval_at, sleep},
+};
 
-use super::cluster::node_name;
-use super::http2::{self, Reader, Stream};
-use super::message_head::{HEAD, MessageHead};
-use super::metrics::{Arrivals, FleetMetrics};
+use super::{
+    cluster::node_name,
+    http2::{self, Reader, Stream},
+    message_head::{HEAD, MessageHead},
+    metrics::{Arrivals, FleetMetrics},
+};
 
 const PATH: &str = "/fairlead.v1.Fairlead/Watch";
 /// Keepalive interval of a backend's client.

@@ -1,20 +1,24 @@
 //! Session affinity by client IP: which clients keep an endpoint, and for how long. Clients are the additional
 //! addresses of the outside client, and a pod; each of their requests is a new connection or flow.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    thread,
+    time::{Duration, Instant},
+};
 
 use nix::sys::signal::Signal;
 
 use super::expect::assert_pods;
-use crate::client::Client;
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment};
-use crate::manifests::{Service, TrafficPolicy};
-use crate::plan::{self, IpFamily};
-use crate::wire::Protocol;
+use crate::{
+    client::Client,
+    cluster::Cluster,
+    deployment::{Backend, Deployment},
+    manifests::{Service, TrafficPolicy},
+    plan::{self, IpFamily},
+    wire::Protocol,
+};
 
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;

@@ -1,15 +1,16 @@
 //! Changes under traffic: unrelated traffic is not affected, and changes take effect at once.
 
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use super::expect::{assert_closed, assert_pods};
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, TIMEOUT};
-use crate::manifests::{Endpoint, EndpointState, Service, TrafficPolicy};
-use crate::plan::{self, IpFamily};
-use crate::traffic::{Churn, Stream};
-use crate::wire::{Failure, Protocol};
+use crate::{
+    cluster::Cluster,
+    deployment::{Backend, Deployment, TIMEOUT},
+    manifests::{Endpoint, EndpointState, Service, TrafficPolicy},
+    plan::{self, IpFamily},
+    traffic::{Churn, Stream},
+    wire::{Failure, Protocol},
+};
 
 const PORT: u16 = 80;
 const INTERVAL: Duration = Duration::from_millis(5);

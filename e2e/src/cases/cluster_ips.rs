@@ -9,11 +9,13 @@ use std::net::SocketAddr;
 use serde_json::json;
 
 use super::expect::{Check, Expected, check_all, check_with_trace};
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment};
-use crate::manifests::Service;
-use crate::plan::{self, DualStack, IpFamily};
-use crate::wire::Protocol;
+use crate::{
+    cluster::Cluster,
+    deployment::{Backend, Deployment},
+    manifests::Service,
+    plan::{self, DualStack, IpFamily},
+    wire::Protocol,
+};
 
 const PORT: u16 = 80;
 /// An address of node-b only.

@@ -5,14 +5,16 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 
 use super::expect::assert_pods;
-use crate::client::Client;
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, TIMEOUT, fairlead};
-use crate::manifests::Service;
-use crate::plan::{self, IpFamily};
-use crate::process::Process;
-use crate::wait::eventually;
-use crate::wire::{Failure, Protocol};
+use crate::{
+    client::Client,
+    cluster::Cluster,
+    deployment::{Backend, Deployment, TIMEOUT, fairlead},
+    manifests::Service,
+    plan::{self, IpFamily},
+    process::Process,
+    wait::eventually,
+    wire::{Failure, Protocol},
+};
 
 const PORT: u16 = 80;
 

@@ -1,15 +1,19 @@
 //! Drift: the backend repairs changes of its rules by other programs, and keeps the rules of other programs.
 
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use super::expect::assert_pods;
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, TIMEOUT};
-use crate::manifests::Service;
-use crate::plan::{self, IpFamily};
-use crate::uml;
-use crate::wire::Protocol;
+use crate::{
+    cluster::Cluster,
+    deployment::{Backend, Deployment, TIMEOUT},
+    manifests::Service,
+    plan::{self, IpFamily},
+    uml,
+    wire::Protocol,
+};
 
 const PORT: u16 = 80;
 /// The time from a change to its repair; an idle machine needs a fifth of it.

@@ -3,11 +3,13 @@
 use std::net::SocketAddr;
 
 use super::expect::{Check, Expected, assert_pods, check_with_trace};
-use crate::cluster::{Cluster, Pod};
-use crate::deployment::{Backend, Deployment};
-use crate::manifests::{Endpoint, EndpointState, Service, TrafficPolicy};
-use crate::plan::{self, IpFamily};
-use crate::wire::{Failure, Protocol};
+use crate::{
+    cluster::{Cluster, Pod},
+    deployment::{Backend, Deployment},
+    manifests::{Endpoint, EndpointState, Service, TrafficPolicy},
+    plan::{self, IpFamily},
+    wire::{Failure, Protocol},
+};
 
 use EndpointState::{Draining, NotReady, Ready, Terminating};
 

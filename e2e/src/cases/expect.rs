@@ -2,14 +2,18 @@
 
 mod traced;
 
-use std::collections::BTreeSet;
-use std::fmt;
-use std::net::{IpAddr, SocketAddr};
-use std::thread;
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    thread,
+    time::Duration,
+};
 
-use crate::client::Client;
-use crate::wire::{Failure, Protocol};
+use crate::{
+    client::Client,
+    wire::{Failure, Protocol},
+};
 
 pub(super) use traced::check_with_trace;
 

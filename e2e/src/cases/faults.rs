@@ -5,12 +5,14 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 
 use super::expect::{assert_closed, assert_pods};
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, TIMEOUT};
-use crate::manifests::Service;
-use crate::plan::{self, DualStack, IpFamily};
-use crate::server::Server;
-use crate::wire::Protocol;
+use crate::{
+    cluster::Cluster,
+    deployment::{Backend, Deployment, TIMEOUT},
+    manifests::Service,
+    plan::{self, DualStack, IpFamily},
+    server::Server,
+    wire::Protocol,
+};
 
 const PORT: u16 = 80;
 

@@ -1,17 +1,18 @@
 //! Answers of health-check node ports to a load balancer in front of the cluster.
 
-use std::io;
-use std::net::SocketAddr;
+use std::{io, net::SocketAddr};
 
 use nix::sys::signal::Signal;
 
-use crate::client::DEADLINE;
-use crate::cluster::{Cluster, Node};
-use crate::deployment::{Backend, Deployment, TIMEOUT};
-use crate::http::http_get;
-use crate::manifests::{Endpoint, EndpointState, Service, TrafficPolicy};
-use crate::plan::{self, IpFamily};
-use crate::wait::eventually;
+use crate::{
+    client::DEADLINE,
+    cluster::{Cluster, Node},
+    deployment::{Backend, Deployment, TIMEOUT},
+    http::http_get,
+    manifests::{Endpoint, EndpointState, Service, TrafficPolicy},
+    plan::{self, IpFamily},
+    wait::eventually,
+};
 
 use EndpointState::{Draining, NotReady, Ready, Terminating};
 

@@ -1,17 +1,21 @@
 //! The addresses of a node at which node ports answer.
 
-use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use serde_json::json;
 
 use super::expect::{Check, Expected, check_all};
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, TIMEOUT};
-use crate::manifests::{Service, node_object};
-use crate::plan::{self, DualStack, IpFamily};
-use crate::wait::eventually;
-use crate::wire::{Failure, Protocol};
+use crate::{
+    cluster::Cluster,
+    deployment::{Backend, Deployment, TIMEOUT},
+    manifests::{Service, node_object},
+    plan::{self, DualStack, IpFamily},
+    wait::eventually,
+    wire::{Failure, Protocol},
+};
 
 /// Whether an answer is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

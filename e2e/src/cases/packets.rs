@@ -3,16 +3,20 @@
 //!
 //! All packets arrive at node-a. Client pods are not endpoints, so that no connection is a hairpin.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use super::expect::{Check, Expected, check_all, check_with_trace};
-use crate::client::Client;
-use crate::cluster::{Cluster, Pod};
-use crate::deployment::{Backend, Deployment, DeploymentBuilder};
-use crate::manifests::{Service, TrafficPolicy};
-use crate::plan::{self, DualStack, IpFamily};
-use crate::wire::Protocol;
+use crate::{
+    client::Client,
+    cluster::{Cluster, Pod},
+    deployment::{Backend, Deployment, DeploymentBuilder},
+    manifests::{Service, TrafficPolicy},
+    plan::{self, DualStack, IpFamily},
+    wire::Protocol,
+};
 
 /// The kinds of VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,12 +6,14 @@
 use std::net::SocketAddr;
 
 use super::expect::{Check, Expected, assert_answers, check_all};
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment};
-use crate::manifests::{Endpoint, EndpointState, Service, TrafficPolicy};
-use crate::plan::{self, DualStack, IpFamily};
-use crate::server::Server;
-use crate::wire::Protocol;
+use crate::{
+    cluster::Cluster,
+    deployment::{Backend, Deployment},
+    manifests::{Endpoint, EndpointState, Service, TrafficPolicy},
+    plan::{self, DualStack, IpFamily},
+    server::Server,
+    wire::Protocol,
+};
 
 use EndpointState::{Draining, NotReady, Ready};
 

@@ -1,20 +1,21 @@
 //! Restarts of each component by SIGTERM and SIGKILL, under traffic: no connection is lost and nothing is written
 //! to the kernel. Without a frontend a node keeps its rules, and after a reboot programs its last state.
 
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use nix::sys::signal::Signal;
 
 use super::expect::assert_pods;
-use crate::client::Client;
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, TIMEOUT};
-use crate::manifests::{Service, TrafficPolicy};
-use crate::plan::{self, IpFamily};
-use crate::process::Process;
-use crate::traffic::BackgroundTraffic;
-use crate::wire::Protocol;
+use crate::{
+    client::Client,
+    cluster::Cluster,
+    deployment::{Backend, Deployment, TIMEOUT},
+    manifests::{Service, TrafficPolicy},
+    plan::{self, IpFamily},
+    process::Process,
+    traffic::BackgroundTraffic,
+    wire::Protocol,
+};
 
 /// What is restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

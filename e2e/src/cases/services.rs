@@ -1,17 +1,18 @@
 //! Which Services are served, at which addresses and ports, and what happens when an address or port is removed.
 
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use serde_json::{Value, json};
 
 use super::expect::{Check, Expected, assert_answers, assert_closed, assert_pods, check_all};
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, TIMEOUT};
-use crate::manifests::Service;
-use crate::plan::{self, DualStack, IpFamily};
-use crate::server::Server;
-use crate::wire::Protocol;
+use crate::{
+    cluster::Cluster,
+    deployment::{Backend, Deployment, TIMEOUT},
+    manifests::Service,
+    plan::{self, DualStack, IpFamily},
+    server::Server,
+    wire::Protocol,
+};
 
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;

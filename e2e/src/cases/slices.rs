@@ -5,11 +5,13 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 
 use super::expect::{assert_answers, assert_closed, assert_pods};
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, TIMEOUT};
-use crate::manifests::{Endpoint, EndpointState, Service};
-use crate::plan::{self, IpFamily};
-use crate::wire::Protocol;
+use crate::{
+    cluster::Cluster,
+    deployment::{Backend, Deployment, TIMEOUT},
+    manifests::{Endpoint, EndpointState, Service},
+    plan::{self, IpFamily},
+    wire::Protocol,
+};
 
 use EndpointState::{Draining, NotReady, Ready, Terminating};
 

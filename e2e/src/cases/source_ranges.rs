@@ -1,16 +1,20 @@
 //! Load-balancer source ranges. All packets arrive at node-a; sources are the additional addresses of the outside
 //! client: 1 to 3 are in one range ([`NEAR`]), 4 to 7 in the next ([`FAR`]).
 
-use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use super::expect::{Check, Expected, check_all, check_with_trace};
-use crate::client::Client;
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, TIMEOUT};
-use crate::manifests::Service;
-use crate::plan::{self, DualStack, IpFamily};
-use crate::wire::Protocol;
+use crate::{
+    client::Client,
+    cluster::Cluster,
+    deployment::{Backend, Deployment, TIMEOUT},
+    manifests::Service,
+    plan::{self, DualStack, IpFamily},
+    wire::Protocol,
+};
 
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;

@@ -3,19 +3,20 @@
 
 mod rules;
 
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use nix::sys::signal::Signal;
 
 use super::expect::assert_pods;
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, TIMEOUT, fairlead};
-use crate::manifests::Service;
-use crate::netns::Netns;
-use crate::plan::{self, IpFamily};
-use crate::traffic::BackgroundTraffic;
-use crate::wire::Protocol;
+use crate::{
+    cluster::Cluster,
+    deployment::{Backend, Deployment, TIMEOUT, fairlead},
+    manifests::Service,
+    netns::Netns,
+    plan::{self, IpFamily},
+    traffic::BackgroundTraffic,
+    wire::Protocol,
+};
 use rules::Mode;
 
 const PORT: u16 = 80;

@@ -5,11 +5,13 @@ use std::net::SocketAddr;
 use serde_json::json;
 
 use super::expect::assert_pods;
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment};
-use crate::manifests::{Endpoint, EndpointState, Service, TrafficPolicy, node_object};
-use crate::plan::{self, IpFamily};
-use crate::wire::Protocol;
+use crate::{
+    cluster::Cluster,
+    deployment::{Backend, Deployment},
+    manifests::{Endpoint, EndpointState, Service, TrafficPolicy, node_object},
+    plan::{self, IpFamily},
+    wire::Protocol,
+};
 
 use EndpointState::{Draining, NotReady, Ready};
 

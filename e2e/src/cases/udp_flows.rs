@@ -3,18 +3,22 @@
 //!
 //! The pods of removed endpoints keep serving here, so that a flow that is not moved is detected.
 
-use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
-use crate::client::Client;
-use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, TIMEOUT};
-use crate::manifests::{Endpoint, EndpointState, Service};
-use crate::plan::{self, IpFamily};
-use crate::traffic::{Stream, StreamReport};
-use crate::uml;
-use crate::wait::eventually;
-use crate::wire::{Failure, Protocol};
+use crate::{
+    client::Client,
+    cluster::Cluster,
+    deployment::{Backend, Deployment, TIMEOUT},
+    manifests::{Endpoint, EndpointState, Service},
+    plan::{self, IpFamily},
+    traffic::{Stream, StreamReport},
+    uml,
+    wait::eventually,
+    wire::{Failure, Protocol},
+};
 
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;

@@ -1,19 +1,25 @@
 //! A request over each protocol, which the calling thread makes in its own namespace.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
-use std::process;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    process,
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
 
-use nix::libc;
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::{
+    libc,
+    sys::socket::{setsockopt, sockopt},
+};
 use socket2::{Domain, Socket, Type};
 
 use super::Probe;
-use crate::plan::IpFamily;
-use crate::sctp::{Chunk, IPPROTO_SCTP, Packet};
-use crate::wire::{Failure, Protocol, Reply};
+use crate::{
+    plan::IpFamily,
+    sctp::{Chunk, IPPROTO_SCTP, Packet},
+    wire::{Failure, Protocol, Reply},
+};
 
 impl Probe {
     /// Makes one request.

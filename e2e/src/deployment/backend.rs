@@ -1,11 +1,12 @@
 //! The backends that the cases run with: their command lines, and how to list and remove their kernel objects.
 
-use std::path::Path;
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use super::{kernel_changes, program::fairlead};
-use crate::netns::Netns;
-use crate::tools::{nft, nft_list};
+use crate::{
+    netns::Netns,
+    tools::{nft, nft_list},
+};
 
 /// Leaves the conntrack limit alone: the kernel allows to set it in the initial network namespace only.
 const KEEP_CONNTRACK_LIMIT: [&str; 2] = ["--conntrack-max-per-core", "0"];

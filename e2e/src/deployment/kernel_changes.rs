@@ -2,14 +2,15 @@
 //! notifications, by scripts in the backend's PATH that record each `iptables-restore` and `iptables-save` and run it;
 //! for IPVS by comparing snapshots.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
 
 use super::backend::ipvs;
-use crate::netns::Netns;
-use crate::tools::NftMonitor;
+use crate::{netns::Netns, tools::NftMonitor};
 
 /// Records the input of `iptables-restore`.
 const RESTORE: &str = "#!/bin/sh\nPATH=${PATH#*:}\ntee -a \"${0%/*}/restored\" | exec \"${0##*/}\" \"$@\"\n";

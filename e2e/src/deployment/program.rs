@@ -1,7 +1,6 @@
 //! The program under test, which was built with the same profile as this test.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::{path::PathBuf, process::Command};
 
 /// `fairlead`, without the test's environment variables.
 pub fn fairlead() -> Command {

@@ -2,8 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Node, Pod};
-use crate::plan::{DualStack, IpFamily};
+use crate::{
+    cluster::{Node, Pod},
+    plan::{DualStack, IpFamily},
+};
 
 /// An endpoint, as in an EndpointSlice.
 #[derive(Clone, Debug)]

@@ -5,9 +5,11 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 
 use super::Endpoint;
-use crate::cluster::Pod;
-use crate::plan::{DualStack, IpFamily};
-use crate::wire::Protocol;
+use crate::{
+    cluster::Pod,
+    plan::{DualStack, IpFamily},
+    wire::Protocol,
+};
 
 /// A Service and its endpoints. Clone and change it to write its next state.
 #[derive(Clone, Debug)]

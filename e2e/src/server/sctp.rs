@@ -1,15 +1,18 @@
 //! SCTP: INIT is answered with INIT ACK on a served port and with ABORT on any other, as a host with SCTP would.
 
-use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
 
 use socket2::{Domain, Socket, Type};
-use tokio::net::UdpSocket;
-use tokio::task::spawn_local;
+use tokio::{net::UdpSocket, task::spawn_local};
 
-use crate::client::probe::strip_ip_header;
-use crate::sctp::{Chunk, IPPROTO_SCTP, Packet};
-use crate::wire::Reply;
+use crate::{
+    client::probe::strip_ip_header,
+    sctp::{Chunk, IPPROTO_SCTP, Packet},
+    wire::Reply,
+};
 
 struct Responder {
     pod: String,

@@ -1,11 +1,12 @@
 //! TCP: the server sends its reply line and echoes everything after it.
 
-use std::io;
-use std::net::SocketAddr;
+use std::{io, net::SocketAddr};
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::spawn_local;
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpListener, TcpStream},
+    task::spawn_local,
+};
 
 use crate::wire::Reply;
 

@@ -1,10 +1,8 @@
 //! UDP: the server echoes each datagram after its reply line.
 
-use std::io;
-use std::net::SocketAddr;
+use std::{io, net::SocketAddr};
 
-use tokio::net::UdpSocket;
-use tokio::task::spawn_local;
+use tokio::{net::UdpSocket, task::spawn_local};
 
 use crate::wire::Reply;
 

@@ -1,13 +1,17 @@
 //! New connections, one after the other, at a limited rate and for a limited time.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use super::{Progress, Traffic};
-use crate::client::Probe;
-use crate::netns::Netns;
-use crate::wire::{Failure, Protocol};
+use crate::{
+    client::Probe,
+    netns::Netns,
+    wire::{Failure, Protocol},
+};
 
 /// New connections.
 pub type Churn = Traffic<ChurnReport>;

@@ -1,15 +1,19 @@
 //! A long-lived connection: a message, its echo, a pause, and so on. At most one message is in flight, so that each
 //! loss is counted once and each latency is a whole round trip.
 
-use std::collections::BTreeMap;
-use std::io::{BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    io::{BufReader, Read, Write},
+    net::{SocketAddr, TcpStream, UdpSocket},
+    time::{Duration, Instant},
+};
 
 use super::{Progress, Traffic};
-use crate::client::{Probe, probe};
-use crate::netns::Netns;
-use crate::wire::{Failure, Protocol};
+use crate::{
+    client::{Probe, probe},
+    netns::Netns,
+    wire::{Failure, Protocol},
+};
 
 /// A long-lived TCP connection or UDP flow.
 pub type Stream = Traffic<StreamReport>;

@@ -1,12 +1,16 @@
 //! Node ports on 127.0.0.0/8, which need a flag; packets of other hosts to these addresses are dropped.
 
-use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener, TcpStream},
+    time::Duration,
+};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::plan::{self, IpFamily};
-use fairlead_e2e::{Backend, Cluster, Deployment, Failure, Netns, Protocol, fairlead};
+use fairlead_e2e::{
+    Backend, Cluster, Deployment, Failure, Netns, Protocol, fairlead,
+    manifests::Service,
+    plan::{self, IpFamily},
+};
 use nix::sys::signal::Signal;
 
 const NODE_PORT: u16 = 30_080;

@@ -1,15 +1,13 @@
 //! A service port that iptables rejects: session affinity without the match `recent`. It is reported, and everything
 //! else is programmed.
 
-use std::fs;
-use std::net::SocketAddr;
-use std::os::unix::fs::symlink;
-use std::path::Path;
-use std::time::Duration;
+use std::{fs, net::SocketAddr, os::unix::fs::symlink, path::Path, time::Duration};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::plan::{self, IpFamily};
-use fairlead_e2e::{Client, Cluster, Process, Protocol, fairlead};
+use fairlead_e2e::{
+    Client, Cluster, Process, Protocol, fairlead,
+    manifests::Service,
+    plan::{self, IpFamily},
+};
 
 /// The directory in which iptables looks for its match extensions.
 const VARIABLE: &str = "XTABLES_LIBDIR";

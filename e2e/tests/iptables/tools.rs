@@ -1,11 +1,8 @@
 //! How often iptables is run, and waiting while another process has its lock.
 
-use std::fs::File;
-use std::time::Duration;
+use std::{fs::File, time::Duration};
 
-use fairlead_e2e::manifests::Service;
-use fairlead_e2e::plan;
-use fairlead_e2e::{Backend, Cluster, Deployment, Monitor};
+use fairlead_e2e::{Backend, Cluster, Deployment, Monitor, manifests::Service, plan};
 use nix::sys::signal::Signal;
 
 const TIMEOUT: Duration = Duration::from_secs(20);

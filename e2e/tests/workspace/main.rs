@@ -16,9 +16,11 @@ mod files;
 mod language;
 mod modules;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;

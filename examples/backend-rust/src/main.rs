@@ -8,16 +8,24 @@
 //! crate provides the stream, resume, repair, the state file, retries and acks, so after a restart the backend serves
 //! its last committed state before it is connected to a frontend.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 use backend::{Backend, Changes, Grpc, GrpcOptions, NodeState, Runner, RunnerOptions, ServicePortState, SyncReport};
 use proto::model::{FailureKind, IpFamily, PoolClass, Protocol, ServicePortFailure, ServicePortKey, TrafficPolicy};
 use runtime::{LogFormat, Shutdown};
 use socket2::{Domain, Socket, Type};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::{io::copy_bidirectional, sync::watch, task::JoinSet, time::sleep};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+    time::sleep,
+};
 use tracing::warn;
 
 /// The maximum number of connections that wait to be accepted by a listener.

@@ -1,13 +1,14 @@
 //! Compares `fairlead trace` with packets: each check of a case is also traced through node-a's rules.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use trace::{Kernel as _, LiveKernel, NodeRules, Packet, PacketOrigin, PacketVerdict, Trace};
 
 use super::{Check, Expected, check_all};
-use crate::cluster::Cluster;
-use crate::wire::Protocol;
+use crate::{cluster::Cluster, wire::Protocol};
 
 /// The source port of traced packets; no case depends on it.
 const SOURCE_PORT: u16 = 40_000;

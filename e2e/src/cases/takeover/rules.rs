@@ -3,11 +3,13 @@
 use std::net::SocketAddr;
 
 use super::{PORT, vip};
-use crate::cluster::Pod;
-use crate::deployment::Backend;
-use crate::netns::Netns;
-use crate::plan::{self, IpFamily};
-use crate::tools;
+use crate::{
+    cluster::Pod,
+    deployment::Backend,
+    netns::Netns,
+    plan::{self, IpFamily},
+    tools,
+};
 
 /// The mode of kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
