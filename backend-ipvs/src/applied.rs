@@ -15,8 +15,8 @@ use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, Service
 
 use crate::{
     desired::{Desired, Rules},
-    ids::Ids,
     kernel::Rejected,
+    mark::Ids,
     object::{Object, Value, Weight},
     plan::{Objects, Operation},
 };

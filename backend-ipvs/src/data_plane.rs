@@ -123,7 +123,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
             let protocol = ipvs_protocol(port.key.protocol);
             addresses.map(move |address| VirtualServerKey::Address(protocol, (address, port.port.get()).into()))
         });
-        Ours { wanted: servers.collect(), exclude: self.settings.exclude.clone() }
+        Ours { desired: servers.collect(), exclude: self.settings.exclude.clone() }
     }
 
     fn rules(&self, state: &NodeState) -> PerFamily<Rules> {

@@ -75,7 +75,7 @@ pub(crate) struct Base {
 /// sets, and those that should exist; but none in the excluded ranges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ours {
-    pub(crate) wanted: HashSet<VirtualServerKey>,
+    pub(crate) desired: HashSet<VirtualServerKey>,
     pub(crate) exclude: Vec<IpNet>,
 }
 
@@ -138,7 +138,7 @@ impl Ours {
         };
         let node_port = Vip::NodePort { port, protocol };
         !self.excludes(&ip)
-            && (self.wanted.contains(server)
+            && (self.desired.contains(server)
                 || objects.contains_key(&Object::Address(ip))
                 || has_entries(SetContent::Addresses, &[set::address(ip)])
                 || has_entries(SetContent::Vips, &[set::socket(ip, protocol, port)])

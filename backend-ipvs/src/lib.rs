@@ -37,7 +37,6 @@ mod applied;
 mod data_plane;
 mod describe;
 mod desired;
-mod ids;
 mod kernel;
 mod mark;
 mod object;

@@ -1,5 +1,6 @@
 //! Packet marks. The first packet of a connection to a VIP gets one, which selects a virtual server or a verdict. It is
-//! cleared before the packet leaves the node.
+//! cleared before the packet leaves the node. A service port keeps the id in its marks while it has VIPs with marks;
+//! after a restart it is read from the kernel.
 //!
 //! ```text
 //!   31       24 23       16 15 14 13          4 3   2 1   0
@@ -8,9 +9,21 @@
 //!
 //! Bits 14 and 15 are not used: kubelet and kube-proxy use them.
 
-use std::fmt;
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+};
 
-use netlink::ipvs::IpvsProtocol;
+use netlink::{
+    AddressFamily,
+    ipvs::{IpvsProtocol, VirtualServerKey},
+};
+use proto::model::ServicePortKey;
+
+use crate::{
+    object::{Object, Value},
+    plan::Objects,
+};
 
 /// A mark of this backend.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,7 +47,7 @@ const VARIANT_MASK: u32 = 0x3;
 /// The protocols, in the order of their numbers in a mark, which start at 1.
 pub(crate) const PROTOCOLS: [IpvsProtocol; 3] = [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp];
 /// The highest id of a service port; ids start at 1.
-pub(crate) const MAX_ID: u32 = (1 << 18) - 1;
+const MAX_ID: u32 = (1 << 18) - 1;
 
 impl Variant {
     pub(crate) const ALL: [Self; 3] = [Self::External, Self::Inside, Self::Local];
@@ -98,6 +111,62 @@ impl Mark {
     pub(crate) fn of_variant(variant: Variant) -> String {
         format!("-m mark --mark {:#x}/{:#x}", TAG | variant as u32, TAG_MASK | VARIANT_MASK)
     }
+}
+
+/// The ids of service ports.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ids {
+    by_key: HashMap<ServicePortKey, u32>,
+    used: HashSet<u32>,
+    last: u32,
+}
+
+impl Ids {
+    /// Allocates the id in the marks of a service port's observed VIP entries, if it is free.
+    pub(crate) fn adopt<'a>(
+        &mut self,
+        key: &ServicePortKey,
+        observed: &Objects,
+        vip_entries: impl Iterator<Item = &'a Object>,
+    ) {
+        for entry in vip_entries {
+            if let Some(Value::Mark(mark)) = observed.get(entry)
+                && let Some(id) = mark.id()
+                && self.used.insert(id)
+            {
+                self.by_key.insert(key.clone(), id);
+                return;
+            }
+        }
+    }
+
+    /// The id of a service port, or a new one that no other service port and no draining virtual server uses.
+    pub(crate) fn give(&mut self, key: &ServicePortKey, observed: &Objects) -> Option<u32> {
+        if let Some(id) = self.by_key.get(key) {
+            return Some(*id);
+        }
+        let mut candidates = (0..MAX_ID).map(|offset| (self.last + offset) % MAX_ID + 1);
+        let id = candidates.find(|id| !self.used.contains(id) && !serves(observed, *id))?;
+        self.last = id;
+        self.used.insert(id);
+        self.by_key.insert(key.clone(), id);
+        Some(id)
+    }
+
+    /// Frees the id of a service port.
+    pub(crate) fn release(&mut self, key: &ServicePortKey) {
+        if let Some(id) = self.by_key.remove(key) {
+            self.used.remove(&id);
+        }
+    }
+}
+
+/// Whether a virtual server exists for a mark with this id.
+fn serves(observed: &Objects, id: u32) -> bool {
+    let marks =
+        PROTOCOLS.iter().flat_map(|protocol| Variant::ALL.map(|variant| Mark::new(id, *protocol, variant).raw()));
+    let mut servers = marks.flat_map(|mark| AddressFamily::ALL.map(|family| VirtualServerKey::FwMark(family, mark)));
+    servers.any(|server| observed.contains_key(&Object::Server(server)))
 }
 
 impl fmt::Debug for Mark {

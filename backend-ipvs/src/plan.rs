@@ -1,4 +1,4 @@
-//! The operations from observed to desired state, in an order that never interrupts what stays. Pure.
+//! The operations from observed to desired state, in an order that never interrupts the objects that stay. Pure.
 //!
 //! ```text
 //!   add:    entries that only match ─▶ addresses ─▶ virtual servers, destinations ─▶ entries that mark
@@ -49,33 +49,33 @@ pub(crate) struct Drain<'a> {
     pub(crate) idle: &'a HashSet<Object>,
 }
 
-/// The operations for the touched objects. `wanted`: the desired value of an object.
+/// The operations for the touched objects. `desired`: the desired value of an object.
 pub(crate) fn plan<'a>(
     observed: &Objects,
-    wanted: impl Fn(&Object) -> Option<&'a Value>,
+    desired: impl Fn(&Object) -> Option<&'a Value>,
     touched: impl IntoIterator<Item = Object>,
     drain: Drain<'_>,
 ) -> Vec<Operation> {
     let touched: BTreeSet<Object> = touched.into_iter().collect();
-    let is_wanted = |object: &Object| wanted(object).is_some();
+    let is_desired = |object: &Object| desired(object).is_some();
     let mut planner = Planner {
         observed,
-        is_wanted: &is_wanted,
-        gone: HashSet::new(),
+        is_desired: &is_desired,
+        removed: HashSet::new(),
         operations: Vec::new(),
         at_ports: OnceCell::new(),
     };
-    let mut unwanted = Vec::new();
+    let mut unneeded = Vec::new();
     for object in touched {
-        match (observed.get(&object), wanted(&object)) {
+        match (observed.get(&object), desired(&object)) {
             (None, Some(value)) => planner.operations.push(Operation::Add(object, value.clone())),
             (Some(_), Some(value)) => planner.change(object, value.clone()),
-            (Some(_), None) => unwanted.push(object),
+            (Some(_), None) => unneeded.push(object),
             (None, None) => {}
         }
     }
     // In reverse order of keys an object is visited after those that depend on it.
-    for object in unwanted.into_iter().rev() {
+    for object in unneeded.into_iter().rev() {
         planner.remove(object, drain);
     }
     planner.operations.sort_by_key(Operation::phase);
@@ -84,8 +84,8 @@ pub(crate) fn plan<'a>(
 
 struct Planner<'a> {
     observed: &'a Objects,
-    is_wanted: &'a dyn Fn(&Object) -> bool,
-    gone: HashSet<Object>,
+    is_desired: &'a dyn Fn(&Object) -> bool,
+    removed: HashSet<Object>,
     operations: Vec<Operation>,
     /// Built when the first node port is removed.
     at_ports: OnceCell<AtPorts>,
@@ -125,7 +125,7 @@ impl Planner<'_> {
             }
             Object::Destination(..) | Object::Server(_) | Object::Address(_) | Object::SetEntry(..) => {}
         }
-        self.gone.insert(object);
+        self.removed.insert(object);
         self.operations.push(Operation::Remove(object));
     }
 
@@ -150,7 +150,7 @@ impl Planner<'_> {
             return false;
         };
         let server = Object::Server(VirtualServerKey::FwMark(ipvs_family(set.family), mark.raw()));
-        self.stays(&server) && !(self.is_wanted)(&server)
+        self.stays(&server) && !(self.is_desired)(&server)
     }
 
     /// As [`Self::leads_to_draining`], for any VIP at an address.
@@ -160,16 +160,16 @@ impl Planner<'_> {
         let is_its =
             |object: &&Object| matches!(object, Object::SetEntry(of, entry) if *of == set && entry.ip == Some(address));
         let mut vips = self.observed.range(first..).map(|(object, _)| object).take_while(is_its);
-        vips.any(|vip| !(self.is_wanted)(vip) && self.leads_to_draining(vip))
+        vips.any(|vip| !(self.is_desired)(vip) && self.leads_to_draining(vip))
     }
 
     fn stays(&self, object: &Object) -> bool {
-        self.observed.contains_key(object) && !self.gone.contains(object)
+        self.observed.contains_key(object) && !self.removed.contains(object)
     }
 
     /// Whether a destination of a virtual server stays.
     fn destinations(&self, server: VirtualServerKey) -> bool {
-        destinations(self.observed, server).any(|(object, _)| !self.gone.contains(object))
+        destinations(self.observed, server).any(|(object, _)| !self.removed.contains(object))
     }
 
     /// Whether a virtual server at an address stays.
@@ -177,7 +177,7 @@ impl Planner<'_> {
         PROTOCOLS.into_iter().any(|protocol| {
             let at = |port| Object::Server(VirtualServerKey::Address(protocol, SocketAddr::new(address, port)));
             let mut servers = self.observed.range(at(0)..=at(u16::MAX));
-            servers.any(|(server, _)| !self.gone.contains(server))
+            servers.any(|(server, _)| !self.removed.contains(server))
         })
     }
 }
@@ -234,7 +234,7 @@ impl Operation {
                 Object::Server(_) | Object::Destination(..) => 4,
             },
             Self::Remove(object) => match object {
-                Object::SetEntry(set, _) if set.content.leads() => 7,
+                Object::SetEntry(set, _) if set.content.marks_packets() => 7,
                 Object::Destination(..) => 8,
                 Object::Server(_) => 9,
                 Object::Address(_) => 10,

@@ -74,7 +74,7 @@ impl SetId {
     /// The request that creates the set.
     pub(crate) fn new_set(self) -> NewIpset<'static> {
         let (.., set_type) = SETS[self.content as usize];
-        let has_marks = self.content == SetContent::Addresses || self.content.leads();
+        let has_marks = self.content == SetContent::Addresses || self.content.marks_packets();
         NewIpset {
             name: self.name(),
             set_type,
@@ -90,7 +90,7 @@ impl SetId {
 
 impl SetContent {
     /// Whether its entries mark packets for virtual servers.
-    pub(crate) fn leads(self) -> bool {
+    pub(crate) fn marks_packets(self) -> bool {
         matches!(self, Self::Vips | Self::VipsInside | Self::NodePorts | Self::NodePortsInside)
     }
 }

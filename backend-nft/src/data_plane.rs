@@ -90,7 +90,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         let keys = if is_new { EndpointKeys::default() } else { EndpointKeys::of(&updates) };
         let listings = self.kernel.list(keys).await?;
         let base = self.base(state);
-        let is_owned = |family, vip: &_| ownership.is_owned(family, vip);
+        let is_owned = |family, vip: &_| ownership.owner(family, vip).is_some();
         let options = self.options.effective(state.node());
         let (mut observed, mut repairs) = Observed::new(listings, &base, &options, is_owned);
         updates.iter_mut().for_each(|update| observed.keep_slots(update));

@@ -1,8 +1,8 @@
 //! Which UDP flows in the conntrack table are stale: they lead to no endpoint of their VIP.
 //!
 //! The kernel chooses an endpoint for the first packet of a flow only, and a UDP flow lasts as long as packets arrive.
-//! So a client that keeps its socket goes on sending to an endpoint that is gone, or to the address itself if the flow
-//! is older than the VIP, until the flow is deleted. TCP and SCTP connections end by themselves.
+//! So a client that keeps its socket still sends to a removed endpoint, or to the address itself if the flow is older
+//! than the VIP, until the flow is deleted. TCP and SCTP connections end by themselves.
 //!
 //! ```text
 //!   NodeState ──▶ UdpVips: VIP ──▶ allowed endpoints        flow: client ──▶ VIP
@@ -67,11 +67,6 @@ impl UdpVips {
         both
     }
 
-    /// Whether there are no VIPs, so no flow can be stale.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.vips.is_empty()
-    }
-
     /// Whether the flow goes to one of these VIPs and its replies come from none of its endpoints. This includes flows
     /// that are not translated because they are older than the VIP, and all flows of a service port without endpoints.
     pub(crate) fn is_stale(&self, flow: &UdpFlow) -> bool {
@@ -80,11 +75,6 @@ impl UdpVips {
         let node_port = || self.vips.get(&Vip::NodePort { port, protocol: Protocol::Udp });
         let allowed = vip.or_else(|| node_port().filter(|_| self.addresses.contains(&address)));
         allowed.is_some_and(|allowed| allowed.binary_search(&flow.reply.source).is_err())
-    }
-
-    /// Adds addresses that serve node ports.
-    pub(crate) fn add_addresses(&mut self, addresses: &HashSet<IpAddr>) {
-        self.addresses.extend(addresses);
     }
 
     fn add(&mut self, service: &ServicePortState, family: IpFamily) {

@@ -26,7 +26,8 @@ pub(crate) struct Drifts {
     last: Option<Instant>,
     /// The changes of this incident, by process.
     incident: Repeated,
-    count: u64,
+    /// The number of changes by other processes.
+    pub(crate) count: u64,
 }
 
 impl Default for Drifts {
@@ -58,13 +59,9 @@ impl Drifts {
         delay
     }
 
-    fn incident_end(&self) -> Option<Instant> {
-        self.last.map(|last| last + QUIET)
-    }
-
     /// Logs the end of the incident if there was no drift for a while.
     pub(crate) fn end_incident(&mut self) {
-        if self.incident_end().is_none_or(|end| Instant::now() < end) {
+        if self.last.is_none_or(|last| last.elapsed() < QUIET) {
             return;
         }
         self.last = None;
@@ -72,11 +69,6 @@ impl Drifts {
         if let Some(Recovery { count, duration }) = self.incident.recovered() {
             info!(changes = count, duration_ms = duration.as_millis(), "no more drift");
         }
-    }
-
-    /// The number of changes by other processes.
-    pub(crate) fn count(&self) -> u64 {
-        self.count
     }
 }
 
@@ -99,11 +91,11 @@ mod tests {
             repairs += 1;
         }
         assert!((100..400).contains(&repairs), "{repairs} in ten minutes");
-        assert_eq!(drifts.count(), repairs + 1);
+        assert_eq!(drifts.count, repairs + 1);
 
         tokio::time::sleep(2 * QUIET).await;
         drifts.end_incident();
-        assert_eq!(drifts.incident_end(), None);
+        assert_eq!(drifts.last, None);
         assert!(changed(&mut drifts) <= 2 * REPAIR_DELAY.0);
     }
 
@@ -111,6 +103,6 @@ mod tests {
     async fn possible_drift_is_not_counted() {
         let mut drifts = Drifts::default();
         drifts.record(&Drift::Possible);
-        assert_eq!(drifts.count(), 0);
+        assert_eq!(drifts.count, 0);
     }
 }

@@ -41,6 +41,7 @@ pub use conntrack::ConntrackCleanup;
 pub use metrics::NoLocalEndpoints;
 pub use observe::{Observer, ObserverPages};
 pub use progress::{ChangeCounts, Progress};
+pub use replica::ProtocolCounters;
 pub use runner::{RunMode, Runner, RunnerOptions};
 pub use stage::{CommitResult, Loss, LossLimit, RejectedOperation, Stage};
 pub use state::{Changes, NodeState, ServicePortState};

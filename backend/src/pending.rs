@@ -27,18 +27,18 @@ pub(crate) struct Pending {
     /// Commits since the backend's last success.
     changes: Changes,
     acks: VecDeque<PendingAck>,
-    /// When to reconcile.
-    retry_at: Option<Instant>,
+    /// When to reconcile: [`Self::begin`] has work then, even if nothing happens before.
+    pub(crate) retry_at: Option<Instant>,
     backoff: Backoff,
-    drifts: Drifts,
+    pub(crate) drifts: Drifts,
     /// Whether the next reconcile follows drift.
     repair_due: bool,
     /// The service ports that the last successful sync could not program.
     failures: Vec<ServicePortFailure>,
     /// The health-check node ports that are not served.
-    health_check_failures: Vec<ServicePortFailure>,
+    pub(crate) health_check_failures: Vec<ServicePortFailure>,
     /// When the oldest change of each commit in `changes` was made in the cluster.
-    triggers: Vec<SystemTime>,
+    pub(crate) triggers: Vec<SystemTime>,
 }
 
 /// How the kernel relates to the committed state.
@@ -100,11 +100,6 @@ impl Pending {
         }
     }
 
-    /// Takes the times of the changes that are programmed now.
-    pub(crate) fn take_triggers(&mut self) -> Vec<SystemTime> {
-        std::mem::take(&mut self.triggers)
-    }
-
     /// There is a committed state, and the content of the kernel is unknown.
     pub(crate) fn restored(&mut self) {
         if self.sync_state == SyncState::NothingCommitted {
@@ -126,11 +121,6 @@ impl Pending {
         self.repair_due = true;
         self.retry_at = Some(self.retry_at.map_or(repair_at, |retry_at| retry_at.min(repair_at)));
         delay
-    }
-
-    /// How often another process was seen to change our kernel objects.
-    pub(crate) fn drifts(&self) -> u64 {
-        self.drifts.count()
     }
 
     /// Whether this work, which has succeeded, was the first reconcile after drift.
@@ -164,11 +154,6 @@ impl Pending {
         None
     }
 
-    /// When [`Self::begin`] has work even if nothing happens until then.
-    pub(crate) fn retry_at(&self) -> Option<Instant> {
-        self.retry_at
-    }
-
     /// The work has succeeded. Returns whether the failed service ports are others than before.
     pub(crate) fn succeeded(&mut self, failures: Vec<ServicePortFailure>) -> bool {
         self.sync_state = SyncState::Applied;
@@ -182,11 +167,6 @@ impl Pending {
         let differs = self.failures != failures;
         self.failures = failures;
         differs
-    }
-
-    /// Sets the health-check node ports that are not served.
-    pub(crate) fn set_health_check_failures(&mut self, failures: Vec<ServicePortFailure>) {
-        self.health_check_failures = failures;
     }
 
     /// Everything that is not programmed or served although the sync succeeded.

@@ -8,7 +8,7 @@ use std::{
 use proto::model::{Epoch, Operation, PerFamily, Revision, ServicePortFailure};
 use tokio::time::Instant;
 
-use crate::metrics::NoLocalEndpoints;
+use crate::{metrics::NoLocalEndpoints, replica::ProtocolCounters};
 
 /// The progress of a backend process. Counters are since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,15 +25,10 @@ pub struct Progress {
     pub error: Option<String>,
     /// The service ports of the programmed revision that are not programmed.
     pub failures: Vec<ServicePortFailure>,
-    /// Operations of the frontend that could not be applied.
-    pub rejected_operations: u64,
-    /// Commits that reflect an older version of the cluster than the one before: those of a frontend that lags behind
-    /// another one.
-    pub rollbacks: u64,
+    /// The deviations from the protocol.
+    pub protocol: ProtocolCounters,
     /// Commits that were rejected because they exceed the loss limit.
     pub rejected_losses: u64,
-    /// Digests that differed from the frontend's.
-    pub digest_mismatches: u64,
     /// Stale UDP flows that were deleted.
     pub deleted_flows: u64,
     /// How often another process was seen to change our kernel objects.

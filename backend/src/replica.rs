@@ -43,15 +43,16 @@ pub(crate) struct Replica {
     pub(crate) counters: ProtocolCounters,
 }
 
-/// What went against expectations since the start.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ProtocolCounters {
-    /// Operations that could not be applied.
-    pub(crate) rejected_operations: u64,
+/// The deviations from the protocol since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProtocolCounters {
+    /// Operations of the frontend that could not be applied.
+    pub rejected_operations: u64,
     /// Digests that differed from the frontend's.
-    pub(crate) digest_mismatches: u64,
-    /// Commits that reflect an older version of the cluster than the one before.
-    pub(crate) rollbacks: u64,
+    pub digest_mismatches: u64,
+    /// Commits that reflect an older version of the cluster than the one before: those of a frontend that lags behind
+    /// another one.
+    pub rollbacks: u64,
 }
 
 /// The position of a session in the history of its frontend.

@@ -43,7 +43,7 @@ pub(crate) use reporter::Reporter;
 /// The most events that are received while the backend works. Beyond that the stream's flow control stops the frontend.
 const MAX_BACKLOG: usize = 32;
 
-/// The loop runs at least this often, so that a liveness probe can tell that it does.
+/// The loop runs at least this often, so that a liveness probe can detect that it hangs.
 pub(crate) const MAX_IDLE: Duration = Duration::from_secs(10);
 
 /// The loop with everything that it calls.
@@ -76,7 +76,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 continue;
             }
             self.send_acks();
-            let retry_at = self.pending.retry_at();
+            let retry_at = self.pending.retry_at;
             let Self { backend, stream, replica, pending, health, reporter, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
@@ -88,13 +88,13 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 () = sleep_until(Instant::now() + MAX_IDLE) => {}
                 () = health.changed() => {
                     // The next ack reports it; a bookmark arrives within seconds.
-                    pending.set_health_check_failures(health.failures());
+                    pending.health_check_failures = health.failures();
                     reporter.failures(pending);
                 }
                 drift = backend.drifted(), if pending.is_applied() => {
                     let repair_in = pending.drifted(&drift);
                     debug!(?drift, repair_in_ms = repair_in.as_millis(), "drift");
-                    reporter.progress.send_modify(|progress| progress.drifts = pending.drifts());
+                    reporter.progress.send_modify(|progress| progress.drifts = pending.drifts.count);
                 }
             }
         }
@@ -149,13 +149,16 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 if pending.repaired(work) && report.writes > 0 {
                     reporter.metrics.repairs.inc();
                 }
-                pending.take_triggers().iter().for_each(|trigger| reporter.metrics.propagated(*trigger, at));
+                pending.triggers.drain(..).for_each(|trigger| reporter.metrics.propagated(trigger, at));
                 if pending.succeeded(report.failures.clone()) {
                     reporter::log_failures(&report.failures);
                 }
                 reporter.succeeded(B::NAME, work, replica, (report.writes, report.lock_wait), (took, at));
                 reporter.failures(pending);
-                reporter.conntrack(conntrack);
+                reporter.progress.send_modify(|progress| {
+                    progress.deleted_flows = conntrack.deleted_flows;
+                    progress.conntrack_failures = conntrack.failures;
+                });
             }
             Err(error) => reporter.failed(B::NAME, work, &error, pending.failed()),
         }
@@ -192,7 +195,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 error!(
                     %revision, snapshot_in_ms = snapshot_in.as_millis(),
                     "rejected a commit that exceeds --max-loss: {loss}; the kernel is unchanged, and the next snapshot \
-                     is applied whatever it removes"
+                     is applied even if it removes as much"
                 );
                 self.reporter.progress.send_modify(|progress| progress.rejected_losses += 1);
                 self.lost();
@@ -220,7 +223,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
 
     /// Acks and stores what is programmed.
     fn send_acks(&mut self) {
-        self.pending.set_health_check_failures(self.health.failures());
+        self.pending.health_check_failures = self.health.failures();
         let acks = self.pending.acks();
         if !acks.is_empty() {
             // Also without a call of the backend: a commit or bookmark that changes nothing is programmed at once.

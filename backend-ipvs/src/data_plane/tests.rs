@@ -123,7 +123,7 @@ async fn needed_objects_are_never_removed_and_drained_ones_always() {
         driver.reconcile(history.state()).await.unwrap();
         for step in 0..25 {
             kernel.connect(1);
-            let (before, wanted) = (kernel.objects(), from_scratch(history.state()).await);
+            let (before, desired) = (kernel.objects(), from_scratch(history.state()).await);
             let changes = history.step();
             kernel.log();
             driver.apply(history.state(), &changes).await.unwrap();
@@ -131,7 +131,7 @@ async fn needed_objects_are_never_removed_and_drained_ones_always() {
             for operation in kernel.log() {
                 let object = *operation.object();
                 let removed = matches!(operation, Operation::Remove(_));
-                let stays = wanted.contains_key(&object) && after.contains_key(&object);
+                let stays = desired.contains_key(&object) && after.contains_key(&object);
                 assert!(!(removed && stays), "seed {seed}, step {step}: {object} was removed");
                 let was_tcp = matches!(object, Object::Destination(server, _)
                     if crate::object::protocol(&server) == Some(IpvsProtocol::Tcp));
@@ -219,22 +219,22 @@ async fn a_service_that_goes_leaves_its_address_until_its_connections_have_ended
 async fn foreign_virtual_servers_are_never_changed() {
     let kernel = Fake::default();
     let scheduling = Value::Scheduling(Scheduling { scheduler: "rr".into(), flags: 0, timeout: 0 });
-    let stranger = |server| (Object::Server(server), scheduling.clone());
-    let strangers = [
-        stranger(VirtualServerKey::FwMark(netlink::AddressFamily::V4, 7)),
-        stranger(VirtualServerKey::Address(IpvsProtocol::Tcp, "192.0.2.77:80".parse().unwrap())),
-        stranger(VirtualServerKey::Address(IpvsProtocol::Udp, "192.168.1.1:30080".parse().unwrap())),
+    let foreign = |server| (Object::Server(server), scheduling.clone());
+    let foreign_servers = [
+        foreign(VirtualServerKey::FwMark(netlink::AddressFamily::V4, 7)),
+        foreign(VirtualServerKey::Address(IpvsProtocol::Tcp, "192.0.2.77:80".parse().unwrap())),
+        foreign(VirtualServerKey::Address(IpvsProtocol::Udp, "192.168.1.1:30080".parse().unwrap())),
     ];
-    strangers.iter().for_each(|(object, value)| kernel.put(*object, value.clone()));
+    foreign_servers.iter().for_each(|(object, value)| kernel.put(*object, value.clone()));
     let mut history = History::new(5);
     let mut driver = driver(&kernel);
     for _ in 0..20 {
         history.jump();
         driver.reconcile(history.state()).await.unwrap();
-        assert!(strangers.iter().all(|(object, value)| kernel.objects().get(object) == Some(value)));
+        assert!(foreign_servers.iter().all(|(object, value)| kernel.objects().get(object) == Some(value)));
     }
     driver.cleanup().await.unwrap();
-    assert_eq!(kernel.objects(), strangers.into_iter().collect::<Objects>());
+    assert_eq!(kernel.objects(), foreign_servers.into_iter().collect::<Objects>());
 }
 
 #[tokio::test(start_paused = true)]
@@ -352,7 +352,7 @@ async fn replacing_an_endpoint_changes_only_its_destinations() {
 #[tokio::test(start_paused = true)]
 async fn a_missing_scheduler_is_replaced_and_retried() {
     let kernel = Fake::default();
-    kernel.lack(Some("wlc"));
+    kernel.remove_scheduler(Some("wlc"));
     let web = |endpoints: Vec<&'static str>| {
         let state = mk_state().service("default/other", |other| other.cluster_ip("10.96.0.2").endpoints([ONE]));
         let web = |web: ServiceBuilder| web.cluster_ip("10.96.0.1").ipvs_scheduler("wlc").endpoints(endpoints);
@@ -375,7 +375,7 @@ async fn a_missing_scheduler_is_replaced_and_retried() {
     assert_eq!((applied.failures.len(), scheduler(&kernel).as_str()), (1, "rr"), "still missing");
     assert!(kernel.objects().contains_key(&destination(TWO)));
 
-    kernel.lack(None);
+    kernel.remove_scheduler(None);
     let changes = transition(&mut state, &web(vec![TWO]));
     let applied = driver.apply(&state, &changes).await.unwrap();
     assert_eq!((applied.failures, scheduler(&kernel).as_str()), (vec![], "wlc"), "it exists now");

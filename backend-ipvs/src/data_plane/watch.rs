@@ -83,7 +83,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
     }
 
     /// Removes the draining destinations of these virtual servers whose connections have ended or whose time is over.
-    /// Where the virtual server goes too, only established connections count: its address may be needed elsewhere.
+    /// If the virtual server is removed too, only established connections count: its address may be needed elsewhere.
     pub(super) async fn remove_drained(
         &mut self,
         applied: &mut AppliedState,

@@ -143,14 +143,14 @@ impl Port<'_> {
             }
         };
         for vip in vips {
-            let (all, insiders) = match vip {
+            let (all, inside_set) = match vip {
                 Vip::NodePort { .. } => (SetContent::NodePorts, SetContent::NodePortsInside),
                 Vip::AddressPort { .. } | Vip::Address(_) => (SetContent::Vips, SetContent::VipsInside),
             };
             self.mark_packets(all, *vip, outside);
             // The rules look up the set of pods and this node last.
             if let Some(inside) = inside.filter(|inside| *inside != outside) {
-                self.mark_packets(insiders, *vip, inside);
+                self.mark_packets(inside_set, *vip, inside);
             }
         }
     }

@@ -32,9 +32,9 @@ struct Inner {
     connections: HashMap<(VirtualServerKey, SocketAddr), u32>,
     elsewhere: HashSet<IpAddr>,
     /// Rejected when they are added.
-    poison: BTreeSet<Object>,
+    rejected: BTreeSet<Object>,
     /// A scheduler that does not exist; `rr` replaces it.
-    lacks: Option<&'static str>,
+    missing_scheduler: Option<&'static str>,
     /// The executed operations.
     log: Vec<Operation>,
     /// The number of commits.
@@ -77,12 +77,12 @@ impl Fake {
 
     /// Rejects this object from now on, and no other.
     pub(crate) fn reject(&self, object: Option<Object>) {
-        self.lock().poison = object.into_iter().collect();
+        self.lock().rejected = object.into_iter().collect();
     }
 
     /// Removes a scheduler; `None`: all exist again.
-    pub(crate) fn lack(&self, scheduler: Option<&'static str>) {
-        self.lock().lacks = scheduler;
+    pub(crate) fn remove_scheduler(&self, scheduler: Option<&'static str>) {
+        self.lock().missing_scheduler = scheduler;
     }
 
     /// The operations executed since the last call.
@@ -191,7 +191,7 @@ impl Inner {
     fn stand_in(&self, operation: &mut Operation) -> Option<Value> {
         let (Operation::Add(_, value) | Operation::Change(_, value)) = operation else { return None };
         let Value::Scheduling(scheduling) = value else { return None };
-        if self.lacks != Some(&*scheduling.scheduler) {
+        if self.missing_scheduler != Some(&*scheduling.scheduler) {
             return None;
         }
         scheduling.scheduler = "rr".into();
@@ -201,7 +201,7 @@ impl Inner {
     fn execute(&mut self, operation: &Operation) -> Result<(), &'static str> {
         let exists = self.objects.contains_key(operation.object());
         match operation {
-            Operation::Add(object, _) if self.poison.contains(object) => return Err("poison"),
+            Operation::Add(object, _) if self.rejected.contains(object) => return Err("invalid argument"),
             Operation::Add(..) if exists => return Err("the object exists"),
             Operation::Change(..) | Operation::Remove(_) if !exists => return Err("the object does not exist"),
             Operation::Add(Object::Destination(server, _), _)

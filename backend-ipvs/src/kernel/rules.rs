@@ -14,8 +14,8 @@ pub(super) struct Iptables(Tools);
 // === impl Iptables ===
 
 impl Iptables {
-    pub(super) fn new(wanted: Option<Variant>) -> Self {
-        Self(Tools::new(wanted))
+    pub(super) fn new(variant: Option<Variant>) -> Self {
+        Self(Tools::new(variant))
     }
 
     /// What makes the rules of a family what they should be; `None` without iptables for this family.

@@ -100,10 +100,11 @@ pub(crate) fn clean_up(vips: &mut PerFamily<UdpVips>) -> Result<Vec<FamilyCleanu
     let mut cleanups = Vec::new();
     for (family, conntrack_family) in IpFamily::ALL.into_iter().zip(AddressFamily::ALL) {
         let vips = &mut vips[family];
-        if vips.is_empty() {
+        // Without VIPs no flow can be stale.
+        if vips.vips.is_empty() {
             continue;
         }
-        vips.add_addresses(&addresses);
+        vips.addresses.extend(&addresses);
         let begun = Instant::now();
         let deleted = clean_up_family(conntrack_family, vips).with_context(|| format!("{family} flows"))?;
         cleanups.push(FamilyCleanup { family, deleted, took: begun.elapsed() });

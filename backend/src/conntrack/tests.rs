@@ -77,7 +77,7 @@ fn without_endpoints_every_flow_is_stale() {
     let vips = UdpVips::of(&state, &[]);
     assert!(is_stale(&vips, &flow("10.96.0.10:53", "10.244.1.5:53")));
     assert!(is_stale(&vips, &flow("192.168.1.1:30053", "10.244.1.5:53")));
-    assert!(!vips.v4.is_empty());
+    assert!(!vips.v4.vips.is_empty());
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn what_is_not_programmed_is_left_alone() {
     let key = mk_key("kube-system/dns/udp");
     let vips = UdpVips::of(&dns().build(), &[&key]);
     assert!(!is_stale(&vips, &flow("10.96.0.10:53", "10.244.1.4:5353")));
-    assert!(vips.v4.is_empty() && vips.v6.is_empty());
+    assert!(vips.v4.vips.is_empty() && vips.v6.vips.is_empty());
 }
 
 #[test]

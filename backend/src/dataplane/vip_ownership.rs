@@ -61,12 +61,6 @@ impl VipOwnership {
         self.owners[family].get(vip)
     }
 
-    /// Whether any service port owns the VIP.
-    #[must_use]
-    pub fn is_owned(&self, family: IpFamily, vip: &Vip) -> bool {
-        self.owners[family].contains_key(vip)
-    }
-
     /// Claims all VIPs of a service port. Returns the owners that it displaces.
     fn claim(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
         let mut displaced = Vec::new();
@@ -126,7 +120,7 @@ impl VipOwnership {
             // A node port has the same text in both families.
             let conflicts: BTreeSet<String> = conflicts.collect();
             let reason = conflicts.into_iter().collect::<Vec<_>>().join("; ");
-            // Retrying does not help: the conflict ends when the owner goes away.
+            // Retrying does not help: the conflict ends when the owner is removed.
             ServicePortFailure { key: key.clone(), reason, retryable: false, kind: FailureKind::Program }
         })
     }

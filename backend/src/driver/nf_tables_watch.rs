@@ -65,7 +65,7 @@ impl NfTablesWatch {
     /// # Errors
     /// When the kernel refuses.
     pub fn pause(&mut self) -> Result<()> {
-        self.tracker.lost();
+        self.tracker.unsure = true;
         self.monitor.leave().context("unsubscribe from nf_tables notifications")
     }
 
@@ -88,10 +88,10 @@ impl NfTablesWatch {
     async fn wait_for_drift(&mut self) -> Result<Drift> {
         loop {
             self.receive()?;
-            if let Some(drift) = self.tracker.take_drift() {
+            if let Some(drift) = self.tracker.drift.take() {
                 return Ok(drift);
             }
-            if self.tracker.is_unsure() && !self.tracker.accounts_for(generation(&mut self.handle)?) {
+            if self.tracker.unsure && !self.tracker.accounts_for(generation(&mut self.handle)?) {
                 return Ok(Drift::Possible);
             }
             let readable = match self.readable.take() {

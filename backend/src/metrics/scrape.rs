@@ -119,11 +119,11 @@ fn anomalies(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     writer.counter("rejected_losses", text, progress.rejected_losses)?;
     let text =
         "Digests that differed from the frontend's; each is repaired, and is a bug of the frontend or of the backend.";
-    writer.counter("digest_mismatches", text, progress.digest_mismatches)?;
+    writer.counter("digest_mismatches", text, progress.protocol.digest_mismatches)?;
     let text = "Operations of the frontend that could not be applied.";
-    writer.counter("rejected_operations", text, progress.rejected_operations)?;
+    writer.counter("rejected_operations", text, progress.protocol.rejected_operations)?;
     let text = "Commits that reflect an older version of the cluster than the one before.";
-    writer.counter("rollbacks", text, progress.rollbacks)?;
+    writer.counter("rollbacks", text, progress.protocol.rollbacks)?;
     let text = "Failed deletions of stale UDP flows, which are repeated after the next change.";
     writer.counter("conntrack_failures", text, progress.conntrack_failures)
 }

@@ -44,9 +44,9 @@ impl Observer {
             ("failures", failures.collect()),
             ("drifts", json!(progress.drifts)),
             ("rejectedLosses", json!(progress.rejected_losses)),
-            ("digestMismatches", json!(progress.digest_mismatches)),
-            ("rejectedOperations", json!(progress.rejected_operations)),
-            ("rollbacks", json!(progress.rollbacks)),
+            ("digestMismatches", json!(progress.protocol.digest_mismatches)),
+            ("rejectedOperations", json!(progress.protocol.rejected_operations)),
+            ("rollbacks", json!(progress.protocol.rollbacks)),
             ("deletedUdpFlows", json!(progress.deleted_flows)),
             ("lockWaitSeconds", json!(progress.lock_wait.as_secs_f64())),
         ];

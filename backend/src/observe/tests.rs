@@ -150,16 +150,16 @@ async fn pages_have_the_content_of_kube_proxys() {
         progress.failures = vec![ServicePortFailure { key, reason, retryable: false, kind: FailureKind::Program }];
     });
     let pages = ObserverPages::new(backend.observer.clone(), "{}".to_owned(), [metrics::process()]);
-    let asked = |path| pages.answer(&request(path)).into_body();
-    assert_eq!(asked("/proxyMode"), "nftables");
-    assert_eq!(asked("/healthz"), "ok");
-    assert_eq!(asked("/configz"), "{}");
-    let metrics = asked("/metrics");
+    let page = |path| pages.answer(&request(path)).into_body();
+    assert_eq!(page("/proxyMode"), "nftables");
+    assert_eq!(page("/healthz"), "ok");
+    assert_eq!(page("/configz"), "{}");
+    let metrics = page("/metrics");
     assert!(metrics.contains("\nfairlead_backend_failures 1"), "{metrics}");
     assert!(metrics.contains("\nprocess_cpu_seconds_total "), "{metrics}");
     assert!(metrics.ends_with("# EOF\n"), "{metrics}");
 
-    let text = asked("/statusz");
+    let text = page("/statusz");
     for line in ["node: node-a", "version: 1.2.3", "programmedRevision: 7", "failures: 1"] {
         assert!(text.lines().any(|found| found == line), "{line}: {text}");
     }

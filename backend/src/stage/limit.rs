@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 
 use crate::NodeState;
 
-/// Smaller losses are always applied, whatever share of a small cluster they are. In service ports.
+/// Smaller losses, in service ports, are always applied, even if they are a large share of a small cluster.
 const MIN_LOST: usize = 10;
 
 /// The largest share of the service ports with endpoints that may lose all of them in one commit, in percent: 1 to 100,

@@ -109,7 +109,7 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let mut stage = Stage::default();
     let (mut epoch, mut source_version) = (None, SourceVersion::default());
     let (mut first, mut last) = (None, None);
-    // They were rejected when they arrived, too; the digest tells whether the result is the same.
+    // They were also rejected when they were received; the digest shows whether the result is the same.
     let mut rejected = Vec::new();
     while let Some(message) = take(&mut frames) {
         let message = message.decode().context("a frame contains no message")?;

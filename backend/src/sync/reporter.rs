@@ -15,7 +15,6 @@ use tracing::{debug, error, info, warn};
 
 use crate::{
     ChangeCounts, Changes, NodeState, Progress,
-    conntrack::ConntrackCleaner,
     metrics::{Metrics, NoLocal},
     pending::{Pending, Work},
     replica::Replica,
@@ -46,13 +45,10 @@ impl Reporter {
     }
 
     pub(super) fn received(&self, at: Instant, replica: &Replica) {
-        let counters = replica.counters;
         self.progress.send_modify(|progress| {
             progress.last_contact = Some(at);
             progress.committed = replica.committed();
-            progress.rejected_operations = counters.rejected_operations;
-            progress.digest_mismatches = counters.digest_mismatches;
-            progress.rollbacks = counters.rollbacks;
+            progress.protocol = replica.counters;
         });
     }
 
@@ -71,13 +67,6 @@ impl Reporter {
 
     pub(super) fn failures(&self, pending: &Pending) {
         self.progress.send_modify(|progress| progress.failures = pending.failures());
-    }
-
-    pub(super) fn conntrack(&self, cleaner: &ConntrackCleaner) {
-        self.progress.send_modify(|progress| {
-            progress.deleted_flows = cleaner.deleted_flows;
-            progress.conntrack_failures = cleaner.failures;
-        });
     }
 
     pub(super) fn succeeded(

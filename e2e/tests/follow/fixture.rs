@@ -228,7 +228,7 @@ impl Fixture {
         let programmed = self.backend.progress.wait_for(|progress| reached(progress.programmed));
         let progress = timeout(TIMEOUT, programmed).await.expect("it is programmed").unwrap().clone();
         assert_eq!(progress.committed, progress.programmed);
-        assert_eq!((progress.rejected_operations, progress.digest_mismatches), (0, 0));
+        assert_eq!((progress.protocol.rejected_operations, progress.protocol.digest_mismatches), (0, 0));
         assert_eq!(self.kernel.service_ports(), *seen.state.service_ports());
         let mut stored = self.stored();
         while !reached(stored.as_ref().map(|stored| stored.0)) {

@@ -135,7 +135,7 @@ impl Worker {
 /// earlier commands that are retried.
 fn next_attempt(command: &mut IpvsCommand, errno: Errno, retried: &HashSet<VirtualServerKey>) -> NextAttempt {
     match (&mut *command, errno.0) {
-        // Another process was faster: change what exists; what is to be deleted is gone.
+        // Another process was faster: an existing object is changed, a missing one needs no deletion.
         (IpvsCommand::AddServer(server, scheduling), libc::EEXIST) => {
             *command = IpvsCommand::SetServer(*server, scheduling.clone());
         }

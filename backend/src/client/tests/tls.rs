@@ -1,4 +1,4 @@
-//! Certificates and tokens: who is accepted, and what errors advise. Certificates are created by the test.
+//! Certificates and tokens: which clients are accepted, and what errors advise. The test creates the certificates.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Conflicts: the first service port in key order owns a VIP, and the next one takes over when it goes away.
+//! Conflicts: the first service port in key order owns a VIP, and the next one takes over when it is removed.
 
 use crate::testing::{mk_key, mk_state};
 
@@ -51,5 +51,5 @@ fn a_service_port_keeps_its_uncontested_vips() {
     ownership.claim(&b);
     let [contested, own] = all_vips(&b)[..] else { panic!("two VIPs") };
     assert!(!ownership.owns(&b.key, contested.0, &contested.1) && ownership.owns(&b.key, own.0, &own.1));
-    assert!(ownership.is_owned(contested.0, &contested.1));
+    assert!(ownership.owner(contested.0, &contested.1).is_some());
 }

@@ -25,11 +25,11 @@ pub(super) struct GenerationTracker {
     start: u32,
     /// `start`, and one for each transaction since then that left our objects as they should be.
     accounted: u32,
-    /// Whether there may have been transactions without a notification.
-    unsure: bool,
+    /// Whether there may be transactions without a notification.
+    pub(super) unsure: bool,
     /// What the transaction that is being notified changes of ours.
     touched: Option<Touched>,
-    drift: Option<Drift>,
+    pub(super) drift: Option<Drift>,
 }
 
 impl GenerationTracker {
@@ -48,15 +48,6 @@ impl GenerationTracker {
         self.accounted = (0..transactions).fold(self.accounted, |generation, _| next(generation));
     }
 
-    /// Notifications were lost, or will be.
-    pub(super) fn lost(&mut self) {
-        self.unsure = true;
-    }
-
-    pub(super) fn is_unsure(&self) -> bool {
-        self.unsure
-    }
-
     /// Whether no other process can have changed our objects up to this generation, which was read after the
     /// notifications.
     pub(super) fn accounts_for(&mut self, generation: u32) -> bool {
@@ -64,13 +55,9 @@ impl GenerationTracker {
         !self.unsure
     }
 
-    pub(super) fn take_drift(&mut self) -> Option<Drift> {
-        self.drift.take()
-    }
-
     pub(super) fn notified(&mut self, event: NftEvent) {
         match event {
-            NftEvent::Lost => self.lost(),
+            NftEvent::Lost => self.unsure = true,
             NftEvent::Changed { port, .. } | NftEvent::Generation { port, .. } if self.own_port == Some(port) => {}
             NftEvent::Changed { .. } => {
                 // A change that certainly concerns our objects takes precedence over one that may.

@@ -168,7 +168,7 @@ async fn wrong_digest_is_counted_and_answered_with_the_actual_one() {
     let mut peer = fixture.following(&state).await;
     peer.bookmark(2, Digest(1)).await;
     assert_eq!(peer.ack().await.digest, Some(total(&state)));
-    assert_eq!(fixture.progress.borrow().digest_mismatches, 1);
+    assert_eq!(fixture.progress.borrow().protocol.digest_mismatches, 1);
     assert_eq!(peer.barrier().await, total(&state));
     fixture.stop().await;
 }
@@ -181,7 +181,7 @@ async fn invalid_operation_is_rejected_and_counted() {
     let invalid = Operation::PutNode(proto::model::NodeInfo::unknown("another"));
     peer.commit(1, 2, vec![invalid]).await;
     assert_eq!(peer.ack().await.digest, Some(total(&state)));
-    assert_eq!(fixture.progress.borrow().rejected_operations, 1);
+    assert_eq!(fixture.progress.borrow().protocol.rejected_operations, 1);
     fixture.stop().await;
 }
 
@@ -235,7 +235,7 @@ async fn drained_session_is_left_after_a_random_part_of_the_delay() {
     let begin = Instant::now();
     peer.send(ServerMessage::Drain(MINUTE / 3)).await;
     peer.commit(1, 2, operations_between(&old, &new)).await;
-    assert_eq!(peer.ack().await.revision, Revision(2), "the stream goes on until then");
+    assert_eq!(peer.ack().await.revision, Revision(2), "the stream continues until then");
     let next = fixture.session().await;
     assert!(begin.elapsed() <= MINUTE / 3, "{:?}", begin.elapsed());
     assert!(peer.messages.is_closed());
@@ -303,7 +303,7 @@ async fn rollback_to_an_older_version_of_the_cluster_is_counted() {
     let state = mk_services(&["default/web"]);
     let kernel = FakeKernel::default();
     let mut fixture = start(&kernel, Some(&file));
-    let rollbacks = |fixture: &Fixture| fixture.progress.borrow().rollbacks;
+    let rollbacks = |fixture: &Fixture| fixture.progress.borrow().protocol.rollbacks;
     let mut peer = fixture.session().await;
     assert_eq!(peer.hello.source_version, SourceVersion(0));
     peer.send(ServerMessage::Welcome(mk_welcome(EPOCH, SyncMode::Snapshot, 900))).await;
