@@ -40,10 +40,12 @@ const PTRACE: &str = include_str!("../uml/ptrace.c");
 const READY: &str = "fairlead-uml-ready";
 /// An environment variable of programs in a guest.
 const GUEST: &str = "FAIRLEAD_UML";
+/// Environment variables of the host that programs in a guest have too.
+const INHERITED: [&str; 1] = ["FAIRLEAD_PREVIOUS"];
 /// The guest's memory. The host allocates only the pages that the guest uses.
 const MEMORY: &str = "mem=1024M";
-/// Timeout of a test in a guest, including the boot.
-const DEADLINE: Duration = Duration::from_secs(150);
+/// Timeout of a test in a guest, including the boot. Tests take one minute on an idle machine.
+const DEADLINE: Duration = Duration::from_secs(15 * 60);
 /// Timeout of SIGTERM, after which SIGKILL follows.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -223,10 +225,13 @@ fn test_name<F>() -> &'static str {
 
 /// A shell script that executes the program.
 fn job(program: &Path, arguments: &[&str]) -> String {
-    let mut script =
-        format!("#!/bin/sh\nexport {GUEST}=1 RUST_BACKTRACE=1\nexec {}", quoted(&program.display().to_string()));
+    let mut script = format!("#!/bin/sh\nexport {GUEST}=1 RUST_BACKTRACE=1\n");
+    // Writing to a String cannot fail.
+    for (name, value) in INHERITED.iter().filter_map(|name| Some((name, env::var(name).ok()?))) {
+        let _ = writeln!(script, "export {name}={}", quoted(&value));
+    }
+    let _ = write!(script, "exec {}", quoted(&program.display().to_string()));
     for argument in arguments {
-        // Writing to a String cannot fail.
         let _ = write!(script, " {}", quoted(argument));
     }
     script.push_str(" 2>&1\n");
