@@ -9,7 +9,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = "fairlead/v1/fairlead.proto";
     println!("cargo:rerun-if-changed={file}");
     let descriptors = protox::compile([file], ["."])?;
-    tonic_prost_build::configure().build_server(false).bytes(".fairlead.v1").compile_fds(descriptors)?;
+    // `fairlead endpoints` and `fairlead status` print them as they are.
+    let printed = [".fairlead.v1.PoolMembership", ".fairlead.v1.Problem"];
+    let builder = tonic_prost_build::configure().build_server(false).bytes(".fairlead.v1");
+    let derive =
+        |builder: tonic_prost_build::Builder, name| builder.type_attribute(name, "#[derive(serde::Serialize)]");
+    printed.into_iter().fold(builder, derive).compile_fds(descriptors)?;
 
     let watch = Method::builder()
         .name("watch")

@@ -4,7 +4,6 @@ mod backend;
 mod bundle;
 mod check;
 mod cleanup;
-mod completion;
 mod config;
 mod connectivity;
 mod diff;
@@ -21,6 +20,7 @@ mod watch;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use clap_complete::{Shell, generate};
 use runtime::{Shutdown, log};
 use tracing::{info, warn};
 
@@ -28,6 +28,7 @@ use crate::{
     cli::{Cli, Command, LogArgs},
     config::{FieldProblem, Parsed},
     exit_code::ExitCode,
+    print,
 };
 
 /// How long tasks may take to end after a signal. Longer than a frontend waits for clients to reconnect to another
@@ -67,10 +68,17 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Services(args) => services::run(args, shutdown).await,
             Command::Endpoints(args) => endpoints::run(args, shutdown).await,
             Command::Cleanup(args) => cleanup::run(args).await,
-            Command::Completion(args) => completion::run(&args),
+            Command::Completion(args) => completion(args.shell),
         };
         result.map(|()| ExitCode::Success)
     })
+}
+
+/// Prints the completion script of a shell.
+fn completion(shell: Shell) -> Result<()> {
+    let mut script = Vec::new();
+    generate(shell, &mut crate::config::command(), "fairlead", &mut script);
+    print::text(String::from_utf8(script).context("the script is not UTF-8")?)
 }
 
 #[cfg(test)]

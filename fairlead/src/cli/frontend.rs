@@ -166,9 +166,9 @@ mod tests {
     #[test]
     fn metrics_are_on_loopback_by_default() {
         let metrics = |args: &[&str]| frontend(args).map(|frontend| frontend.listen.metrics);
-        assert_eq!(metrics(&[]), Ok(HttpAddress::At(([127, 0, 0, 1], 7601).into())));
-        assert_eq!(metrics(&["--metrics", "none"]), Ok(HttpAddress::Nowhere));
-        assert!(matches!(metrics(&["--metrics", "[::]:9000"]), Ok(HttpAddress::At(_))));
+        assert_eq!(metrics(&[]), Ok(HttpAddress(Some(([127, 0, 0, 1], 7601).into()))));
+        assert_eq!(metrics(&["--metrics", "none"]), Ok(HttpAddress(None)));
+        assert!(matches!(metrics(&["--metrics", "[::]:9000"]), Ok(HttpAddress(Some(_)))));
         assert!(metrics(&["--metrics", "7601"]).unwrap_err().contains("expected an address with a port"));
     }
 

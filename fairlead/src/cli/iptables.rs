@@ -36,10 +36,8 @@ enum VariantChoice {
 impl IptablesArgs {
     /// The options of the data plane, with those of this backend.
     pub(crate) fn options(&self, options: DataplaneOptions) -> DataplaneOptions {
-        let localhost_nodeports = match self.iptables_localhost_nodeports {
-            true => LocalhostNodePorts::Open,
-            false => LocalhostNodePorts::Closed,
-        };
+        let is_open = self.iptables_localhost_nodeports;
+        let localhost_nodeports = if is_open { LocalhostNodePorts::Open } else { LocalhostNodePorts::Closed };
         DataplaneOptions { localhost_nodeports, ..options }
     }
 

@@ -11,7 +11,7 @@ use proto::model::IpvsScheduler;
 
 use super::{BackendName, VariantArgs, conntrack::duration};
 
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Default, PartialEq, Args)]
 pub(crate) struct IpvsArgs {
     /// For ipvs: schedule connections with rr, wrr, lc, wlc, sh, dh, sed, nq or mh; sh and mh take flags, as in
     /// mh:fallback,port. Default: rr. The annotation fairlead.io/ipvs-scheduler of a Service takes precedence.
@@ -42,7 +42,7 @@ pub(crate) struct IpvsArgs {
     pub(crate) exclude: ExcludeArgs,
 }
 
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Default, PartialEq, Args)]
 pub(crate) struct ExcludeArgs {
     /// For ipvs: ignore virtual servers and addresses in these CIDRs, comma-separated.
     #[arg(long, value_delimiter = ',', value_name = "CIDR")]
@@ -52,49 +52,28 @@ pub(crate) struct ExcludeArgs {
 impl IpvsArgs {
     /// The settings of the IPVS backend.
     pub(crate) fn settings(self, dataplane: DataplaneOptions, iptables: &VariantArgs) -> Settings {
-        let Self {
-            ipvs_scheduler,
-            ipvs_strict_arp,
-            ipvs_tcp_timeout,
-            ipvs_tcpfin_timeout,
-            ipvs_udp_timeout,
-            ipvs_drain_timeout,
-            exclude,
-        } = self;
         let seconds =
             |duration: Option<Duration>| duration.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
         let default = Settings::default();
         Settings {
             dataplane,
-            scheduler: ipvs_scheduler.unwrap_or(default.scheduler),
+            scheduler: self.ipvs_scheduler.unwrap_or(default.scheduler),
             timeouts: IpvsTimeouts {
-                tcp: seconds(ipvs_tcp_timeout),
-                tcp_fin: seconds(ipvs_tcpfin_timeout),
-                udp: seconds(ipvs_udp_timeout),
+                tcp: seconds(self.ipvs_tcp_timeout),
+                tcp_fin: seconds(self.ipvs_tcpfin_timeout),
+                udp: seconds(self.ipvs_udp_timeout),
             },
-            arp: if ipvs_strict_arp { Arp::Strict } else { Arp::AsItIs },
-            exclude: exclude.ipvs_exclude_cidrs,
-            drain: ipvs_drain_timeout.unwrap_or(default.drain),
+            arp: if self.ipvs_strict_arp { Arp::Strict } else { Arp::AsItIs },
+            exclude: self.exclude.ipvs_exclude_cidrs,
+            drain: self.ipvs_drain_timeout.unwrap_or(default.drain),
             iptables: iptables.variant(),
         }
     }
 
     /// Rejects the flags for other backends.
     pub(crate) fn validate(&self, backend: BackendName) -> Result<()> {
-        let Self {
-            ipvs_scheduler,
-            ipvs_strict_arp,
-            ipvs_tcp_timeout,
-            ipvs_tcpfin_timeout,
-            ipvs_udp_timeout,
-            ipvs_drain_timeout,
-            exclude,
-        } = self;
-        exclude.validate(Some(backend))?;
-        let durations = [ipvs_tcp_timeout, ipvs_tcpfin_timeout, ipvs_udp_timeout, ipvs_drain_timeout];
-        let is_given =
-            ipvs_scheduler.is_some() || *ipvs_strict_arp || durations.iter().any(|duration| duration.is_some());
-        if is_given && backend != BackendName::Ipvs {
+        self.exclude.validate(Some(backend))?;
+        if *self != Self::default() && backend != BackendName::Ipvs {
             bail!("the flags --ipvs-... apply to the ipvs backend only");
         }
         Ok(())

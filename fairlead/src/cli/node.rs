@@ -7,7 +7,7 @@ use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit, RunMode};
 use clap::{Args, value_parser};
 
 use super::{BackendName, DEFAULT_ADDRESS};
-use crate::discovery::{FrontendService, ServiceDiscovery};
+use crate::discovery::ServiceDiscovery;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FrontendAddressArgs {
@@ -117,13 +117,13 @@ impl FrontendAddressArgs {
         let credentials =
             Credentials { authorities: tls_ca, identity: tls_cert.zip(tls_key), token: token_file, frontend_name };
         let (services, endpoints): (Vec<_>, Vec<_>) =
-            addresses.into_iter().partition(|address| FrontendService::has_scheme(address));
+            addresses.into_iter().partition(|address| ServiceDiscovery::has_scheme(address));
         let discover = |address: String| -> Result<Arc<dyn Discover>> {
-            let service = address.parse().map_err(|error: String| anyhow!("--frontend {error}"))?;
-            let kubeconfig = discovery_kubeconfig
-                .clone()
-                .with_context(|| format!("--frontend {address} needs --discovery-kubeconfig"))?;
-            Ok(Arc::new(ServiceDiscovery::new(service, kubeconfig)))
+            let kubeconfig = discovery_kubeconfig.clone();
+            let kubeconfig =
+                kubeconfig.with_context(|| format!("--frontend {address} needs --discovery-kubeconfig"))?;
+            let discovery = ServiceDiscovery::new(&address, kubeconfig);
+            Ok(Arc::new(discovery.map_err(|error| anyhow!("--frontend {error}"))?))
         };
         let discovery = services.into_iter().map(discover).collect::<Result<_>>()?;
         Grpc::new(GrpcOptions { endpoints, discovery, address_cache: known, credentials })

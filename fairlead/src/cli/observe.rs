@@ -14,12 +14,12 @@ use super::Effective;
 pub(crate) struct ObserveArgs {
     /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP, without authentication, at
     /// ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP families.
-    #[arg(long, default_value = "0.0.0.0:10256", value_name = "ADDRESS", value_parser = healthz)]
+    #[arg(long, default_value = "0.0.0.0:10256", value_name = "ADDRESS", value_parser = |text: &str| with_default_port(text, HEALTHZ_PORT))]
     pub(crate) healthz: HttpAddress,
 
     /// Serve /metrics, /proxyMode, /statusz, /configz and /healthz over HTTP, without authentication, at ADDRESS:PORT,
     /// or nowhere (`none`). /statusz contains names of rejected Services.
-    #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS", value_parser = metrics)]
+    #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS", value_parser = |text: &str| with_default_port(text, METRICS_PORT))]
     pub(crate) metrics: HttpAddress,
 
     /// Exit if the address of --healthz or --metrics cannot be bound. Default: retry every five seconds.
@@ -44,29 +44,16 @@ impl ProfilingArgs {
     }
 }
 
-/// An address for an HTTP server.
+/// The address of an HTTP server. `None`: it is disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HttpAddress {
-    Nowhere,
-    At(SocketAddr),
-}
-
-impl HttpAddress {
-    /// The address, if there is one.
-    pub(crate) fn address(self) -> Option<SocketAddr> {
-        match self {
-            Self::Nowhere => None,
-            Self::At(address) => Some(address),
-        }
-    }
-}
+pub(crate) struct HttpAddress(pub(crate) Option<SocketAddr>);
 
 impl ObserveArgs {
     /// Listens only at addresses that are set: a shadow leaves the default ports to the proxy that programs the node.
     pub(crate) fn disable_defaults(&mut self, config: &Effective) {
         for (flag, address) in [("healthz", &mut self.healthz), ("metrics", &mut self.metrics)] {
             if config.is_default(flag) {
-                *address = HttpAddress::Nowhere;
+                address.0 = None;
             }
         }
     }
@@ -82,12 +69,9 @@ const HEALTHZ_PORT: u16 = 10256;
 /// kube-proxy's `ports.ProxyStatusPort`.
 const METRICS_PORT: u16 = 10249;
 
-fn healthz(text: &str) -> Result<HttpAddress, String> {
-    text.parse().map_or_else(|_| text.parse(), |ip: IpAddr| Ok(HttpAddress::At((ip, HEALTHZ_PORT).into())))
-}
-
-fn metrics(text: &str) -> Result<HttpAddress, String> {
-    text.parse().map_or_else(|_| text.parse(), |ip: IpAddr| Ok(HttpAddress::At((ip, METRICS_PORT).into())))
+/// Parses an address whose port may be missing.
+fn with_default_port(text: &str, port: u16) -> Result<HttpAddress, String> {
+    text.parse().map_or_else(|_| text.parse(), |ip: IpAddr| Ok(HttpAddress(Some((ip, port).into()))))
 }
 
 impl FromStr for HttpAddress {
@@ -95,9 +79,9 @@ impl FromStr for HttpAddress {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "none" {
-            return Ok(Self::Nowhere);
+            return Ok(Self(None));
         }
-        text.parse().map(Self::At).map_err(|_| {
+        text.parse().map(|address| Self(Some(address))).map_err(|_| {
             format!("{text:?}: expected an address with a port, such as 127.0.0.1:7601 or [::]:7601, or `none`")
         })
     }
@@ -111,11 +95,11 @@ mod tests {
     #[test]
     fn default_addresses_and_ports_are_those_of_kube_proxy() {
         let ObserveArgs { healthz, metrics, .. } = local("nftables", &[]).any.common.observe;
-        assert_eq!(healthz, HttpAddress::At(([0, 0, 0, 0], 10256).into()));
-        assert_eq!(metrics, HttpAddress::At(([127, 0, 0, 1], 10249).into()));
-        assert_eq!(local("nftables", &["--healthz", "none"]).any.common.observe.healthz, HttpAddress::Nowhere);
+        assert_eq!(healthz, HttpAddress(Some(([0, 0, 0, 0], 10256).into())));
+        assert_eq!(metrics, HttpAddress(Some(([127, 0, 0, 1], 10249).into())));
+        assert_eq!(local("nftables", &["--healthz", "none"]).any.common.observe.healthz, HttpAddress(None));
         let metrics = local("nftables", &["--metrics", "::"]).any.common.observe.metrics;
-        assert_eq!(metrics, HttpAddress::At("[::]:10249".parse().unwrap()));
+        assert_eq!(metrics, HttpAddress(Some("[::]:10249".parse().unwrap())));
         let error = parse(&["backend", "nftables", "--metrics", "10249"]).unwrap_err();
         assert!(error.contains("expected an address with a port"), "{error}");
     }

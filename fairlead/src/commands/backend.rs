@@ -164,14 +164,14 @@ fn spawn_servers(
     tasks: &mut Tasks,
 ) {
     let (on_bind_error, profiling) = (args.on_bind_error(), args.profiling.profiling());
-    if let Some(address) = args.healthz.address() {
+    if let Some(address) = args.healthz.0 {
         let observer = observer.clone();
         tasks.spawn("health", move |shutdown| async move {
             let answer = move |request: &_| observer.health(request);
             Ok(serve_at(address, "health", on_bind_error, answer, shutdown).await?)
         });
     }
-    if let Some(address) = args.metrics.address() {
+    if let Some(address) = args.metrics.0 {
         let pages =
             ObserverPages::new(observer, config.to_json(), registries.into_iter().chain([runtime::metrics::process()]));
         tasks.spawn("metrics", move |shutdown| async move {

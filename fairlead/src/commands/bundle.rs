@@ -11,14 +11,12 @@ mod redact;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use iptables::SavedRules;
 use runtime::Shutdown;
 
 use self::{archive::Archive, redact::Addresses};
 use super::{check, view};
-use crate::{
-    cli::{BundleArgs, CheckArgs, OutputArgs, OutputFormat, ViewArgs},
-    print,
-};
+use crate::{cli::BundleArgs, print};
 
 /// HTTP paths of the backend, and the files in the archive with the responses.
 const BACKEND_FILES: [(&str, &str); 4] = [
@@ -30,7 +28,6 @@ const BACKEND_FILES: [(&str, &str); 4] = [
 
 /// Writes the archive, and prints which files were left out.
 pub(crate) async fn run(args: BundleArgs, mut shutdown: Shutdown) -> Result<()> {
-    let check = check_args(&args);
     let node = args.here.node()?;
     let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("fairlead-bundle-{node}.tar.gz")));
     if path.exists() {
@@ -39,9 +36,9 @@ pub(crate) async fn run(args: BundleArgs, mut shutdown: Shutdown) -> Result<()> 
     let addresses = if args.redact_ips { Addresses::Replaced } else { Addresses::Shown };
     let archive = tokio::select! {
         () = shutdown.recv() => bail!("interrupted"),
-        archive = collect(&args, &check, &node, addresses) => archive?,
+        archive = collect(&args, &node, addresses) => archive?,
     };
-    let (files, left_out) = archive.write(&path, &node, addresses)?;
+    let (files, left_out) = archive.write(&path, &node)?;
     print::line(format_args!("{}: {files} files", path.display()))?;
     for left_out in left_out {
         print::line(format_args!("left out: {left_out}"))?;
@@ -49,28 +46,20 @@ pub(crate) async fn run(args: BundleArgs, mut shutdown: Shutdown) -> Result<()> 
     Ok(())
 }
 
-async fn collect(args: &BundleArgs, check: &CheckArgs, node: &str, addresses: Addresses) -> Result<Archive> {
+async fn collect(args: &BundleArgs, node: &str, addresses: Addresses) -> Result<Archive> {
     let mut archive = Archive::new(addresses);
     archive.add("version.txt", Ok(format!("fairlead {}\nnode {node}\n", env!("CARGO_PKG_VERSION"))));
     archive.add("processes.txt", collect::processes());
-    let checked = check::inspect(check).await;
+    let checked = check::inspect(&args.here, check::Stage::Installed, None).await;
     archive.add("check.txt", checked.map(|report| report.text()));
     archive.add("sysctls.txt", Ok(collect::sysctls()));
     for path in collect::KERNEL_FILES {
         archive.add(format!("kernel{path}"), collect::file(path));
     }
-    match collect::nft() {
-        Ok(tables) => tables.into_iter().for_each(|(name, text)| archive.add(name, Ok(text))),
-        Err(error) => archive.add("nft", Err(error)),
-    }
-    match iptables::save_all().await {
-        Ok(saved) => {
-            saved
-                .into_iter()
-                .for_each(|saved| archive.add(format!("iptables/{}.txt", saved.program.name), Ok(saved.text)));
-        }
-        Err(error) => archive.add("iptables", Err(error)),
-    }
+    archive.add_all("nft", collect::nft());
+    let saved = iptables::save_all().await;
+    let files = |saved: Vec<SavedRules>| saved.into_iter().map(|saved| (saved.program.name, saved.text)).collect();
+    archive.add_all("iptables", saved.map(files));
     archive.add("ipvs.txt", collect::ipvs().await);
     archive.add("state.json", collect::state(&args.here.state_dir, node));
     archive.add("frontend.json", frontend_view(args, node).await);
@@ -82,17 +71,6 @@ async fn collect(args: &BundleArgs, check: &CheckArgs, node: &str, addresses: Ad
 
 /// The frontend's view of this node.
 async fn frontend_view(args: &BundleArgs, node: &str) -> Result<String> {
-    let output = OutputArgs { format: OutputFormat::Json };
-    let args = ViewArgs { frontend: args.here.frontend.clone(), node: Some(node.to_owned()), output };
-    let state = view::committed_in_time(&args).await?;
+    let state = view::committed_in_time(&args.here.frontend, node).await?;
     Ok(serde_json::to_string_pretty(&collect::to_json(&state))?)
-}
-
-fn check_args(args: &BundleArgs) -> CheckArgs {
-    CheckArgs {
-        pre: false,
-        here: args.here.clone(),
-        kubeconfig: None,
-        output: OutputArgs { format: OutputFormat::Table },
-    }
 }

@@ -9,7 +9,6 @@
 //! ```
 
 mod certificate;
-mod finding;
 mod frontend;
 mod kernel;
 mod node;
@@ -18,18 +17,50 @@ mod sysctl;
 #[cfg(test)]
 mod tests;
 
+use std::{fmt, path::Path};
+
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::{cli::CheckArgs, exit_code::ExitCode, print};
-pub(crate) use finding::{Finding, Level};
+use crate::{
+    cli::{CheckArgs, HereArgs},
+    exit_code::ExitCode,
+    print,
+};
 
 /// When the check runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+pub(crate) enum Stage {
     /// Before a frontend or backend runs.
     BeforeInstallation,
     Installed,
+}
+
+/// The severity of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub(crate) enum Level {
+    Ok,
+    /// It works, but perhaps not as expected.
+    Warn,
+    /// Something does not work.
+    Fail,
+}
+
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) level: Level,
+    /// The name of the check, such as `kernel` or `ports`.
+    pub(crate) check: &'static str,
+    /// What was observed.
+    pub(crate) what: String,
+    /// Why it matters; empty for [`Level::Ok`].
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub(crate) why: &'static str,
+    /// How to fix it; empty for [`Level::Ok`].
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) fix: String,
 }
 
 /// The result of all checks.
@@ -41,22 +72,22 @@ pub(crate) struct CheckReport {
 
 /// Runs all checks, and prints their findings.
 pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode> {
-    let report = inspect(&args).await?;
+    let stage = if args.pre { Stage::BeforeInstallation } else { Stage::Installed };
+    let report = inspect(&args.here, stage, args.kubeconfig.as_deref()).await?;
     print::value(args.output, &report, || report.text())?;
     Ok(ExitCode::of_check(report.worst < Level::Fail))
 }
 
-/// Runs all checks. A failed check is a finding.
-pub(crate) async fn inspect(args: &CheckArgs) -> Result<CheckReport> {
-    let stage = if args.pre { Stage::BeforeInstallation } else { Stage::Installed };
-    let mut findings = kernel::check(args.here.backend);
-    findings.extend(sysctl::check(args.here.backend));
-    findings.extend(rules::check(args.here.backend, stage).await);
-    findings.extend(node::check(&args.here.state_dir, stage));
+/// Runs all checks; those of permissions only with a kubeconfig. A failed check is a finding.
+pub(crate) async fn inspect(here: &HereArgs, stage: Stage, kubeconfig: Option<&Path>) -> Result<CheckReport> {
+    let mut findings = kernel::check(here.backend);
+    findings.extend(sysctl::check(here.backend));
+    findings.extend(rules::check(here.backend, stage).await);
+    findings.extend(node::check(&here.state_dir, stage));
     if stage == Stage::Installed {
-        findings.extend(frontend::check(args).await?);
+        findings.extend(frontend::check(here).await?);
     }
-    if let Some(kubeconfig) = &args.kubeconfig {
+    if let Some(kubeconfig) = kubeconfig {
         findings.extend(frontend::permissions(kubeconfig).await);
     }
     Ok(CheckReport::new(findings))
@@ -87,5 +118,41 @@ impl CheckReport {
             (0, 0) => "all checks passed\n".to_owned(),
             _ => format!("{failures} FAIL, {warnings} WARN, {} OK\n", count(Level::Ok)),
         }
+    }
+}
+
+// === impl Finding ===
+
+impl Finding {
+    pub(crate) fn ok(check: &'static str, what: impl Into<String>) -> Self {
+        Self { level: Level::Ok, check, what: what.into(), why: "", fix: String::new() }
+    }
+
+    pub(crate) fn warn(
+        check: &'static str,
+        what: impl Into<String>,
+        why: &'static str,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self { level: Level::Warn, check, what: what.into(), why, fix: fix.into() }
+    }
+
+    pub(crate) fn fail(
+        check: &'static str,
+        what: impl Into<String>,
+        why: &'static str,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self { level: Level::Fail, ..Self::warn(check, what, why, fix) }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "OK",
+            Self::Warn => "WARN",
+            Self::Fail => "FAIL",
+        })
     }
 }

@@ -44,7 +44,7 @@ pub(crate) async fn run(args: DiffArgs, mut shutdown: Shutdown) -> Result<ExitCo
         Some(file) => stored(&file, &node)?,
         None => tokio::select! {
             () = shutdown.recv() => bail!("interrupted"),
-            state = view::committed(&view) => state?,
+            state = view::committed(&view.frontend, &node) => state?,
         },
     };
     let Some(backend) = backend else {

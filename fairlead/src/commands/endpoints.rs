@@ -1,7 +1,7 @@
 //! `fairlead endpoints`: all endpoints of a Service, whether a node uses each, and why.
 
 use std::{
-    fmt::{self, Display, Write as _},
+    fmt::Write as _,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -33,7 +33,7 @@ struct EndpointsReport {
     zone: String,
     revision: u64,
     ports: Vec<PortEndpoints>,
-    problems: Vec<ObjectProblem>,
+    problems: Vec<Problem>,
 }
 
 #[derive(Debug, Serialize)]
@@ -55,22 +55,8 @@ struct EndpointDecision {
     terminating: bool,
     zone_hints: Vec<String>,
     node_hints: Vec<String>,
-    cluster: PoolDecision,
-    local: PoolDecision,
-}
-
-#[derive(Debug, Serialize)]
-struct PoolDecision {
-    in_pool: bool,
-    reason: String,
-    detail: String,
-}
-
-#[derive(Debug, Serialize)]
-struct ObjectProblem {
-    object: String,
-    field: String,
-    message: String,
+    cluster: PoolMembership,
+    local: PoolMembership,
 }
 
 /// Sends the request to a frontend, and prints its response.
@@ -92,9 +78,7 @@ impl EndpointsReport {
     fn new(node: String, response: EndpointsResponse) -> Result<Self> {
         let EndpointsResponse { epoch: _, revision, node_known, zone, ports, problems } = response;
         let ports = ports.into_iter().map(PortEndpoints::new).collect::<Result<_>>()?;
-        let problem = |Problem { object, field, message }| ObjectProblem { object, field, message };
-        let problems = problems.into_iter().map(problem);
-        Ok(Self { node, node_known, zone, revision, ports, problems: problems.collect() })
+        Ok(Self { node, node_known, zone, revision, ports, problems })
     }
 
     fn table(&self) -> String {
@@ -108,7 +92,7 @@ impl EndpointsReport {
         }
         if !self.problems.is_empty() {
             let mut table = Table::new(&["OBJECT", "FIELD", "PROBLEM"]);
-            for ObjectProblem { object, field, message } in &self.problems {
+            for Problem { object, field, message } in &self.problems {
                 table.row([object, field, message]);
             }
             let _ = write!(text, "\n{table}");
@@ -147,7 +131,7 @@ impl PortEndpoints {
         for endpoint in &self.endpoints {
             let EndpointDecision { node, slice, cluster, local, .. } = endpoint;
             let node = node.as_deref().unwrap_or_default();
-            table.row([&endpoint.socket() as &dyn Display, &node, slice, cluster, local]);
+            table.row([&*endpoint.socket(), node, slice, &describe(cluster), &describe(local)]);
         }
         let _ = write!(text, "{table}");
     }
@@ -166,8 +150,8 @@ impl EndpointDecision {
             terminating,
             zone_hints: state.zone_hints,
             node_hints: state.node_hints,
-            cluster: PoolDecision::new(state.cluster.unwrap_or_default()),
-            local: PoolDecision::new(state.local.unwrap_or_default()),
+            cluster: state.cluster.unwrap_or_default(),
+            local: state.local.unwrap_or_default(),
         })
     }
 
@@ -177,15 +161,6 @@ impl EndpointDecision {
     }
 }
 
-impl PoolDecision {
-    fn new(membership: PoolMembership) -> Self {
-        let PoolMembership { in_pool, reason, detail } = membership;
-        Self { in_pool, reason, detail }
-    }
-}
-
-impl Display for PoolDecision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", if self.in_pool { "in" } else { "out" }, self.detail)
-    }
+fn describe(PoolMembership { in_pool, detail, .. }: &PoolMembership) -> String {
+    format!("{}: {detail}", if *in_pool { "in" } else { "out" })
 }

@@ -65,7 +65,7 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
 
 /// Binds the address of a flag, unless it is `none`.
 async fn bind(address: HttpAddress, flag: &str) -> Result<Option<TcpListener>> {
-    let Some(address) = address.address() else { return Ok(None) };
+    let HttpAddress(Some(address)) = address else { return Ok(None) };
     let bound = TcpListener::bind(address).await;
     bound.map(Some).with_context(|| format!("cannot bind {flag} {address} (`{flag} none` disables it)"))
 }

@@ -19,9 +19,10 @@ pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()
     if kernel {
         return kernel::run(args.output).await;
     }
+    let node = args.node_name()?;
     let state = tokio::select! {
         () = shutdown.recv() => return Ok(()),
-        state = view::committed(&args) => state?,
+        state = view::committed(&args.frontend, &node) => state?,
     };
     print::value(args.output, &to_json(&state), || {
         let mut table = Table::new(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"]);

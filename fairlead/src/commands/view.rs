@@ -7,7 +7,7 @@ use backend::{Connect as _, NodeState, Session, Stage};
 use proto::model::{Ack, Batch, ClientMessage, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, Welcome};
 use tokio::time::timeout;
 
-use crate::cli::ViewArgs;
+use crate::cli::FrontendAddressArgs;
 
 /// How long a frontend may take to connect and send its first commit.
 const FIRST_COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,25 +29,24 @@ pub(crate) enum Event {
 }
 
 /// The first state that a frontend commits.
-pub(crate) async fn committed(args: &ViewArgs) -> Result<NodeState> {
-    let mut view = View::open(args).await?;
+pub(crate) async fn committed(frontend: &FrontendAddressArgs, node: &str) -> Result<NodeState> {
+    let mut view = View::open(frontend, node).await?;
     while !matches!(view.next().await?, Event::Batch(batch) if batch.commit) {}
     Ok(view.state)
 }
 
 /// As [`committed`], with a time limit.
-pub(crate) async fn committed_in_time(args: &ViewArgs) -> Result<NodeState> {
-    let committed = timeout(FIRST_COMMIT_TIMEOUT, committed(args)).await;
+pub(crate) async fn committed_in_time(frontend: &FrontendAddressArgs, node: &str) -> Result<NodeState> {
+    let committed = timeout(FIRST_COMMIT_TIMEOUT, committed(frontend, node)).await;
     committed.with_context(|| format!("the frontend sent no state within {FIRST_COMMIT_TIMEOUT:?}")).flatten()
 }
 
 impl View {
-    /// Opens a stream for the node that the flags name.
-    pub(crate) async fn open(args: &ViewArgs) -> Result<Self> {
-        let node = args.node_name()?;
-        let mut grpc = args.frontend.grpc(None)?;
+    /// Opens a stream for a node.
+    pub(crate) async fn open(frontend: &FrontendAddressArgs, node: &str) -> Result<Self> {
+        let mut grpc = frontend.grpc(None)?;
         let hello = Hello {
-            node: node.as_str().into(),
+            node: node.into(),
             role: Role::Observer,
             backend: "fairlead".to_owned(),
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -57,7 +56,7 @@ impl View {
             started: None,
         };
         let session = grpc.connect(hello).await.with_context(|| {
-            let addresses = args.frontend.addresses.join(", ");
+            let addresses = frontend.addresses.join(", ");
             format!("cannot open a stream to a frontend at {addresses}: check that one runs there, and --frontend")
         })?;
         Ok(Self { session, stage: Stage::default(), state: NodeState::new(NodeInfo::unknown(node)) })

@@ -1,7 +1,7 @@
 //! `fairlead watch`: prints the messages of a node's stream as they arrive.
 
 use anyhow::Result;
-use proto::model::{Endpoint, Operation, PoolId, Revision, SyncMode};
+use proto::model::{Operation, PoolId, Revision, SyncMode};
 use runtime::Shutdown;
 use serde_json::json;
 
@@ -16,7 +16,7 @@ use crate::{
 
 /// Follows the stream until the shutdown.
 pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
-    let mut view = View::open(&args).await?;
+    let mut view = View::open(&args.frontend, &args.node_name()?).await?;
     loop {
         let event = tokio::select! {
             () = shutdown.recv() => return Ok(()),
@@ -72,7 +72,11 @@ fn line(revision: Revision, operation: &Operation) -> String {
     let (verb, object, detail) = match operation {
         Operation::PutServicePort(port) => ("put service port", port.key.to_string(), services::vips(port).join(" ")),
         Operation::RemoveServicePort(key) => ("remove service port", key.to_string(), String::new()),
-        Operation::ChangePool { pool, add, remove } => ("change pool", pool_name(pool), changes(add, remove).join(" ")),
+        Operation::ChangePool { pool, add, remove } => {
+            let added = add.iter().map(|endpoint| format!("+{endpoint}"));
+            let removed = remove.iter().map(|endpoint| format!("-{endpoint}"));
+            ("change pool", pool_name(pool), join(added.chain(removed)))
+        }
         Operation::ReplacePool { pool, endpoints } => {
             ("replace pool", pool_name(pool), format!("[{}]", join(endpoints.iter())))
         }
@@ -90,12 +94,6 @@ fn line(revision: Revision, operation: &Operation) -> String {
 
 fn pool_name(pool: &PoolId) -> String {
     format!("{} {} {}", pool.key, pool.class, pool.family)
-}
-
-/// `+address` for what is added, `-address` for what is removed.
-fn changes(add: &[Endpoint], remove: &[Endpoint]) -> Vec<String> {
-    let added = add.iter().map(|endpoint| format!("+{endpoint}"));
-    added.chain(remove.iter().map(|endpoint| format!("-{endpoint}"))).collect()
 }
 
 fn to_json(event: &Event) -> serde_json::Value {
@@ -118,7 +116,7 @@ fn to_json(event: &Event) -> serde_json::Value {
 mod tests {
     use std::num::NonZeroU16;
 
-    use proto::model::{IpFamily, PoolClass, Protocol, ServicePortKey};
+    use proto::model::{Endpoint, IpFamily, PoolClass, Protocol, ServicePortKey};
 
     use super::*;
 

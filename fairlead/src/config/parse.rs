@@ -105,7 +105,7 @@ pub(crate) fn load(
         settings.retain(|setting| settings::flags(command).any(|(flag, _)| settings::field_of(flag) == setting.field));
         settings
     } else {
-        settings::of_fields(command, fields)?
+        fields.into_iter().map(|(field, value)| Setting::new(field.as_str(), field.as_str(), value)).collect()
     };
     settings::check(command, &settings)?;
     Ok((settings, warnings))

@@ -32,32 +32,18 @@ pub(crate) struct FieldProblem {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) struct FieldErrors(pub(crate) Vec<FieldProblem>);
 
-/// The settings in the fields of one of our files.
-///
-/// # Errors
-/// Fields that `command` does not have, and values that no field can have.
-pub(super) fn of_fields(command: &Command, fields: Map<String, Value>) -> Result<Vec<Setting>, FieldErrors> {
-    let (mut settings, mut errors) = (Vec::new(), Vec::new());
-    for (field, value) in fields {
-        let is_known = flags(command).any(|(flag, _)| field_of(flag) == field);
-        match if is_known { scalars(value) } else { Err(unknown_field(command)) } {
-            Ok(value) => settings.push(Setting { path: field.clone(), field, value }),
-            Err(reason) => errors.push(FieldProblem::new(field, reason)),
-        }
-    }
-    if errors.is_empty() { Ok(settings) } else { Err(FieldErrors(errors)) }
-}
-
 /// Checks that a command accepts these settings.
 ///
 /// # Errors
-/// Values that are not allowed, all at once.
+/// Fields that the command does not have, and values that are not allowed, all at once.
 pub(super) fn check(command: &Command, settings: &[Setting]) -> Result<(), FieldErrors> {
-    let error = |setting: &Setting| {
-        let (flag, arg) = flags(command).find(|(flag, _)| field_of(flag) == setting.field)?;
-        let parsed = flag_values(arg, &setting.value).and_then(|values| parse(flag, arg, &values));
-        Some(FieldProblem::new(&setting.path, parsed.err()?))
+    let check = |setting: &Setting| {
+        let flag = flags(command).find(|(flag, _)| field_of(flag) == setting.field);
+        let unknown = || format!("`{}` has no such field", command.get_bin_name().unwrap_or_default());
+        let (flag, arg) = flag.ok_or_else(unknown)?;
+        parse(flag, arg, &flag_values(arg, &setting.value)?)
     };
+    let error = |setting: &Setting| Some(FieldProblem::new(&setting.path, check(setting).err()?));
     let errors: Vec<_> = settings.iter().filter_map(error).collect();
     if errors.is_empty() { Ok(()) } else { Err(FieldErrors(errors)) }
 }
@@ -80,8 +66,8 @@ fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
     let wrong = |expected| format!("{value}: expected {expected}");
     let text = |value: &Value| match value {
         Value::String(text) => Ok(text.clone()),
-        Value::Number(number) => Ok(number.to_string()),
-        _ => Err(wrong("text or a number")),
+        Value::Number(number) if !number.is_f64() => Ok(number.to_string()),
+        _ => Err(wrong("text (quote it) or a whole number")),
     };
     let is_switch = arg.is_require_equals_set();
     let values = match value {
@@ -142,21 +128,6 @@ pub(crate) fn field_of(flag: &str) -> String {
         field.push_str(letters.as_str());
     }
     field
-}
-
-fn unknown_field(command: &Command) -> String {
-    format!("`{}` has no such field", command.get_bin_name().unwrap_or_default())
-}
-
-/// Rejects what no field can be.
-fn scalars(value: Value) -> Result<Value, String> {
-    match value {
-        Value::Null => Err("has no value".to_owned()),
-        Value::Array(values) => values.into_iter().map(scalars).collect::<Result<_, _>>().map(Value::Array),
-        Value::Bool(_) | Value::String(_) => Ok(value),
-        Value::Number(number) if !number.is_f64() => Ok(number.into()),
-        other => Err(format!("{other} is neither text nor a whole number; quote text")),
-    }
 }
 
 // === Constructors ===
@@ -246,7 +217,7 @@ mod tests {
             ("maxLoss", json!(101), "invalid value '101'"),
             ("maxLoss", json!([1, 2]), "[1,2]: expected one value"),
             ("masqueradeAll", json!("true"), "\"true\": expected true or false"),
-            ("nodeName", json!(true), "true: expected text or a number"),
+            ("nodeName", json!(true), "true: expected text (quote it) or a whole number"),
             ("clusterCidr", json!(["10.0.0.0/8", "x"]), "invalid value 'x'"),
             ("backend", json!("bpf"), "invalid value 'bpf': expected one of nftables, iptables, ipvs"),
         ] {

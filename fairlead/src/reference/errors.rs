@@ -65,13 +65,6 @@ const TYPES: &[ErrorType] = &[
               frontend repairs the node. Report it.",
     },
     ErrorType {
-        file: "frontend/src/source/parse/address.rs",
-        name: "BadAddress",
-        heading: "Invalid address in an object",
-        fix: "Correct the object. `fairlead status --problems` lists such objects with the field. The rest of the \
-              object is used.",
-    },
-    ErrorType {
         file: "proto/src/model/scheduler.rs",
         name: "ParseSchedulerError",
         heading: "Invalid IPVS scheduler",
@@ -81,6 +74,13 @@ const TYPES: &[ErrorType] = &[
 ];
 
 const MESSAGES: &[MessageSource] = &[
+    MessageSource {
+        path: "frontend/src/source/parse/address.rs",
+        marks: &["...: "],
+        heading: "Invalid address in an object",
+        fix: "Correct the object. `fairlead status --problems` lists such objects with the field. The rest of the \
+              object is used.",
+    },
     MessageSource {
         path: "frontend/src/source/parse",
         marks: &["; ignored", "is ignored", "is used", "are used"],

@@ -1,6 +1,7 @@
 //! The archive: redacted text files, and a manifest of the files it contains and of those left out.
 
 use std::{
+    fmt::Display,
     fs::File,
     path::Path,
     time::{SystemTime, UNIX_EPOCH},
@@ -61,15 +62,25 @@ impl Archive {
         }
     }
 
+    /// Adds a file with each text to a directory, or lists the directory as left out with the error.
+    pub(super) fn add_all<N: Display>(&mut self, directory: &str, texts: Result<Vec<(N, String)>>) {
+        match texts {
+            Ok(texts) => {
+                texts.into_iter().for_each(|(name, text)| self.add(format!("{directory}/{name}.txt"), Ok(text)));
+            }
+            Err(error) => self.add(directory, Err(error)),
+        }
+    }
+
     /// Creates the file; all entries are in one directory, named after the node. Returns the number of entries, and a
     /// line for each file left out.
-    pub(super) fn write(mut self, path: &Path, node: &str, addresses: Addresses) -> Result<(usize, Vec<String>)> {
+    pub(super) fn write(mut self, path: &Path, node: &str) -> Result<(usize, Vec<String>)> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let manifest = Manifest {
             version: env!("CARGO_PKG_VERSION"),
             node,
             unix_seconds: now,
-            addresses: match addresses {
+            addresses: match self.redactor.addresses {
                 Addresses::Shown => "unchanged",
                 Addresses::Replaced => "replaced by pseudonyms",
             },

@@ -82,7 +82,7 @@ pub(super) fn nft() -> Result<Vec<(String, String)>> {
     let mut tables = Vec::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         for table in handle.tables(family)? {
-            let name = format!("nft/{family}-{}.txt", table.name);
+            let name = format!("{family}-{}", table.name);
             tables.push((name, self::table(&mut handle, &table)?));
         }
     }

@@ -8,7 +8,7 @@ use std::{
 /// Redacts texts. The same address gets the same pseudonym in all of them.
 #[derive(Debug, Default)]
 pub(super) struct Redactor {
-    addresses: Addresses,
+    pub(super) addresses: Addresses,
     pseudonyms: HashMap<IpAddr, String>,
 }
 

@@ -10,26 +10,21 @@ use super::{
     Finding,
     certificate::{certificate, secret},
 };
-use crate::{
-    cli::{CheckArgs, OutputArgs, OutputFormat, ViewArgs},
-    commands::view,
-};
+use crate::{cli::HereArgs, commands::view};
 
 /// How long the API server may take to respond.
 const API_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Checks the files, and opens a stream.
-pub(super) async fn check(args: &CheckArgs) -> Result<Vec<Finding>> {
-    let of = &args.here.frontend;
+pub(super) async fn check(here: &HereArgs) -> Result<Vec<Finding>> {
+    let of = &here.frontend;
     let certificates = [("--tls-ca", &of.tls_ca), ("--tls-cert", &of.tls_cert)];
     let secrets = [("--tls-key", &of.tls_key), ("--token-file", &of.token_file)];
     let mut findings: Vec<_> =
         certificates.into_iter().filter_map(|(flag, path)| Some(certificate(flag, path.as_ref()?))).collect();
     findings.extend(secrets.into_iter().filter_map(|(flag, path)| Some(secret(flag, path.as_ref()?))));
-    let node = args.here.node()?;
-    let view =
-        ViewArgs { frontend: of.clone(), node: Some(node.clone()), output: OutputArgs { format: OutputFormat::Table } };
-    findings.push(match view::committed_in_time(&view).await {
+    let node = here.node()?;
+    findings.push(match view::committed_in_time(of, &node).await {
         Ok(state) => {
             let count = state.service_ports().len();
             Finding::ok("frontend", format!("it streams the view of {node}: {count} service ports"))

@@ -28,6 +28,9 @@ use crate::{
 /// The first version whose nf_tables has all that the nftables backend uses (docs/architecture.md).
 const MIN_VERSION: (u32, u32) = (5, 13);
 
+/// The port of the Services and endpoints in the sample state.
+const PORT: NonZeroU16 = NonZeroU16::MIN.saturating_add(79);
+
 /// Checks the version, and that the backend can program this kernel.
 pub(super) fn check(backend: BackendName) -> Vec<Finding> {
     let name = backend.name();
@@ -118,21 +121,20 @@ async fn program(mut backend: impl Backend, state: &NodeState) -> Result<()> {
 fn sample_state() -> Result<NodeState> {
     let mut stage = Stage::default();
     for (number, protocol) in (1..).zip([Protocol::Tcp, Protocol::Udp, Protocol::Sctp]) {
-        let mut port = service_port(number, protocol)?;
+        let port = service_port(number, protocol)?;
         stage.extend([Operation::PutServicePort(port.clone())]);
         for class in [PoolClass::Cluster, PoolClass::Local] {
             for family in IpFamily::ALL {
                 let mut pool = Pool::default();
                 for host in 1..=2 {
-                    pool.insert(Endpoint::new(address(family, 244, host)?, nonzero(8080)?));
+                    pool.insert(Endpoint::new(address(family, 244, host)?, PORT));
                 }
                 let id = PoolId { key: port.key.clone(), class, family };
                 stage.extend([Operation::ReplacePool { pool: id, endpoints: pool }]);
             }
         }
         // One without endpoints.
-        port = service_port(number + 100, protocol)?;
-        stage.extend([Operation::PutServicePort(port)]);
+        stage.extend([Operation::PutServicePort(service_port(number + 100, protocol)?)]);
     }
     let mut state = NodeState::new(NodeInfo::unknown("example"));
     stage.commit(&mut state);
@@ -141,13 +143,13 @@ fn sample_state() -> Result<NodeState> {
 
 fn service_port(number: u8, protocol: Protocol) -> Result<ServicePort> {
     let key = ServicePortKey::new("example", format!("service-{number}").as_str(), "", protocol);
-    let mut port = ServicePort::new(key, nonzero(80)?);
+    let mut port = ServicePort::new(key, PORT);
     for family in IpFamily::ALL {
         port.cluster_ips[family] = Some(address(family, 96, number)?);
         port.load_balancer_ips.push(address(family, 201, number)?);
         port.any_endpoints[family] = number < 100;
     }
-    port.node_port = Some(nonzero(30_000 + u16::from(number))?);
+    port.node_port = NonZeroU16::new(30_000 + u16::from(number));
     port.source_ranges = vec!["192.0.2.0/24".parse()?, "2001:db8:1::/48".parse()?];
     port.affinity_seconds = (number % 2 == 1).then(|| NonZeroU32::MIN.saturating_add(59));
     if number.is_multiple_of(3) {
@@ -161,10 +163,6 @@ fn address(family: IpFamily, net: u8, host: u8) -> Result<IpAddr> {
         IpFamily::V4 => IpAddr::from([10, net, 0, host]),
         IpFamily::V6 => format!("fd00:{net:x}::{host:x}").parse()?,
     })
-}
-
-fn nonzero(port: u16) -> Result<NonZeroU16> {
-    NonZeroU16::new(port).context("port 0")
 }
 
 #[cfg(test)]

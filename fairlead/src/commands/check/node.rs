@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{self, ErrorKind},
+    io::ErrorKind,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process,
@@ -87,20 +87,15 @@ fn writable(dir: &Path, stage: Stage) -> Finding {
         );
     }
     let probe = nearest.join(format!(".fairlead-check-{}", process::id()));
-    let tried = fs::write(&probe, "").and_then(|()| fs::remove_file(&probe));
-    match tried {
+    match fs::write(&probe, "").and_then(|()| fs::remove_file(&probe)) {
         Ok(()) => Finding::ok("state", format!("{shown} is writable")),
-        Err(error) => unwritable(dir, &error),
+        Err(error) => Finding::fail(
+            "state",
+            format!("{shown} is not writable: {error}"),
+            "the backend cannot store its state: Services stop at a reboot until a frontend responds",
+            "mount it writable, or set another --state-dir",
+        ),
     }
-}
-
-fn unwritable(dir: &Path, error: &io::Error) -> Finding {
-    Finding::fail(
-        "state",
-        format!("{} is not writable: {error}", dir.display()),
-        "the backend cannot store its state: Services stop at a reboot until a frontend responds",
-        "mount it writable, or set another --state-dir",
-    )
 }
 
 /// The limit of open files, from the content of `/proc/self/limits`.

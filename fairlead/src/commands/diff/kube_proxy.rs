@@ -113,14 +113,13 @@ impl KubeProxyReport {
     }
 
     fn add(&mut self, vip: VipKey, ours: Option<FairleadVip>, theirs: Option<VipRules>, why: Option<&'static str>) {
-        let outcomes = |pick: fn(&FairleadVip) -> &ConnectionVerdict,
-                        pick_theirs: fn(&VipRules) -> &ConnectionVerdict| {
-            (ours.as_ref().map(pick).cloned(), theirs.as_ref().map(pick_theirs).cloned())
-        };
-        let inside = outcomes(|ours| &ours.inside, |theirs| &theirs.internal);
-        let outside = outcomes(|ours| &ours.outside, |theirs| &theirs.external);
-        let service_port = ours.as_ref().map(|ours| ours.service_port.clone());
-        let service_port = service_port.or_else(|| theirs.as_ref().and_then(|theirs| theirs.service.clone()));
+        let verdicts =
+            |ours: Option<&ConnectionVerdict>, theirs: Option<&ConnectionVerdict>| (ours.cloned(), theirs.cloned());
+        let (fairlead, kube_proxy) = (ours.as_ref(), theirs.as_ref());
+        let inside = verdicts(fairlead.map(|ours| &ours.inside), kube_proxy.map(|theirs| &theirs.internal));
+        let outside = verdicts(fairlead.map(|ours| &ours.outside), kube_proxy.map(|theirs| &theirs.external));
+        let service_port = fairlead.map(|ours| ours.service_port.clone());
+        let service_port = service_port.or_else(|| kube_proxy?.service.clone());
         let cases = if inside == outside {
             vec![(ClientLocation::Everywhere, inside)]
         } else {
@@ -273,12 +272,11 @@ fn fairlead_vips(state: &NodeState) -> BTreeMap<VipKey, FairleadVip> {
 }
 
 fn verdict(service: &ServicePortState, class: PoolClass, family: IpFamily) -> ConnectionVerdict {
-    let pool = service.pool(class, family);
     if !service.port.any_endpoints[family] {
         return ConnectionVerdict::Reject;
     }
-    let endpoints: BTreeSet<SocketAddr> =
-        pool.iter().map(|endpoint| (endpoint.address, endpoint.port.get()).into()).collect();
+    let pool = service.pool(class, family).iter();
+    let endpoints: BTreeSet<_> = pool.map(|endpoint| (endpoint.address, endpoint.port.get()).into()).collect();
     if endpoints.is_empty() { ConnectionVerdict::Drop } else { ConnectionVerdict::Endpoints(endpoints) }
 }
 

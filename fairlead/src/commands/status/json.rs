@@ -34,10 +34,6 @@ pub(super) fn of(overview: &Overview) -> Value {
 }
 
 fn frontend(address: &str, status: &StatusResponse) -> Value {
-    let problems = status.problems.iter();
-    let problems: Vec<_> = problems
-        .map(|problem| json!({ "object": problem.object, "field": problem.field, "message": problem.message }))
-        .collect();
     let watches = status.watches.iter().map(|kind| {
         let phase = match kind.phase() {
             WatchPhase::Listing | WatchPhase::Unspecified => "listing",
@@ -65,7 +61,7 @@ fn frontend(address: &str, status: &StatusResponse) -> Value {
         "nodes_without_backend": status.nodes_without_backend,
         "service_ports": status.service_ports,
         "endpoints": status.endpoints,
-        "problems": problems,
+        "problems": status.problems,
         "watches": watches.collect::<Vec<_>>(),
     })
 }

@@ -103,8 +103,11 @@ fn errors_name_file_field_and_value() {
         ("backend: nft\nmaxLoss: 101\n", "config.yaml: maxLoss: invalid value '101'"),
         ("backend: nft\nmaxLoss: [1, 2]\n", "config.yaml: maxLoss: [1,2]: expected one value"),
         ("backend: nft\nmasqueradeAll: 1\n", "config.yaml: masqueradeAll: 1: expected true or false"),
-        ("backend: nft\nnodeName: {a: b}\n", "config.yaml: nodeName: {\"a\":\"b\"} is neither text"),
-        ("backend: nft\nnodeName:\n", "config.yaml: nodeName: has no value"),
+        (
+            "backend: nft\nnodeName: {a: b}\n",
+            "config.yaml: nodeName: {\"a\":\"b\"}: expected text (quote it) or a whole number",
+        ),
+        ("backend: nft\nnodeName:\n", "config.yaml: nodeName: null: expected text"),
         ("backend: nft\nkubeconfig: k\nmanifests: m\n", "config.yaml: kubeconfig and manifests exclude each other"),
         ("backend: nft\nconfig: f\n", "config.yaml: config: `fairlead local` has no such field"),
     ] {
