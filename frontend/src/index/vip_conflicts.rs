@@ -164,8 +164,9 @@ impl Resolution<'_> {
             }
             VipClaim::NodePort(number, protocol) => format!("{number}/{protocol}"),
         };
-        let message = "whose Service is older: not served here; change one of them";
-        self.report(field, format!("{claimed} is used by {winner}, {message}"));
+        let message =
+            format!("{claimed} is used by {winner}, whose Service is older: not served here; change one of them");
+        self.report(field, message);
         false
     }
 
@@ -174,8 +175,10 @@ impl Resolution<'_> {
         let gets = |ip: &&IpAddr| {
             let family = IpFamily::of(ip);
             if self.service.cluster_ips[family].is_none() {
-                let advice = format!("add {family} to spec.ipFamilies");
-                self.report(field, format!("{ip} is not served: the Service has no {family} cluster IP; {advice}"));
+                let message = format!(
+                    "{ip} is not served: the Service has no {family} cluster IP; add {family} to spec.ipFamilies"
+                );
+                self.report(field, message);
                 return false;
             }
             if let Some(owner) = self.claims.owner(ip) {
