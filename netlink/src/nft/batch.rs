@@ -80,12 +80,6 @@ impl NftBatch {
         self.operation(msg::DELTABLE, 0, table, |_| {});
     }
 
-    /// `add table` and `delete table`: deletes the table if it exists, also on kernels without `destroy table`.
-    pub fn destroy_table(&mut self, table: &Table) {
-        self.operation(msg::NEWTABLE, flags::CREATE, table, |_| {});
-        self.delete_table(table);
-    }
-
     // === chains ===
 
     /// `add chain`.

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{
     abi::{LIST_ELEM, set as attr},
-    element::ElementData,
     userdata::{self, Comment},
 };
 use crate::attr::{Put, align};
@@ -136,15 +135,6 @@ impl Set {
     pub(crate) fn register_counts(&self) -> (u8, u8) {
         let count = |fields: &[DataType]| value_len(fields).div_ceil(4) as u8;
         (count(&self.key), count(&self.data))
-    }
-
-    /// Whether `data` fits a map (or, `ElementData::None`, a set) like this one.
-    pub fn takes(&self, data: &ElementData<'_>) -> bool {
-        match data {
-            ElementData::None => !self.is_map(),
-            ElementData::Verdict(_) => self.data == [DataType::Verdict],
-            ElementData::Value(bytes) => self.is_map() && bytes.len() == value_len(&self.data),
-        }
     }
 }
 

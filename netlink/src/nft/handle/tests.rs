@@ -278,7 +278,8 @@ fn objects_are_deleted() {
 
         for _ in 0..2 {
             let mut batch = NftBatch::new();
-            batch.destroy_table(&table());
+            batch.add_table(&table());
+            batch.delete_table(&table());
             handle.commit(&batch).unwrap();
             assert_eq!(handle.tables(TableFamily::Ip).unwrap(), []);
         }
