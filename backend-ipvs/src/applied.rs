@@ -33,7 +33,7 @@ pub struct AppliedState {
     pub(crate) ids: Ids,
     service_ports: BTreeMap<ServicePortKey, Desired>,
     /// Objects that no service port needs any more, and that stay until connections have ended.
-    leftovers: BTreeSet<Object>,
+    pub(crate) leftovers: BTreeSet<Object>,
     /// What should be in the kernel, and how many service ports need it.
     desired: HashMap<Object, (Value, u32)>,
     rejections: Rejections,
@@ -131,11 +131,6 @@ impl AppliedState {
             }
         }
         Ok(())
-    }
-
-    /// The objects that no service port needs, and that stay until connections have ended.
-    pub(crate) fn leftovers(&self) -> &BTreeSet<Object> {
-        &self.leftovers
     }
 
     /// Records that these objects were made what they should be, or could not be deleted yet.

@@ -62,7 +62,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
         mut touched: BTreeSet<Object>,
         idle: &HashSet<Object>,
     ) -> Result<usize> {
-        touched.extend(applied.leftovers());
+        touched.extend(&applied.leftovers);
         let drain = self.settings.drain;
         let until = (!drain.is_zero()).then(|| now() + seconds(drain));
         let desired = |object: &Object| applied.desired(object);

@@ -65,20 +65,19 @@ impl ObserverPages {
     #[must_use]
     pub fn answer<B>(&self, request: &Request<B>) -> Response<String> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET only\n".to_owned());
+            return text(StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
         }
         match request.uri().path() {
             "/metrics" => metrics::scrape(&self.registries),
-            "/proxyMode" => response(StatusCode::OK, TEXT, self.observer.identity.backend.to_owned()),
+            "/proxyMode" => text(StatusCode::OK, self.observer.identity.backend),
             // Only shows that the process answers, as in kube-proxy; the health is served at its own address.
-            "/healthz" => response(StatusCode::OK, TEXT, "ok".to_owned()),
+            "/healthz" => text(StatusCode::OK, "ok"),
             "/statusz" if wants_json(request) => response(StatusCode::OK, JSON, self.observer.status().to_json()),
-            "/statusz" => response(StatusCode::OK, TEXT, self.observer.status().to_string()),
+            "/statusz" => text(StatusCode::OK, &self.observer.status().to_string()),
             "/configz" => response(StatusCode::OK, JSON, self.config.clone()),
             _ => {
-                let paths =
-                    "not found; the pages are /metrics, /proxyMode, /healthz, /statusz and /configz\n".to_owned();
-                response(StatusCode::NOT_FOUND, TEXT, paths)
+                let paths = "not found; the pages are /metrics, /proxyMode, /healthz, /statusz and /configz\n";
+                text(StatusCode::NOT_FOUND, paths)
             }
         }
     }
@@ -89,6 +88,10 @@ fn wants_json<B>(request: &Request<B>) -> bool {
     let accepted = request.headers().get(ACCEPT).and_then(|accepted| accepted.to_str().ok());
     accepted.is_some_and(|accepted| accepted.contains("application/json"))
         || request.uri().query() == Some("format=json")
+}
+
+fn text(status: StatusCode, text: &str) -> Response<String> {
+    response(status, TEXT, text.to_owned())
 }
 
 /// A time in the format of Kubernetes.

@@ -76,7 +76,7 @@ pub(crate) fn desired(
             }
             port.desired.vips.push((family, vip));
             if let Vip::AddressPort { address, .. } = vip
-                && port.is_excluded(address)
+                && context.settings.exclude.iter().any(|range| range.contains(&address))
             {
                 port.desired.excluded.push(address);
                 continue;
@@ -245,9 +245,5 @@ impl Port<'_> {
 
     fn add(&mut self, object: Object, value: Value) {
         self.desired.objects.push((object, value));
-    }
-
-    fn is_excluded(&self, address: IpAddr) -> bool {
-        self.context.settings.exclude.iter().any(|range| range.contains(&address))
     }
 }

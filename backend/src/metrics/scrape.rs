@@ -61,7 +61,6 @@ impl Collector for BackendCollector {
         let mut writer = Writer::new(encoder);
         let progress = self.progress.borrow().clone();
         self.identity(&mut writer)?;
-        connection(&mut writer, &progress)?;
         sync_state(&mut writer, &progress)?;
         anomalies(&mut writer, &progress)
     }
@@ -78,7 +77,7 @@ impl BackendCollector {
     }
 }
 
-fn connection(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
+fn sync_state(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     let text = "1 while there is a session with a frontend.";
     writer.gauge("connected", text, None, one_if(progress.connected))?;
     if let Some(last_contact) = progress.last_contact {
@@ -87,10 +86,6 @@ fn connection(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
         let staleness = (Instant::now() - last_contact).as_secs_f64();
         writer.gauge("staleness", text, Some(Unit::Seconds), staleness)?;
     }
-    Ok(())
-}
-
-fn sync_state(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     let text = "1 once the kernel contains a state of this node: the stored one, or a first commit.";
     writer.gauge("ready", text, None, one_if(progress.programmed.is_some()))?;
     let text = "Time since the kernel was last equal to the committed state; 0 while it is.";

@@ -15,11 +15,11 @@ use std::{
 
 use hyper::{Method, Request, Response, StatusCode};
 use proto::model::IpFamily;
-use runtime::http::{JSON, TEXT, response};
+use runtime::http::{JSON, response};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{Observer, rfc3339};
+use super::{Observer, rfc3339, text};
 use crate::{Progress, metrics::Metrics};
 
 /// A sync that fails for this long makes the process unhealthy: twice kube-proxy's default sync period.
@@ -67,7 +67,7 @@ impl Observer {
     #[must_use]
     pub fn health<B>(&self, request: &Request<B>) -> Response<String> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET only\n".to_owned());
+            return text(StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
         }
         let condition = HealthCondition::of(&self.progress.borrow(), Instant::now());
         match request.uri().path() {
@@ -80,15 +80,11 @@ impl Observer {
                 Metrics::answered(&self.metrics.livez, condition.alive);
                 answer(condition.alive, &condition.body(condition.alive, None))
             }
-            "/readyz" if condition.programmed => response(StatusCode::OK, TEXT, "ready\n".to_owned()),
+            "/readyz" if condition.programmed => text(StatusCode::OK, "ready\n"),
             "/readyz" => {
-                let missing = "not ready: the kernel contains no state of this node yet\n".to_owned();
-                response(StatusCode::SERVICE_UNAVAILABLE, TEXT, missing)
+                text(StatusCode::SERVICE_UNAVAILABLE, "not ready: the kernel contains no state of this node yet\n")
             }
-            _ => {
-                let paths = "not found; the paths are /healthz, /livez and /readyz\n".to_owned();
-                response(StatusCode::NOT_FOUND, TEXT, paths)
-            }
+            _ => text(StatusCode::NOT_FOUND, "not found; the paths are /healthz, /livez and /readyz\n"),
         }
     }
 }

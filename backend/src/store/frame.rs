@@ -18,7 +18,7 @@ use proto::{
 use xxhash_rust::xxh64::xxh64;
 
 use super::StoredState;
-use crate::{NodeState, RejectedOperation, Stage};
+use crate::{NodeState, Stage};
 
 /// Length and checksum.
 const HEADER_BYTES: usize = 4 + 8;
@@ -125,7 +125,8 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
             ServerMessage::Bookmark(revision, digest) => {
                 rejected.append(&mut stage.commit(&mut state).rejected);
                 let matches = state.digests().total() == digest;
-                ensure!(matches, "the state at revision {revision} differs from its digest{}", first_reason(&rejected));
+                let reason = rejected.first().map(|first| format!(": {first}")).unwrap_or_default();
+                ensure!(matches, "the state at revision {revision} differs from its digest{reason}");
                 let epoch: Epoch = epoch.context("the file does not begin with a Welcome")?;
                 let len = total - frames.len();
                 first.get_or_insert(len);
@@ -139,8 +140,4 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let (epoch, revision, source_version, len) = last.context("the file contains no complete commit")?;
     let snapshot_bytes = first.unwrap_or(len) as u64;
     Ok(Loaded { stored: StoredState { state, epoch, revision, source_version }, snapshot_bytes, bytes: len as u64 })
-}
-
-fn first_reason(rejected: &[RejectedOperation]) -> String {
-    rejected.first().map(|first| format!(": {first}")).unwrap_or_default()
 }

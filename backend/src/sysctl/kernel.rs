@@ -55,18 +55,15 @@ impl SettingWrite {
                 warn!(file, value = current, desired, %error, "cannot enlarge the conntrack hash table");
                 Ok(())
             }
-            Err(error) => Err(error).with_context(|| self.failed()),
+            Err(error) => Err(error).with_context(|| {
+                format!(
+                    "cannot set /{} to {desired} (it is {current}): run with write access (a privileged container), \
+                     set it on the host beforehand, or leave it unchanged with {}",
+                    setting.path(),
+                    setting.opt_out()
+                )
+            }),
         }
-    }
-
-    fn failed(self) -> String {
-        let Self { setting, current, desired } = self;
-        format!(
-            "cannot set /{} to {desired} (it is {current}): run with write access (a privileged container), set it \
-             on the host beforehand, or leave it unchanged with {}",
-            setting.path(),
-            setting.opt_out()
-        )
     }
 }
 
