@@ -1,54 +1,50 @@
 //! The command line: commands, their flags and help.
 
-mod bundle;
 mod check;
 mod cleanup;
-mod completion;
 mod config;
 
-mod connectivity;
 mod conntrack;
 mod diff;
 mod effective;
-mod endpoints;
 mod frontend;
 mod iptables;
 mod ipvs;
 mod node;
 mod observe;
 mod protocol_test;
-mod services;
 mod status;
 mod trace;
 mod traffic;
+mod view;
 
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{
+    Args, Parser, Subcommand, ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser as _},
+};
+use clap_complete::Shell;
 use runtime::LogFormat;
 
 pub(crate) use self::{
-    bundle::BundleArgs,
-    check::CheckArgs,
+    check::{BundleArgs, CheckArgs, HereArgs},
     cleanup::{CleanupArgs, OtherProxy, OwnerArgs},
-    completion::CompletionArgs,
     config::{ConfigArgs, ConfigCommand, ConvertArgs, ValidateArgs},
-    connectivity::TestArgs,
     conntrack::ConntrackArgs,
     diff::DiffArgs,
     effective::Effective,
-    endpoints::{EndpointsArgs, ServiceName},
     frontend::{ClusterArgs, FrontendArgs, SourceArgs},
     iptables::{IptablesArgs, VariantArgs},
     ipvs::{ExcludeArgs, IpvsArgs},
-    node::{FrontendAddressArgs, HereArgs, NodeArgs},
+    node::{FrontendAddressArgs, NodeArgs},
     observe::{HttpAddress, ObserveArgs},
     protocol_test::ProtocolTestArgs,
-    services::ServicesArgs,
     status::{SHOWN_NODES, StatusArgs},
     trace::{Origin, TraceArgs},
     traffic::TrafficArgs,
+    view::{EndpointsArgs, ServiceName, ServicesArgs, TestArgs, ViewArgs},
 };
 
 /// The default address of a frontend, for frontends and their clients.
@@ -137,7 +133,20 @@ pub(crate) enum Command {
     /// Validate configuration files, and convert kube-proxy's.
     Config(ConfigArgs),
     /// Print a shell completion script.
-    Completion(CompletionArgs),
+    #[command(after_help = "\
+Examples:
+  fairlead completion bash > /etc/bash_completion.d/fairlead
+  fairlead completion zsh > \"${fpath[1]}/_fairlead\"
+  fairlead completion fish > ~/.config/fish/completions/fairlead.fish
+
+As a kubectl plugin, with completion (docs/tools.md):
+  ln -s fairlead /usr/local/bin/kubectl-fairlead
+  ln -s fairlead /usr/local/bin/kubectl_complete-fairlead")]
+    Completion {
+        /// Print the script for this shell.
+        #[arg(value_parser = PossibleValuesParser::new(["bash", "zsh", "fish"]).try_map(|name| name.parse::<Shell>()))]
+        shell: Shell,
+    },
 }
 
 /// A configuration file.
@@ -234,19 +243,6 @@ pub(crate) struct AnyBackendArgs {
     pub(crate) iptables: IptablesArgs,
     #[command(flatten)]
     pub(crate) ipvs: IpvsArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ViewArgs {
-    #[command(flatten)]
-    pub(crate) frontend: FrontendAddressArgs,
-
-    /// Show the view of this node, its Node's metadata.name. Default: this machine's host name.
-    #[arg(long, visible_alias = "node-name", value_name = "NAME")]
-    pub(crate) node: Option<String>,
-
-    #[command(flatten)]
-    pub(crate) output: OutputArgs,
 }
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -360,13 +356,6 @@ impl BackendName {
             Self::Iptables => "iptables",
             Self::Ipvs => "ipvs",
         }
-    }
-}
-
-impl ViewArgs {
-    /// `--node`, or this machine's host name.
-    pub(crate) fn node_name(&self) -> Result<String> {
-        node::node_name(self.node.as_deref())
     }
 }
 

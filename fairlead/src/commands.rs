@@ -68,7 +68,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Services(args) => services::run(args, shutdown).await,
             Command::Endpoints(args) => endpoints::run(args, shutdown).await,
             Command::Cleanup(args) => cleanup::run(args).await,
-            Command::Completion(args) => completion(args.shell),
+            Command::Completion { shell } => completion(shell),
         };
         result.map(|()| ExitCode::Success)
     })

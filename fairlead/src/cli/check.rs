@@ -1,10 +1,11 @@
-//! The flags of `fairlead check`.
+//! The flags of `fairlead check` and `fairlead bundle`, which inspect this node.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
+use anyhow::Result;
 use clap::Args;
 
-use super::{HereArgs, OutputArgs};
+use super::{BackendName, FrontendAddressArgs, OutputArgs, node::node_name};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -29,6 +30,55 @@ pub(crate) struct CheckArgs {
 
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The file manifest.json lists what the archive contains, and what was left out and why. It never contains
+private keys, tokens or the content of Secrets. It contains names of Services and, without --redact-ips, IP
+addresses: check it before you share it.")]
+pub(crate) struct BundleArgs {
+    /// Write the archive to this file, which must not exist. Default: fairlead-bundle-NODE.tar.gz in the current
+    /// directory.
+    #[arg(short, long, value_name = "FILE.tar.gz")]
+    pub(crate) output: Option<PathBuf>,
+
+    /// Replace each IP address by a pseudonym, the same everywhere in the archive.
+    #[arg(long)]
+    pub(crate) redact_ips: bool,
+
+    #[command(flatten)]
+    pub(crate) here: HereArgs,
+
+    /// Read /metrics, /statusz and /configz of the backend at this address.
+    #[arg(long, alias = "agent", default_value = "127.0.0.1:10249", value_name = "ADDRESS:PORT")]
+    pub(crate) backend_address: SocketAddr,
+}
+
+/// This node, for commands that inspect it.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct HereArgs {
+    /// Inspect the node for this backend.
+    #[arg(long, value_enum, default_value = "nftables")]
+    pub(crate) backend: BackendName,
+
+    #[command(flatten)]
+    pub(crate) frontend: FrontendAddressArgs,
+
+    /// Run as this node, its Node's metadata.name. Default: the host name in lower case.
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub(crate) node_name: Option<String>,
+
+    /// Find the state of the backend in this directory.
+    #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
+    pub(crate) state_dir: PathBuf,
+}
+
+impl HereArgs {
+    /// `--node-name`, or this machine's host name.
+    pub(crate) fn node(&self) -> Result<String> {
+        node_name(self.node_name.as_deref())
+    }
 }
 
 #[cfg(test)]

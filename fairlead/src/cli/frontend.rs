@@ -114,16 +114,16 @@ impl FrontendArgs {
     pub(super) fn validate(&self) -> Result<()> {
         self.source.validate()?;
         self.tls.validate()?;
-        match (self.listen.insecure, self.tls.tls_cert.is_some()) {
-            (true, true) => bail!("--insecure and --tls-cert exclude each other"),
-            (true, false) | (false, true) => Ok(()),
-            (false, false) => match self.listen.listen.iter().find(|address| !address.starts_with("unix:")) {
-                None => Ok(()),
-                Some(address) => bail!(
-                    "--listen {address}: a TCP port without TLS is open to everyone who can reach it. \
-                     Set --tls-cert and --tls-key, use unix:/PATH, or set --insecure"
-                ),
-            },
+        let (is_insecure, has_tls) = (self.listen.insecure, self.tls.tls_cert.is_some());
+        if is_insecure && has_tls {
+            bail!("--insecure and --tls-cert exclude each other");
+        }
+        match self.listen.listen.iter().find(|address| !address.starts_with("unix:")) {
+            Some(address) if !is_insecure && !has_tls => bail!(
+                "--listen {address}: a TCP port without TLS is open to everyone who can reach it. \
+                 Set --tls-cert and --tls-key, use unix:/PATH, or set --insecure"
+            ),
+            _ => Ok(()),
         }
     }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit, RunMode};
 use clap::{Args, value_parser};
 
-use super::{BackendName, DEFAULT_ADDRESS};
+use super::DEFAULT_ADDRESS;
 use crate::discovery::ServiceDiscovery;
 
 #[derive(Clone, Debug, Args)]
@@ -71,32 +71,6 @@ pub(crate) struct NodeArgs {
     /// CAP_SYS_RESOURCE. Default: unchanged.
     #[arg(long, value_name = "SCORE", allow_negative_numbers = true, value_parser = value_parser!(i16).range(-1000..=1000))]
     pub(crate) oom_score_adj: Option<i16>,
-}
-
-/// This node, for commands that inspect it.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct HereArgs {
-    /// Inspect the node for this backend.
-    #[arg(long, value_enum, default_value = "nftables")]
-    pub(crate) backend: BackendName,
-
-    #[command(flatten)]
-    pub(crate) frontend: FrontendAddressArgs,
-
-    /// Run as this node, its Node's metadata.name. Default: the host name in lower case.
-    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
-    pub(crate) node_name: Option<String>,
-
-    /// Find the state of the backend in this directory.
-    #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
-    pub(crate) state_dir: PathBuf,
-}
-
-impl HereArgs {
-    /// `--node-name`, or this machine's host name.
-    pub(crate) fn node(&self) -> Result<String> {
-        node_name(self.node_name.as_deref())
-    }
 }
 
 impl FrontendAddressArgs {

@@ -29,14 +29,6 @@ struct RemovedObjects {
     count: usize,
 }
 
-/// Whether kube-proxy's rules are kept unless a backend of ours serves this node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Successor {
-    Required,
-    /// With `--force`: Services stop working.
-    Optional,
-}
-
 /// Removes all objects of a backend or of kube-proxy.
 pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
     let CleanupArgs { owner: OwnerArgs { backend, of }, dry_run, force, state_dir, output, iptables, exclude } = args;
@@ -53,8 +45,7 @@ pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
         });
     }
     if let Some(OtherProxy::KubeProxy) = of {
-        let successor = if force { Successor::Optional } else { Successor::Required };
-        remove_kube_proxy(successor, &mut report).await?;
+        remove_kube_proxy(force, &mut report).await?;
     }
     print::value(output, &report, || report.table())
 }
@@ -83,7 +74,8 @@ async fn remove(
     Ok(())
 }
 
-async fn remove_kube_proxy(successor: Successor, report: &mut CleanupReport) -> Result<()> {
+/// Removes the rules of kube-proxy; without `force` only if a backend of ours serves this node.
+async fn remove_kube_proxy(force: bool, report: &mut CleanupReport) -> Result<()> {
     let leftovers = Leftovers::find().await.context("cannot list the objects of kube-proxy")?;
     let items = leftovers.objects();
     let touched: BTreeSet<_> = items.iter().filter_map(|item| item.family).collect();
@@ -91,7 +83,7 @@ async fn remove_kube_proxy(successor: Successor, report: &mut CleanupReport) -> 
 
     let served: Vec<_> = programmed().await?.into_iter().flat_map(|(_, families)| families).collect();
     let unserved = touched.iter().find(|family| !served.contains(family));
-    if let (Some(family), Successor::Required) = (unserved, successor) {
+    if let Some(family) = unserved.filter(|_| !force) {
         let why = format!(
             "no backend of Fairlead serves {family} Services on this node, so they would stop working: start a backend \
              and wait until it is ready, or use --force"

@@ -14,25 +14,26 @@ const DAY_SECONDS: i64 = 86_400;
 /// Checks the certificates of a file.
 pub(super) fn certificate(flag: &'static str, path: &Path) -> Finding {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let file = format!("{flag} {}", path.display());
     match read(path, i64::try_from(now.as_secs()).unwrap_or(i64::MAX)) {
         Ok(Validity::Valid { names, days }) if days >= RENEWAL_DAYS => {
-            Finding::ok("certificate", format!("{flag} {}: {names}, valid for {days} days", path.display()))
+            Finding::ok("certificate", format!("{file}: {names}, valid for {days} days"))
         }
         Ok(Validity::Valid { names, days }) => Finding::warn(
             "certificate",
-            format!("{flag} {}: {names}, valid for {days} days", path.display()),
+            format!("{file}: {names}, valid for {days} days"),
             "when it has expired, frontend and backend reject each other, and this node receives no changes",
             "renew it; the file is read for each connection, so no restart is needed",
         ),
         Ok(Validity::Invalid { names, from, to }) => Finding::fail(
             "certificate",
-            format!("{flag} {}: {names}, valid only from {from} to {to}", path.display()),
+            format!("{file}: {names}, valid only from {from} to {to}"),
             "TLS peers reject it",
             "renew the certificate, or correct the clock of this machine",
         ),
         Err(error) => Finding::fail(
             "certificate",
-            format!("{flag} {}: {error:#}", path.display()),
+            format!("{file}: {error:#}"),
             "without it no https connection is possible",
             "write a PEM certificate that this user can read to that file",
         ),
@@ -41,14 +42,12 @@ pub(super) fn certificate(flag: &'static str, path: &Path) -> Finding {
 
 /// Checks that a key or a token can be read. Its content is never printed.
 pub(super) fn secret(flag: &'static str, path: &Path) -> Finding {
+    let file = format!("{flag} {}", path.display());
     let (what, fix) = match fs::read(path) {
-        Ok(bytes) if !bytes.is_empty() => {
-            return Finding::ok("certificate", format!("{flag} {}: readable", path.display()));
-        }
-        Ok(_) => (format!("{flag} {} is empty", path.display()), "write the key or token to that file"),
+        Ok(bytes) if !bytes.is_empty() => return Finding::ok("certificate", format!("{file}: readable")),
+        Ok(_) => (format!("{file} is empty"), "write the key or token to that file"),
         Err(error) => {
-            let fix = "write the key or token to that file, and allow this user to read it";
-            (format!("{flag} {}: {error}", path.display()), fix)
+            (format!("{file}: {error}"), "write the key or token to that file, and allow this user to read it")
         }
     };
     Finding::fail("certificate", what, "without it the frontend cannot authenticate this node", fix)

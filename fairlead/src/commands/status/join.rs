@@ -110,10 +110,8 @@ impl Overview {
                     state: limits.state(&node, status.epoch),
                     status: node,
                 };
-                match nodes.get_mut(&row.status.node) {
-                    Some(known) if !row.takes_precedence(known) => {}
-                    Some(known) => *known = row,
-                    None => drop(nodes.insert(row.status.node.clone(), row)),
+                if nodes.get(&row.status.node).is_none_or(|known| row.takes_precedence(known)) {
+                    nodes.insert(row.status.node.clone(), row);
                 }
             }
             frontends.push((address, status));

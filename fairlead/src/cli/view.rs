@@ -1,0 +1,157 @@
+//! The flags of the commands that show or test the view of a node: `fairlead watch`, `services`, `endpoints`, `test`.
+
+use std::{num::NonZeroUsize, time::Duration};
+
+use anyhow::Result;
+use clap::Args;
+
+use super::{FrontendAddressArgs, OutputArgs, conntrack::duration, node};
+
+/// A node, and how its view is shown.
+#[derive(Debug, Args)]
+pub(crate) struct ViewArgs {
+    #[command(flatten)]
+    pub(crate) frontend: FrontendAddressArgs,
+
+    /// Show the view of this node, its Node's metadata.name. Default: this machine's host name.
+    #[arg(long, visible_alias = "node-name", value_name = "NAME")]
+    pub(crate) node: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServicesArgs {
+    /// List Fairlead's IPVS virtual servers in this node's kernel instead, with their endpoints, connections and drain
+    /// deadlines. Needs no frontend. For the other backends use `nft list table ip fairlead` (`ip6`) and
+    /// `iptables-save`.
+    // No conflict with `--frontend`: its variable may be set for the backend of this node.
+    #[arg(long, conflicts_with_all = ["node", "tls_ca", "frontend_name", "tls_cert", "tls_key", "token_file"])]
+    pub(crate) kernel: bool,
+
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  fairlead endpoints default/web --node node-a              each endpoint, and why the node does not use it
+  fairlead endpoints kube-system/kube-dns --port dns-tcp    one port, for this machine
+  fairlead endpoints default/web -o json | jq '.ports[].endpoints[] | select(.cluster.in_pool | not)'
+
+The frontend answers from its current view; `fairlead status --node` shows whether the node has programmed it.
+Over TLS this requires an admin identity (--admin-identity of the frontend), as `fairlead status` does.")]
+pub(crate) struct EndpointsArgs {
+    /// Explain this Service. Default namespace: default.
+    #[arg(value_name = "NAMESPACE/NAME", value_parser = service)]
+    pub(crate) service: ServiceName,
+
+    /// Show only this port, by name or number.
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
+}
+
+/// The namespace and name of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ServiceName {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+/// Parses `NAMESPACE/NAME`.
+fn service(text: &str) -> std::result::Result<ServiceName, String> {
+    let (namespace, name) = text.split_once('/').unwrap_or(("default", text));
+    if namespace.is_empty() || name.is_empty() || name.contains('/') {
+        return Err("expected NAMESPACE/NAME".to_owned());
+    }
+    Ok(ServiceName { namespace: namespace.to_owned(), name: name.to_owned() })
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  fairlead test                                   test every Service that this node serves, from this node
+  fairlead test --service default/web --http /    test one Service, with GET /
+
+Exit codes:
+  0  every result was as the frontend's view predicts
+  1  a result was different
+  2  the command could not run
+
+A node cannot test what only external clients see: source ranges, external policy Local, and the path through
+a load balancer. SCTP is not tested. Connections are real: servers accept them, and each UDP port receives one
+byte.")]
+pub(crate) struct TestArgs {
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
+
+    /// Test only this Service. May be given several times.
+    #[arg(long = "service", value_name = "NAMESPACE/NAME", value_parser = service)]
+    pub(crate) services: Vec<ServiceName>,
+
+    /// Open this many connections to each VIP.
+    #[arg(long, default_value = "6", value_name = "NUMBER")]
+    pub(crate) count: NonZeroUsize,
+
+    /// Wait this long for a connection, or for a reply over UDP.
+    #[arg(long, default_value = "2s", value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Duration,
+
+    /// Test this many VIPs at the same time.
+    #[arg(long, alias = "at-once", default_value = "16", value_name = "NUMBER")]
+    pub(crate) parallel: NonZeroUsize,
+
+    /// Test at most this many VIPs. The number of those left out is printed.
+    #[arg(long, alias = "most", default_value = "1000", value_name = "NUMBER")]
+    pub(crate) limit: NonZeroUsize,
+
+    /// Send an HTTP request for this path over each TCP connection, and print the status code.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) http: Option<String>,
+}
+
+impl ViewArgs {
+    /// `--node`, or this machine's host name.
+    pub(crate) fn node_name(&self) -> Result<String> {
+        node::node_name(self.node.as_deref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing::parse, *};
+
+    #[test]
+    fn kernel_excludes_flags_of_the_frontend() {
+        assert!(parse(&["services", "--kernel"]).is_ok());
+        assert!(parse(&["services", "--kernel", "-o", "json"]).is_ok());
+        assert!(parse(&["services", "--node", "node-a"]).is_ok());
+        assert!(parse(&["services", "--kernel", "--node", "node-a"]).is_err());
+        assert!(parse(&["services", "--kernel", "--token-file", "token"]).is_err());
+        assert!(parse(&["watch", "--kernel"]).is_err());
+    }
+
+    #[test]
+    fn namespace_is_default_unless_given() {
+        let of = |namespace: &str, name: &str| ServiceName { namespace: namespace.into(), name: name.into() };
+        assert_eq!(service("kube-system/kube-dns"), Ok(of("kube-system", "kube-dns")));
+        assert_eq!(service("web"), Ok(of("default", "web")));
+        for wrong in ["", "/web", "default/", "a/b/c"] {
+            assert!(service(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn limits_are_above_zero() {
+        assert!(parse(&["test"]).is_ok());
+        assert!(parse(&["test", "--service", "default/web", "--count", "20", "--http", "/healthz"]).is_ok());
+        for flag in ["--count", "--parallel", "--limit"] {
+            assert!(parse(&["test", flag, "0"]).is_err());
+        }
+    }
+}
