@@ -89,7 +89,8 @@ attributes! {
     Register: |register, buf, kind| buf.put_u32(kind, register.wire()), |attr| Register::from_wire(attr.u32()?);
     String: |text, buf, kind| buf.put_str(kind, text), |attr| attr.str().map(str::to_owned);
     Constant: |value, buf, kind| put_value(buf, kind, value), |attr| Some(ElementData::read(&attr)?.value()?.into());
-    Duration: |time, buf, kind| buf.put_u64(kind, time.as_millis() as u64), |attr| attr.u64().map(Duration::from_millis);
+    Duration: |time, buf, kind| buf.put_u64(kind, time.as_millis() as u64),
+        |attr| attr.u64().map(Duration::from_millis);
     FibFlags: |flags, buf, kind| buf.put_u32(kind, flags.0), |attr| attr.u32().map(FibFlags);
     CtDirection: |direction, buf, kind| buf.put(kind, &[direction.number() as u8]),
         |attr| CtDirection::from_number(attr.u8()?.into());

@@ -18,9 +18,10 @@ use crate::nft::{
 const MAP_IPS: u32 = 1;
 const PROTO_SPECIFIED: u32 = 2;
 
-/// Defines [`Expr`] and its encoding. Each expression has its name in the kernel (`struct nft_expr_type`); each field its
-/// number in `enum nft_<name>_attributes`, in the order in which they are written. In a dump, attributes that are
-/// `ignored` may have any value, and those that are `zero` only this one. Expressions without such a table are `others`.
+/// Defines [`Expr`] and its encoding. Each expression has its name in the kernel (`struct nft_expr_type`); each field
+/// its number in `enum nft_<name>_attributes`, in the order in which they are written. In a dump, attributes that are
+/// `ignored` may have any value, and those that are `zero` only this one. Expressions without such a table are
+/// `others`.
 macro_rules! expressions {
     (
         by_table {
@@ -152,8 +153,8 @@ expressions! {
             /// Whether the rule continues if the key is in the set, or if it is not.
             matches: LookupMatch = 5,
         }
-        /// Changes an element of a set or map. The set's number (2) and padding (8) are ignored; the kernel always dumps
-        /// the flags (9).
+        /// Changes an element of a set or map. The set's number (2) and padding (8) are ignored; the kernel always
+        /// dumps the flags (9).
         Dynset = "dynset", ignored [2, 8], zero [9] {
             /// The first register of the key.
             key: Register = 4,
