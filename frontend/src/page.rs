@@ -27,7 +27,7 @@ use hyper::{
 };
 use runtime::{
     Shutdown,
-    http::{self, TEXT, response},
+    http::{self, HttpConnections, TEXT, response},
 };
 use tokio::{net::TcpListener, time::Instant};
 use tracing::info;
@@ -71,7 +71,7 @@ impl Frontend {
             info!(%address, "serving the status page");
         }
         let page = Page { context: self.context.clone(), last: Mutex::default() };
-        let serving = http::serve(listener, "page", move |request| page.answer(request));
+        let serving = http::serve(listener, "page", HttpConnections::default(), move |request| page.answer(request));
         tokio::select! {
             () = serving => {}
             () = shutdown.recv() => {}

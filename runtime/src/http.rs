@@ -1,7 +1,10 @@
 //! A small HTTP/1.1 server for metrics and health. Most responses are ready in memory; profiles take time to record.
-//! Timeouts and a limit of connections keep slow clients from blocking others.
+//! Timeouts, and connections that are bounded in total and for each client, keep slow clients from blocking others.
 
+mod connections;
 mod listen;
+#[cfg(test)]
+mod tests;
 
 use std::{
     convert::Infallible,
@@ -27,8 +30,10 @@ use tokio::{
 };
 use tracing::{Instrument as _, debug, warn};
 
+use self::connections::HttpPermit;
 use crate::failure::chain;
 
+pub use connections::HttpConnections;
 pub use listen::{OnBindError, bind, serve_at};
 
 /// Content type of plain text.
@@ -36,12 +41,12 @@ pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-
 /// Content type of JSON.
 pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// Connections that one listener serves at the same time; further ones wait in the backlog.
-const MAX_CONNECTIONS: usize = 64;
 /// The time a client has to send its request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time a connection may last, without the time that a deferred response takes.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// The buffer for a request, in bytes. A larger request is rejected (431).
+const MAX_REQUEST_BYTES: usize = 16 << 10;
 /// The pause after a failed accept: exhausted file descriptors or memory do not come back at once.
 const ACCEPT_DELAY: Duration = Duration::from_secs(1);
 
@@ -63,21 +68,32 @@ impl From<Response<String>> for Answer {
 }
 
 /// Serves all connections, one request each, until the future is dropped. `name` names the server in log lines.
-pub async fn serve<A, R>(listener: TcpListener, name: &'static str, answer: A)
+/// Listeners with the same `connections` share its bounds.
+pub async fn serve<A, R>(listener: TcpListener, name: &'static str, connections: HttpConnections, answer: A)
 where
     A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
     R: Into<Answer> + 'static,
 {
     let answer = Arc::new(answer);
-    let mut connections = JoinSet::new();
+    let mut tasks = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => accepted,
-            Some(_) = connections.join_next() => continue,
+            accepted = listener.accept() => accepted,
+            Some(_) = tasks.join_next() => continue,
         };
         match accepted {
+            // Fails when the client has disconnected.
             Ok((stream, _)) => {
-                connections.spawn(connection(stream, name, answer.clone()).in_current_span());
+                if let Ok(permit) = connections.admit(&stream) {
+                    let answer = answer.clone();
+                    let serving = async move {
+                        tokio::select! {
+                            () = connection(stream, name, &permit, answer) => {}
+                            () = permit.evicted() => debug!(server = name, "closing a connection in favour of another"),
+                        }
+                    };
+                    tasks.spawn(serving.in_current_span());
+                }
             }
             Err(error) => {
                 warn!(server = name, %error, "cannot accept connections");
@@ -98,13 +114,14 @@ pub fn response(status: StatusCode, content_type: HeaderValue, body: String) -> 
     response
 }
 
-async fn connection<A, R>(stream: TcpStream, name: &'static str, answer: Arc<A>)
+async fn connection<A, R>(stream: TcpStream, name: &'static str, permit: &HttpPermit, answer: Arc<A>)
 where
     A: Fn(&Request<Incoming>) -> R,
     R: Into<Answer>,
 {
     let (deadline, until) = watch::channel(Instant::now() + CONNECTION_TIMEOUT);
     let service = service_fn(|request| {
+        permit.set_busy();
         let answer = answer(&request).into();
         if let Answer::Deferred(duration, _) = &answer {
             deadline.send_modify(|deadline| *deadline += *duration);
@@ -119,6 +136,7 @@ where
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(MAX_REQUEST_BYTES)
         .keep_alive(false)
         .title_case_headers(true)
         .serve_connection(TokioIo::new(stream), service);

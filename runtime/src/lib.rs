@@ -9,6 +9,7 @@
 //! Backoff                        delays between retries
 //! failure                        error chains, and what to log of a repeated failure
 //! connect_advice                 what to do about a failed connection
+//! ConnectionTable                bounds of connections, in total and for each client
 //! raise_file_limit               RLIMIT_NOFILE, for thousands of connections
 //! set_oom_score_adj              oom_score_adj of this process
 //! http::serve, http::serve_at    HTTP/1.1 for metrics and health
@@ -18,6 +19,7 @@
 
 mod backoff;
 pub mod connect_advice;
+mod connections;
 pub mod failure;
 pub mod http;
 mod limits;
@@ -29,6 +31,7 @@ mod shutdown;
 mod tasks;
 
 pub use backoff::Backoff;
+pub use connections::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable};
 pub use limits::{raise_file_limit, set_oom_score_adj};
 pub use log::LogFormat;
 pub use profile::Profiling;

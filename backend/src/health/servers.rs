@@ -16,7 +16,7 @@ use proto::model::{FailureKind, IpFamily, ServicePortFailure};
 use runtime::{
     Backoff,
     failure::{Recovery, Repeated},
-    http::{self, JSON},
+    http::{self, HttpConnections, JSON},
     warn_if_news,
 };
 use serde::Serialize;
@@ -45,6 +45,8 @@ const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-en
 pub(crate) struct HealthCheckServers {
     checks: watch::Receiver<Checks>,
     sources: CheckSources,
+    /// The bounds of connections of all ports together.
+    connections: HttpConnections,
     /// The task that owns each listener.
     open: BTreeMap<CheckPort, JoinSet<()>>,
     failing: BTreeMap<CheckPort, FailingPort>,
@@ -67,7 +69,8 @@ impl HealthCheckServers {
         let checks = health.checks.subscribe();
         let sources = CheckSources { checks: checks.clone(), progress };
         let failures = health.failures.0.clone();
-        Self { checks, sources, open: BTreeMap::new(), failing: BTreeMap::new(), failures }
+        let connections = HttpConnections::default();
+        Self { checks, sources, connections, open: BTreeMap::new(), failing: BTreeMap::new(), failures }
     }
 
     /// Opens and closes listeners until the [`HealthChecks`] are dropped. Dropping the future closes all of them.
@@ -137,7 +140,7 @@ impl HealthCheckServers {
                     info!(%service, port, %family, failures, after_ms, "health-check node port could be opened again");
                 }
                 let mut task = JoinSet::new();
-                task.spawn(serve(listener, check_port, self.sources.clone()));
+                task.spawn(serve(listener, check_port, self.connections.clone(), self.sources.clone()));
                 self.open.insert(check_port, task);
             }
             Err(error) => {
@@ -197,9 +200,9 @@ struct AnswerService<'a> {
 }
 
 /// Serves all connections. Dropping the future closes them.
-async fn serve(listener: TcpListener, port: CheckPort, sources: CheckSources) {
+async fn serve(listener: TcpListener, port: CheckPort, connections: HttpConnections, sources: CheckSources) {
     let span = info_span!("health checks", port = port.port, family = %port.family);
-    http::serve(listener, "health checks", move |_| sources.answer(port)).instrument(span).await;
+    http::serve(listener, "health checks", connections, move |_| sources.answer(port)).instrument(span).await;
 }
 
 // === impl CheckSources ===

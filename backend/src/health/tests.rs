@@ -5,7 +5,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     process::Command,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use netlink::testing::in_netns;
@@ -238,20 +238,21 @@ fn port_of_a_removed_service_is_not_retried() {
 }
 
 #[test]
-fn silent_clients_are_disconnected_so_that_others_are_served() {
+fn silent_clients_do_not_prevent_health_checks() {
     run(|| async {
         let fixture = start();
         fixture.reconcile(&state(&["10.244.1.1:80"]));
         eventually(IpFamily::V4).await;
         let mut silent = Vec::new();
-        for _ in 0..100 {
+        for number in 0..1000 {
             let mut stream = TcpStream::connect(at(IpFamily::V4)).await.unwrap();
-            stream.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+            // Fails when the connection has been evicted.
+            let _ = stream.write_all(b"GET / HTTP/1.1\r\n").await;
             silent.push(stream);
+            if number % 100 == 99 {
+                assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
+            }
         }
-        let begun = Instant::now();
-        assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
-        assert!(begun.elapsed() > Duration::from_secs(1), "connections are not bounded: {:?}", begun.elapsed());
         for mut stream in silent {
             let mut nothing = Vec::new();
             let _ = stream.read_to_end(&mut nothing).await;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use hyper::{Method, Request, Response, StatusCode};
 use runtime::{
     Profiling, Shutdown,
-    http::{self, TEXT, response},
+    http::{self, HttpConnections, TEXT, response},
     metrics::{self, Registry},
 };
 use tokio::net::TcpListener;
@@ -37,7 +37,7 @@ impl Frontend {
         }
         let context = self.context.clone();
         let registries = [self.metrics(), metrics::process()];
-        let serving = http::serve(listener, "metrics", move |request| {
+        let serving = http::serve(listener, "metrics", HttpConnections::default(), move |request| {
             profiling.answer(request, || answer(request, &context.cluster, &registries))
         });
         tokio::select! {

@@ -13,7 +13,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpListener, time::sleep};
 use tracing::{info, warn};
 
-use super::{Answer, serve};
+use super::{Answer, HttpConnections, serve};
 use crate::{Shutdown, failure::Repeated};
 
 /// The delay between attempts to bind.
@@ -47,7 +47,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Serves HTTP at `address` until the shutdown; at both IP families if it is unspecified. `name` names the server in
-/// log lines.
+/// log lines. Both families share the bounds of connections.
 ///
 /// # Errors
 /// The address cannot be bound, with [`OnBindError::Fail`]. A machine that lacks one IP family serves the other.
@@ -63,7 +63,8 @@ where
     R: Into<Answer> + 'static,
 {
     let answer = Arc::new(answer);
-    let one = |address| one(address, name, on_error, answer.clone());
+    let connections = HttpConnections::default();
+    let one = |address| one(address, name, on_error, connections.clone(), answer.clone());
     let all = async {
         if !address.ip().is_unspecified() {
             return one(address).await;
@@ -79,7 +80,13 @@ where
     }
 }
 
-async fn one<A, R>(address: SocketAddr, name: &'static str, on_error: OnBindError, answer: Arc<A>) -> io::Result<()>
+async fn one<A, R>(
+    address: SocketAddr,
+    name: &'static str,
+    on_error: OnBindError,
+    connections: HttpConnections,
+    answer: Arc<A>,
+) -> io::Result<()>
 where
     A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
     R: Into<Answer> + 'static,
@@ -89,7 +96,7 @@ where
         match bind(address) {
             Ok(listener) => {
                 info!(server = name, %address, "listening");
-                serve(listener, name, move |request| answer(request)).await;
+                serve(listener, name, connections, move |request| answer(request)).await;
                 return Ok(());
             }
             Err(error) if address.ip().is_unspecified() && is_no_such_family(&error) => {

@@ -1,0 +1,65 @@
+//! The bounds of connections of an HTTP server. Connections from the machine itself (the kubelet probes pods on the host
+//! network from there, and `kubectl port-forward` connects from there) have a share that other clients cannot use.
+
+use std::{io, net::IpAddr};
+
+use tokio::net::TcpStream;
+
+use crate::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable};
+
+/// Connections from the machine itself.
+const LOCAL: ConnectionBounds = ConnectionBounds { total: 64, per_key: 32 };
+/// Connections from elsewhere.
+const REMOTE: ConnectionBounds = ConnectionBounds { total: 128, per_key: 32 };
+
+/// The open connections of an HTTP server. Clones share the same bounds.
+#[derive(Clone, Debug)]
+pub struct HttpConnections {
+    local: ConnectionTable<ClientSource>,
+    remote: ConnectionTable<ClientSource>,
+}
+
+/// The right to an open connection.
+pub(super) type HttpPermit = ConnectionPermit<ClientSource>;
+
+impl Default for HttpConnections {
+    fn default() -> Self {
+        Self { local: ConnectionTable::new("local HTTP", LOCAL), remote: ConnectionTable::new("HTTP", REMOTE) }
+    }
+}
+
+impl HttpConnections {
+    /// The highest number of open connections.
+    pub const MAX: usize = LOCAL.total + REMOTE.total;
+
+    /// Admits a connection, and evicts another one if a bound is reached.
+    pub(super) fn admit(&self, stream: &TcpStream) -> io::Result<HttpPermit> {
+        let [client, server] = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
+        let table = if is_local(client, server) { &self.local } else { &self.remote };
+        Ok(table.admit(client.into()))
+    }
+
+    /// How many connections are open.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.local.count() + self.remote.count()
+    }
+}
+
+/// Whether a connection comes from the machine itself: the kernel then uses the destination address as source, unless
+/// the client chose another one.
+fn is_local(client: IpAddr, server: IpAddr) -> bool {
+    client.is_loopback() || client == server
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_to_own_addresses_are_local() {
+        let local = |client: &str, server: &str| is_local(client.parse().unwrap(), server.parse().unwrap());
+        assert!(local("127.0.0.1", "127.0.0.1") && local("192.0.2.1", "192.0.2.1") && local("::1", "::1"));
+        assert!(!local("192.0.2.2", "192.0.2.1") && !local("2001:db8::2", "2001:db8::1"));
+    }
+}
