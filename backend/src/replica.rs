@@ -12,8 +12,8 @@ use proto::{
     digest::{BUCKETS, Digest},
     encoded::ReceivedMessage,
     model::{
-        Batch, ClientMessage, ClusterInfo, Epoch, Hello, NodeInfo, Operation, Revision, Role, ServerMessage,
-        SourceVersion, SyncMode, Welcome,
+        Batch, Capabilities, ClientMessage, ClusterInfo, Epoch, Hello, NodeInfo, Operation, Revision, Role,
+        ServerMessage, SourceVersion, SyncMode, Welcome,
     },
 };
 use tracing::{debug, info, warn};
@@ -150,6 +150,7 @@ impl Replica {
         let BackendIdentity { node, backend, version, started } = &*self.identity;
         let resume = self.committed.filter(|_| !self.snapshot_pending);
         Hello {
+            capabilities: Capabilities::SUPPORTED,
             node: node.clone(),
             role: self.role,
             backend: (*backend).to_owned(),
@@ -188,7 +189,8 @@ impl Replica {
         }
     }
 
-    fn welcome(&mut self, Welcome { epoch, mode, source_version }: Welcome) -> Result<(), Violation> {
+    fn welcome(&mut self, welcome: Welcome) -> Result<(), Violation> {
+        let Welcome { version, features, epoch, mode, source_version } = welcome;
         if is_older(source_version, self.source_version) {
             let committed = self.source_version;
             warn!(%source_version, %committed, "the frontend has an older version of the cluster than this node");
@@ -202,7 +204,7 @@ impl Replica {
                 None
             }
         };
-        info!(%epoch, ?mode, "following a frontend");
+        info!(%epoch, ?mode, version, ?features, "following a frontend");
         self.session = Some(SessionPosition { epoch, base });
         Ok(())
     }

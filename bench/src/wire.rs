@@ -8,7 +8,10 @@ use backend::{NodeState, Stage};
 use frontend::{Config, Frontend, source::Source};
 use proto::{
     encoded::EncodedMessage,
-    model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, SyncMode},
+    model::{
+        Ack, Capabilities, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion,
+        SyncMode,
+    },
 };
 use runtime::{Ready, Shutdown};
 use tokio::{sync::mpsc, time::timeout};
@@ -95,6 +98,7 @@ impl Client {
     /// Opens a stream, as a new client or with the state of `before`.
     fn attach(frontend: &Frontend, shutdown: &Shutdown, before: Option<&Self>) -> Self {
         let hello = Hello {
+            capabilities: Capabilities::SUPPORTED,
             node: NODE.into(),
             role: Role::Observer,
             backend: "bench".to_owned(),

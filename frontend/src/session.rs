@@ -29,7 +29,7 @@ use std::{sync::Arc, time::Duration};
 use futures::{Stream, StreamExt as _};
 use proto::{
     InvalidMessage,
-    model::{ClientMessage, Hello, Revision, Role, ServerMessage, SourceVersion},
+    model::{ClientMessage, Hello, Revision, Role, ServerMessage, SourceVersion, VersionMismatch, VersionRange},
 };
 use runtime::Shutdown;
 use tokio::{
@@ -88,6 +88,9 @@ pub enum SessionError {
     /// The client may not follow this node in this role.
     #[error(transparent)]
     Denied(#[from] AccessDenied),
+    /// The client and this frontend support different protocol versions.
+    #[error(transparent)]
+    Version(#[from] VersionMismatch),
     /// A message of the client is invalid.
     #[error(transparent)]
     Invalid(#[from] InvalidMessage),
@@ -130,8 +133,12 @@ pub(crate) async fn run(
     }
     let span = info_span!("stream", node = %hello.node, role = ?hello.role);
     let (node, role) = (hello.node.clone(), hello.role);
-    let permitted = identity.may_follow(&node, role).map_err(SessionError::from);
-    let permit = permitted.and_then(|()| context.rate_limiter.open_stream(&hello)).inspect_err(|error| {
+    let permit = (|| {
+        identity.may_follow(&node, role)?;
+        let version = VersionRange::SUPPORTED.negotiate(hello.capabilities.versions)?;
+        Ok((version, context.rate_limiter.open_stream(&hello)?))
+    })();
+    let (version, permit) = permit.inspect_err(|error| {
         info!(parent: &span, %error, "stream rejected");
         let is_denied = matches!(error, SessionError::Denied(_));
         context.metrics.rejected(if is_denied { Rejection::NotPermitted } else { Rejection::Protocol });
@@ -140,7 +147,7 @@ pub(crate) async fn run(
         let mut output = MessageSink::new(output, shutdown);
         let age = context.config.max_stream_age.map(jittered);
         let end = tokio::select! {
-            Err(end) = serve(&context, hello, permit, &mut input, &mut output) => end,
+            Err(end) = serve(&context, (hello, version), permit, &mut input, &mut output) => end,
             // Interrupts a session wherever it waits: its client may have stopped reading.
             () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Aged,
         };
@@ -169,7 +176,7 @@ pub(crate) async fn run(
 /// Everything after Hello.
 async fn serve(
     context: &Arc<FrontendContext>,
-    hello: Hello,
+    (hello, version): (Hello, u32),
     permit: StreamPermit,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &mut MessageSink,
@@ -184,7 +191,7 @@ async fn serve(
     if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.log().epoch()) {
         catch_up(context, hello.source_version, input, output).await?;
     }
-    let mut session = Session::start(context.clone(), hello, permit, output).await?;
+    let mut session = Session::start(context.clone(), (hello, version), permit, output).await?;
     // One timer and one shutdown listener for the whole stream: creating them for each message would cost more than the
     // message. The timer is reset when it fires before the bookmark is due.
     let (timer, ended) = (sleep_until(session.bookmark_at), output.ended());

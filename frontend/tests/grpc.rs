@@ -171,7 +171,7 @@ async fn streams_receive_changes_over_both_transports() {
         let Some(server_message::Message::Welcome(welcome)) = stream.next().await.unwrap() else {
             panic!("no welcome")
         };
-        assert_eq!((welcome.mode(), welcome.protocol_version), (v1::SyncMode::Snapshot, proto::PROTOCOL_VERSION));
+        assert_eq!((welcome.mode(), welcome.protocol_version), (v1::SyncMode::Snapshot, 1));
         let snapshot = stream.commit().await;
         server.updates.send(SourceUpdate::Apply(slice(1, 1001))).await.unwrap();
         let change = stream.commit().await;
@@ -183,11 +183,12 @@ async fn streams_receive_changes_over_both_transports() {
 #[tokio::test]
 async fn other_protocol_version_is_rejected() {
     let server = Server::of(1).await;
-    let status = server.hello(v1::Hello { protocol_version: 2, ..hello("node-1") }).await.expect_rejected().await;
+    let newer = v1::Hello { protocol_version: 2, max_protocol_version: 3, ..hello("node-1") };
+    let status = server.hello(newer).await.expect_rejected().await;
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert_eq!(
         status.message(),
-        "hello.protocol_version: the peer speaks protocol version 2, this process 1: run the same minor release on both"
+        "no common protocol version: the client supports versions 2 to 3, this frontend version 1; upgrade the frontend"
     );
 }
 

@@ -28,8 +28,5 @@ pub mod v1 {
 
 pub use convert::InvalidMessage;
 
-/// The protocol version of this build, sent in `Hello` and `Welcome`.
-pub const PROTOCOL_VERSION: u32 = 1;
-
 /// The maximum size of a message on the stream in bytes. Senders split batches accordingly.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;

@@ -3,12 +3,14 @@
 //! Values are validated once, when they are parsed (from Kubernetes objects in `frontend`, from the wire in
 //! [`crate::convert`]): ports are not zero, and lists of addresses are sorted and without duplicates.
 
+mod capabilities;
 mod pool;
 mod scheduler;
 mod service_port;
 mod session;
 mod update;
 
+pub use capabilities::{Capabilities, Feature, Features, VersionMismatch, VersionRange};
 pub use pool::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, PoolId};
 pub use scheduler::{IpvsScheduler, ParseSchedulerError, SchedulerFlags};
 pub use service_port::{ParseProtocolError, Protocol, ServicePort, ServicePortKey, TrafficPolicy};

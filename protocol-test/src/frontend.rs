@@ -12,7 +12,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
-    model::{Ack, Epoch, Hello, Revision, SourceVersion, SyncMode, Welcome},
+    model::{Ack, Epoch, Features, Hello, Revision, SourceVersion, SyncMode, VersionRange, Welcome},
 };
 use tokio::time::Instant;
 
@@ -132,7 +132,13 @@ impl<'a> ScriptedFrontend<'a> {
 
     /// The Welcome of this frontend.
     pub(crate) fn welcome(&self, mode: SyncMode) -> Welcome {
-        Welcome { epoch: self.epoch, mode, source_version: self.source_version() }
+        Welcome {
+            version: VersionRange::SUPPORTED.max,
+            features: Features::NONE,
+            epoch: self.epoch,
+            mode,
+            source_version: self.source_version(),
+        }
     }
 
     /// The source version of the current revision.

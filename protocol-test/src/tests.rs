@@ -14,7 +14,7 @@ use crate::{SCENARIOS, ScenarioResult, Server, TestOptions, Verdict, run};
 const FAULTS: &[(Fault, &str, &str)] = &[
     (Fault::AckFirst, "hello", "sent an Ack of revision 1 before Hello"),
     (Fault::OtherNode, "hello", "sent Hello for node \"other\" instead of \"test-node\""),
-    (Fault::OtherVersion, "hello", "protocol_version"),
+    (Fault::OtherVersion, "hello", "the client supports version 9"),
     (Fault::AckBeforeWelcome, "hello", "sent an Ack of revision 1 before the Welcome"),
     (Fault::SecondHello, "snapshot", "sent a second Hello"),
     (Fault::NoAck, "snapshot", "did not ack revision 1000"),

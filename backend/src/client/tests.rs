@@ -8,7 +8,10 @@ use futures::Stream;
 use proto::{
     digest::Digest,
     encoded::EncodedMessage,
-    model::{Ack, Batch, Epoch, Operation, Revision, ServerMessage, SourceVersion, SyncMode, Welcome},
+    model::{
+        Ack, Batch, Capabilities, Epoch, Feature, Features, Operation, Revision, ServerMessage, SourceVersion,
+        SyncMode, VersionRange, Welcome,
+    },
     v1::{self, server},
 };
 use tokio::net::{TcpListener, UnixListener};
@@ -88,6 +91,7 @@ async fn next_message(session: &mut Session) -> Option<ServerMessage> {
 fn mk_hello() -> Hello {
     let state = mk_state().build();
     Hello {
+        capabilities: Capabilities::SUPPORTED,
         node: "node-1".into(),
         role: Default::default(),
         backend: "fake".to_owned(),
@@ -97,6 +101,16 @@ fn mk_hello() -> Hello {
         source_version: SourceVersion(7),
         started: None,
     }
+}
+
+fn mk_welcome() -> ServerMessage {
+    ServerMessage::Welcome(Welcome {
+        version: VersionRange::SUPPORTED.max,
+        features: Features::of(&Feature::ALL),
+        epoch: Epoch(9),
+        mode: SyncMode::Repair,
+        source_version: SourceVersion(0),
+    })
 }
 
 fn mk_grpc(endpoints: &[&str]) -> Grpc {
@@ -123,7 +137,7 @@ async fn messages_pass_in_both_directions() {
     assert_eq!(peer.receive().await, ClientMessage::Hello(mk_hello()));
     let operations = operations_between(&mk_state().build(), &synthetic(500, 4, crate::testing::Stack::Dual));
     let messages = [
-        ServerMessage::Welcome(Welcome { epoch: Epoch(9), mode: SyncMode::Repair, source_version: SourceVersion(0) }),
+        mk_welcome(),
         batch(operations),
         ServerMessage::Bookmark(Revision(1), Digest(5)),
         ServerMessage::DigestRequest,
@@ -218,8 +232,7 @@ async fn successive_sessions_use_all_frontends() {
 #[tokio::test]
 async fn ready_frontend_is_preferred() {
     let (mut not_ready, mut ready) = (serve(), serve());
-    let welcome =
-        ServerMessage::Welcome(Welcome { epoch: Epoch(9), mode: SyncMode::Repair, source_version: SourceVersion(0) });
+    let welcome = mk_welcome();
     for _ in 0..3 {
         let mut grpc = mk_grpc(&[&not_ready.address, &ready.address]);
         let welcomed = async {

@@ -13,7 +13,10 @@ use bytes::{Buf as _, BufMut as _, Bytes};
 use proto::{
     digest::Digest,
     encoded::{EncodedMessage, EncodedOperation},
-    model::{Batch, Epoch, NodeInfo, Operation, Revision, ServerMessage, SourceVersion, SyncMode, Welcome},
+    model::{
+        Batch, Epoch, Features, NodeInfo, Operation, Revision, ServerMessage, SourceVersion, SyncMode, VersionRange,
+        Welcome,
+    },
 };
 use xxhash_rust::xxh64::xxh64;
 
@@ -37,7 +40,13 @@ pub(super) fn put(frames: &mut Vec<u8>, message: &EncodedMessage) {
 
 /// Appends the epoch of the revisions that follow.
 pub(super) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch) {
-    let welcome = Welcome { epoch, mode: SyncMode::Snapshot, source_version: SourceVersion::default() };
+    let welcome = Welcome {
+        version: VersionRange::SUPPORTED.max,
+        features: Features::NONE,
+        epoch,
+        mode: SyncMode::Snapshot,
+        source_version: SourceVersion::default(),
+    };
     put(frames, &EncodedMessage::new(&ServerMessage::Welcome(welcome)));
 }
 

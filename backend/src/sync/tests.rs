@@ -10,8 +10,8 @@ use std::path::Path;
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, Epoch, FailureKind, Hello, Operation, Revision, ServerMessage, ServicePortFailure, ServicePortKey,
-        SourceVersion, SyncMode, Welcome,
+        Ack, Batch, Epoch, FailureKind, Features, Hello, Operation, Revision, ServerMessage, ServicePortFailure,
+        ServicePortKey, SourceVersion, SyncMode, VersionRange, Welcome,
     },
 };
 use runtime::{Ready, Trigger};
@@ -95,7 +95,7 @@ impl Peer {
     }
 
     async fn welcome(&self, epoch: Epoch, mode: SyncMode) {
-        self.send(ServerMessage::Welcome(Welcome { epoch, mode, source_version: SourceVersion(0) })).await;
+        self.send(ServerMessage::Welcome(mk_welcome(epoch, mode, 0))).await;
     }
 
     async fn part(&self, base: u64, target: u64, operations: Vec<Operation>) {
@@ -144,7 +144,8 @@ fn mk_batch(base: u64, target: u64, version: u64, operations: Vec<Operation>) ->
 }
 
 fn mk_welcome(epoch: Epoch, mode: SyncMode, version: u64) -> Welcome {
-    Welcome { epoch, mode, source_version: SourceVersion(version) }
+    let (version, source_version) = (VersionRange::SUPPORTED.max, SourceVersion(version));
+    Welcome { version, features: Features::SUPPORTED, epoch, mode, source_version }
 }
 
 /// The operations of a snapshot.

@@ -57,7 +57,7 @@ impl MessageHead {
 }
 
 impl Fields<'_> {
-    /// The next field if it is a number; `None` otherwise and at the end.
+    /// The next number; `None` at the end, and at a field that the head does not contain completely.
     fn next(&mut self) -> Result<Option<(u64, u64)>> {
         if self.0.is_empty() {
             return Ok(None);
@@ -70,7 +70,14 @@ impl Fields<'_> {
                 self.0 = rest;
                 Ok(Some((number, u64::from_le_bytes(*bytes))))
             }
-            2 => Ok(None),
+            2 => {
+                let length = self.varint()?;
+                let Some(rest) = usize::try_from(length).ok().and_then(|length| self.0.get(length..)) else {
+                    return Ok(None);
+                };
+                self.0 = rest;
+                self.next()
+            }
             other => bail!("wire type {other} in a message"),
         }
     }

@@ -16,7 +16,7 @@ use backend::{NodeState, Stage};
 use proto::{
     digest::{Digest, DigestVector},
     encoded::{self, EncodedMessage},
-    model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion},
+    model::{Ack, Capabilities, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion},
 };
 use runtime::Backoff;
 use tokio::{
@@ -194,6 +194,7 @@ impl Node {
             Start::Digests(digests) => (Some(resume), Some(digests)),
         };
         Hello {
+            capabilities: Capabilities::SUPPORTED,
             node: node_name(self.number).into(),
             role: Role::Backend,
             backend: "bench".to_owned(),

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use backend::{Connect as _, NodeState, Session, Stage};
-use proto::model::{Ack, Batch, ClientMessage, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, Welcome};
+use proto::model::{
+    Ack, Batch, Capabilities, ClientMessage, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, Welcome,
+};
 use tokio::time::timeout;
 
 use crate::cli::FrontendAddressArgs;
@@ -46,6 +48,7 @@ impl View {
     pub(crate) async fn open(frontend: &FrontendAddressArgs, node: &str) -> Result<Self> {
         let mut grpc = frontend.grpc(None)?;
         let hello = Hello {
+            capabilities: Capabilities::SUPPORTED,
             node: node.into(),
             role: Role::Observer,
             backend: "fairlead".to_owned(),

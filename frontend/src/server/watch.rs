@@ -113,9 +113,7 @@ fn to_status(error: SessionError) -> Status {
         SessionError::Denied(error) => authn::denied(&error),
         SessionError::NoHello(_) => Status::deadline_exceeded(message),
         SessionError::TooManyRepeats(_) | SessionError::TooManyStreams(_) => Status::resource_exhausted(message),
-        SessionError::Invalid(error) if error.field.ends_with("protocol_version") => {
-            Status::failed_precondition(message)
-        }
+        SessionError::Version(_) => Status::failed_precondition(message),
         SessionError::Invalid(_)
         | SessionError::HelloExpected
         | SessionError::SecondHello

@@ -4,7 +4,9 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use proto::{
     digest::{Digest, DigestVector},
-    model::{Ack, Batch, ClientMessage, Hello, Revision, ServerMessage, ServicePortFailure, SyncMode, Welcome},
+    model::{
+        Ack, Batch, ClientMessage, Features, Hello, Revision, ServerMessage, ServicePortFailure, SyncMode, Welcome,
+    },
 };
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
@@ -79,7 +81,7 @@ impl Session {
     /// Decides how the stream starts, and sends Welcome and the first update.
     pub(super) async fn start(
         context: Arc<FrontendContext>,
-        hello: Hello,
+        (hello, version): (Hello, u32),
         permit: StreamPermit,
         output: &mut MessageSink,
     ) -> Result<Self, SessionEnd> {
@@ -100,7 +102,8 @@ impl Session {
         if let Some(start) = BackendStart::of(&hello).filter(|_| context.streams.has_node(&node)) {
             context.events.started(start);
         }
-        info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
+        let features = Features::SUPPORTED.intersection(hello.capabilities.features);
+        info!(backend = hello.backend, version = hello.backend_version, ?mode, ?features, "stream started");
         let mut session = Self {
             context,
             status,
@@ -119,7 +122,7 @@ impl Session {
         };
         session.set_programmed(base);
         let source_version = *session.context.cluster.source_versions().borrow();
-        let welcome = Welcome { epoch, mode, source_version };
+        let welcome = Welcome { version, features: Features::SUPPORTED, epoch, mode, source_version };
         output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
         match (resumed, hello.digests) {
             // Confirms that the client is up to date. The digest in its Ack is checked.

@@ -74,10 +74,5 @@ pub(crate) fn cluster(services: u8) -> Vec<SourceUpdate> {
 
 /// The Hello of a backend without state that computes no digests.
 pub(crate) fn hello(node: &str) -> Hello {
-    Hello {
-        protocol_version: proto::PROTOCOL_VERSION,
-        node: node.to_owned(),
-        backend: "nftables".to_owned(),
-        ..Hello::default()
-    }
+    Hello { protocol_version: 1, node: node.to_owned(), backend: "nftables".to_owned(), ..Hello::default() }
 }

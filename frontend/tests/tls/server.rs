@@ -116,12 +116,7 @@ impl Client {
     /// Sends Hello and waits for Welcome.
     pub(crate) async fn watch(&self, node: &str, role: v1::Role) -> Result<Stream, Status> {
         let (messages, receiver) = mpsc::channel(4);
-        let hello = v1::Hello {
-            protocol_version: proto::PROTOCOL_VERSION,
-            node: node.to_owned(),
-            role: role.into(),
-            ..v1::Hello::default()
-        };
+        let hello = v1::Hello { protocol_version: 1, node: node.to_owned(), role: role.into(), ..v1::Hello::default() };
         let hello = v1::ClientMessage { message: Some(client_message::Message::Hello(hello)) };
         messages.send(hello).await.unwrap();
         let request = self.request(ReceiverStream::new(receiver));

@@ -7,11 +7,10 @@ use super::{
     service_port::required_key, unix_micros,
 };
 use crate::{
-    PROTOCOL_VERSION,
     digest::{BUCKETS, Digest, DigestVector},
     model::{
-        Ack, ClientMessage, Epoch, FailureKind, Hello, Revision, Role, ServerMessage, ServicePortFailure,
-        SourceVersion, SyncMode, Welcome,
+        Ack, Capabilities, ClientMessage, Epoch, FailureKind, Feature, Features, Hello, Revision, Role, ServerMessage,
+        ServicePortFailure, SourceVersion, SyncMode, VersionRange, Welcome,
     },
     v1,
 };
@@ -21,28 +20,29 @@ fn digests(entries: &[u64], field: &str) -> Result<Box<DigestVector>, InvalidMes
     digests.ok_or_else(|| InvalidMessage::new(field, format!("{} entries, expected {}", entries.len(), BUCKETS + 1)))
 }
 
-fn check_protocol_version(version: u32) -> Result<(), InvalidMessage> {
-    if version == PROTOCOL_VERSION {
-        return Ok(());
+fn features(wire: &[i32]) -> Features {
+    wire.iter().filter_map(|feature| Feature::known(*feature)).collect()
+}
+
+fn wire_features(features: Features) -> Vec<i32> {
+    features.iter().map(Feature::to_wire).collect()
+}
+
+/// The versions of a client. One that sends a single version supports only this one.
+fn versions(lowest: u32, highest: u32) -> Result<VersionRange, InvalidMessage> {
+    let versions = VersionRange { min: lowest, max: if highest == 0 { lowest } else { highest } };
+    if versions.min == 0 || versions.max < versions.min {
+        let reason = format!("{lowest} to {highest} is not a range of versions");
+        return Err(InvalidMessage::new("protocol_version", reason));
     }
-    let reason = format!(
-        "the peer speaks protocol version {version}, this process {PROTOCOL_VERSION}: \
-         run the same minor release on both"
-    );
-    Err(InvalidMessage::new("protocol_version", reason))
+    Ok(versions)
 }
 
 impl From<&ServerMessage> for v1::ServerMessage {
     fn from(message: &ServerMessage) -> Self {
         use v1::server_message::Message;
         let message = match message {
-            ServerMessage::Welcome(Welcome { epoch, mode, source_version }) => Message::Welcome(v1::Welcome {
-                protocol_version: PROTOCOL_VERSION,
-                features: Vec::new(),
-                epoch: epoch.0,
-                mode: mode.to_wire(),
-                source_version: source_version.0,
-            }),
+            ServerMessage::Welcome(welcome) => Message::Welcome(welcome.into()),
             ServerMessage::Batch(batch) => Message::Batch(batch.into()),
             ServerMessage::Bookmark(revision, digest) => {
                 Message::Bookmark(v1::Bookmark { revision: revision.0, digest: digest.0 })
@@ -72,16 +72,41 @@ impl TryFrom<v1::ServerMessage> for ServerMessage {
     }
 }
 
+impl From<&Welcome> for v1::Welcome {
+    fn from(welcome: &Welcome) -> Self {
+        let Welcome { version, features, epoch, mode, source_version } = welcome;
+        Self {
+            protocol_version: *version,
+            features: wire_features(*features),
+            epoch: epoch.0,
+            mode: mode.to_wire(),
+            source_version: source_version.0,
+        }
+    }
+}
+
 impl TryFrom<v1::Welcome> for Welcome {
     type Error = InvalidMessage;
 
     fn try_from(wire: v1::Welcome) -> Result<Self, InvalidMessage> {
-        check_protocol_version(wire.protocol_version)?;
+        let version = wire.protocol_version;
+        if !VersionRange::SUPPORTED.contains(version) {
+            let supported = VersionRange::SUPPORTED;
+            let reason =
+                format!("the frontend chose version {version}, this client supports {supported}; upgrade the client");
+            return Err(InvalidMessage::new("protocol_version", reason));
+        }
         let mode = SyncMode::from_wire(wire.mode, "mode")?;
         if wire.epoch == 0 {
             return Err(InvalidMessage::new("epoch", "is 0"));
         }
-        Ok(Self { epoch: Epoch(wire.epoch), mode, source_version: SourceVersion(wire.source_version) })
+        Ok(Self {
+            version,
+            features: features(&wire.features),
+            epoch: Epoch(wire.epoch),
+            mode,
+            source_version: SourceVersion(wire.source_version),
+        })
     }
 }
 
@@ -127,11 +152,13 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
 
 impl From<&Hello> for v1::Hello {
     fn from(hello: &Hello) -> Self {
-        let Hello { node, role, backend, backend_version, resume, digests, source_version, started } = hello;
+        let Hello { capabilities, node, role, backend, backend_version, resume, digests, source_version, started } =
+            hello;
         let (epoch, revision) = resume.unwrap_or_default();
         Self {
-            protocol_version: PROTOCOL_VERSION,
-            features: Vec::new(),
+            protocol_version: capabilities.versions.min,
+            max_protocol_version: capabilities.versions.max,
+            features: wire_features(capabilities.features),
             node: node.to_string(),
             role: role.to_wire(),
             backend: backend.clone(),
@@ -149,11 +176,12 @@ impl TryFrom<v1::Hello> for Hello {
     type Error = InvalidMessage;
 
     fn try_from(wire: v1::Hello) -> Result<Self, InvalidMessage> {
-        check_protocol_version(wire.protocol_version)?;
+        let versions = versions(wire.protocol_version, wire.max_protocol_version)?;
         if wire.node.is_empty() {
             return Err(InvalidMessage::new("node", "is empty: set the name of the node"));
         }
         Ok(Self {
+            capabilities: Capabilities { versions, features: features(&wire.features) },
             node: wire.node.into(),
             role: Role::from_wire_or(Role::Backend, wire.role, "role")?,
             backend: wire.backend,

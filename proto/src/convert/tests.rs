@@ -165,15 +165,27 @@ fn batch() -> impl Strategy<Value = Batch> {
 fn server_message() -> impl Strategy<Value = ServerMessage> {
     let mode = prop_oneof![Just(SyncMode::Resume), Just(SyncMode::Repair), Just(SyncMode::Snapshot)];
     prop_oneof![
-        (1..u64::MAX, mode, any::<u64>()).prop_map(|(epoch, mode, version)| {
+        (1..u64::MAX, mode, any::<u64>(), features()).prop_map(|(epoch, mode, version, features)| {
             let (epoch, source_version) = (Epoch(epoch), SourceVersion(version));
-            ServerMessage::Welcome(Welcome { epoch, mode, source_version })
+            let version = VersionRange::SUPPORTED.max;
+            ServerMessage::Welcome(Welcome { version, features, epoch, mode, source_version })
         }),
         batch().prop_map(ServerMessage::Batch),
         any::<(u64, u64)>().prop_map(|(revision, sum)| ServerMessage::Bookmark(Revision(revision), Digest(sum))),
         any::<u32>().prop_map(|millis| ServerMessage::Drain(Duration::from_millis(millis.into()))),
         Just(ServerMessage::DigestRequest),
     ]
+}
+
+fn features() -> impl Strategy<Value = Features> {
+    proptest::sample::subsequence(Feature::ALL.to_vec(), 0..=Feature::ALL.len()).prop_map(Features::from_iter)
+}
+
+fn capabilities() -> impl Strategy<Value = Capabilities> {
+    (1..u32::MAX, any::<u16>(), features()).prop_map(|(min, more, features)| {
+        let versions = VersionRange { min, max: min.saturating_add(more.into()) };
+        Capabilities { versions, features }
+    })
 }
 
 fn digests() -> impl Strategy<Value = Box<DigestVector>> {
@@ -183,9 +195,11 @@ fn digests() -> impl Strategy<Value = Box<DigestVector>> {
 fn client_message() -> impl Strategy<Value = ClientMessage> {
     let resume = option::of((1..u64::MAX, any::<u64>()));
     let roles = prop_oneof![Just(Role::Backend), Just(Role::Observer), Just(Role::Shadow)];
-    let hello = ("[a-z]{1,9}", roles, resume, option::of(digests()), any::<u64>(), option::of(1..u64::MAX / 1_000_000))
-        .prop_map(|(node, role, resume, digests, version, started)| {
+    let started = option::of(1..u64::MAX / 1_000_000);
+    let hello = (capabilities(), "[a-z]{1,9}", roles, resume, option::of(digests()), any::<u64>(), started).prop_map(
+        |(capabilities, node, role, resume, digests, version, started)| {
             ClientMessage::Hello(Hello {
+                capabilities,
                 node: node.into(),
                 role,
                 backend: "nftables".into(),
@@ -195,7 +209,8 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
                 source_version: SourceVersion(version),
                 started: started.map(|micros| UNIX_EPOCH + Duration::from_micros(micros)),
             })
-        });
+        },
+    );
     let kind = prop_oneof![Just(FailureKind::Program), Just(FailureKind::HealthCheck)];
     let failure = (key(), "[ -~]{0,20}", any::<bool>(), kind)
         .prop_map(|(key, reason, retryable, kind)| ServicePortFailure { key, reason, retryable, kind });
@@ -333,17 +348,54 @@ fn errors_name_the_field() {
     );
 }
 
+fn hello_from_wire(hello: v1::Hello) -> Result<Hello, String> {
+    let message = v1::ClientMessage { message: Some(v1::client_message::Message::Hello(hello)) };
+    match ClientMessage::try_from(message) {
+        Ok(ClientMessage::Hello(hello)) => Ok(hello),
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 #[test]
-fn another_protocol_version_and_an_empty_node_are_rejected() {
-    let hello = |version, node: &str| {
-        let hello = v1::Hello { protocol_version: version, node: node.into(), ..Default::default() };
-        let message = v1::ClientMessage { message: Some(v1::client_message::Message::Hello(hello)) };
-        ClientMessage::try_from(message).map(|_| ()).map_err(|error| error.to_string())
+fn a_hello_without_a_highest_version_supports_one_version() {
+    let versions = |min, max| {
+        let hello = v1::Hello { protocol_version: min, max_protocol_version: max, node: "a".into(), ..<_>::default() };
+        hello_from_wire(hello).map(|hello| hello.capabilities.versions)
     };
-    assert_eq!(hello(1, "node-a"), Ok(()));
-    let error = hello(2, "node-a").unwrap_err();
-    assert!(error.starts_with("hello.protocol_version: the peer speaks protocol version 2, this process 1"), "{error}");
-    assert_eq!(hello(1, "").unwrap_err(), "hello.node: is empty: set the name of the node");
+    assert_eq!(versions(1, 0), Ok(VersionRange { min: 1, max: 1 }));
+    assert_eq!(versions(2, 5), Ok(VersionRange { min: 2, max: 5 }));
+    for (min, max) in [(0, 0), (0, 1), (2, 1)] {
+        let reason = format!("hello.protocol_version: {min} to {max} is not a range of versions");
+        assert_eq!(versions(min, max), Err(reason));
+    }
+}
+
+#[test]
+fn unknown_features_are_ignored() {
+    let known = Feature::ALL.map(|feature| v1::Feature::from(feature) as i32);
+    let wire = [&known[..], &[0, 9_999, -1]].concat();
+    let hello = v1::Hello { protocol_version: 1, features: wire.clone(), node: "a".into(), ..Default::default() };
+    assert_eq!(hello_from_wire(hello).unwrap().capabilities.features, Features::of(&Feature::ALL));
+    let mode = v1::SyncMode::Repair.into();
+    let welcome = v1::Welcome { protocol_version: 1, features: wire, epoch: 1, mode, source_version: 0 };
+    assert_eq!(Welcome::try_from(welcome).unwrap().features, Features::of(&Feature::ALL));
+}
+
+#[test]
+fn a_welcome_with_an_unsupported_version_is_rejected() {
+    let welcome = v1::Welcome { protocol_version: 9, epoch: 1, mode: 1, ..Default::default() };
+    let error = Welcome::try_from(welcome).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "protocol_version: the frontend chose version 9, this client supports version 1; upgrade the client"
+    );
+}
+
+#[test]
+fn an_empty_node_is_rejected() {
+    let hello = v1::Hello { protocol_version: 1, ..Default::default() };
+    assert_eq!(hello_from_wire(hello).unwrap_err(), "hello.node: is empty: set the name of the node");
 }
 
 /// The definition in docs/protocol.md, evaluated by hand for one service port. A change makes peers of different

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{Batch, Epoch, Revision, ServicePortKey, SourceVersion};
+use super::{Batch, Capabilities, Epoch, Features, Revision, ServicePortKey, SourceVersion};
 use crate::digest::{Digest, DigestVector};
 
 /// The role of a client.
@@ -49,6 +49,8 @@ impl SyncMode {
 /// The first message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
+    /// What the client supports.
+    pub capabilities: Capabilities,
     /// Node `metadata.name`; never empty.
     pub node: Arc<str>,
     /// The role of the client.
@@ -70,6 +72,10 @@ pub struct Hello {
 /// The first message of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
+    /// The protocol version of the stream: one that both peers support.
+    pub version: u32,
+    /// The features that the frontend supports.
+    pub features: Features,
     /// Identifies this run of the frontend.
     pub epoch: Epoch,
     /// How the client is brought up to date.

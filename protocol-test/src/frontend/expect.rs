@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proto::{
     digest::{Digest, DigestVector},
-    model::{Ack, ClientMessage, Hello, Role, ServerMessage},
+    model::{Ack, ClientMessage, Hello, Role, ServerMessage, VersionRange},
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -39,6 +39,9 @@ impl ScriptedFrontend<'_> {
     fn check_hello(&mut self, hello: &Hello) -> Outcome<()> {
         if *hello.node != *self.node {
             return violation(format!("sent Hello for node {:?} instead of {:?}", hello.node, self.node));
+        }
+        if let Err(error) = VersionRange::SUPPORTED.negotiate(hello.capabilities.versions) {
+            return violation(format!("sent Hello, but there is {error}"));
         }
         if hello.role != Role::Backend {
             return violation("sent Hello with another role than ROLE_BACKEND");

@@ -7,8 +7,8 @@ use proto::{
     digest::{Digest, DigestVector},
     encoded::{self, EncodedMessage},
     model::{
-        Ack, Batch, ClientMessage, Epoch, FailureKind, Hello, Operation, Protocol, Revision, Role, ServerMessage,
-        ServicePortFailure, ServicePortKey, SourceVersion, SyncMode,
+        Ack, Batch, Capabilities, ClientMessage, Epoch, FailureKind, Hello, Operation, Protocol, Revision, Role,
+        ServerMessage, ServicePortFailure, ServicePortKey, SourceVersion, SyncMode,
     },
     v1,
 };
@@ -132,6 +132,7 @@ impl Client {
     fn send_hello(&self, sender: &ClientSender) {
         let resume = self.committed.filter(|_| self.fault != Fault::Minimal);
         let hello = Hello {
+            capabilities: Capabilities::SUPPORTED,
             node: if self.fault == Fault::OtherNode { "other" } else { NODE }.into(),
             role: Role::Backend,
             backend: "test".to_owned(),
@@ -148,7 +149,7 @@ impl Client {
         let mut hello = v1::ClientMessage::from(&ClientMessage::Hello(hello));
         if let (Fault::OtherVersion, Some(v1::client_message::Message::Hello(hello))) = (self.fault, &mut hello.message)
         {
-            hello.protocol_version = 9;
+            (hello.protocol_version, hello.max_protocol_version) = (9, 9);
         }
         if self.fault == Fault::AckFirst {
             send(sender, &empty_ack(Revision(1)));
