@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   31       24 23       16 15 14 13          4 3   2 1   0
-//!   1 1 1 1 1 0 1 0  id, high   0  0     id, low     proto  variant
+//!   1 1 1 1 1 0 1 0  id, high   0  0     id, low     proto  kind
 //! ```
 //!
 //! Bits 14 and 15 are not used: kubelet and kube-proxy use them.
@@ -32,7 +32,7 @@ pub(crate) struct Mark(u32);
 /// Selects one of the virtual servers of a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
-pub(crate) enum Variant {
+pub(crate) enum MarkKind {
     /// The cluster pool under policy Cluster; every source is masqueraded.
     External = 1,
     /// The cluster pool under policy Local, for pods and for this node; only this node is masqueraded.
@@ -43,13 +43,13 @@ pub(crate) enum Variant {
 
 const TAG: u32 = 0xfa00_0000;
 const TAG_MASK: u32 = 0xff00_0000;
-const VARIANT_MASK: u32 = 0x3;
+const KIND_MASK: u32 = 0x3;
 /// The protocols, in the order of their numbers in a mark, which start at 1.
 pub(crate) const PROTOCOLS: [IpvsProtocol; 3] = [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp];
 /// The highest id of a service port; ids start at 1.
 const MAX_ID: u32 = (1 << 18) - 1;
 
-impl Variant {
+impl MarkKind {
     pub(crate) const ALL: [Self; 3] = [Self::External, Self::Inside, Self::Local];
 }
 
@@ -63,16 +63,16 @@ impl Mark {
     /// The packet goes to the virtual server at its address, a cluster IP.
     pub(crate) const CLUSTER_IP: Self = Self(TAG | 0x8);
 
-    /// The packet goes to the virtual server at its address, and is masqueraded like this variant.
-    pub(crate) const fn by_address(variant: Variant) -> Self {
-        Self(TAG | variant as u32)
+    /// The packet goes to the virtual server at its address, and is masqueraded like this kind.
+    pub(crate) const fn by_address(kind: MarkKind) -> Self {
+        Self(TAG | kind as u32)
     }
 
     /// The mark of a virtual server of the service port with this id.
-    pub(crate) fn new(id: u32, protocol: IpvsProtocol, variant: Variant) -> Self {
+    pub(crate) fn new(id: u32, protocol: IpvsProtocol, kind: MarkKind) -> Self {
         let protocol = (1..).zip(PROTOCOLS).find(|(_, one)| *one == protocol).map_or(0, |(number, _)| number);
         let (high, low) = (id >> 10 & 0xff, id & 0x3ff);
-        Self(TAG | high << 16 | low << 4 | protocol << 2 | variant as u32)
+        Self(TAG | high << 16 | low << 4 | protocol << 2 | kind as u32)
     }
 
     /// `None` if it is not a mark of this backend.
@@ -87,7 +87,7 @@ impl Mark {
     /// The id of the service port; `None` for a verdict.
     pub(crate) fn id(self) -> Option<u32> {
         let id = (self.0 >> 16 & 0xff) << 10 | (self.0 >> 4 & 0x3ff);
-        (id != 0 && self.0 & VARIANT_MASK != 0).then_some(id)
+        (id != 0 && self.0 & KIND_MASK != 0).then_some(id)
     }
 
     /// The protocol of its virtual server.
@@ -107,9 +107,9 @@ impl Mark {
         format!("{TAG:#x}/{TAG_MASK:#x}")
     }
 
-    /// The match of a rule for all marks of a variant.
-    pub(crate) fn of_variant(variant: Variant) -> String {
-        format!("-m mark --mark {:#x}/{:#x}", TAG | variant as u32, TAG_MASK | VARIANT_MASK)
+    /// The match of a rule for all marks of a kind.
+    pub(crate) fn of_kind(kind: MarkKind) -> String {
+        format!("-m mark --mark {:#x}/{:#x}", TAG | kind as u32, TAG_MASK | KIND_MASK)
     }
 }
 
@@ -163,8 +163,7 @@ impl Ids {
 
 /// Whether a virtual server exists for a mark with this id.
 fn serves(observed: &Objects, id: u32) -> bool {
-    let marks =
-        PROTOCOLS.iter().flat_map(|protocol| Variant::ALL.map(|variant| Mark::new(id, *protocol, variant).raw()));
+    let marks = PROTOCOLS.iter().flat_map(|protocol| MarkKind::ALL.map(|kind| Mark::new(id, *protocol, kind).raw()));
     let mut servers = marks.flat_map(|mark| AddressFamily::ALL.map(|family| VirtualServerKey::FwMark(family, mark)));
     servers.any(|server| observed.contains_key(&Object::Server(server)))
 }
@@ -188,12 +187,12 @@ mod tests {
     fn a_mark_contains_id_protocol_and_variant() {
         for id in [1, 2, 1_023, 1_024, 77_777, MAX_ID] {
             for protocol in PROTOCOLS {
-                for variant in Variant::ALL {
-                    let mark = Mark::new(id, protocol, variant);
+                for kind in MarkKind::ALL {
+                    let mark = Mark::new(id, protocol, kind);
                     assert_eq!(Mark::from_raw(mark.raw()), Some(mark));
                     assert_eq!((mark.id(), mark.protocol()), (Some(id), Some(protocol)));
                     assert_eq!(mark.raw() & 0xc000, 0, "bits of kubelet and kube-proxy");
-                    assert_eq!(mark.raw() & VARIANT_MASK, variant as u32);
+                    assert_eq!(mark.raw() & KIND_MASK, kind as u32);
                 }
             }
         }
@@ -201,11 +200,11 @@ mod tests {
 
     #[test]
     fn verdicts_have_no_id_and_no_protocol() {
-        for verdict in [Mark::DROP, Mark::REJECT, Mark::CLUSTER_IP, Mark::by_address(Variant::Local)] {
+        for verdict in [Mark::DROP, Mark::REJECT, Mark::CLUSTER_IP, Mark::by_address(MarkKind::Local)] {
             assert_eq!((verdict.id(), verdict.protocol()), (None, None));
         }
         for verdict in [Mark::DROP, Mark::REJECT, Mark::CLUSTER_IP] {
-            assert_eq!(verdict.raw() & VARIANT_MASK, 0, "no rule for a variant matches it");
+            assert_eq!(verdict.raw() & KIND_MASK, 0, "no rule for a kind matches it");
         }
         assert_eq!(Mark::from_raw(0x4000), None);
         assert_eq!(Mark::from_raw(7), None);

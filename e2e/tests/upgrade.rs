@@ -5,7 +5,7 @@
 
 use std::{env, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
-use fairlead_e2e::{Backend, BackgroundTraffic, Cluster, Process, Protocol, fairlead, manifests::Service, plan};
+use fairlead_e2e::{Backend, BackgroundTraffic, Cluster, Process, Protocol, fairlead, manifests::Service, plan, uml};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const ATTEMPTS: u64 = 20;
@@ -107,4 +107,13 @@ fn iptables_nft() {
 #[test]
 fn iptables_legacy() {
     upgrade(Backend::IptablesLegacy);
+}
+
+/// In user-mode-linux, whose kernel has IPVS.
+#[test]
+fn ipvs() {
+    uml::inside(|| {
+        uml::load(&[]);
+        upgrade(Backend::Ipvs);
+    });
 }

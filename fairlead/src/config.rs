@@ -15,7 +15,7 @@ mod settings;
 pub(crate) use document::{Document, Kind};
 #[cfg(test)]
 pub(crate) use kube_proxy::{Effect, FIELDS, mode_of};
-pub(crate) use kube_proxy::{Role, Target, from_flags};
+pub(crate) use kube_proxy::{Target, TargetRole, from_flags};
 pub(crate) use parse::{Parsed, command, load, parse, validate};
 #[cfg(test)]
 pub(crate) use settings::flags;

@@ -42,7 +42,7 @@ use proto::model::IpFamily;
 
 use crate::LeftoverObject;
 use plan::NodePorts;
-pub(crate) use plan::{Server, ServerKind};
+pub(crate) use plan::{KubeProxyServer, ServerKind};
 
 /// The device with the addresses of Services, so that packets for them are delivered to IPVS.
 const DEVICE: &str = "kube-ipvs0";
@@ -61,8 +61,8 @@ type Sets = Vec<(IpFamily, String)>;
 /// The objects of that mode, and what is done with them.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
-    idle: Vec<Server>,
-    busy: Vec<Server>,
+    idle: Vec<KubeProxyServer>,
+    busy: Vec<KubeProxyServer>,
     /// Whether the device exists, and is not needed any more.
     deletes_device: bool,
     /// The sets to destroy.
@@ -77,10 +77,11 @@ impl Leftovers {
         Ok(Self::new(servers, has_device, sets))
     }
 
-    fn new(servers: Vec<Server>, has_device: bool, mut sets: Sets) -> Self {
-        let (busy, idle): (Vec<_>, Vec<_>) = servers.into_iter().partition(Server::is_busy);
-        let deletes_device = has_device && busy.iter().all(Server::is_on_node_port);
-        let needed: BTreeSet<_> = busy.iter().filter(|server| server.is_on_node_port()).map(Server::family).collect();
+    fn new(servers: Vec<KubeProxyServer>, has_device: bool, mut sets: Sets) -> Self {
+        let (busy, idle): (Vec<_>, Vec<_>) = servers.into_iter().partition(KubeProxyServer::is_busy);
+        let deletes_device = has_device && busy.iter().all(KubeProxyServer::is_on_node_port);
+        let needed: BTreeSet<_> =
+            busy.iter().filter(|server| server.is_on_node_port()).map(KubeProxyServer::family).collect();
         sets.retain(|(family, name)| !(needed.contains(family) && names::holds_node_ports(name)));
         sets.sort();
         Self { idle, busy, deletes_device, sets }
@@ -106,7 +107,7 @@ impl Leftovers {
 
     /// What is kept because it has connections.
     pub(crate) fn notes(&self) -> Vec<String> {
-        let connections: u64 = self.busy.iter().map(Server::connections).sum();
+        let connections: u64 = self.busy.iter().map(KubeProxyServer::connections).sum();
         let Some(first) = self.busy.first() else { return Vec::new() };
         let more = match self.busy.len() {
             1 => String::new(),
@@ -147,7 +148,7 @@ impl Leftovers {
 }
 
 /// kube-proxy's virtual servers with their destinations, whether its device exists, and its sets.
-pub(crate) fn observe() -> Result<(Vec<Server>, bool, Sets)> {
+pub(crate) fn observe() -> Result<(Vec<KubeProxyServer>, bool, Sets)> {
     let mut interfaces = rtnl::addresses_by_link().context("list the addresses of the links")?;
     // Addresses that are also on Fairlead's device, and the virtual servers at them, belong to Fairlead.
     let adopted = interfaces.get(FAIRLEAD_DEVICE).cloned().unwrap_or_default();
@@ -178,7 +179,7 @@ pub(crate) fn observe() -> Result<(Vec<Server>, bool, Sets)> {
         for service in handle.virtual_servers().context("list the virtual servers of IPVS")? {
             if let Some(kind) = plan::kind(&service, device.as_ref(), &node_ports) {
                 let destinations = handle.destinations(&service)?;
-                servers.push(Server { service, kind, destinations });
+                servers.push(KubeProxyServer { service, kind, destinations });
             }
         }
     }
@@ -187,7 +188,7 @@ pub(crate) fn observe() -> Result<(Vec<Server>, bool, Sets)> {
 
 /// Deletes the conntrack entries of UDP flows, so that their next packets are translated like first ones. UDP has no
 /// end of a connection: a client that keeps sending would use the deleted virtual server forever.
-fn delete_udp_flows(deleted: &[Server]) -> Result<()> {
+fn delete_udp_flows(deleted: &[KubeProxyServer]) -> Result<()> {
     for family in AddressFamily::ALL {
         let udp = deleted.iter().filter_map(|server| match server.service {
             VirtualServerKey::Address(IpvsProtocol::Udp, address) if server.service.family() == family => Some(address),

@@ -25,7 +25,7 @@ use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, Protocol};
 use serde::Serialize;
 
-use crate::ipvs::{self, Server, ServerKind};
+use crate::ipvs::{self, KubeProxyServer, ServerKind};
 
 /// What kube-proxy's rules do with connections to each VIP.
 pub type KubeProxyRules = BTreeMap<VipKey, VipRules>;
@@ -146,7 +146,7 @@ pub async fn kube_proxy_rules() -> Result<KubeProxyRules> {
 /// Reads virtual servers. The IPVS mode does not distinguish where a connection comes from.
 fn read_ipvs() -> Result<KubeProxyRules> {
     let mut vips = KubeProxyRules::new();
-    for Server { service, kind, destinations } in ipvs::observe()?.0 {
+    for KubeProxyServer { service, kind, destinations } in ipvs::observe()?.0 {
         // kube-proxy creates none for marks.
         let VirtualServerKey::Address(protocol, socket) = service else { continue };
         let Some(protocol) = Protocol::from_number(protocol as u8) else { continue };

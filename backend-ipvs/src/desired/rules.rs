@@ -19,7 +19,7 @@ use iptables::{ChainSpec, Hook, Table};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, PerFamily};
 
 use crate::{
-    mark::{Mark, Variant},
+    mark::{Mark, MarkKind},
     set::{SetContent, SetId},
 };
 
@@ -149,8 +149,8 @@ impl Writer<'_> {
                 rules.push(format!("{cluster_ip} {remember}"));
             }
         }
-        rules.push(format!("{} {remember}", Mark::of_variant(Variant::External)));
-        rules.push(format!("{} -m addrtype --src-type LOCAL {remember}", Mark::of_variant(Variant::Inside)));
+        rules.push(format!("{} {remember}", Mark::of_kind(MarkKind::External)));
+        rules.push(format!("{} -m addrtype --src-type LOCAL {remember}", Mark::of_kind(MarkKind::Inside)));
         rules
     }
 

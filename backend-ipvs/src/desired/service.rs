@@ -21,7 +21,7 @@ use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT, Scheduling};
 use proto::model::{IpFamily, Pool, SchedulerFlags, TrafficPolicy};
 
 use crate::{
-    mark::{Mark, Variant},
+    mark::{Mark, MarkKind},
     object::{Object, Value, Weight, ipvs_family, ipvs_protocol},
     set::{self, SetContent, SetId},
     settings::Settings,
@@ -136,10 +136,10 @@ impl Port<'_> {
         let service = self.service;
         let (cluster, local) = (&service.cluster[self.family], &service.local[self.family]);
         let (outside, inside) = match service.port.external_policy {
-            TrafficPolicy::Cluster => (self.marked(Variant::External, cluster, vips), None),
+            TrafficPolicy::Cluster => (self.marked(MarkKind::External, cluster, vips), None),
             TrafficPolicy::Local => {
-                let outside = self.marked(Variant::Local, local, vips);
-                (outside, Some(self.marked(Variant::Inside, cluster, vips)))
+                let outside = self.marked(MarkKind::Local, local, vips);
+                (outside, Some(self.marked(MarkKind::Inside, cluster, vips)))
             }
         };
         for vip in vips {
@@ -160,24 +160,24 @@ impl Port<'_> {
     /// A persistent virtual server for a mark does not translate ports (`ip_vs_sched_persist`), so with session
     /// affinity there is one at the address of each VIP. There cannot be a second one there for pods and this node: for
     /// them a hash of the source address selects the destination.
-    fn marked(&mut self, variant: Variant, pool: &Pool, vips: &[Vip]) -> Mark {
+    fn marked(&mut self, kind: MarkKind, pool: &Pool, vips: &[Vip]) -> Mark {
         if pool.is_empty() {
             return self.verdict();
         }
         let protocol = ipvs_protocol(self.service.port.key.protocol);
         let has_affinity = self.service.port.affinity_seconds.is_some();
-        if has_affinity && variant != Variant::Inside {
+        if has_affinity && kind != MarkKind::Inside {
             let addresses: Vec<_> = vips.iter().flat_map(|vip| self.sockets(*vip)).collect();
             for address in addresses {
                 self.server(ipvs::VirtualServerKey::Address(protocol, address), pool, self.scheduling());
             }
-            return Mark::by_address(variant);
+            return Mark::by_address(kind);
         }
         let scheduling = match has_affinity {
             true => Scheduling { scheduler: "mh".into(), flags: 0, timeout: 0 },
             false => self.scheduling(),
         };
-        let mark = Mark::new(self.id, protocol, variant);
+        let mark = Mark::new(self.id, protocol, kind);
         self.server(ipvs::VirtualServerKey::FwMark(ipvs_family(self.family), mark.raw()), pool, scheduling);
         mark
     }

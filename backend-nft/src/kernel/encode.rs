@@ -30,12 +30,12 @@ pub(super) struct Encoded<'a> {
 
 /// Tables and sets by which operations are addressed.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(super) struct ObjectNames {
     tables: PerFamily<Table>,
     sets: PerFamily<Vec<Set>>,
 }
 
-impl Names {
+impl ObjectNames {
     pub(super) fn new() -> Self {
         Self {
             tables: PerFamily::from_fn(table),
@@ -55,7 +55,7 @@ impl Names {
 // === impl Encoded ===
 
 impl<'a> Encoded<'a> {
-    pub(super) fn new(names: &Names, operations: &'a [(IpFamily, Operation)]) -> Self {
+    pub(super) fn new(names: &ObjectNames, operations: &'a [(IpFamily, Operation)]) -> Self {
         let mut encoded = Self { batch: NftBatch::new(), origins: Vec::new() };
         let mut writer = Writer::default();
         for (family, operation) in operations {

@@ -19,7 +19,7 @@ use tracing::debug;
 
 use super::{
     Kernel,
-    encode::{Encoded, Names},
+    encode::{Encoded, ObjectNames},
 };
 use crate::{
     desired::{EndpointKeys, nft_family, table},
@@ -45,7 +45,7 @@ const MIN_LOOKED_UP: usize = 20_000;
 #[derive(Debug)]
 struct Worker {
     handle: NftHandle,
-    names: Names,
+    names: ObjectNames,
 }
 
 // === impl Netlink ===
@@ -55,7 +55,7 @@ impl Netlink {
     pub(crate) fn open() -> Result<Self> {
         let handle = NftHandle::open().context("open a netlink socket")?;
         let watch = NfTablesWatch::open(Some(handle.port()), touched)?;
-        let worker = WorkerThread::spawn("nftables", Worker { handle, names: Names::new() })?;
+        let worker = WorkerThread::spawn("nftables", Worker { handle, names: ObjectNames::new() })?;
         Ok(Self { worker, watch })
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::config::Role;
+use crate::config::TargetRole;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -44,7 +44,7 @@ pub(crate) struct ConvertArgs {
 
     /// Write the configuration of this process.
     #[arg(long = "for", value_enum, default_value = "local", value_name = "PROCESS")]
-    pub(crate) role: Role,
+    pub(crate) role: TargetRole,
 }
 
 #[derive(Debug, Args)]

@@ -30,7 +30,7 @@ use crate::{
 
 /// When the check runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum CheckStage {
     /// Before a frontend or backend runs.
     BeforeInstallation,
     Installed,
@@ -72,19 +72,19 @@ pub(crate) struct CheckReport {
 
 /// Runs all checks, and prints their findings.
 pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode> {
-    let stage = if args.pre { Stage::BeforeInstallation } else { Stage::Installed };
+    let stage = if args.pre { CheckStage::BeforeInstallation } else { CheckStage::Installed };
     let report = inspect(&args.here, stage, args.kubeconfig.as_deref()).await?;
     print::value(args.output, &report, || report.text())?;
     Ok(ExitCode::of_check(report.worst < Level::Fail))
 }
 
 /// Runs all checks; those of permissions only with a kubeconfig. A failed check is a finding.
-pub(crate) async fn inspect(here: &HereArgs, stage: Stage, kubeconfig: Option<&Path>) -> Result<CheckReport> {
+pub(crate) async fn inspect(here: &HereArgs, stage: CheckStage, kubeconfig: Option<&Path>) -> Result<CheckReport> {
     let mut findings = kernel::check(here.backend);
     findings.extend(sysctl::check(here.backend));
     findings.extend(rules::check(here.backend, stage).await);
     findings.extend(node::check(&here.state_dir, stage));
-    if stage == Stage::Installed {
+    if stage == CheckStage::Installed {
         findings.extend(frontend::check(here).await?);
     }
     if let Some(kubeconfig) = kubeconfig {

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     cli::{ConfigArgs, ConfigCommand, ConvertArgs, ValidateArgs},
-    config::{self, Document, FieldProblem, Kind, Role, Setting, Target},
+    config::{self, Document, FieldProblem, Kind, Setting, Target, TargetRole},
     exit_code::ExitCode,
     print,
 };
@@ -29,7 +29,7 @@ fn validate(args: &ValidateArgs) -> Result<ExitCode> {
     let name = args.file.display().to_string();
     let document = Document::parse(&Document::read_text(&args.file)?);
     let name_of = document.as_ref().map_or("", |document| document.kind.name());
-    checked(document, Role::Local, &name, |kind, _| {
+    checked(document, TargetRole::Local, &name, |kind, _| {
         print::line(format_args!("{name}: {name_of} for `fairlead {}`", kind.command().join(" ")))
     })
 }
@@ -37,7 +37,7 @@ fn validate(args: &ValidateArgs) -> Result<ExitCode> {
 /// Passes a valid configuration to `then`. Prints errors and warnings.
 fn checked(
     document: Result<Document>,
-    role: Role,
+    role: TargetRole,
     name: &str,
     then: impl FnOnce(Kind, &[Setting]) -> Result<()>,
 ) -> Result<ExitCode> {
@@ -54,10 +54,10 @@ fn checked(
     }
 }
 
-fn check(document: Document, role: Role) -> Result<(Kind, Vec<Setting>, Vec<FieldProblem>)> {
+fn check(document: Document, role: TargetRole) -> Result<(Kind, Vec<Setting>, Vec<FieldProblem>)> {
     let kind = match (document.kind, role) {
-        (Kind::KubeProxy, Role::Local) => Kind::Local,
-        (Kind::KubeProxy, Role::Backend) => Kind::Backend,
+        (Kind::KubeProxy, TargetRole::Local) => Kind::Local,
+        (Kind::KubeProxy, TargetRole::Backend) => Kind::Backend,
         (kind, _) => kind,
     };
     let (settings, warnings) = config::load(document, Target { role, backend: None }, kind.command())?;

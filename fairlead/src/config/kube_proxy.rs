@@ -23,4 +23,4 @@ pub(crate) use fields::Effect;
 pub(crate) use fields::FIELDS;
 pub(crate) use flags::document as from_flags;
 pub(super) use translate::Translation;
-pub(crate) use translate::{Role, Target};
+pub(crate) use translate::{Target, TargetRole};

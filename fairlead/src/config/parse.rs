@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf};
 use anyhow::{Context as _, Result, bail};
 use clap::{ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches as _, ValueEnum as _, value_parser};
 
-use super::{Document, FieldProblem, Kind, Role, Setting, Target, kube_proxy::Translation, settings};
+use super::{Document, FieldProblem, Kind, Setting, Target, TargetRole, kube_proxy::Translation, settings};
 use crate::{
     cli::{BackendName, Cli, Effective},
     kubectl::CalledBy,
@@ -126,7 +126,7 @@ fn given_settings(mut document: Document, matches: &ArgMatches) -> Result<(Vec<S
     let (path, given) = leaf(matches);
     let (command, subcommand) = (path.first().copied().unwrap_or_default(), path.get(1).copied());
     let wanted = Kind::OURS.into_iter().find(|kind| kind.command().first() == Some(&command));
-    let role = if wanted == Some(Kind::Local) { Role::Local } else { Role::Backend };
+    let role = if wanted == Some(Kind::Local) { TargetRole::Local } else { TargetRole::Backend };
     let named = subcommand.and_then(|name| BackendName::from_str(name, false).ok());
     match document.kind {
         Kind::KubeProxy if wanted == Some(Kind::Frontend) => {

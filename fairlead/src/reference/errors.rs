@@ -83,7 +83,7 @@ const MESSAGES: &[MessageSource] = &[
     },
     MessageSource {
         path: "frontend/src/source/parse",
-        marks: &["; ignored", "is ignored", "is used", "are used"],
+        marks: &["; ignored", "is ignored", "is used", "are used", " for it", "cluster IP", "second of its"],
         heading: "Invalid part of an object",
         fix: "Correct the object. `fairlead status --problems` prints the object and the field before the \
               message.",

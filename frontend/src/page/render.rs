@@ -21,7 +21,7 @@ use crate::{
 pub(super) const DEFAULT_ROWS: usize = 100;
 
 /// A table, and the text that is shown when it is empty.
-struct Table<'a> {
+struct HtmlTable<'a> {
     id: &'static str,
     title: &'static str,
     columns: &'a [&'static str],
@@ -75,21 +75,25 @@ pub(super) fn live(model: &PageModel, query: &PageQuery) -> String {
         .iter()
         .filter(|node| query.matches(&[&node.name, &node.backend, label(node.condition), &node.error]));
     let columns = ["Node", "State", "Backend", "Revision", "Behind", "Failures"];
-    let table = Table { id: "nodes", title: "Nodes", columns: &columns, empty_text: "No nodes." };
+    let table = HtmlTable { id: "nodes", title: "Nodes", columns: &columns, empty_text: "No nodes." };
     table.write(&mut html, nodes, query, node_row);
 
     let problems =
         model.problems.iter().filter(|problem| query.matches(&[&problem.object, &problem.field, &problem.message]));
     let columns = ["Object", "Field", "Problem"];
-    let table = Table { id: "problems", title: "Problems", columns: &columns, empty_text: "No problems." };
+    let table = HtmlTable { id: "problems", title: "Problems", columns: &columns, empty_text: "No problems." };
     table.write(&mut html, problems, query, |ReportedProblem { object, field, message }, html| {
         cells(html, &[("", &Escaped(object)), ("code", &Escaped(field)), ("", &Escaped(message))])
     });
 
     let changes = model.changes.iter().filter(|change| query.matches(&[&change.key.to_string()]));
     let columns = ["Service port", "Change", "Time", "Revision"];
-    let table =
-        Table { id: "changes", title: "Recent changes", columns: &columns, empty_text: "No changes since the start." };
+    let table = HtmlTable {
+        id: "changes",
+        title: "Recent changes",
+        columns: &columns,
+        empty_text: "No changes since the start.",
+    };
     table.write(&mut html, changes, query, |ChangeRecord { at, revision, key, kind }, html| {
         let ago = ago(*at, model.now);
         cells(html, &[("", &WrappableName(key)), ("", &change_label(*kind)), ("", &ago), ("number", revision)])
@@ -100,7 +104,7 @@ pub(super) fn live(model: &PageModel, query: &PageQuery) -> String {
         query.matches(&std::iter::once(service.key.as_str()).chain(vips).collect::<Vec<_>>())
     });
     let columns = ["Service port", "Addresses", "Endpoints"];
-    let table = Table { id: "services", title: "Services", columns: &columns, empty_text: "No service ports." };
+    let table = HtmlTable { id: "services", title: "Services", columns: &columns, empty_text: "No service ports." };
     table.write(&mut html, services, query, |ServiceRow { key, vips, endpoints }, html| {
         let addresses = vips.iter().map(|vip| format!("<span>{}</span>", Escaped(vip))).collect::<Vec<_>>().join(" ");
         cells(html, &[("", &WrappableName(key)), ("addresses", &addresses), ("number", endpoints)])
@@ -189,7 +193,7 @@ fn change_label(kind: ChangeKind) -> &'static str {
     }
 }
 
-impl Table<'_> {
+impl HtmlTable<'_> {
     /// Writes the table with these rows, up to the row limit.
     fn write<T>(
         &self,

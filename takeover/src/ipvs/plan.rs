@@ -23,7 +23,7 @@ pub(crate) enum ServerKind {
 
 /// A virtual server of kube-proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Server {
+pub(crate) struct KubeProxyServer {
     pub(crate) service: VirtualServerKey,
     pub(crate) kind: ServerKind,
     pub(crate) destinations: Vec<Destination>,
@@ -79,9 +79,9 @@ impl NodePorts {
     }
 }
 
-// === impl Server ===
+// === impl KubeProxyServer ===
 
-impl Server {
+impl KubeProxyServer {
     pub(super) fn family(&self) -> IpFamily {
         if self.service.family() == AddressFamily::V4 { IpFamily::V4 } else { IpFamily::V6 }
     }

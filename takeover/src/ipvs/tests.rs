@@ -10,9 +10,9 @@ fn service(protocol: IpvsProtocol, address: &str) -> VirtualServerKey {
     VirtualServerKey::Address(protocol, address.parse().unwrap())
 }
 
-fn server(protocol: IpvsProtocol, address: &str, kind: ServerKind, active: u32, inactive: u32) -> Server {
+fn server(protocol: IpvsProtocol, address: &str, kind: ServerKind, active: u32, inactive: u32) -> KubeProxyServer {
     let destination = Destination { active, inactive, ..Destination::new("10.244.1.5:8080".parse().unwrap(), 1) };
-    Server { service: service(protocol, address), kind, destinations: vec![destination] }
+    KubeProxyServer { service: service(protocol, address), kind, destinations: vec![destination] }
 }
 
 fn sets(names: &[&str]) -> Vec<(IpFamily, String)> {

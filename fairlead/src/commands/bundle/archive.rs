@@ -33,12 +33,12 @@ struct Manifest<'a> {
     node: &'a str,
     unix_seconds: u64,
     addresses: &'static str,
-    files: Vec<ManifestFile<'a>>,
+    files: Vec<BundleFile<'a>>,
     left_out: &'a [LeftOutFile],
 }
 
 #[derive(Debug, Serialize)]
-struct ManifestFile<'a> {
+struct BundleFile<'a> {
     name: &'a str,
     bytes: usize,
 }
@@ -84,7 +84,7 @@ impl Archive {
                 Addresses::Shown => "unchanged",
                 Addresses::Replaced => "replaced by pseudonyms",
             },
-            files: self.files.iter().map(|(name, text)| ManifestFile { name, bytes: text.len() }).collect(),
+            files: self.files.iter().map(|(name, text)| BundleFile { name, bytes: text.len() }).collect(),
             left_out: &self.left_out,
         };
         let manifest = serde_json::to_string_pretty(&manifest)?;

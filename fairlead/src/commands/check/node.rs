@@ -8,7 +8,7 @@ use std::{
     process,
 };
 
-use super::{Finding, Stage};
+use super::{CheckStage, Finding};
 
 /// The default ports of `--healthz` and `--metrics`, which are those of kube-proxy.
 const PORTS: [(u16, Ipv4Addr); 2] = [(10_256, Ipv4Addr::UNSPECIFIED), (10_249, Ipv4Addr::LOCALHOST)];
@@ -16,7 +16,7 @@ const PORTS: [(u16, Ipv4Addr); 2] = [(10_256, Ipv4Addr::UNSPECIFIED), (10_249, I
 const MIN_OPEN_FILES: u64 = 1_024;
 
 /// Checks all of them.
-pub(super) fn check(state_dir: &Path, stage: Stage) -> Vec<Finding> {
+pub(super) fn check(state_dir: &Path, stage: CheckStage) -> Vec<Finding> {
     let mut findings: Vec<_> = PORTS.into_iter().map(|(port, address)| port_finding(port, address, stage)).collect();
     findings.push(writable(state_dir, stage));
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
@@ -25,7 +25,7 @@ pub(super) fn check(state_dir: &Path, stage: Stage) -> Vec<Finding> {
 }
 
 /// Whether a port is free, or which process listens on it.
-fn port_finding(port: u16, address: Ipv4Addr, stage: Stage) -> Finding {
+fn port_finding(port: u16, address: Ipv4Addr, stage: CheckStage) -> Finding {
     match TcpListener::bind(SocketAddr::from((address, port))) {
         Ok(_) => Finding::ok("ports", format!("{address}:{port} is free")),
         Err(error) if error.kind() != ErrorKind::AddrInUse => Finding::warn(
@@ -36,7 +36,7 @@ fn port_finding(port: u16, address: Ipv4Addr, stage: Stage) -> Finding {
         ),
         Err(_) => match (listener_name(port).as_deref(), stage) {
             (Some(name @ "fairlead"), _) => Finding::ok("ports", format!("{name} listens on {address}:{port}")),
-            (Some(name @ "kube-proxy"), Stage::BeforeInstallation) => {
+            (Some(name @ "kube-proxy"), CheckStage::BeforeInstallation) => {
                 Finding::ok("ports", format!("{name} listens on {address}:{port} until it is removed"))
             }
             (name, _) => Finding::warn(
@@ -75,10 +75,10 @@ fn listening_inode(listing: &str, port: u16) -> Option<&str> {
     })
 }
 
-fn writable(dir: &Path, stage: Stage) -> Finding {
+fn writable(dir: &Path, stage: CheckStage) -> Finding {
     let shown = dir.display();
     let nearest = dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(dir);
-    if nearest != dir && stage == Stage::Installed {
+    if nearest != dir && stage == CheckStage::Installed {
         return Finding::warn(
             "state",
             format!("{shown} does not exist"),
@@ -125,11 +125,11 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let own = fs::read_to_string("/proc/self/comm").unwrap();
         assert_eq!(listener_name(port).as_deref(), Some(own.trim()));
-        let taken = port_finding(port, Ipv4Addr::LOCALHOST, Stage::Installed);
+        let taken = port_finding(port, Ipv4Addr::LOCALHOST, CheckStage::Installed);
         assert_eq!(taken.level, Level::Warn);
         assert!(taken.what.starts_with(own.trim()), "{}", taken.what);
         drop(listener);
-        assert_eq!(port_finding(port, Ipv4Addr::LOCALHOST, Stage::Installed).level, Level::Ok);
+        assert_eq!(port_finding(port, Ipv4Addr::LOCALHOST, CheckStage::Installed).level, Level::Ok);
     }
 
     #[test]
@@ -145,12 +145,12 @@ mod tests {
     fn the_state_directory_may_be_missing_before_installation_only() {
         let top = tempfile::tempdir().unwrap();
         let dir = top.path().join("state");
-        assert_eq!(writable(&dir, Stage::BeforeInstallation).level, Level::Ok);
-        assert_eq!(writable(&dir, Stage::Installed).level, Level::Warn);
+        assert_eq!(writable(&dir, CheckStage::BeforeInstallation).level, Level::Ok);
+        assert_eq!(writable(&dir, CheckStage::Installed).level, Level::Warn);
         fs::create_dir(&dir).unwrap();
-        assert_eq!(writable(&dir, Stage::Installed).level, Level::Ok);
+        assert_eq!(writable(&dir, CheckStage::Installed).level, Level::Ok);
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "the probe is gone");
-        assert_eq!(writable(Path::new("/proc/sys"), Stage::Installed).level, Level::Fail);
+        assert_eq!(writable(Path::new("/proc/sys"), CheckStage::Installed).level, Level::Fail);
     }
 
     #[test]

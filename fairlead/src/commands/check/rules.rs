@@ -9,7 +9,7 @@ use iptables::{Policy as ChainPolicy, Ruleset, SavedRules, Table, Variant, save_
 use netlink::nft::{Hook, NftHandle, Policy, TableFamily};
 use takeover::Leftovers;
 
-use super::{Finding, Stage};
+use super::{CheckStage, Finding};
 use crate::cli::BackendName;
 
 /// Tables of nf_tables that `iptables-nft` writes; they are inspected with the rules of iptables.
@@ -18,7 +18,7 @@ const IPTABLES_TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"
 const PROXY_TABLES: [&str; 2] = ["fairlead", "kube-proxy"];
 
 /// Checks all of them. Rules that cannot be read are a finding.
-pub(super) async fn check(backend: BackendName, stage: Stage) -> Vec<Finding> {
+pub(super) async fn check(backend: BackendName, stage: CheckStage) -> Vec<Finding> {
     let unreadable = |what: &str, error: anyhow::Error| {
         vec![Finding::fail(
             "rules",
@@ -35,7 +35,7 @@ pub(super) async fn check(backend: BackendName, stage: Stage) -> Vec<Finding> {
     findings
 }
 
-async fn kube_proxy(stage: Stage) -> Result<Vec<Finding>> {
+async fn kube_proxy(stage: CheckStage) -> Result<Vec<Finding>> {
     let leftovers = Leftovers::find().await?;
     let objects = leftovers.objects();
     if objects.is_empty() {
@@ -46,10 +46,10 @@ async fn kube_proxy(stage: Stage) -> Result<Vec<Finding>> {
     let counts: Vec<_> = counts.iter().map(|(subsystem, count)| format!("{count} in {subsystem}")).collect();
     let what = format!("rules of kube-proxy: {}", counts.join(", "));
     Ok(vec![match stage {
-        Stage::BeforeInstallation => {
+        CheckStage::BeforeInstallation => {
             Finding::ok("kube-proxy", format!("{what}; they serve Services until Fairlead does"))
         }
-        Stage::Installed => Finding::warn(
+        CheckStage::Installed => Finding::warn(
             "kube-proxy",
             what,
             "two proxies serve the same VIPs; if kube-proxy no longer runs, its endpoints are outdated",

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::{
-    translate::{Role, Translation},
+    translate::{TargetRole, Translation},
     values::{cidr, nanoseconds},
 };
 use crate::{cli::BackendName, config::FieldProblem};
@@ -27,7 +27,7 @@ const DEBUG_VERBOSITY: i64 = 4;
 /// The fields that are set, by path, and their translation.
 pub(super) struct CrossFields<'a> {
     pub(super) backend: BackendName,
-    pub(super) role: Role,
+    pub(super) role: TargetRole,
     pub(super) fields: BTreeMap<&'static str, &'a Value>,
     pub(super) translation: &'a mut Translation,
 }
@@ -85,8 +85,8 @@ impl<'a> CrossFields<'a> {
     fn process(&mut self) {
         if let Some(file) = self.text("clientConnection.kubeconfig") {
             let field = match self.role {
-                Role::Local => "kubeconfig",
-                Role::Backend => "discoveryKubeconfig",
+                TargetRole::Local => "kubeconfig",
+                TargetRole::Backend => "discoveryKubeconfig",
             };
             self.translation.set("clientConnection.kubeconfig", field, file);
         }

@@ -105,7 +105,7 @@ fn paths(value: &Value, prefix: &str, into: &mut BTreeSet<String>) {
 }
 
 fn translate(value: Value) -> Translation {
-    let target = Target { role: Role::Local, backend: None };
+    let target = Target { role: TargetRole::Local, backend: None };
     target.translate(&fields(value)).unwrap()
 }
 
@@ -156,7 +156,7 @@ fn each_setting_has_a_flag() {
     command.build();
     let local = command.find_subcommand("local").unwrap();
     let backend = command.find_subcommand("backend").unwrap().find_subcommand("configured").unwrap();
-    for (role, command) in [(Role::Local, local), (Role::Backend, backend)] {
+    for (role, command) in [(TargetRole::Local, local), (TargetRole::Backend, backend)] {
         for mode in ["iptables", "ipvs", "nftables"] {
             let mut document = fields(everything());
             document.insert("mode".to_owned(), mode.into());
@@ -348,18 +348,18 @@ fn values_that_kube_proxy_rejects_are_rejected() {
         (json!({"metricsBindAddress": "127.0.0.1:0"}), "metricsBindAddress: \"127.0.0.1:0\": expected an IP"),
         (json!({"logging": {"verbosity": "5"}}), "logging.verbosity: \"5\": expected a number"),
     ] {
-        let target = Target { role: Role::Local, backend: None };
+        let target = Target { role: TargetRole::Local, backend: None };
         let found = target.translate(&fields(document.clone())).unwrap_err().to_string();
         assert!(found.starts_with(error), "{document}: {found}");
     }
     let two = json!({"oomScoreAdj": 1001, "bindAddress": "a"});
-    let problems = Target { role: Role::Local, backend: None }.translate(&fields(two)).unwrap_err();
+    let problems = Target { role: TargetRole::Local, backend: None }.translate(&fields(two)).unwrap_err();
     assert_eq!(problems.0.len(), 2);
 }
 
 #[test]
 fn backend_of_the_command_line_takes_precedence_over_the_mode() {
-    let target = Target { role: Role::Backend, backend: Some(BackendName::Nftables) };
+    let target = Target { role: TargetRole::Backend, backend: Some(BackendName::Nftables) };
     let named = target.translate(&fields(json!({"mode": "ipvs", "clientConnection": {"kubeconfig": "/k"}}))).unwrap();
     assert!(settings(&named).contains("backend=nftables"));
     assert!(named.warnings[0].to_string().contains("ipvs has no effect: the command line sets nftables"));

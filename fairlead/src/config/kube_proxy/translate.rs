@@ -18,14 +18,14 @@ use crate::{
 /// The process that a configuration of kube-proxy is translated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    pub(crate) role: Role,
+    pub(crate) role: TargetRole,
     /// The backend that the command line names. It takes precedence over the field `mode`.
     pub(crate) backend: Option<BackendName>,
 }
 
 /// Which process replaces kube-proxy on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Role {
+pub(crate) enum TargetRole {
     /// `fairlead local`, which watches the API server itself, as kube-proxy does.
     Local,
     /// `fairlead backend configured`, which follows a frontend.
