@@ -18,18 +18,18 @@ BACKEND ?= nftables
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint charts reference image-rootfs demo bench bench-peer clean
+.PHONY: help setup build test lint advisories charts reference image-rootfs demo bench bench-peer clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: ## install what is missing on this machine (Debian packages, cargo-nextest)
+setup: ## install what is missing on this machine (Debian packages, cargo-nextest, cargo-deny)
 	@ci/setup
 
 build: setup ## build everything, optimised
 	cargo build --workspace --release --locked
 
-lint: setup ## formatting, clippy, licences, the rules of the workspace: code, prose, log messages
+lint: setup ## formatting, clippy, licences and advisories of crates, the rules of the workspace
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 	@ci/deny
@@ -42,6 +42,9 @@ test: lint charts ## lint, charts, all tests, all examples in the documentation 
 	cargo nextest run --cargo-quiet --workspace --locked --no-run
 	cargo test --quiet --workspace --locked --doc
 	$(ROOT) cargo nextest run --cargo-quiet --workspace --locked
+
+advisories: setup ## download the RustSec database and check all crates; `make lint` uses it from then on
+	@ci/deny fetch
 
 charts: setup ## render the Helm chart over a matrix of values and compare it with its golden files
 	@ci/charts

@@ -9,12 +9,16 @@
 //! | `files` | opening comment, length, width, no paths of one machine |
 //! | `language` | words that log messages, errors and prose avoid |
 //! | `cases` | docs/semantics.md names every Service conformance case |
+//! | `supply_chain` | actions and images are pinned; no check is skipped, no test retried |
+//! | `threats` | every test that docs/security.md names exists |
 
 mod cases;
 mod crates;
 mod files;
 mod language;
 mod modules;
+mod supply_chain;
+mod threats;
 
 use std::{
     fs,

@@ -69,7 +69,12 @@ pub(crate) struct NodeArgs {
 
     /// Set the OOM score adjustment of this process: -1000 (never killed) to 1000 (killed first). Lowering it needs
     /// CAP_SYS_RESOURCE. Default: unchanged.
-    #[arg(long, value_name = "SCORE", allow_negative_numbers = true, value_parser = value_parser!(i16).range(-1000..=1000))]
+    #[arg(
+        long,
+        value_name = "SCORE",
+        allow_negative_numbers = true,
+        value_parser = value_parser!(i16).range(-1000..=1000)
+    )]
     pub(crate) oom_score_adj: Option<i16>,
 }
 

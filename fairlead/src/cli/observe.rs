@@ -14,12 +14,22 @@ use super::Effective;
 pub(crate) struct ObserveArgs {
     /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP, without authentication, at
     /// ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP families.
-    #[arg(long, default_value = "0.0.0.0:10256", value_name = "ADDRESS", value_parser = |text: &str| with_default_port(text, HEALTHZ_PORT))]
+    #[arg(
+        long,
+        default_value = "0.0.0.0:10256",
+        value_name = "ADDRESS",
+        value_parser = |text: &str| with_default_port(text, HEALTHZ_PORT)
+    )]
     pub(crate) healthz: HttpAddress,
 
     /// Serve /metrics, /proxyMode, /statusz, /configz and /healthz over HTTP, without authentication, at ADDRESS:PORT,
     /// or nowhere (`none`). /statusz contains names of rejected Services.
-    #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS", value_parser = |text: &str| with_default_port(text, METRICS_PORT))]
+    #[arg(
+        long,
+        default_value = "127.0.0.1:10249",
+        value_name = "ADDRESS",
+        value_parser = |text: &str| with_default_port(text, METRICS_PORT)
+    )]
     pub(crate) metrics: HttpAddress,
 
     /// Exit if the address of --healthz or --metrics cannot be bound. Default: retry every five seconds.
