@@ -108,7 +108,8 @@ impl Scrape {
         let rows = || kinds.iter().zip(&names).map(|(row, name)| (row, [("kind", name.as_str())]));
         let age = |row: &KindFreshness| row.age().filter(|_| row.phase != WatchPhase::NotOffered);
         let text = "Time since the API server last confirmed the state of a kind with a list, event or bookmark. Above \
-                    150 s the kind is listed again; if it keeps growing, nodes are served stale state.";
+                    150 s the kind is compared with the API server; if it keeps growing while requests fail, nodes are \
+                    served stale state.";
         let ages = rows().filter_map(|(row, labels)| Some((labels, age(row)?.as_secs_f64())));
         writer.labelled_gauge("watch_age", text, Some(Unit::Seconds), ages)?;
         let text = "Requests to the API server that have failed since the last confirmation, by kind.";

@@ -28,10 +28,10 @@ pub struct KindFreshness {
     pub kind: ObjectKind,
     /// What the source does.
     pub phase: WatchPhase,
-    /// When the API server last confirmed the objects, by a complete list, an event or a bookmark. Neither an accepted
-    /// request nor an error does. `None` before the first list.
+    /// When the API server last confirmed the objects, by a complete list, of the objects or of their versions, an event
+    /// or a bookmark. Neither an accepted request nor an error does. `None` before the first list.
     pub confirmed: Option<Instant>,
-    /// The number of complete lists. More than one: a watch expired, or nothing was confirmed for too long.
+    /// The number of complete lists. More than one: a watch expired or has missed changes.
     pub lists: u64,
     /// The number of failed requests since the last confirmation.
     pub failures: u32,
@@ -52,7 +52,7 @@ pub enum WatchPhase {
 }
 
 /// Records the freshness of one kind.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct FreshnessRecorder {
     freshness: Freshness,
     kind: ObjectKind,
@@ -123,6 +123,16 @@ impl FreshnessRecorder {
     /// The time since the last confirmation.
     pub(super) fn age(&self) -> Option<Duration> {
         self.freshness.lock().get(&self.kind)?.age()
+    }
+
+    /// The time of the last confirmation.
+    pub(super) fn confirmed_at(&self) -> Option<Instant> {
+        self.freshness.lock().get(&self.kind)?.confirmed
+    }
+
+    /// The number of failed requests since the last confirmation.
+    pub(super) fn failures(&self) -> u32 {
+        self.freshness.lock().get(&self.kind).map_or(0, |record| record.failures)
     }
 
     fn update(&self, change: impl FnOnce(&mut KindFreshness)) {

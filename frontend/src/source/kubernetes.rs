@@ -5,7 +5,8 @@
 //!   list: streamed, or in pages ─▶ Replace ──┐
 //!                                            ├─▶ updates (bounded: a slow receiver slows the watch down)
 //!   watch ─▶ Apply, Delete ──────────────────┘
-//!     └─▶ events and bookmarks ─▶ Freshness
+//!     ├─▶ events and bookmarks ─▶ Freshness
+//!     ║ verify: has the server gone back, did the watch miss changes? ─▶ list
 //! ```
 //!
 //! A failure never ends this and never removes objects: what was delivered stays until a list has succeeded.
@@ -14,6 +15,8 @@
 //! |---|---|
 //! | `api` | the client, and the settings that it was made from |
 //! | `watcher` | list, watch, resume: the loop for one kind |
+//! | `verify` | checks of the API server beside a watch |
+//! | `versions` | the versions of objects |
 //! | `request` | requests with deadlines, and their errors |
 //! | `decode` | pages and events |
 //! | `retry` | delays and logs of failed requests |
@@ -24,6 +27,8 @@ mod api;
 mod decode;
 mod request;
 mod retry;
+mod verify;
+mod versions;
 mod watcher;
 
 use std::time::Duration;
@@ -54,9 +59,12 @@ pub(super) struct Deadlines {
     /// For the next complete event of a watch. Longer than `watch_seconds`: the server sends a bookmark before it ends
     /// a watch.
     event: Duration,
-    /// Without a list, an event or a bookmark for this time, all objects are listed again: watches do not work here, or
-    /// the server no longer delivers changes.
-    confirmation: Duration,
+    /// Without a list, an event or a bookmark for this time, the versions of all objects are compared with the server:
+    /// perhaps watches do not work here, or the server no longer delivers changes. The interval doubles, up to the
+    /// second, while comparisons find nothing.
+    silence: (Duration, Duration),
+    /// How long events may take after a comparison has shown that they are missing.
+    grace: Duration,
     /// The delay after the first failure, and the longest one.
     retry: (Duration, Duration),
 }
@@ -68,7 +76,8 @@ impl Default for Deadlines {
             response: Duration::from_secs(70),
             initial_event: Duration::from_secs(10),
             event: Duration::from_secs(70),
-            confirmation: Duration::from_secs(150),
+            silence: (Duration::from_secs(150), Duration::from_secs(30 * 60)),
+            grace: Duration::from_secs(5),
             retry: (Duration::from_millis(100), Duration::from_secs(10)),
         }
     }
@@ -103,7 +112,5 @@ pub(super) async fn run(
     }
 }
 
-#[cfg(test)]
-mod testing;
 #[cfg(test)]
 mod tests;

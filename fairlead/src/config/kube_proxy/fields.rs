@@ -66,7 +66,7 @@ const NO_PERIOD: &str = "Fairlead has no periodic sync: it writes changes when t
                          other programs";
 const NO_HIDDEN: &str = "Fairlead has no hidden metrics";
 const NO_BUFFER: &str = "log lines are written to stderr without buffering";
-const NO_RELIST: &str = "Fairlead does not relist periodically, but after 150 s without an event or bookmark";
+const NO_RELIST: &str = "Fairlead lists again when it has missed changes, not periodically";
 const NO_PORTS: &str = "kube-proxy ignores it too; no ports are opened for Services";
 const NO_VMODULE: &str = "use `log` with directives such as info,fairlead_backend=debug";
 const WINDOWS: &str = "Fairlead runs only on Linux";

@@ -1,12 +1,16 @@
 //! The API server as the operator configured it: a client, and the settings that logs and advice refer to.
 
-use std::{error::Error, path::Path, sync::Arc};
+use std::{error::Error, io, path::Path, sync::Arc};
 
 use anyhow::{Result, anyhow, ensure};
-use futures::AsyncBufRead;
+use futures::{AsyncBufRead, TryStreamExt as _};
+use http::{Response, header::RETRY_AFTER};
+use http_body_util::BodyExt as _;
 use kube::{
     Client, Config,
+    client::Body,
     config::{KubeConfigOptions, Kubeconfig},
+    core::{Status, response::StatusDetails},
 };
 use runtime::{connect_advice::ConnectSettings, failure::chain};
 
@@ -94,10 +98,14 @@ impl KubernetesApi {
         request: kube::Result<http::Request<Vec<u8>>>,
     ) -> Result<impl AsyncBufRead + use<>, RequestError> {
         let response = match request {
-            Ok(request) => self.client.request_stream(request).await,
+            Ok(request) => self.client.send(request.map(Body::from)).await,
             Err(error) => Err(error),
         };
-        response.map_err(|error| RequestError::of(error, &self.server))
+        let response = response.map_err(|error| RequestError::of(error, &self.server))?;
+        if response.status().is_client_error() || response.status().is_server_error() {
+            return Err(RequestError::Refused(status(response).await.boxed()));
+        }
+        Ok(response.into_body().into_data_stream().map_err(io::Error::other).into_async_read())
     }
 
     /// An error of [`Self::client`] for people: all its causes, and what to do about it.
@@ -109,6 +117,28 @@ impl KubernetesApi {
             None => anyhow!("{text}"),
         }
     }
+}
+
+/// The `Status` of an error response, with its header `Retry-After`, which throttled requests have instead of a
+/// `Status`. A body that is none becomes the message.
+async fn status(response: Response<Body>) -> Status {
+    let code = response.status().as_u16();
+    let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let body = response.into_body().collect_bytes().await.unwrap_or_default();
+    let mut status = serde_json::from_slice(&body)
+        .unwrap_or_else(|_| Status::failure(String::from_utf8_lossy(&body).trim(), "").with_code(code));
+    if let Some(seconds) = retry_after {
+        let empty = || StatusDetails {
+            name: String::new(),
+            group: String::new(),
+            kind: String::new(),
+            uid: String::new(),
+            causes: Vec::new(),
+            retry_after_seconds: 0,
+        };
+        status.details.get_or_insert_with(empty).retry_after_seconds = seconds;
+    }
+    status
 }
 
 // === impl ApiSettings ===

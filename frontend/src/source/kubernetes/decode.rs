@@ -15,7 +15,7 @@ use kube::core::Status;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Error, Value};
 
-use super::super::parse;
+use super::{super::parse, versions::ObjectVersions};
 use crate::object::{ObjectName, ParsedObject};
 
 /// Marks the bookmark that ends the initial events of a streaming list.
@@ -37,8 +37,8 @@ pub(super) trait Watchable: parse::Resource + kube::Resource<DynamicType = ()> +
 /// One page of a list.
 #[derive(Debug)]
 pub(super) struct Page {
-    /// Its objects.
-    pub(super) objects: Vec<ParsedObject>,
+    /// Its objects, each with its `resourceVersion`.
+    pub(super) objects: Vec<(ParsedObject, String)>,
     /// The `resourceVersion` of the list.
     pub(super) version: String,
     /// The `continue` token of the next page; `None` after the last one.
@@ -82,7 +82,31 @@ struct RawPage<K: Watchable> {
 /// are read.
 struct Item<K> {
     parsed: ParsedObject,
+    version: String,
     of: PhantomData<K>,
+}
+
+/// One page of a list of `PartialObjectMetadata`, in its wire form.
+#[derive(Deserialize)]
+struct RawMetadataPage {
+    metadata: ListMeta,
+    #[serde(deserialize_with = "Option::deserialize")]
+    items: Option<Vec<MetadataItem>>,
+}
+
+#[derive(Deserialize)]
+struct MetadataItem {
+    metadata: ItemMetadata,
+}
+
+/// The fields of `ObjectMeta` that are compared.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ItemMetadata {
+    #[serde(default)]
+    namespace: String,
+    name: String,
+    resource_version: String,
 }
 
 /// An event in its wire form. The object is decoded as JSON first, because its meaning depends on the type.
@@ -123,7 +147,7 @@ impl Page {
         let ListMeta { resource_version, continue_, .. } = page.metadata;
         let version = resource_version.filter(|version| !version.is_empty());
         Ok(Self {
-            objects: page.items.unwrap_or_default().into_iter().map(|item| item.parsed).collect(),
+            objects: page.items.unwrap_or_default().into_iter().map(|item| (item.parsed, item.version)).collect(),
             version: version.ok_or_else(|| Error::custom("list without metadata.resourceVersion"))?,
             next: continue_.filter(|token| !token.is_empty()),
         })
@@ -132,12 +156,24 @@ impl Page {
 
 impl<'de, K: Watchable> Deserialize<'de> for Item<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let parsed = parse::from_json::<K>(&Value::deserialize(deserializer)?);
+        let value = Value::deserialize(deserializer)?;
+        let parsed = parse::from_json::<K>(&value);
         if parsed.name.name.is_empty() {
             return Err(D::Error::custom("object without metadata.name"));
         }
-        Ok(Self { parsed, of: PhantomData })
+        let version = value["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
+        Ok(Self { parsed, version, of: PhantomData })
     }
+}
+
+/// Decodes a page of a list of `PartialObjectMetadata`: adds the versions of its objects, and returns the `continue`
+/// token of the next page.
+pub(super) fn decode_metadata(body: &[u8], versions: &mut ObjectVersions) -> Result<Option<String>, Error> {
+    let page: RawMetadataPage = serde_json::from_slice(body)?;
+    for MetadataItem { metadata } in page.items.unwrap_or_default() {
+        versions.set(&ObjectName::new(metadata.namespace, metadata.name), &metadata.resource_version);
+    }
+    Ok(page.metadata.continue_.filter(|token| !token.is_empty()))
 }
 
 // === impl WatchEvent ===

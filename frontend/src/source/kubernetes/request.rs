@@ -10,7 +10,7 @@ use std::{error::Error, fmt, io, marker::PhantomData, pin::Pin, time::Duration};
 use futures::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 use kube::{
     api::{ListParams, WatchParams},
-    core::{Request, Status},
+    core::{Request, Status, request::Error as BuildError},
 };
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
@@ -19,7 +19,8 @@ use super::{
     Deadlines,
     advice::{self, ApiResource, is_web_page},
     api::KubernetesApi,
-    decode::{Page, WatchEvent, Watchable},
+    decode::{Page, WatchEvent, Watchable, decode_metadata},
+    versions::ObjectVersions,
 };
 
 /// The most objects of a page: what one response costs the server, and this process, in memory. client-go uses the
@@ -28,6 +29,9 @@ const PAGE_OBJECTS: u32 = 500;
 
 /// The objects of a list that is requested for its version only.
 const VERSION_OBJECTS: u32 = 1;
+
+/// The most that `Retry-After` of a response delays the next request.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// The most characters of a message of the API server that are repeated.
 const MESSAGE_CHARS: usize = 300;
@@ -64,6 +68,9 @@ pub(super) enum RequestError {
         /// The lower one.
         found: String,
     },
+    /// A comparison with the server has shown changes that the watch did not deliver.
+    #[error("the watch has not delivered changes of {0} objects")]
+    Missed(usize),
     /// The server does not stream lists, although it did not refuse to.
     #[error("the streaming list has no final bookmark")]
     Unfinished,
@@ -114,22 +121,32 @@ impl<K: Watchable> Requests<K> {
     }
 
     async fn list(&self, limit: u32, token: Option<String>) -> Result<Page, RequestError> {
-        let parameters = ListParams {
-            label_selector: K::LABELS.map(str::to_owned),
-            field_selector: K::FIELDS.map(str::to_owned),
-            limit: Some(limit),
-            continue_token: token,
-            ..ListParams::default()
-        };
-        let request = self.path.list(&parameters).map_err(kube::Error::BuildRequest);
-        let body = with_deadline(self.deadlines.response, async {
+        let body = self.body(self.path.list(&list_parameters::<K>(limit, token))).await?;
+        Page::decode::<K>(&body).map_err(|error| undecodable(&body, error))
+    }
+
+    /// The current version of each object, without the objects.
+    pub(super) async fn object_versions(&self) -> Result<ObjectVersions, RequestError> {
+        let (mut versions, mut token) = (ObjectVersions::default(), None);
+        loop {
+            let body = self.body(self.path.list_metadata(&list_parameters::<K>(PAGE_OBJECTS, token))).await?;
+            token = decode_metadata(&body, &mut versions).map_err(|error| undecodable(&body, error))?;
+            if token.is_none() {
+                return Ok(versions);
+            }
+        }
+    }
+
+    /// The whole body of a response.
+    async fn body(&self, request: Result<http::Request<Vec<u8>>, BuildError>) -> Result<Vec<u8>, RequestError> {
+        let request = request.map_err(kube::Error::BuildRequest);
+        with_deadline(self.deadlines.response, async {
             let mut stream = std::pin::pin!(self.api.send(request).await?);
             let mut body = Vec::new();
             stream.read_to_end(&mut body).await?;
             Ok(body)
-        });
-        let body = body.await?;
-        Page::decode::<K>(&body).map_err(|error| undecodable(&body, error))
+        })
+        .await
     }
 
     /// Starts a watch after a version. Without one, all objects come first, as a streaming list.
@@ -157,6 +174,17 @@ impl<K: Watchable> Requests<K> {
             since: K::SINCE,
         };
         advice::advice(error, self.api.settings(), Some(&resource))
+    }
+}
+
+/// The selected objects of a kind, up to `limit`.
+fn list_parameters<K: Watchable>(limit: u32, token: Option<String>) -> ListParams {
+    ListParams {
+        label_selector: K::LABELS.map(str::to_owned),
+        field_selector: K::FIELDS.map(str::to_owned),
+        limit: Some(limit),
+        continue_token: token,
+        ..ListParams::default()
     }
 }
 
@@ -202,6 +230,13 @@ impl RequestError {
     /// that it cannot parse, 504 for one of its future; or versions went back.
     pub(super) fn needs_list(&self) -> bool {
         matches!(self.code(), Some(400 | 410 | 504)) || matches!(self, Self::Backwards { .. })
+    }
+
+    /// The shortest delay that the server asks for: `Retry-After` of a throttled request (429) or an overloaded server.
+    pub(super) fn retry_after(&self) -> Duration {
+        let Self::Refused(status) = self else { return Duration::ZERO };
+        let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+        Duration::from_secs(seconds.into()).min(MAX_RETRY_AFTER)
     }
 
     /// The server does not serve the kind, or does not allow this request.

@@ -81,15 +81,21 @@ impl<'a> Retry<'a> {
         }
     }
 
-    /// Logs a failure and waits, longer after each one.
-    pub(super) async fn wait(&mut self, operation: Operation, cause: &str, advice: Option<String>) {
+    /// Logs a failure and waits, longer after each one, and at least as long as the server asks for.
+    pub(super) async fn wait(
+        &mut self,
+        operation: Operation,
+        cause: &str,
+        advice: Option<String>,
+        retry_after: Duration,
+    ) {
         self.operation = operation;
         // Only time makes the delay short again: of a server that lists, but whose watches all fail, a list would be
         // requested many times a second.
         if self.last.is_some_and(|last| last.elapsed() > self.max_delay) {
             self.backoff.reset();
         }
-        let delay = self.backoff.next_delay();
+        let delay = self.backoff.next_delay().max(retry_after);
         self.log(cause, advice, delay);
         sleep(delay).await;
         self.last = Some(Instant::now());
@@ -142,7 +148,7 @@ mod tests {
     /// How long a failure is waited after.
     async fn delay(retry: &mut Retry<'_>) -> Duration {
         let start = Instant::now();
-        retry.wait(Operation::Watch, "refused", None).await;
+        retry.wait(Operation::Watch, "refused", None, Duration::ZERO).await;
         start.elapsed()
     }
 

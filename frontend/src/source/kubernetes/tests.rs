@@ -5,28 +5,24 @@
 //! | `lists` | lists, streamed and in pages |
 //! | `watches` | watches |
 //! | `optional` | a kind that is not served |
+//! | `verification` | requests beside a watch |
 //! | `freshness` | what `Freshness` reports |
 
 mod freshness;
 mod lists;
 mod optional;
+mod verification;
 mod watches;
 
-use std::path::Path;
+use std::{net::SocketAddr, path::Path};
 
+use fake_api_server::{OpenWatch, PATIENCE, Resource, ScriptedApiServer};
 use kube::Config;
 use runtime::Trigger;
 use serde_json::{Value, json};
-use tokio::{
-    task::JoinHandle,
-    time::{sleep, timeout},
-};
+use tokio::{task::JoinHandle, time::timeout};
 
-use super::{
-    api::ApiSettings,
-    testing::{ApiServer, PATIENCE, Watch},
-    *,
-};
+use super::{api::ApiSettings, *};
 use proto::model::SourceVersion;
 
 use crate::{
@@ -40,12 +36,23 @@ const SHORT: Duration = Duration::from_millis(400);
 /// The deadlines of production, with short delays between retries.
 fn deadlines() -> Deadlines {
     let retry = (Duration::from_millis(1), Duration::from_millis(20));
-    Deadlines { retry, ..Deadlines::default() }
+    Deadlines { retry, grace: Duration::from_millis(10), ..Deadlines::default() }
+}
+
+impl From<ObjectKind> for Resource {
+    fn from(kind: ObjectKind) -> Self {
+        match kind {
+            ObjectKind::Service => Self::Service,
+            ObjectKind::EndpointSlice => Self::EndpointSlice,
+            ObjectKind::Node => Self::Node,
+            ObjectKind::ServiceCidr => Self::ServiceCidr,
+        }
+    }
 }
 
 /// A source with a server of its own.
-struct Fixture {
-    server: ApiServer,
+struct Fixture<S = ScriptedApiServer> {
+    server: S,
     updates: mpsc::Receiver<SourceUpdate>,
     /// Received between the other updates.
     progress: Vec<(ObjectKind, VersionProgress)>,
@@ -57,22 +64,12 @@ struct Fixture {
 impl Fixture {
     /// Starts; the server has received no request yet.
     async fn new(deadlines: Deadlines) -> Self {
-        let server = ApiServer::start().await;
-        let config = Config::new(format!("http://{}", server.address).parse().unwrap());
-        let (sender, updates) = mpsc::channel(64);
-        let (trigger, shutdown) = Shutdown::channel();
-        let freshness = Freshness::default();
-        let settings = ApiSettings::of_kubeconfig(Path::new("/test/kubeconfig"));
-        let api = KubernetesApi::from_config(config, settings).unwrap();
-        let running = tokio::spawn({
-            let freshness = freshness.clone();
-            async move { run(api, deadlines, sender, &freshness, shutdown).await }
-        });
-        Self { server, updates, progress: Vec::new(), freshness, running, trigger }
+        let server = ScriptedApiServer::start();
+        Self::on(server.address(), server, deadlines)
     }
 
     /// Starts with nodes at version 10, delivered by a streaming list whose watch continues.
-    async fn on_nodes(deadlines: Deadlines, nodes: &[Value]) -> (Self, Watch) {
+    async fn on_nodes(deadlines: Deadlines, nodes: &[Value]) -> (Self, OpenWatch) {
         let mut fixture = Self::new(deadlines).await;
         let watch = fixture.server.stream(ObjectKind::Node, "10", nodes).await;
         fixture.all_nodes(nodes.len()).await;
@@ -80,7 +77,7 @@ impl Fixture {
     }
 
     /// The same on a server that does not stream lists.
-    async fn on_pages(deadlines: Deadlines, nodes: &[Value]) -> (Self, Watch) {
+    async fn on_pages(deadlines: Deadlines, nodes: &[Value]) -> (Self, OpenWatch) {
         let mut fixture = Self::new(deadlines).await;
         fixture.server.reject_stream(ObjectKind::Node).await;
         fixture.server.list(ObjectKind::Node, "10", nodes).await;
@@ -91,6 +88,23 @@ impl Fixture {
 
     async fn all_nodes(&mut self, count: usize) {
         assert!(matches!(self.next().await, SourceUpdate::Replace(ObjectKind::Node, found) if found.len() == count));
+    }
+}
+
+impl<S> Fixture<S> {
+    /// Starts on a server.
+    fn on(address: SocketAddr, server: S, deadlines: Deadlines) -> Self {
+        let config = Config::new(format!("http://{address}").parse().unwrap());
+        let (sender, updates) = mpsc::channel(64);
+        let (trigger, shutdown) = Shutdown::channel();
+        let freshness = Freshness::default();
+        let settings = ApiSettings::of_kubeconfig(Path::new("/test/kubeconfig"));
+        let api = KubernetesApi::from_config(config, settings).unwrap();
+        let running = tokio::spawn({
+            let freshness = freshness.clone();
+            async move { run(api, deadlines, sender, &freshness, shutdown).await }
+        });
+        Self { server, updates, progress: Vec::new(), freshness, running, trigger }
     }
 
     /// The next update of objects.
@@ -110,16 +124,6 @@ impl Fixture {
 
     fn row(&self, kind: ObjectKind) -> KindFreshness {
         self.freshness.snapshot().into_iter().find(|row| row.kind == kind).unwrap()
-    }
-
-    /// Waits until a request for nodes has failed for a reason.
-    async fn wait_for_failure(&self, reason: &str) {
-        let failed = async {
-            while !self.row(ObjectKind::Node).last_error.is_some_and(|error| error.contains(reason)) {
-                sleep(Duration::from_millis(1)).await;
-            }
-        };
-        timeout(PATIENCE, failed).await.expect("a failure for this reason");
     }
 
     #[track_caller]

@@ -6,28 +6,27 @@
 //!   list, streamed or in pages ───────────────────────────┘
 //!            │ Replace
 //!            ▼
-//!   watch after the last version ◀── ended, cut, timed out: wait if it failed; is the server at this version?
-//!            │
-//!            └── version expired, versions went back, or not confirmed for too long ──▶ list
+//!   watch after the last version ◀── ended, cut, timed out: wait if it failed
+//!            │             ║ beside it: verify.rs
+//!            └── version expired, versions went back, or changes were missed ──▶ list
 //! ```
 //!
 //! The API server is authoritative. Nothing is compared with what was delivered before: duplicates are applied again,
 //! and a list replaces everything, even if its version is lower. Only within a watch, versions must not decrease. All
 //! of Kubernetes uses numbers for them; versions that are no numbers are not compared.
-//!
-//! An API server that was restored from a backup accepts a watch after a version that it has not reached. It sends
-//! nothing until it reaches it, and never reports what the restore reverted. So its version is requested before a watch
-//! is resumed.
 
 use std::{
     collections::BTreeMap,
     future, mem,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use proto::model::SourceVersion;
 use runtime::failure::chain;
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{select, sync::mpsc, time::sleep};
 use tracing::{debug, info, warn};
 
 use super::{
@@ -36,6 +35,8 @@ use super::{
     decode::{EventChange, WatchEvent, Watchable},
     request::{RequestError, Requests, Watch},
     retry::{Operation, Retry, SharedCauses},
+    verify::{Verifier, Watched},
+    versions::{ObjectVersions, check_order},
 };
 use crate::{
     object::{ObjectName, ParsedObject, SourceUpdate, VersionProgress},
@@ -68,7 +69,8 @@ enum ListMethod {
 /// Lists and watches one kind.
 pub(super) struct KindWatcher<'a, K> {
     context: &'a WatchContext,
-    requests: Requests<K>,
+    requests: Arc<Requests<K>>,
+    watched: Arc<Watched>,
     recorder: FreshnessRecorder,
     retry: Retry<'a>,
     /// Whether all objects have been delivered once.
@@ -92,7 +94,11 @@ enum NextWatch {
 }
 
 /// The objects of a list so far.
-type ListedObjects = BTreeMap<ObjectName, ParsedObject>;
+#[derive(Default)]
+struct ListedObjects {
+    objects: BTreeMap<ObjectName, ParsedObject>,
+    versions: ObjectVersions,
+}
 
 // === impl WatchContext ===
 
@@ -102,13 +108,28 @@ impl WatchContext {
     }
 }
 
+// === impl ListedObjects ===
+
+impl ListedObjects {
+    fn put(&mut self, parsed: ParsedObject, version: &str) {
+        self.versions.set(&parsed.name, version);
+        self.objects.insert(parsed.name.clone(), parsed);
+    }
+
+    fn remove(&mut self, name: &ObjectName) {
+        self.versions.remove(name);
+        self.objects.remove(name);
+    }
+}
+
 // === impl KindWatcher ===
 
 impl<'a, K: Watchable> KindWatcher<'a, K> {
     pub(super) fn new(context: &'a WatchContext, freshness: &Freshness) -> Self {
         Self {
             context,
-            requests: Requests::new(context.api.clone(), context.deadlines),
+            requests: Arc::new(Requests::new(context.api.clone(), context.deadlines)),
+            watched: Arc::default(),
             recorder: freshness.recorder(K::KIND),
             retry: Retry::new(K::KIND, context.deadlines.retry, &context.causes),
             delivered: false,
@@ -117,9 +138,15 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
 
     /// Lists and watches without end.
     pub(super) async fn run(mut self) {
+        let (requests, recorder, watched) = (self.requests.clone(), self.recorder.clone(), self.watched.clone());
+        let mut verifier = Verifier::new(requests, recorder, watched, self.context.deadlines);
         loop {
             let position = self.list().await;
-            self.watch(position).await;
+            let error = select! {
+                error = self.watch(position) => error,
+                error = verifier.run() => error,
+            };
+            self.wait(Operation::Watch, &error).await;
         }
     }
 
@@ -140,7 +167,7 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
     async fn wait(&mut self, operation: Operation, error: &RequestError) {
         let cause = chain(error);
         self.recorder.failed(&cause);
-        self.retry.wait(operation, &cause, self.requests.advice(error)).await;
+        self.retry.wait(operation, &cause, self.requests.advice(error), error.retry_after()).await;
     }
 }
 
@@ -161,7 +188,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
             };
             match listed {
                 Ok((objects, position)) => {
-                    debug!(kind = %K::KIND, objects = objects.len(), ?method, "listed");
+                    debug!(kind = %K::KIND, objects = objects.objects.len(), ?method, "listed");
                     self.recorder.listed();
                     self.retry.list_succeeded();
                     self.replace(objects).await;
@@ -195,7 +222,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
 
     /// Streams all objects. Those that change meanwhile arrive again, or are deleted again.
     async fn stream(&self) -> Result<(ListedObjects, WatchPosition), RequestError> {
-        let mut objects = ListedObjects::new();
+        let mut objects = ListedObjects::default();
         let mut watch = self.requests.watch(None).await?;
         loop {
             let event = match watch.next::<K>(self.context.deadlines.initial_event).await {
@@ -205,12 +232,8 @@ impl<K: Watchable> KindWatcher<'_, K> {
                 Err(error) => return Err(error),
             };
             match event.change {
-                EventChange::Put(parsed) => {
-                    objects.insert(parsed.name.clone(), parsed);
-                }
-                EventChange::Delete(name) => {
-                    objects.remove(&name);
-                }
+                EventChange::Put(parsed) => objects.put(parsed, &event.version),
+                EventChange::Delete(name) => objects.remove(&name),
                 EventChange::Bookmark => {}
                 EventChange::InitialEventsEnd => {
                     return Ok((objects, WatchPosition { version: event.version, next: NextWatch::Open(watch) }));
@@ -222,11 +245,11 @@ impl<K: Watchable> KindWatcher<'_, K> {
     /// Requests page after page. A `continue` token that expires meanwhile (410) is an error: the next list starts from
     /// the first page.
     async fn pages(&self) -> Result<(ListedObjects, WatchPosition), RequestError> {
-        let mut objects = ListedObjects::new();
+        let mut objects = ListedObjects::default();
         let mut token = None;
         loop {
             let page = self.requests.page(token).await?;
-            objects.extend(page.objects.into_iter().map(|parsed| (parsed.name.clone(), parsed)));
+            page.objects.into_iter().for_each(|(parsed, version)| objects.put(parsed, &version));
             if page.next.is_none() {
                 return Ok((objects, WatchPosition { version: page.version, next: NextWatch::Start }));
             }
@@ -242,13 +265,14 @@ impl<K: Watchable> KindWatcher<'_, K> {
             debug!(%kind, error = cause, "kind still not available");
         } else {
             warn!(%kind, error = cause, advice = self.requests.advice(error), "kind not available, continuing without");
-            self.replace(ListedObjects::new()).await;
+            self.replace(ListedObjects::default()).await;
         }
     }
 
     /// Delivers all objects.
-    async fn replace(&mut self, objects: ListedObjects) {
+    async fn replace(&mut self, ListedObjects { objects, versions }: ListedObjects) {
         self.delivered = true;
+        self.watched.replaced(versions);
         self.deliver(SourceUpdate::Replace(K::KIND, objects.into_values().collect())).await;
     }
 }
@@ -256,19 +280,17 @@ impl<K: Watchable> KindWatcher<'_, K> {
 // === Watches ===
 
 impl<K: Watchable> KindWatcher<'_, K> {
-    /// Watches until a new list is needed.
-    async fn watch(&mut self, mut position: WatchPosition) {
+    /// Watches until a new list is needed, and returns why.
+    async fn watch(&mut self, mut position: WatchPosition) -> RequestError {
         self.recorder.phase(WatchPhase::Watching);
         self.deliver_progress(&position.version, VersionProgress::Confirmed).await;
-        let limit = self.context.deadlines.confirmation;
-        while self.recorder.age().is_some_and(|age| age < limit) {
-            let Err(error) = self.watch_once(&mut position).await else { continue };
-            self.wait(Operation::Watch, &error).await;
-            if error.needs_list() {
-                return;
+        loop {
+            match self.watch_once(&mut position).await {
+                Ok(()) => {}
+                Err(error) if error.needs_list() => return error,
+                Err(error) => self.wait(Operation::Watch, &error).await,
             }
         }
-        warn!(kind = %K::KIND, age_ms = limit.as_millis(), "no event or bookmark for too long, listing again");
     }
 
     /// Watches until the watch ends. `Ok` if the server ended it in order.
@@ -277,8 +299,9 @@ impl<K: Watchable> KindWatcher<'_, K> {
             NextWatch::Open(watch) => watch,
             NextWatch::Start => self.requests.watch(Some(&position.version)).await?,
             NextWatch::Resume => {
-                self.check_server_version(&position.version).await?;
-                self.requests.watch(Some(&position.version)).await?
+                let watch = self.requests.watch(Some(&position.version)).await?;
+                self.watched.resumed(&position.version);
+                watch
             }
         };
         while let Some(WatchEvent { version, change }) = watch.next::<K>(self.context.deadlines.event).await? {
@@ -288,14 +311,19 @@ impl<K: Watchable> KindWatcher<'_, K> {
             self.retry.succeeded();
             let progress = match change {
                 EventChange::Put(parsed) => {
+                    self.watched.event(|objects| objects.set(&parsed.name, &position.version));
                     self.deliver(SourceUpdate::Apply(parsed)).await;
                     VersionProgress::Changed
                 }
                 EventChange::Delete(name) => {
+                    self.watched.event(|objects| objects.remove(&name));
                     self.deliver(SourceUpdate::Delete(K::KIND, name)).await;
                     VersionProgress::Changed
                 }
-                EventChange::Bookmark | EventChange::InitialEventsEnd => VersionProgress::Confirmed,
+                EventChange::Bookmark | EventChange::InitialEventsEnd => {
+                    self.watched.bookmark();
+                    VersionProgress::Confirmed
+                }
             };
             self.deliver_progress(&position.version, progress).await;
         }
@@ -303,25 +331,5 @@ impl<K: Watchable> KindWatcher<'_, K> {
             age if age < self.context.deadlines.watch() / 2 => Err(RequestError::EndedEarly(age)),
             _ => Ok(()),
         }
-    }
-
-    /// Fails if the API server has not reached a version that it has reported before.
-    async fn check_server_version(&self, last: &str) -> Result<(), RequestError> {
-        match self.requests.version().await {
-            Ok(found) => check_order(last, &found),
-            // Perhaps only the verb `list` is not allowed.
-            Err(error) if error.is_not_offered() => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-/// Fails if a version is lower than the one before. Versions that are no numbers are not compared.
-fn check_order(last: &str, found: &str) -> Result<(), RequestError> {
-    match (last.parse::<u64>(), found.parse::<u64>()) {
-        (Ok(before), Ok(after)) if after < before => {
-            Err(RequestError::Backwards { last: last.to_owned(), found: found.to_owned() })
-        }
-        _ => Ok(()),
     }
 }

@@ -40,16 +40,19 @@ async fn restored_server_is_listed_again() {
     assert_eq!(fixture.next_summary().await, "n2 in x");
     fixture.server.set_current_version(Ok("11"));
     drop(watch);
+    let _silent = fixture.server.watch(ObjectKind::Node, "12").await;
     fixture.server.stream(ObjectKind::Node, "11", &[node("n1", "x", "1")]).await;
     assert_eq!(fixture.next_summary().await, "all Node: n1 in x");
 }
 
 #[tokio::test]
-async fn watch_is_not_resumed_before_the_server_version_is_known() {
+async fn restored_server_is_listed_again_when_it_answers_lists() {
     let (mut fixture, watch) = Fixture::on_nodes(deadlines(), &[node("n1", "x", "1")]).await;
     fixture.server.set_current_version(Err(503));
     drop(watch);
-    fixture.wait_for_failure("code 503").await;
+    let mut watch = fixture.server.watch(ObjectKind::Node, "10").await;
+    watch.send("ADDED", &node("n2", "x", "11")).await;
+    assert_eq!(fixture.next_summary().await, "n2 in x");
     fixture.server.set_current_version(Ok("9"));
     fixture.server.stream(ObjectKind::Node, "9", &[]).await;
     assert_eq!(fixture.next_summary().await, "all Node: ");
@@ -210,12 +213,16 @@ async fn watch_without_response_times_out() {
 
 /// The server accepts each watch, ends it in order, and delivers no changes.
 #[tokio::test]
-async fn watches_without_events_for_too_long_list_again() {
-    let short = Deadlines { watch_seconds: 0, confirmation: SHORT, ..deadlines() };
+async fn changes_that_watches_miss_are_listed() {
+    let short = Deadlines { watch_seconds: 0, silence: (SHORT, SHORT), ..deadlines() };
     let (mut fixture, mut watch) = Fixture::on_nodes(short, &[node("n1", "x", "1")]).await;
     loop {
         drop(watch);
-        let call = fixture.server.call(ObjectKind::Node).await;
+        let mut call = fixture.server.call(ObjectKind::Node).await;
+        if call.metadata_only {
+            call.list("15", &[node("n1", "y", "15")], None);
+            call = fixture.server.call(ObjectKind::Node).await;
+        }
         if call.query.contains("sendInitialEvents") {
             let mut watch = call.stream();
             watch.send("ADDED", &node("n1", "y", "15")).await;
@@ -229,17 +236,21 @@ async fn watches_without_events_for_too_long_list_again() {
 
 /// RBAC may allow `list` but not `watch`.
 #[tokio::test]
-async fn watches_rejected_for_too_long_list_again() {
-    let short = Deadlines { confirmation: SHORT, ..deadlines() };
+async fn changes_are_listed_where_watches_are_rejected() {
+    let short = Deadlines { silence: (SHORT, SHORT), ..deadlines() };
     let (mut fixture, mut watch) = Fixture::on_pages(short, &[node("n1", "x", "1")]).await;
     watch.error(403).await;
     loop {
         let call = fixture.server.call(ObjectKind::Node).await;
-        if !call.query.contains("watch=true") {
-            call.list("15", &[node("n1", "y", "15")], None);
+        if call.query.contains("watch=true") {
+            call.reject(403);
+            continue;
+        }
+        let compared = call.metadata_only;
+        call.list("15", &[node("n1", "y", "15")], None);
+        if !compared {
             break;
         }
-        call.reject(403);
     }
     assert_eq!(fixture.next_summary().await, "all Node: n1 in y");
 }

@@ -1,0 +1,405 @@
+//! The server with a store, and what tests do with it.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use hyper::Response;
+use serde_json::Value;
+use tokio::{runtime::Handle, sync::watch, time::sleep};
+
+use crate::{
+    faults::{Fault, Faults},
+    http::{ApiRequest, Body, respond, serve, stream},
+    kubeconfig,
+    list::list,
+    resource::{Resource, Route},
+    review::{ReviewedUser, Reviewer},
+    selector::Selector,
+    status::Answer,
+    store::{Compacted, Store, StoredEvent, StoredObject},
+    watch::WatchRequest,
+};
+
+/// A server. Clones share its content; it runs until its runtime ends.
+#[derive(Clone, Debug)]
+pub struct ApiServer(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    address: SocketAddr,
+    state: Mutex<ServerState>,
+    /// Notified of every change of `state` that concerns watches. The number is that of [`ApiServer::cut_watches`].
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct ServerState {
+    store: Store,
+    faults: BTreeMap<Resource, Faults>,
+    reviewer: Reviewer,
+    requests: BTreeMap<(Resource, RequestKind), u64>,
+    reviews: u64,
+    sent_bytes: u64,
+}
+
+/// The objects and versions of a server.
+#[derive(Clone, Debug)]
+pub struct Backup(Store);
+
+/// What requests are counted by, besides the kind of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RequestKind {
+    /// The first page of a list, or a list without pages.
+    List,
+    /// A further page of a list.
+    NextPage,
+    /// The first page of a list of metadata.
+    MetadataList,
+    /// A list of at most one object, which is requested for the version.
+    Version,
+    /// A watch that begins with a list.
+    StreamedList,
+    /// A watch.
+    Watch,
+    /// One object.
+    Get,
+    /// An object that is created or changed.
+    Write,
+}
+
+// === impl ApiServer ===
+
+impl ApiServer {
+    /// Starts on a free port of the loopback address, on the current runtime.
+    ///
+    /// # Errors
+    /// When no port can be bound.
+    pub fn start() -> io::Result<Self> {
+        Self::serve(TcpListener::bind("127.0.0.1:0")?, &Handle::current())
+    }
+
+    /// Starts on a listener and a runtime.
+    ///
+    /// # Errors
+    /// When the listener has no address.
+    pub fn serve(listener: TcpListener, runtime: &Handle) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        let state = ServerState {
+            store: Store::new(),
+            faults: BTreeMap::new(),
+            reviewer: Reviewer::default(),
+            requests: BTreeMap::new(),
+            reviews: 0,
+            sent_bytes: 0,
+        };
+        let server = Self(Arc::new(Shared { address, state: Mutex::new(state), changed: watch::Sender::new(0) }));
+        let answering = server.clone();
+        serve(listener, runtime, move |request| answering.clone().answer(request))?;
+        Ok(server)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.0.address
+    }
+
+    /// A kubeconfig for it.
+    #[must_use]
+    pub fn kubeconfig(&self) -> String {
+        kubeconfig(self.0.address)
+    }
+
+    /// Creates or replaces an object, whose namespace and name are in its metadata. Returns its version.
+    #[must_use = "or use `let _`"]
+    pub fn put(&self, resource: Resource, object: Value) -> u64 {
+        let version = self.state().store.put(resource, object);
+        self.notify();
+        version
+    }
+
+    /// Deletes an object. Whether there was one.
+    pub fn delete(&self, resource: Resource, namespace: &str, name: &str) -> bool {
+        let deleted = self.state().store.delete(&(resource, namespace.to_owned(), name.to_owned()));
+        self.notify();
+        deleted.is_some()
+    }
+
+    /// The version of the last write.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.state().store.version()
+    }
+
+    /// Forgets all older versions, so that all watches and `continue` tokens expire (410).
+    pub fn compact(&self) {
+        self.state().store.compact();
+        self.notify();
+    }
+
+    /// What [`Self::restore`] restores.
+    #[must_use]
+    pub fn backup(&self) -> Backup {
+        Backup(self.state().store.clone())
+    }
+
+    /// Takes all later changes back, and restarts: its watches are cut.
+    pub fn restore(&self, Backup(store): Backup) {
+        self.state().store = store;
+        self.cut_watches();
+    }
+
+    /// Resets the connections of all watches.
+    pub fn cut_watches(&self) {
+        self.0.changed.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// Changes what fails for a kind.
+    pub fn set_faults(&self, resource: Resource, change: impl FnOnce(&mut Faults)) {
+        change(self.state().faults.entry(resource).or_default());
+        self.notify();
+    }
+
+    /// Adds a token that reviews accept.
+    pub fn add_token(&self, token: &str, user: ReviewedUser) {
+        self.state().reviewer.tokens.insert(token.to_owned(), user);
+    }
+
+    /// Denies a verb on a resource in reviews; everything else is allowed.
+    pub fn deny(&self, verb: &str, resource: &str) {
+        self.state().reviewer.denied.insert(format!("{verb} {resource}"));
+    }
+
+    /// The number of requests so far.
+    #[must_use]
+    pub fn requests(&self, resource: Resource, kind: RequestKind) -> u64 {
+        self.state().requests.get(&(resource, kind)).copied().unwrap_or_default()
+    }
+
+    /// The number of reviews so far.
+    #[must_use]
+    pub fn reviews(&self) -> u64 {
+        self.state().reviews
+    }
+
+    /// The size of all lists so far, streamed or not, in bytes.
+    #[must_use]
+    pub fn sent_bytes(&self) -> u64 {
+        self.state().sent_bytes
+    }
+
+    /// Waits until a condition holds, which is checked after each request and change.
+    pub async fn wait_until(&self, condition: impl Fn(&Self) -> bool) {
+        let mut changed = self.changes();
+        while !condition(self) {
+            changed.borrow_and_update();
+            if condition(self) {
+                break;
+            }
+            // The sender lives as long as `self`.
+            let _ = changed.changed().await;
+        }
+    }
+
+    fn notify(&self) {
+        self.0.changed.send_modify(|_| {});
+    }
+
+    fn state(&self) -> MutexGuard<'_, ServerState> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// For watches.
+impl ApiServer {
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changed.subscribe()
+    }
+
+    pub(crate) fn cuts(&self) -> u64 {
+        *self.0.changed.borrow()
+    }
+
+    pub(crate) fn faults(&self, resource: Resource) -> Faults {
+        self.state().faults.get(&resource).copied().unwrap_or_default()
+    }
+
+    /// The events after a version, and the current version.
+    pub(crate) fn events_after(
+        &self,
+        objects: (Resource, Option<&str>),
+        selector: &Selector,
+        version: u64,
+    ) -> Result<(Vec<StoredEvent>, u64), Compacted> {
+        let state = self.state();
+        Ok((state.store.events_after(objects, selector, version)?, state.store.version()))
+    }
+
+    /// All selected objects, and their version.
+    pub(crate) fn objects(
+        &self,
+        objects: (Resource, Option<&str>),
+        selector: &Selector,
+    ) -> (Vec<Arc<StoredObject>>, u64) {
+        let mut state = self.state();
+        let version = state.store.version();
+        let page = state.store.page(objects, selector, version, None, usize::MAX);
+        let objects: Vec<_> =
+            page.map(|(page, _)| page.into_iter().map(|(_, object)| object).collect()).unwrap_or_default();
+        state.sent_bytes += objects.iter().map(|object| object.text().len() as u64).sum::<u64>();
+        (objects, version)
+    }
+}
+
+/// Requests.
+impl ApiServer {
+    async fn answer(self, request: ApiRequest) -> Response<Body> {
+        if request.method == "POST" {
+            let mut state = self.state();
+            if let Some(answer) = state.reviewer.answer(&request.path, &request.body) {
+                state.reviews += 1;
+                return respond(answer);
+            }
+        }
+        let Some(route) = Route::parse(&request.path) else { return respond(Answer::unknown_path()) };
+        let kind = RequestKind::of(&request, &route);
+        *self.state().requests.entry((route.resource, kind)).or_default() += 1;
+        self.notify();
+        let faults = self.faults(route.resource);
+        let fault = match kind {
+            RequestKind::Watch | RequestKind::StreamedList => faults.watches,
+            RequestKind::Write => faults.writes,
+            _ => faults.lists,
+        };
+        match fault {
+            None => {}
+            Some(Fault::Refuse(code)) => return respond(Answer::error(code, &format!("code {code}"))),
+            Some(Fault::Throttle(seconds)) => return respond(Answer::throttled(seconds)),
+            Some(Fault::Delay(delay)) => sleep(delay).await,
+            Some(Fault::Hang) => std::future::pending().await,
+        }
+        match kind {
+            RequestKind::Watch | RequestKind::StreamedList => {
+                match WatchRequest::parse(&route, &request, faults.streaming) {
+                    Err(answer) => respond(answer),
+                    Ok(watch) => {
+                        let (sender, response) = stream();
+                        tokio::spawn(watch.serve(self, sender));
+                        response
+                    }
+                }
+            }
+            RequestKind::Get => respond(self.get(&route)),
+            RequestKind::Write => respond(self.write(&route, &request)),
+            _ => {
+                let mut state = self.state();
+                let answer = list(&state.store, &route, &request);
+                if let crate::status::AnswerBody::Json(text) = &answer.body {
+                    state.sent_bytes += text.len() as u64;
+                }
+                respond(answer)
+            }
+        }
+    }
+
+    fn get(&self, route: &Route) -> Answer {
+        let (namespace, name) = (route.namespace.clone().unwrap_or_default(), route.name.clone().unwrap_or_default());
+        match self.state().store.get(&(route.resource, namespace, name)) {
+            Some(object) => Answer::json(200, object.typed_text(route.resource)),
+            None => not_found(route),
+        }
+    }
+
+    /// Creates an object (POST), or merges into one (PATCH).
+    fn write(&self, route: &Route, request: &ApiRequest) -> Answer {
+        let Ok(mut object) = serde_json::from_slice::<Value>(&request.body) else {
+            return Answer::error(400, "the body of the request is not JSON");
+        };
+        let created = request.method == "POST";
+        if created {
+            let namespace = route.namespace.clone().unwrap_or_default();
+            let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            if name.is_empty() {
+                return Answer::error(422, "metadata.name: Required value: name or generateName is required");
+            }
+            let key = (route.resource, namespace, name);
+            if self.state().store.get(&key).is_some() {
+                let (resource, group) = (route.resource.plural(), route.resource.group());
+                let dot = if group.is_empty() { "" } else { "." };
+                return Answer::error(409, &format!("{resource}{dot}{group} {:?} already exists", key.2));
+            }
+            if !key.1.is_empty() {
+                object["metadata"]["namespace"] = key.1.into();
+            }
+        } else {
+            let (namespace, name) =
+                (route.namespace.clone().unwrap_or_default(), route.name.clone().unwrap_or_default());
+            let Some(before) = self.state().store.get(&(route.resource, namespace, name)) else {
+                return not_found(route);
+            };
+            let mut merged = serde_json::from_str(before.text()).expect("a stored object");
+            merge(&mut merged, &object);
+            object = merged;
+        }
+        let key_of = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+        let key = (route.resource, key_of("namespace"), key_of("name"));
+        let _version = self.put(route.resource, object);
+        let stored = self.state().store.get(&key).expect("an object that was just stored");
+        Answer::json(if created { 201 } else { 200 }, stored.typed_text(route.resource))
+    }
+}
+
+fn not_found(route: &Route) -> Answer {
+    let (resource, group) = (route.resource.plural(), route.resource.group());
+    let dot = if group.is_empty() { "" } else { "." };
+    let name = route.name.as_deref().unwrap_or_default();
+    let mut status = crate::status::status(404, &format!("{resource}{dot}{group} {name:?} not found"));
+    status["details"] = serde_json::json!({"name": name, "kind": resource});
+    if !group.is_empty() {
+        status["details"]["group"] = group.into();
+    }
+    Answer::json(404, status.to_string())
+}
+
+/// A JSON merge patch.
+fn merge(object: &mut Value, patch: &Value) {
+    let (Some(fields), Some(changes)) = (object.as_object_mut(), patch.as_object()) else {
+        *object = patch.clone();
+        return;
+    };
+    for (name, change) in changes {
+        if change.is_null() {
+            fields.remove(name);
+        } else {
+            merge(fields.entry(name).or_insert(Value::Null), change);
+        }
+    }
+}
+
+// === impl RequestKind ===
+
+impl RequestKind {
+    fn of(request: &ApiRequest, route: &Route) -> Self {
+        if request.method != "GET" {
+            Self::Write
+        } else if route.name.is_some() {
+            Self::Get
+        } else if request.flag("watch") && request.flag("sendInitialEvents") {
+            Self::StreamedList
+        } else if request.flag("watch") {
+            Self::Watch
+        } else if !request.parameter("continue").is_empty() {
+            Self::NextPage
+        } else if request.parameter("limit") == "1" {
+            Self::Version
+        } else if request.metadata_only {
+            Self::MetadataList
+        } else {
+            Self::List
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Errors as an API server sends them.
+
+use serde_json::{Value, json};
+
+/// A complete answer: the HTTP status code, the header `Retry-After` in seconds, and the body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) code: u16,
+    pub(crate) retry_after: Option<u32>,
+    pub(crate) body: AnswerBody,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AnswerBody {
+    Json(String),
+    Text(&'static str),
+}
+
+// === impl Answer ===
+
+impl Answer {
+    pub(crate) fn json(code: u16, body: String) -> Self {
+        Self { code, retry_after: None, body: AnswerBody::Json(body) }
+    }
+
+    /// A `Status` object.
+    pub(crate) fn error(code: u16, message: &str) -> Self {
+        Self::json(code, status(code, message).to_string())
+    }
+
+    /// A path that is not served.
+    pub(crate) fn unknown_path() -> Self {
+        Self { code: 404, retry_after: None, body: AnswerBody::Text("404 page not found\n") }
+    }
+
+    /// As API Priority and Fairness rejects a request.
+    pub(crate) fn throttled(retry_after: u32) -> Self {
+        let text = "Too many requests, please try again later.\n";
+        Self { code: 429, retry_after: Some(retry_after), body: AnswerBody::Text(text) }
+    }
+}
+
+/// A `Status` object of a failure.
+pub(crate) fn status(code: u16, message: &str) -> Value {
+    let reason = match code {
+        400 => "BadRequest",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        409 => "AlreadyExists",
+        410 => "Expired",
+        422 => "Invalid",
+        429 => "TooManyRequests",
+        503 => "ServiceUnavailable",
+        504 => "Timeout",
+        _ => "InternalError",
+    };
+    json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code,
+    })
+}

@@ -1,0 +1,205 @@
+//! Requests beside a watch, on a server with a store, in simulated time.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use fake_api_server::{ApiServer, Fault, RequestKind};
+use tokio::time::{Instant, sleep};
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    span::{Attributes, Id, Record},
+    subscriber::DefaultGuard,
+};
+
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+/// Far longer than a request, far shorter than any delay of a fault.
+const MOMENT: Duration = Duration::from_secs(2);
+
+/// Counts the warnings of the frontend.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicUsize>);
+
+impl Warnings {
+    fn capture() -> (Self, DefaultGuard) {
+        let warnings = Self::default();
+        (warnings.clone(), tracing::subscriber::set_default(warnings))
+    }
+
+    fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN && metadata.target().starts_with("fairlead_frontend")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+impl Fixture<ApiServer> {
+    /// Starts on a server with one node, and waits until all kinds are listed.
+    async fn listed() -> Self {
+        let server = ApiServer::start().unwrap();
+        let _ = server.put(Resource::Node, node("n1", "x", ""));
+        let mut fixture = Self::on(server.address(), server, Deadlines::default());
+        for _ in ObjectKind::ALL {
+            assert!(matches!(fixture.next().await, SourceUpdate::Replace(..)));
+        }
+        fixture
+    }
+
+    fn put_node(&self, name: &str, zone: &str) {
+        let _ = self.server.put(Resource::Node, node(name, zone, ""));
+    }
+
+    /// Changes Services, as in a cluster where something always changes, and discards updates.
+    async fn busy(&mut self, duration: Duration) {
+        let end = Instant::now() + duration;
+        while Instant::now() < end {
+            let (_, service, _) = samples().into_iter().next().unwrap();
+            let _ = self.server.put(Resource::Service, service);
+            sleep(Duration::from_secs(20)).await;
+            while self.updates.try_recv().is_ok() {}
+        }
+    }
+
+    fn requests(&self, kind: RequestKind) -> u64 {
+        self.server.requests(Resource::Node, kind)
+    }
+
+    fn lists(&self) -> u64 {
+        self.requests(RequestKind::List) + self.requests(RequestKind::StreamedList)
+    }
+}
+
+/// An API server whose etcd sends no progress notifications.
+#[tokio::test(start_paused = true)]
+async fn quiet_kind_without_bookmarks_is_compared_at_growing_intervals_and_logged_once() {
+    let (warnings, _guard) = Warnings::capture();
+    let mut fixture = Fixture::listed().await;
+    fixture.server.set_faults(Resource::Node, |faults| faults.bookmarks = false);
+    fixture.busy(6 * HOUR).await;
+    assert_eq!(fixture.lists(), 1, "full lists");
+    // After 150 s, 450 s, 1,050 s, 2,250 s, 4,050 s, and every 30 minutes.
+    let comparisons = fixture.requests(RequestKind::MetadataList);
+    assert!((10..=16).contains(&comparisons), "{comparisons} comparisons");
+    assert_eq!(warnings.count(), 1, "warnings");
+    // An event does not shorten the interval, and needs no list.
+    fixture.put_node("n1", "y");
+    assert_eq!(fixture.next_summary().await, "n1 in y");
+    fixture.busy(HOUR).await;
+    assert!(fixture.requests(RequestKind::MetadataList) <= comparisons + 3);
+    assert_eq!((fixture.lists(), warnings.count()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn kind_with_bookmarks_is_never_compared() {
+    let (warnings, _guard) = Warnings::capture();
+    let mut fixture = Fixture::listed().await;
+    fixture.busy(HOUR).await;
+    assert_eq!((fixture.lists(), fixture.requests(RequestKind::MetadataList), warnings.count()), (1, 0, 0));
+}
+
+/// The server accepts watches, but does not deliver.
+#[tokio::test(start_paused = true)]
+async fn missed_changes_are_listed_at_the_first_interval_each_time() {
+    let mut fixture = Fixture::listed().await;
+    fixture.server.set_faults(Resource::Node, |faults| faults.events = false);
+    fixture.server.set_faults(Resource::Node, |faults| faults.streaming = false);
+    for (zone, lists) in [("y", 2), ("z", 3), ("x", 4)] {
+        fixture.put_node("n1", zone);
+        let changed = Instant::now();
+        assert_eq!(fixture.next_within(HOUR).await, format!("all Node: n1 in {zone}"));
+        assert!(changed.elapsed() < Duration::from_secs(200), "{:?}", changed.elapsed());
+        assert_eq!(fixture.requests(RequestKind::List) + 1, lists);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn watch_is_resumed_at_once_while_lists_fail() {
+    for fault in [Fault::Refuse(503), Fault::Throttle(30), Fault::Delay(HOUR), Fault::Hang] {
+        let (warnings, _guard) = Warnings::capture();
+        let mut fixture = Fixture::listed().await;
+        fixture.server.set_faults(Resource::Node, |faults| faults.lists = Some(fault));
+        for zone in ["y", "z"] {
+            fixture.server.cut_watches();
+            fixture.put_node("n1", zone);
+            let changed = Instant::now();
+            assert_eq!(fixture.next_within(HOUR).await, format!("n1 in {zone}"), "{fault:?}");
+            assert!(changed.elapsed() < MOMENT, "{fault:?}: {:?}", changed.elapsed());
+        }
+        // Events arrive for as long as lists fail.
+        fixture.busy(HOUR).await;
+        fixture.put_node("n1", "x");
+        let changed = Instant::now();
+        assert_eq!(fixture.next_within(HOUR).await, "n1 in x", "{fault:?}");
+        assert!(changed.elapsed() < MOMENT, "{fault:?}: {:?}", changed.elapsed());
+        assert_eq!(fixture.lists(), 1, "{fault:?}");
+        // The cut of each kind's watch may be a warning, too.
+        assert!(warnings.count() <= 10, "{fault:?}: {} warnings", warnings.count());
+    }
+}
+
+/// `Retry-After` of 30 s.
+#[tokio::test(start_paused = true)]
+async fn throttled_requests_are_repeated_as_rarely_as_the_server_asks() {
+    let mut fixture = Fixture::listed().await;
+    fixture.server.set_faults(Resource::Node, |faults| faults.lists = Some(Fault::Throttle(30)));
+    fixture.busy(HOUR).await;
+    let requests = fixture.requests(RequestKind::Version);
+    assert!((60..=130).contains(&requests), "{requests} requests in an hour");
+}
+
+#[tokio::test(start_paused = true)]
+async fn restore_from_a_backup_is_detected() {
+    for fault in [None, Some(Fault::Refuse(503)), Some(Fault::Throttle(5))] {
+        let mut fixture = Fixture::listed().await;
+        let backup = fixture.server.backup();
+        fixture.put_node("n2", "x");
+        assert_eq!(fixture.next_within(HOUR).await, "n2 in x");
+        fixture.server.set_faults(Resource::Node, |faults| faults.lists = fault);
+        fixture.server.restore(backup);
+        sleep(MOMENT).await;
+        fixture.server.set_faults(Resource::Node, |faults| faults.lists = None);
+        assert_eq!(fixture.next_within(HOUR).await, "all Node: n1 in x", "{fault:?}");
+        assert_eq!(fixture.lists(), 2);
+        fixture.put_node("n3", "x");
+        assert_eq!(fixture.next_within(HOUR).await, "n3 in x");
+    }
+}
+
+impl Fixture<ApiServer> {
+    /// The next update of nodes, in simulated time.
+    async fn next_within(&mut self, limit: Duration) -> String {
+        let next = async {
+            loop {
+                match self.updates.recv().await.expect("the source runs") {
+                    SourceUpdate::Progress(..) | SourceUpdate::Replace(ObjectKind::Service, _) => {}
+                    SourceUpdate::Replace(ObjectKind::EndpointSlice | ObjectKind::ServiceCidr, _) => {}
+                    update => return summary(&update),
+                }
+            }
+        };
+        timeout(limit, next).await.expect("an update of nodes")
+    }
+}

@@ -1,0 +1,258 @@
+//! Requests beside a watch, which show whether its silence means that nothing has changed. They never delay the watch.
+//!
+//! - Has the API server gone back, after a restore from a backup? A list of one object shows its version, each time a
+//!   watch is resumed.
+//! - Did the watch miss changes? The names and versions of all objects (`PartialObjectMetadata`) show it, when no event
+//!   or bookmark has arrived for [`Deadlines::silence`].
+//!
+//! An API server that was restored from a backup accepts a watch after a version that it has not reached. It sends
+//! nothing until it reaches it, and never reports what the restore reverted.
+//!
+//! An API server without progress notifications from etcd sends no bookmarks for a kind without changes. The interval
+//! between comparisons therefore doubles while they find nothing, up to a limit. A bookmark, a failed watch and a
+//! missed change each end that.
+
+use std::{
+    cmp::max,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use runtime::{
+    Backoff,
+    failure::{Repeated, chain},
+};
+use tokio::{
+    select,
+    sync::Notify,
+    time::{Instant, sleep, sleep_until},
+};
+use tracing::{debug, info, warn};
+
+use super::{
+    Deadlines,
+    decode::Watchable,
+    request::{RequestError, Requests},
+    versions::{ObjectVersions, check_order},
+};
+use crate::source::freshness::FreshnessRecorder;
+
+/// What a watch and its verification share.
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    state: Mutex<WatchedState>,
+    resumed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct WatchedState {
+    /// What was delivered.
+    objects: ObjectVersions,
+    /// The version after which a watch was resumed, until the API server is known to have reached it.
+    unchecked: Option<String>,
+    /// The number of events of all watches, without bookmarks.
+    events: u64,
+    /// The number of bookmarks of all watches.
+    bookmarks: u64,
+}
+
+/// Verifies the watches of one kind.
+pub(super) struct Verifier<K> {
+    requests: Arc<Requests<K>>,
+    recorder: FreshnessRecorder,
+    watched: Arc<Watched>,
+    deadlines: Deadlines,
+    /// How long a watch may be silent before the next comparison.
+    silence: Duration,
+    /// The number of bookmarks before the last comparison.
+    bookmarks: u64,
+    /// The number of comparisons since the last bookmark.
+    silent: Repeated,
+    /// Requests of the verification that failed.
+    failing: Repeated,
+    backoff: Backoff,
+}
+
+// === impl Watched ===
+
+impl Watched {
+    /// All objects were listed.
+    pub(super) fn replaced(&self, objects: ObjectVersions) {
+        let mut state = self.lock();
+        state.objects = objects;
+        state.unchecked = None;
+    }
+
+    /// The API server has accepted a watch after a version that an earlier watch or list had reached.
+    pub(super) fn resumed(&self, version: &str) {
+        self.lock().unchecked = Some(version.to_owned());
+        self.resumed.notify_one();
+    }
+
+    /// A bookmark has arrived.
+    pub(super) fn bookmark(&self) {
+        self.lock().bookmarks += 1;
+    }
+
+    /// An event has arrived, which changes the versions of the objects.
+    pub(super) fn event(&self, change: impl FnOnce(&mut ObjectVersions)) {
+        let mut state = self.lock();
+        state.events += 1;
+        change(&mut state.objects);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WatchedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Verifier ===
+
+impl<K: Watchable> Verifier<K> {
+    pub(super) fn new(
+        requests: Arc<Requests<K>>,
+        recorder: FreshnessRecorder,
+        watched: Arc<Watched>,
+        deadlines: Deadlines,
+    ) -> Self {
+        let (min, max) = deadlines.retry;
+        Self {
+            requests,
+            recorder,
+            watched,
+            deadlines,
+            silence: deadlines.silence.0,
+            bookmarks: 0,
+            silent: Repeated::default(),
+            failing: Repeated::default(),
+            backoff: Backoff::new(min, max),
+        }
+    }
+
+    /// Verifies the watches until a new list is needed, and returns why.
+    pub(super) async fn run(&mut self) -> RequestError {
+        loop {
+            let unchecked = self.watched.lock().unchecked.clone();
+            let verified = match unchecked {
+                Some(last) => self.check_version(&last).await,
+                None => self.compare_when_silent().await,
+            };
+            if let Err(error) = verified {
+                return error;
+            }
+        }
+    }
+
+    /// Requests the version of the API server. Fails if it is lower than `last`, which it had reached before.
+    async fn check_version(&mut self, last: &str) -> Result<(), RequestError> {
+        let found = match self.requests.version().await {
+            Ok(found) => found,
+            // Perhaps only the verb `list` is not allowed.
+            Err(error) if error.is_not_offered() => last.to_owned(),
+            Err(error) => {
+                self.wait("check the version of the API server", &error).await;
+                return Ok(());
+            }
+        };
+        self.succeeded();
+        check_order(last, &found)?;
+        let mut state = self.watched.lock();
+        if state.unchecked.as_deref() == Some(last) {
+            state.unchecked = None;
+        }
+        Ok(())
+    }
+
+    /// Waits until the watch has been silent for too long, or was resumed. Fails if it has missed changes.
+    async fn compare_when_silent(&mut self) -> Result<(), RequestError> {
+        let due = self.due();
+        if due > Instant::now() {
+            select! {
+                () = self.watched.resumed.notified() => {}
+                () = sleep_until(due) => {}
+            }
+            return Ok(());
+        }
+        let age_ms = self.recorder.age().unwrap_or_default().as_millis();
+        if self.silent.failed("silent").is_news() {
+            let max_interval_s = self.deadlines.silence.1.as_secs();
+            let message = "no event or bookmark for too long, comparing all object versions with the API server, and \
+                           again at growing intervals";
+            warn!(kind = %K::KIND, age_ms, max_interval_s, "{message}");
+        }
+        let events = self.watched.lock().events;
+        match self.requests.object_versions().await {
+            Ok(found) => {
+                self.succeeded();
+                self.compare(events, &found).await
+            }
+            // The next list decides whether to continue without this kind.
+            Err(error) if K::OPTIONAL && error.is_not_offered() => Err(error),
+            Err(error) => {
+                self.wait("compare object versions with the API server", &error).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// When the next comparison is due.
+    fn due(&mut self) -> Instant {
+        let bookmarks = self.watched.lock().bookmarks;
+        if self.bookmarks != bookmarks {
+            self.bookmarks = bookmarks;
+            self.silence = self.deadlines.silence.0;
+            if let Some(recovery) = self.silent.recovered() {
+                let duration_ms = recovery.duration.as_millis();
+                info!(kind = %K::KIND, comparisons = recovery.count, duration_ms, "bookmarks arrive again");
+            }
+        }
+        if self.recorder.failures() > 0 {
+            self.silence = self.deadlines.silence.0;
+        }
+        self.recorder.confirmed_at().unwrap_or_else(Instant::now) + self.silence
+    }
+
+    /// Compares versions that were listed when the watch had delivered `events` events.
+    async fn compare(&mut self, events: u64, found: &ObjectVersions) -> Result<(), RequestError> {
+        let differing = self.watched.lock().objects.differing(found);
+        if differing > 0 {
+            // Events may be on their way.
+            sleep(self.deadlines.grace).await;
+        }
+        if self.watched.lock().events != events {
+            debug!(kind = %K::KIND, differing, "an event arrived during a comparison, the watch works");
+            return Ok(());
+        }
+        if differing > 0 {
+            self.silence = self.deadlines.silence.0;
+            return Err(RequestError::Missed(differing));
+        }
+        self.silence = (2 * self.silence).min(self.deadlines.silence.1);
+        self.recorder.confirmed();
+        debug!(kind = %K::KIND, next_in_s = self.silence.as_secs(), "compared all object versions, none was missed");
+        Ok(())
+    }
+
+    /// Logs a failure and waits, longer after each one.
+    async fn wait(&mut self, operation: &str, error: &RequestError) {
+        let (kind, cause) = (K::KIND, chain(error));
+        self.recorder.failed(&cause);
+        let delay = max(self.backoff.next_delay(), error.retry_after());
+        let retry_in_ms = delay.as_millis();
+        if self.failing.failed(&cause).is_news() {
+            let advice = self.requests.advice(error);
+            warn!(%kind, error = cause, advice, retry_in_ms, "cannot {operation}; watching meanwhile");
+        } else {
+            debug!(%kind, error = cause, retry_in_ms, "still cannot {operation}");
+        }
+        sleep(delay).await;
+    }
+
+    fn succeeded(&mut self) {
+        self.backoff.reset();
+        if let Some(recovery) = self.failing.recovered() {
+            let (failures, duration_ms) = (recovery.count, recovery.duration.as_millis());
+            info!(kind = %K::KIND, failures, duration_ms, "the API server answers lists again");
+        }
+    }
+}
