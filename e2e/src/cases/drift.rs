@@ -1,9 +1,6 @@
 //! Drift: the backend repairs changes of its rules by other programs, and keeps the rules of other programs.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
 
 use super::expect::assert_pods;
 use crate::{
@@ -11,15 +8,10 @@ use crate::{
     deployment::{Backend, Deployment, TIMEOUT},
     manifests::Service,
     plan::{self, IpFamily},
-    uml,
     wire::Protocol,
 };
 
 const PORT: u16 = 80;
-/// The time from a change to its repair; an idle machine needs a fifth of it.
-const REPAIR: Duration = Duration::from_secs(1);
-/// Additional time for a busy machine.
-const BUSY: Duration = Duration::from_secs(4);
 
 // === the cases ===
 
@@ -30,12 +22,8 @@ pub fn removed_rules_are_restored(backend: Backend) {
     let process = deployment.backend(node);
     for times in 1..=2 {
         let mark = process.mark();
-        let begun = Instant::now();
         backend.flush(&node.netns);
         process.wait_for("the repair", mark, TIMEOUT, |line| backend.programmed_revision(line).is_some());
-        let took = begun.elapsed();
-        let busy = if uml::is_guest() { 10 * BUSY } else { BUSY };
-        assert!(took < REPAIR + busy, "repaired after {took:?}");
         assert_answers(&deployment);
         let lines = process.lines_since(mark);
         let warnings = lines.iter().filter(|line| line.contains("WARN") && line.contains("another process changed"));

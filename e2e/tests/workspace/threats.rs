@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::{assert_about, assert_none, list, metadata, text, top, tree};
+use super::{assert_about, assert_none, cases, list, metadata, text, top, tree};
 
 /// The tests of a binary, by its id: `fairlead-e2e::tls`.
 type Tests = BTreeMap<String, BTreeSet<String>>;
@@ -17,6 +17,9 @@ type Tests = BTreeMap<String, BTreeSet<String>>;
 #[test]
 fn tests_in_the_threat_model_exist() -> Result<()> {
     let mut tests = tests(&roots(&metadata()?))?;
+    // A macro makes these.
+    let cases = cases::cases(&fs::read_to_string(top()?.join("e2e/src/cases.rs"))?)?;
+    tests.insert("fairlead-e2e::nft".into(), cases);
     tests.insert("charts".into(), chart_tests(&top()?.join("charts/fairlead/tests"))?);
     assert_none(&unknown_tests(&fs::read_to_string(top()?.join("docs/security.md"))?, &tests));
     Ok(())

@@ -33,7 +33,7 @@ const TYPES: &[ErrorType] = &[
         name: "AuthnError",
         heading: "Client authentication failed",
         fix: "The call fails with `UNAUTHENTICATED`, or `UNAVAILABLE` for temporary errors. A backend logs it and \
-              retries. Compare the flags of both sides with [security.md](../security.md).",
+              retries. Compare the flags of both sides with [credentials.md](../credentials.md).",
     },
     ErrorType {
         file: "frontend/src/identity.rs",

@@ -9,9 +9,9 @@ use frontend::{
     identity::{Authenticator, AuthnOptions, ServiceAccount, TokenOptions},
 };
 
-/// TLS on the TCP addresses of `--listen`: docs/security.md.
+/// TLS on the TCP addresses of `--listen`: docs/credentials.md.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "TLS and identity (docs/security.md)")]
+#[command(next_help_heading = "TLS and identity (docs/credentials.md)")]
 pub(crate) struct TlsArgs {
     /// Serve TLS on all TCP addresses with this certificate (PEM), followed by intermediate certificates. Needs
     /// --tls-key. All TLS files are reloaded when they change; connections stay.

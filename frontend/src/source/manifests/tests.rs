@@ -174,18 +174,12 @@ async fn edits() {
 }
 
 #[tokio::test]
-async fn edit_is_delivered_within_milliseconds() {
+async fn each_edit_is_delivered() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
-    let mut times = Vec::new();
     for n in 0..50 {
-        let written = std::time::Instant::now();
         fixture.write("a.yaml", &node("n1", &format!("z{n}")));
         assert_eq!(fixture.next_summary().await, format!("n1 in z{n}"));
-        times.push(written.elapsed());
     }
-    times.sort_unstable();
-    // The median: other tests run on this machine at the same time.
-    assert!(times[25] < Duration::from_millis(20), "{times:?}");
 }
 
 #[tokio::test]
