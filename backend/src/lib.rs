@@ -16,6 +16,7 @@ mod backend;
 mod client;
 mod conntrack;
 pub mod dataplane;
+mod disk;
 mod drifts;
 pub mod driver;
 mod health;

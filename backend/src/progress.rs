@@ -35,6 +35,8 @@ pub struct Progress {
     pub drifts: u64,
     /// The time that the backend waited for locks that other processes held.
     pub lock_wait: Duration,
+    /// Why the state file is out of date.
+    pub state_file_error: Option<String>,
     /// How often stale UDP flows could not be deleted.
     pub conntrack_failures: u64,
     /// Whether load balancers may send new traffic to this node, as of the last commit.

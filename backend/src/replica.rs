@@ -6,7 +6,10 @@
 //!   Bookmark, DigestRequest ──▶ an answer
 //! ```
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use proto::{
     digest::{BUCKETS, Digest},
@@ -22,6 +25,9 @@ use crate::{
     ChangeCounts, Changes, CommitResult, Loss, LossLimit, NodeState, RunMode, Stage, Store, StoredState,
     observe::BackendIdentity,
 };
+
+/// How long the end of the process waits for the state file.
+const STORE_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_secs(5) };
 
 /// The node's replica of what the frontend decided for it.
 #[derive(Debug)]
@@ -168,10 +174,21 @@ impl Replica {
         self.discard();
     }
 
-    /// Writes the committed state to its file.
-    pub(crate) fn flush(&mut self) {
-        if let (Some(store), Some((epoch, revision))) = (&mut self.store, self.committed) {
+    /// Submits the committed state to the writer of its file. Returns why the file is out of date.
+    pub(crate) fn flush(&mut self) -> Option<&str> {
+        let store = self.store.as_mut()?;
+        if let Some((epoch, revision)) = self.committed {
             store.flush(&self.state, epoch, revision);
+        }
+        store.error()
+    }
+
+    /// Writes the committed state to its file, if the disk answers in time. Ends the use of the file.
+    pub(crate) async fn finish(&mut self) {
+        self.flush();
+        if let Some(store) = self.store.take() {
+            // Bounded, because the async runtime waits for its blocking tasks when it ends.
+            let _ = tokio::task::spawn_blocking(move || store.finish(STORE_TIMEOUT)).await;
         }
     }
 

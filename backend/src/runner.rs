@@ -127,10 +127,17 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     ///
     /// # Errors
     /// When the task of the health-check node ports panicked. All other failures are logged and retried.
-    pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
+    pub async fn run(self, mut shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, identity, progress, metrics, ready } = self;
         let RunnerOptions { node, state_file, stream, retry_delay, max_loss, conntrack, run_mode, .. } = options;
-        let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
+        let open = {
+            let node = node.clone();
+            tokio::task::spawn_blocking(move || state_file.map(|path| Store::open(path, &node)).unzip())
+        };
+        let (store, stored) = tokio::select! {
+            opened = open => opened.context("the task that reads the state file failed")?,
+            () = shutdown.recv() => return Ok(()),
+        };
         let replica = Replica::new(identity, (store, stored.flatten()), max_loss, run_mode);
         progress.send_modify(|progress| {
             progress.committed = replica.committed();

@@ -3,14 +3,13 @@
 //!
 //! The file is a stream as a frontend would send it: a snapshot, then the commits since, in the bytes that were
 //! received. A commit is appended, at a cost proportional to the change; when the commits outgrow the snapshot, the
-//! file is rewritten. No failure of the file stops the backend.
+//! file is rewritten. Neither a failure of the disk nor a disk that hangs stops the backend: a [`FileWriter`] writes in
+//! a thread of its own, and commits that do not fit into its queue are replaced by one rewrite.
 
 mod frame;
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Write as _},
-    mem,
+    fs, io, mem,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -26,7 +25,10 @@ use runtime::{
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::NodeState;
+use crate::{
+    NodeState,
+    disk::{self, FileWrite, FileWriter, OnWriteError, WriterProgress},
+};
 use frame::{Loaded, load};
 
 /// The default path of the state file.
@@ -38,10 +40,15 @@ const MIN_APPENDED_BYTES: u64 = 1 << 20;
 /// The delay after a failed write: the retry rewrites the file, which costs as much as the whole state.
 const RETRY: Duration = Duration::from_secs(60);
 
+/// Without a finished write for this long, the disk is reported to hang.
+const HUNG: Duration = Duration::from_secs(10);
+
 /// Writes the state file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Store {
     path: PathBuf,
+    writer: FileWriter,
+    /// The file, once everything that was submitted is written.
     file: StateFile,
     /// Received batches whose commit has not arrived.
     uncommitted: Vec<EncodedMessage>,
@@ -51,7 +58,12 @@ pub struct Store {
     written: Option<(Epoch, Revision)>,
     /// The version of the cluster that the last commit reflects.
     source_version: SourceVersion,
+    /// The number of successful writes.
+    succeeded: u64,
+    /// Since when the writer has been busy without a successful write.
+    busy_since: Option<Instant>,
     write_failures: Repeated,
+    error: Option<String>,
 }
 
 /// A state that was read from a file, and its position in the stream.
@@ -67,15 +79,13 @@ pub struct StoredState {
     pub source_version: SourceVersion,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 enum StateFile {
     /// There is no file to append to.
-    #[default]
     Absent,
     /// Writing failed at that time.
     Failed(Instant),
     Open {
-        file: File,
         snapshot_bytes: u64,
         appended_bytes: u64,
     },
@@ -95,16 +105,28 @@ impl Store {
     /// The files of a store at this path: the state file, and its successor while that is written.
     #[must_use]
     pub fn files(path: &Path) -> [PathBuf; 2] {
-        [path.to_owned(), path.with_added_extension("new")]
+        [path.to_owned(), disk::successor(path)]
     }
 
-    /// Opens and reads the state file of a node. A file that cannot be read, is damaged, or is of another version or
-    /// node is logged and will be replaced.
-    #[must_use]
-    pub fn open(path: impl Into<PathBuf>, node: &str) -> (Self, Option<StoredState>) {
-        let mut store = Self { path: path.into(), ..Self::default() };
+    /// Opens and reads the state file of a node. A file that cannot be read in time, is damaged, or is of another
+    /// version or node is logged and will be replaced. Blocks for at most [`disk::READ_TIMEOUT`].
+    pub(crate) fn open(path: impl Into<PathBuf>, node: &str) -> (Self, Option<StoredState>) {
+        let path = path.into();
+        let mut store = Self {
+            writer: FileWriter::start(path.clone(), OnWriteError::Remove),
+            path,
+            file: StateFile::Absent,
+            uncommitted: Vec::new(),
+            unwritten: Vec::new(),
+            written: None,
+            source_version: SourceVersion::default(),
+            succeeded: 0,
+            busy_since: None,
+            write_failures: Repeated::default(),
+            error: None,
+        };
         let path = store.path.display();
-        let loaded = match fs::read(&store.path) {
+        let loaded = match disk::read(&store.path, disk::READ_TIMEOUT) {
             Ok(bytes) => load(node, bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 info!(%path, "no state file, the kernel is left unchanged until the first commit");
@@ -116,7 +138,8 @@ impl Store {
             Ok(Loaded { stored, snapshot_bytes, bytes }) => {
                 info!(%path, epoch = %stored.epoch, revision = %stored.revision,
                     service_ports = stored.state.service_ports().len(), "read the state file");
-                store.file = reopen(&store.path, snapshot_bytes, bytes);
+                store.writer.submit(FileWrite::Reopen(bytes, Vec::new()));
+                store.file = StateFile::Open { snapshot_bytes, appended_bytes: bytes - snapshot_bytes };
                 store.written = Some((stored.epoch, stored.revision));
                 store.source_version = stored.source_version;
                 (store, Some(stored))
@@ -125,6 +148,18 @@ impl Store {
                 warn!(%path, error = format!("{error:#}"), "ignored the state file, it will be replaced");
                 (store, None)
             }
+        }
+    }
+
+    /// Why the file is out of date; `None` while it is written.
+    pub(crate) fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// Waits until everything is written, for at most `timeout`. Blocks.
+    pub(crate) fn finish(&self, timeout: Duration) {
+        if !self.writer.wait(timeout) {
+            warn!(path = %self.path.display(), "the last commits are not in the state file: the disk does not answer");
         }
     }
 
@@ -158,49 +193,69 @@ impl Store {
         self.uncommitted = Vec::new();
     }
 
-    /// Writes the commits. `state` is the state after the last one.
-    ///
-    /// Blocks until the kernel has the bytes, and for the disk only when the file is rewritten.
+    /// Submits the commits to the writer. `state` is the state after the last one. To be called regularly: it also
+    /// takes the results of earlier writes. Does not block.
     pub fn flush(&mut self, state: &NodeState, epoch: Epoch, revision: Revision) {
+        let is_busy = self.check_writer();
         if self.written == Some((epoch, revision)) && self.unwritten.is_empty() {
             return;
         }
-        let result = match &mut self.file {
+        match &self.file {
             StateFile::Failed(when) if when.elapsed() < RETRY => return,
-            StateFile::Open { snapshot_bytes, appended_bytes, .. }
-                if *appended_bytes <= MIN_APPENDED_BYTES.max(*snapshot_bytes) =>
+            StateFile::Open { snapshot_bytes, appended_bytes }
+                if is_busy || *appended_bytes <= MIN_APPENDED_BYTES.max(*snapshot_bytes) =>
             {
                 self.put_epoch(epoch);
                 frame::put_bookmark(&mut self.unwritten, revision, state.digests().total());
-                self.append()
-            }
-            StateFile::Open { .. } | StateFile::Failed(_) | StateFile::Absent => self.rewrite(state, epoch, revision),
-        };
-        match result {
-            Ok(()) => {
-                self.written = Some((epoch, revision));
-                if let Some(Recovery { count, duration }) = self.write_failures.recovered() {
-                    let (path, after_ms) = (self.path.display(), duration.as_millis());
-                    info!(%path, failures = count, after_ms, "wrote the state file again");
+                if !self.append() {
+                    return self.restart();
                 }
             }
-            Err(error) => self.failed(&error),
+            // One copy of the whole state at a time.
+            _ if is_busy => return,
+            StateFile::Open { .. } | StateFile::Failed(_) | StateFile::Absent => self.rewrite(state, epoch, revision),
+        }
+        self.written = Some((epoch, revision));
+    }
+
+    /// Discards the commits that are not submitted. The next flush rewrites the file.
+    pub(crate) fn restart(&mut self) {
+        (self.uncommitted, self.unwritten, self.written) = (Vec::new(), Vec::new(), None);
+        if matches!(self.file, StateFile::Open { .. }) {
+            self.file = StateFile::Absent;
         }
     }
 
-    fn failed(&mut self, error: &io::Error) {
-        let (path, retry_in_ms) = (self.path.display(), RETRY.as_millis());
-        let occurrence = self.write_failures.failed(&error.to_string());
-        let text = "cannot write the state file; without it, a restart needs a frontend";
-        warn_if_news!(occurrence, %path, %error, retry_in_ms, "{text}");
-        self.file = StateFile::Failed(Instant::now());
-        (self.uncommitted, self.unwritten) = (Vec::new(), Vec::new());
-        // The old file is out of date: at the next start it would roll the kernel back.
-        if let Err(error) = fs::remove_file(&self.path)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            warn!(path = %self.path.display(), %error, "cannot remove the outdated state file");
+    /// Handles what the writer has done since the last call. Returns whether it is busy.
+    fn check_writer(&mut self) -> bool {
+        let WriterProgress { is_busy, succeeded, error } = self.writer.progress();
+        let has_failed = error.is_some();
+        if let Some(error) = error {
+            self.restart();
+            self.file = StateFile::Failed(Instant::now());
+            self.failed(error.to_string());
         }
+        let has_succeeded = mem::replace(&mut self.succeeded, succeeded) != succeeded;
+        if has_succeeded || !is_busy {
+            self.busy_since = None;
+        }
+        if is_busy && self.busy_since.get_or_insert_with(Instant::now).elapsed() >= HUNG {
+            self.failed(format!("no write has finished for {} s", HUNG.as_secs()));
+        } else if has_succeeded && !has_failed {
+            self.error = None;
+            if let Some(Recovery { count, duration }) = self.write_failures.recovered() {
+                let (path, after_ms) = (self.path.display(), duration.as_millis());
+                info!(%path, failures = count, after_ms, "wrote the state file again");
+            }
+        }
+        is_busy
+    }
+
+    fn failed(&mut self, error: String) {
+        let (path, retry_in_ms) = (self.path.display(), RETRY.as_millis());
+        let text = "cannot write the state file; a restart needs a frontend, or begins with an earlier state";
+        warn_if_news!(self.write_failures.failed(&error), %path, %error, retry_in_ms, "{text}");
+        self.error = Some(error);
     }
 
     fn put_epoch(&mut self, epoch: Epoch) {
@@ -212,50 +267,24 @@ impl Store {
         }
     }
 
-    fn append(&mut self) -> io::Result<()> {
+    /// Returns whether the writer accepts them.
+    fn append(&mut self) -> bool {
         let frames = mem::take(&mut self.unwritten);
-        if let StateFile::Open { file, appended_bytes, .. } = &mut self.file {
-            file.write_all(&frames)?;
+        if let StateFile::Open { appended_bytes, .. } = &mut self.file {
             *appended_bytes += frames.len() as u64;
         }
-        Ok(())
+        self.writer.submit(FileWrite::Append(frames))
     }
 
-    /// Writes a new file and renames it over the old one.
-    fn rewrite(&mut self, state: &NodeState, epoch: Epoch, revision: Revision) -> io::Result<()> {
+    /// Replaces the file by one with a snapshot.
+    fn rewrite(&mut self, state: &NodeState, epoch: Epoch, revision: Revision) {
         self.unwritten = Vec::new();
         let mut frames = Vec::new();
         frame::put_welcome(&mut frames, epoch);
         frame::put_snapshot(&mut frames, revision, self.source_version, snapshot(state).iter());
         frame::put_bookmark(&mut frames, revision, state.digests().total());
-
-        if let Some(dir) = self.path.parent() {
-            fs::create_dir_all(dir)?;
-        }
-        let [_, new] = Self::files(&self.path);
-        let mut file = File::create(&new)?;
-        file.write_all(&frames)?;
-        // Without it, a power loss after the rename could leave an empty file.
-        file.sync_data()?;
-        fs::rename(&new, &self.path)?;
-        self.file = StateFile::Open { file, snapshot_bytes: frames.len() as u64, appended_bytes: 0 };
-        Ok(())
-    }
-}
-
-/// Opens the file to append after its first `bytes` bytes, of which `snapshot_bytes` are the snapshot. The rest is cut
-/// off.
-fn reopen(path: &Path, snapshot_bytes: u64, bytes: u64) -> StateFile {
-    let file = OpenOptions::new().append(true).open(path).and_then(|file| {
-        file.set_len(bytes)?;
-        Ok(file)
-    });
-    match file {
-        Ok(file) => StateFile::Open { file, snapshot_bytes, appended_bytes: bytes - snapshot_bytes },
-        Err(error) => {
-            warn!(path = %path.display(), %error, "cannot append to the state file, it will be rewritten");
-            StateFile::Absent
-        }
+        self.file = StateFile::Open { snapshot_bytes: frames.len() as u64, appended_bytes: 0 };
+        self.writer.submit(FileWrite::Replace(frames));
     }
 }
 

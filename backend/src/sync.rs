@@ -98,7 +98,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 }
             }
         }
-        self.replica.flush();
+        self.replica.finish().await;
         info!("stopped, the kernel is left as it is");
     }
 
@@ -233,7 +233,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         for ack in acks {
             self.stream.reply(ClientMessage::Ack(ack));
         }
-        self.replica.flush();
+        self.reporter.state_file(self.replica.flush());
     }
 }
 

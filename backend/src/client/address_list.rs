@@ -9,8 +9,8 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs, io,
-    path::PathBuf,
+    io,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -26,6 +26,7 @@ use super::{
     address::{AddressSource, FrontendAddress},
     error::explained,
 };
+use crate::disk::{self, FileWrite, FileWriter, OnWriteError};
 
 /// Addresses of this age are resolved again when a session begins: there may be more replicas by now.
 const REFRESH: Duration = Duration::from_secs(600);
@@ -37,7 +38,7 @@ pub(super) struct AddressList {
     failed: HashMap<FrontendAddress, Instant>,
     /// The frontend of the last session. Others are preferred.
     last: Option<FrontendAddress>,
-    cache: Option<PathBuf>,
+    cache: Option<FileWriter>,
 }
 
 /// A source with its addresses.
@@ -52,7 +53,8 @@ struct ResolvedSource {
 impl AddressList {
     /// Starts with the cached addresses.
     pub(super) fn new(sources: Vec<AddressSource>, cache: Option<PathBuf>) -> Self {
-        let cached = cache.as_ref().map(read).unwrap_or_default();
+        let cached = cache.as_deref().map(read).unwrap_or_default();
+        let cache = cache.map(|path| FileWriter::start(path, OnWriteError::Keep));
         let resolved_source = |source: AddressSource| {
             let addresses = cached.get(&source.to_string()).cloned().unwrap_or_default();
             ResolvedSource { source, addresses, resolved: None, failures: Repeated::default() }
@@ -123,7 +125,7 @@ impl AddressList {
 
     /// Caches the resolved addresses. Fixed ones are configured anyway.
     fn write(&self) {
-        let Some(path) = &self.cache else { return };
+        let Some(cache) = &self.cache else { return };
         let resolved = self.sources.iter().filter(|source| !matches!(source.source, AddressSource::Fixed(_)));
         let lines = resolved.flat_map(|ResolvedSource { source, addresses, .. }| {
             let line = move |FrontendAddress { uri, server_name }: &FrontendAddress| {
@@ -135,21 +137,22 @@ impl AddressList {
         if text.is_empty() {
             return;
         }
-        let new = path.with_added_extension("new");
-        if let Err(error) = fs::write(&new, text).and_then(|()| fs::rename(&new, path)) {
-            warn!(path = %path.display(), %error, "cannot write cached frontend addresses");
+        if let Some(error) = cache.progress().error {
+            warn!(%error, "cannot write cached frontend addresses");
         }
+        cache.submit(FileWrite::Replace(text.into_bytes()));
     }
 }
 
 /// The cached addresses by source. Invalid lines are ignored.
-fn read(path: &PathBuf) -> BTreeMap<String, Vec<FrontendAddress>> {
-    let text = fs::read_to_string(path).unwrap_or_else(|error| {
+fn read(path: &Path) -> BTreeMap<String, Vec<FrontendAddress>> {
+    let bytes = disk::read(path, disk::READ_TIMEOUT).unwrap_or_else(|error| {
         if error.kind() != io::ErrorKind::NotFound {
             warn!(path = %path.display(), %error, "cannot read cached frontend addresses");
         }
-        String::new()
+        Vec::new()
     });
+    let text = String::from_utf8_lossy(&bytes);
     let mut sources: BTreeMap<String, Vec<FrontendAddress>> = BTreeMap::new();
     for line in text.lines() {
         let mut fields = line.split('\t');
@@ -231,6 +234,7 @@ mod tests {
         let without_name = FrontendAddress { server_name: None, ..address("https://10.0.0.2:1") };
         let found = vec![address("https://10.0.0.1:1"), without_name];
         list.resolved(0, Ok(found.clone()));
+        assert!(list.cache.as_ref().unwrap().wait(Duration::from_secs(20)));
 
         let mut list = AddressList::new(dns_source(), Some(file.clone()));
         list.resolved(0, (|| bail!("no such name"))());
@@ -242,7 +246,7 @@ mod tests {
         // Another source does not use them.
         let other = vec![AddressSource::parse("https://other:7600").unwrap()];
         assert_eq!(AddressList::new(other, Some(file.clone())).in_order(), []);
-        fs::write(&file, "nonsense\n\n\t\t\n").unwrap();
+        std::fs::write(&file, "nonsense\n\n\t\t\n").unwrap();
         assert_eq!(AddressList::new(dns_source(), Some(file)).in_order(), []);
     }
 }

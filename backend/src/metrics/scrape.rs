@@ -101,7 +101,9 @@ fn sync_state(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     let text = "Service ports that the kernel rejects, or whose health-check node port is not served.";
     writer.gauge("failures", text, None, progress.failures.len() as f64)?;
     let text = "1 while the last sync has failed as a whole.";
-    writer.gauge("failing", text, None, one_if(progress.error.is_some()))
+    writer.gauge("failing", text, None, one_if(progress.error.is_some()))?;
+    let text = "1 while the state file cannot be written; a restart then begins with an earlier state, or none.";
+    writer.gauge("state_file_failing", text, None, one_if(progress.state_file_error.is_some()))
 }
 
 /// What an operator may want to investigate.

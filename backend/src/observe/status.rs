@@ -41,6 +41,8 @@ impl Observer {
             ("pendingSeconds", json!(progress.pending_since.map(seconds_since))),
             // Why the last sync failed as a whole.
             ("error", json!(progress.error)),
+            // Why a restart would begin with an earlier state, or none.
+            ("stateFileError", json!(progress.state_file_error)),
             ("failures", failures.collect()),
             ("drifts", json!(progress.drifts)),
             ("rejectedLosses", json!(progress.rejected_losses)),

@@ -53,7 +53,13 @@ fn commit(store: &mut Store, state: &mut NodeState, target: &NodeState, epoch: E
     let operations = operations_between(state, target);
     stage(store, epoch, revision, operations.clone());
     apply(state, operations);
+    flush(store, state, epoch, revision);
+}
+
+/// Writes what is committed, and waits for the disk.
+fn flush(store: &mut Store, state: &NodeState, epoch: Epoch, revision: u64) {
     store.flush(state, epoch, Revision(revision));
+    store.finish(Duration::from_secs(20));
 }
 
 #[test]
@@ -98,7 +104,7 @@ fn file_of_an_older_version_is_read_and_appended_to() {
     let operations: Vec<_> = state.service_ports().keys().cloned().map(Operation::RemoveServicePort).collect();
     stage(&mut store, epoch, 4, operations.clone());
     apply(&mut state, operations);
-    store.flush(&state, epoch, Revision(4));
+    flush(&mut store, &state, epoch, 4);
     assert!(fs::read(&path).unwrap().starts_with(FILE_BEFORE_0_1), "appended, not rewritten");
     assert_eq!(
         Store::open(&path, "node-a").1.map(|stored| (stored.state, stored.revision)),
@@ -117,7 +123,7 @@ fn received_bytes_are_stored_unchanged() {
     let wire = EncodedMessage::from_bytes([&batch.to_bytes()[..], &[0xc2, 0x3e, 1, 5]].concat().into());
     store.stage(&ReceivedMessage::decode(wire.clone()).unwrap());
     store.commit(EPOCH, version(2));
-    store.flush(&state, EPOCH, Revision(2));
+    flush(&mut store, &state, EPOCH, 2);
     let bytes = fs::read(&path).unwrap();
     assert!(bytes.windows(wire.len()).any(|window| window == &wire.to_bytes()[..]));
     assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
@@ -196,7 +202,7 @@ fn file_of_another_node_or_without_content_is_replaced() {
     let (mut store, stored) = open(&path);
     assert_eq!(stored, None);
     stage(&mut store, EPOCH, 2, Vec::new());
-    store.flush(&state, EPOCH, Revision(2));
+    flush(&mut store, &state, EPOCH, 2);
     assert_eq!(open(&path).1.map(|stored| stored.revision), Some(Revision(2)));
 }
 
@@ -247,7 +253,7 @@ fn commit_with_a_refused_operation_is_read_back() {
     let mut stage = Stage::default();
     stage.extend(operations);
     assert_eq!(stage.commit(&mut state).rejected.len(), 1);
-    store.flush(&state, EPOCH, Revision(2));
+    flush(&mut store, &state, EPOCH, 2);
     assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
 }
 
@@ -263,8 +269,8 @@ fn commit_appends_only_the_change() {
     let operations: Vec<_> = removed.map(Operation::RemoveServicePort).collect();
     stage(&mut store, EPOCH, 2, operations.clone());
     apply(&mut state, operations);
-    store.flush(&state, EPOCH, Revision(2));
-    store.flush(&state, EPOCH, Revision(2));
+    flush(&mut store, &state, EPOCH, 2);
+    flush(&mut store, &state, EPOCH, 2);
     let appended = fs::metadata(&path).unwrap().len() - before;
     assert!((1..200).contains(&appended), "{appended}");
 }
@@ -283,10 +289,10 @@ async fn full_disk_is_retried_later() {
     }
     assert!(!path.exists());
     fs::remove_file(path.with_added_extension("new")).unwrap();
-    store.flush(&state, EPOCH, Revision(4));
+    flush(&mut store, &state, EPOCH, 4);
     assert!(!path.exists(), "the retry is not due");
     tokio::time::advance(RETRY).await;
-    store.flush(&state, EPOCH, Revision(4));
+    flush(&mut store, &state, EPOCH, 4);
     assert_eq!(open(&path).1.map(|stored| stored.state), Some(state.clone()));
     transition(&mut state, &mk_state().build());
 }

@@ -69,6 +69,17 @@ impl Reporter {
         self.progress.send_modify(|progress| progress.failures = pending.failures());
     }
 
+    /// Why the state file is out of date.
+    pub(super) fn state_file(&self, error: Option<&str>) {
+        self.progress.send_if_modified(|progress| {
+            let differs = progress.state_file_error.as_deref() != error;
+            if differs {
+                progress.state_file_error = error.map(str::to_owned);
+            }
+            differs
+        });
+    }
+
     pub(super) fn succeeded(
         &mut self,
         backend: &str,

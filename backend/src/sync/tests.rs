@@ -1,6 +1,7 @@
 //! The sync loop with a fake backend and a frontend played by the test.
 
 mod backend;
+mod disk;
 mod health;
 mod loss;
 mod stream;

@@ -11,7 +11,7 @@ use std::{
 
 use backend::{
     Connect, Grpc, GrpcOptions, InProcess, NodeState, Progress, Runner, RunnerOptions, Session, SessionMessages, Stage,
-    Store, StreamOptions,
+    StoredState, StreamOptions,
     testing::{Call, FakeKernel},
 };
 use frontend::{Config, Frontend, HistoryLimits, Listener, NodeLimits, Rate, object::SourceUpdate};
@@ -247,7 +247,7 @@ impl Fixture {
     fn stored(&self) -> Option<((Epoch, Revision), NodeState)> {
         let copy = self.directory.path().join("copy");
         std::fs::copy(self.directory.path().join("state"), &copy).ok()?;
-        let stored = Store::open(copy, NODE).1?;
+        let stored = StoredState::read(&copy, NODE).ok()?;
         Some(((stored.epoch, stored.revision), stored.state))
     }
 

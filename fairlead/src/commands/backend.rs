@@ -127,8 +127,6 @@ impl BackendProcess<'_> {
             RunMode::Program => {
                 // Before the first rule, which makes the kernel track all connections.
                 ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
-                std::fs::create_dir_all(&node.state_dir)
-                    .with_context(|| format!("cannot create the state directory {}", node.state_dir.display()))?;
                 let state_file = Some(node.state_dir.join("state"));
                 let options = RunnerOptions { state_file, conntrack: ConntrackCleanup::Enabled, ..defaults };
                 (options, "ready: node state programmed")

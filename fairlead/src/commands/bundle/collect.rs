@@ -3,7 +3,7 @@
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use backend::Store;
+use backend::StoredState;
 use netlink::nft::{Element, NftBatch, NftHandle, Table, TableFamily};
 use serde_json::json;
 use tokio::{
@@ -126,8 +126,7 @@ pub(super) fn state(dir: &Path, node: &str) -> Result<String> {
     if !path.is_file() {
         bail!("{} does not exist", path.display());
     }
-    let (_, stored) = Store::open(path, node);
-    let stored = stored.context("the file is unreadable, or of another node")?;
+    let stored = StoredState::read(&path, node).context("the state file is unreadable, or of another node")?;
     Ok(serde_json::to_string_pretty(&to_json(&stored.state))?)
 }
 
