@@ -5,7 +5,7 @@
 //! than the VIP, until the flow is deleted. TCP and SCTP connections end by themselves.
 //!
 //! ```text
-//!   NodeState ──▶ UdpVips: VIP ──▶ allowed endpoints        flow: client ──▶ VIP
+//!   UdpServicePorts ──▶ UdpVips: VIP ──▶ allowed endpoints  flow: client ──▶ VIP
 //!                               is_stale(flow)  ◀── compare ──    endpoint ──▶ client
 //! ```
 
@@ -18,14 +18,14 @@ use std::{
 };
 
 use netlink::conntrack::UdpFlow;
-use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, Protocol};
 
-pub(crate) use cleaner::ConntrackCleaner;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use cleaner::clean_up;
+pub(crate) use cleaner::{ConntrackCleaner, KernelFlowTable};
 
 use crate::{
-    NodeState, ServicePortState,
+    ServicePortState,
     dataplane::{Vip, vips},
 };
 
@@ -39,6 +39,10 @@ pub enum ConntrackCleanup {
     Enabled,
 }
 
+/// What decides about the flows of one UDP service port.
+#[derive(Clone, Debug)]
+pub(crate) struct UdpServicePort(PerFamily<(Vec<Vip>, AllowedEndpoints)>);
+
 /// The VIPs of all UDP service ports in one family.
 #[derive(Debug, Default)]
 pub(crate) struct UdpVips {
@@ -50,21 +54,53 @@ pub(crate) struct UdpVips {
 /// The endpoints that a flow may lead to, sorted. Shared by all VIPs of a service port.
 type AllowedEndpoints = Arc<[SocketAddr]>;
 
+impl UdpServicePort {
+    pub(crate) fn of(service: &ServicePortState) -> Self {
+        Self(PerFamily::from_fn(|family| {
+            let port = &service.port;
+            let vips = vips(port, family).into_iter().map(|(vip, _)| vip);
+            // Also in a family without a cluster IP, in which flows may be left.
+            let node_port = port.node_port.map(|port| Vip::NodePort { port: port.get(), protocol: Protocol::Udp });
+            (vips.chain(node_port).collect(), allowed(service, family))
+        }))
+    }
+}
+
 impl UdpVips {
-    /// The VIPs of a state, without the service ports in `failed`: what the kernel does with their packets is unknown.
-    pub(crate) fn of(state: &NodeState, failed: &[&ServicePortKey]) -> PerFamily<Self> {
+    /// The VIPs of service ports in key order: of two with the same VIP the first one is served.
+    pub(crate) fn new<'a>(
+        service_ports: impl Iterator<Item = &'a UdpServicePort>,
+        node_addresses: &[IpAddr],
+    ) -> PerFamily<Self> {
         let mut both = PerFamily::<Self>::default();
-        let udp = state.service_ports().iter().filter(|(key, _)| key.protocol == Protocol::Udp);
-        // In key order, because of two service ports with the same VIP the first one is served.
-        for (_, service) in udp.filter(|(key, _)| !failed.contains(key)) {
-            for family in IpFamily::ALL {
-                both[family].add(service, family);
+        for UdpServicePort(service_port) in service_ports {
+            for (family, (vips, endpoints)) in service_port.iter() {
+                for vip in vips {
+                    both[family].vips.entry(*vip).or_insert_with(|| endpoints.clone());
+                }
             }
         }
-        for address in &state.node().addresses {
+        for address in node_addresses {
             both[IpFamily::of(address)].addresses.insert(*address);
         }
         both
+    }
+
+    /// The VIPs of a state.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn of(state: &crate::NodeState) -> PerFamily<Self> {
+        let udp = state.service_ports().iter().filter(|(key, _)| key.protocol == Protocol::Udp);
+        let udp: Vec<_> = udp.map(|(_, service)| UdpServicePort::of(service)).collect();
+        Self::new(udp.iter(), &state.node().addresses)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.vips.is_empty()
+    }
+
+    /// Adds addresses that serve node ports.
+    pub(crate) fn add_addresses(&mut self, addresses: &HashSet<IpAddr>) {
+        self.addresses.extend(addresses);
     }
 
     /// Whether the flow goes to one of these VIPs and its replies come from none of its endpoints. This includes flows
@@ -75,17 +111,6 @@ impl UdpVips {
         let node_port = || self.vips.get(&Vip::NodePort { port, protocol: Protocol::Udp });
         let allowed = vip.or_else(|| node_port().filter(|_| self.addresses.contains(&address)));
         allowed.is_some_and(|allowed| allowed.binary_search(&flow.reply.source).is_err())
-    }
-
-    fn add(&mut self, service: &ServicePortState, family: IpFamily) {
-        let port = &service.port;
-        let endpoints = allowed(service, family);
-        let vips = vips(port, family).into_iter().map(|(vip, _)| vip);
-        // Also in a family without a cluster IP, in which flows may be left.
-        let node_port = port.node_port.map(|port| Vip::NodePort { port: port.get(), protocol: Protocol::Udp });
-        for vip in vips.chain(node_port) {
-            self.vips.entry(vip).or_insert_with(|| endpoints.clone());
-        }
     }
 }
 

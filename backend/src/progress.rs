@@ -27,8 +27,10 @@ pub struct Progress {
     pub failures: Vec<ServicePortFailure>,
     /// The deviations from the protocol.
     pub protocol: ProtocolCounters,
-    /// Commits that were rejected because they exceed the loss limit.
+    /// How often losses were withheld because they exceed the loss limit.
     pub rejected_losses: u64,
+    /// The service ports that keep their endpoints until a snapshot confirms that they lost them.
+    pub withheld_service_ports: usize,
     /// Stale UDP flows that were deleted.
     pub deleted_flows: u64,
     /// How often another process was seen to change our kernel objects.

@@ -19,10 +19,11 @@ use proto::{
         ServerMessage, SourceVersion, SyncMode, Welcome,
     },
 };
+use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::{
-    ChangeCounts, Changes, CommitResult, Loss, LossLimit, NodeState, RunMode, Stage, Store, StoredState,
+    ChangeCounts, Changes, CommitResult, Loss, NodeState, RunMode, Stage, Store, StoredState, loss::LossGuard,
     observe::BackendIdentity,
 };
 
@@ -35,6 +36,7 @@ pub(crate) struct Replica {
     identity: Arc<BackendIdentity>,
     /// The file that stores the state.
     store: Option<Store>,
+    /// The committed state, except for the losses that are withheld.
     state: NodeState,
     stage: Stage,
     /// The revision of `state`, once anything has been committed.
@@ -42,9 +44,9 @@ pub(crate) struct Replica {
     /// The version of the cluster that `state` reflects, from any frontend.
     source_version: SourceVersion,
     session: Option<SessionPosition>,
-    limit: LossLimit,
+    losses: LossGuard,
     role: Role,
-    /// A commit was rejected because of the limit. The next one is a snapshot, from any frontend, and is accepted.
+    /// The next commit is a snapshot, from any frontend, that confirms or voids the withheld losses.
     snapshot_pending: bool,
     pub(crate) counters: ProtocolCounters,
 }
@@ -78,8 +80,6 @@ pub(crate) enum Reaction {
     Commit(Revision, Digest, Changes, CommitOrigin),
     /// Send this at once.
     Reply(ClientMessage),
-    /// The commit exceeds the loss limit and was rejected. The session must be ended.
-    LossRejected(Revision, Loss),
 }
 
 /// Where the changes of a commit come from.
@@ -89,6 +89,8 @@ pub(crate) struct CommitOrigin {
     pub(crate) trigger: Option<SystemTime>,
     /// The operations of the commit.
     pub(crate) counts: ChangeCounts,
+    /// The loss that begins to be withheld.
+    pub(crate) loss: Option<Loss>,
 }
 
 /// A violation of the protocol by the frontend. The session is ended.
@@ -113,7 +115,7 @@ impl Replica {
     pub(crate) fn new(
         identity: Arc<BackendIdentity>,
         (store, stored): (Option<Store>, Option<StoredState>),
-        limit: LossLimit,
+        losses: LossGuard,
         run_mode: RunMode,
     ) -> Self {
         let (state, committed, source_version) = match stored {
@@ -134,14 +136,14 @@ impl Replica {
             committed,
             source_version,
             session: None,
-            limit,
+            losses,
             role,
             snapshot_pending: false,
             counters: ProtocolCounters::default(),
         }
     }
 
-    /// The committed state.
+    /// The state to program: the committed one, except for withheld losses.
     pub(crate) fn state(&self) -> &NodeState {
         &self.state
     }
@@ -151,7 +153,7 @@ impl Replica {
         self.committed
     }
 
-    /// The first message of the next session. After a rejected loss it claims no state, so a snapshot follows.
+    /// The first message of the next session. To confirm a loss it claims no state, so a snapshot follows.
     pub(crate) fn hello(&self) -> Hello {
         let BackendIdentity { node, backend, version, started } = &*self.identity;
         let resume = self.committed.filter(|_| !self.snapshot_pending);
@@ -162,10 +164,25 @@ impl Replica {
             backend: (*backend).to_owned(),
             backend_version: version.clone(),
             resume,
-            digests: resume.map(|_| Box::new(self.state.digests().clone())),
+            digests: resume.map(|_| Box::new(self.losses.digests(&self.state).clone())),
             source_version: self.source_version,
             started: Some(*started),
         }
+    }
+
+    /// When a snapshot is due that confirms a withheld loss.
+    pub(crate) fn confirm_at(&self) -> Option<Instant> {
+        self.losses.confirm_at().filter(|_| !self.snapshot_pending)
+    }
+
+    /// The number of service ports whose loss is withheld.
+    pub(crate) fn withheld_service_ports(&self) -> usize {
+        self.losses.withheld_service_ports()
+    }
+
+    /// Requests a snapshot at the start of the next session, which confirms or voids the withheld losses.
+    pub(crate) fn request_snapshot(&mut self) {
+        self.snapshot_pending = true;
     }
 
     /// The session has ended. Uncommitted batches are discarded.
@@ -177,7 +194,8 @@ impl Replica {
     /// Submits the committed state to the writer of its file. Returns why the file is out of date.
     pub(crate) fn flush(&mut self) -> Option<&str> {
         let store = self.store.as_mut()?;
-        if let Some((epoch, revision)) = self.committed {
+        // A restart must not apply a loss that is not confirmed.
+        if let Some((epoch, revision)) = self.committed.filter(|_| self.losses.confirm_at().is_none()) {
             store.flush(&self.state, epoch, revision);
         }
         store.error()
@@ -260,16 +278,9 @@ impl Replica {
             return Ok(Reaction::None);
         }
         let counts = ChangeCounts::of(self.stage.operations());
-        let is_limited = self.committed.is_some() && !self.snapshot_pending;
-        let limit = if is_limited { self.limit } else { LossLimit::NONE };
-        let CommitResult { changes, rejected } = match self.stage.commit_within(&mut self.state, limit) {
-            Ok(committed) => committed,
-            Err(loss) => {
-                self.discard();
-                self.snapshot_pending = true;
-                return Ok(Reaction::LossRejected(target, loss));
-            }
-        };
+        let is_confirmed = self.committed.is_none() || self.snapshot_pending;
+        let (CommitResult { changes, rejected }, loss) =
+            self.losses.commit(&mut self.stage, &mut self.state, is_confirmed);
         self.snapshot_pending = false;
         if is_older(source_version, self.source_version) {
             let committed = self.source_version;
@@ -286,9 +297,12 @@ impl Replica {
         }
         if let Some(store) = &mut self.store {
             store.commit(epoch, self.source_version);
+            if self.losses.confirm_at().is_some() {
+                store.restart();
+            }
         }
         self.advance(epoch, target);
-        Ok(Reaction::Commit(target, self.total(), changes, CommitOrigin { trigger, counts }))
+        Ok(Reaction::Commit(target, self.total(), changes, CommitOrigin { trigger, counts, loss }))
     }
 
     fn bookmark(
@@ -326,7 +340,7 @@ impl Replica {
 
     fn digests(&self) -> ClientMessage {
         let revision = self.committed.map_or(Revision(0), |(_, revision)| revision);
-        ClientMessage::DigestResponse(revision, Box::new(self.state.digests().clone()))
+        ClientMessage::DigestResponse(revision, Box::new(self.losses.digests(&self.state).clone()))
     }
 
     fn advance(&mut self, epoch: Epoch, revision: Revision) {
@@ -335,7 +349,7 @@ impl Replica {
     }
 
     fn total(&self) -> Digest {
-        self.state.digests().total()
+        self.losses.digests(&self.state).total()
     }
 }
 

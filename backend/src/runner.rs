@@ -12,8 +12,10 @@ use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
     Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, Store, StreamOptions,
-    conntrack::ConntrackCleaner,
+    conntrack::{ConntrackCleaner, KernelFlowTable},
+    dataplane::NodePortAddresses,
     health::{HealthCheckServers, HealthChecks},
+    loss::LossGuard,
     metrics::Metrics,
     observe::BackendIdentity,
     pending::Pending,
@@ -33,10 +35,12 @@ pub struct RunnerOptions {
     pub stream: StreamOptions,
     /// The shortest and the longest delay before a failed sync is retried.
     pub retry_delay: (Duration, Duration),
-    /// What one commit may remove; more than that has to be confirmed by a second snapshot.
+    /// Which losses within a minute are applied at once; larger ones have to be confirmed by a second snapshot.
     pub max_loss: LossLimit,
     /// Whether stale UDP flows of this network namespace are deleted. Not for a backend that programs another kernel.
     pub conntrack: ConntrackCleanup,
+    /// The addresses of health-check node ports.
+    pub health_check_addresses: NodePortAddresses,
     /// Whether the backend writes.
     pub run_mode: RunMode,
     /// The version that the hello contains.
@@ -77,6 +81,7 @@ impl RunnerOptions {
             retry_delay: (Duration::from_millis(200), Duration::from_secs(30)),
             max_loss: LossLimit::default(),
             conntrack: ConntrackCleanup::Disabled,
+            health_check_addresses: NodePortAddresses::all(),
             run_mode: RunMode::Program,
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
         }
@@ -129,7 +134,8 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     /// When the task of the health-check node ports panicked. All other failures are logged and retried.
     pub async fn run(self, mut shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, identity, progress, metrics, ready } = self;
-        let RunnerOptions { node, state_file, stream, retry_delay, max_loss, conntrack, run_mode, .. } = options;
+        let RunnerOptions { node, state_file, stream, retry_delay, max_loss, .. } = options;
+        let RunnerOptions { conntrack, health_check_addresses, run_mode, .. } = options;
         let open = {
             let node = node.clone();
             tokio::task::spawn_blocking(move || state_file.map(|path| Store::open(path, &node)).unzip())
@@ -138,7 +144,8 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             opened = open => opened.context("the task that reads the state file failed")?,
             () = shutdown.recv() => return Ok(()),
         };
-        let replica = Replica::new(identity, (store, stored.flatten()), max_loss, run_mode);
+        let losses = LossGuard::new(max_loss, stream.loss_confirm_delay);
+        let replica = Replica::new(identity, (store, stored.flatten()), losses, run_mode);
         progress.send_modify(|progress| {
             progress.committed = replica.committed();
             progress.eligible = replica.state().node().eligible;
@@ -148,14 +155,14 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         // A task of its own, so that a load balancer need not wait for the loop. Dropping it closes all listeners.
         let mut servers = JoinSet::new();
         if run_mode == RunMode::Program {
-            servers.spawn(HealthCheckServers::new(&health, progress.subscribe()).run());
+            servers.spawn(HealthCheckServers::new(&health, health_check_addresses, progress.subscribe()).run());
         }
         let sync_loop = SyncLoop {
             backend,
             stream: StreamFollower::new(connect, stream),
             replica,
             pending: Pending::new(retry_delay),
-            conntrack: ConntrackCleaner::new(conntrack, metrics.clone()),
+            conntrack: ConntrackCleaner::start(conntrack, KernelFlowTable, progress.clone(), metrics.clone()),
             health,
             reporter: Reporter::new(progress, metrics, ready),
         };

@@ -9,15 +9,13 @@
 //! ```
 
 mod coalesce;
-mod limit;
 
 use std::mem;
 
 use proto::model::{Operation, PoolId, ServicePortKey};
 
-use crate::{Changes, NodeState};
+use crate::{Changes, NodeState, ServicePortState};
 use coalesce::{Coalescer, NetEffect};
-pub use limit::{Loss, LossLimit};
 
 /// The operations received since the last commit.
 #[derive(Clone, Debug, Default)]
@@ -75,14 +73,11 @@ impl Stage {
         CommitResult { changes: net_effect.apply(state), rejected }
     }
 
-    /// Applies the operations to `state`, unless that would remove more than the limit allows.
-    ///
-    /// # Errors
-    /// When the limit would be exceeded. The operations are discarded and the state is unchanged.
-    pub fn commit_within(&mut self, state: &mut NodeState, limit: LossLimit) -> Result<CommitResult, Loss> {
+    /// Applies the operations to `state`. Also returns the service ports that lose all their endpoints, as they were.
+    pub(crate) fn commit_with_losses(&mut self, state: &mut NodeState) -> (CommitResult, Vec<ServicePortState>) {
         let (net_effect, rejected) = self.coalesce(state);
-        limit.check(net_effect.emptied(state), state)?;
-        Ok(CommitResult { changes: net_effect.apply(state), rejected })
+        let emptied = net_effect.emptied(state);
+        (CommitResult { changes: net_effect.apply(state), rejected }, emptied)
     }
 
     fn coalesce(&mut self, state: &NodeState) -> (NetEffect, Vec<RejectedOperation>) {

@@ -3,14 +3,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     net::IpAddr,
     num::NonZeroU16,
+    sync::Arc,
 };
 
 use proto::{
     digest::{Digest, DigestVector, INFO_ENTRY, KeyHash},
     model::{
-        ClusterInfo, Endpoint, IpFamily, NodeInfo, PerFamily, Pool, PoolClass, PoolId, ServicePort, ServicePortKey,
+        ClusterInfo, Endpoint, IpFamily, NodeInfo, PerFamily, Pool, PoolClass, PoolId, Protocol, ServicePort,
+        ServicePortKey,
     },
 };
 
@@ -44,6 +47,36 @@ pub struct Changes {
     pub node: bool,
     /// Whether the cluster's facts changed.
     pub cluster: bool,
+}
+
+/// A Service: several service ports share it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ServiceName {
+    /// `metadata.namespace`.
+    pub(crate) namespace: Arc<str>,
+    /// `metadata.name`.
+    pub(crate) name: Arc<str>,
+}
+
+/// The facts of a node and its cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub(crate) node: NodeInfo,
+    pub(crate) cluster: ClusterInfo,
+}
+
+impl ServiceName {
+    /// The Service that a service port belongs to.
+    pub(crate) fn of(key: &ServicePortKey) -> Self {
+        Self { namespace: key.namespace.clone(), name: key.name.clone() }
+    }
+}
+
+impl fmt::Display for ServiceName {
+    /// `namespace/name`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
 }
 
 impl Changes {
@@ -140,6 +173,22 @@ impl NodeState {
         self.service_ports.get(key)
     }
 
+    /// All service ports of a Service, which are adjacent in key order.
+    pub(crate) fn ports_of<'a>(&'a self, service: &'a ServiceName) -> impl Iterator<Item = &'a ServicePortState> {
+        // The lowest port name and protocol.
+        let first = ServicePortKey::new(service.namespace.clone(), service.name.clone(), "", Protocol::Tcp);
+        let following = self.service_ports.range(first..).map(|(_, port)| port);
+        following.take_while(|port| {
+            let key = &port.port.key;
+            key.namespace == service.namespace && key.name == service.name
+        })
+    }
+
+    /// The facts of the node and the cluster.
+    pub(crate) fn facts(&self) -> Facts {
+        Facts { node: self.node.clone(), cluster: self.cluster.clone() }
+    }
+
     /// The digests of the whole state.
     #[must_use]
     pub fn digests(&self) -> &DigestVector {
@@ -162,26 +211,39 @@ impl NodeState {
         changed
     }
 
+    /// Replaces the facts of the node and the cluster.
+    pub(crate) fn put_facts(&mut self, Facts { node, cluster }: Facts) {
+        (self.node, self.cluster) = (node, cluster);
+        self.digest_facts();
+    }
+
     /// Sets or removes a service port with its pools. Returns whether anything changed.
     pub(crate) fn set_service_port(&mut self, key: &ServicePortKey, service: Option<ServicePortState>) -> bool {
-        let old = self.service_ports.get(key);
-        if old == service.as_ref() {
-            return false;
+        let differs = self.service_ports.get(key) != service.as_ref();
+        if differs {
+            self.swap_service_port(key, service);
         }
+        differs
+    }
+
+    /// Sets or removes a service port with its pools. Returns what it was.
+    pub(crate) fn swap_service_port(
+        &mut self,
+        key: &ServicePortKey,
+        service: Option<ServicePortState>,
+    ) -> Option<ServicePortState> {
         let bucket = &mut self.digests[KeyHash::of(key).bucket()];
-        if let Some(old) = old {
+        if let Some(service) = &service {
+            bucket.add(service.digest());
+        }
+        let old = match service {
+            Some(service) => self.service_ports.insert(key.clone(), service),
+            None => self.service_ports.remove(key),
+        };
+        if let Some(old) = &old {
             bucket.remove(old.digest());
         }
-        match service {
-            Some(service) => {
-                bucket.add(service.digest());
-                self.service_ports.insert(key.clone(), service);
-            }
-            None => {
-                self.service_ports.remove(key);
-            }
-        }
-        true
+        old
     }
 
     /// Replaces an existing service port and keeps its pools. Returns whether it changed.

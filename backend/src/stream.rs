@@ -37,8 +37,8 @@ pub struct StreamOptions {
     pub idle_timeout: Duration,
     /// The shortest and the longest delay before connecting again.
     pub reconnect_delay: (Duration, Duration),
-    /// The delay before a snapshot is requested after a commit was rejected because of [`crate::LossLimit`].
-    pub loss_retry_delay: Duration,
+    /// The delay before a snapshot is requested that confirms a loss beyond [`crate::LossLimit`].
+    pub loss_confirm_delay: Duration,
 }
 
 /// An event of the stream.
@@ -81,7 +81,7 @@ impl Default for StreamOptions {
             // Three missed bookmarks.
             idle_timeout: Duration::from_secs(30),
             reconnect_delay: (Duration::from_millis(200), Duration::from_secs(15)),
-            loss_retry_delay: Duration::from_secs(10),
+            loss_confirm_delay: Duration::from_secs(10),
         }
     }
 }
@@ -156,12 +156,9 @@ impl<C: Connect> StreamFollower<C> {
         self.phase = Phase::Waiting(until);
     }
 
-    /// Ends the session because a commit was rejected. Returns the delay before the next session, which requests a
-    /// snapshot.
-    pub(crate) fn end_session_after_loss(&mut self) -> Duration {
-        let delay = self.options.loss_retry_delay;
-        self.phase = Phase::Waiting(Instant::now() + delay);
-        delay
+    /// Ends the session. The next one begins at once, if possible with another frontend.
+    pub(crate) fn change_frontend(&mut self) {
+        self.phase = Phase::Waiting(Instant::now());
     }
 
     fn connect_failed(&mut self, error: &anyhow::Error) {

@@ -28,7 +28,7 @@ use tokio::{
     pin,
     time::{Instant, sleep_until},
 };
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 use crate::{
     Backend, Connect, SyncReport,
@@ -76,7 +76,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 continue;
             }
             self.send_acks();
-            let retry_at = self.pending.retry_at;
+            let (retry_at, confirm_at) = (self.pending.retry_at, self.replica.confirm_at());
             let Self { backend, stream, replica, pending, health, reporter, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
@@ -90,6 +90,12 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                     // The next ack reports it; a bookmark arrives within seconds.
                     pending.health_check_failures = health.failures();
                     reporter.failures(pending);
+                }
+                () = sleep_until(confirm_at.unwrap_or_else(Instant::now)), if confirm_at.is_some() => {
+                    info!("requesting a snapshot from another frontend to confirm the withheld loss");
+                    replica.request_snapshot();
+                    stream.change_frontend();
+                    self.lost();
                 }
                 drift = backend.drifted(), if pending.is_applied() => {
                     let repair_in = pending.drifted(&drift);
@@ -112,6 +118,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         let state = replica.state();
         let mut backlog = Backlog::new();
         let (result, took, at) = {
+            conntrack.prepare(&work, state);
             let call = async {
                 let result = match &work {
                     Work::Reconcile => backend.reconcile(state).await.context("reconcile"),
@@ -119,7 +126,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 };
                 let (took, at) = (begun.elapsed(), SystemTime::now());
                 if let Ok(SyncReport { failures, .. }) = &result {
-                    conntrack.clean_up(&work, state, failures).await;
+                    conntrack.programmed(&work, failures);
                 }
                 (result, took, at)
             };
@@ -142,7 +149,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
 
     /// Records the result of a call of the backend that ended at this time.
     fn finish(&mut self, work: &Work, result: Result<SyncReport>, took: Duration, at: SystemTime) {
-        let Self { replica, pending, conntrack, health, reporter, .. } = self;
+        let Self { replica, pending, health, reporter, .. } = self;
         match result {
             Ok(report) => {
                 health.publish(replica.state(), work);
@@ -155,10 +162,6 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 }
                 reporter.succeeded(B::NAME, work, replica, (report.writes, report.lock_wait), (took, at));
                 reporter.failures(pending);
-                reporter.progress.send_modify(|progress| {
-                    progress.deleted_flows = conntrack.deleted_flows;
-                    progress.conntrack_failures = conntrack.failures;
-                });
             }
             Err(error) => reporter.failed(B::NAME, work, &error, pending.failed()),
         }
@@ -188,18 +191,8 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                     self.pending.triggered(trigger);
                 }
                 self.reporter.committed(self.replica.state(), &changes, origin.counts, at);
+                self.reporter.withheld(&self.replica, origin.loss);
                 self.pending.commit(revision, digest, changes, at);
-            }
-            Ok(Reaction::LossRejected(revision, loss)) => {
-                let snapshot_in = self.stream.end_session_after_loss();
-                error!(
-                    %revision, snapshot_in_ms = snapshot_in.as_millis(),
-                    "rejected a commit that exceeds --max-loss: {loss}; the kernel is unchanged, and the next snapshot \
-                     is applied even if it removes as much"
-                );
-                self.reporter.progress.send_modify(|progress| progress.rejected_losses += 1);
-                self.lost();
-                return ControlFlow::Break(());
             }
             Err(violation) => {
                 warn!(%violation, "the frontend violated the protocol");

@@ -33,6 +33,7 @@ pub use transition::{apply, operations_between, transition};
 /// # Errors
 /// When they cannot be listed or deleted.
 pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize> {
-    let cleanups = crate::conntrack::clean_up(&mut crate::conntrack::UdpVips::of(state, &[]))?;
+    let vips = crate::conntrack::UdpVips::of(state);
+    let cleanups = crate::conntrack::clean_up(&crate::conntrack::KernelFlowTable, vips, |_| false)?;
     Ok(cleanups.iter().map(|cleanup| cleanup.deleted).sum())
 }

@@ -120,7 +120,7 @@ fn large_loss_is_not_applied_at_once() {
     let (mark, before) = (backend.mark(), fixture.generation());
     frontend.kill();
     let _empty = fixture.frontend("one", "empty");
-    let line = backend.wait_for_line("rejected a commit", mark, TIMEOUT);
+    let line = backend.wait_for_line("withholding a loss", mark, TIMEOUT);
     assert!(line.contains("--max-loss"), "{line}");
     assert_eq!((fixture.generation(), fixture.answers().as_str()), (before, "pod-a-1"));
 }

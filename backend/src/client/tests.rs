@@ -287,6 +287,9 @@ async fn discovered_frontends_are_cached_across_restarts() {
     frontend.session(&mut grpc).await;
     frontend.session(&mut grpc).await;
     assert_eq!(found.0.lock().unwrap().0, 1, "working addresses are not resolved again");
+    while !dir.path().join("frontends").exists() {
+        tokio::task::yield_now().await;
+    }
     // Discovery no longer finds it.
     found.0.lock().unwrap().1.clear();
     frontend.session(&mut Grpc::new(options).unwrap()).await;

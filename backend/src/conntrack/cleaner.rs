@@ -1,35 +1,110 @@
-//! Deletes stale UDP flows after the backend has programmed a state and before it programs the next one.
+//! Deletes stale UDP flows in a thread of its own, so that a large conntrack table delays no commit.
+//!
+//! ```text
+//!   before a sync: prepare ──▶ updates (the latest of each service port) ──▶ thread: UdpVips ──▶ flows to delete
+//!   after a sync: programmed ──▶ due: one cleanup for all syncs meanwhile ──────▲
+//! ```
+//!
+//! The thread compares with the newest state, even if that is being programmed: a flow to an endpoint that is about to
+//! be added is not stale. A flow that the kernel creates by the previous state is deleted after the sync.
 
 use std::{
-    sync::Arc,
+    collections::{BTreeMap, BTreeSet, HashSet},
+    mem,
+    net::IpAddr,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
-use netlink::{AddressFamily, conntrack::ConntrackHandle};
-use proto::model::{IpFamily, PerFamily, Protocol, ServicePortFailure};
+use netlink::{
+    AddressFamily,
+    conntrack::{ConntrackHandle, UdpFlow},
+};
+use proto::model::{IpFamily, PerFamily, Protocol, ServicePortFailure, ServicePortKey};
 use runtime::{
     failure::{Recovery, Repeated},
     warn_if_news,
 };
-use tracing::{debug, info};
+use tokio::sync::watch;
+use tracing::{debug, error, info};
 
-use super::{ConntrackCleanup, UdpVips};
-use crate::{NodeState, metrics::Metrics, pending::Work};
+use super::{ConntrackCleanup, UdpServicePort, UdpVips};
+use crate::{NodeState, Progress, metrics::Metrics, pending::Work};
 
 /// The number of flows that are deleted together.
 const BATCH: usize = 256;
 
-/// Decides when to clean up, cleans up, and counts.
+/// The pause after a cleanup, as a multiple of its duration: half of a core at most.
+const PAUSE_FACTOR: u32 = 1;
+
+/// The longest pause.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+
+/// The sync loop's side. None of its calls blocks. Dropping it ends the thread after the current cleanup.
 #[derive(Debug)]
-pub(crate) struct ConntrackCleaner {
-    mode: ConntrackCleanup,
+pub(crate) struct ConntrackCleaner(Option<Arc<Shared>>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    requests: Mutex<Requests>,
+    changed: Condvar,
+}
+
+/// What the sync loop has recorded since the thread last took it: one entry at most for each service port.
+#[derive(Debug, Default)]
+struct Requests {
+    /// The UDP service ports that changed; `None`: removed.
+    updates: BTreeMap<ServicePortKey, Option<UdpServicePort>>,
+    /// The addresses of the Node object, if they changed.
+    node_addresses: Option<Vec<IpAddr>>,
+    /// The UDP service ports that are not programmed, if they changed.
+    failed: Option<BTreeSet<ServicePortKey>>,
+    /// A cleanup is due.
+    is_due: bool,
+    is_cleaning: bool,
+    is_failing: bool,
+    is_closed: bool,
+}
+
+/// The flows of the kernel. Every call blocks.
+pub(crate) trait FlowTable: Send + 'static {
+    /// The addresses of the node's interfaces.
+    fn addresses(&self) -> netlink::Result<HashSet<IpAddr>>;
+
+    /// Calls `visit` with each UDP flow. It may delete flows.
+    fn visit(
+        &self,
+        family: AddressFamily,
+        visit: &mut dyn FnMut(UdpFlow) -> netlink::Result<()>,
+    ) -> netlink::Result<()>;
+
+    /// Deletes flows. Returns how many there were.
+    fn delete(&self, flows: &[UdpFlow]) -> netlink::Result<usize>;
+}
+
+/// The flows of the network namespace of the calling thread.
+#[derive(Debug)]
+pub(crate) struct KernelFlowTable;
+
+/// The thread's side.
+#[derive(Debug)]
+struct CleanerThread<T> {
+    table: T,
+    newest: NewestState,
+    progress: watch::Sender<Progress>,
     metrics: Arc<Metrics>,
     repeated: Repeated,
-    /// The flows deleted since the start.
-    pub(crate) deleted_flows: u64,
-    /// The failed cleanups since the start.
-    pub(crate) failures: u64,
+}
+
+/// What the thread knows of the newest state.
+#[derive(Debug)]
+struct NewestState {
+    shared: Arc<Shared>,
+    service_ports: BTreeMap<ServicePortKey, UdpServicePort>,
+    node_addresses: Vec<IpAddr>,
+    failed: BTreeSet<ServicePortKey>,
 }
 
 /// The cleanup of one family.
@@ -40,48 +115,67 @@ pub(crate) struct FamilyCleanup {
     took: Duration,
 }
 
+// === impl ConntrackCleaner ===
+
 impl ConntrackCleaner {
-    pub(crate) fn new(mode: ConntrackCleanup, metrics: Arc<Metrics>) -> Self {
-        Self { mode, metrics, repeated: Repeated::default(), deleted_flows: 0, failures: 0 }
+    /// Starts the thread, in the network namespace of the calling thread.
+    pub(crate) fn start(
+        mode: ConntrackCleanup,
+        table: impl FlowTable,
+        progress: watch::Sender<Progress>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        if mode == ConntrackCleanup::Disabled {
+            return Self(None);
+        }
+        let shared = Arc::<Shared>::default();
+        let newest = NewestState {
+            shared: shared.clone(),
+            service_ports: BTreeMap::new(),
+            node_addresses: Vec::new(),
+            failed: BTreeSet::new(),
+        };
+        let thread = CleanerThread { table, newest, progress, metrics, repeated: Repeated::default() };
+        let started = thread::Builder::new().name("conntrack".to_owned()).spawn(move || thread.run());
+        if let Err(error) = started {
+            error!(%error, "cannot start the thread that deletes stale UDP flows");
+            return Self(None);
+        }
+        Self(Some(shared))
     }
 
-    /// Cleans up after `work`, which has programmed `state` except for `failures`. The backend must wait until this
-    /// returns: a flow to an endpoint that is newer than `state` would be taken for stale.
-    pub(crate) async fn clean_up(&mut self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
-        let is_due = concerns_udp(work) || self.repeated.is_failing();
-        if self.mode == ConntrackCleanup::Disabled || !is_due {
-            return;
+    /// Records what `work` is about to program, at a cost proportional to the change.
+    pub(crate) fn prepare(&self, work: &Work, state: &NodeState) {
+        let Some(shared) = &self.0 else { return };
+        let mut requests = shared.requests();
+        let update = |key: &ServicePortKey| (key.clone(), state.service_port(key).map(UdpServicePort::of));
+        let is_udp = |key: &&ServicePortKey| key.protocol == Protocol::Udp;
+        match work {
+            Work::Reconcile => requests.updates.extend(state.service_ports().keys().filter(is_udp).map(update)),
+            Work::Apply(changes) => requests.updates.extend(changes.service_ports.iter().filter(is_udp).map(update)),
         }
-        let failed: Vec<_> = failures.iter().map(|failure| &failure.key).collect();
-        let mut vips = UdpVips::of(state, &failed);
-        let begun = Instant::now();
-        // The thread inherits the network namespace.
-        let result = tokio::task::spawn_blocking(move || clean_up(&mut vips)).await;
-        match result.context("the cleanup task failed").flatten() {
-            Ok(cleanups) => self.succeeded(&cleanups, begun.elapsed()),
-            Err(error) => {
-                let error = format!("{error:#}");
-                let occurrence = self.repeated.failed(&error);
-                warn_if_news!(occurrence, error, "cannot delete stale UDP flows, retrying after the next change");
-                self.failures += 1;
-            }
+        if concerns_node(work) {
+            requests.node_addresses = Some(state.node().addresses.clone());
         }
     }
 
-    fn succeeded(&mut self, cleanups: &[FamilyCleanup], took: Duration) {
-        if let Some(Recovery { count, duration }) = self.repeated.recovered() {
-            info!(failures = count, after_ms = duration.as_millis(), "stale UDP flows can be deleted again");
-        }
-        let flows: usize = cleanups.iter().map(|cleanup| cleanup.deleted).sum();
-        let took_ms = took.as_micros() as f64 / 1e3;
-        if flows == 0 {
-            debug!(took_ms, "no stale UDP flows");
-        } else {
-            info!(flows, took_ms, "deleted stale UDP flows");
-        }
-        self.deleted_flows += flows as u64;
-        for FamilyCleanup { family, deleted, took } in cleanups {
-            self.metrics.conntrack_cleanup(*family, *took, *deleted);
+    /// Requests a cleanup after `work` has been programmed, except for `failures`.
+    pub(crate) fn programmed(&self, work: &Work, failures: &[ServicePortFailure]) {
+        let Some(shared) = &self.0 else { return };
+        let mut requests = shared.requests();
+        let udp = failures.iter().map(|failure| &failure.key).filter(|key| key.protocol == Protocol::Udp);
+        requests.failed = Some(udp.cloned().collect());
+        requests.is_due |= concerns_udp(work) || requests.is_failing;
+        drop(requests);
+        shared.changed.notify_all();
+    }
+}
+
+impl Drop for ConntrackCleaner {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.0 {
+            shared.requests().is_closed = true;
+            shared.changed.notify_all();
         }
     }
 }
@@ -94,40 +188,183 @@ fn concerns_udp(work: &Work) -> bool {
     }
 }
 
-/// Deletes the stale flows of both families. Blocks. A family without UDP services is skipped.
-pub(crate) fn clean_up(vips: &mut PerFamily<UdpVips>) -> Result<Vec<FamilyCleanup>> {
-    let addresses = netlink::rtnl::addresses().context("cannot list the node's addresses")?;
+fn concerns_node(work: &Work) -> bool {
+    match work {
+        Work::Reconcile => true,
+        Work::Apply(changes) => changes.node,
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until a cleanup is due. Returns false when there will be none.
+    fn wait(&self) -> bool {
+        let is_idle = |requests: &mut Requests| !requests.is_due && !requests.is_closed;
+        let waited = self.changed.wait_while(self.requests(), is_idle);
+        let mut requests = waited.unwrap_or_else(PoisonError::into_inner);
+        (requests.is_due, requests.is_cleaning) = (false, true);
+        !requests.is_closed
+    }
+
+    /// Records the end of a cleanup, and pauses.
+    fn finish(&self, is_failing: bool, took: Duration) {
+        let mut requests = self.requests();
+        (requests.is_cleaning, requests.is_failing) = (false, is_failing);
+        self.changed.notify_all();
+        let pause = (took * PAUSE_FACTOR).min(MAX_PAUSE);
+        drop(self.changed.wait_timeout_while(requests, pause, |requests| !requests.is_closed));
+    }
+}
+
+// === impl CleanerThread ===
+
+impl<T: FlowTable> CleanerThread<T> {
+    fn run(mut self) {
+        let shared = self.newest.shared.clone();
+        while shared.wait() {
+            let begun = Instant::now();
+            let result = self.clean_up();
+            let (is_failing, took) = (result.is_err(), begun.elapsed());
+            self.report(result, took);
+            shared.finish(is_failing, took);
+        }
+    }
+
+    /// Deletes the stale flows of both families. A family without UDP service ports is skipped.
+    fn clean_up(&mut self) -> Result<Vec<FamilyCleanup>> {
+        let Self { table, newest, .. } = self;
+        newest.update();
+        clean_up(table, newest.vips(), |vips| {
+            let changed = newest.update();
+            if changed {
+                *vips = newest.vips();
+            }
+            changed
+        })
+    }
+
+    fn report(&mut self, result: Result<Vec<FamilyCleanup>>, took: Duration) {
+        let cleanups = match result {
+            Ok(cleanups) => cleanups,
+            Err(error) => {
+                let error = format!("{error:#}");
+                let occurrence = self.repeated.failed(&error);
+                warn_if_news!(occurrence, error, "cannot delete stale UDP flows, retrying after the next change");
+                return self.progress.send_modify(|progress| progress.conntrack_failures += 1);
+            }
+        };
+        if let Some(Recovery { count, duration }) = self.repeated.recovered() {
+            info!(failures = count, after_ms = duration.as_millis(), "stale UDP flows can be deleted again");
+        }
+        let flows: usize = cleanups.iter().map(|cleanup| cleanup.deleted).sum();
+        let took_ms = took.as_micros() as f64 / 1e3;
+        if flows == 0 {
+            debug!(took_ms, "no stale UDP flows");
+        } else {
+            info!(flows, took_ms, "deleted stale UDP flows");
+            self.progress.send_modify(|progress| progress.deleted_flows += flows as u64);
+        }
+        for FamilyCleanup { family, deleted, took } in cleanups {
+            self.metrics.conntrack_cleanup(family, took, deleted);
+        }
+    }
+}
+
+// === impl NewestState ===
+
+impl NewestState {
+    /// Takes what the sync loop has recorded. Returns whether anything changed.
+    fn update(&mut self) -> bool {
+        let (updates, node_addresses, failed) = {
+            let mut requests = self.shared.requests();
+            let Requests { updates, node_addresses, failed, .. } = &mut *requests;
+            (mem::take(updates), node_addresses.take(), failed.take())
+        };
+        let mut changed = !updates.is_empty();
+        for (key, service_port) in updates {
+            match service_port {
+                Some(service_port) => self.service_ports.insert(key, service_port),
+                None => self.service_ports.remove(&key),
+            };
+        }
+        if let Some(addresses) = node_addresses {
+            changed |= self.node_addresses != addresses;
+            self.node_addresses = addresses;
+        }
+        if let Some(failed) = failed {
+            changed |= self.failed != failed;
+            self.failed = failed;
+        }
+        changed
+    }
+
+    fn vips(&self) -> PerFamily<UdpVips> {
+        let programmed = self.service_ports.iter().filter(|(key, _)| !self.failed.contains(*key));
+        UdpVips::new(programmed.map(|(_, service_port)| service_port), &self.node_addresses)
+    }
+}
+
+/// Deletes the stale flows of both families while the kernel dumps them, so that memory does not grow with their number.
+/// Before each deletion `update` may replace the VIPs; what is not stale by then stays. Blocks.
+pub(crate) fn clean_up(
+    table: &impl FlowTable,
+    mut vips: PerFamily<UdpVips>,
+    mut update: impl FnMut(&mut PerFamily<UdpVips>) -> bool,
+) -> Result<Vec<FamilyCleanup>> {
+    let addresses = table.addresses().context("cannot list the node's addresses")?;
     let mut cleanups = Vec::new();
     for (family, conntrack_family) in IpFamily::ALL.into_iter().zip(AddressFamily::ALL) {
-        let vips = &mut vips[family];
         // Without VIPs no flow can be stale.
-        if vips.vips.is_empty() {
+        if vips[family].is_empty() {
             continue;
         }
-        vips.addresses.extend(&addresses);
+        vips[family].add_addresses(&addresses);
         let begun = Instant::now();
-        let deleted = clean_up_family(conntrack_family, vips).with_context(|| format!("{family} flows"))?;
+        let (mut stale, mut deleted) = (Vec::new(), 0);
+        let mut delete = |stale: &mut Vec<UdpFlow>, vips: &mut PerFamily<UdpVips>| {
+            if update(vips) {
+                vips[family].add_addresses(&addresses);
+                stale.retain(|flow| vips[family].is_stale(flow));
+            }
+            deleted += table.delete(stale)?;
+            stale.clear();
+            Ok(())
+        };
+        let visited = table.visit(conntrack_family, &mut |flow| {
+            if vips[family].is_stale(&flow) {
+                stale.push(flow);
+            }
+            if stale.len() == BATCH { delete(&mut stale, &mut vips) } else { Ok(()) }
+        });
+        visited.and_then(|()| delete(&mut stale, &mut vips)).with_context(|| format!("{family} flows"))?;
         cleanups.push(FamilyCleanup { family, deleted, took: begun.elapsed() });
     }
     Ok(cleanups)
 }
 
-/// Deletes while the kernel dumps, so that memory does not grow with the number of flows.
-fn clean_up_family(family: AddressFamily, vips: &UdpVips) -> netlink::Result<usize> {
-    let (mut reader, mut deleter) = (ConntrackHandle::open()?, ConntrackHandle::open()?);
-    let (mut stale, mut deleted) = (Vec::new(), 0);
-    reader.udp_flows(family, |flow| {
-        if vips.is_stale(&flow) {
-            stale.push(flow);
-        }
-        if stale.len() == BATCH {
-            deleted += deleter.delete(&stale)?;
-            stale.clear();
-        }
-        Ok(())
-    })?;
-    deleted += deleter.delete(&stale)?;
-    Ok(deleted)
+// === impl KernelFlowTable ===
+
+impl FlowTable for KernelFlowTable {
+    fn addresses(&self) -> netlink::Result<HashSet<IpAddr>> {
+        netlink::rtnl::addresses()
+    }
+
+    fn visit(
+        &self,
+        family: AddressFamily,
+        visit: &mut dyn FnMut(UdpFlow) -> netlink::Result<()>,
+    ) -> netlink::Result<()> {
+        ConntrackHandle::open()?.udp_flows(family, visit)
+    }
+
+    fn delete(&self, flows: &[UdpFlow]) -> netlink::Result<usize> {
+        if flows.is_empty() { Ok(0) } else { ConntrackHandle::open()?.delete(flows) }
+    }
 }
 
 #[cfg(test)]

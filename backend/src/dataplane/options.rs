@@ -1,5 +1,7 @@
 //! The operator's options for the data plane, and what they amount to with the node's current facts.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use ipnet::IpNet;
 use proto::model::{IpFamily, NodeInfo, PerFamily};
 
@@ -47,6 +49,15 @@ pub enum NodePortAddresses {
     Primary,
     /// All local addresses in these ranges. A family without a range serves no node ports.
     Cidrs(Vec<IpNet>),
+}
+
+impl NodePortAddresses {
+    /// All local addresses of both families.
+    #[must_use]
+    pub fn all() -> Self {
+        let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        Self::Cidrs(any.iter().filter_map(|address| IpNet::new(*address, 0).ok()).collect())
+    }
 }
 
 /// Whether 127.0.0.0/8 serves node ports. `::1` never does.

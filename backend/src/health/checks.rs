@@ -4,23 +4,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, mem,
+    mem,
+    net::IpAddr,
     num::NonZeroU16,
-    sync::Arc,
 };
 
-use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
-use crate::{Changes, NodeState, ServicePortState};
-
-/// A Service: all its ports share one health-check node port.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct ServiceName {
-    /// `metadata.namespace`.
-    pub(super) namespace: Arc<str>,
-    /// `metadata.name`.
-    pub(super) name: Arc<str>,
-}
+use crate::{Changes, NodeState, ServicePortState, state::ServiceName};
 
 /// A port that a load balancer probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +39,8 @@ pub(super) struct Checks {
     owners: BTreeMap<CheckPort, ServiceName>,
     /// The other Services that claim it.
     rejected: BTreeSet<RejectedClaim>,
+    /// The node's first address of each family.
+    primary_addresses: PerFamily<Option<IpAddr>>,
 }
 
 /// The result of an update of the checks.
@@ -59,7 +52,7 @@ pub(super) struct CheckUpdate {
     pub(super) rejected: Vec<RejectedClaim>,
 }
 
-/// Whether the same Services claim the same ports as before.
+/// Whether the same Services claim the same ports as before, on a node with the same addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClaimChange {
     Same,
@@ -107,6 +100,11 @@ impl Checks {
         Some(Check { service, local_endpoints })
     }
 
+    /// The node's first address of a family.
+    pub(super) fn primary_address(&self, family: IpFamily) -> Option<IpAddr> {
+        self.primary_addresses[family]
+    }
+
     /// All ports with their owners.
     pub(super) fn owners(&self) -> impl Iterator<Item = (CheckPort, &ServiceName)> {
         self.owners.iter().map(|(port, service)| (*port, service))
@@ -123,7 +121,9 @@ impl Checks {
     }
 
     fn update(&mut self, state: &NodeState, names: BTreeSet<ServiceName>) -> CheckUpdate {
-        let mut claims = ClaimChange::Same;
+        let primary_addresses = PerFamily::from_fn(|family| state.node().primary_address(family));
+        let is_moved = mem::replace(&mut self.primary_addresses, primary_addresses) != primary_addresses;
+        let mut claims = if is_moved { ClaimChange::Changed } else { ClaimChange::Same };
         let identity = |claim: &Option<Claim>| claim.as_ref().map(|claim| (claim.key.clone(), claim.check_ports()));
         for name in names {
             let new = Claim::of(state, &name);
@@ -164,7 +164,7 @@ impl Checks {
 impl Claim {
     /// The claim of the Service with this name, if it has one.
     fn of(state: &NodeState, name: &ServiceName) -> Option<Self> {
-        let ports = || service_ports(state, name);
+        let ports = || state.ports_of(name);
         let (key, port) =
             ports().find_map(|ServicePortState { port, .. }| Some((&port.key, port.health_check_node_port?)))?;
         let key = key.clone();
@@ -183,33 +183,6 @@ impl Claim {
         let Self { key: _, port, local_endpoints } = self;
         let present = local_endpoints.iter().filter(|(_, count)| count.is_some());
         present.map(|(family, _)| CheckPort { port: *port, family }).collect()
-    }
-}
-
-/// All service ports of a Service, which are adjacent in key order.
-fn service_ports<'a>(state: &'a NodeState, name: &'a ServiceName) -> impl Iterator<Item = &'a ServicePortState> {
-    // The lowest port name and protocol.
-    let first = ServicePortKey::new(name.namespace.clone(), name.name.clone(), "", Protocol::Tcp);
-    let following = state.service_ports().range(first..).map(|(_, service)| service);
-    following.take_while(|service| {
-        let key = &service.port.key;
-        key.namespace == name.namespace && key.name == name.name
-    })
-}
-
-// === impl ServiceName ===
-
-impl ServiceName {
-    /// The Service that a service port belongs to.
-    pub(super) fn of(key: &ServicePortKey) -> Self {
-        Self { namespace: key.namespace.clone(), name: key.name.clone() }
-    }
-}
-
-impl fmt::Display for ServiceName {
-    /// `namespace/name`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
     }
 }
 

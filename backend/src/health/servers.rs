@@ -2,8 +2,7 @@
 //! opened is retried while it is required.
 
 use std::{
-    collections::BTreeMap,
-    io,
+    collections::{BTreeMap, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
@@ -15,7 +14,7 @@ use hyper::{
 use proto::model::{FailureKind, IpFamily, ServicePortFailure};
 use runtime::{
     Backoff,
-    failure::{Recovery, Repeated},
+    failure::{Recovery, Repeated, chain},
     http::{self, HttpConnections, JSON},
     warn_if_news,
 };
@@ -24,18 +23,21 @@ use tokio::{
     net::TcpListener,
     sync::watch,
     task::JoinSet,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
-use tracing::{Instrument as _, info, info_span};
+use tracing::{Instrument as _, info, info_span, warn};
 
 use super::{
     HealthChecks,
-    checks::{Check, CheckPort, Checks, ServiceName},
+    checks::{Check, CheckPort, Checks},
 };
-use crate::Progress;
+use crate::{Progress, dataplane::NodePortAddresses, state::ServiceName};
 
 /// The shortest and the longest delay before a port that cannot be opened is retried.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+
+/// How often the addresses of interfaces are listed, if listeners depend on them.
+const ADDRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The weight by which a load balancer distributes traffic among nodes: the number of endpoints.
 const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
@@ -47,11 +49,19 @@ pub(crate) struct HealthCheckServers {
     sources: CheckSources,
     /// The bounds of connections of all ports together.
     connections: HttpConnections,
+    addresses: NodePortAddresses,
     /// The task that owns each listener.
-    open: BTreeMap<CheckPort, JoinSet<()>>,
-    failing: BTreeMap<CheckPort, FailingPort>,
+    open: BTreeMap<Listener, JoinSet<()>>,
+    failing: BTreeMap<Listener, FailingPort>,
     /// The ports that cannot be opened, and those that belong to another Service.
     failures: watch::Sender<Vec<ServicePortFailure>>,
+}
+
+/// A port at an address of the node, or at the unspecified one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Listener {
+    port: CheckPort,
+    address: IpAddr,
 }
 
 /// A port that cannot be opened.
@@ -64,13 +74,17 @@ struct FailingPort {
 }
 
 impl HealthCheckServers {
-    /// Starts without listeners.
-    pub(crate) fn new(health: &HealthChecks, progress: watch::Receiver<Progress>) -> Self {
+    /// Starts without listeners, which will be at these addresses.
+    pub(crate) fn new(
+        health: &HealthChecks,
+        addresses: NodePortAddresses,
+        progress: watch::Receiver<Progress>,
+    ) -> Self {
         let checks = health.checks.subscribe();
         let sources = CheckSources { checks: checks.clone(), progress };
         let failures = health.failures.0.clone();
         let connections = HttpConnections::default();
-        Self { checks, sources, connections, open: BTreeMap::new(), failing: BTreeMap::new(), failures }
+        Self { checks, sources, connections, addresses, open: BTreeMap::new(), failing: BTreeMap::new(), failures }
     }
 
     /// Opens and closes listeners until the [`HealthChecks`] are dropped. Dropping the future closes all of them.
@@ -79,37 +93,75 @@ impl HealthCheckServers {
             self.reconcile().await;
             self.publish_failures();
             let retry_at = self.failing.values().map(|failing| failing.retry_at).min();
+            let has_ports = self.checks.borrow().owners().next().is_some();
             tokio::select! {
                 changed = self.checks.changed() => if changed.is_err() { return },
                 () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
+                () = sleep(ADDRESS_INTERVAL), if has_ports && self.depends_on_interfaces() => {}
+            }
+        }
+    }
+
+    /// Whether the listeners depend on the addresses of the node's interfaces.
+    fn depends_on_interfaces(&self) -> bool {
+        let NodePortAddresses::Cidrs(ranges) = &self.addresses else { return false };
+        ranges.iter().any(|range| range.prefix_len() > 0)
+    }
+
+    /// The addresses of a family to listen at, as node ports answer: loopback addresses are excluded, and so are
+    /// link-local ones, which need an interface.
+    fn addresses(&self, family: IpFamily, checks: &Checks, interfaces: &HashSet<IpAddr>) -> Vec<IpAddr> {
+        let is_of_family = |address: &IpAddr| IpFamily::of(address) == family;
+        match &self.addresses {
+            NodePortAddresses::Primary => checks.primary_address(family).into_iter().collect(),
+            NodePortAddresses::Cidrs(ranges) => {
+                let ranges: Vec<_> = ranges.iter().filter(|range| is_of_family(&range.addr())).collect();
+                if ranges.iter().any(|range| range.prefix_len() == 0) {
+                    return vec![unspecified(family)];
+                }
+                let is_listened_at = |address: &&IpAddr| {
+                    let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+                    !address.is_loopback() && !is_link_local && ranges.iter().any(|range| range.contains(*address))
+                };
+                interfaces.iter().filter(is_listened_at).copied().collect()
             }
         }
     }
 
     async fn reconcile(&mut self) {
-        let desired: BTreeMap<CheckPort, ServiceName> =
-            self.checks.borrow_and_update().owners().map(|(port, name)| (port, name.clone())).collect();
-        self.failing.retain(|port, _| desired.contains_key(port));
-        let closing = self.open.extract_if(.., |port, _| !desired.contains_key(port));
-        for (CheckPort { port, family }, mut task) in closing {
+        let interfaces = if self.depends_on_interfaces() { interface_addresses().await } else { Some(HashSet::new()) };
+        // If they cannot be listed, the listeners stay as they are.
+        let Some(interfaces) = interfaces else { return };
+        let mut desired: BTreeMap<Listener, ServiceName> = BTreeMap::new();
+        {
+            let checks = self.checks.borrow_and_update().clone();
+            for (port, service) in checks.owners() {
+                for address in self.addresses(port.family, &checks, &interfaces) {
+                    desired.insert(Listener { port, address }, service.clone());
+                }
+            }
+        }
+        self.failing.retain(|listener, _| desired.contains_key(listener));
+        let closing = self.open.extract_if(.., |listener, _| !desired.contains_key(listener));
+        for (Listener { port: CheckPort { port, family }, address }, mut task) in closing {
             // Frees the port before this returns.
             task.shutdown().await;
-            info!(port, %family, "closed a health-check node port");
+            info!(port, %family, %address, "closed a health-check node port");
         }
         let now = Instant::now();
-        for (port, service) in desired {
-            let due = self.failing.get(&port).is_none_or(|failing| failing.retry_at <= now);
-            if due && !self.open.contains_key(&port) {
-                self.open(port, &service);
+        for (listener, service) in desired {
+            let due = self.failing.get(&listener).is_none_or(|failing| failing.retry_at <= now);
+            if due && !self.open.contains_key(&listener) {
+                self.open(listener, &service);
             }
         }
     }
 
     fn publish_failures(&self) {
         let checks = self.checks.borrow();
-        let failing = checks.owners().filter_map(|(port, service)| {
-            let FailingPort { error, .. } = self.failing.get(&port)?;
-            Some((service, port, format!("cannot be opened: {error}")))
+        let failing = self.failing.iter().filter_map(|(Listener { port, address }, FailingPort { error, .. })| {
+            let at = if address.is_unspecified() { String::new() } else { format!(" at {address}") };
+            Some((checks.get(*port)?.service, *port, format!("cannot be opened{at}: {error}")))
         });
         let rejected = checks.rejected_claims();
         let rejected = rejected.map(|claim| (&claim.service, claim.check_port, format!("belongs to {}", claim.owner)));
@@ -128,23 +180,23 @@ impl HealthCheckServers {
         });
     }
 
-    fn open(&mut self, check_port: CheckPort, service: &ServiceName) {
-        match bind(check_port) {
-            Ok(listener) => {
-                let CheckPort { port, family } = check_port;
-                info!(%service, port, %family, "opened a health-check node port");
-                let recovery = self.failing.remove(&check_port).and_then(|mut failing| failing.repeated.recovered());
+    fn open(&mut self, listener: Listener, service: &ServiceName) {
+        let Listener { port: check_port @ CheckPort { port, family }, address } = listener;
+        match http::bind(SocketAddr::new(address, port.get())) {
+            Ok(socket) => {
+                info!(%service, port, %family, %address, "opened a health-check node port");
+                let recovery = self.failing.remove(&listener).and_then(|mut failing| failing.repeated.recovered());
                 if let Some(Recovery { count, duration }) = recovery {
                     let after_ms = duration.as_millis();
                     let failures = count;
                     info!(%service, port, %family, failures, after_ms, "health-check node port could be opened again");
                 }
                 let mut task = JoinSet::new();
-                task.spawn(serve(listener, check_port, self.connections.clone(), self.sources.clone()));
-                self.open.insert(check_port, task);
+                task.spawn(serve(socket, check_port, self.connections.clone(), self.sources.clone()));
+                self.open.insert(listener, task);
             }
             Err(error) => {
-                let failing = self.failing.entry(check_port).or_insert_with(|| FailingPort {
+                let failing = self.failing.entry(listener).or_insert_with(|| FailingPort {
                     error: String::new(),
                     repeated: Repeated::default(),
                     backoff: Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1),
@@ -168,13 +220,24 @@ impl FailingPort {
     }
 }
 
-/// Listens at all addresses of one family: each family has its own count of endpoints.
-fn bind(CheckPort { port, family }: CheckPort) -> io::Result<TcpListener> {
-    let any: IpAddr = match family {
+fn unspecified(family: IpFamily) -> IpAddr {
+    match family {
         IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
         IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    http::bind(SocketAddr::new(any, port.get()))
+    }
+}
+
+/// The addresses of the node's interfaces; `None` if they cannot be listed.
+async fn interface_addresses() -> Option<HashSet<IpAddr>> {
+    // The thread inherits the network namespace.
+    match tokio::task::spawn_blocking(netlink::rtnl::addresses).await {
+        Ok(Ok(addresses)) => Some(addresses),
+        Ok(Err(error)) => {
+            warn!(error = chain(&error), "cannot list the node's addresses for health-check node ports");
+            None
+        }
+        Err(_) => None,
+    }
 }
 
 /// The sources of the answers.
@@ -208,9 +271,10 @@ async fn serve(listener: TcpListener, port: CheckPort, connections: HttpConnecti
 // === impl CheckSources ===
 
 impl CheckSources {
-    /// 200 when the node has endpoints of the Service and the last sync succeeded.
+    /// 200 when the node has endpoints of the Service and syncs have not been failing for too long: a single failed
+    /// write must not take the node out of all load balancers.
     fn answer(&self, port: CheckPort) -> Response<String> {
-        let healthy = self.progress.borrow().error.is_none();
+        let healthy = self.progress.borrow().is_alive(Instant::now());
         match self.checks.borrow().get(port) {
             Some(check) => check.to_response(healthy),
             // The Service was removed just now, and the listener is about to be closed.

@@ -20,6 +20,7 @@ use tokio::{
 use super::*;
 use crate::{
     Changes, Progress,
+    dataplane::NodePortAddresses,
     testing::{ServiceBuilder, mk_key, mk_state},
 };
 
@@ -44,9 +45,14 @@ struct Answer {
 }
 
 fn start() -> Fixture {
-    let (health, progress) = (HealthChecks::default(), watch::Sender::default());
+    start_at(NodePortAddresses::all())
+}
+
+fn start_at(addresses: NodePortAddresses) -> Fixture {
+    let (health, progress) = (HealthChecks::default(), watch::Sender::<Progress>::default());
+    progress.send_modify(|progress| progress.last_iteration = Some(tokio::time::Instant::now()));
     let mut servers = JoinSet::new();
-    servers.spawn(HealthCheckServers::new(&health, progress.subscribe()).run());
+    servers.spawn(HealthCheckServers::new(&health, addresses, progress.subscribe()).run());
     Fixture { health, progress, _servers: servers }
 }
 
@@ -167,15 +173,59 @@ fn count_changes_without_reopening_the_port() {
 }
 
 #[test]
-fn answer_is_unhealthy_while_syncs_fail() {
+fn answer_is_unhealthy_when_syncs_have_failed_for_a_minute() {
     run(|| async {
         let fixture = start();
         fixture.reconcile(&state(&["10.244.1.1:80"]));
         assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
-        fixture.progress.send_modify(|progress| progress.error = Some("no memory".to_owned()));
+        let failing_for = |seconds| {
+            fixture.progress.send_modify(|progress| {
+                progress.error = Some("no memory".to_owned());
+                progress.pending_since = tokio::time::Instant::now().checked_sub(Duration::from_secs(seconds));
+            });
+        };
+        for (seconds, expected) in [(0, answer(200, 1, "true")), (50, answer(200, 1, "true"))] {
+            failing_for(seconds);
+            assert_eq!(ask(IpFamily::V4).await.unwrap(), expected, "{seconds} s");
+        }
+        failing_for(60);
         assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(503, 1, "false"));
-        fixture.progress.send_modify(|progress| progress.error = None);
+        fixture.progress.send_modify(|progress| (progress.error, progress.pending_since) = (None, None));
         assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
+    });
+}
+
+#[test]
+fn ports_are_opened_at_the_addresses_of_node_ports_only() {
+    run(|| async {
+        for address in ["192.168.1.1/24", "192.168.1.7/24", "198.51.100.1/24", "fd00:1::1/64"] {
+            let nodad = address.contains(':').then_some("nodad");
+            let added = Command::new("ip").args(["address", "add", address, "dev", "lo"]).args(nodad).status().unwrap();
+            assert!(added.success());
+        }
+        let is_open = |address: &str| {
+            let address = SocketAddr::new(address.parse().unwrap(), PORT);
+            async move { TcpStream::connect(address).await.is_ok() }
+        };
+        let all = ["127.0.0.1", "192.168.1.1", "192.168.1.7", "198.51.100.1", "fd00:1::1", "::1"];
+        let range = NodePortAddresses::Cidrs(vec!["192.168.0.0/16".parse().unwrap()]);
+        for (addresses, expected) in [
+            (NodePortAddresses::Primary, &["192.168.1.1", "fd00:1::1"][..]),
+            (range, &["192.168.1.1", "192.168.1.7"]),
+            (NodePortAddresses::all(), &all),
+        ] {
+            let fixture = start_at(addresses.clone());
+            // A node at 192.168.1.1 and fd00:1::1.
+            fixture.reconcile(&state(&["10.244.1.1:80"]));
+            for address in expected {
+                while !is_open(address).await {
+                    tokio::time::sleep(POLL).await;
+                }
+            }
+            for address in all {
+                assert_eq!(is_open(address).await, expected.contains(&address), "{addresses:?} {address}");
+            }
+        }
     });
 }
 

@@ -112,8 +112,10 @@ fn anomalies(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     writer.counter("drifts", text, progress.drifts)?;
     let text = "Time spent waiting for locks on the kernel's rules that other processes held.";
     writer.seconds_counter("lock_wait", text, progress.lock_wait.as_secs_f64())?;
-    let text = "Commits that were rejected because they exceed --max-loss, until a second snapshot confirms them.";
+    let text = "Losses that exceed --max-loss and were withheld until a second snapshot confirmed or voided them.";
     writer.counter("rejected_losses", text, progress.rejected_losses)?;
+    let text = "Service ports that keep their endpoints until a snapshot confirms that they lost them.";
+    writer.gauge("withheld_service_ports", text, None, progress.withheld_service_ports as f64)?;
     let text =
         "Digests that differed from the frontend's; each is repaired, and is a bug of the frontend or of the backend.";
     writer.counter("digest_mismatches", text, progress.protocol.digest_mismatches)?;

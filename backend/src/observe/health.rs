@@ -89,18 +89,24 @@ impl Observer {
     }
 }
 
-impl HealthCondition {
-    fn of(progress: &Progress, now: Instant) -> Self {
+impl Progress {
+    /// Whether no sync fails or hangs for too long.
+    pub(crate) fn is_alive(&self, now: Instant) -> bool {
         let since = |time: Option<Instant>| time.map_or(Duration::ZERO, |time| now - time);
-        let waiting = since(progress.pending_since);
-        let alive = match (&progress.pending_since, &progress.error) {
+        let waiting = since(self.pending_since);
+        match (&self.pending_since, &self.error) {
             (Some(_), Some(_)) => waiting < SYNC_FAILING,
             (Some(_), None) => waiting < SYNC_HUNG,
             // The loop does not run while the backend works.
-            (None, _) => since(progress.last_iteration) < LOOP_HUNG,
-        };
+            (None, _) => since(self.last_iteration) < LOOP_HUNG,
+        }
+    }
+}
+
+impl HealthCondition {
+    fn of(progress: &Progress, now: Instant) -> Self {
         let Progress { eligible, last_success, .. } = *progress;
-        Self { alive, programmed: progress.programmed.is_some(), eligible, last_success }
+        Self { alive: progress.is_alive(now), programmed: progress.programmed.is_some(), eligible, last_success }
     }
 
     fn healthy(&self) -> bool {

@@ -46,6 +46,7 @@ impl Observer {
             ("failures", failures.collect()),
             ("drifts", json!(progress.drifts)),
             ("rejectedLosses", json!(progress.rejected_losses)),
+            ("withheldServicePorts", json!(progress.withheld_service_ports)),
             ("digestMismatches", json!(progress.protocol.digest_mismatches)),
             ("rejectedOperations", json!(progress.protocol.rejected_operations)),
             ("rollbacks", json!(progress.protocol.rollbacks)),

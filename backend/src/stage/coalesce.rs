@@ -220,14 +220,14 @@ fn check_family<'a>(pool: &PoolId, mut endpoints: impl Iterator<Item = &'a Endpo
 // === impl NetEffect ===
 
 impl NetEffect {
-    /// The number of service ports that lose all their endpoints.
-    pub(super) fn emptied(&self, state: &NodeState) -> usize {
+    /// The service ports that lose all their endpoints, as they are in `state`.
+    pub(super) fn emptied(&self, state: &NodeState) -> Vec<ServicePortState> {
         let with_endpoints = |key| state.service_port(key).filter(|service| service.has_endpoints());
         let removed = self.removed_by_reset(state);
-        let removed = removed.iter().filter(|key| with_endpoints(key).is_some());
+        let removed = removed.iter().filter_map(with_endpoints);
         let effects = self.buckets.iter().flat_map(|bucket| &bucket.service_ports);
-        let emptied = effects.filter(|(key, effect)| with_endpoints(key).is_some_and(|port| effect.empties(port)));
-        removed.count() + emptied.count()
+        let emptied = effects.filter_map(|(key, effect)| with_endpoints(key).filter(|service| effect.empties(service)));
+        removed.chain(emptied).cloned().collect()
     }
 
     /// Changes the state. Returns what actually differs.

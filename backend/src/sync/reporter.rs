@@ -14,7 +14,7 @@ use tokio::{sync::watch, time::Instant};
 use tracing::{debug, error, info, warn};
 
 use crate::{
-    ChangeCounts, Changes, NodeState, Progress,
+    ChangeCounts, Changes, Loss, NodeState, Progress,
     metrics::{Metrics, NoLocal},
     pending::{Pending, Work},
     replica::Replica,
@@ -67,6 +67,22 @@ impl Reporter {
 
     pub(super) fn failures(&self, pending: &Pending) {
         self.progress.send_modify(|progress| progress.failures = pending.failures());
+    }
+
+    /// The losses that are withheld after a commit; `loss` is one that begins to be.
+    pub(super) fn withheld(&self, replica: &Replica, loss: Option<Loss>) {
+        let service_ports = replica.withheld_service_ports();
+        if let Some(loss) = loss {
+            error!(
+                service_ports,
+                "withholding a loss that exceeds --max-loss: {loss}; these service ports keep their endpoints until a \
+                 snapshot confirms the loss, everything else is applied"
+            );
+        }
+        self.progress.send_if_modified(|progress| {
+            progress.rejected_losses += u64::from(loss.is_some());
+            std::mem::replace(&mut progress.withheld_service_ports, service_ports) != service_ports || loss.is_some()
+        });
     }
 
     /// Why the state file is out of date.

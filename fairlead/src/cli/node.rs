@@ -61,9 +61,9 @@ pub(crate) struct NodeArgs {
     #[arg(long)]
     pub(crate) shadow: bool,
 
-    /// Hold back a commit that takes away all endpoints of more than this percentage of the service ports that have
-    /// endpoints, until a snapshot confirms it ten seconds later. 100 disables this. Losses of fewer than ten service
-    /// ports are applied at once.
+    /// Withhold losses when, within a minute, more than this percentage of the Services with endpoints lose all of
+    /// them, until a snapshot confirms it ten seconds later. Everything else is applied. Of several namespaces the one
+    /// that loses most does not count. Losses of fewer than ten Services are applied at once. 100 disables this.
     #[arg(long, default_value_t, value_name = "PERCENT")]
     pub(crate) max_loss: LossLimit,
 

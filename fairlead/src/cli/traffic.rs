@@ -32,8 +32,8 @@ pub(crate) struct TrafficArgs {
     #[arg(long, default_value_t = 14, value_name = "BIT", value_parser = value_parser!(u8).range(0..=31))]
     pub(crate) masquerade_bit: u8,
 
-    /// Serve node ports at these addresses: `primary` (the node's first address of each IP family), or local addresses
-    /// in these CIDRs, comma-separated. Loopback addresses are excluded.
+    /// Serve node ports, health-check node ports included, at these addresses: `primary` (the node's first address of
+    /// each IP family), or local addresses in these CIDRs, comma-separated. Loopback addresses are excluded.
     #[arg(long, default_value = "primary", value_name = "primary|CIDR,...", value_parser = nodeport_addresses)]
     pub(crate) nodeport_addresses: NodePortAddresses,
 }

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use ::backend::{
     Backend, Connect, ConntrackCleanup, ConntrackSettings, InProcess, Observer, ObserverPages, RunMode, Runner,
-    RunnerOptions, dataplane::DataplaneOptions,
+    RunnerOptions,
+    dataplane::{DataplaneOptions, NodePortAddresses},
 };
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use proto::model::IpFamily;
 use runtime::{Ready, Shutdown, Tasks, http::serve_at, metrics::Registry};
 use tracing::{info, warn};
@@ -53,6 +54,7 @@ pub(super) use with_backend;
 /// The settings of a backend process that do not depend on the kernel's mechanism.
 struct BackendProcess<'a> {
     node: NodeArgs,
+    health_check_addresses: NodePortAddresses,
     conntrack: ConntrackArgs,
     observe: ObserveArgs,
     config: &'a Effective,
@@ -94,7 +96,8 @@ fn spawn(
     let CommonBackendArgs { node, traffic, conntrack, observe } = common;
     let settings = DataplaneSettings { options: traffic.options()?, iptables, ipvs };
     let run_mode = node.run_mode();
-    let process = BackendProcess { node, conntrack, observe, config, registries };
+    let health_check_addresses = settings.options.nodeport_addresses.clone();
+    let process = BackendProcess { node, health_check_addresses, conntrack, observe, config, registries };
     match run_mode {
         RunMode::Program => with_backend!(open, name, settings, |backend| process.spawn(backend, connect, tasks)),
         RunMode::Shadow => {
@@ -115,14 +118,15 @@ pub(super) async fn programmed() -> Result<[(BackendName, Vec<IpFamily>); 3]> {
 impl BackendProcess<'_> {
     /// Starts the tasks of a backend.
     fn spawn(self, backend: impl Backend, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
-        let Self { node, conntrack, mut observe, config, registries } = self;
+        let Self { node, health_check_addresses, conntrack, mut observe, config, registries } = self;
         let name = node.name()?;
         if let Some(score) = node.oom_score_adj
             && let Err(error) = runtime::set_oom_score_adj(score)
         {
             warn!(score, %error, "cannot set the OOM score adjustment, leaving it unchanged");
         }
-        let defaults = RunnerOptions { max_loss: node.max_loss, ..RunnerOptions::new(name.as_str()) };
+        let defaults =
+            RunnerOptions { max_loss: node.max_loss, health_check_addresses, ..RunnerOptions::new(name.as_str()) };
         let (options, ready_message) = match node.run_mode() {
             RunMode::Program => {
                 // Before the first rule, which makes the kernel track all connections.

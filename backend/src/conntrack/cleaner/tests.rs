@@ -1,8 +1,12 @@
-//! Tests with the kernel, in a network namespace: flows are created with the `conntrack` command.
+//! Tests with the kernel, in a network namespace, whose flows the `conntrack` command creates, and with a table that
+//! blocks.
 
-use std::{collections::BTreeSet, process::Command};
+use std::{collections::BTreeSet, net::SocketAddr, process::Command, sync::mpsc};
 
-use netlink::testing::in_netns;
+use netlink::{
+    conntrack::{ConntrackZone, Tuple},
+    testing::in_netns,
+};
 
 use proto::model::FailureKind;
 
@@ -32,10 +36,6 @@ fn client_ports() -> BTreeSet<u16> {
     text.lines().map(|line| port(line).unwrap()).collect()
 }
 
-fn run(test: impl Future<Output = ()> + Send + 'static) {
-    in_netns(|| tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test));
-}
-
 fn dns() -> NodeState {
     mk_state()
         .service("default/dns/udp", |dns| {
@@ -61,71 +61,187 @@ fn apply(key: &str) -> Work {
     Work::Apply(Changes { service_ports: [mk_key(key)].into(), ..Changes::default() })
 }
 
+/// A cleaner with the progress that it reports.
+struct Fixture {
+    cleaner: ConntrackCleaner,
+    progress: watch::Sender<Progress>,
+}
+
+impl Fixture {
+    fn new(mode: ConntrackCleanup, table: impl FlowTable) -> Self {
+        let progress = watch::Sender::default();
+        Self { cleaner: ConntrackCleaner::start(mode, table, progress.clone(), Arc::default()), progress }
+    }
+
+    fn of_kernel() -> Self {
+        Self::new(ConntrackCleanup::Enabled, KernelFlowTable)
+    }
+
+    /// What the sync loop does, and waits for the cleanup.
+    fn sync(&self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
+        self.cleaner.prepare(work, state);
+        self.cleaner.programmed(work, failures);
+        if let Some(shared) = &self.cleaner.0 {
+            let is_busy = |requests: &mut Requests| requests.is_due || requests.is_cleaning;
+            drop(shared.changed.wait_while(shared.requests(), is_busy).unwrap());
+        }
+    }
+
+    fn deleted_flows(&self) -> u64 {
+        self.progress.borrow().deleted_flows
+    }
+}
+
 #[test]
 fn only_stale_flows_are_deleted() {
-    run(async {
+    in_netns(|| {
         insert_all();
-        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Enabled, Arc::default());
-        cleaner.clean_up(&Work::Reconcile, &dns(), &[]).await;
+        let fixture = Fixture::of_kernel();
+        fixture.sync(&Work::Reconcile, &dns(), &[]);
         assert_eq!(client_ports(), [1, 5, 6, 7].into());
-        assert_eq!((cleaner.deleted_flows, cleaner.failures), (4, 0));
-        cleaner.clean_up(&Work::Reconcile, &dns(), &[]).await;
-        assert_eq!((client_ports(), cleaner.deleted_flows), ([1, 5, 6, 7].into(), 4));
+        assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (4, 0));
+        fixture.sync(&Work::Reconcile, &dns(), &[]);
+        assert_eq!((client_ports(), fixture.deleted_flows()), ([1, 5, 6, 7].into(), 4));
     });
 }
 
 #[test]
 fn only_changes_that_concern_udp_clean_up() {
-    run(async {
+    in_netns(|| {
         insert_all();
         let all: BTreeSet<_> = (1..=8).collect();
-        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Disabled, Arc::default());
-        cleaner.clean_up(&Work::Reconcile, &dns(), &[]).await;
+        Fixture::new(ConntrackCleanup::Disabled, KernelFlowTable).sync(&Work::Reconcile, &dns(), &[]);
         assert_eq!(client_ports(), all, "disabled");
-        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Enabled, Arc::default());
-        cleaner.clean_up(&apply("default/web"), &dns(), &[]).await;
+        let fixture = Fixture::of_kernel();
+        fixture.cleaner.prepare(&Work::Reconcile, &dns());
+        fixture.sync(&apply("default/web"), &dns(), &[]);
         assert_eq!(client_ports(), all, "TCP");
-        cleaner.clean_up(&apply("default/gone/udp"), &dns(), &[]).await;
-        assert_eq!(cleaner.deleted_flows, 4, "any UDP service port");
+        fixture.sync(&apply("default/gone/udp"), &dns(), &[]);
+        assert_eq!(fixture.deleted_flows(), 4, "any UDP service port");
         insert("udp", "10.96.0.10", "10.244.1.4", 2);
-        cleaner.clean_up(&Work::Apply(Changes { node: true, ..Changes::default() }), &dns(), &[]).await;
-        assert_eq!(cleaner.deleted_flows, 5, "the node's addresses");
+        fixture.sync(&Work::Apply(Changes { node: true, ..Changes::default() }), &dns(), &[]);
+        assert_eq!(fixture.deleted_flows(), 5, "the node's addresses");
     });
 }
 
 #[test]
 fn a_service_port_that_is_not_programmed_keeps_its_flows() {
-    run(async {
+    in_netns(|| {
         insert_all();
         let key = mk_key("default/dns/udp");
         let failure =
             ServicePortFailure { key, reason: "no memory".to_owned(), retryable: true, kind: FailureKind::Program };
-        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Enabled, Arc::default());
-        cleaner.clean_up(&Work::Reconcile, &dns(), &[failure]).await;
+        Fixture::of_kernel().sync(&Work::Reconcile, &dns(), &[failure]);
         assert_eq!(client_ports(), [1, 2, 3, 5, 6, 7, 8].into());
     });
 }
 
 #[test]
 fn failed_cleanup_is_repeated_after_any_change() {
-    run(async {
+    in_netns(|| {
         insert_all();
-        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Enabled, Arc::default());
-        cleaner.repeated.failed("no memory");
-        cleaner.clean_up(&apply("default/web"), &dns(), &[]).await;
-        assert_eq!((cleaner.deleted_flows, cleaner.repeated.is_failing()), (4, false));
+        let fixture = Fixture::of_kernel();
+        fixture.cleaner.prepare(&Work::Reconcile, &dns());
+        fixture.cleaner.0.as_ref().unwrap().requests().is_failing = true;
+        fixture.sync(&apply("default/web"), &dns(), &[]);
+        assert_eq!(fixture.deleted_flows(), 4);
     });
 }
 
 #[test]
 fn more_than_a_batch_is_deleted_among_as_many_that_stay() {
-    run(async {
+    in_netns(|| {
         let stale = 3 * BATCH as u16 / 2;
         (1..=stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.4", port));
         (stale + 1..=2 * stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.5", port));
-        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Enabled, Arc::default());
-        cleaner.clean_up(&Work::Reconcile, &dns(), &[]).await;
-        assert_eq!(cleaner.deleted_flows, u64::from(stale));
+        let fixture = Fixture::of_kernel();
+        fixture.sync(&Work::Reconcile, &dns(), &[]);
+        assert_eq!(fixture.deleted_flows(), u64::from(stale));
         assert_eq!(client_ports(), (stale + 1..=2 * stale).collect());
     });
+}
+
+/// A table with one stale flow of each client port in the range. A dump waits for a permit.
+struct BlockingTable {
+    permits: mpsc::Receiver<()>,
+    flows: u16,
+    /// How many dumps were begun, and which client ports were deleted.
+    record: Arc<Mutex<(usize, Vec<u16>)>>,
+}
+
+impl FlowTable for BlockingTable {
+    fn addresses(&self) -> netlink::Result<HashSet<IpAddr>> {
+        Ok(HashSet::new())
+    }
+
+    fn visit(&self, _: AddressFamily, visit: &mut dyn FnMut(UdpFlow) -> netlink::Result<()>) -> netlink::Result<()> {
+        self.record.lock().unwrap().0 += 1;
+        let address = |text: &str, port| SocketAddr::new(text.parse().unwrap(), port);
+        (1..=self.flows).try_for_each(|port| {
+            visit(UdpFlow {
+                original: Tuple { source: address("10.9.9.9", port), destination: address("10.96.0.10", 53) },
+                reply: Tuple { source: address("10.244.1.9", 53), destination: address("10.9.9.9", port) },
+                id: u32::from(port),
+                zone: ConntrackZone::Both(0),
+            })
+        })?;
+        // Fails when the test has ended.
+        let _ = self.permits.recv();
+        Ok(())
+    }
+
+    fn delete(&self, flows: &[UdpFlow]) -> netlink::Result<usize> {
+        self.record.lock().unwrap().1.extend(flows.iter().map(|flow| flow.original.source.port()));
+        Ok(flows.len())
+    }
+}
+
+fn dns_at(endpoint: &'static str) -> NodeState {
+    mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10").endpoints([endpoint])).build()
+}
+
+fn until(condition: impl Fn() -> bool) {
+    while !condition() {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
+    let (permit, permits) = mpsc::channel();
+    let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
+    let table = BlockingTable { permits, flows: 3, record: record.clone() };
+    let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    let begin = |work: &Work, state: &NodeState| {
+        fixture.cleaner.prepare(work, state);
+        fixture.cleaner.programmed(work, &[]);
+    };
+    begin(&Work::Reconcile, &dns_at("10.244.1.1:53"));
+    until(|| record.lock().unwrap().0 == 1);
+    for round in 0..1000 {
+        // Returns although the first dump never ends.
+        begin(&apply("default/dns/udp"), &dns_at(["10.244.1.2:53", "10.244.1.3:53"][round % 2]));
+        assert_eq!(fixture.cleaner.0.as_ref().unwrap().requests().updates.len(), 1);
+    }
+    permit.send(()).unwrap();
+    permit.send(()).unwrap();
+    until(|| fixture.deleted_flows() == 6);
+    assert_eq!(record.lock().unwrap().0, 2, "one cleanup for 1000 syncs");
+}
+
+#[test]
+fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
+    let (permit, permits) = mpsc::channel();
+    let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
+    let table = BlockingTable { permits, flows: 3, record: record.clone() };
+    let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    fixture.cleaner.prepare(&Work::Reconcile, &dns_at("10.244.1.1:53"));
+    fixture.cleaner.programmed(&Work::Reconcile, &[]);
+    until(|| record.lock().unwrap().0 == 1);
+    // The endpoint of the flows is added while the dump runs, and is not programmed yet.
+    fixture.cleaner.prepare(&apply("default/dns/udp"), &dns_at("10.244.1.9:53"));
+    permit.send(()).unwrap();
+    let shared = fixture.cleaner.0.as_ref().unwrap();
+    until(|| !shared.requests().is_cleaning);
+    assert_eq!(record.lock().unwrap().1, [0; 0]);
 }

@@ -1,9 +1,10 @@
-//! Commits that exceed the loss limit: rejected first, applied when a second snapshot confirms them.
+//! Losses that exceed the limit: withheld, while everything else is applied, until a second snapshot confirms or voids
+//! them.
 
 use super::*;
 use crate::StreamOptions;
 
-/// The number of service ports before a loss.
+/// The number of Services before a loss.
 const ALL: usize = 20;
 
 fn names(count: usize) -> Vec<String> {
@@ -15,35 +16,46 @@ fn services(count: usize) -> NodeState {
     mk_services(&names.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// A backend process after a rejected loss of all but `left`.
-async fn rejected_loss(kernel: &FakeKernel, left: usize) -> Fixture {
+/// A number of Services in each of these namespaces.
+fn in_namespaces(counts: &[(&str, usize)]) -> NodeState {
+    let names: Vec<_> = counts
+        .iter()
+        .flat_map(|(namespace, count)| (0..*count).map(move |number| format!("{namespace}/s{number}")))
+        .collect();
+    mk_services(&names.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// A backend process that withholds the loss of all Services but `left`.
+async fn withheld_loss(kernel: &FakeKernel, left: usize) -> (Fixture, Peer) {
     let mut fixture = start(kernel, None);
     let mut peer = fixture.following(&services(ALL)).await;
     peer.commit(1, 2, operations_between(&services(ALL), &services(left))).await;
-    assert!(peer.replies.recv().await.is_none(), "no ack, and the session ends");
+    assert_eq!(peer.ack().await.digest, Some(total(&services(left))), "the frontend's state is committed");
     assert_eq!(fixture.keys().len(), ALL, "the kernel is unchanged");
-    assert_eq!(fixture.progress.borrow().rejected_losses, 1);
-    fixture
+    let progress = fixture.progress.borrow().clone();
+    assert_eq!((progress.rejected_losses, progress.withheld_service_ports), (1, ALL - left));
+    (fixture, peer)
 }
 
 #[tokio::test(start_paused = true)]
 async fn large_loss_is_applied_when_a_second_snapshot_confirms_it() {
     let kernel = FakeKernel::default();
-    let mut fixture = rejected_loss(&kernel, 3).await;
-    let rejected = Instant::now();
+    let (mut fixture, _first) = withheld_loss(&kernel, 3).await;
+    let withheld = Instant::now();
     let mut peer = fixture.session().await;
     assert_eq!((peer.hello.resume, peer.hello.digests.is_none()), (None, true), "a snapshot is requested");
-    assert_eq!(rejected.elapsed(), StreamOptions::default().loss_retry_delay);
+    assert_eq!(withheld.elapsed(), StreamOptions::default().loss_confirm_delay);
     peer.welcome(Epoch(7), SyncMode::Snapshot).await;
     peer.commit(0, 9, everything(&services(3))).await;
     assert_eq!(peer.ack().await.digest, Some(total(&services(3))));
     assert_eq!(fixture.keys().len(), 3);
+    assert_eq!(fixture.progress.borrow().withheld_service_ports, 0);
 
-    // The next large loss is rejected again.
+    // The next large loss is withheld again.
     peer.commit(9, 10, operations_between(&services(3), &services(ALL))).await;
     peer.ack().await;
     peer.commit(10, 11, operations_between(&services(ALL), &services(1))).await;
-    assert!(peer.replies.recv().await.is_none());
+    peer.ack().await;
     assert_eq!(fixture.keys().len(), ALL);
     fixture.stop().await;
 }
@@ -51,7 +63,7 @@ async fn large_loss_is_applied_when_a_second_snapshot_confirms_it() {
 #[tokio::test(start_paused = true)]
 async fn large_loss_that_is_not_confirmed_changes_nothing() {
     let kernel = FakeKernel::default();
-    let mut fixture = rejected_loss(&kernel, 0).await;
+    let (mut fixture, _first) = withheld_loss(&kernel, 0).await;
     let calls = kernel.calls().len();
     let mut peer = fixture.session().await;
     peer.welcome(EPOCH, SyncMode::Snapshot).await;
@@ -62,7 +74,46 @@ async fn large_loss_that_is_not_confirmed_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn service_ports_that_lose_their_endpoints_count_as_lost() {
+async fn services_that_return_are_not_withheld_and_need_no_snapshot() {
+    let kernel = FakeKernel::default();
+    let (mut fixture, mut peer) = withheld_loss(&kernel, 2).await;
+    peer.commit(2, 3, operations_between(&services(2), &services(ALL))).await;
+    assert_eq!(peer.ack().await.digest, Some(total(&services(ALL))));
+    assert_eq!(fixture.progress.borrow().withheld_service_ports, 0);
+    for revision in 4..30 {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        peer.bookmark(revision, total(&services(ALL))).await;
+        peer.ack().await;
+    }
+    assert_eq!(fixture.kernel.service_ports(), *services(ALL).service_ports());
+    assert!(fixture.sessions.try_recv().is_err(), "the session continues");
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_changes_are_applied_while_a_loss_is_withheld() {
+    let kernel = FakeKernel::default();
+    let (mut fixture, mut peer) = withheld_loss(&kernel, 3).await;
+    let with_new = |count| {
+        let mut all = names(count);
+        all.push("default/web".to_owned());
+        mk_services(&all.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    peer.commit(2, 3, operations_between(&services(3), &with_new(3))).await;
+    assert_eq!(peer.ack().await.digest, Some(total(&with_new(3))));
+    assert_eq!(fixture.keys().len(), ALL + 1);
+    assert!(fixture.keys().contains(&mk_key("default/web")));
+
+    // A session that begins meanwhile resumes the committed state.
+    drop(peer);
+    let peer = fixture.session().await;
+    assert_eq!(peer.hello.resume, Some((EPOCH, Revision(3))));
+    assert_eq!(peer.hello.digests.as_deref(), Some(with_new(3).digests()));
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_that_lose_their_endpoints_count_as_lost() {
     let empty = (0..ALL).fold(mk_state(), |state, number| {
         state.service(&format!("default/s{number}"), |service| service.cluster_ip(&format!("10.96.0.{}", number + 1)))
     });
@@ -70,7 +121,8 @@ async fn service_ports_that_lose_their_endpoints_count_as_lost() {
     let mut fixture = start(&FakeKernel::default(), None);
     let mut peer = fixture.following(&services(ALL)).await;
     peer.commit(1, 2, operations_between(&services(ALL), &empty)).await;
-    assert!(peer.replies.recv().await.is_none());
+    assert_eq!(peer.ack().await.digest, Some(total(&empty)));
+    assert_eq!(fixture.kernel.service_ports(), *services(ALL).service_ports());
     fixture.stop().await;
 }
 
@@ -87,7 +139,95 @@ async fn losses_within_the_limit_are_applied() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rejected_loss_is_not_stored() {
+async fn commits_that_together_empty_the_cluster_are_withheld() {
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&services(ALL)).await;
+    for left in (0..ALL).rev() {
+        let revision = (ALL - left) as u64;
+        peer.commit(revision, revision + 1, operations_between(&services(left + 1), &services(left))).await;
+        assert_eq!(peer.ack().await.digest, Some(total(&services(left))));
+    }
+    assert_eq!(fixture.keys().len(), ALL / 2, "half of them");
+    assert_eq!(fixture.progress.borrow().rejected_losses, 1);
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_losses_are_applied() {
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&services(ALL)).await;
+    for left in (0..ALL).rev() {
+        let revision = (ALL - left) as u64;
+        peer.commit(revision, revision + 1, operations_between(&services(left + 1), &services(left))).await;
+        peer.ack().await;
+        tokio::time::sleep(Duration::from_secs(15)).await;
+    }
+    assert_eq!(fixture.keys(), []);
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn service_with_many_ports_that_flaps_delays_nothing_and_requests_no_snapshot() {
+    let state = |has_endpoint: bool| {
+        let ports = (0..200).fold(mk_state(), |state, port| {
+            state.service(&format!("tenant/many:p{port}"), |service| {
+                let service = service.cluster_ip("10.96.9.9").port(1000 + port);
+                if has_endpoint { service.endpoints(["10.244.1.9:8080"]) } else { service }
+            })
+        });
+        let other =
+            |service: crate::testing::ServiceBuilder| service.cluster_ip("10.96.0.1").endpoints(["10.244.1.1:8080"]);
+        ports.service("default/a", other).build()
+    };
+    let (up, down) = (state(true), state(false));
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&up).await;
+    let begun = Instant::now();
+    for revision in 1..50 {
+        let (from, to) = if revision % 2 == 1 { (&up, &down) } else { (&down, &up) };
+        peer.commit(revision, revision + 1, operations_between(from, to)).await;
+        assert_eq!(peer.ack().await.digest, Some(total(to)));
+        assert_eq!(fixture.kernel.service_ports(), *to.service_ports(), "revision {revision}");
+    }
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    assert_eq!(fixture.progress.borrow().rejected_losses, 0);
+    assert!(fixture.sessions.try_recv().is_err(), "the session continues");
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_namespace_cannot_cause_a_loss_to_be_withheld() {
+    let before = in_namespaces(&[("tenant", 100), ("default", 1), ("kube-system", 2)]);
+    let after = in_namespaces(&[("default", 1), ("kube-system", 2)]);
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&before).await;
+    let without_tenant: Vec<_> = before.service_ports().keys().filter(|key| &*key.namespace == "tenant").collect();
+    let removals = without_tenant.into_iter().cloned().map(Operation::RemoveServicePort).collect();
+    peer.commit(1, 2, removals).await;
+    peer.ack().await;
+    assert_eq!(fixture.keys().len(), after.service_ports().len());
+    assert_eq!(fixture.progress.borrow().rejected_losses, 0);
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_of_a_frontend_without_objects_is_withheld_with_the_facts() {
+    let state = in_namespaces(&[("tenant", 100), ("default", 1), ("kube-system", 2)]);
+    let mut fixture = start(&FakeKernel::default(), None);
+    drop(fixture.following(&state).await);
+    let mut peer = fixture.session().await;
+    peer.welcome(Epoch(0xe2), SyncMode::Snapshot).await;
+    peer.commit(0, 1, vec![]).await;
+    peer.ack().await;
+    assert_eq!(fixture.kernel.service_ports(), *state.service_ports());
+    let progress = fixture.progress.borrow().clone();
+    assert_eq!((progress.withheld_service_ports, progress.eligible), (103, state.node().eligible));
+    assert_eq!(fixture.kernel.calls().len(), 1, "nothing is written");
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn withheld_loss_is_not_stored() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("state");
     let kernel = FakeKernel::default();
@@ -96,7 +236,7 @@ async fn rejected_loss_is_not_stored() {
     peer.commit(1, 2, operations_between(&services(ALL), &services(ALL - 1))).await;
     peer.ack().await;
     peer.commit(2, 3, operations_between(&services(ALL - 1), &services(0))).await;
-    assert!(peer.replies.recv().await.is_none());
+    peer.ack().await;
     fixture.stop().await;
     drop(peer);
     let mut fixture = start(&kernel, Some(&file));
