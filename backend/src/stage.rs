@@ -10,7 +10,7 @@
 
 mod coalesce;
 
-use std::mem;
+use std::{mem, net::IpAddr};
 
 use proto::model::{Operation, PoolId, ServicePortKey};
 
@@ -41,6 +41,18 @@ pub enum RejectedOperation {
     /// An address of the other family in a pool.
     #[error("{}: the {} pool contains an address that is not {}", .0.key, .0.class, .0.family)]
     OtherFamily(PoolId),
+    /// Endpoints that no traffic may be sent to. The rest of the operation is applied.
+    #[error("{key}: ignored {count} endpoints, such as {address}: {reason}")]
+    UnusableEndpoint {
+        /// The service port.
+        key: ServicePortKey,
+        /// The address of the first one.
+        address: IpAddr,
+        /// What the address is.
+        reason: &'static str,
+        /// How many of them there are.
+        count: usize,
+    },
     /// The facts of another node.
     #[error("facts of another node: {0}")]
     OtherNode(String),

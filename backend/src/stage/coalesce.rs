@@ -1,6 +1,10 @@
 //! Coalesces operations into their net effect on a state, and applies it.
 
-use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+    num::NonZeroU16,
+};
 
 use proto::{
     digest::{BUCKETS, KeyHash},
@@ -55,8 +59,15 @@ impl<'a> Coalescer<'a> {
         Self { state, net_effect: NetEffect { node: None, cluster: None, buckets } }
     }
 
-    /// Adds the next operation.
-    pub(super) fn add(&mut self, operation: Operation) -> Result<(), RejectedOperation> {
+    /// Adds the next operation, without endpoints that no traffic may be sent to. The frontend checks them too; this
+    /// limits what a frontend that was taken over can do.
+    pub(super) fn add(&mut self, mut operation: Operation) -> Result<(), RejectedOperation> {
+        let unusable = remove_unusable(&mut operation);
+        self.add_usable(operation)?;
+        unusable.map_or(Ok(()), Err)
+    }
+
+    fn add_usable(&mut self, operation: Operation) -> Result<(), RejectedOperation> {
         match operation {
             Operation::PutServicePort(port) => self.put(port),
             Operation::RemoveServicePort(key) => {
@@ -208,6 +219,45 @@ fn change(pool: &mut Pool, add: Vec<Endpoint>, remove: &[Endpoint]) {
     }
     for endpoint in add {
         pool.insert(endpoint);
+    }
+}
+
+/// Removes the endpoints that no traffic may be sent to. Returns the first one.
+fn remove_unusable(operation: &mut Operation) -> Option<RejectedOperation> {
+    let (pool, removed): (_, Vec<Endpoint>) = match operation {
+        Operation::ChangePool { pool, add, .. } => {
+            (pool, add.extract_if(.., |endpoint| unusable(endpoint.address).is_some()).collect())
+        }
+        Operation::ReplacePool { pool, endpoints } => {
+            let list: Vec<_> =
+                endpoints.iter().filter(|endpoint| unusable(endpoint.address).is_some()).copied().collect();
+            for endpoint in &list {
+                endpoints.remove(endpoint);
+            }
+            (pool, list)
+        }
+        _ => return None,
+    };
+    let endpoint = removed.first()?;
+    let (key, address) = (pool.key.clone(), endpoint.address);
+    let reason = unusable(address)?;
+    Some(RejectedOperation::UnusableEndpoint { key, address, reason, count: removed.len() })
+}
+
+/// Why no traffic may be sent to an address: it would reach the node itself, its link, or several hosts.
+fn unusable(address: IpAddr) -> Option<&'static str> {
+    let is_link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    let is_mapped = matches!(address, IpAddr::V6(address) if address.to_ipv4_mapped().is_some());
+    match address {
+        _ if address.is_unspecified() => Some("the unspecified address"),
+        _ if address.is_loopback() => Some("a loopback address"),
+        _ if is_link_local => Some("a link-local address"),
+        _ if address.is_multicast() || address == Ipv4Addr::BROADCAST => Some("a multicast or broadcast address"),
+        _ if is_mapped => Some("an IPv4-mapped IPv6 address"),
+        _ => None,
     }
 }
 

@@ -232,6 +232,31 @@ fn invalid_operations_are_rejected_and_the_others_applied() {
 }
 
 #[test]
+fn endpoints_on_the_node_its_link_or_many_hosts_are_ignored_and_the_others_applied() {
+    let bad_v4 = ["0.0.0.0:80", "127.0.0.1:80", "127.9.9.9:80", "169.254.169.254:80", "224.0.0.1:80"];
+    let bad_v4 = [&bad_v4[..], &["239.1.1.1:80", "255.255.255.255:80"]].concat();
+    let bad_v6 = ["[::]:80", "[::1]:80", "[fe80::1]:80", "[ff02::1]:80", "[::ffff:127.0.0.1]:80"];
+    for (family, bad, good) in
+        [(IpFamily::V4, bad_v4.as_slice(), "10.244.1.7:80"), (IpFamily::V6, bad_v6.as_slice(), "[fd00:244::7]:80")]
+    {
+        let pool = PoolId { key: mk_key("default/web"), class: PoolClass::Local, family };
+        let all: Vec<_> = bad.iter().chain([&good]).map(|text| endpoint(text)).collect();
+        let replaced = Operation::ReplacePool { pool: pool.clone(), endpoints: all.iter().copied().collect() };
+        let changed = Operation::ChangePool { pool: pool.clone(), add: all, remove: vec![] };
+        for operation in [replaced, changed] {
+            let mut state = web();
+            let committed = commit(&mut state, vec![operation]);
+            let endpoints = &state.service_port(&pool.key).unwrap().local[family];
+            assert_eq!(endpoints.iter().copied().collect::<Vec<_>>(), [endpoint(good)]);
+            let [RejectedOperation::UnusableEndpoint { count, .. }] = committed.rejected.as_slice() else {
+                panic!("{:?}", committed.rejected)
+            };
+            assert_eq!(*count, bad.len());
+        }
+    }
+}
+
+#[test]
 fn cleared_operations_are_not_applied() {
     let mut state = web();
     let mut stage = Stage::default();
