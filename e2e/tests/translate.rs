@@ -85,7 +85,7 @@ fn hairpin_needs_masquerade() {
     let (node, pod) = (cluster.node('a'), cluster.pod("pod-a-1"));
     translate(node, pod);
     tools::nft(&node.netns, "flush chain ip by-hand postrouting\n");
-    assert_eq!(pod.client().udp(vip(IpFamily::V4)), Err(Failure::TimedOut));
+    assert_eq!(pod.client().with_deadline(SHORT).udp(vip(IpFamily::V4)), Err(Failure::TimedOut));
     assert_eq!(pod.client().udp(vip(IpFamily::V6)).map(|reply| reply.pod).as_deref(), Ok("pod-a-1"));
 }
 

@@ -35,7 +35,7 @@ impl Probe {
     pub(crate) fn connect(self, to: SocketAddr) -> Result<(Reply, BufReader<TcpStream>), Failure> {
         let start = Instant::now();
         let socket = self.socket(to, Type::STREAM, None)?;
-        socket.connect_timeout(&to.into(), self.deadline)?;
+        socket.connect_timeout(&to.into(), self.deadline.min(self.handshake))?;
         // Once established, the connection ignores transient ICMP errors, as usual.
         report_icmp_errors(&socket, to, IcmpErrors::Fatal)?;
         let stream = TcpStream::from(socket);

@@ -28,8 +28,8 @@ pub struct KindFreshness {
     pub kind: ObjectKind,
     /// What the source does.
     pub phase: WatchPhase,
-    /// When the API server last confirmed the objects, by a complete list (of objects or of their versions), an event or
-    /// a bookmark. Neither an accepted request nor an error does. `None` before the first list.
+    /// When the API server last confirmed the objects, by a complete list (of objects or of their versions), an event
+    /// or a bookmark. Neither an accepted request nor an error does. `None` before the first list.
     pub confirmed: Option<Instant>,
     /// The number of complete lists. More than one: a watch expired or has missed changes.
     pub lists: u64,

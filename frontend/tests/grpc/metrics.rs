@@ -84,6 +84,9 @@ async fn scrape_reflects_activity() {
     server.hello(v1::Hello { protocol_version: 99, ..hello("node-3") }).await.expect_rejected().await;
     streams[1].send(client_message::Message::Hello(hello("node-2"))).await;
     streams.pop().unwrap().expect_rejected().await;
+    // A stream is counted until the server has dropped it, which is after the client has received its error.
+    let dropped = async { while samples(address).await["streams{role=\"backend\",mode=\"snapshot\"}"] > 1.0 {} };
+    timeout(TIMEOUT, dropped).await.expect("the rejected stream is still open");
 
     let samples = samples(address).await;
     let value = |name: &str| *samples.get(name).unwrap_or_else(|| panic!("no {name} in {samples:#?}"));

@@ -1,5 +1,5 @@
-//! The bounds of connections of an HTTP server. Connections from the machine itself (the kubelet probes pods on the host
-//! network from there, and `kubectl port-forward` connects from there) have a share that other clients cannot use.
+//! The bounds of connections of an HTTP server. Connections from the machine itself (the kubelet probes pods on the
+//! host network from there, and `kubectl port-forward` connects from there) have a share that other clients cannot use.
 
 use std::{io, net::IpAddr};
 
