@@ -33,8 +33,8 @@ const MIN_LOST: usize = 10;
 /// Losses within this time count together. A frontend that loses its objects loses them within seconds.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// The largest share of the Services with endpoints that may lose all of them within a minute, in percent: 1 to 100, and
-/// 100 is no limit. The namespace that loses most does not count, so that its owner cannot exceed the limit alone.
+/// The largest share of the Services with endpoints that may lose all of them within a minute, in percent: 1 to 100,
+/// and 100 is no limit. The namespace that loses most does not count, so that its owner cannot exceed the limit alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossLimit(u8);
 

@@ -309,8 +309,8 @@ impl NewestState {
     }
 }
 
-/// Deletes the stale flows of both families while the kernel dumps them, so that memory does not grow with their number.
-/// Before each deletion `update` may replace the VIPs; what is not stale by then stays. Blocks.
+/// Deletes the stale flows of both families while the kernel dumps them, so that memory does not grow with their
+/// number. Before each deletion `update` may replace the VIPs; what is not stale by then stays. Blocks.
 pub(crate) fn clean_up(
     table: &impl FlowTable,
     mut vips: PerFamily<UdpVips>,
