@@ -3,7 +3,9 @@
 //!
 //! ```text
 //!   bench                       everything, as a table
-//!   bench latency               one part: latency, node, wire, api or scale
+//!   bench latency               one part: latency, node, wire, api, scale or adversary
+//!   bench scale --nodes 200     a smaller cluster
+//!   bench adversary --backend iptables
 //!   bench --kube-proxy PATH     beside kube-proxy in nftables mode; PATH is its binary
 //!   bench -o json               as JSON
 //! ```
@@ -15,11 +17,13 @@
 //! | `wire` | bytes on a stream |
 //! | `api` | a frontend on a Kubernetes API: start, memory |
 //! | `scale` | a frontend with 5,000 nodes: memory, CPU time, bytes, latency |
+//! | `adversary` | a tenant's largest Services, and the delay of a bystander; fails if a cost is super-linear |
 //! | `peer` | Fairlead and kube-proxy beside each other |
 //! | `manifests`, `api_server`, `lab`, `worker`, `report` | nothing; they are shared by the others |
 //!
 //! Requires root. The goals apply to two otherwise idle CPUs.
 
+mod adversary;
 mod api;
 mod api_server;
 mod lab;
@@ -34,10 +38,12 @@ mod worker;
 
 use std::{env, path::Path, process::ExitCode};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use lab::Lab;
 use report::Report;
+
+const PARTS: [&str; 6] = ["latency", "node", "wire", "api", "scale", "adversary"];
 
 fn main() -> ExitCode {
     match run() {
@@ -52,20 +58,41 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let arguments = env::args().skip(1).collect::<Vec<_>>();
     let arguments = arguments.iter().map(String::as_str).collect::<Vec<_>>();
-    let (output, parts) = match &arguments[..] {
-        ["-o", "json", parts @ ..] | [parts @ .., "-o", "json"] => (Report::print_json as fn(&Report), parts),
-        parts => (Report::print as fn(&Report), parts),
-    };
+    let (mut output, mut parts, mut nodes, mut backend) =
+        (Report::print as fn(&Report), Vec::new(), scale::NODES, "nftables");
+    let mut rest = &arguments[..];
+    loop {
+        rest = match rest {
+            [] => break,
+            ["-o", "json", more @ ..] => {
+                output = Report::print_json;
+                more
+            }
+            ["--nodes", number, more @ ..] => {
+                nodes = number.parse().with_context(|| format!("--nodes {number}"))?;
+                more
+            }
+            ["--backend", name, more @ ..] => {
+                backend = name;
+                more
+            }
+            ["--kube-proxy", path, more @ ..] => {
+                ensure!(more.is_empty() && parts.is_empty(), "--kube-proxy takes no parts");
+                let mut report = Report::default();
+                peer::measure(&mut report, Path::new(path))?;
+                output(&report);
+                return Ok(());
+            }
+            [part, more @ ..] if PARTS.contains(part) => {
+                parts.push(*part);
+                more
+            }
+            [unknown, ..] => bail!("unknown part {unknown:?}: use one of {}", PARTS.join(", ")),
+        };
+    }
     let mut report = Report::default();
-    if let ["--kube-proxy", path] = parts {
-        peer::measure(&mut report, Path::new(path))?;
-        output(&report);
-        return Ok(());
-    }
-    if let Some(unknown) = parts.iter().find(|part| !["latency", "node", "wire", "api", "scale"].contains(*part)) {
-        bail!("unknown part {unknown:?}: use latency, node, wire, api or scale");
-    }
     let wanted = |part| parts.is_empty() || parts.contains(&part);
+    let mut super_linear = Vec::new();
 
     if wanted("latency") {
         latency::measure(&mut report, &Lab::new()?)?;
@@ -80,8 +107,12 @@ fn run() -> Result<()> {
         api::measure(&mut report, &Lab::new()?)?;
     }
     if wanted("scale") {
-        scale::measure(&mut report, &Lab::new()?)?;
+        scale::measure(&mut report, &Lab::new()?, nodes)?;
+    }
+    if wanted("adversary") {
+        super_linear = adversary::measure(&mut report, backend)?;
     }
     output(&report);
+    ensure!(super_linear.is_empty(), "cost grows faster than the inputs: {}", super_linear.join("; "));
     Ok(())
 }

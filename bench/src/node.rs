@@ -72,7 +72,7 @@ fn reconciled(report: &mut Report, backend: &Process, started: Instant, what: &s
     let line = backend.wait_for_line("reconciled", 0, DEADLINE);
     report.duration(&format!("{what}: from the start of the program"), started.elapsed(), goal);
     let number = |name| -> Result<f64> { field(&line, name)?.parse().with_context(|| line.clone()) };
-    report.add(&format!("{what}: of that to reconcile"), number("ms")?, "ms", Goal::None);
-    ensure!(number("services")? == f64::from(SERVICES), "not all services are programmed: {line}");
+    report.add(&format!("{what}: of that to reconcile"), number("took_ms")?, "ms", Goal::None);
+    ensure!(number("service_ports")? == f64::from(SERVICES), "not all services are programmed: {line}");
     number("writes")
 }

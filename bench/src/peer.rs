@@ -16,12 +16,12 @@ use anyhow::{Context as _, Result, ensure};
 use e2e::Process;
 
 use crate::{
-    api_server::{ApiServer, Lists},
     lab::{Lab, commit, memory},
     manifests::CLUSTER_CIDR,
     report::{Goal, Report},
     scale::{
         cluster::{Cluster, Size, SliceId, cluster_ip, node_name},
+        cluster_api::ClusterApi,
         process::Usage,
     },
     worker::Worker,
@@ -64,7 +64,7 @@ fn measure_one(report: &mut Report, proxy: Proxy<'_>) -> Result<()> {
     thread::spawn(move || listener.incoming().flatten().for_each(drop));
 
     let worker = Worker::start(lab.netns())?;
-    let api = ApiServer::start(&lab, &worker, Cluster::new(SIZE), Lists::Streamed)?;
+    let api = ClusterApi::start(&lab, &worker, Cluster::new(SIZE))?;
 
     Report::progress(&format!("starting {}", proxy.name()));
     let started = Instant::now();
@@ -107,13 +107,13 @@ fn measure_one(report: &mut Report, proxy: Proxy<'_>) -> Result<()> {
 }
 
 /// Replaces the first endpoint of a service in the API.
-fn replace_endpoint(api: &ApiServer<Cluster>, service: usize) {
+fn replace_endpoint(api: &ClusterApi, service: usize) {
     let id = SliceId { service, slice: 0 };
     api.with(|cluster| {
         let reach = cluster.remove(id);
         cluster.add(id, reach);
     });
-    api.announce(|cluster, version| cluster.slice_json(id, version, 1));
+    api.put_slice(id, 1);
 }
 
 /// Connects to the cluster IP of a service until a pod answers.

@@ -4,9 +4,17 @@ use std::time::Duration;
 
 use serde_json::json;
 
-/// A list of measurements.
+/// A list of measurements, and tables.
 #[derive(Debug, Default)]
-pub(crate) struct Report(Vec<Measurement>);
+pub(crate) struct Report(Vec<Measurement>, Vec<Table>);
+
+/// Measurements of several sizes of several things.
+#[derive(Debug)]
+pub(crate) struct Table {
+    name: String,
+    columns: Vec<String>,
+    rows: Vec<(String, Vec<f64>)>,
+}
 
 #[derive(Debug)]
 struct Measurement {
@@ -64,17 +72,65 @@ impl Report {
         self.0.push(measurement);
     }
 
+    /// Adds a table.
+    pub(crate) fn table(&mut self, table: Table) {
+        self.1.push(table);
+    }
+
     pub(crate) fn print(&self) {
         self.0.iter().for_each(|measurement| println!("{}", measurement.text()));
+        self.1.iter().flat_map(Table::lines).for_each(|line| println!("{line}"));
     }
 
     pub(crate) fn print_json(&self) {
-        let measurements = self.0.iter().map(
-            |Measurement { what, value, unit, goal }| json!({ "what": what, "value": value, "unit": unit, "goal": goal }),
-        );
-        println!("{}", json!({ "measurements": measurements.collect::<Vec<_>>() }));
+        let measurements = self.0.iter().map(|Measurement { what, value, unit, goal }| {
+            json!({ "what": what, "value": value, "unit": unit, "goal": goal })
+        });
+        let tables = self.1.iter().map(Table::json);
+        let (measurements, tables) = (measurements.collect::<Vec<_>>(), tables.collect::<Vec<_>>());
+        println!("{}", json!({ "measurements": measurements, "tables": tables }));
     }
 }
+
+// === impl Table ===
+
+impl Table {
+    pub(crate) fn new(name: &str, columns: &[&str]) -> Self {
+        let columns = columns.iter().map(ToString::to_string).collect();
+        Self { name: name.to_owned(), columns, rows: Vec::new() }
+    }
+
+    /// Adds a row, with a value for each column.
+    pub(crate) fn row(&mut self, label: &str, values: &[f64]) {
+        let values = values.to_vec();
+        eprintln!("    {}", Self::line(label, values.iter().map(|value| format!("{value:.2}"))));
+        self.rows.push((label.to_owned(), values));
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let head = Self::line(&self.name, self.columns.iter().cloned());
+        let rows =
+            self.rows.iter().map(|(label, values)| Self::line(label, values.iter().map(|value| format!("{value:.2}"))));
+        [String::new(), head].into_iter().chain(rows).collect()
+    }
+
+    fn line(label: &str, cells: impl Iterator<Item = String>) -> String {
+        cells.fold(format!("{label:<36}"), |line, cell| format!("{line} {cell:>13}"))
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let rows = self.rows.iter().map(|(label, values)| {
+            let mut row = json!({ "what": label });
+            for (column, value) in self.columns.iter().zip(values) {
+                row[column.as_str()] = (*value).into();
+            }
+            row
+        });
+        json!({ "name": self.name, "rows": rows.collect::<Vec<_>>() })
+    }
+}
+
+// === impl Measurement ===
 
 impl Measurement {
     fn text(&self) -> String {

@@ -9,6 +9,7 @@
 //! | module | is |
 //! |---|---|
 //! | `cluster` | the objects, and the expected digests of each node |
+//! | `cluster_api` | the API server of a cluster |
 //! | `fleet`, `node` | the nodes |
 //! | `http2`, `message_head` | the part of HTTP/2 and of the messages that the nodes need |
 //! | `metrics` | counters and latencies of all nodes |
@@ -16,6 +17,7 @@
 //! | `process` | CPU time of processes |
 
 pub(crate) mod cluster;
+pub(crate) mod cluster_api;
 mod fleet;
 mod http2;
 mod load;
@@ -35,19 +37,20 @@ use e2e::Process;
 use nix::sys::signal::Signal;
 
 use crate::{
-    api_server::{ApiServer, Lists},
     lab::{DEADLINE, Lab, memory},
     report::{Goal, Report},
     worker::Worker,
 };
 
 use cluster::{Cluster, Size};
+use cluster_api::ClusterApi;
 use fleet::{Connect, Fleet};
 use load::Load;
 use metrics::FleetMetrics;
 use process::Usage;
 
-const SIZE: Size = Size { nodes: 5_000, services: 10_000, endpoints: 250_000, largest: 5_000 };
+/// The number of nodes unless another one is requested. The other numbers are proportional: [`Size::of_nodes`].
+pub(crate) const NODES: u32 = 5_000;
 /// Duration of each load.
 const LOAD_DURATION: Duration = Duration::from_secs(30);
 /// Duration of the measurement without changes.
@@ -65,7 +68,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// The processes and threads of the benchmark.
 struct Stage<'a> {
     lab: &'a Lab,
-    api: ApiServer<Cluster>,
+    api: ClusterApi,
+    size: Size,
     metrics: Arc<FleetMetrics>,
     fleet: Fleet,
     /// The thread of the API server and of the load.
@@ -79,9 +83,9 @@ struct Latency {
     p99: Goal,
 }
 
-pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
+pub(crate) fn measure(report: &mut Report, lab: &Lab, nodes: u32) -> Result<()> {
     runtime::raise_file_limit().context("raise the limit of open files")?;
-    let stage = Stage::new(lab)?;
+    let stage = Stage::new(lab, Size::of_nodes(nodes))?;
     let frontend = stage.start(report, "frontend, start to serving")?;
     stage.snapshots(report, &frontend)?;
     stage.quiet(report, &frontend)?;
@@ -95,15 +99,15 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
 }
 
 impl<'a> Stage<'a> {
-    fn new(lab: &'a Lab) -> Result<Self> {
-        let Size { nodes, services, endpoints, .. } = SIZE;
+    fn new(lab: &'a Lab, size: Size) -> Result<Self> {
+        let Size { nodes, services, endpoints, .. } = size;
         Report::progress(&format!("{nodes} nodes, {services} services, {endpoints} endpoints"));
         let address: SocketAddr = ADDRESS.parse()?;
         let metrics = Arc::new(FleetMetrics::new());
         let worker = Worker::start(lab.netns())?;
-        let api = ApiServer::start(lab, &worker, Cluster::new(SIZE), Lists::Streamed)?;
+        let api = ClusterApi::start(lab, &worker, Cluster::new(size))?;
         let fleet = Fleet::new(lab.netns(), address, metrics.clone(), nodes)?;
-        Ok(Self { lab, api, metrics, fleet, worker })
+        Ok(Self { lab, api, size, metrics, fleet, worker })
     }
 
     fn start(&self, report: &mut Report, what: &str) -> Result<Process> {
@@ -158,8 +162,8 @@ impl<'a> Stage<'a> {
     fn rollout(&self, report: &mut Report, frontend: &Process) -> Result<()> {
         Report::progress("replacing all endpoints of the largest service");
         let load = Load::rollout(&self.api, LOAD_DURATION);
-        self.run(report, frontend, "rollout of 5,000 endpoints", load, (Goal::None, NO_GOAL))?;
-        let bytes = self.per_node(&self.metrics.received) / SIZE.largest as f64;
+        self.run(report, frontend, "rollout of the largest service", load, (Goal::None, NO_GOAL))?;
+        let bytes = self.per_node(&self.metrics.received) / self.size.largest as f64;
         report.add("rollout, received by a node, each endpoint", bytes, "bytes", Goal::None);
         report.memory("frontend, memory after that", memory(frontend)?.resident, Goal::AtMost(512.0));
         Ok(())
@@ -171,7 +175,10 @@ impl<'a> Stage<'a> {
         self.fleet.leave(DEADLINE)?;
         let usage = Usage::of(frontend)?;
         self.reconnect_all(report, "all reconnect", &Connect::Resume, &usage, frontend)?;
-        ensure!(self.metrics.resumed.load(Ordering::Relaxed) == u64::from(SIZE.nodes), "not all nodes have resumed");
+        ensure!(
+            self.metrics.resumed.load(Ordering::Relaxed) == u64::from(self.size.nodes),
+            "not all nodes have resumed"
+        );
         self.agree()
     }
 
@@ -181,7 +188,10 @@ impl<'a> Stage<'a> {
         let digests = Connect::Digests(self.api.with(|cluster| cluster.digests())?);
         let usage = Usage::of(frontend)?;
         self.reconnect_all(report, "all reconnect after a restart", &digests, &usage, frontend)?;
-        ensure!(self.metrics.repaired.load(Ordering::Relaxed) == u64::from(SIZE.nodes), "not all nodes were repaired");
+        ensure!(
+            self.metrics.repaired.load(Ordering::Relaxed) == u64::from(self.size.nodes),
+            "not all nodes were repaired"
+        );
         self.agree()?;
         report.memory("frontend, memory after that", memory(frontend)?.resident, Goal::AtMost(512.0));
         Ok(())
@@ -210,9 +220,13 @@ impl<'a> Stage<'a> {
         frontend.signal(Signal::SIGTERM);
         self.fleet.gone(started, DEADLINE)?;
         let departures = self.metrics.departures();
-        ensure!(departures.len() == SIZE.nodes as usize, "only {} nodes were asked to reconnect", departures.len());
+        ensure!(
+            departures.len() == self.size.nodes as usize,
+            "only {} nodes were asked to reconnect",
+            departures.len()
+        );
         report.spread("drain, SIGTERM to its message at a node", departures.delays(started), Goal::None);
-        let share = f64::from(SIZE.nodes) / DRAIN.as_secs_f64();
+        let share = f64::from(self.size.nodes) / DRAIN.as_secs_f64();
         report.add(
             "drain, nodes that leave in the busiest second",
             departures.busiest(started) as f64,
@@ -279,6 +293,6 @@ impl<'a> Stage<'a> {
     }
 
     fn per_node(&self, count: &std::sync::atomic::AtomicU64) -> f64 {
-        count.load(Ordering::Relaxed) as f64 / f64::from(SIZE.nodes)
+        count.load(Ordering::Relaxed) as f64 / f64::from(self.size.nodes)
     }
 }

@@ -128,7 +128,9 @@ async fn answer(
     calls: Arc<HashMap<Resource, mpsc::UnboundedSender<Call>>>,
     current: CurrentVersion,
 ) -> Response<Body> {
-    let Some(Route { resource, .. }) = Route::parse(&request.path) else { return respond(Answer::unknown_path()) };
+    let Some(Route { resource, .. }) = Route::parse(&request.path) else {
+        return respond(Answer::unknown_path(&request.path));
+    };
     let (response, received) = oneshot::channel();
     let ApiRequest { query, metadata_only, .. } = request;
     let call = Call { resource, query, metadata_only, response };

@@ -67,7 +67,7 @@ pub enum RequestKind {
     Watch,
     /// One object.
     Get,
-    /// An object that is created or changed.
+    /// An object that is created, changed or deleted.
     Write,
 }
 
@@ -265,7 +265,7 @@ impl ApiServer {
                 return respond(answer);
             }
         }
-        let Some(route) = Route::parse(&request.path) else { return respond(Answer::unknown_path()) };
+        let Some(route) = Route::parse(&request.path) else { return respond(Answer::unknown_path(&request.path)) };
         let kind = RequestKind::of(&request, &route);
         *self.state().requests.entry((route.resource, kind)).or_default() += 1;
         self.notify();
@@ -314,8 +314,19 @@ impl ApiServer {
         }
     }
 
-    /// Creates an object (POST), or merges into one (PATCH).
+    /// Creates an object (POST), merges into one (PATCH), or deletes it.
     fn write(&self, route: &Route, request: &ApiRequest) -> Answer {
+        if request.method == "DELETE" {
+            let (namespace, name) =
+                (route.namespace.as_deref().unwrap_or_default(), route.name.as_deref().unwrap_or_default());
+            return match self.delete(route.resource, namespace, name) {
+                true => Answer::json(
+                    200,
+                    r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success"}"#.to_owned(),
+                ),
+                false => not_found(route),
+            };
+        }
         let Ok(mut object) = serde_json::from_slice::<Value>(&request.body) else {
             return Answer::error(400, "the body of the request is not JSON");
         };

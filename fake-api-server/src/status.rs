@@ -28,8 +28,11 @@ impl Answer {
         Self::json(code, status(code, message).to_string())
     }
 
-    /// A path that is not served.
-    pub(crate) fn unknown_path() -> Self {
+    /// A path that is not served: a resource of a served group, or anything else.
+    pub(crate) fn unknown_path(path: &str) -> Self {
+        if path.starts_with("/api/v1/") {
+            return Self::error(404, "the server could not find the requested resource");
+        }
         Self { code: 404, retry_after: None, body: AnswerBody::Text("404 page not found\n") }
     }
 

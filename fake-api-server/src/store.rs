@@ -36,8 +36,9 @@ struct Revision {
 #[derive(Debug)]
 pub(crate) struct StoredObject {
     /// Without `kind` and `apiVersion`, which an object of a list does not have.
-    value: Value,
     text: String,
+    /// What selectors match: its metadata, and the fields of its spec that are text.
+    selectable: Value,
 }
 
 /// What a watch sends about a version.
@@ -57,9 +58,13 @@ pub(crate) struct Compacted;
 // === impl StoredObject ===
 
 impl StoredObject {
-    fn new(value: Value) -> Arc<Self> {
-        let text = value.to_string();
-        Arc::new(Self { value, text })
+    fn new(mut object: Value) -> Arc<Self> {
+        let text = object.to_string();
+        let mut spec = object["spec"].take();
+        if let Some(fields) = spec.as_object_mut() {
+            fields.retain(|_, value| value.is_string());
+        }
+        Arc::new(Self { text, selectable: json!({"metadata": object["metadata"].take(), "spec": spec}) })
     }
 
     /// As in a list.
@@ -74,8 +79,8 @@ impl StoredObject {
 
     /// As `PartialObjectMetadata` in a list.
     pub(crate) fn metadata_text(&self) -> String {
-        json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": self.value["metadata"]})
-            .to_string()
+        let metadata = &self.selectable["metadata"];
+        json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}).to_string()
     }
 }
 
@@ -161,7 +166,7 @@ impl Store {
             .take_while(|key| key.0 == resource)
             .filter(|key| namespace.is_none_or(|namespace| namespace == key.1))
             .filter_map(|key| Some((key.clone(), self.at(key, version)?)))
-            .filter(|(_, object)| selector.matches(&object.value));
+            .filter(|(_, object)| selector.matches(&object.selectable));
         let page = selected.by_ref().take(limit).collect();
         Ok((page, selected.next().is_some()))
     }
@@ -184,7 +189,7 @@ impl Store {
 
     /// What the write of a version means for those who see the selected objects only.
     fn event(&self, version: u64, key: &ObjectKey, selector: &Selector) -> Option<StoredEvent> {
-        let selected = |object: &Arc<StoredObject>| selector.matches(&object.value);
+        let selected = |object: &Arc<StoredObject>| selector.matches(&object.selectable);
         let before = self.at(key, version - 1).filter(selected);
         let after = self.at(key, version).filter(selected);
         let (event, object) = match (before, after) {
@@ -193,9 +198,9 @@ impl Store {
             (Some(_), Some(after)) => ("MODIFIED", after),
             (Some(before), None) => {
                 // The last state, with the version of the deletion.
-                let mut value = before.value.clone();
-                value["metadata"]["resourceVersion"] = version.to_string().into();
-                ("DELETED", StoredObject::new(value))
+                let mut object: Value = serde_json::from_str(&before.text).expect("a stored object");
+                object["metadata"]["resourceVersion"] = version.to_string().into();
+                ("DELETED", StoredObject::new(object))
             }
         };
         Some(StoredEvent { event, object })

@@ -76,7 +76,7 @@ impl WatchRequest {
             "" | "0" => WatchStart::Objects,
             number => match number.parse() {
                 Ok(version) => WatchStart::After(version),
-                Err(_) => return Err(Answer::error(400, &format!("Invalid value: {number:?}: not a number"))),
+                Err(_) => return Err(Answer::error(500, &format!("Invalid value: {number:?}: not a number"))),
             },
         };
         let timeout = request.parameter("timeoutSeconds").parse().ok().filter(|seconds| *seconds > 0);

@@ -2,9 +2,8 @@
 
 use std::net::Ipv4Addr;
 
+use fake_api_server::Resource;
 use serde_json::{Value, json};
-
-use crate::api_server::{Kind, Objects};
 
 const FIRST_POD: u32 = 0x0a80_0000;
 const FIRST_CLUSTER_IP: u32 = 0x0a40_0001;
@@ -21,32 +20,14 @@ pub(super) struct ClusterSize {
 
 // === impl ClusterSize ===
 
-impl Objects for ClusterSize {
-    fn page(&self, kind: Kind, from: usize, limit: usize, _version: u64) -> Vec<String> {
-        let count = match kind {
-            Kind::Node => self.nodes,
-            Kind::Service | Kind::EndpointSlice => self.services,
-            Kind::ServiceCidr => 1,
-        };
-        (0..count).skip(from).take(limit).map(|number| self.object(kind, number).to_string()).collect()
-    }
-
-    fn node(&self, name: &str) -> Option<String> {
-        (0..self.nodes).find(|number| node_name(*number) == name).map(|number| node(number).to_string())
-    }
-}
-
 impl ClusterSize {
-    fn object(self, kind: Kind, number: u32) -> Value {
-        match kind {
-            Kind::Node => node(number),
-            Kind::Service => service(number),
-            Kind::EndpointSlice => self.slice(number),
-            Kind::ServiceCidr => json!({
-                "metadata": metadata("kubernetes", None, &json!({})),
-                "spec": {"cidrs": ["10.64.0.0/12"]},
-            }),
-        }
+    /// All objects.
+    pub(super) fn objects(self) -> impl Iterator<Item = (Resource, Value)> {
+        let cidr = json!({"metadata": metadata("kubernetes", None, &json!({})), "spec": {"cidrs": ["10.64.0.0/12"]}});
+        let nodes = (0..self.nodes).map(|number| (Resource::Node, node(number)));
+        let services = (0..self.services).map(|number| (Resource::Service, service(number)));
+        let slices = (0..self.services).map(move |number| (Resource::EndpointSlice, self.slice(number)));
+        nodes.chain(services).chain(slices).chain([(Resource::ServiceCidr, cidr)])
     }
 
     fn slice(self, number: u32) -> Value {

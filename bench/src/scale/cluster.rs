@@ -1,15 +1,15 @@
 //! A cluster of any size as numbers: its API objects, and the expected digests of each node, computed independently of
 //! the frontend.
 
-use std::{fmt::Write as _, net::Ipv4Addr, num::NonZeroU16};
+use std::{net::Ipv4Addr, num::NonZeroU16};
 
 use anyhow::{Context as _, Result};
+use fake_api_server::Resource;
 use proto::{
     digest::{Digest, DigestVector, INFO_ENTRY, KeyHash},
     model::{ClusterInfo, Endpoint, NodeInfo, PoolClass, Protocol, ServicePort, ServicePortKey},
 };
-
-use crate::api_server::{Kind, Objects};
+use serde_json::{Value, json};
 
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
@@ -73,6 +73,19 @@ pub(crate) enum Reach {
     /// The nodes of one zone.
     Zone(u32),
 }
+
+// === impl Size ===
+
+impl Size {
+    /// The size of a cluster with this many nodes: 2 services and 50 endpoints for each, and as many endpoints in the
+    /// largest service as there are nodes.
+    pub(crate) fn of_nodes(nodes: u32) -> Self {
+        let count = nodes as usize;
+        Self { nodes, services: 2 * count, endpoints: 50 * count, largest: count }
+    }
+}
+
+// === impl Cluster ===
 
 impl Cluster {
     pub(crate) fn new(size: Size) -> Self {
@@ -140,50 +153,48 @@ impl Cluster {
     }
 }
 
-impl Objects for Cluster {
-    fn page(&self, kind: Kind, from: usize, limit: usize, version: u64) -> Vec<String> {
-        let page = |count: usize| from.min(count)..(from + limit).min(count);
-        match kind {
-            Kind::Node => page(self.nodes as usize).map(|node| node_json(node as u32)).collect(),
-            Kind::Service => page(self.services.len()).map(service_json).collect(),
-            Kind::EndpointSlice => {
-                let slices = self.slices().skip(from).take(limit);
-                slices.map(|id| self.slice_json(id, version, 1)).collect()
-            }
-            Kind::ServiceCidr => Vec::new(),
-        }
-    }
-
-    fn node(&self, name: &str) -> Option<String> {
-        let number = name.strip_prefix("node-")?.parse().ok()?;
-        (number < self.nodes).then(|| node_json(number))
-    }
-}
-
+/// Its objects in the API.
 impl Cluster {
+    /// All objects.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (Resource, Value)> {
+        let nodes = (0..self.nodes).map(|number| (Resource::Node, node(number)));
+        let services = (0..self.services.len()).map(|number| (Resource::Service, service(number)));
+        nodes.chain(services).chain(self.slices().map(|id| (Resource::EndpointSlice, self.slice(id, 1))))
+    }
+
     /// The current state of a slice. `trigger`: the time of its last change, in microseconds since 1970.
-    pub(crate) fn slice_json(&self, id: SliceId, version: u64, trigger: u64) -> String {
-        let SliceId { service, slice } = id;
+    pub(crate) fn slice(&self, SliceId { service, slice }: SliceId, trigger: u64) -> Value {
         let Service { slices, hints } = &self.services[service];
-        let trigger = rfc3339(trigger);
-        let mut json = format!(
-            r#"{{"kind":"EndpointSlice","apiVersion":"discovery.k8s.io/v1","metadata":{{"name":"service-{service}-{slice}","namespace":"default","resourceVersion":"{version}","labels":{{"kubernetes.io/service-name":"service-{service}","endpointslice.kubernetes.io/managed-by":"endpointslice-controller.k8s.io"}},"annotations":{{"endpoints.kubernetes.io/last-change-trigger-time":"{trigger}"}}}},"addressType":"IPv4","ports":[{{"name":"http","protocol":"TCP","port":{TARGET_PORT}}}],"endpoints":["#
-        );
-        for (n, Pod { address, node }) in slices[slice].iter().enumerate() {
-            let (comma, zone) = (if n == 0 { "" } else { "," }, ZONES[zone(*node) as usize]);
-            // Writing to a String cannot fail.
-            let _ = write!(
-                json,
-                r#"{comma}{{"addresses":["{address}"],"conditions":{{"ready":true,"serving":true,"terminating":false}},"nodeName":"node-{node}","zone":"{zone}","targetRef":{{"kind":"Pod","namespace":"default","name":"service-{service}-{n}","uid":"6f1c1a1e-0000-4000-8000-{:012x}"}}"#,
-                u32::from(*address),
-            );
+        let endpoints = slices[slice].iter().enumerate().map(|(number, Pod { address, node })| {
+            let zone = ZONES[zone(*node) as usize];
+            let uid = format!("6f1c1a1e-0000-4000-8000-{:012x}", u32::from(*address));
+            let name = format!("service-{service}-{number}");
+            let mut endpoint = json!({
+                "addresses": [address.to_string()],
+                "conditions": {"ready": true, "serving": true, "terminating": false},
+                "nodeName": node_name(*node),
+                "zone": zone,
+                "targetRef": {"kind": "Pod", "namespace": "default", "name": name, "uid": uid},
+            });
             if *hints == Hints::Zone {
-                let _ = write!(json, r#","hints":{{"forZones":[{{"name":"{zone}"}}]}}"#);
+                endpoint["hints"] = json!({"forZones": [{"name": zone}]});
             }
-            json.push('}');
-        }
-        json.push_str("]}");
-        json
+            endpoint
+        });
+        json!({
+            "metadata": {
+                "name": format!("service-{service}-{slice}"),
+                "namespace": "default",
+                "labels": {
+                    "kubernetes.io/service-name": format!("service-{service}"),
+                    "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+                },
+                "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": rfc3339(trigger)},
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "protocol": "TCP", "port": TARGET_PORT}],
+            "endpoints": endpoints.collect::<Vec<_>>(),
+        })
     }
 }
 
@@ -219,19 +230,28 @@ impl Cluster {
     }
 }
 
-fn node_json(node: u32) -> String {
+fn node(node: u32) -> Value {
     let NodeInfo { name, addresses, pod_cidrs, zone, .. } = facts(node).unwrap_or_else(|_| NodeInfo::unknown(""));
-    format!(
-        r#"{{"kind":"Node","apiVersion":"v1","metadata":{{"name":"{name}","resourceVersion":"1","labels":{{"topology.kubernetes.io/zone":"{zone}"}}}},"spec":{{"podCIDRs":["{}"]}},"status":{{"addresses":[{{"type":"InternalIP","address":"{}"}}]}}}}"#,
-        pod_cidrs[0], addresses[0],
-    )
+    let address = addresses.first().map(ToString::to_string);
+    let cidr = pod_cidrs.first().map(ToString::to_string);
+    json!({
+        "metadata": {"name": &*name, "labels": {"topology.kubernetes.io/zone": &*zone}},
+        "spec": {"podCIDRs": [cidr]},
+        "status": {"addresses": [{"type": "InternalIP", "address": address}]},
+    })
 }
 
-fn service_json(service: usize) -> String {
-    let cluster_ip = cluster_ip(service);
-    format!(
-        r#"{{"kind":"Service","apiVersion":"v1","metadata":{{"name":"service-{service}","namespace":"default","resourceVersion":"1"}},"spec":{{"type":"ClusterIP","clusterIP":"{cluster_ip}","clusterIPs":["{cluster_ip}"],"ports":[{{"name":"http","protocol":"TCP","port":{SERVICE_PORT},"targetPort":{TARGET_PORT}}}]}}}}"#
-    )
+fn service(service: usize) -> Value {
+    let cluster_ip = cluster_ip(service).to_string();
+    json!({
+        "metadata": {"name": format!("service-{service}"), "namespace": "default"},
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": cluster_ip,
+            "clusterIPs": [cluster_ip],
+            "ports": [{"name": "http", "protocol": "TCP", "port": SERVICE_PORT, "targetPort": TARGET_PORT}],
+        },
+    })
 }
 
 /// The zone of a node, by its number.

@@ -5,10 +5,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    cluster::{Cluster, Reach, SliceId},
+    cluster::{Reach, SliceId},
+    cluster_api::ClusterApi,
     metrics::FleetMetrics,
 };
-use crate::api_server::ApiServer;
 
 /// Endpoints of the largest service that one change replaces.
 const TOGETHER: u32 = 5;
@@ -37,7 +37,7 @@ impl Load {
     }
 
     /// All pods of service 0 are replaced within `duration`, [`TOGETHER`] at a time.
-    pub(crate) fn rollout(api: &ApiServer<Cluster>, duration: Duration) -> Self {
+    pub(crate) fn rollout(api: &ClusterApi, duration: Duration) -> Self {
         let slices: Vec<_> = api.with(|cluster| cluster.slices().take_while(|id| id.service == 0).collect());
         let pods = api.with(|cluster| slices.iter().map(|id| cluster.pods(*id)).sum::<usize>());
         let events = (pods as u32).div_ceil(TOGETHER);
@@ -45,7 +45,7 @@ impl Load {
     }
 
     /// Makes all changes and returns their number.
-    pub(crate) async fn run(self, api: ApiServer<Cluster>, metrics: Arc<FleetMetrics>) -> u32 {
+    pub(crate) async fn run(self, api: ClusterApi, metrics: Arc<FleetMetrics>) -> u32 {
         let start = Instant::now();
         let mut gone = Reach::Everyone;
         for number in 0..self.events {
@@ -72,7 +72,7 @@ impl Load {
                 }
             });
             let trigger = metrics.event(reach);
-            api.announce(|cluster, version| cluster.slice_json(id, version, trigger));
+            api.put_slice(id, trigger);
         }
         self.events
     }
