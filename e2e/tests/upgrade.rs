@@ -1,5 +1,6 @@
-//! An upgrade of frontend and backends under traffic: no connection is lost, the new version reads the state file of
-//! the previous one, and writes nothing to the kernel. The previous version is the binary in `FAIRLEAD_PREVIOUS`, by
+//! An upgrade of frontend and backends under traffic, in any order: no connection is lost, a frontend and backends of
+//! different versions understand each other, and the new version reads the state file of the previous one and writes
+//! nothing to the kernel. The previous version is the binary in `FAIRLEAD_PREVIOUS` (`make test-skew` builds it), by
 //! default this build.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
@@ -14,6 +15,14 @@ const PODS: [&str; 2] = ["pod-a-1", "pod-b-1"];
 /// A command of the previous version.
 fn previous() -> Command {
     env::var_os("FAIRLEAD_PREVIOUS").map_or_else(fairlead, Command::new)
+}
+
+/// What is upgraded first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum First {
+    Both,
+    Frontend,
+    Backends,
 }
 
 struct Upgrade {
@@ -55,13 +64,24 @@ impl Upgrade {
     }
 }
 
-fn upgrade(backend: Backend) {
+fn upgrade(backend: Backend, first: First) {
     let cluster = Cluster::builder().nodes(2).pods_per_node(2).start();
     let upgrade = Upgrade { backend, cluster, directory: tempfile::tempdir().expect("a directory") };
     let cluster = &upgrade.cluster;
     let web = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080).node_port(30_080).affinity(60);
     let manifests = cluster.manifests(&upgrade.path("manifests"));
     manifests.apply(&web.pods(PODS.map(|pod| cluster.pod(pod))));
+    let pods = PODS.map(|pod| cluster.pod(pod));
+    // A new Service reaches the backends on both nodes.
+    let change = |number: u8| {
+        let service = Service::new(&format!("more-{number}")).cluster_ip(plan::cluster_ip(number)).port_all(80, 8080);
+        manifests.apply(&service.pods(pods));
+        let vip = SocketAddr::new(plan::cluster_ip(number).v4.into(), 80);
+        for client in ["pod-a-2", "pod-b-2"] {
+            let added = cluster.pod(client).client().churn(Protocol::Tcp, vip, 50, DEADLINE);
+            assert!(added.wait_until(DEADLINE, |report| PODS.iter().any(|pod| report.pods.contains_key(*pod))));
+        }
+    };
     let old_frontend = upgrade.frontend(previous(), "old-frontend.log");
     let old_backends = upgrade.backends(previous, "old.log");
 
@@ -72,22 +92,46 @@ fn upgrade(backend: Backend) {
     let traffic = BackgroundTraffic { streams, churns: vec![client.churn(Protocol::Tcp, vip, 100, DEADLINE * 3)] };
     traffic.wait(ATTEMPTS, DEADLINE);
 
-    old_backends.iter().for_each(|backend| assert!(backend.terminate().success()));
-    assert!(old_frontend.terminate().success());
-    let frontend = upgrade.frontend(fairlead(), "new-frontend.log");
-    let backends = upgrade.backends(fairlead, "new.log");
+    let stop = |processes: &[Process]| processes.iter().for_each(|process| assert!(process.terminate().success()));
+    let old_frontend = std::slice::from_ref(&old_frontend);
+    let start_frontend = || upgrade.frontend(fairlead(), "new-frontend.log");
+    let start_backends = || upgrade.backends(fairlead, "new.log");
+    let (frontend, backends) = match first {
+        First::Both => {
+            stop(&old_backends);
+            stop(old_frontend);
+            (start_frontend(), start_backends())
+        }
+        First::Frontend => {
+            stop(old_frontend);
+            let frontend = start_frontend();
+            change(3);
+            traffic.wait(ATTEMPTS, DEADLINE);
+            stop(&old_backends);
+            (frontend, start_backends())
+        }
+        First::Backends => {
+            stop(&old_backends);
+            let backends = start_backends();
+            change(3);
+            traffic.wait(ATTEMPTS, DEADLINE);
+            stop(old_frontend);
+            (start_frontend(), backends)
+        }
+    };
     for backend in &backends {
         let lines = backend.lines_since(0).join("\n");
         assert!(lines.contains("writes=0"), "written at the upgrade:\n{lines}");
         assert!(!lines.contains("ignored the state file"), "the state file was not read:\n{lines}");
     }
-    // A change reaches the new backends.
-    let more = Service::new("more").cluster_ip(plan::cluster_ip(2)).port_all(80, 8080);
-    manifests.apply(&more.pods(PODS.map(|pod| cluster.pod(pod))));
-    let new_vip = SocketAddr::new(plan::cluster_ip(2).v4.into(), 80);
-    let added = client.churn(Protocol::Tcp, new_vip, 50, DEADLINE);
-    assert!(added.wait_until(DEADLINE, |report| PODS.iter().any(|pod| report.pods.contains_key(*pod))));
-    drop(added);
+    change(2);
+    // Both versions compute the same digests, and know all operations that they are sent.
+    for process in old_backends.iter().chain(old_frontend).chain(&backends).chain([&frontend]) {
+        let lines = process.lines_since(0).join("\n");
+        for complaint in ["digest", "invalid message", "rejected", "protocol error"] {
+            assert!(!lines.contains(complaint), "{complaint}:\n{lines}");
+        }
+    }
 
     traffic.wait(ATTEMPTS, DEADLINE);
     traffic.finish();
@@ -96,17 +140,17 @@ fn upgrade(backend: Backend) {
 
 #[test]
 fn nftables() {
-    upgrade(Backend::Nft);
+    upgrade(Backend::Nft, First::Both);
 }
 
 #[test]
 fn iptables_nft() {
-    upgrade(Backend::IptablesNft);
+    upgrade(Backend::IptablesNft, First::Both);
 }
 
 #[test]
 fn iptables_legacy() {
-    upgrade(Backend::IptablesLegacy);
+    upgrade(Backend::IptablesLegacy, First::Both);
 }
 
 /// In user-mode-linux, whose kernel has IPVS.
@@ -114,6 +158,16 @@ fn iptables_legacy() {
 fn ipvs() {
     uml::inside(|| {
         uml::load(&[]);
-        upgrade(Backend::Ipvs);
+        upgrade(Backend::Ipvs, First::Both);
     });
+}
+
+#[test]
+fn new_frontend_serves_previous_backends() {
+    upgrade(Backend::Nft, First::Frontend);
+}
+
+#[test]
+fn previous_frontend_serves_new_backends() {
+    upgrade(Backend::Nft, First::Backends);
 }

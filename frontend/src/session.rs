@@ -29,7 +29,9 @@ use std::{sync::Arc, time::Duration};
 use futures::{Stream, StreamExt as _};
 use proto::{
     InvalidMessage,
-    model::{ClientMessage, Hello, Revision, Role, ServerMessage, SourceVersion, VersionMismatch, VersionRange},
+    model::{
+        ClientMessage, Features, Hello, Revision, Role, ServerMessage, SourceVersion, VersionMismatch, VersionRange,
+    },
 };
 use runtime::Shutdown;
 use tokio::{
@@ -144,7 +146,8 @@ pub(crate) async fn run(
         context.metrics.rejected(if is_denied { Rejection::NotPermitted } else { Rejection::Protocol });
     })?;
     async {
-        let mut output = MessageSink::new(output, shutdown);
+        let features = Features::SUPPORTED.intersection(hello.capabilities.features);
+        let mut output = MessageSink::new(output, features, shutdown);
         let age = context.config.max_stream_age.map(jittered);
         let end = tokio::select! {
             Err(end) = serve(&context, (hello, version), permit, &mut input, &mut output) => end,

@@ -5,6 +5,7 @@
 
 mod capabilities;
 mod pool;
+mod requirements;
 mod scheduler;
 mod service_port;
 mod session;

@@ -6,13 +6,13 @@ use anyhow::Result;
 use futures::future::{self, BoxFuture};
 use proto::{
     encoded::ReceivedMessage,
-    model::{ClientMessage, Hello, ServerMessage},
+    model::{ClientMessage, Features, Hello, ServerMessage},
 };
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until},
 };
-use tracing::info;
+use tracing::{debug, info};
 
 /// The most queued replies. A frontend that does not read loses the oldest; each later ack covers the earlier ones.
 const MAX_REPLIES: usize = 256;
@@ -49,6 +49,8 @@ pub struct InProcess<F>(pub F);
 pub(super) struct OpenSession {
     session: Session,
     replies: VecDeque<ClientMessage>,
+    /// The features that both peers support; none before Welcome.
+    features: Features,
     pub(super) opened: Instant,
     /// The last message in either direction.
     last_message: Instant,
@@ -79,10 +81,16 @@ impl SessionMessages {
 impl OpenSession {
     pub(super) fn new(session: Session) -> Self {
         let now = Instant::now();
-        Self { session, replies: VecDeque::new(), opened: now, last_message: now, drain_deadline: None }
+        let (replies, features) = (VecDeque::new(), Features::NONE);
+        Self { session, replies, features, opened: now, last_message: now, drain_deadline: None }
     }
 
+    /// Queues a message. One that requires a feature that the frontend has not listed is withheld.
     pub(super) fn reply(&mut self, message: ClientMessage) {
+        if !self.features.contains_all(message.requires()) {
+            debug!(features = ?self.features, "withheld a message that the frontend does not support");
+            return;
+        }
         if self.replies.len() == MAX_REPLIES {
             self.replies.pop_front();
         }
@@ -95,7 +103,7 @@ impl OpenSession {
         &mut self,
         idle_timeout: Option<Duration>,
     ) -> Result<Option<ReceivedMessage>, &'static str> {
-        let Self { session, replies, last_message, drain_deadline, .. } = self;
+        let Self { session, replies, features, last_message, drain_deadline, .. } = self;
         let leave = drain_deadline.unwrap_or(*last_message);
         let idle = *last_message + idle_timeout.unwrap_or_default();
         tokio::select! {
@@ -115,6 +123,9 @@ impl OpenSession {
             message = session.messages.recv() => match message {
                 Some(message) => {
                     *last_message = Instant::now();
+                    if let ServerMessage::Welcome(welcome) = &message.message {
+                        *features = Features::SUPPORTED.intersection(welcome.features);
+                    }
                     Ok(Some(message))
                 }
                 None => Err("the frontend closed it"),

@@ -4,14 +4,14 @@ use std::{sync::Arc, time::Duration};
 
 use proto::{
     encoded::EncodedMessage,
-    model::{Batch, ServerMessage},
+    model::{Batch, Features, ServerMessage},
 };
 use runtime::Shutdown;
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
     time::{Instant, sleep_until},
 };
-use tracing::info;
+use tracing::{debug, info};
 
 use crate::log::{EncodedChunk, EncodingCounters};
 
@@ -36,10 +36,26 @@ pub(crate) enum OutgoingMessage {
 pub(super) struct MessageSink {
     messages: mpsc::Sender<OutgoingMessage>,
     shutdown: Shutdown,
+    /// The features that both peers support.
+    features: Features,
     permit: Option<RebuildPermit>,
 }
 
 impl OutgoingMessage {
+    /// The message as a client with these features may receive it; `None` if it may not. Operations that it does not
+    /// know are left out of a batch.
+    fn permitted(self, features: Features) -> Option<Self> {
+        match self {
+            Self::Plain(message) => features.contains_all(message.requires()).then_some(Self::Plain(message)),
+            Self::Batch { header, mut chunks } => {
+                for chunk in &mut chunks {
+                    *chunk = chunk.permitted(features);
+                }
+                Some(Self::Batch { header, chunks })
+            }
+        }
+    }
+
     /// Encodes the message. Chunks that another stream has sent already are not encoded again.
     pub(crate) fn encode(&self, counters: &EncodingCounters) -> EncodedMessage {
         match self {
@@ -63,19 +79,20 @@ impl OutgoingMessage {
 }
 
 impl MessageSink {
-    pub(super) fn new(messages: mpsc::Sender<OutgoingMessage>, shutdown: Shutdown) -> Self {
-        Self { messages, shutdown, permit: None }
+    pub(super) fn new(messages: mpsc::Sender<OutgoingMessage>, features: Features, shutdown: Shutdown) -> Self {
+        Self { messages, shutdown, features, permit: None }
     }
 
     /// Waits until the transport accepts the message, which takes as long as the client does not read. The permit is
     /// released when it expires meanwhile.
     pub(super) async fn send(&mut self, message: OutgoingMessage) -> Result<(), SessionEnd> {
+        let Some(message) = self.permitted(message) else { return Ok(()) };
         let message = match self.messages.try_send(message) {
             Ok(()) => return Ok(()),
             Err(TrySendError::Closed(_)) => return Err(SessionEnd::Disconnected),
             Err(TrySendError::Full(message)) => message,
         };
-        let Self { messages, shutdown, permit } = self;
+        let Self { messages, shutdown, permit, .. } = self;
         let sending = messages.send(message);
         tokio::pin!(sending);
         loop {
@@ -93,6 +110,7 @@ impl MessageSink {
 
     /// Sends the message if the transport accepts it now, and discards it otherwise.
     pub(super) fn try_send(&self, message: OutgoingMessage) -> Result<(), SessionEnd> {
+        let Some(message) = self.permitted(message) else { return Ok(()) };
         match self.messages.try_send(message) {
             Ok(()) | Err(TrySendError::Full(_)) => Ok(()),
             Err(TrySendError::Closed(_)) => Err(SessionEnd::Disconnected),
@@ -102,7 +120,17 @@ impl MessageSink {
     /// Like [`Self::send`], but works during the shutdown too.
     pub(super) async fn send_last(&mut self, message: OutgoingMessage) -> Result<(), SessionEnd> {
         self.permit = None;
+        let Some(message) = self.permitted(message) else { return Ok(()) };
         self.messages.send(message).await.map_err(|_| SessionEnd::Disconnected)
+    }
+
+    /// Everything that is sent passes here: what requires a feature that the client has not listed is withheld.
+    fn permitted(&self, message: OutgoingMessage) -> Option<OutgoingMessage> {
+        let permitted = message.permitted(self.features);
+        if permitted.is_none() {
+            debug!(features = ?self.features, "withheld a message that the client does not support");
+        }
+        permitted
     }
 
     /// Holds the permit for what is sent from now on.

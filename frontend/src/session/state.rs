@@ -102,8 +102,7 @@ impl Session {
         if let Some(start) = BackendStart::of(&hello).filter(|_| context.streams.has_node(&node)) {
             context.events.started(start);
         }
-        let features = Features::SUPPORTED.intersection(hello.capabilities.features);
-        info!(backend = hello.backend, version = hello.backend_version, ?mode, ?features, "stream started");
+        info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
         let mut session = Self {
             context,
             status,
