@@ -94,6 +94,6 @@ impl FrontendContext {
 
     /// Why the TLS files in their current form are not used.
     pub(crate) fn tls_error(&self) -> Option<String> {
-        self.tls.get()?.reload_error()
+        self.tls.get()?.error()
     }
 }

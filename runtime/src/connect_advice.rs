@@ -92,6 +92,16 @@ pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a 
     })
 }
 
+/// What to do about a client certificate that is not valid at the local time. `None` for any other error.
+#[must_use]
+pub fn client_clock_advice(error: &(dyn Error + 'static)) -> Option<String> {
+    let failure = ConnectFailure::of(error)?;
+    let settings =
+        ConnectSettings { server: "the client", address: "", ca: "", server_name: "", client_certificate: "" };
+    let is_of_clock = matches!(failure, ConnectFailure::Expired { .. } | ConnectFailure::NotYetValid { .. });
+    is_of_clock.then(|| failure.advice(&settings, SystemTime::now()))
+}
+
 // === impl ConnectFailure ===
 
 impl ConnectFailure {
@@ -263,7 +273,7 @@ fn at(time: Option<SystemTime>, preposition: &str) -> String {
 }
 
 /// UTC, to the second.
-fn rfc3339(time: SystemTime) -> String {
+pub(crate) fn rfc3339(time: SystemTime) -> String {
     let time = Timestamp::try_from(time).and_then(|time| time.round(Unit::Second));
     time.map_or_else(|_| "out of range".to_owned(), |time| time.to_string())
 }

@@ -8,6 +8,7 @@
 //! Tasks::spawn ─ Tasks::run      ends when any task ends or Shutdown is triggered, with a deadline for the others
 //! Backoff                        delays between retries
 //! failure                        error chains, and what to log of a repeated failure
+//! certificate                    when certificates are valid
 //! connect_advice                 what to do about a failed connection
 //! ConnectionTable                bounds of connections, in total and for each client
 //! raise_file_limit               RLIMIT_NOFILE, for thousands of connections
@@ -18,6 +19,7 @@
 //! ```
 
 mod backoff;
+pub mod certificate;
 pub mod connect_advice;
 mod connections;
 pub mod failure;

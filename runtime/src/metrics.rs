@@ -1,5 +1,6 @@
 //! Metrics in the OpenMetrics text format: the response to a scrape, and a writer for collectors.
 
+mod certificates;
 mod process;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use tracing::warn;
 
 use crate::http::{TEXT, response};
 
+pub use certificates::{CertificateFile, certificates};
 pub use process::process;
 pub use prometheus_client::registry::Registry;
 

@@ -294,7 +294,7 @@ class Documentation(unittest.TestCase):
             self.assertIn("# --", " ".join(above), f"values.yaml:{number + 1}: {line}")
 
     def metrics(self, text):
-        return set(re.findall(r"(?:fairlead_(?:frontend|backend)|kubeproxy|process)_[a-z_]+", text))
+        return set(re.findall(r"(?:fairlead|kubeproxy|process)_[a-z_]+", text))
 
     def test_alerts_and_panels_use_existing_metrics(self):
         listed = self.metrics((TOP / "docs/metrics.md").read_text())

@@ -5,6 +5,7 @@ use std::{path::PathBuf, sync::Arc};
 use anyhow::{Context as _, Result, anyhow, bail};
 use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit, RunMode};
 use clap::{Args, value_parser};
+use runtime::metrics::CertificateFile;
 
 use super::DEFAULT_ADDRESS;
 use crate::discovery::ServiceDiscovery;
@@ -86,6 +87,14 @@ impl FrontendAddressArgs {
             (None, Some(_)) => bail!("--tls-key needs --tls-cert"),
             _ => Ok(()),
         }
+    }
+
+    /// The certificates that this process uses.
+    pub(crate) fn certificate_files(&self) -> Vec<CertificateFile> {
+        let file = |name, path: &Option<PathBuf>, is_bundle| {
+            path.clone().map(|path| CertificateFile { name, path, is_bundle })
+        };
+        [file("tls-cert", &self.tls_cert, false), file("tls-ca", &self.tls_ca, true)].into_iter().flatten().collect()
     }
 
     /// The client for the frontend. `known`: the cache of discovered addresses.

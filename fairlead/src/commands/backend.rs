@@ -67,7 +67,8 @@ pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: S
     let (frontend, backend) = command.into_parts();
     let connect = frontend.grpc(backend.common.node.address_cache())?;
     let mut tasks = Tasks::new();
-    spawn(backend, config, Vec::new(), connect, &mut tasks)?;
+    let certificates = vec![runtime::metrics::certificates(frontend.certificate_files())];
+    spawn(backend, config, certificates, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 

@@ -41,10 +41,10 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let frontend = spawn(&args.source, &args.cluster, config, &mut tasks).await?;
     if let Some(listener) = metrics {
         let (frontend, profiling) = (frontend.clone(), args.profiling.profiling());
-        tasks.spawn(
-            "metrics",
-            move |shutdown| async move { frontend.serve_metrics(listener, profiling, shutdown).await },
-        );
+        let certificates = vec![runtime::metrics::certificates(args.tls.certificate_files())];
+        tasks.spawn("metrics", move |shutdown| async move {
+            frontend.serve_metrics(listener, profiling, certificates, shutdown).await
+        });
     }
     if let Some(listener) = page {
         let frontend = frontend.clone();

@@ -23,6 +23,7 @@ impl Frontend {
 
     /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown, and profiles if they are enabled.
     /// There is no authentication; responses contain no names of objects or nodes.
+    /// `others`: metrics of other parts of the process.
     ///
     /// # Errors
     /// None so far; tasks return a `Result`.
@@ -30,13 +31,14 @@ impl Frontend {
         &self,
         listener: TcpListener,
         profiling: Profiling,
+        others: Vec<Registry>,
         mut shutdown: Shutdown,
     ) -> Result<()> {
         if let Ok(address) = listener.local_addr() {
             info!(%address, "serving metrics");
         }
         let context = self.context.clone();
-        let registries = [self.metrics(), metrics::process()];
+        let registries: Vec<_> = [self.metrics(), metrics::process()].into_iter().chain(others).collect();
         let serving = http::serve(listener, "metrics", HttpConnections::default(), move |request| {
             profiling.answer(request, || answer(request, &context.cluster, &registries))
         });

@@ -15,7 +15,7 @@ mod incoming;
 use std::{
     path::PathBuf,
     sync::{Arc, PoisonError, RwLock},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::Result;
@@ -68,14 +68,15 @@ impl ReloadingTls {
         let contents = Contents::read(&files).await?;
         let config = contents.config(&files)?;
         info!(certificate = %files.certificate.display(), valid_until = contents.valid_until(), "loaded TLS files");
+        contents.warn_if_invalid();
         let current = CurrentTls { config: Arc::new(config), seen: Ok(contents), error: None };
         Ok(Self(Arc::new(TlsState { files, current: RwLock::new(current) })))
     }
 
-    /// Why the files in their current form are not used; `None` when they are.
+    /// Why the files in their current form are not used, or why clients reject the certificate at the local time.
     #[must_use]
-    pub fn reload_error(&self) -> Option<String> {
-        self.with(|current| current.error.clone())
+    pub fn error(&self) -> Option<String> {
+        self.with(|current| current.error.clone().or_else(|| current.seen.as_ref().ok()?.invalid_at(SystemTime::now())))
     }
 
     /// Reloads the files when they change, until the shutdown.
@@ -106,6 +107,7 @@ impl ReloadingTls {
             Ok(config) => {
                 let valid_until = contents.as_ref().ok().map(Contents::valid_until);
                 info!(certificate = %files.certificate.display(), valid_until, "reloaded TLS files");
+                let _ = contents.as_ref().map(Contents::warn_if_invalid);
                 current.config = Arc::new(config);
                 current.error = None;
             }

@@ -42,7 +42,7 @@ async fn serve_metrics(frontend: &Frontend, shutdown: Shutdown) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let frontend = frontend.clone();
-    tokio::spawn(async move { frontend.serve_metrics(listener, Profiling::Off, shutdown).await });
+    tokio::spawn(async move { frontend.serve_metrics(listener, Profiling::Off, Vec::new(), shutdown).await });
     address
 }
 

@@ -8,6 +8,7 @@ use frontend::{
     ReloadingTls, TlsAuth, TlsFiles,
     identity::{Authenticator, AuthnOptions, ServiceAccount, TokenOptions},
 };
+use runtime::metrics::CertificateFile;
 
 /// TLS on the TCP addresses of `--listen`: docs/credentials.md.
 #[derive(Clone, Debug, Args)]
@@ -64,6 +65,15 @@ impl TlsArgs {
             }
         }
         Ok(())
+    }
+
+    /// The certificates that this process uses.
+    pub(crate) fn certificate_files(&self) -> Vec<CertificateFile> {
+        let file = |name, path: &Option<PathBuf>, is_bundle| {
+            path.clone().map(|path| CertificateFile { name, path, is_bundle })
+        };
+        let files = [file("tls-cert", &self.tls_cert, false), file("tls-client-ca", &self.tls_client_ca, true)];
+        files.into_iter().flatten().collect()
     }
 
     /// Certificates and authentication for TLS listeners; `None` without `--tls-cert`.

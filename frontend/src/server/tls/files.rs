@@ -1,6 +1,6 @@
 //! Makes a TLS configuration of PEM files.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
 use rustls::{
@@ -10,6 +10,7 @@ use rustls::{
     server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
     version::TLS13,
 };
+use tracing::error;
 
 use super::TlsFiles;
 use crate::identity::certificate;
@@ -61,6 +62,19 @@ impl Contents {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(config)
+    }
+
+    /// Why the certificate is not valid at this local time.
+    pub(super) fn invalid_at(&self, now: SystemTime) -> Option<String> {
+        let validities = runtime::certificate::validities(&self.certificate).unwrap_or_default();
+        validities.iter().find_map(|validity| validity.invalid_at(now))
+    }
+
+    /// Logs why clients will reject the certificate.
+    pub(super) fn warn_if_invalid(&self) {
+        if let Some(reason) = self.invalid_at(SystemTime::now()) {
+            error!(reason, "clients reject the certificate of this frontend");
+        }
     }
 
     /// When the certificate expires, to be logged.

@@ -3,7 +3,10 @@
 use std::{io::ErrorKind, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
-use runtime::failure::{Recovery, Repeated, chain};
+use runtime::{
+    connect_advice::client_clock_advice,
+    failure::{Recovery, Repeated, chain},
+};
 use tokio::{
     net::TcpStream,
     sync::{Semaphore, mpsc},
@@ -107,7 +110,8 @@ async fn handshake(
             None
         }
         Err(error) => {
-            info!(client = %address, error = format!("{error:#}"), "TLS handshake failed");
+            let advice = client_clock_advice(error.as_ref());
+            info!(client = %address, error = format!("{error:#}"), advice, "TLS handshake failed");
             None
         }
     }
