@@ -18,7 +18,7 @@ BACKEND ?= nftables
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint advisories charts reference image-rootfs demo bench bench-peer clean
+.PHONY: help setup build test test-skew lint advisories charts reference image-rootfs demo bench bench-peer clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,10 @@ test: lint charts ## lint, charts, all tests, all examples in the documentation 
 	cargo nextest run --cargo-quiet --workspace --locked --no-run
 	cargo test --quiet --workspace --locked --doc
 	$(ROOT) cargo nextest run --cargo-quiet --workspace --locked
+
+test-skew: setup ## upgrade under traffic from the previous release or commit, which is built first (root or sudo)
+	@previous=$${FAIRLEAD_PREVIOUS:-$$(ci/previous)} && cargo build --quiet --locked -p fairlead --bins && \
+	$(ROOT) env FAIRLEAD_PREVIOUS="$$previous" cargo nextest run --cargo-quiet --locked -p fairlead-e2e -E 'binary(upgrade)'
 
 advisories: setup ## download the RustSec database and check all crates; `make lint` uses it from then on
 	@ci/deny fetch

@@ -1,0 +1,44 @@
+//! The protocol only grows: what an earlier version can send or receive keeps its number, type and meaning.
+//! `testdata/fairlead-0.1.proto` is the protocol as of its first version; a file is added for each release.
+
+use std::{collections::BTreeMap, path::Path};
+
+/// Everything that is visible on the wire: a path such as `message Hello field 3`, and what is there.
+fn wire_elements(directory: &str, file: &str) -> BTreeMap<String, String> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
+    let set = protox::compile([file], [directory]).expect("a valid .proto file");
+    let mut elements = BTreeMap::new();
+    for file in &set.file {
+        for message in &file.message_type {
+            for field in &message.field {
+                let path = format!("message {} field {}", message.name(), field.number());
+                let kind = (field.label(), field.r#type(), field.type_name());
+                elements.insert(path, format!("{} {kind:?}", field.name()));
+            }
+        }
+        for values in &file.enum_type {
+            for value in &values.value {
+                elements.insert(format!("enum {} value {}", values.name(), value.number()), value.name().to_owned());
+            }
+        }
+        for service in &file.service {
+            for method in &service.method {
+                let streaming = (method.client_streaming(), method.server_streaming());
+                let types = (method.input_type(), method.output_type());
+                elements
+                    .insert(format!("method {}/{}", service.name(), method.name()), format!("{types:?} {streaming:?}"));
+            }
+        }
+    }
+    elements
+}
+
+#[test]
+fn elements_of_earlier_versions_are_unchanged() {
+    let current = wire_elements(".", "fairlead/v1/fairlead.proto");
+    let earlier = wire_elements("testdata", "fairlead-0.1.proto");
+    assert!(earlier.len() > 100, "{}", earlier.len());
+    for (path, content) in earlier {
+        assert_eq!(current.get(&path), Some(&content), "{path}: peers of the earlier version read it as {content}");
+    }
+}
