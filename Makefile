@@ -69,6 +69,7 @@ bench: setup ## measure every figure of docs/performance.md (root or sudo)
 	cargo build --locked --release -p fairlead --bin fairlead -p fairlead-bench --bin bench
 	cargo bench --locked -p fairlead-backend-nft -p fairlead-backend-iptables --bench kernel --no-run
 	$(ROOT) $(TARGET)/release/bench
+	$(ROOT) $(TARGET)/release/bench adversary
 	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel -- --full
 	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-iptables --bench kernel -- --full
 	$(ROOT) cargo bench --quiet --locked -p fairlead-bench --bench ipvs

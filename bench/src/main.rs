@@ -2,7 +2,7 @@
 //! benchmarks in the backend crates measure the kernel alone.
 //!
 //! ```text
-//!   bench                       everything, as a table
+//!   bench                       everything but the adversary, as a table
 //!   bench latency               one part: latency, node, wire, api, scale or adversary
 //!   bench scale --nodes 200     a smaller cluster
 //!   bench adversary --backend iptables
@@ -109,7 +109,7 @@ fn run() -> Result<()> {
     if wanted("scale") {
         scale::measure(&mut report, &Lab::new()?, nodes)?;
     }
-    if wanted("adversary") {
+    if parts.contains(&"adversary") {
         super_linear = adversary::measure(&mut report, backend)?;
     }
     output(&report);

@@ -9,7 +9,11 @@ use std::{
 
 use hyper::Response;
 use serde_json::Value;
-use tokio::{runtime::Handle, sync::watch, time::sleep};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, watch},
+    time::sleep,
+};
 
 use crate::{
     faults::{Fault, Faults},
@@ -44,6 +48,8 @@ struct ServerState {
     requests: BTreeMap<(Resource, RequestKind), u64>,
     reviews: u64,
     sent_bytes: u64,
+    /// Receives each request that writes.
+    writes: Option<mpsc::UnboundedSender<(String, Value)>>,
 }
 
 /// The objects and versions of a server.
@@ -95,6 +101,7 @@ impl ApiServer {
             requests: BTreeMap::new(),
             reviews: 0,
             sent_bytes: 0,
+            writes: None,
         };
         let server = Self(Arc::new(Shared { address, state: Mutex::new(state), changed: watch::Sender::new(0) }));
         let answering = server.clone();
@@ -178,6 +185,15 @@ impl ApiServer {
     #[must_use]
     pub fn requests(&self, resource: Resource, kind: RequestKind) -> u64 {
         self.state().requests.get(&(resource, kind)).copied().unwrap_or_default()
+    }
+
+    /// Each request from now on that creates, changes or deletes an object, also one that fails: its method and path, and
+    /// its body.
+    #[must_use]
+    pub fn writes(&self) -> mpsc::UnboundedReceiver<(String, Value)> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.state().writes = Some(sender);
+        receiver
     }
 
     /// The number of reviews so far.
@@ -267,7 +283,7 @@ impl ApiServer {
         }
         let Some(route) = Route::parse(&request.path) else { return respond(Answer::unknown_path(&request.path)) };
         let kind = RequestKind::of(&request, &route);
-        *self.state().requests.entry((route.resource, kind)).or_default() += 1;
+        self.record(&request, route.resource, kind);
         self.notify();
         let faults = self.faults(route.resource);
         let fault = match kind {
@@ -303,6 +319,16 @@ impl ApiServer {
                 }
                 respond(answer)
             }
+        }
+    }
+
+    fn record(&self, request: &ApiRequest, resource: Resource, kind: RequestKind) {
+        let mut state = self.state();
+        *state.requests.entry((resource, kind)).or_default() += 1;
+        if let (RequestKind::Write, Some(writes)) = (kind, &state.writes) {
+            let body = serde_json::from_slice(&request.body).unwrap_or_default();
+            // Fails when the test does not receive any more.
+            let _ = writes.send((format!("{} {}", request.method, request.path), body));
         }
     }
 

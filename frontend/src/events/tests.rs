@@ -1,88 +1,37 @@
-//! The requests that a fake API server over HTTP receives.
+//! The requests that a fake API server receives.
 
 use std::{
     collections::BTreeSet,
-    convert::Infallible,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use http_body_util::BodyExt as _;
-use hyper::{Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
+use fake_api_server::{ApiServer, Fault, Resource};
 use kube::{Client, Config};
 use proto::model::{FailureKind, Protocol, ServicePortKey};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One request: its method and path, and its body.
-type Call = (String, Value);
-
-/// Stores the names of Events, or answers 403.
-#[derive(Debug, Default)]
-struct Server {
-    existing: BTreeSet<String>,
-    forbids: bool,
-}
-
 struct Fixture {
     events: Arc<EventQueue>,
-    calls: mpsc::UnboundedReceiver<Call>,
-    server: Arc<Mutex<Server>>,
+    writes: mpsc::UnboundedReceiver<(String, Value)>,
+    server: ApiServer,
 }
 
 async fn start() -> Fixture {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let (sent, calls) = mpsc::unbounded_channel();
-    let server = Arc::<Mutex<Server>>::default();
-    tokio::spawn(serve(listener, server.clone(), sent));
-    let mut config = Config::new(format!("http://{address}").parse().unwrap());
+    let server = ApiServer::start().unwrap();
+    let writes = server.writes();
+    let mut config = Config::new(format!("http://{}", server.address()).parse().unwrap());
     config.default_retry = false;
     let events = Arc::<EventQueue>::default();
     let reports = events.receiver().unwrap();
     assert!(events.receiver().is_none(), "one recorder");
     let recorder = EventRecorder::new(Client::try_from(config).unwrap(), "frontend-0".to_owned());
     tokio::spawn(recorder.run(reports));
-    Fixture { events, calls, server }
-}
-
-async fn serve(listener: TcpListener, server: Arc<Mutex<Server>>, sent: mpsc::UnboundedSender<Call>) {
-    loop {
-        let (stream, _) = listener.accept().await.unwrap();
-        let (server, sent) = (server.clone(), sent.clone());
-        let service = service_fn(move |request: Request<Incoming>| {
-            let (server, sent) = (server.clone(), sent.clone());
-            async move {
-                let call = format!("{} {}", request.method(), request.uri().path());
-                let body = request.into_body().collect().await.unwrap().to_bytes();
-                let body: Value = serde_json::from_slice(&body).unwrap();
-                let code = server.lock().unwrap().status_code(&call, &body);
-                sent.send((call, body.clone())).ok();
-                let answer =
-                    if code == 200 { body } else { json!({"kind": "Status", "apiVersion": "v1", "code": code}) };
-                let status = StatusCode::from_u16(code).unwrap();
-                let answer = Response::builder().status(status).body(answer.to_string()).unwrap();
-                Ok::<_, Infallible>(answer)
-            }
-        });
-        tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
-    }
-}
-
-impl Server {
-    fn status_code(&mut self, call: &str, body: &Value) -> u16 {
-        let name = body["metadata"]["name"].as_str().unwrap_or_default();
-        match call {
-            _ if self.forbids => 403,
-            post if post.starts_with("POST") && !self.existing.insert(name.to_owned()) => 409,
-            _ => 200,
-        }
-    }
+    Fixture { events, writes, server }
 }
 
 impl Fixture {
@@ -95,8 +44,14 @@ impl Fixture {
         self.events.failed(&node.into(), &ServicePortFailure { key, reason: reason.to_owned(), retryable: true, kind });
     }
 
-    async fn call(&mut self) -> Call {
-        tokio::time::timeout(PATIENCE, self.calls.recv()).await.expect("a request").unwrap()
+    /// The method and path of the next write, and its body.
+    async fn call(&mut self) -> (String, Value) {
+        tokio::time::timeout(PATIENCE, self.writes.recv()).await.expect("a request").unwrap()
+    }
+
+    /// Another replica has created an Event.
+    fn put(&self, event: &Value) {
+        let _version = self.server.put(Resource::Event, event.clone());
     }
 }
 
@@ -121,7 +76,7 @@ async fn failures_of_many_nodes_for_one_reason_are_one_event() {
         names.insert(event["metadata"]["name"].as_str().unwrap().to_owned());
     }
     assert_eq!(names.len(), 2);
-    assert!(fixture.calls.try_recv().is_err(), "nothing else");
+    assert!(fixture.writes.try_recv().is_err(), "nothing else");
 }
 
 #[tokio::test]
@@ -131,7 +86,7 @@ async fn event_of_another_replica_is_patched() {
     let (_, created) = first.call().await;
     let name = created["metadata"]["name"].as_str().unwrap().to_owned();
     let mut second = start().await;
-    second.server.lock().unwrap().existing.insert(name.clone());
+    second.put(&created);
     for node in ["node-b", "node-c", "node-d"] {
         second.failed(node, "web", "invalid argument");
     }
@@ -164,7 +119,7 @@ async fn start_is_one_event_on_its_node_from_all_replicas() {
     // Another replica: creates nothing. A later run is another Event.
     let mut second = start().await;
     let name = event["metadata"]["name"].as_str().unwrap().to_owned();
-    second.server.lock().unwrap().existing.insert(name.clone());
+    second.put(&event);
     second.events.started(first_run.clone());
     assert_eq!(second.call().await.1["metadata"]["name"], name.as_str());
     second.events.started(BackendStart { at: first_run.at + Duration::from_secs(1), ..first_run });
@@ -175,12 +130,12 @@ async fn start_is_one_event_on_its_node_from_all_replicas() {
 #[tokio::test]
 async fn recorder_pauses_when_events_are_forbidden() {
     let mut fixture = start().await;
-    fixture.server.lock().unwrap().forbids = true;
+    fixture.server.set_faults(Resource::Event, |faults| faults.writes = Some(Fault::Refuse(403)));
     for number in 0..20 {
         fixture.failed("node-a", &format!("web-{number}"), "invalid argument");
     }
     fixture.call().await;
-    let more = tokio::time::timeout(Duration::from_secs(3), fixture.calls.recv()).await;
+    let more = tokio::time::timeout(Duration::from_secs(3), fixture.writes.recv()).await;
     assert!(more.is_err(), "{more:?}");
 }
 
