@@ -187,8 +187,8 @@ impl ApiServer {
         self.state().requests.get(&(resource, kind)).copied().unwrap_or_default()
     }
 
-    /// Each request from now on that creates, changes or deletes an object, also one that fails: its method and path, and
-    /// its body.
+    /// Each request from now on that creates, changes or deletes an object, also one that fails: its method and path,
+    /// and its body.
     #[must_use]
     pub fn writes(&self) -> mpsc::UnboundedReceiver<(String, Value)> {
         let (sender, receiver) = mpsc::unbounded_channel();
