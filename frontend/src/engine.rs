@@ -124,6 +124,7 @@ impl Frontend {
         let begun = Instant::now();
         let Some(changes) = self.context.cluster.take_changes() else { return false };
         self.context.streams.update_nodes(&changes.nodes);
+        self.context.node_sources.update_nodes(&changes.nodes);
         let (ports, trigger, source_version) = (changes.ports.len(), changes.oldest_trigger, changes.confirmed);
         let (revision, is_new) = self.context.cluster.commit(changes);
         if is_new {

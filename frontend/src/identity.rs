@@ -9,6 +9,7 @@
 
 mod authenticator;
 pub(crate) mod certificate;
+mod node_sources;
 mod tokens;
 
 use std::{fmt, sync::Arc};
@@ -17,11 +18,12 @@ use proto::model::Role;
 
 pub use self::{
     authenticator::{Authenticator, AuthnError, AuthnOptions},
-    tokens::{ServiceAccount, TokenOptions},
+    tokens::{ServiceAccount, TokenLimits, TokenOptions},
 };
+pub(crate) use self::{node_sources::NodeSources, tokens::TokenSource};
 
 /// The identity of a client.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Identity {
     /// Any client of a unix socket, or of a TCP listener without TLS.
     Trusted,

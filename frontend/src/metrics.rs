@@ -45,6 +45,7 @@ pub(crate) struct Metrics {
     starts: Family<Label, Counter>,
     pub(crate) mismatches: Counter,
     rejections: Family<Label, Counter>,
+    evictions: Family<Label, Counter>,
     pub(crate) rollbacks: Counter,
     pub(crate) chunks: EncodingCounters,
 }
@@ -74,6 +75,7 @@ impl Default for Metrics {
             starts: Family::default(),
             mismatches: Counter::default(),
             rejections: Family::default(),
+            evictions: Family::default(),
             rollbacks: Counter::default(),
             chunks: EncodingCounters::default(),
         }
@@ -97,15 +99,24 @@ impl Metrics {
         self.rejections.get_or_create(&why.label()).inc();
     }
 
+    /// A connection was closed for another one.
+    pub(crate) fn evicted(&self, is_identified: bool) {
+        self.evictions.get_or_create(&client_label(is_identified)).inc();
+    }
+
     /// All metrics of this replica.
     fn registry(context: &Arc<FrontendContext>) -> Registry {
-        let Self { commits, acks, messages, bytes, starts, mismatches, rejections, rollbacks, .. } = &context.metrics;
+        let Self { commits, acks, messages, bytes, starts, mismatches, rejections, evictions, rollbacks, .. } =
+            &context.metrics;
         // Exported as 0 from the start, so that `increase()` sees the first occurrence.
         for mode in SyncMode::ALL {
             drop(starts.get_or_create(&[("mode", mode.name())]));
         }
         for why in Rejection::ALL {
             drop(rejections.get_or_create(&why.label()));
+        }
+        for is_identified in [false, true] {
+            drop(evictions.get_or_create(&client_label(is_identified)));
         }
         let mut registry = Registry::with_prefix(PREFIX);
         registry.register_with_unit(
@@ -150,6 +161,12 @@ impl Metrics {
             rejections.clone(),
         );
         registry.register(
+            "connections_evicted",
+            "Connections that were closed for another one because a limit was reached, by client: unidentified or \
+             identified; many of unidentified clients mean that a client floods this replica",
+            evictions.clone(),
+        );
+        registry.register(
             "rollbacks",
             "Streams whose client was rolled back: it had a newer source version than this replica, which did not \
              catch up in time",
@@ -158,6 +175,10 @@ impl Metrics {
         registry.register_collector(Box::new(Scrape(context.clone())));
         registry
     }
+}
+
+fn client_label(is_identified: bool) -> Label {
+    [("client", if is_identified { "identified" } else { "unidentified" })]
 }
 
 impl Rejection {

@@ -1,14 +1,15 @@
 //! The gRPC server: connections, encoding, and errors as gRPC statuses.
 //!
 //! ```text
-//!   TLS listener ──▶ tls: handshake ──┐
-//!   unix socket ──────────────────────┴─▶ authn: Identity ──▶ watch: a session
-//!                                                        └──▶ status, endpoints
+//!   TLS listener ──▶ admission ──▶ tls: handshake ──┐
+//!   unix socket ────────────────────────────────────┴─▶ authn: Identity ──▶ watch: a session
+//!                                                       (headers only)  └──▶ status, endpoints
 //! ```
 //!
-//! A session lives as long as the response stream of its call. Limits on connections are enforced here and in
-//! `connection`, limits on streams by the session.
+//! A session lives as long as the response stream of its call. Limits on connections are enforced here, in `admission`
+//! and in `connection`, limits on streams by the session. The body of a call is read once its client is identified.
 
+mod admission;
 mod authn;
 mod connection;
 mod endpoints;
@@ -21,10 +22,11 @@ mod watch;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
+use http::request::Parts;
 use proto::v1;
 use runtime::Shutdown;
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
-use tonic::{Code, Request, Response, Status, Streaming, transport::Server};
+use tonic::{Code, Response, Status, Streaming, transport::Server};
 use tracing::info;
 
 use crate::{
@@ -32,6 +34,7 @@ use crate::{
 };
 
 use self::{
+    admission::Admission,
     authn::ListenerAuth,
     connection::{Connection, Peer},
     watch::WatchBody,
@@ -44,9 +47,9 @@ pub use self::{
 };
 
 /// The HTTP/2 flow-control window of a stream, in bytes: how much of the client's messages is buffered for its session.
-const STREAM_WINDOW: u32 = 64 << 10;
-/// The HTTP/2 flow-control window of a connection, in bytes.
-const CONNECTION_WINDOW: u32 = 256 << 10;
+const STREAM_WINDOW: u32 = 16 << 10;
+/// The HTTP/2 flow-control window of a connection, in bytes: the smallest that HTTP/2 knows.
+const CONNECTION_WINDOW: u32 = 64 << 10;
 /// The maximum size of the headers of a call, in bytes. A token has about 1 KiB.
 const HEADERS: u32 = 16 << 10;
 /// A connection is closed when the client resets more calls than this before they are accepted.
@@ -72,8 +75,8 @@ impl Frontend {
     pub async fn serve(&self, listener: Listener, shutdown: Shutdown) -> Result<()> {
         info!(address = %listener, "listening");
         let auth = listener.auth();
+        let admission = Arc::new(Admission::new(self.context.clone(), &auth));
         let service = FairleadService { context: self.context.clone(), auth, shutdown: shutdown.clone() };
-        let limits = self.context.config.connections;
         let router = self.http2_server().add_service(service);
         let mut stop = shutdown.clone();
         let stop = async move { stop.recv().await };
@@ -83,19 +86,20 @@ impl Frontend {
                     let connections = incoming.map(|accepted| {
                         accepted.map(|stream| {
                             let address = stream.peer_addr().ok();
-                            Connection::new(stream, address, None, &limits)
+                            Connection::new(stream, Peer::trusted(admission.clone(), address))
                         })
                     });
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }
                 Listener::Tls(incoming, _, auth) => {
-                    let connections = ReceiverStream::new(tls::accept(incoming, auth.tls, limits));
+                    let connections = ReceiverStream::new(tls::accept(incoming, auth, admission));
                     let connections = connections.map(Ok::<_, std::convert::Infallible>);
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }
                 Listener::Unix(incoming, _) => {
-                    let connections =
-                        incoming.map(|accepted| accepted.map(|stream| Connection::new(stream, None, None, &limits)));
+                    let connections = incoming.map(|accepted| {
+                        accepted.map(|stream| Connection::new(stream, Peer::trusted(admission.clone(), None)))
+                    });
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }
             }
@@ -149,7 +153,8 @@ impl Frontend {
 }
 
 impl FairleadService {
-    async fn identify<T: Sync>(&self, request: &Request<T>) -> Result<Identity, Status> {
+    /// Identifies the client of a call before its body is read.
+    async fn identify(&self, request: &Parts) -> Result<Identity, Status> {
         let identified = self.auth.identify(request).await;
         identified.inspect_err(|status| {
             let reason = match status.code() {
@@ -160,36 +165,26 @@ impl FairleadService {
         })
     }
 
-    async fn watch(&self, request: Request<Streaming<v1::ClientMessage>>) -> Result<WatchBody, Status> {
-        let identity = self.identify(&request).await?;
-        let call = request.extensions().get().map(Peer::start_call);
-        let messages = request.into_inner();
-        Ok(WatchBody::new(self.context.clone(), identity, messages, call, self.shutdown.clone()))
-    }
-
-    async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
-        let _call = request.extensions().get().map(Peer::start_call);
-        self.authorize_all_nodes(&request).await?;
-        let request = request.into_inner();
-        status::wait(&self.context, &request, self.shutdown.clone()).await?;
-        Ok(Response::new(status::response(&self.context, &request)))
-    }
-
-    async fn endpoints(
-        &self,
-        request: Request<v1::EndpointsRequest>,
-    ) -> Result<Response<v1::EndpointsResponse>, Status> {
-        let _call = request.extensions().get().map(Peer::start_call);
-        self.authorize_all_nodes(&request).await?;
-        endpoints::response(&self.context.cluster, &request.into_inner()).map(Response::new)
-    }
-
-    /// Rejects clients that may not see the state of all nodes.
-    async fn authorize_all_nodes<T: Sync>(&self, request: &Request<T>) -> Result<(), Status> {
+    /// Identifies the client of a call, and rejects clients that may not see the state of all nodes.
+    async fn authorize_all_nodes(&self, request: &Parts) -> Result<(), Status> {
         let identity = self.identify(request).await?;
         identity.may_see_all().map_err(|denied| {
             self.context.metrics.rejected(Rejection::NotPermitted);
             authn::denied(&denied)
         })
+    }
+
+    fn watch(&self, identity: Identity, request: &Parts, messages: Streaming<v1::ClientMessage>) -> WatchBody {
+        let call = request.extensions.get().map(Peer::start_call);
+        WatchBody::new(self.context.clone(), identity, messages, call, self.shutdown.clone())
+    }
+
+    async fn status(&self, request: v1::StatusRequest) -> Result<Response<v1::StatusResponse>, Status> {
+        status::wait(&self.context, &request, self.shutdown.clone()).await?;
+        Ok(Response::new(status::response(&self.context, &request)))
+    }
+
+    fn endpoints(&self, request: &v1::EndpointsRequest) -> Result<Response<v1::EndpointsResponse>, Status> {
+        endpoints::response(&self.context.cluster, request).map(Response::new)
     }
 }

@@ -47,7 +47,9 @@ use crate::{
 };
 
 pub use self::{rate_limiter::NodeLimits, token_bucket::Rate};
-pub(crate) use self::{rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage};
+pub(crate) use self::{
+    rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage, token_bucket::TokenBucket,
+};
 use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session};
 
 /// How much the age limit of a stream varies, as a fraction of the configured one.

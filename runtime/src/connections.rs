@@ -13,14 +13,12 @@ use std::{
     fmt,
     net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-/// How often evictions are logged at WARN, with their number.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
+use crate::failure::CountedLog;
 
 /// The bounds of a [`ConnectionTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,21 +52,14 @@ struct OpenConnections<K> {
     /// By key and id; a higher id is a newer connection.
     by_key: BTreeMap<K, BTreeMap<u64, OpenConnection>>,
     count: usize,
-    evictions: EvictionLog,
+    evictions: u64,
+    eviction_log: CountedLog<()>,
 }
 
 #[derive(Debug)]
 struct OpenConnection {
     is_busy: bool,
     evicted: Arc<Notify>,
-}
-
-/// The evictions that have not been logged yet.
-#[derive(Debug, Default)]
-struct EvictionLog {
-    total: u64,
-    unlogged: u64,
-    logged_at: Option<Instant>,
 }
 
 /// The right to an open connection. Dropping it frees its part of the bounds.
@@ -112,7 +103,13 @@ impl<K: Ord + Clone + fmt::Debug> ConnectionTable<K> {
     /// An empty table. `name` names it in log lines.
     #[must_use]
     pub fn new(name: &'static str, bounds: ConnectionBounds) -> Self {
-        let open = OpenConnections { next_id: 0, by_key: BTreeMap::new(), count: 0, evictions: EvictionLog::default() };
+        let open = OpenConnections {
+            next_id: 0,
+            by_key: BTreeMap::new(),
+            count: 0,
+            evictions: 0,
+            eviction_log: CountedLog::default(),
+        };
         Self(Arc::new(SharedTable { name, bounds, open: Mutex::new(open) }))
     }
 
@@ -120,8 +117,13 @@ impl<K: Ord + Clone + fmt::Debug> ConnectionTable<K> {
     /// its maximum, otherwise one of the key with the most connections; an idle one before a busy one, the oldest first.
     #[must_use]
     pub fn admit(&self, key: K) -> ConnectionPermit<K> {
+        self.admit_as(key, Arc::default())
+    }
+
+    /// Admits a connection like [`Self::admit`], and notifies `evicted` when it is evicted.
+    #[must_use]
+    pub fn admit_as(&self, key: K, evicted: Arc<Notify>) -> ConnectionPermit<K> {
         let SharedTable { name, bounds, .. } = *self.0;
-        let evicted = Arc::new(Notify::new());
         let id = self.with(|open| {
             let victim = if open.of(&key) >= bounds.per_key.max(1) {
                 open.victim_of(&key).map(|id| (key.clone(), id))
@@ -133,7 +135,8 @@ impl<K: Ord + Clone + fmt::Debug> ConnectionTable<K> {
             if let Some((victim, id)) = victim {
                 debug!(table = name, key = ?victim, "evicting a connection");
                 open.remove(&victim, id).inspect(|connection| connection.evicted.notify_one());
-                if let Some(count) = open.evictions.record(Instant::now()) {
+                open.evictions += 1;
+                if let Some(count) = open.eviction_log.record(()) {
                     warn!(
                         table = name,
                         count,
@@ -162,7 +165,7 @@ impl<K: Ord + Clone + fmt::Debug> ConnectionTable<K> {
     /// How many connections were evicted so far.
     #[must_use]
     pub fn evictions(&self) -> u64 {
-        self.with(|open| open.evictions.total)
+        self.with(|open| open.evictions)
     }
 }
 
@@ -211,21 +214,6 @@ impl<K: Ord> OpenConnections<K> {
         }
         self.count -= 1;
         Some(removed)
-    }
-}
-
-// === impl EvictionLog ===
-
-impl EvictionLog {
-    /// Counts an eviction. Returns how many to log, if it is time to.
-    fn record(&mut self, now: Instant) -> Option<u64> {
-        self.total += 1;
-        self.unlogged += 1;
-        if self.logged_at.is_some_and(|logged_at| now < logged_at + LOG_INTERVAL) {
-            return None;
-        }
-        self.logged_at = Some(now);
-        Some(std::mem::take(&mut self.unlogged))
     }
 }
 
@@ -306,18 +294,6 @@ mod tests {
         third.set_busy();
         let _fourth = table.admit("client");
         assert!(is_evicted(&busy), "all are busy: the oldest one");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn evictions_are_logged_once_a_minute_with_their_number() {
-        let mut log = EvictionLog::default();
-        assert_eq!(log.record(Instant::now()), Some(1));
-        for _ in 0..1000 {
-            assert_eq!(log.record(Instant::now()), None);
-        }
-        tokio::time::advance(LOG_INTERVAL).await;
-        assert_eq!(log.record(Instant::now()), Some(1001));
-        assert_eq!(log.total, 1002);
     }
 
     #[test]

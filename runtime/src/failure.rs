@@ -1,11 +1,15 @@
 //! How failures are reported: the whole chain of causes of an error, and one log line when a repeated failure begins,
 //! changes and ends.
 
+mod counted;
+
 use std::{error::Error, time::Duration};
 
 use tokio::time::Instant;
 
 use crate::connect_advice::causes;
+
+pub use counted::CountedLog;
 
 /// The error and all its sources, outermost first, separated by `: `.
 ///

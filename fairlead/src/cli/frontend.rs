@@ -2,11 +2,13 @@
 
 mod tls;
 
-use std::{path::PathBuf, time::Duration};
+use std::{num::NonZeroUsize, path::PathBuf, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::Args;
+use frontend::ConnectionLimits;
 use ipnet::IpNet;
+use runtime::ConnectionBounds;
 
 use super::{ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress, conntrack::duration, observe::ProfilingArgs};
 pub(crate) use tls::TlsArgs;
@@ -44,6 +46,17 @@ pub(crate) struct ListenArgs {
     /// disables this.
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = duration)]
     pub(crate) max_stream_age: Duration,
+
+    /// Keep at most this many connections of identified clients at each listener. A further one replaces the oldest of
+    /// the identity with the most.
+    #[arg(long, default_value = "32768", value_name = "NUMBER")]
+    pub(crate) max_connections: NonZeroUsize,
+
+    /// Keep at most this many connections of clients that are not identified yet from one address (IPv6: from one /64).
+    /// A further one replaces the oldest. Raise it where many nodes share an address: NAT, or a load balancer that
+    /// hides addresses.
+    #[arg(long, default_value = "64", value_name = "NUMBER")]
+    pub(crate) max_connections_per_source: NonZeroUsize,
 
     /// Serve /metrics, /healthz and /readyz over HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`).
     /// Responses contain no names of Services or nodes.
@@ -109,6 +122,20 @@ impl SourceArgs {
     }
 }
 
+impl ListenArgs {
+    /// `--max-connections` and `--max-connections-per-source`.
+    pub(crate) fn connection_limits(&self) -> ConnectionLimits {
+        let limits = ConnectionLimits::default();
+        let per_key = self.max_connections_per_source.get();
+        ConnectionLimits {
+            node_sources: ConnectionBounds { per_key, ..limits.node_sources },
+            unknown_sources: ConnectionBounds { per_key, ..limits.unknown_sources },
+            identified: ConnectionBounds { total: self.max_connections.get(), ..limits.identified },
+            ..limits
+        }
+    }
+}
+
 impl FrontendArgs {
     /// Checks settings that depend on each other.
     pub(super) fn validate(&self) -> Result<()> {
@@ -152,6 +179,18 @@ mod tests {
             assert!(frontend(&["--listen", address, "--tls-cert", "c", "--tls-key", "k"]).is_ok());
         }
         assert!(frontend(&["--insecure", "--tls-cert", "c", "--tls-key", "k"]).is_err());
+    }
+
+    #[test]
+    fn default_connection_limits_are_those_of_the_library() {
+        assert_eq!(frontend(&[]).unwrap().listen.connection_limits(), ConnectionLimits::default());
+        let args = ["--max-connections-per-source", "1000", "--max-connections", "10"];
+        let limits = frontend(&args).unwrap().listen.connection_limits();
+        assert_eq!(
+            [limits.node_sources.per_key, limits.unknown_sources.per_key, limits.identified.total],
+            [1000, 1000, 10]
+        );
+        assert!(frontend(&["--max-connections", "0"]).is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use super::{
     Identity,
     certificate::Names,
-    tokens::{TokenOptions, Tokens},
+    tokens::{TokenOptions, TokenSource, Tokens},
 };
 use crate::source::KubernetesApi;
 
@@ -55,6 +55,9 @@ pub enum AuthnError {
     /// The API server did not review the token.
     #[error("cannot review tokens at the moment, try again later: {0}")]
     Unavailable(String),
+    /// Too many tokens of its source, or of all unknown sources, have been reviewed.
+    #[error("too many tokens were reviewed for clients like this one, try again in {0}s")]
+    TooManyReviews(u64),
 }
 
 // === impl Authenticator ===
@@ -79,14 +82,19 @@ impl Authenticator {
     }
 
     /// Identifies the client with these credentials. A recognized certificate takes precedence over a token.
-    pub(crate) async fn identify(&self, names: Option<&Names>, token: Option<&str>) -> Result<Identity, AuthnError> {
+    pub(crate) async fn identify(
+        &self,
+        names: Option<&Names>,
+        token: Option<&str>,
+        source: TokenSource,
+    ) -> Result<Identity, AuthnError> {
         let unknown = match names.map(|names| self.by_certificate(names)) {
             Some(Ok(identity)) => return Ok(identity),
             Some(Err(unknown)) => unknown,
             None => AuthnError::NoCredential { tokens: self.tokens.is_some() },
         };
         match (&self.tokens, token) {
-            (Some(tokens), Some(token)) => tokens.identify(token).await,
+            (Some(tokens), Some(token)) => tokens.identify(token, source).await,
             (None, Some(_)) if names.is_none() => Err(AuthnError::Token(
                 "this frontend accepts no tokens: set --backend-service-account, or use a client certificate"
                     .to_owned(),
@@ -95,7 +103,8 @@ impl Authenticator {
         }
     }
 
-    fn by_certificate(&self, names: &Names) -> Result<Identity, AuthnError> {
+    /// Identifies the client with these names in its certificate.
+    pub(crate) fn by_certificate(&self, names: &Names) -> Result<Identity, AuthnError> {
         let Names { common_name, organizations, uris } = names;
         let mut own = common_name.iter().chain(uris);
         if let Some(admin) = own.find(|name| self.admins.contains(*name)) {

@@ -1,10 +1,13 @@
 //! Identifies clients by ServiceAccount tokens, with a TokenReview whose result is cached.
 //!
 //! ```text
-//!   token ──SHA-256──▶ entry ── result valid ──────────────────────────────▶ identity or error
-//!                        └── no result: TokenReview, one at a time per token ──▶ cached until it expires
+//!   token ──claims: could it be accepted?──no──▶ error
+//!      └──SHA-256──▶ entry ── result valid ──────────────────────────────────────────▶ identity or error
+//!                      └── no result ──limits──▶ TokenReview, one at a time per token ──▶ cached until it expires
 //! ```
 
+mod claims;
+mod limits;
 mod review;
 #[cfg(test)]
 mod tests;
@@ -23,21 +26,26 @@ use kube::Api;
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use runtime::failure::{Recovery, Repeated};
 use tokio::{
-    sync::{OnceCell, Semaphore},
+    sync::OnceCell,
     time::{Instant, timeout},
 };
 use tracing::{debug, info, warn};
 
+use self::{
+    claims::Claims,
+    limits::{ReviewLimiter, ReviewShare},
+};
 use super::{Identity, authenticator::AuthnError};
+
+pub use self::limits::TokenLimits;
+pub(crate) use self::limits::TokenSource;
 
 /// How long an accepted token is cached; never longer than it is valid.
 const ACCEPTED_TTL: Duration = Duration::from_secs(120);
 /// How long a rejected token is cached.
-const REJECTED_TTL: Duration = Duration::from_secs(10);
+const REJECTED_TTL: Duration = Duration::from_secs(30);
 /// How many results are cached: three times the number of nodes in the largest clusters.
 const MAX_ENTRIES: usize = 16_384;
-/// The maximum number of concurrent reviews.
-const MAX_REVIEWS: usize = 32;
 /// How long a review may take, including the wait for its permit.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum length of a token. Those of the API server are shorter.
@@ -50,6 +58,10 @@ pub struct TokenOptions {
     pub audience: String,
     /// ServiceAccounts of backends. Their tokens identify the node that the token is bound to.
     pub backend_accounts: BTreeSet<ServiceAccount>,
+    /// The accepted issuers. Empty: those that the API server accepts.
+    pub issuers: BTreeSet<String>,
+    /// How many tokens the API server is asked to review.
+    pub limits: TokenLimits,
 }
 
 /// A ServiceAccount: `NAMESPACE/NAME`.
@@ -69,7 +81,7 @@ pub(super) struct Tokens {
     admins: Arc<BTreeSet<String>>,
     /// By the hash of the token: tokens are secrets and not stored.
     cache: Mutex<HashMap<TokenHash, Arc<CacheEntry>>>,
-    review_permits: Semaphore,
+    limiter: ReviewLimiter,
     failures: Mutex<Repeated>,
 }
 
@@ -86,47 +98,86 @@ struct CachedResult {
 
 impl Tokens {
     pub(super) fn new(client: kube::Client, options: TokenOptions, admins: Arc<BTreeSet<String>>) -> Self {
-        let review_permits = Semaphore::new(MAX_REVIEWS);
+        let limiter = ReviewLimiter::new(options.limits);
         let api = Api::all(client);
-        Self { api, options, admins, cache: Mutex::default(), review_permits, failures: Mutex::default() }
+        Self { api, options, admins, cache: Mutex::default(), limiter, failures: Mutex::default() }
     }
 
     /// Identifies the holder of a token.
-    pub(super) async fn identify(&self, token: &str) -> Result<Identity, AuthnError> {
+    pub(super) async fn identify(&self, token: &str, source: TokenSource) -> Result<Identity, AuthnError> {
         if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
             return Err(AuthnError::Token(format!(
                 "it has {} bytes, but must have 1 to {MAX_TOKEN_BYTES}",
                 token.len()
             )));
         }
-        let entry = self.entry(token);
+        let claims = Claims::parse(token);
+        if let Some(claims) = &claims {
+            claims.check(&self.options, &self.admins, SystemTime::now()).map_err(AuthnError::Token)?;
+        }
+        let hash = hash(token);
+        let (entry, was_accepted) = self.entry(hash);
+        let share = match &claims {
+            _ if was_accepted => ReviewShare::Node,
+            Some(_) if source.is_node => ReviewShare::Node,
+            Some(_) => ReviewShare::Unknown,
+            None => ReviewShare::Opaque,
+        };
         // Concurrent requests with one token share a review. When it fails, the next of them retries.
-        let result = entry.get_or_try_init(|| self.review(token)).await?;
-        result.identity.clone()
+        let result = entry.get_or_try_init(|| async {
+            // A client cannot guess the token that was accepted before.
+            if !was_accepted {
+                self.limiter.count(share, source).map_err(|wait| AuthnError::TooManyReviews(wait.as_secs() + 1))?;
+            }
+            self.review(token, claims.as_ref().and_then(Claims::expiry), share).await
+        });
+        match result.await {
+            Ok(result) => result.identity.clone(),
+            Err(error) => {
+                self.forget(&hash, &entry);
+                Err(error)
+            }
+        }
     }
 
-    /// The cache entry of a token; empty if there is no valid result.
-    fn entry(&self, token: &str) -> Arc<CacheEntry> {
-        let mut key = [0; SHA256_OUTPUT_LEN];
-        key.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
+    /// The cache entry of a token, empty if there is no valid result; and whether the token was accepted before.
+    fn entry(&self, hash: TokenHash) -> (Arc<CacheEntry>, bool) {
         let now = Instant::now();
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = cache.get(&key)
-            && entry.get().is_none_or(|result| result.expires_at > now)
-        {
-            return entry.clone();
+        let mut cache = self.cache();
+        let mut was_accepted = false;
+        if let Some(entry) = cache.get(&hash) {
+            match entry.get() {
+                Some(result) if result.expires_at <= now => was_accepted = result.identity.is_ok(),
+                _ => return (entry.clone(), false),
+            }
         }
         if cache.len() >= MAX_ENTRIES {
             evict(&mut cache, now);
         }
         let entry = Arc::new(CacheEntry::new());
-        cache.insert(key, entry.clone());
-        entry
+        cache.insert(hash, entry.clone());
+        (entry, was_accepted)
     }
 
-    async fn review(&self, token: &str) -> Result<CachedResult, AuthnError> {
+    /// Removes an entry without a result that no other request waits for.
+    fn forget(&self, hash: &TokenHash, entry: &Arc<CacheEntry>) {
+        let mut cache = self.cache();
+        let is_unused = |cached: &Arc<CacheEntry>| {
+            Arc::ptr_eq(cached, entry) && cached.get().is_none() && Arc::strong_count(cached) == 2
+        };
+        if cache.get(hash).is_some_and(is_unused) {
+            cache.remove(hash);
+        }
+    }
+
+    async fn review(
+        &self,
+        token: &str,
+        expiry: Option<SystemTime>,
+        share: ReviewShare,
+    ) -> Result<CachedResult, AuthnError> {
         let reviewed = timeout(REVIEW_TIMEOUT, async {
-            let _permit = self.review_permits.acquire().await?;
+            let _permit = self.limiter.start(share).await?;
             review::review(&self.api, token, &self.options.audience).await
         });
         let reviewed =
@@ -138,10 +189,14 @@ impl Tokens {
         let identity = review::identity(&status, &self.options, &self.admins).map_err(AuthnError::Token);
         debug!(?identity, "token reviewed");
         let ttl = match identity {
-            Ok(_) => accepted_ttl(SystemTime::now(), review::expiry(token)),
+            Ok(_) => accepted_ttl(SystemTime::now(), expiry),
             Err(_) => REJECTED_TTL,
         };
         Ok(CachedResult { identity, expires_at: Instant::now() + ttl })
+    }
+
+    fn cache(&self) -> MutexGuard<'_, HashMap<TokenHash, Arc<CacheEntry>>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn failed(&self, error: &str) -> AuthnError {
@@ -154,6 +209,12 @@ impl Tokens {
     fn failures(&self) -> MutexGuard<'_, Repeated> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn hash(token: &str) -> TokenHash {
+    let mut hash = [0; SHA256_OUTPUT_LEN];
+    hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
+    hash
 }
 
 /// How long an accepted token is cached.

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use tonic::{Request, Status, metadata::MetadataMap};
-use tracing::info;
+use http::{HeaderMap, header::AUTHORIZATION, request::Parts};
+use tonic::Status;
+use tracing::{debug, info};
 
 use super::{connection::Peer, tls::ReloadingTls};
-use crate::identity::{AccessDenied, Authenticator, AuthnError, Identity};
+use crate::identity::{AccessDenied, Authenticator, AuthnError, Identity, TokenSource, certificate::Names};
 
 /// What TLS listeners need: the certificate of the frontend, and the means to identify clients.
 #[derive(Clone, Debug)]
@@ -31,30 +32,43 @@ impl TlsAuth {
     }
 }
 
+impl TlsAuth {
+    /// Identifies a client by the names in its certificate, if they are known.
+    pub(super) fn by_certificate(&self, names: &Names) -> Option<Identity> {
+        self.authenticator.by_certificate(names).ok()
+    }
+}
+
 impl ListenerAuth {
-    /// Identifies the client that sent a request.
-    pub(super) async fn identify<T: Sync>(&self, request: &Request<T>) -> Result<Identity, Status> {
+    /// Identifies the client that sent a request, by its certificate and headers: the body has not been read.
+    pub(super) async fn identify(&self, request: &Parts) -> Result<Identity, Status> {
         let Self::Tls(auth) = self else { return Ok(Identity::Trusted) };
-        let peer: Option<&Peer> = request.extensions().get();
-        let names = peer.and_then(|peer| peer.names.as_deref());
-        let identified = auth.authenticator.identify(names, bearer(request.metadata())).await;
-        identified.map_err(|error| {
-            info!(client = ?peer.and_then(|peer| peer.address), %error, "client rejected, it could not be identified");
+        let peer: &Peer =
+            request.extensions.get().ok_or_else(|| Status::internal("the connection of the call is unknown"))?;
+        let is_node = peer.ip().is_some_and(|address| peer.admission().is_node_source(address));
+        let source = TokenSource { address: peer.ip(), is_node };
+        let identified = auth.authenticator.identify(peer.names.as_deref(), bearer(&request.headers), source).await;
+        identified.inspect(|identity| peer.set_identity(identity)).map_err(|error| {
+            let text = "client rejected, it could not be identified";
+            match peer.admission().count_rejection(peer.ip()) {
+                Some(count) => info!(client = ?peer.address, %error, count, "{text}"),
+                None => debug!(client = ?peer.address, %error, "{text}"),
+            }
             to_status(&error)
         })
     }
 }
 
 /// The token in `authorization: Bearer TOKEN`.
-fn bearer(metadata: &MetadataMap) -> Option<&str> {
-    let (scheme, token) = metadata.get("authorization")?.to_str().ok()?.split_once(' ')?;
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 fn to_status(error: &AuthnError) -> Status {
     let message = error.to_string();
     match error {
-        AuthnError::Unavailable(_) => Status::unavailable(message),
+        AuthnError::Unavailable(_) | AuthnError::TooManyReviews(_) => Status::unavailable(message),
         AuthnError::NoCredential { .. } | AuthnError::UnknownNames(_) | AuthnError::Token(_) => {
             Status::unauthenticated(message)
         }

@@ -6,30 +6,34 @@
 //!                                                 └────────── a call ─────────┘
 //! ```
 //!
-//! HTTP/2 pings detect dead clients; this detects live clients without calls.
+//! HTTP/2 pings detect dead clients; this detects live clients without calls. Until its client is identified, a
+//! connection may last a limited time and send a limited number of bytes, whatever they contain.
 
 use std::{
     io::{Error, ErrorKind, IoSlice, Result},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
 
+use runtime::ConnectionBounds;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::{Notify, futures::OwnedNotified},
     time::{Instant, Sleep, sleep_until},
 };
 use tonic::transport::server::Connected;
 use tracing::debug;
 
-use crate::identity::certificate::Names;
+use super::admission::{Admission, Admitted};
+use crate::identity::{Identity, certificate::Names};
 
 /// The length of the HTTP/2 connection preface in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
 
-/// Limits of one connection.
+/// Limits of the connections of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Concurrent calls, including streams.
@@ -42,6 +46,24 @@ pub struct ConnectionLimits {
     pub keepalive: Duration,
     /// How long the answer to a ping may take. A node that lost its network is disconnected after the sum of both.
     pub keepalive_timeout: Duration,
+    /// How long a client may take to send the first byte of its TLS handshake, and then for the handshake. A backend
+    /// gives up on a connection after the same time.
+    pub handshake: Duration,
+    /// TLS handshakes of `node_sources` that progress at the same time at each listener; others wait. One CPU core
+    /// performs about a thousand a second.
+    pub handshakes: usize,
+    /// How long a client may take to be identified, after its TLS handshake.
+    pub identification: Duration,
+    /// How many bytes a client may send before it is identified, after TLS decryption: more than the 64 KiB that HTTP/2
+    /// allows before the SETTINGS of the server arrive, so that a client which sends a large request is answered.
+    pub unidentified_bytes: usize,
+    /// Connections of clients that are not identified, at sources where nodes connect from: addresses in the status of
+    /// Nodes, and sources of clients that were identified. In total, and for each source (IPv6: /64).
+    pub node_sources: ConnectionBounds,
+    /// Connections of clients that are not identified, at all other sources.
+    pub unknown_sources: ConnectionBounds,
+    /// Connections of identified clients: in total, and for each identity.
+    pub identified: ConnectionBounds,
 }
 
 /// The client of a connection.
@@ -51,27 +73,41 @@ pub(super) struct Peer {
     pub(super) address: Option<SocketAddr>,
     /// The names in its certificate, which has been verified.
     pub(super) names: Option<Arc<Names>>,
-    calls: Arc<Mutex<OpenCalls>>,
+    state: Arc<PeerState>,
 }
 
 #[derive(Debug)]
-struct OpenCalls {
-    open: usize,
-    /// When the last one ended.
+struct PeerState {
+    admission: Arc<Admission>,
+    /// Notified when the connection must be closed for another one.
+    evicted: Arc<Notify>,
+    usage: Mutex<Usage>,
+}
+
+#[derive(Debug)]
+struct Usage {
+    admitted: Admitted,
+    open_calls: usize,
+    /// When the last call ended.
     idle_since: Instant,
 }
 
 /// Counts a call until it is dropped.
 #[derive(Debug)]
-pub(super) struct CallGuard(Arc<Mutex<OpenCalls>>);
+pub(super) struct CallGuard(Arc<PeerState>);
 
 /// A connection.
 pub(super) struct Connection<S> {
     stream: S,
     peer: Peer,
-    idle: Duration,
     stage: ConnectionStage,
     deadline: Pin<Box<Sleep>>,
+    /// When the client must have been identified.
+    identified_by: Instant,
+    /// How many bytes the client may still send before it is identified.
+    unidentified_bytes: usize,
+    evicted: Pin<Box<OwnedNotified>>,
+    is_evicted: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -89,46 +125,122 @@ impl Default for ConnectionLimits {
             idle: Duration::from_secs(60),
             keepalive: Duration::from_secs(10),
             keepalive_timeout: Duration::from_secs(20),
+            handshake: Duration::from_secs(3),
+            handshakes: 1024,
+            identification: Duration::from_secs(15),
+            unidentified_bytes: 128 << 10,
+            node_sources: ConnectionBounds { total: 4096, per_key: 64 },
+            unknown_sources: ConnectionBounds { total: 512, per_key: 64 },
+            identified: ConnectionBounds { total: 32_768, per_key: 32 },
         }
     }
 }
 
 impl Peer {
+    /// A client that is not identified.
+    pub(super) fn unidentified(admission: Arc<Admission>, address: SocketAddr) -> Self {
+        let evicted = Arc::<Notify>::default();
+        let admitted = admission.admit(address.ip(), evicted.clone());
+        Self::new(admission, Some(address), evicted, admitted)
+    }
+
+    /// A client of a listener that trusts all of them.
+    pub(super) fn trusted(admission: Arc<Admission>, address: Option<SocketAddr>) -> Self {
+        let evicted = Arc::<Notify>::default();
+        let admitted = match address {
+            Some(_) => admission.admit_identity(&Identity::Trusted, None, evicted.clone()),
+            None => Admitted::Unbounded,
+        };
+        Self::new(admission, address, evicted, admitted)
+    }
+
+    fn new(admission: Arc<Admission>, address: Option<SocketAddr>, evicted: Arc<Notify>, admitted: Admitted) -> Self {
+        let usage = Mutex::new(Usage { admitted, open_calls: 0, idle_since: Instant::now() });
+        Self { address, names: None, state: Arc::new(PeerState { admission, evicted, usage }) }
+    }
+
+    pub(super) fn admission(&self) -> &Admission {
+        &self.state.admission
+    }
+
+    pub(super) fn ip(&self) -> Option<IpAddr> {
+        self.address.map(|address| address.ip())
+    }
+
+    /// The client was identified: from now on its connection is counted by its first identity.
+    pub(super) fn set_identity(&self, identity: &Identity) {
+        let PeerState { admission, evicted, .. } = &*self.state;
+        self.state.with(|usage| {
+            if matches!(usage.admitted, Admitted::Unidentified(_)) {
+                usage.admitted = admission.admit_identity(identity, self.ip(), evicted.clone());
+            }
+        });
+    }
+
+    /// Waits until the connection must be closed for another one.
+    pub(super) async fn evicted(&self) {
+        self.state.evicted.notified().await;
+        self.count_eviction();
+    }
+
+    fn count_eviction(&self) {
+        let PeerState { admission, .. } = &*self.state;
+        self.state.with(|usage| admission.count_eviction(&usage.admitted));
+    }
+
     /// Counts a call, which keeps the connection open until it is dropped.
     pub(super) fn start_call(&self) -> CallGuard {
-        with(&self.calls, |calls| calls.open += 1);
-        CallGuard(self.calls.clone())
+        self.state.with(|usage| usage.open_calls += 1);
+        CallGuard(self.state.clone())
     }
 }
 
 impl Drop for CallGuard {
     fn drop(&mut self) {
-        with(&self.0, |calls| {
-            calls.open -= 1;
-            calls.idle_since = Instant::now();
+        self.0.with(|usage| {
+            usage.open_calls -= 1;
+            usage.idle_since = Instant::now();
         });
     }
 }
 
-fn with<T>(calls: &Mutex<OpenCalls>, act: impl FnOnce(&mut OpenCalls) -> T) -> T {
-    act(&mut calls.lock().unwrap_or_else(PoisonError::into_inner))
+impl PeerState {
+    fn with<T>(&self, act: impl FnOnce(&mut Usage) -> T) -> T {
+        act(&mut self.usage.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn is_identified(&self) -> bool {
+        self.with(|usage| !matches!(usage.admitted, Admitted::Unidentified(_)))
+    }
 }
 
 impl<S> Connection<S> {
-    pub(super) fn new(
-        stream: S,
-        address: Option<SocketAddr>,
-        names: Option<Arc<Names>>,
-        limits: &ConnectionLimits,
-    ) -> Self {
-        let calls = Arc::new(Mutex::new(OpenCalls { open: 0, idle_since: Instant::now() }));
-        let peer = Peer { address, names, calls };
-        let deadline = Box::pin(sleep_until(Instant::now() + limits.preface));
-        Self { stream, peer, idle: limits.idle, stage: ConnectionStage::Preface(PREFACE_BYTES), deadline }
+    pub(super) fn new(stream: S, peer: Peer) -> Self {
+        let limits = peer.admission().limits;
+        let now = Instant::now();
+        Self {
+            stream,
+            stage: ConnectionStage::Preface(PREFACE_BYTES),
+            deadline: Box::pin(sleep_until(now + limits.preface)),
+            identified_by: now + limits.identification,
+            unidentified_bytes: limits.unidentified_bytes,
+            evicted: Box::pin(peer.state.evicted.clone().notified_owned()),
+            is_evicted: false,
+            peer,
+        }
     }
 
-    /// Fails when a timeout of the connection has expired. Otherwise wakes the task at the next deadline.
+    /// Fails when a timeout of the connection has expired, or it must be closed for another one. Otherwise wakes the task
+    /// at the next deadline.
     fn check(&mut self, context: &mut Context<'_>) -> Result<()> {
+        if !self.is_evicted && self.evicted.as_mut().poll(context).is_ready() {
+            self.is_evicted = true;
+            self.peer.count_eviction();
+        }
+        if self.is_evicted {
+            debug!(client = ?self.peer.address, "closing a connection in favour of another");
+            return Err(Error::new(ErrorKind::ConnectionAborted, "too many connections, another one replaces it"));
+        }
         while self.deadline.as_mut().poll(context).is_ready() {
             let until = match self.stage {
                 ConnectionStage::Preface(_) => None,
@@ -143,23 +255,39 @@ impl<S> Connection<S> {
         Ok(())
     }
 
-    /// When to check again whether the connection is idle; `None` when it has been idle for too long.
+    /// When to check again whether the connection is unused; `None` when it has been for too long, or its client was not
+    /// identified in time.
     fn next_check(&self) -> Option<Instant> {
         let now = Instant::now();
-        let since = with(&self.peer.calls, |calls| if calls.open > 0 { now } else { calls.idle_since });
-        Some(since + self.idle).filter(|until| *until > now)
+        let until = self.peer.state.with(|usage| {
+            let idle_since = if usage.open_calls > 0 { now } else { usage.idle_since };
+            let until = idle_since + self.peer.state.admission.limits.idle;
+            if matches!(usage.admitted, Admitted::Unidentified(_)) { until.min(self.identified_by) } else { until }
+        });
+        Some(until).filter(|until| *until > now)
     }
 
-    fn received(&mut self, bytes: usize) {
+    /// Fails when a client that is not identified has sent too much.
+    fn received(&mut self, bytes: usize) -> Result<()> {
         if let ConnectionStage::Preface(missing) = self.stage {
             self.stage = match missing.saturating_sub(bytes) {
                 0 => {
-                    self.deadline.as_mut().reset(Instant::now() + self.idle);
+                    let until = self.next_check().unwrap_or_else(Instant::now);
+                    self.deadline.as_mut().reset(until);
                     ConnectionStage::Open
                 }
                 missing => ConnectionStage::Preface(missing),
             };
         }
+        if self.peer.state.is_identified() {
+            return Ok(());
+        }
+        let Some(left) = self.unidentified_bytes.checked_sub(bytes) else {
+            debug!(client = ?self.peer.address, "closing a connection that sent too much before it was identified");
+            return Err(Error::new(ErrorKind::InvalidData, "too many bytes before the client was identified"));
+        };
+        self.unidentified_bytes = left;
+        Ok(())
     }
 }
 
@@ -178,7 +306,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         let bytes = buffer.filled().len() - before;
         if bytes > 0 {
-            self.received(bytes);
+            self.received(bytes)?;
             // Registers the waker with the new deadline.
             self.check(context)?;
         }
@@ -188,10 +316,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        self.check(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        self.check(context)?;
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
@@ -204,6 +334,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<Result<usize>> {
+        self.check(context)?;
         Pin::new(&mut self.stream).poll_write_vectored(context, slices)
     }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use http::{HeaderValue, header::CONTENT_TYPE};
+use http::{HeaderValue, header::CONTENT_TYPE, request::Parts};
 use proto::{MAX_MESSAGE_BYTES, encoded::ServerCodec};
 use tonic::{
     Request, Response, Status, Streaming,
@@ -17,13 +17,15 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::FairleadService;
+use super::{FairleadService, connection::Peer};
 
 const WATCH: &str = "/fairlead.v1.Fairlead/Watch";
 const STATUS: &str = "/fairlead.v1.Fairlead/Status";
 const ENDPOINTS: &str = "/fairlead.v1.Fairlead/Endpoints";
 /// The header that names the compression of the client's messages, and its value for none.
 const ENCODING: &str = "grpc-encoding";
+/// The maximum size of a unary request in bytes. Names in requests have at most 253 characters each.
+const MAX_UNARY_BYTES: usize = 4 << 10;
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
 impl NamedService for FairleadService {
@@ -42,32 +44,45 @@ impl tower::Service<http::Request<Body>> for FairleadService {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let service = self.clone();
         Box::pin(async move {
-            Ok(match request.uri().path() {
-                WATCH => watch(&service, request).await.unwrap_or_else(Status::into_http),
-                STATUS => unary(request, |request| service.status(request)).await,
-                ENDPOINTS => unary(request, |request| service.endpoints(request)).await,
-                _ => Status::unimplemented("unknown method").into_http(),
-            })
+            let (request, body) = request.into_parts();
+            let answered = match request.uri.path() {
+                WATCH => watch(&service, &request, body).await,
+                STATUS => unary(&service, request, body, |request| service.status(request)).await,
+                ENDPOINTS => {
+                    unary(&service, request, body, |request| std::future::ready(service.endpoints(&request))).await
+                }
+                _ => Err(Status::unimplemented("unknown method")),
+            };
+            Ok(answered.unwrap_or_else(Status::into_http))
         })
     }
 }
 
-async fn watch(service: &FairleadService, request: http::Request<Body>) -> Result<http::Response<Body>, Status> {
-    if request.headers().get(ENCODING).is_some_and(|encoding| encoding != IDENTITY) {
+async fn watch(service: &FairleadService, request: &Parts, body: Body) -> Result<http::Response<Body>, Status> {
+    if request.headers.get(ENCODING).is_some_and(|encoding| encoding != IDENTITY) {
         return Err(Status::unimplemented("compressed messages are not supported: send them uncompressed"));
     }
-    let decode = |body| Streaming::new_request(ServerCodec.decoder(), body, None, Some(MAX_MESSAGE_BYTES));
-    let messages = service.watch(Request::from_http(request.map(decode))).await?;
-    let mut response = http::Response::new(Body::new(messages));
+    let identity = service.identify(request).await?;
+    let messages = Streaming::new_request(ServerCodec.decoder(), body, None, Some(MAX_MESSAGE_BYTES));
+    let mut response = http::Response::new(Body::new(service.watch(identity, request, messages)));
     response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     Ok(response)
 }
 
-async fn unary<In, Out, F>(request: http::Request<Body>, answer: impl Fn(Request<In>) -> F) -> http::Response<Body>
+/// Answers a call about all nodes. The request is read and decoded only for clients that may make it.
+async fn unary<In, Out, F>(
+    service: &FairleadService,
+    request: Parts,
+    body: Body,
+    answer: impl Fn(In) -> F,
+) -> Result<http::Response<Body>, Status>
 where
     ProstCodec<Out, In>: Codec<Encode = Out, Decode = In> + Default,
     F: Future<Output = Result<Response<Out>, Status>>,
 {
-    let mut grpc = Grpc::new(ProstCodec::<Out, In>::default()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    grpc.unary(tower::service_fn(answer), request).await
+    service.authorize_all_nodes(&request).await?;
+    let _call = request.extensions.get().map(Peer::start_call);
+    let mut grpc = Grpc::new(ProstCodec::<Out, In>::default()).max_decoding_message_size(MAX_UNARY_BYTES);
+    let answer = tower::service_fn(|request: Request<In>| answer(request.into_inner()));
+    Ok(grpc.unary(answer, http::Request::from_parts(request, body)).await)
 }

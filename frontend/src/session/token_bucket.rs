@@ -15,17 +15,17 @@ pub struct Rate {
 
 /// The tokens left under a [`Rate`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TokenBucket {
+pub(crate) struct TokenBucket {
     full_at: Instant,
 }
 
 impl TokenBucket {
-    pub(super) fn full(now: Instant) -> Self {
+    pub(crate) fn full(now: Instant) -> Self {
         Self { full_at: now }
     }
 
     /// Takes a token. The error is the time at which the next one is available.
-    pub(super) fn take(&mut self, rate: Rate, now: Instant) -> Result<(), Instant> {
+    pub(crate) fn take(&mut self, rate: Rate, now: Instant) -> Result<(), Instant> {
         let full_at = self.full_at.max(now) + rate.every;
         let latest = now + rate.every * rate.burst.max(1);
         if full_at > latest {
@@ -35,7 +35,7 @@ impl TokenBucket {
         Ok(())
     }
 
-    pub(super) fn is_full(&self, now: Instant) -> bool {
+    pub(crate) fn is_full(&self, now: Instant) -> bool {
         self.full_at <= now
     }
 }

@@ -8,8 +8,9 @@ mod handshakes;
 #[path = "../common/running.rs"]
 mod running;
 mod server;
+mod unidentified;
 
-use fairlead_frontend::identity::{AuthnOptions, TokenOptions};
+use fairlead_frontend::identity::{AuthnOptions, TokenLimits, TokenOptions};
 use proto::v1::Role;
 use tonic::{Code, Status};
 
@@ -138,7 +139,12 @@ fn with_tokens(kubeconfig: std::path::PathBuf) -> AuthnOptions {
     let backend_accounts = ["kube-system/backend".parse().unwrap()].into();
     AuthnOptions {
         admins: ["system:serviceaccount:kube-system:viewer".to_owned()].into(),
-        tokens: Some(TokenOptions { audience: "fairlead".to_owned(), backend_accounts }),
+        tokens: Some(TokenOptions {
+            audience: "fairlead".to_owned(),
+            backend_accounts,
+            issuers: [].into(),
+            limits: TokenLimits::default(),
+        }),
         kubeconfig: Some(kubeconfig),
         ..AuthnOptions::default()
     }

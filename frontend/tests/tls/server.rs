@@ -1,19 +1,43 @@
 //! A frontend with TLS, whose files a test may replace, and clients with various credentials.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    io::Result as IoResult,
+    net::SocketAddr,
+    path::PathBuf,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use fairlead_frontend::{
     Config, Listener, ReloadingTls, TlsAuth, TlsFiles,
     identity::{Authenticator, AuthnOptions},
     object::{ObjectKind, SourceUpdate},
 };
+use hyper_util::rt::TokioIo;
 use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
 use runtime::Trigger;
-use tokio::{sync::mpsc, time::timeout};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    version::TLS13,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    sync::mpsc,
+    time::timeout,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Request, Status, Streaming,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Uri},
 };
 
 use crate::{
@@ -38,21 +62,31 @@ pub(crate) struct Stream {
     answers: Streaming<v1::ServerMessage>,
 }
 
+/// Counts the bytes that are sent.
+struct CountingStream {
+    stream: TlsStream<TcpStream>,
+    sent: Arc<AtomicU64>,
+}
+
 /// Makes calls, with a token or without.
 #[derive(Clone)]
 pub(crate) struct Client {
-    channel: Channel,
+    pub(crate) channel: Channel,
     token: Option<&'static str>,
 }
 
 impl Server {
     pub(crate) async fn start(access: AuthnOptions) -> Self {
+        Self::with(Config::default(), access).await
+    }
+
+    pub(crate) async fn with(config: Config, access: AuthnOptions) -> Self {
         let authority = Authority::new();
         let directory = tempfile::tempdir().unwrap();
         write(&directory, &authority.server("localhost"), &authority);
         let tls = ReloadingTls::load(files(&directory)).await.unwrap();
         let auth = TlsAuth::new(tls.clone(), Authenticator::new(access).await.unwrap());
-        let running = RunningFrontend::start(Config::default());
+        let running = RunningFrontend::start(config);
         running.send(ObjectKind::ALL.map(|kind| SourceUpdate::Replace(kind, Vec::new()))).await;
         running.ready.wait().await;
         let listener = Listener::bind_tls("127.0.0.1:0", auth).await.unwrap();
@@ -77,6 +111,36 @@ impl Server {
     /// Connects with a client certificate of this server's CA, or without.
     pub(crate) async fn client(&self, pair: Option<Pair>) -> Client {
         self.connect(&self.authority, pair).await.unwrap()
+    }
+
+    /// A TLS connection without HTTP/2, with a client certificate or without.
+    pub(crate) async fn tls_stream(&self, stream: TcpStream, pair: Option<Pair>) -> TlsStream<TcpStream> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.authority.pem().as_bytes()).unwrap()).unwrap();
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let builder = builder.with_protocol_versions(&[&TLS13]).unwrap().with_root_certificates(roots);
+        let mut config = match pair {
+            Some(Pair { certificate, key }) => {
+                let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
+                builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap()).unwrap()
+            }
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), stream).await.unwrap()
+    }
+
+    /// Connects without a certificate. The counter is that of the bytes that the client has sent, before encryption.
+    pub(crate) async fn counting_channel(&self, stream: TcpStream) -> (Channel, Arc<AtomicU64>) {
+        let sent = Arc::new(AtomicU64::new(0));
+        let mut stream = Some(CountingStream { stream: self.tls_stream(stream, None).await, sent: sent.clone() });
+        let connect = move |_: Uri| {
+            let stream = stream.take().ok_or(std::io::ErrorKind::NotConnected);
+            std::future::ready(stream.map(TokioIo::new).map_err(std::io::Error::from))
+        };
+        let endpoint = Endpoint::from_static("http://localhost");
+        let channel = endpoint.connect_with_connector(tower::service_fn(connect));
+        (channel.await.unwrap(), sent)
     }
 
     /// Connects, trusting the CA `authority`.
@@ -166,5 +230,27 @@ impl Stream {
                 return;
             }
         }
+    }
+}
+
+impl AsyncRead for CountingStream {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<IoResult<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for CountingStream {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<IoResult<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.sent.fetch_add(written as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoResult<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoResult<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use frontend::{
     ReloadingTls, TlsAuth, TlsFiles,
-    identity::{Authenticator, AuthnOptions, ServiceAccount, TokenOptions},
+    identity::{Authenticator, AuthnOptions, ServiceAccount, TokenLimits, TokenOptions},
 };
 use runtime::metrics::CertificateFile;
 
@@ -42,6 +42,11 @@ pub(crate) struct TlsArgs {
     #[arg(long, value_name = "AUDIENCE", default_value = "fairlead")]
     pub(crate) token_audience: String,
 
+    /// Accept only tokens of this issuer: `--service-account-issuer` of the API server. May be given several times.
+    /// Others are rejected before the API server is asked. Default: every issuer that the API server accepts.
+    #[arg(long, value_name = "ISSUER")]
+    pub(crate) token_issuer: Vec<String>,
+
     /// Allow this identity to read the status and the view of every node: the CN or a URI of a client certificate, or,
     /// with --backend-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
     #[arg(long, value_name = "NAME")]
@@ -58,6 +63,12 @@ impl TlsArgs {
             ("--tls-client-ca", client_ca, "--tls-cert", cert),
             ("--node-uri-prefix", self.node_uri_prefix.is_some(), "--tls-client-ca", client_ca),
             ("--backend-service-account", !self.backend_service_account.is_empty(), "--tls-cert", cert),
+            (
+                "--token-issuer",
+                !self.token_issuer.is_empty(),
+                "--backend-service-account",
+                !self.backend_service_account.is_empty(),
+            ),
             ("--admin-identity", !self.admin_identity.is_empty(), "--tls-cert", cert),
         ] {
             if is_set && !is_given {
@@ -87,8 +98,12 @@ impl TlsArgs {
         let files = TlsFiles { certificate, key, client_authorities: self.tls_client_ca.clone() };
         let tls = ReloadingTls::load(files).await.context("cannot load TLS files")?;
         let backend_accounts: BTreeSet<_> = self.backend_service_account.iter().cloned().collect();
-        let tokens = (!backend_accounts.is_empty())
-            .then(|| TokenOptions { audience: self.token_audience.clone(), backend_accounts });
+        let tokens = (!backend_accounts.is_empty()).then(|| TokenOptions {
+            audience: self.token_audience.clone(),
+            backend_accounts,
+            issuers: self.token_issuer.iter().cloned().collect(),
+            limits: TokenLimits::default(),
+        });
         let authenticator = Authenticator::new(AuthnOptions {
             node_uri_prefix: self.node_uri_prefix.clone(),
             admins: self.admin_identity.iter().cloned().collect(),

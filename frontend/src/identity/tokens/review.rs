@@ -1,15 +1,10 @@
 //! One TokenReview: the request to the API server, and the meaning of the result.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result};
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::{Api, api::PostParams};
-use serde::Deserialize;
 
 use super::{ServiceAccount, TokenOptions};
 use crate::identity::{Identity, authenticator::is_node_name};
@@ -60,15 +55,4 @@ pub(super) fn identity(
              in Kubernetes 1.30 or later"
         )),
     }
-}
-
-/// The expiry of a token, if it has one. The signature is not checked here, but by the review.
-pub(super) fn expiry(token: &str) -> Option<SystemTime> {
-    #[derive(Deserialize)]
-    struct Claims {
-        exp: u64,
-    }
-    let payload = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
-    let claims: Claims = serde_json::from_slice(&payload).ok()?;
-    UNIX_EPOCH.checked_add(Duration::from_secs(claims.exp))
 }

@@ -8,6 +8,7 @@ use futures::future::join_all;
 use http::{Request, Response};
 use k8s_openapi::api::authentication::v1::{TokenReviewStatus, UserInfo};
 use kube::{Client, client::Body};
+use serde_json::json;
 use tokio::time::{advance, sleep};
 
 use super::*;
@@ -37,8 +38,8 @@ async fn answer(request: Request<Body>) -> anyhow::Result<Response<Body>> {
     let review: TokenReview = serde_json::from_slice(&request.into_body().collect_bytes().await?)?;
     sleep(Duration::from_secs(1)).await;
     let status = match review.spec.token.as_str() {
-        token if token.starts_with("good") => status(BACKEND, &["node-a"]),
-        token if token.starts_with("bad") => TokenReviewStatus::default(),
+        token if token.starts_with("good") || token.ends_with(".good") => status(BACKEND, &["node-a"]),
+        token if token.starts_with("bad") || token.ends_with(".bad") => TokenReviewStatus::default(),
         "slow" => std::future::pending().await,
         _ => bail!("away"),
     };
@@ -48,7 +49,8 @@ async fn answer(request: Request<Body>) -> anyhow::Result<Response<Body>> {
 
 fn options() -> TokenOptions {
     let backend_accounts = ["kube-system/backend".parse().unwrap()].into();
-    TokenOptions { audience: "fairlead".to_owned(), backend_accounts }
+    let limits = TokenLimits::default();
+    TokenOptions { audience: "fairlead".to_owned(), backend_accounts, issuers: BTreeSet::new(), limits }
 }
 
 fn status(user: &str, nodes: &[&str]) -> TokenReviewStatus {
@@ -65,6 +67,23 @@ fn status(user: &str, nodes: &[&str]) -> TokenReviewStatus {
     }
 }
 
+/// A token with these claims.
+fn jwt(claims: &serde_json::Value, signature: &str) -> String {
+    format!("e30.{}.{signature}", BASE64_URL_SAFE_NO_PAD.encode(claims.to_string()))
+}
+
+/// A token with the claims of one of a backend, which the API server accepts if its signature is `good`.
+fn backend_token(id: &str, signature: &str) -> String {
+    jwt(&json!({"aud": ["fairlead"], "sub": BACKEND, "jti": id}), signature)
+}
+
+fn source(address: [u8; 4], is_node: bool) -> TokenSource {
+    TokenSource { address: Some(address.into()), is_node }
+}
+
+/// A source of nodes.
+const NODE: TokenSource = TokenSource { address: None, is_node: true };
+
 fn node() -> Result<Identity, AuthnError> {
     Ok(Identity::Node("node-a".into()))
 }
@@ -73,14 +92,14 @@ fn node() -> Result<Identity, AuthnError> {
 async fn accepted_token_is_cached() {
     let fake = FakeApiServer::default();
     let tokens = fake.tokens();
-    let answers = join_all((0..100).map(|_| tokens.identify("good"))).await;
+    let answers = join_all((0..100).map(|_| tokens.identify("good", NODE))).await;
     assert!(answers.iter().all(|answer| *answer == node()), "{answers:?}");
     assert_eq!(fake.reviews(), 1, "concurrent requests share a review");
     advance(ACCEPTED_TTL - Duration::from_secs(1)).await;
-    assert_eq!(tokens.identify("good").await, node());
+    assert_eq!(tokens.identify("good", NODE).await, node());
     assert_eq!(fake.reviews(), 1);
     advance(Duration::from_secs(2)).await;
-    assert_eq!(tokens.identify("good").await, node());
+    assert_eq!(tokens.identify("good", NODE).await, node());
     assert_eq!(fake.reviews(), 2, "the result has expired");
 }
 
@@ -89,12 +108,12 @@ async fn rejected_token_is_cached_for_a_shorter_time() {
     let fake = FakeApiServer::default();
     let tokens = fake.tokens();
     for _ in 0..2 {
-        let error = tokens.identify("bad").await.unwrap_err();
+        let error = tokens.identify("bad", NODE).await.unwrap_err();
         assert_eq!(error.to_string(), "token rejected: the API server does not accept it");
     }
     assert_eq!(fake.reviews(), 1);
     advance(REJECTED_TTL).await;
-    tokens.identify("bad").await.unwrap_err();
+    tokens.identify("bad", NODE).await.unwrap_err();
     assert_eq!(fake.reviews(), 2);
 }
 
@@ -103,7 +122,7 @@ async fn failed_reviews_are_not_cached() {
     let fake = FakeApiServer::default();
     let tokens = fake.tokens();
     for token in ["other", "other", "slow", "slow"] {
-        let error = tokens.identify(token).await.unwrap_err();
+        let error = tokens.identify(token, NODE).await.unwrap_err();
         assert!(matches!(error, AuthnError::Unavailable(_)), "{error}");
     }
     assert_eq!(fake.reviews(), 4);
@@ -113,33 +132,128 @@ async fn failed_reviews_are_not_cached() {
 async fn concurrent_reviews_are_limited() {
     let fake = FakeApiServer::default();
     let tokens = fake.tokens();
-    let distinct: Vec<_> = (0..200).map(|number| format!("good{number}")).collect();
-    let answers = join_all(distinct.iter().map(|token| tokens.identify(token))).await;
+    let distinct: Vec<_> = (0..200).map(|number| backend_token(&number.to_string(), "good")).collect();
+    let identified = distinct
+        .iter()
+        .enumerate()
+        .map(|(number, token)| tokens.identify(token, source([192, 0, 2, number as u8], true)));
+    let answers = join_all(identified).await;
     let answered = answers.iter().filter(|answer| answer.is_ok()).count();
     // Each takes a second, and requests time out after five.
-    assert!((MAX_REVIEWS * 4..=MAX_REVIEWS * 5).contains(&answered), "{answered}");
+    let limit = TokenLimits::default().node_reviews;
+    assert!((limit * 4..=limit * 5).contains(&answered), "{answered}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn token_that_cannot_be_accepted_is_rejected_without_a_review() {
+    let fake = FakeApiServer::default();
+    let issuers = ["https://cluster.example".to_owned()].into();
+    let tokens = Tokens { options: TokenOptions { issuers, ..options() }, ..fake.tokens() };
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let good = json!({
+        "iss": "https://cluster.example", "aud": ["other", "fairlead"], "sub": BACKEND, "exp": now + 3600,
+    });
+    let without = |key: &str, value: serde_json::Value| {
+        let mut claims = good.clone();
+        claims[key] = value;
+        jwt(&claims, "bad")
+    };
+    let rejected = [
+        (without("iss", json!("https://other.example")), "its issuer is"),
+        (without("aud", json!("https://kubernetes.default.svc")), "its audiences are"),
+        (without("aud", json!([])), "its audiences are"),
+        (without("exp", json!(now - 3600)), "it expired 3600s ago"),
+        (without("sub", json!("system:serviceaccount:default:other")), "it belongs to"),
+    ];
+    for (token, why) in rejected {
+        let error = tokens.identify(&token, NODE).await.unwrap_err().to_string();
+        assert!(error.starts_with("token rejected: ") && error.contains(why), "{error}");
+    }
+    assert_eq!(fake.reviews(), 0);
+    assert_eq!(tokens.identify(&jwt(&good, "good"), NODE).await, node());
+    assert_eq!(fake.reviews(), 1);
+}
+
+/// 180 clients that send random tokens for 25 seconds: the number of reviews is bounded, and the token of a node is
+/// reviewed at once.
+async fn random_tokens(token: fn(u64) -> String, most: usize, at_a_time: usize) {
+    let fake = FakeApiServer::default();
+    let tokens = Arc::new(fake.tokens());
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 0..180 {
+        let tokens = tokens.clone();
+        clients.spawn(async move {
+            for attempt in 0.. {
+                let token = token(client * 1_000_000 + attempt);
+                tokens.identify(&token, source([192, 0, 2, 1], false)).await.unwrap_err();
+                sleep(Duration::from_millis(50)).await;
+            }
+        });
+    }
+    let before_nodes = 5;
+    sleep(Duration::from_secs(before_nodes)).await;
+    for number in 0..20 {
+        let (began, reviews) = (Instant::now(), fake.reviews());
+        let token = backend_token(&number.to_string(), "good");
+        assert_eq!(tokens.identify(&token, source([198, 51, 100, number], true)).await, node());
+        let others = fake.reviews() - reviews - 1;
+        assert!(others <= 2 * at_a_time, "{others} reviews were served before that of a node");
+        assert_eq!(began.elapsed(), Duration::from_secs(1), "the simulated time of one review");
+    }
+    let reviews = fake.reviews() - 20;
+    assert!(reviews <= most, "{reviews} reviews for random tokens");
+    assert!(tokens.cache().len() < 1000 && tokens.limiter.sources() <= 64);
+}
+
+#[tokio::test(start_paused = true)]
+async fn random_tokens_do_not_delay_those_of_nodes() {
+    let limits = TokenLimits::default();
+    // In 25 s.
+    let most = limits.opaque.burst as usize + 25 * 2;
+    random_tokens(|number| format!("bad{number}"), most, limits.opaque_reviews).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn forged_tokens_do_not_delay_those_of_nodes() {
+    let limits = TokenLimits::default();
+    let most = limits.source.burst as usize + 25 * 5;
+    random_tokens(|number| backend_token(&number.to_string(), "bad"), most, limits.unknown_reviews).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn token_that_was_accepted_is_reviewed_again_beyond_the_limits() {
+    let fake = FakeApiServer::default();
+    let tokens = fake.tokens();
+    let here = source([192, 0, 2, 1], false);
+    let good = backend_token("node", "good");
+    assert_eq!(tokens.identify(&good, here).await, node());
+    advance(ACCEPTED_TTL).await;
+    let forged: Vec<_> = (0..100).map(|number| backend_token(&number.to_string(), "bad")).collect();
+    let answers = join_all(forged.iter().map(|token| tokens.identify(token, here))).await;
+    assert!(answers.iter().any(|answer| matches!(answer, Err(AuthnError::TooManyReviews(_)))));
+    assert_eq!(tokens.identify(&good, here).await, node());
 }
 
 #[tokio::test(start_paused = true)]
 async fn cache_size_is_limited() {
     let fake = FakeApiServer::default();
     let tokens = fake.tokens();
-    assert_eq!(tokens.identify("good").await, node());
+    assert_eq!(tokens.identify("good", NODE).await, node());
     advance(Duration::from_secs(1)).await;
     let keep = |number: usize| {
-        let entry = tokens.entry(&format!("kept {number}"));
+        let entry = tokens.entry(hash(&format!("kept {number}"))).0;
         let result = CachedResult { identity: node(), expires_at: Instant::now() + ACCEPTED_TTL };
         entry.set(result).unwrap();
     };
     (0..MAX_ENTRIES + 10).for_each(keep);
     assert_eq!(tokens.cache.lock().unwrap().len(), MAX_ENTRIES);
-    tokens.identify("good").await.unwrap();
+    tokens.identify("good", NODE).await.unwrap();
     assert_eq!(fake.reviews(), 2, "the result that expires first is evicted first");
     advance(ACCEPTED_TTL).await;
     keep(0);
     assert!(tokens.cache.lock().unwrap().len() <= 2, "expired results are evicted when the cache is full");
     let long = "x".repeat(MAX_TOKEN_BYTES + 1);
-    tokens.identify(&long).await.unwrap_err();
+    tokens.identify(&long, NODE).await.unwrap_err();
     assert_eq!(fake.reviews(), 2);
 }
 
@@ -153,8 +267,11 @@ fn token_is_not_cached_beyond_its_expiry() {
     assert_eq!(accepted_ttl(after(8), Some(after(7))), Duration::ZERO);
     let claims = BASE64_URL_SAFE_NO_PAD.encode(r#"{"aud":["fairlead"],"exp":1700000000}"#);
     let expected = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-    assert_eq!(review::expiry(&format!("head.{claims}.sign")), Some(expected));
-    assert_eq!(review::expiry("opaque"), None);
+    let claims = Claims::parse(&format!("head.{claims}.sign")).unwrap();
+    assert_eq!(claims.expiry(), Some(expected));
+    for opaque in ["opaque", "a.b.c", "..", "a.b.c.d"] {
+        assert!(Claims::parse(opaque).is_none(), "{opaque}");
+    }
 }
 
 #[test]

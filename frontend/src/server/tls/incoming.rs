@@ -1,6 +1,7 @@
-//! Accepts TCP connections and performs their TLS handshakes, a limited number at a time and each for a limited time.
+//! Accepts TCP connections and performs their TLS handshakes. Accepting never waits: which connections are kept is
+//! decided by `admission`.
 
-use std::{io::ErrorKind, sync::Arc, time::Duration};
+use std::{io::ErrorKind, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use runtime::{
@@ -9,7 +10,7 @@ use runtime::{
 };
 use tokio::{
     net::TcpStream,
-    sync::{Semaphore, mpsc},
+    sync::mpsc,
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -18,17 +19,15 @@ use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
 use tracing::{debug, info, warn};
 
-use super::ReloadingTls;
 use crate::{
     identity::certificate::Names,
-    server::connection::{Connection, ConnectionLimits},
+    server::{
+        admission::Admission,
+        authn::TlsAuth,
+        connection::{Connection, Peer},
+    },
 };
 
-/// How long a handshake may take. A backend gives up on a connection after the same time.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
-/// The maximum number of concurrent handshakes. One CPU core performs about a thousand a second, so a reconnect of
-/// thousands of nodes does not reach it; clients that connect and send nothing do.
-const MAX_HANDSHAKES: usize = 1024;
 /// The delay after `accept` has failed: without free file descriptors it would fail again at once.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);
 /// How many connections wait for the server after their handshake.
@@ -37,24 +36,19 @@ const MAX_READY_CONNECTIONS: usize = 16;
 /// The connections that have completed their handshake. Dropping the receiver ends the task.
 pub(in crate::server) fn accept(
     mut incoming: TcpIncoming,
-    tls: ReloadingTls,
-    limits: ConnectionLimits,
+    auth: TlsAuth,
+    admission: Arc<Admission>,
 ) -> mpsc::Receiver<Connection<TlsStream<TcpStream>>> {
     let (sender, receiver) = mpsc::channel(MAX_READY_CONNECTIONS);
-    let permits = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     tokio::spawn(async move {
         let mut handshakes = JoinSet::new();
         let mut accept_failures = Repeated::default();
         loop {
-            let next = async {
-                let permit = permits.clone().acquire_owned().await.ok()?;
-                incoming.next().await.map(|accepted| (permit, accepted))
-            };
-            let (permit, accepted) = tokio::select! {
+            let accepted = tokio::select! {
                 () = sender.closed() => return,
                 _ = handshakes.join_next(), if !handshakes.is_empty() => continue,
-                next = next => match next {
-                    Some(next) => next,
+                next = incoming.next() => match next {
+                    Some(accepted) => accepted,
                     None => return,
                 },
             };
@@ -74,17 +68,21 @@ pub(in crate::server) fn accept(
                     continue;
                 }
             };
-            let (tls, sender) = (tls.clone(), sender.clone());
+            // Fails when the client has disconnected.
+            let Ok(address) = stream.peer_addr() else { continue };
+            let peer = Peer::unidentified(admission.clone(), address);
+            let (auth, sender) = (auth.clone(), sender.clone());
             handshakes.spawn(async move {
-                let _permit = permit;
-                match timeout(HANDSHAKE_TIMEOUT, handshake(stream, &tls, &limits)).await {
+                let connection = tokio::select! {
+                    connection = handshake(stream, &auth, address, peer.clone()) => connection,
+                    () = peer.evicted() => {
+                        return debug!(client = %address, "closing a connection in favour of another");
+                    }
+                };
+                drop(peer);
+                if let Some(connection) = connection {
                     // Fails when the server has just stopped.
-                    Ok(Some(connection)) => drop(sender.send(connection).await),
-                    Ok(None) => {}
-                    Err(_) => debug!(
-                        timeout_ms = HANDSHAKE_TIMEOUT.as_millis(),
-                        "client did not complete its TLS handshake in time"
-                    ),
+                    drop(sender.send(connection).await);
                 }
             });
         }
@@ -92,35 +90,57 @@ pub(in crate::server) fn accept(
     receiver
 }
 
+/// Performs a handshake. A client with a known certificate is identified then.
 async fn handshake(
     stream: TcpStream,
-    tls: &ReloadingTls,
-    limits: &ConnectionLimits,
+    auth: &TlsAuth,
+    address: SocketAddr,
+    mut peer: Peer,
 ) -> Option<Connection<TlsStream<TcpStream>>> {
-    let address = stream.peer_addr().ok()?;
+    let limits = peer.admission().limits;
     let connecting = async {
-        let stream = TlsAcceptor::from(tls.config()).accept(stream).await?;
+        // A client that sends nothing keeps no other from its handshake.
+        timeout(limits.handshake, stream.readable()).await.map_err(|_| timed_out())??;
+        let accepting = async {
+            let _permit = peer.admission().start_handshake(address.ip()).await?;
+            let accepting = TlsAcceptor::from(auth.tls.config()).accept(stream);
+            Ok::<_, anyhow::Error>(timeout(limits.handshake, accepting).await.map_err(|_| timed_out())??)
+        };
+        let stream = accepting.await?;
         let names = names(&stream).context("client certificate")?;
-        Ok::<_, anyhow::Error>(Connection::new(stream, Some(address), names, limits))
+        if let Some(identity) = names.as_deref().and_then(|names| auth.by_certificate(names)) {
+            peer.set_identity(&identity);
+        }
+        peer.names = names;
+        Ok::<_, anyhow::Error>(Connection::new(stream, peer.clone()))
     };
-    match connecting.await {
-        Ok(connection) => Some(connection),
-        Err(error) if is_disconnect(&error) => {
-            debug!(client = %address, error = format!("{error:#}"), "client disconnected during its TLS handshake");
-            None
-        }
-        Err(error) => {
-            let advice = client_clock_advice(error.as_ref());
-            info!(client = %address, error = format!("{error:#}"), advice, "TLS handshake failed");
-            None
-        }
+    let error = match connecting.await {
+        Ok(connection) => return Some(connection),
+        Err(error) => error,
+    };
+    let is_disconnect = is_disconnect(&error);
+    let count = (!is_disconnect).then(|| peer.admission().count_rejection(peer.ip())).flatten();
+    let advice = client_clock_advice(error.as_ref());
+    let error = format!("{error:#}");
+    match count {
+        Some(count) => info!(client = %address, error, advice, count, "TLS handshake failed"),
+        None if is_disconnect => debug!(client = %address, error, "client disconnected during its TLS handshake"),
+        None => debug!(client = %address, error, "TLS handshake failed"),
     }
+    None
 }
 
-/// Whether the client has just disconnected, such as the health check of a load balancer.
+fn timed_out() -> std::io::Error {
+    std::io::Error::new(ErrorKind::TimedOut, "the client did not complete its TLS handshake in time")
+}
+
+/// Whether the client has just disconnected or sent nothing, such as the health check of a load balancer.
 fn is_disconnect(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref().map(std::io::Error::kind);
-    matches!(kind, Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe))
+    matches!(
+        kind,
+        Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::TimedOut)
+    )
 }
 
 fn names(stream: &TlsStream<TcpStream>) -> Result<Option<Arc<Names>>> {

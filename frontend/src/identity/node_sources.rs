@@ -1,0 +1,130 @@
+//! The addresses that nodes connect from: those in the status of Nodes, and those of clients that were identified.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use runtime::ClientSource;
+
+use crate::index::NodeChanges;
+
+/// How many sources of identified clients are remembered: three times the number of nodes in the largest clusters.
+const MAX_REMEMBERED: usize = 16_384;
+
+/// The sources of nodes.
+#[derive(Debug, Default)]
+pub(crate) struct NodeSources(Mutex<SourceTable>);
+
+#[derive(Debug, Default)]
+struct SourceTable {
+    nodes: BTreeMap<Arc<str>, Vec<IpAddr>>,
+    /// With the number of Nodes that have the address.
+    addresses: BTreeMap<IpAddr, usize>,
+    /// Sources of identified clients, with the time of the last one.
+    remembered: BTreeMap<ClientSource, u64>,
+    by_time: BTreeMap<u64, ClientSource>,
+    time: u64,
+}
+
+impl NodeSources {
+    /// Records that nodes were changed, added to or removed from the cluster.
+    pub(crate) fn update_nodes(&self, changes: &NodeChanges) {
+        self.with(|table| {
+            for (name, node) in changes {
+                let addresses = node.as_ref().map(|node| node.addresses.clone()).unwrap_or_default();
+                for address in &addresses {
+                    *table.addresses.entry(*address).or_default() += 1;
+                }
+                for address in table.nodes.remove(name).into_iter().flatten() {
+                    if let Some(count) = table.addresses.get_mut(&address) {
+                        *count -= 1;
+                        if *count == 0 {
+                            table.addresses.remove(&address);
+                        }
+                    }
+                }
+                if !addresses.is_empty() {
+                    table.nodes.insert(name.clone(), addresses);
+                }
+            }
+        });
+    }
+
+    /// Remembers the source of a client that was identified. The one that was seen longest ago is forgotten for it.
+    pub(crate) fn remember(&self, address: IpAddr) {
+        let source = ClientSource::from(address);
+        self.with(|table| {
+            table.time += 1;
+            let time = table.time;
+            if let Some(before) = table.remembered.insert(source, time) {
+                table.by_time.remove(&before);
+            }
+            table.by_time.insert(time, source);
+            if table.by_time.len() > MAX_REMEMBERED
+                && let Some((_, oldest)) = table.by_time.pop_first()
+            {
+                table.remembered.remove(&oldest);
+            }
+        });
+    }
+
+    /// Whether nodes connect from this address.
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
+        self.with(|table| {
+            table.addresses.contains_key(&address.to_canonical())
+                || table.remembered.contains_key(&ClientSource::from(address))
+        })
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut SourceTable) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use proto::model::NodeInfo;
+
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn change(name: &str, addresses: &[&str]) -> (Arc<str>, Option<Arc<NodeInfo>>) {
+        let addresses = addresses.iter().map(|text| ip(text)).collect();
+        let node = NodeInfo { name: name.into(), addresses, pod_cidrs: Vec::new(), zone: "".into(), eligible: true };
+        (name.into(), Some(Arc::new(node)))
+    }
+
+    #[test]
+    fn addresses_of_nodes_are_sources_of_nodes() {
+        let sources = NodeSources::default();
+        sources.update_nodes(&vec![change("a", &["192.0.2.1", "2001:db8::1"]), change("b", &["192.0.2.1"])]);
+        assert!(sources.contains(ip("192.0.2.1")) && sources.contains(ip("::ffff:192.0.2.1")));
+        assert!(sources.contains(ip("2001:db8::1")) && !sources.contains(ip("2001:db8::2")));
+        sources.update_nodes(&vec![change("a", &["192.0.2.3"])]);
+        assert!(sources.contains(ip("192.0.2.1")), "b still has it");
+        sources.update_nodes(&vec![("b".into(), None)]);
+        assert!(!sources.contains(ip("192.0.2.1")) && sources.contains(ip("192.0.2.3")));
+    }
+
+    #[test]
+    fn sources_of_identified_clients_are_remembered_up_to_a_bound() {
+        let sources = NodeSources::default();
+        let address = |number: usize| IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + number as u32));
+        sources.remember(address(0));
+        for number in 0..MAX_REMEMBERED {
+            sources.remember(address(number));
+        }
+        assert!((0..MAX_REMEMBERED).all(|number| sources.contains(address(number))));
+        sources.remember(address(0));
+        sources.remember(address(MAX_REMEMBERED));
+        assert!(sources.contains(address(0)) && !sources.contains(address(1)));
+        sources.with(|table| assert_eq!([table.remembered.len(), table.by_time.len()], [MAX_REMEMBERED; 2]));
+    }
+}

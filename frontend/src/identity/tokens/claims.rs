@@ -1,0 +1,91 @@
+//! The claims of a token, read without verifying its signature: they can only lead to a rejection. Whether they are
+//! true is decided by the API server.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use serde::Deserialize;
+
+use super::{ServiceAccount, TokenOptions};
+
+/// The prefix of the user names of ServiceAccounts.
+const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
+/// How far the clocks of the frontend and the API server may differ.
+const LEEWAY: Duration = Duration::from_secs(60);
+
+/// The claims of a JSON Web Token (RFC 7519) that show whether it can be accepted.
+#[derive(Debug, Deserialize)]
+pub(super) struct Claims {
+    #[serde(default)]
+    iss: String,
+    #[serde(default)]
+    sub: String,
+    #[serde(default)]
+    aud: Audiences,
+    exp: Option<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Audiences {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Default for Audiences {
+    fn default() -> Self {
+        Self::Many(Vec::new())
+    }
+}
+
+impl Claims {
+    /// `None` if the token is not a JSON Web Token: only the API server knows its content.
+    pub(super) fn parse(token: &str) -> Option<Self> {
+        let mut parts = token.split('.');
+        let (Some(_), Some(payload), Some(_), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+            return None;
+        };
+        serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
+    }
+
+    /// When the token expires, if it does.
+    pub(super) fn expiry(&self) -> Option<SystemTime> {
+        UNIX_EPOCH.checked_add(Duration::try_from_secs_f64(self.exp?).ok()?)
+    }
+
+    /// Why the token cannot be accepted, whatever its signature is.
+    pub(super) fn check(
+        &self,
+        options: &TokenOptions,
+        admins: &BTreeSet<String>,
+        now: SystemTime,
+    ) -> Result<(), String> {
+        let Self { iss, sub, aud, exp: _ } = self;
+        let audiences = match aud {
+            Audiences::One(audience) => std::slice::from_ref(audience),
+            Audiences::Many(audiences) => audiences,
+        };
+        if !audiences.contains(&options.audience) {
+            return Err(format!("its audiences are {audiences:?}, but {:?} is required", options.audience));
+        }
+        if let Some(expiry) = self.expiry()
+            && expiry + LEEWAY < now
+        {
+            let ago = now.duration_since(expiry).unwrap_or_default().as_secs();
+            return Err(format!("it expired {ago}s ago by the clock of the frontend"));
+        }
+        if !options.issuers.is_empty() && !options.issuers.contains(iss) {
+            return Err(format!("its issuer is {iss:?}, which is not a --token-issuer"));
+        }
+        let is_backend = options.backend_accounts.iter().map(ServiceAccount::user).any(|user| user == *sub);
+        if sub.starts_with(SERVICE_ACCOUNT) && !is_backend && !admins.contains(sub) {
+            return Err(format!(
+                "it belongs to {sub:?}, which is neither the ServiceAccount of a backend nor an administrator"
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! Limits of TokenReviews: how often and how many at a time, for each source and for three shares, so that the reviews
+//! for nodes do not wait for those of strangers.
+//!
+//! | share | tokens | rate | at a time |
+//! |---|---|---|---|
+//! | node | plausible ones from the sources of nodes, and those that were accepted before | of each source | [`TokenLimits::node_reviews`] |
+//! | unknown | plausible ones from other sources | of each source, and in total | [`TokenLimits::unknown_reviews`] |
+//! | opaque | those that are no JSON Web Tokens | of each source, and in total | [`TokenLimits::opaque_reviews`] |
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use runtime::ClientSource;
+use tokio::{
+    sync::{AcquireError, Semaphore, SemaphorePermit},
+    time::Instant,
+};
+
+use crate::session::{Rate, TokenBucket};
+
+/// Sources are not cleaned up below this number.
+const MIN_CLEANUP: usize = 64;
+
+/// How many tokens the API server is asked to review.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenLimits {
+    /// Reviews of tokens from one source (IPv6: /64).
+    pub source: Rate,
+    /// Reviews of plausible tokens from all sources that are not those of nodes.
+    pub unknown: Rate,
+    /// Reviews of tokens that are no JSON Web Tokens, from all sources.
+    pub opaque: Rate,
+    /// Concurrent reviews of tokens from sources of nodes.
+    pub node_reviews: usize,
+    /// Concurrent reviews of plausible tokens from other sources.
+    pub unknown_reviews: usize,
+    /// Concurrent reviews of tokens that are no JSON Web Tokens.
+    pub opaque_reviews: usize,
+}
+
+/// The source of a request with a token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TokenSource {
+    /// `None`: unknown.
+    pub(crate) address: Option<IpAddr>,
+    /// Whether nodes connect from it.
+    pub(crate) is_node: bool,
+}
+
+/// The share of the reviews that one belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReviewShare {
+    Node,
+    Unknown,
+    Opaque,
+}
+
+/// Applies the limits.
+#[derive(Debug)]
+pub(super) struct ReviewLimiter {
+    limits: TokenLimits,
+    buckets: Mutex<Buckets>,
+    node: Semaphore,
+    unknown: Semaphore,
+    opaque: Semaphore,
+}
+
+#[derive(Debug)]
+struct Buckets {
+    unknown: TokenBucket,
+    opaque: TokenBucket,
+    /// Of sources whose bucket is not full.
+    sources: BTreeMap<Option<ClientSource>, TokenBucket>,
+    /// The number of sources at which full buckets are removed.
+    cleanup_at: usize,
+}
+
+impl Default for TokenLimits {
+    fn default() -> Self {
+        Self {
+            // A frontend that starts asks once for each node; nodes behind one address share these.
+            source: Rate { burst: 32, every: Duration::from_millis(200) },
+            unknown: Rate { burst: 32, every: Duration::from_millis(100) },
+            opaque: Rate { burst: 8, every: Duration::from_millis(500) },
+            node_reviews: 20,
+            unknown_reviews: 8,
+            opaque_reviews: 4,
+        }
+    }
+}
+
+impl ReviewLimiter {
+    pub(super) fn new(limits: TokenLimits) -> Self {
+        let now = Instant::now();
+        let full = TokenBucket::full(now);
+        let buckets = Buckets { unknown: full, opaque: full, sources: BTreeMap::new(), cleanup_at: MIN_CLEANUP };
+        Self {
+            limits,
+            buckets: Mutex::new(buckets),
+            node: Semaphore::new(limits.node_reviews),
+            unknown: Semaphore::new(limits.unknown_reviews),
+            opaque: Semaphore::new(limits.opaque_reviews),
+        }
+    }
+
+    /// Counts a review. The error is the time until the next one may start.
+    pub(super) fn count(&self, share: ReviewShare, source: TokenSource) -> Result<(), Duration> {
+        let now = Instant::now();
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        buckets.clean_up(now);
+        let key = source.address.map(ClientSource::from);
+        // Changed in the table only when all buckets have a token.
+        let mut of_source = buckets.sources.get(&key).copied().unwrap_or_else(|| TokenBucket::full(now));
+        let counted = of_source.take(self.limits.source, now).and_then(|()| match share {
+            ReviewShare::Node => Ok(()),
+            ReviewShare::Unknown => buckets.unknown.take(self.limits.unknown, now),
+            ReviewShare::Opaque => buckets.opaque.take(self.limits.opaque, now),
+        });
+        counted.map_err(|available_at| available_at - now)?;
+        buckets.sources.insert(key, of_source);
+        Ok(())
+    }
+
+    /// Waits until a review may run.
+    pub(super) async fn start(&self, share: ReviewShare) -> Result<SemaphorePermit<'_>, AcquireError> {
+        let permits = match share {
+            ReviewShare::Node => &self.node,
+            ReviewShare::Unknown => &self.unknown,
+            ReviewShare::Opaque => &self.opaque,
+        };
+        permits.acquire().await
+    }
+
+    #[cfg(test)]
+    pub(super) fn sources(&self) -> usize {
+        self.buckets.lock().unwrap().sources.len()
+    }
+}
+
+impl Buckets {
+    fn clean_up(&mut self, now: Instant) {
+        if self.sources.len() >= self.cleanup_at {
+            self.sources.retain(|_, bucket| !bucket.is_full(now));
+            self.cleanup_at = (2 * self.sources.len()).max(MIN_CLEANUP);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Which connections a listener keeps. Clients that are not identified have small shares of their own, one for the
+//! sources of nodes and one for all others, so that they never take the connection of a node.
+//!
+//! ```text
+//!   accepted ──▶ source of a node? ──yes──▶ node_sources ──┐
+//!                       └──────no────────▶ unknown_sources ─┴──identified──▶ identified, counted by identity
+//!                         full: the oldest of the source with the most is closed      full: the same, by identity
+//! ```
+
+use std::{
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use runtime::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable, failure::CountedLog};
+use tokio::sync::{AcquireError, Notify, Semaphore, SemaphorePermit};
+
+use super::{authn::ListenerAuth, connection::ConnectionLimits};
+use crate::{context::FrontendContext, identity::Identity};
+
+/// The connections of one listener.
+#[derive(Debug)]
+pub(super) struct Admission {
+    context: Arc<FrontendContext>,
+    pub(super) limits: ConnectionLimits,
+    /// TLS handshakes of `node_sources` that may still begin.
+    handshakes: Semaphore,
+    node_sources: ConnectionTable<ClientSource>,
+    unknown_sources: ConnectionTable<ClientSource>,
+    identified: ConnectionTable<Identity>,
+    /// By source: clients that were rejected.
+    rejections: Mutex<CountedLog<Option<ClientSource>>>,
+}
+
+/// The part of the bounds that a connection takes.
+#[derive(Debug)]
+pub(super) enum Admitted {
+    /// Clients of a unix socket, which only trusted processes can open.
+    Unbounded,
+    Unidentified(#[expect(dead_code, reason = "held until it is dropped")] ConnectionPermit<ClientSource>),
+    Identified(#[expect(dead_code, reason = "held until it is dropped")] ConnectionPermit<Identity>),
+}
+
+impl Admission {
+    pub(super) fn new(context: Arc<FrontendContext>, auth: &ListenerAuth) -> Self {
+        let limits = context.config.connections;
+        let identified = match auth {
+            ListenerAuth::Tls(_) => limits.identified,
+            // All clients have one identity.
+            ListenerAuth::Trusted => ConnectionBounds { per_key: limits.identified.total, ..limits.identified },
+        };
+        Self {
+            context,
+            limits,
+            handshakes: Semaphore::new(limits.handshakes),
+            node_sources: ConnectionTable::new("unidentified clients at sources of nodes", limits.node_sources),
+            unknown_sources: ConnectionTable::new("unidentified clients", limits.unknown_sources),
+            identified: ConnectionTable::new("identified clients", identified),
+            rejections: Mutex::default(),
+        }
+    }
+
+    /// Admits a client that is not identified. `evicted` is notified if the connection must be closed for another one.
+    pub(super) fn admit(&self, address: IpAddr, evicted: Arc<Notify>) -> Admitted {
+        let table = if self.is_node_source(address) { &self.node_sources } else { &self.unknown_sources };
+        Admitted::Unidentified(table.admit_as(address.into(), evicted))
+    }
+
+    /// Admits a client that was identified.
+    pub(super) fn admit_identity(
+        &self,
+        identity: &Identity,
+        address: Option<IpAddr>,
+        evicted: Arc<Notify>,
+    ) -> Admitted {
+        if *identity != Identity::Trusted
+            && let Some(address) = address
+        {
+            self.context.node_sources.remember(address);
+        }
+        Admitted::Identified(self.identified.admit_as(identity.clone(), evicted))
+    }
+
+    /// Waits until a TLS handshake may begin. Those of unknown sources are few, and take no permit of nodes.
+    pub(super) async fn start_handshake(&self, address: IpAddr) -> Result<Option<SemaphorePermit<'_>>, AcquireError> {
+        if self.is_node_source(address) { self.handshakes.acquire().await.map(Some) } else { Ok(None) }
+    }
+
+    /// Whether nodes connect from this address.
+    pub(super) fn is_node_source(&self, address: IpAddr) -> bool {
+        self.context.node_sources.contains(address)
+    }
+
+    /// Counts a connection that is closed for another one.
+    pub(super) fn count_eviction(&self, admitted: &Admitted) {
+        self.context.metrics.evicted(matches!(admitted, Admitted::Identified(_)));
+    }
+
+    /// Counts a rejected client. `Some` when it should be logged: how many were rejected at its source since the last
+    /// line.
+    pub(super) fn count_rejection(&self, address: Option<IpAddr>) -> Option<u64> {
+        let mut rejections = self.rejections.lock().unwrap_or_else(PoisonError::into_inner);
+        rejections.record(address.map(ClientSource::from))
+    }
+}
