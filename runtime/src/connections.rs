@@ -113,8 +113,9 @@ impl<K: Ord + Clone + fmt::Debug> ConnectionTable<K> {
         Self(Arc::new(SharedTable { name, bounds, open: Mutex::new(open) }))
     }
 
-    /// Admits a connection. If a bound is reached, another connection is evicted for it: one of the same key if that has
-    /// its maximum, otherwise one of the key with the most connections; an idle one before a busy one, the oldest first.
+    /// Admits a connection. If a bound is reached, another connection is evicted for it: one of the same key if that
+    /// has its maximum, otherwise one of the key with the most connections; an idle one before a busy one, the oldest
+    /// first.
     #[must_use]
     pub fn admit(&self, key: K) -> ConnectionPermit<K> {
         self.admit_as(key, Arc::default())

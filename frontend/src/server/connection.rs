@@ -230,8 +230,8 @@ impl<S> Connection<S> {
         }
     }
 
-    /// Fails when a timeout of the connection has expired, or it must be closed for another one. Otherwise wakes the task
-    /// at the next deadline.
+    /// Fails when a timeout of the connection has expired, or it must be closed for another one. Otherwise wakes the
+    /// task at the next deadline.
     fn check(&mut self, context: &mut Context<'_>) -> Result<()> {
         if !self.is_evicted && self.evicted.as_mut().poll(context).is_ready() {
             self.is_evicted = true;
@@ -255,8 +255,8 @@ impl<S> Connection<S> {
         Ok(())
     }
 
-    /// When to check again whether the connection is unused; `None` when it has been for too long, or its client was not
-    /// identified in time.
+    /// When to check again whether the connection is unused; `None` when it has been for too long, or its client was
+    /// not identified in time.
     fn next_check(&self) -> Option<Instant> {
         let now = Instant::now();
         let until = self.peer.state.with(|usage| {
