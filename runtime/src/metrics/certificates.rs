@@ -1,5 +1,5 @@
-//! When the certificates in files begin and cease to be valid. The files are read at each scrape: whoever uses them
-//! reloads them when they change.
+//! When the certificates in files begin and cease to be valid. The files are read at each scrape: the process reloads
+//! them too when they change.
 
 use std::{fmt, fs, path::PathBuf};
 
