@@ -135,11 +135,12 @@ async fn client_that_is_not_identified_in_time_is_disconnected() {
 
 #[tokio::test]
 async fn silent_connections_do_not_prevent_handshakes_of_nodes() {
+    type Source = fn(u16) -> Ipv4Addr;
     runtime::raise_file_limit().unwrap();
     let server = Server::plain().await;
     seven_nodes(&server).await;
     // From one address that is no node's, from that of the nodes, and from many addresses.
-    let sources: [(fn(u16) -> Ipv4Addr, usize); 3] =
+    let sources: [(Source, usize); 3] =
         [(|_| Ipv4Addr::new(127, 0, 0, 2), 64), (|_| Ipv4Addr::LOCALHOST, 64), (loopback, 512)];
     for (source, most) in sources {
         let mut silent = Vec::new();

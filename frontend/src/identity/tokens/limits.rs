@@ -1,11 +1,13 @@
 //! Limits of TokenReviews: how often and how many at a time, for each source and for three shares, so that the reviews
-//! for nodes do not wait for those of strangers.
+//! for nodes do not wait for those of unknown clients.
 //!
-//! | share | tokens | rate | at a time |
-//! |---|---|---|---|
-//! | node | plausible ones from the sources of nodes, and those that were accepted before | of each source | [`TokenLimits::node_reviews`] |
-//! | unknown | plausible ones from other sources | of each source, and in total | [`TokenLimits::unknown_reviews`] |
-//! | opaque | those that are no JSON Web Tokens | of each source, and in total | [`TokenLimits::opaque_reviews`] |
+//! | share | tokens | rate |
+//! |---|---|---|
+//! | node | those with acceptable claims from sources of nodes, and those that were accepted before | of each source |
+//! | unknown | those with acceptable claims from other sources | of each source, and in total |
+//! | opaque | those that are no JSON Web Tokens | of each source, and in total |
+//!
+//! Each share has permits of its own for concurrent reviews.
 
 use std::{
     collections::BTreeMap,
@@ -30,13 +32,13 @@ const MIN_CLEANUP: usize = 64;
 pub struct TokenLimits {
     /// Reviews of tokens from one source (IPv6: /64).
     pub source: Rate,
-    /// Reviews of plausible tokens from all sources that are not those of nodes.
+    /// Reviews of tokens with acceptable claims from all sources that are not those of nodes.
     pub unknown: Rate,
     /// Reviews of tokens that are no JSON Web Tokens, from all sources.
     pub opaque: Rate,
     /// Concurrent reviews of tokens from sources of nodes.
     pub node_reviews: usize,
-    /// Concurrent reviews of plausible tokens from other sources.
+    /// Concurrent reviews of tokens with acceptable claims from other sources.
     pub unknown_reviews: usize,
     /// Concurrent reviews of tokens that are no JSON Web Tokens.
     pub opaque_reviews: usize,
