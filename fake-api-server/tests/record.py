@@ -27,8 +27,10 @@ for request in requests:
         response = error
     text = response.read().decode()
     try:
-        lines = [json.loads(line) for line in text.splitlines()] if "watch=" in path and response.status == 200 else None
-        answer = {"events": lines} if lines is not None else {"json": json.loads(text)}
+        if "watch=" in path and response.status == 200:
+            answer = {"events": [json.loads(line) for line in text.splitlines()]}
+        else:
+            answer = {"json": json.loads(text)}
     except ValueError:
         answer = {"text": text}
     metadata = answer.get("json", {}).get("metadata", {})
@@ -37,7 +39,8 @@ for request in requests:
     retry = response.headers.get("Retry-After")
     answers.append({"request": request["request"], "code": response.status, "retry_after": retry, **answer})
     print(response.status, request["request"])
-version = urllib.request.urlopen(urllib.request.Request(url + "/version", headers={"Authorization": "Bearer " + token}), context=context).read()
+call = urllib.request.Request(url + "/version", headers={"Authorization": "Bearer " + token})
+version = urllib.request.urlopen(call, context=context).read()
 git_version = json.loads(version)["gitVersion"]
 
 
