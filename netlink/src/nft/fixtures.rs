@@ -75,13 +75,39 @@ pub(crate) fn source_ranges() -> Set {
     Set::new("source-ranges", key).flags(SetFlags::INTERVAL).comment("who may connect")
 }
 
+/// A map whose data starts with 4 bytes of padding, and continues with a key of [`endpoints`].
+pub(crate) fn aliases() -> Set {
+    Set::map("aliases", VIP, [&[DataType::Mark], VIP.as_slice()].concat())
+}
+
+/// A set of masked addresses in groups of 16 bytes.
+pub(crate) fn allowed_sources() -> Set {
+    Set::new("allowed-sources", [DataType::Ipv6Addr, DataType::InetService, DataType::Ipv4Addr])
+}
+
+/// A map with a key that ends with a hash.
+pub(crate) fn buckets() -> Set {
+    Set { name: "buckets".into(), ..endpoints() }
+}
+
 /// A map with a single field in key and data.
 pub(crate) fn numbers() -> Set {
     Set::map("numbers", [DataType::Mark], [DataType::Mark])
 }
 
 pub(crate) fn all_sets() -> Vec<Set> {
-    vec![vips(), endpoints(), affine_endpoints(), affinity(), live(), source_ranges(), numbers()]
+    vec![
+        vips(),
+        endpoints(),
+        affine_endpoints(),
+        affinity(),
+        live(),
+        source_ranges(),
+        aliases(),
+        allowed_sources(),
+        buckets(),
+        numbers(),
+    ]
 }
 
 /// The rules of an affinity chain. The loads from `ct`, and the constant that overwrites part of the map's result, work
@@ -107,6 +133,38 @@ pub(crate) fn affine_rules() -> Vec<Rule> {
     new.extend([random(14, 3), lookup("affine-endpoints", 11, Some(r(8))), padding, client]);
     new.extend([remember(DynsetOp::Delete, None), remember(DynsetOp::Update, timeout), dnat(9, 10)]);
     vec![Rule::new(known).comment("a known client"), Rule::new(new)]
+}
+
+/// A rule whose key is the value of another map, behind its padding.
+pub(crate) fn alias_rule() -> Rule {
+    let mut exprs = load_vip(9);
+    exprs.extend([lookup("aliases", 9, Some(r(8))), Expr::Immediate { dreg: r(8), data: [0; 4].into() }]);
+    exprs.extend([random(12, 3), lookup("endpoints", 9, Some(r(9))), dnat(9, 10)]);
+    Rule::new(exprs)
+}
+
+/// A rule with constants and a masked address in a key.
+pub(crate) fn allowed_rule() -> Rule {
+    Rule::new([
+        Expr::Immediate { dreg: r(8), data: [0xfe; 16].into() },
+        Expr::Immediate { dreg: r(12), data: 24u16.to_be_bytes().into() },
+        Expr::Payload { dreg: r(13), base: PayloadBase::Network, offset: 12, len: 4 },
+        Expr::Bitwise { sreg: r(13), dreg: r(13), mask: [255, 255, 255, 0].into(), xor: [0; 4].into() },
+        lookup("allowed-sources", 8, None),
+        Expr::Verdict(Verdict::Return),
+    ])
+}
+
+/// A rule with a hash in a key.
+pub(crate) fn bucket_rule() -> Rule {
+    let mut exprs = load_vip(8);
+    exprs.extend([
+        Expr::Payload { dreg: r(11), base: PayloadBase::Network, offset: 12, len: 4 },
+        Expr::Hash { sreg: r(11), dreg: r(11), len: 4, modulus: 16_384, seed: 0x5eed },
+        lookup("buckets", 8, Some(r(8))),
+        dnat(8, 9),
+    ]);
+    Rule::new(exprs)
 }
 
 /// Runs `nft` in the thread's network namespace and returns its output.

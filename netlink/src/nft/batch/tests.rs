@@ -41,6 +41,9 @@ add map ip fairlead affine-endpoints { type ipv4_addr . inet_proto . inet_servic
 add map ip fairlead affinity { type ipv4_addr . inet_proto . inet_service . ipv4_addr : mark . ipv4_addr . inet_service ; flags timeout,dynamic ; size 1000 ; }
 add set ip fairlead live { type ipv4_addr . inet_service . ipv4_addr . inet_proto . inet_service ; }
 add set ip fairlead source-ranges { type ipv4_addr . inet_proto . inet_service . ipv4_addr ; flags interval ; comment "who may connect" ; }
+add map ip fairlead aliases { type ipv4_addr . inet_proto . inet_service : mark . ipv4_addr . inet_proto . inet_service ; }
+add set ip fairlead allowed-sources { type ipv6_addr . inet_service . ipv4_addr ; }
+add map ip fairlead buckets { type ipv4_addr . inet_proto . inet_service . mark : ipv4_addr . inet_service ; }
 add map ip fairlead numbers { type mark : mark ; }
 add element ip fairlead vips { 10.96.0.1 . tcp . 80 : goto pool-3 }
 add element ip fairlead vips { 10.96.0.2 . udp . 53 comment "dns" : drop }
@@ -114,6 +117,15 @@ fn affinity_rules_are_printed() {
          update @affinity {{ {vip} . ip saddr timeout 10s : 0x00000000 . r9 . r10 }} dnat ip to r9:r10"
     );
     assert_eq!(new, expected);
+}
+
+#[test]
+fn hashes_and_masked_addresses_in_keys_are_printed() {
+    let vip = "ip daddr . meta l4proto . th dport";
+    let expected = format!("dnat ip to {vip} . jhash ip saddr mod 16384 seed 0x5eed map @buckets");
+    assert_eq!(rule_text(&bucket_rule()), expected);
+    let allowed = rule_text(&allowed_rule());
+    assert!(allowed.ends_with(" . 0x0018 . ip saddr & 255.255.255.0 @allowed-sources return"), "{allowed}");
 }
 
 #[test]

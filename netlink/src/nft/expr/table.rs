@@ -191,6 +191,20 @@ expressions! {
             /// The lowest value.
             offset: u32 = 4,
         }
+        /// Loads the Jenkins hash (`jhash`) of a value, from 0 to `modulus - 1`, in host byte order. The offset (6) and
+        /// the type of the hash (7) are zero.
+        Hash = "hash", zero [6, 7] {
+            /// The first source register.
+            sreg: Register = 1,
+            /// The destination register.
+            dreg: Register = 2,
+            /// The length of the value in bytes.
+            len: u32 = 3,
+            /// The number of values.
+            modulus: u32 = 4,
+            /// The seed.
+            seed: u32 = 5,
+        }
         /// Translates an address and a port of the connection (NAT).
         Nat = "nat" {
             /// Source or destination.

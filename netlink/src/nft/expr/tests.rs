@@ -58,6 +58,8 @@ fn loads() -> impl Strategy<Value = Expr> {
             .prop_map(|(sreg, dreg, op, len, size)| Expr::Byteorder { sreg, dreg, op, len, size }),
         (register(), choice(NumgenType::from_number), any::<u32>(), any::<u32>())
             .prop_map(|(dreg, kind, modulus, offset)| Expr::Numgen { dreg, kind, modulus, offset }),
+        (register(), register(), any::<u32>(), any::<u32>(), any::<u32>())
+            .prop_map(|(sreg, dreg, len, modulus, seed)| Expr::Hash { sreg, dreg, len, modulus, seed }),
     ]
 }
 

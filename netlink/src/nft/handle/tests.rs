@@ -34,6 +34,8 @@ fn every_rule() -> Vec<(&'static str, Rule)> {
     vec![
         ("nat", Rule::new(vip(&[lookup("vips", 8, Some(Register::VERDICT))])).comment("dispatch")),
         ("pool-3", Rule::new(vip(&[random(11, 3), lookup("endpoints", 8, Some(r(8))), dnat(8, 9)]))),
+        ("pool-3", alias_rule()),
+        ("pool-3", bucket_rule()),
         ("pool-3", Rule::new([Expr::Verdict(Verdict::Drop)])),
         ("affine", affine_rules().remove(0)),
         ("affine", affine_rules().remove(1)),
@@ -75,6 +77,7 @@ fn every_rule() -> Vec<(&'static str, Rule)> {
                 .concat(),
             ),
         ),
+        ("check", allowed_rule()),
         ("post", Rule::new([load_mark, cmp(CmpOp::Eq, &mark), Expr::Masquerade { flags: NatFlags::RANDOM }])),
         ("post", Rule::new([Expr::Masquerade { flags: NatFlags::NONE }])),
         (
@@ -178,6 +181,8 @@ fn nft_lists_the_written_objects() {
             "th dport != 80-90 accept",
             "type mark : mark",
             "flags interval",
+            " . 0x18 [invalid type] . ip saddr & 255.255.255.0 @allowed-sources return",
+            "ip daddr . meta l4proto . th dport . jhash ip saddr mod 16384 seed 0x5eed map @buckets",
         ] {
             assert!(listing.contains(line), "no {line:?} in\n{listing}");
         }
@@ -272,7 +277,7 @@ fn objects_are_deleted() {
         batch.flush_chain(&table(), "check");
         batch.delete_set(&table(), "source-ranges");
         handle.commit(&batch).unwrap();
-        assert_eq!(handle.rules(&table()).unwrap().len(), rules.len() - 5);
+        assert_eq!(handle.rules(&table()).unwrap().len(), rules.len() - 6);
         assert_eq!(handle.chains(&table()).unwrap().len(), every_chain().len() - 1);
         assert_eq!(handle.sets(&table()).unwrap().len(), all_sets().len() - 1);
 

@@ -1,5 +1,6 @@
 //! The values in the registers while a rule is converted to text.
 
+use super::names;
 use crate::nft::expr::{Constant, Register};
 
 /// A value in a register.
@@ -35,6 +36,14 @@ impl Value {
         Value { text: text.into(), format, registers, mask: None, loaded_by: None }
     }
 
+    /// The text, with the mask.
+    fn masked_text(&self) -> String {
+        match &self.mask {
+            Some(mask) => format!("{} & {}", self.text, names::constant(self.format, mask)),
+            None => self.text.clone(),
+        }
+    }
+
     /// For the result of a map that starts at `start`: the number of the register behind it.
     pub(super) fn end(&self, start: Register) -> Option<u8> {
         self.loaded_by.map(|_| start.number().saturating_add(self.registers))
@@ -57,6 +66,19 @@ impl Registers {
         self.0[at] = Some(value);
     }
 
+    /// Replaces the mask of the value that starts at this register. Returns the format of its constants, and the old
+    /// mask.
+    pub(super) fn replace_mask(
+        &mut self,
+        sreg: Register,
+        mask: Option<Constant>,
+    ) -> (ConstantFormat, Option<Constant>) {
+        match index(sreg).and_then(|at| self.0[at].as_mut()) {
+            Some(value) => (value.format, std::mem::replace(&mut value.mask, mask)),
+            None => (ConstantFormat::Raw, None),
+        }
+    }
+
     /// The value that starts at this register.
     pub(super) fn get(&self, sreg: Register) -> Option<&Value> {
         self.0[index(sreg)?].as_ref()
@@ -72,7 +94,7 @@ impl Registers {
         while end.is_none_or(|end| number < end) {
             match Register::new(number).and_then(|register| self.get(register)) {
                 Some(value) => {
-                    texts.push(value.text.clone());
+                    texts.push(value.masked_text());
                     replaced.extend(value.loaded_by);
                     number = number.saturating_add(value.registers);
                 }

@@ -113,6 +113,11 @@ impl Writer<'_> {
                 }
                 self.load(*dreg, (text, ConstantFormat::Number, 4));
             }
+            Expr::Hash { sreg, dreg, len, modulus, seed } => {
+                let value = self.take(*sreg, Some((*len as usize).div_ceil(4) as u8));
+                let text = format!("jhash {value} mod {modulus} seed {seed:#x}");
+                self.load(*dreg, (text, ConstantFormat::Number, 4));
+            }
             Expr::Nat { kind, family, addr, addr_max, port, port_max, flags } => {
                 // The result of a map that fills both registers is written once.
                 let covered = addr.and_then(|addr| self.registers.get(addr)?.end(addr));
@@ -130,11 +135,10 @@ impl Writer<'_> {
     }
 
     fn compare(&mut self, sreg: Register, op: CmpOp, data: &[u8]) {
-        let (format, mask) = match self.registers.get(sreg) {
-            Some(value) => (value.format, value.mask.clone()),
-            None => (ConstantFormat::Raw, None),
-        };
+        // The comparison has a notation of its own for the mask.
+        let (format, mask) = self.registers.replace_mask(sreg, None);
         let text = self.take(sreg, Some(1));
+        self.registers.replace_mask(sreg, mask.clone());
         let part = match (mask, op) {
             (Some(mask), CmpOp::Neq) if format == ConstantFormat::CtState && names::is_zero(data) => {
                 format!("{text} {}", names::ct_states(&mask))
