@@ -2,6 +2,7 @@
 
 mod describe;
 mod eval;
+mod jhash;
 #[cfg(test)]
 mod tests;
 

@@ -8,7 +8,7 @@ use netlink::nft::{
     NumgenType, RangeOp, Register, RejectWith, Rule, Verdict, value_len,
 };
 
-use super::{Table, describe};
+use super::{Table, describe, jhash};
 use crate::{
     kernel::SetElement,
     outcome::PacketVerdict,
@@ -178,6 +178,12 @@ impl RuleRun<'_, '_, '_> {
             Expr::Numgen { dreg, kind, modulus, offset } => {
                 let number = self.generate(*modulus, *kind);
                 self.registers.load(*dreg, &(offset + number).to_ne_bytes());
+            }
+            Expr::Hash { sreg, dreg, len, modulus, seed } => {
+                let hash = jhash::jhash(self.registers.get(*sreg, *len as usize), *seed);
+                // The kernel's `reciprocal_scale`.
+                let number = (u64::from(hash) * u64::from(*modulus)) >> 32;
+                self.registers.load(*dreg, &(number as u32).to_ne_bytes());
             }
             Expr::Nat { kind, addr, port, .. } => return Ok(self.translate(*kind, *addr, *port)),
             Expr::Masquerade { .. } => {
