@@ -65,6 +65,12 @@ impl AppliedState {
         repairs
     }
 
+    /// Whether the service port has session affinity.
+    pub(crate) fn is_affine(&self, key: &ServicePortKey) -> bool {
+        let of_family = |family| self.service_ports.get(key, family).is_some_and(Desired::is_affine);
+        IpFamily::ALL.into_iter().any(of_family)
+    }
+
     /// Records that a transaction was committed.
     pub(crate) fn commit(&mut self, refs: PerFamily<RefCountChanges>, updates: Vec<ServicePortUpdate<Desired>>) {
         let PerFamily { v4, v6 } = refs;

@@ -1,5 +1,7 @@
 //! The nftables part of the driver: reads what the kernel contains, computes the desired state, commits the difference.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use anyhow::{Context, Result};
 use backend::{
     Difference, Drift, InstalledObject, NodeState,
@@ -8,13 +10,13 @@ use backend::{
         Change, DataPlane, DryRunPlane, ServicePortUpdate, Synced, Unneeded, UpdateOutcome, commit_all, urgent_first,
     },
 };
-use proto::model::{NodeInfo, PerFamily, ServicePort, ServicePortKey};
+use proto::model::{NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
 
 use crate::{
     applied::AppliedState,
     commit::{BatchSizer, Committer, UrgentOutcome, WHOLE, rebuilds},
     describe::differences,
-    desired::{Base, Desired, EndpointKeys, base, desired, table},
+    desired::{Affinity, Base, Desired, EndpointKeys, base, desired, table},
     kernel::{DryRun, Kernel},
     observed::Observed,
     plan::{CurrentState as _, Operation, Plan, Repairs},
@@ -52,9 +54,11 @@ impl<K> NftDataPlane<K> {
     }
 
     fn desired(&self, state: &NodeState, ownership: &VipOwnership, key: &ServicePortKey) -> ServicePortUpdate<Desired> {
+        let affine_ports = affine_siblings(state, key).take(Affinity::MAX_PORTS).count();
         let of_family = |family| {
             let is_owned = |vip: &_| ownership.owns(key, family, vip);
-            desired(state.service_port(key)?, family, self.masquerade[family], is_owned, &state.node().addresses)
+            let (service_port, node) = (state.service_port(key)?, &state.node().addresses);
+            desired(service_port, family, self.masquerade[family], is_owned, node, affine_ports)
         };
         ServicePortUpdate { key: key.clone(), desired: PerFamily::from_fn(of_family) }
     }
@@ -72,6 +76,30 @@ impl<K> NftDataPlane<K> {
     ) -> Committer<'a, K> {
         Committer::new(&mut self.kernel, observed, updates, options, self.batch_sizer, repairs)
     }
+}
+
+/// The service ports with session affinity of the Service of a service port, which share its client buckets.
+fn affine_siblings<'a>(state: &'a NodeState, key: &ServicePortKey) -> impl Iterator<Item = &'a ServicePortKey> {
+    let (namespace, name) = (key.namespace.clone(), key.name.clone());
+    let first = ServicePortKey { port_name: "".into(), protocol: Protocol::ALL[0], ..key.clone() };
+    let is_sibling = move |key: &ServicePortKey| key.namespace == namespace && key.name == name;
+    let siblings = state.service_ports().range(first..).take_while(move |(key, _)| is_sibling(key));
+    siblings.filter(|(_, service)| service.port.affinity_seconds.is_some()).map(|(key, _)| key)
+}
+
+/// Adds the service ports whose client buckets may change because another port of their Service has gained or lost
+/// session affinity.
+fn with_affine_siblings(
+    mut service_ports: BTreeSet<ServicePortKey>,
+    state: &NodeState,
+    applied: &AppliedState,
+) -> BTreeSet<ServicePortKey> {
+    let is_affine = |key| state.service_port(key).is_some_and(|service| service.port.affinity_seconds.is_some());
+    let toggled = service_ports.iter().filter(|key| is_affine(key) != applied.is_affine(key));
+    let services: BTreeMap<_, ServicePortKey> =
+        toggled.map(|key| ((key.namespace.clone(), key.name.clone()), key.clone())).collect();
+    service_ports.extend(services.values().flat_map(|key| affine_siblings(state, key)).cloned());
+    service_ports
 }
 
 impl<K: Kernel> DataPlane for NftDataPlane<K> {
@@ -123,6 +151,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
 
     async fn update(&mut self, mut applied: AppliedState, change: Change<'_>) -> Result<UpdateOutcome<AppliedState>> {
         let Change { state, ownership, service_ports, facts } = change;
+        let service_ports = with_affine_siblings(service_ports, state, &applied);
         let mut updates: Vec<_> = service_ports.iter().map(|key| self.desired(state, ownership, key)).collect();
         updates.iter_mut().for_each(|update| applied.keep_slots(update));
         let repairs = if facts {

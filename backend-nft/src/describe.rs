@@ -6,8 +6,8 @@ use backend::{Difference, DifferenceKind, dataplane::Vip};
 use proto::model::{IpFamily, ServicePortKey};
 
 use crate::{
-    desired::table,
-    element::{Element, ElementData, Map, REJECT, Verdict},
+    desired::{table, vip_of_key},
+    element::{Element, ElementData, Map, Verdict},
     plan::Operation,
 };
 
@@ -75,9 +75,7 @@ impl TableChange {
     }
 
     fn element(&mut self, element: Element) -> &mut BeforeAfter {
-        let end = element.key_end().unwrap_or_default();
-        let key = [&element.key()[..], &end[..]].concat();
-        self.elements.entry((element.map, key.into())).or_default()
+        self.elements.entry((element.map, (*element.key()).into())).or_default()
     }
 
     fn differences<'a>(self, family: IpFamily, owner: impl Fn(&Vip) -> Option<&'a ServicePortKey>) -> Vec<Difference> {
@@ -124,7 +122,7 @@ impl TableChange {
         }
         for (before, after) in self.elements.into_values() {
             let Some(Element { vip, .. }) = before.or(after) else { continue };
-            let service_port = owner(&vip);
+            let service_port = owner(&vip_of_key(&vip));
             match (before, after) {
                 (Some(before), Some(after)) if before == after => {}
                 (Some(before), Some(after)) => {
@@ -142,7 +140,7 @@ impl TableChange {
 
 fn describe(element: &Element) -> String {
     match element.data {
-        ElementData::None => key(element),
+        ElementData::None | ElementData::Source(_) => key(element),
         _ => format!("{}: {}", key(element), value(element)),
     }
 }
@@ -151,19 +149,20 @@ fn describe(element: &Element) -> String {
 fn key(Element { vip, map, index, data }: &Element) -> String {
     match data {
         ElementData::Endpoint(..) => format!("{} {vip}[{index}]", map.name()),
+        ElementData::Source(group) => format!("{} {group} {vip}/{index}", map.name()),
         _ => format!("{} {vip}", map.name()),
     }
 }
 
 fn value(element: &Element) -> String {
     match element.data {
-        ElementData::None => String::new(),
+        ElementData::None | ElementData::Source(_) => String::new(),
         ElementData::Endpoint(address, port) | ElementData::Member(address, port) => {
             SocketAddr::new(address, port).to_string()
         }
         ElementData::Verdict(Verdict::Drop) => "drop".to_owned(),
-        ElementData::Verdict(Verdict::Reject) => REJECT.to_owned(),
-        ElementData::Verdict(Verdict::Pool(chain)) => chain.to_string(),
-        ElementData::Range(range) => format!("{} to {}", range.first, range.last),
+        ElementData::Verdict(Verdict::Foreign) => "a verdict that Fairlead never writes".to_owned(),
+        ElementData::Verdict(verdict) => verdict.chain().unwrap_or_default(),
+        ElementData::PoolKey(vip) => vip.to_string(),
     }
 }

@@ -11,10 +11,12 @@ mod sources;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use affinity::Affinity;
 pub(crate) use base::{Base, FixedChain, base, table};
 pub(crate) use endpoint_keys::EndpointKeys;
 pub(crate) use pool::{PoolChain, PoolChainKind};
-pub(crate) use service::{Desired, Slots, desired};
+pub(crate) use service::{Desired, Slots, desired, vip_of_key};
+pub(crate) use sources::{SourceGroup, SourceGroupId};
 
 /// The nftables family of an IP family.
 pub(crate) fn nft_family(family: proto::model::IpFamily) -> netlink::nft::TableFamily {

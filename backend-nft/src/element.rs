@@ -6,10 +6,11 @@ mod map;
 use std::net::IpAddr;
 
 use backend::dataplane::Vip;
+use ipnet::IpNet;
 use netlink::nft::{self, FieldReader, Fields};
 use proto::model::{IpFamily, Protocol};
 
-use crate::desired::PoolChain;
+use crate::desired::{PoolChain, SourceGroupId};
 use map::MapContent;
 pub(crate) use map::{Map, VipShape};
 
@@ -18,7 +19,7 @@ pub(crate) use map::{Map, VipShape};
 pub(crate) struct Element {
     pub(crate) vip: Vip,
     pub(crate) map: Map,
-    /// The slot of the endpoint in its pool; 0 in maps without slots.
+    /// The slot of the endpoint in its pool, or the length of a prefix; otherwise 0.
     pub(crate) index: u32,
     pub(crate) data: ElementData,
 }
@@ -31,16 +32,10 @@ pub(crate) enum ElementData {
     Verdict(Verdict),
     /// An endpoint, as part of the key.
     Member(IpAddr, u16),
-    /// Source addresses, as part of the key.
-    Range(AddressRange),
-}
-
-/// Consecutive addresses of one family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct AddressRange {
-    pub(crate) first: IpAddr,
-    /// Not less than the first.
-    pub(crate) last: IpAddr,
+    /// The VIP that is the key of the pool.
+    PoolKey(Vip),
+    /// The group of source ranges that a prefix belongs to, as part of the key.
+    Source(SourceGroupId),
 }
 
 /// What happens to packets to a VIP.
@@ -52,6 +47,10 @@ pub(crate) enum Verdict {
     Reject,
     /// Translate to one of the endpoints of a pool.
     Pool(PoolChain),
+    /// Drop, unless the source is in a group of source ranges.
+    Sources(SourceGroupId),
+    /// Any verdict that Fairlead never writes: of another process, or of another version of Fairlead.
+    Foreign,
 }
 
 /// The name of the chain for [`Verdict::Reject`].
@@ -65,44 +64,32 @@ impl Element {
         Self { vip, map, index: 0, data }
     }
 
-    /// The key in the map; of a range the first one.
+    /// The key in the map.
     pub(crate) fn key(&self) -> Fields {
-        let fields = self.vip_fields();
-        match self.data {
-            ElementData::Endpoint(..) => fields.mark(self.index),
-            ElementData::Range(range) => fields.addr(range.first),
-            ElementData::None | ElementData::Verdict(_) | ElementData::Member(..) => fields,
-        }
-    }
-
-    /// The last key of a range.
-    pub(crate) fn key_end(&self) -> Option<Fields> {
-        match self.data {
-            ElementData::Range(range) => Some(self.vip_fields().addr(range.last)),
-            _ => None,
-        }
-    }
-
-    /// The endpoint, encoded as the value of the element.
-    pub(crate) fn endpoint(&self) -> Option<Fields> {
-        let ElementData::Endpoint(address, port) = self.data else { return None };
-        let padding = match self.map.content() {
-            MapContent::PaddedEndpoint => Fields::new().mark(0),
-            _ => Fields::new(),
-        };
-        Some(padding.addr(address).port(port))
-    }
-
-    fn vip_fields(&self) -> Fields {
-        let before = match (self.vip, self.data) {
+        let fields = match (self.vip, self.data) {
             (Vip::AddressPort { address, .. }, _) if self.map == Map::Hairpin => Fields::new().addr(address),
             (_, ElementData::Member(address, port)) => Fields::new().addr(address).port(port),
+            // A prefix has at most 128 bits.
+            (_, ElementData::Source(group)) => Fields::new().raw(&group.0).port(self.index as u16),
             _ => Fields::new(),
         };
-        match self.vip {
-            Vip::AddressPort { address, port, protocol } => before.addr(address).proto(protocol.number()).port(port),
-            Vip::NodePort { port, protocol } => before.proto(protocol.number()).port(port),
-            Vip::Address(address) => before.addr(address),
+        let fields = vip_fields(fields, &self.vip);
+        match self.data {
+            ElementData::Endpoint(..) => fields.mark(self.index),
+            _ => fields,
+        }
+    }
+
+    /// The value in the map, unless it is a verdict.
+    pub(crate) fn value(&self) -> Option<Fields> {
+        let padding = match self.map.content() {
+            MapContent::PaddedEndpoint | MapContent::PoolKey => Fields::new().mark(0),
+            _ => Fields::new(),
+        };
+        match self.data {
+            ElementData::Endpoint(address, port) => Some(padding.addr(address).port(port)),
+            ElementData::PoolKey(vip) => Some(vip_fields(padding, &vip)),
+            _ => None,
         }
     }
 
@@ -114,24 +101,43 @@ impl Element {
         }
     }
 
+    /// The group of source ranges that the verdict refers to.
+    pub(crate) fn source_group(&self) -> Option<SourceGroupId> {
+        match self.data {
+            ElementData::Verdict(Verdict::Sources(group)) => Some(group),
+            _ => None,
+        }
+    }
+
+    /// The prefix of [`Map::AllowedSources`].
+    pub(crate) fn prefix(&self) -> Option<IpNet> {
+        let (Vip::Address(address), ElementData::Source(_)) = (self.vip, self.data) else { return None };
+        IpNet::new(address, u8::try_from(self.index).ok()?).ok()
+    }
+
     /// Decodes an element. `None`: Fairlead never writes such an element.
     pub(crate) fn read(map: Map, family: IpFamily, element: &nft::Element<'_>) -> Option<Self> {
         let mut fields = FieldReader::new(element.key);
-        // A range of one address may have no end.
-        let key_end = element.key_end.unwrap_or(element.key);
         if map == Map::Hairpin {
             address(&mut fields, family)?;
         }
         let endpoint = |fields: &mut FieldReader<'_>| Some((address(fields, family)?, fields.port()?));
         let member = if map.content() == MapContent::Member { Some(endpoint(&mut fields)?) } else { None };
-        let vip = vip(map.vip_shape(), &mut fields, family)?;
         let mut index = 0;
+        let group = if map.content() == MapContent::Source {
+            let group = SourceGroupId(fields.ipv6()?.octets());
+            index = fields.port()?.into();
+            Some(group)
+        } else {
+            None
+        };
+        let vip = vip(map.vip_shape(), &mut fields, family)?;
         let data = match (map.content(), &element.data) {
             (MapContent::Nothing, nft::ElementData::None) => ElementData::None,
             (MapContent::Member, nft::ElementData::None) => {
                 member.map(|(address, port)| ElementData::Member(address, port))?
             }
-            (MapContent::Verdict, nft::ElementData::Verdict(verdict)) => ElementData::Verdict(Verdict::read(verdict)?),
+            (MapContent::Verdict, nft::ElementData::Verdict(verdict)) => ElementData::Verdict(Verdict::read(verdict)),
             (content @ (MapContent::Endpoint | MapContent::PaddedEndpoint), nft::ElementData::Value(value)) => {
                 index = fields.mark()?;
                 let mut value = FieldReader::new(value);
@@ -141,29 +147,55 @@ impl Element {
                 let (address, port) = endpoint(&mut value)?;
                 ElementData::Endpoint(address, port)
             }
-            (MapContent::Range, nft::ElementData::None) => {
-                let mut end = FieldReader::new(key_end);
-                self::vip(map.vip_shape(), &mut end, family)?;
-                let (first, last) = (address(&mut fields, family)?, address(&mut end, family)?);
-                ElementData::Range(AddressRange { first, last })
+            (MapContent::PoolKey, nft::ElementData::Value(value)) => {
+                let mut value = FieldReader::new(value);
+                value.mark().filter(|padding| *padding == 0)?;
+                ElementData::PoolKey(self::vip(VipShape::AddressPort, &mut value, family)?)
+            }
+            (MapContent::Source, nft::ElementData::None) => {
+                let element = Self { index, ..Self::new(map, vip, ElementData::Source(group?)) };
+                element.prefix().filter(|prefix| vip == Vip::Address(prefix.network()))?;
+                element.data
             }
             _ => return None,
         };
         let read = Self { vip, map, index, data };
-        // Parts that are not decoded (padding, a second address, the VIP of the end) must be as Fairlead writes them.
-        let has_same_end = read.key_end().is_none_or(|end| end[..] == *key_end);
-        (read.key()[..] == *element.key && has_same_end).then_some(read)
+        // Parts that are not decoded (padding, a second address) must be as Fairlead writes them.
+        (element.key_end.is_none() && read.key()[..] == *element.key).then_some(read)
     }
 }
 
 impl Verdict {
-    fn read(verdict: &nft::Verdict<'_>) -> Option<Self> {
-        match verdict {
+    /// The name of the chain that it jumps to.
+    pub(crate) fn chain(&self) -> Option<String> {
+        match self {
+            Self::Reject => Some(REJECT.to_owned()),
+            Self::Pool(chain) => Some(chain.to_string()),
+            Self::Sources(group) => Some(group.to_string()),
+            Self::Drop | Self::Foreign => None,
+        }
+    }
+
+    fn read(verdict: &nft::Verdict<'_>) -> Self {
+        let known = match verdict {
             nft::Verdict::Drop => Some(Self::Drop),
             nft::Verdict::Goto(chain) if *chain == REJECT => Some(Self::Reject),
-            nft::Verdict::Goto(chain) => PoolChain::parse(chain).map(Self::Pool),
+            nft::Verdict::Goto(chain) => {
+                let pool = PoolChain::parse(chain).map(Self::Pool);
+                pool.or_else(|| SourceGroupId::parse(chain).map(Self::Sources))
+            }
             _ => None,
-        }
+        };
+        known.unwrap_or(Self::Foreign)
+    }
+}
+
+/// Appends the fields of a VIP.
+fn vip_fields(before: Fields, vip: &Vip) -> Fields {
+    match *vip {
+        Vip::AddressPort { address, port, protocol } => before.addr(address).proto(protocol.number()).port(port),
+        Vip::NodePort { port, protocol } => before.proto(protocol.number()).port(port),
+        Vip::Address(address) => before.addr(address),
     }
 }
 

@@ -5,14 +5,15 @@
 //! fairlead`:
 //!
 //! ```text
-//!  prerouting ─┐                  ┌ vips ────────────────────▶ cluster-ip-pool-3 ─▶ pool-3       ─▶ endpoints
-//!              ├─▶ services ──────┤   (or drop, or reject)     masq-pool-3       ─▶ pool-3
-//!  output ─────┘     │            │                            cluster-ip-local-pool-1 ─▶ local-pool-1
+//!  prerouting ─┐                  ┌ vips ───────────────▶ cluster-ip-pool-3 ─▶ pool-3 ─▶ endpoints
+//!              ├─▶ services ──────┤ (or drop, or reject)  cluster-ip-local-pool-1 ─▶ local-pool-1
+//!  output ─────┘     │            │                       masq-alias-pool-3 ─▶ alias-pool-3 ─▶ aliases ─▶ endpoints
 //!                    │            └ policy-local-vips ─▶ policy-local
-//!                    │                 pods, this node: cluster-vips ─▶ pool-3
-//!                    │                 elsewhere:       local-vips   ─▶ local-pool-1 ─▶ local-endpoints
-//!                    └ this node ─▶ nodeports ─── the same with a port instead of a VIP as key
+//!                    │                 pods, this node: cluster-vips ─▶ alias-pool-3
+//!                    │                 elsewhere: local-vips ─▶ alias-local-pool-1 ─▶ aliases ─▶ local-endpoints
+//!                    └ this node ─▶ nodeports ─── the same with a port instead of a VIP, and nodeport-aliases
 //!
+//!  prerouting, earlier ─▶ source-ranges-check ─▶ restricted-vips ─▶ sources-<group> ─▶ allowed-sources, or drop
 //!  forward, output ─▶ cluster-ips-check ─▶ reject other ports of cluster IPs, drop other service CIDR addresses
 //!  postrouting ─▶ masquerade packets with the mark, and those of endpoints that reach themselves (hairpin)
 //! ```
@@ -20,21 +21,24 @@
 //! | object | key → value |
 //! |---|---|
 //! | map `vips` | address . protocol . port → `goto` a pool chain, `goto reject` or `drop` |
-//! | map `endpoints`, `endpoints-64`, `endpoints-256`, `endpoints-many` | address . protocol . port . slot → endpoint, by the size of the pool |
+//! | map `endpoints`, `endpoints-64`, `endpoints-256`, `endpoints-many` | pool key . slot → endpoint, by the size of the pool |
 //! | map `local-endpoints` | the same key → endpoint on this node |
+//! | map `aliases` | address . protocol . port → pool key: of a service port, its cluster IP, port and protocol |
 //! | set `policy-local-vips` | address . protocol . port under external traffic policy Local |
 //! | map `cluster-vips`, `local-vips` | the same key → pool chain or `drop`, by source class |
-//! | map `nodeports`, `cluster-nodeports`, `local-nodeports`, set `policy-local-nodeports` | protocol . port → the same |
-//! | map `nodeport-endpoints`, `nodeport-local-endpoints` | protocol . port . slot → endpoint |
-//! | map `affinity` | address . protocol . port . client → endpoint, with the timeout of the chain; written by rules only |
+//! | map `nodeports`, `nodeport-aliases`, `cluster-nodeports`, `local-nodeports`, set `policy-local-nodeports` | protocol . port → the same |
+//! | map `affine-clients` | pool key . bucket of clients → endpoint, with the timeout of the chain; written by rules only |
 //! | map `affine-endpoints`, `local-affine-endpoints` | the key of `endpoints` → endpoint, under session affinity |
-//! | set `live`, `local-live` | endpoint . port . address . protocol . port: the endpoints of the pool, under session affinity |
-//! | the same with `nodeport-` | without the address |
+//! | set `live`, `local-live` | endpoint . port . pool key: the endpoints of the pool, under session affinity |
 //! | set `cluster-ips` | address: the cluster IPs of all services |
 //! | set `hairpin` | endpoint . endpoint . protocol . port of each endpoint on this node |
-//! | chain `pool-<n>`, `local-pool-<n>`, `nodeport-pool-<n>`, `nodeport-local-pool-<n>` | a random one of *n* endpoints |
+//! | map `restricted-vips` | address . protocol . port of load-balancer IPs with source ranges → `goto` the chain of the group |
+//! | set `allowed-sources` | group . prefix length . first address of each source range |
+//! | chain `sources-<group>` | a rule for each prefix length in the group, and drop |
+//! | chain `pool-<n>`, `local-pool-<n>` | a random one of *n* endpoints; the VIP is the key |
+//! | chain `alias-...`, `nodeport-alias-...` | the same; the key is the value of `aliases`, `nodeport-aliases` |
 //! | chain `cluster-ip-pool-<n>`, `cluster-ip-local-pool-<n>` | masquerade, unless from a pod; then the pool |
-//! | chain `masq-pool-<n>`, `masq-nodeport-pool-<n>` | masquerade; then the pool |
+//! | chain `masq-alias-pool-<n>`, `masq-nodeport-alias-pool-<n>` | masquerade; then the pool |
 //! | chain `affine-...-<n>-<timeout>s` | with session affinity: the endpoint of the client, or a random one that is stored; if the map is full, the pool |
 //!
 //! A chain with a number is created when the first service port has that number of endpoints, and is shared by all of

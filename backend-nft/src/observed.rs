@@ -3,17 +3,18 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use backend::{
     dataplane::{EffectiveOptions, Vip},
     driver::ServicePortUpdate,
 };
+use ipnet::IpNet;
 use netlink::nft::{self, Chain, ListedRule, Rule, Set, SetFlags, Table};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
-    desired::{Base, Desired, FixedChain, PoolChain, Slots},
+    desired::{Base, Desired, FixedChain, PoolChain, Slots, SourceGroupId, vip_of_key},
     element::{Element, ElementData, Map},
     plan::{CurrentState, Operation, RefCountChanges, RefCounts, Repairs},
 };
@@ -80,15 +81,18 @@ impl Observed {
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
                 table.refs.observe_chain(chain);
             }
+            table.observe_groups(family, &listing);
             listing.elements.retain(|element| {
                 table.refs.observe_element(element);
-                if element.map.is_shared() {
-                    table.refs.observe_shared(*element);
+                match element.map {
+                    Map::AllowedSources => {}
+                    map if map.is_shared() => table.refs.observe_shared(*element),
+                    _ => {}
                 }
                 !element.map.is_shared()
             });
             table.elements = listing.elements;
-            let unowned = table.elements.iter().filter(|element| !is_owned(family, &element.vip));
+            let unowned = table.elements.iter().filter(|element| !is_owned(family, &vip_of_key(&element.vip)));
             repairs[family].unowned = unowned.copied().collect();
             repairs[family].foreign = listing.foreign;
             observed.0[family] = table;
@@ -127,25 +131,45 @@ fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
 }
 
 impl ObservedTable {
+    /// Collects the chains and elements of groups of source ranges.
+    fn observe_groups(&mut self, family: IpFamily, listing: &Listing) {
+        let mut groups: BTreeMap<SourceGroupId, (Vec<IpNet>, Option<Vec<Rule>>)> = BTreeMap::new();
+        for id in listing.chains.iter().filter_map(|chain| SourceGroupId::parse(&chain.name)) {
+            groups.entry(id).or_default().1 = Some(Vec::new());
+        }
+        for listed in &listing.rules {
+            if let Some(id) = SourceGroupId::parse(&listed.chain) {
+                groups.entry(id).or_default().1.get_or_insert_default().push(listed.rule.clone());
+            }
+        }
+        for element in &listing.elements {
+            if let (ElementData::Source(id), Some(prefix)) = (element.data, element.prefix()) {
+                groups.entry(id).or_default().0.push(prefix);
+            }
+        }
+        for (id, (mut prefixes, rules)) in groups {
+            prefixes.sort_unstable();
+            self.refs.observe_group(family, id, prefixes, rules);
+        }
+    }
+
     fn elements_of(&self, vip: &Vip) -> &[Element] {
         let start = self.elements.partition_point(|element| element.vip < *vip);
         let rest = &self.elements[start..];
         &rest[..rest.partition_point(|element| element.vip == *vip)]
     }
 
-    /// The slots of endpoints, under the first of these VIPs that has any.
-    fn slots<'a>(&self, vips: impl Iterator<Item = &'a Vip>) -> Slots {
+    /// The slots of endpoints, under the first of these keys that has any.
+    fn slots(&self, keys: impl Iterator<Item = Vip>) -> Slots {
         let mut slots = Slots::default();
-        for vip in vips {
+        for key in keys {
             let mut found = Slots::default();
-            for element in self.elements_of(vip) {
+            for element in self.elements_of(&key) {
                 match element.map {
-                    Map::Endpoints
-                    | Map::Endpoints64
-                    | Map::Endpoints256
-                    | Map::EndpointsMany
-                    | Map::NodePortEndpoints => fill_slot(&mut found.cluster, element),
-                    Map::LocalEndpoints | Map::NodePortLocalEndpoints => fill_slot(&mut found.local, element),
+                    Map::Endpoints | Map::Endpoints64 | Map::Endpoints256 | Map::EndpointsMany => {
+                        fill_slot(&mut found.cluster, element);
+                    }
+                    Map::LocalEndpoints => fill_slot(&mut found.local, element),
                     _ => {}
                 }
             }
@@ -161,8 +185,8 @@ impl ObservedTable {
 
 impl CurrentState for Observed {
     fn elements(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>) {
-        let vips = update.desired[family].iter().flat_map(|desired| desired.vips());
-        vips.for_each(|vip| to.extend_from_slice(self.0[family].elements_of(vip)));
+        let keys = update.desired[family].iter().flat_map(|desired| desired.element_keys(family));
+        keys.for_each(|key| to.extend_from_slice(self.0[family].elements_of(&key)));
     }
 
     /// The kernel does not store which service ports need them; the references are counted again.
@@ -173,7 +197,9 @@ impl CurrentState for Observed {
     }
 
     fn slots(&self, family: IpFamily, update: &ServicePortUpdate<Desired>) -> Slots {
-        self.0[family].slots(update.desired[family].iter().flat_map(Desired::vips))
+        let Some(desired) = &update.desired[family] else { return Slots::default() };
+        // An earlier key of the pools may be among the VIPs.
+        self.0[family].slots(desired.pool_key().into_iter().chain(desired.element_keys(family)))
     }
 }
 
@@ -187,20 +213,15 @@ fn is_compatible(listing: &Listing, base: &Base) -> bool {
         listing.sets.iter().all(|set| base.sets.iter().all(|ours| ours.name != set.name || ours == set));
     let are_same_chains = listing.chains.iter().all(|chain| match base.chain(&chain.name) {
         Some(ours) => ours.chain == *chain,
-        None if PoolChain::parse(&chain.name).is_some() => *chain == Chain::regular(&*chain.name),
+        None if is_chain_of_services(&chain.name) => *chain == Chain::regular(&*chain.name),
         None => true,
     });
-    is_same_table && are_same_sets && are_same_chains && ranges_are_distinct(listing)
+    is_same_table && are_same_sets && are_same_chains
 }
 
-/// Whether ranges can be deleted safely. The kernel deletes a range that starts with the key or contains it: if another
-/// process has added overlapping ranges, it may delete the wrong one.
-fn ranges_are_distinct(listing: &Listing) -> bool {
-    let ours = listing.elements.windows(2).all(|pair| match [pair[0].data, pair[1].data] {
-        [ElementData::Range(one), ElementData::Range(next)] => pair[0].vip != pair[1].vip || one.last < next.first,
-        _ => true,
-    });
-    ours && listing.foreign.iter().all(|(map, _)| *map != Map::SourceRanges)
+/// Whether the chain is created on demand by service ports.
+fn is_chain_of_services(name: &str) -> bool {
+    PoolChain::parse(name).is_some() || SourceGroupId::parse(name).is_some()
 }
 
 /// Base chains are added last, with their rules: packets traverse them at once.
@@ -233,15 +254,17 @@ fn repair(listing: &Listing, base: &Base, family: IpFamily, effective: &Effectiv
             repairs.add_rules(fixed);
         }
     }
+    let is_foreign = |chain: &&Chain| base.chain(&chain.name).is_none() && SourceGroupId::parse(&chain.name).is_none();
     let mut foreign_chains = Vec::new();
-    for chain in listing.chains.iter().filter(|chain| base.chain(&chain.name).is_none()) {
+    for chain in listing.chains.iter().filter(is_foreign) {
         let found = take(&chain.name);
         match PoolChain::parse(&chain.name) {
             Some(pool) if found.iter().copied().eq(&pool.rules(family, effective)) => {}
             Some(pool) => repairs.pools.push(pool),
             None => {
-                // Its rules may jump to the next chain that is deleted.
-                repairs.first.extend((!found.is_empty()).then(|| Operation::FlushChain(chain.name.clone())));
+                // Until the last transaction, elements of an earlier version may refer to it. Its rules may jump to the
+                // next chain that is deleted, and use a set that is.
+                repairs.last.extend((!found.is_empty()).then(|| Operation::FlushChain(chain.name.clone())));
                 foreign_chains.push(Operation::DeleteChain(chain.name.clone()));
             }
         }

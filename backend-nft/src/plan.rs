@@ -6,8 +6,8 @@
 //!   Repairs (of the base ruleset)                    ──┘
 //! ```
 //!
-//! The order: add tables, chains, maps; delete elements; add rules of pool chains; add elements; add other rules and
-//! base chains; delete chains, maps. So no rule or element refers to an object that does not exist.
+//! The order: add tables, chains, maps; delete elements; add rules of pool chains and source groups; add elements; add
+//! other rules and base chains; delete chains, maps. So no rule or element refers to an object that does not exist.
 
 mod refs;
 mod table;
@@ -91,7 +91,8 @@ pub(crate) struct Repairs {
     pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
     /// After the elements: rules, base chains.
     pub(crate) rules: Vec<Operation>,
-    /// Deletions of foreign chains and sets.
+    /// For the last transaction: foreign chains are flushed, and foreign chains and sets deleted. Until then, elements
+    /// of another version may refer to them.
     pub(crate) last: Vec<Operation>,
 }
 

@@ -11,5 +11,5 @@ pub use options::{
     DataplaneOptions, EffectiveOptions, LocalDetector, LocalhostNodePorts, Masquerade, NodePortAddresses, PodMatch,
     cidrs_of_family,
 };
-pub use vip::{Vip, VipKind, allowed_sources, vips};
+pub use vip::{Vip, VipKind, allowed_sources, allowed_sources_of_family, vips};
 pub use vip_ownership::VipOwnership;

@@ -41,7 +41,7 @@ pub use backend::{Backend, Difference, DifferenceKind, Drift, InstalledObject, P
 pub use client::{Credentials, Discover, FrontendAddress, Grpc, GrpcOptions};
 pub use conntrack::ConntrackCleanup;
 pub use loss::{Loss, LossLimit};
-pub use metrics::NoLocalEndpoints;
+pub use metrics::{NFT_CLIENTS, NFT_TABLE, NoLocalEndpoints};
 pub use observe::{Observer, ObserverPages};
 pub use progress::{ChangeCounts, Progress};
 pub use replica::ProtocolCounters;

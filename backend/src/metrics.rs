@@ -7,6 +7,7 @@
 //!   Progress ──────▶ scrape: read on request ────┘
 //! ```
 
+mod affinity;
 mod no_local;
 mod registry;
 mod scrape;
@@ -24,6 +25,7 @@ use proto::model::{IpFamily, SyncMode};
 
 use crate::pending::Work;
 
+pub use affinity::{NFT_CLIENTS, NFT_TABLE};
 pub(crate) use no_local::NoLocal;
 pub use no_local::NoLocalEndpoints;
 pub(crate) use registry::registry;

@@ -2,27 +2,28 @@
 //! pool.
 //!
 //! ```text
-//!   affine-pool-3-60s:  1. known client         affinity { VIP . client } = endpoint, and endpoint . VIP is in live:
-//!                                                   renew the entry, dnat
-//!                       2. new client, or its   affine-endpoints { VIP . random } = endpoint:
+//!   affine-pool-3-60s:  1. known client         affine-clients { pool . bucket } = endpoint, and endpoint . pool is in
+//!                                                   live: renew the entry, dnat
+//!                       2. new client, or its   affine-endpoints { pool . random } = endpoint:
 //!                          endpoint is gone         delete the old entry, add a new one, dnat
 //!                       3. map full             goto pool-3
 //! ```
 //!
-//! One map stores the clients of all service ports: each entry has its own timeout. An endpoint that leaves a pool is
-//! removed from `live`, so that none of its clients matches rule 1 any more.
+//! One map stores the clients of all service ports: each entry has its own timeout. Clients are stored by bucket, the
+//! hash of their address modulo a constant: however many clients a Service has, it stores at most that many, and
+//! clients of one bucket share an endpoint. An endpoint that leaves a pool is removed from `live`, so that none of its
+//! clients matches rule 1 any more.
 //!
-//! The registers are arranged so that each result is in position for the next lookup. nft cannot print that: it aborts
-//! at a rule in which the result of a lookup is part of a key or is stored in a map. So the endpoint is preceded by a
-//! padding register, and after the lookup a constant is loaded into it. nft then takes what follows for the value that
-//! was loaded there before: the source of the reply. The kernel does not use that value, but it shows an operator the
-//! meaning, because the endpoint becomes the source of the reply.
+//! The registers are arranged so that each result is in position for the next lookup. To nft, the endpoint is the
+//! source of the reply, which was loaded there before (see [`padding`]). The kernel does not use that value, but it
+//! shows an operator the meaning, because the endpoint becomes the source of the reply.
 //!
 //! ```text
-//!   0 . endpoint . port . VIP . protocol . port . client address, or slot            in IPv6 all sixteen registers
-//!                         └─ key of affinity and of affine-endpoints ──┘
+//!   0 . endpoint . port . VIP . protocol . port . client bucket, or slot
+//!                         └── the key of the pool ──┘     the value of an alias, with the port before it as padding
+//!                         └─ key of affine-clients and affine-endpoints ─┘
 //!   └── their value ──┘
-//!       └──────────── key of live ────────────┘
+//!       └──────────────── key of live ──────────────┘
 //! ```
 
 use std::{num::NonZeroU32, time::Duration};
@@ -32,17 +33,27 @@ use proto::model::IpFamily;
 
 use super::{
     PoolChain,
-    rule::{PacketAddress, RuleBuilder, lookup},
+    rule::{PoolAccess, RuleBuilder, lookup, padding},
 };
 use crate::element::Map;
+
+/// The maximum number of client buckets of the service ports of one Service together.
+pub(crate) const MAX_CLIENT_BUCKETS: u32 = 16_384;
+
+/// How clients of a service port are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Affinity {
+    /// Seconds from the last connection of a client to its removal.
+    pub(crate) timeout: NonZeroU32,
+    /// The number of buckets.
+    pub(crate) buckets: NonZeroU32,
+}
 
 /// The maps and sets of one kind of pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AffinityMaps {
     /// Slot to endpoint.
     pub(super) endpoints: Map,
-    /// Client to endpoint.
-    pub(super) clients: Map,
     /// The endpoints of the pool.
     pub(super) live: Map,
 }
@@ -53,38 +64,58 @@ struct RegisterLayout {
     /// The padding, which is followed by the endpoint.
     data: Register,
     endpoint: Register,
-    vip: Register,
-    /// A client address or a slot.
+    pool_key: Register,
+    /// A client bucket or a slot.
     end: Register,
+}
+
+const CLIENTS: Map = Map::AffineClients;
+
+impl Affinity {
+    /// With this many ports or more, the ports of a Service have one bucket each. (An object of the API has no more
+    /// than [`MAX_CLIENT_BUCKETS`] ports.)
+    pub(crate) const MAX_PORTS: usize = 1_024;
+
+    /// The buckets of each of `ports` service ports of a Service: their number, rounded up to a power of two, shares
+    /// [`MAX_CLIENT_BUCKETS`], so that a port more or less seldom changes it. At least one.
+    pub(crate) fn new(timeout: NonZeroU32, ports: usize) -> Self {
+        let buckets = match u32::try_from(ports.next_power_of_two()) {
+            Ok(shares) if ports < Self::MAX_PORTS => MAX_CLIENT_BUCKETS / shares,
+            _ => 1,
+        };
+        let buckets = NonZeroU32::new(buckets).unwrap_or(NonZeroU32::MIN);
+        Self { timeout, buckets }
+    }
 }
 
 /// The rules of a chain with session affinity. `pool`: the chain without affinity.
 pub(super) fn rules(
     family: IpFamily,
-    AffinityMaps { endpoints, clients, live }: AffinityMaps,
-    timeout: NonZeroU32,
+    access: PoolAccess,
+    AffinityMaps { endpoints, live }: AffinityMaps,
+    Affinity { timeout, buckets }: Affinity,
     pool: PoolChain,
 ) -> Vec<Rule> {
     let timeout = Duration::from_secs(timeout.get().into());
-    let (builder, layout) = load_key(family, clients);
+    let (builder, layout) = load_key(family, access);
     let known = builder
-        .load_address(PacketAddress::Source, layout.end)
-        .push(lookup(clients, layout.vip, Some(layout.data)))
+        .load_client_bucket(layout.end, buckets.get())
+        .push(lookup(CLIENTS, layout.pool_key, Some(layout.data)))
         .push(lookup(live, layout.endpoint, None))
-        .push(padding(layout))
-        .push(update_clients(DynsetOp::Update, clients, layout, Some(timeout)))
+        .push(padding(layout.data))
+        .push(update_clients(DynsetOp::Update, layout, Some(timeout)))
         .dnat_to(layout.endpoint);
-    let (builder, layout) = load_key(family, clients);
+    let (builder, layout) = load_key(family, access);
     // An update renews an existing entry, but does not change its value: the entry is deleted first.
     let unknown = builder
         .random_index(layout.end, pool.count)
-        .push(lookup(endpoints, layout.vip, Some(layout.data)))
-        .push(padding(layout))
-        .load_address(PacketAddress::Source, layout.end)
-        .push(update_clients(DynsetOp::Delete, clients, layout, None))
-        .push(update_clients(DynsetOp::Update, clients, layout, Some(timeout)))
+        .push(lookup(endpoints, layout.pool_key, Some(layout.data)))
+        .push(padding(layout.data))
+        .load_client_bucket(layout.end, buckets.get())
+        .push(update_clients(DynsetOp::Delete, layout, None))
+        .push(update_clients(DynsetOp::Update, layout, Some(timeout)))
         .dnat_to(layout.endpoint);
-    let [endpoints, clients, live] = [endpoints, clients, live].map(Map::name);
+    let [endpoints, clients, live] = [endpoints, CLIENTS, live].map(Map::name);
     vec![
         known.comment(format!("a known client: to its endpoint in @{clients}, if in @{live} (shown as the reply's)")),
         unknown.comment(format!(
@@ -95,28 +126,23 @@ pub(super) fn rules(
     ]
 }
 
-/// Loads the VIP, and the values that nft shows instead of the endpoint.
-fn load_key(family: IpFamily, clients: Map) -> (RuleBuilder, RegisterLayout) {
+/// Loads the key of the pool, and the values that nft shows instead of the endpoint.
+fn load_key(family: IpFamily, access: PoolAccess) -> (RuleBuilder, RegisterLayout) {
     let builder = RuleBuilder::new(family);
     let data = Register::FIRST;
     let endpoint = data.plus(1);
     let port = endpoint.plus(builder.address_registers());
-    let vip = port.plus(1);
+    let pool_key = port.plus(1);
     let source = match family {
         IpFamily::V4 => CtKey::SrcIp,
         IpFamily::V6 => CtKey::SrcIp6,
     };
     let reply = |dreg, key| Expr::Ct { dreg, key, direction: Some(CtDirection::Reply) };
+    let (builder, end) = builder.load_pool_key(access, pool_key, port);
     let builder = builder.push(reply(endpoint, source)).push(reply(port, CtKey::ProtoSrc));
-    let (builder, end) = builder.load_vip(clients.vip_shape(), vip);
-    (builder, RegisterLayout { data, endpoint, vip, end })
+    (builder, RegisterLayout { data, endpoint, pool_key, end })
 }
 
-/// The padding, which is zero already.
-fn padding(layout: RegisterLayout) -> Expr {
-    Expr::Immediate { dreg: layout.data, data: [0; 4].into() }
-}
-
-fn update_clients(op: DynsetOp, clients: Map, layout: RegisterLayout, timeout: Option<Duration>) -> Expr {
-    Expr::Dynset { set: clients.name().into(), op, key: layout.vip, data: Some(layout.data), timeout }
+fn update_clients(op: DynsetOp, layout: RegisterLayout, timeout: Option<Duration>) -> Expr {
+    Expr::Dynset { set: CLIENTS.name().into(), op, key: layout.pool_key, data: Some(layout.data), timeout }
 }

@@ -37,7 +37,8 @@ pub(crate) struct FixedChain {
 
 /// The table of a family.
 pub(crate) fn table(family: IpFamily) -> Table {
-    Table::new(nft_family(family), "fairlead").comment("Kubernetes Services, kept by Fairlead: changes are undone")
+    let table = Table::new(nft_family(family), backend::NFT_TABLE);
+    table.comment("Kubernetes Services, kept by Fairlead: changes are undone")
 }
 
 /// The base ruleset of a family on a node.
@@ -157,17 +158,10 @@ fn nodeports(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> F
 /// Runs before destinations are translated, when packets still have the VIP as destination. Only new connections are
 /// checked.
 fn source_check(family: IpFamily) -> FixedChain {
-    let chain = Chain::base("source-check", ChainType::Filter, Hook::Prerouting, priority::DSTNAT - 10);
+    let chain = Chain::base("source-ranges-check", ChainType::Filter, Hook::Prerouting, priority::DSTNAT - 10);
     FixedChain {
         chain: chain.comment("load-balancer source ranges"),
-        rules: vec![
-            RuleBuilder::new(family)
-                .new_connection()
-                .vip_in_set(Map::Restricted)
-                .source_not_in_set(Map::SourceRanges)
-                .drop_packet()
-                .comment("not from a source range of the service"),
-        ],
+        rules: vec![RuleBuilder::new(family).new_connection().vmap(Map::RestrictedVips).build()],
     }
 }
 

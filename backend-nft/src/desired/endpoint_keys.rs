@@ -87,7 +87,7 @@ mod tests {
             .build();
         let key = mk_key("default/web");
         let service_port = state.service_port(&key).unwrap();
-        let of_family = |family| desired(service_port, family, Masquerade::Never, |_| true, &[]);
+        let of_family = |family| desired(service_port, family, Masquerade::Never, |_| true, &[], 1);
         let update = ServicePortUpdate { key, desired: PerFamily::from_fn(of_family) };
         let endpoint_keys = EndpointKeys::of(std::slice::from_ref(&update));
         for family in IpFamily::ALL {

@@ -2,10 +2,11 @@
 //! A chain is created when the first service port needs it; unused chains are deleted when there are many.
 //!
 //! ```text
-//!   vips ──▶ cluster-ip-pool-3 (mark, unless from a pod) ──▶ pool-3 ──▶ endpoints { VIP . 0, VIP . 1, VIP . 2 }
-//!   vips ──▶ masq-pool-3       (mark)                    ──▶ pool-3
+//!   vips      ──▶ cluster-ip-pool-3 (mark, unless from a pod) ──▶ pool-3 ──▶ endpoints { VIP . 0, VIP . 1, VIP . 2 }
+//!   vips      ──▶ masq-alias-pool-3 (mark) ──▶ alias-pool-3 ──aliases { other } = VIP──▶ endpoints { VIP . 0, ... }
+//!   nodeports ──▶ masq-nodeport-alias-pool-3 ─▶ nodeport-alias-pool-3 ── ... ──▶ endpoints { VIP . 0, ... }
 //!
-//!   with session affinity, one chain for each number and timeout:
+//!   with session affinity, one chain for each number, timeout and (if it is not the maximum) number of client buckets:
 //!   vips ──▶ affine-cluster-ip-pool-3-60s (mark, ...) ──▶ affine-pool-3-60s ──set full──▶ pool-3
 //! ```
 
@@ -16,28 +17,32 @@ use netlink::nft::{CmpOp, Rule};
 use proto::model::{IpFamily, PoolClass};
 
 use super::{
-    affinity::{self, AffinityMaps},
-    rule::{PacketAddress, RuleBuilder},
+    affinity::{self, Affinity, AffinityMaps, MAX_CLIENT_BUCKETS},
+    rule::{PacketAddress, PoolAccess, RuleBuilder},
 };
 use crate::element::Map;
 
 /// What a chain does before it selects an endpoint, and from which pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum PoolChainKind {
-    /// Cluster pool of a VIP.
+    /// Cluster pool of a cluster IP.
     Pool,
-    /// Local pool of a VIP.
+    /// Local pool of a cluster IP.
     LocalPool,
-    /// Cluster pool of a node port.
-    NodePortPool,
-    /// Local pool of a node port.
-    NodePortLocalPool,
     /// Cluster pool of a cluster IP, after the masquerade rule for cluster IPs.
     ClusterIpPool,
     /// Local pool of a cluster IP, after the same rule.
     ClusterIpLocalPool,
-    /// Cluster pool of a VIP, always masqueraded.
-    MasqPool,
+    /// Cluster pool of an external VIP.
+    AliasPool,
+    /// Local pool of an external VIP.
+    AliasLocalPool,
+    /// Cluster pool of an external VIP, always masqueraded.
+    MasqAliasPool,
+    /// Cluster pool of a node port.
+    NodePortPool,
+    /// Local pool of a node port.
+    NodePortLocalPool,
     /// Cluster pool of a node port, always masqueraded.
     MasqNodePortPool,
 }
@@ -48,8 +53,7 @@ pub(crate) struct PoolChain {
     pub(crate) kind: PoolChainKind,
     /// Never 0.
     pub(crate) count: u32,
-    /// The timeout of session affinity: seconds from the last connection of a client to its removal.
-    pub(crate) affinity: Option<NonZeroU32>,
+    pub(crate) affinity: Option<Affinity>,
 }
 
 /// The prefix of the names of chains with session affinity.
@@ -59,58 +63,71 @@ const AFFINE: &str = "affine-";
 
 impl PoolChainKind {
     /// All of them, in their order, with the prefix of the chain names before the number.
-    const ALL: [(Self, &'static str); 8] = [
+    const ALL: [(Self, &'static str); 10] = [
         (Self::Pool, "pool-"),
         (Self::LocalPool, "local-pool-"),
-        (Self::NodePortPool, "nodeport-pool-"),
-        (Self::NodePortLocalPool, "nodeport-local-pool-"),
         (Self::ClusterIpPool, "cluster-ip-pool-"),
         (Self::ClusterIpLocalPool, "cluster-ip-local-pool-"),
-        (Self::MasqPool, "masq-pool-"),
-        (Self::MasqNodePortPool, "masq-nodeport-pool-"),
+        (Self::AliasPool, "alias-pool-"),
+        (Self::AliasLocalPool, "alias-local-pool-"),
+        (Self::MasqAliasPool, "masq-alias-pool-"),
+        (Self::NodePortPool, "nodeport-alias-pool-"),
+        (Self::NodePortLocalPool, "nodeport-alias-local-pool-"),
+        (Self::MasqNodePortPool, "masq-nodeport-alias-pool-"),
     ];
 
     /// The pool that it selects from.
     pub(crate) const fn class(self) -> PoolClass {
         match self {
-            Self::LocalPool | Self::NodePortLocalPool | Self::ClusterIpLocalPool => PoolClass::Local,
+            Self::LocalPool | Self::ClusterIpLocalPool | Self::AliasLocalPool | Self::NodePortLocalPool => {
+                PoolClass::Local
+            }
             _ => PoolClass::Cluster,
         }
     }
 
-    /// The map with the endpoints of pools of this size.
-    pub(crate) const fn endpoints(self, count: u32) -> Map {
+    const fn access(self) -> PoolAccess {
         match self {
-            Self::Pool | Self::ClusterIpPool | Self::MasqPool => Map::endpoints(count),
-            Self::LocalPool | Self::ClusterIpLocalPool => Map::LocalEndpoints,
-            Self::NodePortPool | Self::MasqNodePortPool => Map::NodePortEndpoints,
-            Self::NodePortLocalPool => Map::NodePortLocalEndpoints,
+            Self::Pool | Self::LocalPool | Self::ClusterIpPool | Self::ClusterIpLocalPool => PoolAccess::Direct,
+            Self::AliasPool | Self::AliasLocalPool | Self::MasqAliasPool => PoolAccess::Alias,
+            Self::NodePortPool | Self::NodePortLocalPool | Self::MasqNodePortPool => PoolAccess::NodePort,
         }
     }
 
-    /// The maps and sets for session affinity.
-    pub(super) const fn affinity(self) -> AffinityMaps {
-        let (endpoints, clients, live) = match self {
-            Self::Pool | Self::ClusterIpPool | Self::MasqPool => (Map::AffineEndpoints, Map::Affinity, Map::Live),
-            Self::LocalPool | Self::ClusterIpLocalPool => (Map::LocalAffineEndpoints, Map::Affinity, Map::LocalLive),
-            Self::NodePortPool | Self::MasqNodePortPool => {
-                (Map::NodePortAffineEndpoints, Map::NodePortAffinity, Map::NodePortLive)
-            }
-            Self::NodePortLocalPool => {
-                (Map::NodePortLocalAffineEndpoints, Map::NodePortAffinity, Map::NodePortLocalLive)
-            }
-        };
-        AffinityMaps { endpoints, clients, live }
+    /// The map from a VIP to the key of its pool; `None`: the VIP is the key.
+    pub(crate) const fn aliases(self) -> Option<Map> {
+        match self.access() {
+            PoolAccess::Direct => None,
+            PoolAccess::Alias => Some(Map::Aliases),
+            PoolAccess::NodePort => Some(Map::NodePortAliases),
+        }
     }
 
     /// The kind of the chain that follows after the mark is set.
     const fn target(self) -> Option<Self> {
         match self {
-            Self::ClusterIpPool | Self::MasqPool => Some(Self::Pool),
+            Self::ClusterIpPool => Some(Self::Pool),
             Self::ClusterIpLocalPool => Some(Self::LocalPool),
+            Self::MasqAliasPool => Some(Self::AliasPool),
             Self::MasqNodePortPool => Some(Self::NodePortPool),
             _ => None,
         }
+    }
+}
+
+/// The map with the endpoints of a pool of this class and size.
+pub(crate) const fn endpoints(class: PoolClass, count: u32) -> Map {
+    match class {
+        PoolClass::Cluster => Map::endpoints(count),
+        PoolClass::Local => Map::LocalEndpoints,
+    }
+}
+
+/// The maps and sets for session affinity with a pool of this class.
+pub(super) const fn affinity_maps(class: PoolClass) -> AffinityMaps {
+    match class {
+        PoolClass::Cluster => AffinityMaps { endpoints: Map::AffineEndpoints, live: Map::Live },
+        PoolClass::Local => AffinityMaps { endpoints: Map::LocalAffineEndpoints, live: Map::LocalLive },
     }
 }
 
@@ -122,8 +139,16 @@ impl PoolChain {
         let (name, affinity) = match name.strip_prefix(AFFINE) {
             None => (name, None),
             Some(affine) => {
-                let (name, seconds) = affine.strip_suffix('s')?.rsplit_once('-')?;
-                (name, Some(number(seconds)?))
+                let (affine, buckets) = match affine.strip_suffix('s') {
+                    Some(affine) => (affine, NonZeroU32::new(MAX_CLIENT_BUCKETS)?),
+                    None => {
+                        let (affine, buckets) = affine.rsplit_once('-')?;
+                        let is_less = |buckets: &NonZeroU32| buckets.get() < MAX_CLIENT_BUCKETS;
+                        (affine.strip_suffix('s')?, number(buckets).filter(is_less)?)
+                    }
+                };
+                let (name, seconds) = affine.rsplit_once('-')?;
+                (name, Some(Affinity { timeout: number(seconds)?, buckets }))
             }
         };
         PoolChainKind::ALL.into_iter().find_map(|(kind, prefix)| {
@@ -149,8 +174,8 @@ impl PoolChain {
     /// The rules of the chain.
     pub(crate) fn rules(self, family: IpFamily, effective: &EffectiveOptions) -> Vec<Rule> {
         let Some(target) = self.target() else { return self.endpoint_rules(family) };
-        if let (None, Some(timeout)) = (self.kind.target(), self.affinity) {
-            return affinity::rules(family, self.kind.affinity(), timeout, target);
+        if let (None, Some(affinity)) = (self.kind.target(), self.affinity) {
+            return affinity::rules(family, self.kind.access(), affinity_maps(self.kind.class()), affinity, target);
         }
         let mark = effective.masquerade_mark;
         let builder = RuleBuilder::new(family);
@@ -171,18 +196,21 @@ impl PoolChain {
     /// but slot 0 exists as long as the pool is not empty. Otherwise the packet is dropped: if it left untranslated,
     /// conntrack would leave its connection untranslated.
     fn endpoint_rules(self, family: IpFamily) -> Vec<Rule> {
-        let map = self.kind.endpoints(self.count);
+        let (access, map) = (self.kind.access(), endpoints(self.kind.class(), self.count));
         let suffix = match self.kind.class() {
             PoolClass::Cluster => "",
             PoolClass::Local => " on this node",
         };
+        // nft prints a key that was looked up like that of the packet.
+        let of_pool = self.kind.aliases().map(|aliases| format!(", of the pool in @{}", aliases.name()));
+        let of_pool = of_pool.unwrap_or_default();
         let what = match self.count {
-            1 => format!("the only endpoint{suffix}"),
-            count => format!("one of {count} endpoints{suffix}"),
+            1 => format!("the only endpoint{suffix}{of_pool}"),
+            count => format!("one of {count} endpoints{suffix}{of_pool}"),
         };
-        let mut rules = vec![RuleBuilder::new(family).dnat(map, self.count).comment(what)];
+        let mut rules = vec![RuleBuilder::new(family).dnat(access, map, self.count).comment(what)];
         if self.count > 1 {
-            rules.push(RuleBuilder::new(family).dnat(map, 1).comment("the pool has just shrunk: its first"));
+            rules.push(RuleBuilder::new(family).dnat(access, map, 1).comment("the pool has just shrunk: its first"));
         }
         rules.push(RuleBuilder::new(family).drop_packet().comment("the pool has just gone"));
         rules
@@ -195,7 +223,10 @@ impl fmt::Display for PoolChain {
         let (_, prefix) = PoolChainKind::ALL[*kind as usize];
         match affinity {
             None => write!(f, "{prefix}{count}"),
-            Some(seconds) => write!(f, "{AFFINE}{prefix}{count}-{seconds}s"),
+            Some(Affinity { timeout, buckets }) => {
+                write!(f, "{AFFINE}{prefix}{count}-{timeout}s")?;
+                if buckets.get() == MAX_CLIENT_BUCKETS { Ok(()) } else { write!(f, "-{buckets}") }
+            }
         }
     }
 }

@@ -3,6 +3,8 @@
 //! The fields of a key are loaded into consecutive registers from the first one on; the result of a lookup replaces the
 //! key.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use backend::dataplane::{IFNAMSIZ, InterfaceName};
 use ipnet::IpNet;
 use netlink::nft::{
@@ -11,11 +13,15 @@ use netlink::nft::{
 };
 use proto::model::{IpFamily, Protocol};
 
-use super::nft_family;
+use super::{SourceGroupId, nft_family};
 use crate::element::{Map, VipShape};
 
 /// `RTN_LOCAL` of `linux/rtnetlink.h`: an address of this node.
 const RTN_LOCAL: u32 = 2;
+
+/// The seed of the hash of client addresses. It is no secret: a client that selects its bucket by its addresses shares
+/// the endpoint of that bucket.
+const CLIENT_SEED: u32 = 0xfa11_ead0;
 
 /// A rule under construction.
 #[derive(Clone, Debug)]
@@ -29,6 +35,17 @@ pub(super) struct RuleBuilder {
 pub(super) enum PacketAddress {
     Source,
     Destination,
+}
+
+/// How a packet leads to the key of its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PoolAccess {
+    /// Its VIP is the key.
+    Direct,
+    /// By [`Map::Aliases`].
+    Alias,
+    /// By [`Map::NodePortAliases`].
+    NodePort,
 }
 
 impl PacketAddress {
@@ -135,15 +152,22 @@ impl RuleBuilder {
         self.load_vip(set.vip_shape(), FIRST).0.push(lookup(set, FIRST, None))
     }
 
-    /// `ip daddr . meta l4proto . th dport . ip saddr != @source-ranges`.
-    pub(super) fn source_not_in_set(self, set: Map) -> Self {
-        let (builder, source) = self.load_vip(set.vip_shape(), FIRST);
-        builder.load_address(PacketAddress::Source, source).push(Expr::Lookup {
-            set: set.name().into(),
-            sreg: FIRST,
-            dreg: None,
-            matches: LookupMatch::NotInSet,
-        })
+    /// `group . prefix length . ip saddr & 255.255.255.0 @allowed-sources`. nft prints the constants in hexadecimal,
+    /// with "[invalid type]".
+    pub(super) fn source_in_group(self, group: SourceGroupId, prefix_len: u8) -> Self {
+        let (length, source) = (FIRST.plus(4), FIRST.plus(5));
+        // A prefix length up to that of an address is valid.
+        let mask = match self.family {
+            IpFamily::V4 => IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), prefix_len).netmask(),
+            IpFamily::V6 => IpNet::new_assert(Ipv6Addr::UNSPECIFIED.into(), prefix_len).netmask(),
+        };
+        let mask = Fields::new().addr(mask);
+        let zero = vec![0; mask.len()];
+        self.push(Expr::Immediate { dreg: FIRST, data: group.0.into() })
+            .push(Expr::Immediate { dreg: length, data: u16::from(prefix_len).to_be_bytes().into() })
+            .load_address(PacketAddress::Source, source)
+            .push(Expr::Bitwise { sreg: source, dreg: source, mask: (&*mask).into(), xor: zero.into() })
+            .push(lookup(Map::AllowedSources, FIRST, None))
     }
 
     /// `ip saddr . ip daddr . meta l4proto . th dport @hairpin`.
@@ -179,10 +203,13 @@ impl RuleBuilder {
         self.load_vip(map.vip_shape(), FIRST).0.push(lookup(map, FIRST, Some(Register::VERDICT)))
     }
 
-    /// `dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints`.
-    pub(super) fn dnat(self, map: Map, modulus: u32) -> Self {
-        let (builder, index) = self.load_vip(map.vip_shape(), FIRST);
-        builder.random_index(index, modulus).push(lookup(map, FIRST, Some(FIRST))).dnat_to(FIRST)
+    /// `dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints`. nft prints it likewise if
+    /// the key is not the VIP of the packet.
+    pub(super) fn dnat(self, access: PoolAccess, map: Map, modulus: u32) -> Self {
+        let key = if access == PoolAccess::Direct { FIRST } else { FIRST.plus(1) };
+        let (builder, index) = self.load_pool_key(access, key, FIRST);
+        let builder = if access == PoolAccess::Direct { builder } else { builder.push(padding(FIRST)) };
+        builder.random_index(index, modulus).push(lookup(map, key, Some(key))).dnat_to(key)
     }
 
     /// Loads a random slot below `modulus`.
@@ -263,6 +290,27 @@ impl RuleBuilder {
         }
     }
 
+    /// Loads the key of the packet's pool from this register on. Returns the register after it. `padding`: the register
+    /// before it, to be overwritten next, see [`padding`].
+    pub(super) fn load_pool_key(self, access: PoolAccess, dreg: Register, padding: Register) -> (Self, Register) {
+        let protocol = dreg.plus(self.address_registers());
+        // For a node port nft prints the destination address, which the value of the map replaces.
+        let (builder, end) = self.load_vip(VipShape::AddressPort, dreg);
+        let builder = match access {
+            PoolAccess::Direct => builder,
+            PoolAccess::Alias => builder.push(lookup(Map::Aliases, dreg, Some(padding))),
+            PoolAccess::NodePort => builder.push(lookup(Map::NodePortAliases, protocol, Some(padding))),
+        };
+        (builder, end)
+    }
+
+    /// Loads the bucket of the packet's source address.
+    pub(super) fn load_client_bucket(self, dreg: Register, buckets: u32) -> Self {
+        let len = self.family.address_len() as u32;
+        let hash = Expr::Hash { sreg: dreg, dreg, len, modulus: buckets, seed: CLIENT_SEED };
+        self.load_address(PacketAddress::Source, dreg).push(hash)
+    }
+
     /// Loads `meta l4proto . th dport`.
     fn load_protocol_port(self, dreg: Register) -> Self {
         let port = Expr::Payload { dreg: dreg.plus(1), base: PayloadBase::Transport, offset: 2, len: 2 };
@@ -293,6 +341,15 @@ impl RuleBuilder {
         self.exprs.push(expr);
         self
     }
+}
+
+/// Loads a zero into the padding of a map's value, which is zero already.
+///
+/// nft aborts at a rule in which the value of a map is part of a key or is stored in a map. It takes the registers
+/// after the one to which the value was loaded for what was loaded there before. So values that become keys start with
+/// a padding, and another value is loaded into its register after the lookup.
+pub(super) fn padding(dreg: Register) -> Expr {
+    Expr::Immediate { dreg, data: [0; 4].into() }
 }
 
 /// Looks up the key that starts at `sreg`.

@@ -1,4 +1,4 @@
-//! The elements of one service port in the maps of one family.
+//! The elements of one service port in the maps of one family: a sum over its VIPs, endpoints and source ranges.
 //!
 //! ```text
 //!   cluster IP    internal policy          ─▶ vips ─▶ pool or local pool
@@ -8,8 +8,10 @@
 //!   empty pool: the verdict drop, or reject if the service port has no endpoints in the whole cluster
 //!   session affinity: the same pools through other chains, and their endpoints in additional maps
 //! ```
+//!
+//! The endpoints of a pool are stored once, under the key of the pool: one of the VIPs. The other VIPs are aliases.
 
-use std::{net::IpAddr, num::NonZeroU32};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use backend::{
     ServicePortState,
@@ -17,9 +19,13 @@ use backend::{
 };
 use proto::model::{Endpoint, IpFamily, PoolClass, Protocol, ServicePort, TrafficPolicy};
 
-use super::{PoolChain, PoolChainKind, sources};
+use super::{
+    Affinity, PoolChain, PoolChainKind, SourceGroup,
+    pool::{affinity_maps, endpoints},
+    sources,
+};
 use crate::{
-    element::{AddressRange, Element, ElementData, Map, Verdict},
+    element::{Element, ElementData, Map, Verdict},
     slots,
 };
 
@@ -38,18 +44,21 @@ pub(crate) struct Desired {
     protocol: Protocol,
     /// The VIPs that belong to this service port, sorted.
     vips: Box<[(Vip, Dispatch)]>,
+    /// The key of its pools; `None`: it has no VIPs.
+    pool_key: Option<Vip>,
     /// The cluster IP, unless this VIP belongs to another service port.
     cluster_ip: Option<IpAddr>,
-    /// The VIPs with source ranges, and the ranges; sorted.
-    restricted: Box<[(Vip, Box<[AddressRange]>)]>,
+    /// The VIPs with source ranges, sorted.
+    restricted: Box<[Vip]>,
+    /// The source ranges.
+    sources: Option<SourceGroup>,
     /// The cluster pool, by slot.
     cluster: Box<[Endpoint]>,
     /// The local pool, by slot.
     local: Box<[Endpoint]>,
     /// The verdict if the pool is empty.
     empty_pool: Verdict,
-    /// The timeout of session affinity in seconds; `None`: no affinity.
-    affinity: Option<NonZeroU32>,
+    affinity: Option<Affinity>,
 }
 
 /// Which endpoint has which slot, with gaps where that is unknown.
@@ -60,25 +69,33 @@ pub(crate) struct Slots {
 }
 
 /// What the maps of one family should contain for a service port, with endpoints in the order of the pool; `None`:
-/// nothing. `owned`: whether a VIP belongs to this service port; `node`: the addresses of the node.
+/// nothing. `owned`: whether a VIP belongs to this service port; `node`: the addresses of the node; `affine_ports`: the
+/// number of service ports of the Service that have session affinity.
 pub(crate) fn desired(
     service: &ServicePortState,
     family: IpFamily,
     masquerade: Masquerade,
     owned: impl Fn(&Vip) -> bool,
     node: &[IpAddr],
+    affine_ports: usize,
 ) -> Option<Desired> {
     let vips: Vec<_> = vips(&service.port, family).into_iter().filter(|(vip, _)| owned(vip)).collect();
-    let restricted = vips.iter().filter_map(|(vip, _)| match vip {
-        Vip::AddressPort { address, .. } => Some((*vip, sources::allowed(&service.port, *address, node)?)),
-        Vip::NodePort { .. } | Vip::Address(_) => None,
-    });
+    let sources = sources::allowed(&service.port, family, node);
+    let is_restricted = |vip: &Vip| match vip {
+        Vip::AddressPort { address, .. } => sources.is_some() && service.port.load_balancer_ips.contains(address),
+        Vip::NodePort { .. } | Vip::Address(_) => false,
+    };
+    let restricted: Box<[Vip]> = vips.iter().map(|(vip, _)| *vip).filter(is_restricted).collect();
+    // A cluster IP is the VIP that most packets have, and that changes least.
+    let canonical = vips.iter().find(|(_, kind)| *kind == VipKind::ClusterIp).or(vips.first());
     let has_cluster_ip = vips.iter().any(|(_, kind)| *kind == VipKind::ClusterIp);
     let any_endpoints = service.port.any_endpoints[family];
     let no_endpoints = !any_endpoints && service.cluster[family].is_empty() && service.local[family].is_empty();
     let desired = Desired {
         protocol: service.port.key.protocol,
-        restricted: restricted.collect(),
+        pool_key: canonical.map(|(vip, _)| pool_key(vip, family)),
+        sources: sources.filter(|_| !restricted.is_empty()),
+        restricted,
         cluster_ip: service.port.cluster_ips[family].filter(|_| has_cluster_ip),
         vips: vips
             .into_iter()
@@ -88,9 +105,32 @@ pub(crate) fn desired(
         cluster: slots::assign(&[], &service.cluster[family]).into(),
         local: slots::assign(&[], &service.local[family]).into(),
         empty_pool: if any_endpoints { Verdict::Drop } else { Verdict::Reject },
-        affinity: service.port.affinity_seconds,
+        affinity: service.port.affinity_seconds.map(|timeout| Affinity::new(timeout, affine_ports)),
     };
     (!desired.vips.is_empty() || !desired.local.is_empty()).then_some(desired)
+}
+
+/// The key of the pools of a service port whose canonical VIP this is. No VIP has the unspecified address, so it stands
+/// for a node port.
+pub(crate) fn pool_key(vip: &Vip, family: IpFamily) -> Vip {
+    match *vip {
+        Vip::NodePort { port, protocol } => {
+            let address = match family {
+                IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
+                IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            Vip::AddressPort { address, port, protocol }
+        }
+        vip => vip,
+    }
+}
+
+/// The VIP of a key of a pool.
+pub(crate) fn vip_of_key(key: &Vip) -> Vip {
+    match *key {
+        Vip::AddressPort { address, port, protocol } if address.is_unspecified() => Vip::NodePort { port, protocol },
+        vip => vip,
+    }
 }
 
 const ONE_POOL: Dispatch = Dispatch::Pool(PoolChainKind::Pool);
@@ -105,7 +145,7 @@ fn dispatch(kind: VipKind, port: &ServicePort, masquerade: Masquerade) -> Dispat
         (VipKind::ClusterIp, TrafficPolicy::Local, Masquerade::Never) => PoolChainKind::LocalPool,
         (VipKind::ClusterIp, TrafficPolicy::Cluster, _) => PoolChainKind::ClusterIpPool,
         (VipKind::ClusterIp, TrafficPolicy::Local, _) => PoolChainKind::ClusterIpLocalPool,
-        (VipKind::External, TrafficPolicy::Cluster, _) => PoolChainKind::MasqPool,
+        (VipKind::External, TrafficPolicy::Cluster, _) => PoolChainKind::MasqAliasPool,
         (VipKind::NodePort, TrafficPolicy::Cluster, _) => PoolChainKind::MasqNodePortPool,
         (_, TrafficPolicy::Local, _) => return Dispatch::PolicyLocal,
     })
@@ -135,43 +175,97 @@ impl Desired {
         Slots { cluster: slots(&self.cluster), local: slots(&self.local) }
     }
 
+    /// The keys under which its elements may be, sorted: those of its pools, and its VIPs.
+    pub(crate) fn element_keys(&self, family: IpFamily) -> impl Iterator<Item = Vip> {
+        let node_ports = self.vips().filter(|vip| matches!(vip, Vip::NodePort { .. }));
+        node_ports.map(move |vip| pool_key(vip, family)).chain(self.vips().copied())
+    }
+
+    /// The key of its pools.
+    pub(crate) fn pool_key(&self) -> Option<Vip> {
+        self.pool_key
+    }
+
+    /// The source ranges of its VIPs.
+    pub(crate) fn sources(&self) -> Option<&SourceGroup> {
+        self.sources.as_ref()
+    }
+
+    /// Whether it has session affinity.
+    pub(crate) fn is_affine(&self) -> bool {
+        self.affinity.is_some()
+    }
+
     /// Appends all elements that are not shared, sorted.
     pub(crate) fn elements(&self, to: &mut Vec<Element>) {
+        if let Some(key) = self.pool_key.filter(|key| self.vips.iter().all(|(vip, _)| vip != key)) {
+            self.pool_elements(to, key);
+        }
         for (vip, dispatch) in &self.vips {
-            let start = to.len();
-            let is_node_port = matches!(vip, Vip::NodePort { .. });
-            match dispatch {
-                Dispatch::Pool(kind) => {
-                    self.endpoint_elements(to, *vip, *kind);
-                    to.push(self.verdict(*vip, if is_node_port { Map::NodePorts } else { Map::Vips }, *kind));
-                }
-                Dispatch::PolicyLocal => {
-                    let (policy_local, cluster, local) = if is_node_port {
-                        let local = (Map::LocalNodePorts, PoolChainKind::NodePortLocalPool);
-                        (Map::PolicyLocalNodePorts, (Map::ClusterNodePorts, PoolChainKind::NodePortPool), local)
-                    } else {
-                        let local = (Map::LocalVips, PoolChainKind::LocalPool);
-                        (Map::PolicyLocalVips, (Map::ClusterVips, PoolChainKind::Pool), local)
-                    };
-                    self.endpoint_elements(to, *vip, cluster.1);
-                    self.endpoint_elements(to, *vip, local.1);
-                    to.push(Element::new(policy_local, *vip, ElementData::None));
-                    to.extend([cluster, local].map(|(map, kind)| self.verdict(*vip, map, kind)));
-                }
+            if self.pool_key == Some(*vip) {
+                self.pool_elements(to, *vip);
             }
-            self.source_ranges(to, *vip);
-            if self.affinity.is_some() {
-                // The additional maps of a pool come between the others, and members are sorted by address.
-                to[start..].sort_unstable();
-            }
+            self.vip_elements(to, *vip, *dispatch);
         }
     }
 
-    fn source_ranges(&self, to: &mut Vec<Element>, vip: Vip) {
-        let Ok(at) = self.restricted.binary_search_by_key(&vip, |(vip, _)| *vip) else { return };
-        to.push(Element::new(Map::Restricted, vip, ElementData::None));
-        let ranges = self.restricted[at].1.iter();
-        to.extend(ranges.map(|range| Element::new(Map::SourceRanges, vip, ElementData::Range(*range))));
+    /// Appends the elements of the pools that any VIP uses.
+    fn pool_elements(&self, to: &mut Vec<Element>, key: Vip) {
+        let start = to.len();
+        for class in [PoolClass::Cluster, PoolClass::Local] {
+            if !self.vips.iter().any(|(_, dispatch)| dispatch.uses(class)) {
+                continue;
+            }
+            let members = || self.pool(class).iter().map(|endpoint| (endpoint.address, endpoint.port.get()));
+            let of_map = |map| {
+                (0..).zip(members()).map(move |(index, (address, port))| Element {
+                    index,
+                    ..Element::new(map, key, ElementData::Endpoint(address, port))
+                })
+            };
+            to.extend(of_map(endpoints(class, self.count(class))));
+            if self.affinity.is_some() {
+                let maps = affinity_maps(class);
+                to.extend(of_map(maps.endpoints));
+                to.extend(
+                    members().map(|(address, port)| Element::new(maps.live, key, ElementData::Member(address, port))),
+                );
+            }
+        }
+        if self.affinity.is_some() {
+            // The additional maps of a pool come between the others, and members are sorted by address.
+            to[start..].sort_unstable();
+        }
+    }
+
+    fn vip_elements(&self, to: &mut Vec<Element>, vip: Vip, dispatch: Dispatch) {
+        let is_node_port = matches!(vip, Vip::NodePort { .. });
+        let alias =
+            |kind: PoolChainKind| Some(Element::new(kind.aliases()?, vip, ElementData::PoolKey(self.pool_key?)));
+        match dispatch {
+            Dispatch::Pool(kind) => {
+                to.extend(alias(kind).filter(|_| self.count(kind.class()) > 0));
+                to.push(self.verdict(vip, if is_node_port { Map::NodePorts } else { Map::Vips }, kind));
+            }
+            Dispatch::PolicyLocal => {
+                let (policy_local, cluster, local) = if is_node_port {
+                    let local = (Map::LocalNodePorts, PoolChainKind::NodePortLocalPool);
+                    (Map::PolicyLocalNodePorts, (Map::ClusterNodePorts, PoolChainKind::NodePortPool), local)
+                } else {
+                    let local = (Map::LocalVips, PoolChainKind::AliasLocalPool);
+                    (Map::PolicyLocalVips, (Map::ClusterVips, PoolChainKind::AliasPool), local)
+                };
+                to.extend(alias(cluster.1).filter(|_| !self.cluster.is_empty() || !self.local.is_empty()));
+                to.push(Element::new(policy_local, vip, ElementData::None));
+                to.extend([cluster, local].map(|(map, kind)| self.verdict(vip, map, kind)));
+            }
+        }
+        if let Some(group) = &self.sources
+            && self.restricted.binary_search(&vip).is_ok()
+        {
+            let verdict = ElementData::Verdict(Verdict::Sources(group.id));
+            to.push(Element::new(Map::RestrictedVips, vip, verdict));
+        }
     }
 
     /// Appends the elements that other service ports may need too, sorted: for local endpoints and the cluster IP.
@@ -186,40 +280,34 @@ impl Desired {
         to.sort_unstable();
     }
 
-    fn endpoint_elements(&self, to: &mut Vec<Element>, vip: Vip, kind: PoolChainKind) {
-        let endpoints = || self.pool(kind).iter().map(|endpoint| (endpoint.address, endpoint.port.get()));
-        let of_map = |map| {
-            (0..).zip(endpoints()).map(move |(index, (address, port))| Element {
-                index,
-                ..Element::new(map, vip, ElementData::Endpoint(address, port))
-            })
-        };
-        to.extend(of_map(kind.endpoints(self.count(kind))));
-        if self.affinity.is_some() {
-            let maps = kind.affinity();
-            to.extend(of_map(maps.endpoints));
-            to.extend(
-                endpoints().map(|(address, port)| Element::new(maps.live, vip, ElementData::Member(address, port))),
-            );
-        }
-    }
-
     fn verdict(&self, vip: Vip, map: Map, kind: PoolChainKind) -> Element {
-        let verdict = match self.count(kind) {
+        let verdict = match self.count(kind.class()) {
             0 => self.empty_pool,
             count => Verdict::Pool(PoolChain { kind, count, affinity: self.affinity }),
         };
         Element::new(map, vip, ElementData::Verdict(verdict))
     }
 
-    fn pool(&self, kind: PoolChainKind) -> &[Endpoint] {
-        match kind.class() {
+    fn pool(&self, class: PoolClass) -> &[Endpoint] {
+        match class {
             PoolClass::Cluster => &self.cluster,
             PoolClass::Local => &self.local,
         }
     }
 
-    fn count(&self, kind: PoolChainKind) -> u32 {
-        u32::try_from(self.pool(kind).len()).unwrap_or(u32::MAX)
+    fn count(&self, class: PoolClass) -> u32 {
+        u32::try_from(self.pool(class).len()).unwrap_or(u32::MAX)
+    }
+}
+
+// === impl Dispatch ===
+
+impl Dispatch {
+    /// Whether packets to the VIP may go to the pool of this class.
+    fn uses(self, class: PoolClass) -> bool {
+        match self {
+            Self::Pool(kind) => kind.class() == class,
+            Self::PolicyLocal => true,
+        }
     }
 }

@@ -1,49 +1,109 @@
-//! The source ranges of load-balancer IPs, without overlaps.
+//! Groups of source ranges: which sources may use the load-balancer IPs of a service port.
 //!
-//! The kernel rejects a range that begins or ends inside another one, but not one that encloses another one, and
-//! deletes a range by its first address. The ranges of one VIP are therefore merged before they become elements, so
-//! that exactly the range that was added is deleted.
+//! The ranges of a service port are one list of disjoint prefixes, whose hash names the group. All service ports with
+//! the same list share the group: its chain, and its elements in one set. So the cost is that of the distinct lists,
+//! however many VIPs and ports use them. The set is exact-match, since the kernel's time to insert ranges into an
+//! interval set grows with the square of their number; the chain has a rule for each prefix length of its group.
+//!
+//! ```text
+//!   restricted-vips { VIP } ─▶ sources-<group>:  allowed-sources { group . 8  . source & 255.0.0.0 }     return
+//!                                                allowed-sources { group . 24 . source & 255.255.255.0 } return
+//!                                                drop
+//! ```
 
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
 
-use backend::dataplane::allowed_sources;
+use backend::dataplane::{Vip, allowed_sources_of_family};
 use ipnet::IpNet;
-use proto::model::ServicePort;
+use netlink::nft::Rule;
+use proto::model::{IpFamily, ServicePort};
+use ring::digest::{SHA256, digest};
 
-use crate::element::AddressRange;
+use super::rule::RuleBuilder;
+use crate::element::{Element, ElementData, Map};
 
-/// The sources that may use a VIP of a service port, sorted; `None`: all. `node`: the addresses of the node.
-pub(super) fn allowed(port: &ServicePort, vip: IpAddr, node: &[IpAddr]) -> Option<Box<[AddressRange]>> {
-    let cidrs = allowed_sources(port, vip, node)?;
-    Some(merged(cidrs.iter().map(AddressRange::from).collect()).into())
+/// The first half of the SHA-256 hash of the prefixes: a tenant must not be able to construct a list with the hash of
+/// another tenant's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SourceGroupId(pub(crate) [u8; 16]);
+
+/// A group of source ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SourceGroup {
+    pub(crate) id: SourceGroupId,
+    /// Sorted, disjoint, as few as possible, of one family.
+    pub(crate) prefixes: Arc<[IpNet]>,
 }
 
-/// The same addresses in as few ranges as possible, sorted. All have the same family.
-fn merged(mut ranges: Vec<AddressRange>) -> Vec<AddressRange> {
-    ranges.sort_unstable();
-    ranges.dedup_by(|next, before| {
-        let joined = next.first <= before.last || successor(before.last) == Some(next.first);
-        if joined {
-            before.last = before.last.max(next.last);
-        }
-        joined
-    });
-    ranges
+/// The prefix of the names of chains.
+const CHAIN: &str = "sources-";
+
+/// The sources that may use the load-balancer IPs of a service port; `None`: all. `node`: the addresses of the node.
+pub(super) fn allowed(port: &ServicePort, family: IpFamily, node: &[IpAddr]) -> Option<SourceGroup> {
+    SourceGroup::new(&allowed_sources_of_family(port, family, node)?)
 }
 
-/// The next address; `None` after the last one.
-fn successor(address: IpAddr) -> Option<IpAddr> {
-    match address {
-        IpAddr::V4(address) => address.to_bits().checked_add(1).map(|bits| IpAddr::V4(bits.into())),
-        IpAddr::V6(address) => address.to_bits().checked_add(1).map(|bits| IpAddr::V6(bits.into())),
+// === impl SourceGroup ===
+
+impl SourceGroup {
+    /// `None`: the prefixes contain all addresses.
+    fn new(cidrs: &Vec<IpNet>) -> Option<Self> {
+        let mut prefixes = IpNet::aggregate(cidrs);
+        prefixes.sort_unstable();
+        let is_restricted = prefixes.iter().all(|prefix| prefix.prefix_len() > 0);
+        is_restricted.then(|| Self { id: SourceGroupId::of(&prefixes), prefixes: prefixes.into() })
+    }
+
+    /// The rules of its chain.
+    pub(crate) fn rules(&self, family: IpFamily) -> Vec<Rule> {
+        let lengths: BTreeSet<u8> = self.prefixes.iter().map(IpNet::prefix_len).collect();
+        let allowed = lengths.into_iter().map(|length| {
+            let builder = RuleBuilder::new(family).source_in_group(self.id, length).return_to_caller();
+            builder.comment(format!("a source range with prefix length {length}"))
+        });
+        let drop = RuleBuilder::new(family).drop_packet().comment("not from a source range of the service");
+        allowed.chain([drop]).collect()
     }
 }
 
-impl From<&IpNet> for AddressRange {
-    fn from(cidr: &IpNet) -> Self {
-        Self { first: cidr.network(), last: cidr.broadcast() }
+// === impl SourceGroupId ===
+
+impl SourceGroupId {
+    /// The id of a group with these prefixes, which are sorted.
+    pub(crate) fn of(prefixes: &[IpNet]) -> Self {
+        let mut bytes = Vec::with_capacity(prefixes.len() * 17);
+        for prefix in prefixes {
+            match prefix.addr() {
+                IpAddr::V4(address) => bytes.extend(address.octets()),
+                IpAddr::V6(address) => bytes.extend(address.octets()),
+            }
+            bytes.push(prefix.prefix_len());
+        }
+        let mut id = [0; 16];
+        id.iter_mut().zip(digest(&SHA256, &bytes).as_ref()).for_each(|(to, byte)| *to = *byte);
+        Self(id)
+    }
+
+    /// Parses the name of a chain.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        let id = Self(u128::from_str_radix(name.strip_prefix(CHAIN)?, 16).ok()?.to_be_bytes());
+        (id.to_string() == name).then_some(id)
+    }
+
+    /// The element of a prefix.
+    pub(crate) fn element(self, prefix: &IpNet) -> Element {
+        let data = ElementData::Source(self);
+        let index = prefix.prefix_len().into();
+        Element { vip: Vip::Address(prefix.network()), map: Map::AllowedSources, index, data }
+    }
+}
+
+impl fmt::Display for SourceGroupId {
+    /// The name of its chain.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{CHAIN}{:032x}", u128::from_be_bytes(self.0))
     }
 }

@@ -2,7 +2,7 @@
 
 use backend::{
     ServicePortState,
-    dataplane::{DataplaneOptions, EffectiveOptions, LocalDetector, Masquerade, VipKind, vips},
+    dataplane::{DataplaneOptions, EffectiveOptions, LocalDetector, Masquerade, Vip, VipKind, vips},
     testing::{ServiceBuilder, mk_state},
 };
 use proto::model::IpFamily;
@@ -17,7 +17,7 @@ fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> ServicePortS
 /// All elements but endpoints, as `map VIP -> data`.
 fn dispatches(service: &ServicePortState, masquerade: Masquerade) -> Vec<String> {
     let mut elements = Vec::new();
-    let desired = desired(service, IpFamily::V4, masquerade, |_| true, &[]);
+    let desired = desired(service, IpFamily::V4, masquerade, |_| true, &[], 1);
     desired.inspect(|desired| desired.elements(&mut elements));
     assert!(elements.is_sorted());
     elements.iter().filter_map(line).collect()
@@ -27,12 +27,12 @@ fn line(element: &Element) -> Option<String> {
     use crate::element::{ElementData, Verdict};
     let to = match element.data {
         ElementData::Endpoint(..) => return None,
-        ElementData::Range(range) => format!("{}-{}", range.first, range.last),
+        ElementData::PoolKey(vip) => format!("= {vip}"),
+        ElementData::Source(group) => format!("{group}"),
         ElementData::None => "-".to_owned(),
         ElementData::Member(address, port) => format!("{address}:{port}"),
-        ElementData::Verdict(Verdict::Drop) => "drop".to_owned(),
-        ElementData::Verdict(Verdict::Reject) => "reject".to_owned(),
-        ElementData::Verdict(Verdict::Pool(chain)) => chain.to_string(),
+        ElementData::Verdict(Verdict::Sources(_)) => "sources".to_owned(),
+        ElementData::Verdict(verdict) => verdict.chain().unwrap_or_else(|| "drop".to_owned()),
     };
     Some(format!("{} {} {to}", element.map.name(), element.vip))
 }
@@ -61,9 +61,12 @@ fn external_policy_cluster_masquerades() {
         dispatches(&web, Masquerade::Never),
         [
             "vips 10.96.0.1:80/tcp drop",
-            "vips 198.51.100.1:80/tcp masq-pool-2",
-            "vips 203.0.113.1:80/tcp masq-pool-2",
-            "nodeports node port 30080/tcp masq-nodeport-pool-2",
+            "aliases 198.51.100.1:80/tcp = 10.96.0.1:80/tcp",
+            "vips 198.51.100.1:80/tcp masq-alias-pool-2",
+            "aliases 203.0.113.1:80/tcp = 10.96.0.1:80/tcp",
+            "vips 203.0.113.1:80/tcp masq-alias-pool-2",
+            "nodeport-aliases node port 30080/tcp = 10.96.0.1:80/tcp",
+            "nodeports node port 30080/tcp masq-nodeport-alias-pool-2",
         ]
     );
 }
@@ -80,17 +83,19 @@ fn external_policy_local_depends_on_the_source_class() {
         dispatches(&web(&LOCAL), Masquerade::UnlessPod),
         [
             "vips 10.96.0.1:80/tcp cluster-ip-pool-2",
+            "aliases 203.0.113.1:80/tcp = 10.96.0.1:80/tcp",
             "policy-local-vips 203.0.113.1:80/tcp -",
-            "cluster-vips 203.0.113.1:80/tcp pool-2",
-            "local-vips 203.0.113.1:80/tcp local-pool-1",
+            "cluster-vips 203.0.113.1:80/tcp alias-pool-2",
+            "local-vips 203.0.113.1:80/tcp alias-local-pool-1",
+            "nodeport-aliases node port 30080/tcp = 10.96.0.1:80/tcp",
             "policy-local-nodeports node port 30080/tcp -",
-            "cluster-nodeports node port 30080/tcp nodeport-pool-2",
-            "local-nodeports node port 30080/tcp nodeport-local-pool-1",
+            "cluster-nodeports node port 30080/tcp nodeport-alias-pool-2",
+            "local-nodeports node port 30080/tcp nodeport-alias-local-pool-1",
         ]
     );
     let no_local = dispatches(&web(&[]), Masquerade::UnlessPod);
     assert!(no_local.contains(&"local-vips 203.0.113.1:80/tcp drop".to_owned()), "{no_local:?}");
-    assert!(no_local.contains(&"cluster-vips 203.0.113.1:80/tcp pool-2".to_owned()), "{no_local:?}");
+    assert!(no_local.contains(&"cluster-vips 203.0.113.1:80/tcp alias-pool-2".to_owned()), "{no_local:?}");
 }
 
 #[test]
@@ -125,17 +130,40 @@ fn a_restricted_vip_has_additional_elements() {
         })
     };
     let of_lb = |lines: Vec<String>| -> Vec<String> {
-        lines.into_iter().filter(|line| line.contains("restricted") || line.contains("source-ranges")).collect()
+        lines.into_iter().filter(|line| line.contains("restricted") || line.contains("sources")).collect()
     };
-    let restricted = ["restricted 203.0.113.1:80/tcp -", "source-ranges 203.0.113.1:80/tcp 10.0.0.0-11.255.255.255"];
+    let restricted = ["restricted-vips 203.0.113.1:80/tcp sources"];
     assert_eq!(of_lb(dispatches(&lb(false), Masquerade::UnlessPod)), restricted);
     assert_eq!(of_lb(dispatches(&lb(true), Masquerade::UnlessPod)), restricted);
     let none = service(|lb| lb.load_balancer_ip("203.0.113.1").source_range("10.0.0.0/8"));
-    assert!(dispatches(&none, Masquerade::UnlessPod).ends_with(&[
-        "vips 203.0.113.1:80/tcp reject".to_owned(),
-        restricted[0].to_owned(),
-        "source-ranges 203.0.113.1:80/tcp 10.0.0.0-10.255.255.255".to_owned()
-    ]));
+    assert_eq!(
+        dispatches(&none, Masquerade::UnlessPod),
+        ["vips 203.0.113.1:80/tcp reject".to_owned(), restricted[0].to_owned()]
+    );
+}
+
+/// Without a cluster IP the first VIP is the key, and if that is a node port, the unspecified address.
+#[test]
+fn the_key_of_a_pool_is_an_owned_vip() {
+    let web = |cluster_ip: bool| {
+        service(|web| {
+            let web = web.external_ip("203.0.113.2").load_balancer_ip("203.0.113.1").endpoints(TWO);
+            if cluster_ip { web.cluster_ip("10.96.0.1").node_port(30080) } else { web }
+        })
+    };
+    let keys = |service: &ServicePortState, owned: &dyn Fn(&Vip) -> bool| -> Vec<String> {
+        let desired = desired(service, IpFamily::V4, Masquerade::Never, owned, &[], 1).unwrap();
+        let mut elements = Vec::new();
+        desired.elements(&mut elements);
+        assert!(elements.is_sorted());
+        let endpoints = elements.iter().filter(|element| element.map == Map::Endpoints);
+        endpoints.map(|element| element.vip.to_string()).collect()
+    };
+    assert_eq!(keys(&web(true), &|_| true), ["10.96.0.1:80/tcp"; 2]);
+    assert_eq!(keys(&web(false), &|_| true), ["203.0.113.1:80/tcp"; 2]);
+    let is_node_port = |vip: &Vip| matches!(vip, Vip::NodePort { .. });
+    assert_eq!(keys(&web(true), &|vip| *vip != vips(&web(true).port, IpFamily::V4)[0].0), ["203.0.113.1:80/tcp"; 2]);
+    assert_eq!(keys(&web(true), &is_node_port), ["0.0.0.0:30080/tcp"; 2]);
 }
 
 #[test]
@@ -148,7 +176,7 @@ fn a_family_without_cluster_ip_has_no_node_port() {
 #[test]
 fn hairpin_and_cluster_ip_elements_do_not_depend_on_the_policy() {
     let web = service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).terminating_endpoints(LOCAL));
-    let desired = desired(&web, IpFamily::V4, Masquerade::Never, |_| true, &[]).unwrap();
+    let desired = desired(&web, IpFamily::V4, Masquerade::Never, |_| true, &[], 1).unwrap();
     let mut shared = Vec::new();
     desired.shared(&mut shared);
     assert!(shared.iter().all(|element| element.map.is_shared()));
@@ -172,31 +200,27 @@ fn affinity_applies_to_every_kind_of_vip() {
             "live 10.96.0.1:80/tcp 10.244.1.1:80",
             "live 10.96.0.1:80/tcp 10.244.2.1:80",
             "vips 10.96.0.1:80/tcp affine-cluster-ip-pool-2-60s",
-            "live 203.0.113.1:80/tcp 10.244.1.1:80",
-            "live 203.0.113.1:80/tcp 10.244.2.1:80",
-            "vips 203.0.113.1:80/tcp affine-masq-pool-2-60s",
-            "nodeport-live node port 30080/tcp 10.244.1.1:80",
-            "nodeport-live node port 30080/tcp 10.244.2.1:80",
-            "nodeports node port 30080/tcp affine-masq-nodeport-pool-2-60s",
+            "aliases 203.0.113.1:80/tcp = 10.96.0.1:80/tcp",
+            "vips 203.0.113.1:80/tcp affine-masq-alias-pool-2-60s",
+            "nodeport-aliases node port 30080/tcp = 10.96.0.1:80/tcp",
+            "nodeports node port 30080/tcp affine-masq-nodeport-alias-pool-2-60s",
         ]
     );
     assert_eq!(
         dispatches(&web(true), Masquerade::UnlessPod),
         [
+            "live 10.96.0.1:80/tcp 10.244.1.1:80",
+            "live 10.96.0.1:80/tcp 10.244.2.1:80",
             "local-live 10.96.0.1:80/tcp 10.244.1.1:80",
             "vips 10.96.0.1:80/tcp affine-cluster-ip-local-pool-1-60s",
-            "live 203.0.113.1:80/tcp 10.244.1.1:80",
-            "live 203.0.113.1:80/tcp 10.244.2.1:80",
-            "local-live 203.0.113.1:80/tcp 10.244.1.1:80",
+            "aliases 203.0.113.1:80/tcp = 10.96.0.1:80/tcp",
             "policy-local-vips 203.0.113.1:80/tcp -",
-            "cluster-vips 203.0.113.1:80/tcp affine-pool-2-60s",
-            "local-vips 203.0.113.1:80/tcp affine-local-pool-1-60s",
-            "nodeport-live node port 30080/tcp 10.244.1.1:80",
-            "nodeport-live node port 30080/tcp 10.244.2.1:80",
-            "nodeport-local-live node port 30080/tcp 10.244.1.1:80",
+            "cluster-vips 203.0.113.1:80/tcp affine-alias-pool-2-60s",
+            "local-vips 203.0.113.1:80/tcp affine-alias-local-pool-1-60s",
+            "nodeport-aliases node port 30080/tcp = 10.96.0.1:80/tcp",
             "policy-local-nodeports node port 30080/tcp -",
-            "cluster-nodeports node port 30080/tcp affine-nodeport-pool-2-60s",
-            "local-nodeports node port 30080/tcp affine-nodeport-local-pool-1-60s",
+            "cluster-nodeports node port 30080/tcp affine-nodeport-alias-pool-2-60s",
+            "local-nodeports node port 30080/tcp affine-nodeport-alias-local-pool-1-60s",
         ]
     );
     let none = service(|web| web.cluster_ip("10.96.0.1").affinity(60));
@@ -207,11 +231,11 @@ fn affinity_applies_to_every_kind_of_vip() {
 fn affine_chains_lead_to_plain_ones() {
     let path =
         |name: &str| -> Vec<String> { PoolChain::parse(name).unwrap().path().map(|chain| chain.to_string()).collect() };
-    let [masq, affine, plain] = ["affine-masq-pool-2-60s", "affine-pool-2-60s", "pool-2"];
+    let [masq, affine, plain] = ["affine-masq-alias-pool-2-60s", "affine-alias-pool-2-60s", "alias-pool-2"];
     assert_eq!(path(masq), [masq, affine, plain]);
     let rules = PoolChain::parse(affine).unwrap().rules(IpFamily::V4, &effective(LocalDetector::None));
     assert_eq!(rules.len(), 3);
-    assert!(rules[2].to_string().starts_with("goto pool-2 "), "{}", rules[2]);
+    assert!(rules[2].to_string().starts_with("goto alias-pool-2 "), "{}", rules[2]);
 }
 
 #[test]
@@ -219,14 +243,17 @@ fn names_of_pool_chains_are_parsed() {
     for name in [
         "pool-3",
         "local-pool-10",
-        "nodeport-pool-1",
-        "nodeport-local-pool-4294967295",
+        "alias-pool-3",
+        "alias-local-pool-3",
+        "nodeport-alias-pool-1",
+        "nodeport-alias-local-pool-4294967295",
         "cluster-ip-pool-2",
         "cluster-ip-local-pool-2",
-        "masq-pool-250",
-        "masq-nodeport-pool-7",
+        "masq-alias-pool-250",
+        "masq-nodeport-alias-pool-7",
         "affine-pool-3-1s",
-        "affine-nodeport-local-pool-10-10800s",
+        "affine-pool-3-1s-512",
+        "affine-nodeport-alias-local-pool-10-10800s",
         "affine-cluster-ip-pool-2-4294967295s",
     ] {
         assert_eq!(PoolChain::parse(name).map(|chain| chain.to_string()).as_deref(), Some(name));
@@ -246,6 +273,10 @@ fn names_of_pool_chains_are_parsed() {
         "affine-pool-3-0s",
         "affine-pool-3-010s",
         "affine-pool-3-10",
+        "affine-pool-3-10s-16384",
+        "affine-pool-3-10s-0",
+        "affine-pool-3-10s-512s",
+        "masq-pool-2",
         "affine-pool-0-10s",
         "affine-affine-pool-3-10s",
     ] {
@@ -253,10 +284,27 @@ fn names_of_pool_chains_are_parsed() {
     }
 }
 
+/// However many ports a Service has, its ports together have at most [`MAX_CLIENT_BUCKETS`] buckets.
+#[test]
+fn ports_of_a_service_share_its_client_buckets() {
+    let timeout = std::num::NonZeroU32::MIN;
+    let buckets = |ports: usize| Affinity::new(timeout, ports).buckets.get();
+    assert_eq!([1, 2, 3, 20, 511, 512, 1_000].map(buckets), [16_384, 8_192, 4_096, 512, 32, 32, 16]);
+    for ports in 1..2_000 {
+        let counted = ports.min(Affinity::MAX_PORTS);
+        assert!(buckets(counted) as usize * ports <= affinity::MAX_CLIENT_BUCKETS as usize, "{ports} ports");
+    }
+}
+
 #[test]
 fn maps_are_indexed_by_their_order() {
     assert!(Map::ALL.is_sorted());
     assert!((0..).zip(Map::ALL).all(|(index, map)| map as usize == index));
+}
+
+#[test]
+fn the_metric_of_stored_clients_counts_this_map() {
+    assert_eq!(Map::AffineClients.name(), backend::NFT_CLIENTS);
 }
 
 fn effective(local_detector: LocalDetector) -> EffectiveOptions {

@@ -35,7 +35,7 @@ macro_rules! maps {
 }
 
 maps! {
-    /// For pools of at most 16 endpoints; see [`Map::endpoints`].
+    /// Its keys begin with the key of a pool. For pools of at most 16 endpoints; see [`Map::endpoints`].
     Endpoints "endpoints" AddressPort Endpoint "place in the cluster pool -> endpoint, pools of 1 to 16";
     Endpoints64 "endpoints-64" AddressPort Endpoint "place in the cluster pool -> endpoint, pools of 17 to 64";
     Endpoints256 "endpoints-256" AddressPort Endpoint "place in the cluster pool -> endpoint, pools of 65 to 256";
@@ -45,24 +45,16 @@ maps! {
         "session affinity: place in the cluster pool -> endpoint";
     LocalAffineEndpoints "local-affine-endpoints" AddressPort PaddedEndpoint
         "session affinity: place in the local pool -> endpoint";
-    Affinity "affinity" AddressPort Clients "session affinity: client -> its endpoint";
+    AffineClients "affine-clients" AddressPort Clients "session affinity: bucket of clients -> their endpoint";
     Live "live" AddressPort Member "session affinity: who is in the cluster pool";
     LocalLive "local-live" AddressPort Member "session affinity: who is in the local pool";
+    Aliases "aliases" AddressPort PoolKey "VIP -> the key of its pool";
     Vips "vips" AddressPort Verdict "one pool for all clients";
     PolicyLocalVips "policy-local-vips" AddressPort Nothing "external traffic policy Local";
     ClusterVips "cluster-vips" AddressPort Verdict "policy Local: for pods and the node itself";
     LocalVips "local-vips" AddressPort Verdict "policy Local: for everybody else";
-    Restricted "restricted" AddressPort Nothing "load-balancer IPs that not everybody may use";
-    SourceRanges "source-ranges" AddressPort Range "restricted VIP and who may use it";
-    NodePortEndpoints "nodeport-endpoints" NodePort Endpoint "place in the cluster pool -> endpoint";
-    NodePortLocalEndpoints "nodeport-local-endpoints" NodePort Endpoint "place in the local pool -> endpoint";
-    NodePortAffineEndpoints "nodeport-affine-endpoints" NodePort PaddedEndpoint
-        "session affinity: place in the cluster pool -> endpoint";
-    NodePortLocalAffineEndpoints "nodeport-local-affine-endpoints" NodePort PaddedEndpoint
-        "session affinity: place in the local pool -> endpoint";
-    NodePortAffinity "nodeport-affinity" NodePort Clients "session affinity: client -> its endpoint";
-    NodePortLive "nodeport-live" NodePort Member "session affinity: who is in the cluster pool";
-    NodePortLocalLive "nodeport-local-live" NodePort Member "session affinity: who is in the local pool";
+    RestrictedVips "restricted-vips" AddressPort Verdict "load-balancer IP -> the group of its source ranges";
+    NodePortAliases "nodeport-aliases" NodePort PoolKey "node port -> the key of its pool";
     NodePorts "nodeports" NodePort Verdict "one pool for all clients";
     PolicyLocalNodePorts "policy-local-nodeports" NodePort Nothing "external traffic policy Local";
     ClusterNodePorts "cluster-nodeports" NodePort Verdict "policy Local: for pods and the node itself";
@@ -70,6 +62,8 @@ maps! {
     /// Its keys begin with the address of the endpoint; the VIP is the endpoint to which a packet was translated.
     Hairpin "hairpin" AddressPort Nothing "endpoints on this node: masqueraded when they reach themselves";
     ClusterIps "cluster-ips" Address Nothing "cluster IPs of all services";
+    /// The address is a range's first; the index is its prefix length.
+    AllowedSources "allowed-sources" Address Source "group of source ranges . prefix length . first address";
 }
 
 /// A row of the table above.
@@ -102,17 +96,19 @@ pub(super) enum MapContent {
     PaddedEndpoint,
     /// The key begins with an endpoint.
     Member,
-    /// The key ends with the address of a client; the element is written by rules.
+    /// The key ends with a bucket of clients; the element is written by rules.
     Clients,
-    /// The key ends with a range of addresses.
-    Range,
+    /// The key of a pool, after a padding of four zero bytes.
+    PoolKey,
+    /// The key begins with a group of source ranges and the length of a prefix.
+    Source,
 }
 
-/// The maximum number of clients in each of [`Map::Affinity`] and [`Map::NodePortAffinity`]: one entry of about 155
-/// bytes for each client address and VIP, so 30 MB when full. The kernel allocates 2 MB for the buckets at once: 8
-/// bytes for each of 4/3 of this number, rounded up to a power of two, which is exactly met. When full, new clients are
-/// served without affinity.
-const MAX_CLIENTS: u32 = 196_608;
+/// The maximum number of elements in [`Map::AffineClients`]: each takes about 150 bytes, so 30 MB when full. The kernel
+/// allocates 2 MB for the buckets of its hash table at once: 8 bytes for each of 4/3 of this number, rounded up to a
+/// power of two, which is exactly met. When full, clients in new buckets are served without affinity. One Service uses
+/// at most a twelfth of them, see [`Affinity`](crate::desired::Affinity).
+const MAX_AFFINE_CLIENTS: u32 = 196_608;
 
 // === impl Map ===
 
@@ -148,7 +144,7 @@ impl Map {
 
     /// Whether several service ports may need the same element.
     pub(crate) const fn is_shared(self) -> bool {
-        matches!(self, Self::Hairpin | Self::ClusterIps)
+        matches!(self, Self::Hairpin | Self::ClusterIps | Self::AllowedSources)
     }
 
     /// Whether rules write the elements. Fairlead does not add, list or delete them.
@@ -171,7 +167,8 @@ impl Map {
                 | (MapContent::Endpoint | MapContent::PaddedEndpoint, ElementData::Endpoint(..))
                 | (MapContent::Member, ElementData::Member(..))
                 | (MapContent::Verdict, ElementData::Verdict(_))
-                | (MapContent::Range, ElementData::Range(_))
+                | (MapContent::PoolKey, ElementData::PoolKey(_))
+                | (MapContent::Source, ElementData::Source(_))
         );
         has_shape && has_content
     }
@@ -187,6 +184,8 @@ impl Map {
         let mut key = match (self, self.content()) {
             (Self::Hairpin, _) => vec![address],
             (_, MapContent::Member) => endpoint.clone(),
+            // nft prints a type of 16 bytes as an address.
+            (_, MapContent::Source) => vec![DataType::Ipv6Addr, DataType::InetService],
             _ => vec![],
         };
         key.extend(match self.vip_shape() {
@@ -195,16 +194,19 @@ impl Map {
             VipShape::Address => vec![address],
         });
         let (key_end, data, flags) = match self.content() {
-            MapContent::Nothing | MapContent::Member => (None, vec![], SetFlags::NONE),
+            MapContent::Nothing | MapContent::Member | MapContent::Source => (None, vec![], SetFlags::NONE),
             MapContent::Verdict => (None, vec![DataType::Verdict], SetFlags::NONE),
             // Marks are in host byte order, as the results of numgen are.
             MapContent::Endpoint => (Some(DataType::Mark), endpoint, SetFlags::NONE),
             MapContent::PaddedEndpoint => (Some(DataType::Mark), padded_endpoint, SetFlags::NONE),
-            MapContent::Clients => (Some(address), padded_endpoint, SetFlags::TIMEOUT | SetFlags::EVAL),
-            MapContent::Range => (Some(address), vec![], SetFlags::INTERVAL),
+            MapContent::Clients => (Some(DataType::Mark), padded_endpoint, SetFlags::TIMEOUT | SetFlags::EVAL),
+            MapContent::PoolKey => {
+                let pool_key = vec![DataType::Mark, address, DataType::InetProto, DataType::InetService];
+                (None, pool_key, SetFlags::NONE)
+            }
         };
         key.extend(key_end);
         let set = Set::map(self.name(), key, data).flags(flags).comment(Self::DEFINITIONS[self as usize].comment);
-        if self.is_written_by_rules() { set.size(MAX_CLIENTS) } else { set }
+        if self.is_written_by_rules() { set.size(MAX_AFFINE_CLIENTS) } else { set }
     }
 }

@@ -10,8 +10,8 @@ use netlink::{
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    desired::{PoolChain, table},
-    element::{Element, ElementData, Map, REJECT, Verdict},
+    desired::table,
+    element::{Element, ElementData, Map, Verdict},
     plan::{Elements, Operation},
 };
 
@@ -119,14 +119,13 @@ impl<'a> Encoded<'a> {
 struct Writer {
     elements: Vec<EncodedElement>,
     /// Each name is made once.
-    chains: BTreeMap<PoolChain, String>,
+    chains: BTreeMap<Verdict, String>,
 }
 
 #[derive(Debug)]
 struct EncodedElement {
     key: Fields,
-    key_end: Option<Fields>,
-    endpoint: Option<Fields>,
+    value: Option<Fields>,
     data: ElementData,
 }
 
@@ -134,29 +133,26 @@ impl Writer {
     fn fill(&mut self, elements: &[Element]) {
         self.elements.clear();
         for element in elements {
-            if let Some(chain) = element.pool() {
-                self.chains.entry(chain).or_insert_with(|| chain.to_string());
+            if let ElementData::Verdict(verdict) = element.data
+                && let Some(chain) = verdict.chain()
+            {
+                self.chains.entry(verdict).or_insert(chain);
             }
-            let (key, key_end, endpoint) = (element.key(), element.key_end(), element.endpoint());
-            self.elements.push(EncodedElement { key, key_end, endpoint, data: element.data });
+            self.elements.push(EncodedElement { key: element.key(), value: element.value(), data: element.data });
         }
     }
 
     fn elements(&self) -> impl Iterator<Item = nft::Element<'_>> {
-        self.elements.iter().map(|EncodedElement { key, key_end, endpoint, data }| {
+        self.elements.iter().map(|EncodedElement { key, value, data }| {
             let data = match data {
-                ElementData::Verdict(verdict) => nft::ElementData::Verdict(self.verdict(verdict)),
-                _ => endpoint.as_deref().map_or(nft::ElementData::None, nft::ElementData::Value),
+                ElementData::Verdict(Verdict::Drop | Verdict::Foreign) => nft::ElementData::Verdict(nft::Verdict::Drop),
+                ElementData::Verdict(verdict) => {
+                    let chain = self.chains.get(verdict).map_or("", |name| name);
+                    nft::ElementData::Verdict(nft::Verdict::goto(chain))
+                }
+                _ => value.as_deref().map_or(nft::ElementData::None, nft::ElementData::Value),
             };
-            nft::Element { key_end: key_end.as_deref(), data, ..nft::Element::key(key) }
+            nft::Element { data, ..nft::Element::key(key) }
         })
-    }
-
-    fn verdict(&self, verdict: &Verdict) -> nft::Verdict<'_> {
-        match verdict {
-            Verdict::Drop => nft::Verdict::Drop,
-            Verdict::Reject => nft::Verdict::goto(REJECT),
-            Verdict::Pool(chain) => nft::Verdict::goto(self.chains.get(chain).map_or("", |name| name)),
-        }
     }
 }

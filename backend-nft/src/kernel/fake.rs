@@ -20,7 +20,7 @@ use super::Kernel;
 use crate::{
     data_plane::NftDataPlane,
     desired::{EndpointKeys, PoolChain},
-    element::{Element, ElementData, Map, REJECT, Verdict},
+    element::{Element, ElementData, Map, Verdict},
     observed::Listing,
     plan::{Elements, Operation},
 };
@@ -107,6 +107,16 @@ impl Fake {
     /// The number of transactions since the last call, including rejected ones.
     pub(crate) fn transactions(&self) -> usize {
         std::mem::take(&mut self.0.lock().unwrap().transactions)
+    }
+
+    /// The number of elements in both tables, by map.
+    pub(crate) fn element_counts(&self) -> BTreeMap<Map, usize> {
+        let state = self.0.lock().unwrap();
+        let mut counts = BTreeMap::new();
+        for table in state.tables.iter().filter_map(|(_, table)| table.as_ref()) {
+            table.elements.keys().for_each(|(map, ..)| *counts.entry(*map).or_default() += 1);
+        }
+        counts
     }
 
     /// The VIPs with a verdict after each transaction since the last call.
@@ -272,21 +282,11 @@ impl FakeTable {
                 ensure(map.accepts(element), "the element does not fit the map")?;
                 let target = target_chain(&element.data);
                 ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
-                ensure(!self.overlaps(element), &format!("{element:?} overlaps"))?;
                 let old = self.elements.insert(key(element), element.data);
                 ensure(old.is_none(), &format!("{element:?} exists"))
             })?,
         }
         Ok(())
-    }
-
-    /// The real kernel does not reject a range that encloses an existing one.
-    fn overlaps(&self, new: &Element) -> bool {
-        let ElementData::Range(range) = new.data else { return false };
-        self.elements.iter().any(|((map, vip, ..), old)| {
-            (*map, *vip) == (new.map, new.vip)
-                && matches!(old, ElementData::Range(old) if old.first <= range.last && range.first <= old.last)
-        })
     }
 
     fn chain(&mut self, name: &str) -> Result<&mut Vec<Rule>, OperationError> {
@@ -315,14 +315,13 @@ fn element(map: Map, vip: Vip, index: u32, data: ElementData) -> Element {
 }
 
 fn key(element: &Element) -> ElementKey {
-    let data = Some(element.data).filter(|data| matches!(data, ElementData::Range(_) | ElementData::Member(..)));
+    let data = Some(element.data).filter(|data| matches!(data, ElementData::Source(_) | ElementData::Member(..)));
     (element.map, element.vip, element.index, data)
 }
 
 fn target_chain(data: &ElementData) -> Option<String> {
     match data {
-        ElementData::Verdict(Verdict::Reject) => Some(REJECT.into()),
-        ElementData::Verdict(Verdict::Pool(chain)) => Some(chain.to_string()),
+        ElementData::Verdict(verdict) => verdict.chain(),
         _ => None,
     }
 }

@@ -36,14 +36,14 @@ fn last_octets(list: &[Option<Endpoint>]) -> Vec<u8> {
 }
 
 #[test]
-fn slots_are_kept_from_the_first_vip_that_has_any() {
+fn slots_are_kept_from_the_first_key_that_has_any() {
     let (observed, _) = observed(vec![
         element(2, Map::Endpoints, 1, 6),
         element(2, Map::Endpoints, 0, 5),
         element(3, Map::Endpoints, 0, 7),
         element(3, Map::LocalEndpoints, 2, 8),
     ]);
-    let slots = observed.0.v4.slots([vip(1), vip(2), vip(3)].iter());
+    let slots = observed.0.v4.slots([vip(1), vip(2), vip(3)].into_iter());
     assert_eq!(last_octets(&slots.cluster), [5, 6]);
     assert_eq!(last_octets(&slots.local), [0, 0, 8]);
 }
@@ -51,7 +51,7 @@ fn slots_are_kept_from_the_first_vip_that_has_any() {
 #[test]
 fn a_slot_after_a_large_gap_is_ignored() {
     let (observed, _) = observed(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]);
-    assert_eq!(last_octets(&observed.0.v4.slots([vip(2)].iter()).cluster), [5]);
+    assert_eq!(last_octets(&observed.0.v4.slots([vip(2)].into_iter()).cluster), [5]);
 }
 
 #[test]

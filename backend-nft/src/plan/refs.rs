@@ -1,8 +1,16 @@
-//! Reference counts of the objects that service ports share: pool chains, and the elements for hairpin and cluster IPs.
+//! Reference counts of the objects that service ports share: pool chains, groups of source ranges, and the elements for
+//! hairpin and cluster IPs.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use crate::{desired::PoolChain, element::Element};
+use ipnet::IpNet;
+use netlink::nft::Rule;
+use proto::model::IpFamily;
+
+use crate::{
+    desired::{PoolChain, SourceGroup, SourceGroupId},
+    element::Element,
+};
 
 /// The shared objects in the kernel, and how many references each has; 0: it is unused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -10,6 +18,20 @@ pub(crate) struct RefCounts {
     pub(super) chains: BTreeMap<PoolChain, u32>,
     /// The elements for which [`Map::is_shared`](crate::element::Map::is_shared).
     pub(super) elements: BTreeMap<Element, u32>,
+    pub(super) groups: BTreeMap<SourceGroupId, SourceGroupRefs>,
+}
+
+/// A group of source ranges in the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SourceGroupRefs {
+    /// The number of VIPs that refer to it.
+    pub(super) count: u32,
+    /// Sorted.
+    pub(super) prefixes: Arc<[IpNet]>,
+    /// The rules of its chain; `None`: there is no chain.
+    pub(super) rules: Option<Arc<[Rule]>>,
+    /// Whether the prefixes and the rules are those of the group.
+    pub(super) is_intact: bool,
 }
 
 /// The new count of each object that changes; `None`: deleted.
@@ -17,6 +39,7 @@ pub(crate) struct RefCounts {
 pub(crate) struct RefCountChanges {
     pub(super) chains: BTreeMap<PoolChain, Option<u32>>,
     pub(super) elements: Vec<(Element, Option<u32>)>,
+    pub(super) groups: Vec<(SourceGroupId, Option<SourceGroupRefs>)>,
 }
 
 impl RefCounts {
@@ -35,6 +58,24 @@ impl RefCounts {
         for chain in chains(element) {
             *self.chains.entry(chain).or_insert(0) += 1;
         }
+        if let Some(group) = element.source_group() {
+            self.groups.entry(group).or_default().count += 1;
+        }
+    }
+
+    /// Adds the content of a group of source ranges that the kernel contains.
+    pub(crate) fn observe_group(
+        &mut self,
+        family: IpFamily,
+        id: SourceGroupId,
+        prefixes: Vec<IpNet>,
+        rules: Option<Vec<Rule>>,
+    ) {
+        let group = SourceGroup { id, prefixes: prefixes.into() };
+        let refs = self.groups.entry(id).or_default();
+        refs.is_intact = SourceGroupId::of(&group.prefixes) == id && rules.as_ref() == Some(&group.rules(family));
+        refs.prefixes = group.prefixes;
+        refs.rules = rules.map(Arc::from);
     }
 
     /// The chains that the kernel contains.
@@ -44,16 +85,17 @@ impl RefCounts {
 
     /// Records that a transaction with these changes was committed.
     pub(crate) fn commit(&mut self, changes: RefCountChanges) {
-        fn put<K: Ord>(map: &mut BTreeMap<K, u32>, changes: impl IntoIterator<Item = (K, Option<u32>)>) {
-            for (key, count) in changes {
-                match count {
-                    Some(count) => map.insert(key, count),
+        fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, changes: impl IntoIterator<Item = (K, Option<V>)>) {
+            for (key, refs) in changes {
+                match refs {
+                    Some(refs) => map.insert(key, refs),
                     None => map.remove(&key),
                 };
             }
         }
         put(&mut self.chains, changes.chains);
         put(&mut self.elements, changes.elements);
+        put(&mut self.groups, changes.groups);
     }
 }
 

@@ -1,20 +1,24 @@
 //! Collects the changes of one table, and orders them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use backend::{
     dataplane::EffectiveOptions,
     driver::{ServicePortUpdate, Unneeded},
 };
-use netlink::nft::Chain;
+use ipnet::IpNet;
+use netlink::nft::{Chain, Rule};
 use proto::model::IpFamily;
 
 use super::{
     CurrentState, Elements, Operation, Owner, RefCounts, Repairs,
-    refs::{RefCountChanges, chains},
+    refs::{RefCountChanges, SourceGroupRefs, chains},
 };
 use crate::{
-    desired::{Desired, PoolChain},
+    desired::{Desired, PoolChain, SourceGroup, SourceGroupId},
     element::{Element, Map},
 };
 
@@ -31,10 +35,41 @@ pub(super) struct TablePlan {
     chains: BTreeMap<PoolChain, i64>,
     /// The change of the number of service ports that need a shared element, and one of them.
     shared: BTreeMap<Element, (i64, Owner)>,
+    /// The change of the number of VIPs that refer to a group of source ranges.
+    groups: BTreeMap<SourceGroupId, i64>,
+    /// The groups that service ports need, and one of them.
+    needed_groups: BTreeMap<SourceGroupId, (SourceGroup, Owner)>,
+    /// The number of elements of new groups.
+    new_sources: usize,
     /// Chains that later transactions need.
     prepared: BTreeSet<PoolChain>,
     /// Buffers for the old and new elements of a service port.
     scratch: (Vec<Element>, Vec<Element>),
+}
+
+/// The operations for the chains of groups of source ranges.
+#[derive(Debug, Default)]
+struct GroupChains {
+    /// Before the elements: new and flushed chains.
+    first: Vec<Operation>,
+    rules: Vec<Operation>,
+    deleted: Vec<Operation>,
+}
+
+impl GroupChains {
+    /// Makes the rules of a chain those of its group, which it returns.
+    fn repair(&mut self, group: &SourceGroup, family: IpFamily, old: Option<&[Rule]>) -> Arc<[Rule]> {
+        let rules: Arc<[Rule]> = group.rules(family).into();
+        let name = group.id.to_string();
+        if old != Some(&*rules) {
+            self.first.push(match old {
+                None => Operation::AddChain(Chain::regular(&*name)),
+                Some(_) => Operation::FlushChain(name.clone()),
+            });
+            self.rules.extend(rules.iter().map(|rule| Operation::AddRule(name.clone(), rule.clone())));
+        }
+        rules
+    }
 }
 
 impl TablePlan {
@@ -45,9 +80,10 @@ impl TablePlan {
         }
     }
 
-    /// The number of changed elements, without shared ones.
+    /// The number of changed elements, without those for hairpin and cluster IPs.
     pub(super) fn len(&self) -> usize {
-        self.removed.iter().chain(&self.added).map(|elements| elements.list.len()).sum()
+        let own: usize = self.removed.iter().chain(&self.added).map(|elements| elements.list.len()).sum();
+        own + self.new_sources
     }
 
     /// Adds the chains that a service port needs in a later transaction.
@@ -74,6 +110,13 @@ impl TablePlan {
         desired.inspect(|desired| desired.elements(&mut new));
         only_in(&old, &new).for_each(|removed| self.remove(removed, Some(index)));
         only_in(&new, &old).for_each(|added| self.add(added, Some(index)));
+        if let Some(group) = desired.and_then(Desired::sources)
+            && !self.needed_groups.contains_key(&group.id)
+        {
+            let is_new = !current.refs(family).groups.contains_key(&group.id);
+            self.new_sources += if is_new { group.prefixes.len() } else { 0 };
+            self.needed_groups.insert(group.id, (group.clone(), Some(index)));
+        }
         old.clear();
         new.clear();
         current.shared(family, update, &mut old);
@@ -101,6 +144,9 @@ impl TablePlan {
         for chain in chains(element) {
             *self.chains.entry(chain).or_default() += change;
         }
+        if let Some(group) = element.source_group() {
+            *self.groups.entry(group).or_default() += change;
+        }
     }
 
     /// The operations in order, and the reference counts after their commit.
@@ -113,6 +159,7 @@ impl TablePlan {
         effective: &EffectiveOptions,
     ) -> (Vec<Operation>, RefCountChanges) {
         let mut ref_changes = self.count_refs(refs, &repairs.pools, unneeded);
+        let group_chains = self.plan_groups(family, refs, &mut ref_changes, unneeded);
         let is_new = |chain: &PoolChain| !refs.chains.contains_key(chain);
         for chain in std::mem::take(&mut self.prepared).into_iter().filter(is_new) {
             ref_changes.chains.entry(chain).or_insert(Some(0));
@@ -128,6 +175,7 @@ impl TablePlan {
         let mut operations = first;
         operations.extend(new_chains.iter().map(|chain| Operation::AddChain(Chain::regular(chain.to_string()))));
         operations.extend(pools.iter().map(|chain| Operation::FlushChain(chain.to_string())));
+        operations.extend(group_chains.first);
         for map in Map::ALL {
             let foreign: Vec<_> = foreign.iter().filter(|(of, _)| *of == map).map(|(_, key)| key.clone()).collect();
             operations.extend((!foreign.is_empty()).then_some(Operation::DeleteForeign(map, foreign)));
@@ -139,14 +187,78 @@ impl TablePlan {
             let rules = chain.rules(family, effective).into_iter();
             operations.extend(rules.map(|rule| Operation::AddRule(chain.to_string(), rule)));
         }
+        operations.extend(group_chains.rules);
         for map in Map::ALL {
             let added = std::mem::take(&mut self.added[map as usize]);
             operations.extend((!added.list.is_empty()).then_some(Operation::AddElements(map, added)));
         }
         operations.extend(rules);
+        // Rules of foreign chains may jump to our chains, and rules in our chains that another process has added may use
+        // foreign sets.
+        let (flushed, last): (Vec<_>, Vec<_>) =
+            last.into_iter().partition(|operation| matches!(operation, Operation::FlushChain(_)));
+        operations.extend(flushed);
         operations.extend(deleted.into_iter().map(|chain| Operation::DeleteChain(chain.to_string())));
+        operations.extend(group_chains.deleted);
         operations.extend(last);
         (operations, ref_changes)
+    }
+
+    /// Adds, repairs and deletes groups of source ranges: their elements, and the operations for their chains.
+    fn plan_groups(
+        &mut self,
+        family: IpFamily,
+        refs: &RefCounts,
+        ref_changes: &mut RefCountChanges,
+        unneeded: Unneeded,
+    ) -> GroupChains {
+        let mut chains = GroupChains::default();
+        let mut changes = std::mem::take(&mut self.groups);
+        let needed = std::mem::take(&mut self.needed_groups);
+        for id in needed.keys() {
+            changes.entry(*id).or_default();
+        }
+        if unneeded == Unneeded::Delete {
+            for (id, _) in refs.groups.iter().filter(|(_, group)| group.count == 0) {
+                changes.entry(*id).or_default();
+            }
+        }
+        for (id, change) in changes {
+            let before = refs.groups.get(&id);
+            let old = before.cloned().unwrap_or_default();
+            let count = u32::try_from(i64::from(old.count) + change).unwrap_or(0);
+            let mut new = SourceGroupRefs { count, ..old.clone() };
+            match needed.get(&id) {
+                _ if count == 0 && unneeded == Unneeded::Delete => {
+                    self.change_sources(id, (&old.prefixes, None), (&[], None));
+                    chains.deleted.extend(old.rules.map(|_| Operation::DeleteChain(id.to_string())));
+                    ref_changes.groups.extend(before.map(|_| (id, None)));
+                    continue;
+                }
+                // Another process may have changed what the kernel contains.
+                Some((group, owner)) if count > 0 && !old.is_intact => {
+                    self.change_sources(id, (&old.prefixes, None), (&group.prefixes, *owner));
+                    new.prefixes = group.prefixes.clone();
+                    new.rules = Some(chains.repair(group, family, old.rules.as_deref()));
+                    new.is_intact = true;
+                }
+                _ => {}
+            }
+            if before != Some(&new) {
+                ref_changes.groups.push((id, Some(new)));
+            }
+        }
+        chains
+    }
+
+    /// Adds the difference between two sorted lists of prefixes.
+    fn change_sources(&mut self, id: SourceGroupId, old: (&[IpNet], Owner), new: (&[IpNet], Owner)) {
+        let only_in = |one: &[IpNet], other: &[IpNet]| {
+            let prefixes = one.iter().filter(|prefix| other.binary_search(prefix).is_err());
+            prefixes.map(|prefix| id.element(prefix)).collect::<Vec<_>>()
+        };
+        only_in(old.0, new.0).into_iter().for_each(|element| self.remove(element, old.1));
+        only_in(new.0, old.0).into_iter().for_each(|element| self.add(element, new.1));
     }
 
     /// The changes of the reference counts. Adds the changes of shared elements. `broken`: chains with wrong rules.

@@ -1,6 +1,9 @@
 //! Random histories against the fake kernel: updates have the result of a reconcile, and the kernel accepts their
 //! transactions.
 
+mod pools;
+mod sources;
+
 use backend::{
     Backend, NodeState,
     dataplane::{DataplaneOptions, LocalDetector, Vip},
@@ -10,7 +13,7 @@ use proto::model::{Endpoint, Operation, PoolClass, PoolId};
 
 use super::*;
 use crate::{
-    element::ElementData,
+    element::{ElementData, Map},
     kernel::fake::{Fake, FakeDriver},
 };
 
@@ -321,62 +324,6 @@ async fn service_cidrs_change() {
         let changes = backend::testing::transition(&mut state, &with(cidrs));
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{cidrs:?}");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{cidrs:?}");
-    }
-}
-
-/// Each in one transaction that does not change the ranges that stay.
-#[tokio::test]
-async fn source_ranges_change() {
-    let kernel = Fake::default();
-    let mut driver = driver(&kernel);
-    let with = |ranges: &[&str]| {
-        mk_state()
-            .service("default/lb", |lb| {
-                let lb = lb.load_balancer_ip("203.0.113.1").endpoints(["10.244.1.1:80"]);
-                ranges.iter().fold(lb, |lb, range| lb.source_range(range))
-            })
-            .build()
-    };
-    let mut state = with(&[]);
-    driver.reconcile(&state).await.unwrap();
-    for (ranges, writes) in [
-        (&["192.0.2.0/24", "10.0.0.0/24"][..], 1 + 2),
-        (&["192.0.2.0/24", "10.0.0.0/24", "10.0.0.0/25"], 0),
-        // The range that it is merged with is deleted.
-        (&["192.0.2.0/24", "10.0.0.0/24", "10.0.1.0/24"], 2),
-        (&["192.0.2.0/24", "10.0.0.0/24"], 2),
-        (&["192.0.2.0/24"], 1),
-        // A range contains the node, so the VIP is allowed as source too.
-        (&["192.0.2.0/24", "192.168.1.0/24"], 2),
-        (&["0.0.0.0/0", "192.168.1.0/24"], 1 + 3),
-        (&["192.168.1.0/24"], 1 + 2),
-        (&["fd00::/8"], 1 + 2),
-    ] {
-        let changes = backend::testing::transition(&mut state, &with(ranges));
-        kernel.transactions();
-        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{ranges:?}");
-        assert!(kernel.transactions() <= 1, "{ranges:?}: the fake rejected a transaction");
-        assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ranges:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_changed_node_address_changes_the_allowed_sources() {
-    let kernel = Fake::default();
-    let mut driver = driver(&kernel);
-    let on = |address: &str| {
-        let state = mk_state().node_addresses([address]).service("default/lb", |lb| {
-            lb.load_balancer_ip("203.0.113.1").source_range("192.168.1.0/24").endpoints(["10.244.1.1:80"])
-        });
-        state.build()
-    };
-    let mut state = on("192.168.1.1");
-    driver.reconcile(&state).await.unwrap();
-    // And the rules for node ports: a flush, and the rules of the chain in each family that has the address.
-    for (address, elements) in [("192.168.1.2", 0), ("192.168.2.1", 1), ("192.168.2.2", 0), ("192.168.1.1", 1)] {
-        let changes = backend::testing::transition(&mut state, &on(address));
-        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4 + elements, "{address}");
-        assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
     }
 }
 

@@ -10,11 +10,14 @@ use std::{
 
 use backend::{
     Backend, NodeState,
-    testing::{mk_state, transition},
+    testing::{ServiceBuilder, mk_state, transition},
 };
 use netlink::nft::{Element, Fields, NftBatch, NftHandle};
 
 use super::support::{assert_readable, backend, nft, reconcile, run};
+
+/// The cluster IP.
+const VIP: &str = "10.96.0.1:80";
 
 /// A service with affinity of this many seconds; 0: none.
 fn state(seconds: u32) -> NodeState {
@@ -27,11 +30,9 @@ fn state(seconds: u32) -> NodeState {
         .build()
 }
 
-const CLIENTS: [(&str, &str); 4] = [
-    ("ip fairlead affinity", "10.96.0.1 . udp . 80 . 192.0.2.7 timeout 1h : 0 . 10.244.1.1 . 8080"),
-    ("ip fairlead nodeport-affinity", "udp . 30080 . 192.0.2.7 timeout 1h : 0 . 10.244.1.1 . 8080"),
-    ("ip6 fairlead affinity", "fd00:96::1 . udp . 80 . fd00:2::7 timeout 1h : 0 . fd00:244:1::1 . 8080"),
-    ("ip6 fairlead nodeport-affinity", "udp . 30080 . fd00:2::7 timeout 1h : 0 . fd00:244:1::1 . 8080"),
+const CLIENTS: [(&str, &str); 2] = [
+    ("ip fairlead affine-clients", "10.96.0.1 . udp . 80 . 0x00000007 timeout 1h : 0 . 10.244.1.1 . 8080"),
+    ("ip6 fairlead affine-clients", "fd00:96::1 . udp . 80 . 0x00000007 timeout 1h : 0 . fd00:244:1::1 . 8080"),
 ];
 
 fn add_clients() {
@@ -79,7 +80,13 @@ fn changes_of_pools_by_others_are_repaired() {
             ("delete element ip fairlead live { 10.244.1.1 . 9090 . 10.96.0.1 . udp . 80 }", 1),
             ("add element ip fairlead live { 10.244.1.7 . 9090 . 10.96.0.1 . udp . 80 }", 1),
             ("delete element ip6 fairlead affine-endpoints { fd00:96::1 . udp . 80 . 0 }", 1),
-            ("add element ip fairlead nodeport-affine-endpoints { udp . 30080 . 2 : 1 . 10.244.1.1 . 1 }", 1),
+            ("add element ip fairlead affine-endpoints { 10.96.0.1 . udp . 80 . 2 : 1 . 10.244.1.1 . 1 }", 1),
+            ("delete element ip fairlead nodeport-aliases { udp . 30080 }", 1),
+            (
+                "delete element ip fairlead nodeport-aliases { udp . 30080 } ; \
+                 add element ip fairlead nodeport-aliases { udp . 30080 : 0 . 10.96.0.9 . udp . 80 }",
+                2,
+            ),
             // Fairlead never writes a padding other than zero.
             (
                 "delete element ip fairlead affine-endpoints { 10.96.0.1 . udp . 80 . 1 } ; \
@@ -97,24 +104,98 @@ fn changes_of_pools_by_others_are_repaired() {
     });
 }
 
+/// Endpoints on this node that answer with their port, and routes to the VIPs.
+fn serve_endpoints() {
+    for arguments in [
+        "link set lo up",
+        "address add 10.244.1.1/32 dev lo",
+        "route add 10.96.0.0/16 dev lo",
+        "route add 203.0.113.0/24 dev lo",
+        "route add local 10.240.0.0/16 dev lo",
+    ] {
+        assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success(), "{arguments}");
+    }
+    for server in [8080, 9090].map(|port| UdpSocket::bind(("10.244.1.1", port)).unwrap()) {
+        std::thread::spawn(move || serve(&server));
+    }
+}
+
 /// New clients are served by any endpoint, and stored again when the map is no longer full.
 #[test]
 fn clients_are_served_when_the_map_is_full() {
     run(|| async {
         reconcile(&state(60)).await;
-        for arguments in ["link set lo up", "address add 10.244.1.1/32 dev lo", "route add 10.96.0.0/16 dev lo"] {
-            assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success(), "{arguments}");
-        }
-        let servers = [8080, 9090].map(|port| UdpSocket::bind(("10.244.1.1", port)).unwrap());
-        let _servers = servers.map(|server| std::thread::spawn(move || serve(&server)));
-
+        serve_endpoints();
         fill();
-        assert_eq!(responders(20_000..20_040), BTreeSet::from([8080, 9090]));
-        nft("flush map ip fairlead affinity");
-        assert_eq!(responders(21_000..21_040).len(), 1);
-        let listed = nft("list map ip fairlead affinity");
-        assert!(listed.contains("10.96.0.1 . udp . 80 . 10.244.1.1 timeout 1m"), "{listed}");
+        assert_eq!(responders(VIP, 20_000..20_040), BTreeSet::from([8080, 9090]));
+        nft("flush map ip fairlead affine-clients");
+        assert_eq!(responders(VIP, 21_000..21_040).len(), 1);
+        let listed = nft("list map ip fairlead affine-clients");
+        assert!(listed.contains("10.96.0.1 . udp . 80 . 0x") && listed.contains("timeout 1m"), "{listed}");
     });
+}
+
+/// The VIPs of a service port have one pool, and one map of clients.
+#[test]
+fn a_client_has_one_endpoint_at_all_vips() {
+    run(|| async {
+        let web = |web: ServiceBuilder| {
+            let web = web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").external_ip("203.0.113.2");
+            web.node_port(30080).affinity(60).endpoints(["10.244.1.1:8080", "10.244.1.1:9090"])
+        };
+        let state = mk_state().node_addresses(["10.240.0.1"]).service("default/web/udp", web).build();
+        reconcile(&state).await;
+        serve_endpoints();
+        let vips = [VIP, "203.0.113.1:80", "203.0.113.2:80", "10.240.0.1:30080"];
+        let responders = (20_000..).step_by(10).zip(vips).flat_map(|(port, vip)| responders(vip, port..port + 10));
+        assert_eq!(responders.collect::<BTreeSet<_>>().len(), 1);
+        assert_eq!(stored_clients(), 1);
+    });
+}
+
+/// The attack: one Service has far more clients than client buckets. Those of another Service are stored all the same.
+#[test]
+fn one_service_stores_a_bounded_number_of_clients() {
+    const CLIENTS: u32 = 30_000;
+    const MAX_CLIENT_BUCKETS: u32 = 16_384;
+    run(|| async {
+        let ports = |count: u16| {
+            let service = |web: ServiceBuilder, address: &str, port| {
+                let web = web.cluster_ip(address).port(port).affinity(3_600);
+                web.endpoints(["10.244.1.1:8080", "10.244.1.1:9090"])
+            };
+            let state = mk_state().service("default/web/udp", |web| service(web, "10.96.0.1", 80));
+            let attacked = (1..=count).fold(state, |state, n| {
+                state.service(&format!("other/attack:{n}/udp"), |web| service(web, "10.96.0.66", n))
+            });
+            attacked.build()
+        };
+        serve_endpoints();
+        for count in [1, 4] {
+            reconcile(&mk_state().build()).await;
+            nft("flush map ip fairlead affine-clients");
+            reconcile(&ports(count)).await;
+            for n in 0..CLIENTS {
+                let client = UdpSocket::bind((Ipv4Addr::from(0x0af0_0000 + n), 0)).unwrap();
+                let port = 1 + n % u32::from(count);
+                client.send_to(b"?", (Ipv4Addr::new(10, 96, 0, 66), port as u16)).unwrap();
+            }
+            let stored = stored_clients();
+            assert!((MAX_CLIENT_BUCKETS / 2..=MAX_CLIENT_BUCKETS).contains(&stored), "{count} ports: {stored} clients");
+            assert_eq!(responders(VIP, 20_000 + 100 * count..20_040 + 100 * count).len(), 1);
+            assert_eq!(stored_clients(), stored + 1);
+        }
+    });
+}
+
+/// The number of stored clients, which the metric reports if the kernel counts elements.
+fn stored_clients() -> u32 {
+    let mut handle = NftHandle::open().unwrap();
+    let table = handle.tables(netlink::nft::TableFamily::Ip).unwrap().remove(0);
+    let count = |count: &mut u32, _: Element<'_>| *count += 1;
+    let stored = handle.elements(&table, backend::NFT_CLIENTS, || 0, count).unwrap();
+    assert_eq!(handle.count(&table, backend::NFT_CLIENTS).unwrap().unwrap_or(stored), stored);
+    stored
 }
 
 /// Answers with its port until no packet has arrived for ten seconds.
@@ -128,10 +209,10 @@ fn serve(server: &UdpSocket) {
 }
 
 /// The ports that answer one client. Each source port is used once: to conntrack a second packet is the same flow.
-fn responders(from: Range<u16>) -> BTreeSet<u16> {
+fn responders(vip: &str, from: Range<u16>) -> BTreeSet<u16> {
     from.map(|port| {
         let socket = UdpSocket::bind(("10.244.1.1", port)).unwrap();
-        socket.connect("10.96.0.1:80").unwrap();
+        socket.connect(vip).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         socket.send(b"?").unwrap();
         let mut answer = [0; 2];
@@ -145,8 +226,8 @@ fn responders(from: Range<u16>) -> BTreeSet<u16> {
 fn fill() {
     let mut handle = NftHandle::open().unwrap();
     let table = handle.tables(netlink::nft::TableFamily::Ip).unwrap().remove(0);
-    let affinity = handle.sets(&table).unwrap().into_iter().find(|set| set.name == "affinity").unwrap();
-    let key = |client| Fields::new().addr([10, 96, 0, 9]).proto(17).port(80).addr(Ipv4Addr::from_bits(client));
+    let affinity = handle.sets(&table).unwrap().into_iter().find(|set| set.name == "affine-clients").unwrap();
+    let key = |bucket| Fields::new().addr([10, 96, 0, 9]).proto(17).port(80).mark(bucket);
     let keys: Vec<Fields> = (1..=affinity.size.unwrap()).map(key).collect();
     let endpoint = Fields::new().mark(0).addr([10, 244, 1, 1]).port(8080);
     let timeout = Some(Duration::from_secs(3600));

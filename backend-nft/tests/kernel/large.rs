@@ -1,7 +1,8 @@
 //! Maps that are too large to be dumped are listed by their keys; elements with other keys are detected by their
 //! number.
 
-use backend::testing::{Stack, synthetic};
+use backend::testing::{Stack, mk_state, synthetic};
+use netlink::nft::{NftHandle, TableFamily};
 
 use crate::support::{nft, reconcile, run};
 
@@ -27,4 +28,53 @@ fn changes_of_a_large_map_are_repaired() {
             assert_eq!(reconcile(&state).await.writes, 0, "{changes:?}");
         }
     });
+}
+
+/// The attack: 20 ports with 2,000 source ranges each were 40,000 elements of an interval set, whose insertion takes
+/// quadratic time.
+#[test]
+fn ports_with_source_ranges_write_the_ranges_once() {
+    run(|| async {
+        reconcile(&mk_state().build()).await;
+        let ranges: Vec<String> = (0..2_000).map(|n| format!("10.{}.{}.0/25", n / 250, n % 250)).collect();
+        let services = (1..=20).fold(mk_state(), |state, port| {
+            state.service(&format!("default/lb:{port}"), |lb| {
+                let lb = lb.port(port).load_balancer_ip("203.0.113.1");
+                ranges.iter().fold(lb, |lb, range| lb.source_range(range))
+            })
+        });
+        let state = services.build();
+        // The ranges; a chain with two rules; two verdicts for each port.
+        assert_eq!(reconcile(&state).await.writes, 2_000 + 3 + 20 * 2);
+        assert_eq!(elements("allowed-sources"), 2_000);
+        assert_eq!(reconcile(&state).await.writes, 0);
+    });
+}
+
+/// The attack: 1,000 external IPs and 500 endpoints were 501,644 writes.
+#[test]
+fn a_service_with_many_vips_writes_its_endpoints_once() {
+    run(|| async {
+        reconcile(&mk_state().build()).await;
+        let endpoints: Vec<String> = (0..500).map(|n| format!("10.244.{}.{}:8080", n / 250, n % 250 + 1)).collect();
+        let web = |web: backend::testing::ServiceBuilder| {
+            let vips = (0..1_000).map(|n| format!("198.18.{}.{}", n / 250, n % 250 + 1));
+            let web = vips.fold(web.cluster_ip("10.96.0.1"), |web, vip| web.external_ip(&vip));
+            web.endpoints(endpoints.iter().map(String::as_str))
+        };
+        let state = mk_state().service("default/web", web).build();
+        // An alias and a verdict for each VIP, the verdict and the element of the cluster IP; four chains of two or
+        // three rules.
+        let (vips, chains) = (2 * 1_000 + 2, 2 * (1 + 2) + 2 * (1 + 3));
+        assert_eq!(reconcile(&state).await.writes, vips + 500 + chains);
+        assert_eq!((elements("endpoints-many"), elements("aliases")), (500, 1_000));
+        assert_eq!(reconcile(&state).await.writes, 0);
+    });
+}
+
+/// The number of elements of an IPv4 map.
+fn elements(map: &str) -> usize {
+    let mut handle = NftHandle::open().unwrap();
+    let table = handle.tables(TableFamily::Ip).unwrap().remove(0);
+    handle.elements(&table, map, || 0, |count, _| *count += 1).unwrap()
 }

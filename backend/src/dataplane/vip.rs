@@ -71,18 +71,37 @@ pub fn vips(port: &ServicePort, family: IpFamily) -> Vec<(Vip, VipKind)> {
 /// address which its load balancer has assigned to the node have it as their source.
 #[must_use]
 pub fn allowed_sources(port: &ServicePort, vip: IpAddr, node: &[IpAddr]) -> Option<Vec<IpNet>> {
-    if port.source_ranges.is_empty() || !port.load_balancer_ips.contains(&vip) {
+    if !port.load_balancer_ips.contains(&vip) {
         return None;
     }
-    let mut cidrs = cidrs_of_family(&port.source_ranges, IpFamily::of(&vip));
-    if cidrs.is_empty() || cidrs.iter().any(|cidr| cidr.prefix_len() == 0) {
-        return None;
-    }
+    let mut cidrs = source_ranges(port, IpFamily::of(&vip))?;
     let itself = IpNet::from(vip);
-    if node.iter().any(|address| cidrs.iter().any(|cidr| cidr.contains(address))) && !cidrs.contains(&itself) {
+    if contains_any(&cidrs, node) && !cidrs.contains(&itself) {
         cidrs.push(itself);
     }
     Some(cidrs)
+}
+
+/// The sources that may use any load-balancer IP of a service port in a family; `None`: all. One list for all of them:
+/// as [`allowed_sources`], but if an address of the node is allowed, all load-balancer IPs are.
+#[must_use]
+pub fn allowed_sources_of_family(port: &ServicePort, family: IpFamily, node: &[IpAddr]) -> Option<Vec<IpNet>> {
+    let mut cidrs = source_ranges(port, family)?;
+    if contains_any(&cidrs, node) {
+        cidrs.extend(port.load_balancer_ips.iter().filter(|vip| IpFamily::of(vip) == family).copied().map(IpNet::from));
+    }
+    Some(cidrs)
+}
+
+/// The source ranges of a family; `None`: all addresses.
+fn source_ranges(port: &ServicePort, family: IpFamily) -> Option<Vec<IpNet>> {
+    let cidrs = cidrs_of_family(&port.source_ranges, family);
+    let is_restricted = !cidrs.is_empty() && cidrs.iter().all(|cidr| cidr.prefix_len() > 0);
+    is_restricted.then_some(cidrs)
+}
+
+fn contains_any(cidrs: &[IpNet], addresses: &[IpAddr]) -> bool {
+    addresses.iter().any(|address| cidrs.iter().any(|cidr| cidr.contains(address)))
 }
 
 impl fmt::Display for Vip {

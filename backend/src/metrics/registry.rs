@@ -10,7 +10,7 @@ use prometheus_client::{
 use proto::model::{IpFamily, SyncMode};
 use tokio::sync::watch;
 
-use super::{Metrics, code_label, family_label, scrape};
+use super::{Metrics, affinity::AffinityCollector, code_label, family_label, scrape};
 use crate::{Progress, observe::BackendIdentity};
 
 /// One sync programs both families, so each family has its values.
@@ -41,6 +41,11 @@ pub(crate) fn registry(
     let own = registry.sub_registry_with_prefix("fairlead_backend");
     backend(metrics, own);
     let (progress, identity) = (progress.clone(), identity.clone());
+    if identity.backend == "nftables"
+        && let Some(affinity) = AffinityCollector::open()
+    {
+        own.register_collector(Box::new(affinity));
+    }
     own.register_collector(Box::new(scrape::BackendCollector { progress, identity }));
     registry
 }

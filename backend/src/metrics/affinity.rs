@@ -1,0 +1,51 @@
+//! The size of the map in which the nftables backend stores clients for session affinity. Rules write the map, so only
+//! the kernel knows.
+
+use std::{
+    fmt,
+    sync::{Mutex, PoisonError},
+};
+
+use netlink::nft::{NftHandle, Table, TableFamily};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
+use proto::model::IpFamily;
+use runtime::metrics::Writer;
+use tracing::warn;
+
+use super::family_label;
+
+/// The table of the nftables backend, in each family.
+pub const NFT_TABLE: &str = "fairlead";
+/// The map with the clients.
+pub const NFT_CLIENTS: &str = "affine-clients";
+
+/// Reads the sizes at each scrape: one short query for each family.
+#[derive(Debug)]
+pub(super) struct AffinityCollector(Mutex<NftHandle>);
+
+impl AffinityCollector {
+    /// For the network namespace of the calling thread; `None` if it has no netlink socket for it.
+    pub(super) fn open() -> Option<Self> {
+        let handle = NftHandle::open().inspect_err(|error| {
+            warn!(error = runtime::failure::chain(error), "cannot count the clients of session affinity");
+        });
+        Some(Self(Mutex::new(handle.ok()?)))
+    }
+}
+
+impl Collector for AffinityCollector {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut handle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Absent before the table exists, and if the kernel does not count elements.
+        let counts = IpFamily::ALL.into_iter().filter_map(|family| {
+            let table_family = match family {
+                IpFamily::V4 => TableFamily::Ip,
+                IpFamily::V6 => TableFamily::Ip6,
+            };
+            let count = handle.count(&Table::new(table_family, NFT_TABLE), NFT_CLIENTS).ok().flatten()?;
+            Some((family_label(family), f64::from(count)))
+        });
+        let text = "Buckets of clients that are stored for session affinity.";
+        Writer::new(encoder).labelled_gauge("affinity_clients", text, None, counts)
+    }
+}
