@@ -15,8 +15,8 @@ use proto::{
     digest::{BUCKETS, Digest},
     encoded::ReceivedMessage,
     model::{
-        Batch, Capabilities, ClientMessage, ClusterInfo, Epoch, Hello, NodeInfo, Operation, Revision, Role,
-        ServerMessage, SourceVersion, SyncMode, Welcome,
+        Batch, Capabilities, ClientMessage, ClusterInfo, Epoch, Hello, KindVersions, NodeInfo, Operation, Revision,
+        Role, ServerMessage, SourceVersion, SyncMode, Welcome,
     },
 };
 use tokio::time::Instant;
@@ -43,6 +43,7 @@ pub(crate) struct Replica {
     committed: Option<(Epoch, Revision)>,
     /// The version of the cluster that `state` reflects, from any frontend.
     source_version: SourceVersion,
+    kind_versions: KindVersions,
     session: Option<SessionPosition>,
     losses: LossGuard,
     role: Role,
@@ -118,11 +119,14 @@ impl Replica {
         losses: LossGuard,
         run_mode: RunMode,
     ) -> Self {
-        let (state, committed, source_version) = match stored {
-            Some(StoredState { state, epoch, revision, source_version }) => {
-                (state, Some((epoch, revision)), source_version)
+        let (state, committed, source_version, kind_versions) = match stored {
+            Some(StoredState { state, epoch, revision, source_version, kind_versions }) => {
+                (state, Some((epoch, revision)), source_version, kind_versions)
             }
-            None => (NodeState::new(NodeInfo::unknown(identity.node.clone())), None, SourceVersion::default()),
+            None => {
+                let state = NodeState::new(NodeInfo::unknown(identity.node.clone()));
+                (state, None, SourceVersion::default(), KindVersions::default())
+            }
         };
         let role = match run_mode {
             RunMode::Program => Role::Backend,
@@ -135,6 +139,7 @@ impl Replica {
             stage: Stage::default(),
             committed,
             source_version,
+            kind_versions,
             session: None,
             losses,
             role,
@@ -166,6 +171,7 @@ impl Replica {
             resume,
             digests: resume.map(|_| Box::new(self.losses.digests(&self.state).clone())),
             source_version: self.source_version,
+            kind_versions: self.kind_versions,
             started: Some(*started),
         }
     }
@@ -225,7 +231,10 @@ impl Replica {
     }
 
     fn welcome(&mut self, welcome: Welcome) -> Result<(), Violation> {
-        let Welcome { version, features, epoch, mode, source_version } = welcome;
+        let Welcome { version, features, epoch, mode, source_version, kind_versions } = welcome;
+        for (kind, version, committed) in kind_versions.older_kinds(self.kind_versions) {
+            warn!(kind, %version, %committed, "the frontend has older objects of a kind than this node");
+        }
         if is_older(source_version, self.source_version) {
             let committed = self.source_version;
             warn!(%source_version, %committed, "the frontend has an older version of the cluster than this node");
@@ -264,7 +273,7 @@ impl Replica {
             store.stage(&received);
         }
         let ServerMessage::Batch(batch) = received.message else { return Ok(Reaction::None) };
-        let Batch { base, target, operations, commit, oldest_trigger: trigger, source_version } = batch;
+        let Batch { base, target, operations, commit, oldest_trigger: trigger, source_version, kind_versions } = batch;
         if let Some(committed) = expected {
             if base != committed {
                 return Err(Violation::Base { base, committed });
@@ -282,21 +291,24 @@ impl Replica {
         let (CommitResult { changes, rejected }, loss) =
             self.losses.commit(&mut self.stage, &mut self.state, is_confirmed);
         self.snapshot_pending = false;
-        if is_older(source_version, self.source_version) {
+        let older: Vec<_> = kind_versions.older_kinds(self.kind_versions).collect();
+        if is_older(source_version, self.source_version) || !older.is_empty() {
             let committed = self.source_version;
-            warn!(revision = %target, %source_version, %committed, "rolled back to an older version of the cluster");
+            let text = "rolled back to an older version of the cluster";
+            warn!(revision = %target, %source_version, %committed, ?older, "{text}");
             self.counters.rollbacks += 1;
         }
         // A frontend that does not know the version leaves it as it is.
         if source_version != SourceVersion::default() {
             self.source_version = source_version;
+            self.kind_versions = self.kind_versions.updated(kind_versions);
         }
         if let Some(first) = rejected.first() {
             warn!(revision = %target, count = rejected.len(), %first, "operations rejected");
             self.counters.rejected_operations += rejected.len() as u64;
         }
         if let Some(store) = &mut self.store {
-            store.commit(epoch, self.source_version);
+            store.commit(epoch, self.source_version, self.kind_versions);
             if self.losses.confirm_at().is_some() {
                 store.restart();
             }

@@ -16,7 +16,7 @@ use std::{
 
 use proto::{
     encoded::{EncodedMessage, ReceivedMessage},
-    model::{Epoch, Operation, PoolId, Revision, SourceVersion},
+    model::{Epoch, KindVersions, Operation, PoolId, Revision, SourceVersion},
 };
 use runtime::{
     failure::{Recovery, Repeated},
@@ -58,6 +58,7 @@ pub struct Store {
     written: Option<(Epoch, Revision)>,
     /// The version of the cluster that the last commit reflects.
     source_version: SourceVersion,
+    kind_versions: KindVersions,
     /// The number of successful writes.
     succeeded: u64,
     /// Since when the writer has been busy without a successful write.
@@ -77,6 +78,8 @@ pub struct StoredState {
     pub revision: Revision,
     /// The version of the cluster that it reflects.
     pub source_version: SourceVersion,
+    /// The version of each kind.
+    pub kind_versions: KindVersions,
 }
 
 #[derive(Debug)]
@@ -120,6 +123,7 @@ impl Store {
             unwritten: Vec::new(),
             written: None,
             source_version: SourceVersion::default(),
+            kind_versions: KindVersions::default(),
             succeeded: 0,
             busy_since: None,
             write_failures: Repeated::default(),
@@ -141,7 +145,7 @@ impl Store {
                 store.writer.submit(FileWrite::Reopen(bytes, Vec::new()));
                 store.file = StateFile::Open { snapshot_bytes, appended_bytes: bytes - snapshot_bytes };
                 store.written = Some((stored.epoch, stored.revision));
-                store.source_version = stored.source_version;
+                (store.source_version, store.kind_versions) = (stored.source_version, stored.kind_versions);
                 (store, Some(stored))
             }
             Err(error) => {
@@ -179,8 +183,8 @@ impl Store {
     }
 
     /// Commits what was staged. Written at the next [`Self::flush`].
-    pub fn commit(&mut self, epoch: Epoch, source_version: SourceVersion) {
-        self.source_version = source_version;
+    pub(crate) fn commit(&mut self, epoch: Epoch, source_version: SourceVersion, kind_versions: KindVersions) {
+        (self.source_version, self.kind_versions) = (source_version, kind_versions);
         let batches = mem::take(&mut self.uncommitted);
         if matches!(self.file, StateFile::Open { .. }) {
             self.put_epoch(epoch);
@@ -281,7 +285,8 @@ impl Store {
         self.unwritten = Vec::new();
         let mut frames = Vec::new();
         frame::put_welcome(&mut frames, epoch);
-        frame::put_snapshot(&mut frames, revision, self.source_version, snapshot(state).iter());
+        let versions = (self.source_version, self.kind_versions);
+        frame::put_snapshot(&mut frames, revision, versions, snapshot(state).iter());
         frame::put_bookmark(&mut frames, revision, state.digests().total());
         self.file = StateFile::Open { snapshot_bytes: frames.len() as u64, appended_bytes: 0 };
         self.writer.submit(FileWrite::Replace(frames));

@@ -106,6 +106,7 @@ impl Client {
             resume: before.map(|client| (client.epoch, client.revision)),
             digests: before.map(|client| Box::new(client.state.digests().clone())),
             source_version: SourceVersion(0),
+            kind_versions: proto::model::KindVersions::default(),
             started: None,
         };
         let (replies, events) = frontend.attach(hello, shutdown.clone());

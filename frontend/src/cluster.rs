@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use proto::model::{Revision, SourceVersion};
+use proto::model::{KindVersions, Revision, SourceVersion};
 use tokio::sync::watch;
 use tracing::info;
 
@@ -25,7 +25,7 @@ pub(crate) struct ClusterState {
     /// `None` until every kind of object has been listed.
     revision: watch::Sender<Option<Revision>>,
     /// The version up to which the source has reported every change.
-    source_version: watch::Sender<SourceVersion>,
+    source_version: watch::Sender<(SourceVersion, KindVersions)>,
 }
 
 impl ClusterState {
@@ -62,7 +62,7 @@ impl ClusterState {
     }
 
     /// The version up to which the source has reported every change, as it changes.
-    pub(crate) fn source_versions(&self) -> watch::Receiver<SourceVersion> {
+    pub(crate) fn source_versions(&self) -> watch::Receiver<(SourceVersion, KindVersions)> {
         self.source_version.subscribe()
     }
 
@@ -85,7 +85,7 @@ impl ClusterState {
     }
 
     /// Notifies the receivers of [`Self::source_versions`] and [`Self::revisions`].
-    pub(crate) fn publish(&self, revision: Revision, source_version: SourceVersion) {
+    pub(crate) fn publish(&self, revision: Revision, source_version: (SourceVersion, KindVersions)) {
         self.source_version.send_if_modified(|current| std::mem::replace(current, source_version) != source_version);
         self.revision.send_if_modified(|current| {
             if current.is_none() {

@@ -21,7 +21,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::model::{ClusterInfo, NodeInfo, ServicePortKey, SourceVersion};
+use proto::model::{ClusterInfo, KindVersions, NodeInfo, ServicePortKey, SourceVersion};
 
 use crate::{
     object::{
@@ -75,10 +75,10 @@ pub struct IndexChanges {
     pub cluster: Option<ClusterInfo>,
     /// The oldest trigger time of the changes, if any has one.
     pub oldest_trigger: Option<SystemTime>,
-    /// The version that the objects reflect at least.
-    pub reflected: SourceVersion,
-    /// The version up to which the source has delivered all changes.
-    pub confirmed: SourceVersion,
+    /// The version that the objects reflect at least, and that of each kind.
+    pub reflected: (SourceVersion, KindVersions),
+    /// The version up to which the source has delivered all changes, and that of each kind.
+    pub confirmed: (SourceVersion, KindVersions),
 }
 
 /// Nodes by name; `None` for those that no longer exist.
@@ -137,8 +137,8 @@ impl Index {
             cluster: mem::take(&mut self.dirty_cluster).then(|| self.cluster()),
             oldest_trigger: dirty.values().flatten().min().copied(),
             ports: dirty.into_keys().map(|key| (key.clone(), self.resolve(&key))).collect(),
-            reflected: self.versions.reflected(),
-            confirmed: self.versions.confirmed(),
+            reflected: (self.versions.reflected(), self.versions.reflected_kinds()),
+            confirmed: (self.versions.confirmed(), self.versions.confirmed_kinds()),
         }
     }
 

@@ -28,7 +28,7 @@ use std::{
 
 use proto::{
     digest::{BUCKETS, Digest, DigestVector, INFO_ENTRY, KeyHash},
-    model::{ClusterInfo, Epoch, NodeInfo, Revision, ServicePortKey, SourceVersion},
+    model::{ClusterInfo, Epoch, KindVersions, NodeInfo, Revision, ServicePortKey, SourceVersion},
 };
 use tokio::time::Instant;
 
@@ -65,8 +65,8 @@ pub(crate) struct NodeUpdate {
     pub(crate) oldest_trigger: Option<SystemTime>,
     /// The expected digest of the node afterwards.
     pub(crate) digest: Digest,
-    /// The source version that the update reflects.
-    pub(crate) source_version: SourceVersion,
+    /// The source version that the update reflects, and that of each kind.
+    pub(crate) source_version: (SourceVersion, KindVersions),
 }
 
 /// The current state of the cluster as nodes see it, and its history.
@@ -90,7 +90,7 @@ pub(crate) struct ChangeLog {
     pub(crate) endpoints: usize,
     /// How many snapshots and repairs have been built.
     pub(crate) rebuilds: u64,
-    source_version: SourceVersion,
+    source_version: (SourceVersion, KindVersions),
 }
 
 impl ChangeLog {
@@ -111,7 +111,7 @@ impl ChangeLog {
             service_ports: 0,
             endpoints: 0,
             rebuilds: 0,
-            source_version: SourceVersion::default(),
+            source_version: (SourceVersion::default(), KindVersions::default()),
         }
     }
 

@@ -30,7 +30,8 @@ use futures::{Stream, StreamExt as _};
 use proto::{
     InvalidMessage,
     model::{
-        ClientMessage, Features, Hello, Revision, Role, ServerMessage, SourceVersion, VersionMismatch, VersionRange,
+        ClientMessage, Features, Hello, KindVersions, Revision, Role, ServerMessage, SourceVersion, VersionMismatch,
+        VersionRange,
     },
 };
 use runtime::Shutdown;
@@ -194,7 +195,7 @@ async fn serve(
     };
     before_welcome(ready, input, output).await?;
     if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.log().epoch()) {
-        catch_up(context, hello.source_version, input, output).await?;
+        catch_up(context, (hello.source_version, hello.kind_versions), input, output).await?;
     }
     let mut session = Session::start(context.clone(), (hello, version), permit, output).await?;
     // One timer and one shutdown listener for the whole stream: creating them for each message would cost more than the
@@ -223,28 +224,36 @@ async fn serve(
     }
 }
 
-/// Waits until this frontend has at least the client's source version. Meanwhile a client with several frontends to
-/// choose from, which receives nothing here, connects to another one. After a timeout the client is served what there
-/// is: the API may have been restored from a backup.
+/// Waits until this frontend has at least the client's source version, also of each kind. Meanwhile a client with
+/// several frontends to choose from, which receives nothing here, connects to another one. After a timeout the client is
+/// served what there is: the API may have been restored from a backup.
 async fn catch_up(
     context: &FrontendContext,
-    client_version: SourceVersion,
+    (client_version, client_kinds): (SourceVersion, KindVersions),
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &MessageSink,
 ) -> Result<(), SessionEnd> {
     let mut versions = context.cluster.source_versions();
-    let version = *versions.borrow_and_update();
-    if version == SourceVersion::default() || version >= client_version {
+    let (version, kinds) = *versions.borrow_and_update();
+    let is_behind = |(version, kinds): (SourceVersion, KindVersions)| {
+        version < client_version || kinds.older_kinds(client_kinds).next().is_some()
+    };
+    if version == SourceVersion::default() || !is_behind((version, kinds)) {
         return Ok(());
     }
-    info!(%client_version, %version, "client has a newer source version than this frontend, waiting to catch up");
-    let caught_up = versions.wait_for(|version| *version >= client_version);
+    let older: Vec<_> = kinds.older_kinds(client_kinds).collect();
+    info!(
+        %client_version, %version, ?older,
+        "client has a newer source version than this frontend, waiting to catch up"
+    );
+    let caught_up = versions.wait_for(|versions| !is_behind(*versions));
     let caught_up = async {
         if let Ok(caught_up) = timeout(context.config.catch_up_timeout, caught_up).await {
             return caught_up.map(drop).map_err(|_| SessionEnd::Disconnected);
         }
         context.metrics.rollbacks.inc();
-        warn!(%client_version, %version, "did not catch up in time, rolling the client back to an older version");
+        let text = "did not catch up in time, rolling the client back to an older version";
+        warn!(%client_version, %version, ?older, "{text}");
         Ok(())
     };
     before_welcome(caught_up, input, output).await

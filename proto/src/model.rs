@@ -16,4 +16,4 @@ pub use pool::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, PoolId};
 pub use scheduler::{IpvsScheduler, ParseSchedulerError, SchedulerFlags};
 pub use service_port::{ParseProtocolError, Protocol, ServicePort, ServicePortKey, TrafficPolicy};
 pub use session::{Ack, ClientMessage, FailureKind, Hello, Role, ServerMessage, ServicePortFailure, SyncMode, Welcome};
-pub use update::{Batch, ClusterInfo, Epoch, NodeInfo, Operation, Revision, SourceVersion};
+pub use update::{Batch, ClusterInfo, Epoch, KindVersions, NodeInfo, Operation, Revision, SourceVersion};

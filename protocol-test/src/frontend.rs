@@ -138,6 +138,7 @@ impl<'a> ScriptedFrontend<'a> {
             epoch: self.epoch,
             mode,
             source_version: self.source_version(),
+            kind_versions: proto::model::KindVersions::default(),
         }
     }
 

@@ -26,7 +26,15 @@ pub(crate) fn encode(services: u32, each: u32) -> Vec<Vec<u8>> {
         let (base, target) = (Revision(0), Revision(1));
         let commit = number + 1 == count;
         let (operations, source_version) = (Vec::new(), SourceVersion::default());
-        let batch = Batch { base, target, operations, commit, oldest_trigger: None, source_version };
+        let batch = Batch {
+            base,
+            target,
+            operations,
+            commit,
+            oldest_trigger: None,
+            source_version,
+            kind_versions: proto::model::KindVersions::default(),
+        };
         EncodedMessage::batch(&batch, part.iter().map(EncodedOperation::new)).to_bytes().to_vec()
     };
     parts.enumerate().map(message).collect()

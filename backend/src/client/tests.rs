@@ -99,6 +99,7 @@ fn mk_hello() -> Hello {
         resume: Some((Epoch(3), Revision(4))),
         digests: Some(Box::new(state.digests().clone())),
         source_version: SourceVersion(7),
+        kind_versions: proto::model::KindVersions::default(),
         started: None,
     }
 }
@@ -110,6 +111,7 @@ fn mk_welcome() -> ServerMessage {
         epoch: Epoch(9),
         mode: SyncMode::Repair,
         source_version: SourceVersion(0),
+        kind_versions: proto::model::KindVersions::default(),
     })
 }
 
@@ -127,6 +129,7 @@ fn batch(operations: Vec<Operation>) -> ServerMessage {
         commit: true,
         oldest_trigger: None,
         source_version: SourceVersion(0),
+        kind_versions: proto::model::KindVersions::default(),
     })
 }
 

@@ -14,8 +14,8 @@ use proto::{
     digest::Digest,
     encoded::{EncodedMessage, EncodedOperation},
     model::{
-        Batch, Epoch, Features, NodeInfo, Operation, Revision, ServerMessage, SourceVersion, SyncMode, VersionRange,
-        Welcome,
+        Batch, Epoch, Features, KindVersions, NodeInfo, Operation, Revision, ServerMessage, SourceVersion, SyncMode,
+        VersionRange, Welcome,
     },
 };
 use xxhash_rust::xxh64::xxh64;
@@ -46,6 +46,7 @@ pub(super) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch) {
         epoch,
         mode: SyncMode::Snapshot,
         source_version: SourceVersion::default(),
+        kind_versions: KindVersions::default(),
     };
     put(frames, &EncodedMessage::new(&ServerMessage::Welcome(welcome)));
 }
@@ -54,10 +55,10 @@ pub(super) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch) {
 pub(super) fn put_snapshot<'a>(
     frames: &mut Vec<u8>,
     target: Revision,
-    source_version: SourceVersion,
+    (source_version, kind_versions): (SourceVersion, KindVersions),
     operations: impl Iterator<Item = &'a Operation>,
 ) {
-    let batch = |commit| Batch { target, commit, source_version, ..Batch::default() };
+    let batch = |commit| Batch { target, commit, source_version, kind_versions, ..Batch::default() };
     let (mut part, mut bytes) = (Vec::new(), 0);
     for operation in operations.map(EncodedOperation::new) {
         if bytes + operation.len() > BATCH_BYTES && !part.is_empty() {
@@ -116,7 +117,7 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let total = frames.len();
     let mut state = NodeState::new(NodeInfo::unknown(node));
     let mut stage = Stage::default();
-    let (mut epoch, mut source_version) = (None, SourceVersion::default());
+    let (mut epoch, mut source_version, mut kind_versions) = (None, SourceVersion::default(), KindVersions::default());
     let (mut first, mut last) = (None, None);
     // They were also rejected when they were received; the digest shows whether the result is the same.
     let mut rejected = Vec::new();
@@ -128,6 +129,7 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
                 // A frontend that does not know the version leaves it as it is.
                 if batch.source_version != SourceVersion::default() {
                     source_version = batch.source_version;
+                    kind_versions = kind_versions.updated(batch.kind_versions);
                 }
                 stage.extend(batch.operations);
             }
@@ -139,14 +141,19 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
                 let epoch: Epoch = epoch.context("the file does not begin with a Welcome")?;
                 let len = total - frames.len();
                 first.get_or_insert(len);
-                last = Some((epoch, revision, source_version, len));
+                last = Some((epoch, revision, (source_version, kind_versions), len));
             }
             ServerMessage::Drain(_) | ServerMessage::DigestRequest => {
                 bail!("a frame contains a message that does not belong in a state file")
             }
         }
     }
-    let (epoch, revision, source_version, len) = last.context("the file contains no complete commit")?;
+    let (epoch, revision, (source_version, kind_versions), len) =
+        last.context("the file contains no complete commit")?;
     let snapshot_bytes = first.unwrap_or(len) as u64;
-    Ok(Loaded { stored: StoredState { state, epoch, revision, source_version }, snapshot_bytes, bytes: len as u64 })
+    Ok(Loaded {
+        stored: StoredState { state, epoch, revision, source_version, kind_versions },
+        snapshot_bytes,
+        bytes: len as u64,
+    })
 }

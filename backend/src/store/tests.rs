@@ -39,13 +39,14 @@ fn batch(revision: u64, operations: Vec<Operation>) -> Batch {
         commit: true,
         oldest_trigger: None,
         source_version: version(revision),
+        kind_versions: KindVersions::default(),
     }
 }
 
 /// Receives and commits operations.
 fn stage(store: &mut Store, epoch: Epoch, revision: u64, operations: Vec<Operation>) {
     store.stage(&ReceivedMessage::from(ServerMessage::Batch(batch(revision, operations))));
-    store.commit(epoch, version(revision));
+    store.commit(epoch, version(revision), KindVersions::default());
 }
 
 /// Receives, commits and writes a change.
@@ -81,6 +82,7 @@ fn state_survives_restarts_in_random_histories() {
                     epoch,
                     revision: Revision(revision),
                     source_version: version(revision),
+                    kind_versions: KindVersions::default(),
                 };
                 assert_eq!(stored, Some(expected), "seed {seed}");
                 store = reopened;
@@ -122,7 +124,7 @@ fn received_bytes_are_stored_unchanged() {
     let batch = EncodedMessage::new(&ServerMessage::Batch(batch(2, Vec::new())));
     let wire = EncodedMessage::from_bytes([&batch.to_bytes()[..], &[0xc2, 0x3e, 1, 5]].concat().into());
     store.stage(&ReceivedMessage::decode(wire.clone()).unwrap());
-    store.commit(EPOCH, version(2));
+    store.commit(EPOCH, version(2), KindVersions::default());
     flush(&mut store, &state, EPOCH, 2);
     let bytes = fs::read(&path).unwrap();
     assert!(bytes.windows(wire.len()).any(|window| window == &wire.to_bytes()[..]));
@@ -151,6 +153,7 @@ fn file_truncated_at_any_byte_yields_the_last_complete_commit() {
             epoch: EPOCH,
             revision: Revision(*revision),
             source_version: version(*revision),
+            kind_versions: KindVersions::default(),
         });
         assert_eq!(stored, expected, "{len} bytes");
     }

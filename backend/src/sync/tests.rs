@@ -11,8 +11,8 @@ use std::path::Path;
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, Epoch, FailureKind, Features, Hello, Operation, Revision, ServerMessage, ServicePortFailure,
-        ServicePortKey, SourceVersion, SyncMode, VersionRange, Welcome,
+        Ack, Batch, Epoch, FailureKind, Features, Hello, KindVersions, Operation, Revision, ServerMessage,
+        ServicePortFailure, ServicePortKey, SourceVersion, SyncMode, VersionRange, Welcome,
     },
 };
 use runtime::{Ready, Trigger};
@@ -135,18 +135,41 @@ impl Peer {
 fn batch(base: u64, target: u64, operations: Vec<Operation>, commit: bool) -> ServerMessage {
     let (base, target) = (Revision(base), Revision(target));
     let source_version = SourceVersion(0);
-    ServerMessage::Batch(Batch { base, target, operations, commit, oldest_trigger: None, source_version })
+    ServerMessage::Batch(Batch {
+        base,
+        target,
+        operations,
+        commit,
+        oldest_trigger: None,
+        source_version,
+        kind_versions: KindVersions::default(),
+    })
 }
 
 /// A commit that reflects this version of the cluster.
 fn mk_batch(base: u64, target: u64, version: u64, operations: Vec<Operation>) -> ServerMessage {
     let (base, target, source_version) = (Revision(base), Revision(target), SourceVersion(version));
-    ServerMessage::Batch(Batch { base, target, operations, commit: true, oldest_trigger: None, source_version })
+    ServerMessage::Batch(Batch {
+        base,
+        target,
+        operations,
+        commit: true,
+        oldest_trigger: None,
+        source_version,
+        kind_versions: KindVersions::default(),
+    })
 }
 
 fn mk_welcome(epoch: Epoch, mode: SyncMode, version: u64) -> Welcome {
     let (version, source_version) = (VersionRange::SUPPORTED.max, SourceVersion(version));
-    Welcome { version, features: Features::SUPPORTED, epoch, mode, source_version }
+    Welcome {
+        version,
+        features: Features::SUPPORTED,
+        epoch,
+        mode,
+        source_version,
+        kind_versions: KindVersions::default(),
+    }
 }
 
 /// The operations of a snapshot.

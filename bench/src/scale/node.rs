@@ -202,6 +202,7 @@ impl Node {
             resume,
             digests,
             source_version: SourceVersion(0),
+            kind_versions: proto::model::KindVersions::default(),
             started: None,
         }
     }

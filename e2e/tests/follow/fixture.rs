@@ -271,6 +271,7 @@ impl Fixture {
             resume: None,
             digests: None,
             source_version: SourceVersion(0),
+            kind_versions: proto::model::KindVersions::default(),
             started: None,
         };
         let (replies, mut events) = self.server.lock().unwrap().attach(hello);

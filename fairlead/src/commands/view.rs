@@ -56,6 +56,7 @@ impl View {
             resume: None,
             digests: None,
             source_version: SourceVersion::default(),
+            kind_versions: proto::model::KindVersions::default(),
             started: None,
         };
         let session = grpc.connect(hello).await.with_context(|| {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use proto::model::SourceVersion;
+use proto::model::{KindVersions, SourceVersion};
 
 use crate::object::{ObjectKind, VersionProgress};
 
@@ -39,9 +39,29 @@ impl SourceVersions {
         self.changed.values().max().copied().unwrap_or_default()
     }
 
+    /// The same for each kind.
+    pub(super) fn reflected_kinds(&self) -> KindVersions {
+        of_kinds(&self.changed)
+    }
+
     /// The version up to which all changes have been delivered.
     pub(super) fn confirmed(&self) -> SourceVersion {
         self.confirmed.values().max().copied().unwrap_or_default()
+    }
+
+    /// The same for each kind: the watch of one may hang while the others go on.
+    pub(super) fn confirmed_kinds(&self) -> KindVersions {
+        of_kinds(&self.confirmed)
+    }
+}
+
+fn of_kinds(versions: &BTreeMap<ObjectKind, SourceVersion>) -> KindVersions {
+    let version = |kind| versions.get(&kind).copied().unwrap_or_default();
+    KindVersions {
+        services: version(ObjectKind::Service),
+        endpoint_slices: version(ObjectKind::EndpointSlice),
+        nodes: version(ObjectKind::Node),
+        service_cidrs: version(ObjectKind::ServiceCidr),
     }
 }
 
@@ -59,6 +79,11 @@ mod tests {
         versions.record(ObjectKind::EndpointSlice, VersionProgress::Changed(SourceVersion(95)));
         versions.record(ObjectKind::EndpointSlice, VersionProgress::Confirmed(SourceVersion(120)));
         assert_eq!((versions.reflected(), versions.confirmed()), (SourceVersion(100), SourceVersion(120)));
+        let kinds = |services, endpoint_slices| {
+            let (services, endpoint_slices) = (SourceVersion(services), SourceVersion(endpoint_slices));
+            KindVersions { services, endpoint_slices, ..KindVersions::default() }
+        };
+        assert_eq!((versions.reflected_kinds(), versions.confirmed_kinds()), (kinds(100, 95), kinds(100, 120)));
     }
 
     #[test]

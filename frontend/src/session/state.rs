@@ -120,8 +120,8 @@ impl Session {
             committed_at: None,
         };
         session.set_programmed(base);
-        let source_version = *session.context.cluster.source_versions().borrow();
-        let welcome = Welcome { version, features: Features::SUPPORTED, epoch, mode, source_version };
+        let (source_version, kind_versions) = *session.context.cluster.source_versions().borrow();
+        let welcome = Welcome { version, features: Features::SUPPORTED, epoch, mode, source_version, kind_versions };
         output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
         match (resumed, hello.digests) {
             // Confirms that the client is up to date. The digest in its Ack is checked.
@@ -372,7 +372,8 @@ impl Session {
             size += chunk.size();
             pending.push(chunk);
         }
-        let header = Batch { commit: true, source_version, ..part };
+        let (source_version, kind_versions) = source_version;
+        let header = Batch { commit: true, source_version, kind_versions, ..part };
         output.send(OutgoingMessage::Batch { header, chunks: pending }).await?;
         self.await_ack(target, digest);
         Ok(())

@@ -67,6 +67,27 @@ async fn client_at_a_newer_version_waits() {
     assert_eq!(server.frontend.stream_stats().rollbacks, 0);
 }
 
+/// The watch of one kind hangs, while the others make the frontend look up to date.
+#[tokio::test]
+async fn client_with_newer_objects_of_one_kind_waits() {
+    let server = serve(Duration::from_secs(600)).await;
+    let with_services = |services| {
+        let kind_versions = Some(v1::KindVersions { services, ..Default::default() });
+        v1::Hello { source_version: 100, kind_versions, ..hello("node-1") }
+    };
+    let mut stream = server.hello(with_services(95)).await;
+    let mut other = server.hello(with_services(90)).await;
+    let versions = welcome(&mut other).await.kind_versions.unwrap();
+    assert_eq!((versions.services, versions.nodes), (90, 100));
+    server
+        .updates
+        .send(SourceUpdate::Progress(ObjectKind::Service, VersionProgress::Confirmed(SourceVersion(95))))
+        .await
+        .unwrap();
+    assert_eq!(welcome(&mut stream).await.kind_versions.unwrap().services, 95);
+    assert_eq!(server.frontend.stream_stats().rollbacks, 0);
+}
+
 #[tokio::test]
 async fn client_is_rolled_back_after_the_timeout() {
     let server = serve(Duration::from_millis(1)).await;

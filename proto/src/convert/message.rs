@@ -9,8 +9,8 @@ use super::{
 use crate::{
     digest::{BUCKETS, Digest, DigestVector},
     model::{
-        Ack, Capabilities, ClientMessage, Epoch, FailureKind, Feature, Features, Hello, Revision, Role, ServerMessage,
-        ServicePortFailure, SourceVersion, SyncMode, VersionRange, Welcome,
+        Ack, Capabilities, ClientMessage, Epoch, FailureKind, Feature, Features, Hello, KindVersions, Revision, Role,
+        ServerMessage, ServicePortFailure, SourceVersion, SyncMode, VersionRange, Welcome,
     },
     v1,
 };
@@ -74,13 +74,14 @@ impl TryFrom<v1::ServerMessage> for ServerMessage {
 
 impl From<&Welcome> for v1::Welcome {
     fn from(welcome: &Welcome) -> Self {
-        let Welcome { version, features, epoch, mode, source_version } = welcome;
+        let Welcome { version, features, epoch, mode, source_version, kind_versions } = welcome;
         Self {
             protocol_version: *version,
             features: wire_features(*features),
             epoch: epoch.0,
             mode: mode.to_wire(),
             source_version: source_version.0,
+            kind_versions: wire_kind_versions(*kind_versions),
         }
     }
 }
@@ -106,6 +107,7 @@ impl TryFrom<v1::Welcome> for Welcome {
             epoch: Epoch(wire.epoch),
             mode,
             source_version: SourceVersion(wire.source_version),
+            kind_versions: kind_versions(wire.kind_versions),
         })
     }
 }
@@ -150,10 +152,31 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
     }
 }
 
+/// Without any version the message is left out.
+pub(super) fn wire_kind_versions(versions: KindVersions) -> Option<v1::KindVersions> {
+    let KindVersions { services, endpoint_slices, nodes, service_cidrs } = versions;
+    (versions != KindVersions::default()).then_some(v1::KindVersions {
+        services: services.0,
+        endpoint_slices: endpoint_slices.0,
+        nodes: nodes.0,
+        service_cidrs: service_cidrs.0,
+    })
+}
+
+pub(super) fn kind_versions(wire: Option<v1::KindVersions>) -> KindVersions {
+    let v1::KindVersions { services, endpoint_slices, nodes, service_cidrs } = wire.unwrap_or_default();
+    KindVersions {
+        services: SourceVersion(services),
+        endpoint_slices: SourceVersion(endpoint_slices),
+        nodes: SourceVersion(nodes),
+        service_cidrs: SourceVersion(service_cidrs),
+    }
+}
+
 impl From<&Hello> for v1::Hello {
     fn from(hello: &Hello) -> Self {
-        let Hello { capabilities, node, role, backend, backend_version, resume, digests, source_version, started } =
-            hello;
+        let Hello { capabilities, node, role, backend, backend_version, resume, digests, .. } = hello;
+        let Hello { source_version, kind_versions, started, .. } = hello;
         let (epoch, revision) = resume.unwrap_or_default();
         Self {
             protocol_version: capabilities.versions.min,
@@ -167,6 +190,7 @@ impl From<&Hello> for v1::Hello {
             revision: revision.0,
             digests: digests.as_deref().map(DigestVector::to_vec).unwrap_or_default(),
             source_version: source_version.0,
+            kind_versions: wire_kind_versions(*kind_versions),
             started_micros: started.map_or(0, unix_micros),
         }
     }
@@ -189,6 +213,7 @@ impl TryFrom<v1::Hello> for Hello {
             resume: (wire.epoch != 0).then_some((Epoch(wire.epoch), Revision(wire.revision))),
             digests: (!wire.digests.is_empty()).then(|| digests(&wire.digests, "digests")).transpose()?,
             source_version: SourceVersion(wire.source_version),
+            kind_versions: kind_versions(wire.kind_versions),
             started: from_unix_micros(wire.started_micros),
         })
     }

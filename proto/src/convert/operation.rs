@@ -1,5 +1,6 @@
 //! Operations, the node and cluster info that they set, and batches.
 
+use super::message::{kind_versions, wire_kind_versions};
 use super::{
     InvalidMessage, Within as _, each,
     enums::WireEnum as _,
@@ -146,6 +147,7 @@ impl From<&Batch> for v1::Batch {
             commit: batch.commit,
             oldest_trigger_micros: batch.oldest_trigger.map_or(0, unix_micros),
             source_version: batch.source_version.0,
+            kind_versions: wire_kind_versions(batch.kind_versions),
         }
     }
 }
@@ -161,6 +163,7 @@ impl TryFrom<v1::Batch> for Batch {
             commit: wire.commit,
             oldest_trigger: from_unix_micros(wire.oldest_trigger_micros),
             source_version: SourceVersion(wire.source_version),
+            kind_versions: kind_versions(wire.kind_versions),
         })
     }
 }

@@ -150,26 +150,36 @@ fn operation() -> impl Strategy<Value = Operation> {
 fn batch() -> impl Strategy<Value = Batch> {
     let trigger = option::of(1..u64::MAX / 2_000_000)
         .prop_map(|micros| micros.map(|micros| UNIX_EPOCH + Duration::from_micros(micros)));
-    (any::<[u64; 3]>(), vec(operation(), 0..6), any::<bool>(), trigger).prop_map(
-        |([base, target, version], operations, commit, oldest_trigger)| Batch {
+    (any::<[u64; 3]>(), vec(operation(), 0..6), any::<bool>(), trigger, kind_versions()).prop_map(
+        |([base, target, version], operations, commit, oldest_trigger, kind_versions)| Batch {
             base: Revision(base),
             target: Revision(target),
             operations,
             commit,
             oldest_trigger,
             source_version: SourceVersion(version),
+            kind_versions,
         },
     )
+}
+
+fn kind_versions() -> impl Strategy<Value = KindVersions> {
+    any::<[u64; 4]>().prop_map(|versions| {
+        let [services, endpoint_slices, nodes, service_cidrs] = versions.map(SourceVersion);
+        KindVersions { services, endpoint_slices, nodes, service_cidrs }
+    })
 }
 
 fn server_message() -> impl Strategy<Value = ServerMessage> {
     let mode = prop_oneof![Just(SyncMode::Resume), Just(SyncMode::Repair), Just(SyncMode::Snapshot)];
     prop_oneof![
-        (1..u64::MAX, mode, any::<u64>(), features()).prop_map(|(epoch, mode, version, features)| {
-            let (epoch, source_version) = (Epoch(epoch), SourceVersion(version));
-            let version = VersionRange::SUPPORTED.max;
-            ServerMessage::Welcome(Welcome { version, features, epoch, mode, source_version })
-        }),
+        (1..u64::MAX, mode, any::<u64>(), features(), kind_versions()).prop_map(
+            |(epoch, mode, version, features, kind_versions)| {
+                let (epoch, source_version) = (Epoch(epoch), SourceVersion(version));
+                let version = VersionRange::SUPPORTED.max;
+                ServerMessage::Welcome(Welcome { version, features, epoch, mode, source_version, kind_versions })
+            }
+        ),
         batch().prop_map(ServerMessage::Batch),
         any::<(u64, u64)>().prop_map(|(revision, sum)| ServerMessage::Bookmark(Revision(revision), Digest(sum))),
         any::<u32>().prop_map(|millis| ServerMessage::Drain(Duration::from_millis(millis.into()))),
@@ -207,6 +217,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
                 resume: resume.map(|(epoch, revision)| (Epoch(epoch), Revision(revision))),
                 digests,
                 source_version: SourceVersion(version),
+                kind_versions: KindVersions { services: SourceVersion(version), ..KindVersions::default() },
                 started: started.map(|micros| UNIX_EPOCH + Duration::from_micros(micros)),
             })
         },
@@ -378,7 +389,7 @@ fn unknown_features_are_ignored() {
     let hello = v1::Hello { protocol_version: 1, features: wire.clone(), node: "a".into(), ..Default::default() };
     assert_eq!(hello_from_wire(hello).unwrap().capabilities.features, Features::of(&Feature::ALL));
     let mode = v1::SyncMode::Repair.into();
-    let welcome = v1::Welcome { protocol_version: 1, features: wire, epoch: 1, mode, source_version: 0 };
+    let welcome = v1::Welcome { protocol_version: 1, features: wire, epoch: 1, mode, ..Default::default() };
     assert_eq!(Welcome::try_from(welcome).unwrap().features, Features::of(&Feature::ALL));
 }
 

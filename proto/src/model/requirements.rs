@@ -109,7 +109,8 @@ mod tests {
         let batch = ServerMessage::Batch(Batch { operations: operations(), ..Batch::default() });
         let (epoch, mode) = (crate::model::Epoch(1), SyncMode::Snapshot);
         let (version, features) = (VersionRange::SUPPORTED.min, Features::of(&crate::model::Feature::ALL));
-        let welcome = Welcome { version, features, epoch, mode, source_version: Default::default() };
+        let (source_version, kind_versions) = Default::default();
+        let welcome = Welcome { version, features, epoch, mode, source_version, kind_versions };
         for message in [batch, ServerMessage::Welcome(welcome), ServerMessage::DigestRequest] {
             assert_eq!(message.requires(), Features::NONE, "{message:?}");
         }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{Batch, Capabilities, Epoch, Features, Revision, ServicePortKey, SourceVersion};
+use super::{Batch, Capabilities, Epoch, Features, KindVersions, Revision, ServicePortKey, SourceVersion};
 use crate::digest::{Digest, DigestVector};
 
 /// The role of a client.
@@ -65,6 +65,8 @@ pub struct Hello {
     pub digests: Option<Box<DigestVector>>,
     /// The source version of the committed state.
     pub source_version: SourceVersion,
+    /// The source version of each kind.
+    pub kind_versions: KindVersions,
     /// The start of the client process; `None` if unknown.
     pub started: Option<SystemTime>,
 }
@@ -82,6 +84,8 @@ pub struct Welcome {
     pub mode: SyncMode,
     /// The newest object version that the frontend has seen.
     pub source_version: SourceVersion,
+    /// The same for each kind.
+    pub kind_versions: KindVersions,
 }
 
 /// Acknowledges a commit or a bookmark.

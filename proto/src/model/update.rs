@@ -24,6 +24,19 @@ pub struct Epoch(pub u64);
 #[serde(transparent)]
 pub struct SourceVersion(pub u64);
 
+/// The [`SourceVersion`] of each kind of object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KindVersions {
+    /// Of Services.
+    pub services: SourceVersion,
+    /// Of EndpointSlices.
+    pub endpoint_slices: SourceVersion,
+    /// Of Nodes.
+    pub nodes: SourceVersion,
+    /// Of ServiceCIDRs.
+    pub service_cidrs: SourceVersion,
+}
+
 /// The node that a stream is for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NodeInfo {
@@ -94,6 +107,35 @@ pub struct Batch {
     pub oldest_trigger: Option<SystemTime>,
     /// The source version of the resulting state, if `commit` is set.
     pub source_version: SourceVersion,
+    /// The source version of each kind, if `commit` is set.
+    pub kind_versions: KindVersions,
+}
+
+impl KindVersions {
+    /// The kinds, as Kubernetes names them, with their versions.
+    fn kinds(self) -> [(&'static str, SourceVersion); 4] {
+        let Self { services, endpoint_slices, nodes, service_cidrs } = self;
+        [("Service", services), ("EndpointSlice", endpoint_slices), ("Node", nodes), ("ServiceCIDR", service_cidrs)]
+    }
+
+    /// The versions of a later commit; a kind whose version it does not know keeps its version.
+    #[must_use]
+    pub fn updated(self, later: Self) -> Self {
+        let known = |later: SourceVersion, now| if later == SourceVersion::default() { now } else { later };
+        Self {
+            services: known(later.services, self.services),
+            endpoint_slices: known(later.endpoint_slices, self.endpoint_slices),
+            nodes: known(later.nodes, self.nodes),
+            service_cidrs: known(later.service_cidrs, self.service_cidrs),
+        }
+    }
+
+    /// The kinds whose version is known to be older than in `than`: the kind, this version, that version.
+    pub fn older_kinds(self, than: Self) -> impl Iterator<Item = (&'static str, SourceVersion, SourceVersion)> {
+        let pairs = self.kinds().into_iter().zip(than.kinds());
+        let older = pairs.filter(|((_, one), (_, other))| *one != SourceVersion::default() && one < other);
+        older.map(|((kind, one), (_, other))| (kind, one, other))
+    }
 }
 
 impl NodeInfo {

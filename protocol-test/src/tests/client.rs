@@ -139,6 +139,7 @@ impl Client {
             backend_version: "1".to_owned(),
             resume,
             digests: resume.map(|_| Box::new(self.state.digests())),
+            kind_versions: proto::model::KindVersions::default(),
             source_version: match self.fault {
                 Fault::Minimal => SourceVersion(0),
                 Fault::OtherSourceVersion if self.committed.is_some() => SourceVersion(5),

@@ -331,3 +331,39 @@ async fn rollback_to_an_older_version_of_the_cluster_is_counted() {
     assert_eq!(rollbacks(&fixture), 1);
     fixture.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn frontend_that_is_behind_in_one_kind_is_a_rollback_also_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state");
+    let state = mk_services(&["default/web"]);
+    let kernel = FakeKernel::default();
+    let versions = |services, endpoint_slices| {
+        let (services, endpoint_slices) = (SourceVersion(services), SourceVersion(endpoint_slices));
+        KindVersions { services, endpoint_slices, ..KindVersions::default() }
+    };
+    let commit = |base, kind_versions| match mk_batch(base, base + 1, 1000, everything(&state)) {
+        ServerMessage::Batch(batch) => ServerMessage::Batch(Batch { kind_versions, ..batch }),
+        other => other,
+    };
+    let mut fixture = start(&kernel, Some(&file));
+    let mut peer = fixture.session().await;
+    peer.welcome(EPOCH, SyncMode::Snapshot).await;
+    peer.send(commit(0, versions(900, 1000))).await;
+    peer.ack().await;
+    drop(peer);
+    fixture.stop().await;
+
+    let mut fixture = start(&kernel, Some(&file));
+    let mut peer = fixture.session().await;
+    assert_eq!(peer.hello.kind_versions, versions(900, 1000));
+    peer.welcome(Epoch(0xe2), SyncMode::Repair).await;
+    // The highest version is the same, that of EndpointSlices is not.
+    peer.send(commit(0, versions(1000, 500))).await;
+    peer.ack().await;
+    assert_eq!(fixture.progress.borrow().protocol.rollbacks, 1);
+    peer.send(commit(1, versions(1000, 0))).await;
+    peer.ack().await;
+    assert_eq!(fixture.progress.borrow().protocol.rollbacks, 1, "unknown is not older");
+    fixture.stop().await;
+}

@@ -58,6 +58,7 @@ pub(in crate::session) fn hello(node: &str) -> Hello {
         resume: None,
         digests: None,
         source_version: SourceVersion(0),
+        kind_versions: proto::model::KindVersions::default(),
         started: None,
     }
 }
