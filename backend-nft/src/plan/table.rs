@@ -193,7 +193,7 @@ impl TablePlan {
             operations.extend((!added.list.is_empty()).then_some(Operation::AddElements(map, added)));
         }
         operations.extend(rules);
-        // Rules of foreign chains may jump to our chains, and rules in our chains that another process has added may use
+        // Rules of foreign chains may jump to our chains; rules in our chains that another process has added may use
         // foreign sets.
         let (flushed, last): (Vec<_>, Vec<_>) =
             last.into_iter().partition(|operation| matches!(operation, Operation::FlushChain(_)));
