@@ -12,6 +12,7 @@ mod iptables;
 mod ipvs;
 mod node;
 mod observe;
+mod policy;
 mod protocol_test;
 mod status;
 mod trace;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use proto::model::ClusterInfo;
 
 use crate::{
+    index::ServicePolicy,
     log::HistoryLimits,
     server::ConnectionLimits,
     session::{NodeLimits, Rate},
@@ -15,6 +16,8 @@ use crate::{
 pub struct Config {
     /// Facts about the cluster that every node receives, besides those that come from objects.
     pub cluster: ClusterInfo,
+    /// Which addresses Services may claim, and how much of one Service is used.
+    pub services: ServicePolicy,
     /// The minimum time between two commits. After a quiet period the first change is committed at once.
     pub commit_interval: Duration,
     /// Added to `commit_interval` for each open stream, so that notifying all nodes does not use up the CPU.
@@ -51,6 +54,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             cluster: ClusterInfo::default(),
+            services: ServicePolicy::default(),
             commit_interval: Duration::from_millis(10),
             // Notifying one node takes 10 to 40 us of CPU time.
             commit_interval_per_stream: Duration::from_micros(12),

@@ -48,7 +48,7 @@ pub(crate) struct ReportedProblem {
 impl FrontendContext {
     pub(crate) fn new(config: Config) -> Self {
         let started = SystemTime::now();
-        let index = Index::new(started, config.cluster.clone());
+        let index = Index::new(started, config.cluster.clone(), config.services.clone());
         let log = ChangeLog::new(Epoch(fastrand::u64(1..)), config.history);
         Self {
             cluster: ClusterState::new(index, log),
@@ -88,8 +88,8 @@ impl FrontendContext {
         let of_objects = index.problems().flat_map(|(kind, name, problems)| {
             problems.into_iter().map(move |problem| ReportedProblem {
                 object: format!("{kind} {name}"),
-                field: problem.field.clone(),
-                message: problem.message.clone(),
+                field: problem.field,
+                message: problem.message,
             })
         });
         tls.into_iter().chain(of_objects).collect()

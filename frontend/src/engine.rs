@@ -69,10 +69,15 @@ impl Frontend {
     ) -> Result<()> {
         let mut ready = Some(ready);
         let mut due = Instant::now();
+        let mut notices_due = None;
         'updates: loop {
             let update = tokio::select! {
                 () = shutdown.recv() => break,
                 update = updates.recv() => update,
+                () = sleep_until(notices_due.unwrap_or(due)), if notices_due.is_some() => {
+                    notices_due = self.report_problems();
+                    continue;
+                }
             };
             let Some(update) = update else {
                 if !shutdown.is_triggered() {
@@ -98,12 +103,23 @@ impl Frontend {
             }
             if self.commit() {
                 drop(ready.take());
+                notices_due = self.report_problems();
             }
             due = Instant::now() + self.interval();
         }
         let StreamStats { rebuilds, chunks_encoded, chunks_sent, .. } = self.stream_stats();
         info!(rebuilds, chunks_encoded, chunks_sent, "engine stopped, no more commits");
         Ok(())
+    }
+
+    /// Logs problems of objects and creates Events about them, at a limited rate. Returns when there may be more.
+    fn report_problems(&self) -> Option<Instant> {
+        let (notices, next) = self.context.cluster.index().take_notices(Instant::now());
+        for notice in notices {
+            notice.log();
+            self.context.events.problem(notice);
+        }
+        next
     }
 
     /// Counts of the work done for streams so far.

@@ -1,9 +1,10 @@
 //! Kubernetes Events. A failure of nodes: on the Service, one for each reason, for all nodes together. A start of a
-//! backend: on its Node.
+//! backend: on its Node. Parts of a Service or EndpointSlice that are not used: on the object.
 //!
 //! ```text
 //!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ EventSeries: Service, reason
-//!            Hello of a new run                                             └────────▶ BackendStart
+//!            Hello of a new run                                             ├────────▶ BackendStart
+//!   engine: ObjectNotice                                                    └────────▶ problem
 //!                                                                                      │ rate-limited
 //!                                                                                      ▼
 //!                                                              create; if the series exists: patch its count
@@ -12,6 +13,7 @@
 //! A session never waits for this: reports that do not fit into the queue are dropped. Replicas do not know of each
 //! other: the name of an Event is a hash of its content, so that they create one Event and count it together.
 
+mod problem;
 mod recorder;
 mod series;
 mod start;
@@ -27,44 +29,53 @@ use tracing::debug;
 
 use self::recorder::EventRecorder;
 pub(crate) use self::start::BackendStart;
-use crate::Frontend;
+use crate::{Frontend, index::ObjectNotice, object::ObjectKind};
 
 /// The most reports that wait. Further ones are dropped.
 const QUEUE_LEN: usize = 4096;
 
-/// What a node has reported.
+/// What Events are created for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum NodeReport {
-    /// It could not program a service port, or serve a health check.
+pub(crate) enum EventReport {
+    /// A node could not program a service port, or serve a health check.
     Failed(Arc<str>, ServicePortFailure),
-    /// Its backend has started.
+    /// The backend of a node has started.
     Started(BackendStart),
+    /// Parts of an object are not used.
+    Problem(ObjectNotice),
 }
 
 /// The queue of reports. Without a receiver they are dropped.
 #[derive(Debug, Default)]
-pub(crate) struct EventQueue(OnceLock<mpsc::Sender<NodeReport>>);
+pub(crate) struct EventQueue(OnceLock<mpsc::Sender<EventReport>>);
 
 impl EventQueue {
     /// The receiver of all reports from now on; `None` if there is one already.
-    pub(crate) fn receiver(&self) -> Option<mpsc::Receiver<NodeReport>> {
+    pub(crate) fn receiver(&self) -> Option<mpsc::Receiver<EventReport>> {
         let (sender, reports) = mpsc::channel(QUEUE_LEN);
         self.0.set(sender).is_ok().then_some(reports)
     }
 
     /// Reports a failure of a node that is new on its stream.
     pub(crate) fn failed(&self, node: &Arc<str>, failure: &ServicePortFailure) {
-        self.report(|| NodeReport::Failed(node.clone(), failure.clone()));
+        self.report(|| EventReport::Failed(node.clone(), failure.clone()));
     }
 
     /// Reports a backend whose run began recently. It may have connected before, here or to another replica.
     pub(crate) fn started(&self, start: BackendStart) {
         if start.is_recent() {
-            self.report(|| NodeReport::Started(start));
+            self.report(|| EventReport::Started(start));
         }
     }
 
-    fn report(&self, report: impl FnOnce() -> NodeReport) {
+    /// Reports the problems of a Service or EndpointSlice.
+    pub(crate) fn problem(&self, notice: ObjectNotice) {
+        if !notice.problems.is_empty() && matches!(notice.kind, ObjectKind::Service | ObjectKind::EndpointSlice) {
+            self.report(|| EventReport::Problem(notice));
+        }
+    }
+
+    fn report(&self, report: impl FnOnce() -> EventReport) {
         let Some(reports) = self.0.get() else { return };
         if let Err(error) = reports.try_send(report()) {
             debug!(report = ?error.into_inner(), "event queue full, report dropped");

@@ -7,7 +7,10 @@
 //! The result depends on the current objects only, not on the order in which they arrived: an index after any history
 //! equals one that was filled from scratch.
 
+mod groups;
+mod policy;
 mod problems;
+mod protected;
 #[cfg(test)]
 mod tests;
 mod versions;
@@ -16,26 +19,37 @@ mod vip_conflicts;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,
+    net::IpAddr,
+    num::NonZeroU16,
     sync::Arc,
     time::SystemTime,
 };
 
 use ipnet::IpNet;
-use proto::model::{ClusterInfo, KindVersions, NodeInfo, ServicePortKey, SourceVersion};
+use proto::model::{ClusterInfo, KindVersions, NodeInfo, Protocol, ServicePortKey, SourceVersion};
+use tokio::time::Instant;
 
 use crate::{
     object::{
         ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObject, ServiceObjectPort,
         SliceObject, SourceUpdate,
     },
-    view::{ServicePortExplanation, ServicePortView, explain, view},
+    view::{ServiceEndpoints, ServicePortExplanation, ServicePortView, explain, view},
 };
 
 use self::{
+    groups::GroupChange,
     problems::ProblemLog,
     versions::SourceVersions,
-    vip_conflicts::{ClaimChange, VipClaims},
+    vip_conflicts::{RefusedClaims, VipClaims, external_ips},
 };
+pub use self::{
+    policy::{AllowedIps, ServiceLimits, ServicePolicy},
+    problems::{ObjectNotice, ProblemCause, ProblemCounts},
+};
+
+/// The namespace and name of the Service of the API servers.
+const API_SERVICE: (&str, &str) = ("default", "kubernetes");
 
 /// All objects of the cluster that a source delivers.
 #[derive(Debug, Default)]
@@ -50,9 +64,12 @@ pub struct Index {
     nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
     /// From the configuration, without any object.
     configured: ClusterInfo,
+    policy: ServicePolicy,
     service_cidrs: BTreeMap<Arc<str>, Vec<IpNet>>,
     claims: VipClaims,
     problems: ProblemLog,
+    /// Services of which a subset of the endpoints is used: each of their ports depends on all of their slices.
+    limited: BTreeSet<ObjectName>,
     versions: SourceVersions,
     /// The kinds of which a list has been delivered.
     complete: BTreeSet<ObjectKind>,
@@ -87,8 +104,10 @@ pub type NodeChanges = Vec<(Arc<str>, Option<Arc<NodeInfo>>)>;
 impl Index {
     /// An empty cluster. Trigger times before `started` are ignored; `configured` is added to the facts from objects.
     #[must_use]
-    pub fn new(started: SystemTime, configured: ClusterInfo) -> Self {
-        Self { started: Some(started), configured, dirty_cluster: true, ..Self::default() }
+    pub fn new(started: SystemTime, configured: ClusterInfo, policy: ServicePolicy) -> Self {
+        let mut claims = VipClaims::new(&policy);
+        claims.protected.set_service_cidrs(configured.service_cidrs.iter().copied().collect());
+        Self { started: Some(started), configured, policy, claims, dirty_cluster: true, ..Self::default() }
     }
 
     /// Applies an update of a source.
@@ -131,12 +150,19 @@ impl Index {
     /// Computes what may have changed since the last call.
     pub fn take_changes(&mut self) -> IndexChanges {
         let dirty = mem::take(&mut self.dirty);
+        let oldest_trigger = dirty.values().flatten().min().copied();
+        let dirty: Vec<_> = dirty.into_keys().collect();
+        let mut ports = Vec::with_capacity(dirty.len());
+        // Ordered by Service.
+        for keys in dirty.chunk_by(|left, right| (&left.namespace, &left.name) == (&right.namespace, &right.name)) {
+            self.resolve(keys, &mut ports);
+        }
         let node = |name: Arc<str>| (name.clone(), self.nodes.get(&name).cloned());
         IndexChanges {
             nodes: mem::take(&mut self.dirty_nodes).into_iter().map(node).collect(),
             cluster: mem::take(&mut self.dirty_cluster).then(|| self.cluster()),
-            oldest_trigger: dirty.values().flatten().min().copied(),
-            ports: dirty.into_keys().map(|key| (key.clone(), self.resolve(&key))).collect(),
+            oldest_trigger,
+            ports,
             reflected: (self.versions.reflected(), self.versions.reflected_kinds()),
             confirmed: (self.versions.confirmed(), self.versions.confirmed_kinds()),
         }
@@ -144,9 +170,12 @@ impl Index {
 
     /// The current facts about the cluster.
     fn cluster(&self) -> ClusterInfo {
+        ClusterInfo { service_cidrs: self.all_service_cidrs().into_iter().collect() }
+    }
+
+    fn all_service_cidrs(&self) -> BTreeSet<IpNet> {
         let cidrs = self.configured.service_cidrs.iter().chain(self.service_cidrs.values().flatten());
-        let cidrs: BTreeSet<IpNet> = cidrs.copied().collect();
-        ClusterInfo { service_cidrs: cidrs.into_iter().collect() }
+        cidrs.copied().collect()
     }
 
     /// The number of usable objects of a kind.
@@ -161,8 +190,19 @@ impl Index {
     }
 
     /// All problems of objects, by object. Up to date after [`Self::take_changes`].
-    pub fn problems(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<&ObjectProblem>)> {
+    pub fn problems(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<ObjectProblem>)> {
         self.problems.iter()
+    }
+
+    /// How many problems there are. Up to date after [`Self::take_changes`].
+    #[must_use]
+    pub fn problem_counts(&self) -> ProblemCounts {
+        self.problems.counts()
+    }
+
+    /// What is to be reported about problems now, and when there may be more.
+    pub fn take_notices(&mut self, now: Instant) -> (Vec<ObjectNotice>, Option<Instant>) {
+        self.problems.take_notices(now)
     }
 
     /// Why each endpoint of a Service is in the pools of a node or not, for those of its ports that `wanted` selects.
@@ -175,10 +215,10 @@ impl Index {
     ) -> Option<Vec<ServicePortExplanation>> {
         let service = self.services.get(name)?;
         let zone = self.nodes.get(node).map_or("", |node| &node.zone);
-        let slices = || self.slices.get(name).into_iter().flat_map(BTreeMap::values);
+        let slices = self.slices.get(name).into_iter().flat_map(BTreeMap::values);
+        let endpoints = ServiceEndpoints::limited(service, slices, &self.policy.limits);
         // The problems of its claims were reported when it was committed.
-        let resolve = |port| self.claims.resolve(service, port, &mut Vec::new());
-        let explanation = |port| explain(service, resolve(port), slices(), node, zone);
+        let explanation = |port| explain(service, self.claims.resolve(service, port).0, &endpoints, node, zone);
         Some(service.ports.iter().filter(|port| wanted(port)).map(explanation).collect())
     }
 
@@ -189,7 +229,7 @@ impl Index {
     }
 
     /// The problems of a Service and of its slices.
-    pub fn problems_of(&self, name: &ObjectName) -> impl Iterator<Item = (ObjectKind, &ObjectName, &ObjectProblem)> {
+    pub fn problems_of(&self, name: &ObjectName) -> impl Iterator<Item = (ObjectKind, &ObjectName, ObjectProblem)> {
         let is_related = move |kind, object: &ObjectName| match kind {
             ObjectKind::Service => object == name,
             ObjectKind::EndpointSlice => {
@@ -201,20 +241,46 @@ impl Index {
         related.flat_map(|(kind, object, problems)| problems.into_iter().map(move |problem| (kind, object, problem)))
     }
 
-    /// The current view of a service port. Records the problems of its claims.
-    fn resolve(&mut self, key: &ServicePortKey) -> Option<ServicePortView> {
-        let name = ObjectName::new(key.namespace.clone(), key.name.clone());
-        let mut problems = Vec::new();
-        let view = self.services.get(&name).and_then(|service| {
-            // The first, should there be two of one name.
-            let mut ports = service.ports.iter();
-            let port = ports.find(|port| port.name == key.port_name && port.protocol == key.protocol)?;
-            let port = self.claims.resolve(service, port, &mut problems);
-            let slices = self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
-            Some(view(service, port, slices))
-        });
-        self.problems.set_claims(&name, key, problems);
-        view
+    /// Computes the current views of service ports of one Service. Records the problems of their claims and endpoints.
+    fn resolve(&mut self, keys: &[ServicePortKey], views: &mut Vec<(ServicePortKey, Option<ServicePortView>)>) {
+        let Some(first) = keys.first() else { return };
+        let name = ObjectName::new(first.namespace.clone(), first.name.clone());
+        let Some(service) = self.services.get(&name) else {
+            for key in keys {
+                self.problems.set_claims(&name, key, RefusedClaims::default());
+                views.push((key.clone(), None));
+            }
+            self.problems.set_endpoints(&name, None);
+            self.limited.remove(&name);
+            return;
+        };
+        let slices = self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
+        let endpoints = ServiceEndpoints::limited(service, slices, &self.policy.limits);
+        let mut keys: BTreeSet<_> = keys.iter().cloned().collect();
+        if endpoints.is_subset() || self.limited.contains(&name) {
+            keys.extend(service.ports.iter().map(|port| key_of(service, port)));
+        }
+        for key in keys {
+            let by_key = |port: &ServiceObjectPort| (&port.name, port.protocol).cmp(&(&key.port_name, key.protocol));
+            let port = service.ports.binary_search_by(by_key).ok().and_then(|at| service.ports.get(at));
+            let (view, refused) = match port {
+                Some(port) => {
+                    let (port, refused) = self.claims.resolve(service, port);
+                    (Some(view(service, port, &endpoints)), refused)
+                }
+                None => (None, RefusedClaims::default()),
+            };
+            self.problems.set_claims(&name, &key, refused);
+            views.push((key, view));
+        }
+        let subset = endpoints.describe_subset();
+        if subset.is_some() {
+            self.limited.insert(name.clone());
+        } else {
+            self.limited.remove(&name);
+        }
+        let problem = subset.map(|message| ObjectProblem { field: "endpoints".to_owned(), message });
+        self.problems.set_endpoints(&name, problem);
     }
 
     fn apply_one(&mut self, parsed: ParsedObject) {
@@ -250,6 +316,11 @@ impl Index {
     }
 
     fn put_service(&mut self, name: ObjectName, new: Option<ServiceObject>) {
+        let (new, problems) = match new.map(|service| self.policy.apply(service)) {
+            Some((service, problems)) => (Some(service), problems),
+            None => (None, Vec::new()),
+        };
+        self.problems.set_policy(&name, problems);
         if self.services.get(&name) == new.as_ref() {
             return;
         }
@@ -262,12 +333,34 @@ impl Index {
         }
         let mut affected = BTreeSet::new();
         if let Some(old) = &old {
-            self.claims.change_service(old, ClaimChange::Remove, &mut affected);
+            self.claims.change_service(old, GroupChange::Remove, &mut affected);
         }
         if let Some(new) = &new {
-            self.claims.change_service(new, ClaimChange::Add, &mut affected);
+            self.claims.change_service(new, GroupChange::Add, &mut affected);
         }
         self.mark_dirty(affected);
+        let claimed: BTreeSet<_> = old.iter().chain(&new).flat_map(external_ips).map(|(ip, _)| ip).collect();
+        self.compare_endpoints(claimed);
+    }
+
+    /// Finds the slices that have newly claimed addresses as endpoints, and forgets addresses that are no longer claimed.
+    fn compare_endpoints(&mut self, mut addresses: BTreeSet<IpAddr>) {
+        let VipClaims { protected, .. } = &self.claims;
+        addresses.retain(|ip| self.claims.is_claimed(ip) != protected.compares_endpoints(ip));
+        if addresses.is_empty() {
+            return;
+        }
+        for ip in &addresses {
+            let is_claimed = self.claims.is_claimed(ip);
+            self.claims.protected.compare_endpoints(*ip, is_claimed);
+        }
+        let mut changed = Vec::new();
+        for slice in self.slices.values().flat_map(BTreeMap::values) {
+            if slice.endpoints.iter().any(|endpoint| addresses.contains(&endpoint.address)) {
+                changed.extend(self.claims.protected.change_slice(slice, GroupChange::Add));
+            }
+        }
+        self.mark_claimants_dirty(&changed);
     }
 
     fn put_slice(&mut self, name: &ObjectName, new: Option<SliceObject>) {
@@ -279,15 +372,22 @@ impl Index {
         }
         let trigger = self.new_trigger(old, new.as_ref());
         let keys: BTreeSet<_> = old.into_iter().chain(&new).flat_map(slice_keys).collect();
+        let mut removed = None;
         if let Some(service) = old_service
             && let Some(slices) = self.slices.get_mut(&service)
         {
-            slices.remove(&name.name);
+            removed = slices.remove(&name.name);
             if slices.is_empty() {
                 self.slices.remove(&service);
             }
         }
         self.slice_services.remove(name);
+        let is_api = |slice: &SliceObject| (&*slice.name.namespace, &*slice.service) == API_SERVICE;
+        let of_api = removed.iter().chain(&new).any(is_api);
+        let mut changed = Vec::new();
+        for (slice, change) in [(&removed, GroupChange::Remove), (&new, GroupChange::Add)] {
+            changed.extend(slice.iter().flat_map(|slice| self.claims.protected.change_slice(slice, change)));
+        }
         if let Some(slice) = new {
             self.slice_services.insert(name.clone(), slice.service.clone());
             let slices = self.slices.entry(sibling(name, &slice.service)).or_default();
@@ -297,6 +397,22 @@ impl Index {
             let oldest = self.dirty.entry(key).or_default();
             *oldest = [*oldest, trigger].into_iter().flatten().min();
         }
+        if of_api {
+            changed.extend(self.claims.protected.set_api_servers(self.api_servers()));
+        }
+        self.mark_claimants_dirty(&changed);
+    }
+
+    /// The addresses and ports of the API servers.
+    fn api_servers(&self) -> BTreeSet<(IpAddr, NonZeroU16)> {
+        let (namespace, name) = API_SERVICE;
+        let slices = self.slices.get(&ObjectName::new(namespace, name)).into_iter().flat_map(BTreeMap::values);
+        let of_slice = |slice: &SliceObject| {
+            let ports = slice.ports.iter().filter(|port| port.protocol == Protocol::Tcp);
+            let pairs = ports.flat_map(|port| slice.endpoints.iter().map(|endpoint| (endpoint.address, port.port)));
+            pairs.collect::<Vec<_>>()
+        };
+        slices.flat_map(of_slice).collect()
     }
 
     /// The trigger time of a change of a slice: it counts only if it has changed as well.
@@ -310,16 +426,16 @@ impl Index {
         if self.nodes.get(&name).map(Arc::as_ref) == new.as_ref() {
             return;
         }
-        let mut affected = BTreeSet::new();
+        let mut changed = Vec::new();
         if let Some(old) = self.nodes.remove(&name) {
-            self.claims.change_node(&old, ClaimChange::Remove, &mut affected);
+            changed.extend(self.claims.protected.change_node(&old, GroupChange::Remove));
         }
         if let Some(node) = new {
-            self.claims.change_node(&node, ClaimChange::Add, &mut affected);
+            changed.extend(self.claims.protected.change_node(&node, GroupChange::Add));
             self.nodes.insert(name.clone(), Arc::new(node));
         }
         self.dirty_nodes.insert(name);
-        self.mark_dirty(affected);
+        self.mark_claimants_dirty(&changed);
     }
 
     fn put_service_cidrs(&mut self, name: Arc<str>, cidrs: Vec<IpNet>) {
@@ -328,7 +444,16 @@ impl Index {
         } else {
             self.service_cidrs.insert(name.clone(), cidrs)
         };
-        self.dirty_cluster |= old.as_ref() != self.service_cidrs.get(&name);
+        if old.as_ref() != self.service_cidrs.get(&name) {
+            self.dirty_cluster = true;
+            let changed = self.claims.protected.set_service_cidrs(self.all_service_cidrs());
+            self.mark_claimants_dirty(&changed);
+        }
+    }
+
+    /// Marks the service ports that claim an address in these networks as an external or load-balancer IP.
+    fn mark_claimants_dirty(&mut self, networks: &[IpNet]) {
+        self.mark_dirty(self.claims.claimants_in(networks));
     }
 
     fn mark_dirty(&mut self, keys: impl IntoIterator<Item = ServicePortKey>) {

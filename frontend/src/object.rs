@@ -47,6 +47,9 @@ pub struct ServiceObject {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip` in VIP mode, sorted.
     pub load_balancer_ips: Vec<IpAddr>,
+    /// Load-balancer IPs that are not served, because not all of their source ranges can be used, sorted. They stay
+    /// claimed, so that no other Service gets them.
+    pub closed_ips: Vec<IpAddr>,
     /// `spec.loadBalancerSourceRanges`, sorted.
     pub source_ranges: Vec<IpNet>,
     /// `spec.internalTrafficPolicy`.

@@ -23,8 +23,9 @@ const SERVICES: [&str; 4] = ["s0", "s1", "s2", "s3"];
 const SLICES: [&str; 5] = ["x0", "x1", "x2", "x3", "x4"];
 const CLUSTER_IPS: [&str; 3] = ["10.96.0.1", "10.96.0.2", "10.96.0.3"];
 const CLUSTER_IPS_V6: [&str; 2] = ["fd00::1", "fd00::2"];
-/// The third is a cluster IP, the fourth a node address.
-const EXTERNAL_IPS: [&str; 5] = ["192.0.2.1", "192.0.2.2", "10.96.0.1", "172.16.0.1", "2001:db8::1"];
+/// A cluster IP, an address of a node, of a service CIDR, of a pod CIDR and of an endpoint are among them.
+const EXTERNAL_IPS: [&str; 8] =
+    ["192.0.2.1", "192.0.2.2", "10.96.0.1", "172.16.0.1", "10.97.0.1", "10.244.1.1", "10.0.0.1", "2001:db8::1"];
 const NODE_ADDRESSES: [&str; 3] = ["172.16.0.1", "172.16.0.2", "192.0.2.2"];
 const PORTS: [(&str, Protocol, u16); 4] =
     [("", Protocol::Tcp, 80), ("dns", Protocol::Udp, 53), ("http", Protocol::Tcp, 80), ("web", Protocol::Tcp, 8080)];
@@ -261,8 +262,13 @@ pub(crate) fn any_slice() -> impl Strategy<Value = SliceObject> {
 
 pub(crate) fn any_node() -> impl Strategy<Value = NodeInfo> {
     let zones = prop_oneof![Just(""), Just(ZONES[0]), Just(ZONES[1])];
-    (proptest::sample::select(NODES.to_vec()), zones, some_ips(NODE_ADDRESSES))
-        .prop_map(|(name, zone, addresses)| NodeInfo { addresses, ..node(name, zone) })
+    let pod_cidrs = subsequence(vec!["10.244.0.0/16", "10.244.1.0/24"], 0..=1);
+    (proptest::sample::select(NODES.to_vec()), zones, some_ips(NODE_ADDRESSES), pod_cidrs).prop_map(
+        |(name, zone, addresses, pod_cidrs)| {
+            let pod_cidrs = pod_cidrs.into_iter().map(|cidr| cidr.parse().unwrap()).collect();
+            NodeInfo { addresses, pod_cidrs, ..node(name, zone) }
+        },
+    )
 }
 
 fn any_service_cidr() -> impl Strategy<Value = ServiceCidrObject> {

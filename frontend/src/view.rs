@@ -11,6 +11,7 @@
 //! the result with a second, naive implementation (`reference`) that computes one node at a time.
 
 mod explain;
+mod limit;
 mod merge;
 mod selection;
 #[cfg(test)]
@@ -20,9 +21,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use proto::model::{IpFamily, PerFamily, Pool, ServicePort, TrafficPolicy};
 
-use crate::object::{ServiceObject, SliceObject};
+use crate::object::ServiceObject;
 
 pub use self::explain::{EndpointExplanation, EndpointReason, ServicePortExplanation, explain};
+pub use self::limit::ServiceEndpoints;
 use self::{
     merge::{MergedEndpoint, merge},
     selection::{ClusterSelection, UsedEndpoints, local, local_pool},
@@ -53,15 +55,11 @@ pub struct Scoped<T> {
 
 /// Computes the view of one service port.
 ///
-/// `port` is the service port after VIP conflict resolution, without its endpoints; `slices` are all EndpointSlices of
-/// the Service. An IP family without a cluster IP has no endpoints.
+/// `port` is the service port after VIP conflict resolution, without its endpoints; `endpoints` are those of the Service.
+/// An IP family without a cluster IP has no endpoints.
 #[must_use]
-pub fn view<'a>(
-    service: &ServiceObject,
-    mut port: ServicePort,
-    slices: impl IntoIterator<Item = &'a SliceObject>,
-) -> ServicePortView {
-    let merged = merge(&port.key, slices);
+pub fn view(service: &ServiceObject, mut port: ServicePort, endpoints: &ServiceEndpoints<'_>) -> ServicePortView {
+    let merged = merge(&port.key, endpoints);
     let EndpointDecisions { any_endpoints, cluster, local } = EndpointDecisions::of(service, &port, &merged);
     port.any_endpoints = any_endpoints;
     let mut by_node = BTreeMap::<Arc<str>, PerFamily<Pool>>::new();

@@ -2,7 +2,7 @@
 
 mod tls;
 
-use std::{num::NonZeroUsize, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -10,7 +10,9 @@ use frontend::ConnectionLimits;
 use ipnet::IpNet;
 use runtime::ConnectionBounds;
 
-use super::{ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress, conntrack::duration, observe::ProfilingArgs};
+use super::{
+    ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress, conntrack::duration, observe::ProfilingArgs, policy::PolicyArgs,
+};
 pub(crate) use tls::TlsArgs;
 
 #[derive(Debug, Args)]
@@ -84,17 +86,20 @@ pub(crate) struct SourceArgs {
 }
 
 /// Settings of the cluster that are not in its objects.
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ClusterArgs {
     /// Treat these CIDRs, comma-separated, as service CIDRs, in addition to ServiceCIDR objects. Nodes drop packets to
     /// addresses in them that no Service has.
     #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = service_cidr)]
     pub(crate) service_cidr: Vec<IpNet>,
 
-    /// Do not create Events for Services that nodes reject and for backends that start. Events need permission to
-    /// create and patch events.events.k8s.io.
+    /// Do not create Events for Services that are not served completely and for backends that start. Events need
+    /// permission to create and patch events.events.k8s.io.
     #[arg(long)]
     pub(crate) no_events: bool,
+
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
 }
 
 /// Parses one CIDR of `--service-cidr`.
@@ -137,6 +142,12 @@ impl ListenArgs {
 }
 
 impl FrontendArgs {
+    /// The TCP addresses at which this process listens; those with a host name are left out.
+    pub(crate) fn listening(&self) -> impl Iterator<Item = SocketAddr> {
+        let ListenArgs { listen, metrics, page, .. } = &self.listen;
+        listen.iter().filter_map(|address| address.parse().ok()).chain(metrics.0).chain(page.0)
+    }
+
     /// Checks settings that depend on each other.
     pub(super) fn validate(&self) -> Result<()> {
         self.source.validate()?;

@@ -76,7 +76,11 @@ pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: S
 pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shutdown) -> Result<()> {
     let LocalArgs { source, cluster, any, .. } = args;
     let mut tasks = Tasks::new();
-    let frontend = frontend::spawn(&source, &cluster, ::frontend::Config::default(), &mut tasks).await?;
+    let ObserveArgs { healthz, metrics, .. } = &any.common.observe;
+    let mut services = cluster.policy.policy(healthz.0.into_iter().chain(metrics.0));
+    services.refuse_node_addresses |= any.name()? == BackendName::Ipvs;
+    let config_of_frontend = ::frontend::Config { services, ..Default::default() };
+    let frontend = frontend::spawn(&source, &cluster, config_of_frontend, &mut tasks).await?;
     let registries = vec![frontend.metrics()];
     let stop = shutdown.clone();
     let connect = InProcess(move |hello| frontend.attach(hello, stop.clone()));

@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use super::{Kind, document::API_VERSION};
 
-/// The flag whose only value is a list. A file may have it as a list, too.
-const LIST_IN_ONE_VALUE: &str = "nodeport_addresses";
+/// The flags whose only value is a list. A file may have it as a list, too.
+const LISTS_IN_ONE_VALUE: [&str; 3] = ["nodeport_addresses", "external_ips", "load_balancer_ips"];
 
 /// One field with its value.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,7 +81,7 @@ fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
             Ok(values.iter().flat_map(|value| value.split(delimiter)).map(|value| value.trim().to_owned()).collect())
         }
         (ArgAction::Append, None) => Ok(values),
-        _ if arg.get_id() == LIST_IN_ONE_VALUE => Ok(vec![values.join(",")]),
+        _ if LISTS_IN_ONE_VALUE.contains(&arg.get_id().as_str()) => Ok(vec![values.join(",")]),
         _ if values.len() == 1 => Ok(values),
         _ => Err(wrong("one value")),
     }
@@ -224,8 +224,11 @@ mod tests {
             let FieldErrors(errors) = check(&local, &[Setting::new("path", field, value)]).unwrap_err();
             assert!(errors[0].reason.contains(expected), "{errors:?}");
         }
-        let lists =
-            [("clusterCidr", json!("10.0.0.0/8, fd00::/8")), ("nodeportAddresses", json!(["10.0.0.0/8", "fd00::/8"]))];
+        let lists = [
+            ("clusterCidr", json!("10.0.0.0/8, fd00::/8")),
+            ("nodeportAddresses", json!(["10.0.0.0/8", "fd00::/8"])),
+            ("externalIps", json!(["10.0.0.0/8", "fd00::/8"])),
+        ];
         check(&local, &lists.map(|(field, value)| Setting::new(field, field, value))).unwrap();
     }
 }

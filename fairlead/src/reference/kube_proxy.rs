@@ -14,7 +14,11 @@ cause a warning.
 
 /// The effects of fields that depend on others.
 const CROSS_FIELD: &[(&str, &str)] = &[
-    ("featureGates", "no effect: `AllowServiceExternalIPs` is always true, and there are no other gates"),
+    (
+        "featureGates",
+        "`AllowServiceExternalIPs: false` is `--external-ips none` of `local`, and of the frontend; no other gate has an \
+         effect",
+    ),
     ("clientConnection.kubeconfig", "`--kubeconfig` of `local`; `--discovery-kubeconfig` of a backend"),
     ("logging.format", "`--log-format`"),
     ("logging.verbosity", "`--log info`, or `debug` from 4 on"),

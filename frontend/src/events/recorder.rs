@@ -1,7 +1,7 @@
 //! Counts reports, and creates and patches Events at a limited rate.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{HashMap, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -21,9 +21,10 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    BackendStart, NodeReport,
+    BackendStart, EventReport, problem,
     series::{CONTROLLER, EventSeries, SeriesKey},
 };
+use crate::index::ObjectNotice;
 
 /// How often Events are sent. Reports within this time are sent together.
 const TICK: Duration = Duration::from_secs(1);
@@ -37,8 +38,15 @@ const MAX_SERIES: usize = 1024;
 const EXPIRY: Duration = Duration::from_secs(3600);
 /// The most starts that wait to be sent. Further ones are dropped.
 const MAX_STARTS: usize = 1024;
-/// How long nothing is sent after the API server has answered 403.
+/// The most problems of objects that wait to be sent, and the most of one namespace. Further ones are dropped.
+const MAX_PROBLEMS: (usize, usize) = (1024, 64);
+/// The most reasons of one namespace that are counted.
+const MAX_SERIES_OF_NAMESPACE: usize = 256;
+/// How long nothing is sent to a namespace after the API server has answered 403 there: the namespace terminates, or the
+/// permission is missing.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
+/// The most namespaces with such a pause. Beyond it nothing is sent to any.
+const MAX_PAUSED: usize = 1024;
 
 /// What has been reported, and what of it has been sent.
 pub(super) struct EventRecorder {
@@ -46,32 +54,46 @@ pub(super) struct EventRecorder {
     series: HashMap<SeriesKey, EventSeries>,
     /// Not sent yet.
     starts: VecDeque<BackendStart>,
+    /// Not sent yet: each with its namespace.
+    problems: VecDeque<(Arc<str>, Event)>,
 }
 
-/// Sends requests to the API server, unless it has answered 403 recently.
+/// Sends requests to the API server.
 struct EventSender {
     client: Client,
     instance: String,
-    paused_until: Option<Instant>,
+    pauses: NamespacePauses,
+}
+
+/// The namespaces to which nothing is sent, because the API server has answered 403 recently.
+#[derive(Debug, Default)]
+struct NamespacePauses {
+    until: HashMap<String, Instant>,
+    /// Nothing is sent to any namespace.
+    all_until: Option<Instant>,
+    /// When a pause was last logged, and how many have begun since.
+    logged: Option<Instant>,
+    unlogged: usize,
 }
 
 // === impl EventRecorder ===
 
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
-        let sender = EventSender { client, instance, paused_until: None };
-        Self { sender, series: HashMap::new(), starts: VecDeque::new() }
+        let sender = EventSender { client, instance, pauses: NamespacePauses::default() };
+        Self { sender, series: HashMap::new(), starts: VecDeque::new(), problems: VecDeque::new() }
     }
 
     /// Runs until the queue is closed.
-    pub(super) async fn run(mut self, mut reports: mpsc::Receiver<NodeReport>) {
+    pub(super) async fn run(mut self, mut reports: mpsc::Receiver<EventReport>) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 report = reports.recv() => match report {
-                    Some(NodeReport::Failed(node, failure)) => self.count(node, failure),
-                    Some(NodeReport::Started(start)) => self.add_start(start),
+                    Some(EventReport::Failed(node, failure)) => self.count(node, failure),
+                    Some(EventReport::Started(start)) => self.add_start(start),
+                    Some(EventReport::Problem(notice)) => self.add_problem(&notice),
                     None => return,
                 },
                 _ = ticks.tick() => self.send_due().await,
@@ -80,11 +102,29 @@ impl EventRecorder {
     }
 
     fn count(&mut self, node: Arc<str>, failure: ServicePortFailure) {
-        let (now, full) = (Timestamp::now(), self.series.len() >= MAX_SERIES);
-        match self.series.entry(SeriesKey::of(failure)) {
-            Entry::Occupied(series) => series.into_mut().add(now),
-            Entry::Vacant(new) if !full => new.insert(EventSeries::new(node, now)).add(now),
-            Entry::Vacant(_) => {}
+        let now = Timestamp::now();
+        let key = SeriesKey::of(failure);
+        let of_namespace = |namespace: &Arc<str>| {
+            self.series.keys().filter(|series| series.port.namespace == *namespace).count() < MAX_SERIES_OF_NAMESPACE
+        };
+        let fits =
+            self.series.contains_key(&key) || self.series.len() < MAX_SERIES && of_namespace(&key.port.namespace);
+        if fits {
+            self.series.entry(key).or_insert_with(|| EventSeries::new(node, now)).add(now);
+        }
+    }
+
+    fn add_problem(&mut self, notice: &ObjectNotice) {
+        let (event, namespace) = (problem::event(notice, Timestamp::now()), &notice.name.namespace);
+        if let Some((_, waiting)) = self.problems.iter_mut().find(|(_, waiting)| {
+            (&waiting.metadata.name, &waiting.metadata.namespace) == (&event.metadata.name, &event.metadata.namespace)
+        }) {
+            *waiting = event;
+            return;
+        }
+        let of_namespace = self.problems.iter().filter(|(waiting, _)| waiting == namespace).count();
+        if self.problems.len() < MAX_PROBLEMS.0 && of_namespace < MAX_PROBLEMS.1 {
+            self.problems.push_back((namespace.clone(), event));
         }
     }
 
@@ -94,42 +134,67 @@ impl EventRecorder {
         }
     }
 
-    /// Sends what is due, at most `REQUESTS_PER_TICK` requests.
+    /// Sends what is due, at most `REQUESTS_PER_TICK` requests. Failures come first. A start or problem that cannot be
+    /// sent is dropped.
     async fn send_due(&mut self) {
-        if self.sender.is_paused() {
-            return;
-        }
-        self.series.retain(|_, series| series.last_report.elapsed() < EXPIRY);
+        let Self { sender, series, starts, problems } = self;
+        series.retain(|_, series| series.last_report.elapsed() < EXPIRY);
         let mut left = REQUESTS_PER_TICK;
-        let due = self.series.iter_mut().filter(|(_, series)| series.is_due()).take(REQUESTS_PER_TICK);
-        for (key, series) in due {
+        for (key, series) in series.iter_mut().filter(|(_, series)| series.is_due()) {
+            if left == 0 {
+                return;
+            }
+            if sender.pauses.contain(&key.port.namespace) {
+                continue;
+            }
             left -= 1;
-            self.sender.send(series.event(key), Some(series.patch())).await;
+            sender.send(series.event(key), Some(series.patch())).await;
             // Even if it failed: it is sent with the next report, a minute later at the earliest.
             series.mark_sent();
-            if self.sender.is_paused() {
-                return;
+        }
+        // Both take turns.
+        while left > 0 && !(starts.is_empty() && problems.is_empty()) {
+            let start = starts.pop_front().map(|start| start.event());
+            let problem = problems.pop_front().map(|(_, event)| event);
+            for event in start.into_iter().chain(problem) {
+                if !sender.pauses.contain(event.metadata.namespace.as_deref().unwrap_or_default()) {
+                    left = left.saturating_sub(1);
+                    sender.send(event, None).await;
+                }
             }
         }
-        // Failures come first. A start that cannot be sent is dropped.
-        for _ in 0..left {
-            let Some(start) = self.starts.pop_front() else { return };
-            self.sender.send(start.event(), None).await;
-            if self.sender.is_paused() {
-                self.starts.clear();
-                return;
-            }
+    }
+}
+
+// === impl NamespacePauses ===
+
+impl NamespacePauses {
+    fn contain(&self, namespace: &str) -> bool {
+        let now = Instant::now();
+        self.all_until.into_iter().chain(self.until.get(namespace).copied()).any(|until| now < until)
+    }
+
+    /// Begins a pause of a namespace. Returns how many have begun since the last line, if one is due.
+    fn begin(&mut self, namespace: String) -> Option<usize> {
+        let now = Instant::now();
+        self.until.retain(|_, until| now < *until);
+        if self.until.len() < MAX_PAUSED {
+            self.until.insert(namespace, now + FORBIDDEN_PAUSE);
+        } else {
+            self.all_until = Some(now + FORBIDDEN_PAUSE);
         }
+        self.unlogged += 1;
+        if self.logged.is_some_and(|logged| now < logged + FORBIDDEN_PAUSE) {
+            return None;
+        }
+        self.logged = Some(now);
+        Some(std::mem::take(&mut self.unlogged))
     }
 }
 
 // === impl EventSender ===
 
 impl EventSender {
-    fn is_paused(&self) -> bool {
-        self.paused_until.is_some_and(|until| Instant::now() < until)
-    }
-
     /// Creates an Event. One that exists, because another replica or an earlier session has created it, is patched.
     async fn send(&mut self, mut event: Event, patch: Option<Value>) {
         event.reporting_controller = Some(CONTROLLER.to_owned());
@@ -148,13 +213,16 @@ impl EventSender {
         match timeout(DEADLINE, request).await {
             Ok(Ok(())) => {}
             Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-                warn!(
-                    error = %status.message,
-                    retry_in_ms = FORBIDDEN_PAUSE.as_millis(),
-                    advice = "grant create and patch on events.events.k8s.io, or give --no-events",
-                    "not allowed to create events"
-                );
-                self.paused_until = Some(Instant::now() + FORBIDDEN_PAUSE);
+                if let Some(namespaces) = self.pauses.begin(namespace.clone()) {
+                    warn!(
+                        error = %status.message,
+                        namespace,
+                        namespaces,
+                        retry_in_ms = FORBIDDEN_PAUSE.as_millis(),
+                        advice = "grant create and patch on events.events.k8s.io, or give --no-events",
+                        "not allowed to create events in a namespace"
+                    );
+                }
             }
             Ok(Err(error)) => debug!(error = chain(&error), namespace, name, "event not sent"),
             Err(_) => debug!(namespace, name, timeout_ms = DEADLINE.as_millis(), "event not sent within its timeout"),

@@ -12,6 +12,7 @@ use proto::model::{FailureKind, Protocol, ServicePortKey};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::{index::ProblemCause, object::ObjectProblem};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -40,7 +41,11 @@ impl Fixture {
     }
 
     fn failed_to(&self, kind: FailureKind, node: &str, service: &str, reason: &str) {
-        let key = ServicePortKey::new("shop", service, "http", Protocol::Tcp);
+        self.failed_in("shop", kind, node, service, reason);
+    }
+
+    fn failed_in(&self, namespace: &str, kind: FailureKind, node: &str, service: &str, reason: &str) {
+        let key = ServicePortKey::new(namespace, service, "http", Protocol::Tcp);
         self.events.failed(&node.into(), &ServicePortFailure { key, reason: reason.to_owned(), retryable: true, kind });
     }
 
@@ -128,15 +133,74 @@ async fn start_is_one_event_on_its_node_from_all_replicas() {
 }
 
 #[tokio::test]
-async fn recorder_pauses_when_events_are_forbidden() {
+async fn forbidden_namespace_does_not_silence_others() {
     let mut fixture = start().await;
     fixture.server.set_faults(Resource::Event, |faults| faults.writes = Some(Fault::Refuse(403)));
     for number in 0..20 {
-        fixture.failed("node-a", &format!("web-{number}"), "invalid argument");
+        let service = format!("web-{number}");
+        fixture.failed_in("terminating", FailureKind::Program, "node-a", &service, "invalid argument");
     }
-    fixture.call().await;
+    // One request finds out, and the others of its second are not sent.
+    assert!(fixture.call().await.0.contains("/terminating/"));
     let more = tokio::time::timeout(Duration::from_secs(3), fixture.writes.recv()).await;
     assert!(more.is_err(), "{more:?}");
+    fixture.server.set_faults(Resource::Event, |faults| faults.writes = None);
+    for service in ["a", "b", "c"] {
+        fixture.failed("node-a", service, "invalid argument");
+    }
+    for _ in 0..3 {
+        let (call, _) = fixture.call().await;
+        assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/shop/events");
+    }
+    let more = tokio::time::timeout(Duration::from_secs(3), fixture.writes.recv()).await;
+    assert!(more.is_err(), "{more:?}");
+}
+
+#[tokio::test]
+async fn namespace_with_many_failures_leaves_others_their_events() {
+    let mut fixture = start().await;
+    for number in 0..2000 {
+        fixture.failed_in("greedy", FailureKind::Program, "node-a", &format!("web-{number}"), "invalid argument");
+    }
+    fixture.failed("node-a", "web", "invalid argument");
+    // At most 256 of the greedy namespace are counted, and sent at 5 a second.
+    for request in 0.. {
+        assert!(request <= 256);
+        if fixture.call().await.0.contains("/shop/") {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn problem_of_an_object_is_one_event_on_it() {
+    let problem = |field: &str, message: &str| ObjectProblem { field: field.to_owned(), message: message.to_owned() };
+    let notice = |cause| ObjectNotice {
+        kind: ObjectKind::Service,
+        name: crate::object::ObjectName::new("shop", "web"),
+        problems: vec![problem("spec.externalIPs", "1000 addresses"), problem("spec.ports[0]", "invalid")],
+        count: 3,
+        changes: 1,
+        cause,
+    };
+    let mut fixture = start().await;
+    fixture.events.problem(notice(ProblemCause::Limit));
+    fixture.events.problem(ObjectNotice { problems: vec![], ..notice(ProblemCause::Limit) });
+    fixture.events.problem(notice(ProblemCause::Limit));
+    let (call, event) = fixture.call().await;
+    assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/shop/events");
+    assert_eq!(event["regarding"], json!({"apiVersion": "v1", "kind": "Service", "namespace": "shop", "name": "web"}));
+    assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"LimitExceeded".into()));
+    assert_eq!(event["note"], "3 problems: spec.externalIPs: 1000 addresses; spec.ports[0]: invalid");
+    fixture.events.problem(notice(ProblemCause::Conflict));
+    loop {
+        let (_, event) = fixture.call().await;
+        if event["reason"] == "VIPConflict" {
+            return;
+        }
+        // The same again, if the first one had been sent already.
+        assert_eq!(event["reason"], "LimitExceeded");
+    }
 }
 
 #[test]

@@ -1,79 +1,377 @@
-//! The problems of objects: kept by object, logged when they appear and when they are resolved.
+//! The problems of objects: kept by object, and reported with one notice for each object, at a limited rate.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
 
 use proto::model::ServicePortKey;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::object::{ObjectKind, ObjectName, ObjectProblem};
+use crate::{
+    object::{ObjectKind, ObjectName, ObjectProblem},
+    session::{Rate, TokenBucket},
+};
+
+use super::vip_conflicts::RefusedClaims;
+
+/// How many problems of one object are listed. The others are counted.
+const MAX_LISTED: usize = 32;
+/// How many problems a notice describes.
+const MAX_DESCRIBED: usize = 4;
+/// The time between two notices about one object: at first, and at most. It doubles with each notice.
+const NOTICE_DELAY: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
+/// Notices about all objects together. Further ones are late, not lost.
+const NOTICE_RATE: Rate = Rate { burst: 200, every: Duration::from_millis(200) };
+/// The most objects whose last notice is remembered. Beyond it only [`NOTICE_RATE`] limits further ones.
+const MAX_REMEMBERED: usize = 16_384;
 
 /// The problems of all objects.
-#[derive(Debug, Default)]
-pub(super) struct ProblemLog(BTreeMap<(ObjectKind, ObjectName), ObjectProblems>);
+#[derive(Debug)]
+pub(super) struct ProblemLog {
+    objects: BTreeMap<ObjectId, ObjectProblems>,
+    /// Objects whose problems have changed since the last notice about them, and how often.
+    changed: BTreeMap<ObjectId, u64>,
+    noticed: HashMap<ObjectId, LastNotice>,
+    bucket: TokenBucket,
+    /// When the bucket has a token again, and the object that gets it: all take turns.
+    blocked: Option<(Instant, ObjectId)>,
+}
+
+type ObjectId = (ObjectKind, ObjectName);
 
 /// The problems of one object.
 #[derive(Debug, Default)]
 struct ObjectProblems {
     /// Found when the object was parsed.
     source: Vec<ObjectProblem>,
+    /// What exceeds the limits of the operator, in the Service and in its endpoints.
+    policy: Vec<ObjectProblem>,
+    endpoints: Option<ObjectProblem>,
     /// Found by VIP conflict resolution. Several service ports of one Service can have the same problem.
-    claims: BTreeMap<ServicePortKey, Vec<ObjectProblem>>,
+    claims: BTreeMap<ServicePortKey, RefusedClaims>,
+}
+
+/// The last notice about an object.
+#[derive(Clone, Copy, Debug)]
+struct LastNotice {
+    /// When the next one may follow.
+    next: Instant,
+    delay: Duration,
+    /// Whether it was about problems.
+    any: bool,
+}
+
+/// That the problems of an object have changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectNotice {
+    /// The kind of the object.
+    pub kind: ObjectKind,
+    /// The object.
+    pub name: ObjectName,
+    /// The first problems. Empty: the object has none any more.
+    pub problems: Vec<ObjectProblem>,
+    /// The number of all its problems.
+    pub count: usize,
+    /// How often its problems have changed since the last notice.
+    pub changes: u64,
+    /// What kind of problem it is.
+    pub cause: ProblemCause,
+}
+
+/// Why a part of an object is not used; the first that applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ProblemCause {
+    /// It exceeds a limit of the operator.
+    Limit,
+    /// It belongs to another object.
+    Conflict,
+    /// It is invalid.
+    Invalid,
+}
+
+/// The number of Services with problems of a kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProblemCounts {
+    /// Problems of all objects.
+    pub problems: usize,
+    /// VIPs and node ports that service ports claim and do not get.
+    pub vip_conflicts: usize,
+    /// Services that exceed a limit of the operator.
+    pub limited_services: usize,
+}
+
+impl Default for ProblemLog {
+    fn default() -> Self {
+        let bucket = TokenBucket::full(Instant::now());
+        Self { objects: BTreeMap::new(), changed: BTreeMap::new(), noticed: HashMap::new(), bucket, blocked: None }
+    }
 }
 
 impl ProblemLog {
     /// By object, each problem once.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<&ObjectProblem>)> {
-        self.0.iter().map(|((kind, name), object)| (*kind, name, object.all().into_iter().collect()))
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<ObjectProblem>)> {
+        self.objects.iter().map(|((kind, name), object)| (*kind, name, object.listed(MAX_LISTED)))
     }
 
     /// The objects of a kind that have problems.
     pub(super) fn names(&self, kind: ObjectKind) -> impl Iterator<Item = &ObjectName> {
-        self.0.keys().filter(move |(of, _)| *of == kind).map(|(_, name)| name)
+        self.objects.keys().filter(move |(of, _)| *of == kind).map(|(_, name)| name)
+    }
+
+    /// For metrics.
+    pub(super) fn counts(&self) -> ProblemCounts {
+        let mut counts = ProblemCounts::default();
+        for object in self.objects.values() {
+            counts.problems += object.count();
+            counts.vip_conflicts += object.claims.values().map(|refused| refused.count).sum::<usize>();
+            counts.limited_services += usize::from(object.is_limited());
+        }
+        counts
     }
 
     /// Replaces the problems that the source has found in an object.
     pub(super) fn set_source(&mut self, kind: ObjectKind, name: &ObjectName, problems: Vec<ObjectProblem>) {
-        let old = self.0.get(&(kind, name.clone())).map_or(&[][..], |object| &object.source);
-        if old != problems {
-            self.change(kind, name, |object| object.source = problems);
-        }
+        self.change((kind, name.clone()), |object| replace(&mut object.source, problems));
     }
 
-    /// Replaces the problems of the VIP claims of one service port.
-    pub(super) fn set_claims(&mut self, service: &ObjectName, key: &ServicePortKey, problems: Vec<ObjectProblem>) {
-        let object = self.0.get(&(ObjectKind::Service, service.clone()));
-        let old = object.and_then(|object| object.claims.get(key)).map_or(&[][..], Vec::as_slice);
-        if old == problems {
-            return;
-        }
-        self.change(ObjectKind::Service, service, |object| {
-            if problems.is_empty() {
-                object.claims.remove(key);
-            } else {
-                object.claims.insert(key.clone(), problems);
+    /// Replaces what exceeds the limits of the operator in a Service.
+    pub(super) fn set_policy(&mut self, service: &ObjectName, problems: Vec<ObjectProblem>) {
+        self.change((ObjectKind::Service, service.clone()), |object| replace(&mut object.policy, problems));
+    }
+
+    /// Replaces what exceeds the limits of the operator in the endpoints of a Service.
+    pub(super) fn set_endpoints(&mut self, service: &ObjectName, problem: Option<ObjectProblem>) {
+        self.change((ObjectKind::Service, service.clone()), |object| replace(&mut object.endpoints, problem));
+    }
+
+    /// Replaces the claims that a service port does not get.
+    pub(super) fn set_claims(&mut self, service: &ObjectName, key: &ServicePortKey, refused: RefusedClaims) {
+        self.change((ObjectKind::Service, service.clone()), |object| {
+            if refused.count == 0 {
+                return object.claims.remove(key).is_some();
+            }
+            object.claims.get(key) != Some(&refused) && {
+                object.claims.insert(key.clone(), refused);
+                true
             }
         });
     }
 
-    fn change(&mut self, kind: ObjectKind, name: &ObjectName, change: impl FnOnce(&mut ObjectProblems)) {
-        let object = self.0.entry((kind, name.clone())).or_default();
-        let before: BTreeSet<_> = object.all().into_iter().cloned().collect();
-        change(object);
-        let after = object.all();
-        for ObjectProblem { field, message } in after.iter().filter(|problem| !before.contains(**problem)) {
-            warn!(%kind, object = %name, field, message, "invalid field of an object");
+    /// `change` returns whether it has changed anything.
+    fn change(&mut self, id: ObjectId, change: impl FnOnce(&mut ObjectProblems) -> bool) {
+        let object = self.objects.entry(id.clone()).or_default();
+        let changed = change(object);
+        let is_empty = object.is_empty();
+        if is_empty {
+            self.objects.remove(&id);
         }
-        for ObjectProblem { field, message } in before.iter().filter(|problem| !after.contains(problem)) {
-            info!(%kind, object = %name, field, message, "problem of an object resolved");
+        if is_empty && self.noticed.get(&id).is_none_or(|last| !last.any) {
+            // Never reported, and solved.
+            self.changed.remove(&id);
+        } else if changed {
+            *self.changed.entry(id).or_default() += 1;
         }
-        if after.is_empty() {
-            self.0.remove(&(kind, name.clone()));
+    }
+
+    /// What is to be reported now, and when there may be more.
+    pub(super) fn take_notices(&mut self, now: Instant) -> (Vec<ObjectNotice>, Option<Instant>) {
+        if let Some((until, _)) = self.blocked.as_ref().filter(|(until, _)| now < *until) {
+            return (Vec::new(), Some(*until));
+        }
+        let (mut notices, mut next) = (Vec::new(), None::<Instant>);
+        let mut ids: Vec<_> = self.changed.keys().cloned().collect();
+        if let Some((_, first)) = self.blocked.take() {
+            let turn = ids.partition_point(|id| *id < first);
+            ids.rotate_left(turn);
+        }
+        for id in ids {
+            let last = self.noticed.get(&id).copied();
+            if let Some(last) = last.filter(|last| now < last.next) {
+                next = Some(next.map_or(last.next, |next| next.min(last.next)));
+                continue;
+            }
+            if let Err(until) = self.bucket.take(NOTICE_RATE, now) {
+                next = Some(until);
+                self.blocked = Some((until, id));
+                break;
+            }
+            let changes = self.changed.remove(&id).unwrap_or_default();
+            let problems = self.objects.get(&id);
+            notices.push(ObjectNotice::of(&id, problems, changes));
+            let (least, most) = NOTICE_DELAY;
+            let delay = last.filter(|last| now < last.next + last.delay).map_or(least, |last| most.min(last.delay * 2));
+            if self.noticed.len() < MAX_REMEMBERED || last.is_some() {
+                self.noticed.insert(id, LastNotice { next: now + delay, delay, any: problems.is_some() });
+            }
+        }
+        if self.noticed.len() >= MAX_REMEMBERED {
+            self.noticed.retain(|id, last| now < last.next + last.delay || self.objects.contains_key(id));
+        }
+        (notices, next)
+    }
+}
+
+/// Whether the value changes.
+fn replace<T: PartialEq>(old: &mut T, new: T) -> bool {
+    let changed = *old != new;
+    *old = new;
+    changed
+}
+
+impl ObjectProblems {
+    fn is_empty(&self) -> bool {
+        self.source.is_empty() && !self.is_limited() && self.claims.is_empty()
+    }
+
+    fn is_limited(&self) -> bool {
+        !self.policy.is_empty() || self.endpoints.is_some()
+    }
+
+    /// The number of problems, those of several service ports counted for each.
+    fn count(&self) -> usize {
+        let claims: usize = self.claims.values().map(|refused| refused.count).sum();
+        self.source.len() + self.policy.len() + usize::from(self.endpoints.is_some()) + claims
+    }
+
+    /// The first problems, each once.
+    fn listed(&self, most: usize) -> Vec<ObjectProblem> {
+        let first = self.policy.iter().chain(&self.endpoints).chain(&self.source);
+        let of_claims = self.claims.values().flat_map(|refused| &refused.problems);
+        let mut listed = BTreeSet::new();
+        for problem in first.chain(of_claims) {
+            if listed.len() == most && !listed.contains(problem) {
+                let message = format!("{} problems in total; the others are not listed", self.count());
+                let last = ObjectProblem { field: "more".to_owned(), message };
+                return listed.into_iter().cloned().chain([last]).collect();
+            }
+            listed.insert(problem);
+        }
+        listed.into_iter().cloned().collect()
+    }
+
+    fn cause(&self) -> ProblemCause {
+        if self.is_limited() {
+            ProblemCause::Limit
+        } else if !self.claims.is_empty() {
+            ProblemCause::Conflict
+        } else {
+            ProblemCause::Invalid
         }
     }
 }
 
-impl ObjectProblems {
-    fn all(&self) -> BTreeSet<&ObjectProblem> {
-        self.source.iter().chain(self.claims.values().flatten()).collect()
+impl ObjectNotice {
+    fn of((kind, name): &ObjectId, object: Option<&ObjectProblems>, changes: u64) -> Self {
+        Self {
+            kind: *kind,
+            name: name.clone(),
+            problems: object.map(|object| object.listed(MAX_DESCRIBED)).unwrap_or_default(),
+            count: object.map_or(0, ObjectProblems::count),
+            changes,
+            cause: object.map_or(ProblemCause::Invalid, ObjectProblems::cause),
+        }
+    }
+
+    /// The first problems: each field and what is wrong with it.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let described = self.problems.iter().map(|ObjectProblem { field, message }| format!("{field}: {message}"));
+        described.collect::<Vec<_>>().join("; ")
+    }
+
+    /// Writes it to the log.
+    pub fn log(&self) {
+        let Self { kind, name, count, changes, .. } = self;
+        if self.problems.is_empty() {
+            info!(%kind, object = %name, changes, "problems of an object resolved");
+        } else {
+            warn!(%kind, object = %name, count, changes, problems = self.describe(), "parts of an object are not used");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(number: usize) -> ObjectName {
+        ObjectName::new("ns", format!("slice-{number}"))
+    }
+
+    fn bad_addresses(round: usize) -> Vec<ObjectProblem> {
+        let bad = |n| ObjectProblem {
+            field: format!("endpoints[{n}].addresses[0]"),
+            message: format!("127.{round}.0.1: a loopback address; ignored"),
+        };
+        (0..1000).map(bad).collect()
+    }
+
+    fn one_bad_address() -> Vec<ObjectProblem> {
+        vec![ObjectProblem { field: "endpoints[0].addresses[0]".to_owned(), message: "127.0.0.1: ignored".to_owned() }]
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn ten_updates_with_a_thousand_bad_addresses_are_two_lines() {
+        let (mut log, start) = (ProblemLog::default(), Instant::now());
+        let mut notices = Vec::new();
+        for round in 0..10 {
+            log.set_source(ObjectKind::EndpointSlice, &name(0), bad_addresses(round));
+            notices.extend(log.take_notices(start + seconds(round as u64) / 4).0);
+        }
+        assert_eq!(notices.len(), 1);
+        assert_eq!((notices[0].count, notices[0].changes), (1000, 1));
+        assert!(notices[0].describe().len() < 400, "{}", notices[0].describe());
+        let (later, next) = log.take_notices(start + seconds(10));
+        assert_eq!((later.len(), later[0].changes, next), (1, 9, None));
+        assert_eq!(log.iter().next().unwrap().2.len(), MAX_LISTED + 1);
+    }
+
+    #[test]
+    fn object_that_changes_every_second_of_a_day_has_few_lines() {
+        let (mut log, start) = (ProblemLog::default(), Instant::now());
+        let mut lines = 0;
+        for second in 0..86_400 {
+            // Valid every other second.
+            let problems = if second % 2 == 0 { one_bad_address() } else { Vec::new() };
+            log.set_source(ObjectKind::EndpointSlice, &name(0), problems);
+            lines += log.take_notices(start + seconds(second)).0.len();
+        }
+        assert!(lines < 160, "{lines} lines");
+    }
+
+    #[test]
+    fn objects_that_are_created_and_deleted_share_one_rate() {
+        let (mut log, start) = (ProblemLog::default(), Instant::now());
+        let mut lines = 0;
+        for number in 0..20_000 {
+            let now = start + seconds(60) * u32::try_from(number).unwrap() / 20_000;
+            log.set_source(ObjectKind::EndpointSlice, &name(number), one_bad_address());
+            lines += log.take_notices(now).0.len();
+            log.set_source(ObjectKind::EndpointSlice, &name(number), Vec::new());
+            lines += log.take_notices(now).0.len();
+        }
+        assert!(lines <= 200 + 60 * 5 + 1, "{lines} lines");
+        assert!(log.objects.is_empty() && log.changed.len() <= lines, "{}", log.changed.len());
+    }
+
+    #[test]
+    fn end_of_problems_is_one_line() {
+        let (mut log, start) = (ProblemLog::default(), Instant::now());
+        let mut after = |problems, at| {
+            log.set_source(ObjectKind::Service, &name(0), problems);
+            log.take_notices(start + seconds(at))
+        };
+        assert_eq!(after(one_bad_address(), 0).0.len(), 1);
+        assert_eq!(after(Vec::new(), 1), (vec![], Some(start + seconds(10))));
+        let (notices, next) = after(Vec::new(), 10);
+        assert_eq!((notices.len(), notices[0].problems.len(), next), (1, 0, None));
+        assert_eq!(after(one_bad_address(), 11), (vec![], Some(start + seconds(30))));
+        assert_eq!(after(Vec::new(), 12).0, [], "it was never reported again");
     }
 }

@@ -37,7 +37,7 @@ struct Cluster {
 impl Cluster {
     fn new(limits: HistoryLimits) -> Self {
         Self {
-            index: Index::new(UNIX_EPOCH, Default::default()),
+            index: Index::new(UNIX_EPOCH, Default::default(), Default::default()),
             log: ChangeLog::new(Epoch(7), limits),
             views: BTreeMap::new(),
             nodes: BTreeMap::new(),

@@ -9,6 +9,7 @@ use runtime::metrics::{Labels, Writer};
 use crate::{
     context::FrontendContext,
     engine::StreamStats,
+    index::ProblemCounts,
     object::ObjectKind,
     source::{KindFreshness, WatchPhase},
     streams::Fleet,
@@ -27,7 +28,7 @@ impl Scrape {
         };
         let index = cluster.index();
         let objects = ObjectKind::ALL.map(|kind| (kind.to_string(), index.count(kind)));
-        let problems: usize = index.problems().map(|(_, _, problems)| problems.len()).sum();
+        let ProblemCounts { problems, vip_conflicts, limited_services } = index.problem_counts();
         drop(index);
         let tls = usize::from(self.0.tls_error().is_some());
         let started = started.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -52,7 +53,13 @@ impl Scrape {
         writer.labelled_gauge("objects", text, None, objects)?;
         let text =
             "Invalid fields of objects, and TLS files that cannot be used; `fairlead status --problems` lists them.";
-        writer.gauge("problems", text, None, (problems + tls) as f64)
+        writer.gauge("problems", text, None, (problems + tls) as f64)?;
+        let text =
+            "VIPs and node ports that service ports claim and do not get, because they belong to another object.";
+        writer.gauge("vip_conflicts", text, None, vip_conflicts as f64)?;
+        let text = "Services of which only a part is used, because they exceed a limit or claim addresses that are not \
+                    allowed.";
+        writer.gauge("limited_services", text, None, limited_services as f64)
     }
 
     fn nodes(&self, writer: &mut Writer<'_>) -> fmt::Result {

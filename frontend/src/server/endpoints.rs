@@ -37,8 +37,8 @@ pub(super) fn response(
     }
     let problems = index.problems_of(&name).map(|(kind, name, problem)| v1::Problem {
         object: format!("{kind} {name}"),
-        field: problem.field.clone(),
-        message: problem.message.clone(),
+        field: problem.field,
+        message: problem.message,
     });
     let node_info = index.node(node);
     Ok(v1::EndpointsResponse {

@@ -10,7 +10,7 @@ use proto::model::{Hello, Operation, Revision, Role, ServerMessage, SyncMode};
 
 use crate::{
     Config,
-    events::NodeReport,
+    events::EventReport,
     object::{ClusterObject, ObjectKind, ObjectName, SliceEndpoint, SliceObject, SourceUpdate},
     testing::{endpoint, initial, ip, node, put, service, slice},
 };
@@ -261,7 +261,7 @@ async fn streams_have_status_and_failures() {
     client.ack_with(vec![failure.clone(), made_up]).await;
     client.ack_with(vec![failure.clone()]).await;
     client.is_up_to_date().await;
-    assert_eq!(reports.try_recv().unwrap(), NodeReport::Failed("node-0".into(), failure.clone()));
+    assert_eq!(reports.try_recv().unwrap(), EventReport::Failed("node-0".into(), failure.clone()));
     assert!(reports.try_recv().is_err(), "one report, and none for an unknown service port");
     let fleet = fixture.frontend.context.streams.fleet();
     let (backends, observers): (Vec<_>, _) = (fleet.backends().collect(), fleet.observers());
@@ -292,7 +292,7 @@ async fn start_event_is_created_for_backends_of_cluster_nodes() {
         let mut client = fixture.connect(Hello { role, started, ..hello(node) }).await;
         client.welcome().await;
         let report = reports.try_recv().ok();
-        let of_it = matches!(&report, Some(NodeReport::Started(start)) if &*start.node == node && start.at == now);
+        let of_it = matches!(&report, Some(EventReport::Started(start)) if &*start.node == node && start.at == now);
         assert_eq!((report.is_some(), of_it), (is_reported, is_reported), "{node} {role:?} {started:?}: {report:?}");
         client.disconnects().await.unwrap();
     }

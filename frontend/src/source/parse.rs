@@ -24,16 +24,38 @@ pub(super) trait Resource: DeserializeOwned {
     fn parse(&self, name: ObjectName, problems: &mut FieldProblems) -> Option<ClusterObject>;
 }
 
+/// How many invalid fields of an object are described. The others are counted.
+const MAX_DESCRIBED: usize = 64;
+
 /// Collects the invalid fields of an object.
 #[derive(Debug, Default)]
-pub(super) struct FieldProblems(Vec<ObjectProblem>);
+pub(super) struct FieldProblems {
+    described: Vec<ObjectProblem>,
+    more: usize,
+}
 
 // === impl FieldProblems ===
 
 impl FieldProblems {
     /// `message` has the value of the field at `path`, what is wrong with it, and what is used instead.
     fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        self.0.push(ObjectProblem { field: path.into(), message: message.into() });
+        if self.described.len() < MAX_DESCRIBED {
+            self.described.push(ObjectProblem { field: path.into(), message: message.into() });
+        } else {
+            self.more += 1;
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.described.len() + self.more
+    }
+
+    fn finish(mut self) -> Vec<ObjectProblem> {
+        if self.more > 0 {
+            let message = format!("{} more invalid fields, ignored", self.more);
+            self.described.push(ObjectProblem { field: "more".to_owned(), message });
+        }
+        self.described
     }
 
     /// The value; an error becomes a problem of the field at `path`, which is ignored.
@@ -65,7 +87,7 @@ pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
             None
         }
     };
-    ParsedObject { kind: R::KIND, name, object, problems: problems.0 }
+    ParsedObject { kind: R::KIND, name, object, problems: problems.finish() }
 }
 
 /// The name in the JSON of an object; empty if absent.

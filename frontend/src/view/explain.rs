@@ -4,10 +4,11 @@ use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
 use proto::model::{IpFamily, ServicePort};
 
-use crate::object::{ObjectName, ServiceObject, SliceEndpoint, SliceObject};
+use crate::object::{ObjectName, ServiceObject, SliceEndpoint};
 
 use super::{
-    EndpointDecisions,
+    EndpointDecisions, ServiceEndpoints,
+    limit::ports_named,
     merge::{MergedEndpoint, entries, merge},
     selection::{ClusterSelection, HintScope, Hints, UseBasis, UsedEndpoints},
 };
@@ -17,7 +18,7 @@ use super::{
 pub struct ServicePortExplanation {
     /// The same for every node.
     pub port: ServicePort,
-    /// Every endpoint of every slice, sorted by address and port.
+    /// Every endpoint of every slice, sorted by address and port. Without those that exceed the limits of a Service.
     pub endpoints: Vec<EndpointExplanation>,
     /// About all endpoints together: which hints apply to this node, and why others do not.
     pub notes: Vec<String>,
@@ -71,21 +72,21 @@ pub enum EndpointReason {
     NoSuchPort,
 }
 
-/// Explains what a node in a zone gets of a service port. `port` and `slices` are those of [`view`](super::view).
+/// Explains what a node in a zone gets of a service port. `port` and `of_service` are those of [`view`](super::view).
 #[must_use]
-pub fn explain<'a>(
+pub fn explain(
     service: &ServiceObject,
     mut port: ServicePort,
-    slices: impl IntoIterator<Item = &'a SliceObject> + Clone,
+    of_service: &ServiceEndpoints<'_>,
     node: &str,
     zone: &str,
 ) -> ServicePortExplanation {
-    let merged = merge(&port.key, slices.clone());
+    let merged = merge(&port.key, of_service);
     let decisions = EndpointDecisions::of(service, &port, &merged);
     port.any_endpoints = decisions.any_endpoints;
     let mut endpoints = Vec::new();
     let mut last_used: Option<MergedEndpoint<'_>> = None;
-    for entry in entries(&port.key, slices.clone()) {
+    for entry in entries(&port.key, of_service) {
         let (cluster, local) = match last_used.filter(|used| used.identity() == entry.identity()) {
             Some(used) => {
                 let duplicate = EndpointReason::Duplicate(used.slice.name.clone());
@@ -99,11 +100,10 @@ pub fn explain<'a>(
         let (slice, endpoint) = (entry.slice.name.clone(), entry.endpoint.clone());
         endpoints.push(EndpointExplanation { slice, endpoint, port: Some(entry.port), cluster, local });
     }
-    let has_port = |slice: &&SliceObject| {
-        let mut ports = slice.ports.iter();
-        ports.any(|its| its.name == port.key.port_name && its.protocol == port.key.protocol)
-    };
-    for slice in slices.into_iter().filter(|slice| !has_port(slice)) {
+    let without_port = of_service.slices().filter(|_| !of_service.is_subset());
+    for slice in
+        without_port.filter(|slice| ports_named(&slice.ports, &port.key.port_name, port.key.protocol).is_empty())
+    {
         endpoints.extend(slice.endpoints.iter().map(|endpoint| EndpointExplanation {
             slice: slice.name.clone(),
             endpoint: endpoint.clone(),
@@ -121,7 +121,7 @@ pub fn explain<'a>(
         ];
         Some(notes.into_iter().flatten().map(move |note| format!("{family}: {note}")))
     });
-    let notes = notes.flatten().collect();
+    let notes = of_service.describe_subset().into_iter().chain(notes.flatten()).collect();
     ServicePortExplanation { port, endpoints, notes }
 }
 

@@ -6,6 +6,8 @@ use proto::model::{Endpoint, IpFamily, ServicePortKey};
 
 use crate::object::{SliceEndpoint, SliceObject};
 
+use super::ServiceEndpoints;
+
 /// One endpoint of a service port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MergedEndpoint<'a> {
@@ -41,32 +43,19 @@ impl MergedEndpoint<'_> {
 }
 
 /// The endpoints of a service port, sorted by address and port. Of duplicates the preferred entry.
-pub(super) fn merge<'a>(
-    key: &ServicePortKey,
-    slices: impl IntoIterator<Item = &'a SliceObject>,
-) -> Vec<MergedEndpoint<'a>> {
-    let mut entries = entries(key, slices);
+pub(super) fn merge<'a>(key: &ServicePortKey, endpoints: &ServiceEndpoints<'a>) -> Vec<MergedEndpoint<'a>> {
+    let mut entries = entries(key, endpoints);
     entries.dedup_by_key(|entry| entry.identity());
     entries
 }
 
-/// All entries for a service port, sorted by address and port.
+/// The entries for a service port that are used, sorted by address and port.
 ///
 /// An address and port can be listed twice, while an endpoint moves between slices or when an address is reused. The
 /// preferred entry comes first: one that is not terminating; then, arbitrarily but deterministically, by ready,
 /// serving, the name of the slice, and the index in it.
-pub(super) fn entries<'a>(
-    key: &ServicePortKey,
-    slices: impl IntoIterator<Item = &'a SliceObject>,
-) -> Vec<MergedEndpoint<'a>> {
-    let mut entries = Vec::new();
-    for slice in slices {
-        let ports = slice.ports.iter().filter(|port| port.name == key.port_name && port.protocol == key.protocol);
-        for port in ports {
-            let entry = |(index, endpoint)| (index, MergedEndpoint { endpoint, slice, port: port.port });
-            entries.extend(slice.endpoints.iter().enumerate().map(entry));
-        }
-    }
+pub(super) fn entries<'a>(key: &ServicePortKey, endpoints: &ServiceEndpoints<'a>) -> Vec<MergedEndpoint<'a>> {
+    let mut entries = endpoints.entries(key);
     entries.sort_unstable_by_key(|(index, entry): &(usize, MergedEndpoint<'a>)| {
         let MergedEndpoint { endpoint, slice, .. } = *entry;
         let preference =

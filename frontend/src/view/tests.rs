@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*};
 use proto::model::{Endpoint, Protocol, ServicePortKey};
 
 use crate::{
-    object::{ServiceObjectPort, SliceEndpoint, SlicePort},
+    object::{ServiceObjectPort, SliceEndpoint, SliceObject, SlicePort},
     testing::{NODES, ZONES, any_service, any_slice, endpoint, number, service, slice},
 };
 
@@ -18,7 +18,7 @@ fn key_of(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePortKey {
 
 /// The view of the first port, without VIP conflicts.
 fn view_of(service: &ServiceObject, slices: &[SliceObject]) -> ServicePortView {
-    view(service, without_conflicts(service, &service.ports[0]), slices)
+    view(service, without_conflicts(service, &service.ports[0]), &ServiceEndpoints::all(slices))
 }
 
 fn without_conflicts(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePort {
@@ -73,8 +73,8 @@ proptest! {
             backwards.reverse();
             let resolved = without_conflicts(&service, port);
             let external = resolved.externally_accessible();
-            let view_of_all = view(&service, resolved.clone(), &slices);
-            prop_assert_eq!(&view_of_all, &view(&service, resolved, &backwards), "the order of slices matters");
+            let view_of_all = view(&service, resolved.clone(), &ServiceEndpoints::all(&slices));
+            prop_assert_eq!(&view_of_all, &view(&service, resolved, &ServiceEndpoints::all(&backwards)), "the order of slices matters");
             for node in NODES.into_iter().chain(["unknown"]) {
                 for zone in ZONES.into_iter().chain(["", "unknown"]) {
                     let key = key_of(&service, port);
@@ -88,7 +88,8 @@ proptest! {
                     prop_assert_eq!(actual, expected, "{} in {}", node, zone);
 
                     // The explanation agrees with the view.
-                    let explanation = explain(&service, without_conflicts(&service, port), &slices, node, zone);
+                    let endpoints = ServiceEndpoints::all(&slices);
+                    let explanation = explain(&service, without_conflicts(&service, port), &endpoints, node, zone);
                     prop_assert_eq!(&explanation.port, &view_of_all.port);
                     for family in IpFamily::ALL {
                         let cluster = view_of_all.cluster_pool(family, node, zone).clone();
@@ -248,7 +249,7 @@ fn each_endpoint_has_a_reason() {
         slice("b", "s", vec![hinted("10.0.0.1", "zone-a")]),
         other,
     ];
-    let explanation = explain(&service, port(), &slices, "node-0", "zone-a");
+    let explanation = explain(&service, port(), &ServiceEndpoints::all(&slices), "node-0", "zone-a");
     let duplicate = "duplicate of an endpoint in slice a";
     let expected = [
         ["10.0.0.1", "ready, hint for zone zone-a", "ready"],
@@ -263,7 +264,7 @@ fn each_endpoint_has_a_reason() {
     assert_eq!(explanation.notes, ["IPv4: zone hints apply: only endpoints with a hint for zone-a are used"]);
 
     let incomplete = [slices[0].clone(), slice("b", "s", vec![endpoint("10.0.0.3", "node-1")])];
-    let explanation = explain(&service, port(), &incomplete, "node-1", "zone-a");
+    let explanation = explain(&service, port(), &ServiceEndpoints::all(&incomplete), "node-1", "zone-a");
     let note = "IPv4: zone hints are ignored: the ready endpoint 10.0.0.3:8080 has none";
     assert_eq!(explanation.notes, [note]);
     assert_eq!(reasons(&explanation)[1], ["10.0.0.2", "ready", "on node node-0"]);

@@ -98,15 +98,19 @@ impl<'a> CrossFields<'a> {
             self.translation.set("logging.verbosity", "log", level);
         }
         for (gate, state) in self.fields.get("featureGates").and_then(|gates| gates.as_object()).into_iter().flatten() {
-            let why = match (gate.as_str(), state.as_bool()) {
-                ("AllowServiceExternalIPs", Some(true)) => continue,
-                ("AllowServiceExternalIPs", _) => {
-                    "false has no effect: Fairlead serves external IPs. Enable the admission plugin \
-                     DenyServiceExternalIPs of the API server instead"
+            let path = format!("featureGates.{gate}");
+            let why = match (gate.as_str(), state.as_bool(), self.role) {
+                ("AllowServiceExternalIPs", Some(true), _) => continue,
+                ("AllowServiceExternalIPs", _, Role::Local) => {
+                    self.translation.set(&path, "externalIps", "none");
+                    continue;
+                }
+                ("AllowServiceExternalIPs", _, Role::Backend) => {
+                    "false has no effect in a backend: set externalIps of the frontend to none"
                 }
                 _ => "has no effect: Fairlead has no feature gates",
             };
-            self.translation.warn(format!("featureGates.{gate}"), why);
+            self.translation.warn(path, why);
         }
     }
 

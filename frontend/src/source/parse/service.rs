@@ -3,6 +3,7 @@
 mod vips;
 
 use std::{
+    collections::BTreeSet,
     num::{NonZeroU16, NonZeroU32},
     time::SystemTime,
 };
@@ -125,10 +126,11 @@ fn ipvs_scheduler(metadata: &ObjectMeta, problems: &mut FieldProblems) -> Option
 
 fn ports(specs: &[ServicePort], problems: &mut FieldProblems) -> Vec<ServiceObjectPort> {
     let mut ports: Vec<ServiceObjectPort> = Vec::with_capacity(specs.len());
+    let mut names = BTreeSet::new();
     for (n, spec) in specs.iter().enumerate() {
         let path = format!("spec.ports[{n}]");
         let Some(port) = port(&path, spec, problems) else { continue };
-        if ports.iter().any(|other| (&other.name, other.protocol) == (&port.name, port.protocol)) {
+        if !names.insert((port.name.clone(), port.protocol)) {
             let (name, protocol) = (&port.name, port.protocol);
             problems.add(path, format!("{name:?}, {protocol}: an earlier port has this name and protocol; ignored"));
             continue;

@@ -6,6 +6,7 @@ use proto::model::Protocol;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::index::{ServiceLimits, ServicePolicy};
 use crate::{
     object::{ObjectName, ParsedObject},
     source::parse::from_json,
@@ -102,6 +103,7 @@ fn whole_service() {
             v6: Some("fd00::10".parse().unwrap()),
         },
         external_ips: vec!["198.51.100.1".parse().unwrap(), "198.51.100.2".parse().unwrap()],
+        closed_ips: vec![],
         load_balancer_ips: vec!["203.0.113.9".parse().unwrap()],
         source_ranges: vec!["10.0.0.0/8".parse().unwrap(), "203.0.113.0/25".parse().unwrap()],
         internal_policy: TrafficPolicy::Local,
@@ -286,10 +288,14 @@ fn invalid_source_range_never_opens_a_vip() {
 fn service_of_any_size_fits_into_a_message() {
     let many = |prefix: &str| (1..=30_000).map(|n| format!("{prefix}{n:x}")).collect::<Vec<_>>();
     let ingress: Vec<_> = many("2001:db8:1::").into_iter().map(|ip| json!({"ip": ip})).collect();
-    let ranges: Vec<_> = many("::").into_iter().skip(10).map(|ip| format!("{ip}/128")).collect();
+    let ranges: Vec<_> = many("::").into_iter().skip(10).take(4096).map(|ip| format!("{ip}/128")).collect();
     let fields = json!({ "externalIPs": many("2001:db8::"), "loadBalancerSourceRanges": ranges });
     let (service, problems) = parse_valid(&with_ingress(json!(ingress), fields));
-    assert_eq!(problems, ["spec.loadBalancerSourceRanges", "spec.externalIPs", "status.loadBalancer.ingress"]);
+    assert_eq!(problems, [""; 0]);
+    // The largest that an operator can set.
+    let limits = ServiceLimits { vips: ServiceLimits::MAX_LIST, ..ServiceLimits::default() };
+    let (service, problems) = ServicePolicy { limits, ..ServicePolicy::default() }.apply(service);
+    assert_eq!((service.source_ranges.len(), problems.len()), (4096, 2));
     let mut port =
         proto::model::ServicePort::new(proto::model::ServicePortKey::new("n", "s", "", Protocol::Tcp), NonZeroU16::MIN);
     port.external_ips = service.external_ips;

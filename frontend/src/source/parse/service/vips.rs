@@ -9,10 +9,6 @@ use proto::model::{IpFamily, PerFamily};
 use super::super::{FieldProblems, address, items, sorted};
 use crate::object::ServiceObject;
 
-/// The most entries of one list that are used. A service port is one message, with at most 23 bytes for an entry: three
-/// full lists are far below its limit. A larger Service would end the stream of every node.
-const MAX_ENTRIES: usize = 4096;
-
 /// A Service with nothing but its VIPs and source ranges. `None` if it is headless, or has no usable cluster IP.
 ///
 /// External and load-balancer IPs of an IP family without a cluster IP are ignored.
@@ -21,20 +17,26 @@ pub(super) fn with_vips(service: &Service, problems: &mut FieldProblems) -> Opti
     let cluster_ips = cluster_ips(spec, problems)?;
 
     let path = "spec.loadBalancerSourceRanges";
-    let problems_before = problems.0.len();
-    let source_ranges = problems.valid(path, spec.load_balancer_source_ranges.as_ref(), address::cidr);
-    let source_ranges = limited(path, source_ranges, problems);
-    let all_ranges_used = problems.0.len() == problems_before;
+    let problems_before = problems.count();
+    let source_ranges = sorted(problems.valid(path, spec.load_balancer_source_ranges.as_ref(), address::cidr));
+    let all_ranges_used = problems.count() == problems_before;
 
     let path = "spec.externalIPs";
-    let external_ips = problems.valid(path, spec.external_ips.as_ref(), |text| external_ip(text, &cluster_ips));
-    let external_ips = limited(path, external_ips, problems);
+    let external_ips = sorted(problems.valid(path, spec.external_ips.as_ref(), |text| external_ip(text, &cluster_ips)));
 
     let mut load_balancer_ips = load_balancer_ips(service, &cluster_ips, problems);
+    let mut closed_ips = Vec::new();
     if !all_ranges_used {
-        load_balancer_ips.retain(|ip| is_restricted(ip, &source_ranges, problems));
+        closed_ips = load_balancer_ips.extract_if(.., |ip| !is_restricted(ip, &source_ranges, problems)).collect();
     }
-    Some(ServiceObject { cluster_ips, external_ips, load_balancer_ips, source_ranges, ..ServiceObject::default() })
+    Some(ServiceObject {
+        cluster_ips,
+        external_ips,
+        load_balancer_ips,
+        closed_ips,
+        source_ranges,
+        ..ServiceObject::default()
+    })
 }
 
 fn cluster_ips(spec: &ServiceSpec, problems: &mut FieldProblems) -> Option<PerFamily<Option<IpAddr>>> {
@@ -84,7 +86,7 @@ fn load_balancer_ips(
             ips.extend(problems.ignored(format!("{path}[{n}].ip"), external_ip(text, cluster_ips)));
         }
     }
-    limited(path, ips, problems)
+    sorted(ips)
 }
 
 /// The IP of an entry in mode VIP. In mode Proxy, nodes send traffic to the load balancer instead of serving it.
@@ -117,14 +119,4 @@ fn is_restricted(ip: &IpAddr, ranges: &[IpNet], problems: &mut FieldProblems) ->
         problems.add("spec.loadBalancerSourceRanges", message);
     }
     restricted
-}
-
-/// Sorted, without duplicates, and at most [`MAX_ENTRIES`].
-fn limited<T: Ord>(path: &str, items: Vec<T>, problems: &mut FieldProblems) -> Vec<T> {
-    let mut items = sorted(items);
-    if items.len() > MAX_ENTRIES {
-        problems.add(path, format!("{} entries: only the first {MAX_ENTRIES} in sorted order are used", items.len()));
-        items.truncate(MAX_ENTRIES);
-    }
-    items
 }

@@ -1,0 +1,212 @@
+//! Addresses that no Service may claim as an external or load-balancer IP, and ports that none gets at the address of a
+//! Node: otherwise every user that may write a Service could take over the traffic of others.
+//!
+//! An address of a Node itself may be claimed, except on ports of the kubelet, of API servers and of Fairlead: bare-metal
+//! clusters publish Services there. So a Node that claims the address of a load balancer takes nothing away from it but
+//! these ports.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+    num::NonZeroU16,
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+use proto::model::{NodeInfo, Protocol};
+
+use crate::object::{ObjectName, ServiceObject, SliceEndpoint, SliceObject};
+
+use super::{
+    groups::{GroupChange, Groups, change_group, first},
+    policy::ServicePolicy,
+};
+
+/// Shorter prefixes of pod CIDRs protect nothing: a Node would take away the addresses of everyone else.
+const MIN_POD_PREFIX: (u8, u8) = (8, 32);
+
+/// What external and load-balancer IPs are compared with.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct ProtectedAddresses {
+    ports: BTreeSet<u16>,
+    refuse_node_addresses: bool,
+    /// By cluster IP, the Services that have it.
+    cluster_ips: Groups<IpAddr, ObjectName>,
+    service_cidrs: BTreeSet<IpNet>,
+    /// By pod CIDR, the Nodes that have it.
+    pod_cidrs: Groups<IpNet, Arc<str>>,
+    /// How many of them have each prefix length.
+    pod_prefixes: BTreeMap<(bool, u8), usize>,
+    /// By address, the Nodes that have it.
+    node_addresses: Groups<IpAddr, Arc<str>>,
+    /// The addresses of each Node.
+    addresses_of: HashMap<Arc<str>, Vec<IpAddr>>,
+    /// By claimed address, the slices that have it as an endpoint; those first that name a node with it.
+    endpoints: HashMap<IpAddr, BTreeSet<(NodeName, ObjectName)>>,
+    api_servers: BTreeSet<(IpAddr, NonZeroU16)>,
+}
+
+/// Whether an endpoint names its node, as that of a pod does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum NodeName {
+    Present,
+    Absent,
+}
+
+/// The field that claims an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExternalKind {
+    /// `status.loadBalancer.ingress`, which a controller writes.
+    LoadBalancer,
+    /// `spec.externalIPs`, which a user writes.
+    External,
+}
+
+impl ProtectedAddresses {
+    pub(super) fn new(policy: &ServicePolicy) -> Self {
+        let ServicePolicy { protected_ports, refuse_node_addresses, .. } = policy;
+        Self { ports: protected_ports.clone(), refuse_node_addresses: *refuse_node_addresses, ..Self::default() }
+    }
+
+    // === Changes: each returns the addresses at which a claim may be decided differently ===
+
+    /// Adds or removes the cluster IPs of a Service.
+    pub(super) fn change_service(&mut self, service: &ServiceObject, change: GroupChange) -> Vec<IpNet> {
+        let ips = service.cluster_ips.iter().filter_map(|(_, ip)| *ip);
+        let changed = ips.filter(|ip| change_group(&mut self.cluster_ips, change, *ip, &service.name));
+        changed.map(IpNet::from).collect()
+    }
+
+    /// Adds or removes the addresses and pod CIDRs of a Node.
+    pub(super) fn change_node(&mut self, node: &NodeInfo, change: GroupChange) -> Vec<IpNet> {
+        for address in &node.addresses {
+            change_group(&mut self.node_addresses, change, *address, &node.name);
+        }
+        match change {
+            GroupChange::Add => self.addresses_of.insert(node.name.clone(), node.addresses.clone()),
+            GroupChange::Remove => self.addresses_of.remove(&node.name),
+        };
+        let (v4, v6) = MIN_POD_PREFIX;
+        let is_protected = |cidr: &&IpNet| cidr.prefix_len() >= if cidr.addr().is_ipv4() { v4 } else { v6 };
+        for cidr in node.pod_cidrs.iter().filter(is_protected) {
+            let existed = self.pod_cidrs.contains_key(cidr);
+            change_group(&mut self.pod_cidrs, change, *cidr, &node.name);
+            let prefix = (cidr.addr().is_ipv4(), cidr.prefix_len());
+            match (existed, self.pod_cidrs.contains_key(cidr)) {
+                (false, true) => *self.pod_prefixes.entry(prefix).or_default() += 1,
+                (true, false) => {
+                    let count = self.pod_prefixes.entry(prefix).or_default();
+                    *count -= 1;
+                    if *count == 0 {
+                        self.pod_prefixes.remove(&prefix);
+                    }
+                }
+                _ => {}
+            }
+        }
+        // Also the addresses themselves: the ports of an API server on this Node are protected at all of them.
+        node.addresses.iter().copied().map(IpNet::from).chain(node.pod_cidrs.iter().copied()).collect()
+    }
+
+    /// Replaces the service CIDRs.
+    pub(super) fn set_service_cidrs(&mut self, cidrs: BTreeSet<IpNet>) -> Vec<IpNet> {
+        let changed = self.service_cidrs.symmetric_difference(&cidrs).copied().collect();
+        self.service_cidrs = cidrs;
+        changed
+    }
+
+    /// Replaces the addresses and ports of the API servers.
+    pub(super) fn set_api_servers(&mut self, api_servers: BTreeSet<(IpAddr, NonZeroU16)>) -> Vec<IpNet> {
+        let changed: BTreeSet<_> = self.api_servers.symmetric_difference(&api_servers).map(|(ip, _)| *ip).collect();
+        self.api_servers = api_servers;
+        let on_same_node = changed.iter().flat_map(|ip| self.siblings(ip)).map(|(ip, _)| ip);
+        changed.iter().copied().chain(on_same_node).map(IpNet::from).collect()
+    }
+
+    /// Whether slices have been compared with this claimed address.
+    pub(super) fn compares_endpoints(&self, ip: &IpAddr) -> bool {
+        self.endpoints.contains_key(ip)
+    }
+
+    /// Compares slices with a claimed address from now on, or no longer.
+    pub(super) fn compare_endpoints(&mut self, ip: IpAddr, compare: bool) {
+        if compare {
+            self.endpoints.entry(ip).or_default();
+        } else {
+            self.endpoints.remove(&ip);
+        }
+    }
+
+    /// Adds or removes the endpoints of a slice.
+    pub(super) fn change_slice(&mut self, slice: &SliceObject, change: GroupChange) -> Vec<IpNet> {
+        if self.endpoints.is_empty() {
+            return Vec::new();
+        }
+        let mut changed = Vec::new();
+        for SliceEndpoint { address, node, .. } in &slice.endpoints {
+            let Some(slices) = self.endpoints.get_mut(address) else { continue };
+            let entry = (if node.is_some() { NodeName::Present } else { NodeName::Absent }, slice.name.clone());
+            let before = slices.first().cloned();
+            match change {
+                GroupChange::Add => slices.insert(entry),
+                GroupChange::Remove => slices.remove(&entry),
+            };
+            if slices.first() != before.as_ref() {
+                changed.push(IpNet::from(*address));
+            }
+        }
+        changed
+    }
+
+    // === Decisions ===
+
+    /// What the address belongs to, so that it is served on no port. For messages.
+    pub(super) fn owner(&self, ip: IpAddr, kind: ExternalKind) -> Option<String> {
+        if let Some(service) = first(&self.cluster_ips, &ip) {
+            return Some(format!("the cluster IP of Service {service}"));
+        }
+        if let Some(cidr) = self.service_cidrs.iter().find(|cidr| cidr.contains(&ip)) {
+            return Some(format!("an address of the service CIDR {cidr}"));
+        }
+        if let Some(node) = first(&self.node_addresses, &ip) {
+            return self.refuse_node_addresses.then(|| format!("an address of Node {node} (--refuse-node-addresses)"));
+        }
+        let of_pods = self.pod_prefixes.keys().filter(|(is_v4, _)| *is_v4 == ip.is_ipv4()).find_map(|(_, length)| {
+            let cidr = IpNet::new(ip, *length).ok()?.trunc();
+            first(&self.pod_cidrs, &cidr).map(|node| format!("an address of the pod CIDR {cidr} of Node {node}"))
+        });
+        of_pods.or_else(|| {
+            let (node, slice) = self.endpoints.get(&ip)?.first()?;
+            // A load balancer may be the endpoint of another Service, which then names no node.
+            let is_owner = *node == NodeName::Present || kind == ExternalKind::External;
+            is_owner.then(|| format!("an endpoint in EndpointSlice {slice}"))
+        })
+    }
+
+    /// What uses a port of the address, so that no Service gets it. For messages.
+    pub(super) fn port_owner(&self, ip: IpAddr, port: NonZeroU16, protocol: Protocol) -> Option<String> {
+        if protocol != Protocol::Tcp {
+            return None;
+        }
+        if self.api_servers.contains(&(ip, port)) {
+            return Some("the API server".to_owned());
+        }
+        let node = first(&self.node_addresses, &ip)?;
+        if self.ports.contains(&port.get()) {
+            return Some(format!("the kubelet or Fairlead on Node {node} (--protected-ports)"));
+        }
+        let on_same_node = self.siblings(&ip).find(|(sibling, _)| self.api_servers.contains(&(*sibling, port)));
+        on_same_node.map(|(_, node)| format!("the API server on Node {node}"))
+    }
+
+    /// Whether no Service gets this node port.
+    pub(super) fn is_protected_node_port(&self, port: NonZeroU16, protocol: Protocol) -> bool {
+        protocol == Protocol::Tcp && self.ports.contains(&port.get())
+    }
+
+    /// All addresses of the Nodes that have an address, and their names.
+    fn siblings<'a>(&'a self, ip: &IpAddr) -> impl Iterator<Item = (IpAddr, &'a Arc<str>)> {
+        let nodes = self.node_addresses.get(ip).into_iter().flatten();
+        nodes.flat_map(|node| self.addresses_of.get(node).into_iter().flatten().map(move |ip| (*ip, node)))
+    }
+}

@@ -1,0 +1,211 @@
+//! The endpoints of a Service that are used: all of them, or a subset if there are more than the operator allows.
+//!
+//! The subset depends on the objects only, so that it is the same on every node. An endpoint is ranked by whether it can
+//! serve, then by its number among those of its node, then by a hash of its address: the subset covers as many nodes as
+//! possible, and a change replaces at most one other endpoint. Ranks are computed once for all ports of the Service, and
+//! each port takes the first ones: the work is the sum of what the slices list, not its product with the ports.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+    net::IpAddr,
+};
+
+use proto::model::{IpFamily, Protocol, ServicePortKey};
+
+use crate::{
+    index::ServiceLimits,
+    object::{ServiceObject, SliceEndpoint, SliceObject, SlicePort},
+};
+
+use super::merge::MergedEndpoint;
+
+/// The endpoints of a Service that its ports use.
+#[derive(Debug)]
+pub struct ServiceEndpoints<'a> {
+    slices: Vec<&'a SliceObject>,
+    subset: Option<RankedSubset>,
+}
+
+/// The endpoints of a Service by rank, and how many of them a port uses.
+#[derive(Debug)]
+struct RankedSubset {
+    /// For each slice, its endpoints as (rank, index), by rank.
+    slices: Vec<Vec<(u32, usize)>>,
+    /// The most entries of one port.
+    per_port: usize,
+    /// Entries of all ports, and of the largest one.
+    entries: (usize, usize),
+}
+
+/// Endpoints that can serve come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Usability {
+    Ready,
+    Fallback,
+    Unused,
+}
+
+impl<'a> ServiceEndpoints<'a> {
+    /// All endpoints of all slices.
+    pub fn all(slices: impl IntoIterator<Item = &'a SliceObject>) -> Self {
+        Self { slices: slices.into_iter().collect(), subset: None }
+    }
+
+    /// As many endpoints of all slices as the limits allow.
+    pub fn limited(
+        service: &ServiceObject,
+        slices: impl IntoIterator<Item = &'a SliceObject>,
+        limits: &ServiceLimits,
+    ) -> Self {
+        let mut endpoints = Self::all(slices);
+        let mut counts = vec![0; service.ports.len()];
+        for slice in &endpoints.slices {
+            for SlicePort { name, protocol, .. } in &slice.ports {
+                if let Ok(at) =
+                    service.ports.binary_search_by(|port| (&port.name, port.protocol).cmp(&(name, *protocol)))
+                {
+                    counts[at] += slice.endpoints.len();
+                }
+            }
+        }
+        let (total, largest) = (counts.iter().sum(), counts.iter().max().copied().unwrap_or_default());
+        if total > limits.port_endpoints || largest > limits.endpoints {
+            let per_port = limits.endpoints.min(fair_share(counts, limits.port_endpoints)).max(1);
+            let slices = ranked(&endpoints.slices);
+            endpoints.subset = Some(RankedSubset { slices, per_port, entries: (total, largest) });
+        }
+        endpoints
+    }
+
+    pub(super) fn slices(&self) -> impl Iterator<Item = &'a SliceObject> {
+        self.slices.iter().copied()
+    }
+
+    /// Whether endpoints are left out. Then every port depends on every slice.
+    pub(crate) fn is_subset(&self) -> bool {
+        self.subset.is_some()
+    }
+
+    /// What is left out. For problems.
+    pub(crate) fn describe_subset(&self) -> Option<String> {
+        let RankedSubset { per_port, entries: (total, largest), .. } = self.subset.as_ref()?;
+        Some(format!(
+            "{total} endpoints of all ports, {largest} of one port: at most {per_port} of each port are used, the same \
+             on every node (--max-service-endpoints, --max-service-port-endpoints)"
+        ))
+    }
+
+    /// The entries for a service port, with their index in their slice.
+    pub(super) fn entries(&self, key: &ServicePortKey) -> Vec<(usize, MergedEndpoint<'a>)> {
+        let of_port = |slice: &'a SliceObject| ports_named(&slice.ports, &key.port_name, key.protocol);
+        let entry = |slice: &'a SliceObject, port: &SlicePort, index: usize| {
+            (index, MergedEndpoint { endpoint: &slice.endpoints[index], slice, port: port.port })
+        };
+        let Some(RankedSubset { slices: ranked, per_port, .. }) = &self.subset else {
+            let slices = self.slices.iter().flat_map(|slice| of_port(slice).iter().map(move |port| (*slice, port)));
+            return slices
+                .flat_map(|(slice, port)| (0..slice.endpoints.len()).map(move |index| entry(slice, port, index)))
+                .collect();
+        };
+        // Merges the sorted lists of the slices.
+        let lists: Vec<_> = self
+            .slices
+            .iter()
+            .zip(ranked)
+            .flat_map(|(slice, ranked)| of_port(slice).iter().map(move |port| (*slice, port, ranked)))
+            .collect();
+        let next = |list: usize, position: usize| {
+            lists[list].2.get(position).map(|(rank, index)| Reverse((*rank, list, position, *index)))
+        };
+        let mut heap: BinaryHeap<_> = (0..lists.len()).filter_map(|list| next(list, 0)).collect();
+        let mut entries = Vec::new();
+        while entries.len() < *per_port
+            && let Some(Reverse((_, list, position, index))) = heap.pop()
+        {
+            let (slice, port, _) = lists[list];
+            entries.push(entry(slice, port, index));
+            heap.extend(next(list, position + 1));
+        }
+        entries
+    }
+}
+
+/// The ports of a slice with this name and protocol.
+pub(super) fn ports_named<'a>(ports: &'a [SlicePort], name: &str, protocol: Protocol) -> &'a [SlicePort] {
+    let begin = ports.partition_point(|port| (&*port.name, port.protocol) < (name, protocol));
+    let count = ports[begin..].partition_point(|port| (&*port.name, port.protocol) == (name, protocol));
+    &ports[begin..begin + count]
+}
+
+/// The largest number of entries for each port with which all ports together have at most `total`.
+fn fair_share(mut counts: Vec<usize>, total: usize) -> usize {
+    counts.sort_unstable();
+    let (mut left, mut ports) = (total, counts.len());
+    for count in counts {
+        if count > left / ports {
+            return left / ports;
+        }
+        left -= count;
+        ports -= 1;
+    }
+    usize::MAX
+}
+
+/// For each slice, its endpoints as (rank, index), by rank. An address has one rank in all slices.
+fn ranked(slices: &[&SliceObject]) -> Vec<Vec<(u32, usize)>> {
+    // The best entry of each address decides.
+    let mut best = HashMap::<IpAddr, (Usability, Option<&str>)>::new();
+    for endpoint in slices.iter().flat_map(|slice| &slice.endpoints) {
+        let entry = (Usability::of(endpoint), endpoint.node.as_deref());
+        best.entry(endpoint.address).and_modify(|best| *best = entry.min(*best)).or_insert(entry);
+    }
+    let mut addresses: Vec<_> = best
+        .into_iter()
+        .map(|(address, (usability, node))| (usability, IpFamily::of(&address), node, hash(address), address))
+        .collect();
+    addresses.sort_unstable();
+    // The number of each among those of its node.
+    let mut by_round = Vec::with_capacity(addresses.len());
+    let of_one_node = addresses.chunk_by(|left, right| (left.0, left.1, left.2) == (right.0, right.1, right.2));
+    for of_node in of_one_node {
+        let round = |(round, (usability, _, _, hash, address)): (usize, &_)| (*usability, round, *hash, *address);
+        by_round.extend(of_node.iter().enumerate().map(round));
+    }
+    by_round.sort_unstable();
+    let ranks: HashMap<IpAddr, u32> = by_round.into_iter().map(|(.., address)| address).zip(0..).collect();
+    let of_slice = |slice: &&SliceObject| {
+        let addresses = slice.endpoints.iter().map(|endpoint| endpoint.address).enumerate();
+        let mut ranked: Vec<_> = addresses.map(|(index, address)| (ranks[&address], index)).collect();
+        ranked.sort_unstable();
+        ranked
+    };
+    slices.iter().map(of_slice).collect()
+}
+
+impl Usability {
+    fn of(endpoint: &SliceEndpoint) -> Self {
+        match endpoint {
+            SliceEndpoint { ready: true, .. } => Self::Ready,
+            SliceEndpoint { serving: true, terminating: true, .. } => Self::Fallback,
+            _ => Self::Unused,
+        }
+    }
+}
+
+/// The same on every replica. Users choose addresses, but only within their own Service.
+fn hash(address: IpAddr) -> u64 {
+    let mix = |mut bits: u64| {
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    };
+    let bits = match address {
+        IpAddr::V4(address) => u128::from(address.to_bits()),
+        IpAddr::V6(address) => address.to_bits(),
+    };
+    mix(mix((bits >> 64) as u64).wrapping_add(bits as u64).wrapping_add(0x9e37_79b9_7f4a_7c15))
+}
+
+#[cfg(test)]
+mod tests;
