@@ -10,6 +10,7 @@ pub mod drift;
 pub mod endpoints;
 pub mod faults;
 pub mod health;
+pub mod node_addresses;
 pub mod node_ports;
 pub mod packets;
 pub mod policies;
@@ -82,7 +83,6 @@ macro_rules! conformance {
                 objects_of_an_unreadable_manifest_are_kept,
                 loopback_endpoints_are_ignored,
                 external_ip_that_is_a_cluster_ip_is_not_served,
-                external_ip_that_is_a_node_address_is_not_served,
                 invalid_source_range_closes_the_address,
                 first_service_keeps_a_contested_vip,
                 invalid_ports_are_ignored,
@@ -104,6 +104,12 @@ macro_rules! conformance {
                 other_ports_are_rejected,
                 unallocated_addresses_are_dropped,
                 service_cidr_changes_apply_at_once,
+            }
+            node_addresses {
+                external_ip_of_a_node_is_served,
+                load_balancer_ip_of_a_node_is_served,
+                ingress_on_the_host_network_is_served,
+                ports_of_kubelet_and_api_server_are_protected,
             }
             node_ports {
                 primary_addresses_answer,

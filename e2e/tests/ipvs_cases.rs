@@ -22,13 +22,18 @@ const PARALLEL_CASES: usize = 4;
 const DEADLINE: Duration = Duration::from_secs(20 * 60);
 
 /// Cases in which IPVS differs.
-const DIFFERENT: [&str; 3] = [
+const DIFFERENT: [&str; 7] = [
     // IPVS keeps the affinity of a client as long as any of its connections: two minutes after a TCP connection is
     // closed.
     "affinity::affinity_ends_after_the_timeout",
     "affinity::timeout_changes_apply_at_once",
     // A VIP is an address of the node: the kernel drops packets from outside with such a source.
     "source_ranges::node_in_a_range_may_use_the_load_balancer_ip_as_source",
+    // A VIP is an address of every node, so addresses of nodes are refused (`--refuse-node-addresses`).
+    "node_addresses::external_ip_of_a_node_is_served",
+    "node_addresses::load_balancer_ip_of_a_node_is_served",
+    "node_addresses::ingress_on_the_host_network_is_served",
+    "node_addresses::ports_of_kubelet_and_api_server_are_protected",
 ];
 /// Cases that need nf_tables for IPv4 and IPv6, which user-mode-linux lacks.
 const NEED_NF_TABLES: [&str; 2] = ["takeover::from_iptables_nft", "takeover::from_nftables"];

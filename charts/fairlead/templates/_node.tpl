@@ -1,3 +1,23 @@
+{{/* What users can do with Services: flags of `frontend` and `local`. */}}
+{{- define "fairlead.serviceFlags" -}}
+{{- $services := .Values.services -}}
+{{- $limits := $services.limits -}}
+{{- $ports := list .Values.backend.healthz.port .Values.backend.metrics.port -}}
+- --external-ips={{ join "," $services.externalIPs }}
+- --load-balancer-ips={{ join "," $services.loadBalancerIPs }}
+- --protected-ports={{ concat $services.protectedPorts $ports | join "," }}
+{{- /* With IPVS a VIP is an address of every node. */}}
+{{- if and (eq .Values.mode "ipvs") (eq .Values.deployment "split") }}
+- --refuse-node-addresses
+{{- end }}
+- --max-service-vips={{ int $limits.vips }}
+- --max-service-port-vips={{ int $limits.portVIPs }}
+- --max-service-source-ranges={{ int $limits.sourceRanges }}
+- --max-service-port-source-ranges={{ int $limits.portSourceRanges }}
+- --max-service-endpoints={{ int $limits.endpoints }}
+- --max-service-port-endpoints={{ int $limits.portEndpoints }}
+{{- end -}}
+
 {{/* Shared by `backend MODE` and `local`: flags, capabilities, preparation of the node. */}}
 
 {{- define "fairlead.nodeFlags" -}}

@@ -10,7 +10,6 @@ use crate::{
     deployment::{Backend, Deployment, TIMEOUT},
     manifests::Service,
     plan::{self, DualStack, IpFamily},
-    server::Server,
     wire::Protocol,
 };
 
@@ -67,22 +66,6 @@ pub fn external_ip_that_is_a_cluster_ip_is_not_served(backend: Backend) {
     let service = other(deployment.cluster()).external_ip(plan::cluster_ip(1));
     let log = apply_objects(&mut deployment, &service.objects());
     log.assert_reports(&["default/other", "spec.externalIPs", "would shadow the cluster IP of Service default/web"]);
-    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
-    assert_unaffected(&deployment);
-}
-
-/// An external IP or load-balancer IP that is an address of a node is not served, and the node's ports stay reachable.
-pub fn external_ip_that_is_a_node_address_is_not_served(backend: Backend) {
-    let mut deployment = Deployment::start(backend, unaffected);
-    let node = deployment.cluster().node('b');
-    let _server = Server::start(&node.netns, &node.name, &node.address.both(), &[PORT]);
-    let address = node.address;
-    let service = other(deployment.cluster()).external_ip(address).load_balancer_ip(address);
-    let log = apply_objects(&mut deployment, &service.objects());
-    for field in ["spec.externalIPs", "status.loadBalancer.ingress"] {
-        log.assert_reports(&["default/other", field, "would shadow an address of Node node-b"]);
-    }
-    assert_answers(&deployment, address, &["node-b"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
     assert_unaffected(&deployment);
 }

@@ -101,11 +101,11 @@ impl<'a> CrossFields<'a> {
             let path = format!("featureGates.{gate}");
             let why = match (gate.as_str(), state.as_bool(), self.role) {
                 ("AllowServiceExternalIPs", Some(true), _) => continue,
-                ("AllowServiceExternalIPs", _, Role::Local) => {
+                ("AllowServiceExternalIPs", _, TargetRole::Local) => {
                     self.translation.set(&path, "externalIps", "none");
                     continue;
                 }
-                ("AllowServiceExternalIPs", _, Role::Backend) => {
+                ("AllowServiceExternalIPs", _, TargetRole::Backend) => {
                     "false has no effect in a backend: set externalIps of the frontend to none"
                 }
                 _ => "has no effect: Fairlead has no feature gates",

@@ -292,6 +292,7 @@ fn pods_and_node_ports_depend_on_several_fields() {
         (json!({"unknown": {"field": 1}}), &[], &["unknown"]),
         (json!({"iptables": {"unknown": 1}}), &[], &["iptables.unknown"]),
         (json!({"featureGates": {"AllowServiceExternalIPs": true, "Other": true}}), &[], &["featureGates.Other"]),
+        (json!({"featureGates": {"AllowServiceExternalIPs": false}}), &["external-ips=none"], &[]),
         (json!({"iptables": {"syncPeriod": "30s"}}), &[], &["iptables.syncPeriod"]),
         (json!({"nftables": {"masqueradeBit": 0}}), &["masquerade-bit=0"], &[]),
     ] {
