@@ -47,7 +47,6 @@ use crate::{
     metrics::Rejection,
 };
 
-pub(crate) use self::token_bucket::TokenBucket;
 pub use self::{rate_limiter::NodeLimits, token_bucket::Rate};
 pub(crate) use self::{
     rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage, token_bucket::TokenBucket,
