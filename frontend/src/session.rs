@@ -225,8 +225,8 @@ async fn serve(
 }
 
 /// Waits until this frontend has at least the client's source version, also of each kind. Meanwhile a client with
-/// several frontends to choose from, which receives nothing here, connects to another one. After a timeout the client is
-/// served what there is: the API may have been restored from a backup.
+/// several frontends to choose from, which receives nothing here, connects to another one. After a timeout the client
+/// is served what there is: the API may have been restored from a backup.
 async fn catch_up(
     context: &FrontendContext,
     (client_version, client_kinds): (SourceVersion, KindVersions),
