@@ -25,7 +25,7 @@ use crate::{
     applied::AppliedState,
     describe,
     desired::{Context, Desired, Rules, desired, rules},
-    kernel::{Base, DryRun, Kernel, Listing, Ours, Summary},
+    kernel::{Base, DryRun, Kernel, Listing, Ours},
     object::{Object, ipvs_protocol},
     plan::{Drain, plan},
     set::{self, SetContent, SetId},
@@ -41,15 +41,13 @@ pub struct IpvsDataPlane<K> {
     next_check: Instant,
     /// When the rules are, which takes a program.
     next_rules_check: Instant,
-    /// What the kernel contained at the last preview, of which nothing is applied.
-    previewed: Option<Summary>,
 }
 
 #[expect(private_bounds, reason = "only this crate calls these methods")]
 impl<K: Kernel> IpvsDataPlane<K> {
     pub(crate) fn new(kernel: K, settings: Settings) -> Self {
         let next_check = Instant::now() + watch::MIN_INTERVAL;
-        Self { settings, kernel, next_check, next_rules_check: next_check, previewed: None }
+        Self { settings, kernel, next_check, next_rules_check: next_check }
     }
 
     async fn prepare(&mut self, rules: PerFamily<Rules>) -> Result<usize> {
@@ -231,7 +229,6 @@ impl DryRunPlane for IpvsDataPlane<DryRun> {
         let before = self.kernel.list(self.ours(state)).await.context("list our objects")?.objects;
         let objects = operations.iter().map(|operation| *operation.object()).collect();
         differences.extend(describe::differences(&operations, &before, &applied.owners(&objects)));
-        self.watch_from_here().await?;
         Ok(differences)
     }
 }

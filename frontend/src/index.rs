@@ -343,7 +343,8 @@ impl Index {
         self.compare_endpoints(claimed);
     }
 
-    /// Finds the slices that have newly claimed addresses as endpoints, and forgets addresses that are no longer claimed.
+    /// Finds the slices that have newly claimed addresses as endpoints, and forgets addresses that are not claimed any
+    /// more.
     fn compare_endpoints(&mut self, mut addresses: BTreeSet<IpAddr>) {
         let VipClaims { protected, .. } = &self.claims;
         addresses.retain(|ip| self.claims.is_claimed(ip) != protected.compares_endpoints(ip));

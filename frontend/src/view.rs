@@ -55,8 +55,8 @@ pub struct Scoped<T> {
 
 /// Computes the view of one service port.
 ///
-/// `port` is the service port after VIP conflict resolution, without its endpoints; `endpoints` are those of the Service.
-/// An IP family without a cluster IP has no endpoints.
+/// `port` is the service port after VIP conflict resolution, without its endpoints; `endpoints` are those of the
+/// Service. An IP family without a cluster IP has no endpoints.
 #[must_use]
 pub fn view(service: &ServiceObject, mut port: ServicePort, endpoints: &ServiceEndpoints<'_>) -> ServicePortView {
     let merged = merge(&port.key, endpoints);

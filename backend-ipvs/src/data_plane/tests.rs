@@ -149,21 +149,6 @@ async fn needed_objects_are_never_removed_and_drained_ones_always() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn preview_detects_changes_of_the_kernel_since_the_last_preview() {
-    let kernel = Fake::default();
-    driver(&kernel).reconcile(&web(&[ONE, TWO])).await.unwrap();
-    // A preview has no applied state.
-    let mut plane = IpvsDataPlane::new(kernel.clone(), Settings::default());
-    plane.watch_from_here().await.unwrap();
-    let mut applied = None;
-    let minute = Duration::from_secs(60);
-    assert!(tokio::time::timeout(minute, plane.watch(&mut applied)).await.is_err(), "nothing has changed");
-    kernel.set_elsewhere(["192.0.2.9".parse().unwrap()]);
-    assert_eq!(tokio::time::timeout(minute, plane.watch(&mut applied)).await, Ok(Drift::Possible));
-    assert!(tokio::time::timeout(minute, plane.watch(&mut applied)).await.is_err(), "detected once");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connections() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);

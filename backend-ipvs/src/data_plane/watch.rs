@@ -52,18 +52,9 @@ impl<K: Kernel> IpvsDataPlane<K> {
         }
     }
 
-    /// Without an applied state, as in a preview: what the kernel contains now is no drift.
-    pub(super) async fn watch_from_here(&mut self) -> Result<()> {
-        self.previewed = Some(self.kernel.summary().await?);
-        Ok(())
-    }
-
     async fn check(&mut self, applied: &mut Option<AppliedState>) -> Result<Option<Drift>> {
+        let Some(known) = applied else { return std::future::pending().await };
         let summary = self.kernel.summary().await?;
-        let Some(known) = applied else {
-            let differs = self.previewed.replace(summary.clone()).is_some_and(|previewed| previewed != summary);
-            return Ok(differs.then_some(Drift::Possible));
-        };
         let mut object = missing(known, &summary);
         if object.is_none() && self.next_rules_check <= Instant::now() {
             let begun = Instant::now();

@@ -9,7 +9,7 @@ use frontend::index::{AllowedIps, ServiceLimits, ServicePolicy};
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PolicyArgs {
     /// Serve these spec.externalIPs: `all`, `none`, or those in CIDRs, comma-separated. Every user who may write a
-    /// Service can claim them: `none` is advised where nobody needs them.
+    /// Service can claim them: `none` is advised where no Service needs them.
     #[arg(long, default_value_t, value_name = "WHICH")]
     pub(crate) external_ips: AllowedIps,
 
@@ -17,13 +17,13 @@ pub(crate) struct PolicyArgs {
     #[arg(long, default_value_t, value_name = "WHICH")]
     pub(crate) load_balancer_ips: AllowedIps,
 
-    /// Serve no Service on these TCP ports at addresses of Nodes, comma-separated: those of the kubelet and of backends.
-    /// The ports of API servers, and those that this process listens at, are protected as well.
+    /// Serve no Service on these TCP ports at addresses of Nodes, comma-separated: those of the kubelet and of
+    /// backends. The ports of API servers, and those that this process listens at, are protected as well.
     #[arg(long, value_delimiter = ',', default_value = "10249,10250,10256", value_name = "PORT")]
     pub(crate) protected_ports: Vec<u16>,
 
-    /// Serve no external or load-balancer IP that is an address of a Node. Always set in `local` with IPVS, and needed in
-    /// a frontend of IPVS backends: there a VIP is an address of every node, which then cannot reach the Node.
+    /// Serve no external or load-balancer IP that is an address of a Node. Always set in `local` with IPVS, and needed
+    /// in a frontend of IPVS backends: there a VIP is an address of every node, which then cannot reach the Node.
     #[arg(long)]
     pub(crate) refuse_node_addresses: bool,
 
@@ -41,7 +41,8 @@ pub(crate) struct PolicyArgs {
     pub(crate) max_service_source_ranges: usize,
 
     /// Close the load-balancer IPs of a Service with more source ranges times ports than this.
-    #[arg(long, default_value_t = ServiceLimits::default().port_source_ranges, value_name = "COUNT", value_parser = count())]
+    #[arg(long, value_name = "COUNT", value_parser = count())]
+    #[arg(default_value_t = ServiceLimits::default().port_source_ranges)]
     pub(crate) max_service_port_source_ranges: usize,
 
     /// Use at most this number of endpoints of a service port: a subset that is the same on every node.
@@ -49,7 +50,8 @@ pub(crate) struct PolicyArgs {
     pub(crate) max_service_endpoints: usize,
 
     /// Use at most this number of endpoints times ports of a Service: a subset that is the same on every node.
-    #[arg(long, default_value_t = ServiceLimits::default().port_endpoints, value_name = "COUNT", value_parser = count())]
+    #[arg(long, value_name = "COUNT", value_parser = count())]
+    #[arg(default_value_t = ServiceLimits::default().port_endpoints)]
     pub(crate) max_service_port_endpoints: usize,
 }
 

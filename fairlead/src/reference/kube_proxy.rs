@@ -16,8 +16,8 @@ cause a warning.
 const CROSS_FIELD: &[(&str, &str)] = &[
     (
         "featureGates",
-        "`AllowServiceExternalIPs: false` is `--external-ips none` of `local`, and of the frontend; no other gate has an \
-         effect",
+        "`AllowServiceExternalIPs: false` is `--external-ips none` of `local`, and of the frontend; no other gate has \
+         an effect",
     ),
     ("clientConnection.kubeconfig", "`--kubeconfig` of `local`; `--discovery-kubeconfig` of a backend"),
     ("logging.format", "`--log-format`"),

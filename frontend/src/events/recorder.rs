@@ -42,8 +42,8 @@ const MAX_STARTS: usize = 1024;
 const MAX_PROBLEMS: (usize, usize) = (1024, 64);
 /// The most reasons of one namespace that are counted.
 const MAX_SERIES_OF_NAMESPACE: usize = 256;
-/// How long nothing is sent to a namespace after the API server has answered 403 there: the namespace terminates, or the
-/// permission is missing.
+/// How long nothing is sent to a namespace after the API server has answered 403 there: the namespace terminates, or
+/// the permission is missing.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
 /// The most namespaces with such a pause. Beyond it nothing is sent to any.
 const MAX_PAUSED: usize = 1024;

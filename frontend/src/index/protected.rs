@@ -1,9 +1,9 @@
 //! Addresses that no Service may claim as an external or load-balancer IP, and ports that none gets at the address of a
 //! Node: otherwise every user that may write a Service could take over the traffic of others.
 //!
-//! An address of a Node itself may be claimed, except on ports of the kubelet, of API servers and of Fairlead: bare-metal
-//! clusters publish Services there. So a Node that claims the address of a load balancer takes nothing away from it but
-//! these ports.
+//! An address of a Node itself may be claimed, except on ports of the kubelet, of API servers and of Fairlead:
+//! bare-metal clusters publish Services there. So a Node that claims the address of a load balancer takes nothing away
+//! from it but these ports.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

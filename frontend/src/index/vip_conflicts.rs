@@ -34,8 +34,8 @@ const MAX_DESCRIBED: usize = 8;
 pub(super) struct VipClaims {
     pub(super) protected: ProtectedAddresses,
     claimants: Groups<VipClaim, Claimant>,
-    /// By external or load-balancer IP, the service ports that claim it: they are affected when it becomes protected, or
-    /// no longer is.
+    /// By external or load-balancer IP, the service ports that claim it: they are affected when it becomes protected,
+    /// or no longer is.
     external_ips: BTreeMap<IpAddr, BTreeSet<ServicePortKey>>,
 }
 
