@@ -57,7 +57,7 @@ impl Fixture {
         Process::spawn(self.netns(), command, &self.path("log"))
     }
 
-    /// The only line above DEBUG with the text `failure`, after several retries with the text `again`.
+    /// The only line above DEBUG with the text `failure`, after several lines with the text `again`.
     #[track_caller]
     fn only_line(&self, command: Command, failure: &str, again: &str) -> String {
         let process = self.spawn(command);
