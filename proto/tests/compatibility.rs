@@ -1,5 +1,6 @@
 //! The protocol only grows: what an earlier version can send or receive keeps its number, type and meaning.
 //! `testdata/fairlead-0.1.proto` is the protocol as of its first version; a file is added for each release.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{collections::BTreeMap, path::Path};
 
