@@ -6,7 +6,7 @@ use backend::{
 };
 use proto::{
     encoded::{EncodedMessage, EncodedOperation},
-    model::{Batch, NodeInfo, Revision, ServerMessage, SourceVersion},
+    model::{Batch, NodeInfo, Revision, ServerMessage},
 };
 
 /// The number of operations in a message.
@@ -25,16 +25,7 @@ pub(crate) fn encode(services: u32, each: u32) -> Vec<Vec<u8>> {
     let message = |(number, part): (usize, &[_])| {
         let (base, target) = (Revision(0), Revision(1));
         let commit = number + 1 == count;
-        let (operations, source_version) = (Vec::new(), SourceVersion::default());
-        let batch = Batch {
-            base,
-            target,
-            operations,
-            commit,
-            oldest_trigger: None,
-            source_version,
-            kind_versions: proto::model::KindVersions::default(),
-        };
+        let batch = Batch { base, target, commit, ..Batch::default() };
         EncodedMessage::batch(&batch, part.iter().map(EncodedOperation::new)).to_bytes().to_vec()
     };
     parts.enumerate().map(message).collect()

@@ -122,15 +122,7 @@ fn mk_grpc(endpoints: &[&str]) -> Grpc {
 
 fn batch(operations: Vec<Operation>) -> ServerMessage {
     let (base, target) = (Revision(0), Revision(1));
-    ServerMessage::Batch(Batch {
-        base,
-        target,
-        operations,
-        commit: true,
-        oldest_trigger: None,
-        source_version: SourceVersion(0),
-        kind_versions: proto::model::KindVersions::default(),
-    })
+    ServerMessage::Batch(Batch { base, target, operations, commit: true, ..Batch::default() })
 }
 
 #[tokio::test]

@@ -134,30 +134,13 @@ impl Peer {
 
 fn batch(base: u64, target: u64, operations: Vec<Operation>, commit: bool) -> ServerMessage {
     let (base, target) = (Revision(base), Revision(target));
-    let source_version = SourceVersion(0);
-    ServerMessage::Batch(Batch {
-        base,
-        target,
-        operations,
-        commit,
-        oldest_trigger: None,
-        source_version,
-        kind_versions: KindVersions::default(),
-    })
+    ServerMessage::Batch(Batch { base, target, operations, commit, ..Batch::default() })
 }
 
 /// A commit that reflects this version of the cluster.
 fn mk_batch(base: u64, target: u64, version: u64, operations: Vec<Operation>) -> ServerMessage {
     let (base, target, source_version) = (Revision(base), Revision(target), SourceVersion(version));
-    ServerMessage::Batch(Batch {
-        base,
-        target,
-        operations,
-        commit: true,
-        oldest_trigger: None,
-        source_version,
-        kind_versions: KindVersions::default(),
-    })
+    ServerMessage::Batch(Batch { base, target, operations, commit: true, source_version, ..Batch::default() })
 }
 
 fn mk_welcome(epoch: Epoch, mode: SyncMode, version: u64) -> Welcome {
