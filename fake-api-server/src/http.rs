@@ -5,7 +5,7 @@ use std::{convert::Infallible, io, net::TcpListener};
 use http_body_util::{BodyExt as _, channel::Channel};
 use hyper::{
     Request, Response,
-    body::{Bytes, Incoming},
+    body::{Body as HttpBody, Bytes},
     header::{CONTENT_TYPE, RETRY_AFTER},
     server::conn::http1,
     service::service_fn,
@@ -18,7 +18,7 @@ use crate::status::{Answer, AnswerBody};
 /// The error of a response body that is cut off.
 #[derive(Debug, thiserror::Error)]
 #[error("cut")]
-pub(crate) struct Cut;
+pub struct Cut;
 
 /// The body of a response.
 pub(crate) type Body = Channel<Bytes, Cut>;
@@ -70,7 +70,7 @@ where
 // === impl ApiRequest ===
 
 impl ApiRequest {
-    async fn receive(request: Request<Incoming>) -> Self {
+    pub(crate) async fn receive(request: Request<impl HttpBody>) -> Self {
         let (head, body) = request.into_parts();
         let accept = head.headers.get("accept").and_then(|value| value.to_str().ok()).unwrap_or_default();
         Self {

@@ -34,6 +34,7 @@ mod store;
 mod watch;
 
 pub use faults::{Fault, Faults};
+pub use http::Cut;
 pub use resource::Resource;
 pub use review::ReviewedUser;
 pub use script::{Call, OpenWatch, PATIENCE, ScriptedApiServer};

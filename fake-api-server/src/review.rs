@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::status::Answer;
+use crate::{faults::Fault, status::Answer};
 
 /// The user that a token belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,12 +23,13 @@ pub(crate) struct Reviewer {
     pub(crate) tokens: BTreeMap<String, ReviewedUser>,
     /// `VERB RESOURCE`; everything else is allowed.
     pub(crate) denied: BTreeSet<String>,
+    pub(crate) fault: Option<Fault>,
 }
 
 // === impl Reviewer ===
 
 impl Reviewer {
-    /// Answers a POST to a review. `None` if the path is none.
+    /// The answer to a POST to a review. `None` if the path is none.
     pub(crate) fn answer(&self, path: &str, body: &[u8]) -> Option<Answer> {
         let review = match path {
             "/apis/authentication.k8s.io/v1/tokenreviews" => Self::token,

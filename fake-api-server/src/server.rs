@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use hyper::Response;
+use hyper::{Request, Response, body::Body as HttpBody};
 use serde_json::Value;
 use tokio::{
     runtime::Handle,
@@ -109,6 +109,11 @@ impl ApiServer {
         Ok(server)
     }
 
+    /// Answers a request without a connection, so that a test can simulate time.
+    pub async fn call(&self, request: Request<impl HttpBody>) -> Response<Body> {
+        self.clone().answer(ApiRequest::receive(request).await).await
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -174,6 +179,11 @@ impl ApiServer {
     /// Adds a token that reviews accept.
     pub fn add_token(&self, token: &str, user: ReviewedUser) {
         self.state().reviewer.tokens.insert(token.to_owned(), user);
+    }
+
+    /// Changes what fails of reviews.
+    pub fn set_review_fault(&self, fault: Option<Fault>) {
+        self.state().reviewer.fault = fault;
     }
 
     /// Denies a verb on a resource in reviews; everything else is allowed.
@@ -274,12 +284,13 @@ impl ApiServer {
 /// Requests.
 impl ApiServer {
     async fn answer(self, request: ApiRequest) -> Response<Body> {
-        if request.method == "POST" {
-            let mut state = self.state();
-            if let Some(answer) = state.reviewer.answer(&request.path, &request.body) {
-                state.reviews += 1;
-                return respond(answer);
-            }
+        if request.method == "POST"
+            && let Some((answer, fault)) = self.review(&request)
+        {
+            return match fail(fault).await {
+                Some(failure) => respond(failure),
+                None => respond(answer),
+            };
         }
         let Some(route) = Route::parse(&request.path) else { return respond(Answer::unknown_path(&request.path)) };
         let kind = RequestKind::of(&request, &route);
@@ -291,12 +302,8 @@ impl ApiServer {
             RequestKind::Write => faults.writes,
             _ => faults.lists,
         };
-        match fault {
-            None => {}
-            Some(Fault::Refuse(code)) => return respond(Answer::error(code, &format!("code {code}"))),
-            Some(Fault::Throttle(seconds)) => return respond(Answer::throttled(seconds)),
-            Some(Fault::Delay(delay)) => sleep(delay).await,
-            Some(Fault::Hang) => std::future::pending().await,
+        if let Some(failure) = fail(fault).await {
+            return respond(failure);
         }
         match kind {
             RequestKind::Watch | RequestKind::StreamedList => {
@@ -320,6 +327,14 @@ impl ApiServer {
                 respond(answer)
             }
         }
+    }
+
+    /// The answer to a review, and its fault.
+    fn review(&self, request: &ApiRequest) -> Option<(Answer, Option<Fault>)> {
+        let mut state = self.state();
+        let answer = state.reviewer.answer(&request.path, &request.body)?;
+        state.reviews += 1;
+        Some((answer, state.reviewer.fault))
     }
 
     fn record(&self, request: &ApiRequest, resource: Resource, kind: RequestKind) {
@@ -387,6 +402,19 @@ impl ApiServer {
         let _version = self.put(route.resource, object);
         let stored = self.state().store.get(&key).expect("an object that was just stored");
         Answer::json(if created { 201 } else { 200 }, stored.typed_text(route.resource))
+    }
+}
+
+/// The answer to a request with a fault. `None`: after a delay, the correct one.
+async fn fail(fault: Option<Fault>) -> Option<Answer> {
+    match fault? {
+        Fault::Refuse(code) => Some(Answer::error(code, &format!("code {code}"))),
+        Fault::Throttle(seconds) => Some(Answer::throttled(seconds)),
+        Fault::Delay(delay) => {
+            sleep(delay).await;
+            None
+        }
+        Fault::Hang => std::future::pending().await,
     }
 }
 

@@ -1,11 +1,8 @@
-//! Addresses from slices, and discovery against an HTTP server.
+//! Addresses from slices, and discovery on an API server.
 
-use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    net::TcpListener,
-};
-
+use fake_api_server::{ApiServer, RequestKind, Resource, kubeconfig};
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 use super::*;
 
@@ -37,41 +34,29 @@ fn ready_endpoints_are_discovered_at_the_requested_port() {
 
 #[tokio::test]
 async fn discovery_lists_the_slices_of_the_service_at_the_address_of_the_kubeconfig() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
-        let request = lines.next().unwrap();
-        let _headers: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
-        let list = json!({
-            "kind": "EndpointSliceList", "apiVersion": "discovery.k8s.io/v1", "metadata": {},
-            "items": [slice(&json!(["10.0.0.1"]), &json!(true))],
+    let server = ApiServer::start().unwrap();
+    let put = |namespace: &str, service: &str, address: &str| {
+        let mut slice = slice(&json!([address]), &json!(true));
+        slice["metadata"] = json!({
+            "name": format!("{service}-x"), "namespace": namespace, "labels": {"kubernetes.io/service-name": service},
         });
-        let body = list.to_string();
-        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close";
-        write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
-        request
-    });
+        let _version = server.put(Resource::EndpointSlice, slice);
+    };
+    put("kube-system", "fairlead", "10.0.0.1");
+    put("kube-system", "other", "10.0.0.2");
+    put("default", "fairlead", "10.0.0.3");
     let directory = tempfile::tempdir().unwrap();
-    let kubeconfig = directory.path().join("kubeconfig");
-    let config = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{ "name": "c", "cluster": { "server": format!("http://{address}") } }],
-        "users": [{ "name": "u", "user": {} }],
-        "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
-    });
-    std::fs::write(&kubeconfig, config.to_string()).unwrap();
-    let discover = async || discover_frontends(&kubeconfig, "kube-system", "fairlead", Some("grpc")).await;
+    let path = directory.path().join("kubeconfig");
+    std::fs::write(&path, server.kubeconfig()).unwrap();
+    let discover = async || discover_frontends(&path, "kube-system", "fairlead", Some("grpc")).await;
     assert_eq!(discover().await.unwrap(), ["10.0.0.1:7600".parse().unwrap()]);
-    let request = server.join().unwrap();
-    assert!(request.starts_with("GET /apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices?"), "{request}");
-    assert!(request.contains("labelSelector=kubernetes.io%2Fservice-name%3Dfairlead"), "{request}");
+    assert_eq!(server.requests(Resource::EndpointSlice, RequestKind::List), 1);
 
-    // The server is gone.
+    let unused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    std::fs::write(&path, kubeconfig(unused)).unwrap();
     let error = format!("{:#}", discover().await.unwrap_err());
     assert!(error.contains("EndpointSlices of Service kube-system/fairlead"), "{error}");
     assert!(error.contains("Connection refused") && error.contains("nothing listens on that port"), "{error}");
-    std::fs::remove_file(&kubeconfig).unwrap();
+    std::fs::remove_file(&path).unwrap();
     assert!(format!("{:#}", discover().await.unwrap_err()).contains("kubeconfig"));
 }

@@ -1,13 +1,12 @@
 //! How often the API server is asked, and the meaning of its results, with simulated time.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::convert::Infallible;
 
-use anyhow::bail;
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use fake_api_server::{ApiServer, Fault, ReviewedUser};
 use futures::future::join_all;
-use http::{Request, Response};
 use k8s_openapi::api::authentication::v1::{TokenReviewStatus, UserInfo};
-use kube::{Client, client::Body};
+use kube::Client;
 use serde_json::json;
 use tokio::time::{advance, sleep};
 
@@ -15,36 +14,32 @@ use super::*;
 
 const BACKEND: &str = "system:serviceaccount:kube-system:backend";
 
-/// An API server that takes a second, and accepts tokens that begin with `good`.
-#[derive(Clone, Default)]
-struct FakeApiServer(Arc<AtomicUsize>);
-
-impl FakeApiServer {
-    fn reviews(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn tokens(&self) -> Tokens {
-        let reviews = self.0.clone();
-        let service = tower::service_fn(move |request| {
-            reviews.fetch_add(1, Ordering::Relaxed);
-            answer(request)
-        });
-        Tokens::new(Client::new(service, "default"), options(), Arc::default())
-    }
+/// An API server that takes a second for each review, and accepts the token `good`.
+fn api_server() -> ApiServer {
+    let server = ApiServer::start().unwrap();
+    server.set_review_fault(Some(Fault::Delay(Duration::from_secs(1))));
+    accept(&server, "good");
+    server
 }
 
-async fn answer(request: Request<Body>) -> anyhow::Result<Response<Body>> {
-    let review: TokenReview = serde_json::from_slice(&request.into_body().collect_bytes().await?)?;
-    sleep(Duration::from_secs(1)).await;
-    let status = match review.spec.token.as_str() {
-        token if token.starts_with("good") || token.ends_with(".good") => status(BACKEND, &["node-a"]),
-        token if token.starts_with("bad") || token.ends_with(".bad") => TokenReviewStatus::default(),
-        "slow" => std::future::pending().await,
-        _ => bail!("away"),
+/// Lets reviews accept a token.
+fn accept(server: &ApiServer, token: &str) {
+    let user = ReviewedUser {
+        name: BACKEND.to_owned(),
+        node: Some("node-a".to_owned()),
+        audiences: vec!["fairlead".to_owned()],
     };
-    let review = TokenReview { status: Some(status), ..review };
-    Ok(Response::new(serde_json::to_vec(&review)?.into()))
+    server.add_token(token, user);
+}
+
+/// Asks an API server without a connection, so that time can be simulated.
+fn tokens(server: &ApiServer) -> Tokens {
+    let server = server.clone();
+    let service = tower::service_fn(move |request| {
+        let server = server.clone();
+        async move { Ok::<_, Infallible>(server.call(request).await) }
+    });
+    Tokens::new(Client::new(service, "default"), options(), Arc::default())
 }
 
 fn options() -> TokenOptions {
@@ -72,9 +67,16 @@ fn jwt(claims: &serde_json::Value, signature: &str) -> String {
     format!("e30.{}.{signature}", BASE64_URL_SAFE_NO_PAD.encode(claims.to_string()))
 }
 
-/// A token with the claims of one of a backend, which the API server accepts if its signature is `good`.
-fn backend_token(id: &str, signature: &str) -> String {
-    jwt(&json!({"aud": ["fairlead"], "sub": BACKEND, "jti": id}), signature)
+/// A token with the claims of one of a backend, which the API server does not accept.
+fn forged_token(id: u64) -> String {
+    jwt(&json!({"aud": ["fairlead"], "sub": BACKEND, "jti": id}), "forged")
+}
+
+/// A token of a backend.
+fn backend_token(server: &ApiServer, id: u64) -> String {
+    let token = jwt(&json!({"aud": ["fairlead"], "sub": BACKEND, "jti": id}), "genuine");
+    accept(server, &token);
+    token
 }
 
 fn source(address: [u8; 4], is_node: bool) -> TokenSource {
@@ -90,49 +92,50 @@ fn node() -> Result<Identity, AuthnError> {
 
 #[tokio::test(start_paused = true)]
 async fn accepted_token_is_cached() {
-    let fake = FakeApiServer::default();
-    let tokens = fake.tokens();
+    let server = api_server();
+    let tokens = tokens(&server);
     let answers = join_all((0..100).map(|_| tokens.identify("good", NODE))).await;
     assert!(answers.iter().all(|answer| *answer == node()), "{answers:?}");
-    assert_eq!(fake.reviews(), 1, "concurrent requests share a review");
+    assert_eq!(server.reviews(), 1, "concurrent requests share a review");
     advance(ACCEPTED_TTL - Duration::from_secs(1)).await;
     assert_eq!(tokens.identify("good", NODE).await, node());
-    assert_eq!(fake.reviews(), 1);
+    assert_eq!(server.reviews(), 1);
     advance(Duration::from_secs(2)).await;
     assert_eq!(tokens.identify("good", NODE).await, node());
-    assert_eq!(fake.reviews(), 2, "the result has expired");
+    assert_eq!(server.reviews(), 2, "the result has expired");
 }
 
 #[tokio::test(start_paused = true)]
 async fn rejected_token_is_cached_for_a_shorter_time() {
-    let fake = FakeApiServer::default();
-    let tokens = fake.tokens();
+    let server = api_server();
+    let tokens = tokens(&server);
     for _ in 0..2 {
         let error = tokens.identify("bad", NODE).await.unwrap_err();
-        assert_eq!(error.to_string(), "token rejected: the API server does not accept it");
+        assert_eq!(error.to_string(), "token rejected: [invalid bearer token]");
     }
-    assert_eq!(fake.reviews(), 1);
+    assert_eq!(server.reviews(), 1);
     advance(REJECTED_TTL).await;
     tokens.identify("bad", NODE).await.unwrap_err();
-    assert_eq!(fake.reviews(), 2);
+    assert_eq!(server.reviews(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn failed_reviews_are_not_cached() {
-    let fake = FakeApiServer::default();
-    let tokens = fake.tokens();
-    for token in ["other", "other", "slow", "slow"] {
-        let error = tokens.identify(token, NODE).await.unwrap_err();
+    let server = api_server();
+    let tokens = tokens(&server);
+    for fault in [Fault::Refuse(500), Fault::Refuse(500), Fault::Hang, Fault::Hang] {
+        server.set_review_fault(Some(fault));
+        let error = tokens.identify("good", NODE).await.unwrap_err();
         assert!(matches!(error, AuthnError::Unavailable(_)), "{error}");
     }
-    assert_eq!(fake.reviews(), 4);
+    assert_eq!(server.reviews(), 4);
 }
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_reviews_are_limited() {
-    let fake = FakeApiServer::default();
-    let tokens = fake.tokens();
-    let distinct: Vec<_> = (0..200).map(|number| backend_token(&number.to_string(), "good")).collect();
+    let server = api_server();
+    let tokens = tokens(&server);
+    let distinct: Vec<_> = (0..200).map(|number| backend_token(&server, number)).collect();
     let identified = distinct
         .iter()
         .enumerate()
@@ -146,9 +149,9 @@ async fn concurrent_reviews_are_limited() {
 
 #[tokio::test(start_paused = true)]
 async fn token_that_cannot_be_accepted_is_rejected_without_a_review() {
-    let fake = FakeApiServer::default();
+    let server = api_server();
     let issuers = ["https://cluster.example".to_owned()].into();
-    let tokens = Tokens { options: TokenOptions { issuers, ..options() }, ..fake.tokens() };
+    let tokens = Tokens { options: TokenOptions { issuers, ..options() }, ..tokens(&server) };
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     let good = json!({
         "iss": "https://cluster.example", "aud": ["other", "fairlead"], "sub": BACKEND, "exp": now + 3600,
@@ -156,7 +159,7 @@ async fn token_that_cannot_be_accepted_is_rejected_without_a_review() {
     let without = |key: &str, value: serde_json::Value| {
         let mut claims = good.clone();
         claims[key] = value;
-        jwt(&claims, "bad")
+        jwt(&claims, "signature")
     };
     let rejected = [
         (without("iss", json!("https://other.example")), "its issuer is"),
@@ -169,16 +172,18 @@ async fn token_that_cannot_be_accepted_is_rejected_without_a_review() {
         let error = tokens.identify(&token, NODE).await.unwrap_err().to_string();
         assert!(error.starts_with("token rejected: ") && error.contains(why), "{error}");
     }
-    assert_eq!(fake.reviews(), 0);
-    assert_eq!(tokens.identify(&jwt(&good, "good"), NODE).await, node());
-    assert_eq!(fake.reviews(), 1);
+    assert_eq!(server.reviews(), 0);
+    let good = jwt(&good, "signature");
+    accept(&server, &good);
+    assert_eq!(tokens.identify(&good, NODE).await, node());
+    assert_eq!(server.reviews(), 1);
 }
 
 /// 180 clients that send random tokens for 25 seconds: the number of reviews is bounded, and the token of a node is
 /// reviewed at once.
-async fn random_tokens(token: fn(u64) -> String, most: usize, at_a_time: usize) {
-    let fake = FakeApiServer::default();
-    let tokens = Arc::new(fake.tokens());
+async fn random_tokens(token: fn(u64) -> String, most: u64, at_a_time: usize) {
+    let server = api_server();
+    let tokens = Arc::new(tokens(&server));
     let mut clients = tokio::task::JoinSet::new();
     for client in 0..180 {
         let tokens = tokens.clone();
@@ -193,14 +198,14 @@ async fn random_tokens(token: fn(u64) -> String, most: usize, at_a_time: usize) 
     let before_nodes = 5;
     sleep(Duration::from_secs(before_nodes)).await;
     for number in 0..20 {
-        let (began, reviews) = (Instant::now(), fake.reviews());
-        let token = backend_token(&number.to_string(), "good");
+        let (began, reviews) = (Instant::now(), server.reviews());
+        let token = backend_token(&server, u64::from(number));
         assert_eq!(tokens.identify(&token, source([198, 51, 100, number], true)).await, node());
-        let others = fake.reviews() - reviews - 1;
-        assert!(others <= 2 * at_a_time, "{others} reviews were served before that of a node");
+        let others = server.reviews() - reviews - 1;
+        assert!(others <= 2 * at_a_time as u64, "{others} reviews were served before that of a node");
         assert_eq!(began.elapsed(), Duration::from_secs(1), "the simulated time of one review");
     }
-    let reviews = fake.reviews() - 20;
+    let reviews = server.reviews() - 20;
     assert!(reviews <= most, "{reviews} reviews for random tokens");
     assert!(tokens.cache().len() < 1000 && tokens.limiter.sources() <= 64);
 }
@@ -209,26 +214,26 @@ async fn random_tokens(token: fn(u64) -> String, most: usize, at_a_time: usize) 
 async fn random_tokens_do_not_delay_those_of_nodes() {
     let limits = TokenLimits::default();
     // In 25 s.
-    let most = limits.opaque.burst as usize + 25 * 2;
+    let most = u64::from(limits.opaque.burst) + 25 * 2;
     random_tokens(|number| format!("bad{number}"), most, limits.opaque_reviews).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn forged_tokens_do_not_delay_those_of_nodes() {
     let limits = TokenLimits::default();
-    let most = limits.source.burst as usize + 25 * 5;
-    random_tokens(|number| backend_token(&number.to_string(), "bad"), most, limits.unknown_reviews).await;
+    let most = u64::from(limits.source.burst) + 25 * 5;
+    random_tokens(forged_token, most, limits.unknown_reviews).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn token_that_was_accepted_is_reviewed_again_beyond_the_limits() {
-    let fake = FakeApiServer::default();
-    let tokens = fake.tokens();
+    let server = api_server();
+    let tokens = tokens(&server);
     let here = source([192, 0, 2, 1], false);
-    let good = backend_token("node", "good");
+    let good = backend_token(&server, 0);
     assert_eq!(tokens.identify(&good, here).await, node());
     advance(ACCEPTED_TTL).await;
-    let forged: Vec<_> = (0..100).map(|number| backend_token(&number.to_string(), "bad")).collect();
+    let forged: Vec<_> = (0..100).map(forged_token).collect();
     let answers = join_all(forged.iter().map(|token| tokens.identify(token, here))).await;
     assert!(answers.iter().any(|answer| matches!(answer, Err(AuthnError::TooManyReviews(_)))));
     assert_eq!(tokens.identify(&good, here).await, node());
@@ -236,8 +241,8 @@ async fn token_that_was_accepted_is_reviewed_again_beyond_the_limits() {
 
 #[tokio::test(start_paused = true)]
 async fn cache_size_is_limited() {
-    let fake = FakeApiServer::default();
-    let tokens = fake.tokens();
+    let server = api_server();
+    let tokens = tokens(&server);
     assert_eq!(tokens.identify("good", NODE).await, node());
     advance(Duration::from_secs(1)).await;
     let keep = |number: usize| {
@@ -248,13 +253,13 @@ async fn cache_size_is_limited() {
     (0..MAX_ENTRIES + 10).for_each(keep);
     assert_eq!(tokens.cache.lock().unwrap().len(), MAX_ENTRIES);
     tokens.identify("good", NODE).await.unwrap();
-    assert_eq!(fake.reviews(), 2, "the result that expires first is evicted first");
+    assert_eq!(server.reviews(), 2, "the result that expires first is evicted first");
     advance(ACCEPTED_TTL).await;
     keep(0);
     assert!(tokens.cache.lock().unwrap().len() <= 2, "expired results are evicted when the cache is full");
     let long = "x".repeat(MAX_TOKEN_BYTES + 1);
     tokens.identify(&long, NODE).await.unwrap_err();
-    assert_eq!(fake.reviews(), 2);
+    assert_eq!(server.reviews(), 2);
 }
 
 #[test]
