@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
@@ -11,6 +12,7 @@ use proto::v1::{
 };
 use runtime::Trigger;
 use tokio::{
+    net::TcpSocket,
     sync::mpsc,
     time::{sleep, timeout},
 };
@@ -26,6 +28,7 @@ use crate::{
     client::Client,
     cluster::{cluster, slice},
     running::RunningFrontend,
+    transport::{self, ReadRate},
 };
 
 /// The number of changes in a round.
@@ -35,6 +38,9 @@ pub(crate) const CHANGES: u16 = 50;
 const FACTOR: u32 = 20;
 /// The duration assumed for rounds that are shorter than this.
 const MIN_ROUND: Duration = Duration::from_secs(1);
+
+/// As small as the kernel allows, so that unread data stays with the sender.
+const RECEIVE_BUFFER: u32 = 4096;
 
 /// A frontend.
 pub(crate) struct Server {
@@ -73,6 +79,16 @@ impl Server {
     /// A new connection, as each node has.
     pub(crate) async fn channel(&self) -> Channel {
         self.endpoint().connect().await.unwrap()
+    }
+
+    /// A new connection that is read at this rate. The counter is that of the bytes in both directions.
+    pub(crate) async fn throttled_channel(&self, rate: ReadRate) -> (Channel, Arc<AtomicU64>) {
+        let socket = TcpSocket::new_v4().unwrap();
+        if !matches!(rate, ReadRate::Full) {
+            socket.set_recv_buffer_size(RECEIVE_BUFFER).unwrap();
+        }
+        let stream = socket.connect(self.address).await.unwrap();
+        transport::channel(self.endpoint(), stream, rate).await.unwrap()
     }
 
     /// Starts a stream on a new connection.

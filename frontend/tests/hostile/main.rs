@@ -18,6 +18,7 @@ mod replicas;
 mod running;
 mod slow_readers;
 mod stream_age;
+#[path = "../common/transport.rs"]
 mod transport;
 
 use std::time::Duration;

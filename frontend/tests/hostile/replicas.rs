@@ -12,14 +12,14 @@ use crate::{
     client::Client,
     cluster::{service, slice},
     fixture::Server,
-    transport::{self, ReadRate},
+    transport::ReadRate,
 };
 
 #[tokio::test]
 async fn reconnecting_to_another_replica_exchanges_digests_only() {
     let (first, second) = (Server::start(Config::default(), 100).await, Server::start(Config::default(), 100).await);
     let good = Client::join(&first, "node").await;
-    let (channel, bytes) = transport::channel(second.endpoint(), second.address, ReadRate::Full).await;
+    let (channel, bytes) = second.throttled_channel(ReadRate::Full).await;
     let mut good = good.reconnect_over(channel).await;
     assert_eq!(good.mode, SyncMode::Repair);
     assert_eq!(good.change().await, 0, "operations");

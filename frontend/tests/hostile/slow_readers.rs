@@ -8,7 +8,7 @@ use crate::{
     BAD_CLIENTS,
     client::Client,
     fixture::{Baseline, CHANGES, Server, Stream, hello},
-    transport::{self, ReadRate},
+    transport::ReadRate,
 };
 
 /// Makes a snapshot of 1.2 MB: more than the socket buffers and the flow-control window of a stuck client.
@@ -82,7 +82,7 @@ async fn check_sockets(rate: ReadRate) {
     let baseline = server.measure_baseline(&mut good).await;
     let mut bad = Vec::new();
     for number in 0..BAD_CLIENTS {
-        let (channel, _) = transport::channel(server.endpoint(), server.address, rate).await;
+        let (channel, _) = server.throttled_channel(rate).await;
         bad.push(Stream::hello(channel, hello(&format!("bad-{number}"))).await.unwrap());
     }
     server.until(|stats| stats.rebuilds == 1 + BAD_CLIENTS as u64).await;

@@ -7,6 +7,8 @@ mod handshakes;
 #[path = "../common/running.rs"]
 mod running;
 mod server;
+#[path = "../common/transport.rs"]
+mod transport;
 mod unidentified;
 
 use fairlead_frontend::identity::{AuthnOptions, TokenLimits, TokenOptions};

@@ -1,15 +1,9 @@
 //! A frontend with TLS, whose files a test may replace, and clients with various credentials.
 
 use std::{
-    io::Result as IoResult,
     net::SocketAddr,
     path::PathBuf,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::{Context, Poll, ready},
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -18,7 +12,6 @@ use fairlead_frontend::{
     identity::{Authenticator, AuthnOptions},
     object::{ObjectKind, SourceUpdate},
 };
-use hyper_util::rt::TokioIo;
 use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
 use runtime::Trigger;
 use rustls::{
@@ -27,22 +20,18 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
     version::TLS13,
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-    sync::mpsc,
-    time::timeout,
-};
+use tokio::{net::TcpStream, sync::mpsc, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Request, Status, Streaming,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Uri},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
 use crate::{
     certificates::{Authority, Pair},
     running::RunningFrontend,
+    transport::{self, ReadRate},
 };
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
@@ -60,12 +49,6 @@ pub(crate) struct Server {
 pub(crate) struct Stream {
     messages: mpsc::Sender<v1::ClientMessage>,
     answers: Streaming<v1::ServerMessage>,
-}
-
-/// Counts the bytes that are sent.
-struct CountingStream {
-    stream: TlsStream<TcpStream>,
-    sent: Arc<AtomicU64>,
 }
 
 /// Makes calls, with a token or without.
@@ -130,17 +113,10 @@ impl Server {
         TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), stream).await.unwrap()
     }
 
-    /// Connects without a certificate. The counter is that of the bytes that the client has sent, before encryption.
+    /// Connects without a certificate. The counter is that of the bytes in both directions, before encryption.
     pub(crate) async fn counting_channel(&self, stream: TcpStream) -> (Channel, Arc<AtomicU64>) {
-        let sent = Arc::new(AtomicU64::new(0));
-        let mut stream = Some(CountingStream { stream: self.tls_stream(stream, None).await, sent: sent.clone() });
-        let connect = move |_: Uri| {
-            let stream = stream.take().ok_or(std::io::ErrorKind::NotConnected);
-            std::future::ready(stream.map(TokioIo::new).map_err(std::io::Error::from))
-        };
-        let endpoint = Endpoint::from_static("http://localhost");
-        let channel = endpoint.connect_with_connector(tower::service_fn(connect));
-        (channel.await.unwrap(), sent)
+        let stream = self.tls_stream(stream, None).await;
+        transport::channel(Endpoint::from_static("http://localhost"), stream, ReadRate::Full).await.unwrap()
     }
 
     /// Connects, trusting the CA `authority`.
@@ -230,27 +206,5 @@ impl Stream {
                 return;
             }
         }
-    }
-}
-
-impl AsyncRead for CountingStream {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<IoResult<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for CountingStream {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<IoResult<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
-        self.sent.fetch_add(written as u64, Ordering::Relaxed);
-        Poll::Ready(Ok(written))
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoResult<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoResult<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

@@ -22,7 +22,7 @@ use crate::server::{Server, TIMEOUT};
 
 /// The body of a request.
 const BODY: usize = 1 << 20;
-/// The most that a client may send in a call before it is identified: the window that HTTP/2 has before the SETTINGS of
+/// The most that a call transfers before its client is identified: the window that HTTP/2 has before the SETTINGS of
 /// the server arrive, headers, and frames.
 const MAX_CALL_BYTES: u64 = 68 << 10;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -78,17 +78,17 @@ async fn bodies_of_unidentified_clients_are_not_read() {
         let before = resident();
         while channels.len() < clients {
             let source = loopback(channels.len() as u16);
-            let (channel, sent) = server.counting_channel(connect(source, server.address).await).await;
+            let (channel, transferred) = server.counting_channel(connect(source, server.address).await).await;
             let request = v1::StatusRequest { node: body.clone(), ..v1::StatusRequest::default() };
             let answer = timeout(TIMEOUT, FairleadClient::new(channel.clone()).status(request)).await.unwrap();
             let status = answer.unwrap_err();
             assert_eq!(status.code(), Code::Unauthenticated, "{status:?}");
-            channels.push((channel, sent));
+            channels.push((channel, transferred));
         }
-        let most = channels.iter().map(|(_, sent)| sent.load(Ordering::Relaxed)).max().unwrap();
+        let most = channels.iter().map(|(_, transferred)| transferred.load(Ordering::Relaxed)).max().unwrap();
         let grown = resident().saturating_sub(before) / clients as u64;
-        println!("{clients} clients: at most {most} bytes sent by each, {grown} bytes of memory for each");
-        assert!(most <= MAX_CALL_BYTES, "{most} bytes were accepted");
+        println!("{clients} clients: at most {most} bytes transferred for each, {grown} bytes of memory for each");
+        assert!(most <= MAX_CALL_BYTES, "{most} bytes were transferred");
         // Client and server together; a body would be 1 MiB for each.
         assert!(grown < BODY as u64 / 4, "{grown} bytes for each client");
     }
