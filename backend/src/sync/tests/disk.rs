@@ -1,20 +1,28 @@
 //! A disk that hangs: the state file, or its successor, is a FIFO, whose open blocks without a peer.
 
-use std::process::Command;
+use std::{path::PathBuf, process::Command};
+
+use tempfile::TempDir;
 
 use super::*;
 use crate::Store;
 
-fn mk_fifo(path: &Path) {
-    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+/// Indexes in [`Store::files`].
+const STATE: usize = 0;
+const SUCCESSOR: usize = 1;
+
+/// A new directory, the path of a state file in it, and that of one of its [`Store::files`], which is a FIFO.
+fn state_file_with_fifo(index: usize) -> (TempDir, PathBuf, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state");
+    let fifo = Store::files(&file)[index].clone();
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    (dir, file, fifo)
 }
 
 #[tokio::test(start_paused = true)]
 async fn programming_and_shutdown_do_not_wait_for_a_disk_that_does_not_write() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("state");
-    let [_, successor] = Store::files(&file);
-    mk_fifo(&successor);
+    let (_dir, file, _) = state_file_with_fifo(SUCCESSOR);
     let (one, two) = (mk_services(&["default/a"]), mk_services(&["default/a", "default/b"]));
     let mut fixture = start(&FakeKernel::default(), Some(&file));
     let mut peer = fixture.following(&one).await;
@@ -37,9 +45,7 @@ async fn programming_and_shutdown_do_not_wait_for_a_disk_that_does_not_write() {
 
 #[tokio::test(start_paused = true)]
 async fn start_does_not_wait_for_a_disk_that_does_not_read() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("state");
-    mk_fifo(&file);
+    let (_dir, file, _) = state_file_with_fifo(STATE);
     let state = mk_services(&["default/a"]);
     let mut fixture = start(&FakeKernel::default(), Some(&file));
     let mut peer = fixture.following(&state).await;
@@ -51,10 +57,7 @@ async fn start_does_not_wait_for_a_disk_that_does_not_read() {
 
 #[tokio::test(start_paused = true)]
 async fn state_file_is_complete_after_a_disk_has_recovered() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("state");
-    let [_, successor] = Store::files(&file);
-    mk_fifo(&successor);
+    let (_dir, file, successor) = state_file_with_fifo(SUCCESSOR);
     let (one, two) = (mk_services(&["default/a"]), mk_services(&["default/a", "default/b"]));
     let mut fixture = start(&FakeKernel::default(), Some(&file));
     let mut peer = fixture.following(&one).await;
