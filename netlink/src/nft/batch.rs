@@ -119,14 +119,6 @@ impl NftBatch {
         });
     }
 
-    /// `delete rule`. `handle`: that of a [`super::ListedRule`].
-    pub fn delete_rule(&mut self, table: &Table, chain: &str, handle: u64) {
-        self.operation(msg::DELRULE, 0, table, |buf| {
-            buf.put_str(rule::CHAIN, chain);
-            buf.put_u64(rule::HANDLE, handle);
-        });
-    }
-
     // === sets and maps ===
 
     /// `add set` or `add map`.
@@ -139,11 +131,6 @@ impl NftBatch {
     /// `delete set` or `delete map`, with its elements; rejected (`EBUSY`) while a rule uses it.
     pub fn delete_set(&mut self, table: &Table, name: &str) {
         self.operation(msg::DELSET, 0, table, |buf| buf.put_str(set::NAME, name));
-    }
-
-    /// `flush set` or `flush map`: deletes the elements.
-    pub fn flush_set(&mut self, table: &Table, name: &str) {
-        self.operation(msg::DELSETELEM, 0, table, |buf| buf.put_str(elements::SET, name));
     }
 
     /// `add element` for all elements, in as few messages as possible.

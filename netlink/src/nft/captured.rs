@@ -56,7 +56,7 @@ fn objects() -> Vec<(&'static str, Wire, NftBatch)> {
     case("delete chain ip t pool-3", Same, &|b| b.delete_chain(&t(), "pool-3"));
     case("flush chain ip t f", Same, &|b| b.flush_chain(&t(), "f"));
     let m1 = "add map ip t m1 { type ipv4_addr . inet_proto . inet_service : verdict; comment \"VIP to pool\"; }";
-    case(m1, TYPEOF, &|b| b.add_set(&t(), &Set::verdict_map("m1", VIP).comment("VIP to pool")));
+    case(m1, TYPEOF, &|b| b.add_set(&t(), &Set::map("m1", VIP, [DataType::Verdict]).comment("VIP to pool")));
     let m2 = "add map ip t m2 { type ipv4_addr . inet_proto . inet_service . mark : ipv4_addr . inet_service; }";
     case(m2, TYPEOF, &|b| b.add_set(&t(), &Set::map("m2", [&VIP[..], &[DataType::Mark]].concat(), SOCKET)));
     let m3 = "add map ip t m3 { type ipv4_addr . inet_service : mark; flags dynamic,timeout; size 1000; timeout 10s; }";
@@ -83,7 +83,7 @@ fn elements() -> Vec<(&'static str, Wire, NftBatch)> {
         write(&mut batch);
         list.push((command, bytes, batch));
     };
-    let vips = Set::verdict_map("vips", VIP);
+    let vips = Set::map("vips", VIP, [DataType::Verdict]);
     let (key, dns) = (vip(1, 6, 80), vip(2, 17, 53));
     let two = "add element ip t vips { 10.96.0.1 . tcp . 80 : goto pool-3, 10.96.0.2 . udp . 53 comment \"default/dns\" : drop }";
     case(two, SET_ID, &|b| {

@@ -44,7 +44,7 @@ impl Rule {
 pub struct ListedRule {
     /// The chain of the rule. Rules of a chain are listed in order.
     pub chain: String,
-    /// The handle, for [`super::NftBatch::delete_rule`].
+    /// The number of the rule within its table.
     pub handle: u64,
     /// The rule.
     pub rule: Rule,

@@ -42,7 +42,7 @@ const VIP: [DataType; 3] = [DataType::Ipv4Addr, DataType::InetProto, DataType::I
 
 /// A verdict map.
 pub(crate) fn vips() -> Set {
-    Set::verdict_map("vips", VIP).comment("VIP to pool")
+    Set::map("vips", VIP, [DataType::Verdict]).comment("VIP to pool")
 }
 
 /// A map of concatenations.

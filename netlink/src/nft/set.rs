@@ -53,11 +53,6 @@ impl Set {
         Set { data: data.into(), ..Set::new(name, key) }
     }
 
-    /// A verdict map with these fields of a key.
-    pub fn verdict_map(name: impl Into<String>, key: impl Into<Vec<DataType>>) -> Self {
-        Set::map(name, key, [DataType::Verdict])
-    }
-
     /// With these additional flags.
     #[must_use]
     pub fn flags(mut self, flags: SetFlags) -> Self {

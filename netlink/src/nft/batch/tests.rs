@@ -7,6 +7,22 @@ use proptest::{collection::vec, option, prelude::*};
 use super::*;
 use crate::nft::{fixtures::*, *};
 
+/// Operations that only tests use.
+impl NftBatch {
+    /// `delete rule`. `handle`: that of a [`ListedRule`].
+    pub(in crate::nft) fn delete_rule(&mut self, table: &Table, chain: &str, handle: u64) {
+        self.operation(msg::DELRULE, 0, table, |buf| {
+            buf.put_str(rule::CHAIN, chain);
+            buf.put_u64(rule::HANDLE, handle);
+        });
+    }
+
+    /// `flush set` or `flush map`: deletes the elements.
+    pub(in crate::nft) fn flush_set(&mut self, table: &Table, name: &str) {
+        self.operation(msg::DELSETELEM, 0, table, |buf| buf.put_str(elements::SET, name));
+    }
+}
+
 fn table() -> Table {
     Table::new(TableFamily::Ip, "fairlead")
 }

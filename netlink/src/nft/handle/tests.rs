@@ -335,7 +335,8 @@ fn ipv6_and_inet_tables_are_written_and_listed() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         let table = Table::new(TableFamily::Ip6, "fairlead");
-        let set = Set::verdict_map("vips", [DataType::Ipv6Addr, DataType::InetProto, DataType::InetService]);
+        let set =
+            Set::map("vips", [DataType::Ipv6Addr, DataType::InetProto, DataType::InetService], [DataType::Verdict]);
         let rule = Rule::new([
             Expr::Payload { dreg: r(8), base: PayloadBase::Network, offset: 24, len: 16 },
             Expr::Meta { dreg: r(12), key: MetaKey::L4proto },
