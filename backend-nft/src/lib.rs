@@ -13,9 +13,9 @@
 //!                    │                 elsewhere: local-vips ─▶ alias-local-pool-1 ─▶ aliases ─▶ local-endpoints
 //!                    └ this node ─▶ nodeports ─── the same with a port instead of a VIP, and nodeport-aliases
 //!
-//!  prerouting, earlier ─▶ source-ranges-check ─▶ restricted-vips ─▶ sources-<group> ─▶ allowed-sources, or drop
+//!  prerouting, output, earlier ─▶ restricted-vips ─▶ sources-<group> ─▶ allowed-sources, or drop
 //!  forward, output ─▶ cluster-ips-check ─▶ reject other ports of cluster IPs, drop other service CIDR addresses
-//!  postrouting ─▶ masquerade packets with the mark, and those of endpoints that reach themselves (hairpin)
+//!  postrouting ─▶ masquerade packets with the mark, and those of endpoints that reach themselves through a VIP (hairpin)
 //! ```
 //!
 //! | object | key → value |

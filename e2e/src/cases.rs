@@ -56,6 +56,7 @@ macro_rules! conformance {
             endpoints {
                 endpoints_get_equal_shares,
                 a_pod_reaches_itself,
+                direct_connections_to_host_network_endpoints_keep_their_source,
                 terminating_endpoints_are_used_if_none_is_ready,
                 terminating_endpoints_are_used_if_none_on_the_node_is_ready,
                 hints_select_endpoints,
@@ -128,6 +129,7 @@ macro_rules! conformance {
             }
             source_ranges {
                 only_sources_in_a_range_connect,
+                the_node_itself_is_restricted,
                 ranges_may_overlap,
                 range_of_all_addresses_lifts_the_restriction,
                 other_sources_are_dropped_also_without_endpoints,

@@ -9,8 +9,9 @@
 //!          FORWARD, OUTPUT ─▶ FAIRLEAD-IPVS-NOBODY : drops packets to unused addresses of the service CIDRs
 //!          FORWARD ─▶ FAIRLEAD-IPVS-FORWARD : accepts replies
 //!   (IPVS: after filter INPUT, before filter OUTPUT)
-//!   mangle POSTROUTING ─▶ FAIRLEAD-IPVS-END : clears marks before packets leave the node or are encapsulated
-//!   nat    POSTROUTING ─▶ FAIRLEAD-IPVS : masquerades by connmark, hairpin connections, and VIPs as sources
+//!   mangle POSTROUTING ─▶ FAIRLEAD-IPVS-END : stores in the connmark that a connection is a hairpin; clears marks
+//!                                             before packets leave the node or are encapsulated
+//!   nat    POSTROUTING ─▶ FAIRLEAD-IPVS : masquerades by connmark, and VIPs as sources
 //! ```
 
 use backend::dataplane::{DataplaneOptions, Masquerade, NodePortAddresses, PodMatch, cidrs_of_family};
@@ -55,7 +56,7 @@ pub(crate) fn rules(family: IpFamily, options: &DataplaneOptions, node: &NodeInf
         chain(Table::Mangle, MAIN, writer.marks()),
         chain(Table::Mangle, PORTS, writer.node_ports()),
         chain(Table::Mangle, MASQ, writer.masquerade_decisions()),
-        chain(Table::Mangle, END, vec![format!("-m mark --mark {} -j MARK --set-xmark 0x0/0xffffffff", Mark::any())]),
+        chain(Table::Mangle, END, writer.end()),
         chain(Table::Nat, MAIN, writer.masquerade()),
         chain(Table::Filter, MAIN, vec![format!("{} -j {REJECT}", Mark::REJECT.exactly())]),
         chain(Table::Filter, REJECT, writer.reject()),
@@ -154,6 +155,15 @@ impl Writer<'_> {
         rules
     }
 
+    /// Only packets to a VIP have a mark: direct connections of a host-network endpoint to itself are no hairpin.
+    fn end(&self) -> Vec<String> {
+        let (any, hairpin, bit) = (Mark::any(), self.set(SetContent::Hairpin), self.masquerade_bit());
+        vec![
+            format!("-m mark --mark {any} -m set --match-set {hairpin} dst,dst,src -j CONNMARK --set-xmark {bit}"),
+            format!("-m mark --mark {any} -j MARK --set-xmark 0x0/0xffffffff"),
+        ]
+    }
+
     fn masquerade(&self) -> Vec<String> {
         // For a connection of this node to a local address the kernel selects that address as the source.
         let own = match self.node.primary_address(self.family) {
@@ -162,7 +172,6 @@ impl Writer<'_> {
         };
         vec![
             format!("-m connmark --mark {} -j MASQUERADE --random-fully", self.masquerade_bit()),
-            format!("-m set --match-set {} dst,dst,src -j MASQUERADE --random-fully", self.set(SetContent::Hairpin)),
             format!("-m set --match-set {} src -j {own}", self.set(SetContent::Addresses)),
         ]
     }

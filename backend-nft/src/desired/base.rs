@@ -67,7 +67,8 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
         nodeports(family, options, node),
         services(family),
         cluster_ips_check(family, cluster),
-        source_check(family),
+        source_check(family, "source-ranges-check", Hook::Prerouting),
+        source_check(family, "source-ranges-output", Hook::Output),
         hook(family, "prerouting", Hook::Prerouting),
         hook(family, "output", Hook::Output),
         cluster_ips_hook(family, "forward-check", Hook::Forward),
@@ -157,8 +158,8 @@ fn nodeports(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> F
 
 /// Runs before destinations are translated, when packets still have the VIP as destination. Only new connections are
 /// checked.
-fn source_check(family: IpFamily) -> FixedChain {
-    let chain = Chain::base("source-ranges-check", ChainType::Filter, Hook::Prerouting, priority::DSTNAT - 10);
+fn source_check(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
+    let chain = Chain::base(name, ChainType::Filter, hook, priority::DSTNAT - 10);
     FixedChain {
         chain: chain.comment("load-balancer source ranges"),
         rules: vec![RuleBuilder::new(family).new_connection().vmap(Map::RestrictedVips).build()],

@@ -170,10 +170,13 @@ impl RuleBuilder {
             .push(lookup(Map::AllowedSources, FIRST, None))
     }
 
-    /// `ip saddr . ip daddr . meta l4proto . th dport @hairpin`.
+    /// `ct status dnat ip saddr . ip daddr . meta l4proto . th dport @hairpin`. A host-network endpoint also receives
+    /// direct connections from its own address.
     pub(super) fn hairpin(self) -> Self {
         let registers = self.address_registers();
-        self.load_address(PacketAddress::Source, FIRST)
+        self.push(Expr::Ct { dreg: FIRST, key: CtKey::Status, direction: None })
+            .any_bit(CtKey::STATUS_DNAT)
+            .load_address(PacketAddress::Source, FIRST)
             .load_vip(VipShape::AddressPort, FIRST.plus(registers))
             .0
             .push(lookup(Map::Hairpin, FIRST, None))

@@ -8,6 +8,7 @@ use crate::{
     deployment::{Backend, Deployment},
     manifests::{Endpoint, EndpointState, Service, TrafficPolicy},
     plan::{self, IpFamily},
+    server::Server,
     wire::{Failure, Protocol},
 };
 
@@ -15,6 +16,8 @@ use EndpointState::{Draining, NotReady, Ready, Terminating};
 
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
+/// Of direct connections; below the ports that the kernel chooses.
+const SOURCE_PORT: u16 = 20_080;
 const REQUESTS: usize = 600;
 /// Pearson's statistic for up to six endpoints exceeds this once in millions of runs (five degrees of freedom: 3e-8).
 const CHI_SQUARE: f64 = 43.0;
@@ -87,6 +90,27 @@ pub fn a_pod_reaches_itself(backend: Backend) {
         }
     }
     check_with_trace(cluster, &checks);
+}
+
+/// A node connects to its own address, where a pod of the host network serves: without a VIP in between, the connection
+/// keeps its source address and port.
+pub fn direct_connections_to_host_network_endpoints_keep_their_source(backend: Backend) {
+    let deployment =
+        Deployment::start(backend, |cluster| vec![web(1).endpoints([Endpoint::of_node(cluster.node('a'))])]);
+    let node = deployment.cluster().node('a');
+    let _server = Server::start(&node.netns, &node.name, &node.address.both(), &[8080]);
+    for family in IpFamily::ALL {
+        let address = node.address.ip(family);
+        let source = SocketAddr::new(address, SOURCE_PORT);
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let reply = node.client().with_source_port(source).ask(protocol, SocketAddr::new(address, 8080));
+            assert_eq!(reply.expect("an answer").seen_source, source, "{protocol}");
+        }
+        for protocol in Protocol::ALL {
+            let vip = SocketAddr::new(plan::cluster_ip(1).ip(family), PORT);
+            assert_pods(&node.client(), protocol, vip, &["node-a"]);
+        }
+    }
 }
 
 fn with_all_vips(cluster: &Cluster, number: u8, policy: TrafficPolicy) -> Service {

@@ -52,6 +52,30 @@ pub fn only_sources_in_a_range_connect(backend: Backend) {
     check_with_trace(cluster, &checks);
 }
 
+/// The ranges also apply to connections of the node itself, which pass no prerouting hook.
+pub fn the_node_itself_is_restricted(backend: Backend) {
+    let deployment = Deployment::start(backend, |cluster| {
+        vec![
+            service(cluster, 1).source_ranges(&NEAR),
+            service(cluster, 2).source_ranges(&plan::FABRIC),
+            web(3).source_ranges(&NEAR),
+            service(cluster, 4),
+        ]
+    });
+    let cluster = deployment.cluster();
+    let mut checks = Vec::new();
+    for (number, expected) in [
+        (1, (&|_| Expected::Dropped) as &dyn Fn(_) -> _),
+        (2, &answers()),
+        (3, &|_| Expected::Dropped),
+        (4, &answers()),
+    ] {
+        let ip = plan::load_balancer_ip(number);
+        checks.extend(self::checks("from node-a", |_| cluster.node('a').client(), ip, expected));
+    }
+    check_with_trace(cluster, &checks);
+}
+
 /// Ranges may overlap, be adjacent or be repeated: their union applies.
 pub fn ranges_may_overlap(backend: Backend) {
     let ranges = ["203.0.113.2/31", "203.0.113.0/30", "203.0.113.3/32", "203.0.113.4/31", "203.0.113.3/30"];

@@ -19,8 +19,6 @@ use crate::{
 /// `RTN_UNICAST`, `RTN_LOCAL` of `linux/rtnetlink.h`.
 const RTN_UNICAST: u32 = 1;
 const RTN_LOCAL: u32 = 2;
-/// `IPS_DST_NAT` of `linux/netfilter/nf_conntrack_common.h`.
-const STATUS_DNAT: u32 = 1 << 5;
 /// The size of an interface name, `IFNAMSIZ`.
 const IFNAMSIZ: usize = 16;
 /// Expressions that match every packet and do not affect where it goes.
@@ -236,7 +234,7 @@ impl RuleRun<'_, '_, '_> {
         Some(match key {
             CtKey::State => CtKey::STATE_NEW.to_ne_bytes().to_vec(),
             CtKey::Direction => vec![0],
-            CtKey::Status if self.traversal.is_translated() => STATUS_DNAT.to_ne_bytes().to_vec(),
+            CtKey::Status if self.traversal.is_translated() => CtKey::STATUS_DNAT.to_ne_bytes().to_vec(),
             CtKey::Status => vec![0; 4],
             CtKey::Mark => self.traversal.ct_mark.to_ne_bytes().to_vec(),
             CtKey::Protocol => vec![packet.protocol.number()],

@@ -71,6 +71,8 @@ impl CtKey {
     pub const STATE_RELATED: u32 = 4;
     /// `NF_CT_STATE_BIT(IP_CT_NEW)`.
     pub const STATE_NEW: u32 = 8;
+    /// `IPS_DST_NAT`: the destination is translated.
+    pub const STATUS_DNAT: u32 = 1 << 5;
 }
 
 numbered! {
