@@ -179,8 +179,13 @@ fn rules_are_as_iptables_prints_them() {
     ];
     assert_eq!(of(Table::Mangle, "FAIRLEAD-IPVS-MASQ"), expected);
     let expected = [
+        "-m mark --mark 0xfa000000/0xff000000 -m set --match-set FAIRLEAD-HAIRPIN dst,dst,src \
+         -j CONNMARK --set-xmark 0x4000/0x4000",
+        "-m mark --mark 0xfa000000/0xff000000 -j MARK --set-xmark 0x0/0xffffffff",
+    ];
+    assert_eq!(of(Table::Mangle, "FAIRLEAD-IPVS-END"), expected);
+    let expected = [
         "-m connmark --mark 0x4000/0x4000 -j MASQUERADE --random-fully",
-        "-m set --match-set FAIRLEAD-HAIRPIN dst,dst,src -j MASQUERADE --random-fully",
         "-m set --match-set FAIRLEAD-ADDRESSES src -j SNAT --to-source 192.168.1.1",
     ];
     assert_eq!(of(Table::Nat, "FAIRLEAD-IPVS"), expected);
