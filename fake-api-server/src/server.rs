@@ -371,8 +371,7 @@ impl ApiServer {
         let Ok(mut object) = serde_json::from_slice::<Value>(&request.body) else {
             return Answer::error(400, "the body of the request is not JSON");
         };
-        let created = request.method == "POST";
-        if created {
+        if request.method == "POST" {
             let namespace = route.namespace.clone().unwrap_or_default();
             let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
             if name.is_empty() {
@@ -388,20 +387,32 @@ impl ApiServer {
                 object["metadata"]["namespace"] = key.1.into();
             }
         } else {
-            let (namespace, name) =
-                (route.namespace.clone().unwrap_or_default(), route.name.clone().unwrap_or_default());
-            let Some(before) = self.state().store.get(&(route.resource, namespace, name)) else {
-                return not_found(route);
-            };
-            let mut merged = serde_json::from_str(before.text()).expect("a stored object");
-            merge(&mut merged, &object);
-            object = merged;
+            return self.patch(route, &object);
         }
         let key_of = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
         let key = (route.resource, key_of("namespace"), key_of("name"));
         let _version = self.put(route.resource, object);
         let stored = self.state().store.get(&key).expect("an object that was just stored");
-        Answer::json(if created { 201 } else { 200 }, stored.typed_text(route.resource))
+        Answer::json(201, stored.typed_text(route.resource))
+    }
+
+    /// Merges into an object, unless the patch has the version of another state of it.
+    fn patch(&self, route: &Route, patch: &Value) -> Answer {
+        let (namespace, name) = (route.namespace.clone().unwrap_or_default(), route.name.clone().unwrap_or_default());
+        let key = (route.resource, namespace, name);
+        let mut state = self.state();
+        let Some(before) = state.store.get(&key) else { return not_found(route) };
+        let mut object: Value = serde_json::from_str(before.text()).expect("a stored object");
+        let expected = &patch["metadata"]["resourceVersion"];
+        if !expected.is_null() && *expected != object["metadata"]["resourceVersion"] {
+            return Answer::conflict(route.resource.plural(), &key.2);
+        }
+        merge(&mut object, patch);
+        let _version = state.store.put(route.resource, object);
+        let stored = state.store.get(&key).expect("an object that was just stored");
+        drop(state);
+        self.notify();
+        Answer::json(200, stored.typed_text(route.resource))
     }
 }
 

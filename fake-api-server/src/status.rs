@@ -28,6 +28,17 @@ impl Answer {
         Self::json(code, status(code, message).to_string())
     }
 
+    /// An object that has changed since the version in the request.
+    pub(crate) fn conflict(resource: &str, name: &str) -> Self {
+        let text = format!(
+            "Operation cannot be fulfilled on {resource} {name:?}: the object has been modified; please apply your \
+             changes to the latest version and try again"
+        );
+        let mut status = status(409, &text);
+        status["reason"] = "Conflict".into();
+        Self::json(409, status.to_string())
+    }
+
     /// A path that is not served: a resource of a served group, or anything else.
     pub(crate) fn unknown_path(path: &str) -> Self {
         if path.starts_with("/api/v1/") {

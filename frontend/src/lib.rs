@@ -27,6 +27,7 @@
 //! | `events` | Kubernetes Events about nodes |
 //! | `discovery` | addresses of frontends |
 //! | `permissions` | checks the RBAC permissions of the frontend |
+//! | `renewal` | renews the certificates of the chart |
 
 mod change_history;
 mod cluster;
@@ -43,6 +44,7 @@ mod metrics;
 pub mod object;
 mod page;
 mod permissions;
+mod renewal;
 mod server;
 mod session;
 pub mod source;
@@ -56,5 +58,6 @@ pub use discovery::discover_frontends;
 pub use engine::{Frontend, StreamStats};
 pub use log::HistoryLimits;
 pub use permissions::{Permission, check_permissions};
+pub use renewal::{CertificateLifetimes, CertificateObjectsName, RenewalOptions};
 pub use server::{ConnectionLimits, Listener, ReloadingTls, TlsAuth, TlsFiles};
 pub use session::{NodeLimits, Rate, SessionError};

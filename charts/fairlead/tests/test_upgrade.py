@@ -1,6 +1,7 @@
 """An upgrade keeps the certificates that Helm has created and looks up in the cluster, here a small API server."""
 
 import base64
+import copy
 import http.server
 import json
 import subprocess
@@ -15,9 +16,10 @@ import render
 
 VALUES = {"apiServer": {"host": "192.0.2.10"}}
 RESOURCES = {
-    "/api/v1": [("secrets", "Secret", "")],
+    "/api/v1": [("secrets", "Secret", ""), ("configmaps", "ConfigMap", "")],
     "/apis/discovery.k8s.io/v1": [("endpointslices", "EndpointSlice", "discovery.k8s.io")],
 }
+PLURALS = {"Secret": "secrets", "ConfigMap": "configmaps", "EndpointSlice": "endpointslices"}
 
 
 class Cluster:
@@ -26,7 +28,7 @@ class Cluster:
     def __init__(self, objects):
         paths = {}
         for item in objects:
-            plural = {"Secret": "secrets", "EndpointSlice": "endpointslices"}.get(item["kind"])
+            plural = PLURALS.get(item["kind"])
             if plural:
                 prefix = "/api/" if item["apiVersion"] == "v1" else "/apis/"
                 meta = item["metadata"]
@@ -91,6 +93,30 @@ def upgrade(before, values):
         return render.objects(values, renderer=cluster, is_upgrade=True)
 
 
+def authority(directory, name):
+    """A CA as the frontend creates it: certificate and key."""
+    certificate, key = Path(directory, f"{name}.crt"), Path(directory, f"{name}.key")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-subj", "/CN=fairlead-ca", "-days", "100", "-out", str(certificate), "-keyout", str(key)]
+    subprocess.run(command, capture_output=True, check=True)
+    return certificate.read_text(), key.read_text()
+
+
+def verifies(certificate, bundle, name="fairlead.kube-system.svc"):
+    """Whether a backend with this bundle accepts this certificate of the frontend."""
+    with tempfile.TemporaryDirectory() as directory:
+        paths = [Path(directory, file) for file in ["tls.crt", "ca.crt"]]
+        paths[0].write_text(certificate)
+        paths[1].write_text(bundle)
+        command = ["openssl", "verify", "-purpose", "sslserver", "-verify_hostname", name]
+        command += ["-CAfile", str(paths[1]), str(paths[0])]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def decoded(item, key):
+    return base64.b64decode(item["data"][key]).decode()
+
+
 class Upgrade(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -100,6 +126,45 @@ class Upgrade(unittest.TestCase):
         second = upgrade(self.first, VALUES)
         for kind in ["Secret", "ConfigMap"]:
             self.assertEqual(by_name(second, kind), by_name(self.first, kind))
+
+    def renewed(self):
+        """The objects while the frontend replaces the authority."""
+        objects = copy.deepcopy(self.first)
+        secret, trusted = by_name(objects, "Secret")["fairlead-ca"], by_name(objects, "ConfigMap")["fairlead-ca"]
+        old = trusted["data"]["ca.crt"]
+        with tempfile.TemporaryDirectory() as directory:
+            current, following = authority(directory, "current"), authority(directory, "next")
+        fields = ["tls.crt", "tls.key", "next.crt", "next.key", "previous.crt"]
+        for key, text in zip(fields, [*current, *following, old], strict=True):
+            secret["data"][key] = base64.b64encode(text.encode()).decode()
+        trusted["data"]["ca.crt"] = old + current[0] + following[0]
+        return objects
+
+    def test_an_upgrade_keeps_what_the_frontend_has_renewed(self):
+        live = self.renewed()
+        second = upgrade(live, VALUES)
+        for kind in ["Secret", "ConfigMap"]:
+            self.assertEqual(by_name(second, kind), by_name(live, kind))
+        # A new generation is signed by the renewed authority.
+        values = {**VALUES, "tls": {"selfSigned": {"generation": 2}}}
+        second = upgrade(live, values)
+        certificate = decoded(by_name(second, "Secret")["fairlead-tls"], "tls.crt")
+        self.assertNotEqual(certificate, decoded(by_name(live, "Secret")["fairlead-tls"], "tls.crt"))
+        self.assertTrue(verifies(certificate, by_name(second, "ConfigMap")["fairlead-ca"]["data"]["ca.crt"]))
+        self.assertTrue(verifies(certificate, decoded(by_name(live, "Secret")["fairlead-ca"], "tls.crt")))
+
+    def test_the_bundle_always_has_the_authority_that_signs(self):
+        live = self.renewed()
+        certificate = decoded(by_name(live, "Secret")["fairlead-ca"], "tls.crt")
+        old = by_name(self.first, "ConfigMap")["fairlead-ca"]["data"]["ca.crt"]
+        for bundle, expected in [(None, certificate), (old, certificate + old)]:
+            changed = [item for item in live if item["kind"] != "ConfigMap"]
+            if bundle:
+                [trusted] = [copy.deepcopy(item) for item in live if item["metadata"]["name"] == "fairlead-ca"][1:]
+                trusted["data"]["ca.crt"] = bundle
+                changed.append(trusted)
+            found = by_name(upgrade(changed, VALUES), "ConfigMap")["fairlead-ca"]["data"]["ca.crt"]
+            self.assertEqual(found, expected)
 
     def test_without_a_cluster_certificates_are_created_again(self):
         # Otherwise the test above could not fail.
@@ -125,15 +190,9 @@ class Upgrade(unittest.TestCase):
 
     def test_the_certificate_is_for_the_frontend_and_the_nodes_trust_it(self):
         secret, trusted = by_name(self.first, "Secret")["fairlead-tls"], by_name(self.first, "ConfigMap")["fairlead-ca"]
-        with tempfile.TemporaryDirectory() as directory:
-            certificate, authority = Path(directory, "tls.crt"), Path(directory, "ca.crt")
-            certificate.write_bytes(base64.b64decode(secret["data"]["tls.crt"]))
-            authority.write_text(trusted["data"]["ca.crt"])
-            for name, right in [("fairlead.kube-system.svc", True), ("other.kube-system.svc", False)]:
-                command = ["openssl", "verify", "-purpose", "sslserver", "-verify_hostname", name]
-                command += ["-CAfile", str(authority), str(certificate)]
-                verified = subprocess.run(command, capture_output=True, text=True, check=False)
-                self.assertEqual(verified.returncode == 0, right, verified.stderr)
+        certificate = decoded(secret, "tls.crt")
+        for name, right in [("fairlead.kube-system.svc", True), ("other.kube-system.svc", False)]:
+            self.assertEqual(verifies(certificate, trusted["data"]["ca.crt"], name), right)
 
     def test_addresses_of_api_servers_are_those_of_the_cluster(self):
         endpoints = [{"addresses": ["192.0.2.22"]}, {"addresses": ["192.0.2.21"]}]
