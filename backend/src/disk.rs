@@ -18,7 +18,7 @@ use std::{
 use tracing::warn;
 
 /// The time that reading a file at the start may take. A healthy disk reads the state of a large cluster in less.
-pub(crate) const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(1) } else { Duration::from_secs(10) };
+pub(crate) const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(3) } else { Duration::from_secs(10) };
 
 /// The most bytes that wait while a write runs. Only a rewrite of the whole file may be larger, and it never waits for
 /// another write.

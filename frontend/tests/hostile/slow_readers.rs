@@ -28,7 +28,7 @@ fn config() -> Config {
 fn short_keepalive() -> Config {
     let connections = ConnectionLimits {
         keepalive: Duration::from_millis(200),
-        keepalive_timeout: Duration::from_secs(2),
+        keepalive_timeout: Duration::from_secs(5),
         ..ConnectionLimits::default()
     };
     Config { connections, ..config() }

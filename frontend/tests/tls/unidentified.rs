@@ -44,7 +44,7 @@ fn loopback(number: u16) -> Ipv4Addr {
 }
 
 /// How many connections the server has not closed.
-async fn open(streams: &[TcpStream]) -> usize {
+pub(crate) async fn open(streams: &[TcpStream]) -> usize {
     let is_open = |stream: &&TcpStream| {
         let mut byte = [0];
         matches!(stream.try_read(&mut byte), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
@@ -122,7 +122,7 @@ async fn frames_of_unidentified_clients_are_bounded() {
 
 #[tokio::test]
 async fn client_that_is_not_identified_in_time_is_disconnected() {
-    let connections = ConnectionLimits { identification: Duration::from_millis(300), ..ConnectionLimits::default() };
+    let connections = ConnectionLimits { identification: Duration::from_secs(3), ..ConnectionLimits::default() };
     let server = Server::with(Config { connections, ..Config::default() }, AuthnOptions::default()).await;
     let node = server.client(Some(server.authority.node("node-a"))).await;
     let mut stream = node.watch("node-a", Role::Backend).await.unwrap();

@@ -30,8 +30,8 @@ use crate::{
     source::{KindFreshness, WatchPhase},
 };
 
-/// A deadline that a test waits for.
-const SHORT: Duration = Duration::from_millis(400);
+/// A deadline that expires in a test with simulated time: far longer than a request, shorter than [`PATIENCE`].
+const SHORT: Duration = Duration::from_secs(10);
 
 /// The deadlines of production, with short delays between retries.
 fn deadlines() -> Deadlines {

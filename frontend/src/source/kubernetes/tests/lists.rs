@@ -65,7 +65,7 @@ async fn server_that_rejects_streaming_gets_requests_for_pages() {
 }
 
 /// A proxy that drops parameters: all objects arrive, but never the final bookmark.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn server_that_ignores_send_initial_events_gets_requests_for_pages() {
     let mut fixture = Fixture::new(Deadlines { initial_event: SHORT, ..deadlines() }).await;
     let mut silent = fixture.server.call(ObjectKind::Node).await.stream();
@@ -199,9 +199,9 @@ async fn failed_lists_remove_nothing() {
     assert_eq!(fixture.next_summary().await, "all Node: n1 in x");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn list_that_stops_half_way_is_requested_again() {
-    let mut fixture = Fixture::new(Deadlines { response: 2 * SHORT, ..deadlines() }).await;
+    let mut fixture = Fixture::new(Deadlines { response: SHORT, ..deadlines() }).await;
     // Before the response, within a page, after a page.
     fixture.server.call(ObjectKind::Node).await.hang();
     let mut page = fixture.server.call(ObjectKind::Node).await.start();

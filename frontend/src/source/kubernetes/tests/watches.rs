@@ -185,7 +185,7 @@ async fn versions_that_are_no_numbers_are_not_compared() {
     fixture.server.watch(ObjectKind::Node, "1").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn silent_watch_times_out() {
     let short = Deadlines { event: SHORT, ..deadlines() };
     let (mut fixture, mut silent) = Fixture::on_nodes(short, &[]).await;
@@ -200,7 +200,7 @@ async fn silent_watch_times_out() {
     drop((silent, half));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn watch_without_response_times_out() {
     let short = Deadlines { response: SHORT, ..deadlines() };
     let (mut fixture, watch) = Fixture::on_nodes(short, &[]).await;
@@ -214,7 +214,9 @@ async fn watch_without_response_times_out() {
 /// The server accepts each watch, ends it in order, and delivers no changes.
 #[tokio::test]
 async fn changes_that_watches_miss_are_listed() {
-    let short = Deadlines { watch_seconds: 0, silence: (SHORT, SHORT), ..deadlines() };
+    // In real time: watches are resumed at once, and simulated time does not pass meanwhile.
+    let silence = Duration::from_millis(100);
+    let short = Deadlines { watch_seconds: 0, silence: (silence, silence), ..deadlines() };
     let (mut fixture, mut watch) = Fixture::on_nodes(short, &[node("n1", "x", "1")]).await;
     loop {
         drop(watch);
@@ -235,7 +237,7 @@ async fn changes_that_watches_miss_are_listed() {
 }
 
 /// RBAC may allow `list` but not `watch`.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn changes_are_listed_where_watches_are_rejected() {
     let short = Deadlines { silence: (SHORT, SHORT), ..deadlines() };
     let (mut fixture, mut watch) = Fixture::on_pages(short, &[node("n1", "x", "1")]).await;
