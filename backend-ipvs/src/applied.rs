@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use anyhow::{Context as _, Result};
@@ -41,6 +42,9 @@ pub struct AppliedState {
     degraded: BTreeMap<ServicePortKey, String>,
     /// The VIPs of service ports that are in excluded ranges.
     excluded: BTreeMap<ServicePortKey, Vec<IpAddr>>,
+    /// How many destinations persistent virtual servers at external VIPs would need, for each Service (namespace and
+    /// name) with more than [`MAX_PERSISTENT_DESTINATIONS`](crate::desired::MAX_PERSISTENT_DESTINATIONS).
+    pub(crate) excess: BTreeMap<(Arc<str>, Arc<str>), usize>,
 }
 
 impl AppliedState {
@@ -88,6 +92,9 @@ impl AppliedState {
         let touched = added.objects.iter().map(|(object, _)| *object).collect();
         if !added.excluded.is_empty() {
             self.excluded.insert(key.clone(), std::mem::take(&mut added.excluded));
+        }
+        if let Some(reason) = added.degraded.take() {
+            self.degraded.insert(key.clone(), reason);
         }
         if !added.vips.is_empty() {
             self.service_ports.insert(key.clone(), added);

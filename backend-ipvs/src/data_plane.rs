@@ -8,23 +8,24 @@ mod watch;
 use std::{
     collections::{BTreeSet, HashSet},
     net::IpAddr,
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context as _, Result};
 use backend::{
-    Difference, Drift, InstalledObject, NodeState,
+    Difference, Drift, InstalledObject, NodeState, ServicePortState,
     dataplane::{NodePortAddresses, Vip, VipKind, VipOwnership, vips},
     driver::{Change, DataPlane, DryRunPlane, Synced, UpdateOutcome, urgent_first},
 };
 use netlink::ipvs::VirtualServerKey;
-use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
+use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
 use tokio::time::Instant;
 
 use crate::{
     applied::AppliedState,
     describe,
-    desired::{Context, Desired, Rules, desired, rules},
+    desired::{Context, Desired, MAX_PERSISTENT_DESTINATIONS, Rules, desired, persistent_destinations, rules},
     kernel::{Base, DryRun, Kernel, Listing, Ours},
     object::{Object, ipvs_protocol},
     plan::{Drain, plan},
@@ -98,8 +99,40 @@ impl<K: Kernel> IpvsDataPlane<K> {
             node: &state.node().addresses,
             elsewhere: &applied.foreign_addresses,
             node_ports: &node_ports,
+            excess: applied.excess.get(&service_name(key)).copied(),
         };
         Ok(desired(service_port, context, id, |family, vip| ownership.owns(key, family, vip)))
+    }
+
+    /// Updates which Services of these service ports, which are sorted, need too many destinations. Returns all service
+    /// ports of a Service for which that changes.
+    fn update_excess<'k>(
+        &self,
+        state: &NodeState,
+        applied: &mut AppliedState,
+        keys: impl IntoIterator<Item = &'k ServicePortKey>,
+    ) -> BTreeSet<ServicePortKey> {
+        let node_ports = self.node_port_addresses(state, &applied.foreign_addresses);
+        let mut changed = BTreeSet::new();
+        let mut last = None;
+        for key in keys {
+            let name = service_name(key);
+            if last.as_ref() == Some(&name) {
+                continue;
+            }
+            let destinations: usize =
+                ports_of(state, &name).map(|(_, service)| persistent_destinations(service, &node_ports)).sum();
+            let excess = Some(destinations).filter(|count| *count > MAX_PERSISTENT_DESTINATIONS);
+            let before = match excess {
+                Some(count) => applied.excess.insert(name.clone(), count),
+                None => applied.excess.remove(&name),
+            };
+            if before.is_some() != excess.is_some() {
+                changed.extend(ports_of(state, &name).map(|(key, _)| key.clone()));
+            }
+            last = Some(name);
+        }
+        changed
     }
 
     /// The addresses of the node on which node ports answer.
@@ -145,6 +178,7 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
             let entries = marked_entries(state, ownership, key);
             applied.ids.adopt(key, &applied.observed, entries.iter());
         }
+        self.update_excess(state, &mut applied, state.service_ports().keys());
         let (urgent, others) = urgent_first(state);
         let mut batches = Vec::new();
         for keys in [urgent, others] {
@@ -166,7 +200,7 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
     }
 
     async fn update(&mut self, mut applied: AppliedState, change: Change<'_>) -> Result<UpdateOutcome<AppliedState>> {
-        let Change { state, ownership, service_ports, facts } = change;
+        let Change { state, ownership, mut service_ports, facts } = change;
         let mut writes = 0;
         if facts {
             let rules = self.rules(state);
@@ -176,6 +210,7 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
             }
             applied.node_addresses.clone_from(&state.node().addresses);
         }
+        service_ports.extend(self.update_excess(state, &mut applied, &service_ports));
         let mut touched = BTreeSet::new();
         // One service port may take what another one gives up.
         for key in &service_ports {
@@ -231,6 +266,21 @@ impl DryRunPlane for IpvsDataPlane<DryRun> {
         differences.extend(describe::differences(&operations, &before, &applied.owners(&objects)));
         Ok(differences)
     }
+}
+
+/// The namespace and name of the Service.
+fn service_name(key: &ServicePortKey) -> (Arc<str>, Arc<str>) {
+    (key.namespace.clone(), key.name.clone())
+}
+
+/// The service ports of a Service.
+fn ports_of<'s>(
+    state: &'s NodeState,
+    (namespace, name): &(Arc<str>, Arc<str>),
+) -> impl Iterator<Item = (&'s ServicePortKey, &'s ServicePortState)> {
+    let first = ServicePortKey::new(namespace.clone(), name.clone(), "", Protocol::Tcp);
+    let (namespace, name) = (namespace.clone(), name.clone());
+    state.service_ports().range(first..).take_while(move |(key, _)| key.namespace == namespace && key.name == name)
 }
 
 /// The set entries of a service port's VIPs that lead to marks of its own.

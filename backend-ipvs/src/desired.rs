@@ -11,4 +11,4 @@ mod service;
 mod tests;
 
 pub(crate) use rules::{Rules, TABLES, is_ours, rules};
-pub(crate) use service::{Context, Desired, desired};
+pub(crate) use service::{Context, Desired, MAX_PERSISTENT_DESTINATIONS, desired, persistent_destinations};

@@ -3,7 +3,7 @@
 //! ```text
 //!   cluster IP   VIPS ─▶ "cluster IP" ─▶ virtual server at its address ─▶ cluster or local pool, by internal policy
 //!   other VIPs   VIPS, NODE-PORTS ─▶ mark ─▶ virtual server for the mark ─▶ cluster pool, or local pool (policy Local)
-//!                (with session affinity: a virtual server at each address)
+//!                (with session affinity: a virtual server at each address, up to MAX_PERSISTENT_DESTINATIONS)
 //!                VIPS-INSIDE, NODE-PORTS-INSIDE: another mark under policy Local ─▶ cluster pool
 //!   without an endpoint: the mark is a verdict, and there is no virtual server
 //! ```
@@ -27,6 +27,11 @@ use crate::{
     settings::Settings,
 };
 
+/// The most destinations of the persistent virtual servers at external VIPs and node ports of one Service. A virtual
+/// server has destinations of its own, so their number is that of the VIPs times that of the endpoints. 20 VIPs with
+/// 5,000 endpoints each fit.
+pub(crate) const MAX_PERSISTENT_DESTINATIONS: usize = 100_000;
+
 /// The desired objects of a service port, in both families.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Desired {
@@ -35,6 +40,8 @@ pub(crate) struct Desired {
     pub(crate) objects: Vec<(Object, Value)>,
     /// VIPs that are not programmed because `--ipvs-exclude-cidrs` contains them.
     pub(crate) excluded: Vec<IpAddr>,
+    /// Why session affinity is approximated.
+    pub(crate) degraded: Option<String>,
 }
 
 /// Facts that apply to all service ports.
@@ -47,6 +54,9 @@ pub(crate) struct Context<'a> {
     pub(crate) elsewhere: &'a HashSet<IpAddr>,
     /// The addresses at which node ports are served.
     pub(crate) node_ports: &'a [IpAddr],
+    /// How many destinations the Service would need at external VIPs, if they are more than
+    /// [`MAX_PERSISTENT_DESTINATIONS`].
+    pub(crate) excess: Option<usize>,
 }
 
 /// Collects the objects of a service port in one family.
@@ -89,12 +99,37 @@ pub(crate) fn desired(
         }
         if !external.is_empty() {
             port.external(&external);
+            if let Some(excess) = context.excess.filter(|_| service.port.affinity_seconds.is_some()) {
+                port.desired.degraded = Some(format!(
+                    "spec.sessionAffinity: at external IPs and node ports, a hash of the client address selects the \
+                     endpoint, because the addresses times the endpoints of the Service are {excess}, more than \
+                     {MAX_PERSISTENT_DESTINATIONS}: use fewer addresses, endpoints or ports"
+                ));
+            }
         }
         if !port.desired.vips.is_empty() {
             port.hairpin();
         }
     }
     desired
+}
+
+/// The destinations of the persistent virtual servers at the external VIPs and node ports of a service port.
+pub(crate) fn persistent_destinations(service: &ServicePortState, node_ports: &[IpAddr]) -> usize {
+    let port = &service.port;
+    if port.affinity_seconds.is_none() {
+        return 0;
+    }
+    let destinations = |family| {
+        let of_family = |addresses: &[IpAddr]| addresses.iter().filter(|ip| IpFamily::of(ip) == family).count();
+        let node_ports = if port.node_port.is_some() { of_family(node_ports) } else { 0 };
+        let pool = match port.external_policy {
+            TrafficPolicy::Cluster => &service.cluster[family],
+            TrafficPolicy::Local => &service.local[family],
+        };
+        (of_family(&port.external_ips) + of_family(&port.load_balancer_ips) + node_ports) * pool.len()
+    };
+    IpFamily::ALL.into_iter().map(destinations).sum()
 }
 
 // === impl Port ===
@@ -159,14 +194,15 @@ impl Port<'_> {
     ///
     /// A persistent virtual server for a mark does not translate ports (`ip_vs_sched_persist`), so with session
     /// affinity there is one at the address of each VIP. There cannot be a second one there for pods and this node: for
-    /// them a hash of the source address selects the destination.
+    /// them a hash of the source address selects the destination. It does for all clients of a Service that would need
+    /// too many destinations.
     fn marked(&mut self, kind: MarkKind, pool: &Pool, vips: &[Vip]) -> Mark {
         if pool.is_empty() {
             return self.verdict();
         }
         let protocol = ipvs_protocol(self.service.port.key.protocol);
         let has_affinity = self.service.port.affinity_seconds.is_some();
-        if has_affinity && kind != MarkKind::Inside {
+        if has_affinity && kind != MarkKind::Inside && self.context.excess.is_none() {
             let addresses: Vec<_> = vips.iter().flat_map(|vip| self.sockets(*vip)).collect();
             for address in addresses {
                 self.server(ipvs::VirtualServerKey::Address(protocol, address), pool, self.scheduling());

@@ -28,8 +28,13 @@ fn marks_and_servers(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (V
     let settings = Settings::default();
     let elsewhere = HashSet::new();
     let node_ports = state.node().primary_address(IpFamily::V4).into_iter().collect::<Vec<_>>();
-    let context =
-        Context { settings: &settings, node: &state.node().addresses, elsewhere: &elsewhere, node_ports: &node_ports };
+    let context = Context {
+        settings: &settings,
+        node: &state.node().addresses,
+        elsewhere: &elsewhere,
+        node_ports: &node_ports,
+        excess: None,
+    };
     let service = state.service_port(&mk_key("default/web")).unwrap();
     let desired = desired(service, context, ID, |_, _| true);
     let mut marks = Vec::new();
@@ -130,7 +135,7 @@ fn the_scheduler_of_a_service_overrides_the_option() {
             .build();
         let settings = Settings { scheduler: default.parse().unwrap(), ..Settings::default() };
         let elsewhere = HashSet::new();
-        let context = Context { settings: &settings, node: &[], elsewhere: &elsewhere, node_ports: &[] };
+        let context = Context { settings: &settings, node: &[], elsewhere: &elsewhere, node_ports: &[], excess: None };
         let desired = desired(state.service_port(&mk_key("default/web")).unwrap(), context, ID, |_, _| true);
         let of = |(_, value): &(Object, Value)| match value {
             Value::Scheduling(scheduling) => Some((scheduling.scheduler.to_string(), scheduling.flags)),
