@@ -18,7 +18,7 @@ use crate::{
     streams::StreamGuard,
 };
 
-use super::{MessageSink, OutgoingMessage, SessionEnd, SessionError, StreamPermit, token_bucket::TokenBucket};
+use super::{MessageSink, OutgoingMessage, Rate, SessionEnd, SessionError, StreamPermit, token_bucket::TokenBucket};
 
 /// The base of the first batch to a client that does not resume.
 const NO_REVISION: Revision = Revision(0);
@@ -27,6 +27,10 @@ const NO_REVISION: Revision = Revision(0);
 /// backend acknowledges when its kernel is programmed, which may take long; a transfer that takes longer than this is
 /// the client's fault.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often digest mismatches of one stream are repaired. More of them have a cause that a repair does not remove, such
+/// as an endpoint that comes and goes and that the backend ignores.
+const MISMATCHES: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
 
 /// How much is kept of the failures that a client reports, in bytes.
 const MAX_FAILURE_BYTES: usize = 256 << 10;
@@ -40,6 +44,7 @@ pub(super) struct Session {
     /// Whether the token with which the stream started is unused: it covers the first snapshot or repair.
     has_initial_token: bool,
     ack_repeats: TokenBucket,
+    mismatches: TokenBucket,
     node: Arc<str>,
     /// The revision that the client is at, or will be at once it has applied what was sent.
     cursor: Revision,
@@ -109,6 +114,7 @@ impl Session {
             permit,
             has_initial_token: true,
             ack_repeats: TokenBucket::full(Instant::now()),
+            mismatches: TokenBucket::full(Instant::now()),
             node,
             cursor: base,
             sent: base,
@@ -276,6 +282,11 @@ impl Session {
             status.programmed = NO_REVISION;
         });
         self.set_pending(Instant::now());
+        if self.mismatches.take(MISMATCHES, Instant::now()).is_err() {
+            error!("too many digest mismatches on this stream, its state is not repaired; compare the versions");
+            self.set_programmed(revision);
+            return Ok(());
+        }
         match self.digest_trust {
             DigestTrust::Agreed => {
                 self.digest_trust = DigestTrust::Repaired;

@@ -75,6 +75,28 @@ async fn client_with_other_digests_is_sent_one_snapshot_and_no_longer_checked() 
     assert_eq!(fixture.frontend.context.streams.fleet().backends().next().unwrap().repairs, 3);
 }
 
+/// As of a backend that ignores an endpoint which comes and goes, and that the frontend sends.
+#[tokio::test(start_paused = true)]
+async fn repairs_of_a_client_whose_digests_differ_now_and_then_are_bounded() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let mut repairs = 0;
+    for _ in 0..30 {
+        client.bookmark().await;
+        client.send(ClientMessage::Ack(client.ack_of(Some(Digest(1)), Vec::new()))).await;
+        if let Ok(message) = tokio::time::timeout(Duration::from_secs(2), client.message()).await {
+            assert_eq!(message, ServerMessage::DigestRequest);
+            let digests = Box::new(client.replica.state.digests());
+            client.send(ClientMessage::DigestResponse(client.replica.revision, digests)).await;
+            client.batches().await;
+            client.ack().await;
+            repairs += 1;
+        }
+    }
+    assert_eq!(repairs, 6, "those of a burst");
+    client.is_up_to_date().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn client_without_digests_is_sent_a_snapshot() {
     let config = Config { history: HistoryLimits { entries: 1, bytes: 1 << 20 }, ..Config::default() };
