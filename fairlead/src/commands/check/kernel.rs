@@ -76,7 +76,7 @@ fn parse(release: &str) -> Option<(u32, u32)> {
 fn requirements(backend: BackendName) -> &'static str {
     match backend {
         BackendName::Nftables => {
-            "load the modules nf_tables, nft_chain_nat, nft_numgen, nft_fib_ipv4, nft_fib_ipv6, nft_masq, \
+            "load the modules nf_tables, nft_chain_nat, nft_numgen, nft_hash, nft_fib_ipv4, nft_fib_ipv6, nft_masq, \
              nft_reject_ipv4, nft_reject_ipv6, nft_ct, nft_nat; or use backend iptables"
         }
         BackendName::Iptables => {
@@ -116,7 +116,8 @@ async fn program(mut backend: impl Backend, state: &NodeState) -> Result<()> {
     Ok(())
 }
 
-/// A state that uses all features: both IP families, all protocols, session affinity, both traffic policies, source
+/// A state that uses all features: both IP families, all protocols, session affinity (with nftables the module nft_hash,
+/// which nothing else needs), both traffic policies, source
 /// ranges, and service ports without endpoints.
 fn sample_state() -> Result<NodeState> {
     let mut stage = Stage::default();
