@@ -13,7 +13,8 @@
 //!  filter INPUT, FORWARD, OUTPUT ─▶ KUBE-EXTERNAL-SERVICES: external IPs without endpoints
 //!                              │      └▶ FAIRLEAD-NODEPORTS: node ports without endpoints
 //!                              └─▶ KUBE-PROXY-FIREWALL: clients outside the source ranges
-//!  filter INPUT ─▶ KUBE-NODEPORTS: health-check node ports;  filter FORWARD ─▶ KUBE-FORWARD: accepts marked packets
+//!  filter INPUT ─▶ KUBE-NODEPORTS: health-check node ports
+//!  filter FORWARD ─▶ KUBE-FORWARD: drops invalid packets, accepts marked ones
 //! ```
 //!
 //! A chain is written when its own content changes, and chains that all service ports share are edited line by line, so

@@ -57,11 +57,8 @@ type AllowedEndpoints = Arc<[SocketAddr]>;
 impl UdpServicePort {
     pub(crate) fn of(service: &ServicePortState) -> Self {
         Self(PerFamily::from_fn(|family| {
-            let port = &service.port;
-            let vips = vips(port, family).into_iter().map(|(vip, _)| vip);
-            // Also in a family without a cluster IP, in which flows may be left.
-            let node_port = port.node_port.map(|port| Vip::NodePort { port: port.get(), protocol: Protocol::Udp });
-            (vips.chain(node_port).collect(), allowed(service, family))
+            let vips = vips(&service.port, family).into_iter().map(|(vip, _)| vip);
+            (vips.collect(), allowed(service, family))
         }))
     }
 }

@@ -15,6 +15,8 @@ mod tests;
 
 use std::{collections::BTreeMap, time::Duration};
 
+pub use kernel::tcp_is_liberal;
+
 /// The highest limit that grows with the CPUs. The constant is kube-proxy's.
 const MAX_BY_CORES: u64 = 1 << 20;
 /// The flows per bucket of the hash table.

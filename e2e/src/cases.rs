@@ -10,6 +10,7 @@ pub mod drift;
 pub mod endpoints;
 pub mod faults;
 pub mod health;
+pub mod invalid_packets;
 pub mod node_addresses;
 pub mod node_ports;
 pub mod packets;
@@ -172,6 +173,11 @@ macro_rules! conformance {
                 client_from_before_the_service_is_answered,
                 clients_move_at_every_node_address,
                 live_flows_keep_their_endpoint,
+                flows_of_the_other_family_are_kept,
+            }
+            invalid_packets {
+                replies_outside_of_the_window_are_dropped,
+                liberal_conntrack_translates_them,
             }
             takeover {
                 from_iptables_nft,

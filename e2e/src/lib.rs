@@ -33,6 +33,7 @@ mod process;
 mod sctp;
 mod server;
 pub mod suite;
+mod tcp_segment;
 pub mod tools;
 mod traffic;
 pub mod uml;

@@ -33,7 +33,7 @@ pub(crate) use self::{
     check::{BundleArgs, CheckArgs, HereArgs},
     cleanup::{CleanupArgs, OtherProxy, OwnerArgs},
     config::{ConfigArgs, ConfigCommand, ConvertArgs, ValidateArgs},
-    conntrack::ConntrackArgs,
+    conntrack::{ConntrackArgs, invalid_packets_by_sysctl},
     diff::DiffArgs,
     effective::Effective,
     frontend::{ClusterArgs, FrontendArgs, SourceArgs},

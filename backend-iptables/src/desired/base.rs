@@ -3,7 +3,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use backend::dataplane::{DataplaneOptions, LocalhostNodePorts, NodePortAddresses, PodMatch, cidrs_of_family};
+use backend::dataplane::{
+    DataplaneOptions, InvalidPackets, LocalhostNodePorts, NodePortAddresses, PodMatch, cidrs_of_family,
+};
 use ipnet::IpNet;
 use iptables::{ChainSpec, Hook, Table};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
@@ -40,20 +42,7 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
                     .jump("MASQUERADE --random-fully"),
             ],
         ),
-        chain(
-            Table::Filter,
-            names::FORWARD,
-            [
-                RuleBuilder::new()
-                    .comment("kubernetes forwarding rules")
-                    .matching(&format!("-m mark --mark {marked}"))
-                    .jump("ACCEPT"),
-                RuleBuilder::new()
-                    .comment("kubernetes forwarding conntrack rule")
-                    .matching("-m conntrack --ctstate RELATED,ESTABLISHED")
-                    .jump("ACCEPT"),
-            ],
-        ),
+        chain(Table::Filter, names::FORWARD, forward(options, &marked)),
         chain(
             Table::Filter,
             names::REJECT,
@@ -102,6 +91,18 @@ pub(crate) fn hooks() -> Vec<Hook> {
 
 fn chain(table: Table, name: &str, rules: impl Into<Vec<String>>) -> ChainSpec {
     ChainSpec { table, name: name.to_owned(), rules: rules.into() }
+}
+
+/// The rules for forwarded packets. Invalid ones are not translated, so they must not reach clients of VIPs.
+fn forward(options: &DataplaneOptions, marked: &str) -> Vec<String> {
+    let invalid = RuleBuilder::new().matching("-m conntrack --ctstate INVALID").jump("DROP");
+    let accept = |comment: &str, options: &str| RuleBuilder::new().comment(comment).matching(options).jump("ACCEPT");
+    let mut rules: Vec<_> = (options.invalid_packets == InvalidPackets::Drop).then_some(invalid).into_iter().collect();
+    rules.extend([
+        accept("kubernetes forwarding rules", &format!("-m mark --mark {marked}")),
+        accept("kubernetes forwarding conntrack rule", "-m conntrack --ctstate RELATED,ESTABLISHED"),
+    ]);
+    rules
 }
 
 fn fixed_rules(

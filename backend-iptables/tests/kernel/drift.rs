@@ -41,7 +41,7 @@ const CHANGES: [(&str, usize); 9] = [
     ("*nat\n-I KUBE-MARK-MASQ -j RETURN\nCOMMIT\n", 2),
     ("*nat\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\nCOMMIT\n", 2),
     ("*nat\n-D PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\nCOMMIT\n", 1),
-    ("*filter\n-F KUBE-FORWARD\nCOMMIT\n", 3),
+    ("*filter\n-F KUBE-FORWARD\nCOMMIT\n", 4),
     ("*filter\n-D KUBE-SERVICES 1\nCOMMIT\n", 1),
 ];
 

@@ -15,10 +15,8 @@ use super::support::{options, run, saved, tool};
 /// The rules of kube-proxy 1.36 in nat and filter for [`state`], for IPv4.
 const KUBE_PROXYS: &str = include_str!("takeover/kube-proxy.rules");
 
-/// The rules that Fairlead replaces: TCP is rejected with a reset, invalid packets are not dropped, and an unused chain
-/// is deleted.
-const REMOVED: [&str; 4] = [
-    "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP",
+/// The rules that Fairlead replaces: TCP is rejected with a reset, and an unused chain is deleted.
+const REMOVED: [&str; 3] = [
     "-A KUBE-SERVICES -d 10.96.0.3/32 -p tcp -m comment --comment \"ns3/idle:p80 has no endpoints\" -m tcp --dport 80 -j REJECT \
      --reject-with icmp-port-unreachable",
     ":KUBE-SEP-AAAAAAAAAAAAAAAA -",
@@ -28,7 +26,7 @@ const REMOVED: [&str; 4] = [
 const PER_SERVICE: [&str; 5] =
     ["-A KUBE-SVC-", "-A KUBE-SEP-", "-A KUBE-EXT-", "-A KUBE-FW-", "-A KUBE-SERVICES -d 10.96.0.1/32"];
 /// Lines of both families; IPv6 has no rules before.
-const WRITES: usize = 63;
+const WRITES: usize = 61;
 
 fn state() -> NodeState {
     mk_state()

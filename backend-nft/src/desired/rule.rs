@@ -134,7 +134,16 @@ impl RuleBuilder {
 
     /// `ct state new`.
     pub(super) fn new_connection(self) -> Self {
-        self.push(Expr::Ct { dreg: FIRST, key: CtKey::State, direction: None }).any_bit(CtKey::STATE_NEW)
+        self.conntrack(CtKey::State, CtKey::STATE_NEW)
+    }
+
+    /// `ct state invalid`.
+    pub(super) fn invalid_packet(self) -> Self {
+        self.conntrack(CtKey::State, CtKey::STATE_INVALID)
+    }
+
+    fn conntrack(self, key: CtKey, bits: u32) -> Self {
+        self.push(Expr::Ct { dreg: FIRST, key, direction: None }).any_bit(bits)
     }
 
     /// `meta mark & 0x4000 != 0`.
@@ -174,8 +183,7 @@ impl RuleBuilder {
     /// direct connections from its own address.
     pub(super) fn hairpin(self) -> Self {
         let registers = self.address_registers();
-        self.push(Expr::Ct { dreg: FIRST, key: CtKey::Status, direction: None })
-            .any_bit(CtKey::STATUS_DNAT)
+        self.conntrack(CtKey::Status, CtKey::STATUS_DNAT)
             .load_address(PacketAddress::Source, FIRST)
             .load_vip(VipShape::AddressPort, FIRST.plus(registers))
             .0

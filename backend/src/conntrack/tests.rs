@@ -84,6 +84,23 @@ fn without_endpoints_every_flow_is_stale() {
 }
 
 #[test]
+fn node_port_of_a_single_stack_service_concerns_one_family() {
+    let state = mk_state()
+        .service("default/v4/udp", |v4| v4.port(53).cluster_ip("10.96.0.10").node_port(30053))
+        .service("default/v6/udp", |v6| v6.port(53).cluster_ip("fd00:96::a").node_port(30054))
+        .build();
+    let vips = UdpVips::of(&state);
+    for (to, expected) in [
+        ("192.168.1.1:30053", true),
+        ("[fd00:1::1]:30053", false),
+        ("192.168.1.1:30054", false),
+        ("[fd00:1::1]:30054", true),
+    ] {
+        assert_eq!(is_stale(&vips, &flow(to, to)), expected, "{to}");
+    }
+}
+
+#[test]
 fn an_endpoint_at_the_vip_itself_is_one() {
     let state = mk_state()
         .service("default/host/udp", |host| host.port(53).external_ip("192.168.1.1").endpoints(["192.168.1.1:53"]));
@@ -93,8 +110,14 @@ fn an_endpoint_at_the_vip_itself_is_one() {
 #[test]
 fn first_of_two_service_ports_with_a_vip_owns_it() {
     let state = mk_state()
-        .service("default/b/udp", |b| b.port(53).external_ip("192.0.2.1").node_port(30053).endpoints(["10.244.1.2:1"]))
-        .service("default/a/udp", |a| a.port(53).external_ip("192.0.2.1").node_port(30053).endpoints(["10.244.1.1:1"]))
+        .service("default/b/udp", |b| {
+            let b = b.port(53).cluster_ip("10.96.0.2").external_ip("192.0.2.1").node_port(30053);
+            b.endpoints(["10.244.1.2:1"])
+        })
+        .service("default/a/udp", |a| {
+            let a = a.port(53).cluster_ip("10.96.0.1").external_ip("192.0.2.1").node_port(30053);
+            a.endpoints(["10.244.1.1:1"])
+        })
         .build();
     let vips = UdpVips::of(&state);
     for vip in ["192.0.2.1:53", "192.168.1.1:30053"] {
@@ -113,7 +136,8 @@ fn stale_by_search(state: &NodeState, flow: &UdpFlow) -> bool {
             .chain(&port.external_ips)
             .chain(&port.load_balancer_ips)
             .any(|ip| SocketAddr::new(*ip, port.port.get()) == to);
-        let at_node = state.node().addresses.contains(&to.ip());
+        let is_served = port.cluster_ips[IpFamily::of(&to.ip())].is_some();
+        let at_node = is_served && state.node().addresses.contains(&to.ip());
         is_vip || at_node && port.node_port.is_some_and(|port| port.get() == to.port())
     };
     let serves = |service: &ServicePortState| {

@@ -22,6 +22,8 @@ pub struct DataplaneOptions {
     /// Whether 127.0.0.0/8 serves node ports too: kube-proxy's `--iptables-localhost-nodeports`. Only the iptables
     /// backend supports it.
     pub localhost_nodeports: LocalhostNodePorts,
+    /// What happens to forwarded packets that conntrack cannot assign to a connection.
+    pub invalid_packets: InvalidPackets,
 }
 
 /// How pods of this node are detected: kube-proxy's `--detect-local-mode`.
@@ -70,6 +72,19 @@ pub enum LocalhostNodePorts {
     Open,
 }
 
+/// What happens to forwarded packets in conntrack state INVALID, for example TCP packets outside of the window. NAT does
+/// not translate them: a reply to a client of a VIP has the source address of the endpoint, and the client resets its
+/// connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InvalidPackets {
+    /// They are dropped, as in kube-proxy's iptables mode.
+    #[default]
+    Drop,
+    /// They pass. For nodes whose conntrack is liberal (`nf_conntrack_tcp_be_liberal`): it translates packets outside of
+    /// the window, and those that are still invalid belong to asymmetric routes.
+    Pass,
+}
+
 /// Which connections to cluster IPs are masqueraded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Masquerade {
@@ -113,6 +128,7 @@ impl Default for DataplaneOptions {
             masquerade_bit: 14,
             nodeport_addresses: NodePortAddresses::Primary,
             localhost_nodeports: LocalhostNodePorts::Closed,
+            invalid_packets: InvalidPackets::Drop,
         }
     }
 }

@@ -40,6 +40,12 @@ impl ConntrackSettings {
     }
 }
 
+/// Whether conntrack accepts TCP packets outside of the window, by the setting below `root`.
+pub fn tcp_is_liberal(root: &Path) -> bool {
+    // Without the file nf_conntrack is not loaded yet, and begins with zero.
+    number(&root.join(ConntrackSetting::TcpBeLiberal.path())).is_ok_and(|value| value != 0)
+}
+
 impl SettingWrite {
     fn execute(self, root: &Path) -> Result<()> {
         let Self { setting, current, desired } = self;

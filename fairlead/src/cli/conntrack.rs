@@ -1,8 +1,8 @@
 //! The flags for the kernel's connection tracking, named as kube-proxy's.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
-use backend::ConntrackSettings;
+use backend::{ConntrackSettings, dataplane::InvalidPackets, tcp_is_liberal};
 use clap::Args;
 
 #[derive(Clone, Debug, Args)]
@@ -33,9 +33,21 @@ pub(crate) struct ConntrackArgs {
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = duration)]
     conntrack_udp_timeout_stream: Duration,
 
-    /// Accept TCP packets outside of the window as valid.
+    /// Accept TCP packets outside of the window as valid. Forwarded packets of no connection are then not dropped.
     #[arg(long)]
     conntrack_tcp_be_liberal: bool,
+}
+
+impl ConntrackArgs {
+    /// What happens to invalid packets on this node.
+    pub(crate) fn invalid_packets(&self) -> InvalidPackets {
+        if self.conntrack_tcp_be_liberal { InvalidPackets::Pass } else { invalid_packets_by_sysctl() }
+    }
+}
+
+/// What happens to invalid packets on this node, by its current setting.
+pub(crate) fn invalid_packets_by_sysctl() -> InvalidPackets {
+    if tcp_is_liberal(Path::new("/")) { InvalidPackets::Pass } else { InvalidPackets::Drop }
 }
 
 impl From<ConntrackArgs> for ConntrackSettings {

@@ -99,7 +99,8 @@ fn spawn(
     let name = args.name()?;
     let AnyBackendArgs { common, iptables, ipvs, .. } = args;
     let CommonBackendArgs { node, traffic, conntrack, observe } = common;
-    let settings = DataplaneSettings { options: traffic.options()?, iptables, ipvs };
+    let options = DataplaneOptions { invalid_packets: conntrack.invalid_packets(), ..traffic.options()? };
+    let settings = DataplaneSettings { options, iptables, ipvs };
     let run_mode = node.run_mode();
     let health_check_addresses = settings.options.nodeport_addresses.clone();
     let process = BackendProcess { node, health_check_addresses, conntrack, observe, config, registries };

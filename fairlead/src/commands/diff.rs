@@ -11,7 +11,7 @@ mod report;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use backend::{NodeState, Preview as _, StoredState};
+use backend::{NodeState, Preview as _, StoredState, dataplane::DataplaneOptions};
 use runtime::Shutdown;
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
     view,
 };
 use crate::{
-    cli::{BackendName, DiffArgs, OtherProxy},
+    cli::{BackendName, DiffArgs, OtherProxy, invalid_packets_by_sysctl},
     exit_code::ExitCode,
     print,
 };
@@ -30,7 +30,7 @@ pub(crate) use report::summary;
 pub(crate) async fn run(args: DiffArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
     let DiffArgs { backend, of, state, view, traffic, iptables, ipvs } = args;
     let node = view.node_name()?;
-    let options = traffic.options()?;
+    let options = DataplaneOptions { invalid_packets: invalid_packets_by_sysctl(), ..traffic.options()? };
     let backend = match (backend, of) {
         (_, Some(OtherProxy::KubeProxy)) => None,
         (Some(backend), None) => Some(backend),

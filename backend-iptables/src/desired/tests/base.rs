@@ -22,9 +22,8 @@ fn fixed(family: IpFamily, options: &DataplaneOptions) -> Vec<String> {
     chains.chain(fixed_rules).collect()
 }
 
-/// Three rules of kube-proxy are missing. Packets that conntrack considers invalid are not dropped, as in the other
-/// backends and in kube-proxy's other modes. Node ports are not served at loopback addresses, so these need no
-/// protection. And packets are not counted.
+/// Two rules of kube-proxy are missing: node ports are not served at loopback addresses, so these need no protection,
+/// and packets are not counted.
 #[test]
 fn ipv4() {
     assert_lines(
@@ -34,6 +33,7 @@ nat -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
 nat -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
 nat -A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
 nat -A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
+filter -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
 filter -A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark 0x4000/0x4000 -j ACCEPT
 filter -A KUBE-FORWARD -m comment --comment "kubernetes forwarding conntrack rule" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 filter -A FAIRLEAD-REJECT -p tcp -j REJECT --reject-with tcp-reset
@@ -63,6 +63,7 @@ nat -A KUBE-MARK-MASQ -j MARK --set-xmark 0x100000/0x100000
 nat -A KUBE-POSTROUTING -m mark ! --mark 0x100000/0x100000 -j RETURN
 nat -A KUBE-POSTROUTING -j MARK --set-xmark 0x100000/0x0
 nat -A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
+filter -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
 filter -A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark 0x100000/0x100000 -j ACCEPT
 filter -A KUBE-FORWARD -m comment --comment "kubernetes forwarding conntrack rule" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 filter -A FAIRLEAD-REJECT -p tcp -j REJECT --reject-with tcp-reset
