@@ -95,7 +95,7 @@ pub(super) fn plan(now: i64, lifetimes: &CertificateLifetimes, state: &Certifica
         time <= now
     };
 
-    let next = state.next.filter(|(_, validity)| validity.not_after > now);
+    let next = state.next.filter(|(_, validity)| !is_due(validity.not_after));
     if next.is_none() && is_due(renewal_time(authority_validity)) {
         return RenewalPlan::Step(RenewalStep::CreateAuthority);
     }
@@ -114,8 +114,7 @@ pub(super) fn plan(now: i64, lifetimes: &CertificateLifetimes, state: &Certifica
         }
     }
     let is_of_previous = state.issuer != authority && state.previous.contains(&state.issuer);
-    let extends = lifetimes.certificate_end(now, authority_validity) > state.certificate.not_after;
-    if is_of_previous || (is_due(renewal_time(state.certificate)) && extends) {
+    if is_of_previous || lifetimes.certificate_due(state.certificate, authority_validity).is_some_and(&mut is_due) {
         return RenewalPlan::Step(RenewalStep::IssueCertificate);
     }
     if state.previous.is_empty() {
@@ -123,7 +122,8 @@ pub(super) fn plan(now: i64, lifetimes: &CertificateLifetimes, state: &Certifica
     }
     // The last frontend has read the certificate long before.
     if state.issuer == authority && is_due(latest_issue(state.certificate) + overlap + 1) {
-        let is_obsolete = |previous: &&Fingerprint| !used.contains(&Some(**previous));
+        let is_obsolete =
+            |previous: &&Fingerprint| **previous != authority && state.next.is_none_or(|(next, _)| next != **previous);
         let is_distrusted = !state.previous.iter().filter(is_obsolete).any(|old| state.bundle.contains(old));
         return RenewalPlan::Step(match is_distrusted {
             true => RenewalStep::ForgetPrevious,
@@ -178,8 +178,19 @@ impl CertificateLifetimes {
         Validity { not_before: not_before.max(authority.not_before), not_after: self.certificate_end(now, authority) }
     }
 
+    /// When a certificate is renewed: not before a new one is valid for longer. `None`: none of this CA is.
+    fn certificate_due(&self, certificate: Validity, authority: Validity) -> Option<i64> {
+        let extends_from = certificate.not_after - self.certificate_seconds() + 1;
+        (authority.not_after > certificate.not_after).then(|| renewal_time(certificate).max(extends_from))
+    }
+
+    /// No certificate is valid for longer than its CA.
+    fn certificate_seconds(&self) -> i64 {
+        seconds(self.certificate.min(self.authority))
+    }
+
     fn certificate_end(&self, now: i64, authority: Validity) -> i64 {
-        (now + seconds(self.certificate.min(self.authority))).min(authority.not_after)
+        (now + self.certificate_seconds()).min(authority.not_after)
     }
 }
 
