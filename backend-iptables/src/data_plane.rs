@@ -24,6 +24,15 @@ use crate::{
     table::TABLES,
 };
 
+/// What happens to the setting `route_localnet` when the rules that protect loopback addresses are removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoopbackRouting {
+    /// It is reset: no other rules serve node ports on 127.0.0.0/8.
+    Reset,
+    /// Other rules need it.
+    Keep,
+}
+
 /// iptables, over any [`Kernel`].
 #[derive(Debug)]
 pub struct IptablesDataPlane<K> {
@@ -51,6 +60,31 @@ impl<K> IptablesDataPlane<K> {
             found.extend(observed.map(|observed| (family, observed)));
         }
         Ok(found)
+    }
+
+    /// Removes the rules of a family, if we have programmed it.
+    pub(crate) async fn remove(&mut self, family: IpFamily, loopback: LoopbackRouting) -> Result<()>
+    where
+        K: Kernel,
+    {
+        let observed = observe(&mut self.kernel, family).await?.filter(Observed::is_programmed);
+        let Some(observed) = observed else { return Ok(()) };
+        if loopback == LoopbackRouting::Reset
+            && observed.routes_localnet()
+            && let Err(error) = self.kernel.route_localnet(false)
+        {
+            // Read-only in a container without privileges. Rules that stay would be worse.
+            warn!(
+                error = format!("{error:#}"),
+                "cannot reset net.ipv4.conf.all.route_localnet: hosts in the node's networks can reach its loopback \
+                 addresses; set it to 0 on the node"
+            );
+        }
+        let script = remove(&observed, &self.hooks).script(self.kernel.max_lines());
+        if !script.is_empty() {
+            self.kernel.restore(family, &script).await.context("remove our chains")?;
+        }
+        Ok(())
     }
 
     /// Whether a family contains what was applied.
@@ -186,14 +220,8 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
     }
 
     async fn cleanup(&mut self) -> Result<()> {
-        for (family, observed) in self.observed().await? {
-            if observed.routes_localnet() {
-                self.kernel.route_localnet(false)?;
-            }
-            let script = remove(&observed, &self.hooks).script(self.kernel.max_lines());
-            if !script.is_empty() {
-                self.kernel.restore(family, &script).await.context("remove our chains")?;
-            }
+        for family in IpFamily::ALL {
+            self.remove(family, LoopbackRouting::Reset).await?;
         }
         Ok(())
     }

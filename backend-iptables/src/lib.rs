@@ -38,10 +38,11 @@ mod table;
 
 use anyhow::Result;
 use backend::{dataplane::DataplaneOptions, driver::Driver};
-use iptables::Variant;
+use iptables::{Program, Ruleset, SavedRules, Variant};
 use proto::model::IpFamily;
 
 use data_plane::IptablesDataPlane;
+pub use data_plane::LoopbackRouting;
 use kernel::{DryRun, IptablesKernel};
 
 /// The iptables backend.
@@ -63,15 +64,35 @@ pub fn open_preview(options: DataplaneOptions, variant: Option<Variant>) -> Ipta
     Driver::new(IptablesDataPlane::new(DryRun::new(IptablesKernel::new(variant)), options))
 }
 
-/// The families that we have programmed, in the variant that is in use; none if iptables is not installed.
+/// The families that we have programmed, in this variant or else in the one in use; none if iptables is not installed.
 ///
 /// # Errors
 /// When the rules could not be read.
-pub async fn programmed_families() -> Result<Vec<IpFamily>> {
-    let kernel = IptablesKernel::new(None);
+pub async fn programmed_families(variant: Option<Variant>) -> Result<Vec<IpFamily>> {
+    let kernel = IptablesKernel::new(variant);
     if !kernel.is_installed().await? {
         return Ok(Vec::new());
     }
     let observed = IptablesDataPlane::new(kernel, DataplaneOptions::default()).observed().await?;
     Ok(observed.into_iter().map(|(family, _)| family).collect())
+}
+
+/// The number of chains of this backend among these rules; 0 if it has not written them.
+///
+/// # Errors
+/// When the rules cannot be read.
+pub fn count_chains(saved: &SavedRules) -> Result<usize> {
+    let rules = Ruleset::parse(&saved.text)?;
+    let chains = || rules.chains().map(|(_, chain, _)| chain);
+    Ok(if chains().any(names::is_only_ours) { chains().filter(|chain| names::is_ours(chain)).count() } else { 0 })
+}
+
+/// Removes the rules of this backend that a program shows: those of one family and variant. Established connections
+/// continue.
+///
+/// # Errors
+/// When the rules cannot be read or removed.
+pub async fn remove(program: Program, loopback: LoopbackRouting) -> Result<()> {
+    let kernel = IptablesKernel::new(Some(program.variant));
+    IptablesDataPlane::new(kernel, DataplaneOptions::default()).remove(program.family, loopback).await
 }

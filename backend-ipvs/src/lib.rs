@@ -46,12 +46,14 @@ mod settings;
 mod view;
 
 use anyhow::Result;
-use backend::driver::Driver;
+use backend::{InstalledObject, driver::Driver};
+use ipnet::IpNet;
+use iptables::SavedRules;
 use proto::model::IpFamily;
 
 use data_plane::IpvsDataPlane;
 use kernel::{
-    DryRun, Netlink,
+    DryRun, Kernel as _, Netlink, Ours,
     netlink::{Worker, open as open_kernel},
     rules,
 };
@@ -99,4 +101,44 @@ pub async fn programmed_families() -> Result<Vec<IpFamily>> {
 pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
     let (objects, connections) = open_kernel(None)?.run(Worker::objects_and_connections).await??;
     Ok(view::view(&objects, &connections))
+}
+
+/// The objects of this backend, if its device or one of its sets exists. Changes nothing, and loads no module.
+/// `exclude`: see [`Settings::exclude`].
+///
+/// # Errors
+/// When the kernel could not be read.
+pub async fn installed_objects(exclude: Vec<IpNet>) -> Result<Vec<InstalledObject>> {
+    let mut kernel = open_kernel(None)?;
+    if !kernel.run(Worker::is_programmed).await?? {
+        return Ok(Vec::new());
+    }
+    kernel.installed_objects(Ours { exclude, ..Ours::default() }).await
+}
+
+/// Removes the objects of this backend from a node that another backend serves. Virtual servers with TCP or SCTP
+/// connections are kept, without accepting new ones, with the objects that they need. Returns the number of these
+/// connections: if it is not zero, call this again when they may have ended.
+///
+/// # Errors
+/// When the kernel could not be read or changed. It can be repeated.
+pub async fn retire(exclude: Vec<IpNet>) -> Result<u64> {
+    let ours = Ours { exclude, ..Ours::default() };
+    open_kernel(None)?.run(move |worker| worker.retire(&ours)).await?
+}
+
+/// The number of chains of this backend among these rules.
+///
+/// # Errors
+/// When the rules cannot be read.
+pub fn count_chains(saved: &SavedRules) -> Result<usize> {
+    rules::count_chains(saved)
+}
+
+/// Removes the chains of this backend from these rules: those of one family and variant.
+///
+/// # Errors
+/// When they cannot be removed.
+pub async fn remove_chains(saved: &SavedRules) -> Result<()> {
+    rules::remove_from(saved).await
 }

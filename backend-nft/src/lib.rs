@@ -61,7 +61,7 @@ mod observed;
 mod plan;
 mod slots;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use backend::{dataplane::DataplaneOptions, driver::Driver};
 use proto::model::IpFamily;
 
@@ -96,4 +96,16 @@ pub fn open_preview(options: DataplaneOptions) -> Result<NftPreview> {
 /// If the kernel cannot be read.
 pub async fn programmed_families() -> Result<Vec<IpFamily>> {
     Netlink::open()?.tables().await
+}
+
+/// Deletes our tables of these families. Established connections continue.
+///
+/// # Errors
+/// When the kernel rejects it.
+pub async fn remove(families: &[IpFamily]) -> Result<()> {
+    let deletions: Vec<_> = families.iter().map(|family| (*family, plan::Operation::DeleteTable)).collect();
+    if !deletions.is_empty() {
+        Netlink::open()?.commit(deletions).await.context("delete our tables")?;
+    }
+    Ok(())
 }

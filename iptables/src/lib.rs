@@ -16,7 +16,7 @@ mod table;
 mod tools;
 mod variant;
 
-pub use program::{Program, SavedRules, save_all};
+pub use program::{Program, SavedRules, save_all, save_variants};
 pub use restore::RestoreError;
 pub use rule::{Condition, MaskedMark, Match, Rule, Side, Target};
 pub use ruleset::{Chain, Policy, Ruleset, target};

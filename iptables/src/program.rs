@@ -49,15 +49,24 @@ pub struct SavedRules {
 /// # Errors
 /// When one of the programs fails.
 pub async fn save_all() -> Result<Vec<SavedRules>> {
+    save_variants(&Variant::ALL).await
+}
+
+/// As [`save_all`], of these variants only.
+///
+/// # Errors
+/// When one of the programs fails.
+pub async fn save_variants(variants: &[Variant]) -> Result<Vec<SavedRules>> {
     let mut all = Vec::new();
     for family in IpFamily::ALL {
         let before = all.len();
-        for variant in Variant::ALL {
-            let program = Program::new(family, variant);
+        for variant in variants {
+            let program = Program::new(family, *variant);
             all.extend(program.save().await?.map(|text| SavedRules { program, text }));
         }
         if all.len() == before
             && let Some(variant) = installed_variant(plain_name(family)).await?
+            && variants.contains(&variant)
         {
             let program = Program::plain(family, variant);
             all.extend(program.save().await?.map(|text| SavedRules { program, text }));

@@ -124,6 +124,11 @@ impl Ruleset {
         Ok(())
     }
 
+    /// Leaves a table out of this copy.
+    pub fn forget(&mut self, table: Table) {
+        self.tables.remove(&table);
+    }
+
     /// The tables that are in use.
     pub fn tables(&self) -> impl Iterator<Item = Table> {
         self.tables.keys().copied()

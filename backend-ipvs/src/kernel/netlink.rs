@@ -2,6 +2,7 @@
 
 mod commit;
 mod prerequisites;
+mod retire;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -181,6 +182,11 @@ impl Worker {
         });
         let connections = self.connections(&servers.collect::<Vec<_>>())?;
         Ok((objects, connections))
+    }
+
+    /// Whether the device or a set of ours exists.
+    pub(crate) fn is_programmed(&mut self) -> Result<bool> {
+        Ok(rtnl::link(DEVICE)?.is_some() || !self.observed_sets()?.is_empty())
     }
 
     /// Our sets in the kernel.

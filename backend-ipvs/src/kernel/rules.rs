@@ -2,7 +2,7 @@
 //! they differ. This happens at the start and when facts of the node or the cluster change.
 
 use anyhow::Result;
-use iptables::{Ruleset, Script, Tools, Variant, block_on, save_all};
+use iptables::{Program, Ruleset, SavedRules, Script, Table, Tools, Variant, block_on, save_all};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::desired::{Rules, TABLES, is_ours};
@@ -45,22 +45,48 @@ impl Iptables {
 pub(crate) fn count() -> Result<Vec<(&'static str, IpFamily, usize)>> {
     let mut counts = Vec::new();
     for saved in block_on(save_all())? {
-        let rules = Ruleset::parse(&saved.text)?;
-        let chains = rules.chains().filter(|(_, chain, _)| is_ours(chain)).count();
-        counts.push((saved.program.name, saved.program.family, chains));
+        counts.push((saved.program.name, saved.program.family, count_chains(&saved)?));
     }
     Ok(counts)
+}
+
+/// The number of our chains among these rules.
+pub(crate) fn count_chains(saved: &SavedRules) -> Result<usize> {
+    let rules = Ruleset::parse(&saved.text)?;
+    Ok(rules.chains().filter(|(_, chain, _)| is_ours(chain)).count())
 }
 
 /// Removes our rules and chains, of both variants.
 pub(super) fn remove() -> Result<()> {
     block_on(async {
         for saved in save_all().await? {
-            let script = Ruleset::parse(&saved.text)?.script_without(is_ours);
-            if !script.is_empty() {
-                saved.program.restore(&script).await?;
-            }
+            remove_from(&saved).await?;
         }
         Ok(())
     })
+}
+
+/// As [`remove`], except for the rules that masquerade.
+pub(super) fn remove_marks() -> Result<()> {
+    block_on(async {
+        for saved in save_all().await? {
+            let mut rules = Ruleset::parse(&saved.text)?;
+            rules.forget(Table::Nat);
+            restore(saved.program, &rules).await?;
+        }
+        Ok(())
+    })
+}
+
+/// Removes our rules and chains of a family and variant.
+pub(crate) async fn remove_from(saved: &SavedRules) -> Result<()> {
+    restore(saved.program, &Ruleset::parse(&saved.text)?).await
+}
+
+async fn restore(program: Program, rules: &Ruleset) -> Result<()> {
+    let script = rules.script_without(is_ours);
+    if !script.is_empty() {
+        program.restore(&script).await?;
+    }
+    Ok(())
 }

@@ -1,0 +1,203 @@
+//! Removes our objects while another backend serves the node, without closing connections.
+//!
+//! IPVS handles every packet of its connections, so a virtual server with TCP or SCTP connections is kept at weight 0
+//! until they have ended, with the device that delivers its packets, the sets that identify it, and the chain that
+//! masquerades by these sets. UDP has no end of a connection: the conntrack entries of its flows are deleted, so that
+//! their next packets are translated by the other backend.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::{IpAddr, SocketAddr},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use netlink::{
+    AddressFamily,
+    conntrack::ConntrackHandle,
+    ipset::DestroyOutcome,
+    ipvs::{Destination, IpvsProtocol, VirtualServerKey},
+    rtnl,
+};
+use nix::libc::IPPROTO_UDP;
+
+use super::{DEVICE, Worker, addresses_of_device, rules};
+use crate::{
+    kernel::Ours,
+    object::{Object, Value, ipvs_family, protocol},
+    plan::Objects,
+    set::{SetContent, SetId},
+};
+
+/// nf_tables frees rules, and their references to sets, some time after they are deleted: how often destroying a set is
+/// attempted, and the delay between two attempts.
+const DESTROY_ATTEMPTS: usize = 40;
+const DESTROY_RETRY_DELAY: Duration = Duration::from_millis(50);
+
+/// VIPs and node ports of deleted virtual servers for UDP.
+#[derive(Debug, Default)]
+struct UdpVips {
+    sockets: HashSet<SocketAddr>,
+    node_ports: HashSet<(AddressFamily, u16)>,
+}
+
+impl Worker {
+    /// See [`crate::retire`].
+    pub(crate) fn retire(&mut self, ours: &Ours) -> Result<u64> {
+        let objects = self.list(ours)?.objects;
+        // New packets of this node get marks before the other backend translates them.
+        rules::remove_marks().context("remove our rules")?;
+        let (mut busy, mut idle) = (BTreeSet::new(), Vec::new());
+        let mut connections = 0;
+        for server in objects.keys().filter_map(server) {
+            let destinations = self.ipvs()?.destinations(&server)?;
+            match count(&server, &destinations) {
+                0 => idle.push(server),
+                count => {
+                    connections += count;
+                    self.quiesce(&server, &destinations)?;
+                    busy.insert(server);
+                }
+            }
+        }
+        for server in &idle {
+            self.ipvs()?.delete_virtual_server(server)?;
+        }
+        UdpVips::of(&objects, &idle).delete_flows()?;
+        if busy.is_empty() {
+            rules::remove().context("remove our rules")?;
+            self.destroy_sets()?;
+        }
+        self.remove_addresses(ours, &needed_addresses(&objects, &busy), busy.is_empty())?;
+        Ok(connections)
+    }
+
+    /// Sets the weight of the destinations to 0, so that the virtual server accepts no new connections.
+    fn quiesce(&mut self, server: &VirtualServerKey, destinations: &[Destination]) -> Result<()> {
+        for destination in destinations.iter().filter(|destination| destination.weight > 0) {
+            match self.ipvs()?.set_destination(server, &Destination { weight: 0, ..*destination }) {
+                Err(error) if !error.is_not_found() => {
+                    return Err(error).with_context(|| format!("set the weights of {server} to 0"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn destroy_sets(&mut self) -> Result<()> {
+        for set in SetId::all() {
+            let mut attempts = 1;
+            while self.ipset.destroy(set.name())? == DestroyOutcome::InUse && attempts < DESTROY_ATTEMPTS {
+                attempts += 1;
+                thread::sleep(DESTROY_RETRY_DELAY);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the addresses that no virtual server needs, and the device if none needs any.
+    fn remove_addresses(&mut self, ours: &Ours, needed: &HashSet<IpAddr>, is_idle: bool) -> Result<()> {
+        let Some(link) = rtnl::link(DEVICE)? else { return Ok(()) };
+        let (excluded, own): (Vec<_>, Vec<_>) =
+            addresses_of_device()?.into_iter().partition(|address| ours.excludes(address));
+        if is_idle && excluded.is_empty() {
+            return Ok(rtnl::delete_link(DEVICE)?);
+        }
+        let unneeded: Vec<_> = own.into_iter().filter(|address| !needed.contains(address)).collect();
+        rtnl::delete_addresses(&link, &unneeded).context("remove VIPs from our device")?;
+        Ok(())
+    }
+}
+
+fn server(object: &Object) -> Option<VirtualServerKey> {
+    match object {
+        Object::Server(server) => Some(*server),
+        _ => None,
+    }
+}
+
+/// The connections that the deletion of a virtual server would close. One that a side has closed counts as inactive,
+/// but may still carry data.
+fn count(server: &VirtualServerKey, destinations: &[Destination]) -> u64 {
+    if protocol(server) == Some(IpvsProtocol::Udp) {
+        return 0;
+    }
+    destinations.iter().map(|of| u64::from(of.active) + u64::from(of.inactive)).sum()
+}
+
+/// The VIPs that lead to these virtual servers.
+fn needed_addresses(objects: &Objects, servers: &BTreeSet<VirtualServerKey>) -> HashSet<IpAddr> {
+    let of_servers = servers.iter().filter_map(|server| match server {
+        VirtualServerKey::Address(_, address) => Some(address.ip()),
+        VirtualServerKey::FwMark(..) => None,
+    });
+    let entries = entries(objects, |server| servers.contains(server));
+    of_servers.chain(entries.filter(|(set, _)| !set.has_node_ports()).filter_map(|(_, entry)| entry.ip)).collect()
+}
+
+/// The set entries that lead to virtual servers with marks.
+fn entries<'a>(
+    objects: &'a Objects,
+    is_wanted: impl Fn(&VirtualServerKey) -> bool + 'a,
+) -> impl Iterator<Item = (SetId, netlink::ipset::IpsetEntry)> + 'a {
+    objects.iter().filter_map(move |(object, value)| match (object, value) {
+        (Object::SetEntry(set, entry), Value::Mark(mark)) => {
+            let server = VirtualServerKey::FwMark(ipvs_family(set.family), mark.raw());
+            is_wanted(&server).then_some((*set, *entry))
+        }
+        _ => None,
+    })
+}
+
+// === impl UdpVips ===
+
+impl UdpVips {
+    /// Those of deleted virtual servers.
+    fn of(objects: &Objects, deleted: &[VirtualServerKey]) -> Self {
+        let mut vips = Self::default();
+        for server in deleted {
+            if let VirtualServerKey::Address(IpvsProtocol::Udp, address) = server {
+                vips.sockets.insert(*address);
+            }
+        }
+        for (set, entry) in entries(objects, |server| deleted.contains(server)) {
+            let (Some(port), Some(protocol)) = (entry.port, entry.protocol) else { continue };
+            match entry.ip {
+                _ if i32::from(protocol) != IPPROTO_UDP => {}
+                _ if set.has_node_ports() => drop(vips.node_ports.insert((ipvs_family(set.family), port))),
+                Some(ip) => drop(vips.sockets.insert(SocketAddr::new(ip, port))),
+                None => {}
+            }
+        }
+        vips
+    }
+
+    fn delete_flows(&self) -> Result<()> {
+        if self.sockets.is_empty() && self.node_ports.is_empty() {
+            return Ok(());
+        }
+        let mut handle = ConntrackHandle::open()?;
+        for family in AddressFamily::ALL {
+            let mut flows = Vec::new();
+            let listed = handle.udp_flows(family, |flow| {
+                let to = flow.original.destination;
+                let is_stale = self.sockets.contains(&to) || self.node_ports.contains(&(family, to.port()));
+                flows.extend(is_stale.then_some(flow));
+                Ok(())
+            });
+            let deleted = listed.and_then(|()| handle.delete(&flows));
+            deleted.context("delete the conntrack entries of deleted virtual servers")?;
+        }
+        Ok(())
+    }
+}
+
+// === impl SetId ===
+
+impl SetId {
+    fn has_node_ports(self) -> bool {
+        matches!(self.content, SetContent::NodePorts | SetContent::NodePortsInside)
+    }
+}
