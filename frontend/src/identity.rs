@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   client certificate ──▶ certificate::Names ──┐
-//!                                               ├─▶ Authenticator ─▶ Identity ─▶ may_follow(node, role), may_see_all()
+//!                                               ├─▶ Authenticator ─▶ Identity ─▶ may_follow(node, role), may_inspect(node)
 //!   bearer token ──▶ tokens: TokenReview ───────┘                 ▲
 //!   unix socket, --insecure ──────────────────────────────────────┘ Trusted
 //! ```
@@ -52,8 +52,8 @@ pub enum AccessDenied {
         /// The requested node.
         wanted: Arc<str>,
     },
-    /// A node requests the state of all nodes.
-    #[error("{0} may not see the status of all nodes: name it with --admin-identity to allow that")]
+    /// A node requests the state of other nodes.
+    #[error("{0} may not see the status of other nodes: name it with --admin-identity to allow that")]
     NotAdmin(Identity),
 }
 
@@ -70,12 +70,18 @@ impl Identity {
         }
     }
 
-    /// Whether the client may see the state of all nodes.
-    pub(crate) fn may_see_all(&self) -> Result<(), AccessDenied> {
+    /// Whether the client may see the status of a node, and how its endpoints are selected; empty: of all nodes.
+    pub(crate) fn may_inspect(&self, node: &str) -> Result<(), AccessDenied> {
         match self {
             Self::Trusted | Self::Admin(_) => Ok(()),
+            Self::Node(own) if **own == *node => Ok(()),
             Self::Node(_) => Err(AccessDenied::NotAdmin(self.clone())),
         }
+    }
+
+    /// Whether the client may see the problems of all objects of the cluster.
+    pub(crate) fn may_see_problems(&self) -> bool {
+        !matches!(self, Self::Node(_))
     }
 }
 
@@ -107,8 +113,19 @@ mod tests {
         for role in [Role::Backend, Role::Shadow] {
             assert!(admin.may_follow(&a, role).unwrap_err().to_string().contains("not as its backend"));
         }
-        assert_eq!(admin.may_see_all(), Ok(()));
-        assert_eq!(Identity::Trusted.may_see_all(), Ok(()));
-        assert_eq!(node.may_see_all(), Err(AccessDenied::NotAdmin(node)));
+    }
+
+    #[test]
+    fn node_inspects_itself_and_admin_all() {
+        let (node, admin) = (Identity::Node("node-a".into()), Identity::Admin("ops".into()));
+        for wanted in ["", "node-a", "node-b"] {
+            assert_eq!(admin.may_inspect(wanted), Ok(()));
+            assert_eq!(Identity::Trusted.may_inspect(wanted), Ok(()));
+        }
+        assert_eq!(node.may_inspect("node-a"), Ok(()));
+        for wanted in ["", "node-b"] {
+            assert_eq!(node.may_inspect(wanted), Err(AccessDenied::NotAdmin(node.clone())));
+        }
+        assert!(admin.may_see_problems() && !node.may_see_problems());
     }
 }

@@ -165,10 +165,9 @@ impl FairleadService {
         })
     }
 
-    /// Identifies the client of a call, and rejects clients that may not see the state of all nodes.
-    async fn authorize_all_nodes(&self, request: &Parts) -> Result<(), Status> {
-        let identity = self.identify(request).await?;
-        identity.may_see_all().map_err(|denied| {
+    /// Rejects clients that may not see the status of a node; empty: of all nodes.
+    fn authorize(&self, identity: &Identity, node: &str) -> Result<(), Status> {
+        identity.may_inspect(node).map_err(|denied| {
             self.context.metrics.rejected(Rejection::NotPermitted);
             authn::denied(&denied)
         })
@@ -179,12 +178,26 @@ impl FairleadService {
         WatchBody::new(self.context.clone(), identity, messages, call, self.shutdown.clone())
     }
 
-    async fn status(&self, request: v1::StatusRequest) -> Result<Response<v1::StatusResponse>, Status> {
+    async fn status(
+        &self,
+        identity: Identity,
+        request: v1::StatusRequest,
+    ) -> Result<Response<v1::StatusResponse>, Status> {
+        self.authorize(&identity, &request.node)?;
         status::wait(&self.context, &request, self.shutdown.clone()).await?;
-        Ok(Response::new(status::response(&self.context, &request)))
+        let mut response = status::response(&self.context, &request);
+        if !identity.may_see_problems() {
+            response.problems.clear();
+        }
+        Ok(Response::new(response))
     }
 
-    fn endpoints(&self, request: &v1::EndpointsRequest) -> Result<Response<v1::EndpointsResponse>, Status> {
+    fn endpoints(
+        &self,
+        identity: &Identity,
+        request: &v1::EndpointsRequest,
+    ) -> Result<Response<v1::EndpointsResponse>, Status> {
+        self.authorize(identity, &request.node)?;
         endpoints::response(&self.context.cluster, request).map(Response::new)
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use http::{HeaderValue, header::CONTENT_TYPE, request::Parts};
-use proto::{MAX_MESSAGE_BYTES, encoded::ServerCodec};
+use proto::{MAX_MESSAGE_BYTES, encoded::ServerCodec, v1};
 use tonic::{
     Request, Response, Status, Streaming,
     body::Body,
@@ -18,6 +18,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use super::{FairleadService, connection::Peer};
+use crate::identity::Identity;
 
 const WATCH: &str = "/fairlead.v1.Fairlead/Watch";
 const STATUS: &str = "/fairlead.v1.Fairlead/Status";
@@ -47,9 +48,12 @@ impl tower::Service<http::Request<Body>> for FairleadService {
             let (request, body) = request.into_parts();
             let answered = match request.uri.path() {
                 WATCH => watch(&service, &request, body).await,
-                STATUS => unary(&service, request, body, |request| service.status(request)).await,
+                STATUS => unary(&service, request, body, |identity, request| service.status(identity, request)).await,
                 ENDPOINTS => {
-                    unary(&service, request, body, |request| std::future::ready(service.endpoints(&request))).await
+                    let answer = |identity: Identity, request: v1::EndpointsRequest| {
+                        std::future::ready(service.endpoints(&identity, &request))
+                    };
+                    unary(&service, request, body, answer).await
                 }
                 _ => Err(Status::unimplemented("unknown method")),
             };
@@ -69,20 +73,20 @@ async fn watch(service: &FairleadService, request: &Parts, body: Body) -> Result
     Ok(response)
 }
 
-/// Answers a call about all nodes. The request is read and decoded only for clients that may make it.
+/// Answers a call about nodes. The request is read and decoded only for clients with an identity.
 async fn unary<In, Out, F>(
     service: &FairleadService,
     request: Parts,
     body: Body,
-    answer: impl Fn(In) -> F,
+    answer: impl Fn(Identity, In) -> F,
 ) -> Result<http::Response<Body>, Status>
 where
     ProstCodec<Out, In>: Codec<Encode = Out, Decode = In> + Default,
     F: Future<Output = Result<Response<Out>, Status>>,
 {
-    service.authorize_all_nodes(&request).await?;
+    let identity = service.identify(&request).await?;
     let _call = request.extensions.get().map(Peer::start_call);
     let mut grpc = Grpc::new(ProstCodec::<Out, In>::default()).max_decoding_message_size(MAX_UNARY_BYTES);
-    let answer = tower::service_fn(|request: Request<In>| answer(request.into_inner()));
+    let answer = tower::service_fn(|request: Request<In>| answer(identity.clone(), request.into_inner()));
     Ok(grpc.unary(answer, http::Request::from_parts(request, body)).await)
 }

@@ -36,8 +36,20 @@ async fn node_may_follow_only_itself() {
         let answer = node.watch("node-b", role).await;
         assert_rejected(answer, Code::PermissionDenied, &["node node-a may not", "node node-b"]);
     }
-    assert_rejected(node.status().await, Code::PermissionDenied, &["node node-a may not see the status"]);
-    assert_rejected(node.endpoints().await, Code::PermissionDenied, &["node node-a may not see"]);
+}
+
+#[tokio::test]
+async fn node_may_inspect_only_itself() {
+    let server = Server::plain().await;
+    let node = server.client(Some(server.authority.node("node-a"))).await;
+    let status = node.status_of("node-a").await.unwrap();
+    assert!(status.nodes.iter().all(|status| status.node == "node-a") && status.problems.is_empty());
+    assert_ne!(node.endpoints().await.err().map(|status| status.code()), Some(Code::PermissionDenied));
+    for other in ["", "node-b"] {
+        assert_rejected(node.status_of(other).await, Code::PermissionDenied, &["node node-a may not see the status"]);
+    }
+    let other = server.client(Some(server.authority.node("node-b"))).await;
+    assert_rejected(other.endpoints().await, Code::PermissionDenied, &["node node-b may not see"]);
 }
 
 #[tokio::test]

@@ -168,8 +168,13 @@ impl Client {
     }
 
     pub(crate) async fn status(&self) -> Result<v1::StatusResponse, Status> {
+        self.status_of("").await
+    }
+
+    pub(crate) async fn status_of(&self, node: &str) -> Result<v1::StatusResponse, Status> {
         let mut client = FairleadClient::new(self.channel.clone());
-        Ok(client.status(self.request(v1::StatusRequest::default())).await?.into_inner())
+        let request = v1::StatusRequest { node: node.to_owned(), ..v1::StatusRequest::default() };
+        Ok(client.status(self.request(request)).await?.into_inner())
     }
 
     pub(crate) async fn endpoints(&self) -> Result<v1::EndpointsResponse, Status> {
