@@ -15,8 +15,9 @@ impl ConntrackSettings {
     /// Writes the settings to the kernel's files below `root` (`/` except in tests).
     ///
     /// # Errors
-    /// When a file cannot be read or written; the text names the file, both values and what to do. Only the hash table
-    /// may keep its size, because that is often read-only in a container, and a small table is only slower.
+    /// When a file cannot be read or written; the text names the file, both values and what to do. The limit and the
+    /// hash table may keep their sizes: they belong to the machine, and are read-only in containers and in all network
+    /// namespaces but the first.
     pub fn apply(&self, root: &Path) -> Result<()> {
         let cores = online(root)?;
         let desired = self.desired(cores);
@@ -56,9 +57,9 @@ impl SettingWrite {
                 info!(file = setting.path(), previous = current, value = desired, "changed a conntrack setting");
                 Ok(())
             }
-            Err(error) if setting == ConntrackSetting::HashSize => {
+            Err(error) if setting.only_grows() => {
                 let file = setting.path();
-                warn!(file, value = current, desired, %error, "cannot enlarge the conntrack hash table");
+                warn!(file, value = current, desired, %error, "cannot enlarge the conntrack table, set it on the host");
                 Ok(())
             }
             Err(error) => Err(error).with_context(|| {
