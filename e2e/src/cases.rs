@@ -10,6 +10,7 @@ pub mod drift;
 pub mod endpoints;
 pub mod faults;
 pub mod health;
+pub mod instances;
 pub mod invalid_packets;
 pub mod node_addresses;
 pub mod node_ports;
@@ -97,6 +98,14 @@ macro_rules! conformance {
                 local_runs_frontend_and_backend,
                 services_are_listed,
                 cleanup_removes_only_objects_of_fairlead,
+            }
+            instances {
+                second_instance_is_refused,
+                second_instance_waits_for_the_first_to_end,
+                cleanup_leaves_a_running_backend_alone,
+                masquerade_bit_changes_at_a_restart,
+                state_of_another_node_is_replaced,
+                split_and_local_take_over_from_each_other,
             }
             health {
                 health_checks_report_ready_local_endpoints,

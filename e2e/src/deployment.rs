@@ -175,6 +175,24 @@ impl Deployment {
         }
     }
 
+    /// Restarts the backends of all nodes with more arguments.
+    #[track_caller]
+    pub fn restart_backends_with(&mut self, arguments: &[&str]) {
+        self.stop_backends(Signal::SIGTERM);
+        let first = self.arguments.iter().position(|argument| arguments.first() == Some(&argument.as_str()));
+        self.arguments.truncate(first.unwrap_or(self.arguments.len()));
+        self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        self.start_backends();
+    }
+
+    /// Replaces the backends of all nodes by those of another mode, with the same state files.
+    #[track_caller]
+    pub fn change_mode(&mut self, mode: Backend) {
+        self.stop_backends(Signal::SIGTERM);
+        self.backend_kind = mode;
+        self.start_backends();
+    }
+
     /// Ends the frontend with a signal.
     #[track_caller]
     pub fn stop_frontend(&mut self, signal: Signal) {

@@ -83,7 +83,7 @@ impl Netns {
 
     /// Runs a program in the namespace, and returns its status and output.
     #[track_caller]
-    pub(crate) fn finish(&self, command: &mut Command) -> process::Output {
+    pub fn finish(&self, command: &mut Command) -> process::Output {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         self.set_iptables_lock(command);
         let finished = self.run(|| fork::spawn(command)).and_then(Child::wait_with_output);

@@ -224,12 +224,25 @@ pub(crate) struct StreamArgs {
 pub(crate) struct LocalArgs {
     #[command(flatten)]
     pub(crate) file: ConfigFileArgs,
+    /// Answer `fairlead status`, `services`, `endpoints`, `test`, `diff` and `watch` at this unix socket. Default: nowhere.
+    #[arg(long, value_name = "unix:/PATH", value_parser = unix_socket)]
+    pub(crate) listen: Option<String>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
     #[command(flatten)]
     pub(crate) any: AnyBackendArgs,
+}
+
+/// Parses the address of a unix socket.
+fn unix_socket(text: &str) -> Result<String, String> {
+    let is_path = text.strip_prefix("unix:").is_some_and(|path| path.starts_with('/'));
+    if is_path {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("{text:?}: expected a unix socket, such as {DEFAULT_ADDRESS}"))
+    }
 }
 
 /// A backend that a setting names.

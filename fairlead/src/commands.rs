@@ -67,7 +67,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Watch(args) => watch::run(args, shutdown).await,
             Command::Services(args) => services::run(args, shutdown).await,
             Command::Endpoints(args) => endpoints::run(args, shutdown).await,
-            Command::Cleanup(args) => cleanup::run(args).await,
+            Command::Cleanup(args) => cleanup::run(args, shutdown).await,
             Command::Completion { shell } => completion(shell),
         };
         result.map(|()| ExitCode::Success)

@@ -5,6 +5,7 @@ mod commands;
 mod config;
 mod discovery;
 mod exit_code;
+mod instance;
 mod kubectl;
 mod print;
 #[cfg(test)]

@@ -183,6 +183,30 @@ impl Backend {
         lines
     }
 
+    /// The names of what this backend has in the kernel: its tables, chains, sets, virtual servers and device.
+    #[track_caller]
+    pub fn installed(self, netns: &Netns) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut add = |list: String, is_own: &dyn Fn(&str) -> bool| {
+            found.extend(list.lines().filter(|line| is_own(line)).map(str::to_owned));
+        };
+        let is_ipvs_chain = |line: &str| line.contains("FAIRLEAD-IPVS");
+        match self {
+            Self::Nft => add(netns.output("nft", &["list", "tables"]), &|line| line.ends_with(" fairlead")),
+            Self::IptablesNft | Self::IptablesLegacy => {
+                let is_own =
+                    |line: &str| (line.contains("KUBE-") || line.contains("FAIRLEAD-")) && !is_ipvs_chain(line);
+                self.tools().iter().for_each(|tool| add(netns.output(&format!("{tool}-save"), &[]), &is_own));
+            }
+            Self::Ipvs => {
+                self.tools().iter().for_each(|tool| add(netns.output(&format!("{tool}-save"), &[]), &is_ipvs_chain));
+                add(ipvs(netns), &|_| true);
+                add(netns.output("ip", &["-oneline", "link"]), &|line| line.contains(IPVS_DEVICE));
+            }
+        }
+        found
+    }
+
     /// The revision that was programmed according to this log line, if it reports one.
     pub(crate) fn programmed_revision(self, line: &str) -> Option<u64> {
         let (before, rest) = line.split_once(" revision=")?;

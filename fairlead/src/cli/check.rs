@@ -39,7 +39,7 @@ private keys, tokens or the content of Secrets. It contains names of Services an
 addresses: check it before you share it.")]
 pub(crate) struct BundleArgs {
     /// Write the archive to this file, which must not exist. Default: fairlead-bundle-NODE.tar.gz in the current
-    /// directory.
+    /// directory, or in --state-dir if that is read-only.
     #[arg(short, long, value_name = "FILE.tar.gz")]
     pub(crate) output: Option<PathBuf>,
 
@@ -51,7 +51,13 @@ pub(crate) struct BundleArgs {
     pub(crate) here: HereArgs,
 
     /// Read /metrics, /statusz and /configz of the backend at this address.
-    #[arg(long, alias = "agent", default_value = "127.0.0.1:10249", value_name = "ADDRESS:PORT")]
+    #[arg(
+        long,
+        alias = "agent",
+        env = "FAIRLEAD_BACKEND_ADDRESS",
+        default_value = "127.0.0.1:10249",
+        value_name = "ADDRESS:PORT"
+    )]
     pub(crate) backend_address: SocketAddr,
 }
 
@@ -59,7 +65,7 @@ pub(crate) struct BundleArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct HereArgs {
     /// Inspect the node for this backend.
-    #[arg(long, value_enum, default_value = "nftables")]
+    #[arg(long, env = "FAIRLEAD_BACKEND", value_enum, default_value = "nftables")]
     pub(crate) backend: BackendName,
 
     #[command(flatten)]
@@ -70,7 +76,7 @@ pub(crate) struct HereArgs {
     pub(crate) node_name: Option<String>,
 
     /// Find the state of the backend in this directory.
-    #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
+    #[arg(long, env = "FAIRLEAD_STATE_DIR", default_value = "/var/lib/fairlead", value_name = "DIR")]
     pub(crate) state_dir: PathBuf,
 }
 

@@ -20,12 +20,16 @@ pub(crate) struct CleanupArgs {
     pub(crate) dry_run: bool,
 
     /// Remove kube-proxy's rules although no backend of Fairlead serves this node. Services stop working here.
-    #[arg(long, conflicts_with = "backend")]
+    #[arg(long, conflicts_with_all = ["backend", "all"])]
     pub(crate) force: bool,
 
-    /// Remove the state of the backend from this directory too.
-    #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR", conflicts_with = "of")]
+    /// Remove the state of the backend from this directory too, unless another backend runs.
+    #[arg(long, env = "FAIRLEAD_STATE_DIR", default_value = "/var/lib/fairlead", value_name = "DIR")]
     pub(crate) state_dir: PathBuf,
+
+    /// Wait for a signal when everything is removed, so that the pod of a DaemonSet stays ready.
+    #[arg(long, conflicts_with_all = ["dry_run", "of"])]
+    pub(crate) keep_running: bool,
 
     #[command(flatten)]
     pub(crate) output: OutputArgs,
@@ -41,9 +45,13 @@ pub(crate) struct CleanupArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct OwnerArgs {
-    /// Remove all kernel objects and the state of this backend.
+    /// Remove all kernel objects and the state of this backend, which must not run.
     #[arg(long, value_enum)]
     pub(crate) backend: Option<BackendName>,
+
+    /// Remove all kernel objects and the state of all backends of Fairlead. None may run.
+    #[arg(long)]
+    pub(crate) all: bool,
 
     /// Remove all kernel objects of another proxy. Established connections continue.
     #[arg(long, value_enum)]
@@ -66,6 +74,8 @@ mod tests {
         assert!(parse(&["cleanup"]).is_err());
         assert!(parse(&["cleanup", "--backend", "nftables", "--of", "kube-proxy"]).is_err());
         assert!(parse(&["cleanup", "--backend", "nft", "--dry-run"]).is_ok());
+        assert!(parse(&["cleanup", "--all", "--keep-running"]).is_ok());
+        assert!(parse(&["cleanup", "--all", "--backend", "nft"]).is_err());
         assert!(parse(&["cleanup", "--of", "kube-proxy", "--force", "-o", "json"]).is_ok());
         assert!(parse(&["cleanup", "--backend", "nftables", "--force"]).is_err());
     }

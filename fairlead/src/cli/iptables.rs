@@ -14,15 +14,15 @@ pub(crate) struct IptablesArgs {
 
     /// For iptables: serve node ports on 127.0.0.0/8 too. Sets net.ipv4.conf.all.route_localnet, and drops packets of
     /// other hosts to these addresses.
-    #[arg(long)]
+    #[arg(long, env = "FAIRLEAD_IPTABLES_LOCALHOST_NODEPORTS")]
     pub(crate) iptables_localhost_nodeports: bool,
 }
 
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct VariantArgs {
     /// For iptables and ipvs: write rules with this variant of iptables, `nft` (to nf_tables) or `legacy`. Default: the
     /// one that has chains of Fairlead or Kubernetes, else the variant of the program `iptables`.
-    #[arg(long, value_name = "nft|legacy|auto", value_parser = variant)]
+    #[arg(long, env = "FAIRLEAD_IPTABLES_VARIANT", value_name = "nft|legacy|auto", value_parser = variant)]
     iptables_variant: Option<VariantChoice>,
 }
 

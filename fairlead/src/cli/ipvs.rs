@@ -15,37 +15,37 @@ use super::{BackendName, VariantArgs, conntrack::duration};
 pub(crate) struct IpvsArgs {
     /// For ipvs: schedule connections with rr, wrr, lc, wlc, sh, dh, sed, nq or mh; sh and mh take flags, as in
     /// mh:fallback,port. Default: rr. The annotation fairlead.io/ipvs-scheduler of a Service takes precedence.
-    #[arg(long, value_name = "SCHEDULER")]
+    #[arg(long, env = "FAIRLEAD_IPVS_SCHEDULER", value_name = "SCHEDULER")]
     pub(crate) ipvs_scheduler: Option<IpvsScheduler>,
 
     /// For ipvs: do not answer ARP requests for VIPs (arp_ignore 1, arp_announce 2).
-    #[arg(long)]
+    #[arg(long, env = "FAIRLEAD_IPVS_STRICT_ARP")]
     pub(crate) ipvs_strict_arp: bool,
 
     /// For ipvs: keep idle TCP connections this long, as in 15m. Default: unchanged.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, env = "FAIRLEAD_IPVS_TCP_TIMEOUT", value_name = "TIME", value_parser = duration)]
     pub(crate) ipvs_tcp_timeout: Option<Duration>,
 
     /// For ipvs: keep TCP connections that one side has closed this long. Default: unchanged.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, env = "FAIRLEAD_IPVS_TCPFIN_TIMEOUT", value_name = "TIME", value_parser = duration)]
     pub(crate) ipvs_tcpfin_timeout: Option<Duration>,
 
     /// For ipvs: keep UDP flows this long. Default: unchanged.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, env = "FAIRLEAD_IPVS_UDP_TIMEOUT", value_name = "TIME", value_parser = duration)]
     pub(crate) ipvs_udp_timeout: Option<Duration>,
 
     /// For ipvs: drain TCP connections of removed endpoints for at most this long; 0 ends them at once. Default: 15m.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, env = "FAIRLEAD_IPVS_DRAIN_TIMEOUT", value_name = "TIME", value_parser = duration)]
     pub(crate) ipvs_drain_timeout: Option<Duration>,
 
     #[command(flatten)]
     pub(crate) exclude: ExcludeArgs,
 }
 
-#[derive(Debug, Default, PartialEq, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Args)]
 pub(crate) struct ExcludeArgs {
     /// For ipvs: ignore virtual servers and addresses in these CIDRs, comma-separated.
-    #[arg(long, value_delimiter = ',', value_name = "CIDR")]
+    #[arg(long, env = "FAIRLEAD_IPVS_EXCLUDE_CIDRS", value_delimiter = ',', value_name = "CIDR")]
     pub(crate) ipvs_exclude_cidrs: Vec<IpNet>,
 }
 

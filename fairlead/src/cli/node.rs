@@ -1,13 +1,13 @@
 //! The flags for this node and its frontend.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit, RunMode};
 use clap::{Args, value_parser};
 use runtime::metrics::CertificateFile;
 
-use super::DEFAULT_ADDRESS;
+use super::{DEFAULT_ADDRESS, conntrack::duration};
 use crate::discovery::ServiceDiscovery;
 
 #[derive(Clone, Debug, Args)]
@@ -15,34 +15,34 @@ pub(crate) struct FrontendAddressArgs {
     /// Connect to the frontend at `unix:/PATH`, `https://HOST:PORT`, or `http://HOST:PORT` (with --insecure there). All
     /// addresses of a DNS name are used. `kubernetes:NAMESPACE/SERVICE:PORT` stands for the ready endpoints of that
     /// Service, which --discovery-kubeconfig finds. May be given several times: a reachable one is chosen at random.
-    #[arg(long = "frontend", env = "FAIRLEAD_FRONTEND", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
+    #[arg(long = "frontend", env = "FAIRLEAD_FRONTEND", value_delimiter = ',', default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
     pub(crate) addresses: Vec<String>,
 
     /// Discover `--frontend kubernetes:...` through this kubeconfig. It must name the API server by its own address,
     /// not by its Service, and allow to get and list EndpointSlices in that namespace.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, env = "FAIRLEAD_DISCOVERY_KUBECONFIG", value_name = "FILE")]
     pub(crate) discovery_kubeconfig: Option<PathBuf>,
 
     /// Verify the frontend's certificate with these CAs (PEM). Required for https. All TLS files are read for each
     /// connection.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, env = "FAIRLEAD_TLS_CA", value_name = "FILE")]
     pub(crate) tls_ca: Option<PathBuf>,
 
     /// Expect this name in the frontend's certificate. Default: the HOST of its address.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, env = "FAIRLEAD_FRONTEND_NAME", value_name = "NAME")]
     pub(crate) frontend_name: Option<String>,
 
     /// Authenticate with this certificate (PEM), of this node or of an admin identity. For https; needs --tls-key.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, env = "FAIRLEAD_TLS_CERT", value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
 
     /// Use this private key (PEM) for --tls-cert.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, env = "FAIRLEAD_TLS_KEY", value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
 
     /// Authenticate with this ServiceAccount token, instead of --tls-cert. It must be bound to a pod of this node, as
     /// in a projected volume. For https.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, env = "FAIRLEAD_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct NodeArgs {
 
     /// Keep the last committed state in this directory, so that the node can program its kernel after a reboot without
     /// a frontend.
-    #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
+    #[arg(long, env = "FAIRLEAD_STATE_DIR", default_value = "/var/lib/fairlead", value_name = "DIR")]
     pub(crate) state_dir: PathBuf,
 
     /// Only log what would be written, and where kube-proxy's rules behave differently. Writes no rules, sysctls,
@@ -67,6 +67,11 @@ pub(crate) struct NodeArgs {
     /// that loses most does not count. Losses of fewer than ten Services are applied at once. 100 disables this.
     #[arg(long, default_value_t, value_name = "PERCENT")]
     pub(crate) max_loss: LossLimit,
+
+    /// Wait this long until another instance in this network namespace has ended, as during an update; then exit. Only
+    /// one may run.
+    #[arg(long, default_value = "1m", value_name = "TIME", value_parser = duration)]
+    pub(crate) instance_timeout: Duration,
 
     /// Set the OOM score adjustment of this process: -1000 (never killed) to 1000 (killed first). Lowering it needs
     /// CAP_SYS_RESOURCE. Default: unchanged.

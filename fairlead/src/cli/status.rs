@@ -15,10 +15,11 @@ Exit codes:
   0  every node has a stream to some frontend and has programmed its state
   1  a node has no stream or only a shadow, is behind by more than --max-lag, or has rejected service ports;
      or a frontend is not ready
-  2  a frontend could not be queried
+  2  a frontend could not be queried; with --node only if no other frontend reports the node as healthy
 
 Each frontend knows only its own streams: give the addresses of all frontends, or a name that resolves to all
-of them. A node is connected if it has a stream to one of them.")]
+of them. A node is connected if it has a stream to one of them. Over TLS this requires an admin identity, or with
+--node the identity of that node. In a backend's pod no flags are needed: its own node is shown.")]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) frontend: FrontendAddressArgs,
@@ -33,7 +34,7 @@ pub(crate) struct StatusArgs {
     pub(crate) max_lag: Duration,
 
     /// Show only this node, with all its rejected service ports.
-    #[arg(long, visible_alias = "node-name", value_name = "NAME")]
+    #[arg(long, visible_alias = "node-name", env = "NODE_NAME", value_name = "NAME")]
     pub(crate) node: Option<String>,
 
     /// List all nodes. Default: the first 40, those with problems first.

@@ -9,32 +9,32 @@ use ipnet::IpNet;
 pub(crate) struct TrafficArgs {
     /// Identify traffic of pods in this way. Traffic to cluster IPs from other sources is masqueraded; under external
     /// policy Local, pods reach every endpoint. Default: ClusterCIDR if --cluster-cidr is set, else none.
-    #[arg(long, value_enum, value_name = "MODE")]
+    #[arg(long, env = "FAIRLEAD_DETECT_LOCAL_MODE", value_enum, value_name = "MODE")]
     pub(crate) detect_local_mode: Option<DetectLocalMode>,
 
     /// For ClusterCIDR: treat sources in this CIDR as pods, or one of each IP family, comma-separated.
-    #[arg(long, value_delimiter = ',', value_name = "CIDR")]
+    #[arg(long, env = "FAIRLEAD_CLUSTER_CIDR", value_delimiter = ',', value_name = "CIDR")]
     pub(crate) cluster_cidr: Vec<IpNet>,
 
     /// For BridgeInterface: treat traffic from this bridge as that of pods.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, env = "FAIRLEAD_POD_BRIDGE_INTERFACE", value_name = "NAME")]
     pub(crate) pod_bridge_interface: Option<InterfaceName>,
 
     /// For InterfaceNamePrefix: treat traffic from interfaces with this name prefix as that of pods.
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, env = "FAIRLEAD_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX")]
     pub(crate) pod_interface_name_prefix: Option<InterfaceName>,
 
     /// Masquerade all traffic to cluster IPs.
-    #[arg(long)]
+    #[arg(long, env = "FAIRLEAD_MASQUERADE_ALL")]
     pub(crate) masquerade_all: bool,
 
     /// Use this bit of the packet mark for packets to be masqueraded: 0 to 31.
-    #[arg(long, default_value_t = 14, value_name = "BIT", value_parser = value_parser!(u8).range(0..=31))]
+    #[arg(long, env = "FAIRLEAD_MASQUERADE_BIT", default_value_t = 14, value_name = "BIT", value_parser = value_parser!(u8).range(0..=31))]
     pub(crate) masquerade_bit: u8,
 
     /// Serve node ports, health-check node ports included, at these addresses: `primary` (the node's first address of
     /// each IP family), or local addresses in these CIDRs, comma-separated. Loopback addresses are excluded.
-    #[arg(long, default_value = "primary", value_name = "primary|CIDR,...", value_parser = nodeport_addresses)]
+    #[arg(long, env = "FAIRLEAD_NODEPORT_ADDRESSES", default_value = "primary", value_name = "primary|CIDR,...", value_parser = nodeport_addresses)]
     pub(crate) nodeport_addresses: NodePortAddresses,
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct ViewArgs {
     pub(crate) frontend: FrontendAddressArgs,
 
     /// Show the view of this node, its Node's metadata.name. Default: this machine's host name.
-    #[arg(long, visible_alias = "node-name", value_name = "NAME")]
+    #[arg(long, visible_alias = "node-name", env = "NODE_NAME", value_name = "NAME")]
     pub(crate) node: Option<String>,
 
     #[command(flatten)]
@@ -26,8 +26,8 @@ pub(crate) struct ServicesArgs {
     /// List Fairlead's IPVS virtual servers in this node's kernel instead, with their endpoints, connections and drain
     /// deadlines. Needs no frontend. For the other backends use `nft list table ip fairlead` (`ip6`) and
     /// `iptables-save`.
-    // No conflict with `--frontend`: its variable may be set for the backend of this node.
-    #[arg(long, conflicts_with_all = ["node", "tls_ca", "frontend_name", "tls_cert", "tls_key", "token_file"])]
+    // No conflict with the flags for a frontend: their variables may be set for the backend of this node.
+    #[arg(long)]
     pub(crate) kernel: bool,
 
     #[command(flatten)]
@@ -42,7 +42,7 @@ Examples:
   fairlead endpoints default/web -o json | jq '.ports[].endpoints[] | select(.cluster.in_pool | not)'
 
 The frontend answers from its current view; `fairlead status --node` shows whether the node has programmed it.
-Over TLS this requires an admin identity (--admin-identity of the frontend), as `fairlead status` does.")]
+Over TLS this requires the identity of the node, or an admin identity (--admin-identity of the frontend).")]
 pub(crate) struct EndpointsArgs {
     /// Explain this Service. Default namespace: default.
     #[arg(value_name = "NAMESPACE/NAME", value_parser = service)]
@@ -127,12 +127,9 @@ mod tests {
     use super::{super::testing::parse, *};
 
     #[test]
-    fn kernel_excludes_flags_of_the_frontend() {
-        assert!(parse(&["services", "--kernel"]).is_ok());
+    fn only_services_are_listed_from_the_kernel() {
         assert!(parse(&["services", "--kernel", "-o", "json"]).is_ok());
         assert!(parse(&["services", "--node", "node-a"]).is_ok());
-        assert!(parse(&["services", "--kernel", "--node", "node-a"]).is_err());
-        assert!(parse(&["services", "--kernel", "--token-file", "token"]).is_err());
         assert!(parse(&["watch", "--kernel"]).is_err());
     }
 

@@ -1,5 +1,7 @@
 //! `fairlead backend`, which follows a frontend over gRPC, and `fairlead local`, which runs one in the same process.
 
+mod other_modes;
+
 use std::path::Path;
 
 use ::backend::{
@@ -7,16 +9,21 @@ use ::backend::{
     RunnerOptions,
     dataplane::{DataplaneOptions, NodePortAddresses},
 };
+use ::frontend::Listener;
 use anyhow::Result;
 use proto::model::IpFamily;
 use runtime::{Ready, Shutdown, Tasks, http::serve_at, metrics::Registry};
 use tracing::{info, warn};
 
 use super::{SHUTDOWN_DEADLINE, frontend, shadow::Shadow};
-use crate::cli::{
-    AnyBackendArgs, BackendCommand, BackendName, CommonBackendArgs, ConntrackArgs, Effective, IptablesArgs, IpvsArgs,
-    LocalArgs, NodeArgs, ObserveArgs,
+use crate::{
+    cli::{
+        AnyBackendArgs, BackendCommand, BackendName, CommonBackendArgs, ConntrackArgs, Effective, IptablesArgs,
+        IpvsArgs, LocalArgs, NodeArgs, ObserveArgs,
+    },
+    instance::InstanceLock,
 };
+use other_modes::{OtherModes, StaleObjects};
 
 /// The settings of a data plane. Each backend reads its own.
 #[derive(Debug, Default)]
@@ -53,6 +60,8 @@ pub(super) use with_backend;
 
 /// The settings of a backend process that do not depend on the kernel's mechanism.
 struct BackendProcess<'a> {
+    mode: BackendName,
+    other_modes: OtherModes,
     node: NodeArgs,
     health_check_addresses: NodePortAddresses,
     conntrack: ConntrackArgs,
@@ -74,13 +83,21 @@ pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: S
 
 /// `fairlead local`: runs frontend and backend in one process, connected by channels.
 pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shutdown) -> Result<()> {
-    let LocalArgs { source, cluster, any, .. } = args;
+    let LocalArgs { listen, source, cluster, any, .. } = args;
+    let listener = match &listen {
+        Some(address) => Some(Listener::bind(address).await?),
+        None => None,
+    };
     let mut tasks = Tasks::new();
     let ObserveArgs { healthz, metrics, .. } = &any.common.observe;
     let mut services = cluster.policy.policy(healthz.0.into_iter().chain(metrics.0));
     services.refuse_node_addresses |= any.name()? == BackendName::Ipvs;
     let config_of_frontend = ::frontend::Config { services, ..Default::default() };
     let frontend = frontend::spawn(&source, &cluster, config_of_frontend, &mut tasks).await?;
+    if let Some(listener) = listener {
+        let frontend = frontend.clone();
+        tasks.spawn("server", move |shutdown| async move { frontend.serve(listener, shutdown).await });
+    }
     let registries = vec![frontend.metrics()];
     let stop = shutdown.clone();
     let connect = InProcess(move |hello| frontend.attach(hello, stop.clone()));
@@ -103,7 +120,17 @@ fn spawn(
     let settings = DataplaneSettings { options, iptables, ipvs };
     let run_mode = node.run_mode();
     let health_check_addresses = settings.options.nodeport_addresses.clone();
-    let process = BackendProcess { node, health_check_addresses, conntrack, observe, config, registries };
+    let other_modes = OtherModes::new(name, &settings);
+    let process = BackendProcess {
+        mode: name,
+        other_modes,
+        node,
+        health_check_addresses,
+        conntrack,
+        observe,
+        config,
+        registries,
+    };
     match run_mode {
         RunMode::Program => with_backend!(open, name, settings, |backend| process.spawn(backend, connect, tasks)),
         RunMode::Shadow => {
@@ -116,7 +143,7 @@ fn spawn(
 pub(super) async fn programmed() -> Result<[(BackendName, Vec<IpFamily>); 3]> {
     Ok([
         (BackendName::Nftables, backend_nft::programmed_families().await?),
-        (BackendName::Iptables, backend_iptables::programmed_families().await?),
+        (BackendName::Iptables, backend_iptables::programmed_families(None).await?),
         (BackendName::Ipvs, backend_ipvs::programmed_families().await?),
     ])
 }
@@ -124,7 +151,8 @@ pub(super) async fn programmed() -> Result<[(BackendName, Vec<IpFamily>); 3]> {
 impl BackendProcess<'_> {
     /// Starts the tasks of a backend.
     fn spawn(self, backend: impl Backend, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
-        let Self { node, health_check_addresses, conntrack, mut observe, config, registries } = self;
+        let Self { mode, other_modes, node, health_check_addresses, conntrack, mut observe, config, mut registries } =
+            self;
         let name = node.name()?;
         if let Some(score) = node.oom_score_adj
             && let Err(error) = runtime::set_oom_score_adj(score)
@@ -133,10 +161,9 @@ impl BackendProcess<'_> {
         }
         let defaults =
             RunnerOptions { max_loss: node.max_loss, health_check_addresses, ..RunnerOptions::new(name.as_str()) };
-        let (options, ready_message) = match node.run_mode() {
+        let run_mode = node.run_mode();
+        let (options, ready_message) = match run_mode {
             RunMode::Program => {
-                // Before the first rule, which makes the kernel track all connections.
-                ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
                 let state_file = Some(node.state_dir.join("state"));
                 let options = RunnerOptions { state_file, conntrack: ConntrackCleanup::Enabled, ..defaults };
                 (options, "ready: node state programmed")
@@ -149,8 +176,24 @@ impl BackendProcess<'_> {
         };
         let ready = Ready::new();
         let runner = Runner::new(options, backend, connect).with_ready(ready.guard("first state"));
+        if run_mode == RunMode::Program {
+            let (stale_objects, progress) = (StaleObjects::default(), runner.progress());
+            registries.push(stale_objects.registry());
+            tasks.spawn("takeover", move |shutdown| other_modes.take_over(progress, stale_objects, shutdown));
+        }
         spawn_servers(&observe, runner.observer(), config, registries, tasks);
-        tasks.spawn("backend", move |shutdown| runner.run(shutdown));
+        let (instance_timeout, node_name) = (node.instance_timeout, name.clone());
+        tasks.spawn("backend", move |mut shutdown| async move {
+            // A shadow writes nothing.
+            if run_mode == RunMode::Shadow {
+                return runner.run(shutdown).await;
+            }
+            let lock = InstanceLock::acquire(mode, &node_name, instance_timeout, &mut shutdown).await?;
+            let Some(_lock) = lock else { return Ok(()) };
+            // Before the first rule, which makes the kernel track all connections.
+            ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
+            runner.run(shutdown).await
+        });
         tasks.spawn("readiness", move |mut shutdown| async move {
             tokio::select! {
                 () = shutdown.recv() => return Ok(()),

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use iptables::SavedRules;
+use nix::unistd::{AccessFlags, access};
 use runtime::Shutdown;
 
 use self::{archive::Archive, redact::Addresses};
@@ -29,7 +30,7 @@ const BACKEND_FILES: [(&str, &str); 4] = [
 /// Writes the archive, and prints which files were left out.
 pub(crate) async fn run(args: BundleArgs, mut shutdown: Shutdown) -> Result<()> {
     let node = args.here.node()?;
-    let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("fairlead-bundle-{node}.tar.gz")));
+    let path = args.output.clone().unwrap_or_else(|| default_path(&args, &node));
     if path.exists() {
         bail!("{} already exists: set another file with --output", path.display());
     }
@@ -44,6 +45,15 @@ pub(crate) async fn run(args: BundleArgs, mut shutdown: Shutdown) -> Result<()> 
         print::line(format_args!("left out: {left_out}"))?;
     }
     Ok(())
+}
+
+/// In the current directory, or if that is read-only, as in a container, in the state directory.
+fn default_path(args: &BundleArgs, node: &str) -> PathBuf {
+    let name = format!("fairlead-bundle-{node}.tar.gz");
+    match access(".", AccessFlags::W_OK) {
+        Ok(()) => PathBuf::from(name),
+        Err(_) => args.here.state_dir.join(name),
+    }
 }
 
 async fn collect(args: &BundleArgs, node: &str, addresses: Addresses) -> Result<Archive> {

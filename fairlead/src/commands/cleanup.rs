@@ -3,13 +3,18 @@
 use std::{collections::BTreeSet, fmt::Display, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail};
-use backend::{Backend, InstalledObject, Store};
+use backend::{Backend as _, InstalledObject, Store};
+use backend_iptables::LoopbackRouting;
+use clap::ValueEnum as _;
+use iptables::save_all;
+use runtime::Shutdown;
 use serde::Serialize;
 use takeover::Leftovers;
 
 use super::backend::{DataplaneSettings, programmed, with_backend};
 use crate::{
-    cli::{CleanupArgs, IptablesArgs, IpvsArgs, OtherProxy, OwnerArgs},
+    cli::{BackendName, CleanupArgs, IptablesArgs, IpvsArgs, OtherProxy, OwnerArgs},
+    instance::{Attempt, Holder, InstanceLock},
     print,
     table::Table,
 };
@@ -29,45 +34,100 @@ struct RemovedObjects {
     count: usize,
 }
 
-/// Removes all objects of a backend or of kube-proxy.
-pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
-    let CleanupArgs { owner: OwnerArgs { backend, of }, dry_run, force, state_dir, output, iptables, exclude } = args;
-    iptables.validate(backend)?;
-    exclude.validate(backend)?;
+/// Removes all objects of backends or of kube-proxy.
+pub(crate) async fn run(args: CleanupArgs, mut shutdown: Shutdown) -> Result<()> {
+    let CleanupArgs { owner, dry_run, force, state_dir, keep_running, output, iptables, exclude } = args;
+    let OwnerArgs { backend, all, of } = owner;
+    let backends = if all { BackendName::value_variants().to_vec() } else { backend.into_iter().collect() };
     let mut report = CleanupReport { dry_run, removed: Vec::new(), notes: Vec::new() };
-    if let Some(name) = backend {
-        let iptables = IptablesArgs { variant: iptables, ..IptablesArgs::default() };
-        let ipvs = IpvsArgs { exclude, ..IpvsArgs::default() };
-        let settings = DataplaneSettings { iptables, ipvs, ..DataplaneSettings::default() };
-        with_backend!(open, name, settings, |mut backend| {
-            let items = backend.installed_objects().await?;
-            remove(backend, items, &state_dir, &mut report).await?;
-        });
+    if !backends.is_empty() {
+        // Prevents a backend from starting meanwhile.
+        let lock = match InstanceLock::try_acquire("`fairlead cleanup`")? {
+            Attempt::Acquired(lock) => Some(lock),
+            Attempt::HeldBy(holder) => {
+                refuse_running(&backends, &holder, &mut report)?;
+                None
+            }
+        };
+        for name in backends {
+            let iptables = IptablesArgs { variant: iptables.clone(), ..IptablesArgs::default() };
+            let ipvs = IpvsArgs { exclude: exclude.clone(), ..IpvsArgs::default() };
+            let settings = DataplaneSettings { iptables, ipvs, ..DataplaneSettings::default() };
+            let removed = remove(name, settings, &mut report).await;
+            removed.with_context(|| format!("cannot remove the objects of backend {}", name.name()))?;
+        }
+        if lock.is_some() {
+            remove_state(&state_dir, &mut report)?;
+        }
     }
     if let Some(OtherProxy::KubeProxy) = of {
         remove_kube_proxy(force, &mut report).await?;
     }
-    print::value(output, &report, || report.table())
+    print::value(output, &report, || report.table())?;
+    if keep_running {
+        shutdown.recv().await;
+    }
+    Ok(())
 }
 
-/// Removes the objects and the state of a backend.
-async fn remove(
-    mut backend: impl Backend,
-    items: Vec<InstalledObject>,
-    state_dir: &Path,
-    report: &mut CleanupReport,
-) -> Result<()> {
-    for InstalledObject { subsystem, kind, count } in items {
-        report.removed(&subsystem, kind, count);
+/// Fails if the running instance is one of these backends; otherwise notes that its state is kept.
+fn refuse_running(backends: &[BackendName], holder: &Holder, report: &mut CleanupReport) -> Result<()> {
+    // An instance that does not answer may be any backend.
+    if let Some(running) = BackendName::value_variants().iter().find(|name| holder.is_backend(**name))
+        && !backends.contains(running)
+    {
+        report.notes.push(format!("the state is kept: {holder} runs on this node"));
+        return Ok(());
     }
-    let files = Store::files(&state_dir.join("state"));
-    let files: Vec<_> = files.into_iter().filter(|file| file.exists()).collect();
-    for file in &files {
-        report.removed("file", file.display().to_string(), 1);
-    }
+    let why = format!("{holder} runs on this node and would write its rules again: stop it first");
     if !report.dry_run {
-        backend.cleanup().await?;
-        for file in files {
+        bail!("nothing was removed: {why}");
+    }
+    report.notes.push(format!("cleanup would be refused now: {why}"));
+    Ok(())
+}
+
+/// Removes the kernel objects of a backend.
+async fn remove(name: BackendName, settings: DataplaneSettings, report: &mut CleanupReport) -> Result<()> {
+    if name == BackendName::Iptables && settings.iptables.variant.variant().is_none() {
+        return remove_iptables(report).await;
+    }
+    with_backend!(open, name, settings, |mut backend| {
+        for InstalledObject { subsystem, kind, count } in backend.installed_objects().await? {
+            report.removed(&subsystem, kind, count);
+        }
+        if !report.dry_run {
+            backend.cleanup().await?;
+        }
+    });
+    Ok(())
+}
+
+/// Removes the rules of the iptables backend, of both variants.
+async fn remove_iptables(report: &mut CleanupReport) -> Result<()> {
+    let all = save_all().await?;
+    if all.is_empty() {
+        report.notes.push("iptables is not installed here: rules that were made with it are not found".to_owned());
+    }
+    for saved in all {
+        let chains = backend_iptables::count_chains(&saved)?;
+        if chains == 0 {
+            continue;
+        }
+        report.removed(saved.program.name, "chain".to_owned(), chains);
+        if !report.dry_run {
+            backend_iptables::remove(saved.program, LoopbackRouting::Reset).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the state file.
+fn remove_state(state_dir: &Path, report: &mut CleanupReport) -> Result<()> {
+    let files = Store::files(&state_dir.join("state"));
+    for file in files.into_iter().filter(|file| file.exists()) {
+        report.removed("file", file.display().to_string(), 1);
+        if !report.dry_run {
             fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
         }
     }

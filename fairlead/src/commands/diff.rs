@@ -36,10 +36,6 @@ pub(crate) async fn run(args: DiffArgs, mut shutdown: Shutdown) -> Result<ExitCo
         (Some(backend), None) => Some(backend),
         (None, None) => Some(programmed_backend().await?),
     };
-    if let Some(backend) = backend {
-        iptables.validate(backend)?;
-        ipvs.validate(backend)?;
-    }
     let state = match state {
         Some(file) => stored(&file, &node)?,
         None => tokio::select! {

@@ -36,9 +36,15 @@ pub(crate) async fn run(args: StatusArgs, mut shutdown: Shutdown) -> Result<Exit
         eprintln!("fairlead: cannot query {address}: {error:#}");
     }
     Ok(match overview {
-        _ if !overview.unreachable.is_empty() => ExitCode::CouldNotRun,
+        _ if is_incomplete(&overview, &args) => ExitCode::CouldNotRun,
         _ => ExitCode::of_check(overview.is_healthy()),
     })
+}
+
+/// Whether a frontend that could not be queried might know more. One node is connected to one frontend: if another one
+/// reports it as healthy, an address without a frontend does not matter.
+fn is_incomplete(overview: &Overview, args: &StatusArgs) -> bool {
+    !overview.unreachable.is_empty() && (args.node.is_none() || overview.frontends.is_empty() || !overview.is_healthy())
 }
 
 /// Queries all frontends; with `--wait` until all nodes are in sync.
@@ -57,7 +63,9 @@ async fn query(args: &StatusArgs) -> Result<Overview> {
     loop {
         // Every node must have the current revision, also with `--max-lag`.
         overview = Overview::of(ask(deadline.saturating_duration_since(Instant::now())).await?, &limits);
-        if overview.is_healthy() || !overview.unreachable.is_empty() || Instant::now() + POLL_INTERVAL > deadline {
+        let cannot_succeed = !overview.unreachable.is_empty() && args.node.is_none();
+        let is_done = overview.is_healthy() && !is_incomplete(&overview, args);
+        if is_done || cannot_succeed || Instant::now() + POLL_INTERVAL > deadline {
             return Ok(overview);
         }
         sleep(POLL_INTERVAL).await;

@@ -65,7 +65,7 @@ async fn own_backends(backend: BackendName) -> Result<Vec<Finding>> {
     let nftables = nftables.installed_objects().await?;
     let chains =
         |family| InstalledObject { subsystem: "iptables".to_owned(), kind: format!("{family} chains"), count: 1 };
-    let iptables = backend_iptables::programmed_families().await?.into_iter().map(chains).collect();
+    let iptables = backend_iptables::programmed_families(None).await?.into_iter().map(chains).collect();
     // Fails in a kernel without IPVS.
     let ipvs = match backend_ipvs::open(Settings::default()) {
         Ok(mut backend) if !backend_ipvs::programmed_families().await.unwrap_or_default().is_empty() => {

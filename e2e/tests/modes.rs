@@ -1,0 +1,136 @@
+//! A change of the mode under traffic, from every mode to every other one: no connection is lost, nothing of the old
+//! mode stays in the kernel, and the new mode follows changes. IPVS pairs run in user-mode-linux, whose kernel has IPVS
+//! but no nf_tables for IPv4 and IPv6.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::{net::SocketAddr, time::Duration};
+
+use fairlead_e2e::{
+    Backend, BackgroundTraffic, Client, Cluster, Deployment, Protocol, eventually, manifests::Service, plan, uml,
+};
+use plan::IpFamily;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Longer than IPVS counts a closed connection (two minutes), and the interval of the attempts to remove it.
+const IPVS_TIMEOUT: Duration = Duration::from_secs(240);
+const INTERVAL: Duration = Duration::from_millis(5);
+const ATTEMPTS: u64 = 40;
+const PODS: [&str; 2] = ["pod-a-1", "pod-b-1"];
+const NODE_PORT: u16 = 30_080;
+const REMOVED: &str = "removed the objects of another mode of Fairlead";
+
+/// The addresses of `web`.
+fn vips(cluster: &Cluster, family: IpFamily) -> [SocketAddr; 3] {
+    [
+        SocketAddr::new(plan::cluster_ip(1).ip(family), 80),
+        SocketAddr::new(plan::external_ip(1).ip(family), 80),
+        SocketAddr::new(cluster.node('a').address.ip(family), NODE_PORT),
+    ]
+}
+
+/// A pod, a node, and a client outside the cluster.
+fn clients(cluster: &Cluster) -> [Client; 3] {
+    [cluster.pod("pod-a-3").client(), cluster.node('a').client(), cluster.client()]
+}
+
+fn web(cluster: &Cluster, pods: &[&str]) -> Service {
+    let web = Service::new("web").cluster_ip(plan::cluster_ip(1)).external_ip(plan::external_ip(1));
+    web.port_all(80, 8080).node_port(NODE_PORT).pods(pods.iter().map(|pod| cluster.pod(pod)))
+}
+
+/// With one endpoint, so that a UDP flow that is translated anew keeps it.
+fn single(cluster: &Cluster) -> Service {
+    Service::new("single").cluster_ip(plan::cluster_ip(2)).port_all(80, 8080).pods([cluster.pod("pod-b-2")])
+}
+
+fn start_traffic(cluster: &Cluster) -> BackgroundTraffic {
+    let mut traffic = BackgroundTraffic::default();
+    // The conntrack table of the guest is small.
+    let rate = if uml::is_guest() { 3 } else { 20 };
+    for family in IpFamily::ALL {
+        for (number, client) in clients(cluster).iter().enumerate() {
+            for vip in vips(cluster, family) {
+                // Cluster IPs are reached from pods and nodes only.
+                if number == 2 && vip.ip() == plan::cluster_ip(1).ip(family) {
+                    continue;
+                }
+                traffic.churns.push(client.churn(Protocol::Tcp, vip, rate, IPVS_TIMEOUT * 2));
+                traffic.streams.push(client.stream(Protocol::Tcp, vip, INTERVAL).expect("a connection"));
+            }
+        }
+        let client = cluster.pod("pod-a-3").client();
+        let vip = SocketAddr::new(plan::cluster_ip(2).ip(family), 80);
+        traffic.streams.push(client.stream(Protocol::Udp, vip, INTERVAL).expect("a flow"));
+    }
+    traffic
+}
+
+fn assert_served(cluster: &Cluster, pods: &[&str]) {
+    for family in IpFamily::ALL {
+        for (number, client) in clients(cluster).iter().enumerate() {
+            for vip in vips(cluster, family).into_iter().skip(usize::from(number == 2)) {
+                for _ in 0..8 {
+                    let answer = client.tcp(vip).expect("an answer");
+                    assert!(pods.contains(&&*answer.pod), "{vip} is served by {}", answer.pod);
+                }
+            }
+        }
+    }
+}
+
+/// Changes the mode along a path, under the same traffic.
+fn change(modes: &[Backend]) {
+    let (first, others) = modes.split_first().expect("a mode");
+    let mut deployment = Deployment::start(*first, |cluster| vec![web(cluster, &PODS), single(cluster)]);
+    let mut old = *first;
+    for (number, new) in others.iter().enumerate() {
+        let traffic = start_traffic(deployment.cluster());
+        traffic.wait(ATTEMPTS, TIMEOUT);
+        deployment.change_mode(*new);
+        let nodes = || deployment.cluster().nodes().iter();
+        if old == Backend::Ipvs {
+            // Open connections keep their virtual servers.
+            traffic.wait(ATTEMPTS, TIMEOUT);
+        } else {
+            nodes().for_each(|node| drop(deployment.backend(node).wait_for_line(REMOVED, 0, TIMEOUT)));
+        }
+        traffic.wait(ATTEMPTS, TIMEOUT);
+        traffic.finish();
+        for node in nodes() {
+            eventually("nothing of the old mode is left", IPVS_TIMEOUT, || {
+                old.installed(&node.netns).is_empty().then_some(())
+            });
+            assert!(!new.installed(&node.netns).is_empty());
+        }
+        let pods: &[&str] = [&["pod-b-2"][..], &["pod-a-2"]][number % 2];
+        let changed = web(deployment.cluster(), pods);
+        deployment.apply(&changed);
+        assert_served(deployment.cluster(), pods);
+        let changed = web(deployment.cluster(), &PODS);
+        deployment.apply(&changed);
+        old = *new;
+    }
+}
+
+#[test]
+fn nftables_and_iptables_nft() {
+    change(&[Backend::Nft, Backend::IptablesNft, Backend::Nft]);
+}
+
+#[test]
+fn nftables_and_iptables_legacy() {
+    change(&[Backend::Nft, Backend::IptablesLegacy, Backend::Nft]);
+}
+
+#[test]
+fn both_variants_of_iptables() {
+    change(&[Backend::IptablesNft, Backend::IptablesLegacy, Backend::IptablesNft]);
+}
+
+#[test]
+fn iptables_and_ipvs() {
+    uml::inside(|| {
+        uml::load(&[]);
+        change(&[Backend::IptablesLegacy, Backend::Ipvs, Backend::IptablesLegacy]);
+    });
+}

@@ -1,0 +1,272 @@
+//! Takes over from the other modes of Fairlead: what a backend of another mode, or of another variant of iptables, has
+//! left in the kernel is reported at the start, and removed when this backend has programmed the kernel.
+//!
+//! ```text
+//!   find ─▶ WARN, metric ─▶ first successful sync ─▶ find ─▶ remove ─┬─▶ nothing is left
+//!                                                     ▲              │
+//!                                                     └── delay ◀────┴── an error, or open connections of IPVS
+//! ```
+//!
+//! Until then the node has the rules of both, and the first that a new connection meets translates it: both were right
+//! when they were written. Open connections follow connection tracking, and continue.
+
+mod metrics;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use backend::{InstalledObject, Progress};
+use backend_iptables::LoopbackRouting;
+use ipnet::IpNet;
+use iptables::{SavedRules, Tools, Variant, save_variants};
+use proto::model::IpFamily;
+use runtime::{Shutdown, failure::Repeated, warn_if_news};
+use tokio::{sync::watch, time::sleep};
+use tracing::{info, warn};
+
+use super::DataplaneSettings;
+use crate::cli::BackendName;
+pub(super) use metrics::StaleObjects;
+
+/// The delay between two attempts to remove what is left. Connections of IPVS may last for hours.
+const RETRY_DELAY: Duration = Duration::from_secs(10);
+
+/// Finds and removes what other modes have left.
+#[derive(Debug)]
+pub(super) struct OtherModes {
+    mode: BackendName,
+    variant: Option<Variant>,
+    loopback: LoopbackRouting,
+    exclude: Vec<IpNet>,
+}
+
+/// Objects of another mode in the kernel.
+#[derive(Debug)]
+enum StaleMode {
+    /// The tables of these families.
+    Nftables(Vec<IpFamily>),
+    /// Chains in the rules of one iptables program, and their number.
+    Iptables(SavedRules, usize),
+    /// All objects of the IPVS backend.
+    Ipvs(Vec<InstalledObject>),
+    /// Only its chains, which other objects do not need any more.
+    IpvsChains(SavedRules, usize),
+}
+
+/// What is left after a removal.
+#[derive(Debug, Default)]
+struct Remainder {
+    stale: Vec<StaleMode>,
+    /// The open connections of the IPVS backend, which its objects are kept for.
+    connections: u64,
+}
+
+// === impl OtherModes ===
+
+impl OtherModes {
+    /// Of a backend with this mode and these settings.
+    pub(super) fn new(mode: BackendName, settings: &DataplaneSettings) -> Self {
+        let serves_localhost = mode == BackendName::Iptables && settings.iptables.iptables_localhost_nodeports;
+        Self {
+            mode,
+            variant: settings.iptables.variant.variant(),
+            loopback: if serves_localhost { LoopbackRouting::Keep } else { LoopbackRouting::Reset },
+            exclude: settings.ipvs.exclude.ipvs_exclude_cidrs.clone(),
+        }
+    }
+
+    /// Reports and removes it, then waits for `shutdown`.
+    pub(super) async fn take_over(
+        self,
+        mut progress: watch::Receiver<Progress>,
+        gauge: StaleObjects,
+        mut shutdown: Shutdown,
+    ) -> Result<()> {
+        tokio::select! {
+            () = self.run(&mut progress, &gauge) => shutdown.recv().await,
+            () = shutdown.recv() => {}
+        }
+        Ok(())
+    }
+
+    async fn run(&self, progress: &mut watch::Receiver<Progress>, gauge: &StaleObjects) {
+        match self.find().await {
+            Ok(stale) => {
+                gauge.set(&stale);
+                for stale in &stale {
+                    warn!(
+                        mode = stale.mode(),
+                        objects = stale.describe(),
+                        "found objects of another mode of Fairlead, which are removed after the first sync"
+                    );
+                }
+            }
+            Err(error) => warn!(error = format!("{error:#}"), "cannot look for objects of other modes of Fairlead"),
+        }
+        if progress.wait_for(|progress| progress.last_success.is_some()).await.is_err() {
+            return;
+        }
+        let mut failures = Repeated::default();
+        let mut waits_for = 0;
+        loop {
+            match self.remove().await {
+                Ok(Remainder { stale, connections }) => {
+                    failures.recovered();
+                    gauge.set(&stale);
+                    if stale.is_empty() {
+                        return;
+                    }
+                    if connections > 0 && waits_for == 0 {
+                        info!(
+                            connections,
+                            "objects of the IPVS mode are kept until its open connections have ended; new connections \
+                             do not use them"
+                        );
+                    }
+                    waits_for = connections;
+                }
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    warn_if_news!(failures.failed(&error), error, "cannot remove objects of other modes, retrying");
+                }
+            }
+            sleep(RETRY_DELAY).await;
+        }
+    }
+
+    /// Reads the kernel, and changes nothing.
+    async fn find(&self) -> Result<Vec<StaleMode>> {
+        let mut found = Vec::new();
+        if self.mode != BackendName::Nftables {
+            let families = backend_nft::programmed_families().await.context("list the tables of nf_tables")?;
+            found.extend((!families.is_empty()).then_some(StaleMode::Nftables(families)));
+        }
+        let mut ipvs = Vec::new();
+        if self.mode != BackendName::Ipvs {
+            ipvs = backend_ipvs::installed_objects(self.exclude.clone()).await.context("list the objects of IPVS")?;
+        }
+        let has_ipvs = !ipvs.is_empty();
+        found.extend(has_ipvs.then_some(StaleMode::Ipvs(ipvs)));
+        let used = match self.mode {
+            BackendName::Nftables => None,
+            _ => Some(Tools::new(self.variant).program(IpFamily::V4).await?.variant),
+        };
+        // The iptables backend compares the rules of its own variant itself.
+        let is_other = |variant: &Variant| self.mode != BackendName::Iptables || Some(*variant) != used;
+        let others: Vec<_> = Variant::ALL.into_iter().filter(is_other).collect();
+        for saved in save_variants(&others).await? {
+            let ipvs_chains = backend_ipvs::count_chains(&saved)?;
+            let is_own = self.mode == BackendName::Ipvs && Some(saved.program.variant) == used;
+            if ipvs_chains > 0 && !has_ipvs && !is_own {
+                found.push(StaleMode::IpvsChains(saved.clone(), ipvs_chains));
+            }
+            let chains = backend_iptables::count_chains(&saved)?;
+            if chains > 0 {
+                found.push(StaleMode::Iptables(saved, chains));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes the rules of other modes for the IP families that this backend serves. Returns what is left.
+    async fn remove(&self) -> Result<Remainder> {
+        let found = self.find().await?;
+        if found.is_empty() {
+            return Ok(Remainder::default());
+        }
+        let served = match self.mode {
+            BackendName::Nftables => backend_nft::programmed_families().await?,
+            BackendName::Iptables => backend_iptables::programmed_families(self.variant).await?,
+            BackendName::Ipvs => backend_ipvs::programmed_families().await?,
+        };
+        let mut remainder = Remainder::default();
+        for stale in found {
+            let connections = stale.remove(&served, self.loopback, &self.exclude).await?;
+            remainder.connections += connections;
+            let (is_removed, mode, objects) =
+                (connections == 0 && stale.serves(&served), stale.mode(), stale.describe());
+            if is_removed {
+                info!(mode, objects, "removed the objects of another mode of Fairlead");
+            } else {
+                remainder.stale.push(stale);
+            }
+        }
+        Ok(remainder)
+    }
+}
+
+// === impl StaleMode ===
+
+impl StaleMode {
+    /// The mode, in logs and metrics.
+    fn mode(&self) -> &'static str {
+        match self {
+            Self::Nftables(_) => "nftables",
+            Self::Iptables(SavedRules { program, .. }, _) => match program.variant {
+                Variant::Nft => "iptables-nft",
+                Variant::Legacy => "iptables-legacy",
+            },
+            Self::Ipvs(_) | Self::IpvsChains(..) => "ipvs",
+        }
+    }
+
+    /// The number of objects.
+    fn count(&self) -> usize {
+        match self {
+            Self::Nftables(families) => families.len(),
+            Self::Iptables(_, chains) | Self::IpvsChains(_, chains) => *chains,
+            Self::Ipvs(objects) => objects.iter().map(|object| object.count).sum(),
+        }
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Self::Nftables(families) => {
+                let tables: Vec<_> = families.iter().map(|family| format!("{family} table")).collect();
+                tables.join(", ")
+            }
+            Self::Iptables(saved, chains) | Self::IpvsChains(saved, chains) => {
+                format!("{chains} chains of {}", saved.program)
+            }
+            Self::Ipvs(objects) => {
+                let objects =
+                    objects.iter().map(|object| format!("{} {} ({})", object.subsystem, object.kind, object.count));
+                objects.collect::<Vec<_>>().join(", ")
+            }
+        }
+    }
+
+    /// Whether all its families are among `served`.
+    fn serves(&self, served: &[IpFamily]) -> bool {
+        match self {
+            Self::Nftables(families) => families.iter().all(|family| served.contains(family)),
+            Self::Iptables(saved, _) | Self::IpvsChains(saved, _) => served.contains(&saved.program.family),
+            Self::Ipvs(_) => IpFamily::ALL.iter().all(|family| served.contains(family)),
+        }
+    }
+
+    /// Removes what serves these families. Returns the number of connections because of which objects are kept.
+    async fn remove(&self, served: &[IpFamily], loopback: LoopbackRouting, exclude: &[IpNet]) -> Result<u64> {
+        match self {
+            Self::Nftables(families) => {
+                let families: Vec<_> = families.iter().copied().filter(|family| served.contains(family)).collect();
+                backend_nft::remove(&families).await.context("delete the tables of mode nftables")?;
+            }
+            Self::Iptables(saved, _) if self.serves(served) => {
+                let removed = backend_iptables::remove(saved.program, loopback).await;
+                removed.with_context(|| format!("remove the chains of {}", saved.program))?;
+            }
+            Self::IpvsChains(saved, _) if self.serves(served) => {
+                let removed = backend_ipvs::remove_chains(saved).await;
+                removed.with_context(|| format!("remove the chains of mode ipvs with {}", saved.program))?;
+            }
+            Self::Ipvs(_) if self.serves(served) => {
+                return backend_ipvs::retire(exclude.to_vec()).await.context("remove the objects of mode ipvs");
+            }
+            Self::Iptables(..) | Self::IpvsChains(..) | Self::Ipvs(_) => {
+                warn!(mode = self.mode(), "this backend does not serve an IP family that another mode serves");
+            }
+        }
+        Ok(0)
+    }
+}

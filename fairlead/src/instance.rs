@@ -1,0 +1,218 @@
+//! One backend at a time: an abstract unix socket, which the kernel binds once in each network namespace. The rules
+//! belong to that namespace too, while two pods on a node may have different file systems. The kernel releases the
+//! socket when the process ends, however it ends.
+//!
+//! The holder answers every connection with one line that describes it, for the error of the other process.
+
+use std::{
+    fmt,
+    io::{self, ErrorKind, Read as _, Write as _},
+    os::{
+        fd::AsRawFd as _,
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixListener, UnixStream},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::socket::{Shutdown as ShutdownKind, getsockopt, shutdown, sockopt::PeerCredentials};
+use runtime::Shutdown;
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use crate::cli::BackendName;
+
+/// The name of the socket, after a zero byte.
+const SOCKET: &str = "fairlead-backend";
+/// The interval between two attempts while another process holds the socket.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+/// How long the holder may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest answer that is read.
+const MAX_ANSWER_BYTES: u64 = 512;
+
+/// Held while a backend programs this network namespace, or `cleanup` removes its objects. Dropping it releases it.
+#[derive(Debug)]
+pub(crate) struct InstanceLock {
+    /// `None`: the kernel does not provide the socket, or an unprivileged process holds it.
+    listener: Option<UnixListener>,
+}
+
+/// The process that holds the lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// Its process id in this PID namespace; 0 if it is in another one.
+    pid: i32,
+    uid: u32,
+    /// Its answer: `backend nftables of node node-a, version 0.1.0`.
+    answer: Option<String>,
+}
+
+/// The result of an attempt.
+#[derive(Debug)]
+pub(crate) enum Attempt {
+    Acquired(InstanceLock),
+    HeldBy(Holder),
+}
+
+// === impl InstanceLock ===
+
+impl InstanceLock {
+    /// Tries once. `description`: what other processes are told.
+    ///
+    /// # Errors
+    /// When the answering thread cannot be started.
+    pub(crate) fn try_acquire(description: &str) -> Result<Attempt> {
+        Self::try_acquire_named(SOCKET, description)
+    }
+
+    fn try_acquire_named(name: &str, description: &str) -> Result<Attempt> {
+        if let Some(lock) = Self::bind(name, description)? {
+            return Ok(Attempt::Acquired(lock));
+        }
+        let own_uid = own_uid().context("cannot read the user of this process")?;
+        let holder = Holder::ask(&address(name)?).unwrap_or(Holder { pid: 0, uid: own_uid, answer: None });
+        if holder.uid == own_uid {
+            return Ok(Attempt::HeldBy(holder));
+        }
+        // Such a process cannot be a backend, and must not be able to prevent one.
+        warn!(%holder, "a process of another user holds the instance lock, continuing without it");
+        Ok(Attempt::Acquired(Self { listener: None }))
+    }
+
+    /// `None` while another process holds it.
+    fn bind(name: &str, description: &str) -> Result<Option<Self>> {
+        let listener = match UnixListener::bind_addr(&address(name)?) {
+            Ok(listener) => listener,
+            Err(error) if error.kind() == ErrorKind::AddrInUse => return Ok(None),
+            Err(error) => {
+                warn!(%error, "cannot take the instance lock, continuing without it");
+                return Ok(Some(Self { listener: None }));
+            }
+        };
+        let answering = listener.try_clone().context("cannot share the socket of the instance lock")?;
+        let line = format!("{description}\n");
+        let answer = move || {
+            loop {
+                match answering.accept() {
+                    // A few bytes, which fit into the buffer of the new socket.
+                    Ok((mut stream, _)) => drop(stream.write_all(line.as_bytes())),
+                    // The lock was dropped, which shuts the socket down.
+                    Err(error) if error.kind() == ErrorKind::InvalidInput => return,
+                    Err(_) => thread::sleep(RETRY_DELAY),
+                }
+            }
+        };
+        thread::Builder::new().name("instance".to_owned()).spawn(answer).context("cannot start a thread")?;
+        Ok(Some(Self { listener: Some(listener) }))
+    }
+
+    /// Waits until no other backend runs in this network namespace; `None` at the shutdown.
+    ///
+    /// # Errors
+    /// When one still runs after `timeout`.
+    pub(crate) async fn acquire(
+        mode: BackendName,
+        node: &str,
+        timeout: Duration,
+        shutdown: &mut Shutdown,
+    ) -> Result<Option<Self>> {
+        let description = format!("backend {} of node {node}, version {}", mode.name(), env!("CARGO_PKG_VERSION"));
+        let holder = match Self::try_acquire(&description)? {
+            Attempt::Acquired(lock) => return Ok(Some(lock)),
+            Attempt::HeldBy(holder) => holder,
+        };
+        warn!(%holder, timeout_s = timeout.as_secs(), "another instance of Fairlead runs here, waiting for its end");
+        let begun = Instant::now();
+        while begun.elapsed() < timeout {
+            tokio::select! {
+                () = sleep(RETRY_DELAY) => {}
+                () = shutdown.recv() => return Ok(None),
+            }
+            // The holder is not asked again: it may be one that does not accept connections.
+            if let Some(lock) = Self::bind(SOCKET, &description)? {
+                info!(after_ms = begun.elapsed().as_millis(), "the other instance has ended");
+                return Ok(Some(lock));
+            }
+        }
+        bail!(
+            "another instance of Fairlead runs in this network namespace: {holder}. Two would overwrite each other's \
+             rules: stop it, or remove one of the two installations"
+        )
+    }
+}
+
+/// The user of this process, as the kernel shows it to the peer of a socket.
+fn own_uid() -> io::Result<u32> {
+    let (socket, _peer) = UnixStream::pair()?;
+    Ok(getsockopt(&socket, PeerCredentials)?.uid())
+}
+
+fn address(name: &str) -> Result<SocketAddr> {
+    SocketAddr::from_abstract_name(name).context("the name of the instance lock is invalid")
+}
+
+impl Drop for InstanceLock {
+    fn drop(&mut self) {
+        if let Some(listener) = &self.listener {
+            // Ends the thread, whose copy would keep the name.
+            let _ = shutdown(listener.as_raw_fd(), ShutdownKind::Both);
+        }
+    }
+}
+
+// === impl Holder ===
+
+impl Holder {
+    fn ask(address: &SocketAddr) -> io::Result<Self> {
+        let stream = UnixStream::connect_addr(address)?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        let credentials = getsockopt(&stream, PeerCredentials)?;
+        let mut answer = String::new();
+        let read = (&stream).take(MAX_ANSWER_BYTES).read_to_string(&mut answer);
+        let answer = Some(answer.trim().to_owned()).filter(|answer| read.is_ok() && !answer.is_empty());
+        Ok(Self { pid: credentials.pid(), uid: credentials.uid(), answer })
+    }
+
+    /// Whether it is a backend of this mode.
+    pub(crate) fn is_backend(&self, mode: BackendName) -> bool {
+        let prefix = format!("backend {} ", mode.name());
+        self.answer.as_ref().is_some_and(|answer| answer.starts_with(&prefix))
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.answer.as_deref().unwrap_or("a process that does not answer"))?;
+        match self.pid {
+            0 => write!(f, " (in another PID namespace, uid {})", self.uid),
+            pid => write!(f, " (pid {pid}, uid {})", self.uid),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_instance_gets_the_description_of_the_first() {
+        let name = format!("fairlead-test-{}", std::process::id());
+        let acquire = || InstanceLock::try_acquire_named(&name, "backend ipvs of node node-a, version 1").unwrap();
+        let Attempt::Acquired(first) = acquire() else { panic!("held") };
+        for _ in 0..3 {
+            let Attempt::HeldBy(holder) = acquire() else { panic!("not held") };
+            assert_eq!(holder.pid, std::process::id() as i32);
+            assert!(holder.is_backend(BackendName::Ipvs) && !holder.is_backend(BackendName::Nftables));
+            assert!(holder.to_string().starts_with("backend ipvs of node node-a, version 1 (pid "), "{holder}");
+        }
+        drop(first);
+        let until = std::time::Instant::now() + ANSWER_TIMEOUT;
+        while !matches!(acquire(), Attempt::Acquired(_)) {
+            assert!(std::time::Instant::now() < until, "still held");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
