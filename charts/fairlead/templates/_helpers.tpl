@@ -78,6 +78,34 @@ annotations:
 {{- default (printf "%s-backend" (include "fairlead.fullname" .)) .Values.backend.serviceAccount.name -}}
 {{- end -}}
 
+{{/* A node selector without keys whose value is null. */}}
+{{- define "fairlead.nodeSelector" -}}
+{{- $given := dict -}}
+{{- range $key, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}{{- $_ := set $given $key $value -}}{{- end -}}
+{{- end -}}
+{{- if $given -}}{{- toYaml $given -}}{{- end -}}
+{{- end -}}
+
+{{/* Replicas of the frontend. On the host network of one node there is only one, because each needs the port. */}}
+{{- define "fairlead.replicas" -}}
+{{- $frontend := .Values.frontend -}}
+{{- if not (kindIs "invalid" $frontend.replicas) -}}
+{{- int $frontend.replicas -}}
+{{- else -}}
+{{- $count := 0 -}}
+{{- range get (lookup "v1" "Node" "" "") "items" | default list -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $matches := true -}}
+{{- range $key, $value := $frontend.nodeSelector -}}
+{{- if or (not (hasKey $labels $key)) (ne (toString (get $labels $key)) (toString $value)) -}}{{- $matches = false -}}{{- end -}}
+{{- end -}}
+{{- if $matches -}}{{- $count = add1 $count -}}{{- end -}}
+{{- end -}}
+{{- ternary 1 2 (and $frontend.hostNetwork (eq (int $count) 1)) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The name in the frontend's certificate, which backends verify at every address. */}}
 {{- define "fairlead.serverName" -}}
 {{- printf "%s.%s.svc" (include "fairlead.fullname" .) .Release.Namespace -}}

@@ -50,7 +50,7 @@
 {{- end }}
 - --masquerade-bit={{ $traffic.masqueradeBit }}
 - --nodeport-addresses={{ join "," $traffic.nodePortAddresses }}
-# /proc/sys is read-only here: limits and timeouts of connection tracking are not changed (see backend.prepareNode.sysctls).
+# /proc/sys is read-only here: backend.prepareNode sets limits and timeouts of connection tracking.
 - --conntrack-max-per-core=0
 - --conntrack-tcp-timeout-established=0
 - --conntrack-tcp-timeout-close-wait=0
@@ -79,13 +79,51 @@
 {{- end }}
 {{- end -}}
 
+{{/* Flags of `backend` for its frontend. */}}
+{{- define "fairlead.streamFlags" -}}
+{{- $pki := printf "%s/kubelet-client-current.pem" .Values.backend.kubeletPKIDir -}}
+{{ include "fairlead.frontendFlags" . }}
+- --tls-ca=/etc/fairlead/ca/ca.crt
+{{- if eq .Values.identity "token" }}
+- --token-file=/etc/fairlead/token/token
+{{- else }}
+- --tls-cert={{ $pki }}
+- --tls-key={{ $pki }}
+{{- end }}
+{{- end -}}
+
+{{/* The flags of the backend that commands in its container share with it, as variables: `kubectl exec POD -- fairlead test` needs no flags. */}}
+{{- define "fairlead.commandEnvironment" -}}
+{{- $shared := list "frontend" "frontend-name" "discovery-kubeconfig" "tls-ca" "tls-cert" "tls-key" "token-file" "state-dir" "detect-local-mode" "cluster-cidr" "pod-bridge-interface" "pod-interface-name-prefix" "masquerade-all" "masquerade-bit" "nodeport-addresses" "iptables-variant" "iptables-localhost-nodeports" "ipvs-scheduler" "ipvs-strict-arp" "ipvs-tcp-timeout" "ipvs-tcpfin-timeout" "ipvs-udp-timeout" "ipvs-drain-timeout" "ipvs-exclude-cidrs" -}}
+{{- $flags := include "fairlead.nodeFlags" . | fromYamlArray -}}
+{{- if eq .Values.deployment "split" -}}
+{{- $flags = concat (include "fairlead.streamFlags" . | fromYamlArray) $flags -}}
+{{- end -}}
+{{- $environment := dict "FAIRLEAD_BACKEND" (include "fairlead.mode" .) -}}
+{{- if not .Values.backend.shadow -}}
+{{- $_ := set $environment "FAIRLEAD_BACKEND_ADDRESS" (printf "127.0.0.1:%d" (int .Values.backend.metrics.port)) -}}
+{{- end -}}
+{{- range $flags -}}
+{{- $parts := splitn "=" 2 (trimPrefix "--" .) -}}
+{{- if has $parts._0 $shared -}}
+{{- $name := printf "FAIRLEAD_%s" ($parts._0 | upper | replace "-" "_") -}}
+{{- $value := default "true" $parts._1 -}}
+{{- $_ := set $environment $name (ternary (printf "%s,%s" (get $environment $name) $value) $value (hasKey $environment $name)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $value := $environment }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* The image: iptables needs its programs. */}}
 {{- define "fairlead.nodeImage" -}}
-{{- $tools := or .Values.backend.tools .Values.backend.shadow (ne (include "fairlead.mode" .) "nftables") -}}
+{{- $tools := or .Values.backend.tools .Values.backend.shadow .Values.backend.cleanup (ne (include "fairlead.mode" .) "nftables") -}}
 {{- include "fairlead.image" (list . (ternary "tools" "plain" $tools)) -}}
 {{- end -}}
 
-{{/* Modules and sysctls that prepare-node sets, as YAML: {modules: [], sysctls: {}}. */}}
+{{/* Modules and sysctls that prepare-node sets, and whether it sizes the conntrack table, as YAML: {modules: [], sysctls: {}, conntrack: true}. */}}
 {{- define "fairlead.preparation" -}}
 {{- $prepare := .Values.backend.prepareNode -}}
 {{- $modules := list -}}
@@ -101,10 +139,13 @@
 {{- $sysctls = dict "net.ipv4.conf.all.route_localnet" (ternary "1" "0" .Values.iptables.localhostNodePorts) -}}
 {{- if not .Values.iptables.localhostNodePorts -}}{{- $sysctls = dict -}}{{- end -}}
 {{- end -}}
-{{- if and (ne $prepare.when "never") (not .Values.backend.shadow) -}}
-{{- dict "modules" (concat $modules $prepare.modules | uniq) "sysctls" (merge (dict) $prepare.sysctls $sysctls) | toYaml -}}
+{{- if and (ne $prepare.when "never") (not .Values.backend.shadow) (not .Values.backend.cleanup) -}}
+{{- range $name, $value := $prepare.sysctls -}}
+{{- if not (kindIs "invalid" $value) -}}{{- $_ := set $sysctls $name $value -}}{{- end -}}
+{{- end -}}
+{{- dict "modules" (concat $modules $prepare.modules | uniq) "sysctls" $sysctls "conntrack" (gt (int $prepare.conntrack.maxPerCore) 0) | toYaml -}}
 {{- else -}}
-{{- dict "modules" list "sysctls" dict | toYaml -}}
+{{- dict "modules" list "sysctls" dict "conntrack" false | toYaml -}}
 {{- end -}}
 {{- end -}}
 
@@ -113,7 +154,8 @@
 - name: prepare-node
   image: {{ include "fairlead.image" (list . "tools") }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
-  # Failures are ignored here: a module may be built in. A missing one fails at its sysctl, or in the backend, with a reason.
+  # Failures are only logged: a module may be built in, and some sysctls are read-only in all network namespaces but the
+  # first. What the backend cannot do without fails there, with a reason.
   command:
     - /bin/sh
     - -euc
@@ -121,8 +163,22 @@
       {{- range $todo.modules }}
       modprobe {{ . }} || echo "cannot load the module {{ . }}" >&2
       {{- end }}
+      {{- if or $todo.sysctls $todo.conntrack }}
+      set_sysctl() {
+        if [ "$(cat "/proc/sys/$1" 2>&1)" != "$2" ] && ! printf '%s' "$2" > "/proc/sys/$1"; then
+          echo "cannot set /proc/sys/$1 to $2, leaving it unchanged" >&2
+        fi
+      }
+      {{- end }}
       {{- range $name, $value := $todo.sysctls }}
-      printf '%s' {{ $value | toString | squote }} > /proc/sys/{{ $name | replace "." "/" }}
+      set_sysctl {{ $name | replace "." "/" }} {{ $value | toString | squote }}
+      {{- end }}
+      {{- if $todo.conntrack }}
+      max=$(({{ int .Values.backend.prepareNode.conntrack.maxPerCore }} * $(grep -c ^processor /proc/cpuinfo)))
+      [ "$max" -ge {{ int .Values.backend.prepareNode.conntrack.min }} ] || max={{ int .Values.backend.prepareNode.conntrack.min }}
+      [ "$max" -le 1048576 ] || max=1048576
+      current=$(cat /proc/sys/net/netfilter/nf_conntrack_max) || current=$max
+      [ "$current" -ge "$max" ] || set_sysctl net/netfilter/nf_conntrack_max "$max"
       {{- end }}
   securityContext:
     privileged: true
@@ -146,5 +202,5 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
-  add: [NET_ADMIN{{ if ne (include "fairlead.mode" .) "nftables" }}, NET_RAW{{ end }}{{ if not (kindIs "invalid" .Values.backend.oomScoreAdj) }}, SYS_RESOURCE{{ end }}]
+  add: [NET_ADMIN{{ if or .Values.backend.tools .Values.backend.cleanup (ne (include "fairlead.mode" .) "nftables") }}, NET_RAW{{ end }}{{ if not (kindIs "invalid" .Values.backend.oomScoreAdj) }}, SYS_RESOURCE{{ end }}]
 {{- end -}}

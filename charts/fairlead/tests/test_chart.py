@@ -187,6 +187,9 @@ class Matrix(unittest.TestCase):
         for objects in self.each():
             backend = next(item for item in objects if item["kind"] == "DaemonSet")
             [container] = backend["spec"]["template"]["spec"]["containers"]
+            if container["args"][0] == "cleanup":
+                self.assertFalse({"ports", "livenessProbe", "readinessProbe"} & set(container))
+                continue
             ports = {port["name"]: port["containerPort"] for port in container["ports"]}
             for probe, path in [("startup", "/livez"), ("liveness", "/livez"), ("readiness", "/readyz")]:
                 self.assertEqual(container[f"{probe}Probe"]["httpGet"], {"path": path, "port": "health"})
@@ -194,11 +197,44 @@ class Matrix(unittest.TestCase):
             self.assertEqual(int(given["healthz"].split(":")[1]), ports["health"])
             self.assertEqual(int(given["metrics"].split(":")[1]), ports["metrics"])
 
+    def test_commands_in_a_backend_have_its_settings_as_variables(self):
+        served_only = {"healthz", "metrics", "max-loss", "oom-score-adj", "shadow", "log", "log-format", "backend"}
+        for objects in self.each():
+            backend = next(item for item in objects if item["kind"] == "DaemonSet")
+            [container] = backend["spec"]["template"]["spec"]["containers"]
+            variables = {one["name"]: one.get("value") for one in container["env"]}
+            self.assertFalse({"FAIRLEAD_LOG", "FAIRLEAD_LOG_FORMAT"} & set(variables))
+            self.assertIn("NODE_NAME", variables)
+            if container["args"][0] != "backend":
+                continue
+            self.assertEqual(variables["FAIRLEAD_BACKEND"], container["args"][1])
+            given = {}
+            for argument in container["args"][2:]:
+                flag, _, value = argument.removeprefix("--").partition("=")
+                if flag not in served_only and not flag.startswith("conntrack-"):
+                    given.setdefault(flag, []).append(value or "true")
+            for flag, values in given.items():
+                self.assertEqual(variables["FAIRLEAD_" + flag.upper().replace("-", "_")], ",".join(values))
+
+    def test_preparation_continues_where_sysctls_are_read_only(self):
+        [container] = [
+            container
+            for item in render.objects(API)
+            if item["kind"] == "DaemonSet"
+            for container in item["spec"]["template"]["spec"]["initContainers"]
+        ]
+        script = container["command"][-1].replace("/proc/sys/", "/proc/sys/no/such/").replace("modprobe", "false")
+        done = subprocess.run(["sh", "-euc", script], capture_output=True, check=False, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("nf_conntrack_tcp_timeout_close_wait to 3600, leaving it unchanged", done.stderr)
+
     def test_init_containers_run_valid_scripts(self):
         scripts = set()
         for objects in self.each():
             for _, pod in pods(objects):
                 for container in pod["spec"].get("initContainers", []):
+                    if container["name"] == "cleanup":
+                        continue
                     *shell, script = container["command"]
                     self.assertEqual(shell, ["/bin/sh", "-euc"])
                     scripts.add(script)
@@ -301,7 +337,7 @@ class Rejections(unittest.TestCase):
 
         defs = schema["$defs"]
         compare(schema, render.values(CHART / "values.yaml"), "")
-        maps = ("nodeSelector", "labels", "requests", "limits")
+        maps = ("nodeSelector", "labels", "requests", "limits", "sysctls")
         self.assertEqual([path for path in open_objects if not path.endswith(maps)], [])
 
 
