@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Repeats the check until it succeeds. The files are read every two seconds.
-async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !check().await {
         assert!(Instant::now() < deadline, "timed out: {what}");

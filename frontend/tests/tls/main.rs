@@ -4,6 +4,7 @@
 mod certificates;
 mod files;
 mod handshakes;
+mod renewal;
 #[path = "../common/running.rs"]
 mod running;
 mod server;

@@ -125,7 +125,16 @@ impl Server {
         authority: &Authority,
         pair: Option<Pair>,
     ) -> Result<Client, tonic::transport::Error> {
-        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority.pem()));
+        self.connect_trusting(&authority.pem(), pair).await
+    }
+
+    /// Connects, trusting the CAs of a bundle.
+    pub(crate) async fn connect_trusting(
+        &self,
+        bundle: &str,
+        pair: Option<Pair>,
+    ) -> Result<Client, tonic::transport::Error> {
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(bundle));
         if let Some(Pair { certificate, key }) = pair {
             tls = tls.identity(Identity::from_pem(certificate, key));
         }
