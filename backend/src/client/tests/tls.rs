@@ -120,6 +120,28 @@ async fn both_ends_are_authenticated_and_files_may_be_replaced() {
 }
 
 #[tokio::test]
+async fn changed_bundle_is_read_for_the_next_connection_and_each_of_its_cas_is_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (old, new) = (Authority::new(), Authority::new());
+    let credentials = write(dir.path(), &old, &old, "token").await;
+    let (before, _tokens) = serve(&old).await;
+    let (after, _tokens) = serve_as(&old, new.sign("localhost")).await;
+    let grpc = |address: &String| {
+        let (endpoints, credentials) = (vec![address.clone()], credentials.clone());
+        Grpc::new(GrpcOptions { endpoints, credentials, ..GrpcOptions::default() }).unwrap()
+    };
+    let (mut to_before, mut to_after) = (grpc(&before), grpc(&after));
+    to_before.connect(mk_hello()).await.unwrap();
+    to_after.connect(mk_hello()).await.expect_err("the new CA is not trusted yet");
+    fs::write(dir.path().join("ca.crt"), old.pem() + &new.pem()).await.unwrap();
+    to_before.connect(mk_hello()).await.unwrap();
+    to_after.connect(mk_hello()).await.unwrap();
+    fs::write(dir.path().join("ca.crt"), new.pem()).await.unwrap();
+    to_before.connect(mk_hello()).await.expect_err("the old CA is no longer trusted");
+    to_after.connect(mk_hello()).await.unwrap();
+}
+
+#[tokio::test]
 async fn certificate_must_contain_the_expected_name() {
     let dir = tempfile::tempdir().unwrap();
     let ours = Authority::new();
