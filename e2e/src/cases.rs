@@ -114,6 +114,7 @@ macro_rules! conformance {
             cluster_ips {
                 other_ports_are_rejected,
                 unallocated_addresses_are_dropped,
+                cluster_ips_of_another_proxy_pass,
                 service_cidr_changes_apply_at_once,
             }
             node_addresses {

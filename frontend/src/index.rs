@@ -11,6 +11,7 @@ mod groups;
 mod policy;
 mod problems;
 mod protected;
+mod service_cidrs;
 #[cfg(test)]
 mod tests;
 mod versions;
@@ -31,8 +32,8 @@ use tokio::time::Instant;
 
 use crate::{
     object::{
-        ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObject, ServiceObjectPort,
-        SliceObject, SourceUpdate,
+        ClusterObject, ForeignService, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObject,
+        ServiceObjectPort, SliceObject, SourceUpdate,
     },
     view::{ServiceEndpoints, ServicePortExplanation, ServicePortView, explain, view},
 };
@@ -57,6 +58,7 @@ pub struct Index {
     /// Trigger times before this are ignored: they would measure how long this process did not run.
     started: Option<SystemTime>,
     services: HashMap<ObjectName, ServiceObject>,
+    foreign_services: HashMap<ObjectName, ForeignService>,
     /// By their Service, then by their own name.
     slices: HashMap<ObjectName, BTreeMap<Arc<str>, SliceObject>>,
     /// The Service of each slice: a slice can change it, and a deletion does not name it.
@@ -168,9 +170,12 @@ impl Index {
         }
     }
 
-    /// The current facts about the cluster.
+    /// The current facts about the cluster. Nodes drop packets to unallocated addresses of its service CIDRs, which
+    /// those of another proxy's Services are not.
     fn cluster(&self) -> ClusterInfo {
-        ClusterInfo { service_cidrs: self.all_service_cidrs().into_iter().collect() }
+        let foreign = self.foreign_services.values().flat_map(|service| service.cluster_ips.iter());
+        let foreign = foreign.filter_map(|(_, ip)| *ip).collect();
+        ClusterInfo { service_cidrs: service_cidrs::without(self.all_service_cidrs(), &foreign) }
     }
 
     fn all_service_cidrs(&self) -> BTreeSet<IpNet> {
@@ -287,11 +292,21 @@ impl Index {
         let ParsedObject { kind, name, object, problems } = parsed;
         self.problems.set_source(kind, &name, problems);
         match (kind, object) {
-            (_, Some(ClusterObject::Service(service))) => self.put_service(name, Some(service)),
+            (_, Some(ClusterObject::Service(service))) => {
+                self.put_foreign_service(&name, None);
+                self.put_service(name, Some(service));
+            }
+            (_, Some(ClusterObject::ForeignService(service))) => {
+                self.put_foreign_service(&name, Some(service));
+                self.put_service(name, None);
+            }
             (_, Some(ClusterObject::EndpointSlice(slice))) => self.put_slice(&name, Some(slice)),
             (_, Some(ClusterObject::Node(node))) => self.put_node(name.name, Some(node)),
             (_, Some(ClusterObject::ServiceCidr(object))) => self.put_service_cidrs(name.name, object.cidrs),
-            (ObjectKind::Service, None) => self.put_service(name, None),
+            (ObjectKind::Service, None) => {
+                self.put_foreign_service(&name, None);
+                self.put_service(name, None);
+            }
             (ObjectKind::EndpointSlice, None) => self.put_slice(&name, None),
             (ObjectKind::Node, None) => self.put_node(name.name, None),
             (ObjectKind::ServiceCidr, None) => self.put_service_cidrs(name.name, Vec::new()),
@@ -307,12 +322,23 @@ impl Index {
         let mut names: BTreeSet<_> = self.problems.names(kind).cloned().collect();
         let cluster_scoped = |name: &Arc<str>| ObjectName::new("", name.clone());
         match kind {
-            ObjectKind::Service => names.extend(self.services.keys().cloned()),
+            ObjectKind::Service => names.extend(self.services.keys().chain(self.foreign_services.keys()).cloned()),
             ObjectKind::EndpointSlice => names.extend(self.slice_services.keys().cloned()),
             ObjectKind::Node => names.extend(self.nodes.keys().map(cluster_scoped)),
             ObjectKind::ServiceCidr => names.extend(self.service_cidrs.keys().map(cluster_scoped)),
         }
         names
+    }
+
+    fn put_foreign_service(&mut self, name: &ObjectName, new: Option<ForeignService>) {
+        if self.foreign_services.get(name) == new.as_ref() {
+            return;
+        }
+        match new {
+            Some(service) => self.foreign_services.insert(name.clone(), service),
+            None => self.foreign_services.remove(name),
+        };
+        self.dirty_cluster = true;
     }
 
     fn put_service(&mut self, name: ObjectName, new: Option<ServiceObject>) {

@@ -66,6 +66,13 @@ pub struct ServiceObject {
     pub ports: Vec<ServiceObjectPort>,
 }
 
+/// A Service that another proxy serves: label `service.kubernetes.io/service-proxy-name`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ForeignService {
+    /// `spec.clusterIPs` (or the legacy `spec.clusterIP`), by family.
+    pub cluster_ips: PerFamily<Option<IpAddr>>,
+}
+
 /// One entry of `spec.ports` of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceObjectPort {
@@ -140,6 +147,8 @@ pub struct ServiceCidrObject {
 pub enum ClusterObject {
     /// A Service.
     Service(ServiceObject),
+    /// A Service of another proxy.
+    ForeignService(ForeignService),
     /// An EndpointSlice.
     EndpointSlice(SliceObject),
     /// A Node, in the form that is sent to the node itself.

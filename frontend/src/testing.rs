@@ -99,6 +99,7 @@ pub(crate) fn parsed(object: impl Into<ClusterObject>) -> ParsedObject {
     let object = object.into();
     let (kind, name) = match &object {
         ClusterObject::Service(service) => (ObjectKind::Service, service.name.clone()),
+        ClusterObject::ForeignService(_) => panic!("a Service of another proxy does not contain its name"),
         ClusterObject::EndpointSlice(slice) => (ObjectKind::EndpointSlice, slice.name.clone()),
         ClusterObject::Node(node) => (ObjectKind::Node, ObjectName::new("", node.name.clone())),
         ClusterObject::ServiceCidr(object) => (ObjectKind::ServiceCidr, ObjectName::new("", object.name.clone())),

@@ -58,6 +58,29 @@ pub fn unallocated_addresses_are_dropped(backend: Backend) {
     check_all(&served(deployment.cluster()));
 }
 
+/// A Service that is labelled for another proxy has its cluster IP: packets to it follow their route.
+pub fn cluster_ips_of_another_proxy_pass(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
+    take_unallocated(deployment.cluster());
+    let address = plan::cluster_ip(UNALLOCATED);
+    let check = |deployment: &Deployment, expected: Expected| {
+        check_all(&checks(deployment.cluster(), &TRANSPORTS, address, PORT, &expected));
+        check_all(&served(deployment.cluster()));
+    };
+    check(&deployment, Expected::Dropped);
+    let service = Service::new("other").cluster_ip(address).port_all(PORT, 8080);
+    deployment.apply_changed(&service, |objects| {
+        objects[0]["metadata"]["labels"] = json!({ "service.kubernetes.io/service-proxy-name": "another" });
+    });
+    // By node-b, which has the address.
+    check(&deployment, Expected::Refused);
+    let free = plan::cluster_ip(UNALLOCATED + 1);
+    check_all(&checks(deployment.cluster(), &TRANSPORTS, free, PORT, &Expected::Dropped));
+    // An empty file: the Service is deleted.
+    deployment.apply_changed(&service, Vec::clear);
+    check(&deployment, Expected::Dropped);
+}
+
 /// Service CIDRs take effect when they are added, and end when they are removed.
 pub fn service_cidr_changes_apply_at_once(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);

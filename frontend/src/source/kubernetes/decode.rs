@@ -117,7 +117,6 @@ struct RawEvent {
 }
 
 impl Watchable for Service {
-    const LABELS: Option<&'static str> = Some("!service.kubernetes.io/service-proxy-name");
     const FIELDS: Option<&'static str> = Some("spec.clusterIP!=None");
 }
 

@@ -183,10 +183,8 @@ fn samples() -> [(ObjectKind, Value, &'static [&'static str]); 4] {
         "metadata": {"name": "kubernetes", "resourceVersion": "8"},
         "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]},
     });
-    let services =
-        &["labelSelector=%21service.kubernetes.io%2Fservice-proxy-name", "fieldSelector=spec.clusterIP%21%3DNone"];
     [
-        (ObjectKind::Service, service, services),
+        (ObjectKind::Service, service, &["fieldSelector=spec.clusterIP%21%3DNone"]),
         (ObjectKind::EndpointSlice, slice, &["labelSelector=%21service.kubernetes.io%2Fheadless"]),
         (ObjectKind::Node, node("n1", "x", "7"), &[]),
         (ObjectKind::ServiceCidr, cidr, &[]),

@@ -15,7 +15,7 @@ use k8s_openapi::{
 use proto::model::{IpvsScheduler, TrafficPolicy};
 
 use super::{FieldProblems, Resource, has_label, items, optional_port_number, port_number, protocol};
-use crate::object::{ClusterObject, ObjectKind, ObjectName, ServiceObject, ServiceObjectPort};
+use crate::object::{ClusterObject, ForeignService, ObjectKind, ObjectName, ServiceObject, ServiceObjectPort};
 
 /// A Service with this label, of any value, is for another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -34,8 +34,13 @@ impl Resource for Service {
 
     fn parse(&self, name: ObjectName, problems: &mut FieldProblems) -> Option<ClusterObject> {
         let spec = self.spec.as_ref()?;
-        if has_label(&self.metadata, PROXY_NAME_LABEL) || type_of(spec) == "ExternalName" {
+        if type_of(spec) == "ExternalName" {
             return None;
+        }
+        if has_label(&self.metadata, PROXY_NAME_LABEL) {
+            // Its problems are those of the other proxy.
+            let cluster_ips = vips::cluster_ips(spec, &mut FieldProblems::default())?;
+            return Some(ClusterObject::ForeignService(ForeignService { cluster_ips }));
         }
         let vips = vips::with_vips(self, problems)?;
         let external_policy = external_policy(spec, problems);

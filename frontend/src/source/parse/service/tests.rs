@@ -122,9 +122,20 @@ fn whole_service() {
 }
 
 #[test]
+fn cluster_ips_of_a_service_of_another_proxy_are_read() {
+    for spec in [json!({}), json!({"externalIPs": ["not an address"]})] {
+        let mut service = with_spec(spec);
+        service["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": ""});
+        let ParsedObject { object, problems, .. } = parsed(&service);
+        let Some(ClusterObject::ForeignService(foreign)) = object else { panic!("{object:?}") };
+        assert!(foreign.cluster_ips.iter().any(|(_, ip)| ip.is_some()) && problems.is_empty(), "{foreign:?}");
+    }
+}
+
+#[test]
 fn services_that_are_not_programmed() {
-    let mut labelled = with_spec(json!({}));
-    labelled["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": ""});
+    let mut headless = with_spec(json!({"clusterIP": "None", "clusterIPs": ["None"]}));
+    headless["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "other"});
     let mut without_spec = with_spec(json!({}));
     without_spec["spec"] = Value::Null;
     for service in [
@@ -133,7 +144,7 @@ fn services_that_are_not_programmed() {
         with_spec(json!({"clusterIP": "", "clusterIPs": []})),
         with_spec(json!({"clusterIP": null, "clusterIPs": null})),
         with_spec(json!({"type": "ExternalName", "externalName": "example.com"})),
-        labelled,
+        headless,
         without_spec,
     ] {
         let ParsedObject { object, problems, .. } = parsed(&service);

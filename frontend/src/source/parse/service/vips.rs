@@ -39,7 +39,8 @@ pub(super) fn with_vips(service: &Service, problems: &mut FieldProblems) -> Opti
     })
 }
 
-fn cluster_ips(spec: &ServiceSpec, problems: &mut FieldProblems) -> Option<PerFamily<Option<IpAddr>>> {
+/// The cluster IPs. `None` if it is headless, or has no usable one.
+pub(super) fn cluster_ips(spec: &ServiceSpec, problems: &mut FieldProblems) -> Option<PerFamily<Option<IpAddr>>> {
     let all = items(spec.cluster_ips.as_ref());
     // The API server keeps the first entries of the two fields equal.
     let first = spec.cluster_ip.as_deref().or(all.first().map(String::as_str)).unwrap_or_default();
