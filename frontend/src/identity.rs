@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   client certificate ──▶ certificate::Names ──┐
-//!                                               ├─▶ Authenticator ─▶ Identity ─▶ may_follow(node, role), may_inspect(node)
+//!                                               ├─▶ Authenticator ─▶ Identity ─▶ may_follow, may_inspect
 //!   bearer token ──▶ tokens: TokenReview ───────┘                 ▲
 //!   unix socket, --insecure ──────────────────────────────────────┘ Trusted
 //! ```

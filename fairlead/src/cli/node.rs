@@ -15,7 +15,13 @@ pub(crate) struct FrontendAddressArgs {
     /// Connect to the frontend at `unix:/PATH`, `https://HOST:PORT`, or `http://HOST:PORT` (with --insecure there). All
     /// addresses of a DNS name are used. `kubernetes:NAMESPACE/SERVICE:PORT` stands for the ready endpoints of that
     /// Service, which --discovery-kubeconfig finds. May be given several times: a reachable one is chosen at random.
-    #[arg(long = "frontend", env = "FAIRLEAD_FRONTEND", value_delimiter = ',', default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
+    #[arg(
+        long = "frontend",
+        env = "FAIRLEAD_FRONTEND",
+        value_delimiter = ',',
+        default_value = DEFAULT_ADDRESS,
+        value_name = "ADDRESS"
+    )]
     pub(crate) addresses: Vec<String>,
 
     /// Discover `--frontend kubernetes:...` through this kubeconfig. It must name the API server by its own address,

@@ -29,12 +29,24 @@ pub(crate) struct TrafficArgs {
     pub(crate) masquerade_all: bool,
 
     /// Use this bit of the packet mark for packets to be masqueraded: 0 to 31.
-    #[arg(long, env = "FAIRLEAD_MASQUERADE_BIT", default_value_t = 14, value_name = "BIT", value_parser = value_parser!(u8).range(0..=31))]
+    #[arg(
+        long,
+        env = "FAIRLEAD_MASQUERADE_BIT",
+        default_value_t = 14,
+        value_name = "BIT",
+        value_parser = value_parser!(u8).range(0..=31)
+    )]
     pub(crate) masquerade_bit: u8,
 
     /// Serve node ports, health-check node ports included, at these addresses: `primary` (the node's first address of
     /// each IP family), or local addresses in these CIDRs, comma-separated. Loopback addresses are excluded.
-    #[arg(long, env = "FAIRLEAD_NODEPORT_ADDRESSES", default_value = "primary", value_name = "primary|CIDR,...", value_parser = nodeport_addresses)]
+    #[arg(
+        long,
+        env = "FAIRLEAD_NODEPORT_ADDRESSES",
+        default_value = "primary",
+        value_name = "primary|CIDR,...",
+        value_parser = nodeport_addresses
+    )]
     pub(crate) nodeport_addresses: NodePortAddresses,
 }
 
