@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use backend::{
     dataplane::{EffectiveOptions, Vip},
-    driver::{Applied, AppliedServicePorts, Rejections, ServicePortUpdate},
+    driver::{Applied, AppliedServicePorts, ServicePortUpdate},
 };
 use iptables::{Hook, Table};
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
@@ -20,7 +20,13 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct AppliedState {
     pub(crate) service_ports: AppliedServicePorts<Installed>,
-    pub(crate) rejections: Rejections,
+    /// The service ports that were programmed since the kernel was read, while others may be in it that are not known;
+    /// `None`: only these are in it.
+    pub(crate) reconciled: Option<BTreeMap<ServicePortKey, ServicePortUpdate<Desired>>>,
+    /// The families for which iptables is installed.
+    pub(crate) families: Vec<IpFamily>,
+    /// Whether it contained nothing of ours.
+    pub(crate) is_new: bool,
     pub(crate) base: PerFamily<Base>,
     pub(crate) options: EffectiveOptions,
     pub(crate) node_addresses: Vec<IpAddr>,
@@ -39,10 +45,31 @@ pub(crate) struct Installed {
 // === impl AppliedState ===
 
 impl AppliedState {
-    /// Without service ports.
-    pub(crate) fn new(base: PerFamily<Base>, options: EffectiveOptions, node_addresses: Vec<IpAddr>) -> Self {
-        let (service_ports, rejections) = (AppliedServicePorts::default(), Rejections::default());
-        Self { service_ports, rejections, base, options, node_addresses, users: PerFamily::default() }
+    /// A kernel that was not changed since it was read.
+    pub(crate) fn new(
+        base: PerFamily<Base>,
+        options: EffectiveOptions,
+        node_addresses: Vec<IpAddr>,
+        families: Vec<IpFamily>,
+    ) -> Self {
+        let (service_ports, users) = (AppliedServicePorts::default(), PerFamily::default());
+        Self {
+            service_ports,
+            reconciled: Some(BTreeMap::new()),
+            families,
+            is_new: false,
+            base,
+            options,
+            node_addresses,
+            users,
+        }
+    }
+
+    /// Everything else of ours was removed: from now on updates need not read the kernel.
+    pub(crate) fn complete(&mut self) {
+        for (_, update) in self.reconciled.take().unwrap_or_default() {
+            self.add(update);
+        }
     }
 
     /// How many service ports have a line.
@@ -62,7 +89,7 @@ impl AppliedState {
     }
 
     /// Records a service port that was not there before.
-    pub(crate) fn add(&mut self, update: ServicePortUpdate<Desired>) {
+    fn add(&mut self, update: ServicePortUpdate<Desired>) {
         for family in IpFamily::ALL {
             let lines = update.desired[family].iter().flat_map(|desired| &desired.lines);
             for (shared, line) in lines.filter(|(shared, _)| shared.allows_duplicates()) {
@@ -93,10 +120,6 @@ impl AppliedState {
 impl Applied for AppliedState {
     fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
         self.service_ports.vips(key, |installed| &installed.vips)
-    }
-
-    fn rejections(&self) -> &Rejections {
-        &self.rejections
     }
 }
 

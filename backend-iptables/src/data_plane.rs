@@ -1,26 +1,31 @@
 //! The iptables part of the driver: reads what the kernel contains, computes the desired state, commits the difference,
 //! for each family on its own.
 
-use std::time::Duration;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use backend::{
     Difference, Drift, InstalledObject, NodeState,
     dataplane::{DataplaneOptions, EffectiveOptions, VipOwnership},
-    driver::{Change, DataPlane, DryRunPlane, ServicePortUpdate, Synced, UpdateOutcome, commit_all, urgent_first},
+    driver::{
+        Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, ServicePortUpdate, Synced,
+        Unneeded,
+    },
 };
-use iptables::Hook;
+use iptables::{Hook, RestoreError};
 use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
 use tracing::warn;
 
 use crate::{
-    applied::AppliedState,
-    commit::{Committer, observe, rejection},
+    applied::{AppliedState, Installed},
     describe::{chain_owners, differences},
     desired::{Base, Desired, RuleContext, base, desired, hooks},
     kernel::{DryRun, Kernel, Suspicion},
     observed::Observed,
-    plan::{partial, remove},
+    plan::{FullComparison, Script, partial, remove},
     table::TABLES,
 };
 
@@ -101,14 +106,14 @@ impl<K> IptablesDataPlane<K> {
 
     fn desired(
         &self,
-        state: &NodeState,
-        ownership: &VipOwnership,
+        change: &Change<'_>,
         key: &ServicePortKey,
         options: &EffectiveOptions,
     ) -> ServicePortUpdate<Desired> {
+        let state = change.state;
         let context = RuleContext { effective: options, node: &state.node().addresses };
         let of_family = |family| {
-            let is_owned = |vip: &_| ownership.owns(key, family, vip);
+            let is_owned = |vip: &_| change.owns(key, family, vip);
             desired(state.service_port(key)?, family, context, is_owned)
         };
         ServicePortUpdate { key: key.clone(), desired: PerFamily::from_fn(of_family) }
@@ -117,6 +122,83 @@ impl<K> IptablesDataPlane<K> {
     fn base(&self, state: &NodeState) -> PerFamily<Base> {
         PerFamily::from_fn(|family| base(family, &self.options, state.node(), state.cluster()))
     }
+
+    /// Compares all rules with those of the updates and of the service ports that are reconciled already.
+    async fn commit_all(
+        &mut self,
+        applied: &mut AppliedState,
+        change: &Change<'_>,
+        mut updates: Vec<ServicePortUpdate<Desired>>,
+    ) -> Result<CommitOutcome>
+    where
+        K: Kernel,
+    {
+        let count = updates.len() as u32;
+        let is_changed = |key: &ServicePortKey| change.service_ports.contains(key);
+        updates
+            .extend(applied.reconciled.iter().flatten().filter(|(key, _)| !is_changed(key)).map(|(_, it)| it.clone()));
+        let unneeded = if change.is_last { Unneeded::Delete } else { Unneeded::Keep };
+        if change.facts {
+            let node = change.state.node();
+            applied.base = self.base(change.state);
+            (applied.options, applied.node_addresses) = (self.options.effective(node), node.addresses.clone());
+        }
+        let mut writes = 0;
+        for family in applied.families.clone() {
+            let observed = observe(&mut self.kernel, family).await?.context("iptables is not installed any more")?;
+            let (base, hooks) = (&applied.base[family], &self.hooks);
+            let plan = FullComparison { observed: &observed, base, hooks, updates: &updates, unneeded }.plan(family);
+            let script = plan.script(self.kernel.max_lines());
+            if !script.is_empty()
+                && let Err(error) = self.kernel.restore(family, &script).await
+            {
+                return Ok(CommitOutcome::Rejected(rejection(&script, count, error)?));
+            }
+            writes += script.commands();
+            if base.routes_localnet() {
+                self.kernel.route_localnet(true)?;
+            }
+        }
+        applied.is_new = false;
+        applied.reconciled = Some(updates.into_iter().map(|update| (update.key.clone(), update)).collect());
+        if change.is_last {
+            applied.complete();
+        }
+        Ok(CommitOutcome::Committed { writes, unfinished: Vec::new(), has_unneeded: !change.is_last })
+    }
+
+    /// Writes the difference to what was applied, without reading the kernel.
+    async fn commit_difference(
+        &mut self,
+        applied: &mut AppliedState,
+        change: &Change<'_>,
+        (updates, options): (Vec<ServicePortUpdate<Desired>>, EffectiveOptions),
+    ) -> Result<CommitOutcome>
+    where
+        K: Kernel,
+    {
+        let new_base = change.facts.then(|| self.base(change.state));
+        let mut writes = 0;
+        for family in applied.families.clone() {
+            let new_base = new_base.as_ref().map(|base| &base[family]);
+            let (plan, users) = partial(applied, family, &updates, new_base);
+            let script = plan.script(self.kernel.max_lines());
+            if !script.is_empty()
+                && let Err(error) = self.kernel.restore(family, &script).await
+            {
+                // A part of the script may have been committed.
+                return Ok(CommitOutcome::Unknown(rejection(&script, u32::MAX, error)?.to_string()));
+            }
+            writes += script.commands();
+            applied.commit_users(family, users);
+        }
+        if let Some(base) = new_base {
+            let addresses = change.state.node().addresses.clone();
+            (applied.base, applied.options, applied.node_addresses) = (base, options, addresses);
+        }
+        updates.into_iter().for_each(|update| applied.service_ports.commit(update));
+        Ok(CommitOutcome::Committed { writes, unfinished: Vec::new(), has_unneeded: false })
+    }
 }
 
 impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
@@ -124,67 +206,60 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
 
     type Applied = AppliedState;
 
-    async fn reconcile(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
+    async fn observe(&mut self, state: &NodeState, _: &VipOwnership) -> Result<Synced<AppliedState>> {
         let base = self.base(state);
-        let options = self.options.effective(state.node());
-        let (urgent, others) = urgent_first(state);
-        let in_order = urgent.iter().chain(&others);
-        let mut updates: Vec<_> = in_order.map(|key| self.desired(state, ownership, key, &options)).collect();
-        let mut applied = AppliedState::new(base, options, state.node().addresses.clone());
-        let mut families = Vec::new();
-        let mut writes = 0;
+        let (mut families, mut is_new) = (Vec::new(), true);
         for family in IpFamily::ALL {
-            let (base, hooks) = (&applied.base[family], &self.hooks);
-            let Some(mut committer) = Committer::new(&mut self.kernel, family, base, hooks, &updates).await? else {
+            let Some(observed) = observe(&mut self.kernel, family).await? else {
                 if self.families.contains(&family) {
                     warn!(%family, "iptables is not installed for this IP family, its Services are not served");
                 }
                 continue;
             };
             families.push(family);
-            committer.commit_urgent(urgent.len()).await?;
-            let rejected = commit_all(&mut committer, &updates, 0).await?;
-            writes += committer.finish()?;
-            for (index, reason) in rejected {
-                if let Some(update) = updates.get_mut(index as usize) {
-                    // The other family may accept it.
-                    update.desired[family] = None;
-                    applied.rejections.insert(&update.key, &reason);
-                }
+            is_new &= observed.ours().next().is_none();
+            // Loopback addresses are routed only while the rules that protect them exist.
+            if observed.routes_localnet() && !base[family].routes_localnet() {
+                self.kernel.route_localnet(false)?;
             }
         }
         if families.is_empty() {
             bail!("iptables is not installed");
         }
-        self.families = families;
-        updates.into_iter().for_each(|update| applied.add(update));
-        Ok(Synced { applied, writes })
+        self.families.clone_from(&families);
+        let options = self.options.effective(state.node());
+        let mut applied = AppliedState::new(base, options, state.node().addresses.clone(), families);
+        applied.is_new = is_new;
+        Ok(Synced { applied, writes: 0 })
     }
 
-    async fn update(&mut self, mut applied: AppliedState, change: Change<'_>) -> Result<UpdateOutcome<AppliedState>> {
-        let Change { state, ownership, service_ports, facts } = change;
-        let options = self.options.effective(state.node());
-        let updates: Vec<_> = service_ports.iter().map(|key| self.desired(state, ownership, key, &options)).collect();
-        let new_base = facts.then(|| self.base(state));
-        let mut writes = 0;
-        for family in self.families.clone() {
-            let new_base = new_base.as_ref().map(|base| &base[family]);
-            let (plan, users) = partial(&applied, family, &updates, new_base);
-            let script = plan.script(self.kernel.max_lines());
-            if !script.is_empty()
-                && let Err(error) = self.kernel.restore(family, &script).await
-            {
-                return Ok(UpdateOutcome::Rejected(rejection(&script, error)?.to_string()));
-            }
-            writes += script.commands();
-            applied.commit_users(family, users);
+    /// A reconcile is one script, after one for the urgent service ports of a new node: reading the rules takes longer
+    /// than writing them.
+    fn budget(&self, applied: &AppliedState) -> usize {
+        if applied.reconciled.is_none() || applied.is_new { MAX_TRANSACTION_WRITES } else { usize::MAX }
+    }
+
+    fn writes(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> usize {
+        let options = self.options.effective(change.state.node());
+        let update = self.desired(change, key, &options);
+        let size = |family| {
+            let new = update.desired[family].as_ref();
+            let old = applied.service_ports.get(key, family);
+            let lines = new.map_or(0, Desired::rules) + old.map_or(0, |old| old.chains.len() + old.lines.len());
+            let is_equal = new.cloned().map(Installed::from).as_ref() == old;
+            if is_equal && applied.reconciled.is_none() { 0 } else { lines }
+        };
+        applied.families.iter().map(|family| size(*family)).sum()
+    }
+
+    async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
+        let options = self.options.effective(change.state.node());
+        let updates = change.service_ports.iter().map(|key| self.desired(change, key, &options)).collect();
+        if applied.reconciled.is_some() {
+            self.commit_all(applied, change, updates).await
+        } else {
+            self.commit_difference(applied, change, (updates, options)).await
         }
-        if let Some(base) = new_base {
-            let addresses = state.node().addresses.clone();
-            (applied.base, applied.options, applied.node_addresses) = (base, options, addresses);
-        }
-        updates.into_iter().for_each(|update| applied.service_ports.commit(update));
-        Ok(UpdateOutcome::Applied(Synced { applied, writes }))
     }
 
     fn node_dependents(&self, applied: &AppliedState, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
@@ -258,4 +333,23 @@ impl<K: Kernel> DryRunPlane for IptablesDataPlane<DryRun<K>> {
         }
         Ok(differences(self.kernel.take(), &programs, &chain_owners(state)))
     }
+}
+
+/// What the kernel contains of a family; `None`: iptables is not installed for it.
+async fn observe<K: Kernel>(kernel: &mut K, family: IpFamily) -> Result<Option<Observed>> {
+    let saved = kernel.save(family).await;
+    let observed = saved.and_then(|saved| saved.as_deref().map(Observed::parse).transpose());
+    observed.with_context(|| format!("read the {family} tables"))
+}
+
+/// Traces the lines that iptables rejected to the first `count` updates.
+fn rejection(script: &Script, count: u32, error: RestoreError) -> Result<Rejection> {
+    let (lines, reason) = match error {
+        RestoreError::Rejected { lines, reason, .. } => (lines, reason),
+        RestoreError::Failed(error) => return Err(error),
+    };
+    let owners = lines.iter().filter_map(|line| script.owner(*line));
+    let named: BTreeSet<u32> = owners.filter(|owner| *owner < count).collect();
+    let unnamed = named.is_empty().then(|| reason.clone());
+    Ok(Rejection { named: named.into_iter().map(|index| (index, reason.clone())).collect(), unnamed })
 }

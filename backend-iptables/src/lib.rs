@@ -26,7 +26,6 @@
 //! `kernel`; `data_plane` puts them together for the driver.
 
 mod applied;
-mod commit;
 mod data_plane;
 mod describe;
 mod desired;

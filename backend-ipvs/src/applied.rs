@@ -7,10 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use backend::{
-    dataplane::Vip,
-    driver::{Applied, Rejections},
-};
+use backend::{dataplane::Vip, driver::Applied};
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 
@@ -37,7 +34,10 @@ pub struct AppliedState {
     pub(crate) leftovers: BTreeSet<Object>,
     /// What should be in the kernel, and how many service ports need it.
     desired: HashMap<Object, (Value, u32)>,
-    rejections: Rejections,
+    /// The service ports with an object that the kernel rejects, and the reason.
+    rejections: BTreeMap<ServicePortKey, String>,
+    /// Whether the kernel may contain objects that are not in `leftovers` and that no service port needs.
+    pub(crate) is_reconciling: bool,
     /// Why a service port has something else than it should. It is tried again when the service port changes.
     degraded: BTreeMap<ServicePortKey, String>,
     /// The VIPs of service ports that are in excluded ranges.
@@ -55,7 +55,7 @@ impl AppliedState {
         node_addresses: Vec<IpAddr>,
         foreign_addresses: HashSet<IpAddr>,
     ) -> Self {
-        Self { observed, rules, node_addresses, foreign_addresses, ..Self::default() }
+        Self { observed, rules, node_addresses, foreign_addresses, is_reconciling: true, ..Self::default() }
     }
 
     /// What an object should be; `None`: no service port needs it.
@@ -65,6 +65,7 @@ impl AppliedState {
 
     /// Removes a service port. Returns the objects that it needed.
     pub(crate) fn remove(&mut self, key: &ServicePortKey) -> BTreeSet<Object> {
+        self.rejections.remove(key);
         self.degraded.remove(key);
         self.excluded.remove(key);
         let Some(removed) = self.service_ports.remove(key) else { return BTreeSet::new() };
@@ -102,6 +103,22 @@ impl AppliedState {
         touched
     }
 
+    /// The number of objects that change when a service port gets these.
+    pub(crate) fn differing(&self, key: &ServicePortKey, desired: &Desired) -> usize {
+        let differs = |(object, value): &&(Object, Value)| self.observed.get(object) != Some(value);
+        let new: HashSet<&Object> = desired.objects.iter().map(|(object, _)| object).collect();
+        let old = self.service_ports.get(key).map(|old| &old.objects[..]).unwrap_or_default();
+        let gone = old.iter().filter(|(object, _)| !new.contains(object) && self.observed.contains_key(object));
+        desired.objects.iter().filter(differs).count() + gone.count()
+    }
+
+    /// From now on, objects that no service port needs are leftovers.
+    pub(crate) fn complete(&mut self) {
+        let unneeded = self.observed.keys().filter(|object| !self.desired.contains_key(object));
+        self.leftovers.extend(unneeded);
+        self.is_reconciling = false;
+    }
+
     /// The service ports that need each of these objects.
     pub(crate) fn owners(&self, objects: &HashSet<Object>) -> HashMap<Object, Vec<ServicePortKey>> {
         let mut owners: HashMap<Object, Vec<ServicePortKey>> = HashMap::new();
@@ -130,7 +147,7 @@ impl AppliedState {
             for owner in owners.get(&object).with_context(|| reason.clone())? {
                 match instead {
                     Some(_) => drop(self.degraded.entry(owner.clone()).or_insert_with(|| reason.clone())),
-                    None => self.rejections.insert(owner, reason),
+                    None => drop(self.rejections.entry(owner.clone()).or_insert_with(|| reason.clone())),
                 }
             }
             if let Some(value) = instead {
@@ -167,22 +184,20 @@ impl Applied for AppliedState {
         self.service_ports.get(key).map(|desired| desired.vips.clone()).unwrap_or_default()
     }
 
-    fn rejections(&self) -> &Rejections {
-        &self.rejections
-    }
-
     fn failures(&self) -> Vec<ServicePortFailure> {
         let excluded = self.excluded.iter().map(|(key, addresses)| {
             let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
             (key, format!("{} is excluded by --ipvs-exclude-cidrs", addresses.join(", ")))
         });
         let degraded = self.degraded.iter().map(|(key, reason)| (key, reason.clone()));
-        let failure = |(key, reason): (&ServicePortKey, String)| ServicePortFailure {
+        let rejections = self.rejections.iter().map(|(key, reason)| (key, reason.clone(), true));
+        let permanent = excluded.chain(degraded).map(|(key, reason)| (key, reason, false));
+        let failure = |(key, reason, retryable): (&ServicePortKey, String, bool)| ServicePortFailure {
             key: key.clone(),
             reason,
-            retryable: false,
+            retryable,
             kind: FailureKind::Program,
         };
-        excluded.chain(degraded).map(failure).collect()
+        permanent.chain(rejections).map(failure).collect()
     }
 }

@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 use backend::{
     Difference, Drift, InstalledObject, NodeState, ServicePortState,
     dataplane::{NodePortAddresses, Vip, VipKind, VipOwnership, vips},
-    driver::{Change, DataPlane, DryRunPlane, Synced, UpdateOutcome, urgent_first},
+    driver::{Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Synced},
 };
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
@@ -44,6 +44,16 @@ pub struct IpvsDataPlane<K> {
     next_rules_check: Instant,
 }
 
+/// What a call of [`IpvsDataPlane::change`] has done.
+#[derive(Clone, Copy, Debug, Default)]
+struct Executed {
+    operations: usize,
+    /// Whether operations for service ports are left.
+    is_truncated: bool,
+    /// Whether deletions of unneeded objects are left.
+    has_leftovers: bool,
+}
+
 #[expect(private_bounds, reason = "only this crate calls these methods")]
 impl<K: Kernel> IpvsDataPlane<K> {
     pub(crate) fn new(kernel: K, settings: Settings) -> Self {
@@ -56,38 +66,50 @@ impl<K: Kernel> IpvsDataPlane<K> {
         self.kernel.prepare(base).await.context("prepare the kernel")
     }
 
-    /// Makes these objects what they should be, and those that wait to be deleted. Returns the number of operations.
+    /// Makes these objects what they should be, then those that wait to be deleted, with at most `budget` operations.
+    /// An operation that was executed needs none of the later ones.
     async fn change(
         &mut self,
         applied: &mut AppliedState,
         mut touched: BTreeSet<Object>,
-        idle: &HashSet<Object>,
-    ) -> Result<usize> {
-        touched.extend(&applied.leftovers);
+        (budget, idle): (usize, &HashSet<Object>),
+    ) -> Result<Executed> {
         let drain = self.settings.drain;
         let until = (!drain.is_zero()).then(|| now() + seconds(drain));
-        let desired = |object: &Object| applied.desired(object);
-        let operations = plan(&applied.observed, desired, touched.iter().copied(), Drain { until, idle });
-        if !operations.is_empty() {
-            let rejected = self.kernel.commit(operations.clone()).await.context("change the kernel")?;
-            applied.commit(&operations, rejected)?;
+        let leftovers = applied.leftovers.clone();
+        let mut executed = Executed::default();
+        let parts = if touched.len() + leftovers.len() <= budget {
+            touched.extend(leftovers);
+            vec![touched]
+        } else {
+            vec![touched, leftovers]
+        };
+        for (part, touched) in parts.into_iter().enumerate() {
+            let desired = |object: &Object| applied.desired(object);
+            let mut operations = plan(&applied.observed, desired, touched.iter().copied(), Drain { until, idle });
+            let left = budget - executed.operations;
+            if operations.len() > left {
+                operations.truncate(left);
+                if part == 0 { executed.is_truncated = true } else { executed.has_leftovers = true }
+            }
+            if !operations.is_empty() {
+                let rejected = self.kernel.commit(operations.clone()).await.context("change the kernel")?;
+                applied.commit(&operations, rejected)?;
+            }
+            executed.operations += operations.len();
+            applied.commit_leftovers(touched);
         }
-        applied.commit_leftovers(touched);
-        Ok(operations.len())
+        Ok(executed)
     }
 
-    fn desired(
-        &self,
-        state: &NodeState,
-        ownership: &VipOwnership,
-        key: &ServicePortKey,
-        applied: &mut AppliedState,
-    ) -> Result<Desired> {
+    fn desired(&self, change: &Change<'_>, key: &ServicePortKey, applied: &mut AppliedState) -> Result<Desired> {
+        let state = change.state;
         let Some(service_port) = state.service_port(key) else {
             applied.ids.release(key);
             return Ok(Desired::default());
         };
-        let id = if marked_entries(state, ownership, key).is_empty() {
+        let owns = |family, vip: &_| change.owns(key, family, vip);
+        let id = if marked_entries(state, owns, key).is_empty() {
             applied.ids.release(key);
             0
         } else {
@@ -101,7 +123,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
             node_ports: &node_ports,
             excess: applied.excess.get(&service_name(key)).copied(),
         };
-        Ok(desired(service_port, context, id, |family, vip| ownership.owns(key, family, vip)))
+        Ok(desired(service_port, context, id, owns))
     }
 
     /// Updates which Services of these service ports, which are sorted, need too many destinations. Returns all service
@@ -169,40 +191,28 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
 
     type Applied = AppliedState;
 
-    async fn reconcile(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
+    async fn observe(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
         let rules = self.rules(state);
-        let mut writes = self.prepare(rules.clone()).await?;
+        let writes = self.prepare(rules.clone()).await?;
         let Listing { objects, elsewhere } = self.kernel.list(self.ours(state)).await.context("list our objects")?;
         let mut applied = AppliedState::new(objects, rules, state.node().addresses.clone(), elsewhere);
         for key in state.service_ports().keys() {
-            let entries = marked_entries(state, ownership, key);
+            let entries = marked_entries(state, |family, vip| ownership.owns(key, family, vip), key);
             applied.ids.adopt(key, &applied.observed, entries.iter());
         }
         self.update_excess(state, &mut applied, state.service_ports().keys());
-        let (urgent, others) = urgent_first(state);
-        let mut batches = Vec::new();
-        for keys in [urgent, others] {
-            let mut touched = BTreeSet::new();
-            for key in keys {
-                let desired = self.desired(state, ownership, key, &mut applied)?;
-                touched.extend(applied.add(key, desired));
-            }
-            batches.push(touched);
-        }
-        // The last batch also deletes what no service port needs.
-        if let Some(last) = batches.last_mut() {
-            last.extend(applied.observed.keys().copied());
-        }
-        for touched in batches {
-            writes += self.change(&mut applied, touched, &HashSet::new()).await?;
-        }
         Ok(Synced { applied, writes })
     }
 
-    async fn update(&mut self, mut applied: AppliedState, change: Change<'_>) -> Result<UpdateOutcome<AppliedState>> {
-        let Change { state, ownership, mut service_ports, facts } = change;
+    fn writes(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> usize {
+        // An error is returned by the commit.
+        self.desired(change, key, applied).map_or(0, |desired| applied.differing(key, &desired))
+    }
+
+    async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
+        let Change { state, service_ports, facts, is_last, budget, .. } = change;
         let mut writes = 0;
-        if facts {
+        if *facts {
             let rules = self.rules(state);
             if rules != applied.rules {
                 writes += self.prepare(rules.clone()).await?;
@@ -210,22 +220,39 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
             }
             applied.node_addresses.clone_from(&state.node().addresses);
         }
-        service_ports.extend(self.update_excess(state, &mut applied, &service_ports));
         let mut touched = BTreeSet::new();
         // One service port may take what another one gives up.
-        for key in &service_ports {
+        for key in service_ports {
             touched.extend(applied.remove(key));
         }
-        for key in &service_ports {
-            let desired = self.desired(state, ownership, key, &mut applied)?;
+        for key in service_ports {
+            let desired = self.desired(change, key, applied)?;
             touched.extend(applied.add(key, desired));
         }
-        writes += self.change(&mut applied, touched, &HashSet::new()).await?;
+        if *is_last && applied.is_reconciling {
+            applied.complete();
+        }
+        let Executed { operations, is_truncated, has_leftovers } =
+            self.change(applied, touched, (*budget, &HashSet::new())).await?;
+        writes += operations;
         // Destinations of virtual servers that are no longer needed do not wait for the next check.
         let unneeded = applied.draining().map(|(server, ..)| server);
         let unneeded = unneeded.filter(|server| applied.desired(&Object::Server(*server)).is_none()).collect();
-        writes += self.remove_drained(&mut applied, unneeded).await?;
-        Ok(UpdateOutcome::Applied(Synced { applied, writes }))
+        if !applied.is_reconciling && operations < *budget {
+            writes += self.remove_drained(applied, unneeded).await?;
+        }
+        let unfinished = if is_truncated { service_ports.clone() } else { Vec::new() };
+        let has_unneeded = has_leftovers || applied.is_reconciling;
+        Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded })
+    }
+
+    fn dependents(
+        &self,
+        applied: &mut AppliedState,
+        state: &NodeState,
+        changed: &BTreeSet<ServicePortKey>,
+    ) -> BTreeSet<ServicePortKey> {
+        self.update_excess(state, applied, changed)
     }
 
     fn node_dependents(&self, applied: &AppliedState, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
@@ -284,12 +311,12 @@ fn ports_of<'s>(
 }
 
 /// The set entries of a service port's VIPs that lead to marks of its own.
-fn marked_entries(state: &NodeState, ownership: &VipOwnership, key: &ServicePortKey) -> Vec<Object> {
+fn marked_entries(state: &NodeState, owns: impl Fn(IpFamily, &Vip) -> bool, key: &ServicePortKey) -> Vec<Object> {
     let Some(service_port) = state.service_port(key) else { return Vec::new() };
     let mut list = Vec::new();
     for family in IpFamily::ALL {
         for (vip, kind) in vips(&service_port.port, family) {
-            if kind == VipKind::ClusterIp || !ownership.owns(key, family, &vip) {
+            if kind == VipKind::ClusterIp || !owns(family, &vip) {
                 continue;
             }
             let contents = match vip {

@@ -1,25 +1,26 @@
 //! The nftables part of the driver: reads what the kernel contains, computes the desired state, commits the difference.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
 use backend::{
     Difference, Drift, InstalledObject, NodeState,
-    dataplane::{DataplaneOptions, EffectiveOptions, Masquerade, VipOwnership},
-    driver::{
-        Change, DataPlane, DryRunPlane, ServicePortUpdate, Synced, Unneeded, UpdateOutcome, commit_all, urgent_first,
-    },
+    dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership},
+    driver::{Change, CommitOutcome, DataPlane, DryRunPlane, ServicePortUpdate, Synced, Unneeded},
 };
-use proto::model::{NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
+use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
 
 use crate::{
     applied::AppliedState,
-    commit::{BatchSizer, Committer, UrgentOutcome, WHOLE, rebuilds},
+    batch_sizer::BatchSizer,
     describe::differences,
     desired::{Affinity, Base, Desired, EndpointKeys, base, desired, table},
     kernel::{DryRun, Kernel},
-    observed::Observed,
-    plan::{CurrentState as _, Operation, Plan, Repairs},
+    observed::ObservedTable,
+    plan::{CurrentState as _, Operation, Plan, PlanOptions},
 };
 
 /// nftables, over any [`Kernel`].
@@ -28,15 +29,8 @@ pub struct NftDataPlane<K> {
     options: DataplaneOptions,
     masquerade: PerFamily<Masquerade>,
     kernel: K,
-    /// For the first transactions of a reconcile.
     batch_sizer: BatchSizer,
 }
-
-/// With fewer other service ports the urgent ones get no transaction of their own.
-const MANY: usize = 256;
-
-/// A change that writes more is made by a reconcile, in transactions of limited size.
-const MAX_UPDATE_WRITES: usize = 20_000;
 
 impl<K> NftDataPlane<K> {
     pub(crate) fn new(kernel: K, options: DataplaneOptions) -> Self {
@@ -53,10 +47,16 @@ impl<K> NftDataPlane<K> {
         Self { batch_sizer, ..self }
     }
 
-    fn desired(&self, state: &NodeState, ownership: &VipOwnership, key: &ServicePortKey) -> ServicePortUpdate<Desired> {
+    /// `owns`: whether a VIP belongs to a service port.
+    fn desired(
+        &self,
+        state: &NodeState,
+        owns: impl Fn(&ServicePortKey, IpFamily, &Vip) -> bool,
+        key: &ServicePortKey,
+    ) -> ServicePortUpdate<Desired> {
         let affine_ports = affine_siblings(state, key).take(Affinity::MAX_PORTS).count();
         let of_family = |family| {
-            let is_owned = |vip: &_| ownership.owns(key, family, vip);
+            let is_owned = |vip: &_| owns(key, family, vip);
             let (service_port, node) = (state.service_port(key)?, &state.node().addresses);
             desired(service_port, family, self.masquerade[family], is_owned, node, affine_ports)
         };
@@ -65,16 +65,6 @@ impl<K> NftDataPlane<K> {
 
     fn base(&self, state: &NodeState) -> PerFamily<Base> {
         PerFamily::from_fn(|family| base(family, &self.options, state.node(), state.cluster()))
-    }
-
-    fn committer<'a>(
-        &'a mut self,
-        observed: &'a mut Observed,
-        updates: &'a [ServicePortUpdate<Desired>],
-        options: &'a EffectiveOptions,
-        repairs: PerFamily<Repairs>,
-    ) -> Committer<'a, K> {
-        Committer::new(&mut self.kernel, observed, updates, options, self.batch_sizer, repairs)
     }
 }
 
@@ -87,97 +77,111 @@ fn affine_siblings<'a>(state: &'a NodeState, key: &ServicePortKey) -> impl Itera
     siblings.filter(|(_, service)| service.port.affinity_seconds.is_some()).map(|(key, _)| key)
 }
 
-/// Adds the service ports whose client buckets may change because another port of their Service has gained or lost
-/// session affinity.
-fn with_affine_siblings(
-    mut service_ports: BTreeSet<ServicePortKey>,
-    state: &NodeState,
-    applied: &AppliedState,
-) -> BTreeSet<ServicePortKey> {
-    let is_affine = |key| state.service_port(key).is_some_and(|service| service.port.affinity_seconds.is_some());
-    let toggled = service_ports.iter().filter(|key| is_affine(key) != applied.is_affine(key));
-    let services: BTreeMap<_, ServicePortKey> =
-        toggled.map(|key| ((key.namespace.clone(), key.name.clone()), key.clone())).collect();
-    service_ports.extend(services.values().flat_map(|key| affine_siblings(state, key)).cloned());
-    service_ports
-}
-
 impl<K: Kernel> DataPlane for NftDataPlane<K> {
     const NAME: &'static str = "nftables";
 
     type Applied = AppliedState;
 
-    async fn reconcile(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
-        let (urgent, others) = urgent_first(state);
+    async fn observe(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
+        // On a node without our tables, service ports need not be computed to list their elements.
         let is_new = self.kernel.tables().await?.is_empty();
-        let mut updates: Vec<_> = urgent.iter().map(|key| self.desired(state, ownership, key)).collect();
-        // On a node without our tables the urgent service ports do not wait until the others are computed.
-        if !is_new {
-            updates.extend(others.iter().map(|key| self.desired(state, ownership, key)));
-        }
-        let keys = if is_new { EndpointKeys::default() } else { EndpointKeys::of(&updates) };
+        let keys = if is_new {
+            EndpointKeys::default()
+        } else {
+            let owns = |key: &_, family, vip: &_| ownership.owns(key, family, vip);
+            let updates: Vec<_> = state.service_ports().keys().map(|key| self.desired(state, owns, key)).collect();
+            EndpointKeys::of(&updates)
+        };
         let listings = self.kernel.list(keys).await?;
-        let base = self.base(state);
-        let is_owned = |family, vip: &_| ownership.owner(family, vip).is_some();
-        let options = self.options.effective(state.node());
-        let (mut observed, mut repairs) = Observed::new(listings, &base, &options, is_owned);
-        updates.iter_mut().for_each(|update| observed.keep_slots(update));
-
-        let (mut first, mut writes) = (0, 0);
-        if others.len() >= MANY && observed.is_empty() && !rebuilds(&repairs) {
-            let mut committer = self.committer(&mut observed, &updates[..urgent.len()], &options, repairs);
-            if committer.commit_urgent().await? == UrgentOutcome::Committed {
-                first = urgent.len() as u32;
-            }
-            (writes, repairs) = committer.finish();
-        }
-        if is_new {
-            updates.extend(others.iter().map(|key| self.desired(state, ownership, key)));
-        }
-        let mut committer = self.committer(&mut observed, &updates, &options, repairs);
-        let rejected = commit_all(&mut committer, &updates, first).await?;
-        writes += committer.finish().0;
-
-        let addresses = state.node().addresses.clone();
-        let mut applied = AppliedState::new(base, options, addresses, observed.into_refs());
-        for (index, update) in (0..).zip(updates) {
-            match rejected.get(&index) {
-                Some(reason) => applied.rejections.insert(&update.key, reason),
-                None => applied.service_ports.commit(update),
-            }
-        }
-        Ok(Synced { applied, writes })
+        let (base, options) = (self.base(state), self.options.effective(state.node()));
+        let observed = ObservedTable::of(listings, &base, &options);
+        let applied = AppliedState::new(base, options, state.node().addresses.clone(), observed);
+        Ok(Synced { applied, writes: 0 })
     }
 
-    async fn update(&mut self, mut applied: AppliedState, change: Change<'_>) -> Result<UpdateOutcome<AppliedState>> {
-        let Change { state, ownership, service_ports, facts } = change;
-        let service_ports = with_affine_siblings(service_ports, state, &applied);
-        let mut updates: Vec<_> = service_ports.iter().map(|key| self.desired(state, ownership, key)).collect();
+    fn budget(&self, applied: &AppliedState) -> usize {
+        if applied.rebuilds() { usize::MAX } else { self.batch_sizer.budget() }
+    }
+
+    fn writes(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> usize {
+        let mut update = self.desired(change.state, |key, family, vip| change.owns(key, family, vip), key);
+        applied.keep_slots(&mut update);
+        applied.prepare(&update);
+        Plan::size(applied, &update)
+    }
+
+    async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
+        let Change { state, ownership, service_ports, facts, is_last, budget, .. } = change;
+        let owns = |key: &_, family, vip: &_| change.owns(key, family, vip);
+        let mut updates: Vec<_> = service_ports.iter().map(|key| self.desired(state, owns, key)).collect();
         updates.iter_mut().for_each(|update| applied.keep_slots(update));
-        let repairs = if facts {
-            let node = state.node();
-            applied.rebase(self.base(state), self.options.effective(node), node.addresses.clone())
-        } else {
-            PerFamily::default()
-        };
-        let all: Vec<u32> = (0..updates.len() as u32).collect();
-        let plan = Plan::new(&applied, (&updates, &all), repairs, WHOLE, Unneeded::Delete, &applied.options);
+        let (mut repairs, prepared) = applied.pending();
+        let new_base = facts.then(|| (self.base(state), self.options.effective(state.node())));
+        if let Some((base, options)) = &new_base {
+            repairs = applied.rebase(base, options);
+        }
+        let stale = applied.stale_aliases(ownership, *budget);
+        for (family, stale) in stale.iter() {
+            repairs[family].unowned.extend(stale);
+        }
+        let has_stale = stale.iter().any(|(_, stale)| !stale.is_empty());
+        let mut is_last = *is_last && applied.has_unneeded(ownership) && !has_stale;
+        let mut last = PerFamily::default();
+        if is_last {
+            let size = updates.iter().map(|update| Plan::size(applied, update)).fold(0, usize::saturating_add);
+            is_last = size <= *budget;
+            if is_last {
+                last = applied.last_repairs(ownership, service_ports, *budget - size);
+            }
+        }
+        for (family, last) in last.iter() {
+            repairs[family].unowned.extend(&last.unowned);
+            repairs[family].last.extend(last.last.iter().cloned());
+        }
+        let unneeded = if is_last || applied.is_complete() { Unneeded::Delete } else { Unneeded::Keep };
+        let effective = new_base.as_ref().map_or(&applied.options, |(_, options)| options);
+        let options = PlanOptions { repairs, prepared, unneeded, budget: *budget, effective };
+        let plan = Plan::new(applied, &updates, options);
         let writes = plan.writes();
-        if writes > MAX_UPDATE_WRITES {
-            return Ok(UpdateOutcome::TooLarge);
+        let Plan { operations, refs, partial } = plan;
+        let size: usize = operations.iter().map(|(_, operation)| operation.elements()).sum();
+        if !operations.is_empty() {
+            match self.kernel.commit(operations).await {
+                Ok(took) => self.batch_sizer.measured(size, took),
+                Err(error) => return Ok(CommitOutcome::Rejected(error.into_rejection()?)),
+            }
         }
-        let Plan { operations, refs, taken: _ } = plan;
-        if !operations.is_empty()
-            && let Err(error) = self.kernel.commit(operations).await
-        {
-            return Ok(UpdateOutcome::Rejected(error.into_rejection()?.to_string()));
+        let unfinished: Vec<_> =
+            partial.keys().filter_map(|index| service_ports.get(*index as usize)).cloned().collect();
+        applied.commit(refs, updates, partial);
+        applied.remove_observed(&stale);
+        if let Some((base, options)) = new_base {
+            applied.rebased(base, options, state.node().addresses.clone());
         }
-        applied.commit(refs, updates);
-        Ok(UpdateOutcome::Applied(Synced { applied, writes }))
+        if is_last {
+            applied.commit_last(last, ownership);
+        }
+        let has_unneeded = applied.has_unneeded(ownership);
+        Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded })
     }
 
     fn node_dependents(&self, applied: &AppliedState, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
         (applied.node_addresses != node.addresses).then_some(|port| !port.source_ranges.is_empty())
+    }
+
+    /// The ports of a Service that share client buckets with a port that has gained or lost session affinity, or may
+    /// have.
+    fn dependents(
+        &self,
+        applied: &mut AppliedState,
+        state: &NodeState,
+        changed: &BTreeSet<ServicePortKey>,
+    ) -> BTreeSet<ServicePortKey> {
+        let is_affine = |key| state.service_port(key).is_some_and(|service| service.port.affinity_seconds.is_some());
+        let toggled = changed.iter().filter(|key| applied.is_affine(key) != Some(is_affine(key)));
+        let services: BTreeMap<_, &ServicePortKey> =
+            toggled.map(|key| ((key.namespace.clone(), key.name.clone()), key)).collect();
+        services.values().flat_map(|key| affine_siblings(state, key)).cloned().collect()
     }
 
     async fn drifted(&mut self, _: &mut Option<AppliedState>) -> Drift {

@@ -44,14 +44,14 @@
 //! A chain with a number is created when the first service port has that number of endpoints, and is shared by all of
 //! them. Replacing an endpoint changes one element; adding one adds an element and changes the verdict of the VIP; when
 //! one is removed, the last endpoint moves to its slot. A change is one transaction, unless it is so large that it
-//! would block other users of nf_tables for long (`commit`).
+//! would block other users of nf_tables for long; then a service port is changed in several steps (`plan::edits`).
 //!
 //! How a change becomes a transaction, from the inside out: `slots` (the index of each endpoint in its pool),
-//! `desired`, `observed` and `applied` (the three states), `plan` (the difference, in a safe order), `commit` (in
-//! batches), `kernel`; `data_plane` puts them together for the driver.
+//! `desired`, `observed` and `applied` (the three states), `plan` (the difference, in a safe order), `batch_sizer`,
+//! `kernel`; `data_plane` puts them together for the driver.
 
 mod applied;
-mod commit;
+mod batch_sizer;
 mod data_plane;
 mod describe;
 mod desired;

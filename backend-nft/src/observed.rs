@@ -5,18 +5,15 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 
-use backend::{
-    dataplane::{EffectiveOptions, Vip},
-    driver::ServicePortUpdate,
-};
+use backend::dataplane::{EffectiveOptions, Vip};
 use ipnet::IpNet;
 use netlink::nft::{self, Chain, ListedRule, Rule, Set, SetFlags, Table};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
-    desired::{Base, Desired, FixedChain, PoolChain, Slots, SourceGroupId, vip_of_key},
+    desired::{Base, FixedChain, PoolChain, Slots, SourceGroupId},
     element::{Element, ElementData, Map},
-    plan::{CurrentState, Operation, RefCountChanges, RefCounts, Repairs},
+    plan::{Operation, RefCounts, Repairs},
 };
 
 /// One table as the kernel lists it.
@@ -33,15 +30,12 @@ pub(crate) struct Listing {
     pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
 }
 
-/// What the kernel contains, for both families.
+/// What a table contains because of service ports.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Observed(PerFamily<ObservedTable>);
-
-#[derive(Clone, Debug, Default)]
-struct ObservedTable {
-    /// Sorted; without shared elements.
-    elements: Vec<Element>,
-    refs: RefCounts,
+pub(crate) struct ObservedTable {
+    /// The elements of each VIP or pool key, sorted; without shared elements.
+    pub(crate) elements: BTreeMap<Vip, Vec<Element>>,
+    pub(crate) refs: RefCounts,
 }
 
 impl Listing {
@@ -54,70 +48,7 @@ impl Listing {
     }
 }
 
-// === impl Observed ===
-
-impl Observed {
-    /// Evaluates listings. Returns the repairs besides the elements of service ports. `is_owned`: whether a VIP belongs
-    /// to a service port.
-    pub(crate) fn new(
-        listings: PerFamily<Listing>,
-        base: &PerFamily<Base>,
-        effective: &EffectiveOptions,
-        is_owned: impl Fn(IpFamily, &Vip) -> bool,
-    ) -> (Self, PerFamily<Repairs>) {
-        let mut observed = Self::default();
-        let mut repairs = PerFamily::<Repairs>::default();
-        let PerFamily { v4, v6 } = listings;
-        for (family, mut listing) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
-            listing.elements.sort_unstable();
-            let base = &base[family];
-            if !is_compatible(&listing, base) {
-                repairs[family] = repair(&Listing::default(), base, family, effective);
-                repairs[family].first.insert(0, Operation::DeleteTable);
-                continue;
-            }
-            repairs[family] = repair(&listing, base, family, effective);
-            let mut table = ObservedTable::default();
-            for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
-                table.refs.observe_chain(chain);
-            }
-            table.observe_groups(family, &listing);
-            listing.elements.retain(|element| {
-                table.refs.observe_element(element);
-                match element.map {
-                    Map::AllowedSources => {}
-                    map if map.is_shared() => table.refs.observe_shared(*element),
-                    _ => {}
-                }
-                !element.map.is_shared()
-            });
-            table.elements = listing.elements;
-            let unowned = table.elements.iter().filter(|element| !is_owned(family, &vip_of_key(&element.vip)));
-            repairs[family].unowned = unowned.copied().collect();
-            repairs[family].foreign = listing.foreign;
-            observed.0[family] = table;
-        }
-        (observed, repairs)
-    }
-
-    /// Whether there are no elements of service ports.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.iter().all(|(_, table)| table.elements.is_empty())
-    }
-
-    /// Records that a transaction was committed.
-    pub(crate) fn commit(&mut self, changes: PerFamily<RefCountChanges>) {
-        let PerFamily { v4, v6 } = changes;
-        self.0.v4.refs.commit(v4);
-        self.0.v6.refs.commit(v6);
-    }
-
-    /// The reference counts, without the rest.
-    pub(crate) fn into_refs(self) -> PerFamily<RefCounts> {
-        let PerFamily { v4, v6 } = self.0;
-        PerFamily { v4: v4.refs, v6: v6.refs }
-    }
-}
+// === impl ObservedTable ===
 
 /// Elements are sorted by their slot. After a larger gap, another process has written the element.
 fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
@@ -131,6 +62,43 @@ fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
 }
 
 impl ObservedTable {
+    /// Evaluates listings. Returns the repairs besides the elements of service ports.
+    pub(crate) fn of(
+        listings: PerFamily<Listing>,
+        base: &PerFamily<Base>,
+        effective: &EffectiveOptions,
+    ) -> (PerFamily<Self>, PerFamily<Repairs>) {
+        let mut observed = PerFamily::<Self>::default();
+        let mut repairs = PerFamily::<Repairs>::default();
+        let PerFamily { v4, v6 } = listings;
+        for (family, mut listing) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
+            listing.elements.sort_unstable();
+            let base = &base[family];
+            if !is_compatible(&listing, base) {
+                repairs[family] = repair(&Listing::default(), base, family, effective);
+                repairs[family].first.insert(0, Operation::DeleteTable);
+                continue;
+            }
+            repairs[family] = repair(&listing, base, family, effective);
+            let mut table = Self::default();
+            for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
+                table.refs.observe_chain(chain);
+            }
+            table.observe_groups(family, &listing);
+            for element in listing.elements {
+                table.refs.observe_element(&element);
+                match element.map {
+                    Map::AllowedSources => {}
+                    map if map.is_shared() => table.refs.observe_shared(element),
+                    _ => table.elements.entry(element.vip).or_default().push(element),
+                }
+            }
+            repairs[family].foreign = listing.foreign;
+            observed[family] = table;
+        }
+        (observed, repairs)
+    }
+
     /// Collects the chains and elements of groups of source ranges.
     fn observe_groups(&mut self, family: IpFamily, listing: &Listing) {
         let mut groups: BTreeMap<SourceGroupId, (Vec<IpNet>, Option<Vec<Rule>>)> = BTreeMap::new();
@@ -153,18 +121,12 @@ impl ObservedTable {
         }
     }
 
-    fn elements_of(&self, vip: &Vip) -> &[Element] {
-        let start = self.elements.partition_point(|element| element.vip < *vip);
-        let rest = &self.elements[start..];
-        &rest[..rest.partition_point(|element| element.vip == *vip)]
-    }
-
     /// The slots of endpoints, under the first of these keys that has any.
-    fn slots(&self, keys: impl Iterator<Item = Vip>) -> Slots {
+    pub(crate) fn slots(&self, keys: impl Iterator<Item = Vip>) -> Slots {
         let mut slots = Slots::default();
         for key in keys {
             let mut found = Slots::default();
-            for element in self.elements_of(&key) {
+            for element in self.elements.get(&key).into_iter().flatten() {
                 match element.map {
                     Map::Endpoints | Map::Endpoints64 | Map::Endpoints256 | Map::EndpointsMany => {
                         fill_slot(&mut found.cluster, element);
@@ -180,26 +142,6 @@ impl ObservedTable {
             }
         }
         slots
-    }
-}
-
-impl CurrentState for Observed {
-    fn elements(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>) {
-        let keys = update.desired[family].iter().flat_map(|desired| desired.element_keys(family));
-        keys.for_each(|key| to.extend_from_slice(self.0[family].elements_of(&key)));
-    }
-
-    /// The kernel does not store which service ports need them; the references are counted again.
-    fn shared(&self, _: IpFamily, _: &ServicePortUpdate<Desired>, _: &mut Vec<Element>) {}
-
-    fn refs(&self, family: IpFamily) -> &RefCounts {
-        &self.0[family].refs
-    }
-
-    fn slots(&self, family: IpFamily, update: &ServicePortUpdate<Desired>) -> Slots {
-        let Some(desired) = &update.desired[family] else { return Slots::default() };
-        // An earlier key of the pools may be among the VIPs.
-        self.0[family].slots(desired.pool_key().into_iter().chain(desired.element_keys(family)))
     }
 }
 

@@ -9,10 +9,13 @@
 //! The order: add tables, chains, maps; delete elements; add rules of pool chains and source groups; add elements; add
 //! other rules and base chains; delete chains, maps. So no rule or element refers to an object that does not exist.
 
+mod edits;
 mod refs;
 mod table;
 #[cfg(test)]
 mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use backend::{
     dataplane::EffectiveOptions,
@@ -22,10 +25,12 @@ use netlink::nft::{Chain, Rule, Set};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    desired::{Desired, FixedChain, PoolChain, Slots},
+    desired::{Desired, FixedChain, PoolChain, Slots, SourceGroupId},
     element::{Element, Map},
 };
-pub(crate) use refs::{RefCountChanges, RefCounts};
+use edits::Edits;
+pub(crate) use edits::{PartialServicePort, removal_order};
+pub(crate) use refs::{RefCountChanges, RefCounts, chains};
 use table::TablePlan;
 
 /// One step of a transaction, in one table.
@@ -66,6 +71,8 @@ pub(crate) trait CurrentState {
     fn shared(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>);
     /// The reference counts of shared objects.
     fn refs(&self, family: IpFamily) -> &RefCounts;
+    /// The groups of source ranges that service ports need which are programmed in part.
+    fn needed_groups(&self, family: IpFamily) -> impl Iterator<Item = SourceGroupId>;
     /// The slots of the endpoints of the service port, if known.
     fn slots(&self, family: IpFamily, update: &ServicePortUpdate<Desired>) -> Slots;
 
@@ -102,25 +109,21 @@ pub(crate) struct Plan {
     pub(crate) operations: Vec<(IpFamily, Operation)>,
     /// The reference counts after the commit.
     pub(crate) refs: PerFamily<RefCountChanges>,
-    /// How many of the updates it contains.
-    pub(crate) taken: usize,
+    /// What each service port that it changes only in part has after the commit, by the index of the update.
+    pub(crate) partial: BTreeMap<u32, PerFamily<PartialServicePort>>,
 }
 
-/// The maximum size of a transaction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Budget {
-    /// No maximum.
-    Unlimited,
-    /// This many elements; the elements of the last service port may exceed it.
-    Elements(usize),
-}
-
-/// What a transaction prepares for later ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Prepare {
-    Nothing,
-    /// Their pool chains, which are cheap to add while maps are empty.
-    PoolChains,
+/// What a transaction does besides the changes of service ports.
+#[derive(Clone, Debug)]
+pub(crate) struct PlanOptions<'a> {
+    /// The repairs of the base ruleset, and the elements that belong to no service port.
+    pub(crate) repairs: PerFamily<Repairs>,
+    /// Pool chains that later transactions need, which are cheap to add while maps are empty.
+    pub(crate) prepared: PerFamily<BTreeSet<PoolChain>>,
+    pub(crate) unneeded: Unneeded,
+    /// The most elements. One group of changes that has to be in one transaction may exceed it.
+    pub(crate) budget: usize,
+    pub(crate) effective: &'a EffectiveOptions,
 }
 
 // === impl Repairs ===
@@ -141,50 +144,59 @@ impl Repairs {
 // === impl Plan ===
 
 impl Plan {
-    /// The transaction for as many of the `active` updates as the budget allows, see [`Plan::taken`]: at least one, and
-    /// each completely. If some remain, unneeded objects are not deleted.
+    /// The transaction for as much of the updates as the budget allows.
     pub(crate) fn new(
         current: &impl CurrentState,
-        (updates, active): (&[ServicePortUpdate<Desired>], &[u32]),
-        mut repairs: PerFamily<Repairs>,
-        (budget, prepare): (Budget, Prepare),
-        unneeded: Unneeded,
-        effective: &EffectiveOptions,
+        updates: &[ServicePortUpdate<Desired>],
+        options: PlanOptions<'_>,
     ) -> Self {
+        let PlanOptions { mut repairs, mut prepared, unneeded, budget, effective } = options;
         let mut plan = Self::default();
         let mut tables = PerFamily::<TablePlan>::default();
-        let update = |index: &u32| Some((*index, updates.get(*index as usize)?));
-        for (index, update) in active.iter().filter_map(update) {
-            if let Budget::Elements(budget) = budget
-                && plan.taken > 0
-                && tables.v4.len() + tables.v6.len() >= budget
-            {
-                break;
+        let unowned: usize = repairs.iter().map(|(_, repairs)| repairs.unowned.len()).sum();
+        let mut left = budget.saturating_sub(unowned);
+        for (index, update) in (0..).zip(updates) {
+            let mut edits = PerFamily::from_fn(|family| Edits::new(current, family, update));
+            for family in IpFamily::ALL {
+                // Another service port of the transaction may complete its group of source ranges.
+                edits[family].group.take_if(|edits| tables[family].completes(edits.group.id));
+                let group = update.desired[family].as_ref().and_then(Desired::sources);
+                tables[family].need_groups(group.map(|group| group.id));
+            }
+            let writes = |edits: &PerFamily<Edits>, family| edits[family].writes(current.refs(family));
+            let both = writes(&edits, IpFamily::V4) + writes(&edits, IpFamily::V6);
+            if both > left {
+                for family in IpFamily::ALL {
+                    edits[family].truncate(left);
+                    left = left.saturating_sub(writes(&edits, family));
+                }
+                let after = |family| PartialServicePort::of(current, family, update).after(&edits[family]);
+                plan.partial.insert(index, PerFamily::from_fn(after));
+            } else {
+                left -= both;
             }
             for family in IpFamily::ALL {
-                tables[family].update(current, family, update, index);
-            }
-            plan.taken += 1;
-        }
-        let rest = active.get(plan.taken..).unwrap_or_default();
-        if prepare == Prepare::PoolChains {
-            for (_, update) in rest.iter().filter_map(update) {
-                IpFamily::ALL.into_iter().for_each(|family| tables[family].prepare(family, update));
+                tables[family].update(std::mem::take(&mut edits[family]), index);
             }
         }
-        let unneeded = if rest.is_empty() { unneeded } else { Unneeded::Keep };
         let PerFamily { v4, v6 } = tables;
         for (family, mut table) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
-            let mut repairs = std::mem::take(&mut repairs[family]);
-            if !rest.is_empty() {
-                repairs.split_off_later();
-            }
+            let repairs = std::mem::take(&mut repairs[family]);
+            table.prepare(std::mem::take(&mut prepared[family]));
+            table.need_groups(current.needed_groups(family));
             table.delete_unowned(&repairs.unowned);
-            let (operations, ref_changes) = table.finish(family, current.refs(family), repairs, unneeded, effective);
+            let refs = current.refs(family);
+            let (operations, ref_changes) = table.finish(family, refs, repairs, unneeded, &mut left, effective);
             plan.operations.extend(operations.into_iter().map(|operation| (family, operation)));
             plan.refs[family] = ref_changes;
         }
         plan
+    }
+
+    /// How many elements programming a service port would change.
+    pub(crate) fn size(current: &impl CurrentState, update: &ServicePortUpdate<Desired>) -> usize {
+        let writes = |family| Edits::new(current, family, update).writes(current.refs(family));
+        IpFamily::ALL.into_iter().map(writes).sum()
     }
 
     /// The number of objects that are written.
@@ -194,6 +206,14 @@ impl Plan {
 }
 
 impl Operation {
+    /// The number of elements that are written.
+    pub(crate) fn elements(&self) -> usize {
+        match self {
+            Self::DeleteElements(..) | Self::AddElements(..) | Self::DeleteForeign(..) => self.writes(),
+            _ => 0,
+        }
+    }
+
     /// The number of objects that are written.
     pub(crate) fn writes(&self) -> usize {
         match self {

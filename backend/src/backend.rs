@@ -1,6 +1,6 @@
 //! The traits that every backend implements: make the kernel equal to a state, and compute what that would write.
 
-use std::{fmt, future::Future, time::Duration};
+use std::{collections::BTreeSet, fmt, future::Future, time::Duration};
 
 use anyhow::Result;
 use proto::model::{ServicePortFailure, ServicePortKey};
@@ -11,7 +11,8 @@ use crate::{Changes, NodeState};
 /// Programs one node's kernel.
 ///
 /// The trait is level-triggered: `reconcile` and `apply` both get the whole desired state. A backend never sees a
-/// Service, an EndpointSlice or a stream. The sync loop calls one method at a time and waits for it.
+/// Service, an EndpointSlice or a stream. The sync loop calls one method at a time and waits for it, so a call should
+/// not do more than one transaction of limited size, and return what remains.
 pub trait Backend: Send + 'static {
     /// Its name on the wire, in metrics and in logs: `nftables`, `iptables`, `ipvs`.
     const NAME: &'static str;
@@ -24,8 +25,9 @@ pub trait Backend: Send + 'static {
     /// then unchanged or partly reconciled, and `reconcile` is called again after a delay.
     fn reconcile(&mut self, state: &NodeState) -> impl Future<Output = Result<SyncReport>> + Send;
 
-    /// Applies one commit on top of the last success. The cost is proportional to the change, and the result is the
-    /// same as that of `reconcile`: the contract tests check that.
+    /// Applies one commit on top of the last success, or continues it without a change if it is
+    /// [unfinished](SyncReport::unfinished). The cost is proportional to the change, and the result is the same as that
+    /// of `reconcile`: the contract tests check that.
     ///
     /// # Errors
     /// As for [`Self::reconcile`], which is called next.
@@ -79,6 +81,10 @@ pub struct SyncReport {
     pub writes: usize,
     /// All service ports that the kernel rejects, including those that earlier syncs reported.
     pub failures: Vec<ServicePortFailure>,
+    /// The service ports of this and of earlier calls that are not programmed completely, if [`Backend::apply`] is to
+    /// be called again, also without a change. Empty: only objects that no service port needs are left to be removed.
+    /// `None`: everything except `failures` is programmed.
+    pub unfinished: Option<BTreeSet<ServicePortKey>>,
     /// The time spent waiting for locks that other processes held.
     pub lock_wait: Duration,
 }

@@ -2,36 +2,63 @@
 //! [`DataPlane`], which translates service ports for one part of the kernel.
 //!
 //! ```text
-//!   reconcile ─▶ VIP ownership ─▶ DataPlane::reconcile: observed, desired, plan, commit ─┐
-//!   apply ─┬─ nothing applied, or a rejected service port changed ─▶ reconcile           ├─▶ applied ─▶ SyncReport
-//!          └─ affected service ports ─▶ DataPlane::update: desired, plan, commit ────────┘
-//!                                         └─ the kernel rejected it ─▶ reconcile
+//!   reconcile ─▶ DataPlane::observe ─▶ all service ports ─┐
+//!   apply ─────▶ the affected service ports ──────────────┴▶ queue ─▶ DataPlane::commit: one transaction ─▶ SyncReport
+//!                                                              ▲          │
+//!                                                              └──────────┴─ unfinished, or rejected without a name
+//!                                                         quarantine ◀───── rejected
 //! ```
 //!
-//! - `applied`: what the last successful sync left in the kernel, and which service ports the kernel rejected;
-//! - `transactions`: commits many service ports in batches and isolates the ones that the kernel rejects;
+//! A call commits at most one transaction of limited size. What remains is in [`SyncReport::unfinished`], and the next
+//! [`Backend::apply`] continues, after it has added the changes that have arrived meanwhile.
+//!
+//! - `applied`: what the kernel contains because of us;
+//! - `queue`: which service ports the next transaction contains;
+//! - `quarantine`: the service ports that the kernel rejects;
 //! - `nf_tables_watch`: detects changes of our nf_tables objects by other processes;
 //! - `worker`: a thread for netlink calls that block.
 
 mod applied;
 mod nf_tables_watch;
-mod transactions;
+mod quarantine;
+mod queue;
+mod rejection;
+#[cfg(test)]
+mod tests;
 mod worker;
 
-use std::{collections::BTreeSet, future::Future, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    future::Future,
+    time::Duration,
+};
 
-use anyhow::Result;
-use proto::model::{NodeInfo, ServicePort, ServicePortKey};
+use anyhow::{Result, bail};
+use proto::model::{IpFamily, NodeInfo, ServicePort, ServicePortKey};
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::{
     Backend, Changes, Difference, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport,
-    dataplane::VipOwnership,
+    dataplane::{Vip, VipOwnership},
 };
-pub use applied::{Applied, AppliedServicePorts, Rejections, ServicePortUpdate};
+pub use applied::{Applied, AppliedServicePorts, ServicePortUpdate};
 pub use nf_tables_watch::{NfTablesWatch, Touched};
-pub use transactions::{Answer, CommitError, Rejection, Transactions, Unneeded, commit_all};
+use quarantine::Quarantine;
+use queue::{Queue, QueueBatch};
+pub use rejection::{CommitError, Rejection, Unneeded};
 pub use worker::WorkerThread;
+
+/// The most elements, rules or operations of one transaction: 50 ms on the machines that were measured. While it is
+/// executed, no other change is programmed. One service port with more is programmed in several transactions.
+pub const MAX_TRANSACTION_WRITES: usize = 8_000;
+
+/// The most transactions of one call that the kernel rejects. Rejected transactions change nothing.
+const MAX_ATTEMPTS: usize = 8;
+
+/// The shortest interval between two reads of the kernel that follow a rejection. In between, a rejection is not
+/// explained by a change of another process.
+const READ_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A part of the kernel that service ports are programmed into.
 ///
@@ -43,25 +70,45 @@ pub trait DataPlane: Send + 'static {
     /// What a successful sync leaves in the kernel.
     type Applied: Applied;
 
-    /// Makes the kernel equal to `state`, starting from what it contains now.
+    /// Prepares the kernel and reads what it contains. Changes no service port.
     ///
     /// # Errors
-    /// See [`Backend::reconcile`].
-    fn reconcile(
+    /// When the kernel could not be read.
+    fn observe(
         &mut self,
         state: &NodeState,
         ownership: &VipOwnership,
     ) -> impl Future<Output = Result<Synced<Self::Applied>>> + Send;
 
-    /// Programs a change on top of what was applied last.
+    /// How many objects the next transaction may write. At most [`MAX_TRANSACTION_WRITES`], unless the kernel would
+    /// not serve traffic between two transactions.
+    fn budget(&self, _: &Self::Applied) -> usize {
+        MAX_TRANSACTION_WRITES
+    }
+
+    /// The number of objects that programming one service port would write.
+    fn writes(&self, applied: &mut Self::Applied, change: &Change<'_>, key: &ServicePortKey) -> usize;
+
+    /// Programs as much of a change as one transaction may write, on top of what was applied. If it is rejected,
+    /// `applied` is as before.
     ///
     /// # Errors
-    /// See [`Backend::apply`].
-    fn update(
+    /// When another transaction would fail as well. What the kernel contains is unknown then.
+    fn commit(
         &mut self,
-        applied: Self::Applied,
-        change: Change<'_>,
-    ) -> impl Future<Output = Result<UpdateOutcome<Self::Applied>>> + Send;
+        applied: &mut Self::Applied,
+        change: &Change<'_>,
+    ) -> impl Future<Output = Result<CommitOutcome>> + Send;
+
+    /// Which other service ports have to be programmed because these have changed.
+    fn dependents(
+        &self,
+        _: &mut Self::Applied,
+        _: &NodeState,
+        _: &BTreeSet<ServicePortKey>,
+    ) -> BTreeSet<ServicePortKey> {
+        BTreeSet::new()
+    }
 
     /// Which service ports have to be programmed again because the node's facts changed; `None`: none of them.
     fn node_dependents(&self, applied: &Self::Applied, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool>;
@@ -92,7 +139,7 @@ pub trait DryRunPlane: DataPlane {
     /// Discards what was recorded.
     fn discard(&mut self);
 
-    /// Describes what the last [`reconcile`](DataPlane::reconcile) recorded, and discards it.
+    /// Describes what was recorded, and discards it.
     ///
     /// # Errors
     /// When the kernel could not be read.
@@ -104,54 +151,132 @@ pub trait DryRunPlane: DataPlane {
     ) -> impl Future<Output = Result<Vec<Difference>>> + Send;
 }
 
-/// A commit, to be programmed on top of the applied state.
+/// What the next transaction is to program.
 #[derive(Clone, Debug)]
 pub struct Change<'a> {
     /// The state to reach.
     pub state: &'a NodeState,
     /// Which service port each VIP belongs to.
     pub ownership: &'a VipOwnership,
-    /// The service ports to program: those that changed, gained or lost a contested VIP, or depend on a changed fact of
-    /// the node.
-    pub service_ports: BTreeSet<ServicePortKey>,
+    held: &'a HeldVips,
+    /// Rejected service ports that give up their VIPs, because others own some of them.
+    evicted: &'a BTreeSet<ServicePortKey>,
+    /// Whether a VIP is released in an earlier transaction than the one in which its owner gets it, since both do not
+    /// fit into this one.
+    releases_first: bool,
+    /// The service ports to program.
+    pub service_ports: Vec<ServicePortKey>,
     /// Whether the facts of the node or the cluster changed, from which the base ruleset follows.
     pub facts: bool,
+    /// Whether no other service port is to be programmed, so that what none needs can be removed.
+    pub is_last: bool,
+    /// How many objects the transaction may write.
+    pub budget: usize,
 }
 
-/// The result of a successful sync.
+/// The VIPs that have got another owner, and the service ports that still have them in the kernel.
+type HeldVips = HashMap<(IpFamily, Vip), BTreeSet<ServicePortKey>>;
+
+/// The kernel as it was read, or prepared.
 #[derive(Clone, Debug)]
 pub struct Synced<A> {
-    /// What the kernel contains now.
+    /// What the kernel contains.
     pub applied: A,
     /// How many objects were written.
     pub writes: usize,
 }
 
-/// The result of [`DataPlane::update`].
+/// What a transaction has done.
 #[derive(Clone, Debug)]
-pub enum UpdateOutcome<A> {
-    /// The kernel accepted everything.
-    Applied(Synced<A>),
-    /// The kernel rejected a transaction. Another process may have changed our objects, or a service port is invalid: a
-    /// reconcile finds out.
-    Rejected(String),
-    /// The change is so large that it should be made by a reconcile, in transactions of limited size.
-    TooLarge,
+pub enum CommitOutcome {
+    /// The kernel accepted it.
+    Committed {
+        /// How many objects were written.
+        writes: usize,
+        /// The service ports of the change that need further transactions.
+        unfinished: Vec<ServicePortKey>,
+        /// Whether objects remain that no service port needs.
+        has_unneeded: bool,
+    },
+    /// The kernel rejected it, and nothing has changed that a later transaction would not find.
+    Rejected(Rejection),
+    /// The kernel rejected a part of it for this reason, and has to be read again.
+    Unknown(String),
 }
 
-/// A backend: a data plane and what was applied to it last.
+/// A backend: a data plane, what was applied to it, and what is to be programmed.
 #[derive(Debug)]
 pub struct Driver<P: DataPlane> {
     plane: P,
     /// `None`: the content of the kernel is unknown.
     applied: Option<P::Applied>,
     ownership: VipOwnership,
+    queue: Queue,
+    quarantine: Quarantine,
+    held: HeldVips,
+    evicted: BTreeSet<ServicePortKey>,
+    /// Whether objects remain that no service port needs.
+    has_unneeded: bool,
+    /// Whether service ports are queued since the kernel was read.
+    is_reconciling: bool,
+    /// When the kernel may be read again because of a rejection.
+    next_read: Instant,
+    /// Whether nothing was committed since the kernel was read.
+    is_fresh: bool,
+    /// For a preview: one transaction without a limit.
+    is_unlimited: bool,
 }
+
+// === impl Change ===
+
+impl Change<'_> {
+    /// Whether a VIP belongs to this service port, and no service port outside of the transaction has it in the kernel.
+    #[must_use]
+    pub fn owns(&self, key: &ServicePortKey, family: IpFamily, vip: &Vip) -> bool {
+        self.ownership.owns(key, family, vip) && !self.evicted.contains(key) && !self.waits_for(family, vip)
+    }
+
+    fn waits_for(&self, family: IpFamily, vip: &Vip) -> bool {
+        let holders = self.held.get(&(family, *vip));
+        holders.into_iter().flatten().any(|holder| self.releases_first || !self.service_ports.contains(holder))
+    }
+
+    /// The service ports of the transaction that own a VIP which another one still has in the kernel.
+    fn waiting(&self) -> BTreeSet<ServicePortKey> {
+        let held = self.held.keys().filter(|(family, vip)| self.waits_for(*family, vip));
+        let owners = held.filter_map(|(family, vip)| self.ownership.owner(*family, vip));
+        owners.filter(|owner| self.service_ports.contains(owner)).cloned().collect()
+    }
+
+    /// Whether a VIP moves from one service port of the transaction to another.
+    fn moves_vips(&self) -> bool {
+        self.held.iter().any(|((family, vip), holders)| {
+            let owner = self.ownership.owner(*family, vip);
+            owner.is_some_and(|owner| self.service_ports.contains(owner))
+                && holders.iter().any(|holder| self.service_ports.contains(holder))
+        })
+    }
+}
+
+// === impl Driver ===
 
 impl<P: DataPlane> Driver<P> {
     /// A driver that has not read or written the kernel yet.
     pub fn new(plane: P) -> Self {
-        Self { plane, applied: None, ownership: VipOwnership::default() }
+        Self {
+            plane,
+            applied: None,
+            ownership: VipOwnership::default(),
+            queue: Queue::default(),
+            quarantine: Quarantine::default(),
+            held: HeldVips::new(),
+            evicted: BTreeSet::new(),
+            has_unneeded: false,
+            is_reconciling: false,
+            next_read: Instant::now(),
+            is_fresh: false,
+            is_unlimited: false,
+        }
     }
 
     /// The objects that [`cleanup`](Backend::cleanup) would remove.
@@ -162,11 +287,231 @@ impl<P: DataPlane> Driver<P> {
         self.plane.installed_objects().await
     }
 
-    fn finish(&mut self, Synced { applied, writes }: Synced<P::Applied>) -> SyncReport {
-        let failures = self.ownership.failures().chain(applied.failures()).chain(applied.rejections().failures());
-        let failures = failures.collect();
+    /// Reads the kernel and queues all service ports. Returns the number of writes.
+    async fn observe(&mut self, state: &NodeState) -> Result<usize> {
+        self.applied = None;
+        (self.is_fresh, self.is_reconciling, self.has_unneeded) = (true, true, true);
+        (self.queue, self.held, self.evicted) = (Queue::default(), HeldVips::new(), BTreeSet::new());
+        self.ownership = VipOwnership::of(state);
+        let Synced { applied, writes } = self.plane.observe(state, &self.ownership).await?;
         self.applied = Some(applied);
-        SyncReport { writes, failures, lock_wait: self.plane.lock_wait() }
+        for (key, service_port) in state.service_ports() {
+            self.queue.push(key.clone(), service_port.port.port.get());
+        }
+        let suspects = self.quarantine.retry(state);
+        if !suspects.is_empty() {
+            self.queue.push_suspects(suspects);
+        }
+        Ok(writes)
+    }
+
+    /// Queues a change of the state.
+    fn enqueue(&mut self, state: &NodeState, changes: &Changes) {
+        let Some(applied) = &mut self.applied else { return };
+        let mut affected = self.ownership.update(state, changes);
+        if changes.node
+            && let Some(depends_on_node) = self.plane.node_dependents(applied, state.node())
+        {
+            let service_ports = state.service_ports().iter();
+            let dependents = service_ports.filter(|(_, service_port)| depends_on_node(&service_port.port));
+            affected.extend(dependents.map(|(key, _)| key.clone()));
+        }
+        affected.extend(self.plane.dependents(applied, state, &affected));
+        for key in affected {
+            let lost = applied.vips(&key).into_iter().filter(|(family, vip)| !self.ownership.owns(&key, *family, vip));
+            for vip in lost {
+                self.held.entry(vip).or_default().insert(key.clone());
+            }
+            self.evicted.remove(&key);
+            let port = state.service_port(&key).map_or(0, |service_port| service_port.port.port.get());
+            self.queue.push(key, port);
+        }
+        self.queue.facts |= changes.node || changes.cluster;
+    }
+
+    /// Commits one transaction; several if the kernel rejects them or they write nothing.
+    async fn commit(&mut self, state: &NodeState) -> Result<usize> {
+        let mut rejected = 0;
+        while !self.queue.is_empty() || self.has_unneeded {
+            let Some(mut applied) = self.applied.take() else { bail!("the content of the kernel is unknown") };
+            if self.is_reconciling {
+                let used = applied.used_vips(&self.ownership).into_iter();
+                for (vip, user) in used.filter(|(_, user)| self.queue.contains(user)) {
+                    self.held.entry(vip).or_default().insert(user);
+                }
+            }
+            let budget = if self.is_unlimited { usize::MAX } else { self.plane.budget(&applied) };
+            let mut change = Change {
+                state,
+                ownership: &self.ownership,
+                held: &self.held,
+                evicted: &self.evicted,
+                releases_first: false,
+                service_ports: Vec::new(),
+                facts: self.queue.facts,
+                is_last: false,
+                budget,
+            };
+            let plane = &self.plane;
+            let batch = self.queue.next(budget, |key| plane.writes(&mut applied, &change, key));
+            QueueBatch { service_ports: change.service_ports, is_last: change.is_last } = batch;
+            if change.moves_vips() {
+                let writes = change.service_ports.iter().map(|key| self.plane.writes(&mut applied, &change, key));
+                change.releases_first = writes.fold(0, usize::saturating_add) > budget;
+                change.is_last &= !change.releases_first;
+            }
+            let outcome = self.plane.commit(&mut applied, &change).await?;
+            let (waiting, service_ports) = (change.waiting(), change.service_ports);
+            self.applied = Some(applied);
+            match outcome {
+                CommitOutcome::Committed { writes, unfinished, has_unneeded } => {
+                    self.committed(&service_ports, (&unfinished.into_iter().collect(), writes), &waiting);
+                    self.has_unneeded = has_unneeded;
+                    self.is_reconciling &= !self.queue.is_empty();
+                    if writes > 0 {
+                        return Ok(writes);
+                    }
+                }
+                CommitOutcome::Unknown(error) => {
+                    warn!(error, "kernel rejected an incremental change, reconciling");
+                    self.observe(state).await?;
+                }
+                CommitOutcome::Rejected(rejection) => {
+                    if self.is_explained_by_drift(&service_ports, &rejection) {
+                        warn!(%rejection, "kernel rejected an incremental change, reconciling");
+                        self.next_read = Instant::now() + READ_INTERVAL;
+                        self.observe(state).await?;
+                    } else {
+                        self.rejected(&service_ports, rejection)?;
+                    }
+                    rejected += 1;
+                    if rejected >= MAX_ATTEMPTS {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(0)
+    }
+
+    /// `unfinished`: those that were programmed in part, and the writes of the transaction; `waiting`: those that own a
+    /// VIP which another one still has in the kernel.
+    fn committed(
+        &mut self,
+        service_ports: &[ServicePortKey],
+        (unfinished, writes): (&BTreeSet<ServicePortKey>, usize),
+        waiting: &BTreeSet<ServicePortKey>,
+    ) {
+        (self.is_fresh, self.queue.facts) = (false, false);
+        for key in service_ports {
+            if !unfinished.contains(key) {
+                if !self.evicted.remove(key) {
+                    self.quarantine.accept(key);
+                }
+                self.release(key);
+            }
+            if waiting.contains(key) {
+                self.queue.changed(key);
+            } else if unfinished.contains(key) {
+                self.queue.unfinished(key, writes);
+            } else {
+                self.queue.done(key);
+            }
+        }
+    }
+
+    /// Whether another process may have changed our objects since they were read.
+    fn is_explained_by_drift(&self, service_ports: &[ServicePortKey], rejection: &Rejection) -> bool {
+        let is_new = |(index, _): &(u32, String)| {
+            service_ports.get(*index as usize).is_some_and(|key| !self.quarantine.contains(key))
+        };
+        let is_news = rejection.unnamed.is_some() || rejection.named.iter().any(is_new);
+        is_news && !self.is_reconciling && self.next_read <= Instant::now()
+    }
+
+    /// Quarantines the service ports that the kernel named, or bisects the transaction.
+    fn rejected(&mut self, service_ports: &[ServicePortKey], rejection: Rejection) -> Result<()> {
+        let reason = rejection.to_string();
+        if rejection.unnamed.is_none() {
+            let named = rejection
+                .named
+                .into_iter()
+                .filter_map(|(index, reason)| Some((service_ports.get(index as usize)?.clone(), reason)));
+            let named: Vec<_> = named.collect();
+            if named.is_empty() {
+                bail!("the kernel rejected a service port that was not in the transaction: {reason}");
+            }
+            named.into_iter().for_each(|(key, reason)| self.quarantine(&key, reason));
+            return Ok(());
+        }
+        match service_ports {
+            [] => bail!("the kernel rejected the base ruleset: {reason}"),
+            [only] if !self.is_fresh && !self.queue.facts => self.quarantine(only, reason),
+            _ => self.bisect(service_ports, &reason),
+        }
+        Ok(())
+    }
+
+    /// Queues the halves of a transaction; before them the base ruleset, if that is in the transaction.
+    fn bisect(&mut self, service_ports: &[ServicePortKey], reason: &str) {
+        let is_retry = service_ports.iter().all(|key| self.quarantine.contains(key));
+        if is_retry && !self.quarantine.take_retry() {
+            // Others than those that were rejected before are not among the suspects.
+            let suspects = self.queue.take_suspects().into_iter().flatten();
+            let (old, new): (BTreeSet<_>, BTreeSet<_>) =
+                suspects.chain(service_ports.iter().cloned()).partition(|key| self.quarantine.contains(key));
+            self.quarantine.postpone(&old);
+            old.iter().for_each(|key| self.queue.done(key));
+            old.iter().for_each(|key| self.release(key));
+            if !new.is_empty() {
+                self.queue.push_suspects(new.into_iter().collect());
+            }
+            return;
+        }
+        debug!(
+            reason,
+            service_ports = service_ports.len(),
+            "kernel did not name the rejected operation, bisecting the batch"
+        );
+        let (first, second) = service_ports.split_at(service_ports.len() / 2);
+        for half in [second, first] {
+            if !half.is_empty() {
+                self.queue.push_suspects(half.to_vec());
+            }
+        }
+        if self.is_fresh || self.queue.facts {
+            self.queue.push_suspects(Vec::new());
+        }
+    }
+
+    fn quarantine(&mut self, key: &ServicePortKey, reason: String) {
+        debug!(service_port = %key, error = reason, "kernel rejected a service port, leaving it out");
+        self.quarantine.reject(key, reason);
+        let holds_vips = self.held.values().any(|holders| holders.contains(key));
+        if holds_vips && self.evicted.insert(key.clone()) {
+            // Its VIPs are removed first: others need some of them.
+            self.queue.changed(key);
+            return;
+        }
+        self.evicted.remove(key);
+        self.queue.done(key);
+        self.release(key);
+    }
+
+    /// A service port does not have the VIPs of others in the kernel any more.
+    fn release(&mut self, key: &ServicePortKey) {
+        self.held.retain(|_, holders| {
+            holders.remove(key);
+            !holders.is_empty()
+        });
+    }
+
+    fn report(&mut self, writes: usize) -> SyncReport {
+        let of_applied = self.applied.iter().flat_map(Applied::failures);
+        let failures = self.ownership.failures().chain(of_applied).chain(self.quarantine.failures()).collect();
+        let is_unfinished = !self.queue.is_empty() || self.has_unneeded;
+        let unfinished = is_unfinished.then(|| self.queue.service_ports());
+        SyncReport { writes, failures, unfinished, lock_wait: self.plane.lock_wait() }
     }
 }
 
@@ -174,32 +519,19 @@ impl<P: DataPlane> Backend for Driver<P> {
     const NAME: &'static str = P::NAME;
 
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
-        self.applied = None;
-        self.ownership = VipOwnership::of(state);
-        let synced = self.plane.reconcile(state, &self.ownership).await?;
-        Ok(self.finish(synced))
+        let prepared = self.observe(state).await?;
+        let writes = self.commit(state).await?;
+        Ok(self.report(prepared + writes))
     }
 
     async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
-        // The kernel may still contain an earlier form of a rejected service port, and node facts affect all of them.
-        let applied = self.applied.take().filter(|applied| !applied.rejections().are_affected(changes));
-        let Some(applied) = applied else { return self.reconcile(state).await };
-        let mut service_ports = self.ownership.update(state, changes, |key| applied.vips(key));
-        if changes.node
-            && let Some(depends_on_node) = self.plane.node_dependents(&applied, state.node())
-        {
-            let dependents =
-                state.service_ports().iter().filter(|(_, service_port)| depends_on_node(&service_port.port));
-            service_ports.extend(dependents.map(|(key, _)| key.clone()));
+        let is_based = !self.is_fresh || !(changes.node || changes.cluster);
+        if self.applied.is_none() || !is_based {
+            return self.reconcile(state).await;
         }
-        let facts = changes.node || changes.cluster;
-        let change = Change { state, ownership: &self.ownership, service_ports, facts };
-        match self.plane.update(applied, change).await? {
-            UpdateOutcome::Applied(synced) => return Ok(self.finish(synced)),
-            UpdateOutcome::Rejected(error) => warn!(error, "kernel rejected an incremental change, reconciling"),
-            UpdateOutcome::TooLarge => debug!("the change is too large for one transaction, reconciling"),
-        }
-        self.reconcile(state).await
+        self.enqueue(state, changes);
+        let writes = self.commit(state).await?;
+        Ok(self.report(writes))
     }
 
     async fn drifted(&mut self) -> Drift {
@@ -217,12 +549,16 @@ impl<P: DryRunPlane> Preview for Driver<P> {
 
     async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
         self.plane.discard();
-        let SyncReport { failures, .. } = self.reconcile(state).await?;
+        self.is_unlimited = true;
+        let mut report = self.reconcile(state).await?;
+        while report.unfinished.is_some() {
+            report = self.apply(state, &Changes::default()).await?;
+        }
         let differences = match self.applied.take() {
             Some(applied) => self.plane.differences(state, &self.ownership, &applied).await?,
             None => Vec::new(),
         };
-        Ok(PreviewReport { differences, failures })
+        Ok(PreviewReport { differences, failures: report.failures })
     }
 
     async fn drifted(&mut self) -> Drift {
@@ -230,48 +566,15 @@ impl<P: DryRunPlane> Preview for Driver<P> {
     }
 }
 
-/// The service ports in the order in which a node that has none programs them: first those that the others need, see
-/// [`is_urgent`].
-#[must_use]
-pub fn urgent_first(state: &NodeState) -> (Vec<&ServicePortKey>, Vec<&ServicePortKey>) {
-    let (mut urgent, mut others) = (Vec::new(), Vec::new());
-    for (key, service_port) in state.service_ports() {
-        let list = if is_urgent(&service_port.port) { &mut urgent } else { &mut others };
-        list.push(key);
-    }
-    (urgent, others)
-}
-
 /// The port of DNS.
 const DNS: u16 = 53;
 
 /// Whether this is the API server's Service (`default/kubernetes`) or cluster DNS: any Service with port 53 in
 /// `kube-system`.
-fn is_urgent(port: &ServicePort) -> bool {
-    match (&*port.key.namespace, &*port.key.name) {
+fn is_urgent(key: &ServicePortKey, port: u16) -> bool {
+    match (&*key.namespace, &*key.name) {
         ("default", "kubernetes") => true,
-        ("kube-system", _) => port.port.get() == DNS,
+        ("kube-system", _) => port == DNS,
         _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::mk_state;
-
-    #[test]
-    fn api_server_and_cluster_dns_are_urgent() {
-        let state = mk_state()
-            .service("default/kubernetes", |api| api.port(443))
-            .service("kube-system/kube-dns/udp", |dns| dns.port(53))
-            .service("kube-system/coredns", |dns| dns.port(53))
-            .service("kube-system/kube-dns-metrics", |metrics| metrics.port(9153))
-            .service("default/dns", |dns| dns.port(53))
-            .service("shop/kubernetes", |other| other.port(443))
-            .build();
-        let urgent = state.service_ports().values().filter(|service| is_urgent(&service.port));
-        let urgent: Vec<String> = urgent.map(|service| service.port.key.to_string()).collect();
-        assert_eq!(urgent, ["default/kubernetes/tcp", "kube-system/coredns/tcp", "kube-system/kube-dns/udp"]);
     }
 }

@@ -1,13 +1,13 @@
 //! What stands between the last commit and the kernel: what the backend has to do, when, and which acks wait for it.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     time::{Duration, SystemTime},
 };
 
 use proto::{
     digest::Digest,
-    model::{Ack, Revision, ServicePortFailure},
+    model::{Ack, Revision, ServicePortFailure, ServicePortKey},
 };
 use runtime::Backoff;
 use tokio::time::Instant;
@@ -20,13 +20,25 @@ const MAX_ACKS: usize = 256;
 /// The most commits whose propagation time is measured while the backend fails: the oldest ones.
 const MAX_TRIGGERS: usize = 256;
 
+/// The most bytes of failures in an ack; the status page and the metrics count all of them.
+const MAX_FAILURE_BYTES: usize = 256 << 10;
+
+/// The bytes of a failure in an ack without its texts, at most.
+const FAILURE_OVERHEAD: usize = 32;
+
 /// The work of the backend, and the acks that wait for it.
 #[derive(Debug)]
 pub(crate) struct Pending {
     sync_state: SyncState,
     /// Commits since the backend's last success.
     changes: Changes,
+    /// See [`SyncReport::unfinished`](crate::SyncReport::unfinished).
+    unfinished: Option<BTreeSet<ServicePortKey>>,
     acks: VecDeque<PendingAck>,
+    /// The last ack that was sent while service ports were unfinished; it is repeated when all are programmed.
+    early_ack: Option<PendingAck>,
+    /// Whether the frontend understands acks of commits that are not programmed yet.
+    pub(crate) sends_early_acks: bool,
     /// When to reconcile: [`Self::begin`] has work then, even if nothing happens before.
     pub(crate) retry_at: Option<Instant>,
     backoff: Backoff,
@@ -37,8 +49,8 @@ pub(crate) struct Pending {
     failures: Vec<ServicePortFailure>,
     /// The health-check node ports that are not served.
     pub(crate) health_check_failures: Vec<ServicePortFailure>,
-    /// When the oldest change of each commit in `changes` was made in the cluster.
-    pub(crate) triggers: Vec<SystemTime>,
+    /// When the oldest change of each commit that is not programmed was made in the cluster, and its service ports.
+    triggers: Vec<(SystemTime, BTreeSet<ServicePortKey>)>,
 }
 
 /// How the kernel relates to the committed state.
@@ -59,7 +71,7 @@ pub(crate) enum Work {
     Apply(Changes),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct PendingAck {
     revision: Revision,
     digest: Digest,
@@ -72,7 +84,10 @@ impl Pending {
         Self {
             sync_state: SyncState::NothingCommitted,
             changes: Changes::default(),
+            unfinished: None,
             acks: VecDeque::new(),
+            early_ack: None,
+            sends_early_acks: false,
             retry_at: None,
             backoff: Backoff::new(retry_delay.0, retry_delay.1),
             drifts: Drifts::default(),
@@ -94,10 +109,24 @@ impl Pending {
     }
 
     /// Records when the last commit was changed in the cluster.
-    pub(crate) fn triggered(&mut self, trigger: SystemTime) {
+    pub(crate) fn triggered(&mut self, trigger: SystemTime, service_ports: BTreeSet<ServicePortKey>) {
         if self.triggers.len() < MAX_TRIGGERS {
-            self.triggers.push(trigger);
+            self.triggers.push((trigger, service_ports));
         }
+    }
+
+    /// Takes the triggers of the commits that are programmed.
+    pub(crate) fn programmed_triggers(&mut self) -> Vec<SystemTime> {
+        let unfinished = self.unfinished.as_ref();
+        let is_programmed = |(_, service_ports): &mut (_, BTreeSet<ServicePortKey>)| {
+            unfinished.is_none_or(|unfinished| service_ports.is_disjoint(unfinished))
+        };
+        self.triggers.extract_if(.., is_programmed).map(|(trigger, _)| trigger).collect()
+    }
+
+    /// Whether everything of the last work is programmed.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.unfinished.as_ref().is_none_or(BTreeSet::is_empty)
     }
 
     /// There is a committed state, and the content of the kernel is unknown.
@@ -128,9 +157,22 @@ impl Pending {
         *work == Work::Reconcile && std::mem::take(&mut self.repair_due)
     }
 
+    /// What work has programmed completely: its service ports and the unfinished ones of earlier work, except for those
+    /// that are `unfinished` now.
+    pub(crate) fn completed(&self, work: &Work, unfinished: Option<&BTreeSet<ServicePortKey>>) -> Work {
+        let Work::Apply(changes) = work else { return work.clone() };
+        let mut changes = changes.clone();
+        changes.service_ports.extend(self.unfinished.iter().flatten().cloned());
+        if let Some(unfinished) = unfinished {
+            changes.service_ports.retain(|key| !unfinished.contains(key));
+        }
+        Work::Apply(changes)
+    }
+
     /// The session has ended, and its acks are void.
     pub(crate) fn lost(&mut self) {
         self.acks.clear();
+        (self.early_ack, self.sends_early_acks) = (None, false);
     }
 
     /// Suspended while the frontend waits for an ack.
@@ -141,13 +183,14 @@ impl Pending {
     /// The work that is due. The caller must report its result.
     pub(crate) fn begin(&mut self) -> Option<Work> {
         self.drifts.end_incident();
-        if self.retry_at.is_some_and(|retry_at| retry_at <= Instant::now()) {
+        let is_interrupted = self.sync_state == SyncState::Applied && self.unfinished.is_some() && !self.repair_due;
+        if self.retry_at.is_some_and(|retry_at| retry_at <= Instant::now()) && !is_interrupted {
             self.retry_at = None;
             self.sync_state = SyncState::Unknown;
             self.changes = Changes::default();
             return Some(Work::Reconcile);
         }
-        if self.sync_state == SyncState::Applied && !self.changes.is_empty() {
+        if self.sync_state == SyncState::Applied && (!self.changes.is_empty() || self.unfinished.is_some()) {
             self.sync_state = SyncState::Unknown;
             return Some(Work::Apply(std::mem::take(&mut self.changes)));
         }
@@ -155,8 +198,13 @@ impl Pending {
     }
 
     /// The work has succeeded. Returns whether the failed service ports are others than before.
-    pub(crate) fn succeeded(&mut self, failures: Vec<ServicePortFailure>) -> bool {
+    pub(crate) fn succeeded(
+        &mut self,
+        failures: Vec<ServicePortFailure>,
+        unfinished: Option<BTreeSet<ServicePortKey>>,
+    ) -> bool {
         self.sync_state = SyncState::Applied;
+        self.unfinished = unfinished;
         if !failures.iter().any(|failure| failure.retryable) {
             self.retry_at = None;
             self.backoff.reset();
@@ -177,23 +225,48 @@ impl Pending {
     /// The work has failed. Returns the delay before the retry.
     pub(crate) fn failed(&mut self) -> Duration {
         let delay = self.backoff.next_delay();
-        self.sync_state = SyncState::Unknown;
+        (self.sync_state, self.unfinished) = (SyncState::Unknown, None);
         self.retry_at = Some(Instant::now() + delay);
         delay
     }
 
-    /// Takes the acks that are due because everything except the failures is programmed.
+    /// Takes the acks that are due: everything except the failures is programmed, or the frontend also understands acks
+    /// of commits that are unfinished.
     pub(crate) fn acks(&mut self) -> Vec<Ack> {
+        let is_finished = self.is_finished();
         if self.sync_state != SyncState::Applied || !self.changes.is_empty() {
             return Vec::new();
         }
-        let (now, failures) = (Instant::now(), self.failures());
-        let acks = self.acks.drain(..).map(|PendingAck { revision, digest, received }| Ack {
+        if !is_finished && !self.sends_early_acks {
+            return Vec::new();
+        }
+        let unfinished = self.unfinished.as_ref().map_or(0, BTreeSet::len);
+        let (now, failures) = (Instant::now(), self.acked_failures());
+        // A later ack covers the early one.
+        let mut due: Vec<PendingAck> = self.acks.drain(..).collect();
+        if is_finished && due.is_empty() {
+            due.extend(self.early_ack.take());
+        } else if !due.is_empty() {
+            self.early_ack = due.last().filter(|_| !is_finished).copied();
+        }
+        let acks = due.into_iter().map(|PendingAck { revision, digest, received }| Ack {
             revision,
             digest: Some(digest),
             apply_time: now - received,
             failures: failures.clone(),
+            unfinished: u32::try_from(unfinished).unwrap_or(u32::MAX),
         });
         acks.collect()
+    }
+
+    /// The first failures, up to [`MAX_FAILURE_BYTES`].
+    fn acked_failures(&self) -> Vec<ServicePortFailure> {
+        let mut bytes = 0;
+        let fits = |failure: &&ServicePortFailure| {
+            let ServicePortFailure { key, reason, .. } = failure;
+            bytes += key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + FAILURE_OVERHEAD;
+            bytes <= MAX_FAILURE_BYTES
+        };
+        self.failures.iter().chain(&self.health_check_failures).take_while(fits).cloned().collect()
     }
 }

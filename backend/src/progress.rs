@@ -25,6 +25,8 @@ pub struct Progress {
     pub error: Option<String>,
     /// The service ports of the programmed revision that are not programmed.
     pub failures: Vec<ServicePortFailure>,
+    /// The service ports of a large change that are committed, but not programmed yet.
+    pub unfinished: usize,
     /// The deviations from the protocol.
     pub protocol: ProtocolCounters,
     /// How often losses were withheld because they exceed the loss limit.

@@ -5,15 +5,19 @@
 //!                        │
 //!        ┌───────────────▼───────────────────────────────────────────────────┐
 //!        │ event ──▶ replica  ──▶ pending ──▶ apply | reconcile ──▶ acks     │──▶ until shutdown
-//!        │   ▲                                     │ stale UDP flows         │
+//!        │   ▲                       ▲             │ stale UDP flows         │
+//!        │   │                       └─ unfinished ┤                         │
 //!        │   └──────── backlog of events ◀─────────┘ received meanwhile      │
 //!        └───────────────────────────────────────────────────────────────────┘
 //! ```
+//!
+//! A call of the backend programs a limited part of a large change. Between two calls, the events that were received
+//! meanwhile are added to what is to be programmed.
 
 mod reporter;
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     ops::ControlFlow,
     time::{Duration, SystemTime},
 };
@@ -21,7 +25,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use proto::{
     encoded::ReceivedMessage,
-    model::{ClientMessage, ServerMessage},
+    model::{ClientMessage, FailureKind, Feature, ServerMessage, ServicePortFailure, ServicePortKey},
 };
 use runtime::Shutdown;
 use tokio::{
@@ -113,7 +117,8 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     async fn program(&mut self, work: Work) -> Backlog {
         let begun = Instant::now();
         self.reporter.progress.send_modify(|progress| progress.pending_since = progress.pending_since.or(Some(begun)));
-        let Self { backend, stream, replica, conntrack, .. } = self;
+        let Self { backend, stream, replica, pending, conntrack, .. } = self;
+        let pending = &*pending;
         let replica = &*replica;
         let state = replica.state();
         let mut backlog = Backlog::new();
@@ -125,8 +130,9 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                     Work::Apply(changes) => backend.apply(state, changes).await.context("apply"),
                 };
                 let (took, at) = (begun.elapsed(), SystemTime::now());
-                if let Ok(SyncReport { failures, .. }) = &result {
-                    conntrack.programmed(&work, failures);
+                if let Ok(SyncReport { failures, unfinished, .. }) = &result {
+                    let completed = pending.completed(&work, unfinished.as_ref());
+                    conntrack.programmed(&completed, &not_programmed(failures, unfinished.as_ref()));
                 }
                 (result, took, at)
             };
@@ -152,15 +158,18 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         let Self { replica, pending, health, reporter, .. } = self;
         match result {
             Ok(report) => {
-                health.publish(replica.state(), work);
+                let completed = pending.completed(work, report.unfinished.as_ref());
+                health.publish(replica.state(), &completed);
                 if pending.repaired(work) && report.writes > 0 {
                     reporter.metrics.repairs.inc();
                 }
-                pending.triggers.drain(..).for_each(|trigger| reporter.metrics.propagated(trigger, at));
-                if pending.succeeded(report.failures.clone()) {
+                if pending.succeeded(report.failures.clone(), report.unfinished.clone()) {
                     reporter::log_failures(&report.failures);
                 }
-                reporter.succeeded(B::NAME, work, replica, (report.writes, report.lock_wait), (took, at));
+                for trigger in pending.programmed_triggers() {
+                    reporter.metrics.propagated(trigger, at);
+                }
+                reporter.succeeded(B::NAME, &completed, replica, &report, (took, at));
                 reporter.failures(pending);
             }
             Err(error) => reporter.failed(B::NAME, work, &error, pending.failed()),
@@ -180,6 +189,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     fn handle_message(&mut self, at: Instant, received: ReceivedMessage) -> ControlFlow<()> {
         if let ServerMessage::Welcome(welcome) = &received.message {
             self.reporter.metrics.session(welcome.mode);
+            self.pending.sends_early_acks = welcome.features.contains(Feature::UnfinishedAcks);
         }
         let reaction = self.replica.handle(received);
         self.reporter.received(at, &self.replica);
@@ -188,7 +198,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
             Ok(Reaction::Reply(reply)) => self.stream.reply(reply),
             Ok(Reaction::Commit(revision, digest, changes, origin)) => {
                 if let Some(trigger) = origin.trigger.filter(|_| !changes.is_empty()) {
-                    self.pending.triggered(trigger);
+                    self.pending.triggered(trigger, changes.service_ports.clone());
                 }
                 self.reporter.committed(self.replica.state(), &changes, origin.counts, at);
                 self.reporter.withheld(&self.replica, origin.loss);
@@ -218,7 +228,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     fn send_acks(&mut self) {
         self.pending.health_check_failures = self.health.failures();
         let acks = self.pending.acks();
-        if !acks.is_empty() {
+        if !acks.is_empty() && self.pending.is_finished() {
             // Also without a call of the backend: a commit or bookmark that changes nothing is programmed at once.
             let committed = self.replica.committed();
             self.reporter.progress.send_modify(|progress| progress.programmed = committed);
@@ -228,6 +238,20 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         }
         self.reporter.state_file(self.replica.flush());
     }
+}
+
+/// The failures, and the service ports that are not programmed completely.
+fn not_programmed(
+    failures: &[ServicePortFailure],
+    unfinished: Option<&BTreeSet<ServicePortKey>>,
+) -> Vec<ServicePortFailure> {
+    let unfinished = unfinished.into_iter().flatten().map(|key| ServicePortFailure {
+        key: key.clone(),
+        reason: String::new(),
+        retryable: true,
+        kind: FailureKind::Program,
+    });
+    failures.iter().cloned().chain(unfinished).collect()
 }
 
 #[cfg(test)]

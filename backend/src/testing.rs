@@ -18,12 +18,14 @@ mod builders;
 pub mod contract;
 mod fake;
 mod history;
+mod program_all;
 mod synthetic;
 mod transition;
 
 pub use builders::{NODE_NAME, ServiceBuilder, StateBuilder, mk_key, mk_state};
 pub use fake::{Call, FakeBackend, FakeKernel};
 pub use history::History;
+pub use program_all::ProgramAll;
 pub use synthetic::{Stack, synthetic};
 pub use transition::{apply, operations_between, transition};
 

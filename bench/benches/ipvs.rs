@@ -12,7 +12,7 @@ use std::{
 
 use backend::{
     Backend, NodeState,
-    testing::{Stack, synthetic, transition},
+    testing::{ProgramAll as _, Stack, synthetic, transition},
 };
 use backend_ipvs::{Ipvs, Settings};
 use e2e::uml;
@@ -44,7 +44,7 @@ fn backend() -> Ipvs {
 
 async fn reconcile(what: &str, state: &NodeState) -> Duration {
     let started = Instant::now();
-    let applied = backend().reconcile(state).await.unwrap();
+    let applied = backend().reconcile_all(state).await.unwrap();
     let elapsed = started.elapsed();
     println!("{what}: {:.2} s, {} writes", elapsed.as_secs_f64(), applied.writes);
     elapsed
@@ -80,7 +80,7 @@ async fn measure() {
 /// One endpoint of one service is replaced.
 async fn change(state: &NodeState) {
     let mut backend = backend();
-    backend.reconcile(state).await.unwrap();
+    backend.reconcile_all(state).await.unwrap();
     let (mut state, mut target) = (state.clone(), state.clone());
     let key = state.service_ports().keys().nth(2_500).unwrap().clone();
     let pool = state.service_port(&key).unwrap().cluster.v4.clone();
@@ -90,7 +90,7 @@ async fn change(state: &NodeState) {
     backend::testing::apply(&mut target, operations);
     let changes = transition(&mut state, &target);
     let started = Instant::now();
-    let applied = backend.apply(&state, &changes).await.unwrap();
+    let applied = backend.apply_all(&state, &changes).await.unwrap();
     let elapsed = started.elapsed();
     println!(
         "one endpoint replaced: {:.2} ms, {} writes, each one message",

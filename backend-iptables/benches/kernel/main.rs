@@ -19,13 +19,14 @@ mod report;
 mod rules;
 mod steps;
 
+use backend::testing::ProgramAll as _;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use backend::{
-    Backend, NodeState,
+    NodeState,
     dataplane::{DataplaneOptions, LocalDetector},
     testing::{Stack, synthetic},
 };
@@ -87,7 +88,7 @@ async fn measure(variant: Variant, services: u32, texts: &Texts) -> Report {
     if !is_slow {
         let led_to = Rules::parse(&plain::saved(variant)[0]).sorted();
         assert_eq!(led_to, Rules::parse(&texts.saved[0]).sorted(), "the changes must have led back");
-        assert_eq!(backend.reconcile(&state).await.unwrap().writes, 0);
+        assert_eq!(backend.reconcile_all(&state).await.unwrap().writes, 0);
     }
     report
 }
@@ -99,7 +100,7 @@ fn backend(variant: Variant) -> Iptables {
 
 async fn time(backend: &mut Iptables, state: &NodeState) -> Duration {
     let start = Instant::now();
-    let applied = backend.reconcile(state).await.unwrap();
+    let applied = backend.reconcile_all(state).await.unwrap();
     assert_eq!(applied.failures, []);
     start.elapsed()
 }

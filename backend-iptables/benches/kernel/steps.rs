@@ -1,9 +1,10 @@
 //! Small changes of a large state, by the backend and by the plain programs in turn.
 
+use backend::testing::ProgramAll as _;
 use std::time::{Duration, Instant};
 
 use backend::{
-    Backend, NodeState,
+    NodeState,
     testing::{self, Stack, mk_key, synthetic},
 };
 use backend_iptables::Iptables;
@@ -52,7 +53,7 @@ impl Texts {
     pub(crate) async fn new(services: u32) -> Self {
         let mut state = synthetic(services, EACH, Stack::V4);
         let mut backend = backend(Variant::Legacy);
-        backend.reconcile(&state).await.unwrap();
+        backend.reconcile_all(&state).await.unwrap();
         let saved = plain::saved(Variant::Legacy);
         let (key, [old, new]) = replaced(&state);
         apply(&mut backend, &mut state, &change(&key, new, old)).await;
@@ -132,7 +133,7 @@ impl Step {
 async fn apply(backend: &mut Iptables, state: &mut NodeState, operations: &[Operation]) -> (Duration, usize) {
     let changes = testing::apply(state, operations.iter().cloned());
     let start = Instant::now();
-    let applied = backend.apply(state, &changes).await.unwrap();
+    let applied = backend.apply_all(state, &changes).await.unwrap();
     assert!(applied.writes > 0 && applied.failures.is_empty());
     (start.elapsed(), applied.writes)
 }

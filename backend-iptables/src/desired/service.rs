@@ -31,6 +31,13 @@ pub(crate) struct Desired {
     pub(crate) lines: Vec<(SharedChain, String)>,
 }
 
+impl Desired {
+    /// The number of its chains and rules.
+    pub(crate) fn rules(&self) -> usize {
+        self.chains.iter().map(|chain| 1 + chain.rules.len()).sum::<usize>() + self.lines.len()
+    }
+}
+
 /// What the rules of all service ports depend on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RuleContext<'a> {

@@ -26,9 +26,8 @@ pub(crate) struct FullComparison<'a> {
     pub(crate) observed: &'a Observed,
     pub(crate) base: &'a Base,
     pub(crate) hooks: &'a [Hook],
+    /// The service ports that are programmed.
     pub(crate) updates: &'a [ServicePortUpdate<Desired>],
-    /// The updates that are programmed.
-    pub(crate) active: &'a BTreeSet<u32>,
     pub(crate) unneeded: Unneeded,
 }
 
@@ -40,9 +39,8 @@ impl FullComparison<'_> {
         let mut lines = BTreeMap::<SharedChain, BTreeMap<&str, Owner>>::new();
         let fixed = self.base.chains.iter().map(|chain| (None, chain));
         let mut chains: Vec<(Owner, &ChainSpec)> = fixed.collect();
-        for &owner in self.active {
-            let update = self.updates.get(owner as usize);
-            let Some(desired) = update.and_then(|update| update.desired[family].as_ref()) else { continue };
+        for (owner, update) in (0..).zip(self.updates) {
+            let Some(desired) = &update.desired[family] else { continue };
             chains.extend(desired.chains.iter().map(|chain| (Some(owner), chain)));
             for (shared, line) in &desired.lines {
                 lines.entry(*shared).or_default().entry(line).or_insert(Some(owner));

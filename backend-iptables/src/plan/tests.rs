@@ -3,6 +3,7 @@
 mod full;
 mod histories;
 
+use backend::testing::ProgramAll as _;
 use backend::{
     Backend, NodeState,
     dataplane::{DataplaneOptions, LocalDetector},
@@ -33,10 +34,10 @@ fn beside(state: backend::testing::StateBuilder) -> NodeState {
 async fn scripts(before: &NodeState, after: &NodeState) -> Vec<Restore> {
     let (kernel, mut current) = (FakeKernel::default(), before.clone());
     let mut driver = driver(&kernel);
-    driver.reconcile(before).await.unwrap();
+    driver.reconcile_all(before).await.unwrap();
     kernel.take_restores();
     let changes = backend::testing::transition(&mut current, after);
-    driver.apply(&current, &changes).await.unwrap();
+    driver.apply_all(&current, &changes).await.unwrap();
     let restores = kernel.take_restores();
     assert!(restores.iter().all(|restore| restore.accepted), "{restores:?}");
     restores
@@ -206,7 +207,7 @@ async fn the_size_of_a_script_does_not_depend_on_the_number_of_services() {
         let endpoints: Pool = (1..=10).map(|n| endpoint([10, 250, 0, n])).collect();
         apply(&mut state, [Operation::ReplacePool { pool: pool.clone(), endpoints: endpoints.clone() }]);
         let port = state.service_port(&key).unwrap().port.clone();
-        driver.reconcile(&state).await.unwrap();
+        driver.reconcile_all(&state).await.unwrap();
         kernel.take_restores();
         let (new, old) = (endpoint([10, 250, 1, 1]), endpoint([10, 250, 0, 4]));
         let mut lines = Vec::new();
@@ -216,7 +217,7 @@ async fn the_size_of_a_script_does_not_depend_on_the_number_of_services() {
             vec![Operation::PutServicePort(port), Operation::ReplacePool { pool, endpoints }],
         ] {
             let changes = apply(&mut state, operations);
-            driver.apply(&state, &changes).await.unwrap();
+            driver.apply_all(&state, &changes).await.unwrap();
             lines.extend(kernel.take_restores().iter().map(|restore| restore.script.lines().count()));
         }
         counted.push(lines);

@@ -1,6 +1,7 @@
 //! Drift: changes of our chains by other processes are detected and reverted with few writes. Our own writes, and
 //! changes of other chains, are not drift.
 
+use backend::testing::ProgramAll as _;
 use std::time::Duration;
 
 use backend::{
@@ -64,7 +65,7 @@ fn changes_of_our_chains_are_detected_and_reverted() {
     for variant in Variant::ALL {
         run(move || async move {
             let mut backend = backend(variant);
-            backend.reconcile(&state()).await.unwrap();
+            backend.reconcile_all(&state()).await.unwrap();
             let before = saved(variant);
             for (script, writes) in CHANGES {
                 change(variant, script);
@@ -81,7 +82,7 @@ fn changes_of_our_chains_are_detected_and_reverted() {
                     Some(Drift::Possible) if script.contains("-D PREROUTING") => {}
                     other => panic!("{variant}: {script}: {other:?}"),
                 }
-                let applied = backend.reconcile(&state()).await.unwrap();
+                let applied = backend.reconcile_all(&state()).await.unwrap();
                 assert_eq!(applied.writes, writes, "{variant}: {script}");
                 assert_eq!(sorted(saved(variant)), sorted(before.clone()), "{variant}: {script}");
             }
@@ -96,7 +97,7 @@ fn a_flushed_table_is_detected_and_restored() {
             for name in ["iptables", "ip6tables"] {
                 run(move || async move {
                     let mut backend = backend(variant);
-                    backend.reconcile(&state()).await.unwrap();
+                    backend.reconcile_all(&state()).await.unwrap();
                     let before = saved(variant);
                     tool(&format!("{name}-{variant} -t {table} -F"), "");
                     tool(&format!("{name}-{variant} -t {table} -X"), "");
@@ -114,11 +115,11 @@ fn changes_of_other_chains_are_not_drift() {
     for variant in Variant::ALL {
         run(move || async move {
             let mut backend = backend(variant);
-            backend.reconcile(&state()).await.unwrap();
+            backend.reconcile_all(&state()).await.unwrap();
             change(variant, "*nat\n:MINE - [0:0]\n-A MINE -j RETURN\n-A PREROUTING -j MINE\n-F MINE\nCOMMIT\n");
             change(variant, "*mangle\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j RETURN\nCOMMIT\n");
             assert_eq!(drift(&mut backend, POLL_TIME).await, None, "{variant}");
-            assert_eq!(backend.reconcile(&state()).await.unwrap().writes, 0);
+            assert_eq!(backend.reconcile_all(&state()).await.unwrap().writes, 0);
         });
     }
 }
@@ -131,10 +132,10 @@ fn our_own_writes_are_not_drift() {
             let mut history = History::new(11);
             history.jump();
             let mut backend = backend(variant);
-            backend.reconcile(history.state()).await.unwrap();
+            backend.reconcile_all(history.state()).await.unwrap();
             for step in 0..12 {
                 let changes = history.step();
-                backend.apply(history.state(), &changes).await.unwrap();
+                backend.apply_all(history.state(), &changes).await.unwrap();
                 if step % 4 == 3 {
                     assert_eq!(drift(&mut backend, POLL_TIME).await, None, "{variant}, step {step}");
                 }

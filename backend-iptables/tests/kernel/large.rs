@@ -1,5 +1,6 @@
 //! More rules than fit into one transaction.
 
+use backend::testing::ProgramAll as _;
 use backend::{
     Backend as _,
     testing::{Stack, synthetic, transition},
@@ -15,11 +16,11 @@ fn adding_and_removing_many_services() {
             let before = saved(variant);
             let mut backend = backend(variant);
             let mut state = synthetic(120, 5, Stack::Dual);
-            backend.reconcile(&state).await.unwrap();
+            backend.reconcile_all(&state).await.unwrap();
             assert_eq!(reconcile(variant, &state).await.writes, 0);
             for services in [10, 120] {
                 let changes = transition(&mut state, &synthetic(services, 5, Stack::Dual));
-                assert_eq!(backend.apply(&state, &changes).await.unwrap().failures, []);
+                assert_eq!(backend.apply_all(&state, &changes).await.unwrap().failures, []);
                 assert_eq!(reconcile(variant, &state).await.writes, 0);
             }
             // A new instance removes most of it.

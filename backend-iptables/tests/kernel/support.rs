@@ -1,12 +1,13 @@
 //! Helpers: a network namespace with a runtime, the backend under test, and the iptables programs.
 
+use backend::testing::ProgramAll as _;
 use std::{
     io::Write as _,
     process::{Command, Stdio},
 };
 
 use backend::{
-    Backend, NodeState, SyncReport,
+    NodeState, SyncReport,
     dataplane::{DataplaneOptions, LocalDetector},
 };
 use backend_iptables::Iptables;
@@ -34,7 +35,7 @@ pub(crate) fn backend(variant: Variant) -> Iptables {
 
 /// Reconciles with a new instance, as after a restart.
 pub(crate) async fn reconcile(variant: Variant, state: &NodeState) -> SyncReport {
-    backend(variant).reconcile(state).await.unwrap()
+    backend(variant).reconcile_all(state).await.unwrap()
 }
 
 /// Runs a command line with this input, and returns its output.

@@ -1,9 +1,10 @@
 //! Taking over from kube-proxy's iptables mode: its rules are kept, and only the difference is written.
 
+use backend::testing::ProgramAll as _;
 use std::collections::BTreeSet;
 
 use backend::{
-    Backend, NodeState,
+    NodeState,
     dataplane::{DataplaneOptions, NodePortAddresses},
     testing::mk_state,
 };
@@ -64,7 +65,7 @@ fn only_the_difference_is_written() {
             tool(&format!("iptables-{variant}-restore --noflush"), KUBE_PROXYS);
             let before = saved(variant);
             let mut backend = like_kube_proxy(variant);
-            let report = backend.reconcile(&state()).await.unwrap();
+            let report = backend.reconcile_all(&state()).await.unwrap();
             assert_eq!(report.failures, []);
             let after = saved(variant);
             let removed: BTreeSet<&str> =
@@ -74,7 +75,7 @@ fn only_the_difference_is_written() {
             let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).filter(of_services).collect();
             assert_eq!(new, [""; 0], "{variant}");
             assert_eq!(report.writes, WRITES, "{variant}");
-            assert_eq!(like_kube_proxy(variant).reconcile(&state()).await.unwrap().writes, 0);
+            assert_eq!(like_kube_proxy(variant).reconcile_all(&state()).await.unwrap().writes, 0);
         });
     }
 }

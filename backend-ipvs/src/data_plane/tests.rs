@@ -1,6 +1,7 @@
 //! The data plane over a kernel that checks operations: random histories, restarts, drains, rejections, foreign
 //! objects.
 
+use backend::testing::ProgramAll as _;
 use backend::{
     Backend, SyncReport,
     driver::Driver,
@@ -26,7 +27,7 @@ async fn drift(driver: &mut Driver<IpvsDataPlane<Fake>>) -> Option<Drift> {
 }
 
 async fn reconcile(kernel: &Fake, state: &NodeState) -> SyncReport {
-    driver(kernel).reconcile(state).await.unwrap()
+    driver(kernel).reconcile_all(state).await.unwrap()
 }
 
 /// A service with two endpoints, over TCP.
@@ -92,10 +93,10 @@ async fn changes_have_the_result_of_a_fresh_start_and_a_restart_writes_nothing()
         history.jump();
         let mut driver =
             Driver::new(IpvsDataPlane::new(kernel.clone(), Settings { drain: Duration::ZERO, ..Settings::default() }));
-        driver.reconcile(history.state()).await.unwrap();
+        driver.reconcile_all(history.state()).await.unwrap();
         for step in 0..40 {
             let changes = history.step();
-            driver.apply(history.state(), &changes).await.unwrap();
+            driver.apply_all(history.state(), &changes).await.unwrap();
             let at = format!("seed {seed}, step {step}, {changes:?}");
             let fresh = from_scratch(history.state()).await;
             similar(anonymous(kernel.objects()), anonymous(fresh), &at);
@@ -120,13 +121,13 @@ async fn needed_objects_are_never_removed_and_drained_ones_always() {
         let mut history = History::new(seed);
         history.jump();
         let mut driver = driver(&kernel);
-        driver.reconcile(history.state()).await.unwrap();
+        driver.reconcile_all(history.state()).await.unwrap();
         for step in 0..25 {
             kernel.connect(1);
             let (before, desired) = (kernel.objects(), from_scratch(history.state()).await);
             let changes = history.step();
             kernel.log();
-            driver.apply(history.state(), &changes).await.unwrap();
+            driver.apply_all(history.state(), &changes).await.unwrap();
             let after = from_scratch(history.state()).await;
             for operation in kernel.log() {
                 let object = *operation.object();
@@ -153,10 +154,10 @@ async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connect
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut state = web(&[ONE, TWO]);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     kernel.connect(3);
     let changes = transition(&mut state, &web(&[TWO]));
-    driver.apply(&state, &changes).await.unwrap();
+    driver.apply_all(&state, &changes).await.unwrap();
     let drains = |kernel: &Fake| matches!(kernel.objects()[&destination(ONE)], Value::Weight(Weight::Draining(_)));
     assert!(drains(&kernel));
     assert_eq!(drift(&mut driver).await, None);
@@ -164,15 +165,15 @@ async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connect
 
     // After a restart.
     let mut driver = self::driver(&kernel);
-    assert_eq!(driver.reconcile(&state).await.unwrap().writes, 0);
+    assert_eq!(driver.reconcile_all(&state).await.unwrap().writes, 0);
     kernel.log();
     let changes = transition(&mut state, &web(&[ONE, TWO]));
-    driver.apply(&state, &changes).await.unwrap();
+    driver.apply_all(&state, &changes).await.unwrap();
     assert_eq!(kernel.objects()[&destination(ONE)], Value::Weight(Weight::Of(1)));
     assert!(kernel.log().iter().all(|operation| matches!(operation, Operation::Change(..))));
 
     let changes = transition(&mut state, &web(&[TWO]));
-    driver.apply(&state, &changes).await.unwrap();
+    driver.apply_all(&state, &changes).await.unwrap();
     kernel.connect(0);
     assert_eq!(drift(&mut driver).await, None);
     assert!(!kernel.objects().contains_key(&destination(ONE)));
@@ -183,14 +184,14 @@ async fn a_drain_ends_at_its_deadline() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut state = web(&[ONE, TWO]);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     let changes = transition(&mut state, &web(&[TWO]));
-    driver.apply(&state, &changes).await.unwrap();
+    driver.apply_all(&state, &changes).await.unwrap();
     kernel.connect(1);
     // The deadline has passed.
     kernel.put(destination(ONE), Value::Weight(Weight::Draining(1)));
     let mut driver = self::driver(&kernel);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     assert_eq!(drift(&mut driver).await, None);
     assert!(!kernel.objects().contains_key(&destination(ONE)));
 }
@@ -200,10 +201,10 @@ async fn a_service_that_goes_leaves_its_address_until_its_connections_have_ended
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut state = web(&[ONE]);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     kernel.connect(1);
     let changes = transition(&mut state, &mk_state().build());
-    driver.apply(&state, &changes).await.unwrap();
+    driver.apply_all(&state, &changes).await.unwrap();
     let address = Object::Address("10.96.0.1".parse().unwrap());
     let entry = SetId { content: SetContent::Addresses, family: IpFamily::V4 };
     let entry = Object::SetEntry(entry, set::address("10.96.0.1".parse().unwrap()));
@@ -230,7 +231,7 @@ async fn foreign_virtual_servers_are_never_changed() {
     let mut driver = driver(&kernel);
     for _ in 0..20 {
         history.jump();
-        driver.reconcile(history.state()).await.unwrap();
+        driver.reconcile_all(history.state()).await.unwrap();
         assert!(foreign_servers.iter().all(|(object, value)| kernel.objects().get(object) == Some(value)));
     }
     driver.cleanup().await.unwrap();
@@ -245,10 +246,10 @@ async fn excluded_ranges_are_left_alone() {
     kernel.put(Object::Server(cluster_ip()), scheduling.clone());
     kernel.put(Object::Address("10.96.0.1".parse().unwrap()), Value::Plain);
     let mut driver = Driver::new(IpvsDataPlane::new(kernel.clone(), settings));
-    let applied = driver.reconcile(&web(&[ONE])).await.unwrap();
+    let applied = driver.reconcile_all(&web(&[ONE])).await.unwrap();
     let [failure] = &applied.failures[..] else { panic!("{applied:?}") };
     assert!(failure.key == mk_key("default/web") && failure.reason.contains("10.96.0.1"), "{failure:?}");
-    driver.reconcile(&mk_state().build()).await.unwrap();
+    driver.reconcile_all(&mk_state().build()).await.unwrap();
     driver.cleanup().await.unwrap();
     assert_eq!(kernel.objects().get(&Object::Server(cluster_ip())), Some(&scheduling));
     assert_eq!(kernel.objects().len(), 2);
@@ -262,12 +263,12 @@ async fn a_rejected_object_does_not_affect_others() {
         .service("default/other", |other| other.cluster_ip("10.96.0.2").endpoints([ONE]))
         .build();
     let mut driver = driver(&kernel);
-    let applied = driver.reconcile(&state).await.unwrap();
+    let applied = driver.reconcile_all(&state).await.unwrap();
     let [failure] = &applied.failures[..] else { panic!("{applied:?}") };
     assert!(failure.key == mk_key("default/web") && failure.retryable, "{failure:?}");
     assert!(kernel.objects().contains_key(&destination(TWO)), "the rest of it is programmed");
     kernel.reject(None);
-    let applied = driver.reconcile(&state).await.unwrap();
+    let applied = driver.reconcile_all(&state).await.unwrap();
     assert_eq!((applied.failures, applied.writes), (vec![], 1));
 }
 
@@ -275,7 +276,7 @@ async fn a_rejected_object_does_not_affect_others() {
 async fn missing_objects_are_drift() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
-    driver.reconcile(&web(&[ONE])).await.unwrap();
+    driver.reconcile_all(&web(&[ONE])).await.unwrap();
     assert_eq!(drift(&mut driver).await, None);
     for object in kernel.objects().into_keys().filter(|object| !matches!(object, Object::Destination(..))) {
         let value = kernel.objects()[&object].clone();
@@ -292,14 +293,16 @@ async fn missing_objects_are_drift() {
 #[tokio::test(start_paused = true)]
 async fn urgent_service_ports_come_first() {
     let kernel = Fake::default();
-    let state = mk_state()
-        .service("apps/a", |app| app.cluster_ip("10.96.0.3").endpoints([ONE]))
+    let apps = (0..=255).fold(mk_state(), |state, n| {
+        state.service(&format!("apps/svc-{n:03}"), |app| app.cluster_ip(&format!("10.96.1.{n}")).endpoints([ONE]))
+    });
+    let state = apps
         .service("default/kubernetes", |api| api.cluster_ip("10.96.0.1").port(443).endpoints([ONE]))
         .service("kube-system/dns/udp", |dns| dns.cluster_ip("10.96.0.2").port(53).endpoints([TWO]))
         .build();
     reconcile(&kernel, &state).await;
     assert_eq!(kernel.commits(), 2);
-    let addresses: Vec<_> = kernel
+    let mut addresses: Vec<_> = kernel
         .log()
         .into_iter()
         .filter_map(|operation| match operation {
@@ -307,7 +310,8 @@ async fn urgent_service_ports_come_first() {
             _ => None,
         })
         .collect();
-    assert_eq!(addresses, ["10.96.0.1", "10.96.0.2", "10.96.0.3"]);
+    addresses.truncate(2);
+    assert_eq!(addresses, ["10.96.0.1", "10.96.0.2"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -322,11 +326,11 @@ async fn another_scheduler_changes_virtual_servers_and_nothing_else() {
         mk_state().service("default/web", web).build()
     };
     let mut state = with(None);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     for (scheduler, name) in [(Some("wlc"), "wlc"), (Some("mh:port"), "mh"), (Some("mh"), "mh"), (None, "rr")] {
         kernel.log();
         let changes = transition(&mut state, &with(scheduler));
-        driver.apply(&state, &changes).await.unwrap();
+        driver.apply_all(&state, &changes).await.unwrap();
         let log = kernel.log();
         let is_its = |operation: &Operation| {
             matches!(operation, Operation::Change(Object::Server(_), Value::Scheduling(scheduling))
@@ -342,10 +346,10 @@ async fn replacing_an_endpoint_changes_only_its_destinations() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut state = web(&[ONE]);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     let changes = transition(&mut state, &web(&[TWO]));
     // At the cluster IP, and for the mark of the node port.
-    assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4);
+    assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, 4);
 }
 
 /// The Service is served by round robin and reported, and its scheduler is retried when the Service changes.
@@ -364,20 +368,20 @@ async fn a_missing_scheduler_is_replaced_and_retried() {
     };
     let mut driver = driver(&kernel);
     let mut state = web(vec![ONE]);
-    let applied = driver.reconcile(&state).await.unwrap();
+    let applied = driver.reconcile_all(&state).await.unwrap();
     let [failure] = &applied.failures[..] else { panic!("{applied:?}") };
     assert!(failure.key == mk_key("default/web") && !failure.retryable, "{failure:?}");
     assert_eq!(scheduler(&kernel), "rr");
     assert!(kernel.objects().contains_key(&destination(ONE)));
 
     let changes = transition(&mut state, &web(vec![ONE, TWO]));
-    let applied = driver.apply(&state, &changes).await.unwrap();
+    let applied = driver.apply_all(&state, &changes).await.unwrap();
     assert_eq!((applied.failures.len(), scheduler(&kernel).as_str()), (1, "rr"), "still missing");
     assert!(kernel.objects().contains_key(&destination(TWO)));
 
     kernel.remove_scheduler(None);
     let changes = transition(&mut state, &web(vec![TWO]));
-    let applied = driver.apply(&state, &changes).await.unwrap();
+    let applied = driver.apply_all(&state, &changes).await.unwrap();
     assert_eq!((applied.failures, scheduler(&kernel).as_str()), (vec![], "wlc"), "it exists now");
 }
 
@@ -426,10 +430,10 @@ async fn all_ports_of_a_service_change_when_one_exceeds_the_limit_of_destination
     let mut driver =
         Driver::new(IpvsDataPlane::new(kernel.clone(), Settings { drain: Duration::ZERO, ..Settings::default() }));
     let mut state = sticky(with_web(mk_state(), &[ONE]), 10, 100, 100).build();
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     for (ports, expected) in [(11, 11 * 200), (10, 10 * 10_100), (12, 12 * 200), (0, 0)] {
         let changes = transition(&mut state, &sticky(with_web(mk_state(), &[ONE]), ports, 100, 100).build());
-        let report = driver.apply(&state, &changes).await.unwrap();
+        let report = driver.apply_all(&state, &changes).await.unwrap();
         assert_eq!(report.failures.len(), if expected == 200 * ports as usize { ports as usize } else { 0 });
         // Two destinations are those of the other Service: at its cluster IP and its node port.
         assert_eq!(destinations(&kernel), expected + 2, "{ports} ports");

@@ -13,7 +13,7 @@ use netlink::ipvs::VirtualServerKey;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::{IpvsDataPlane, now};
+use super::{IpvsDataPlane, MAX_TRANSACTION_WRITES, now};
 use crate::{
     applied::AppliedState,
     kernel::{Connections, Kernel, Summary},
@@ -105,7 +105,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
         if idle.is_empty() {
             return Ok(0);
         }
-        self.change(applied, BTreeSet::new(), &idle).await
+        Ok(self.change(applied, BTreeSet::new(), (MAX_TRANSACTION_WRITES, &idle)).await?.operations)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The listing of the virtual servers that a driver has written, with their VIPs and draining destinations.
 
-use backend::{Backend, driver::Driver, testing::mk_state};
+use backend::testing::ProgramAll as _;
+use backend::{driver::Driver, testing::mk_state};
 
 use super::*;
 use crate::{
@@ -19,7 +20,10 @@ async fn list_after(history: [&[&str]; 2]) -> Vec<VirtualServer> {
         let endpoints = endpoints.to_vec();
         let state =
             mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").node_port(30_080).endpoints(endpoints));
-        Driver::new(IpvsDataPlane::new(kernel.clone(), Settings::default())).reconcile(&state.build()).await.unwrap();
+        Driver::new(IpvsDataPlane::new(kernel.clone(), Settings::default()))
+            .reconcile_all(&state.build())
+            .await
+            .unwrap();
         kernel.connect(3);
     }
     let mut kernel = kernel;

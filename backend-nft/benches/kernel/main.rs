@@ -20,6 +20,7 @@ mod sendmsg;
 mod snapshot;
 mod steps;
 
+use backend::testing::ProgramAll as _;
 use std::{
     net::IpAddr,
     num::NonZeroU16,
@@ -27,7 +28,7 @@ use std::{
 };
 
 use backend::{
-    Backend, NodeState,
+    NodeState,
     dataplane::{DataplaneOptions, LocalDetector},
     testing::{Stack, apply, synthetic},
 };
@@ -157,7 +158,7 @@ fn backend() -> Nft {
 
 async fn time(backend: &mut Nft, state: &NodeState) -> Duration {
     let start = Instant::now();
-    let applied = backend.reconcile(state).await.unwrap();
+    let applied = backend.reconcile_all(state).await.unwrap();
     assert_eq!(applied.failures, []);
     start.elapsed()
 }

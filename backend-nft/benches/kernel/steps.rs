@@ -1,8 +1,9 @@
 //! Measures small changes of a large state, from the commit until the kernel has executed them.
 
+use backend::testing::ProgramAll as _;
 use std::time::{Duration, Instant};
 
-use backend::{Backend, NodeState, testing};
+use backend::{NodeState, testing};
 use backend_nft::Nft;
 use proto::model::{Endpoint, IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
 
@@ -43,7 +44,7 @@ pub(crate) async fn measure(report: &mut BenchReport, backend: &mut Nft, state: 
     report.duration("two added, the only pool of that size, median", median(new_size));
     report.duration("one service removed, median", median(service_removed));
     report.duration("one service added, median", median(service_added));
-    let applied = steps.backend.reconcile(&steps.state).await.unwrap();
+    let applied = steps.backend.reconcile_all(&steps.state).await.unwrap();
     assert_eq!(applied.writes, 0, "the changes must have the result of a reconcile");
 }
 
@@ -70,7 +71,7 @@ impl Steps<'_> {
     async fn change<const N: usize>(&mut self, times: &mut Vec<Duration>, operations: [Operation; N]) {
         let changes = testing::apply(&mut self.state, operations);
         let start = Instant::now();
-        let applied = self.backend.apply(&self.state, &changes).await.unwrap();
+        let applied = self.backend.apply_all(&self.state, &changes).await.unwrap();
         times.push(start.elapsed());
         assert!(applied.writes > 0 && applied.failures.is_empty());
     }

@@ -157,6 +157,18 @@ impl PoolChain {
         })
     }
 
+    /// The map with the endpoints that it selects from.
+    #[cfg(test)]
+    pub(crate) const fn endpoints(self) -> Map {
+        endpoints(self.kind.class(), self.count)
+    }
+
+    /// The same for rules of session affinity.
+    #[cfg(test)]
+    pub(crate) const fn affine_endpoints(self) -> Map {
+        affinity_maps(self.kind.class()).endpoints
+    }
+
     /// The chain that it jumps to.
     pub(crate) fn target(self) -> Option<Self> {
         match (self.kind.target(), self.affinity) {

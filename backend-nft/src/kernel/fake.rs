@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -13,13 +14,14 @@ use backend::{
     dataplane::{DataplaneOptions, Vip},
     driver::{CommitError, Driver, Rejection},
 };
+use ipnet::IpNet;
 use netlink::nft::{Chain, Expr, ListedRule, Rule, Set, SetFlags};
 use proto::model::{IpFamily, PerFamily};
 
 use super::Kernel;
 use crate::{
     data_plane::NftDataPlane,
-    desired::{EndpointKeys, PoolChain},
+    desired::{EndpointKeys, PoolChain, SourceGroupId},
     element::{Element, ElementData, Map, Verdict},
     observed::Listing,
     plan::{Elements, Operation},
@@ -40,7 +42,14 @@ struct FakeState {
     vips: Vec<BTreeSet<Vip>>,
     /// The number of chains that each transaction added.
     added_chains: Vec<usize>,
+    /// The number of elements that each transaction wrote.
+    written_elements: Vec<usize>,
+    /// What packets may reach after each transaction; `None`: it is not recorded.
+    reachable: Option<Vec<Reachable>>,
 }
+
+/// The endpoints to which packets to each VIP may be sent; none: they are dropped or rejected.
+pub(crate) type Reachable = BTreeMap<Vip, BTreeSet<(IpAddr, u16)>>;
 
 /// Whether the fake names the element that it rejects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,6 +138,21 @@ impl Fake {
         std::mem::take(&mut self.0.lock().unwrap().added_chains)
     }
 
+    /// The number of elements that each accepted transaction since the last call wrote.
+    pub(crate) fn written_elements(&self) -> Vec<usize> {
+        std::mem::take(&mut self.0.lock().unwrap().written_elements)
+    }
+
+    /// Checks and records from now on what packets may reach after each transaction.
+    pub(crate) fn record_reachable(&self) {
+        self.0.lock().unwrap().reachable = Some(Vec::new());
+    }
+
+    /// What packets may reach after each transaction since the last call.
+    pub(crate) fn reachable(&self) -> Vec<Reachable> {
+        self.0.lock().unwrap().reachable.replace(Vec::new()).unwrap_or_default()
+    }
+
     /// Changes the elements of the IPv4 table, as another process would.
     pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<ElementKey, ElementData>)) {
         change(&mut self.0.lock().unwrap().tables.v4.as_mut().unwrap().elements);
@@ -170,7 +194,12 @@ impl Kernel for Fake {
         state.vips.push(verdicts.collect());
         let added = operations.iter().filter(|(_, operation)| matches!(operation, Operation::AddChain(_)));
         state.added_chains.push(added.count());
+        state.written_elements.push(operations.iter().map(|(_, operation)| operation.elements()).sum());
         state.tables = tables;
+        if state.reachable.is_some() {
+            let reachable = reachable(&state.tables);
+            state.reachable.get_or_insert_default().push(reachable);
+        }
         Ok(Duration::ZERO)
     }
 
@@ -210,7 +239,60 @@ impl FakeState {
     }
 }
 
+/// Panics if a verdict leads to a slot without an endpoint, or to a group without all of its source ranges.
+fn reachable(tables: &PerFamily<Option<FakeTable>>) -> Reachable {
+    let mut reachable = Reachable::new();
+    for table in tables.iter().filter_map(|(_, table)| table.as_ref()) {
+        let groups = table.source_groups();
+        for ((_, vip, ..), data) in &table.elements {
+            let ElementData::Verdict(verdict) = data else { continue };
+            if let Verdict::Sources(id) = verdict {
+                assert!(groups.contains(id), "{vip} leads to {id}, which is not complete");
+                continue;
+            }
+            let endpoints = reachable.entry(*vip).or_default();
+            if let Verdict::Pool(chain) = verdict {
+                endpoints.extend(table.pool(*vip, *chain));
+            }
+        }
+    }
+    reachable
+}
+
 impl FakeTable {
+    /// The endpoints to which a chain sends packets to a VIP.
+    fn pool(&self, vip: Vip, chain: PoolChain) -> Vec<(IpAddr, u16)> {
+        let key = match chain.kind.aliases().map(|aliases| self.elements.get(&(aliases, vip, 0, None))) {
+            None => vip,
+            Some(Some(ElementData::PoolKey(key))) => *key,
+            Some(alias) => panic!("{vip} leads to {chain}: alias {alias:?}"),
+        };
+        let mut maps = vec![chain.endpoints()];
+        maps.extend(chain.affinity.map(|_| chain.affine_endpoints()));
+        let slots = maps.into_iter().flat_map(|map| (0..chain.count).map(move |slot| (map, slot)));
+        let endpoint = |(map, slot)| match self.elements.get(&(map, key, slot, None)) {
+            Some(ElementData::Endpoint(address, port)) => (*address, *port),
+            other => panic!("{vip} leads to {chain}, slot {slot} of {key} in {}: {other:?}", map.name()),
+        };
+        slots.map(endpoint).collect()
+    }
+
+    /// The groups of source ranges that are complete.
+    fn source_groups(&self) -> BTreeSet<SourceGroupId> {
+        let mut groups: BTreeMap<SourceGroupId, Vec<IpNet>> = BTreeMap::new();
+        for ((map, vip, index, _), data) in &self.elements {
+            let prefix = element(*map, *vip, *index, *data).prefix();
+            if let (ElementData::Source(id), Some(prefix)) = (data, prefix) {
+                groups.entry(*id).or_default().push(prefix);
+            }
+        }
+        for prefixes in groups.values_mut() {
+            prefixes.sort_unstable();
+        }
+        groups.retain(|id, prefixes| SourceGroupId::of(prefixes) == *id && self.chains.contains_key(&id.to_string()));
+        groups.into_keys().collect()
+    }
+
     /// The content without the slots of endpoints.
     pub(crate) fn shape(&self) -> String {
         let elements = self.elements.iter().map(|((map, vip, ..), data)| (map, vip, data));

@@ -1,4 +1,4 @@
-//! Slots are kept, and elements without an owner are found.
+//! Slots are kept.
 
 use std::net::IpAddr;
 
@@ -18,13 +18,13 @@ fn element(n: u8, map: Map, index: u32, to: u8) -> Element {
     Element { vip: vip(n), map, index, data: ElementData::Endpoint(endpoint(to), 80) }
 }
 
-fn observed(elements: Vec<Element>) -> (Observed, PerFamily<Repairs>) {
+fn observed(elements: Vec<Element>) -> (PerFamily<ObservedTable>, PerFamily<Repairs>) {
     let options = backend::dataplane::DataplaneOptions::default();
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &ClusterInfo::default()));
     let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };
     let listings = PerFamily { v4, v6: Listing::default() };
-    Observed::new(listings, &base, &options.effective(&node), |_, found| *found != vip(9))
+    ObservedTable::of(listings, &base, &options.effective(&node))
 }
 
 fn last_octets(list: &[Option<Endpoint>]) -> Vec<u8> {
@@ -43,7 +43,7 @@ fn slots_are_kept_from_the_first_key_that_has_any() {
         element(3, Map::Endpoints, 0, 7),
         element(3, Map::LocalEndpoints, 2, 8),
     ]);
-    let slots = observed.0.v4.slots([vip(1), vip(2), vip(3)].into_iter());
+    let slots = observed.v4.slots([vip(1), vip(2), vip(3)].into_iter());
     assert_eq!(last_octets(&slots.cluster), [5, 6]);
     assert_eq!(last_octets(&slots.local), [0, 0, 8]);
 }
@@ -51,13 +51,12 @@ fn slots_are_kept_from_the_first_key_that_has_any() {
 #[test]
 fn a_slot_after_a_large_gap_is_ignored() {
     let (observed, _) = observed(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]);
-    assert_eq!(last_octets(&observed.0.v4.slots([vip(2)].into_iter()).cluster), [5]);
+    assert_eq!(last_octets(&observed.v4.slots([vip(2)].into_iter()).cluster), [5]);
 }
 
 #[test]
-fn elements_without_a_service_port_are_unowned() {
-    let (_, repairs) = observed(vec![element(9, Map::Endpoints, 0, 5), element(2, Map::Endpoints, 0, 5)]);
-    assert_eq!(repairs.v4.unowned, [element(9, Map::Endpoints, 0, 5)]);
+fn a_table_that_exists_is_not_added() {
+    let (_, repairs) = observed(vec![element(2, Map::Endpoints, 0, 5)]);
     assert_eq!(repairs.v6.first[0], Operation::AddTable);
     assert!(!repairs.v4.first.contains(&Operation::AddTable));
 }

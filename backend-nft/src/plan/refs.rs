@@ -24,7 +24,7 @@ pub(crate) struct RefCounts {
 /// A group of source ranges in the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SourceGroupRefs {
-    /// The number of VIPs that refer to it.
+    /// The number of VIPs that refer to it. 0: it is not complete yet, or unused.
     pub(super) count: u32,
     /// Sorted.
     pub(super) prefixes: Arc<[IpNet]>,
@@ -83,6 +83,16 @@ impl RefCounts {
         self.chains.keys().copied()
     }
 
+    /// The number of shared elements without a reference.
+    pub(crate) fn unused_elements(&self) -> usize {
+        self.elements.values().filter(|count| **count == 0).count()
+    }
+
+    /// The groups of source ranges that no VIP refers to.
+    pub(crate) fn unused_groups(&self) -> impl Iterator<Item = SourceGroupId> {
+        self.groups.iter().filter(|(_, group)| group.count == 0).map(|(id, _)| *id)
+    }
+
     /// Records that a transaction with these changes was committed.
     pub(crate) fn commit(&mut self, changes: RefCountChanges) {
         fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, changes: impl IntoIterator<Item = (K, Option<V>)>) {
@@ -100,6 +110,6 @@ impl RefCounts {
 }
 
 /// The chains that an element refers to: that of its verdict, and those that this chain jumps to.
-pub(super) fn chains(element: &Element) -> impl Iterator<Item = PoolChain> {
+pub(crate) fn chains(element: &Element) -> impl Iterator<Item = PoolChain> {
     element.pool().into_iter().flat_map(PoolChain::path)
 }

@@ -5,20 +5,18 @@ use std::{
     sync::Arc,
 };
 
-use backend::{
-    dataplane::EffectiveOptions,
-    driver::{ServicePortUpdate, Unneeded},
-};
+use backend::{dataplane::EffectiveOptions, driver::Unneeded};
 use ipnet::IpNet;
 use netlink::nft::{Chain, Rule};
 use proto::model::IpFamily;
 
 use super::{
-    CurrentState, Elements, Operation, Owner, RefCounts, Repairs,
+    Elements, Operation, Owner, RefCounts, Repairs,
+    edits::{Edits, GroupEdits},
     refs::{RefCountChanges, SourceGroupRefs, chains},
 };
 use crate::{
-    desired::{Desired, PoolChain, SourceGroup, SourceGroupId},
+    desired::{PoolChain, SourceGroup, SourceGroupId},
     element::{Element, Map},
 };
 
@@ -37,14 +35,12 @@ pub(super) struct TablePlan {
     shared: BTreeMap<Element, (i64, Owner)>,
     /// The change of the number of VIPs that refer to a group of source ranges.
     groups: BTreeMap<SourceGroupId, i64>,
-    /// The groups that service ports need, and one of them.
-    needed_groups: BTreeMap<SourceGroupId, (SourceGroup, Owner)>,
-    /// The number of elements of new groups.
-    new_sources: usize,
+    /// The changes of groups that service ports need, and one of them.
+    group_edits: BTreeMap<SourceGroupId, (GroupEdits, Owner)>,
+    /// The groups that service ports need, and that are not deleted, although a VIP may not refer to them yet.
+    needed_groups: BTreeSet<SourceGroupId>,
     /// Chains that later transactions need.
     prepared: BTreeSet<PoolChain>,
-    /// Buffers for the old and new elements of a service port.
-    scratch: (Vec<Element>, Vec<Element>),
 }
 
 /// The operations for the chains of groups of source ranges.
@@ -80,54 +76,35 @@ impl TablePlan {
         }
     }
 
-    /// The number of changed elements, without those for hairpin and cluster IPs.
-    pub(super) fn len(&self) -> usize {
-        let own: usize = self.removed.iter().chain(&self.added).map(|elements| elements.list.len()).sum();
-        own + self.new_sources
+    /// Adds chains that later transactions need.
+    pub(super) fn prepare(&mut self, chains: impl IntoIterator<Item = PoolChain>) {
+        self.prepared.extend(chains);
     }
 
-    /// Adds the chains that a service port needs in a later transaction.
-    pub(super) fn prepare(&mut self, family: IpFamily, update: &ServicePortUpdate<Desired>) {
-        let (_, new) = &mut self.scratch;
-        new.clear();
-        update.desired[family].iter().for_each(|desired| desired.elements(new));
-        self.prepared.extend(new.iter().flat_map(chains));
+    /// Keeps groups of source ranges that later transactions need.
+    pub(super) fn need_groups(&mut self, groups: impl IntoIterator<Item = SourceGroupId>) {
+        self.needed_groups.extend(groups);
+    }
+
+    /// Whether the changes that were added complete a group of source ranges.
+    pub(super) fn completes(&self, group: SourceGroupId) -> bool {
+        self.group_edits.get(&group).is_some_and(|(edits, _)| edits.is_complete)
     }
 
     /// Adds the changes of one service port.
-    pub(super) fn update(
-        &mut self,
-        current: &impl CurrentState,
-        family: IpFamily,
-        update: &ServicePortUpdate<Desired>,
-        index: u32,
-    ) {
-        let (mut old, mut new) = std::mem::take(&mut self.scratch);
-        let desired = update.desired[family].as_ref();
-        old.clear();
-        new.clear();
-        current.elements(family, update, &mut old);
-        desired.inspect(|desired| desired.elements(&mut new));
-        only_in(&old, &new).for_each(|removed| self.remove(removed, Some(index)));
-        only_in(&new, &old).for_each(|added| self.add(added, Some(index)));
-        if let Some(group) = desired.and_then(Desired::sources)
-            && !self.needed_groups.contains_key(&group.id)
-        {
-            let is_new = !current.refs(family).groups.contains_key(&group.id);
-            self.new_sources += if is_new { group.prefixes.len() } else { 0 };
-            self.needed_groups.insert(group.id, (group.clone(), Some(index)));
+    pub(super) fn update(&mut self, edits: Edits, index: u32) {
+        let Edits { removed, added, unshared, shared, group } = edits;
+        removed.into_iter().for_each(|element| self.remove(element, Some(index)));
+        added.into_iter().for_each(|element| self.add(element, Some(index)));
+        if let Some(group) = group {
+            self.group_edits.entry(group.group.id).or_insert((group, Some(index)));
         }
-        old.clear();
-        new.clear();
-        current.shared(family, update, &mut old);
-        desired.inspect(|desired| desired.shared(&mut new));
-        let (removed, added) = (only_in(&old, &new), only_in(&new, &old));
-        for (element, change) in removed.map(|element| (element, -1)).chain(added.map(|element| (element, 1))) {
+        let unshared = unshared.into_iter().map(|element| (element, -1));
+        for (element, change) in unshared.chain(shared.into_iter().map(|element| (element, 1))) {
             let (sum, owner) = self.shared.entry(element).or_default();
             *sum += change;
             *owner = Some(index);
         }
-        self.scratch = (old, new);
     }
 
     fn remove(&mut self, element: Element, owner: Owner) {
@@ -149,17 +126,19 @@ impl TablePlan {
         }
     }
 
-    /// The operations in order, and the reference counts after their commit.
+    /// The operations in order, and the reference counts after their commit. `left`: the number of unneeded elements
+    /// that may be deleted, which is reduced.
     pub(super) fn finish(
         mut self,
         family: IpFamily,
         refs: &RefCounts,
         repairs: Repairs,
         unneeded: Unneeded,
+        left: &mut usize,
         effective: &EffectiveOptions,
     ) -> (Vec<Operation>, RefCountChanges) {
-        let mut ref_changes = self.count_refs(refs, &repairs.pools, unneeded);
-        let group_chains = self.plan_groups(family, refs, &mut ref_changes, unneeded);
+        let mut ref_changes = self.count_refs(refs, &repairs.pools, unneeded, left);
+        let group_chains = self.plan_groups(family, refs, &mut ref_changes, unneeded, left);
         let is_new = |chain: &PoolChain| !refs.chains.contains_key(chain);
         for chain in std::mem::take(&mut self.prepared).into_iter().filter(is_new) {
             ref_changes.chains.entry(chain).or_insert(Some(0));
@@ -211,16 +190,17 @@ impl TablePlan {
         refs: &RefCounts,
         ref_changes: &mut RefCountChanges,
         unneeded: Unneeded,
+        left: &mut usize,
     ) -> GroupChains {
         let mut chains = GroupChains::default();
         let mut changes = std::mem::take(&mut self.groups);
-        let needed = std::mem::take(&mut self.needed_groups);
-        for id in needed.keys() {
+        let edits = std::mem::take(&mut self.group_edits);
+        for id in edits.keys() {
             changes.entry(*id).or_default();
         }
         if unneeded == Unneeded::Delete {
-            for (id, _) in refs.groups.iter().filter(|(_, group)| group.count == 0) {
-                changes.entry(*id).or_default();
+            for id in refs.unused_groups() {
+                changes.entry(id).or_default();
             }
         }
         for (id, change) in changes {
@@ -228,21 +208,25 @@ impl TablePlan {
             let old = before.cloned().unwrap_or_default();
             let count = u32::try_from(i64::from(old.count) + change).unwrap_or(0);
             let mut new = SourceGroupRefs { count, ..old.clone() };
-            match needed.get(&id) {
-                _ if count == 0 && unneeded == Unneeded::Delete => {
-                    self.change_sources(id, (&old.prefixes, None), (&[], None));
-                    chains.deleted.extend(old.rules.map(|_| Operation::DeleteChain(id.to_string())));
+            if let Some((edits, owner)) = edits.get(&id) {
+                self.change_sources(id, edits, *owner);
+                let removed: BTreeSet<&IpNet> = edits.removed.iter().collect();
+                let kept = old.prefixes.iter().filter(|prefix| !removed.contains(prefix));
+                let prefixes: BTreeSet<IpNet> = kept.chain(&edits.added).copied().collect();
+                new.prefixes = prefixes.into_iter().collect();
+                new.rules = Some(chains.repair(&edits.group, family, old.rules.as_deref()));
+                new.is_intact = edits.is_complete;
+            } else if count == 0 && unneeded == Unneeded::Delete && !self.needed_groups.contains(&id) {
+                // The chain first, so that no packet is matched with a part of the group.
+                let (deleted, rest) = old.prefixes.split_at(old.prefixes.len().min(*left));
+                *left -= deleted.len();
+                deleted.iter().for_each(|prefix| self.remove(id.element(prefix), None));
+                chains.deleted.extend(old.rules.as_ref().map(|_| Operation::DeleteChain(id.to_string())));
+                if rest.is_empty() {
                     ref_changes.groups.extend(before.map(|_| (id, None)));
                     continue;
                 }
-                // Another process may have changed what the kernel contains.
-                Some((group, owner)) if count > 0 && !old.is_intact => {
-                    self.change_sources(id, (&old.prefixes, None), (&group.prefixes, *owner));
-                    new.prefixes = group.prefixes.clone();
-                    new.rules = Some(chains.repair(group, family, old.rules.as_deref()));
-                    new.is_intact = true;
-                }
-                _ => {}
+                new = SourceGroupRefs { prefixes: rest.into(), ..SourceGroupRefs::default() };
             }
             if before != Some(&new) {
                 ref_changes.groups.push((id, Some(new)));
@@ -251,44 +235,42 @@ impl TablePlan {
         chains
     }
 
-    /// Adds the difference between two sorted lists of prefixes.
-    fn change_sources(&mut self, id: SourceGroupId, old: (&[IpNet], Owner), new: (&[IpNet], Owner)) {
-        let only_in = |one: &[IpNet], other: &[IpNet]| {
-            let prefixes = one.iter().filter(|prefix| other.binary_search(prefix).is_err());
-            prefixes.map(|prefix| id.element(prefix)).collect::<Vec<_>>()
-        };
-        only_in(old.0, new.0).into_iter().for_each(|element| self.remove(element, old.1));
-        only_in(new.0, old.0).into_iter().for_each(|element| self.add(element, new.1));
+    fn change_sources(&mut self, id: SourceGroupId, edits: &GroupEdits, owner: Owner) {
+        edits.removed.iter().for_each(|prefix| self.remove(id.element(prefix), None));
+        edits.added.iter().for_each(|prefix| self.add(id.element(prefix), owner));
     }
 
     /// The changes of the reference counts. Adds the changes of shared elements. `broken`: chains with wrong rules.
-    fn count_refs(&mut self, refs: &RefCounts, broken: &[PoolChain], unneeded: Unneeded) -> RefCountChanges {
+    fn count_refs(
+        &mut self,
+        refs: &RefCounts,
+        broken: &[PoolChain],
+        unneeded: Unneeded,
+        left: &mut usize,
+    ) -> RefCountChanges {
         let mut ref_changes = RefCountChanges::default();
         let chains = std::mem::take(&mut self.chains).into_iter();
-        ref_changes.chains = changed(&refs.chains, chains, Unneeded::Keep).collect();
+        ref_changes.chains = changed(&refs.chains, chains, (Unneeded::Keep, 0)).collect();
         if unneeded == Unneeded::Delete {
             delete_unused(&refs.chains, broken, &mut ref_changes.chains);
         }
         let shared = std::mem::take(&mut self.shared);
         let counts = shared.iter().map(|(element, (count, _))| (*element, *count));
-        for (element, count) in changed(&refs.elements, counts, unneeded) {
+        for (element, count) in changed(&refs.elements, counts, (unneeded, *left)) {
             let owner = shared.get(&element).and_then(|(_, owner)| *owner);
             match (refs.elements.contains_key(&element), count) {
                 (false, Some(_)) => self.add(element, owner),
-                (true, None) => self.remove(element, owner),
+                (true, None) => {
+                    // The removals of service ports are counted already.
+                    *left = left.saturating_sub(usize::from(!shared.contains_key(&element)));
+                    self.remove(element, owner);
+                }
                 _ => {}
             }
             ref_changes.elements.push((element, count));
         }
         ref_changes
     }
-}
-
-/// The elements that only the first of two sorted lists contains. An element with new data is removed and added: the
-/// kernel cannot replace the data of an element.
-fn only_in<'a>(one: &'a [Element], other: &'a [Element]) -> impl Iterator<Item = Element> + 'a {
-    debug_assert!(one.is_sorted() && other.is_sorted());
-    one.iter().copied().filter(|element| other.binary_search(element).is_err())
 }
 
 /// Deletes unused chains: those with wrong rules, and all of them if there are more than [`MAX_UNUSED`].
@@ -307,17 +289,17 @@ fn delete_unused(
     changes.extend(counts.into_keys().filter(|chain| before.contains_key(chain)).map(|chain| (chain, None)));
 }
 
-/// The new reference counts; `None`: to be deleted.
+/// The new reference counts; `None`: to be deleted. Of those that were 0 before, at most `limit` are deleted.
 fn changed<K: Copy + Ord>(
     counts: &BTreeMap<K, u32>,
     changes: impl Iterator<Item = (K, i64)>,
-    unneeded: Unneeded,
+    (unneeded, limit): (Unneeded, usize),
 ) -> impl Iterator<Item = (K, Option<u32>)> {
     let mut changes: BTreeMap<K, i64> = changes.collect();
     if unneeded == Unneeded::Delete {
-        for (key, _) in counts.iter().filter(|(_, count)| **count == 0) {
-            changes.entry(*key).or_default();
-        }
+        let unused = counts.iter().filter(|(key, count)| **count == 0 && !changes.contains_key(*key));
+        let unused: Vec<K> = unused.map(|(key, _)| *key).take(limit).collect();
+        changes.extend(unused.into_iter().map(|key| (key, 0)));
     }
     changes.into_iter().filter_map(move |(key, change)| {
         let before = counts.get(&key).copied();

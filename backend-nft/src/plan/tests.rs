@@ -4,8 +4,9 @@
 mod pools;
 mod sources;
 
+use backend::testing::ProgramAll as _;
 use backend::{
-    Backend, NodeState,
+    NodeState,
     dataplane::{DataplaneOptions, LocalDetector, Vip},
     testing::{History, ServiceBuilder, apply, mk_key, mk_state},
 };
@@ -28,7 +29,7 @@ fn driver_for(kernel: &Fake, local_detector: LocalDetector) -> FakeDriver {
 
 async fn from_scratch(state: &NodeState) -> Fake {
     let kernel = Fake::default();
-    driver(&kernel).reconcile(state).await.unwrap();
+    driver(&kernel).reconcile_all(state).await.unwrap();
     kernel
 }
 
@@ -38,11 +39,11 @@ async fn updates_have_the_result_of_a_reconcile() {
         let (kernel, mut history) = (Fake::default(), History::new(seed));
         history.jump();
         let mut driver = driver(&kernel);
-        driver.reconcile(history.state()).await.unwrap();
+        driver.reconcile_all(history.state()).await.unwrap();
         kernel.transactions();
         for step in 0..60 {
             let changes = if step % 20 == 19 { history.jump() } else { history.step() };
-            let applied = driver.apply(history.state(), &changes).await.unwrap();
+            let applied = driver.apply_all(history.state(), &changes).await.unwrap();
             assert_eq!(applied.failures, [], "seed {seed}, step {step}");
             assert!(kernel.transactions() <= 1, "seed {seed}, step {step}: the fake rejected a transaction");
             // The slots may differ by history, so shapes are compared.
@@ -59,7 +60,7 @@ async fn updates_have_the_result_of_a_reconcile() {
 /// The sizes of the tables. A restart writes nothing, so the content is correct; equal sizes show that nothing is left
 /// over.
 async fn sizes(kernel: &Fake, state: &NodeState) -> Vec<String> {
-    assert_eq!(driver(kernel).reconcile(state).await.unwrap().writes, 0);
+    assert_eq!(driver(kernel).reconcile_all(state).await.unwrap().writes, 0);
     kernel.transactions();
     let tables = kernel.tables();
     tables.iter().map(|(_, table)| table.as_ref().map(|table| table.shape()).unwrap_or_default()).collect()
@@ -74,12 +75,12 @@ async fn some_unused_chains_are_kept() {
         mk_state().service("default/web", web).build()
     });
     let (mut driver, mut state) = (driver(&kernel), sized(1));
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     kernel.added_chains();
     let mut max_unused = 0;
     for size in (2..=200).chain([199, 200, 199]) {
         let changes = backend::testing::transition(&mut state, &sized(size));
-        driver.apply(&state, &changes).await.unwrap();
+        driver.apply_all(&state, &changes).await.unwrap();
         max_unused = max_unused.max(kernel.unused_chains());
     }
     let added = kernel.added_chains();
@@ -87,7 +88,7 @@ async fn some_unused_chains_are_kept() {
     assert_eq!(added[199..], [0, 0, 0]);
     assert!((60..=64).contains(&max_unused), "{max_unused}");
     assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
-    assert_eq!(self::driver(&kernel).reconcile(&state).await.unwrap().writes, 0, "unused chains are no drift");
+    assert_eq!(self::driver(&kernel).reconcile_all(&state).await.unwrap().writes, 0, "unused chains are no drift");
 }
 
 #[tokio::test]
@@ -125,7 +126,7 @@ async fn a_change_of_one_endpoint_writes_few_objects() {
         .service("default/two", |two| two.cluster_ip("10.96.0.2").endpoints(["10.244.1.7:80", "10.244.1.8:80"]))
         .service("default/three", |three| three.cluster_ip("10.96.0.3").endpoints(endpoints))
         .build();
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     for (change, writes) in [
         (pool_change(&["10.244.1.9:80"], &["10.244.1.1:80"]), 2),
         (pool_change(&[], &["10.244.1.3:80"]), 3),
@@ -136,7 +137,7 @@ async fn a_change_of_one_endpoint_writes_few_objects() {
         (pool_change(&[], &["10.244.1.4:80"]), 2 + 4 + 5),
     ] {
         let changes = apply(&mut state, [change.clone()]);
-        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{change:?}");
+        assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, writes, "{change:?}");
     }
 }
 
@@ -149,11 +150,11 @@ async fn a_pool_that_exceeds_the_size_of_its_map_moves_to_another() {
     let mut state = mk_state()
         .service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(endpoints.iter().map(String::as_str)))
         .build();
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     let before = kernel.tables();
     for change in [pool_change(&["10.244.2.1:80"], &[]), pool_change(&[], &["10.244.2.1:80"])] {
         let changes = apply(&mut state, [change]);
-        driver.apply(&state, &changes).await.unwrap();
+        driver.apply_all(&state, &changes).await.unwrap();
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
     }
     assert_eq!(kernel.tables(), before);
@@ -175,7 +176,7 @@ async fn affinity_is_added_changed_and_removed() {
             .build()
     };
     let mut state = with([0, 0]);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     // Two slots, two members, a verdict that is deleted and added; two chains of two and three rules.
     let (elements, chains) = (2 + 2 + 2, 2 + 2 + 3);
     for (seconds, writes) in [
@@ -191,7 +192,7 @@ async fn affinity_is_added_changed_and_removed() {
     ] {
         let changes = backend::testing::transition(&mut state, &with(seconds));
         kernel.transactions();
-        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{seconds:?}");
+        assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, writes, "{seconds:?}");
         assert!(kernel.transactions() <= 1, "{seconds:?}: the fake rejected a transaction");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{seconds:?}");
     }
@@ -205,9 +206,9 @@ async fn a_removed_endpoint_is_removed_from_the_live_set() {
     let endpoints = ["10.244.1.1:80", "10.244.1.2:80", "10.244.1.3:80"];
     let mut state =
         mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").affinity(60).endpoints(endpoints)).build();
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     let changes = apply(&mut state, [pool_change(&[], &["10.244.1.1:80"])]);
-    driver.apply(&state, &changes).await.unwrap();
+    driver.apply_all(&state, &changes).await.unwrap();
     let members = |data: &ElementData| matches!(data, ElementData::Member(..));
     let mut live = Vec::new();
     kernel.tamper(|elements| live.extend(elements.values().filter(|data| members(data)).copied()));
@@ -226,17 +227,17 @@ async fn a_contested_vip_belongs_to_the_first_service_port() {
             .build()
     };
     let mut state = both("203.0.113.9", "203.0.113.1");
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     for (target, failures) in [
         (both("203.0.113.1", "203.0.113.1"), 1),
         (both("203.0.113.9", "203.0.113.1"), 0),
         (both("203.0.113.1", "203.0.113.9"), 0),
     ] {
         let changes = backend::testing::transition(&mut state, &target);
-        let applied = driver.apply(&state, &changes).await.unwrap();
+        let applied = driver.apply_all(&state, &changes).await.unwrap();
         assert_eq!(applied.failures.len(), failures);
         assert_eq!(kernel.tables(), from_scratch(&target).await.tables());
-        assert_eq!(driver.reconcile(&target).await.unwrap(), backend::SyncReport { writes: 0, ..applied });
+        assert_eq!(driver.reconcile_all(&target).await.unwrap(), backend::SyncReport { writes: 0, ..applied });
     }
 }
 
@@ -245,11 +246,11 @@ async fn a_changed_node_address_changes_a_rule() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut state = mk_state().build();
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     let target = mk_state().node_addresses(["192.168.1.9", "fd00:1::1"]).build();
     let changes = backend::testing::transition(&mut state, &target);
     // The chain is flushed, and has three rules.
-    assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4);
+    assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, 4);
     assert_eq!(kernel.tables(), from_scratch(&target).await.tables());
 }
 
@@ -265,11 +266,11 @@ async fn ports_share_a_cluster_ip() {
         services.build()
     };
     let mut state = with(&[]);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     // The verdict reject of the VIP, and the address.
     for (ports, writes) in [(&["dns/tcp", "dns/udp"][..], 2 + 1), (&["dns/udp"], 1), (&["dns/sctp"], 2), (&[], 1 + 1)] {
         let changes = backend::testing::transition(&mut state, &with(ports));
-        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{ports:?}");
+        assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, writes, "{ports:?}");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ports:?}");
     }
 }
@@ -287,7 +288,7 @@ async fn a_changed_pod_cidr_of_the_node_changes_rules() {
         state.build()
     };
     let mut state = with(&[]);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     // Two chains for policy Local and one for cluster IPs, flushed: three rules each, and a fourth; one rule, and a
     // second.
     for (cidrs, writes) in [
@@ -299,9 +300,9 @@ async fn a_changed_pod_cidr_of_the_node_changes_rules() {
         (&["fd00:244:2::/64"], 2 * (1 + 3) + (1 + 1)),
     ] {
         let changes = backend::testing::transition(&mut state, &with(cidrs));
-        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{cidrs:?}");
+        assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, writes, "{cidrs:?}");
         let fresh = Fake::default();
-        driver_for(&fresh, LocalDetector::NodeCidr).reconcile(&state).await.unwrap();
+        driver_for(&fresh, LocalDetector::NodeCidr).reconcile_all(&state).await.unwrap();
         assert_eq!(kernel.tables(), fresh.tables(), "{cidrs:?}");
     }
 }
@@ -312,7 +313,7 @@ async fn service_cidrs_change() {
     let mut driver = driver(&kernel);
     let with = |cidrs: &[&str]| mk_state().service_cidrs(cidrs.iter().copied()).build();
     let mut state = with(&[]);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     // The chain is flushed, and has one more rule.
     for (cidrs, writes) in [
         (&["10.96.0.0/16", "fd00:96::/112"][..], 2 * 3),
@@ -322,7 +323,7 @@ async fn service_cidrs_change() {
         (&[], 2 * 2),
     ] {
         let changes = backend::testing::transition(&mut state, &with(cidrs));
-        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{cidrs:?}");
+        assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, writes, "{cidrs:?}");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{cidrs:?}");
     }
 }
@@ -333,10 +334,10 @@ async fn apply_detects_drift_and_repairs_it() {
     let mut driver = driver(&kernel);
     let mut state =
         mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(["10.244.1.1:80"])).build();
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     kernel.tamper(|elements| elements.retain(|(map, ..), _| *map != Map::Endpoints));
     let changes = apply(&mut state, [pool_change(&[], &["10.244.1.1:80"])]);
-    assert_eq!(driver.apply(&state, &changes).await.unwrap().failures, []);
+    assert_eq!(driver.apply_all(&state, &changes).await.unwrap().failures, []);
     assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
 }
 

@@ -1,5 +1,6 @@
 //! The clients that rules store: reconciles keep them, nft can list them, and the map may be full.
 
+use backend::testing::ProgramAll as _;
 use std::{
     collections::BTreeSet,
     net::{Ipv4Addr, UdpSocket},
@@ -9,7 +10,7 @@ use std::{
 };
 
 use backend::{
-    Backend, NodeState,
+    NodeState,
     testing::{ServiceBuilder, mk_state, transition},
 };
 use netlink::nft::{Element, Fields, NftBatch, NftHandle};
@@ -56,13 +57,13 @@ fn clients_are_kept_by_changes_and_restarts() {
     run(|| async {
         let mut backend = backend();
         let mut current = state(60);
-        backend.reconcile(&current).await.unwrap();
+        backend.reconcile_all(&current).await.unwrap();
         add_clients();
         assert_clients_are_kept();
         assert_eq!(reconcile(&current).await.writes, 0);
         for seconds in [70, 0, 60] {
             let changes = transition(&mut current, &state(seconds));
-            assert_eq!(backend.apply(&current, &changes).await.unwrap().failures, []);
+            assert_eq!(backend.apply_all(&current, &changes).await.unwrap().failures, []);
             assert_clients_are_kept();
             assert_eq!(reconcile(&current).await.writes, 0, "{seconds}");
         }

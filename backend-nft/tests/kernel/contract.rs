@@ -1,7 +1,8 @@
 //! The backend contract tests, and random states that nft must be able to list.
 
+use backend::testing::ProgramAll as _;
 use backend::{
-    Backend, NodeState,
+    NodeState,
     testing::{History, contract, mk_state, transition},
 };
 
@@ -38,10 +39,10 @@ fn random_states_are_readable() {
         let (mut history, mut backend) = (History::new(11), backend());
         for _ in 0..25 {
             history.jump();
-            backend.reconcile(history.state()).await.unwrap();
+            backend.reconcile_all(history.state()).await.unwrap();
             assert_readable();
             let changes = history.step();
-            backend.apply(history.state(), &changes).await.unwrap();
+            backend.apply_all(history.state(), &changes).await.unwrap();
             assert_readable();
         }
     });
@@ -53,10 +54,10 @@ fn pools_of_every_size_are_programmed() {
     run(|| async {
         let mut backend = backend();
         let mut state = sized(0);
-        backend.reconcile(&state).await.unwrap();
+        backend.reconcile_all(&state).await.unwrap();
         for size in [1, 16, 17, 64, 65, 256, 257, 300, 2, 0] {
             let changes = transition(&mut state, &sized(size));
-            let applied = backend.apply(&state, &changes).await.unwrap();
+            let applied = backend.apply_all(&state, &changes).await.unwrap();
             assert_eq!(applied.failures, []);
             assert_eq!(reconcile(&state).await.writes, 0, "{size} endpoints");
             assert_readable();
@@ -70,7 +71,7 @@ fn source_ranges_of_every_kind_are_programmed() {
     run(|| async {
         let mut backend = backend();
         let mut state = restricted(&[]);
-        backend.reconcile(&state).await.unwrap();
+        backend.reconcile_all(&state).await.unwrap();
         for ranges in [
             &["10.0.0.0/24", "fd00:2::/64"][..],
             &["10.0.0.0/16", "10.0.0.0/24", "fd00:2::/48"],
@@ -84,7 +85,7 @@ fn source_ranges_of_every_kind_are_programmed() {
             &[],
         ] {
             let changes = transition(&mut state, &restricted(ranges));
-            let applied = backend.apply(&state, &changes).await.unwrap();
+            let applied = backend.apply_all(&state, &changes).await.unwrap();
             assert_eq!(applied.failures, []);
             assert_eq!(reconcile(&state).await.writes, 0, "{ranges:?}");
             assert_readable();

@@ -2,6 +2,7 @@
 
 use std::net::Ipv6Addr;
 
+use backend::testing::ProgramAll as _;
 use backend::{Backend, NodeState, testing::mk_state};
 use netlink::nft::NftHandle;
 
@@ -153,12 +154,12 @@ fn a_deleted_or_dormant_table_is_repaired() {
 fn a_change_after_another_process_deleted_the_table_is_programmed() {
     run(|| async {
         let mut backend = backend();
-        backend.reconcile(&state()).await.unwrap();
+        backend.reconcile_all(&state()).await.unwrap();
         nft("flush ruleset");
         let mut target = state();
         let operations = backend::testing::operations_between(&target, &mk_state().build());
         let changes = backend::testing::apply(&mut target, operations);
-        let applied = backend.apply(&target, &changes).await.unwrap();
+        let applied = backend.apply_all(&target, &changes).await.unwrap();
         assert_eq!(applied.failures, []);
         assert_eq!(reconcile(&target).await.writes, 0);
     });

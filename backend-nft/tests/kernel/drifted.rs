@@ -1,5 +1,6 @@
 //! The backend detects changes of its tables by other processes, and nothing else.
 
+use backend::testing::ProgramAll as _;
 use std::time::Duration;
 
 use backend::{
@@ -39,7 +40,7 @@ async fn assert_detected(backend: &mut Nft, change: &str, expected: &str) {
     let Drift::Changed { object, process, pid } = drift else { panic!("{change}: {drift:?}") };
     assert_eq!((&*object, &*process), (expected, "nft"), "{change}");
     assert!(pid > 0);
-    assert!(backend.reconcile(&two_endpoints()).await.unwrap().writes > 0, "{change}");
+    assert!(backend.reconcile_all(&two_endpoints()).await.unwrap().writes > 0, "{change}");
     assert_no_drift(backend).await;
 }
 
@@ -47,7 +48,7 @@ async fn assert_detected(backend: &mut Nft, change: &str, expected: &str) {
 fn every_change_of_our_tables_by_others_is_detected() {
     run(|| async {
         let mut backend = backend();
-        backend.reconcile(&two_endpoints()).await.unwrap();
+        backend.reconcile_all(&two_endpoints()).await.unwrap();
         assert_no_drift(&mut backend).await;
         for (change, object) in [
             ("delete table ip fairlead", "rule"),
@@ -72,10 +73,10 @@ fn our_own_changes_are_no_drift() {
     run(|| async {
         let mut backend = backend();
         let mut state = two_endpoints();
-        backend.reconcile(&state).await.unwrap();
+        backend.reconcile_all(&state).await.unwrap();
         for endpoints in [&["10.244.1.1:8080"][..], &[], &["10.244.1.9:8080", "10.244.1.1:8080"]] {
             let changes = transition(&mut state, &self::state(endpoints));
-            backend.apply(&state, &changes).await.unwrap();
+            backend.apply_all(&state, &changes).await.unwrap();
             assert_no_drift(&mut backend).await;
         }
     });
@@ -85,7 +86,7 @@ fn our_own_changes_are_no_drift() {
 fn changes_of_other_tables_are_no_drift() {
     run(|| async {
         let mut backend = backend();
-        backend.reconcile(&two_endpoints()).await.unwrap();
+        backend.reconcile_all(&two_endpoints()).await.unwrap();
         nft("add table inet fairlead");
         nft("add table ip other");
         nft("add chain ip other fairlead { type filter hook input priority 0 ; }");
@@ -95,10 +96,10 @@ fn changes_of_other_tables_are_no_drift() {
         // Also after a large change of our own, during which notifications are not received.
         let mut state = two_endpoints();
         let changes = transition(&mut state, &synthetic(1_000, 10, Stack::V4));
-        backend.apply(&state, &changes).await.unwrap();
+        backend.apply_all(&state, &changes).await.unwrap();
         nft("delete table ip other");
         assert_no_drift(&mut backend).await;
-        assert_eq!(backend.reconcile(&state).await.unwrap().writes, 0);
+        assert_eq!(backend.reconcile_all(&state).await.unwrap().writes, 0);
     });
 }
 
@@ -108,7 +109,7 @@ fn a_large_commit_is_no_drift() {
     run(|| async {
         let mut backend = backend();
         let state = synthetic(1_000, 20, Stack::V4);
-        assert!(backend.reconcile(&state).await.unwrap().writes > 20_000);
+        assert!(backend.reconcile_all(&state).await.unwrap().writes > 20_000);
         assert_no_drift(&mut backend).await;
         nft("flush map ip fairlead endpoints-64");
         timeout(TIMEOUT, backend.drifted()).await.unwrap();
@@ -120,7 +121,7 @@ fn a_large_commit_is_no_drift() {
 fn lost_notifications_lead_to_one_reconcile() {
     run(|| async {
         let mut backend = backend();
-        backend.reconcile(&two_endpoints()).await.unwrap();
+        backend.reconcile_all(&two_endpoints()).await.unwrap();
         let (table, set) = (Table::new(TableFamily::Ip, "other"), Set::new("big", [DataType::Ipv4Addr]));
         let mut batch = NftBatch::new();
         batch.add_table(&table);
@@ -129,7 +130,7 @@ fn lost_notifications_lead_to_one_reconcile() {
         batch.add_elements(&table, &set, keys.iter().map(|key| Element::key(key)));
         NftHandle::open().unwrap().commit(&batch).unwrap();
         assert_eq!(timeout(TIMEOUT, backend.drifted()).await.unwrap(), Drift::Possible);
-        assert_eq!(backend.reconcile(&two_endpoints()).await.unwrap().writes, 0);
+        assert_eq!(backend.reconcile_all(&two_endpoints()).await.unwrap().writes, 0);
         assert_no_drift(&mut backend).await;
     });
 }
@@ -139,7 +140,7 @@ fn lost_notifications_lead_to_one_reconcile() {
 fn elements_added_by_rules_are_no_drift() {
     run(|| async {
         let mut backend = backend();
-        backend.reconcile(&two_endpoints()).await.unwrap();
+        backend.reconcile_all(&two_endpoints()).await.unwrap();
         nft("add table ip other");
         nft("add set ip other seen { type ipv4_addr ; flags dynamic, timeout ; timeout 1m ; }");
         nft("add chain ip other out { type filter hook output priority 0 ; }");

@@ -1,10 +1,14 @@
 //! Maps that are too large to be dumped are listed by their keys; elements with other keys are detected by their
 //! number.
 
-use backend::testing::{Stack, mk_state, synthetic};
+use backend::{
+    Backend as _, Changes, NodeState,
+    driver::MAX_TRANSACTION_WRITES,
+    testing::{ProgramAll as _, Stack, mk_key, mk_state, synthetic, transition},
+};
 use netlink::nft::{NftHandle, TableFamily};
 
-use crate::support::{nft, reconcile, run};
+use crate::support::{backend, nft, reconcile, run};
 
 #[test]
 fn changes_of_a_large_map_are_repaired() {
@@ -69,6 +73,68 @@ fn a_service_with_many_vips_writes_its_endpoints_once() {
         assert_eq!(reconcile(&state).await.writes, vips + 500 + chains);
         assert_eq!((elements("endpoints-many"), elements("aliases")), (500, 1_000));
         assert_eq!(reconcile(&state).await.writes, 0);
+    });
+}
+
+/// A service port whose endpoints are seven elements each, and one of another namespace.
+fn attack(endpoints: u32, bystander: u32) -> NodeState {
+    let address = |n: u32| format!("10.{}.{}.{}:80", 1 + (n >> 16), n >> 8 & 255, n & 255);
+    let addresses: Vec<String> = (0..endpoints).map(address).collect();
+    let addresses = || addresses.iter().map(String::as_str);
+    let mut state = mk_state();
+    if endpoints > 0 {
+        state = state.service("evil/large", |large| {
+            let large = large.cluster_ip("10.96.0.66").external_ip("198.18.0.66").external_local().affinity(60);
+            large.endpoints(addresses()).local_endpoints(addresses())
+        });
+    }
+    let own: Vec<String> = (0..bystander).map(address).collect();
+    state.service("shop/web", |web| web.cluster_ip("10.96.0.1").endpoints(own.iter().map(String::as_str))).build()
+}
+
+/// The attack: the change of another namespace waited for one large transaction. Each call of the backend is at most one
+/// transaction.
+#[test]
+fn a_large_service_port_is_programmed_in_several_transactions() {
+    run(|| async {
+        let mut current = attack(0, 1);
+        let mut first = backend();
+        first.reconcile_all(&current).await.unwrap();
+        let changes = transition(&mut current, &attack(10_000, 1));
+        let mut report = first.apply(&current, &changes).await.unwrap();
+        let (mut calls, mut writes, shop) = (1, report.writes, mk_key("shop/web"));
+        while calls < 6 {
+            let mut changes = transition(&mut current, &attack(10_000, calls % 5 + 2));
+            for waited in 1.. {
+                report = first.apply(&current, &changes).await.unwrap();
+                assert!(report.writes <= MAX_TRANSACTION_WRITES + 100, "{} writes", report.writes);
+                (calls, writes) = (calls + 1, writes + report.writes);
+                changes = Changes::default();
+                if report.unfinished.as_ref().is_none_or(|unfinished| !unfinished.contains(&shop)) {
+                    assert!(waited <= 2, "another namespace waited for {waited} transactions");
+                    break;
+                }
+            }
+        }
+        assert!(report.unfinished.is_some_and(|unfinished| unfinished.contains(&mk_key("evil/large"))));
+
+        // A restart in the middle continues with what the kernel contains.
+        drop(first);
+        let mut second = backend();
+        let rest = second.reconcile_all(&current).await.unwrap().writes;
+        let total = writes + rest;
+        assert!((70_000..71_000).contains(&total), "{writes} and {rest} writes");
+        assert_eq!((elements("live"), elements("local-affine-endpoints")), (10_000, 10_000));
+        assert_eq!(reconcile(&current).await.writes, 0);
+
+        // Its removal is split too.
+        let changes = transition(&mut current, &attack(0, 2));
+        let mut report = second.apply(&current, &changes).await.unwrap();
+        while report.unfinished.is_some() {
+            assert!(report.writes <= MAX_TRANSACTION_WRITES + 100, "{} writes", report.writes);
+            report = second.apply(&current, &Changes::default()).await.unwrap();
+        }
+        assert_eq!((elements("live"), elements("hairpin"), elements("vips")), (0, 0, 1));
     });
 }
 

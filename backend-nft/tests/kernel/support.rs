@@ -1,9 +1,10 @@
 //! Shared by the tests: a network namespace with a runtime, the backend, and the command `nft`.
 
+use backend::testing::ProgramAll as _;
 use std::process::Command;
 
 use backend::{
-    Backend, NodeState, SyncReport,
+    NodeState, SyncReport,
     dataplane::{DataplaneOptions, LocalDetector},
 };
 use backend_nft::Nft;
@@ -30,7 +31,7 @@ pub(crate) fn backend() -> Nft {
 
 /// Reconciles with a new instance, as after a restart.
 pub(crate) async fn reconcile(state: &NodeState) -> SyncReport {
-    backend().reconcile(state).await.unwrap()
+    backend().reconcile_all(state).await.unwrap()
 }
 
 /// Runs `nft` with these arguments, which must print no warnings. Returns its output.

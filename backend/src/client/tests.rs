@@ -150,6 +150,7 @@ async fn messages_pass_in_both_directions() {
             digest: Some(Digest(5)),
             apply_time: Duration::from_micros(17),
             failures: vec![],
+            unfinished: 0,
         }),
         ClientMessage::DigestResponse(Revision(1), Box::new(state.digests().clone())),
     ];

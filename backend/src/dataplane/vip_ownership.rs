@@ -15,6 +15,8 @@ use crate::{Changes, NodeState};
 #[derive(Clone, Debug, Default)]
 pub struct VipOwnership {
     owners: PerFamily<HashMap<Vip, ServicePortKey>>,
+    /// The VIPs that each service port has claimed.
+    claimed: HashMap<ServicePortKey, Box<[(IpFamily, Vip)]>>,
     /// The VIPs of a service port that another one owns. Almost always empty.
     conflicts: BTreeMap<ServicePortKey, BTreeSet<(IpFamily, Vip)>>,
 }
@@ -30,18 +32,13 @@ impl VipOwnership {
         ownership
     }
 
-    /// Updates the owners after a change to `state`; `previous_vips` gives the VIPs that a service port had before.
-    /// Returns the service ports to program: those that changed, and those that gain or lose a contested VIP.
-    pub fn update<V: IntoIterator<Item = (IpFamily, Vip)>>(
-        &mut self,
-        state: &NodeState,
-        changes: &Changes,
-        previous_vips: impl Fn(&ServicePortKey) -> V,
-    ) -> BTreeSet<ServicePortKey> {
+    /// Updates the owners after a change to `state`. Returns the service ports to program: those that changed, and those
+    /// that gain or lose a contested VIP.
+    pub fn update(&mut self, state: &NodeState, changes: &Changes) -> BTreeSet<ServicePortKey> {
         let mut affected = changes.service_ports.clone();
         // Release all before claiming any: a VIP may move from one changed service port to another.
         for key in &changes.service_ports {
-            affected.extend(self.release(key, previous_vips(key)));
+            affected.extend(self.release(key));
         }
         for service in changes.service_ports.iter().filter_map(|key| state.service_port(key)) {
             affected.extend(self.claim(&service.port));
@@ -63,12 +60,10 @@ impl VipOwnership {
 
     /// Claims all VIPs of a service port. Returns the owners that it displaces.
     fn claim(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
-        let mut displaced = Vec::new();
-        for family in IpFamily::ALL {
-            for (vip, _) in vips(port, family) {
-                displaced.extend(self.claim_vip(&port.key, family, vip));
-            }
-        }
+        let of_family = |family| vips(port, family).into_iter().map(move |(vip, _)| (family, vip));
+        let claimed: Box<[_]> = IpFamily::ALL.into_iter().flat_map(of_family).collect();
+        let displaced = claimed.iter().filter_map(|(family, vip)| self.claim_vip(&port.key, *family, *vip)).collect();
+        self.claimed.insert(port.key.clone(), claimed);
         displaced
     }
 
@@ -86,15 +81,11 @@ impl VipOwnership {
         displaced
     }
 
-    /// Releases those of `vips` that the service port owns. Returns the service ports that own them next.
-    fn release(
-        &mut self,
-        key: &ServicePortKey,
-        vips: impl IntoIterator<Item = (IpFamily, Vip)>,
-    ) -> Vec<ServicePortKey> {
+    /// Releases the VIPs that the service port owns. Returns the service ports that own them next.
+    fn release(&mut self, key: &ServicePortKey) -> Vec<ServicePortKey> {
         self.conflicts.remove(key);
         let mut new_owners = Vec::new();
-        for (family, vip) in vips {
+        for (family, vip) in self.claimed.remove(key).unwrap_or_default() {
             if !self.owns(key, family, &vip) {
                 continue;
             }

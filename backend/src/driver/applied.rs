@@ -2,27 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 
-use crate::{Changes, dataplane::Vip};
+use crate::dataplane::{Vip, VipOwnership};
 
 /// What the kernel contains because of us. It makes an incremental update possible without reading the kernel.
 pub trait Applied: Send + 'static {
     /// The VIPs that lead to a service port.
     fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)>;
 
-    /// The service ports that the kernel rejected.
-    fn rejections(&self) -> &Rejections;
+    /// The VIPs whose objects in the kernel a service port uses that does not own the VIP, and that service port, as far
+    /// as it is not programmed since the kernel was read.
+    fn used_vips(&self, _: &VipOwnership) -> Vec<((IpFamily, Vip), ServicePortKey)> {
+        Vec::new()
+    }
 
-    /// The service ports that are not programmed completely for another reason than a rejection or a lost VIP.
+    /// The service ports that are not programmed completely although the kernel accepted the transaction.
     fn failures(&self) -> Vec<ServicePortFailure> {
         Vec::new()
     }
 }
-
-/// Why the kernel rejected service ports. It may contain an earlier form of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rejections(BTreeMap<ServicePortKey, String>);
 
 /// What one service port should have in the kernel, in each family; `None`: nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,32 +35,6 @@ pub struct ServicePortUpdate<D> {
 /// What each service port has in the kernel, in each family.
 #[derive(Clone, Debug)]
 pub struct AppliedServicePorts<T>(BTreeMap<ServicePortKey, PerFamily<Option<T>>>);
-
-// === impl Rejections ===
-
-impl Rejections {
-    /// Adds a service port. If it was rejected before, the first reason stays.
-    pub fn insert(&mut self, key: &ServicePortKey, reason: &str) {
-        if !self.0.contains_key(key) {
-            self.0.insert(key.clone(), reason.to_owned());
-        }
-    }
-
-    /// Whether a commit may affect a rejected service port.
-    pub(super) fn are_affected(&self, changes: &Changes) -> bool {
-        (changes.node && !self.0.is_empty()) || changes.service_ports.iter().any(|key| self.0.contains_key(key))
-    }
-
-    /// A failure for each service port, to be retried.
-    pub(super) fn failures(&self) -> impl Iterator<Item = ServicePortFailure> {
-        self.0.iter().map(|(key, reason)| ServicePortFailure {
-            key: key.clone(),
-            reason: reason.clone(),
-            retryable: true,
-            kind: FailureKind::Program,
-        })
-    }
-}
 
 // === impl AppliedServicePorts ===
 

@@ -100,6 +100,8 @@ fn sync_state(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     writer.gauge("service_ports", text, None, progress.service_ports as f64)?;
     let text = "Service ports that the kernel rejects, or whose health-check node port is not served.";
     writer.gauge("failures", text, None, progress.failures.len() as f64)?;
+    let text = "Service ports of a large change that are committed, but not programmed yet.";
+    writer.gauge("unfinished", text, None, progress.unfinished as f64)?;
     let text = "1 while the last sync has failed as a whole.";
     writer.gauge("failing", text, None, one_if(progress.error.is_some()))?;
     let text = "1 while the state file cannot be written; a restart then begins with an earlier state, or none.";

@@ -37,6 +37,7 @@ impl Observer {
             ("committedRevision", json!(progress.committed.map(|(_, revision)| revision.0))),
             ("programmedRevision", json!(progress.programmed.map(|(_, revision)| revision.0))),
             ("servicePorts", json!(progress.service_ports)),
+            ("unfinished", json!(progress.unfinished)),
             // Since the kernel was last equal to the committed state.
             ("pendingSeconds", json!(progress.pending_since.map(seconds_since))),
             // Why the last sync failed as a whole.

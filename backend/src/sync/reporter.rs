@@ -1,6 +1,7 @@
 //! What the loop reports: progress, metrics and log lines.
 
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -14,7 +15,7 @@ use tokio::{sync::watch, time::Instant};
 use tracing::{debug, error, info, warn};
 
 use crate::{
-    ChangeCounts, Changes, Loss, NodeState, Progress,
+    ChangeCounts, Changes, Loss, NodeState, Progress, SyncReport,
     metrics::{Metrics, NoLocal},
     pending::{Pending, Work},
     replica::Replica,
@@ -29,11 +30,24 @@ pub(crate) struct Reporter {
     /// Released when the kernel contains a state for the first time.
     ready: Option<ReadyGuard>,
     sync_failures: Repeated,
+    /// The calls of the backend since everything was programmed.
+    unfinished: UnfinishedCalls,
+}
+
+/// Calls of the backend that together program one change or state, for one log line.
+#[derive(Debug, Default)]
+struct UnfinishedCalls {
+    is_reconcile: bool,
+    service_ports: usize,
+    writes: usize,
+    took: Duration,
+    lock_wait: Duration,
 }
 
 impl Reporter {
     pub(crate) fn new(progress: watch::Sender<Progress>, metrics: Arc<Metrics>, ready: Option<ReadyGuard>) -> Self {
-        Self { progress, metrics, no_local: NoLocal::default(), ready, sync_failures: Repeated::default() }
+        let (no_local, sync_failures, unfinished) = Default::default();
+        Self { progress, metrics, no_local, ready, sync_failures, unfinished }
     }
 
     /// The loop runs. Does not wake the receivers.
@@ -101,39 +115,56 @@ impl Reporter {
         backend: &str,
         work: &Work,
         replica: &Replica,
-        (writes, lock_wait): (usize, Duration),
+        SyncReport { writes, lock_wait, unfinished, failures: _ }: &SyncReport,
         (took, at): (Duration, SystemTime),
     ) {
         let (state, committed) = (replica.state(), replica.committed());
         if let Some(Recovery { count, duration }) = self.sync_failures.recovered() {
             info!(backend, failures = count, after_ms = duration.as_millis(), "kernel programmed again");
         }
-        let (service_ports, event) = match work {
-            Work::Reconcile => (state.service_ports().len(), "reconciled"),
-            Work::Apply(changes) => (changes.service_ports.len(), "applied"),
-        };
-        info!(
-            revision = committed.map(|(_, revision)| revision.0),
-            service_ports,
-            writes,
-            took_ms = milliseconds(took),
-            lock_wait_ms = (!lock_wait.is_zero()).then(|| milliseconds(lock_wait)),
-            "{event}",
-        );
-        self.metrics.synced(work, took, writes);
+        let revision = committed.map(|(_, revision)| revision.0);
+        let calls = &mut self.unfinished;
+        calls.writes += writes;
+        calls.took += took;
+        calls.lock_wait += *lock_wait;
+        match work {
+            Work::Reconcile => (calls.is_reconcile, calls.service_ports) = (true, state.service_ports().len()),
+            Work::Apply(_) if calls.is_reconcile => {}
+            Work::Apply(changes) => calls.service_ports += changes.service_ports.len(),
+        }
+        if let Some(unfinished) = unfinished {
+            debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(took), "partly programmed");
+        } else {
+            let UnfinishedCalls { is_reconcile, service_ports, writes, took, lock_wait } = std::mem::take(calls);
+            let (took_ms, lock_wait_ms) = (milliseconds(took), (!lock_wait.is_zero()).then(|| milliseconds(lock_wait)));
+            let event = if is_reconcile { "reconciled" } else { "applied" };
+            info!(revision, service_ports, writes, took_ms, lock_wait_ms, "{event}");
+        }
+        self.metrics.synced(work, took, *writes);
         let no_local = self.no_local.update(state, work);
+        let is_programmed = unfinished.as_ref().is_none_or(BTreeSet::is_empty);
         self.progress.send_modify(|progress| {
-            (progress.programmed, progress.error) = (committed, None);
-            progress.lock_wait += lock_wait;
+            progress.error = None;
+            progress.lock_wait += *lock_wait;
             progress.no_local = no_local;
-            (progress.pending, progress.pending_since) = (ChangeCounts::default(), None);
+            progress.unfinished = unfinished.as_ref().map_or(0, BTreeSet::len);
             progress.last_success = Some(at);
+            if is_programmed {
+                progress.programmed = committed;
+                (progress.pending, progress.pending_since) = (ChangeCounts::default(), None);
+            } else {
+                // Each transaction is progress.
+                progress.pending_since = Some(Instant::now());
+            }
         });
-        self.ready = None;
+        if is_programmed {
+            self.ready = None;
+        }
     }
 
     pub(super) fn failed(&mut self, backend: &str, work: &Work, error: &anyhow::Error, retry_in: Duration) {
         self.metrics.failed(work);
+        self.unfinished = UnfinishedCalls::default();
         let (error, retry_in_ms) = (format!("{error:#}"), retry_in.as_millis());
         if self.sync_failures.failed(&error).is_news() {
             error!(backend, error, retry_in_ms, "cannot program the kernel, retrying");
@@ -144,12 +175,17 @@ impl Reporter {
     }
 }
 
+/// The most service ports that one change of the failures logs.
+const MAX_LOGGED: usize = 8;
+
 pub(super) fn log_failures(failures: &[ServicePortFailure]) {
-    for ServicePortFailure { key, reason, retryable, kind: _ } in failures {
+    for ServicePortFailure { key, reason, retryable, kind: _ } in failures.iter().take(MAX_LOGGED) {
         warn!(service_port = %key, reason, retryable, "service port not programmed");
     }
-    if failures.is_empty() {
-        info!("all service ports are programmed again");
+    match failures.len() {
+        0 => info!("all service ports are programmed again"),
+        count if count > MAX_LOGGED => warn!(count, logged = MAX_LOGGED, "many service ports are not programmed"),
+        _ => {}
     }
 }
 

@@ -5,6 +5,7 @@ mod disk;
 mod health;
 mod loss;
 mod stream;
+mod unfinished;
 
 use std::path::Path;
 

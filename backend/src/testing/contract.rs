@@ -4,7 +4,7 @@
 //! Each check takes a factory of instances that share one kernel (one network namespace), like successive processes on
 //! a node. The kernel may contain anything at first.
 
-use super::History;
+use super::{History, ProgramAll as _};
 use crate::{Backend, NodeState, SyncReport};
 
 /// Runs all checks with random states from `seed`.
@@ -31,7 +31,7 @@ pub async fn apply_equals_reconcile<B: Backend>(mut make: impl FnMut() -> B, see
     for step in 0..steps {
         let changes = history.step();
         let at = format!("seed {seed}, step {step}, {changes:?}");
-        let applied = backend.apply(history.state(), &changes).await;
+        let applied = backend.apply_all(history.state(), &changes).await;
         check(applied.unwrap_or_else(|error| panic!("{at}: apply: {error:#}")), &at);
         assert_programmed(&mut make, history.state(), &at).await;
     }
@@ -74,7 +74,7 @@ async fn assert_programmed<B: Backend>(make: &mut impl FnMut() -> B, state: &Nod
 }
 
 async fn reconcile<B: Backend>(backend: &mut B, state: &NodeState, at: &str) -> SyncReport {
-    let applied = backend.reconcile(state).await;
+    let applied = backend.reconcile_all(state).await;
     check(applied.unwrap_or_else(|error| panic!("{at}: reconcile: {error:#}")), at)
 }
 

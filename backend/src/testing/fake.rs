@@ -1,7 +1,8 @@
-//! A backend whose kernel is a map. It can fail, reject single service ports, and be slow.
+//! A backend whose kernel is a map. It can fail, reject single service ports, be slow, and program a large change in
+//! several calls.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -17,6 +18,8 @@ use crate::{Backend, Changes, Drift, NodeState, ServicePortState, SyncReport};
 pub struct FakeBackend {
     kernel: FakeKernel,
     knowledge: Knowledge,
+    /// The service ports that are not programmed yet.
+    queue: BTreeSet<ServicePortKey>,
 }
 
 /// The content of a kernel. Clones share it.
@@ -55,6 +58,8 @@ struct FakeContent {
     rejected: BTreeMap<ServicePortKey, ServicePortFailure>,
     failing: Option<String>,
     delay: Duration,
+    /// The most service ports that a call programs.
+    limit: Option<usize>,
     calls: Vec<Call>,
 }
 
@@ -62,7 +67,7 @@ impl FakeKernel {
     /// A new backend on this kernel.
     #[must_use]
     pub fn backend(&self) -> FakeBackend {
-        FakeBackend { kernel: self.clone(), knowledge: Knowledge::Unknown }
+        FakeBackend { kernel: self.clone(), knowledge: Knowledge::Unknown, queue: BTreeSet::new() }
     }
 
     /// The programmed service ports.
@@ -108,6 +113,11 @@ impl FakeKernel {
         self.lock().delay = delay;
     }
 
+    /// Lets each call program at most this many service ports.
+    pub fn limit(&self, service_ports: usize) {
+        self.lock().limit = Some(service_ports);
+    }
+
     /// Removes a service port as another process would, and notifies the backend of drift.
     pub fn lose(&self, key: &ServicePortKey) {
         self.lock().service_ports.remove(key);
@@ -140,16 +150,17 @@ impl FakeKernel {
 }
 
 impl FakeContent {
-    /// Makes some service ports equal to those of the state. Returns how many differed.
-    fn set<'a>(&mut self, state: &NodeState, keys: impl Iterator<Item = &'a ServicePortKey>) -> usize {
+    /// Makes the first service ports of a queue equal to those of the state. Returns how many differed.
+    fn set(&mut self, state: &NodeState, queue: &mut BTreeSet<ServicePortKey>) -> usize {
         let mut writes = 0;
-        for key in keys {
-            let desired = state.service_port(key).filter(|_| !self.rejected.contains_key(key));
-            if self.service_ports.get(key) != desired {
+        let limit = self.limit.unwrap_or(usize::MAX);
+        for key in std::iter::from_fn(|| queue.pop_first()).take(limit) {
+            let desired = state.service_port(&key).filter(|_| !self.rejected.contains_key(&key));
+            if self.service_ports.get(&key) != desired {
                 writes += 1;
                 match desired {
                     Some(service) => drop(self.service_ports.insert(key.clone(), service.clone())),
-                    None => drop(self.service_ports.remove(key)),
+                    None => drop(self.service_ports.remove(&key)),
                 }
             }
         }
@@ -161,9 +172,10 @@ impl FakeContent {
         usize::from(std::mem::replace(&mut self.facts, facts.clone()) != facts)
     }
 
-    fn report(&self, state: &NodeState, writes: usize) -> SyncReport {
+    fn report(&self, state: &NodeState, writes: usize, queue: &BTreeSet<ServicePortKey>) -> SyncReport {
         let failures = self.rejected.values().filter(|failure| state.service_port(&failure.key).is_some());
-        SyncReport { writes, failures: failures.cloned().collect(), ..SyncReport::default() }
+        let unfinished = (!queue.is_empty()).then(|| queue.clone());
+        SyncReport { writes, failures: failures.cloned().collect(), unfinished, ..SyncReport::default() }
     }
 }
 
@@ -175,10 +187,10 @@ impl Backend for FakeBackend {
         self.kernel.begin().await?;
         let report = {
             let mut inner = self.kernel.lock();
-            let before: Vec<_> = inner.service_ports.keys().cloned().collect();
-            let mut writes = inner.set(state, before.iter().chain(state.service_ports().keys()));
+            self.queue = inner.service_ports.keys().chain(state.service_ports().keys()).cloned().collect();
+            let mut writes = inner.set(state, &mut self.queue);
             writes += inner.set_facts(state);
-            inner.report(state, writes)
+            inner.report(state, writes, &self.queue)
         };
         self.kernel.end(Call::Reconcile(report.writes));
         self.knowledge = Knowledge::Known;
@@ -191,11 +203,12 @@ impl Backend for FakeBackend {
         self.kernel.begin().await?;
         let report = {
             let mut inner = self.kernel.lock();
-            let mut writes = inner.set(state, changes.service_ports.iter());
+            self.queue.extend(changes.service_ports.iter().cloned());
+            let mut writes = inner.set(state, &mut self.queue);
             if changes.node || changes.cluster {
                 writes += inner.set_facts(state);
             }
-            inner.report(state, writes)
+            inner.report(state, writes, &self.queue)
         };
         self.kernel.end(Call::Apply(report.writes));
         self.knowledge = Knowledge::Known;

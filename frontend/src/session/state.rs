@@ -60,6 +60,8 @@ pub(super) struct Session {
     pub(super) bookmark_at: Instant,
     /// When the oldest change in the difference being sent was committed; `None` for anything but a difference.
     committed_at: Option<Instant>,
+    /// Whether service ports of the last acknowledged revision are not programmed yet.
+    is_unfinished: bool,
 }
 
 /// The answer that the client owes before anything else is sent.
@@ -124,6 +126,7 @@ impl Session {
             digest_trust: DigestTrust::Agreed,
             bookmark_at: Instant::now(),
             committed_at: None,
+            is_unfinished: false,
         };
         session.set_programmed(base);
         let (source_version, kind_versions) = *session.context.cluster.source_versions().borrow();
@@ -166,11 +169,14 @@ impl Session {
         match update {
             Some(update) if update.chunks.is_empty() => {
                 self.cursor = update.target;
-                self.set_programmed(update.target);
+                if !self.is_unfinished {
+                    self.set_programmed(update.target);
+                }
                 Ok(())
             }
             Some(update) => {
-                self.committed_at = committed_at;
+                // The oldest of those that are not programmed.
+                self.committed_at = self.committed_at.or(committed_at);
                 self.set_pending(committed_at.unwrap_or_else(Instant::now));
                 self.send(update, output).await
             }
@@ -211,9 +217,19 @@ impl Session {
     }
 
     async fn on_ack(&mut self, ack: Ack, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        let Ack { revision, digest, apply_time, failures } = ack;
+        let Ack { revision, digest, apply_time, failures, unfinished } = ack;
+        // The Ack that ends an unfinished one is no repetition: there is one for each commit at most.
+        let finishes = unfinished == 0 && mem::take(&mut self.is_unfinished);
         let expected = match self.awaiting {
             Awaiting::Ack(expected) if revision == self.sent => Some(expected),
+            _ if revision == self.acked && revision != NO_REVISION && finishes => {
+                // Nothing between this revision and the cursor concerns the node, unless an answer is due.
+                if self.is_idle() {
+                    self.observe_programmed();
+                    self.set_programmed(self.cursor);
+                }
+                None
+            }
             // The last Ack may be repeated at any time, to report other failures.
             _ if revision == self.acked && revision != NO_REVISION => {
                 let rate = self.context.config.repeated_acks;
@@ -237,8 +253,8 @@ impl Session {
         self.awaiting = Awaiting::Nothing;
         output.release_permit();
         self.status.clear_error();
-        if let Some(committed_at) = self.committed_at.take() {
-            self.context.metrics.acks.observe(committed_at.elapsed().as_secs_f64());
+        if unfinished == 0 {
+            self.observe_programmed();
         }
         if let Some(digest) = digest {
             if digest != expected && self.digest_trust != DigestTrust::Disabled {
@@ -248,7 +264,10 @@ impl Session {
                 self.digest_trust = DigestTrust::Agreed;
             }
         }
-        self.set_programmed(revision);
+        self.is_unfinished = unfinished > 0;
+        if !self.is_unfinished {
+            self.set_programmed(revision);
+        }
         Ok(())
     }
 
@@ -400,6 +419,13 @@ impl Session {
         output.send(OutgoingMessage::Plain(ServerMessage::Bookmark(revision, digest))).await?;
         self.await_ack(revision, digest);
         Ok(())
+    }
+
+    /// Measures how long the node took to program a difference.
+    fn observe_programmed(&mut self) {
+        if let Some(committed_at) = self.committed_at.take() {
+            self.context.metrics.acks.observe(committed_at.elapsed().as_secs_f64());
+        }
     }
 
     /// Records that the node has programmed everything that concerns it up to this revision. [`NO_REVISION`] does not

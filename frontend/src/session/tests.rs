@@ -3,6 +3,7 @@
 mod client;
 mod protocol_errors;
 mod repair;
+mod unfinished;
 
 use std::time::{Duration, SystemTime};
 

@@ -232,6 +232,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
                 digest: digest.map(Digest),
                 apply_time: Duration::from_micros(micros),
                 failures,
+                unfinished: 0,
             })
         },
     );

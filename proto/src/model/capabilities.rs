@@ -89,7 +89,7 @@ impl Features {
     pub const NONE: Self = Self(0);
 
     /// The features that this build implements, as a client and as a frontend.
-    pub const SUPPORTED: Self = Self::of(&[]);
+    pub const SUPPORTED: Self = Self::of(&[Feature::UnfinishedAcks]);
 
     /// A set of these features.
     #[must_use]

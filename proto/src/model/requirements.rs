@@ -5,7 +5,9 @@
 //! decided here. Frontend and backend also compare digests of service ports, node info and cluster info: a client that
 //! ignores a new field of them computes another digest, so such a field requires a feature.
 
-use super::{Batch, ClientMessage, ClusterInfo, Features, NodeInfo, Operation, ServerMessage, ServicePort};
+use super::{
+    Ack, Batch, ClientMessage, ClusterInfo, Feature, Features, NodeInfo, Operation, ServerMessage, ServicePort,
+};
 
 impl Operation {
     /// The features that a client must have listed to receive this operation.
@@ -69,6 +71,7 @@ impl ClientMessage {
     #[must_use]
     pub const fn requires(&self) -> Features {
         match self {
+            Self::Ack(Ack { unfinished: 1.., .. }) => Features::of(&[Feature::UnfinishedAcks]),
             Self::Hello(_) | Self::Ack(_) | Self::DigestResponse(..) => Features::NONE,
         }
     }
@@ -80,7 +83,7 @@ mod tests {
 
     use super::*;
     use crate::model::{
-        Ack, IpFamily, Pool, PoolClass, PoolId, Protocol, Revision, ServicePortKey, SyncMode, VersionRange, Welcome,
+        IpFamily, Pool, PoolClass, PoolId, Protocol, Revision, ServicePortKey, SyncMode, VersionRange, Welcome,
     };
 
     /// The operations with all fields set that the first version of the protocol has.
@@ -108,7 +111,7 @@ mod tests {
         }
         let batch = ServerMessage::Batch(Batch { operations: operations(), ..Batch::default() });
         let (epoch, mode) = (crate::model::Epoch(1), SyncMode::Snapshot);
-        let (version, features) = (VersionRange::SUPPORTED.min, Features::of(&crate::model::Feature::ALL));
+        let (version, features) = (VersionRange::SUPPORTED.min, Features::of(&Feature::ALL));
         let (source_version, kind_versions) = Default::default();
         let welcome = Welcome { version, features, epoch, mode, source_version, kind_versions };
         for message in [batch, ServerMessage::Welcome(welcome), ServerMessage::DigestRequest] {
@@ -118,7 +121,11 @@ mod tests {
 
     #[test]
     fn frontends_without_features_receive_the_acks_of_the_first_version() {
-        let ack = Ack { revision: Revision(1), digest: None, apply_time: Default::default(), failures: Vec::new() };
-        assert_eq!(ClientMessage::Ack(ack).requires(), Features::NONE);
+        let ack = |unfinished| {
+            let (revision, apply_time) = (Revision(1), Default::default());
+            ClientMessage::Ack(Ack { revision, digest: None, apply_time, failures: Vec::new(), unfinished })
+        };
+        assert_eq!(ack(0).requires(), Features::NONE);
+        assert_eq!(ack(1).requires(), Features::of(&[Feature::UnfinishedAcks]));
     }
 }

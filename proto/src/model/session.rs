@@ -99,6 +99,9 @@ pub struct Ack {
     pub apply_time: Duration,
     /// All current failures, including those of earlier commits.
     pub failures: Vec<ServicePortFailure>,
+    /// The service ports that are committed, but not programmed yet. Not 0 only with
+    /// [`Feature::UnfinishedAcks`](super::Feature::UnfinishedAcks); the Ack is repeated when it is 0.
+    pub unfinished: u32,
 }
 
 /// A service port that the node could not program completely.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{kernel::Kernel as _, names, observed::Observed};
+use backend::testing::ProgramAll as _;
 
 /// This many service ports, with one rule each in the chain of cluster IPs.
 fn many(count: u8) -> NodeState {
@@ -15,20 +16,20 @@ fn many(count: u8) -> NodeState {
 /// Reconciles, and returns the scripts for IPv4.
 async fn reconciled(kernel: &FakeKernel, state: &NodeState) -> String {
     kernel.take_restores();
-    driver(kernel).reconcile(state).await.unwrap();
+    driver(kernel).reconcile_all(state).await.unwrap();
     let restores = kernel.take_restores();
     assert!(restores.iter().all(|restore| restore.accepted), "{restores:?}");
     let fresh = FakeKernel::default();
-    driver(&fresh).reconcile(state).await.unwrap();
+    driver(&fresh).reconcile_all(state).await.unwrap();
     assert_eq!(kernel.shape(IpFamily::V4), fresh.shape(IpFamily::V4));
-    assert_eq!(driver(kernel).reconcile(state).await.unwrap().writes, 0);
+    assert_eq!(driver(kernel).reconcile_all(state).await.unwrap().writes, 0);
     kernel.take_restores();
     restores.into_iter().filter(|restore| restore.family == IpFamily::V4).map(|restore| restore.script).collect()
 }
 
 async fn with(state: &NodeState) -> FakeKernel {
     let kernel = FakeKernel::default();
-    driver(&kernel).reconcile(state).await.unwrap();
+    driver(&kernel).reconcile_all(state).await.unwrap();
     kernel
 }
 
@@ -110,7 +111,7 @@ COMMIT
     kernel.change_by_other(IpFamily::V4, foreign);
     let before = kernel.ruleset(IpFamily::V4);
     let mut driver = driver(&kernel);
-    driver.reconcile(&many(3)).await.unwrap();
+    driver.reconcile_all(&many(3)).await.unwrap();
     assert_eq!(kernel.ruleset(IpFamily::V4).rules(Table::Filter, "CNI-FORWARD"), ["-j ACCEPT"]);
     driver.cleanup().await.unwrap();
     assert_eq!(
@@ -121,7 +122,7 @@ COMMIT
     driver.cleanup().await.unwrap();
     assert_eq!(kernel.take_restores(), []);
 
-    driver.reconcile(&many(3)).await.unwrap();
+    driver.reconcile_all(&many(3)).await.unwrap();
     kernel.change_by_other(IpFamily::V4, "*nat\n-A CNI-HOSTPORT -j KUBE-MARK-MASQ\nCOMMIT\n");
     driver.cleanup().await.unwrap();
     let observed = Observed::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
@@ -137,11 +138,11 @@ async fn reconciling_after_an_incomplete_script() {
         for parts in 0..3 {
             let kernel = with(&states[from]).await;
             let mut driver = driver(&kernel);
-            driver.reconcile(&states[from]).await.unwrap();
+            driver.reconcile_all(&states[from]).await.unwrap();
             let mut current = states[from].clone();
             let changes = backend::testing::transition(&mut current, &states[to]);
             kernel.fail_after(parts);
-            if driver.apply(&current, &changes).await.is_ok() {
+            if driver.apply_all(&current, &changes).await.is_ok() {
                 // The script had fewer transactions.
                 kernel.take_restores();
                 assert!(from == to || parts > 0);

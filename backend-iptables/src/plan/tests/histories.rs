@@ -1,6 +1,7 @@
 //! Random histories with the fake kernel: applying changes leads to the same rules as a reconcile from an empty kernel,
 //! each script is accepted, and a VIP with rules before and after a change always has rules in between.
 
+use backend::testing::ProgramAll as _;
 use std::time::Duration;
 
 use backend::{
@@ -71,13 +72,13 @@ async fn check_history(seed: u64, steps: usize, max_lines: usize) {
     kernel.set_max_lines(max_lines);
     history.jump();
     let mut driver = driver_for(&kernel, seed);
-    driver.reconcile(history.state()).await.unwrap();
+    driver.reconcile_all(history.state()).await.unwrap();
     kernel.take_restores();
     for step in 0..steps {
         let at = format!("seed {seed}, step {step}");
         let changes = if step % 20 == 19 { history.jump() } else { history.step() };
         let before = IpFamily::ALL.map(|family| answered(&kernel.ruleset(family)));
-        let applied = driver.apply(history.state(), &changes).await.unwrap();
+        let applied = driver.apply_all(history.state(), &changes).await.unwrap();
         assert_eq!(applied.failures, [], "{at}");
         let restores = kernel.take_restores();
         assert!(restores.len() <= 2 && restores.iter().all(|restore| restore.accepted), "{at}: {restores:?}");
@@ -90,10 +91,10 @@ async fn check_history(seed: u64, steps: usize, max_lines: usize) {
         }
 
         let fresh = node();
-        driver_for(&fresh, seed).reconcile(history.state()).await.unwrap();
+        driver_for(&fresh, seed).reconcile_all(history.state()).await.unwrap();
         assert_eq!(shapes(&kernel), shapes(&fresh), "{at}");
         // The order of rules in shared chains is free, except for the fixed rules.
-        assert_eq!(driver_for(&kernel, seed).reconcile(history.state()).await.unwrap().writes, 0, "{at}");
+        assert_eq!(driver_for(&kernel, seed).reconcile_all(history.state()).await.unwrap().writes, 0, "{at}");
         assert!(is_unchanged(&mut driver, &kernel).await, "{at}");
         kernel.take_restores();
     }
@@ -132,7 +133,7 @@ async fn drift_of_our_chains_is_detected() {
         ] {
             let kernel = node();
             let mut driver = driver(&kernel);
-            driver.reconcile(&state).await.unwrap();
+            driver.reconcile_all(&state).await.unwrap();
             kernel.change_by_other(family, change);
             assert_eq!(is_unchanged(&mut driver, &kernel).await, !is_drift, "{family}: {change}");
             let (what, by) = ("rule".to_owned(), "unknown".to_owned());

@@ -33,7 +33,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let kernel = Fake::default();
         let state = large_service(vips, endpoints, ranges, affinity);
-        runtime.block_on(driver(&kernel).reconcile(&state)).unwrap();
+        runtime.block_on(driver(&kernel).reconcile_all(&state)).unwrap();
         let total: usize = kernel.element_counts().values().sum();
         let (vips, endpoints, ranges) = (usize::from(vips) + 2, usize::from(endpoints), usize::from(ranges));
         let bound = 5 * vips + (2 * 3 + 1) * endpoints + ranges + 1;
@@ -55,13 +55,13 @@ async fn the_key_of_a_pool_changes_in_one_transaction() {
         mk_state().service("default/web", web).build()
     };
     let mut state = with(true, &["203.0.113.1"]);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     for (cluster_ip, external) in
         [(false, &["203.0.113.1", "203.0.113.2"][..]), (false, &["203.0.113.2"]), (true, &["203.0.113.2"]), (true, &[])]
     {
         let changes = backend::testing::transition(&mut state, &with(cluster_ip, external));
         kernel.transactions();
-        assert_eq!(driver.apply(&state, &changes).await.unwrap().failures, []);
+        assert_eq!(driver.apply_all(&state, &changes).await.unwrap().failures, []);
         assert!(kernel.transactions() <= 1, "{external:?}: the fake rejected a transaction");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{external:?}");
     }
@@ -81,10 +81,10 @@ async fn client_buckets_follow_the_number_of_ports() {
         services.build()
     };
     let mut state = with(1);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     for ports in [2, 3, 4, 5, 1, 0, 7] {
         let changes = backend::testing::transition(&mut state, &with(ports));
-        driver.apply(&state, &changes).await.unwrap();
+        driver.apply_all(&state, &changes).await.unwrap();
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ports} ports");
     }
 }

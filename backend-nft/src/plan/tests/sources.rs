@@ -18,7 +18,7 @@ async fn source_ranges_change() {
             .build()
     };
     let mut state = with(&[]);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     // A group: chain, rules, elements; and its deletion: chain, elements.
     let (added, deleted) = (|lengths: usize, ranges: usize| 1 + lengths + 1 + ranges, |ranges: usize| 1 + ranges);
     for (ranges, writes) in [
@@ -34,7 +34,7 @@ async fn source_ranges_change() {
     ] {
         let changes = backend::testing::transition(&mut state, &with(ranges));
         kernel.transactions();
-        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{ranges:?}");
+        assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, writes, "{ranges:?}");
         assert!(kernel.transactions() <= 1, "{ranges:?}: the fake rejected a transaction");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ranges:?}");
     }
@@ -56,12 +56,12 @@ async fn ports_with_equal_source_ranges_share_their_elements() {
         services.build()
     };
     let mut state = with(20);
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     let counts = kernel.element_counts();
     assert_eq!((counts[&Map::AllowedSources], counts[&Map::RestrictedVips]), (2_000, 40));
     for (ports, sources) in [(1, 2_000), (0, 0), (3, 2_000)] {
         let changes = backend::testing::transition(&mut state, &with(ports));
-        driver.apply(&state, &changes).await.unwrap();
+        driver.apply_all(&state, &changes).await.unwrap();
         assert_eq!(kernel.element_counts().get(&Map::AllowedSources).copied().unwrap_or(0), sources, "{ports} ports");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
     }
@@ -74,15 +74,15 @@ async fn a_changed_group_of_source_ranges_is_repaired() {
     let lb =
         |lb: ServiceBuilder| lb.load_balancer_ip("203.0.113.1").source_range("10.0.0.0/8").source_range("192.0.2.0/24");
     let state = mk_state().service("default/lb", lb).build();
-    driver(&kernel).reconcile(&state).await.unwrap();
+    driver(&kernel).reconcile_all(&state).await.unwrap();
     let intact = kernel.tables();
     kernel.tamper(|elements| {
         let index = |(_, _, index, _): &(Map, Vip, u32, Option<ElementData>)| *index;
         elements.retain(|key, data| !matches!(data, ElementData::Source(_)) || index(key) != 8);
     });
-    assert_eq!(driver(&kernel).reconcile(&state).await.unwrap().writes, 1);
+    assert_eq!(driver(&kernel).reconcile_all(&state).await.unwrap().writes, 1);
     assert_eq!(kernel.tables(), intact);
-    assert_eq!(driver(&kernel).reconcile(&state).await.unwrap().writes, 0);
+    assert_eq!(driver(&kernel).reconcile_all(&state).await.unwrap().writes, 0);
 }
 
 #[tokio::test]
@@ -96,7 +96,7 @@ async fn a_changed_node_address_changes_the_allowed_sources() {
         state.build()
     };
     let mut state = on("192.168.1.1");
-    driver.reconcile(&state).await.unwrap();
+    driver.reconcile_all(&state).await.unwrap();
     // The verdict, and the groups with and without the VIP: a chain, two rules and an element; with the VIP a rule and
     // an element more, of which the chain and the elements are deleted with the group.
     let (added, removed) = (2 + (1 + 3 + 2) + (1 + 1), 2 + (1 + 2 + 1) + (1 + 2));
@@ -104,7 +104,7 @@ async fn a_changed_node_address_changes_the_allowed_sources() {
     for (address, writes) in [("192.168.1.2", 0), ("192.168.2.1", removed), ("192.168.2.2", 0), ("192.168.1.1", added)]
     {
         let changes = backend::testing::transition(&mut state, &on(address));
-        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4 + writes, "{address}");
+        assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, 4 + writes, "{address}");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
     }
 }

@@ -34,12 +34,12 @@ fn first_in_key_order_owns_a_vip_in_any_order_of_arrival() {
     assert_eq!(failures[0].reason, "203.0.113.1:80/tcp belongs to x/a/tcp");
     assert!(!failures[0].retryable);
 
-    assert_eq!(ownership.release(&a.key, all_vips(&a)), [mk_key("x/b")]);
+    assert_eq!(ownership.release(&a.key), [mk_key("x/b")]);
     assert_eq!(owner(&ownership, &a).as_deref(), Some("b"));
     assert_eq!(ownership.failures().count(), 1);
-    assert_eq!(ownership.release(&c.key, all_vips(&c)), []);
+    assert_eq!(ownership.release(&c.key), []);
     assert_eq!(ownership.failures().count(), 0);
-    assert_eq!(ownership.release(&b.key, all_vips(&b)), []);
+    assert_eq!(ownership.release(&b.key), []);
     assert_eq!(owner(&ownership, &a), None);
 }
 

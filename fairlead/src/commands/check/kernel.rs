@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use backend::{Backend, NodeState, Stage};
+use backend::{Backend, Changes, NodeState, Stage};
 use nix::{
     errno::Errno,
     sched::{CloneFlags, unshare},
@@ -109,7 +109,10 @@ fn program_sample(backend: BackendName) -> Result<()> {
 }
 
 async fn program(mut backend: impl Backend, state: &NodeState) -> Result<()> {
-    let applied = backend.reconcile(state).await?;
+    let mut applied = backend.reconcile(state).await?;
+    while applied.unfinished.is_some() {
+        applied = backend.apply(state, &Changes::default()).await?;
+    }
     if let Some(failure) = applied.failures.first() {
         bail!("{}: {}", failure.key, failure.reason);
     }

@@ -98,6 +98,12 @@ impl Fixture {
         self.updates.send(update).await.unwrap();
     }
 
+    /// The revision that all connected nodes have programmed, after all messages of clients are handled.
+    pub(super) async fn programmed(&self) -> Revision {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        self.frontend.context.streams.programmed_on_all_nodes().unwrap()
+    }
+
     pub(super) fn revision(&self) -> Revision {
         self.frontend.context.cluster.log().revision()
     }
@@ -249,9 +255,15 @@ impl Client {
         self.send(ClientMessage::Ack(self.ack_of(digest, failures))).await;
     }
 
+    /// Acknowledges the current revision, of which this many service ports are not programmed yet.
+    pub(super) async fn ack_unfinished(&self, service_ports: u32) {
+        let ack = self.ack_of(Some(self.replica.state.digests().total()), Vec::new());
+        self.send(ClientMessage::Ack(Ack { unfinished: service_ports, ..ack })).await;
+    }
+
     /// An Ack of the current revision with the given digest.
     pub(super) fn ack_of(&self, digest: Option<Digest>, failures: Vec<ServicePortFailure>) -> Ack {
-        Ack { revision: self.replica.revision, digest, apply_time: Duration::from_millis(1), failures }
+        Ack { revision: self.replica.revision, digest, apply_time: Duration::from_millis(1), failures, unfinished: 0 }
     }
 
     /// Receives a bookmark with the expected digest, and acknowledges it.

@@ -3,12 +3,10 @@
 
 use std::time::Duration;
 
-use crate::plan::Budget;
+use backend::driver::MAX_TRANSACTION_WRITES;
 
 /// How long a transaction should take in the kernel; none takes twice as long.
 const TARGET: Duration = Duration::from_millis(50);
-/// Elements of the first transaction, before this machine was measured.
-const INITIAL: usize = 8_000;
 /// With fewer elements the fixed cost of each transaction outweighs theirs.
 const MIN: usize = 500;
 /// The largest factor between two transactions: elements cost more when there are many.
@@ -23,7 +21,7 @@ pub(crate) struct BatchSizer {
 
 impl Default for BatchSizer {
     fn default() -> Self {
-        Self { elements: INITIAL, min: MIN }
+        Self { elements: MAX_TRANSACTION_WRITES, min: MIN }
     }
 }
 
@@ -35,8 +33,8 @@ impl BatchSizer {
     }
 
     /// The budget of the next transaction.
-    pub(crate) fn budget(self) -> Budget {
-        Budget::Elements(self.elements)
+    pub(crate) fn budget(self) -> usize {
+        self.elements
     }
 
     /// Adjusts the size to the duration of a transaction in the kernel. Transactions that were not full are ignored.
@@ -46,7 +44,7 @@ impl BatchSizer {
         }
         let fitting = (elements as f64 * TARGET.div_duration_f64(took)) as usize;
         let min = (self.elements / MAX_FACTOR).max(self.min);
-        let max = self.elements.saturating_mul(MAX_FACTOR);
+        let max = self.elements.saturating_mul(MAX_FACTOR).min(MAX_TRANSACTION_WRITES);
         self.elements = fitting.clamp(min, max.max(min));
     }
 }
@@ -57,10 +55,10 @@ mod tests {
 
     #[test]
     fn transactions_converge_to_the_target_duration() {
-        for cost_us in [1, 2, 5, 60] {
+        for cost_us in [7, 20, 60] {
             let mut sizer = BatchSizer::default();
             for _ in 0..10 {
-                let Budget::Elements(elements) = sizer.budget() else { panic!("{sizer:?}") };
+                let elements = sizer.budget();
                 sizer.measured(elements, Duration::from_micros(elements as u64 * cost_us));
             }
             let took = Duration::from_micros(sizer.elements as u64 * cost_us);
@@ -69,10 +67,17 @@ mod tests {
     }
 
     #[test]
+    fn transactions_have_a_largest_size() {
+        let mut sizer = BatchSizer::default();
+        (0..10).for_each(|_| sizer.measured(sizer.budget(), Duration::from_micros(10)));
+        assert_eq!(sizer.budget(), MAX_TRANSACTION_WRITES);
+    }
+
+    #[test]
     fn a_transaction_that_is_not_full_changes_nothing() {
         let mut sizer = BatchSizer::default();
         sizer.measured(10, Duration::from_secs(1));
-        sizer.measured(INITIAL, Duration::ZERO);
+        sizer.measured(MAX_TRANSACTION_WRITES, Duration::ZERO);
         assert_eq!(sizer, BatchSizer::default());
     }
 }

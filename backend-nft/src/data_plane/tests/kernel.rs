@@ -7,10 +7,10 @@ use std::{
 
 use anyhow::Result;
 use backend::{
-    Backend, Drift,
+    Drift,
     dataplane::{DataplaneOptions, Vip},
     driver::{CommitError, Driver},
-    testing::{Stack, mk_key, synthetic, transition},
+    testing::{ProgramAll as _, Stack, mk_key, synthetic, transition},
 };
 use netlink::{nft::Rule, testing::in_netns};
 use proto::model::{IpFamily, PerFamily, Protocol};
@@ -88,7 +88,7 @@ async fn check(defect: Defect, words: &[&str]) {
     let kernel = InvalidatingKernel { kernel: Netlink::open().unwrap(), defect: defect.clone() };
     let mut driver = Driver::new(NftDataPlane::new(kernel, DataplaneOptions::default()));
     let mut state = synthetic(SERVICES, 2, Stack::V4);
-    let applied = driver.reconcile(&state).await.unwrap();
+    let applied = driver.reconcile_all(&state).await.unwrap();
     let [failure] = &applied.failures[..] else { panic!("{:?}", applied.failures) };
     assert_eq!(failure.key, mk_key("default/svc-7777"));
     assert!(words.iter().all(|word| failure.reason.contains(word)), "{}", failure.reason);
@@ -107,15 +107,15 @@ async fn check(defect: Defect, words: &[&str]) {
     let mut target = state.clone();
     backend::testing::apply(&mut target, [proto::model::Operation::RemoveServicePort(mk_key("default/svc-1"))]);
     let changes = transition(&mut state, &target);
-    let applied = driver.apply(&state, &changes).await.unwrap();
+    let applied = driver.apply_all(&state, &changes).await.unwrap();
     assert!(applied.writes < 10, "{applied:?}");
     assert_eq!(applied.failures.len(), 1);
     // So does a reconcile.
-    let applied = driver.reconcile(&state).await.unwrap();
+    let applied = driver.reconcile_all(&state).await.unwrap();
     assert_eq!((applied.writes, applied.failures.len()), (0, 1));
 
     *defect.lock().unwrap() = Defect::Nothing;
-    let applied = driver.reconcile(&state).await.unwrap();
+    let applied = driver.reconcile_all(&state).await.unwrap();
     assert_eq!(applied.failures, []);
     assert!((3..10).contains(&applied.writes), "{applied:?}");
     assert_eq!(vips().await.len() as u32, SERVICES - 1);

@@ -1,0 +1,167 @@
+//! The service ports that are to be programmed, and which of them the next transaction contains.
+//!
+//! ```text
+//!   1. cluster DNS and the API server, without the others if those do not fit into the same transaction
+//!   2. alternately: the namespaces with the fewest pending writes, their smallest service ports first
+//!                   the service ports that have waited longest
+//! ```
+//!
+//! So a change of one namespace waits for at most two transactions of another namespace that has more pending writes,
+//! and no service port waits forever. A batch that the kernel rejected without naming a service port is bisected;
+//! between two attempts, other service ports are programmed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use proto::model::ServicePortKey;
+
+use super::is_urgent;
+
+/// With fewer other service ports the urgent ones get no transaction of their own.
+const MANY: usize = 256;
+
+/// The dirty service ports. A service port that changes again keeps its position: only its latest state counts.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    entries: BTreeMap<ServicePortKey, QueueEntry>,
+    /// Parts of batches that the kernel rejected, to be tried on their own, the last one first.
+    suspects: Vec<Vec<ServicePortKey>>,
+    /// All of them.
+    suspected: HashSet<ServicePortKey>,
+    /// Whether the base ruleset has to be programmed again.
+    pub(super) facts: bool,
+    pushed: u64,
+    taken: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct QueueEntry {
+    /// The position in the order of arrival.
+    arrival: u64,
+    /// The number of kernel objects to write, or an estimate; `None`: not computed since the last change.
+    writes: Option<usize>,
+    is_urgent: bool,
+}
+
+/// The service ports of a transaction.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct QueueBatch {
+    pub(super) service_ports: Vec<ServicePortKey>,
+    /// Whether nothing else is queued.
+    pub(super) is_last: bool,
+}
+
+impl Queue {
+    /// Adds a service port, or records that it has changed again.
+    pub(super) fn push(&mut self, key: ServicePortKey, port: u16) {
+        let arrival = self.pushed;
+        self.pushed += 1;
+        let is_urgent = is_urgent(&key, port);
+        let entry = self.entries.entry(key).or_insert(QueueEntry { arrival, writes: None, is_urgent });
+        (entry.writes, entry.is_urgent) = (None, is_urgent);
+    }
+
+    /// Adds service ports as one part of a rejected batch.
+    pub(super) fn push_suspects(&mut self, service_ports: Vec<ServicePortKey>) {
+        self.suspected.extend(service_ports.iter().cloned());
+        self.suspects.push(service_ports);
+    }
+
+    /// Discards the parts of rejected batches; the service ports stay in the queue unless [`Self::done`] removes them.
+    pub(super) fn take_suspects(&mut self) -> Vec<Vec<ServicePortKey>> {
+        self.suspected.clear();
+        std::mem::take(&mut self.suspects)
+    }
+
+    /// A service port is programmed, or the kernel has rejected it.
+    pub(super) fn done(&mut self, key: &ServicePortKey) {
+        self.entries.remove(key);
+    }
+
+    /// A service port was programmed in part, by a transaction with this many writes. What remains is estimated: the
+    /// computation for a large service port takes as long as a transaction.
+    pub(super) fn unfinished(&mut self, key: &ServicePortKey, writes: usize) {
+        if let Some(QueueEntry { writes: Some(left), .. }) = self.entries.get_mut(key) {
+            *left = left.saturating_sub(writes).max(1);
+        }
+    }
+
+    /// What is to be written for a service port has changed.
+    pub(super) fn changed(&mut self, key: &ServicePortKey) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.writes = None;
+        }
+    }
+
+    pub(super) fn contains(&self, key: &ServicePortKey) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.suspects.is_empty() && !self.facts
+    }
+
+    /// The service ports that are not programmed.
+    pub(super) fn service_ports(&self) -> BTreeSet<ServicePortKey> {
+        self.entries.keys().cloned().collect()
+    }
+
+    /// The next batch, of at most `budget` writes unless one service port alone has more. `writes` computes the number
+    /// of writes of a service port.
+    pub(super) fn next(&mut self, budget: usize, mut writes: impl FnMut(&ServicePortKey) -> usize) -> QueueBatch {
+        self.taken += 1;
+        let is_second = self.taken.is_multiple_of(2);
+        let has_others = self.entries.len() > self.suspected.len();
+        if !self.suspects.is_empty() && (is_second || !has_others) {
+            let mut group = self.suspects.pop().unwrap_or_default();
+            for key in &group {
+                self.suspected.remove(key);
+            }
+            let rest = group.split_off(fitting(group.iter().map(&mut writes), budget));
+            if !rest.is_empty() {
+                self.push_suspects(rest);
+            }
+            return self.batch(group);
+        }
+        let others = || self.entries.iter().filter(|(key, _)| !self.suspected.contains(*key));
+        if budget == usize::MAX {
+            return self.batch(others().map(|(key, _)| key.clone()).collect());
+        }
+        // The urgent ones do not wait until the writes of all others are computed.
+        let urgent: Vec<_> = others().filter(|(_, entry)| entry.is_urgent).map(|(key, _)| key.clone()).collect();
+        if !urgent.is_empty() && others().count() - urgent.len() >= MANY {
+            return self.batch(urgent);
+        }
+        for (key, entry) in &mut self.entries {
+            entry.writes.get_or_insert_with(|| writes(key));
+        }
+        let mut by_namespace: HashMap<&str, usize> = HashMap::new();
+        for (key, entry) in &self.entries {
+            *by_namespace.entry(&key.namespace).or_default() += entry.writes.unwrap_or_default();
+        }
+        let mut order: Vec<_> = self.entries.iter().filter(|(key, _)| !self.suspected.contains(*key)).collect();
+        if is_second {
+            order.sort_by_key(|(_, entry)| (!entry.is_urgent, entry.arrival));
+        } else {
+            let of_namespace = |key: &ServicePortKey| by_namespace.get(&*key.namespace).copied().unwrap_or_default();
+            order.sort_by_key(|(key, entry)| (!entry.is_urgent, of_namespace(key), entry.writes, entry.arrival));
+        }
+        let count = fitting(order.iter().map(|(_, entry)| entry.writes.unwrap_or_default()), budget);
+        self.batch(order[..count].iter().map(|(key, _)| (*key).clone()).collect())
+    }
+
+    fn batch(&self, service_ports: Vec<ServicePortKey>) -> QueueBatch {
+        let is_last = service_ports.len() == self.entries.len() && self.suspects.is_empty();
+        QueueBatch { service_ports, is_last }
+    }
+}
+
+/// How many of the first writes fit into a budget: at least one that is not 0.
+fn fitting(writes: impl Iterator<Item = usize>, budget: usize) -> usize {
+    let mut sum = 0_usize;
+    let fits = |writes: &usize| {
+        let before = sum;
+        sum = sum.saturating_add(*writes);
+        before == 0 || sum <= budget
+    };
+    writes.take_while(fits).count()
+}

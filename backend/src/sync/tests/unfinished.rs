@@ -1,0 +1,121 @@
+//! Changes that the backend programs in several calls.
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Service ports `default/svc-<n>` with one endpoint each.
+fn services(count: u8) -> NodeState {
+    let names: Vec<String> = (0..count).map(|n| format!("default/svc-{n:03}")).collect();
+    mk_services(&names.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// The frontend may send the next difference before the whole change is programmed.
+#[tokio::test(start_paused = true)]
+async fn an_unfinished_commit_is_acked_at_once_and_again_when_it_is_programmed() {
+    let (old, new) = (services(1), services(6));
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&old).await;
+    fixture.kernel.limit(2);
+    fixture.kernel.slow(SECOND);
+    peer.commit(1, 2, operations_between(&old, &new)).await;
+    let early = peer.ack().await;
+    assert_eq!((early.revision, early.digest, early.unfinished), (Revision(2), Some(total(&new)), 3));
+    let progress = fixture.progress.borrow().clone();
+    assert_eq!((progress.programmed, progress.unfinished), (Some((EPOCH, Revision(1))), 3));
+    let last = peer.ack().await;
+    assert_eq!((last.revision, last.digest, last.unfinished), (Revision(2), Some(total(&new)), 0));
+    let progress = fixture.progress.borrow().clone();
+    assert_eq!((progress.programmed, progress.unfinished), (Some((EPOCH, Revision(2))), 0));
+    assert_eq!(fixture.kernel.service_ports(), *new.service_ports());
+    assert_eq!(peer.barrier().await, total(&new), "no further ack");
+    fixture.stop().await;
+}
+
+/// The ack of the later commit covers the earlier one.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_arrives_meanwhile_is_programmed_and_acked_with_the_rest() {
+    let states = [services(1), services(9), services(10)];
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&states[0]).await;
+    fixture.kernel.limit(2);
+    fixture.kernel.slow(SECOND);
+    peer.commit(1, 2, operations_between(&states[0], &states[1])).await;
+    assert_eq!((peer.ack().await.unfinished, fixture.kernel.service_ports().len()), (6, 3));
+    peer.commit(2, 3, operations_between(&states[1], &states[2])).await;
+    let mut acks = vec![peer.ack().await];
+    while acks.last().is_some_and(|ack| ack.unfinished > 0) {
+        acks.push(peer.ack().await);
+    }
+    assert!(acks.iter().all(|ack| ack.revision == Revision(3)), "{acks:?}");
+    assert!(acks[0].unfinished > 0 && acks.len() == 2, "{acks:?}");
+    assert_eq!(fixture.kernel.service_ports(), *states[2].service_ports());
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_frontend_without_the_feature_gets_one_ack_when_everything_is_programmed() {
+    let (old, new) = (services(1), services(6));
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.session().await;
+    let welcome = Welcome { features: Features::NONE, ..mk_welcome(EPOCH, SyncMode::Snapshot, 0) };
+    peer.send(ServerMessage::Welcome(welcome)).await;
+    peer.commit(0, 1, everything(&old)).await;
+    assert_eq!(peer.ack().await.revision, Revision(1));
+    fixture.kernel.limit(2);
+    peer.commit(1, 2, operations_between(&old, &new)).await;
+    let ack = peer.ack().await;
+    assert_eq!((ack.revision, ack.unfinished), (Revision(2), 0));
+    assert_eq!(fixture.kernel.service_ports(), *new.service_ports());
+    assert_eq!(peer.barrier().await, total(&new), "no further ack");
+    fixture.stop().await;
+}
+
+/// The liveness probe and health-check node ports act on the time without progress.
+#[tokio::test(start_paused = true)]
+async fn each_transaction_is_progress() {
+    let (old, new) = (services(1), services(101));
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&old).await;
+    fixture.kernel.limit(1);
+    fixture.kernel.slow(SECOND);
+    peer.commit(1, 2, operations_between(&old, &new)).await;
+    peer.ack().await;
+    for _ in 0..50 {
+        tokio::time::sleep(SECOND).await;
+        let progress = fixture.progress.borrow().clone();
+        assert!(progress.unfinished > 0);
+        let since = progress.pending_since.unwrap().elapsed();
+        assert!(since <= 2 * SECOND, "{since:?}");
+    }
+    assert_eq!(peer.ack().await.unfinished, 0);
+    assert_eq!(fixture.progress.borrow().pending_since, None);
+    fixture.stop().await;
+}
+
+/// The next process reconciles, and acknowledges what the first one did not finish.
+#[tokio::test(start_paused = true)]
+async fn a_restart_in_the_middle_converges() {
+    let directory = tempfile::tempdir().unwrap();
+    let state_file = directory.path().join("state");
+    let (old, new) = (services(1), services(20));
+    let kernel = FakeKernel::default();
+    let mut fixture = start(&kernel, Some(&state_file));
+    let mut peer = fixture.following(&old).await;
+    kernel.limit(2);
+    kernel.slow(SECOND);
+    peer.commit(1, 2, operations_between(&old, &new)).await;
+    assert!(peer.ack().await.unfinished > 0);
+    fixture.stop().await;
+    let programmed = kernel.service_ports().len();
+    assert!((2..19).contains(&programmed), "{programmed}");
+
+    let mut fixture = start(&kernel, Some(&state_file));
+    let mut peer = fixture.session().await;
+    assert_eq!(peer.hello.resume, Some((EPOCH, Revision(2))));
+    peer.welcome(EPOCH, SyncMode::Resume).await;
+    peer.bookmark(2, total(&new)).await;
+    while peer.ack().await.unfinished > 0 {}
+    assert_eq!(kernel.service_ports(), *new.service_ports());
+    fixture.stop().await;
+}

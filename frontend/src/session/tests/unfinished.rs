@@ -1,0 +1,71 @@
+//! Backends that program a large change in several transactions, and acknowledge it before the last one.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn an_unfinished_ack_releases_the_next_difference_but_is_not_programmed() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let before = fixture.programmed().await;
+    fixture.update(put(web(1..=6))).await;
+    client.batches().await;
+    client.ack_unfinished(3).await;
+    assert_eq!(fixture.programmed().await, before);
+
+    fixture.update(put(web(1..=7))).await;
+    client.batches().await;
+    client.ack_unfinished(2).await;
+    assert_eq!(fixture.programmed().await, before);
+    client.ack().await;
+    assert_eq!(fixture.programmed().await, client.replica.revision);
+}
+
+/// There is one of them for each commit, so that they are not limited as repeated acks are.
+#[tokio::test(start_paused = true)]
+async fn acks_that_finish_a_commit_are_not_counted_as_repeated() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    for round in 0..100u8 {
+        fixture.update(put(web(1..=6 + round % 2))).await;
+        client.batches().await;
+        client.ack_unfinished(1).await;
+        client.ack().await;
+        assert_eq!(fixture.programmed().await, client.replica.revision);
+    }
+    client.is_up_to_date().await;
+}
+
+/// The ack of a difference that was sent meanwhile is still expected.
+#[tokio::test(start_paused = true)]
+async fn an_ack_that_finishes_the_previous_commit_may_cross_the_next_one() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    fixture.update(put(web(1..=6))).await;
+    client.batches().await;
+    client.ack_unfinished(3).await;
+    let finishing = client.ack_of(Some(client.replica.state.digests().total()), Vec::new());
+    fixture.update(put(web(1..=7))).await;
+    client.batches().await;
+    client.send(proto::model::ClientMessage::Ack(finishing)).await;
+    assert!(fixture.programmed().await < client.replica.revision);
+    client.ack().await;
+    assert_eq!(fixture.programmed().await, client.replica.revision);
+    client.is_up_to_date().await;
+}
+
+/// A change of another node does not end the lag of this one.
+#[tokio::test(start_paused = true)]
+async fn a_commit_without_changes_for_the_node_does_not_finish_it() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let before = fixture.programmed().await;
+    fixture.update(put(web(1..=6))).await;
+    client.batches().await;
+    client.ack_unfinished(3).await;
+    fixture.update(put(node("node-7", "zone-b"))).await;
+    let now = fixture.committed().await;
+    assert!(now > client.replica.revision);
+    assert_eq!(fixture.programmed().await, before);
+    client.ack().await;
+    assert_eq!(fixture.programmed().await, now);
+}
