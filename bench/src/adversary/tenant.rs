@@ -93,7 +93,8 @@ impl Dimensions {
         let ports = (0..self.ports).map(|port| {
             json!({"name": format!("p{port}"), "protocol": "TCP", "port": 1_000 + port, "targetPort": 10_000 + port})
         });
-        let ranges = (0..self.ranges).map(|number| format!("{}/28", ip(FIRST_RANGE, 16 * number)));
+        // Neighbours are not siblings: none can be merged with another one.
+        let ranges = (0..self.ranges).map(|number| format!("{}/28", ip(FIRST_RANGE, 32 * number)));
         let ingress = numbers(self.load_balancer_ips, FIRST_LOAD_BALANCER_IP).map(|ip| json!({"ip": ip}));
         json!({
             "metadata": {"namespace": namespace, "name": name},
