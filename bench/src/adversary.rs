@@ -186,10 +186,12 @@ impl Victim {
 
     /// Measures a Service, and removes it again.
     fn attack(&self, dimensions: Dimensions) -> Result<AttackCost> {
+        // The Service follows its slices: if it arrived before one of them, its VIPs would be programmed twice.
         self.put([bystander_slice(&[])]);
+        self.put_slices(dimensions, 0);
         self.settle()?;
         let (syncs, memory, started) = (self.syncs()?.len(), KernelMemory::start()?, Instant::now());
-        self.put(dimensions.objects(0));
+        self.put([(Resource::Service, dimensions.service())]);
         thread::sleep(LEAD);
         let generation = self.lab.generation()?;
         let changed = Instant::now();
@@ -199,8 +201,7 @@ impl Victim {
         let bystander_transactions = self.lab.generation()?.wrapping_sub(generation);
         for flap in 0..dimensions.flaps {
             self.settle()?;
-            let slices = dimensions.slices(flap + 1);
-            self.put(slices.into_iter().map(|(_, slice)| (Resource::EndpointSlice, slice)));
+            self.put_slices(dimensions, flap + 1);
         }
         let elapsed = self.settle()?.duration_since(started);
         let (writes, kernel_kb) = (self.syncs()?[syncs..].iter().sum(), memory.peak());
@@ -213,6 +214,11 @@ impl Victim {
         // Each generation of endpoints is an input of its own.
         let inputs = dimensions.inputs() + dimensions.flaps * dimensions.ports * dimensions.endpoints;
         Ok(AttackCost { inputs, writes, elapsed, kernel_kb, bystander, bystander_transactions })
+    }
+
+    fn put_slices(&self, dimensions: Dimensions, generation: usize) {
+        let slices = dimensions.slices(generation);
+        self.put(slices.into_iter().map(|(_, slice)| (Resource::EndpointSlice, slice)));
     }
 
     fn put(&self, objects: impl IntoIterator<Item = (Resource, Value)>) {

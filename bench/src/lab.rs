@@ -134,6 +134,8 @@ impl Lab {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.env_clear().args(arguments);
+        // `FAIRLEAD_LOG=debug bench api` shows more in the logs below the temporary directory.
+        command.envs(env::var_os("FAIRLEAD_LOG").map(|filter| ("FAIRLEAD_LOG", filter)));
         command
     }
 

@@ -2,7 +2,6 @@
 
 use std::net::Ipv4Addr;
 
-use fake_api_server::Resource;
 use serde_json::{Value, json};
 
 /// The tenant's namespace and Service.
@@ -138,12 +137,6 @@ impl Dimensions {
             (name, slice)
         });
         slices.collect()
-    }
-
-    /// The Service and its slices.
-    pub(super) fn objects(&self, generation: usize) -> Vec<(Resource, Value)> {
-        let slices = self.slices(generation).into_iter().map(|(_, slice)| (Resource::EndpointSlice, slice));
-        [(Resource::Service, self.service())].into_iter().chain(slices).collect()
     }
 }
 
