@@ -13,12 +13,14 @@
 //! [`Backend::apply`] continues, after it has added the changes that have arrived meanwhile.
 //!
 //! - `applied`: what the kernel contains because of us;
+//! - `change`: what the next transaction is to program, and what it has done;
 //! - `queue`: which service ports the next transaction contains;
 //! - `quarantine`: the service ports that the kernel rejects;
 //! - `nf_tables_watch`: detects changes of our nf_tables objects by other processes;
 //! - `worker`: a thread for netlink calls that block.
 
 mod applied;
+mod change;
 mod nf_tables_watch;
 mod quarantine;
 mod queue;
@@ -27,22 +29,20 @@ mod rejection;
 mod tests;
 mod worker;
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    future::Future,
-    time::Duration,
-};
+use std::{collections::BTreeSet, future::Future, time::Duration};
 
 use anyhow::{Result, bail};
-use proto::model::{IpFamily, NodeInfo, ServicePort, ServicePortKey};
+use proto::model::{NodeInfo, ServicePort, ServicePortKey};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::{
     Backend, Changes, Difference, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport,
-    dataplane::{Vip, VipOwnership},
+    dataplane::VipOwnership,
 };
 pub use applied::{Applied, AppliedServicePorts, ServicePortUpdate};
+use change::HeldVips;
+pub use change::{Change, CommitOutcome};
 pub use nf_tables_watch::{NfTablesWatch, Touched};
 use quarantine::Quarantine;
 use queue::{Queue, QueueBatch};
@@ -151,32 +151,6 @@ pub trait DryRunPlane: DataPlane {
     ) -> impl Future<Output = Result<Vec<Difference>>> + Send;
 }
 
-/// What the next transaction is to program.
-#[derive(Clone, Debug)]
-pub struct Change<'a> {
-    /// The state to reach.
-    pub state: &'a NodeState,
-    /// Which service port each VIP belongs to.
-    pub ownership: &'a VipOwnership,
-    held: &'a HeldVips,
-    /// Rejected service ports that give up their VIPs, because others own some of them.
-    evicted: &'a BTreeSet<ServicePortKey>,
-    /// Whether a VIP is released in an earlier transaction than the one in which its owner gets it, since both do not
-    /// fit into this one.
-    releases_first: bool,
-    /// The service ports to program.
-    pub service_ports: Vec<ServicePortKey>,
-    /// Whether the facts of the node or the cluster changed, from which the base ruleset follows.
-    pub facts: bool,
-    /// Whether no other service port is to be programmed, so that what none needs can be removed.
-    pub is_last: bool,
-    /// How many objects the transaction may write.
-    pub budget: usize,
-}
-
-/// The VIPs that have got another owner, and the service ports that still have them in the kernel.
-type HeldVips = HashMap<(IpFamily, Vip), BTreeSet<ServicePortKey>>;
-
 /// The kernel as it was read, or prepared.
 #[derive(Clone, Debug)]
 pub struct Synced<A> {
@@ -184,24 +158,6 @@ pub struct Synced<A> {
     pub applied: A,
     /// How many objects were written.
     pub writes: usize,
-}
-
-/// What a transaction has done.
-#[derive(Clone, Debug)]
-pub enum CommitOutcome {
-    /// The kernel accepted it.
-    Committed {
-        /// How many objects were written.
-        writes: usize,
-        /// The service ports of the change that need further transactions.
-        unfinished: Vec<ServicePortKey>,
-        /// Whether objects remain that no service port needs.
-        has_unneeded: bool,
-    },
-    /// The kernel rejected it, and nothing has changed that a later transaction would not find.
-    Rejected(Rejection),
-    /// The kernel rejected a part of it for this reason, and has to be read again.
-    Unknown(String),
 }
 
 /// A backend: a data plane, what was applied to it, and what is to be programmed.
@@ -225,37 +181,6 @@ pub struct Driver<P: DataPlane> {
     is_fresh: bool,
     /// For a preview: one transaction without a limit.
     is_unlimited: bool,
-}
-
-// === impl Change ===
-
-impl Change<'_> {
-    /// Whether a VIP belongs to this service port, and no service port outside of the transaction has it in the kernel.
-    #[must_use]
-    pub fn owns(&self, key: &ServicePortKey, family: IpFamily, vip: &Vip) -> bool {
-        self.ownership.owns(key, family, vip) && !self.evicted.contains(key) && !self.waits_for(family, vip)
-    }
-
-    fn waits_for(&self, family: IpFamily, vip: &Vip) -> bool {
-        let holders = self.held.get(&(family, *vip));
-        holders.into_iter().flatten().any(|holder| self.releases_first || !self.service_ports.contains(holder))
-    }
-
-    /// The service ports of the transaction that own a VIP which another one still has in the kernel.
-    fn waiting(&self) -> BTreeSet<ServicePortKey> {
-        let held = self.held.keys().filter(|(family, vip)| self.waits_for(*family, vip));
-        let owners = held.filter_map(|(family, vip)| self.ownership.owner(*family, vip));
-        owners.filter(|owner| self.service_ports.contains(owner)).cloned().collect()
-    }
-
-    /// Whether a VIP moves from one service port of the transaction to another.
-    fn moves_vips(&self) -> bool {
-        self.held.iter().any(|((family, vip), holders)| {
-            let owner = self.ownership.owner(*family, vip);
-            owner.is_some_and(|owner| self.service_ports.contains(owner))
-                && holders.iter().any(|holder| self.service_ports.contains(holder))
-        })
-    }
 }
 
 // === impl Driver ===
@@ -563,18 +488,5 @@ impl<P: DryRunPlane> Preview for Driver<P> {
 
     async fn drifted(&mut self) -> Drift {
         self.plane.drifted(&mut self.applied).await
-    }
-}
-
-/// The port of DNS.
-const DNS: u16 = 53;
-
-/// Whether this is the API server's Service (`default/kubernetes`) or cluster DNS: any Service with port 53 in
-/// `kube-system`.
-fn is_urgent(key: &ServicePortKey, port: u16) -> bool {
-    match (&*key.namespace, &*key.name) {
-        ("default", "kubernetes") => true,
-        ("kube-system", _) => port == DNS,
-        _ => false,
     }
 }

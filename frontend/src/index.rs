@@ -170,19 +170,6 @@ impl Index {
         }
     }
 
-    /// The current facts about the cluster. Nodes drop packets to unallocated addresses of its service CIDRs, which
-    /// those of another proxy's Services are not.
-    fn cluster(&self) -> ClusterInfo {
-        let foreign = self.foreign_services.values().flat_map(|service| service.cluster_ips.iter());
-        let foreign = foreign.filter_map(|(_, ip)| *ip).collect();
-        ClusterInfo { service_cidrs: service_cidrs::without(self.all_service_cidrs(), &foreign) }
-    }
-
-    fn all_service_cidrs(&self) -> BTreeSet<IpNet> {
-        let cidrs = self.configured.service_cidrs.iter().chain(self.service_cidrs.values().flatten());
-        cidrs.copied().collect()
-    }
-
     /// The number of usable objects of a kind.
     #[must_use]
     pub fn count(&self, kind: ObjectKind) -> usize {
@@ -330,17 +317,6 @@ impl Index {
         names
     }
 
-    fn put_foreign_service(&mut self, name: &ObjectName, new: Option<ForeignService>) {
-        if self.foreign_services.get(name) == new.as_ref() {
-            return;
-        }
-        match new {
-            Some(service) => self.foreign_services.insert(name.clone(), service),
-            None => self.foreign_services.remove(name),
-        };
-        self.dirty_cluster = true;
-    }
-
     fn put_service(&mut self, name: ObjectName, new: Option<ServiceObject>) {
         let (new, problems) = match new.map(|service| self.policy.apply(service)) {
             Some((service, problems)) => (Some(service), problems),
@@ -463,19 +439,6 @@ impl Index {
         }
         self.dirty_nodes.insert(name);
         self.mark_claimants_dirty(&changed);
-    }
-
-    fn put_service_cidrs(&mut self, name: Arc<str>, cidrs: Vec<IpNet>) {
-        let old = if cidrs.is_empty() {
-            self.service_cidrs.remove(&name)
-        } else {
-            self.service_cidrs.insert(name.clone(), cidrs)
-        };
-        if old.as_ref() != self.service_cidrs.get(&name) {
-            self.dirty_cluster = true;
-            let changed = self.claims.protected.set_service_cidrs(self.all_service_cidrs());
-            self.mark_claimants_dirty(&changed);
-        }
     }
 
     /// Marks the service ports that claim an address in these networks as an external or load-balancer IP.

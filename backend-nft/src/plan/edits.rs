@@ -123,8 +123,8 @@ impl Edits {
         *self = kept;
     }
 
-    /// The changes of its own elements, and those of which it gives up references, in groups, each of which has to be in
-    /// one transaction.
+    /// The changes of its own elements, and those of which it gives up references, in groups, each of which has to be
+    /// in one transaction.
     fn in_order(&self) -> impl Iterator<Item = Vec<(Edit, Element)>> {
         let added: BTreeMap<ElementKey, Element> =
             self.added.iter().filter(|element| is_leaf(element)).map(|element| (key(element), *element)).collect();

@@ -92,8 +92,8 @@ fn attack(endpoints: u32, bystander: u32) -> NodeState {
     state.service("shop/web", |web| web.cluster_ip("10.96.0.1").endpoints(own.iter().map(String::as_str))).build()
 }
 
-/// The attack: the change of another namespace waited for one large transaction. Each call of the backend is at most one
-/// transaction.
+/// The attack: the change of another namespace waited for one large transaction. Each call of the backend is at most
+/// one transaction.
 #[test]
 fn a_large_service_port_is_programmed_in_several_transactions() {
     run(|| async {

@@ -72,16 +72,16 @@ pub enum LocalhostNodePorts {
     Open,
 }
 
-/// What happens to forwarded packets in conntrack state INVALID, for example TCP packets outside of the window. NAT does
-/// not translate them: a reply to a client of a VIP has the source address of the endpoint, and the client resets its
-/// connection.
+/// What happens to forwarded packets in conntrack state INVALID, for example TCP packets outside of the window. NAT
+/// does not translate them: a reply to a client of a VIP has the source address of the endpoint, and the client resets
+/// its connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InvalidPackets {
     /// They are dropped, as in kube-proxy's iptables mode.
     #[default]
     Drop,
-    /// They pass. For nodes whose conntrack is liberal (`nf_conntrack_tcp_be_liberal`): it translates packets outside of
-    /// the window, and those that are still invalid belong to asymmetric routes.
+    /// They pass. For nodes whose conntrack is liberal (`nf_conntrack_tcp_be_liberal`): it translates packets outside
+    /// of the window, and those that are still invalid belong to asymmetric routes.
     Pass,
 }
 

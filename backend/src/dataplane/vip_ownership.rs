@@ -32,8 +32,8 @@ impl VipOwnership {
         ownership
     }
 
-    /// Updates the owners after a change to `state`. Returns the service ports to program: those that changed, and those
-    /// that gain or lose a contested VIP.
+    /// Updates the owners after a change to `state`. Returns the service ports to program: those that changed, and
+    /// those that gain or lose a contested VIP.
     pub fn update(&mut self, state: &NodeState, changes: &Changes) -> BTreeSet<ServicePortKey> {
         let mut affected = changes.service_ports.clone();
         // Release all before claiming any: a VIP may move from one changed service port to another.

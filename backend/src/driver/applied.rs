@@ -11,8 +11,8 @@ pub trait Applied: Send + 'static {
     /// The VIPs that lead to a service port.
     fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)>;
 
-    /// The VIPs whose objects in the kernel a service port uses that does not own the VIP, and that service port, as far
-    /// as it is not programmed since the kernel was read.
+    /// The VIPs whose objects in the kernel a service port uses that does not own the VIP, and that service port, as
+    /// far as it is not programmed since the kernel was read.
     fn used_vips(&self, _: &VipOwnership) -> Vec<((IpFamily, Vip), ServicePortKey)> {
         Vec::new()
     }

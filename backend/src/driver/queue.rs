@@ -14,8 +14,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use proto::model::ServicePortKey;
 
-use super::is_urgent;
-
 /// With fewer other service ports the urgent ones get no transaction of their own.
 const MANY: usize = 256;
 
@@ -164,4 +162,17 @@ fn fitting(writes: impl Iterator<Item = usize>, budget: usize) -> usize {
         before == 0 || sum <= budget
     };
     writes.take_while(fits).count()
+}
+
+/// The port of DNS.
+const DNS: u16 = 53;
+
+/// Whether this is the API server's Service (`default/kubernetes`) or cluster DNS: any Service with port 53 in
+/// `kube-system`.
+pub(super) fn is_urgent(key: &ServicePortKey, port: u16) -> bool {
+    match (&*key.namespace, &*key.name) {
+        ("default", "kubernetes") => true,
+        ("kube-system", _) => port == DNS,
+        _ => false,
+    }
 }

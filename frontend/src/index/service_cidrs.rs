@@ -1,15 +1,58 @@
-//! The service CIDRs without the cluster IPs of Services that another proxy serves.
+//! The service CIDRs of the index, without the cluster IPs of Services that another proxy serves.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
+use proto::model::ClusterInfo;
+
+use super::Index;
+use crate::object::{ForeignService, ObjectName};
 
 /// The maximum number of CIDRs in which service CIDRs are divided; nodes have a rule for each. One address divides a
 /// range of 65,536 in 16. Beyond it the smallest are left out, so that packets to more unallocated addresses pass.
 const MAX_DIVIDED: usize = 256;
 
+impl Index {
+    /// The current facts about the cluster. Nodes drop packets to unallocated addresses of its service CIDRs, which
+    /// those of another proxy's Services are not.
+    pub(super) fn cluster(&self) -> ClusterInfo {
+        let foreign = self.foreign_services.values().flat_map(|service| service.cluster_ips.iter());
+        let foreign = foreign.filter_map(|(_, ip)| *ip).collect();
+        ClusterInfo { service_cidrs: without(self.all_service_cidrs(), &foreign) }
+    }
+
+    fn all_service_cidrs(&self) -> BTreeSet<IpNet> {
+        let cidrs = self.configured.service_cidrs.iter().chain(self.service_cidrs.values().flatten());
+        cidrs.copied().collect()
+    }
+
+    pub(super) fn put_foreign_service(&mut self, name: &ObjectName, new: Option<ForeignService>) {
+        if self.foreign_services.get(name) == new.as_ref() {
+            return;
+        }
+        match new {
+            Some(service) => self.foreign_services.insert(name.clone(), service),
+            None => self.foreign_services.remove(name),
+        };
+        self.dirty_cluster = true;
+    }
+
+    pub(super) fn put_service_cidrs(&mut self, name: Arc<str>, cidrs: Vec<IpNet>) {
+        let old = if cidrs.is_empty() {
+            self.service_cidrs.remove(&name)
+        } else {
+            self.service_cidrs.insert(name.clone(), cidrs)
+        };
+        if old.as_ref() != self.service_cidrs.get(&name) {
+            self.dirty_cluster = true;
+            let changed = self.claims.protected.set_service_cidrs(self.all_service_cidrs());
+            self.mark_claimants_dirty(&changed);
+        }
+    }
+}
+
 /// The service CIDRs without these addresses, sorted.
-pub(super) fn without(cidrs: BTreeSet<IpNet>, foreign: &BTreeSet<IpAddr>) -> Vec<IpNet> {
+fn without(cidrs: BTreeSet<IpNet>, foreign: &BTreeSet<IpAddr>) -> Vec<IpNet> {
     let (mut whole, mut divided) = (Vec::new(), Vec::new());
     for cidr in cidrs {
         let inside: Vec<_> = foreign.range(cidr.network()..=cidr.broadcast()).copied().collect();

@@ -28,8 +28,8 @@ const NO_REVISION: Revision = Revision(0);
 /// the client's fault.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often digest mismatches of one stream are repaired. More of them have a cause that a repair does not remove, such
-/// as an endpoint that comes and goes and that the backend ignores.
+/// How often digest mismatches of one stream are repaired. More of them have a cause that a repair does not remove,
+/// such as an endpoint that comes and goes and that the backend ignores.
 const MISMATCHES: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
 
 /// How much is kept of the failures that a client reports, in bytes.

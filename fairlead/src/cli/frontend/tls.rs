@@ -52,8 +52,8 @@ pub(crate) struct TlsArgs {
     #[arg(long, value_name = "ISSUER")]
     pub(crate) token_issuer: Vec<String>,
 
-    /// Ask the API server to review at most this many tokens per second of one address (IPv6: of one /64), after a burst
-    /// of 32. Raise it where many nodes share an address: NAT, or a load balancer that hides addresses.
+    /// Ask the API server to review at most this many tokens per second of one address (IPv6: of one /64), after a
+    /// burst of 32. Raise it where many nodes share an address: NAT, or a load balancer that hides addresses.
     #[arg(long, default_value = "5", value_name = "NUMBER")]
     pub(crate) max_token_reviews_per_source: NonZeroU32,
 

@@ -119,9 +119,8 @@ async fn program(mut backend: impl Backend, state: &NodeState) -> Result<()> {
     Ok(())
 }
 
-/// A state that uses all features: both IP families, all protocols, session affinity (with nftables the module nft_hash,
-/// which nothing else needs), both traffic policies, source
-/// ranges, and service ports without endpoints.
+/// A state that uses all features: both IP families, all protocols, session affinity (with nftables the module
+/// nft_hash, which nothing else needs), both traffic policies, source ranges, and service ports without endpoints.
 fn sample_state() -> Result<NodeState> {
     let mut stage = Stage::default();
     for (number, protocol) in (1..).zip([Protocol::Tcp, Protocol::Udp, Protocol::Sctp]) {

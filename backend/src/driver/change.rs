@@ -1,0 +1,86 @@
+//! What the next transaction is to program, and what it has done.
+
+use std::collections::{BTreeSet, HashMap};
+
+use proto::model::{IpFamily, ServicePortKey};
+
+use super::Rejection;
+use crate::{
+    NodeState,
+    dataplane::{Vip, VipOwnership},
+};
+
+/// What the next transaction is to program.
+#[derive(Clone, Debug)]
+pub struct Change<'a> {
+    /// The state to reach.
+    pub state: &'a NodeState,
+    /// Which service port each VIP belongs to.
+    pub ownership: &'a VipOwnership,
+    pub(super) held: &'a HeldVips,
+    /// Rejected service ports that give up their VIPs, because others own some of them.
+    pub(super) evicted: &'a BTreeSet<ServicePortKey>,
+    /// Whether a VIP is released in an earlier transaction than the one in which its owner gets it, since both do not
+    /// fit into this one.
+    pub(super) releases_first: bool,
+    /// The service ports to program.
+    pub service_ports: Vec<ServicePortKey>,
+    /// Whether the facts of the node or the cluster changed, from which the base ruleset follows.
+    pub facts: bool,
+    /// Whether no other service port is to be programmed, so that what none needs can be removed.
+    pub is_last: bool,
+    /// How many objects the transaction may write.
+    pub budget: usize,
+}
+
+/// The VIPs that have got another owner, and the service ports that still have them in the kernel.
+pub(super) type HeldVips = HashMap<(IpFamily, Vip), BTreeSet<ServicePortKey>>;
+
+/// What a transaction has done.
+#[derive(Clone, Debug)]
+pub enum CommitOutcome {
+    /// The kernel accepted it.
+    Committed {
+        /// How many objects were written.
+        writes: usize,
+        /// The service ports of the change that need further transactions.
+        unfinished: Vec<ServicePortKey>,
+        /// Whether objects remain that no service port needs.
+        has_unneeded: bool,
+    },
+    /// The kernel rejected it, and nothing has changed that a later transaction would not find.
+    Rejected(Rejection),
+    /// The kernel rejected a part of it for this reason, and has to be read again.
+    Unknown(String),
+}
+
+// === impl Change ===
+
+impl Change<'_> {
+    /// Whether a VIP belongs to this service port, and no service port outside of the transaction has it in the kernel.
+    #[must_use]
+    pub fn owns(&self, key: &ServicePortKey, family: IpFamily, vip: &Vip) -> bool {
+        self.ownership.owns(key, family, vip) && !self.evicted.contains(key) && !self.waits_for(family, vip)
+    }
+
+    fn waits_for(&self, family: IpFamily, vip: &Vip) -> bool {
+        let holders = self.held.get(&(family, *vip));
+        holders.into_iter().flatten().any(|holder| self.releases_first || !self.service_ports.contains(holder))
+    }
+
+    /// The service ports of the transaction that own a VIP which another one still has in the kernel.
+    pub(super) fn waiting(&self) -> BTreeSet<ServicePortKey> {
+        let held = self.held.keys().filter(|(family, vip)| self.waits_for(*family, vip));
+        let owners = held.filter_map(|(family, vip)| self.ownership.owner(*family, vip));
+        owners.filter(|owner| self.service_ports.contains(owner)).cloned().collect()
+    }
+
+    /// Whether a VIP moves from one service port of the transaction to another.
+    pub(super) fn moves_vips(&self) -> bool {
+        self.held.iter().any(|((family, vip), holders)| {
+            let owner = self.ownership.owner(*family, vip);
+            owner.is_some_and(|owner| self.service_ports.contains(owner))
+                && holders.iter().any(|holder| self.service_ports.contains(holder))
+        })
+    }
+}
