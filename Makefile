@@ -14,11 +14,14 @@ export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 # The backend that `make demo` shows.
 BACKEND ?= nftables
 
+# What programs the kernel of the nodes of `make cluster`.
+MODE ?= nftables
+
 # Where cargo puts binaries.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-skew lint advisories charts reference image-rootfs demo bench bench-peer clean
+.PHONY: help setup build test test-skew lint advisories charts reference image image-rootfs cluster cluster-test demo bench bench-peer clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,9 +59,26 @@ charts: setup ## render the Helm chart over a matrix of values and compare it wi
 reference: setup ## generate docs/reference: flags, kube-proxy fields, chart values, errors
 	FAIRLEAD_WRITE_REFERENCE=1 cargo nextest run --cargo-quiet --locked -p fairlead -E 'test(reference::)'
 
-image-rootfs: setup ## build the root file system of the image and run the program in it (root or sudo); IMAGE_PROFILE=release or dev
+image: setup ## build the images for amd64 and arm64 as OCI archives in target/image, without Docker, and start them
+	@ci/setup image
+	@ci/image build
+	@$(ROOT) ci/image test
+
+image-rootfs: setup ## run the static program in an empty root file system, as its image does (root or sudo); IMAGE_PROFILE=release or dev
+	@ci/setup image
 	@ci/image-rootfs build
 	@$(ROOT) ci/image-rootfs run
+
+cluster: setup ## start a real Kubernetes cluster on this machine with Fairlead (root or sudo); KUBERNETES=/path/to/programs MODE=nftables
+	@ci/setup image
+	@$(ROOT) cluster/setup
+	@$(ROOT) cluster/images
+	@$(ROOT) cluster/up
+	@$(ROOT) cluster/proxy fairlead $(MODE)
+
+cluster-test: ## run Kubernetes' own network tests in that cluster; MODE=nftables, iptables or local; CONTROL=1 also with kube-proxy
+	@$(ROOT) target/cluster/python/bin/python cluster/test --label fairlead-$(MODE)
+	@[ -z '$(CONTROL)' ] || $(ROOT) cluster/control $(MODE)
 
 demo: setup ## show Fairlead in a cluster of network namespaces; BACKEND=nftables, iptables or ipvs (root or sudo)
 	@echo 'Building fairlead and the demo: minutes the first time, seconds after that.'
