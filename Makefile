@@ -17,6 +17,9 @@ BACKEND ?= nftables
 # What programs the kernel of the nodes of `make cluster`.
 MODE ?= nftables
 
+# What `make image` builds images for.
+ARCHS ?= amd64 arm64
+
 # Where cargo puts binaries.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
@@ -59,9 +62,9 @@ charts: setup ## render the Helm chart over a matrix of values and compare it wi
 reference: setup ## generate docs/reference: flags, kube-proxy fields, chart values, errors
 	FAIRLEAD_WRITE_REFERENCE=1 cargo nextest run --cargo-quiet --locked -p fairlead -E 'test(reference::)'
 
-image: setup ## build the images for amd64 and arm64 as OCI archives in target/image, without Docker, and start them
+image: setup ## build the images as OCI archives in target/image, without Docker, and start them; ARCHS="amd64 arm64"
 	@ci/setup image
-	@ci/image build
+	@ci/image build $(ARCHS)
 	@$(ROOT) ci/image test
 
 image-rootfs: setup ## run the static program in an empty root file system, as its image does (root or sudo); IMAGE_PROFILE=release or dev
