@@ -134,9 +134,8 @@ impl<K> IptablesDataPlane<K> {
         K: Kernel,
     {
         let count = updates.len() as u32;
-        let is_changed = |key: &ServicePortKey| change.service_ports.contains(key);
-        updates
-            .extend(applied.reconciled.iter().flatten().filter(|(key, _)| !is_changed(key)).map(|(_, it)| it.clone()));
+        let others = applied.reconciled.iter().flatten().filter(|(key, _)| !change.contains(key));
+        updates.extend(others.map(|(_, it)| it.clone()));
         let unneeded = if change.is_last { Unneeded::Delete } else { Unneeded::Keep };
         if change.facts {
             let node = change.state.node();

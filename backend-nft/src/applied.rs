@@ -8,7 +8,7 @@ use std::{
 
 use backend::{
     dataplane::{EffectiveOptions, Vip, VipOwnership},
-    driver::{Applied, AppliedServicePorts, ServicePortUpdate},
+    driver::{Applied, AppliedServicePorts, Change, ServicePortUpdate},
 };
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
@@ -77,16 +77,12 @@ impl AppliedState {
     }
 
     /// The repairs of the last transaction of a reconcile: at most `limit` of the elements that belong to no service
-    /// port. `batch`: the service ports of the transaction.
-    pub(crate) fn last_repairs(
-        &self,
-        ownership: &VipOwnership,
-        batch: &[ServicePortKey],
-        mut limit: usize,
-    ) -> PerFamily<Repairs> {
+    /// port.
+    pub(crate) fn last_repairs(&self, change: &Change<'_>, mut limit: usize) -> PerFamily<Repairs> {
         let mut repairs = PerFamily::<Repairs>::default();
         for family in IpFamily::ALL {
-            let mut unowned: Vec<Element> = self.unowned(family, ownership, batch).copied().collect();
+            let mut unowned: Vec<Element> =
+                self.unowned(family, change.ownership, |key| change.contains(key)).copied().collect();
             removal_order(&mut unowned);
             if unowned.len() <= limit {
                 // Before, elements may refer to foreign chains.
@@ -105,11 +101,11 @@ impl AppliedState {
         &self,
         family: IpFamily,
         ownership: &VipOwnership,
-        batch: &[ServicePortKey],
+        is_programmed: impl Fn(&ServicePortKey) -> bool,
     ) -> impl Iterator<Item = &Element> {
         self.observed[family].elements.iter().flat_map(move |(key, elements)| {
             let owner = ownership.owner(family, &vip_of_key(key));
-            let is_rejected = owner.is_some_and(|owner| !batch.contains(owner));
+            let is_rejected = owner.is_some_and(|owner| !is_programmed(owner));
             elements.iter().filter(move |element| owner.is_none() || is_rejected && element.data == FOREIGN)
         })
     }
@@ -222,7 +218,7 @@ impl AppliedState {
     /// Whether the kernel may contain objects that no service port needs.
     pub(crate) fn has_unneeded(&self, ownership: &VipOwnership) -> bool {
         let has_unneeded =
-            |family| self.unowned(family, ownership, &[]).next().is_some() || self.has_unneeded_group(family);
+            |family| self.unowned(family, ownership, |_| false).next().is_some() || self.has_unneeded_group(family);
         self.is_reconciling || IpFamily::ALL.into_iter().any(has_unneeded)
     }
 
@@ -236,12 +232,13 @@ impl AppliedState {
         let removed = PerFamily::from_fn(|family| repairs[family].unowned.clone());
         self.remove_observed(&removed);
         for family in IpFamily::ALL {
-            if self.unowned(family, ownership, &[]).next().is_none() {
+            if self.unowned(family, ownership, |_| false).next().is_none() {
                 self.repairs.1[family] = Repairs::default();
             }
         }
         let remain = |family| {
-            self.unowned(family, ownership, &[]).next().is_some() || self.observed[family].refs.unused_elements() > 0
+            self.unowned(family, ownership, |_| false).next().is_some()
+                || self.observed[family].refs.unused_elements() > 0
         };
         self.is_reconciling = self.is_reconciling && IpFamily::ALL.into_iter().any(remain);
     }

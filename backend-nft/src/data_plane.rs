@@ -131,7 +131,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
             let size = updates.iter().map(|update| Plan::size(applied, update)).fold(0, usize::saturating_add);
             is_last = size <= *budget;
             if is_last {
-                last = applied.last_repairs(ownership, service_ports, *budget - size);
+                last = applied.last_repairs(change, *budget - size);
             }
         }
         for (family, last) in last.iter() {

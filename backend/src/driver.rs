@@ -29,7 +29,11 @@ mod rejection;
 mod tests;
 mod worker;
 
-use std::{collections::BTreeSet, future::Future, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    future::Future,
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 use proto::model::{NodeInfo, ServicePort, ServicePortKey};
@@ -273,6 +277,7 @@ impl<P: DataPlane> Driver<P> {
                 evicted: &self.evicted,
                 releases_first: false,
                 service_ports: Vec::new(),
+                members: HashSet::new(),
                 facts: self.queue.facts,
                 is_last: false,
                 budget,
@@ -280,6 +285,7 @@ impl<P: DataPlane> Driver<P> {
             let plane = &self.plane;
             let batch = self.queue.next(budget, |key| plane.writes(&mut applied, &change, key));
             QueueBatch { service_ports: change.service_ports, is_last: change.is_last } = batch;
+            change.members = change.service_ports.iter().cloned().collect();
             if change.moves_vips() {
                 let writes = change.service_ports.iter().map(|key| self.plane.writes(&mut applied, &change, key));
                 change.releases_first = writes.fold(0, usize::saturating_add) > budget;

@@ -1,6 +1,6 @@
 //! What the next transaction is to program, and what it has done.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use proto::model::{IpFamily, ServicePortKey};
 
@@ -25,6 +25,8 @@ pub struct Change<'a> {
     pub(super) releases_first: bool,
     /// The service ports to program.
     pub service_ports: Vec<ServicePortKey>,
+    /// The same, so that each can be found at once.
+    pub(super) members: HashSet<ServicePortKey>,
     /// Whether the facts of the node or the cluster changed, from which the base ruleset follows.
     pub facts: bool,
     /// Whether no other service port is to be programmed, so that what none needs can be removed.
@@ -63,24 +65,29 @@ impl Change<'_> {
         self.ownership.owns(key, family, vip) && !self.evicted.contains(key) && !self.waits_for(family, vip)
     }
 
+    /// Whether the transaction programs this service port.
+    #[must_use]
+    pub fn contains(&self, key: &ServicePortKey) -> bool {
+        self.members.contains(key)
+    }
+
     fn waits_for(&self, family: IpFamily, vip: &Vip) -> bool {
         let holders = self.held.get(&(family, *vip));
-        holders.into_iter().flatten().any(|holder| self.releases_first || !self.service_ports.contains(holder))
+        holders.into_iter().flatten().any(|holder| self.releases_first || !self.contains(holder))
     }
 
     /// The service ports of the transaction that own a VIP which another one still has in the kernel.
     pub(super) fn waiting(&self) -> BTreeSet<ServicePortKey> {
         let held = self.held.keys().filter(|(family, vip)| self.waits_for(*family, vip));
         let owners = held.filter_map(|(family, vip)| self.ownership.owner(*family, vip));
-        owners.filter(|owner| self.service_ports.contains(owner)).cloned().collect()
+        owners.filter(|owner| self.contains(owner)).cloned().collect()
     }
 
     /// Whether a VIP moves from one service port of the transaction to another.
     pub(super) fn moves_vips(&self) -> bool {
         self.held.iter().any(|((family, vip), holders)| {
             let owner = self.ownership.owner(*family, vip);
-            owner.is_some_and(|owner| self.service_ports.contains(owner))
-                && holders.iter().any(|holder| self.service_ports.contains(holder))
+            owner.is_some_and(|owner| self.contains(owner)) && holders.iter().any(|holder| self.contains(holder))
         })
     }
 }
