@@ -3,11 +3,16 @@
 
 mod objects;
 
-use std::time::Instant;
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context as _, Result};
-use fake_api_server::{ApiServer, RequestKind, Resource};
-use tokio::time::timeout;
+use anyhow::{Context as _, Result, ensure};
+use e2e::http_get;
+use fake_api_server::{ApiServer, Resource};
 
 use self::objects::ClusterSize;
 use crate::{
@@ -17,6 +22,9 @@ use crate::{
     worker::Worker,
 };
 
+/// Where the frontend serves its metrics by default.
+const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7601);
+const POLL: Duration = Duration::from_millis(20);
 const SIZE: ClusterSize = ClusterSize { nodes: 5_000, services: 10_000, endpoints: 25 };
 
 pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
@@ -38,9 +46,9 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
         report.memory(&what("peak memory"), peak, Goal::AtMost(512.0));
 
         Report::progress("relisting every kind");
-        // Twice: the end of the second stream shows that the first one has been processed.
-        worker.handle.block_on(relist(&server))?;
-        worker.handle.block_on(relist(&server))?;
+        // Twice: the end of the second list shows that the first one has been processed.
+        relist(lab, &server)?;
+        relist(lab, &server)?;
         let Memory { resident, peak } = memory(&frontend)?;
         report.memory(&what("memory after relisting everything twice"), resident, Goal::None);
         report.memory(&what("peak memory while relisting"), peak, Goal::AtMost(512.0));
@@ -49,20 +57,26 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Expires all versions, which ends all watches with 410 Gone, and waits until every kind has been relisted and is
-/// watched again.
-async fn relist(server: &ApiServer) -> Result<()> {
-    const KINDS: [Resource; 4] = [Resource::Node, Resource::Service, Resource::EndpointSlice, Resource::ServiceCidr];
-    let counts = |server: &ApiServer, resource| {
-        [RequestKind::StreamedList, RequestKind::List, RequestKind::Watch].map(|kind| server.requests(resource, kind))
-    };
-    let before = KINDS.map(|resource| counts(server, resource));
+/// Expires all versions, which ends all watches with 410 Gone, and waits until the frontend has listed every kind again.
+fn relist(lab: &Lab, server: &ApiServer) -> Result<()> {
+    let before = lists(lab)?;
+    ensure!(before.len() == 4, "the frontend counts lists of {} kinds", before.len());
     server.compact();
-    let relisted = server.wait_until(|server| {
-        KINDS.into_iter().zip(before).all(|(resource, before)| {
-            let [streamed, list, watch] = counts(server, resource);
-            streamed > before[0] || (list > before[1] && watch > before[2])
-        })
+    let deadline = Instant::now() + DEADLINE;
+    while lists(lab)?.iter().any(|(kind, lists)| *lists <= before[kind]) {
+        ensure!(Instant::now() < deadline, "not every kind was listed again within {DEADLINE:?}");
+        thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// How often the frontend has listed each kind completely.
+fn lists(lab: &Lab) -> Result<BTreeMap<String, u64>> {
+    let response = http_get(lab.netns(), METRICS, "/metrics", DEADLINE).context("read the frontend's metrics")?;
+    let lines = response.body.lines().filter_map(|line| line.strip_prefix("fairlead_frontend_watch_lists_total{kind="));
+    let counts = lines.map(|line| {
+        let (kind, count) = line.split_once("} ").with_context(|| line.to_owned())?;
+        Ok((kind.to_owned(), count.parse()?))
     });
-    timeout(DEADLINE, relisted).await.with_context(|| format!("not every kind was relisted within {DEADLINE:?}"))
+    counts.collect()
 }

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use proto::model::ServicePortFailure;
+use proto::model::{IpFamily, ServicePortFailure};
 
-use super::*;
-use crate::testing::{mk_state, transition};
+use super::{queue::is_urgent, *};
+use crate::{
+    dataplane::Vip,
+    testing::{mk_state, transition},
+};
 
 /// A kernel that rejects transactions with invalid service ports.
 #[derive(Default)]
