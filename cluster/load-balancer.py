@@ -14,7 +14,8 @@ import sys
 import time
 
 NODES = ["172.30.0.11", "172.30.0.12"]
-# The source address of connections to load balancers. It is not in the /16 of the nodes: the tests would take it for one.
+# The source address of connections to load balancers. It is not in the /16 of the nodes: the tests would take it for
+# one of them.
 SOURCE = "192.168.77.1"
 PERIOD_SECONDS = 0.5
 

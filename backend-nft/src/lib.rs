@@ -15,7 +15,7 @@
 //!
 //!  prerouting, output, earlier ─▶ restricted-vips ─▶ sources-<group> ─▶ allowed-sources, or drop
 //!  forward, output ─▶ cluster-ips-check ─▶ reject other ports of cluster IPs, drop other service CIDR addresses
-//!  postrouting ─▶ masquerade packets with the mark, and those of endpoints that reach themselves through a VIP (hairpin)
+//!  postrouting ─▶ masquerade packets with the mark, and those of endpoints that reach themselves by a VIP (hairpin)
 //! ```
 //!
 //! | object | key → value |

@@ -57,7 +57,8 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Expires all versions, which ends all watches with 410 Gone, and waits until the frontend has listed every kind again.
+/// Expires all versions, which ends all watches with 410 Gone, and waits until the frontend has listed every kind
+/// again.
 fn relist(lab: &Lab, server: &ApiServer) -> Result<()> {
     let before = lists(lab)?;
     ensure!(before.len() == 4, "the frontend counts lists of {} kinds", before.len());

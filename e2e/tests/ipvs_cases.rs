@@ -22,7 +22,9 @@ const PARALLEL_CASES: usize = 4;
 const DEADLINE: Duration = Duration::from_secs(20 * 60);
 
 /// Cases in which IPVS differs.
-const DIFFERENT: [&str; 7] = [
+const DIFFERENT: [&str; 8] = [
+    // Marks select virtual servers: a connection that begins while the rules and the virtual servers change may fail.
+    "instances::masquerade_bit_changes_at_a_restart",
     // IPVS keeps the affinity of a client as long as any of its connections: two minutes after a TCP connection is
     // closed.
     "affinity::affinity_ends_after_the_timeout",

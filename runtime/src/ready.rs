@@ -58,6 +58,13 @@ impl Ready {
 
 // === impl ReadyGuard ===
 
+impl ReadyGuard {
+    /// Ends the guard without passing the gate: the process fails before it is ready.
+    pub fn fail(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for ReadyGuard {
     fn drop(&mut self) {
         self.ready.pending.send_modify(|pending| {
@@ -92,6 +99,13 @@ mod tests {
         drop(bind);
         waiting.await.unwrap();
         assert!(ready.is_ready());
+    }
+
+    #[tokio::test]
+    async fn failed_gate_does_not_pass() {
+        let ready = Ready::new();
+        ready.guard("lock").fail();
+        assert!(!ready.is_ready());
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@ use ::frontend::Listener;
 use anyhow::Result;
 use proto::model::IpFamily;
 use runtime::{Ready, Shutdown, Tasks, http::serve_at, metrics::Registry};
+use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use super::{SHUTDOWN_DEADLINE, frontend, shadow::Shadow};
@@ -176,20 +177,38 @@ impl BackendProcess<'_> {
         };
         let ready = Ready::new();
         let runner = Runner::new(options, backend, connect).with_ready(ready.guard("first state"));
+        let (is_only_instance, only_instance) = oneshot::channel();
         if run_mode == RunMode::Program {
             let (stale_objects, progress) = (StaleObjects::default(), runner.progress());
             registries.push(stale_objects.registry());
-            tasks.spawn("takeover", move |shutdown| other_modes.take_over(progress, stale_objects, shutdown));
+            tasks.spawn("takeover", move |mut shutdown| async move {
+                if only_instance.await.is_ok() {
+                    return other_modes.take_over(progress, stale_objects, shutdown).await;
+                }
+                // Another instance runs, and this process ends.
+                shutdown.recv().await;
+                Ok(())
+            });
         }
         spawn_servers(&observe, runner.observer(), config, registries, tasks);
         let (instance_timeout, node_name) = (node.instance_timeout, name.clone());
+        let lock_gate = ready.guard("the only backend of this network namespace");
         tasks.spawn("backend", move |mut shutdown| async move {
             // A shadow writes nothing.
             if run_mode == RunMode::Shadow {
+                drop(lock_gate);
                 return runner.run(shutdown).await;
             }
-            let lock = InstanceLock::acquire(mode, &node_name, instance_timeout, &mut shutdown).await?;
-            let Some(_lock) = lock else { return Ok(()) };
+            let _lock = match InstanceLock::acquire(mode, &node_name, instance_timeout, &mut shutdown).await {
+                Ok(Some(lock)) => lock,
+                unlocked => {
+                    lock_gate.fail();
+                    return unlocked.map(drop);
+                }
+            };
+            drop(lock_gate);
+            // Fails when the takeover has ended, with the process.
+            let _ = is_only_instance.send(());
             // Before the first rule, which makes the kernel track all connections.
             ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
             runner.run(shutdown).await
