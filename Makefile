@@ -24,7 +24,7 @@ ARCHS ?= amd64 arm64
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-skew lint advisories charts reference image image-rootfs cluster cluster-test demo bench bench-peer clean
+.PHONY: help setup build test test-skew test-modes lint advisories charts reference image image-rootfs cluster cluster-test demo bench bench-peer clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,10 @@ test: lint charts ## lint, charts, all tests, all examples in the documentation 
 test-skew: setup ## upgrade under traffic from the previous release or commit, which is built first (root or sudo)
 	@previous=$${FAIRLEAD_PREVIOUS:-$$(ci/previous)} && cargo build --quiet --locked -p fairlead --bins && \
 	$(ROOT) env FAIRLEAD_PREVIOUS="$$previous" cargo nextest run --cargo-quiet --locked -p fairlead-e2e -E 'binary(upgrade)'
+
+test-modes: setup ## change the mode of nodes under traffic, from every mode to every other one, with IPVS (root or sudo)
+	@cargo build --quiet --locked -p fairlead --bins
+	$(ROOT) cargo nextest run --cargo-quiet --locked -p fairlead-e2e --run-ignored all -E 'binary(modes)'
 
 advisories: setup ## download the RustSec database and check all crates; `make lint` uses it from then on
 	@ci/deny fetch

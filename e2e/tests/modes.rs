@@ -128,6 +128,7 @@ fn both_variants_of_iptables() {
 }
 
 #[test]
+#[ignore = "takes longer than all other tests together: run `make test-modes`"]
 fn iptables_and_ipvs() {
     uml::inside(|| {
         uml::load(&[]);
