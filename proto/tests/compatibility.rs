@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-/// Everything that is visible on the wire: a path such as `message Hello field 3`, and what is there.
+/// Everything that is visible on the wire: a path such as `message Hello field 3`, and its definition.
 fn wire_elements(directory: &str, file: &str) -> BTreeMap<String, String> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     let set = protox::compile([file], [directory]).expect("a valid .proto file");

@@ -2,16 +2,27 @@
 
 use super::*;
 
+/// An index whose configuration has this service CIDR.
+fn configured(cidr: &str) -> Index {
+    let service_cidrs = service_cidr("", &[cidr]).cidrs;
+    Index::new(UNIX_EPOCH, ClusterInfo { service_cidrs }, ServicePolicy::default())
+}
+
+/// The service CIDRs after an update, if nodes get them.
+fn cidrs_after(index: &mut Index, update: Option<SourceUpdate>) -> Option<String> {
+    update.into_iter().for_each(|update| index.apply(update));
+    let cluster = index.take_changes().cluster?;
+    Some(cluster.service_cidrs.iter().map(IpNet::to_string).collect::<Vec<_>>().join(" "))
+}
+
+fn is(cidrs: &str) -> Option<String> {
+    Some(cidrs.to_owned())
+}
+
 #[test]
 fn service_cidrs_are_those_of_the_configuration_and_of_all_objects() {
-    let configured = service_cidr("", &["10.96.0.0/16"]).cidrs;
-    let mut index = Index::new(UNIX_EPOCH, ClusterInfo { service_cidrs: configured }, ServicePolicy::default());
-    let mut after = |update: Option<SourceUpdate>| {
-        update.into_iter().for_each(|update| index.apply(update));
-        let cluster = index.take_changes().cluster?;
-        Some(cluster.service_cidrs.iter().map(IpNet::to_string).collect::<Vec<_>>().join(" "))
-    };
-    let is = |cidrs: &str| Some(cidrs.to_owned());
+    let mut index = configured("10.96.0.0/16");
+    let mut after = |update| cidrs_after(&mut index, update);
     assert_eq!(after(None), is("10.96.0.0/16"));
     assert_eq!(after(Some(put(service("s", "10.96.0.1")))), None, "nothing about the cluster");
     let one = service_cidr("one", &["10.96.0.0/16", "fd00::/112"]);
@@ -27,14 +38,8 @@ fn service_cidrs_are_those_of_the_configuration_and_of_all_objects() {
 
 #[test]
 fn cluster_ips_of_another_proxy_are_not_in_the_service_cidrs() {
-    let configured = service_cidr("", &["10.96.0.0/30"]).cidrs;
-    let mut index = Index::new(UNIX_EPOCH, ClusterInfo { service_cidrs: configured }, ServicePolicy::default());
-    let mut after = |update: Option<SourceUpdate>| {
-        update.into_iter().for_each(|update| index.apply(update));
-        let cluster = index.take_changes().cluster?;
-        Some(cluster.service_cidrs.iter().map(IpNet::to_string).collect::<Vec<_>>().join(" "))
-    };
-    let is = |cidrs: &str| Some(cidrs.to_owned());
+    let mut index = configured("10.96.0.0/30");
+    let mut after = |update| cidrs_after(&mut index, update);
     let ours = service("s", "10.96.0.1");
     let (name, v4) = (ours.name.clone(), ours.cluster_ips);
     let foreign = |cluster_ips| ParsedObject {
