@@ -84,7 +84,7 @@ cluster: setup ## start a real Kubernetes cluster on this machine with Fairlead 
 	@$(ROOT) cluster/proxy fairlead $(MODE)
 
 cluster-test: ## run Kubernetes' own network tests in that cluster; MODE=nftables, iptables or local; CONTROL=1 also with kube-proxy
-	@$(ROOT) target/cluster/python/bin/python cluster/test --label fairlead-$(MODE)
+	@$(ROOT) target/python/bin/python cluster/test --label fairlead-$(MODE)
 	@[ -z '$(CONTROL)' ] || $(ROOT) cluster/control $(MODE)
 
 demo: setup ## show Fairlead in a cluster of network namespaces; BACKEND=nftables, iptables or ipvs (root or sudo)

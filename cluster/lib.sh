@@ -7,7 +7,8 @@ repository=$(dirname "$here")
 # What is built and kept: Kubernetes' programs, images, certificates, logs, the nodes' disks.
 state=${CLUSTER:-$repository/target/cluster}
 programs=${KUBERNETES:-$state/kubernetes}
-python=$state/python
+# Helm's library and a reader of YAML, which ci/setup installs.
+python=$repository/target/python
 # Debian packages that are unpacked, not installed: their services would start on this machine.
 debian=$state/debian
 PATH="$programs:$PATH:$debian/usr/sbin:$debian/usr/bin:$debian/sbin:$debian/bin"
