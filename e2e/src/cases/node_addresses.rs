@@ -9,7 +9,7 @@ use super::expect::assert_pods;
 use crate::{
     client::Client,
     cluster::{Cluster, Node},
-    deployment::{Backend, Deployment},
+    deployment::{Backend, Deployment, TIMEOUT},
     manifests::{Endpoint, Service},
     plan::{self, IpFamily},
     server::Server,
@@ -85,9 +85,8 @@ pub fn ports_of_kubelet_and_api_server_are_protected(backend: Backend) {
     // Other protocols are free.
     assert_answers(&deployment, Protocol::Udp, KUBELET_PORT, &["pod-b-1"]);
     assert_everywhere(&deployment, PORT, &["pod-b-1"]);
-    let log = deployment.frontend().lines_since(mark).join("\n");
     for owner in ["the kubelet or Fairlead on Node node-b", "it would shadow the API server"] {
-        assert!(log.contains(owner), "{owner} in:\n{log}");
+        deployment.frontend().wait_for_line(owner, mark, TIMEOUT);
     }
 }
 
