@@ -21,6 +21,7 @@
 
 mod browser;
 pub mod cases;
+mod certificates;
 mod client;
 mod cluster;
 mod deployment;
@@ -41,6 +42,7 @@ mod wait;
 mod wire;
 
 pub use browser::Browser;
+pub use certificates::{Authority, Validity};
 pub use client::{Client, DEADLINE};
 pub use cluster::{Cluster, ClusterBuilder, Node, Pod};
 pub use deployment::{Backend, Deployment, DeploymentBuilder, IptablesCalls, Monitor, fairlead, program};

@@ -10,8 +10,7 @@ use std::{
     time::Duration,
 };
 
-use fairlead_e2e::{Cluster, Process, fairlead, manifests::Service, plan};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair};
+use fairlead_e2e::{Authority, Cluster, Process, fairlead, manifests::Service, plan};
 use serde_json::Value;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -53,26 +52,13 @@ impl Fixture {
     }
 
     fn write_certificates(&self) {
-        let mut params = CertificateParams::new(vec![]).expect("no names");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority =
-            CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority");
-        let sign = |name: &str, organization: &str, hosts: &[&str]| {
-            let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
-            let mut params = CertificateParams::new(hosts).expect("names");
-            params.distinguished_name = DistinguishedName::new();
-            params.distinguished_name.push(DnType::CommonName, name);
-            params.distinguished_name.push(DnType::OrganizationName, organization);
-            let key = KeyPair::generate().expect("a key");
-            let certificate = params.signed_by(&key, &authority).expect("a certificate");
-            (certificate.pem(), key.serialize_pem())
-        };
+        let authority = Authority::new("authority", &[]);
         let write = |name: &str, text: String| fs::write(self.path(name), text).expect("a file");
         write("etc/fairlead/ca/ca.crt", authority.pem());
-        let (certificate, key) = sign("frontend", "", &["fairlead.kube-system.svc"]);
+        let (certificate, key) = authority.sign("frontend", "", &["fairlead.kube-system.svc"]);
         write("tls.crt", certificate);
         write("tls.key", key);
-        let (certificate, key) = sign(&format!("system:node:{NODE}"), "system:nodes", &[]);
+        let (certificate, key) = authority.sign(&format!("system:node:{NODE}"), "system:nodes", &[]);
         write("var/lib/kubelet/pki/kubelet-client-current.pem", certificate + &key);
     }
 

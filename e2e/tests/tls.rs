@@ -3,8 +3,7 @@
 
 use std::{fs, net::SocketAddr, path::Path, process::Command, time::Duration};
 
-use fairlead_e2e::{Cluster, Process, fairlead, manifests::Service, plan};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair};
+use fairlead_e2e::{Authority, Cluster, Process, fairlead, manifests::Service, plan};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const PORT: u16 = 7600;
@@ -14,7 +13,7 @@ const NAME: &str = "fairlead.example";
 /// A cluster with a Service of one endpoint, and certificates in a directory.
 struct Fixture {
     directory: tempfile::TempDir,
-    authority: CertifiedIssuer<'static, KeyPair>,
+    authority: Authority,
     cluster: Cluster,
 }
 
@@ -24,17 +23,11 @@ enum CommandResult {
     Failure,
 }
 
-fn authority() -> CertifiedIssuer<'static, KeyPair> {
-    let mut params = CertificateParams::new(vec![]).expect("no names");
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority")
-}
-
 impl Fixture {
     fn new() -> Self {
         let cluster = Cluster::builder().nodes(2).pods_per_node(1).start();
         let directory = tempfile::tempdir().expect("a directory");
-        let fixture = Self { directory, authority: authority(), cluster };
+        let fixture = Self { directory, authority: Authority::new("authority", &[]), cluster };
         let manifests = fixture.cluster.manifests(&fixture.path("manifests"));
         let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080);
         manifests.apply(&service.pods([fixture.cluster.pod("pod-b-1")]));
@@ -53,15 +46,9 @@ impl Fixture {
 
     /// Writes `<file>.crt` and `<file>.key`.
     fn sign(&self, file: &str, name: &str, organization: &str, hosts: &[&str]) {
-        let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
-        let mut params = CertificateParams::new(hosts).expect("names");
-        params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.distinguished_name.push(DnType::OrganizationName, organization);
-        let key = KeyPair::generate().expect("a key");
-        let certificate = params.signed_by(&key, &self.authority).expect("a certificate");
-        fs::write(self.path(&format!("{file}.crt")), certificate.pem()).expect("a file");
-        fs::write(self.path(&format!("{file}.key")), key.serialize_pem()).expect("a file");
+        let (certificate, key) = self.authority.sign(name, organization, hosts);
+        fs::write(self.path(&format!("{file}.crt")), certificate).expect("a file");
+        fs::write(self.path(&format!("{file}.key")), key).expect("a file");
     }
 
     fn frontend(&self) -> Command {

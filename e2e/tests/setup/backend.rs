@@ -48,7 +48,7 @@ impl Fixture {
 #[test]
 fn wrong_ca() {
     let fixture = Fixture::new();
-    let line = fixture.backend_line(fixture.other.sign("server", "", &[NAME], Validity::Now));
+    let line = fixture.backend_line(fixture.other.sign("server", "", &[NAME]));
     assert_contains(&line, &["UnknownIssuer", "--tls-ca"]);
 }
 
@@ -109,7 +109,7 @@ fn unauthenticated() {
 fn not_permitted() {
     let fixture = Fixture::new();
     let _frontend = fixture.real_frontend();
-    let (certificate, key) = fixture.authority.sign("system:node:node-b", "system:nodes", &[], Validity::Now);
+    let (certificate, key) = fixture.authority.sign("system:node:node-b", "system:nodes", &[]);
     fixture.write("node.crt", &certificate);
     fixture.write("node.key", &key);
     let mut command = fixture.backend("https://localhost:7600");

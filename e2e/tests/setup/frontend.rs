@@ -53,7 +53,7 @@ impl Fixture {
 #[test]
 fn wrong_ca() {
     let fixture = Fixture::new();
-    let line = fixture.line_with_certificate(fixture.other.sign("server", "", &[NAME], Validity::Now));
+    let line = fixture.line_with_certificate(fixture.other.sign("server", "", &[NAME]));
     assert_contains(&line, &["UnknownIssuer", "certificate-authority", "no CA in", "API server"]);
 }
 

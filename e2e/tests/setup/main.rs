@@ -3,14 +3,12 @@
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 mod backend;
-mod certificates;
 mod frontend;
 mod server;
 
 use std::{path::PathBuf, process::Command, time::Duration};
 
-use certificates::{Authority, Validity};
-use fairlead_e2e::{Cluster, Netns, Process};
+use fairlead_e2e::{Authority, Cluster, Netns, Process, Validity};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Retries that must not be logged above DEBUG.
@@ -30,7 +28,8 @@ impl Fixture {
     fn new() -> Self {
         let cluster = Cluster::builder().nodes(1).pods_per_node(0).ports(&[]).start();
         let directory = tempfile::tempdir().expect("a directory");
-        let fixture = Self { cluster, directory, authority: Authority::new("good"), other: Authority::new("other") };
+        let [authority, other] = ["good", "other"].map(|name| Authority::new(name, &[NAME]));
+        let fixture = Self { cluster, directory, authority, other };
         fixture.write("ca.crt", &fixture.authority.pem());
         fixture.write("other-ca.crt", &fixture.other.pem());
         fixture
@@ -50,7 +49,7 @@ impl Fixture {
 
     /// A server certificate of the good authority, with its key.
     fn server_certificate(&self, host: &str, validity: Validity) -> (String, String) {
-        self.authority.sign("server", "", &[host], validity)
+        self.authority.sign_valid("server", "", &[host], validity)
     }
 
     fn spawn(&self, command: Command) -> Process {

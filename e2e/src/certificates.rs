@@ -1,38 +1,54 @@
-//! Valid and invalid certificates.
+//! An authority that signs certificates of frontends, nodes and administrators, valid and invalid ones.
 
-use super::NAME;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, date_time_ymd,
 };
 
-pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+/// A self-signed authority.
+#[derive(Debug)]
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
-#[derive(Clone, Copy)]
-pub(crate) enum Validity {
+/// When a certificate is valid.
+#[derive(Clone, Copy, Debug)]
+pub enum Validity {
+    /// From 2020 to 2100.
     Now,
+    /// Until 2021.
     Past,
+    /// From 2099.
     Future,
 }
 
 impl Authority {
-    pub(crate) fn new(name: &str) -> Self {
-        let mut params = params(name, "", &[NAME]);
+    /// A new authority, whose certificate has this common name and these host names.
+    #[must_use]
+    pub fn new(name: &str, hosts: &[&str]) -> Self {
+        let mut params = params(name, "", hosts);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority"))
     }
 
     /// The authority's own certificate.
-    pub(crate) fn pem(&self) -> String {
+    #[must_use]
+    pub fn pem(&self) -> String {
         self.0.pem()
     }
 
     /// The authority's certificate and key, as used by a misconfigured server.
-    pub(crate) fn as_server(&self) -> (String, String) {
+    #[must_use]
+    pub fn as_server(&self) -> (String, String) {
         (self.0.pem(), self.0.key().serialize_pem())
     }
 
-    /// A certificate and its key.
-    pub(crate) fn sign(&self, name: &str, organization: &str, hosts: &[&str], validity: Validity) -> (String, String) {
+    /// A certificate with this common name, organization and host names, and its key.
+    #[must_use]
+    pub fn sign(&self, name: &str, organization: &str, hosts: &[&str]) -> (String, String) {
+        self.sign_valid(name, organization, hosts, Validity::Now)
+    }
+
+    /// The same, with a period of validity.
+    #[must_use]
+    pub fn sign_valid(&self, name: &str, organization: &str, hosts: &[&str], validity: Validity) -> (String, String) {
         let mut params = params(name, organization, hosts);
         let (begin, end) = match validity {
             Validity::Now => (2020, 2100),
