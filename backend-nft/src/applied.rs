@@ -8,25 +8,31 @@ use std::{
 
 use backend::{
     dataplane::{EffectiveOptions, Vip, VipOwnership},
-    driver::{Applied, AppliedServicePorts, Change, ServicePortUpdate},
+    driver::{Applied, AppliedServicePorts, Change},
 };
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
-    desired::{Base, Desired, PoolChain, Slots, SourceGroupId, vip_of_key},
-    element::{Element, ElementData, Verdict},
-    observed::ObservedTable,
-    plan::{CurrentState, Operation, PartialServicePort, RefCountChanges, RefCounts, Repairs, chains, removal_order},
+    desired::{Base, Desired, PoolChain, Slots, SourceGroupId, Update, vip_of_key},
+    element::Element,
+    observed::{ObservedElements, ObservedTable, slots},
+    plan::{
+        CurrentState, Edits, Operation, PartialServicePort, PlannedUpdate, RefCountChanges, RefCounts, Repairs, chains,
+    },
 };
 
 /// What the kernel contains because of us.
 #[derive(Clone, Debug)]
 pub struct AppliedState {
-    service_ports: AppliedServicePorts<Desired>,
+    service_ports: AppliedServicePorts<Box<Desired>>,
     /// The service ports whose last change is programmed in part.
     partial: BTreeMap<ServicePortKey, PerFamily<PartialServicePort>>,
+    /// What was computed for service ports that are not programmed yet.
+    planned: BTreeMap<ServicePortKey, PlannedUpdate>,
     /// What was read and belongs to neither of these: not programmed yet, rejected, or unneeded.
-    observed: PerFamily<ObservedTable>,
+    observed: PerFamily<ObservedElements>,
+    /// The reference counts of shared objects.
+    refs: PerFamily<RefCounts>,
     /// The repairs of the base ruleset for the first transaction, and for the last one.
     repairs: (PerFamily<Repairs>, PerFamily<Repairs>),
     /// Chains for the next transaction, while a reconcile fills empty maps.
@@ -39,23 +45,36 @@ pub struct AppliedState {
     base: PerFamily<Base>,
 }
 
-const FOREIGN: ElementData = ElementData::Verdict(Verdict::Foreign);
-
 impl AppliedState {
-    /// What was read from the kernel.
+    /// What was read from the kernel. `updates`: what the service ports should have, in the order of their keys.
     pub(crate) fn new(
         base: PerFamily<Base>,
         options: EffectiveOptions,
         node_addresses: Vec<IpAddr>,
-        (observed, mut repairs): (PerFamily<ObservedTable>, PerFamily<Repairs>),
+        (mut tables, mut repairs): (PerFamily<ObservedTable>, PerFamily<Repairs>),
+        (updates, ownership): (Vec<Update>, &VipOwnership),
     ) -> Self {
         let later = PerFamily::from_fn(|family| repairs[family].split_off_later());
-        let is_cold = observed.iter().all(|(_, table)| table.elements.is_empty());
+        let is_cold = tables.iter().all(|(_, table)| table.elements.is_empty());
+        let mut programmed = PerFamily::from_fn(|family| vec![false; tables[family].elements.len()]);
+        let updates = updates.into_iter().filter_map(|update| adopt(&mut tables, &mut programmed, update));
+        let service_ports = updates.collect();
+        let PerFamily { v4, v6 } = tables;
+        let not_programmed = |elements: Vec<Element>, family| {
+            let programmed = &programmed[family];
+            let rest = elements.into_iter().zip(programmed).filter(|(_, is_programmed)| !**is_programmed);
+            ObservedElements::new(family, rest.map(|(element, _)| element), ownership)
+        };
         Self {
-            service_ports: AppliedServicePorts::default(),
+            service_ports,
             partial: BTreeMap::new(),
+            planned: BTreeMap::new(),
             is_cold,
-            observed,
+            observed: PerFamily {
+                v4: not_programmed(v4.elements, IpFamily::V4),
+                v6: not_programmed(v6.elements, IpFamily::V6),
+            },
+            refs: PerFamily { v4: v4.refs, v6: v6.refs },
             repairs: (repairs, later),
             prepared: PerFamily::default(),
             is_reconciling: true,
@@ -76,78 +95,55 @@ impl AppliedState {
         (self.repairs.0.clone(), self.prepared.clone())
     }
 
+    /// What is planned for a service port, if that was computed.
+    pub(crate) fn take_planned(&mut self, key: &ServicePortKey) -> Option<PlannedUpdate> {
+        self.planned.remove(key)
+    }
+
+    /// Keeps what is planned for a service port until it is programmed, or changes.
+    pub(crate) fn plan(&mut self, planned: PlannedUpdate) {
+        self.planned.insert(planned.update.key.clone(), planned);
+    }
+
     /// The repairs of the last transaction of a reconcile: at most `limit` of the elements that belong to no service
     /// port.
     pub(crate) fn last_repairs(&self, change: &Change<'_>, mut limit: usize) -> PerFamily<Repairs> {
-        let mut repairs = PerFamily::<Repairs>::default();
-        for family in IpFamily::ALL {
-            let mut unowned: Vec<Element> =
-                self.unowned(family, change.ownership, |key| change.contains(key)).copied().collect();
-            removal_order(&mut unowned);
-            if unowned.len() <= limit {
-                // Before, elements may refer to foreign chains.
-                repairs[family] = self.repairs.1[family].clone();
-            }
-            unowned.truncate(limit);
+        PerFamily::from_fn(|family| {
+            let is_programmed = |key: &_| change.contains(key);
+            let (unowned, is_all) = self.observed[family].unneeded(change.ownership, is_programmed, limit);
             limit -= unowned.len();
-            repairs[family].unowned = unowned;
-        }
-        repairs
-    }
-
-    /// The elements that belong to no service port, and those that another version of Fairlead or another process has
-    /// left at a VIP whose service port the kernel rejects.
-    fn unowned(
-        &self,
-        family: IpFamily,
-        ownership: &VipOwnership,
-        is_programmed: impl Fn(&ServicePortKey) -> bool,
-    ) -> impl Iterator<Item = &Element> {
-        self.observed[family].elements.iter().flat_map(move |(key, elements)| {
-            let owner = ownership.owner(family, &vip_of_key(key));
-            let is_rejected = owner.is_some_and(|owner| !is_programmed(owner));
-            elements.iter().filter(move |element| owner.is_none() || is_rejected && element.data == FOREIGN)
+            // Before, elements may refer to foreign chains.
+            let repairs = if is_all { self.repairs.1[family].clone() } else { Repairs::default() };
+            Repairs { unowned, ..repairs }
         })
     }
 
     /// At most `limit` of the elements of VIPs without a service port that lead to a pool of one. They are removed
     /// before that pool changes.
-    pub(crate) fn stale_aliases(&self, ownership: &VipOwnership, mut limit: usize) -> PerFamily<Vec<Element>> {
+    pub(crate) fn stale_aliases(&self, mut limit: usize) -> PerFamily<Vec<Element>> {
         PerFamily::from_fn(|family| {
-            let owner = |key: &Vip| ownership.owner(family, &vip_of_key(key));
-            let is_stale = |element: &Element| match &element.data {
-                ElementData::PoolKey(key) => owner(&element.vip).is_none() && owner(key).is_some(),
-                _ => false,
-            };
-            let vips = self.observed[family].elements.values().filter(|elements| elements.iter().any(is_stale));
-            let mut stale: Vec<Element> = vips.flatten().copied().collect();
-            removal_order(&mut stale);
-            stale.truncate(limit);
+            let stale = self.observed[family].stale(limit);
             limit -= stale.len();
             stale
         })
     }
 
     /// Records that observed elements were removed.
-    pub(crate) fn remove_observed(&mut self, removed: &PerFamily<Vec<Element>>) {
+    pub(crate) fn remove_observed(&mut self, removed: &PerFamily<Vec<Element>>, ownership: &VipOwnership) {
         for (family, removed) in removed.iter().filter(|(_, removed)| !removed.is_empty()) {
-            let removed: BTreeSet<&Element> = removed.iter().collect();
-            self.observed[family].elements.retain(|_, elements| {
-                elements.retain(|element| !removed.contains(element));
-                !elements.is_empty()
-            });
+            self.observed[family].remove_elements(removed, ownership);
         }
     }
 
     /// Records the chains that a service port needs, if they are to be added before the maps are full.
-    pub(crate) fn prepare(&mut self, update: &ServicePortUpdate<Desired>) {
+    pub(crate) fn prepare(&mut self, update: &Update) {
         if !self.is_cold || !self.is_reconciling {
             return;
         }
         let mut elements = Vec::new();
         for family in IpFamily::ALL {
             elements.clear();
-            update.desired[family].iter().for_each(|desired| desired.elements(&mut elements));
+            update.desired[family].iter().for_each(|desired| desired.leading_elements(&mut elements));
             self.prepared[family].extend(elements.iter().flat_map(chains));
         }
     }
@@ -171,7 +167,7 @@ impl AppliedState {
         let mut repairs = Repairs::default();
         if self.options != *options {
             let differs = |pool: &PoolChain| pool.rules(family, &self.options) != pool.rules(family, options);
-            repairs.pools = self.observed[family].refs.chains().filter(differs).collect();
+            repairs.pools = self.refs[family].chains().filter(differs).collect();
         }
         for (old, new) in self.base[family].chains.iter().zip(&base.chains) {
             if old.rules != new.rules {
@@ -185,68 +181,122 @@ impl AppliedState {
     /// Whether the service port has session affinity; `None`: it is not programmed completely.
     pub(crate) fn is_affine(&self, key: &ServicePortKey) -> Option<bool> {
         let mut desired = IpFamily::ALL.into_iter().filter_map(|family| self.service_ports.get(key, family));
-        desired.next().map(Desired::is_affine)
+        desired.next().map(|desired| desired.is_affine())
     }
 
-    /// Records that a transaction was committed. `partial`: the updates of which it contained only a part.
+    /// Records that a transaction was committed. `partial`: its changes of the updates of which it contained only a
+    /// part. `keeps_plans`: whether the rest of these changes stays as it was computed.
     pub(crate) fn commit(
         &mut self,
         refs: PerFamily<RefCountChanges>,
-        updates: Vec<ServicePortUpdate<Desired>>,
-        mut partial: BTreeMap<u32, PerFamily<PartialServicePort>>,
+        updates: Vec<PlannedUpdate>,
+        mut partial: BTreeMap<u32, PerFamily<Edits>>,
+        keeps_plans: bool,
     ) {
         self.repairs.0 = PerFamily::default();
         self.prepared = PerFamily::default();
-        let PerFamily { v4, v6 } = refs;
-        self.observed.v4.refs.commit(v4);
-        self.observed.v6.refs.commit(v6);
-        for (index, mut update) in (0..).zip(updates) {
+        for (index, planned) in (0..).zip(updates) {
+            let update = &planned.update;
+            let edits = partial.remove(&index);
+            if let Some(edits) = &edits {
+                let mut partial = match self.partial.remove(&update.key) {
+                    Some(partial) => partial,
+                    None => PerFamily::from_fn(|family| PartialServicePort::of(self, family, update)),
+                };
+                for family in IpFamily::ALL {
+                    // It may have got VIPs since the last transaction.
+                    let keys = update.desired[family].iter().flat_map(|desired| desired.element_keys(family));
+                    keys.for_each(|key| partial[family].elements.extend(self.observed[family].get(&key)));
+                    let group = update.desired[family].as_deref().and_then(Desired::sources);
+                    partial[family].group = group.map(|group| group.id);
+                    partial[family].committed(&edits[family]);
+                }
+                self.partial.insert(update.key.clone(), partial);
+            } else {
+                self.partial.remove(&update.key);
+            }
             for family in IpFamily::ALL {
-                for key in update.desired[family].iter().flat_map(|desired| desired.element_keys(family)) {
-                    self.observed[family].elements.remove(&key);
+                let keys = update.desired[family].iter().flat_map(|desired| desired.element_keys(family));
+                keys.for_each(|key| self.observed[family].remove(&key));
+            }
+            match edits {
+                None => self.service_ports.commit(planned.update),
+                Some(_) => {
+                    self.service_ports.commit(Update { key: update.key.clone(), desired: PerFamily::default() });
+                    if keeps_plans {
+                        self.plan(planned);
+                    }
                 }
             }
-            self.partial.remove(&update.key);
-            if let Some(partial) = partial.remove(&index) {
-                self.partial.insert(update.key.clone(), partial);
-                update.desired = PerFamily::default();
-            }
-            self.service_ports.commit(update);
         }
+        let PerFamily { v4, v6 } = refs;
+        self.refs.v4.commit(v4);
+        self.refs.v6.commit(v6);
     }
 
     /// Whether the kernel may contain objects that no service port needs.
-    pub(crate) fn has_unneeded(&self, ownership: &VipOwnership) -> bool {
-        let has_unneeded =
-            |family| self.unowned(family, ownership, |_| false).next().is_some() || self.has_unneeded_group(family);
+    pub(crate) fn has_unneeded(&self) -> bool {
+        let has_unneeded = |family| self.observed[family].has_unneeded() || self.has_unneeded_group(family);
         self.is_reconciling || IpFamily::ALL.into_iter().any(has_unneeded)
     }
 
     fn has_unneeded_group(&self, family: IpFamily) -> bool {
-        let mut unused = self.observed[family].refs.unused_groups();
+        let mut unused = self.refs[family].unused_groups();
         unused.any(|unused| self.needed_groups(family).all(|needed| needed != unused))
     }
 
-    /// Records that these repairs were committed as the last ones.
-    pub(crate) fn commit_last(&mut self, repairs: PerFamily<Repairs>, ownership: &VipOwnership) {
-        let removed = PerFamily::from_fn(|family| repairs[family].unowned.clone());
-        self.remove_observed(&removed);
+    /// Records that the last transaction of a reconcile was committed, which removed these elements.
+    pub(crate) fn commit_last(&mut self, removed: &PerFamily<Vec<Element>>, ownership: &VipOwnership) {
+        self.remove_observed(removed, ownership);
         for family in IpFamily::ALL {
-            if self.unowned(family, ownership, |_| false).next().is_none() {
+            if !self.observed[family].has_unneeded() {
                 self.repairs.1[family] = Repairs::default();
             }
         }
-        let remain = |family| {
-            self.unowned(family, ownership, |_| false).next().is_some()
-                || self.observed[family].refs.unused_elements() > 0
-        };
+        let remain = |family| self.observed[family].has_unneeded() || self.refs[family].has_unused_element();
         self.is_reconciling = self.is_reconciling && IpFamily::ALL.into_iter().any(remain);
     }
 }
 
+/// Counts the references of a service port if the kernel contains everything that it should have, and marks its
+/// elements. `None`: it has to be programmed.
+fn adopt(
+    tables: &mut PerFamily<ObservedTable>,
+    programmed: &mut PerFamily<Vec<bool>>,
+    mut update: Update,
+) -> Option<Update> {
+    let (mut elements, mut shared) = (Vec::new(), PerFamily::<Vec<Element>>::default());
+    for family in IpFamily::ALL {
+        let Some(desired) = &mut update.desired[family] else { continue };
+        let table = &tables[family];
+        if table.elements.is_empty() {
+            return None;
+        }
+        // An earlier key of the pools may be among the VIPs.
+        let keys = desired.pool_key().into_iter().chain(desired.element_keys(family));
+        desired.keep_slots(&slots(keys, |key| table.of_key(&key).1));
+        elements.clear();
+        desired.elements(&mut elements);
+        let observed = desired.element_keys(family).flat_map(|key| table.of_key(&key).1);
+        desired.shared(&mut shared[family]);
+        let has_group = desired.sources().is_none_or(|group| table.refs.has_intact_group(group.id));
+        if !has_group || !observed.eq(&elements) || !table.refs.contains_shared(&shared[family]) {
+            return None;
+        }
+    }
+    for family in IpFamily::ALL {
+        tables[family].refs.count_shared(&shared[family]);
+        for key in update.desired[family].iter().flat_map(|desired| desired.element_keys(family)) {
+            let (range, _) = tables[family].of_key(&key);
+            programmed[family][range].fill(true);
+        }
+    }
+    Some(update)
+}
+
 impl Applied for AppliedState {
     fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
-        let mut vips = self.service_ports.vips(key, Desired::vips);
+        let mut vips = self.service_ports.vips(key, |desired| desired.vips());
         for (family, partial) in self.partial.get(key).into_iter().flat_map(PerFamily::iter) {
             let of_elements: BTreeSet<Vip> = partial.elements.iter().map(|element| vip_of_key(&element.vip)).collect();
             vips.extend(of_elements.into_iter().map(|vip| (family, vip)));
@@ -256,43 +306,47 @@ impl Applied for AppliedState {
 
     /// Those of pools to which aliases of other service ports lead.
     fn used_vips(&self, ownership: &VipOwnership) -> Vec<((IpFamily, Vip), ServicePortKey)> {
-        let mut used = Vec::new();
-        for family in IpFamily::ALL {
-            let owner = |key: &Vip| ownership.owner(family, &vip_of_key(key));
-            for element in self.observed[family].elements.values().flatten() {
-                if let ElementData::PoolKey(key) = &element.data
-                    && let Some(user) = owner(&element.vip)
-                    && owner(key).is_some_and(|owner| owner != user)
-                {
-                    used.push(((family, vip_of_key(key)), user.clone()));
-                }
-            }
-        }
-        used
+        let of_family = |(family, observed): (IpFamily, &'_ ObservedElements)| -> Vec<_> {
+            let crossing = observed.crossing(ownership);
+            crossing.map(|(vip, user)| ((family, vip), user.clone())).collect()
+        };
+        self.observed.iter().flat_map(of_family).collect()
+    }
+
+    fn is_programmed(&self, key: &ServicePortKey) -> bool {
+        self.service_ports.contains(key) && !self.partial.contains_key(key)
+    }
+
+    fn invalidate(&mut self, key: &ServicePortKey) {
+        self.planned.remove(key);
+    }
+
+    fn owners_changed(&mut self, ownership: &VipOwnership, vips: &[(IpFamily, Vip)]) {
+        vips.iter().for_each(|(family, vip)| self.observed[*family].owner_changed(vip, ownership));
     }
 }
 
 impl CurrentState for AppliedState {
-    fn elements(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>) {
+    fn elements(&self, family: IpFamily, update: &Update, to: &mut Vec<Element>) {
         match self.partial.get(&update.key) {
             Some(partial) => to.extend(&partial[family].elements),
             None => {
                 self.service_ports.get(&update.key, family).inspect(|desired| desired.elements(to));
             }
         }
-        let observed = &self.observed[family].elements;
+        let observed = &self.observed[family];
         if observed.is_empty() {
             return;
         }
         let before = to.len();
         let keys = update.desired[family].iter().flat_map(|desired| desired.element_keys(family));
-        keys.filter_map(|key| observed.get(&key)).for_each(|elements| to.extend(elements));
+        keys.for_each(|key| to.extend(observed.get(&key)));
         if to.len() > before {
             to.sort_unstable();
         }
     }
 
-    fn shared(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>) {
+    fn shared(&self, family: IpFamily, update: &Update, to: &mut Vec<Element>) {
         match self.partial.get(&update.key) {
             Some(partial) => to.extend(&partial[family].shared),
             None => {
@@ -302,25 +356,23 @@ impl CurrentState for AppliedState {
     }
 
     fn refs(&self, family: IpFamily) -> &RefCounts {
-        &self.observed[family].refs
+        &self.refs[family]
     }
 
     fn needed_groups(&self, family: IpFamily) -> impl Iterator<Item = SourceGroupId> {
         self.partial.values().filter_map(move |partial| partial[family].group)
     }
 
-    fn slots(&self, family: IpFamily, update: &ServicePortUpdate<Desired>) -> Slots {
+    fn slots(&self, family: IpFamily, update: &Update) -> Slots {
         if let Some(desired) = self.service_ports.get(&update.key, family) {
             return desired.slots();
         }
         let Some(desired) = &update.desired[family] else { return Slots::default() };
         // An earlier key of the pools may be among the VIPs.
         let keys = desired.pool_key().into_iter().chain(desired.element_keys(family));
-        let Some(partial) = self.partial.get(&update.key) else { return self.observed[family].slots(keys) };
-        let mut table = ObservedTable::default();
-        for element in &partial[family].elements {
-            table.elements.entry(element.vip).or_default().push(*element);
+        match self.partial.get(&update.key) {
+            Some(partial) => slots(keys, |key| partial[family].of_key(key)),
+            None => slots(keys, |key| self.observed[family].get(&key)),
         }
-        table.slots(keys)
     }
 }

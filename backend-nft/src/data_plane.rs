@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use backend::{
     Difference, Drift, InstalledObject, NodeState,
     dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership},
-    driver::{Change, CommitOutcome, DataPlane, DryRunPlane, ServicePortUpdate, Synced, Unneeded},
+    driver::{Change, CommitOutcome, DataPlane, DryRunPlane, Synced, Unneeded},
 };
 use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
 
@@ -17,10 +17,10 @@ use crate::{
     applied::AppliedState,
     batch_sizer::BatchSizer,
     describe::differences,
-    desired::{Affinity, Base, Desired, EndpointKeys, base, desired, table},
+    desired::{Affinity, Base, EndpointKeys, Update, base, desired, table},
     kernel::{DryRun, Kernel},
     observed::ObservedTable,
-    plan::{CurrentState as _, Operation, Plan, PlanOptions},
+    plan::{CurrentState as _, Operation, Plan, PlanOptions, PlannedUpdate},
 };
 
 /// nftables, over any [`Kernel`].
@@ -53,14 +53,25 @@ impl<K> NftDataPlane<K> {
         state: &NodeState,
         owns: impl Fn(&ServicePortKey, IpFamily, &Vip) -> bool,
         key: &ServicePortKey,
-    ) -> ServicePortUpdate<Desired> {
+    ) -> Update {
         let affine_ports = affine_siblings(state, key).take(Affinity::MAX_PORTS).count();
         let of_family = |family| {
             let is_owned = |vip: &_| owns(key, family, vip);
             let (service_port, node) = (state.service_port(key)?, &state.node().addresses);
-            desired(service_port, family, self.masquerade[family], is_owned, node, affine_ports)
+            desired(service_port, family, self.masquerade[family], is_owned, node, affine_ports).map(Box::new)
         };
-        ServicePortUpdate { key: key.clone(), desired: PerFamily::from_fn(of_family) }
+        Update { key: key.clone(), desired: PerFamily::from_fn(of_family) }
+    }
+
+    /// What is planned for a service port. It is computed once, unless VIPs of it may depend on the transaction.
+    fn planned(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> PlannedUpdate {
+        let planned = applied.take_planned(key);
+        planned.filter(|_| !change.is_contested()).unwrap_or_else(|| {
+            let owns = |key: &_, family, vip: &_| change.owns(key, family, vip);
+            let mut update = self.desired(change.state, owns, key);
+            applied.keep_slots(&mut update);
+            PlannedUpdate { update, remaining: None }
+        })
     }
 
     fn base(&self, state: &NodeState) -> PerFamily<Base> {
@@ -83,20 +94,18 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     type Applied = AppliedState;
 
     async fn observe(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
-        // On a node without our tables, service ports need not be computed to list their elements.
-        let is_new = self.kernel.tables().await?.is_empty();
-        let keys = if is_new {
-            EndpointKeys::default()
+        let updates = if self.kernel.tables().await?.is_empty() {
+            // On a node without our tables, no service port is programmed.
+            Vec::new()
         } else {
             let owns = |key: &_, family, vip: &_| ownership.owns(key, family, vip);
-            let updates: Vec<_> = state.service_ports().keys().map(|key| self.desired(state, owns, key)).collect();
-            EndpointKeys::of(&updates)
+            state.service_ports().keys().map(|key| self.desired(state, owns, key)).collect()
         };
-        let listings = self.kernel.list(keys).await?;
+        let listings = self.kernel.list(EndpointKeys::of(&updates)).await?;
         let (base, options) = (self.base(state), self.options.effective(state.node()));
         let observed = ObservedTable::of(listings, &base, &options);
-        let applied = AppliedState::new(base, options, state.node().addresses.clone(), observed);
-        Ok(Synced { applied, writes: 0 })
+        let (addresses, updates) = (state.node().addresses.clone(), (updates, ownership));
+        Ok(Synced { applied: AppliedState::new(base, options, addresses, observed, updates), writes: 0 })
     }
 
     fn budget(&self, applied: &AppliedState) -> usize {
@@ -104,46 +113,37 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     }
 
     fn writes(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> usize {
-        let mut update = self.desired(change.state, |key, family, vip| change.owns(key, family, vip), key);
-        applied.keep_slots(&mut update);
-        applied.prepare(&update);
-        Plan::size(applied, &update)
+        let planned = self.planned(applied, change, key);
+        applied.prepare(&planned.update);
+        let size = planned.size(applied);
+        if !change.is_contested() {
+            applied.plan(planned);
+        }
+        size
     }
 
     async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
         let Change { state, ownership, service_ports, facts, is_last, budget, .. } = change;
-        let owns = |key: &_, family, vip: &_| change.owns(key, family, vip);
-        let mut updates: Vec<_> = service_ports.iter().map(|key| self.desired(state, owns, key)).collect();
-        updates.iter_mut().for_each(|update| applied.keep_slots(update));
+        let mut updates: Vec<_> = service_ports.iter().map(|key| self.planned(applied, change, key)).collect();
         let (mut repairs, prepared) = applied.pending();
         let new_base = facts.then(|| (self.base(state), self.options.effective(state.node())));
         if let Some((base, options)) = &new_base {
             repairs = applied.rebase(base, options);
         }
-        let stale = applied.stale_aliases(ownership, *budget);
+        let stale = applied.stale_aliases(*budget);
         for (family, stale) in stale.iter() {
             repairs[family].unowned.extend(stale);
         }
         let has_stale = stale.iter().any(|(_, stale)| !stale.is_empty());
-        let mut is_last = *is_last && applied.has_unneeded(ownership) && !has_stale;
-        let mut last = PerFamily::default();
-        if is_last {
-            let size = updates.iter().map(|update| Plan::size(applied, update)).fold(0, usize::saturating_add);
-            is_last = size <= *budget;
-            if is_last {
-                last = applied.last_repairs(change, *budget - size);
-            }
-        }
-        for (family, last) in last.iter() {
-            repairs[family].unowned.extend(&last.unowned);
-            repairs[family].last.extend(last.last.iter().cloned());
-        }
-        let unneeded = if is_last || applied.is_complete() { Unneeded::Delete } else { Unneeded::Keep };
+        let is_last = *is_last && applied.has_unneeded() && !has_stale;
+        let last_repairs = |limit| applied.last_repairs(change, limit);
+        let unneeded = if applied.is_complete() { Unneeded::Delete } else { Unneeded::Keep };
         let effective = new_base.as_ref().map_or(&applied.options, |(_, options)| options);
-        let options = PlanOptions { repairs, prepared, unneeded, budget: *budget, effective };
-        let plan = Plan::new(applied, &updates, options);
+        let last = is_last.then_some(&last_repairs as _);
+        let options = PlanOptions { repairs, prepared, unneeded, last, budget: *budget, effective };
+        let plan = Plan::new(applied, &mut updates, options);
         let writes = plan.writes();
-        let Plan { operations, refs, partial } = plan;
+        let Plan { operations, refs, partial, last } = plan;
         let size: usize = operations.iter().map(|(_, operation)| operation.elements()).sum();
         if !operations.is_empty() {
             match self.kernel.commit(operations).await {
@@ -153,16 +153,15 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         }
         let unfinished: Vec<_> =
             partial.keys().filter_map(|index| service_ports.get(*index as usize)).cloned().collect();
-        applied.commit(refs, updates, partial);
-        applied.remove_observed(&stale);
+        applied.commit(refs, updates, partial, !change.is_contested());
+        applied.remove_observed(&stale, ownership);
         if let Some((base, options)) = new_base {
             applied.rebased(base, options, state.node().addresses.clone());
         }
-        if is_last {
-            applied.commit_last(last, ownership);
+        if let Some(removed) = last {
+            applied.commit_last(&removed, ownership);
         }
-        let has_unneeded = applied.has_unneeded(ownership);
-        Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded })
+        Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded: applied.has_unneeded() })
     }
 
     fn node_dependents(&self, applied: &AppliedState, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {

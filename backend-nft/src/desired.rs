@@ -15,8 +15,13 @@ pub(crate) use affinity::Affinity;
 pub(crate) use base::{Base, FixedChain, base, table};
 pub(crate) use endpoint_keys::EndpointKeys;
 pub(crate) use pool::{PoolChain, PoolChainKind};
-pub(crate) use service::{Desired, Slots, desired, vip_of_key};
+#[cfg(test)]
+pub(crate) use service::work;
+pub(crate) use service::{Desired, Slots, desired, pool_key, vip_of_key};
 pub(crate) use sources::{SourceGroup, SourceGroupId};
+
+/// What one service port should have.
+pub(crate) type Update = backend::driver::ServicePortUpdate<Box<Desired>>;
 
 /// The nftables family of an IP family.
 pub(crate) fn nft_family(family: proto::model::IpFamily) -> netlink::nft::TableFamily {

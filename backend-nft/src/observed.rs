@@ -1,5 +1,6 @@
 //! The observed state: what the kernel contains, and which repairs of the base ruleset it needs.
 
+mod elements;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +16,7 @@ use crate::{
     element::{Element, ElementData, Map},
     plan::{Operation, RefCounts, Repairs},
 };
+pub(crate) use elements::ObservedElements;
 
 /// One table as the kernel lists it.
 #[derive(Clone, Debug, Default)]
@@ -33,8 +35,8 @@ pub(crate) struct Listing {
 /// What a table contains because of service ports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ObservedTable {
-    /// The elements of each VIP or pool key, sorted; without shared elements.
-    pub(crate) elements: BTreeMap<Vip, Vec<Element>>,
+    /// The elements, sorted; without shared elements.
+    pub(crate) elements: Vec<Element>,
     pub(crate) refs: RefCounts,
 }
 
@@ -85,14 +87,14 @@ impl ObservedTable {
                 table.refs.observe_chain(chain);
             }
             table.observe_groups(family, &listing);
-            for element in listing.elements {
-                table.refs.observe_element(&element);
-                match element.map {
-                    Map::AllowedSources => {}
-                    map if map.is_shared() => table.refs.observe_shared(element),
-                    _ => table.elements.entry(element.vip).or_default().push(element),
+            listing.elements.retain(|element| {
+                table.refs.observe_element(element);
+                if element.map.is_shared() && element.map != Map::AllowedSources {
+                    table.refs.observe_shared(*element);
                 }
-            }
+                !element.map.is_shared()
+            });
+            table.elements = listing.elements;
             repairs[family].foreign = listing.foreign;
             observed[family] = table;
         }
@@ -121,28 +123,38 @@ impl ObservedTable {
         }
     }
 
-    /// The slots of endpoints, under the first of these keys that has any.
-    pub(crate) fn slots(&self, keys: impl Iterator<Item = Vip>) -> Slots {
-        let mut slots = Slots::default();
-        for key in keys {
-            let mut found = Slots::default();
-            for element in self.elements.get(&key).into_iter().flatten() {
-                match element.map {
-                    Map::Endpoints | Map::Endpoints64 | Map::Endpoints256 | Map::EndpointsMany => {
-                        fill_slot(&mut found.cluster, element);
-                    }
-                    Map::LocalEndpoints => fill_slot(&mut found.local, element),
-                    _ => {}
+    /// The elements of a VIP or a pool key, sorted, and where they are.
+    pub(crate) fn of_key(&self, key: &Vip) -> (std::ops::Range<usize>, &[Element]) {
+        let start = self.elements.partition_point(|element| element.vip < *key);
+        let len = self.elements[start..].iter().take_while(|element| element.vip == *key).count();
+        (start..start + len, &self.elements[start..start + len])
+    }
+}
+
+/// The slots of endpoints, under the first of these keys that has any. `of_key`: the elements of a key, sorted.
+pub(crate) fn slots<'a, I: IntoIterator<Item = &'a Element>>(
+    keys: impl Iterator<Item = Vip>,
+    of_key: impl Fn(Vip) -> I,
+) -> Slots {
+    let mut slots = Slots::default();
+    for key in keys {
+        let mut found = Slots::default();
+        for element in of_key(key) {
+            match element.map {
+                Map::Endpoints | Map::Endpoints64 | Map::Endpoints256 | Map::EndpointsMany => {
+                    fill_slot(&mut found.cluster, element);
                 }
-            }
-            for (kept, found) in [(&mut slots.cluster, found.cluster), (&mut slots.local, found.local)] {
-                if kept.is_empty() {
-                    *kept = found;
-                }
+                Map::LocalEndpoints => fill_slot(&mut found.local, element),
+                _ => {}
             }
         }
-        slots
+        for (kept, found) in [(&mut slots.cluster, found.cluster), (&mut slots.local, found.local)] {
+            if kept.is_empty() {
+                *kept = found;
+            }
+        }
     }
+    slots
 }
 
 // === the base ruleset ===

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   CurrentState (applied or observed)               ──┐
-//!   ServicePortUpdates (the desired service ports)   ──┼──▶ Plan: operations in a safe order
+//!   PlannedUpdates (the desired service ports)       ──┼──▶ Plan: operations in a safe order
 //!   Repairs (of the base ruleset)                    ──┘
 //! ```
 //!
@@ -17,19 +17,16 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use backend::{
-    dataplane::EffectiveOptions,
-    driver::{ServicePortUpdate, Unneeded},
-};
+use backend::{dataplane::EffectiveOptions, driver::Unneeded};
 use netlink::nft::{Chain, Rule, Set};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    desired::{Desired, FixedChain, PoolChain, Slots, SourceGroupId},
+    desired::{Desired, FixedChain, PoolChain, Slots, SourceGroupId, Update},
     element::{Element, Map},
 };
-use edits::Edits;
-pub(crate) use edits::{PartialServicePort, removal_order};
+use edits::GroupEdits;
+pub(crate) use edits::{Edits, PartialServicePort, REMOVAL_RANKS, RemainingEdits, removal_rank};
 pub(crate) use refs::{RefCountChanges, RefCounts, chains};
 use table::TablePlan;
 
@@ -66,23 +63,31 @@ pub(crate) type Owner = Option<u32>;
 /// What the kernel contains: the applied or the observed state.
 pub(crate) trait CurrentState {
     /// Appends the elements of the service port that are not shared, sorted.
-    fn elements(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>);
+    fn elements(&self, family: IpFamily, update: &Update, to: &mut Vec<Element>);
     /// Appends the shared elements that the service port needs, if known, sorted.
-    fn shared(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>);
+    fn shared(&self, family: IpFamily, update: &Update, to: &mut Vec<Element>);
     /// The reference counts of shared objects.
     fn refs(&self, family: IpFamily) -> &RefCounts;
     /// The groups of source ranges that service ports need which are programmed in part.
     fn needed_groups(&self, family: IpFamily) -> impl Iterator<Item = SourceGroupId>;
     /// The slots of the endpoints of the service port, if known.
-    fn slots(&self, family: IpFamily, update: &ServicePortUpdate<Desired>) -> Slots;
+    fn slots(&self, family: IpFamily, update: &Update) -> Slots;
 
     /// Leaves the endpoints of an update in the slots that they have.
-    fn keep_slots(&self, update: &mut ServicePortUpdate<Desired>) {
+    fn keep_slots(&self, update: &mut Update) {
         for family in IpFamily::ALL {
             let slots = self.slots(family, update);
             update.desired[family].iter_mut().for_each(|desired| desired.keep_slots(&slots));
         }
     }
+}
+
+/// A service port that is to be programmed.
+#[derive(Clone, Debug)]
+pub(crate) struct PlannedUpdate {
+    pub(crate) update: Update,
+    /// The changes that an earlier transaction has left; `None`: they are not computed.
+    pub(crate) remaining: Option<PerFamily<RemainingEdits>>,
 }
 
 /// The repairs of the objects of a table that belong to no service port.
@@ -109,22 +114,28 @@ pub(crate) struct Plan {
     pub(crate) operations: Vec<(IpFamily, Operation)>,
     /// The reference counts after the commit.
     pub(crate) refs: PerFamily<RefCountChanges>,
-    /// What each service port that it changes only in part has after the commit, by the index of the update.
-    pub(crate) partial: BTreeMap<u32, PerFamily<PartialServicePort>>,
+    /// The changes of each service port that it changes only in part, by the index of the update.
+    pub(crate) partial: BTreeMap<u32, PerFamily<Edits>>,
+    /// The elements that belong to no service port and that it removes, if it is the last one of a reconcile.
+    pub(crate) last: Option<PerFamily<Vec<Element>>>,
 }
 
 /// What a transaction does besides the changes of service ports.
-#[derive(Clone, Debug)]
 pub(crate) struct PlanOptions<'a> {
     /// The repairs of the base ruleset, and the elements that belong to no service port.
     pub(crate) repairs: PerFamily<Repairs>,
     /// Pool chains that later transactions need, which are cheap to add while maps are empty.
     pub(crate) prepared: PerFamily<BTreeSet<PoolChain>>,
     pub(crate) unneeded: Unneeded,
+    /// The repairs of the last transaction of a reconcile, with at most this many elements. `None`: others follow.
+    pub(crate) last: Option<LastRepairs<'a>>,
     /// The most elements. One group of changes that has to be in one transaction may exceed it.
     pub(crate) budget: usize,
     pub(crate) effective: &'a EffectiveOptions,
 }
+
+/// See [`PlanOptions::last`].
+pub(crate) type LastRepairs<'a> = &'a (dyn Fn(usize) -> PerFamily<Repairs> + Sync);
 
 // === impl Repairs ===
 
@@ -144,39 +155,32 @@ impl Repairs {
 // === impl Plan ===
 
 impl Plan {
-    /// The transaction for as much of the updates as the budget allows.
-    pub(crate) fn new(
-        current: &impl CurrentState,
-        updates: &[ServicePortUpdate<Desired>],
-        options: PlanOptions<'_>,
-    ) -> Self {
-        let PlanOptions { mut repairs, mut prepared, unneeded, budget, effective } = options;
+    /// The transaction for as much of the updates as the budget allows. Leaves in them what remains.
+    pub(crate) fn new(current: &impl CurrentState, updates: &mut [PlannedUpdate], options: PlanOptions<'_>) -> Self {
+        let PlanOptions { mut repairs, mut prepared, mut unneeded, last, budget, effective } = options;
         let mut plan = Self::default();
         let mut tables = PerFamily::<TablePlan>::default();
         let unowned: usize = repairs.iter().map(|(_, repairs)| repairs.unowned.len()).sum();
         let mut left = budget.saturating_sub(unowned);
-        for (index, update) in (0..).zip(updates) {
-            let mut edits = PerFamily::from_fn(|family| Edits::new(current, family, update));
+        for (index, planned) in (0..).zip(updates) {
+            let (mut edits, is_complete) = planned.take(current, &tables, &mut left);
+            if !is_complete {
+                plan.partial.insert(index, edits.clone());
+            }
             for family in IpFamily::ALL {
-                // Another service port of the transaction may complete its group of source ranges.
-                edits[family].group.take_if(|edits| tables[family].completes(edits.group.id));
-                let group = update.desired[family].as_ref().and_then(Desired::sources);
+                let group = planned.update.desired[family].as_deref().and_then(Desired::sources);
                 tables[family].need_groups(group.map(|group| group.id));
-            }
-            let writes = |edits: &PerFamily<Edits>, family| edits[family].writes(current.refs(family));
-            let both = writes(&edits, IpFamily::V4) + writes(&edits, IpFamily::V6);
-            if both > left {
-                for family in IpFamily::ALL {
-                    edits[family].truncate(left);
-                    left = left.saturating_sub(writes(&edits, family));
-                }
-                let after = |family| PartialServicePort::of(current, family, update).after(&edits[family]);
-                plan.partial.insert(index, PerFamily::from_fn(after));
-            } else {
-                left -= both;
-            }
-            for family in IpFamily::ALL {
                 tables[family].update(std::mem::take(&mut edits[family]), index);
+            }
+        }
+        if let Some(last) = last.filter(|_| plan.partial.is_empty()) {
+            unneeded = Unneeded::Delete;
+            let last = last(left);
+            plan.last = Some(PerFamily::from_fn(|family| last[family].unowned.clone()));
+            for (family, last) in last.iter() {
+                repairs[family].unowned.extend(&last.unowned);
+                repairs[family].last.extend(last.last.iter().cloned());
+                left = left.saturating_sub(last.unowned.len());
             }
         }
         let PerFamily { v4, v6 } = tables;
@@ -193,17 +197,71 @@ impl Plan {
         plan
     }
 
-    /// How many elements programming a service port would change.
-    pub(crate) fn size(current: &impl CurrentState, update: &ServicePortUpdate<Desired>) -> usize {
-        let writes = |family| Edits::new(current, family, update).writes(current.refs(family));
-        IpFamily::ALL.into_iter().map(writes).sum()
-    }
-
     /// The number of objects that are written.
     pub(crate) fn writes(&self) -> usize {
         self.operations.iter().map(|(_, operation)| operation.writes()).sum()
     }
 }
+
+// === impl PlannedUpdate ===
+
+impl PlannedUpdate {
+    /// How many elements programming the service port would change, or a few more.
+    pub(crate) fn size(&self, current: &impl CurrentState) -> usize {
+        let of_family = |family| match &self.remaining {
+            None => Edits::size(current, family, &self.update),
+            Some(remaining) => {
+                let group = GroupEdits::of(current, family, &self.update).map_or(0, |group| group.len());
+                remaining[family].len() + group
+            }
+        };
+        IpFamily::ALL.into_iter().map(of_family).sum()
+    }
+
+    /// Takes as many changes as are left in the transaction, and whether these are all of them. `tables`: what the
+    /// transaction contains already.
+    fn take(
+        &mut self,
+        current: &impl CurrentState,
+        tables: &PerFamily<TablePlan>,
+        left: &mut usize,
+    ) -> (PerFamily<Edits>, bool) {
+        let update = &self.update;
+        let mut edits = PerFamily::from_fn(|family| match &self.remaining {
+            None => Edits::new(current, family, update),
+            Some(_) => Edits { group: GroupEdits::of(current, family, update), ..Edits::default() },
+        });
+        for family in IpFamily::ALL {
+            // Another service port of the transaction may complete its group of source ranges.
+            edits[family].group.take_if(|edits| tables[family].completes(edits.group.id));
+        }
+        let writes = |edits: &PerFamily<Edits>, family| edits[family].writes(current.refs(family));
+        if self.remaining.is_none() {
+            let both = writes(&edits, IpFamily::V4) + writes(&edits, IpFamily::V6);
+            if both <= *left {
+                *left -= both;
+                return (edits, true);
+            }
+        }
+        let mut remaining = self.remaining.take().unwrap_or_default();
+        let mut is_complete = true;
+        for family in IpFamily::ALL {
+            let (rest, group) = std::mem::take(&mut edits[family]).into_remaining();
+            if rest.len() > 0 {
+                remaining[family] = rest;
+            }
+            let needs_group = group.is_some();
+            edits[family] = remaining[family].take(group, *left);
+            *left = left.saturating_sub(writes(&edits, family));
+            let has_group = !needs_group || edits[family].group.as_ref().is_some_and(|group| group.is_complete);
+            is_complete &= has_group && remaining[family].len() == 0;
+        }
+        self.remaining = (!is_complete).then_some(remaining);
+        (edits, is_complete)
+    }
+}
+
+// === impl Operation ===
 
 impl Operation {
     /// The number of elements that are written.

@@ -12,4 +12,4 @@ pub use options::{
     NodePortAddresses, PodMatch, cidrs_of_family,
 };
 pub use vip::{Vip, VipKind, allowed_sources, allowed_sources_of_family, vips};
-pub use vip_ownership::VipOwnership;
+pub use vip_ownership::{OwnershipChanges, VipOwnership};

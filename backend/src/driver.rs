@@ -2,7 +2,7 @@
 //! [`DataPlane`], which translates service ports for one part of the kernel.
 //!
 //! ```text
-//!   reconcile ─▶ DataPlane::observe ─▶ all service ports ─┐
+//!   reconcile ─▶ DataPlane::observe ─▶ those that differ ─┐
 //!   apply ─────▶ the affected service ports ──────────────┴▶ queue ─▶ DataPlane::commit: one transaction ─▶ SyncReport
 //!                                                              ▲          │
 //!                                                              └──────────┴─ unfinished, or rejected without a name
@@ -12,6 +12,7 @@
 //! A call commits at most one transaction of limited size. What remains is in [`SyncReport::unfinished`], and the next
 //! [`Backend::apply`] continues, after it has added the changes that have arrived meanwhile.
 //!
+//! - `data_plane`: the trait;
 //! - `applied`: what the kernel contains because of us;
 //! - `change`: what the next transaction is to program, and what it has done;
 //! - `queue`: which service ports the next transaction contains;
@@ -21,6 +22,7 @@
 
 mod applied;
 mod change;
+mod data_plane;
 mod nf_tables_watch;
 mod quarantine;
 mod queue;
@@ -31,22 +33,22 @@ mod worker;
 
 use std::{
     collections::{BTreeSet, HashSet},
-    future::Future,
     time::Duration,
 };
 
 use anyhow::{Result, bail};
-use proto::model::{NodeInfo, ServicePort, ServicePortKey};
+use proto::model::ServicePortKey;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::{
-    Backend, Changes, Difference, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport,
-    dataplane::VipOwnership,
+    Backend, Changes, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport,
+    dataplane::{OwnershipChanges, VipOwnership},
 };
 pub use applied::{Applied, AppliedServicePorts, ServicePortUpdate};
 use change::HeldVips;
 pub use change::{Change, CommitOutcome};
+pub use data_plane::{DataPlane, DryRunPlane, Synced};
 pub use nf_tables_watch::{NfTablesWatch, Touched};
 use quarantine::Quarantine;
 use queue::{Queue, QueueBatch};
@@ -63,106 +65,6 @@ const MAX_ATTEMPTS: usize = 8;
 /// The shortest interval between two reads of the kernel that follow a rejection. In between, a rejection is not
 /// explained by a change of another process.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
-
-/// A part of the kernel that service ports are programmed into.
-///
-/// The driver calls one method at a time and keeps the applied state between the calls.
-pub trait DataPlane: Send + 'static {
-    /// See [`Backend::NAME`].
-    const NAME: &'static str;
-
-    /// What a successful sync leaves in the kernel.
-    type Applied: Applied;
-
-    /// Prepares the kernel and reads what it contains. Changes no service port.
-    ///
-    /// # Errors
-    /// When the kernel could not be read.
-    fn observe(
-        &mut self,
-        state: &NodeState,
-        ownership: &VipOwnership,
-    ) -> impl Future<Output = Result<Synced<Self::Applied>>> + Send;
-
-    /// How many objects the next transaction may write. At most [`MAX_TRANSACTION_WRITES`], unless the kernel would
-    /// not serve traffic between two transactions.
-    fn budget(&self, _: &Self::Applied) -> usize {
-        MAX_TRANSACTION_WRITES
-    }
-
-    /// The number of objects that programming one service port would write.
-    fn writes(&self, applied: &mut Self::Applied, change: &Change<'_>, key: &ServicePortKey) -> usize;
-
-    /// Programs as much of a change as one transaction may write, on top of what was applied. If it is rejected,
-    /// `applied` is as before.
-    ///
-    /// # Errors
-    /// When another transaction would fail as well. What the kernel contains is unknown then.
-    fn commit(
-        &mut self,
-        applied: &mut Self::Applied,
-        change: &Change<'_>,
-    ) -> impl Future<Output = Result<CommitOutcome>> + Send;
-
-    /// Which other service ports have to be programmed because these have changed.
-    fn dependents(
-        &self,
-        _: &mut Self::Applied,
-        _: &NodeState,
-        _: &BTreeSet<ServicePortKey>,
-    ) -> BTreeSet<ServicePortKey> {
-        BTreeSet::new()
-    }
-
-    /// Which service ports have to be programmed again because the node's facts changed; `None`: none of them.
-    fn node_dependents(&self, applied: &Self::Applied, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool>;
-
-    /// See [`Backend::drifted`]. `applied` is `None` when the content of the kernel is unknown.
-    fn drifted(&mut self, applied: &mut Option<Self::Applied>) -> impl Future<Output = Drift> + Send;
-
-    /// See [`Backend::cleanup`].
-    ///
-    /// # Errors
-    /// When an object of ours could not be removed.
-    fn cleanup(&mut self) -> impl Future<Output = Result<()>> + Send;
-
-    /// The objects that [`Self::cleanup`] would remove.
-    ///
-    /// # Errors
-    /// When the kernel could not be read.
-    fn installed_objects(&mut self) -> impl Future<Output = Result<Vec<InstalledObject>>> + Send;
-
-    /// How long locks of other processes were waited for since the last call.
-    fn lock_wait(&mut self) -> Duration {
-        Duration::ZERO
-    }
-}
-
-/// A [`DataPlane`] whose kernel is only read, and records what would be written.
-pub trait DryRunPlane: DataPlane {
-    /// Discards what was recorded.
-    fn discard(&mut self);
-
-    /// Describes what was recorded, and discards it.
-    ///
-    /// # Errors
-    /// When the kernel could not be read.
-    fn differences(
-        &mut self,
-        state: &NodeState,
-        ownership: &VipOwnership,
-        applied: &Self::Applied,
-    ) -> impl Future<Output = Result<Vec<Difference>>> + Send;
-}
-
-/// The kernel as it was read, or prepared.
-#[derive(Clone, Debug)]
-pub struct Synced<A> {
-    /// What the kernel contains.
-    pub applied: A,
-    /// How many objects were written.
-    pub writes: usize,
-}
 
 /// A backend: a data plane, what was applied to it, and what is to be programmed.
 #[derive(Debug)]
@@ -216,17 +118,21 @@ impl<P: DataPlane> Driver<P> {
         self.plane.installed_objects().await
     }
 
-    /// Reads the kernel and queues all service ports. Returns the number of writes.
+    /// Reads the kernel and queues the service ports that differ. Returns the number of writes.
     async fn observe(&mut self, state: &NodeState) -> Result<usize> {
         self.applied = None;
         (self.is_fresh, self.is_reconciling, self.has_unneeded) = (true, true, true);
         (self.queue, self.held, self.evicted) = (Queue::default(), HeldVips::new(), BTreeSet::new());
         self.ownership = VipOwnership::of(state);
         let Synced { applied, writes } = self.plane.observe(state, &self.ownership).await?;
-        self.applied = Some(applied);
         for (key, service_port) in state.service_ports() {
-            self.queue.push(key.clone(), service_port.port.port.get());
+            if applied.is_programmed(key) {
+                self.quarantine.accept(key);
+            } else {
+                self.queue.push(key.clone(), service_port.port.port.get());
+            }
         }
+        self.applied = Some(applied);
         let suspects = self.quarantine.retry(state);
         if !suspects.is_empty() {
             self.queue.push_suspects(suspects);
@@ -237,7 +143,8 @@ impl<P: DataPlane> Driver<P> {
     /// Queues a change of the state.
     fn enqueue(&mut self, state: &NodeState, changes: &Changes) {
         let Some(applied) = &mut self.applied else { return };
-        let mut affected = self.ownership.update(state, changes);
+        let OwnershipChanges { service_ports: mut affected, vips } = self.ownership.update(state, changes);
+        applied.owners_changed(&self.ownership, &vips);
         if changes.node
             && let Some(depends_on_node) = self.plane.node_dependents(applied, state.node())
         {
@@ -252,6 +159,7 @@ impl<P: DataPlane> Driver<P> {
                 self.held.entry(vip).or_default().insert(key.clone());
             }
             self.evicted.remove(&key);
+            applied.invalidate(&key);
             let port = state.service_port(&key).map_or(0, |service_port| service_port.port.port.get());
             self.queue.push(key, port);
         }

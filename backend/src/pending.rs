@@ -162,7 +162,11 @@ impl Pending {
     pub(crate) fn completed(&self, work: &Work, unfinished: Option<&BTreeSet<ServicePortKey>>) -> Work {
         let Work::Apply(changes) = work else { return work.clone() };
         let mut changes = changes.clone();
-        changes.service_ports.extend(self.unfinished.iter().flatten().cloned());
+        match (&self.unfinished, unfinished) {
+            (Some(before), Some(unfinished)) => changes.service_ports.extend(before.difference(unfinished).cloned()),
+            (Some(before), None) => changes.service_ports.extend(before.iter().cloned()),
+            (None, _) => {}
+        }
         if let Some(unfinished) = unfinished {
             changes.service_ports.retain(|key| !unfinished.contains(key));
         }

@@ -17,7 +17,7 @@
 mod reporter;
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::VecDeque,
     ops::ControlFlow,
     time::{Duration, SystemTime},
 };
@@ -25,7 +25,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use proto::{
     encoded::ReceivedMessage,
-    model::{ClientMessage, FailureKind, Feature, ServerMessage, ServicePortFailure, ServicePortKey},
+    model::{ClientMessage, Feature, ServerMessage},
 };
 use runtime::Shutdown;
 use tokio::{
@@ -122,7 +122,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         let replica = &*replica;
         let state = replica.state();
         let mut backlog = Backlog::new();
-        let (result, took, at) = {
+        let (result, completed, took, at) = {
             conntrack.prepare(&work, state);
             let call = async {
                 let result = match &work {
@@ -130,11 +130,13 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                     Work::Apply(changes) => backend.apply(state, changes).await.context("apply"),
                 };
                 let (took, at) = (begun.elapsed(), SystemTime::now());
+                let unfinished = result.as_ref().ok().and_then(|report| report.unfinished.as_ref());
+                let completed = pending.completed(&work, unfinished);
                 if let Ok(SyncReport { failures, unfinished, .. }) = &result {
-                    let completed = pending.completed(&work, unfinished.as_ref());
-                    conntrack.programmed(&completed, &not_programmed(failures, unfinished.as_ref()));
+                    let failed = failures.iter().map(|failure| &failure.key);
+                    conntrack.programmed(&completed, failed.chain(unfinished.iter().flatten()));
                 }
-                (result, took, at)
+                (result, completed, took, at)
             };
             pin!(call);
             let mut receive = true;
@@ -149,17 +151,22 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 }
             }
         };
-        self.finish(&work, result, took, at);
+        self.finish((&work, &completed), result, took, at);
         backlog
     }
 
-    /// Records the result of a call of the backend that ended at this time.
-    fn finish(&mut self, work: &Work, result: Result<SyncReport>, took: Duration, at: SystemTime) {
+    /// Records the result of a call of the backend that ended at this time: its work, and what that has completed.
+    fn finish(
+        &mut self,
+        (work, completed): (&Work, &Work),
+        result: Result<SyncReport>,
+        took: Duration,
+        at: SystemTime,
+    ) {
         let Self { replica, pending, health, reporter, .. } = self;
         match result {
             Ok(report) => {
-                let completed = pending.completed(work, report.unfinished.as_ref());
-                health.publish(replica.state(), &completed);
+                health.publish(replica.state(), completed);
                 if pending.repaired(work) && report.writes > 0 {
                     reporter.metrics.repairs.inc();
                 }
@@ -169,7 +176,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 for trigger in pending.programmed_triggers() {
                     reporter.metrics.propagated(trigger, at);
                 }
-                reporter.succeeded(B::NAME, &completed, replica, &report, (took, at));
+                reporter.succeeded(B::NAME, completed, replica, &report, (took, at));
                 reporter.failures(pending);
             }
             Err(error) => reporter.failed(B::NAME, work, &error, pending.failed()),
@@ -238,20 +245,6 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         }
         self.reporter.state_file(self.replica.flush());
     }
-}
-
-/// The failures, and the service ports that are not programmed completely.
-fn not_programmed(
-    failures: &[ServicePortFailure],
-    unfinished: Option<&BTreeSet<ServicePortKey>>,
-) -> Vec<ServicePortFailure> {
-    let unfinished = unfinished.into_iter().flatten().map(|key| ServicePortFailure {
-        key: key.clone(),
-        reason: String::new(),
-        retryable: true,
-        kind: FailureKind::Program,
-    });
-    failures.iter().cloned().chain(unfinished).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod kernel;
 mod large;
 mod parts;
+mod work;
 
 use backend::{
     NodeState,

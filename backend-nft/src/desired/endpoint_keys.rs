@@ -7,11 +7,11 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr},
 };
 
-use backend::{dataplane::Vip, driver::ServicePortUpdate};
+use backend::dataplane::Vip;
 use netlink::nft::Fields;
 use proto::model::{IpFamily, PerFamily};
 
-use super::Desired;
+use super::Update;
 use crate::element::{Element, ElementData, Map};
 
 /// The number of slots of each VIP in each endpoint map.
@@ -20,27 +20,16 @@ pub(crate) struct EndpointKeys(PerFamily<BTreeMap<Map, Vec<(Vip, u32)>>>);
 
 impl EndpointKeys {
     /// The keys for these service ports.
-    pub(crate) fn of(updates: &[ServicePortUpdate<Desired>]) -> Self {
-        let (mut keys, mut elements) = (Self::default(), Vec::new());
-        for ServicePortUpdate { desired, .. } in updates {
+    pub(crate) fn of(updates: &[Update]) -> Self {
+        let mut keys = Self::default();
+        for Update { desired, .. } in updates {
             for family in IpFamily::ALL {
-                elements.clear();
-                desired[family].iter().for_each(|desired| desired.elements(&mut elements));
-                keys.add(family, &elements);
+                for (map, key, slots) in desired[family].iter().flat_map(|desired| desired.endpoint_maps()) {
+                    keys.0[family].entry(map).or_default().push((key, slots));
+                }
             }
         }
         keys
-    }
-
-    fn add(&mut self, family: IpFamily, elements: &[Element]) {
-        for Element { vip, map, index, data } in elements {
-            let ElementData::Endpoint(..) = data else { continue };
-            let vips = self.0[family].entry(*map).or_default();
-            match vips.last_mut() {
-                Some((last, slots)) if last == vip => *slots = (*slots).max(index + 1),
-                _ => vips.push((*vip, index + 1)),
-            }
-        }
     }
 
     /// The number of keys that a map should have; 0 for a map without endpoints.
@@ -87,8 +76,8 @@ mod tests {
             .build();
         let key = mk_key("default/web");
         let service_port = state.service_port(&key).unwrap();
-        let of_family = |family| desired(service_port, family, Masquerade::Never, |_| true, &[], 1);
-        let update = ServicePortUpdate { key, desired: PerFamily::from_fn(of_family) };
+        let of_family = |family| desired(service_port, family, Masquerade::Never, |_| true, &[], 1).map(Box::new);
+        let update = Update { key, desired: PerFamily::from_fn(of_family) };
         let endpoint_keys = EndpointKeys::of(std::slice::from_ref(&update));
         for family in IpFamily::ALL {
             let mut elements = Vec::new();

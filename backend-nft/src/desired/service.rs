@@ -79,6 +79,8 @@ pub(crate) fn desired(
     node: &[IpAddr],
     affine_ports: usize,
 ) -> Option<Desired> {
+    #[cfg(test)]
+    work::count(|work| work.service_ports += 1);
     let vips: Vec<_> = vips(&service.port, family).into_iter().filter(|(vip, _)| owned(vip)).collect();
     let sources = sources::allowed(&service.port, family, node);
     let is_restricted = |vip: &Vip| match vip {
@@ -198,6 +200,8 @@ impl Desired {
 
     /// Appends all elements that are not shared, sorted.
     pub(crate) fn elements(&self, to: &mut Vec<Element>) {
+        #[cfg(test)]
+        work::count(|work| work.elements += self.len());
         if let Some(key) = self.pool_key.filter(|key| self.vips.iter().all(|(vip, _)| vip != key)) {
             self.pool_elements(to, key);
         }
@@ -209,13 +213,41 @@ impl Desired {
         }
     }
 
+    /// The pools that any VIP uses.
+    fn used_pools(&self) -> impl Iterator<Item = PoolClass> {
+        let is_used = |class: &PoolClass| self.vips.iter().any(|(_, dispatch)| dispatch.uses(*class));
+        [PoolClass::Cluster, PoolClass::Local].into_iter().filter(is_used)
+    }
+
+    /// The maps from slots to its endpoints, each with the key of the pool and the number of slots.
+    pub(crate) fn endpoint_maps(&self) -> impl Iterator<Item = (Map, Vip, u32)> {
+        let of_pool = move |class| {
+            let count = self.count(class);
+            let affine = self.affinity.map(|_| affinity_maps(class).endpoints);
+            let maps = [Some(endpoints(class, count)), affine].into_iter().flatten();
+            maps.filter_map(move |map| Some((map, self.pool_key?, count))).filter(|(.., count)| *count > 0)
+        };
+        self.used_pools().flat_map(of_pool)
+    }
+
+    /// The number of elements that are not shared.
+    pub(crate) fn len(&self) -> usize {
+        let of_endpoint = if self.affinity.is_some() { 3 } else { 1 };
+        let pools: usize = self.used_pools().map(|class| self.pool(class).len() * of_endpoint).sum();
+        let mut of_vips = Vec::new();
+        self.leading_elements(&mut of_vips);
+        pools + of_vips.len()
+    }
+
+    /// Appends the elements besides those of the pools.
+    pub(crate) fn leading_elements(&self, to: &mut Vec<Element>) {
+        self.vips.iter().for_each(|(vip, dispatch)| self.vip_elements(to, *vip, *dispatch));
+    }
+
     /// Appends the elements of the pools that any VIP uses.
     fn pool_elements(&self, to: &mut Vec<Element>, key: Vip) {
         let start = to.len();
-        for class in [PoolClass::Cluster, PoolClass::Local] {
-            if !self.vips.iter().any(|(_, dispatch)| dispatch.uses(class)) {
-                continue;
-            }
+        for class in self.used_pools() {
             let members = || self.pool(class).iter().map(|endpoint| (endpoint.address, endpoint.port.get()));
             let of_map = |map| {
                 (0..).zip(members()).map(move |(index, (address, port))| Element {
@@ -309,5 +341,35 @@ impl Dispatch {
             Self::Pool(kind) => kind.class() == class,
             Self::PolicyLocal => true,
         }
+    }
+}
+
+/// Counts computations, so that tests can compare them with the size of a change.
+#[cfg(test)]
+pub(crate) mod work {
+    use std::cell::Cell;
+
+    /// What was computed on this thread.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(crate) struct Work {
+        /// Service ports, in one family each.
+        pub(crate) service_ports: usize,
+        /// Elements of service ports.
+        pub(crate) elements: usize,
+    }
+
+    thread_local! {
+        static WORK: Cell<Work> = const { Cell::new(Work { service_ports: 0, elements: 0 }) };
+    }
+
+    pub(super) fn count(add: impl FnOnce(&mut Work)) {
+        let mut work = WORK.get();
+        add(&mut work);
+        WORK.set(work);
+    }
+
+    /// What was computed on this thread since the last call.
+    pub(crate) fn take() -> Work {
+        WORK.take()
     }
 }

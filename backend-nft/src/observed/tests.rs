@@ -43,7 +43,7 @@ fn slots_are_kept_from_the_first_key_that_has_any() {
         element(3, Map::Endpoints, 0, 7),
         element(3, Map::LocalEndpoints, 2, 8),
     ]);
-    let slots = observed.v4.slots([vip(1), vip(2), vip(3)].into_iter());
+    let slots = slots([vip(1), vip(2), vip(3)].into_iter(), |key| observed.v4.of_key(&key).1);
     assert_eq!(last_octets(&slots.cluster), [5, 6]);
     assert_eq!(last_octets(&slots.local), [0, 0, 8]);
 }
@@ -51,7 +51,8 @@ fn slots_are_kept_from_the_first_key_that_has_any() {
 #[test]
 fn a_slot_after_a_large_gap_is_ignored() {
     let (observed, _) = observed(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]);
-    assert_eq!(last_octets(&observed.v4.slots([vip(2)].into_iter()).cluster), [5]);
+    let slots = slots([vip(2)].into_iter(), |key| observed.v4.of_key(&key).1);
+    assert_eq!(last_octets(&slots.cluster), [5]);
 }
 
 #[test]

@@ -10,22 +10,25 @@
 //! After each of them the service port is valid: a VIP leads to the old pool and the old group of source ranges until
 //! the new ones are complete.
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet, HashSet},
+};
 
-use backend::{dataplane::Vip, driver::ServicePortUpdate};
+use backend::dataplane::Vip;
 use ipnet::IpNet;
 use proto::model::IpFamily;
 
 use super::{CurrentState, RefCounts};
 use crate::{
-    desired::{Desired, SourceGroup, SourceGroupId},
+    desired::{Desired, SourceGroup, SourceGroupId, Update},
     element::{Element, ElementData, Map},
 };
 
 /// The differing elements of a service port. An element with new data is removed and added: the kernel cannot replace
 /// the data of an element.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Edits {
+pub(crate) struct Edits {
     pub(super) removed: Vec<Element>,
     pub(super) added: Vec<Element>,
     /// The same for shared elements, of which references are counted.
@@ -37,7 +40,7 @@ pub(super) struct Edits {
 
 /// The changes of a group of source ranges that is new, or that another process has changed.
 #[derive(Clone, Debug)]
-pub(super) struct GroupEdits {
+pub(crate) struct GroupEdits {
     pub(super) group: SourceGroup,
     pub(super) removed: Vec<IpNet>,
     pub(super) added: Vec<IpNet>,
@@ -45,18 +48,36 @@ pub(super) struct GroupEdits {
     pub(super) is_complete: bool,
 }
 
+/// The changes of a service port that do not fit into a transaction, except for those of its group of source ranges.
+/// They are computed once, and each transaction takes the next ones.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RemainingEdits {
+    /// New references of shared elements, in reverse order.
+    shared: Vec<Element>,
+    /// The changes of its own elements, and the references that it gives up, in reverse order.
+    own: Vec<OrderedEdit>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OrderedEdit {
+    edit: Edit,
+    element: Element,
+    /// Whether the next one has to be in the same transaction.
+    is_followed: bool,
+}
+
 /// What a service port has in a table after a part of its changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartialServicePort {
-    /// Its elements that are not shared, sorted.
-    pub(crate) elements: Vec<Element>,
-    /// The shared elements to which it has a reference, sorted.
-    pub(crate) shared: Vec<Element>,
+    /// Its elements that are not shared.
+    pub(crate) elements: BTreeSet<Element>,
+    /// The shared elements to which it has a reference.
+    pub(crate) shared: BTreeSet<Element>,
     /// The group of source ranges that its VIPs will refer to.
     pub(crate) group: Option<SourceGroupId>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edit {
     Remove,
     Add,
@@ -67,60 +88,57 @@ type ElementKey = (Map, Vip, u32, Option<ElementData>);
 
 impl Edits {
     /// The changes from what the table contains to what is desired.
-    pub(super) fn new(current: &impl CurrentState, family: IpFamily, update: &ServicePortUpdate<Desired>) -> Self {
-        let old = PartialServicePort::of(current, family, update);
-        let mut new = PartialServicePort::default();
+    pub(super) fn new(current: &impl CurrentState, family: IpFamily, update: &Update) -> Self {
+        let (mut old, mut old_shared) = (Vec::new(), Vec::new());
+        current.elements(family, update, &mut old);
+        current.shared(family, update, &mut old_shared);
+        let (mut new, mut new_shared) = (Vec::new(), Vec::new());
         if let Some(desired) = &update.desired[family] {
-            desired.elements(&mut new.elements);
-            desired.shared(&mut new.shared);
+            desired.elements(&mut new);
+            desired.shared(&mut new_shared);
         }
-        Self {
-            removed: only_in(&old.elements, &new.elements),
-            added: only_in(&new.elements, &old.elements),
-            unshared: only_in(&old.shared, &new.shared),
-            shared: only_in(&new.shared, &old.shared),
-            group: update.desired[family]
-                .as_ref()
-                .and_then(Desired::sources)
-                .and_then(|group| GroupEdits::new(group, current.refs(family))),
+        let (removed, added) = differences(old, new);
+        let (unshared, shared) = differences(old_shared, new_shared);
+        Self { removed, added, unshared, shared, group: GroupEdits::of(current, family, update) }
+    }
+
+    /// The number of elements that they would write.
+    pub(super) fn size(current: &impl CurrentState, family: IpFamily, update: &Update) -> usize {
+        let (mut old, refs) = (Vec::new(), current.refs(family));
+        current.elements(family, update, &mut old);
+        current.shared(family, update, &mut old);
+        match &update.desired[family] {
+            // The usual case of a cold start: they can be counted.
+            Some(desired) if old.is_empty() => {
+                let mut shared = Vec::new();
+                desired.shared(&mut shared);
+                let group = GroupEdits::of(current, family, update).map_or(0, |group| group.len());
+                group + desired.len() + shared.iter().filter(|element| !refs.elements.contains(element)).count()
+            }
+            None if old.is_empty() => 0,
+            _ => Self::new(current, family, update).writes(refs),
         }
     }
 
     /// The number of elements that they write. `refs`: the references of shared elements.
     pub(super) fn writes(&self, refs: &RefCounts) -> usize {
-        let added = self.shared.iter().filter(|element| !refs.elements.contains_key(element)).count();
-        let unused = |element: &&Element| refs.elements.get(element).is_some_and(|count| *count <= 1);
+        let added = self.shared.iter().filter(|element| !refs.elements.contains(element)).count();
+        let unused = |element: &&Element| refs.elements.get(element).is_some_and(|count| count <= 1);
         let group = self.group.as_ref().map_or(0, GroupEdits::len);
         group + self.removed.len() + self.added.len() + added + self.unshared.iter().filter(unused).count()
     }
 
-    /// Keeps the first changes, `budget` of them or a few more.
-    pub(super) fn truncate(&mut self, budget: usize) {
-        let mut left = budget;
-        let mut kept = Self::default();
-        kept.shared.extend(self.shared.iter().take(left));
-        left -= kept.shared.len();
-        if left > 0 {
-            kept.group = self.group.take();
-        }
-        if let Some(group) = &mut kept.group {
-            group.truncate(left);
-            left -= group.len();
-        }
+    /// The changes in their order; without those of the group of source ranges, which it returns, too.
+    pub(super) fn into_remaining(mut self) -> (RemainingEdits, Option<GroupEdits>) {
+        let mut own = Vec::with_capacity(self.removed.len() + self.added.len() + self.unshared.len());
         for group in self.in_order() {
-            if left == 0 {
-                break;
-            }
-            left = left.saturating_sub(group.len());
-            for (edit, element) in group {
-                match edit {
-                    Edit::Remove => kept.removed.push(element),
-                    Edit::Add => kept.added.push(element),
-                    Edit::Unshare => kept.unshared.push(element),
-                }
-            }
+            let last = group.len() - 1;
+            let edits = group.into_iter().enumerate();
+            own.extend(edits.map(|(at, (edit, element))| OrderedEdit { edit, element, is_followed: at < last }));
         }
-        *self = kept;
+        own.reverse();
+        self.shared.reverse();
+        (RemainingEdits { shared: self.shared, own }, self.group)
     }
 
     /// The changes of its own elements, and those of which it gives up references, in groups, each of which has to be
@@ -152,7 +170,47 @@ impl Edits {
     }
 }
 
+impl RemainingEdits {
+    /// An upper bound of the number of elements that they write.
+    pub(crate) fn len(&self) -> usize {
+        self.shared.len() + self.own.len()
+    }
+
+    /// Takes the next changes, `budget` of them or a few more, after those of the group of source ranges.
+    pub(super) fn take(&mut self, group: Option<GroupEdits>, budget: usize) -> Edits {
+        let mut left = budget;
+        let mut taken = Edits::default();
+        let rest = self.shared.len().saturating_sub(left);
+        taken.shared.extend(self.shared.drain(rest..).rev());
+        left -= taken.shared.len();
+        if left > 0 {
+            taken.group = group;
+        }
+        if let Some(group) = &mut taken.group {
+            group.truncate(left);
+            left -= group.len();
+        }
+        let mut is_followed = false;
+        while let Some(next) = self.own.pop_if(|_| left > 0 || is_followed) {
+            left = left.saturating_sub(1);
+            is_followed = next.is_followed;
+            match next.edit {
+                Edit::Remove => taken.removed.push(next.element),
+                Edit::Add => taken.added.push(next.element),
+                Edit::Unshare => taken.unshared.push(next.element),
+            }
+        }
+        taken
+    }
+}
+
 impl GroupEdits {
+    /// The changes of the group of source ranges of a service port; `None`: it needs none, or the group is complete.
+    pub(super) fn of(current: &impl CurrentState, family: IpFamily, update: &Update) -> Option<Self> {
+        let group = update.desired[family].as_deref().and_then(Desired::sources)?;
+        Self::new(group, current.refs(family))
+    }
+
     /// `None`: the group is complete.
     fn new(group: &SourceGroup, refs: &RefCounts) -> Option<Self> {
         let observed = refs.groups.get(&group.id);
@@ -168,7 +226,7 @@ impl GroupEdits {
     }
 
     /// The number of elements that they write.
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.removed.len() + self.added.len()
     }
 
@@ -182,35 +240,43 @@ impl GroupEdits {
 
 impl PartialServicePort {
     /// What a table contains of a service port, and of the VIPs that it should have.
-    pub(super) fn of(current: &impl CurrentState, family: IpFamily, update: &ServicePortUpdate<Desired>) -> Self {
-        let group = update.desired[family].as_ref().and_then(Desired::sources).map(|group| group.id);
-        let mut partial = Self { group, ..Self::default() };
-        current.elements(family, update, &mut partial.elements);
-        current.shared(family, update, &mut partial.shared);
-        partial
+    pub(crate) fn of(current: &impl CurrentState, family: IpFamily, update: &Update) -> Self {
+        let (mut elements, mut shared) = (Vec::new(), Vec::new());
+        current.elements(family, update, &mut elements);
+        current.shared(family, update, &mut shared);
+        let group = update.desired[family].as_deref().and_then(Desired::sources).map(|group| group.id);
+        Self { elements: elements.into_iter().collect(), shared: shared.into_iter().collect(), group }
     }
 
-    /// The same after these changes.
-    pub(super) fn after(mut self, edits: &Edits) -> Self {
-        for (list, removed, added) in
+    /// Records that these changes were committed.
+    pub(crate) fn committed(&mut self, edits: &Edits) {
+        for (set, removed, added) in
             [(&mut self.elements, &edits.removed, &edits.added), (&mut self.shared, &edits.unshared, &edits.shared)]
         {
-            let removed: HashSet<&Element> = removed.iter().collect();
-            list.retain(|element| !removed.contains(element));
-            list.extend(added);
-            list.sort_unstable();
+            for element in removed {
+                set.remove(element);
+            }
+            set.extend(added);
         }
-        self
+    }
+
+    /// The elements of a VIP or a pool key, sorted.
+    pub(crate) fn of_key(&self, key: Vip) -> impl Iterator<Item = &Element> {
+        let first = Element::new(Map::ALL[0], key, ElementData::None);
+        self.elements.range(first..).take_while(move |element| element.vip == key)
     }
 }
 
-/// The order in which elements that no service port needs are removed: first what leads to others.
-pub(crate) fn removal_order(elements: &mut [Element]) {
-    elements.sort_by_key(|element| match element.data {
+/// The number of ranks.
+pub(crate) const REMOVAL_RANKS: usize = 3;
+
+/// Elements that no service port needs are removed in this order: first what leads to others.
+pub(crate) fn removal_rank(element: &Element) -> usize {
+    match element.data {
         ElementData::Verdict(_) => 0,
         _ if !is_leaf(element) => 1,
         _ => 2,
-    });
+    }
 }
 
 /// Whether no packet is affected by an element unless another one leads to it.
@@ -224,8 +290,25 @@ fn key(element: &Element) -> ElementKey {
     (element.map, element.vip, element.index, in_key)
 }
 
-/// The elements that only the first of two sorted lists contains.
-fn only_in(one: &[Element], other: &[Element]) -> Vec<Element> {
-    debug_assert!(one.is_sorted() && other.is_sorted());
-    one.iter().copied().filter(|element| other.binary_search(element).is_err()).collect()
+/// The elements that only the first, and that only the second of two sorted lists contains.
+fn differences(old: Vec<Element>, new: Vec<Element>) -> (Vec<Element>, Vec<Element>) {
+    debug_assert!(old.is_sorted() && new.is_sorted());
+    if old.is_empty() || new.is_empty() {
+        return (old, new);
+    }
+    let (mut removed, mut added) = (Vec::new(), Vec::new());
+    let (mut old, mut new) = (old.into_iter().peekable(), new.into_iter().peekable());
+    loop {
+        let order = match (old.peek(), new.peek()) {
+            (Some(old), Some(new)) => old.cmp(new),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return (removed, added),
+        };
+        match order {
+            Ordering::Less => removed.extend(old.next()),
+            Ordering::Greater => added.extend(new.next()),
+            Ordering::Equal => drop((old.next(), new.next())),
+        }
+    }
 }

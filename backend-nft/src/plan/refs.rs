@@ -1,7 +1,10 @@
 //! Reference counts of the objects that service ports share: pool chains, groups of source ranges, and the elements for
 //! hairpin and cluster IPs.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 use netlink::nft::Rule;
@@ -15,10 +18,19 @@ use crate::{
 /// The shared objects in the kernel, and how many references each has; 0: it is unused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RefCounts {
-    pub(super) chains: BTreeMap<PoolChain, u32>,
+    pub(super) chains: Counts<PoolChain>,
     /// The elements for which [`Map::is_shared`](crate::element::Map::is_shared).
-    pub(super) elements: BTreeMap<Element, u32>,
+    pub(super) elements: Counts<Element>,
     pub(super) groups: BTreeMap<SourceGroupId, SourceGroupRefs>,
+    /// Those that no VIP refers to.
+    unused_groups: BTreeSet<SourceGroupId>,
+}
+
+/// How many references each object has, and which have none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Counts<K> {
+    counts: BTreeMap<K, u32>,
+    unused: BTreeSet<K>,
 }
 
 /// A group of source ranges in the kernel.
@@ -42,24 +54,87 @@ pub(crate) struct RefCountChanges {
     pub(super) groups: Vec<(SourceGroupId, Option<SourceGroupRefs>)>,
 }
 
+impl<K> Default for Counts<K> {
+    fn default() -> Self {
+        Self { counts: BTreeMap::new(), unused: BTreeSet::new() }
+    }
+}
+
+impl<K: Copy + Ord> Counts<K> {
+    /// `None`: the kernel does not contain the object.
+    pub(super) fn get(&self, key: &K) -> Option<u32> {
+        self.counts.get(key).copied()
+    }
+
+    pub(super) fn contains(&self, key: &K) -> bool {
+        self.counts.contains_key(key)
+    }
+
+    /// The objects without a reference.
+    pub(super) fn unused(&self) -> &BTreeSet<K> {
+        &self.unused
+    }
+
+    /// `None`: the object is deleted.
+    fn set(&mut self, key: K, count: Option<u32>) {
+        match count {
+            Some(count) => self.counts.insert(key, count),
+            None => self.counts.remove(&key),
+        };
+        if count == Some(0) {
+            self.unused.insert(key);
+        } else {
+            self.unused.remove(&key);
+        }
+    }
+
+    /// Adds an object that the kernel contains.
+    fn observe(&mut self, key: K) {
+        if !self.contains(&key) {
+            self.set(key, Some(0));
+        }
+    }
+
+    /// Adds a reference.
+    fn increment(&mut self, key: K) {
+        self.set(key, Some(self.get(&key).unwrap_or(0) + 1));
+    }
+}
+
 impl RefCounts {
     /// Adds a chain that the kernel contains.
     pub(crate) fn observe_chain(&mut self, chain: PoolChain) {
-        self.chains.entry(chain).or_insert(0);
+        self.chains.observe(chain);
     }
 
     /// Adds a shared element that the kernel contains.
     pub(crate) fn observe_shared(&mut self, element: Element) {
-        self.elements.entry(element).or_insert(0);
+        self.elements.observe(element);
+    }
+
+    /// Whether the kernel contains all of these shared elements.
+    pub(crate) fn contains_shared(&self, elements: &[Element]) -> bool {
+        elements.iter().all(|element| self.elements.contains(element))
+    }
+
+    /// Whether the kernel contains exactly this group of source ranges.
+    pub(crate) fn has_intact_group(&self, id: SourceGroupId) -> bool {
+        self.groups.get(&id).is_some_and(|group| group.is_intact)
+    }
+
+    /// Counts the references of a service port that the kernel contains completely.
+    pub(crate) fn count_shared(&mut self, elements: &[Element]) {
+        elements.iter().for_each(|element| self.elements.increment(*element));
     }
 
     /// Counts the references of an element that the kernel contains.
     pub(crate) fn observe_element(&mut self, element: &Element) {
         for chain in chains(element) {
-            *self.chains.entry(chain).or_insert(0) += 1;
+            self.chains.increment(chain);
         }
         if let Some(group) = element.source_group() {
             self.groups.entry(group).or_default().count += 1;
+            self.unused_groups.remove(&group);
         }
     }
 
@@ -76,36 +151,41 @@ impl RefCounts {
         refs.is_intact = SourceGroupId::of(&group.prefixes) == id && rules.as_ref() == Some(&group.rules(family));
         refs.prefixes = group.prefixes;
         refs.rules = rules.map(Arc::from);
+        if refs.count == 0 {
+            self.unused_groups.insert(id);
+        }
     }
 
     /// The chains that the kernel contains.
     pub(crate) fn chains(&self) -> impl Iterator<Item = PoolChain> {
-        self.chains.keys().copied()
+        self.chains.counts.keys().copied()
     }
 
-    /// The number of shared elements without a reference.
-    pub(crate) fn unused_elements(&self) -> usize {
-        self.elements.values().filter(|count| **count == 0).count()
+    /// Whether any shared element has no reference.
+    pub(crate) fn has_unused_element(&self) -> bool {
+        !self.elements.unused.is_empty()
     }
 
     /// The groups of source ranges that no VIP refers to.
     pub(crate) fn unused_groups(&self) -> impl Iterator<Item = SourceGroupId> {
-        self.groups.iter().filter(|(_, group)| group.count == 0).map(|(id, _)| *id)
+        self.unused_groups.iter().copied()
     }
 
     /// Records that a transaction with these changes was committed.
     pub(crate) fn commit(&mut self, changes: RefCountChanges) {
-        fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, changes: impl IntoIterator<Item = (K, Option<V>)>) {
-            for (key, refs) in changes {
-                match refs {
-                    Some(refs) => map.insert(key, refs),
-                    None => map.remove(&key),
-                };
+        changes.chains.into_iter().for_each(|(chain, count)| self.chains.set(chain, count));
+        changes.elements.into_iter().for_each(|(element, count)| self.elements.set(element, count));
+        for (id, refs) in changes.groups {
+            if refs.as_ref().is_some_and(|refs| refs.count == 0) {
+                self.unused_groups.insert(id);
+            } else {
+                self.unused_groups.remove(&id);
             }
+            match refs {
+                Some(refs) => self.groups.insert(id, refs),
+                None => self.groups.remove(&id),
+            };
         }
-        put(&mut self.chains, changes.chains);
-        put(&mut self.elements, changes.elements);
-        put(&mut self.groups, changes.groups);
     }
 }
 

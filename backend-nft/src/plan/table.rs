@@ -13,7 +13,7 @@ use proto::model::IpFamily;
 use super::{
     Elements, Operation, Owner, RefCounts, Repairs,
     edits::{Edits, GroupEdits},
-    refs::{RefCountChanges, SourceGroupRefs, chains},
+    refs::{Counts, RefCountChanges, SourceGroupRefs, chains},
 };
 use crate::{
     desired::{PoolChain, SourceGroup, SourceGroupId},
@@ -139,7 +139,7 @@ impl TablePlan {
     ) -> (Vec<Operation>, RefCountChanges) {
         let mut ref_changes = self.count_refs(refs, &repairs.pools, unneeded, left);
         let group_chains = self.plan_groups(family, refs, &mut ref_changes, unneeded, left);
-        let is_new = |chain: &PoolChain| !refs.chains.contains_key(chain);
+        let is_new = |chain: &PoolChain| !refs.chains.contains(chain);
         for chain in std::mem::take(&mut self.prepared).into_iter().filter(is_new) {
             ref_changes.chains.entry(chain).or_insert(Some(0));
         }
@@ -258,7 +258,7 @@ impl TablePlan {
         let counts = shared.iter().map(|(element, (count, _))| (*element, *count));
         for (element, count) in changed(&refs.elements, counts, (unneeded, *left)) {
             let owner = shared.get(&element).and_then(|(_, owner)| *owner);
-            match (refs.elements.contains_key(&element), count) {
+            match (refs.elements.contains(&element), count) {
                 (false, Some(_)) => self.add(element, owner),
                 (true, None) => {
                     // The removals of service ports are counted already.
@@ -274,35 +274,36 @@ impl TablePlan {
 }
 
 /// Deletes unused chains: those with wrong rules, and all of them if there are more than [`MAX_UNUSED`].
-fn delete_unused(
-    before: &BTreeMap<PoolChain, u32>,
-    broken: &[PoolChain],
-    changes: &mut BTreeMap<PoolChain, Option<u32>>,
-) {
-    let mut counts: BTreeMap<PoolChain, u32> = before.clone();
-    counts.extend(changes.iter().map(|(chain, count)| (*chain, count.unwrap_or(0))));
-    counts.retain(|_, count| *count == 0);
-    if counts.len() <= MAX_UNUSED {
-        counts.retain(|chain, _| chain.path().any(|next| broken.contains(&next)));
+fn delete_unused(before: &Counts<PoolChain>, broken: &[PoolChain], changes: &mut BTreeMap<PoolChain, Option<u32>>) {
+    let mut unused: BTreeSet<PoolChain> = before.unused().clone();
+    for (chain, count) in &*changes {
+        if count.unwrap_or(0) == 0 {
+            unused.insert(*chain);
+        } else {
+            unused.remove(chain);
+        }
     }
-    changes.retain(|chain, _| !counts.contains_key(chain));
-    changes.extend(counts.into_keys().filter(|chain| before.contains_key(chain)).map(|chain| (chain, None)));
+    if unused.len() <= MAX_UNUSED {
+        unused.retain(|chain| chain.path().any(|next| broken.contains(&next)));
+    }
+    changes.retain(|chain, _| !unused.contains(chain));
+    changes.extend(unused.into_iter().filter(|chain| before.contains(chain)).map(|chain| (chain, None)));
 }
 
 /// The new reference counts; `None`: to be deleted. Of those that were 0 before, at most `limit` are deleted.
 fn changed<K: Copy + Ord>(
-    counts: &BTreeMap<K, u32>,
+    counts: &Counts<K>,
     changes: impl Iterator<Item = (K, i64)>,
     (unneeded, limit): (Unneeded, usize),
 ) -> impl Iterator<Item = (K, Option<u32>)> {
     let mut changes: BTreeMap<K, i64> = changes.collect();
     if unneeded == Unneeded::Delete {
-        let unused = counts.iter().filter(|(key, count)| **count == 0 && !changes.contains_key(*key));
-        let unused: Vec<K> = unused.map(|(key, _)| *key).take(limit).collect();
+        let unused = counts.unused().iter().filter(|key| !changes.contains_key(*key));
+        let unused: Vec<K> = unused.take(limit).copied().collect();
         changes.extend(unused.into_iter().map(|key| (key, 0)));
     }
     changes.into_iter().filter_map(move |(key, change)| {
-        let before = counts.get(&key).copied();
+        let before = counts.get(&key);
         let count = u32::try_from(i64::from(before.unwrap_or(0)) + change).unwrap_or(0);
         match (before, count, unneeded) {
             (None, 0, _) => None,

@@ -22,7 +22,7 @@ use netlink::{
     AddressFamily,
     conntrack::{ConntrackHandle, UdpFlow},
 };
-use proto::model::{IpFamily, PerFamily, Protocol, ServicePortFailure, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
 use runtime::{
     failure::{Recovery, Repeated},
     warn_if_news,
@@ -159,11 +159,11 @@ impl ConntrackCleaner {
         }
     }
 
-    /// Requests a cleanup after `work` has been programmed, except for `failures`.
-    pub(crate) fn programmed(&self, work: &Work, failures: &[ServicePortFailure]) {
+    /// Requests a cleanup after `work` has been programmed, except for these service ports.
+    pub(crate) fn programmed<'a>(&self, work: &Work, failed: impl Iterator<Item = &'a ServicePortKey>) {
         let Some(shared) = &self.0 else { return };
         let mut requests = shared.requests();
-        let udp = failures.iter().map(|failure| &failure.key).filter(|key| key.protocol == Protocol::Udp);
+        let udp = failed.filter(|key| key.protocol == Protocol::Udp);
         requests.failed = Some(udp.cloned().collect());
         requests.is_due |= concerns_udp(work) || requests.is_failing;
         drop(requests);

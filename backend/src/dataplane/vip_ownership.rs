@@ -19,6 +19,17 @@ pub struct VipOwnership {
     claimed: HashMap<ServicePortKey, Box<[(IpFamily, Vip)]>>,
     /// The VIPs of a service port that another one owns. Almost always empty.
     conflicts: BTreeMap<ServicePortKey, BTreeSet<(IpFamily, Vip)>>,
+    /// The VIPs that have got another owner, or have none any more, since the last update.
+    changed: Vec<(IpFamily, Vip)>,
+}
+
+/// What an update of the owners has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnershipChanges {
+    /// The service ports to program: those that changed, and those that gain or lose a contested VIP.
+    pub service_ports: BTreeSet<ServicePortKey>,
+    /// The VIPs that have got another owner, or have none any more.
+    pub vips: Vec<(IpFamily, Vip)>,
 }
 
 impl VipOwnership {
@@ -28,13 +39,13 @@ impl VipOwnership {
         let mut ownership = Self::default();
         for service in state.service_ports().values() {
             ownership.claim(&service.port);
+            ownership.changed.clear();
         }
         ownership
     }
 
-    /// Updates the owners after a change to `state`. Returns the service ports to program: those that changed, and
-    /// those that gain or lose a contested VIP.
-    pub fn update(&mut self, state: &NodeState, changes: &Changes) -> BTreeSet<ServicePortKey> {
+    /// Updates the owners after a change to `state`.
+    pub fn update(&mut self, state: &NodeState, changes: &Changes) -> OwnershipChanges {
         let mut affected = changes.service_ports.clone();
         // Release all before claiming any: a VIP may move from one changed service port to another.
         for key in &changes.service_ports {
@@ -43,7 +54,7 @@ impl VipOwnership {
         for service in changes.service_ports.iter().filter_map(|key| state.service_port(key)) {
             affected.extend(self.claim(&service.port));
         }
-        affected
+        OwnershipChanges { service_ports: affected, vips: std::mem::take(&mut self.changed) }
     }
 
     /// Whether this service port owns the VIP.
@@ -68,12 +79,16 @@ impl VipOwnership {
     }
 
     fn claim_vip(&mut self, key: &ServicePortKey, family: IpFamily, vip: Vip) -> Option<ServicePortKey> {
-        let owner = self.owners[family].entry(vip).or_insert_with(|| key.clone());
+        let owner = self.owners[family].entry(vip).or_insert_with(|| {
+            self.changed.push((family, vip));
+            key.clone()
+        });
         let (loser, displaced) = match (*owner).cmp(key) {
             std::cmp::Ordering::Equal => return None,
             std::cmp::Ordering::Less => (key.clone(), None),
             std::cmp::Ordering::Greater => {
                 let old = std::mem::replace(owner, key.clone());
+                self.changed.push((family, vip));
                 (old.clone(), Some(old))
             }
         };
@@ -90,6 +105,7 @@ impl VipOwnership {
                 continue;
             }
             self.owners[family].remove(&vip);
+            self.changed.push((family, vip));
             let mut waiting = self.conflicts.iter_mut();
             let next = waiting.find_map(|(key, vips)| vips.remove(&(family, vip)).then(|| key.clone()));
             if let Some(next) = next {

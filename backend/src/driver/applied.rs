@@ -17,6 +17,18 @@ pub trait Applied: Send + 'static {
         Vec::new()
     }
 
+    /// Whether the kernel, when it was read, contained everything that the service port should have.
+    fn is_programmed(&self, _: &ServicePortKey) -> bool {
+        false
+    }
+
+    /// What a service port should have in the kernel may have changed, also because a VIP has got another owner: what
+    /// was computed for it is out of date.
+    fn invalidate(&mut self, _: &ServicePortKey) {}
+
+    /// These VIPs have got other owners, or have none any more.
+    fn owners_changed(&mut self, _: &VipOwnership, _: &[(IpFamily, Vip)]) {}
+
     /// The service ports that are not programmed completely although the kernel accepted the transaction.
     fn failures(&self) -> Vec<ServicePortFailure> {
         Vec::new()
@@ -44,11 +56,27 @@ impl<T> Default for AppliedServicePorts<T> {
     }
 }
 
+impl<T, D: Into<T>> FromIterator<ServicePortUpdate<D>> for AppliedServicePorts<T> {
+    fn from_iter<I: IntoIterator<Item = ServicePortUpdate<D>>>(updates: I) -> Self {
+        let mut service_ports: Vec<_> = updates.into_iter().map(|update| (update.key, update.desired)).collect();
+        service_ports.retain(|(_, PerFamily { v4, v6 })| v4.is_some() || v6.is_some());
+        let into =
+            |PerFamily { v4, v6 }: PerFamily<Option<D>>| PerFamily { v4: v4.map(Into::into), v6: v6.map(Into::into) };
+        Self(service_ports.into_iter().map(|(key, desired)| (key, into(desired))).collect())
+    }
+}
+
 impl<T> AppliedServicePorts<T> {
     /// What a service port has in a family.
     #[must_use]
     pub fn get(&self, key: &ServicePortKey, family: IpFamily) -> Option<&T> {
         self.0.get(key)?[family].as_ref()
+    }
+
+    /// Whether a service port has anything in the kernel.
+    #[must_use]
+    pub fn contains(&self, key: &ServicePortKey) -> bool {
+        self.0.contains_key(key)
     }
 
     /// What the service ports have in a family.

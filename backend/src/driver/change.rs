@@ -65,6 +65,13 @@ impl Change<'_> {
         self.ownership.owns(key, family, vip) && !self.evicted.contains(key) && !self.waits_for(family, vip)
     }
 
+    /// Whether a VIP may wait for its release by another service port, so that [`Self::owns`] depends on the
+    /// transaction.
+    #[must_use]
+    pub fn is_contested(&self) -> bool {
+        !self.held.is_empty() || !self.evicted.is_empty()
+    }
+
     /// Whether the transaction programs this service port.
     #[must_use]
     pub fn contains(&self, key: &ServicePortKey) -> bool {

@@ -10,7 +10,7 @@
 //! and no service port waits forever. A batch that the kernel rejected without naming a service port is bisected;
 //! between two attempts, other service ports are programmed.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proto::model::ServicePortKey;
 
@@ -132,19 +132,29 @@ impl Queue {
         for (key, entry) in &mut self.entries {
             entry.writes.get_or_insert_with(|| writes(key));
         }
-        let mut by_namespace: HashMap<&str, usize> = HashMap::new();
-        for (key, entry) in &self.entries {
-            *by_namespace.entry(&key.namespace).or_default() += entry.writes.unwrap_or_default();
+        let mut order: Vec<_> = Vec::with_capacity(self.entries.len());
+        let mut rest = self.entries.iter().peekable();
+        while let Some(&(first, _)) = rest.peek() {
+            let (namespace, start, mut sum) = (&first.namespace, order.len(), 0_usize);
+            while let Some((key, entry)) = rest.next_if(|(key, _)| key.namespace == *namespace) {
+                let writes = entry.writes.unwrap_or_default();
+                sum += writes;
+                order.push((!entry.is_urgent, 0, writes, entry.arrival, key));
+            }
+            order[start..].iter_mut().for_each(|(_, of_namespace, ..)| *of_namespace = sum);
         }
-        let mut order: Vec<_> = self.entries.iter().filter(|(key, _)| !self.suspected.contains(*key)).collect();
+        if !self.suspected.is_empty() {
+            order.retain(|(.., key)| !self.suspected.contains(*key));
+        }
         if is_second {
-            order.sort_by_key(|(_, entry)| (!entry.is_urgent, entry.arrival));
+            order.sort_unstable_by_key(|(is_not_urgent, .., arrival, _)| (*is_not_urgent, *arrival));
         } else {
-            let of_namespace = |key: &ServicePortKey| by_namespace.get(&*key.namespace).copied().unwrap_or_default();
-            order.sort_by_key(|(key, entry)| (!entry.is_urgent, of_namespace(key), entry.writes, entry.arrival));
+            order.sort_unstable_by_key(|(is_not_urgent, of_namespace, writes, arrival, _)| {
+                (*is_not_urgent, *of_namespace, *writes, *arrival)
+            });
         }
-        let count = fitting(order.iter().map(|(_, entry)| entry.writes.unwrap_or_default()), budget);
-        self.batch(order[..count].iter().map(|(key, _)| (*key).clone()).collect())
+        let count = fitting(order.iter().map(|(_, _, writes, ..)| *writes), budget);
+        self.batch(order[..count].iter().map(|(.., key)| (*key).clone()).collect())
     }
 
     fn batch(&self, service_ports: Vec<ServicePortKey>) -> QueueBatch {

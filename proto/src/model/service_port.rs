@@ -1,6 +1,7 @@
 //! The service port, which is the same on every node, and its key.
 
 use std::{
+    cmp::Ordering,
     fmt,
     net::IpAddr,
     num::{NonZeroU16, NonZeroU32},
@@ -32,7 +33,7 @@ pub enum Protocol {
 pub struct ParseProtocolError(pub String);
 
 /// Identifies a [`ServicePort`] in the cluster. Ordered by its fields; clones share the strings.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ServicePortKey {
     /// Service `metadata.namespace`.
     pub namespace: Arc<str>,
@@ -131,6 +132,25 @@ impl FromStr for Protocol {
             .into_iter()
             .find(|protocol| protocol.to_string() == name)
             .ok_or_else(|| ParseProtocolError(name.to_owned()))
+    }
+}
+
+impl Ord for ServicePortKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // Most comparisons are with clones, or within a namespace.
+        let text = |one: &Arc<str>, other: &Arc<str>| {
+            if Arc::ptr_eq(one, other) { Ordering::Equal } else { one.cmp(other) }
+        };
+        text(&self.namespace, &other.namespace)
+            .then_with(|| text(&self.name, &other.name))
+            .then_with(|| text(&self.port_name, &other.port_name))
+            .then_with(|| self.protocol.cmp(&other.protocol))
+    }
+}
+
+impl PartialOrd for ServicePortKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 

@@ -2,24 +2,23 @@
 
 use backend::{
     Backend as _, Changes, NodeState,
-    testing::{ProgramAll as _, StateBuilder, mk_key, mk_state, transition},
+    testing::{ProgramAll as _, StateBuilder, apply, mk_key, mk_state, transition},
 };
-use proto::model::ServicePortKey;
+use proto::model::{Endpoint, IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
 
 use super::*;
 use crate::element::Map;
 
 /// With session affinity, each endpoint on this node is three elements of each pool, and one for the hairpin.
-const ENDPOINTS: u32 = 2_000;
-const ELEMENTS: usize = 7 * ENDPOINTS as usize;
+const ELEMENTS_EACH: usize = 7;
 const BUDGET: usize = 500;
 
 fn addresses(count: u32) -> Vec<String> {
     (0..count).map(|n| format!("10.{}.{}.{}:80", 1 + (n >> 16), n >> 8 & 255, n & 255)).collect()
 }
 
-fn with_attack(state: StateBuilder) -> StateBuilder {
-    let endpoints = addresses(ENDPOINTS);
+fn with_attack(state: StateBuilder, endpoints: u32) -> StateBuilder {
+    let endpoints = addresses(endpoints);
     let endpoints = || endpoints.iter().map(String::as_str);
     state.service("evil/large", |large| {
         let large = large.cluster_ip("10.96.0.66").external_ip("198.18.0.66").external_local().affinity(60);
@@ -49,18 +48,26 @@ async fn transactions_until(
     panic!("{key} is never programmed");
 }
 
-#[tokio::test]
-async fn a_change_of_another_namespace_waits_for_two_transactions_of_a_large_service_port() {
+/// Changes the number of endpoints of the bystander.
+fn change_bystander(state: &mut NodeState, endpoints: u32) -> Changes {
+    let pool = PoolId { key: mk_key("shop/web"), class: PoolClass::Cluster, family: IpFamily::V4 };
+    let addresses = addresses(endpoints).into_iter().map(|text| text.parse::<std::net::SocketAddr>().unwrap());
+    let endpoints = addresses.map(|at| Endpoint::new(at.ip(), at.port().try_into().unwrap())).collect();
+    apply(state, [Operation::ReplacePool { pool, endpoints }])
+}
+
+/// Adds and removes a service port with this many endpoints, in transactions of this many elements.
+async fn attack(endpoints: u32, budget: usize) {
     let kernel = Fake::default();
-    let mut driver = parts::in_batches_of(BUDGET, &kernel);
+    let mut driver = parts::in_batches_of(budget, &kernel);
     let mut current = with_bystander(mk_state(), 1).build();
     driver.reconcile_all(&current).await.unwrap();
     kernel.written_elements();
-    let changes = transition(&mut current, &with_bystander(with_attack(mk_state()), 1).build());
+    let changes = transition(&mut current, &with_bystander(with_attack(mk_state(), endpoints), 1).build());
     let mut report = driver.apply(&current, &changes).await.unwrap();
     let (key, mut most) = (mk_key("shop/web"), 0);
-    for endpoints in 2.. {
-        let changes = transition(&mut current, &with_bystander(with_attack(mk_state()), endpoints % 20 + 1).build());
+    for bystander in 2.. {
+        let changes = change_bystander(&mut current, bystander % 20 + 1);
         most = most.max(transactions_until((&mut driver, &kernel), (&current, &changes), &key).await);
         report = driver.apply(&current, &Changes::default()).await.unwrap();
         if report.unfinished.is_none() {
@@ -70,19 +77,30 @@ async fn a_change_of_another_namespace_waits_for_two_transactions_of_a_large_ser
     assert_eq!(report.failures, []);
     assert!(most <= 2, "{most} transactions");
     let written = kernel.written_elements();
-    assert!(written.iter().all(|elements| *elements <= BUDGET + 6), "{written:?}");
+    assert!(written.iter().all(|elements| *elements <= budget + 6), "{written:?}");
+    let elements = ELEMENTS_EACH * endpoints as usize;
     let total: usize = written.iter().sum();
-    assert!((ELEMENTS..ELEMENTS + 5_000).contains(&total), "{total} elements are written once");
-    assert!(written.len() <= 4 * (ELEMENTS / BUDGET), "{} transactions", written.len());
-    assert_eq!(kernel.element_counts()[&Map::Live], ENDPOINTS as usize);
+    assert!((elements..elements + 5_000).contains(&total), "{total} elements are written once");
+    assert!(written.len() <= 4 * (elements / budget), "{} transactions", written.len());
+    assert_eq!(kernel.element_counts()[&Map::Live], endpoints as usize);
 
     // Its removal too.
     let changes = transition(&mut current, &with_bystander(mk_state(), 3).build());
     driver.apply_all(&current, &changes).await.unwrap();
     let written = kernel.written_elements();
-    assert!(written.iter().all(|elements| *elements <= BUDGET + 6), "{written:?}");
+    assert!(written.iter().all(|elements| *elements <= budget + 6), "{written:?}");
     // Endpoints, verdict, cluster IP.
     assert_eq!(kernel.element_counts().values().sum::<usize>(), 3 + 1 + 1);
+}
+
+#[tokio::test]
+async fn a_change_of_another_namespace_waits_for_two_transactions_of_a_large_service_port() {
+    attack(2_000, BUDGET).await;
+}
+
+#[tokio::test]
+async fn two_hundred_thousand_elements_of_a_service_port_are_written_in_transactions_of_eight_thousand() {
+    attack(28_600, backend::driver::MAX_TRANSACTION_WRITES).await;
 }
 
 /// The next process reads what the kernel contains, and continues.

@@ -7,8 +7,7 @@ use netlink::{
     conntrack::{ConntrackZone, Tuple},
     testing::in_netns,
 };
-
-use proto::model::FailureKind;
+use proto::model::{FailureKind, ServicePortFailure};
 
 use super::*;
 use crate::{
@@ -80,7 +79,7 @@ impl Fixture {
     /// What the sync loop does, and waits for the cleanup.
     fn sync(&self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
         self.cleaner.prepare(work, state);
-        self.cleaner.programmed(work, failures);
+        self.cleaner.programmed(work, failures.iter().map(|failure| &failure.key));
         if let Some(shared) = &self.cleaner.0 {
             let is_busy = |requests: &mut Requests| requests.is_due || requests.is_cleaning;
             drop(shared.changed.wait_while(shared.requests(), is_busy).unwrap());
@@ -214,7 +213,7 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
     let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     let begin = |work: &Work, state: &NodeState| {
         fixture.cleaner.prepare(work, state);
-        fixture.cleaner.programmed(work, &[]);
+        fixture.cleaner.programmed(work, std::iter::empty());
     };
     begin(&Work::Reconcile, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
@@ -236,7 +235,7 @@ fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     let table = BlockingTable { permits, flows: 3, record: record.clone() };
     let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     fixture.cleaner.prepare(&Work::Reconcile, &dns_at("10.244.1.1:53"));
-    fixture.cleaner.programmed(&Work::Reconcile, &[]);
+    fixture.cleaner.programmed(&Work::Reconcile, std::iter::empty());
     until(|| record.lock().unwrap().0 == 1);
     // The endpoint of the flows is added while the dump runs, and is not programmed yet.
     fixture.cleaner.prepare(&apply("default/dns/udp"), &dns_at("10.244.1.9:53"));

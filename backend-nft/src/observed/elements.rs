@@ -1,0 +1,205 @@
+//! The elements of VIPs that are not programmed since the kernel was read, and which of them need attention: an index
+//! that follows each change, so that no transaction visits elements that it does not write.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use backend::dataplane::{Vip, VipOwnership};
+use proto::model::{IpFamily, ServicePortKey};
+
+use crate::{
+    desired::{pool_key, vip_of_key},
+    element::{Element, ElementData, Verdict},
+    plan::{REMOVAL_RANKS, removal_rank},
+};
+
+/// The elements of one table.
+#[derive(Clone, Debug)]
+pub(crate) struct ObservedElements {
+    family: IpFamily,
+    /// Sorted, of each VIP or pool key; none is empty.
+    by_key: BTreeMap<Vip, Vec<Element>>,
+    /// The keys without a service port that have elements of each rank.
+    unowned: [BTreeSet<Vip>; REMOVAL_RANKS],
+    /// The keys with elements that Fairlead never writes.
+    foreign: BTreeSet<Vip>,
+    /// The aliases that lead to each pool key.
+    aliases: BTreeMap<Vip, BTreeSet<Vip>>,
+    /// The aliases without a service port that lead to a pool of one.
+    stale: BTreeSet<Vip>,
+    /// The aliases of a service port that lead to a pool of another one.
+    crossing: BTreeSet<Vip>,
+}
+
+const FOREIGN: ElementData = ElementData::Verdict(Verdict::Foreign);
+
+impl ObservedElements {
+    /// These elements, which are sorted.
+    pub(crate) fn new(family: IpFamily, elements: impl IntoIterator<Item = Element>, ownership: &VipOwnership) -> Self {
+        let mut observed = Self {
+            family,
+            by_key: BTreeMap::new(),
+            unowned: Default::default(),
+            foreign: BTreeSet::new(),
+            aliases: BTreeMap::new(),
+            stale: BTreeSet::new(),
+            crossing: BTreeSet::new(),
+        };
+        for element in elements {
+            if let ElementData::PoolKey(key) = element.data {
+                observed.aliases.entry(key).or_default().insert(element.vip);
+            }
+            observed.by_key.entry(element.vip).or_default().push(element);
+        }
+        let keys: Vec<Vip> = observed.by_key.keys().copied().collect();
+        keys.iter().for_each(|key| observed.classify(key, ownership));
+        observed
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    /// The elements of a VIP or a pool key, sorted.
+    pub(crate) fn get(&self, key: &Vip) -> &[Element] {
+        self.by_key.get(key).map_or(&[], Vec::as_slice)
+    }
+
+    /// Records that a service port with this VIP or pool key is programmed.
+    pub(crate) fn remove(&mut self, key: &Vip) {
+        if let Some(removed) = self.by_key.remove(key) {
+            self.forget(key, &removed);
+        }
+    }
+
+    /// Records that elements were removed from the kernel.
+    pub(crate) fn remove_elements(&mut self, removed: &[Element], ownership: &VipOwnership) {
+        let mut by_key: BTreeMap<Vip, BTreeSet<&Element>> = BTreeMap::new();
+        for element in removed {
+            by_key.entry(element.vip).or_default().insert(element);
+        }
+        for (key, removed) in by_key {
+            let Some(mut elements) = self.by_key.remove(&key) else { continue };
+            self.forget(&key, &elements);
+            elements.retain(|element| !removed.contains(element));
+            if elements.is_empty() {
+                continue;
+            }
+            for element in &elements {
+                if let ElementData::PoolKey(pool) = element.data {
+                    self.aliases.entry(pool).or_default().insert(key);
+                }
+            }
+            self.by_key.insert(key, elements);
+            self.classify(&key, ownership);
+        }
+    }
+
+    /// Records that a VIP has got another owner.
+    pub(crate) fn owner_changed(&mut self, vip: &Vip, ownership: &VipOwnership) {
+        if self.by_key.is_empty() {
+            return;
+        }
+        let key = pool_key(vip, self.family);
+        for key in [*vip, key] {
+            self.classify(&key, ownership);
+            let aliases: Vec<Vip> = self.aliases.get(&key).into_iter().flatten().copied().collect();
+            aliases.iter().for_each(|alias| self.classify(alias, ownership));
+        }
+    }
+
+    /// Whether any element belongs to no service port, or is one that Fairlead never writes.
+    pub(crate) fn has_unneeded(&self) -> bool {
+        self.unowned.iter().any(|keys| !keys.is_empty()) || !self.foreign.is_empty()
+    }
+
+    /// At most `limit` of the elements that belong to no service port, first those that lead to others, and of those
+    /// that another version of Fairlead or another process has left at a VIP whose service port is not programmed.
+    /// Whether these are all of them.
+    pub(crate) fn unneeded(
+        &self,
+        ownership: &VipOwnership,
+        is_programmed: impl Fn(&ServicePortKey) -> bool,
+        limit: usize,
+    ) -> (Vec<Element>, bool) {
+        let is_rejected = |key: &&Vip| self.owner(key, ownership).is_some_and(|owner| !is_programmed(owner));
+        let rejected = self.foreign.iter().filter(is_rejected).flat_map(|key| self.get(key));
+        let rejected = rejected.filter(|element| element.data == FOREIGN);
+        let unowned = self.unowned.iter().enumerate().flat_map(|(rank, keys)| {
+            let elements = keys.iter().flat_map(|key| self.get(key));
+            elements.filter(move |element| removal_rank(element) == rank)
+        });
+        let mut unneeded: Vec<Element> = rejected.chain(unowned).take(limit.saturating_add(1)).copied().collect();
+        let is_all = unneeded.len() <= limit;
+        unneeded.truncate(limit);
+        (unneeded, is_all)
+    }
+
+    /// At most `limit` of the elements of VIPs without a service port that lead to a pool of one.
+    pub(crate) fn stale(&self, limit: usize) -> Vec<Element> {
+        let mut stale: Vec<Element> = self.stale.iter().flat_map(|key| self.get(key)).copied().collect();
+        stale.sort_by_key(removal_rank);
+        stale.truncate(limit);
+        stale
+    }
+
+    /// The VIPs of pools to which aliases of other service ports lead, and those service ports.
+    pub(crate) fn crossing<'a>(
+        &'a self,
+        ownership: &'a VipOwnership,
+    ) -> impl Iterator<Item = (Vip, &'a ServicePortKey)> {
+        let pools = self.crossing.iter().flat_map(|key| self.get(key));
+        pools.filter_map(move |element| {
+            let ElementData::PoolKey(pool) = &element.data else { return None };
+            let (user, owner) = (self.owner(&element.vip, ownership)?, self.owner(pool, ownership)?);
+            (user != owner).then_some((vip_of_key(pool), user))
+        })
+    }
+
+    fn owner<'a>(&self, key: &Vip, ownership: &'a VipOwnership) -> Option<&'a ServicePortKey> {
+        ownership.owner(self.family, &vip_of_key(key))
+    }
+
+    /// Finds out whether the elements of a key need attention.
+    fn classify(&mut self, key: &Vip, ownership: &VipOwnership) {
+        let Some(elements) = self.by_key.get(key) else { return };
+        let owner = self.owner(key, ownership);
+        let (mut unowned, mut is_foreign, mut is_stale, mut is_crossing) =
+            ([false; REMOVAL_RANKS], false, false, false);
+        for element in elements {
+            unowned[removal_rank(element)] |= owner.is_none();
+            is_foreign |= owner.is_some() && element.data == FOREIGN;
+            if let ElementData::PoolKey(pool) = &element.data
+                && let Some(of_pool) = self.owner(pool, ownership)
+            {
+                is_stale |= owner.is_none();
+                is_crossing |= owner.is_some_and(|owner| owner != of_pool);
+            }
+        }
+        let marks = self.unowned.iter_mut().zip(unowned);
+        let others = [(&mut self.foreign, is_foreign), (&mut self.stale, is_stale), (&mut self.crossing, is_crossing)];
+        for (keys, is_member) in marks.chain(others) {
+            if is_member {
+                keys.insert(*key);
+            } else {
+                keys.remove(key);
+            }
+        }
+    }
+
+    fn forget(&mut self, key: &Vip, elements: &[Element]) {
+        let sets = self.unowned.iter_mut().chain([&mut self.foreign, &mut self.stale, &mut self.crossing]);
+        for keys in sets {
+            keys.remove(key);
+        }
+        for element in elements {
+            if let ElementData::PoolKey(pool) = element.data
+                && let Some(aliases) = self.aliases.get_mut(&pool)
+            {
+                aliases.remove(key);
+                if aliases.is_empty() {
+                    self.aliases.remove(&pool);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What each data plane implements: reading the kernel, the size of a change, one transaction.
+
+use std::{collections::BTreeSet, future::Future, time::Duration};
+
+use anyhow::Result;
+use proto::model::{NodeInfo, ServicePort, ServicePortKey};
+
+use super::{Applied, Change, CommitOutcome, MAX_TRANSACTION_WRITES};
+use crate::{Difference, Drift, InstalledObject, NodeState, dataplane::VipOwnership};
+
+/// A part of the kernel that service ports are programmed into.
+///
+/// The driver calls one method at a time and keeps the applied state between the calls.
+pub trait DataPlane: Send + 'static {
+    /// See [`Backend::NAME`].
+    const NAME: &'static str;
+
+    /// What a successful sync leaves in the kernel.
+    type Applied: Applied;
+
+    /// Prepares the kernel and reads what it contains. Changes no service port.
+    ///
+    /// # Errors
+    /// When the kernel could not be read.
+    fn observe(
+        &mut self,
+        state: &NodeState,
+        ownership: &VipOwnership,
+    ) -> impl Future<Output = Result<Synced<Self::Applied>>> + Send;
+
+    /// How many objects the next transaction may write. At most [`MAX_TRANSACTION_WRITES`], unless the kernel would
+    /// not serve traffic between two transactions.
+    fn budget(&self, _: &Self::Applied) -> usize {
+        MAX_TRANSACTION_WRITES
+    }
+
+    /// The number of objects that programming one service port would write.
+    fn writes(&self, applied: &mut Self::Applied, change: &Change<'_>, key: &ServicePortKey) -> usize;
+
+    /// Programs as much of a change as one transaction may write, on top of what was applied. If it is rejected,
+    /// `applied` is as before.
+    ///
+    /// # Errors
+    /// When another transaction would fail as well. What the kernel contains is unknown then.
+    fn commit(
+        &mut self,
+        applied: &mut Self::Applied,
+        change: &Change<'_>,
+    ) -> impl Future<Output = Result<CommitOutcome>> + Send;
+
+    /// Which other service ports have to be programmed because these have changed.
+    fn dependents(
+        &self,
+        _: &mut Self::Applied,
+        _: &NodeState,
+        _: &BTreeSet<ServicePortKey>,
+    ) -> BTreeSet<ServicePortKey> {
+        BTreeSet::new()
+    }
+
+    /// Which service ports have to be programmed again because the node's facts changed; `None`: none of them.
+    fn node_dependents(&self, applied: &Self::Applied, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool>;
+
+    /// See [`Backend::drifted`]. `applied` is `None` when the content of the kernel is unknown.
+    fn drifted(&mut self, applied: &mut Option<Self::Applied>) -> impl Future<Output = Drift> + Send;
+
+    /// See [`Backend::cleanup`].
+    ///
+    /// # Errors
+    /// When an object of ours could not be removed.
+    fn cleanup(&mut self) -> impl Future<Output = Result<()>> + Send;
+
+    /// The objects that [`Self::cleanup`] would remove.
+    ///
+    /// # Errors
+    /// When the kernel could not be read.
+    fn installed_objects(&mut self) -> impl Future<Output = Result<Vec<InstalledObject>>> + Send;
+
+    /// How long locks of other processes were waited for since the last call.
+    fn lock_wait(&mut self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// A [`DataPlane`] whose kernel is only read, and records what would be written.
+pub trait DryRunPlane: DataPlane {
+    /// Discards what was recorded.
+    fn discard(&mut self);
+
+    /// Describes what was recorded, and discards it.
+    ///
+    /// # Errors
+    /// When the kernel could not be read.
+    fn differences(
+        &mut self,
+        state: &NodeState,
+        ownership: &VipOwnership,
+        applied: &Self::Applied,
+    ) -> impl Future<Output = Result<Vec<Difference>>> + Send;
+}
+
+/// The kernel as it was read, or prepared.
+#[derive(Clone, Debug)]
+pub struct Synced<A> {
+    /// What the kernel contains.
+    pub applied: A,
+    /// How many objects were written.
+    pub writes: usize,
+}
