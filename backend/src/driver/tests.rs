@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use proto::model::{IpFamily, ServicePortFailure};
+use proto::model::{IpFamily, NodeInfo, ServicePort, ServicePortFailure};
 
 use super::{queue::is_urgent, *};
 use crate::{
