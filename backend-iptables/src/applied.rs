@@ -1,75 +1,114 @@
 //! What was applied last: enough to know what the kernel contains without reading it. Of each chain only a hash of its
 //! rules is kept.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, iter::repeat_n, net::IpAddr};
 
 use backend::{
     dataplane::{EffectiveOptions, Vip},
     driver::{Applied, AppliedServicePorts, ServicePortUpdate},
 };
-use iptables::{Hook, Table};
+use iptables::{ChainSpec, Hook, Table};
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
     desired::{Base, Desired},
     plan::UserChanges,
     table::{ContentHash, Fingerprint, SharedChain},
+    unclaimed::{Claims, Unclaimed, UnclaimedChain},
 };
 
 /// What the kernel contains because of us.
 #[derive(Clone, Debug)]
 pub struct AppliedState {
     pub(crate) service_ports: AppliedServicePorts<Installed>,
-    /// The service ports that were programmed since the kernel was read, while others may be in it that are not known;
-    /// `None`: only these are in it.
-    pub(crate) reconciled: Option<BTreeMap<ServicePortKey, ServicePortUpdate<Desired>>>,
+    /// What no service port has claimed since the kernel was read.
+    pub(crate) unclaimed: PerFamily<Unclaimed>,
+    /// Whether service ports have not claimed what they need since the kernel was read.
+    pub(crate) is_reconciling: bool,
+    /// Empty chains that are not needed, and that rules of other programs jump to.
+    pub(crate) emptied: PerFamily<Vec<ContentHash>>,
     /// The families for which iptables is installed.
     pub(crate) families: Vec<IpFamily>,
-    /// Whether it contained nothing of ours.
-    pub(crate) is_new: bool,
     pub(crate) base: PerFamily<Base>,
     pub(crate) options: EffectiveOptions,
     pub(crate) node_addresses: Vec<IpAddr>,
     /// How many service ports have a line that several may have.
     users: PerFamily<BTreeMap<(SharedChain, String), u32>>,
+    size: PerFamily<Size>,
 }
 
 /// What one service port has in one family.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Installed {
     pub(crate) vips: Box<[Vip]>,
-    pub(crate) chains: Box<[(Table, Box<str>, ContentHash)]>,
+    pub(crate) chains: Box<[InstalledChain]>,
     pub(crate) lines: Box<[(SharedChain, Box<str>)]>,
+}
+
+/// A chain of a service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InstalledChain {
+    pub(crate) table: Table,
+    pub(crate) name: Box<str>,
+    /// The number of its rules.
+    pub(crate) rules: u32,
+    pub(crate) hash: ContentHash,
+}
+
+/// How many chains and rules of service ports a family contains. A rule that several service ports need may be counted
+/// for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) rules: usize,
+    /// In the order of [`SharedChain::ALL`].
+    shared: [usize; SharedChain::ALL.len()],
 }
 
 // === impl AppliedState ===
 
 impl AppliedState {
-    /// A kernel that was not changed since it was read.
+    /// A kernel that contains the base ruleset, and what no service port has claimed.
     pub(crate) fn new(
         base: PerFamily<Base>,
         options: EffectiveOptions,
         node_addresses: Vec<IpAddr>,
         families: Vec<IpFamily>,
+        unclaimed: PerFamily<Unclaimed>,
     ) -> Self {
-        let (service_ports, users) = (AppliedServicePorts::default(), PerFamily::default());
+        let size = PerFamily::from_fn(|family| unclaimed[family].size());
         Self {
-            service_ports,
-            reconciled: Some(BTreeMap::new()),
+            service_ports: AppliedServicePorts::default(),
+            unclaimed,
+            is_reconciling: true,
+            emptied: PerFamily::default(),
             families,
-            is_new: false,
             base,
             options,
             node_addresses,
-            users,
+            users: PerFamily::default(),
+            size,
         }
     }
 
-    /// Everything else of ours was removed: from now on updates need not read the kernel.
-    pub(crate) fn complete(&mut self) {
-        for (_, update) in self.reconciled.take().unwrap_or_default() {
-            self.add(update);
-        }
+    /// The number of chains and rules in the larger family.
+    pub(crate) fn rules(&self) -> usize {
+        self.size.v4.rules.max(self.size.v6.rules)
+    }
+
+    /// How many rules of service ports a shared chain has.
+    pub(crate) fn shared_rules(&self, family: IpFamily, shared: SharedChain) -> usize {
+        self.size[family].shared[shared as usize]
+    }
+
+    /// All rules of service ports in a shared chain.
+    pub(crate) fn shared_lines(&self, family: IpFamily, shared: SharedChain) -> Vec<&str> {
+        let installed = self.service_ports.of_family(family).flat_map(|installed| &installed.lines);
+        let installed = installed.filter(|(of, _)| *of == shared).map(|(_, line)| &**line);
+        let users = self.users[family].keys().filter(|(of, _)| *of == shared).map(|(_, line)| line.as_str());
+        let mut lines: Vec<&str> = if shared.allows_duplicates() { users.collect() } else { installed.collect() };
+        let unclaimed = self.unclaimed[family].lines().filter(|(of, ..)| *of == shared);
+        lines.extend(unclaimed.flat_map(|(_, line, count)| repeat_n(line, count as usize)));
+        lines
     }
 
     /// How many service ports have a line.
@@ -88,15 +127,72 @@ impl AppliedState {
         }
     }
 
-    /// Records a service port that was not there before.
-    fn add(&mut self, update: ServicePortUpdate<Desired>) {
+    /// Records what a service port has now.
+    pub(crate) fn commit(&mut self, update: ServicePortUpdate<Installed>) {
         for family in IpFamily::ALL {
-            let lines = update.desired[family].iter().flat_map(|desired| &desired.lines);
-            for (shared, line) in lines.filter(|(shared, _)| shared.allows_duplicates()) {
-                *self.users[family].entry((*shared, line.clone())).or_default() += 1;
+            let size = &mut self.size[family];
+            if let Some(old) = self.service_ports.get(&update.key, family) {
+                size.rules -= old.rules();
+                old.lines.iter().for_each(|(shared, _)| size.remove_lines(*shared, 1));
+            }
+            if let Some(new) = &update.desired[family] {
+                size.rules += new.rules();
+                new.lines.iter().for_each(|(shared, _)| size.add_lines(*shared, 1));
             }
         }
         self.service_ports.commit(update);
+    }
+
+    /// Removes what a transaction has taken from what no service port had claimed.
+    pub(crate) fn commit_claims(&mut self, family: IpFamily, claims: &Claims) {
+        self.unclaimed[family].remove(claims, &mut self.size[family]);
+    }
+
+    /// Adds a chain that no service port needs.
+    pub(crate) fn add_unclaimed(&mut self, family: IpFamily, spec: &ChainSpec, chain: UnclaimedChain) {
+        self.size[family].rules += 1 + chain.rules as usize;
+        self.unclaimed[family].add_chain(spec.table, &spec.name, chain);
+    }
+
+    /// Whether objects remain that no service port needs.
+    pub(crate) fn has_unneeded(&self) -> bool {
+        self.is_reconciling || self.has_unclaimed()
+    }
+
+    pub(crate) fn has_unclaimed(&self) -> bool {
+        IpFamily::ALL.into_iter().any(|family| !self.unclaimed[family].is_empty())
+    }
+
+    /// Forgets what some service ports have, after the kernel was read again.
+    pub(crate) fn read_again(&mut self, unclaimed: PerFamily<Unclaimed>, unknown: &[ServicePortKey]) {
+        for key in unknown {
+            for family in IpFamily::ALL {
+                let lines = self.service_ports.get(key, family).into_iter().flat_map(|installed| &installed.lines);
+                let users = lines.filter(|(shared, _)| shared.allows_duplicates());
+                let changes = users.map(|(shared, line)| ((*shared, String::from(&**line)), -1)).collect();
+                self.commit_users(family, changes);
+            }
+            self.commit(ServicePortUpdate { key: key.clone(), desired: PerFamily::default() });
+        }
+        for family in IpFamily::ALL {
+            let (mut unclaimed, mut ignored) = (unclaimed[family].clone(), unclaimed[family].size());
+            let mut installed = Size::default();
+            for service_port in self.service_ports.of_family(family) {
+                unclaimed.claim_chains(&service_port.chains, &mut ignored);
+                installed.rules += service_port.rules();
+                for (shared, line) in &service_port.lines {
+                    installed.add_lines(*shared, 1);
+                    if !shared.allows_duplicates() {
+                        unclaimed.claim_line(*shared, line, &mut ignored);
+                    }
+                }
+            }
+            for (shared, line) in self.users[family].keys() {
+                unclaimed.claim_line(*shared, line, &mut ignored);
+            }
+            self.size[family] = installed.sum(&unclaimed.size());
+            self.unclaimed[family] = unclaimed;
+        }
     }
 
     /// A hash of everything of ours in a family.
@@ -108,10 +204,16 @@ impl AppliedState {
         let lines = lines.filter(|(shared, _)| !shared.allows_duplicates());
         let duplicates = self.users[family].keys().map(|(shared, line)| (shared, line.as_str()));
         let chains = base.chains.iter().map(ContentHash::of_chain);
+        let unclaimed = &self.unclaimed[family];
+        let unclaimed_lines =
+            unclaimed.lines().flat_map(|(shared, line, count)| repeat_n(shared.rule_hash(line), count as usize));
         chains
             .chain(SharedChain::ALL.into_iter().flat_map(fixed_rules))
-            .chain(installed().flat_map(|installed| installed.chains.iter().map(|(.., hash)| *hash)))
+            .chain(installed().flat_map(|installed| installed.chains.iter().map(|chain| chain.hash)))
             .chain(lines.chain(duplicates).map(|(shared, line)| shared.rule_hash(line)))
+            .chain(unclaimed.chains().map(|(_, _, chain)| chain.hash))
+            .chain(unclaimed_lines)
+            .chain(self.emptied[family].iter().copied())
             .chain(hooks.iter().map(ContentHash::of_hook))
             .collect()
     }
@@ -123,13 +225,54 @@ impl Applied for AppliedState {
     }
 }
 
-impl From<Desired> for Installed {
-    fn from(desired: Desired) -> Self {
-        let Desired { vips, chains, lines } = desired;
+// === impl Installed ===
+
+impl Installed {
+    /// The number of its chains and rules.
+    pub(crate) fn rules(&self) -> usize {
+        self.chains.iter().map(|chain| 1 + chain.rules as usize).sum::<usize>()
+    }
+}
+
+impl From<&Desired> for Installed {
+    fn from(Desired { vips, chains, lines }: &Desired) -> Self {
         Self {
-            vips: vips.into(),
-            chains: chains.iter().map(|it| (it.table, it.name.as_str().into(), ContentHash::of_chain(it))).collect(),
-            lines: lines.into_iter().map(|(shared, line)| (shared, line.into())).collect(),
+            vips: vips.as_slice().into(),
+            chains: chains.iter().map(InstalledChain::from).collect(),
+            lines: lines.iter().map(|(shared, line)| (*shared, line.as_str().into())).collect(),
         }
+    }
+}
+
+impl From<&ChainSpec> for InstalledChain {
+    fn from(chain: &ChainSpec) -> Self {
+        Self {
+            table: chain.table,
+            name: chain.name.as_str().into(),
+            rules: chain.rules.len() as u32,
+            hash: ContentHash::of_chain(chain),
+        }
+    }
+}
+
+// === impl Size ===
+
+impl Size {
+    pub(crate) fn add_lines(&mut self, shared: SharedChain, count: usize) {
+        self.rules += count;
+        self.shared[shared as usize] += count;
+    }
+
+    pub(crate) fn remove_lines(&mut self, shared: SharedChain, count: usize) {
+        self.rules = self.rules.saturating_sub(count);
+        let lines = &mut self.shared[shared as usize];
+        *lines = lines.saturating_sub(count);
+    }
+
+    fn sum(self, other: &Self) -> Self {
+        let mut sum = self;
+        sum.rules += other.rules;
+        sum.shared.iter_mut().zip(other.shared).for_each(|(shared, other)| *shared += other);
+        sum
     }
 }

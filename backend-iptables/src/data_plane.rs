@@ -6,27 +6,25 @@ mod tests;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use backend::{
     Difference, Drift, InstalledObject, NodeState,
     dataplane::{DataplaneOptions, EffectiveOptions, VipOwnership},
-    driver::{
-        Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, ServicePortUpdate, Synced,
-        Unneeded,
-    },
+    driver::{Change, CommitOutcome, DataPlane, DryRunPlane, Rejection, ServicePortUpdate, Synced, Unneeded},
 };
 use iptables::{Hook, RestoreError};
 use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
 use tracing::warn;
 
 use crate::{
-    applied::{AppliedState, Installed},
+    applied::AppliedState,
     describe::{chain_owners, differences},
     desired::{Base, Desired, RuleContext, base, desired, hooks},
     kernel::{DryRun, Kernel, Suspicion},
     observed::Observed,
-    plan::{FullComparison, Script, partial, remove},
+    plan::{FamilyUpdate, PartialPlan, Script, complete_base, remove},
     table::TABLES,
+    unclaimed::Unclaimed,
 };
 
 /// What happens to the setting `route_localnet` when the rules that protect loopback addresses are removed.
@@ -123,80 +121,41 @@ impl<K> IptablesDataPlane<K> {
         PerFamily::from_fn(|family| base(family, &self.options, state.node(), state.cluster()))
     }
 
-    /// Compares all rules with those of the updates and of the service ports that are reconciled already.
-    async fn commit_all(
-        &mut self,
-        applied: &mut AppliedState,
-        change: &Change<'_>,
-        mut updates: Vec<ServicePortUpdate<Desired>>,
-    ) -> Result<CommitOutcome>
+    /// Reads the rules of the families again, after a script was rejected: a part of it may have been committed, for
+    /// these service ports.
+    async fn read_again(&mut self, applied: &mut AppliedState, service_ports: &[ServicePortKey]) -> Result<()>
     where
         K: Kernel,
     {
-        let count = updates.len() as u32;
-        let others = applied.reconciled.iter().flatten().filter(|(key, _)| !change.contains(key));
-        updates.extend(others.map(|(_, it)| it.clone()));
-        let unneeded = if change.is_last { Unneeded::Delete } else { Unneeded::Keep };
-        if change.facts {
-            let node = change.state.node();
-            applied.base = self.base(change.state);
-            (applied.options, applied.node_addresses) = (self.options.effective(node), node.addresses.clone());
-        }
-        let mut writes = 0;
+        let mut unclaimed = PerFamily::<Unclaimed>::default();
         for family in applied.families.clone() {
             let observed = observe(&mut self.kernel, family).await?.context("iptables is not installed any more")?;
-            let (base, hooks) = (&applied.base[family], &self.hooks);
-            let plan = FullComparison { observed: &observed, base, hooks, updates: &updates, unneeded }.plan(family);
-            let script = plan.script(self.kernel.max_lines());
-            if !script.is_empty()
-                && let Err(error) = self.kernel.restore(family, &script).await
-            {
-                return Ok(CommitOutcome::Rejected(rejection(&script, count, error)?));
-            }
-            writes += script.commands();
-            if base.routes_localnet() {
-                self.kernel.route_localnet(true)?;
-            }
+            unclaimed[family] = Unclaimed::of(&observed, &applied.base[family], &self.hooks);
         }
-        applied.is_new = false;
-        applied.reconciled = Some(updates.into_iter().map(|update| (update.key.clone(), update)).collect());
-        if change.is_last {
-            applied.complete();
-        }
-        Ok(CommitOutcome::Committed { writes, unfinished: Vec::new(), has_unneeded: !change.is_last })
+        applied.read_again(unclaimed, service_ports);
+        Ok(())
     }
 
-    /// Writes the difference to what was applied, without reading the kernel.
-    async fn commit_difference(
-        &mut self,
-        applied: &mut AppliedState,
-        change: &Change<'_>,
-        (updates, options): (Vec<ServicePortUpdate<Desired>>, EffectiveOptions),
-    ) -> Result<CommitOutcome>
+    /// Gives the rules of a family this base ruleset. Returns the number of writes.
+    async fn program_base(&mut self, family: IpFamily, observed: &Observed, base: &Base) -> Result<usize>
     where
         K: Kernel,
     {
-        let new_base = change.facts.then(|| self.base(change.state));
-        let mut writes = 0;
-        for family in applied.families.clone() {
-            let new_base = new_base.as_ref().map(|base| &base[family]);
-            let (plan, users) = partial(applied, family, &updates, new_base);
-            let script = plan.script(self.kernel.max_lines());
-            if !script.is_empty()
-                && let Err(error) = self.kernel.restore(family, &script).await
-            {
-                // A part of the script may have been committed.
-                return Ok(CommitOutcome::Unknown(rejection(&script, u32::MAX, error)?.to_string()));
-            }
-            writes += script.commands();
-            applied.commit_users(family, users);
+        // Loopback addresses are routed only while the rules that protect them exist.
+        if observed.routes_localnet() && !base.routes_localnet() {
+            self.kernel.route_localnet(false)?;
         }
-        if let Some(base) = new_base {
-            let addresses = change.state.node().addresses.clone();
-            (applied.base, applied.options, applied.node_addresses) = (base, options, addresses);
+        let script = complete_base(observed, base, &self.hooks).script(usize::MAX);
+        if !script.is_empty() {
+            self.kernel.restore(family, &script).await.map_err(|error| match error {
+                RestoreError::Rejected { reason, .. } => anyhow!("the kernel rejected the base ruleset: {reason}"),
+                RestoreError::Failed(error) => error,
+            })?;
         }
-        updates.into_iter().for_each(|update| applied.service_ports.commit(update));
-        Ok(CommitOutcome::Committed { writes, unfinished: Vec::new(), has_unneeded: false })
+        if base.routes_localnet() {
+            self.kernel.route_localnet(true)?;
+        }
+        Ok(script.commands())
     }
 }
 
@@ -205,9 +164,10 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
 
     type Applied = AppliedState;
 
+    /// Programs the base ruleset too.
     async fn observe(&mut self, state: &NodeState, _: &VipOwnership) -> Result<Synced<AppliedState>> {
         let base = self.base(state);
-        let (mut families, mut is_new) = (Vec::new(), true);
+        let (mut families, mut writes, mut unclaimed) = (Vec::new(), 0, PerFamily::<Unclaimed>::default());
         for family in IpFamily::ALL {
             let Some(observed) = observe(&mut self.kernel, family).await? else {
                 if self.families.contains(&family) {
@@ -216,49 +176,66 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
                 continue;
             };
             families.push(family);
-            is_new &= observed.ours().next().is_none();
-            // Loopback addresses are routed only while the rules that protect them exist.
-            if observed.routes_localnet() && !base[family].routes_localnet() {
-                self.kernel.route_localnet(false)?;
-            }
+            writes += self.program_base(family, &observed, &base[family]).await?;
+            unclaimed[family] = Unclaimed::of(&observed, &base[family], &self.hooks);
         }
         if families.is_empty() {
             bail!("iptables is not installed");
         }
         self.families.clone_from(&families);
         let options = self.options.effective(state.node());
-        let mut applied = AppliedState::new(base, options, state.node().addresses.clone(), families);
-        applied.is_new = is_new;
-        Ok(Synced { applied, writes: 0 })
+        let addresses = state.node().addresses.clone();
+        Ok(Synced { applied: AppliedState::new(base, options, addresses, families, unclaimed), writes })
     }
 
-    /// A reconcile is one script, after one for the urgent service ports of a new node: reading the rules takes longer
-    /// than writing them.
     fn budget(&self, applied: &AppliedState) -> usize {
-        if applied.reconciled.is_none() || applied.is_new { MAX_TRANSACTION_WRITES } else { usize::MAX }
+        self.kernel.script_lines(applied.rules())
     }
 
     fn writes(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> usize {
-        let options = self.options.effective(change.state.node());
-        let update = self.desired(change, key, &options);
-        let size = |family| {
-            let new = update.desired[family].as_ref();
-            let old = applied.service_ports.get(key, family);
-            let lines = new.map_or(0, Desired::rules) + old.map_or(0, |old| old.chains.len() + old.lines.len());
-            let is_equal = new.cloned().map(Installed::from).as_ref() == old;
-            if is_equal && applied.reconciled.is_none() { 0 } else { lines }
+        let updates = [self.desired(change, key, &self.options.effective(change.state.node()))];
+        let lines = |family: &IpFamily| {
+            let (applied, family, updates) = (&*applied, *family, &updates[..]);
+            FamilyUpdate { applied, family, updates, base: None, unneeded: Unneeded::Keep }.count_lines()
         };
-        applied.families.iter().map(|family| size(*family)).sum()
+        applied.families.iter().map(lines).sum()
     }
 
+    /// One script for each family.
     async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
         let options = self.options.effective(change.state.node());
-        let updates = change.service_ports.iter().map(|key| self.desired(change, key, &options)).collect();
-        if applied.reconciled.is_some() {
-            self.commit_all(applied, change, updates).await
-        } else {
-            self.commit_difference(applied, change, (updates, options)).await
+        let updates: Vec<_> = change.service_ports.iter().map(|key| self.desired(change, key, &options)).collect();
+        let new_base = change.facts.then(|| self.base(change.state));
+        let unneeded = if change.is_last { Unneeded::Delete } else { Unneeded::Keep };
+        let (mut writes, mut left, mut plans) = (0, change.budget, PerFamily::<Option<PartialPlan>>::default());
+        for family in applied.families.clone() {
+            let base = new_base.as_ref().map(|base| &base[family]);
+            let update = FamilyUpdate { applied, family, updates: &updates, base, unneeded };
+            let plan = update.plan(left, change.budget.saturating_sub(left));
+            let script = plan.plan.script(self.kernel.max_lines());
+            if !script.is_empty()
+                && let Err(error) = self.kernel.restore(family, &script).await
+            {
+                let rejection = rejection(&script, error)?;
+                // A part of the script may have been committed.
+                if !applied.is_reconciling {
+                    return Ok(CommitOutcome::Unknown(rejection.to_string()));
+                }
+                self.read_again(applied, &change.service_ports).await?;
+                return Ok(CommitOutcome::Rejected(rejection));
+            }
+            writes += script.commands();
+            left = left.saturating_sub(plan.lines);
+            plans[family] = Some(plan);
         }
+        if let Some(base) = new_base {
+            let addresses = change.state.node().addresses.clone();
+            (applied.base, applied.options, applied.node_addresses) = (base, options, addresses);
+        }
+        let unfinished = committed(applied, &change.service_ports, plans);
+        let is_complete = change.is_last && unfinished.is_empty();
+        applied.is_reconciling &= !is_complete || applied.has_unclaimed();
+        Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded: applied.has_unneeded() })
     }
 
     fn node_dependents(&self, applied: &AppliedState, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
@@ -341,14 +318,41 @@ async fn observe<K: Kernel>(kernel: &mut K, family: IpFamily) -> Result<Option<O
     observed.with_context(|| format!("read the {family} tables"))
 }
 
-/// Traces the lines that iptables rejected to the first `count` updates.
-fn rejection(script: &Script, count: u32, error: RestoreError) -> Result<Rejection> {
+/// Records what was written. Returns the service ports that need further transactions.
+fn committed(
+    applied: &mut AppliedState,
+    service_ports: &[ServicePortKey],
+    mut plans: PerFamily<Option<PartialPlan>>,
+) -> Vec<ServicePortKey> {
+    let mut unfinished = Vec::new();
+    for (index, key) in service_ports.iter().enumerate() {
+        let mut desired = PerFamily::default();
+        let mut is_unfinished = false;
+        for family in IpFamily::ALL {
+            let Some(plan) = &mut plans[family] else { continue };
+            desired[family] = plan.installed[index].take();
+            is_unfinished |= plan.unfinished[index];
+        }
+        applied.commit(ServicePortUpdate { key: key.clone(), desired });
+        unfinished.extend(is_unfinished.then(|| key.clone()));
+    }
+    for family in IpFamily::ALL {
+        let Some(plan) = plans[family].take() else { continue };
+        applied.commit_users(family, plan.users);
+        applied.commit_claims(family, &plan.claims);
+        applied.emptied[family].extend(plan.emptied);
+        plan.unclaimed.iter().for_each(|(spec, chain)| applied.add_unclaimed(family, spec, *chain));
+    }
+    unfinished
+}
+
+/// Traces the lines that iptables rejected to service ports.
+fn rejection(script: &Script, error: RestoreError) -> Result<Rejection> {
     let (lines, reason) = match error {
         RestoreError::Rejected { lines, reason, .. } => (lines, reason),
         RestoreError::Failed(error) => return Err(error),
     };
-    let owners = lines.iter().filter_map(|line| script.owner(*line));
-    let named: BTreeSet<u32> = owners.filter(|owner| *owner < count).collect();
+    let named: BTreeSet<u32> = lines.iter().filter_map(|line| script.owner(*line)).collect();
     let unnamed = named.is_empty().then(|| reason.clone());
     Ok(Rejection { named: named.into_iter().map(|index| (index, reason.clone())).collect(), unnamed })
 }

@@ -22,8 +22,12 @@ pub(crate) trait Kernel: Send + 'static {
     /// Everything in the tables of a family, as `iptables-save` prints it; `None`: iptables is not installed for it.
     fn save(&mut self, family: IpFamily) -> impl Future<Output = Result<Option<String>>> + Send;
 
-    /// The most lines of a table that a script should change at once.
+    /// The most lines of one transaction of a script.
     fn max_lines(&self) -> usize;
+
+    /// The most lines of a script, if the larger family contains this many rules: a script takes at most about three
+    /// times as long as the smallest one, or 50 ms.
+    fn script_lines(&self, rules: usize) -> usize;
 
     /// Executes the parts of a script in order, each completely or not at all, until one is rejected.
     fn restore(&mut self, family: IpFamily, script: &Script) -> impl Future<Output = Result<(), RestoreError>> + Send;

@@ -21,9 +21,9 @@
 //! that a change costs what it is, not what the cluster is. At the start, after a failure and after a change by another
 //! process, the rules are compared as text, and only what differs is written: a restart writes nothing.
 //!
-//! How a change becomes a script for `iptables-restore`, from the inside out: `names` (of chains), `desired`,
-//! `observed` and `applied` (the three states), `plan` (the difference, in a safe order), `commit` (in scripts),
-//! `kernel`; `data_plane` puts them together for the driver.
+//! How a change becomes scripts for `iptables-restore`, from the inside out: `names` (of chains), `desired`, `observed`
+//! and `applied` (the three states), `unclaimed` (what was observed and belongs to no service port yet), `plan` (the
+//! difference, in a safe order), `kernel`; `data_plane` puts them together for the driver.
 
 mod applied;
 mod data_plane;
@@ -34,6 +34,7 @@ mod names;
 mod observed;
 mod plan;
 mod table;
+mod unclaimed;
 
 use anyhow::Result;
 use backend::{dataplane::DataplaneOptions, driver::Driver};

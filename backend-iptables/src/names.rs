@@ -37,12 +37,16 @@ const HASH_LEN: usize = 16;
 pub(crate) enum ChainKind {
     /// Translates to an endpoint.
     Sep,
+    /// A part of the endpoints of a pool.
+    PoolPart,
     /// Selects an endpoint of the cluster pool.
     Svc,
     /// Selects an endpoint of the local pool.
     Svl,
     /// External traffic, by policy and source class.
     Ext,
+    /// A part of the load-balancer source ranges.
+    SourcePart,
     /// Load-balancer source ranges.
     Fw,
 }
@@ -59,7 +63,7 @@ pub(crate) struct ChainNames {
 // === impl ChainKind ===
 
 impl ChainKind {
-    const ALL: [Self; 5] = [Self::Sep, Self::Svc, Self::Svl, Self::Ext, Self::Fw];
+    const ALL: [Self; 7] = [Self::Sep, Self::PoolPart, Self::Svc, Self::Svl, Self::Ext, Self::SourcePart, Self::Fw];
 
     /// The kind of a chain with a hash in its name.
     pub(crate) fn of(chain: &str) -> Option<Self> {
@@ -71,6 +75,9 @@ impl ChainKind {
     const fn prefix(self) -> &'static str {
         match self {
             Self::Sep => "KUBE-SEP-",
+            // kube-proxy has no chains of these two kinds.
+            Self::PoolPart => "FAIRLEAD-P-",
+            Self::SourcePart => "FAIRLEAD-S-",
             Self::Svc => "KUBE-SVC-",
             Self::Svl => "KUBE-SVL-",
             Self::Ext => "KUBE-EXT-",
@@ -90,7 +97,12 @@ impl ChainNames {
         Self { hash: hash(&seed), service, seed }
     }
 
-    /// The chain of a kind other than SEP: `KUBE-SVC-XPGD46QRK7WJZT7O`.
+    /// The part with these rules: another list of rules is another chain.
+    pub(crate) fn part(&self, kind: ChainKind, rules: &[String]) -> String {
+        format!("{}{}", kind.prefix(), hash(&format!("{}{}", self.seed, rules.join("\n"))))
+    }
+
+    /// The chain of a kind other than SEP and the parts: `KUBE-SVC-XPGD46QRK7WJZT7O`.
     pub(crate) fn chain(&self, kind: ChainKind) -> String {
         format!("{}{}", kind.prefix(), self.hash)
     }
@@ -99,6 +111,12 @@ impl ChainNames {
     pub(crate) fn endpoint(&self, endpoint: SocketAddr) -> String {
         format!("{}{}", ChainKind::Sep.prefix(), hash(&format!("{}{endpoint}", self.seed)))
     }
+}
+
+/// One of `count` groups for a text, always the same.
+pub(crate) fn group(text: &str, count: usize) -> usize {
+    let digest = digest(&SHA256, text.as_bytes());
+    digest.as_ref().iter().take(4).fold(0, |bits, byte| bits << 8 | usize::from(*byte)) % count
 }
 
 /// The first characters of the base32 (RFC 4648) of the SHA-256.

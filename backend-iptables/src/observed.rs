@@ -11,7 +11,7 @@ use iptables::{Hook, Ruleset, Table, target};
 use crate::{
     desired::localnet_guard,
     names,
-    table::{ContentHash, Fingerprint, FixedRules, SharedChain, TABLES},
+    table::{ContentHash, Fingerprint, SharedChain, TABLES},
 };
 
 /// The rules of a family.
@@ -78,12 +78,6 @@ impl Observed {
     pub(crate) fn hook_count(&self, hook: &Hook) -> usize {
         let rules = self.rules(hook.table, hook.chain).unwrap_or_default();
         rules.iter().filter(|rule| **rule == hook.rule).count()
-    }
-
-    /// The rules of service ports in a shared chain; `None` when the chain does not exist, or has other fixed rules.
-    pub(crate) fn shared_rules(&self, shared: SharedChain, fixed_rules: &FixedRules) -> Option<&[String]> {
-        let rules = self.rules(shared.table(), shared.chain())?;
-        rules.strip_prefix(&fixed_rules.head[..])?.strip_suffix(&fixed_rules.tail[..])
     }
 
     /// The fingerprint of all chains and hooks of the backend.

@@ -9,10 +9,14 @@
 //! Each table is changed in one transaction. A table without changes is left out, so that the change of an endpoint is
 //! one transaction. Where large transactions are slow, nat has several: new chains, the rules that jump to them, and
 //! the deletion of unreferenced chains.
+//!
+//! A change that is too large for one script is several ones: each is a part of the `steps`, and what it leaves in the
+//! kernel is the applied state from which the next one is computed.
 
-mod full;
+mod base;
 mod partial;
 mod script;
+mod steps;
 #[cfg(test)]
 mod tests;
 
@@ -21,8 +25,8 @@ use std::collections::BTreeSet;
 use iptables::{ChainSpec, Hook, ScriptLine, Table};
 
 use crate::table::{FixedRules, SharedChain};
-pub(crate) use full::{FullComparison, remove};
-pub(crate) use partial::{UserChanges, partial};
+pub(crate) use base::{complete_base, remove};
+pub(crate) use partial::{FamilyUpdate, PartialPlan, UserChanges};
 pub(crate) use script::Script;
 
 /// The index of the update that something is for; `None`: several, or none.
@@ -33,12 +37,14 @@ pub(crate) type Owner = Option<u32>;
 pub(crate) struct Plan {
     /// Chains to create, or to write anew.
     chains: Vec<(Owner, ChainSpec)>,
-    /// Shared chains to create, or to empty; `additions` contains their rules.
+    /// Shared chains to create; `additions` contains their rules.
     declare_shared: Vec<SharedChain>,
+    /// Shared chains to empty; `deletions` appends all their rules.
+    rewritten: Vec<SharedChain>,
     delete_chains: BTreeSet<(Table, String)>,
     /// Rules to add to shared and built-in chains.
     additions: Vec<RuleEdit>,
-    /// Rules to delete from them, and fixed rules to append after that.
+    /// Rules to delete from them, and rules to add after that.
     deletions: Vec<RuleEdit>,
 }
 

@@ -6,11 +6,19 @@
 //!   FW        load-balancer IPs with source ranges: clients within them to EXT
 //!   SEP       an endpoint: mark connections to itself; with affinity, remember the client; DNAT
 //! ```
+//!
+//! The kernel replaces the rules of a chain in one transaction. So a chain for many endpoints or source ranges jumps to
+//! parts, with a fraction of them each. A part is named after its rules: a part with other rules is a new chain, which
+//! is filled before the chain that jumps to it changes, and the change of one endpoint writes one part.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use backend::dataplane::{Masquerade, PodMatch};
 use ipnet::IpNet;
+use iptables::{ChainSpec, Table};
 use proto::model::{Endpoint, IpFamily, TrafficPolicy};
 
 use super::{
@@ -19,27 +27,62 @@ use super::{
 };
 use crate::names::{self, ChainKind};
 
+/// The most endpoints, or source ranges, of a chain without parts: with session affinity each endpoint has two rules,
+/// and a script has 1,000 lines.
+const MAX_RULES: usize = 400;
+/// The endpoints, or source ranges, of a part, about.
+const GROUP: usize = 256;
+
 impl ServicePortRules<'_> {
-    /// The rules of SVC or SVL. `cluster_ip`: set when packets to it are sent to this chain.
-    pub(super) fn pool(&self, cluster_ip: Option<IpAddr>, endpoints: &[Endpoint]) -> Vec<String> {
+    /// The rules of SVC or SVL, and its parts. `cluster_ip`: set when packets to it are sent to this chain.
+    pub(super) fn pool(&self, cluster_ip: Option<IpAddr>, endpoints: &[Endpoint]) -> (Vec<String>, Vec<ChainSpec>) {
         let mut rules: Vec<String> = cluster_ip.and_then(|ip| self.mark_others(ip)).into_iter().collect();
-        if let Some(seconds) = self.service.port.affinity_seconds {
-            let sticky = |endpoint: &Endpoint| {
-                let chain = self.endpoint_chain(endpoint);
-                let recent = format!("-m recent --rcheck --seconds {seconds} --reap {}", self.recent_list(&chain));
-                RuleBuilder::new().comment(&self.endpoint_comment(endpoint)).matching(&recent).jump(&chain)
-            };
-            rules.extend(endpoints.iter().map(sticky));
+        let endpoints: Vec<&Endpoint> = endpoints.iter().collect();
+        if endpoints.len() <= MAX_RULES {
+            rules.extend(self.sticky(&endpoints));
+            rules.extend(self.random(&endpoints));
+            return (rules, Vec::new());
         }
-        rules.extend((0..).zip(endpoints).map(|(index, endpoint)| {
+        let groups = groups(endpoints, |endpoint| socket(endpoint).to_string());
+        let comment = |group: &[&Endpoint]| format!("{} -> {} endpoints", self.names.service, group.len());
+        let mut parts = Vec::new();
+        for group in groups.iter().filter(|_| self.service.port.affinity_seconds.is_some()) {
+            let part = self.part(Table::Nat, ChainKind::PoolPart, self.sticky(group));
+            rules.push(RuleBuilder::new().comment(&comment(group)).jump(&part.name));
+            parts.push(part);
+        }
+        let mut left = groups.iter().map(Vec::len).sum();
+        for group in &groups {
+            let part = self.part(Table::Nat, ChainKind::PoolPart, self.random(group));
+            rules.push(one_of(RuleBuilder::new().comment(&comment(group)), group.len(), left).jump(&part.name));
+            left -= group.len();
+            parts.push(part);
+        }
+        (rules, parts)
+    }
+
+    /// One rule for each endpoint, for the clients that it has served before.
+    fn sticky(&self, endpoints: &[&Endpoint]) -> Vec<String> {
+        let Some(seconds) = self.service.port.affinity_seconds else { return Vec::new() };
+        let rule = |endpoint: &&Endpoint| {
+            let chain = self.endpoint_chain(endpoint);
+            let recent = format!("-m recent --rcheck --seconds {seconds} --reap {}", self.recent_list(&chain));
+            RuleBuilder::new().comment(&self.endpoint_comment(endpoint)).matching(&recent).jump(&chain)
+        };
+        endpoints.iter().map(rule).collect()
+    }
+
+    /// One rule for each endpoint, each with the same probability.
+    fn random(&self, endpoints: &[&Endpoint]) -> Vec<String> {
+        let rule = |(index, endpoint): (usize, &&Endpoint)| {
             let line = RuleBuilder::new().comment(&self.endpoint_comment(endpoint));
-            let line = match endpoints.len() - index {
-                1 => line,
-                left => line.matching(&format!("-m statistic --mode random --probability {}", probability(left))),
-            };
-            line.jump(&self.endpoint_chain(endpoint))
-        }));
-        rules
+            one_of(line, 1, endpoints.len() - index).jump(&self.endpoint_chain(endpoint))
+        };
+        endpoints.iter().enumerate().map(rule).collect()
+    }
+
+    fn part(&self, table: Table, kind: ChainKind, rules: Vec<String>) -> ChainSpec {
+        ChainSpec { table, name: self.names.part(kind, &rules), rules }
     }
 
     /// Masquerades packets to the cluster IP that are not from pods.
@@ -82,22 +125,37 @@ impl ServicePortRules<'_> {
         rules
     }
 
-    /// The rules of FW, for VIPs with their source ranges.
-    pub(super) fn firewall(&self, vips: &[(IpAddr, Vec<IpNet>)]) -> Vec<String> {
+    /// The rules of FW, for VIPs with their source ranges, and its parts.
+    pub(super) fn firewall(&self, vips: &[(IpAddr, Vec<IpNet>)]) -> (Vec<String>, Vec<ChainSpec>) {
         let name = &self.names.service;
         let ext = self.names.chain(ChainKind::Ext);
         let line = || RuleBuilder::new().comment(&format!("{name} loadbalancer IP"));
-        let mut rules = allowed(vips, line, &ext);
+        let (mut rules, parts) = self.split(Table::Nat, allowed(vips, line, &ext));
         let comment = format!("other traffic to {name} will be dropped by {}", names::PROXY_FIREWALL);
         rules.push(RuleBuilder::new().comment(&comment).end());
-        rules
+        (rules, parts)
     }
 
     /// The rules of FW without endpoints: clients outside the ranges are dropped, the others are rejected.
-    pub(super) fn firewall_without_endpoints(&self, vips: &[(IpAddr, Vec<IpNet>)]) -> Vec<String> {
-        let mut rules = allowed(vips, RuleBuilder::new, "RETURN");
+    pub(super) fn firewall_without_endpoints(&self, vips: &[(IpAddr, Vec<IpNet>)]) -> (Vec<String>, Vec<ChainSpec>) {
+        let allowed_to = |target| allowed(vips, RuleBuilder::new, target);
+        let rules = allowed_to("RETURN");
+        // RETURN would leave the part only.
+        let rules = if rules.len() > MAX_RULES { allowed_to(names::REJECT) } else { rules };
+        let (mut rules, parts) = self.split(Table::Filter, rules);
         rules.push(RuleBuilder::new().jump("DROP"));
-        rules
+        (rules, parts)
+    }
+
+    /// Moves many rules, whose order does not matter, to parts.
+    fn split(&self, table: Table, rules: Vec<String>) -> (Vec<String>, Vec<ChainSpec>) {
+        if rules.len() <= MAX_RULES {
+            return (rules, Vec::new());
+        }
+        let parts =
+            groups(rules, String::clone).into_iter().map(|rules| self.part(table, ChainKind::SourcePart, rules));
+        let parts: Vec<ChainSpec> = parts.collect();
+        (parts.iter().map(|part| RuleBuilder::new().jump(&part.name)).collect(), parts)
     }
 
     /// The rules of SEP.
@@ -132,16 +190,34 @@ impl ServicePortRules<'_> {
     }
 }
 
+/// Groups of about [`GROUP`], each with the same members while their number does not double.
+fn groups<T>(members: Vec<T>, text: impl Fn(&T) -> String) -> Vec<Vec<T>> {
+    let count = members.len().div_ceil(GROUP).next_power_of_two();
+    let mut groups: Vec<Vec<T>> = (0..count).map(|_| Vec::new()).collect();
+    for member in members {
+        groups[names::group(&text(&member), count)].push(member);
+    }
+    groups.retain(|group| !group.is_empty());
+    groups
+}
+
+/// A rule that matches with the probability of `count` endpoints among `left`.
+fn one_of(line: RuleBuilder, count: usize, left: usize) -> RuleBuilder {
+    if count == left {
+        return line;
+    }
+    line.matching(&format!("-m statistic --mode random --probability {}", probability(count, left)))
+}
+
 /// One rule for each range, without duplicates. The rule for a VIP as its own source matches that VIP only.
 fn allowed(vips: &[(IpAddr, Vec<IpNet>)], line: impl Fn() -> RuleBuilder, to: &str) -> Vec<String> {
-    let mut rules = Vec::new();
+    let (mut rules, mut seen) = (Vec::new(), HashSet::new());
     for (vip, ranges) in vips {
         for range in ranges {
-            let line = line().from(MatchSense::Is, range);
-            let line = if range.addr() == *vip { line.to(*vip) } else { line };
-            let rule = line.jump(to);
-            if !rules.contains(&rule) {
-                rules.push(rule);
+            let destination = (range.addr() == *vip).then_some(*vip);
+            if seen.insert((*range, destination)) {
+                let line = line().from(MatchSense::Is, range);
+                rules.push(destination.into_iter().fold(line, RuleBuilder::to).jump(to));
             }
         }
     }
@@ -152,11 +228,11 @@ fn socket(endpoint: &Endpoint) -> SocketAddr {
     SocketAddr::new(endpoint.address, endpoint.port.get())
 }
 
-/// The probability of one of `left` endpoints. kube-proxy writes ten decimals; the kernel stores and prints units of
-/// 2^-31.
-fn probability(left: usize) -> String {
+/// The probability of `count` of `left` endpoints. kube-proxy writes ten decimals; the kernel stores and prints units
+/// of 2^-31.
+fn probability(count: usize, left: usize) -> String {
     const UNITS: f64 = (1u32 << 31) as f64;
-    let written = (1e10 / left as f64).round() / 1e10;
+    let written = (1e10 * count as f64 / left as f64).round() / 1e10;
     format!("{:.11}", (written * UNITS).round() / UNITS)
 }
 
@@ -169,7 +245,7 @@ mod tests {
     fn probabilities_are_written_as_the_kernel_stores_them() {
         for (left, printed) in [(2, "0.50000000000"), (3, "0.33333333349"), (7, "0.14285714272"), (10, "0.10000000009")]
         {
-            assert_eq!(probability(left), printed);
+            assert_eq!(probability(1, left), printed);
         }
     }
 }

@@ -31,13 +31,6 @@ pub(crate) struct Desired {
     pub(crate) lines: Vec<(SharedChain, String)>,
 }
 
-impl Desired {
-    /// The number of its chains and rules.
-    pub(crate) fn rules(&self) -> usize {
-        self.chains.iter().map(|chain| 1 + chain.rules.len()).sum::<usize>() + self.lines.len()
-    }
-}
-
 /// What the rules of all service ports depend on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RuleContext<'a> {
@@ -81,7 +74,12 @@ impl ServicePortRules<'_> {
         });
         let external = self.has_external() && vips.iter().any(|(_, vip_kind)| *vip_kind != VipKind::ClusterIp);
         let mut chains = Vec::new();
-        let mut add = |table, name, rules| chains.push(ChainSpec { table, name, rules });
+        let mut parts = BTreeMap::<String, ChainSpec>::new();
+        let mut add = |table, name, (rules, of_chain): (Vec<String>, Vec<ChainSpec>)| {
+            chains.push(ChainSpec { table, name, rules });
+            // Pools with equal endpoints share their parts.
+            parts.extend(of_chain.into_iter().map(|part| (part.name.clone(), part)));
+        };
         let mut endpoints = BTreeMap::<String, &Endpoint>::new();
         for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
             let (kind, members) = self.pool_of(policy);
@@ -95,10 +93,10 @@ impl ServicePortRules<'_> {
             }
         }
         for (name, endpoint) in endpoints {
-            add(Table::Nat, name, self.endpoint(endpoint));
+            add(Table::Nat, name, (self.endpoint(endpoint), Vec::new()));
         }
         if external {
-            add(Table::Nat, self.names.chain(ChainKind::Ext), self.external());
+            add(Table::Nat, self.names.chain(ChainKind::Ext), (self.external(), Vec::new()));
         }
         let restricted = self.restricted(vips);
         if !restricted.is_empty() {
@@ -109,6 +107,7 @@ impl ServicePortRules<'_> {
                 add(Table::Filter, fw, self.firewall_without_endpoints(&restricted));
             }
         }
+        chains.extend(parts.into_values());
         chains
     }
 

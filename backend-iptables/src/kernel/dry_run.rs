@@ -61,6 +61,10 @@ impl<K: Kernel> Kernel for DryRun<K> {
         self.kernel.max_lines()
     }
 
+    fn script_lines(&self, rules: usize) -> usize {
+        self.kernel.script_lines(rules)
+    }
+
     async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
         if let Some(BeforeAfter { after, .. }) = self.result.rules.get_mut(&family) {
             after.execute(script.text());

@@ -33,6 +33,7 @@ struct FakeState {
     /// The number of transactions after which the next restore fails.
     fails_after: Option<usize>,
     max_lines: Option<usize>,
+    script_lines: Option<usize>,
     suspicions: VecDeque<Suspicion>,
     restores: Vec<Restore>,
 }
@@ -126,6 +127,11 @@ impl FakeKernel {
         self.0.lock().unwrap().max_lines = Some(max_lines);
     }
 
+    /// The most lines of a script.
+    pub(crate) fn set_script_lines(&self, lines: usize) {
+        self.0.lock().unwrap().script_lines = Some(lines);
+    }
+
     /// There is no iptables for a family.
     pub(crate) fn uninstall(&self, family: IpFamily) {
         self.0.lock().unwrap().missing.insert(family);
@@ -150,6 +156,11 @@ impl Kernel for FakeKernel {
 
     fn max_lines(&self) -> usize {
         self.0.lock().unwrap().max_lines.unwrap_or(usize::MAX)
+    }
+
+    fn script_lines(&self, _: usize) -> usize {
+        // Less than unlimited, which a preview is.
+        self.0.lock().unwrap().script_lines.unwrap_or(usize::MAX - 1)
     }
 
     async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {

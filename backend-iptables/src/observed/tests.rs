@@ -143,25 +143,6 @@ fn hooks_are_counted() {
     }
 }
 
-#[test]
-fn rules_of_service_ports_are_between_the_fixed_rules() {
-    let observed = parse(NFT);
-    let fixed_rules = |head: &[&str], tail: &[&str]| {
-        let [head, tail] = [head, tail].map(|lines| lines.iter().map(|line| (*line).to_owned()).collect());
-        FixedRules { head, tail }
-    };
-    let shared_rules = |fixed_rules: &FixedRules| {
-        observed.shared_rules(SharedChain::UnservedServices, fixed_rules).map(<[String]>::len)
-    };
-    assert_eq!(shared_rules(&fixed_rules(&[], &[])), Some(1));
-    assert_eq!(shared_rules(&fixed_rules(&[], &[UNSERVED])), Some(0));
-    assert_eq!(shared_rules(&fixed_rules(&[UNSERVED], &[])), Some(0));
-    assert_eq!(shared_rules(&fixed_rules(&[MARK], &[])), None);
-    // One rule cannot be both head and tail.
-    assert_eq!(shared_rules(&fixed_rules(&[UNSERVED], &[UNSERVED])), None);
-    assert_eq!(observed.shared_rules(SharedChain::ClusterIps, &fixed_rules(&[], &[])), None);
-}
-
 /// Order matters in a chain, but not in a shared one. Chains of other programs do not matter.
 #[test]
 fn the_fingerprint_covers_our_chains() {

@@ -1,84 +1,301 @@
-//! The difference between the applied state and an update of some service ports.
+//! The difference between the applied state and an update of some service ports, or the first part of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use backend::driver::ServicePortUpdate;
-use iptables::Table;
+use backend::driver::{ServicePortUpdate, Unneeded};
+use iptables::{ChainSpec, Table};
 use proto::model::IpFamily;
 
-use super::{Edit, Owner, Plan, RuleEdit};
+use super::{
+    Edit, Owner, Plan, RuleEdit,
+    base::rebase,
+    steps::{Step, StepOrder, steps, unneeded_steps},
+};
 use crate::{
-    applied::AppliedState,
+    applied::{AppliedState, Installed, InstalledChain},
     desired::{Base, Desired},
     table::{ContentHash, SharedChain},
+    unclaimed::{Claims, UnclaimedChain},
 };
+
+/// With more deletions a shared chain is written anew: the kernel, or iptables-nft for it, compares a deleted rule with
+/// those before it.
+const MAX_DELETIONS: usize = 16;
 
 /// How many more, or fewer, service ports have a line that several may have.
 pub(crate) type UserChanges = BTreeMap<(SharedChain, String), i32>;
 
-/// What the updates change, and `base`, if the base ruleset changes.
-pub(crate) fn partial(
-    applied: &AppliedState,
-    family: IpFamily,
-    updates: &[ServicePortUpdate<Desired>],
-    base: Option<&Base>,
-) -> (Plan, UserChanges) {
-    let mut plan = Plan::default();
-    let mut deltas = BTreeMap::<(SharedChain, &str), (Owner, i32)>::new();
-    for (owner, update) in (0..).map(Some).zip(updates) {
-        let (old_chains, old_lines) =
-            applied.service_ports.get(&update.key, family).map(|old| (&*old.chains, &*old.lines)).unwrap_or_default();
-        let (chains, lines) =
-            update.desired[family].as_ref().map(|new| (&*new.chains, &*new.lines)).unwrap_or_default();
-        let mut known: BTreeMap<(Table, &str), ContentHash> =
-            old_chains.iter().map(|(table, name, hash)| ((*table, &**name), *hash)).collect();
-        for chain in chains {
-            if known.remove(&(chain.table, &chain.name)) != Some(ContentHash::of_chain(chain)) {
-                plan.chains.push((owner, chain.clone()));
+/// The input: some service ports in one family.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FamilyUpdate<'a> {
+    pub(crate) applied: &'a AppliedState,
+    pub(crate) family: IpFamily,
+    pub(crate) updates: &'a [ServicePortUpdate<Desired>],
+    /// The base ruleset, if it changes.
+    pub(crate) base: Option<&'a Base>,
+    /// What to do with what no service port has claimed.
+    pub(crate) unneeded: Unneeded,
+}
+
+/// A part of the difference, and what follows from it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PartialPlan {
+    pub(crate) plan: Plan,
+    /// About how many lines it is.
+    pub(crate) lines: usize,
+    /// What each service port has afterwards.
+    pub(crate) installed: Vec<Option<Installed>>,
+    /// Whether a service port needs further transactions.
+    pub(crate) unfinished: Vec<bool>,
+    pub(crate) users: UserChanges,
+    pub(crate) claims: Claims,
+    /// Base chains that are not needed any more.
+    pub(crate) unclaimed: Vec<(ChainSpec, UnclaimedChain)>,
+    /// Chains that are empty afterwards, because rules of other programs jump to them.
+    pub(crate) emptied: Vec<ContentHash>,
+    deletions: BTreeMap<SharedChain, usize>,
+}
+
+// === impl FamilyUpdate ===
+
+impl FamilyUpdate<'_> {
+    /// The first steps of the difference, of at most `limit` lines. If a first step alone has more, and the transaction
+    /// has no other lines, it is executed.
+    pub(crate) fn plan(&self, limit: usize, others: usize) -> PartialPlan {
+        let mut result = PartialPlan::default();
+        if let Some(base) = self.base {
+            for chain in rebase(&mut result.plan, &self.applied.base[self.family], base) {
+                let (hash, rules) = (ContentHash::of_chain(&chain), chain.rules.len() as u32);
+                result.unclaimed.push((chain, UnclaimedChain { hash, rules, is_used: false }));
             }
         }
-        plan.delete_chains.extend(known.into_keys().map(|(table, name)| (table, name.to_owned())));
-        let new = lines.iter().map(|(shared, line)| ((*shared, &**line), 1));
-        let old = old_lines.iter().map(|(shared, line)| ((*shared, &**line), -1));
-        for (line, delta) in new.chain(old) {
-            deltas.entry(line).or_insert((owner, 0)).1 += delta;
+        let steps = self.steps();
+        let mut executed = steps.len();
+        for (index, (_, owner, step)) in steps.iter().enumerate() {
+            let lines = self.lines(&result, *owner, step);
+            if lines > 0 && others + result.lines > 0 && result.lines + lines > limit {
+                executed = index;
+                break;
+            }
+            result.lines += lines;
+            self.execute(&mut result, *owner, step);
+        }
+        self.rewrite(&mut result);
+        let (executed, skipped) = steps.split_at(executed);
+        result.unfinished = vec![false; self.updates.len()];
+        for owner in skipped.iter().filter_map(|(_, owner, _)| *owner) {
+            result.unfinished[owner as usize] = true;
+        }
+        let done = |(update, is_unfinished): (&ServicePortUpdate<Desired>, &bool)| {
+            (!is_unfinished).then(|| update.desired[self.family].as_ref().map(Installed::from))
+        };
+        let done: Vec<Option<Option<Installed>>> = self.updates.iter().zip(&result.unfinished).map(done).collect();
+        let after = (0..).zip(done).map(|(owner, done)| done.unwrap_or_else(|| self.after(owner, executed)));
+        result.installed = after.collect();
+        result
+    }
+
+    /// About how many lines the difference is.
+    pub(crate) fn count_lines(&self) -> usize {
+        let (mut result, mut lines) = (PartialPlan::default(), 0);
+        for (_, owner, step) in self.steps() {
+            lines += self.lines(&result, owner, &step);
+            if let Step::DeleteLine(shared, _) = step {
+                *result.deletions.entry(shared).or_default() += 1;
+            }
+        }
+        lines
+    }
+
+    /// All steps, in order.
+    fn steps(&self) -> Vec<(StepOrder, Owner, Step<'_>)> {
+        let unclaimed = &self.applied.unclaimed[self.family];
+        let mut all = Vec::new();
+        for (owner, update) in (0..).zip(self.updates) {
+            let old = self.applied.service_ports.get(&update.key, self.family);
+            let steps = steps(old, update.desired[self.family].as_ref(), unclaimed);
+            all.extend(steps.into_iter().map(|(order, step)| (order, Some(owner), step)));
+        }
+        if self.unneeded == Unneeded::Delete {
+            let desired = self.updates.iter().filter_map(|update| update.desired[self.family].as_ref());
+            let steps = unneeded_steps(unclaimed, desired);
+            all.extend(steps.into_iter().map(|(order, step)| (order, None, step)));
+        }
+        all.sort_by_key(|(order, ..)| *order);
+        all
+    }
+
+    /// How many service ports need a line after the executed steps.
+    fn users(&self, result: &PartialPlan, shared: SharedChain, line: &str) -> u32 {
+        let change = result.users.get(&(shared, line.to_owned())).copied().unwrap_or_default();
+        self.applied.users(self.family, shared, line).saturating_add_signed(change)
+    }
+
+    /// How often the kernel contains a line that no service port has claimed, after the executed steps.
+    fn unclaimed(&self, result: &PartialPlan, shared: SharedChain, line: &str) -> u32 {
+        let unclaimed = &self.applied.unclaimed[self.family];
+        let claimed = || result.claims.lines.get(&(shared, line.to_owned())).copied().unwrap_or_default();
+        match unclaimed.line(shared, line) {
+            0 => 0,
+            count => count.saturating_sub(claimed()),
         }
     }
-    let fixed_rules = base.unwrap_or(&applied.base[family]);
-    let mut users = UserChanges::new();
-    for ((shared, line), (owner, delta)) in deltas {
-        let before = if shared.allows_duplicates() {
-            users.insert((shared, line.to_owned()), delta);
-            applied.users(family, shared, line)
-        } else {
-            u32::from(delta < 0)
-        };
-        match (before, before.saturating_add_signed(delta)) {
-            (0, 1..) => plan.additions.push(RuleEdit::add(owner, shared, fixed_rules.fixed_rules(shared), line)),
-            (1.., 0) => plan.deletions.push(RuleEdit::of_shared(owner, shared, Edit::Delete, line)),
+
+    /// Whether a step changes the kernel: another service port may need the same line.
+    fn writes_line(&self, result: &PartialPlan, owner: Owner, step: &Step<'_>) -> bool {
+        match *step {
+            Step::AddLine(shared, line) => {
+                let is_first = !shared.allows_duplicates() || self.users(result, shared, line) == 0;
+                is_first && self.unclaimed(result, shared, line) == 0
+            }
+            Step::DeleteLine(shared, line) => {
+                owner.is_none() || !shared.allows_duplicates() || self.users(result, shared, line) == 1
+            }
+            _ => false,
+        }
+    }
+
+    /// About how many lines a step is.
+    fn lines(&self, result: &PartialPlan, owner: Owner, step: &Step<'_>) -> usize {
+        match *step {
+            Step::WriteChain(chain, _) => 1 + chain.rules.len(),
+            Step::KeepChain(..) => 0,
+            Step::DeleteChain(..) => 2,
+            Step::EmptyChain(table, name) => usize::from(self.has_rules(table, name)),
+            Step::AddLine(..) | Step::DeleteLine(..) if !self.writes_line(result, owner, step) => 0,
+            Step::AddLine(..) => 1,
+            // The comparisons of MAX_DELETIONS deletions take as long as writing the chain anew.
+            Step::DeleteLine(shared, _) => match result.deletions.get(&shared) {
+                Some(MAX_DELETIONS..) => 0,
+                _ => 1 + self.applied.shared_rules(self.family, shared) / MAX_DELETIONS,
+            },
+        }
+    }
+
+    /// Whether a chain that no service port has claimed has rules.
+    fn has_rules(&self, table: Table, name: &str) -> bool {
+        self.applied.unclaimed[self.family].chain(table, name).is_some_and(|chain| chain.rules > 0)
+    }
+
+    fn execute(&self, result: &mut PartialPlan, owner: Owner, step: &Step<'_>) {
+        let writes_line = self.writes_line(result, owner, step);
+        let (plan, claims) = (&mut result.plan, &mut result.claims);
+        match *step {
+            Step::WriteChain(chain, _) => plan.chains.push((owner, chain.clone())),
+            Step::KeepChain(..) => {}
+            Step::DeleteChain(table, name) => drop(plan.delete_chains.insert((table, name.to_owned()))),
+            Step::EmptyChain(table, name) => {
+                let chain = ChainSpec { table, name: name.to_owned(), rules: Vec::new() };
+                result.emptied.push(ContentHash::of_chain(&chain));
+                plan.chains.extend(self.has_rules(table, name).then_some((None, chain)));
+            }
+            Step::AddLine(shared, line) => {
+                if writes_line {
+                    let base = self.base.unwrap_or(&self.applied.base[self.family]);
+                    plan.additions.push(RuleEdit::add(owner, shared, base.fixed_rules(shared), line));
+                }
+            }
+            Step::DeleteLine(shared, line) => {
+                if writes_line {
+                    plan.deletions.push(RuleEdit::of_shared(owner, shared, Edit::Delete, line));
+                    *result.deletions.entry(shared).or_default() += 1;
+                }
+            }
+        }
+        let is_unclaimed = |table, name: &str| self.applied.unclaimed[self.family].chain(table, name).is_some();
+        match *step {
+            Step::WriteChain(chain, _) | Step::KeepChain(chain, _) if is_unclaimed(chain.table, &chain.name) => {
+                claims.chains.insert((chain.table, chain.name.clone()));
+            }
+            Step::DeleteChain(table, name) | Step::EmptyChain(table, name) if owner.is_none() => {
+                claims.chains.insert((table, name.to_owned()));
+            }
+            Step::DeleteLine(shared, line) if owner.is_none() => {
+                *claims.lines.entry((shared, line.to_owned())).or_default() += 1;
+            }
+            Step::AddLine(shared, line) => {
+                let is_first = !shared.allows_duplicates() || self.users(result, shared, line) == 0;
+                if is_first && !writes_line {
+                    *result.claims.lines.entry((shared, line.to_owned())).or_default() += 1;
+                }
+            }
+            _ => {}
+        }
+        match *step {
+            Step::AddLine(shared, line) if shared.allows_duplicates() => {
+                *result.users.entry((shared, line.to_owned())).or_default() += 1;
+            }
+            Step::DeleteLine(shared, line) if shared.allows_duplicates() && owner.is_some() => {
+                *result.users.entry((shared, line.to_owned())).or_default() -= 1;
+            }
             _ => {}
         }
     }
-    if let Some(base) = base {
-        rebase(&mut plan, &applied.base[family], base);
-    }
-    (plan, users)
-}
 
-/// The changes of the base ruleset.
-fn rebase(plan: &mut Plan, old: &Base, new: &Base) {
-    let changed = new.chains.iter().filter(|chain| !old.chains.contains(chain));
-    plan.chains.extend(changed.map(|chain| (None, chain.clone())));
-    let deleted =
-        old.chains.iter().filter(|old| !new.chains.iter().any(|new| (new.table, &new.name) == (old.table, &old.name)));
-    plan.delete_chains.extend(deleted.map(|chain| (chain.table, chain.name.clone())));
-    for shared in SharedChain::ALL {
-        let (old, new) = (&old.fixed_rules(shared).tail, &new.fixed_rules(shared).tail);
-        if old != new {
-            // Appended rules come last, also after a fixed rule that does not change: all of them are written anew.
-            let edit = |edit| move |line: &String| RuleEdit::of_shared(None, shared, edit, line);
-            plan.deletions.extend(old.iter().map(edit(Edit::Delete)));
-            plan.deletions.extend(new.iter().map(edit(Edit::Append)));
+    /// Replaces many deletions from a shared chain by writing it anew.
+    fn rewrite(&self, result: &mut PartialPlan) {
+        let base = self.base.unwrap_or(&self.applied.base[self.family]);
+        let many: Vec<_> = result.deletions.iter().filter(|(_, count)| **count > MAX_DELETIONS).collect();
+        for shared in many.into_iter().map(|(shared, _)| *shared) {
+            let Plan { additions, deletions, rewritten, .. } = &mut result.plan;
+            let is_of_shared = |edit: &RuleEdit| (edit.table, edit.chain) == (shared.table(), shared.chain());
+            let mut counts = BTreeMap::<String, u32>::new();
+            for line in self.applied.shared_lines(self.family, shared) {
+                *counts.entry(line.to_owned()).or_default() += 1;
+            }
+            let mut added: Vec<RuleEdit> = additions.iter().filter(|edit| is_of_shared(edit)).cloned().collect();
+            for edit in deletions.extract_if(.., |edit| is_of_shared(edit)) {
+                if let Some(count) = counts.get_mut(&edit.rule) {
+                    *count = count.saturating_sub(1);
+                }
+            }
+            if shared.table() == Table::Nat {
+                additions.retain(|edit| !is_of_shared(edit));
+            }
+            added.iter_mut().for_each(|edit| edit.edit = Edit::Append);
+            let append = |line: &str| RuleEdit::of_shared(None, shared, Edit::Append, line);
+            let fixed_rules = base.fixed_rules(shared);
+            rewritten.push(shared);
+            deletions.extend(fixed_rules.head.iter().map(|line| append(line)));
+            for (line, count) in &counts {
+                deletions.extend((0..*count).map(|_| append(line)));
+            }
+            deletions.extend(added);
+            deletions.extend(fixed_rules.tail.iter().map(|line| append(line)));
         }
+    }
+
+    /// What a service port has after a part of its steps.
+    fn after(&self, owner: u32, executed: &[(StepOrder, Owner, Step<'_>)]) -> Option<Installed> {
+        let update = &self.updates[owner as usize];
+        let old = self.applied.service_ports.get(&update.key, self.family).cloned().unwrap_or_default();
+        let desired = update.desired[self.family].as_ref();
+        let mut chains: BTreeMap<_, _> =
+            old.chains.into_iter().map(|chain| ((chain.table, chain.name.clone()), chain)).collect();
+        let mut lines: BTreeSet<_> = old.lines.into_iter().collect();
+        for (_, _, step) in executed.iter().filter(|(_, of, _)| *of == Some(owner)) {
+            match *step {
+                Step::WriteChain(chain, hash) | Step::KeepChain(chain, hash) => {
+                    let (table, name, rules) = (chain.table, Box::from(&*chain.name), chain.rules.len() as u32);
+                    chains.insert((table, Box::clone(&name)), InstalledChain { table, name, rules, hash });
+                }
+                Step::DeleteChain(table, name) => drop(chains.remove(&(table, name.into()))),
+                Step::EmptyChain(..) => {}
+                Step::AddLine(shared, line) => drop(lines.insert((shared, line.into()))),
+                Step::DeleteLine(shared, line) => drop(lines.remove(&(shared, line.into()))),
+            }
+        }
+        if chains.is_empty() && lines.is_empty() {
+            return None;
+        }
+        let mut vips = old.vips.into_vec();
+        vips.extend(desired.iter().flat_map(|desired| &desired.vips));
+        vips.sort_unstable();
+        vips.dedup();
+        Some(Installed {
+            vips: vips.into(),
+            chains: chains.into_values().collect(),
+            lines: lines.into_iter().collect(),
+        })
     }
 }

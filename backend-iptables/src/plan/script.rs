@@ -34,8 +34,14 @@ impl Plan {
     /// deleted afterwards.
     pub(crate) fn script(&self, max_lines: usize) -> Script {
         let mut script = Script::default();
-        let [filter, nat] = TABLES.map(|table| self.group(table));
-        let old_filter = ChainGroup { deleted: filter.deleted.clone(), ..ChainGroup::default() };
+        let [filter, mut nat] = TABLES.map(|table| self.group(table));
+        let rewritten = |table| {
+            let of_table = self.rewritten.iter().filter(move |shared| shared.table() == table);
+            of_table.map(|shared| shared.chain())
+        };
+        nat.declared.extend(rewritten(Table::Nat));
+        let declared = rewritten(Table::Filter).collect();
+        let old_filter = ChainGroup { deleted: filter.deleted.clone(), declared, ..ChainGroup::default() };
         let new_filter = ChainGroup { deleted: Vec::new(), ..filter };
         let (fill, nat, delete) =
             if nat.lines() > max_lines { nat.split(max_lines) } else { (Vec::new(), nat, Vec::new()) };

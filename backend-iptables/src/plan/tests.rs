@@ -1,6 +1,6 @@
 //! The complete scripts of changes.
 
-mod full;
+mod base;
 mod histories;
 
 use backend::testing::ProgramAll as _;
@@ -66,11 +66,11 @@ async fn replacing_an_endpoint() {
 :KUBE-SEP-ICDUIKC33SFI6ZPR - [0:0]
 :KUBE-SEP-LXVODXWDISEETFEF - [0:0]
 :KUBE-SVC-XPGD46QRK7WJZT7O - [0:0]
+-A KUBE-SEP-ICDUIKC33SFI6ZPR -s 10.180.0.3/32 -m comment --comment "ns1/svc1:p80" -j KUBE-MARK-MASQ
+-A KUBE-SEP-ICDUIKC33SFI6ZPR -p tcp -m comment --comment "ns1/svc1:p80" -m tcp -j DNAT --to-destination 10.180.0.3:80
 -A KUBE-SVC-XPGD46QRK7WJZT7O ! -s 10.0.0.0/8 -d 10.96.0.1/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-MARK-MASQ
 -A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.1:80" -m statistic --mode random --probability 0.50000000000 -j KUBE-SEP-SXIVWICOYRO3J4NJ
 -A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.3:80" -j KUBE-SEP-ICDUIKC33SFI6ZPR
--A KUBE-SEP-ICDUIKC33SFI6ZPR -s 10.180.0.3/32 -m comment --comment "ns1/svc1:p80" -j KUBE-MARK-MASQ
--A KUBE-SEP-ICDUIKC33SFI6ZPR -p tcp -m comment --comment "ns1/svc1:p80" -m tcp -j DNAT --to-destination 10.180.0.3:80
 -X KUBE-SEP-LXVODXWDISEETFEF
 COMMIT
 "#,
@@ -91,10 +91,10 @@ COMMIT
 *nat
 :KUBE-SEP-SXIVWICOYRO3J4NJ - [0:0]
 :KUBE-SVC-XPGD46QRK7WJZT7O - [0:0]
--A KUBE-SVC-XPGD46QRK7WJZT7O ! -s 10.0.0.0/8 -d 10.96.0.1/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-MARK-MASQ
--A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.1:80" -j KUBE-SEP-SXIVWICOYRO3J4NJ
 -A KUBE-SEP-SXIVWICOYRO3J4NJ -s 10.180.0.1/32 -m comment --comment "ns1/svc1:p80" -j KUBE-MARK-MASQ
 -A KUBE-SEP-SXIVWICOYRO3J4NJ -p tcp -m comment --comment "ns1/svc1:p80" -m tcp -j DNAT --to-destination 10.180.0.1:80
+-A KUBE-SVC-XPGD46QRK7WJZT7O ! -s 10.0.0.0/8 -d 10.96.0.1/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-MARK-MASQ
+-A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.1:80" -j KUBE-SEP-SXIVWICOYRO3J4NJ
 -I KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-SVC-XPGD46QRK7WJZT7O
 COMMIT
 "#,

@@ -35,7 +35,7 @@ fn state() -> NodeState {
 
 /// Scripts of another process, and the number of lines that revert each.
 const CHANGES: [(&str, usize); 9] = [
-    ("*nat\n-F KUBE-SERVICES\nCOMMIT\n", 3),
+    ("*nat\n-F KUBE-SERVICES\nCOMMIT\n", 2),
     ("*nat\n-D KUBE-SERVICES 1\nCOMMIT\n", 1),
     ("*nat\n-A KUBE-SERVICES -d 192.0.2.1/32 -j ACCEPT\nCOMMIT\n", 3),
     ("*nat\n-I KUBE-SERVICES -d 192.0.2.1/32 -j ACCEPT\nCOMMIT\n", 1),

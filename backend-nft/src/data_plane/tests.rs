@@ -8,7 +8,7 @@ mod work;
 use backend::{
     NodeState,
     dataplane::{DataplaneOptions, Vip},
-    testing::{ProgramAll as _, mk_state},
+    testing::{ProgramAll as _, mk_state, rejected_by_test},
 };
 use proto::model::Protocol;
 
@@ -32,21 +32,13 @@ fn driver(kernel: &Fake) -> FakeDriver {
     kernel.driver(DataplaneOptions::default())
 }
 
-async fn failures(driver: &mut FakeDriver, state: &NodeState) -> Vec<String> {
-    let applied = driver.reconcile_all(state).await.unwrap();
-    assert!(
-        applied.failures.iter().all(|failure| failure.retryable && failure.reason.contains("rejected by the test"))
-    );
-    applied.failures.iter().map(|failure| failure.key.name.to_string()).collect()
-}
-
 #[tokio::test]
 async fn rejected_service_ports_are_left_out_and_reported() {
     for (detail, most) in [(ErrorDetail::Named, 3), (ErrorDetail::Unnamed, 45)] {
         let kernel = Fake::default();
         kernel.reject([vip(7), vip(90)], detail);
         let mut driver = driver(&kernel);
-        assert_eq!(failures(&mut driver, &state(100)).await, ["svc-007", "svc-090"]);
+        assert_eq!(rejected_by_test(&mut driver, &state(100)).await, ["svc-007", "svc-090"]);
         let transactions = kernel.transactions();
         assert!((2..=most).contains(&transactions), "{detail:?}: {transactions} transactions");
 
@@ -105,7 +97,7 @@ async fn any_number_of_service_ports_may_be_rejected() {
         let kernel = Fake::default();
         kernel.reject((1..=200).map(vip), detail);
         let mut driver = driver(&kernel);
-        assert_eq!(failures(&mut driver, &state(250)).await.len(), 200);
+        assert_eq!(rejected_by_test(&mut driver, &state(250)).await.len(), 200);
         assert_eq!(kernel.vips_by_transaction().last().unwrap().len(), 50);
     }
 }

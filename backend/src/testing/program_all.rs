@@ -1,6 +1,7 @@
 //! Calls a backend until everything is programmed.
 
 use anyhow::Result;
+use proto::model::ServicePortFailure;
 
 use crate::{Backend, Changes, NodeState, SyncReport};
 
@@ -40,3 +41,15 @@ pub trait ProgramAll: Backend {
 }
 
 impl<B: Backend> ProgramAll for B {}
+
+/// Reconciles, and returns the names of the service ports that a fake kernel rejected.
+///
+/// # Panics
+/// When the reconcile fails, or a service port has failed for another reason than `rejected by the test`.
+pub async fn rejected_by_test<B: Backend>(backend: &mut B, state: &NodeState) -> Vec<String> {
+    let failures = backend.reconcile_all(state).await.unwrap().failures;
+    let is_of_test =
+        |failure: &ServicePortFailure| failure.retryable && failure.reason.contains("rejected by the test");
+    assert!(failures.iter().all(is_of_test), "{failures:?}");
+    failures.iter().map(|failure| failure.key.name.to_string()).collect()
+}

@@ -70,13 +70,15 @@ async fn changes_of_other_processes_are_reverted() {
         kernel.change_by_other(IpFamily::V4, &format!("*{table}\n{change}\nCOMMIT\n"));
         assert_eq!(reconciled(&kernel, &state).await, format!("*{table}\n{expected}\nCOMMIT\n"), "{change}");
     }
-    // The last rule is not the last: deleting by text is ambiguous, so the chain is written anew.
-    for change in [format!("-A {}", line(7)), format!("-D {last}"), format!("-I {last}")] {
+    // The last rule is not the last: it is moved.
+    for (change, moved) in [
+        (format!("-A {}", line(7)), format!("-D {last}\n-A {last}\nCOMMIT\n*nat\n-D {}", line(7))),
+        (format!("-D {last}"), format!("-A {last}")),
+        (format!("-I {last}"), format!("-D {last}\n-D {last}\n-A {last}")),
+    ] {
         let kernel = with(&state).await;
         kernel.change_by_other(IpFamily::V4, &format!("*nat\n{change}\nCOMMIT\n"));
-        let script = reconciled(&kernel, &state).await;
-        assert!(script.starts_with("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES "), "{script}");
-        assert_eq!(script.lines().count(), 2 + 1 + 40 + 1);
+        assert_eq!(reconciled(&kernel, &state).await, format!("*nat\n{moved}\nCOMMIT\n"), "{change}");
     }
 }
 

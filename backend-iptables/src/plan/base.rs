@@ -1,0 +1,86 @@
+//! The changes of what belongs to no service port: base chains, the fixed rules of shared chains, and hooks.
+
+use std::{collections::BTreeSet, iter::repeat_n};
+
+use iptables::{ChainSpec, Hook, Table};
+
+use super::{Edit, Plan, RuleEdit};
+use crate::{
+    desired::Base,
+    observed::Observed,
+    table::{FixedRules, SharedChain},
+};
+
+/// The changes that give the observed rules this base ruleset. Rules of service ports, and everything that is not
+/// needed, are left.
+pub(crate) fn complete_base(observed: &Observed, base: &Base, hooks: &[Hook]) -> Plan {
+    let mut plan = Plan::default();
+    for chain in &base.chains {
+        if observed.rules(chain.table, &chain.name) != Some(&chain.rules[..]) {
+            plan.chains.push((None, chain.clone()));
+        }
+    }
+    for shared in SharedChain::ALL {
+        complete_shared(&mut plan, observed, shared, base.fixed_rules(shared));
+    }
+    for hook in hooks {
+        match observed.hook_count(hook) {
+            0 => plan.additions.push(RuleEdit::of_hook(hook, Edit::Insert)),
+            count => plan.deletions.extend(repeat_n(RuleEdit::of_hook(hook, Edit::Delete), count - 1)),
+        }
+    }
+    plan
+}
+
+/// Creates a shared chain, or moves its fixed rules to its beginning and its end.
+fn complete_shared(plan: &mut Plan, observed: &Observed, shared: SharedChain, fixed_rules: &FixedRules) {
+    let edit = |edit| move |line: &String| RuleEdit::of_shared(None, shared, edit, line);
+    let Some(rules) = observed.rules(shared.table(), shared.chain()) else {
+        plan.declare_shared.push(shared);
+        plan.additions.extend(fixed_rules.lines().map(edit(Edit::Append)));
+        return;
+    };
+    let is_fixed = |line: &&String| fixed_rules.lines().any(|fixed| fixed == *line);
+    let between = rules.strip_prefix(&fixed_rules.head[..]).and_then(|rest| rest.strip_suffix(&fixed_rules.tail[..]));
+    if between.is_some_and(|between| !between.iter().any(|line| is_fixed(&line))) {
+        return;
+    }
+    plan.deletions.extend(rules.iter().filter(is_fixed).map(edit(Edit::Delete)));
+    plan.deletions.extend(fixed_rules.head.iter().rev().map(edit(Edit::Insert)));
+    plan.deletions.extend(fixed_rules.tail.iter().map(edit(Edit::Append)));
+}
+
+/// Adds the difference between two base rulesets to a plan. Returns the chains that are not needed any more; rules of
+/// service ports may still jump to them.
+pub(super) fn rebase(plan: &mut Plan, old: &Base, new: &Base) -> Vec<ChainSpec> {
+    let changed = new.chains.iter().filter(|chain| !old.chains.contains(chain));
+    plan.chains.extend(changed.map(|chain| (None, chain.clone())));
+    for shared in SharedChain::ALL {
+        let (old, new) = (&old.fixed_rules(shared).tail, &new.fixed_rules(shared).tail);
+        if old != new {
+            // Appended rules come last, also after a fixed rule that does not change: all of them are written anew.
+            let edit = |edit| move |line: &String| RuleEdit::of_shared(None, shared, edit, line);
+            plan.deletions.extend(old.iter().map(edit(Edit::Delete)));
+            plan.deletions.extend(new.iter().map(edit(Edit::Append)));
+        }
+    }
+    let names: BTreeSet<(Table, &str)> = new.chains.iter().map(|chain| (chain.table, &*chain.name)).collect();
+    let unneeded = old.chains.iter().filter(|chain| !names.contains(&(chain.table, &*chain.name)));
+    unneeded.cloned().collect()
+}
+
+/// Deletes all chains and hooks of the backend. A chain that rules of other programs jump to is only emptied.
+pub(crate) fn remove(observed: &Observed, hooks: &[Hook]) -> Plan {
+    let mut plan = Plan::default();
+    for hook in hooks {
+        plan.deletions.extend(repeat_n(RuleEdit::of_hook(hook, Edit::Delete), observed.hook_count(hook)));
+    }
+    for (table, name, rules) in observed.ours() {
+        if !observed.is_used(table, name, hooks) {
+            plan.delete_chains.insert((table, name.to_owned()));
+        } else if !rules.is_empty() {
+            plan.chains.push((None, ChainSpec { table, name: name.to_owned(), rules: Vec::new() }));
+        }
+    }
+    plan
+}
