@@ -155,7 +155,8 @@
   image: {{ include "fairlead.image" (list . "tools") }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   # Failures are only logged: a module may be built in, and some sysctls are read-only in all network namespaces but the
-  # first. What the backend cannot do without fails there, with a reason.
+  # first. What the backend cannot do without fails there, with a reason. The image has a shell and modprobe, and neither
+  # cat nor grep.
   command:
     - /bin/sh
     - -euc
@@ -165,7 +166,9 @@
       {{- end }}
       {{- if or $todo.sysctls $todo.conntrack }}
       set_sysctl() {
-        if [ "$(cat "/proc/sys/$1" 2>&1)" != "$2" ] && ! printf '%s' "$2" > "/proc/sys/$1"; then
+        value=
+        read -r value < "/proc/sys/$1" || true
+        if [ "$value" != "$2" ] && ! printf '%s' "$2" > "/proc/sys/$1"; then
           echo "cannot set /proc/sys/$1 to $2, leaving it unchanged" >&2
         fi
       }
@@ -174,10 +177,14 @@
       set_sysctl {{ $name | replace "." "/" }} {{ $value | toString | squote }}
       {{- end }}
       {{- if $todo.conntrack }}
-      max=$(({{ int .Values.backend.prepareNode.conntrack.maxPerCore }} * $(grep -c ^processor /proc/cpuinfo)))
+      processors=0
+      while read -r word rest; do
+        [ "$word" != processor ] || processors=$((processors + 1))
+      done < /proc/cpuinfo
+      max=$(({{ int .Values.backend.prepareNode.conntrack.maxPerCore }} * processors))
       [ "$max" -ge {{ int .Values.backend.prepareNode.conntrack.min }} ] || max={{ int .Values.backend.prepareNode.conntrack.min }}
       [ "$max" -le 1048576 ] || max=1048576
-      current=$(cat /proc/sys/net/netfilter/nf_conntrack_max) || current=$max
+      read -r current < /proc/sys/net/netfilter/nf_conntrack_max || current=$max
       [ "$current" -ge "$max" ] || set_sysctl net/netfilter/nf_conntrack_max "$max"
       {{- end }}
   securityContext:
