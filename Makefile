@@ -17,6 +17,9 @@ BACKEND ?= nftables
 # What programs the kernel of the nodes of `make cluster`.
 MODE ?= nftables
 
+# Options of our own checks in `make cluster-test`; the whole run has CHECKS='--outage 600'.
+CHECKS ?=
+
 # What `make image` builds images for.
 ARCHS ?= amd64 arm64
 
@@ -83,8 +86,9 @@ cluster: setup ## start a real Kubernetes cluster on this machine with Fairlead 
 	@$(ROOT) cluster/up
 	@$(ROOT) cluster/proxy fairlead $(MODE)
 
-cluster-test: ## run Kubernetes' own network tests in that cluster; MODE=nftables, iptables or local; CONTROL=1 also with kube-proxy
-	@$(ROOT) target/python/bin/python cluster/test --label fairlead-$(MODE)
+cluster-test: ## run Kubernetes' own network tests and ours in that cluster; MODE=nftables, iptables-nft, iptables-legacy or local; CONTROL=1 also with kube-proxy
+	@$(ROOT) target/python/bin/python cluster/checks --label fairlead-$(MODE) --mode $(MODE) $(CHECKS) || true
+	@$(ROOT) target/python/bin/python cluster/test --label fairlead-$(MODE) || [ -n '$(CONTROL)' ]
 	@[ -z '$(CONTROL)' ] || $(ROOT) cluster/control $(MODE)
 
 demo: setup ## show Fairlead in a cluster of network namespaces; BACKEND=nftables, iptables or ipvs (root or sudo)

@@ -16,8 +16,10 @@ export KUBECONFIG=$state/certificates/admin.kubeconfig
 
 # NAME:BYTE. A node's addresses are 172.30.0.BYTE and fd00:30::BYTE, and its pods have the subnet number BYTE - 10.
 nodes=(cp:10 n1:11 n2:12)
+# Begins the names of network namespaces and cgroups; clusters with different ones run beside each other.
+prefix=${CLUSTER_PREFIX:-flc}
 # The network namespace of the bridge. Its 172.30.0.1 is a client outside of the cluster: kubectl and the tests run there.
-outside=flc-wire
+outside=$prefix-wire
 server=https://172.30.0.10:6443
 cluster_cidrs=10.244.0.0/16,fd00:10:244::/56
 service_cidrs=10.96.0.0/12,fd00:10:96::/112
