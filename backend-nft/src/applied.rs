@@ -15,6 +15,7 @@ use proto::model::{IpFamily, PerFamily, ServicePortKey};
 use crate::{
     desired::{Base, Desired, PoolChain, Slots, SourceGroupId, Update, vip_of_key},
     element::Element,
+    kernel::TableRole,
     observed::{ObservedElements, ObservedTable, slots},
     plan::{
         CurrentState, Edits, Operation, PartialServicePort, PlannedUpdate, RefCountChanges, RefCounts, Repairs, chains,
@@ -33,6 +34,8 @@ pub struct AppliedState {
     observed: PerFamily<ObservedElements>,
     /// The reference counts of shared objects.
     refs: PerFamily<RefCounts>,
+    /// Which tables are programmed, and whether packets traverse the other ones until these are complete.
+    tables: PerFamily<(TableRole, bool)>,
     /// The repairs of the base ruleset for the first transaction, and for the last one.
     repairs: (PerFamily<Repairs>, PerFamily<Repairs>),
     /// Chains for the next transaction, while a reconcile fills empty maps.
@@ -74,6 +77,7 @@ impl AppliedState {
                 v4: not_programmed(v4.elements, IpFamily::V4),
                 v6: not_programmed(v6.elements, IpFamily::V6),
             },
+            tables: PerFamily { v4: (v4.role, v4.is_deferred), v6: (v6.role, v6.is_deferred) },
             refs: PerFamily { v4: v4.refs, v6: v6.refs },
             repairs: (repairs, later),
             prepared: PerFamily::default(),
@@ -84,10 +88,18 @@ impl AppliedState {
         }
     }
 
-    /// Whether a table is replaced as a whole. The old one has to stay until the new one is complete, and nf_tables
-    /// cannot give a table the name of another one, so this is one transaction.
+    /// Whether a table that serves is replaced in one transaction.
     pub(crate) fn rebuilds(&self) -> bool {
-        self.repairs.0.iter().any(|(_, repairs)| repairs.first.contains(&Operation::DeleteTable))
+        let is_deleted = |family| {
+            let (role, is_deferred) = self.tables[family];
+            !is_deferred && self.repairs.0[family].first.contains(&Operation::DeleteTable(role))
+        };
+        IpFamily::ALL.into_iter().any(is_deleted)
+    }
+
+    /// The tables that are programmed.
+    pub(crate) fn roles(&self) -> PerFamily<TableRole> {
+        PerFamily::from_fn(|family| self.tables[family].0)
     }
 
     /// The repairs that the next transaction contains, and the chains that later ones need.
@@ -245,16 +257,21 @@ impl AppliedState {
         unused.any(|unused| self.needed_groups(family).all(|needed| needed != unused))
     }
 
-    /// Records that the last transaction of a reconcile was committed, which removed these elements.
-    pub(crate) fn commit_last(&mut self, removed: &PerFamily<Vec<Element>>, ownership: &VipOwnership) {
+    /// Records that the last transaction of a reconcile was committed, which removed these elements. Returns whether
+    /// standby tables are complete, and the main tables have to be built.
+    pub(crate) fn commit_last(&mut self, removed: &PerFamily<Vec<Element>>, ownership: &VipOwnership) -> bool {
         self.remove_observed(removed, ownership);
+        let mut is_standby = false;
         for family in IpFamily::ALL {
             if !self.observed[family].has_unneeded() {
                 self.repairs.1[family] = Repairs::default();
+                self.tables[family].1 = false;
             }
+            is_standby |= self.tables[family].0 == TableRole::Standby;
         }
         let remain = |family| self.observed[family].has_unneeded() || self.refs[family].has_unused_element();
         self.is_reconciling = self.is_reconciling && IpFamily::ALL.into_iter().any(remain);
+        is_standby && self.tables.iter().all(|(_, (_, is_deferred))| !is_deferred)
     }
 }
 

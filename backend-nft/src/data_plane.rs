@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use backend::{
     Difference, Drift, InstalledObject, NodeState,
     dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership},
-    driver::{Change, CommitOutcome, DataPlane, DryRunPlane, Synced, Unneeded},
+    driver::{Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Synced, Unneeded},
 };
 use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
 
@@ -103,9 +103,15 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         };
         let listings = self.kernel.list(EndpointKeys::of(&updates)).await?;
         let (base, options) = (self.base(state), self.options.effective(state.node()));
-        let observed = ObservedTable::of(listings, &base, &options);
+        let desired =
+            updates.iter().flat_map(|update| update.desired.iter().filter_map(|(_, desired)| desired.as_ref()));
+        let elements: usize = desired.map(|desired| desired.len()).sum();
+        let is_large = elements > MAX_TRANSACTION_WRITES && !self.kernel.is_dry_run();
+        let observed = ObservedTable::of(listings, (&base, &options), is_large);
         let (addresses, updates) = (state.node().addresses.clone(), (updates, ownership));
-        Ok(Synced { applied: AppliedState::new(base, options, addresses, observed, updates), writes: 0 })
+        let applied = AppliedState::new(base, options, addresses, observed, updates);
+        self.kernel.select(applied.roles()).await?;
+        Ok(Synced { applied, writes: 0 })
     }
 
     fn budget(&self, applied: &AppliedState) -> usize {
@@ -158,8 +164,10 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         if let Some((base, options)) = new_base {
             applied.rebased(base, options, state.node().addresses.clone());
         }
-        if let Some(removed) = last {
-            applied.commit_last(&removed, ownership);
+        if let Some(removed) = last
+            && applied.commit_last(&removed, ownership)
+        {
+            return Ok(CommitOutcome::Replaced { writes });
         }
         Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded: applied.has_unneeded() })
     }
@@ -188,8 +196,8 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     }
 
     async fn cleanup(&mut self) -> Result<()> {
-        let families = self.kernel.tables().await?;
-        let operations: Vec<_> = families.into_iter().map(|family| (family, Operation::DeleteTable)).collect();
+        let tables = self.kernel.tables().await?.into_iter();
+        let operations: Vec<_> = tables.map(|(family, role)| (family, Operation::DeleteTable(role))).collect();
         if !operations.is_empty() {
             self.kernel.commit(operations).await.context("delete our tables")?;
         }
@@ -197,7 +205,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     }
 
     async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
-        let tables = self.kernel.tables().await?.into_iter().map(table);
+        let tables = self.kernel.tables().await?.into_iter().map(|(family, role)| table(family, role));
         let names = tables.map(|table| format!("table {} {}", table.family, table.name));
         Ok(names.map(|kind| InstalledObject { subsystem: "nf_tables".to_owned(), kind, count: 1 }).collect())
     }

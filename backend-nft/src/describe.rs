@@ -8,6 +8,7 @@ use proto::model::{IpFamily, ServicePortKey};
 use crate::{
     desired::{table, vip_of_key},
     element::{Element, ElementData, Map, Verdict},
+    kernel::TableRole,
     plan::Operation,
 };
 
@@ -16,6 +17,7 @@ use crate::{
 struct TableChange {
     is_added: bool,
     is_deleted: bool,
+    is_standby_deleted: bool,
     chains: BTreeMap<String, ChainChange>,
     /// Whether a map is deleted, and whether it is added.
     maps: BTreeMap<String, (bool, bool)>,
@@ -52,7 +54,8 @@ pub(crate) fn differences<'a>(
 impl TableChange {
     fn add(&mut self, operation: Operation) {
         match operation {
-            Operation::DeleteTable => self.is_deleted = true,
+            Operation::DeleteTable(TableRole::Main) => self.is_deleted = true,
+            Operation::DeleteTable(TableRole::Standby) => self.is_standby_deleted = true,
             Operation::AddTable => self.is_added = true,
             Operation::AddChain(chain) => self.chain(chain.name).is_added = true,
             Operation::FlushChain(name) => self.chain(name).is_flushed = true,
@@ -79,12 +82,15 @@ impl TableChange {
     }
 
     fn differences<'a>(self, family: IpFamily, owner: impl Fn(&Vip) -> Option<&'a ServicePortKey>) -> Vec<Difference> {
-        let table = table(family);
+        let table = table(family, TableRole::Main);
         let subsystem = format!("table {} {}", table.family, table.name);
         let mut list = Vec::new();
         let mut push = |kind, object: String, service_port| {
             list.push(Difference::new(kind, subsystem.as_str(), object).of(service_port));
         };
+        if self.is_standby_deleted {
+            push(DifferenceKind::Remove, "the standby table".to_owned(), None);
+        }
         match (self.is_deleted, self.is_added) {
             (true, true) => push(DifferenceKind::Change, "the table, deleted and created again".to_owned(), None),
             (true, false) => push(DifferenceKind::Remove, "the table".to_owned(), None),

@@ -13,17 +13,45 @@ use anyhow::Result;
 use backend::{Drift, driver::CommitError};
 use proto::model::{IpFamily, PerFamily};
 
-use crate::{desired::EndpointKeys, observed::Listing, plan::Operation};
+use crate::{desired::EndpointKeys, observed::Listings, plan::Operation};
 pub(crate) use dry_run::DryRun;
 pub(crate) use netlink::Netlink;
+
+/// One of the two tables of a family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TableRole {
+    /// `fairlead`.
+    #[default]
+    Main,
+    /// `fairlead-standby`, which serves while a large main table of another layout is replaced.
+    Standby,
+}
+
+impl TableRole {
+    /// The other table.
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Main => Self::Standby,
+            Self::Standby => Self::Main,
+        }
+    }
+}
 
 /// A ruleset.
 pub(crate) trait Kernel: Send + 'static {
     /// Everything in our tables. `keys`: those that the endpoint maps should have, as a hint to list them faster.
-    fn list(&mut self, keys: EndpointKeys) -> impl Future<Output = Result<PerFamily<Listing>>> + Send;
+    fn list(&mut self, keys: EndpointKeys) -> impl Future<Output = Result<PerFamily<Listings>>> + Send;
 
-    /// The families that have a table of ours.
-    fn tables(&mut self) -> impl Future<Output = Result<Vec<IpFamily>>> + Send;
+    /// The tables of ours that exist.
+    fn tables(&mut self) -> impl Future<Output = Result<Vec<(IpFamily, TableRole)>>> + Send;
+
+    /// Sets the table of each family that operations are for.
+    fn select(&mut self, targets: PerFamily<TableRole>) -> impl Future<Output = Result<()>> + Send;
+
+    /// Whether nothing is written.
+    fn is_dry_run(&self) -> bool {
+        false
+    }
 
     /// Executes all operations, or none. Returns how long that took in the kernel.
     fn commit(

@@ -61,6 +61,8 @@ mod observed;
 mod plan;
 mod slots;
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context as _, Result};
 use backend::{dataplane::DataplaneOptions, driver::Driver};
 use proto::model::IpFamily;
@@ -90,12 +92,13 @@ pub fn open_preview(options: DataplaneOptions) -> Result<NftPreview> {
     Ok(Driver::new(NftDataPlane::new(DryRun::new(Netlink::open()?), options)))
 }
 
-/// The families for which the kernel contains our table. A table is created in one transaction with its content.
+/// The families for which the kernel contains a table of ours.
 ///
 /// # Errors
 /// If the kernel cannot be read.
 pub async fn programmed_families() -> Result<Vec<IpFamily>> {
-    Netlink::open()?.tables().await
+    let families: BTreeSet<_> = Netlink::open()?.tables().await?.into_iter().map(|(family, _)| family).collect();
+    Ok(families.into_iter().collect())
 }
 
 /// Deletes our tables of these families. Established connections continue.
@@ -103,9 +106,11 @@ pub async fn programmed_families() -> Result<Vec<IpFamily>> {
 /// # Errors
 /// When the kernel rejects it.
 pub async fn remove(families: &[IpFamily]) -> Result<()> {
-    let deletions: Vec<_> = families.iter().map(|family| (*family, plan::Operation::DeleteTable)).collect();
+    let mut kernel = Netlink::open()?;
+    let tables = kernel.tables().await?.into_iter().filter(|(family, _)| families.contains(family));
+    let deletions: Vec<_> = tables.map(|(family, role)| (family, plan::Operation::DeleteTable(role))).collect();
     if !deletions.is_empty() {
-        Netlink::open()?.commit(deletions).await.context("delete our tables")?;
+        kernel.commit(deletions).await.context("delete our tables")?;
     }
     Ok(())
 }

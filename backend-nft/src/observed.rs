@@ -14,6 +14,7 @@ use proto::model::{Endpoint, IpFamily, PerFamily};
 use crate::{
     desired::{Base, FixedChain, PoolChain, Slots, SourceGroupId},
     element::{Element, ElementData, Map},
+    kernel::TableRole,
     plan::{Operation, RefCounts, Repairs},
 };
 pub(crate) use elements::ObservedElements;
@@ -32,9 +33,20 @@ pub(crate) struct Listing {
     pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
 }
 
+/// Our tables of a family as the kernel lists them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Listings {
+    pub(crate) main: Listing,
+    pub(crate) standby: Listing,
+}
+
 /// What a table contains because of service ports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ObservedTable {
+    /// Which table is to be programmed.
+    pub(crate) role: TableRole,
+    /// Whether packets traverse the other table until this one is complete.
+    pub(crate) is_deferred: bool,
     /// The elements, sorted; without shared elements.
     pub(crate) elements: Vec<Element>,
     pub(crate) refs: RefCounts,
@@ -46,6 +58,57 @@ impl Listing {
         match Element::read(map, family, element) {
             Some(element) => self.elements.push(element),
             None => self.foreign.push((map, element.key.into())),
+        }
+    }
+}
+
+impl Listing {
+    /// Whether packets traverse the table.
+    fn serves(&self) -> bool {
+        self.chains.iter().any(|chain| chain.base.is_some())
+    }
+}
+
+/// Which table of a family is programmed.
+///
+/// A table of another layout has to serve until the new one is complete, and nf_tables cannot rename a table. So if the
+/// new one is more than one transaction, it is built twice: as the standby table, which serves instead of the main
+/// table as soon as it is complete, and then as the main table.
+///
+/// ```text
+///   main: another layout, serves     main: another layout ──┐          main: none             main: serves
+///   standby: none                    standby: is built      ├ deleted  standby: serves ──┐    standby: none
+///                                    └─ complete: serves ───┘          main: is built    ├ deleted
+///                                                                      └─ complete ──────┘
+/// ```
+struct Choice {
+    role: TableRole,
+    /// Whether the other table serves until this one is complete, and is deleted then.
+    is_deferred: bool,
+    /// What this table contains.
+    listing: Listing,
+    /// The tables to delete first.
+    deleted: Vec<TableRole>,
+}
+
+impl Choice {
+    fn new(Listings { main, standby }: Listings, base: &Base, is_large: bool) -> Self {
+        let has = |listing: &Listing| listing.table.is_some();
+        let is_usable = |listing: &Listing| !has(listing) || is_compatible(listing, base);
+        let serves = |listing: &Listing| has(listing) && is_usable(listing) && listing.serves();
+        let of = |role, is_deferred, listing: Listing, other: Option<TableRole>| {
+            let is_usable = is_usable(&listing);
+            let unusable = (!is_usable).then_some(role);
+            let listing = if is_usable { listing } else { Listing::default() };
+            Self { role, is_deferred, listing, deleted: other.into_iter().chain(unusable).collect() }
+        };
+        if standby.serves() && !serves(&main) {
+            of(TableRole::Main, true, main, None)
+        } else if is_usable(&main) || !is_large {
+            let other = has(&standby).then_some(TableRole::Standby);
+            of(TableRole::Main, false, main, other)
+        } else {
+            of(TableRole::Standby, true, standby, None)
         }
     }
 }
@@ -64,25 +127,31 @@ fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
 }
 
 impl ObservedTable {
-    /// Evaluates listings. Returns the repairs besides the elements of service ports.
+    /// Evaluates listings. Returns the repairs besides the elements of service ports. `is_large`: whether the content of
+    /// a table is more than one transaction.
     pub(crate) fn of(
-        listings: PerFamily<Listing>,
-        base: &PerFamily<Base>,
-        effective: &EffectiveOptions,
+        listings: PerFamily<Listings>,
+        (base, effective): (&PerFamily<Base>, &EffectiveOptions),
+        is_large: bool,
     ) -> (PerFamily<Self>, PerFamily<Repairs>) {
         let mut observed = PerFamily::<Self>::default();
         let mut repairs = PerFamily::<Repairs>::default();
         let PerFamily { v4, v6 } = listings;
-        for (family, mut listing) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
-            listing.elements.sort_unstable();
+        for (family, listings) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
             let base = &base[family];
-            if !is_compatible(&listing, base) {
-                repairs[family] = repair(&Listing::default(), base, family, effective);
-                repairs[family].first.insert(0, Operation::DeleteTable);
-                continue;
+            let Choice { role, is_deferred, mut listing, deleted } = Choice::new(listings, base, is_large);
+            listing.elements.sort_unstable();
+            let hooks = if is_deferred { base.hooks().cloned().collect() } else { Vec::new() };
+            let chains = base.chains.iter().filter(|fixed| !hooks.contains(fixed)).cloned().collect();
+            repairs[family] = repair(&listing, &Base { chains, ..base.clone() }, family, effective);
+            repairs[family].first.splice(0..0, deleted.into_iter().map(Operation::DeleteTable));
+            for fixed in &hooks {
+                let rules = fixed.rules.iter().map(|rule| Operation::AddRule(fixed.chain.name.clone(), rule.clone()));
+                repairs[family].last.push(Operation::AddChain(fixed.chain.clone()));
+                repairs[family].last.extend(rules);
             }
-            repairs[family] = repair(&listing, base, family, effective);
-            let mut table = Self::default();
+            repairs[family].last.extend(is_deferred.then(|| Operation::DeleteTable(role.other())));
+            let mut table = Self { role, is_deferred, ..Self::default() };
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
                 table.refs.observe_chain(chain);
             }

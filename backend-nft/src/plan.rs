@@ -24,6 +24,7 @@ use proto::model::{IpFamily, PerFamily};
 use crate::{
     desired::{Desired, FixedChain, PoolChain, Slots, SourceGroupId, Update},
     element::{Element, Map},
+    kernel::TableRole,
 };
 use edits::GroupEdits;
 pub(crate) use edits::{Edits, PartialServicePort, REMOVAL_RANKS, RemainingEdits, removal_rank};
@@ -33,7 +34,7 @@ use table::TablePlan;
 /// One step of a transaction, in one table.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operation {
-    DeleteTable,
+    DeleteTable(TableRole),
     /// Creates the table, or clears its dormant flag.
     AddTable,
     AddChain(Chain),

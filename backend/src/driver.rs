@@ -211,6 +211,10 @@ impl<P: DataPlane> Driver<P> {
                         return Ok(writes);
                     }
                 }
+                CommitOutcome::Replaced { writes } => {
+                    self.observe(state).await?;
+                    return Ok(writes);
+                }
                 CommitOutcome::Unknown(error) => {
                     warn!(error, "kernel rejected an incremental change, reconciling");
                     self.observe(state).await?;

@@ -2,6 +2,7 @@
 
 mod kernel;
 mod large;
+mod layout;
 mod parts;
 mod work;
 

@@ -13,7 +13,10 @@ use super::{
     nft_family,
     rule::{PacketAddress, RuleBuilder},
 };
-use crate::element::{Map, REJECT};
+use crate::{
+    element::{Map, REJECT},
+    kernel::TableRole,
+};
 
 const SERVICES: &str = "services";
 const NODEPORTS: &str = "nodeports";
@@ -37,9 +40,16 @@ pub(crate) struct FixedChain {
     pub(crate) rules: Vec<Rule>,
 }
 
-/// The table of a family.
-pub(crate) fn table(family: IpFamily) -> Table {
-    let table = Table::new(nft_family(family), backend::NFT_TABLE);
+/// The name of the table that serves while a large table of another layout is replaced.
+const STANDBY: &str = "fairlead-standby";
+
+/// A table of a family.
+pub(crate) fn table(family: IpFamily, role: TableRole) -> Table {
+    let name = match role {
+        TableRole::Main => backend::NFT_TABLE,
+        TableRole::Standby => STANDBY,
+    };
+    let table = Table::new(nft_family(family), name);
     table.comment("Kubernetes Services, kept by Fairlead: changes are undone")
 }
 
@@ -78,10 +88,15 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
         postrouting(family, effective.masquerade_mark),
     ];
     let sets = Map::ALL.into_iter().map(|map| map.set(family)).collect();
-    Base { table: table(family), sets, chains }
+    Base { table: table(family, TableRole::Main), sets, chains }
 }
 
 impl Base {
+    /// The chains that packets traverse first.
+    pub(crate) fn hooks(&self) -> impl Iterator<Item = &FixedChain> {
+        self.chains.iter().filter(|fixed| fixed.chain.base.is_some())
+    }
+
     /// The chain of this name.
     pub(crate) fn chain(&self, name: &str) -> Option<&FixedChain> {
         self.chains.iter().find(|fixed| fixed.chain.name == name)

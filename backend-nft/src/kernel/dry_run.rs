@@ -6,8 +6,8 @@ use anyhow::Result;
 use backend::{Drift, driver::CommitError};
 use proto::model::{IpFamily, PerFamily};
 
-use super::Kernel;
-use crate::{desired::EndpointKeys, observed::Listing, plan::Operation};
+use super::{Kernel, TableRole};
+use crate::{desired::EndpointKeys, observed::Listings, plan::Operation};
 
 /// Another kernel, and the operations that it was not given.
 #[derive(Debug)]
@@ -28,12 +28,20 @@ impl<K> DryRun<K> {
 }
 
 impl<K: Kernel> Kernel for DryRun<K> {
-    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
+    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listings>> {
         self.kernel.list(keys).await
     }
 
-    async fn tables(&mut self) -> Result<Vec<IpFamily>> {
+    async fn tables(&mut self) -> Result<Vec<(IpFamily, TableRole)>> {
         self.kernel.tables().await
+    }
+
+    async fn select(&mut self, targets: PerFamily<TableRole>) -> Result<()> {
+        self.kernel.select(targets).await
+    }
+
+    fn is_dry_run(&self) -> bool {
+        true
     }
 
     async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {

@@ -18,12 +18,12 @@ use ipnet::IpNet;
 use netlink::nft::{Chain, Expr, ListedRule, Rule, Set, SetFlags};
 use proto::model::{IpFamily, PerFamily};
 
-use super::Kernel;
+use super::{Kernel, TableRole};
 use crate::{
     data_plane::NftDataPlane,
     desired::{EndpointKeys, PoolChain, SourceGroupId},
     element::{Element, ElementData, Map, Verdict},
-    observed::Listing,
+    observed::{Listing, Listings},
     plan::{Elements, Operation},
 };
 
@@ -33,7 +33,8 @@ pub(crate) struct Fake(Arc<Mutex<FakeState>>);
 
 #[derive(Debug, Default)]
 struct FakeState {
-    tables: PerFamily<Option<FakeTable>>,
+    tables: FakeTables,
+    targets: PerFamily<TableRole>,
     rejected_vips: BTreeSet<Vip>,
     detail: ErrorDetail,
     /// The number of transactions, including rejected ones.
@@ -47,6 +48,9 @@ struct FakeState {
     /// What packets may reach after each transaction; `None`: it is not recorded.
     reachable: Option<Vec<Reachable>>,
 }
+
+/// The main and the standby tables.
+type FakeTables = PerFamily<[Option<FakeTable>; 2]>;
 
 /// The endpoints to which packets to each VIP may be sent; none: they are dropped or rejected.
 pub(crate) type Reachable = BTreeMap<Vip, BTreeSet<(IpAddr, u16)>>;
@@ -65,10 +69,14 @@ pub(crate) struct FakeTable {
     chains: BTreeMap<String, (Chain, Vec<Rule>)>,
     sets: BTreeMap<String, Set>,
     elements: BTreeMap<ElementKey, ElementData>,
+    /// The elements before the current transaction, if that has changed them, the last change last.
+    journal: Vec<(ElementKey, Option<ElementData>)>,
 }
 
 /// Map, VIP, slot, and data that are part of the key.
 type ElementKey = (Map, Vip, u32, Option<ElementData>);
+
+type RulesAndSets = (BTreeMap<String, (Chain, Vec<Rule>)>, BTreeMap<String, Set>);
 
 /// The update that an operation belongs to, and why it is rejected.
 type OperationError = (Option<u32>, String);
@@ -86,7 +94,7 @@ impl Fake {
 
     /// The tables for comparison: without unused pool chains, which depend on the history.
     pub(crate) fn tables(&self) -> PerFamily<Option<FakeTable>> {
-        let mut tables = self.0.lock().unwrap().tables.clone();
+        let mut tables = PerFamily::from_fn(|family| self.0.lock().unwrap().tables[family][0].clone());
         for table in [&mut tables.v4, &mut tables.v6].into_iter().flatten() {
             let used = table.used_chains();
             table.chains.retain(|name, _| PoolChain::parse(name).is_none_or(|chain| used.contains(&chain)));
@@ -94,10 +102,25 @@ impl Fake {
         tables
     }
 
+    /// Whether there is a standby table.
+    pub(crate) fn has_standby(&self) -> bool {
+        self.0.lock().unwrap().tables.iter().any(|(_, [_, standby])| standby.is_some())
+    }
+
+    /// Gives the main tables another layout, as an earlier version of Fairlead would have written it.
+    pub(crate) fn change_layout(&self) {
+        let PerFamily { v4: [v4, _], v6: [v6, _] } = &mut self.0.lock().unwrap().tables;
+        for table in [v4, v6].into_iter().flatten() {
+            let mut vips = table.sets[Map::Vips.name()].clone();
+            vips.flags = SetFlags::EVAL;
+            table.sets.insert(vips.name.clone(), vips);
+        }
+    }
+
     /// The number of unused pool chains in both tables.
     pub(crate) fn unused_chains(&self) -> usize {
         let state = self.0.lock().unwrap();
-        let tables = state.tables.iter().filter_map(|(_, table)| table.as_ref());
+        let tables = state.tables.iter().flat_map(|(_, tables)| tables).flatten();
         let idle = tables.map(|table| {
             let used = table.used_chains();
             let pools = table.chains.keys().filter_map(|name| PoolChain::parse(name));
@@ -122,7 +145,7 @@ impl Fake {
     pub(crate) fn element_counts(&self) -> BTreeMap<Map, usize> {
         let state = self.0.lock().unwrap();
         let mut counts = BTreeMap::new();
-        for table in state.tables.iter().filter_map(|(_, table)| table.as_ref()) {
+        for table in state.tables.iter().flat_map(|(_, tables)| tables).flatten() {
             table.elements.keys().for_each(|(map, ..)| *counts.entry(*map).or_default() += 1);
         }
         counts
@@ -155,30 +178,50 @@ impl Fake {
 
     /// Changes the elements of the IPv4 table, as another process would.
     pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<ElementKey, ElementData>)) {
-        change(&mut self.0.lock().unwrap().tables.v4.as_mut().unwrap().elements);
+        change(&mut self.0.lock().unwrap().tables.v4[0].as_mut().unwrap().elements);
     }
 }
 
 impl Kernel for Fake {
-    async fn list(&mut self, _: EndpointKeys) -> Result<PerFamily<Listing>> {
+    async fn list(&mut self, _: EndpointKeys) -> Result<PerFamily<Listings>> {
         let state = self.0.lock().unwrap();
         Ok(PerFamily::from_fn(|family| {
-            state.tables[family].as_ref().map(|table| table.list(family)).unwrap_or_default()
+            let list = |table: &Option<FakeTable>| table.as_ref().map(|table| table.list(family)).unwrap_or_default();
+            let [main, standby] = &state.tables[family];
+            Listings { main: list(main), standby: list(standby) }
         }))
     }
 
-    async fn tables(&mut self) -> Result<Vec<IpFamily>> {
+    async fn tables(&mut self) -> Result<Vec<(IpFamily, TableRole)>> {
         let state = self.0.lock().unwrap();
-        Ok(state.tables.iter().filter(|(_, table)| table.is_some()).map(|(family, _)| family).collect())
+        let roles = [TableRole::Main, TableRole::Standby];
+        let all = IpFamily::ALL.into_iter().flat_map(|family| roles.map(|role| (family, role)));
+        Ok(all.filter(|(family, role)| state.tables[*family][*role as usize].is_some()).collect())
+    }
+
+    async fn select(&mut self, targets: PerFamily<TableRole>) -> Result<()> {
+        self.0.lock().unwrap().targets = targets;
+        Ok(())
     }
 
     async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
         let mut state = self.0.lock().unwrap();
         state.transactions += 1;
-        let mut tables = state.tables.clone();
+        let mut tables = std::mem::take(&mut state.tables);
+        let rules_and_sets = |table: &Option<FakeTable>| table.as_ref().map(FakeTable::rules_and_sets);
+        let before = PerFamily::from_fn(|family| tables[family].each_ref().map(rules_and_sets));
+        let mut deleted = FakeTables::default();
         let mut rejection = Rejection::default();
         for (family, operation) in &operations {
-            if let Err((owner, reason)) = state.execute(&mut tables[*family], *family, operation) {
+            let role = match operation {
+                Operation::DeleteTable(role) => *role,
+                _ => state.targets[*family],
+            } as usize;
+            let (table, deleted) = (&mut tables[*family][role], &mut deleted[*family][role]);
+            if matches!(operation, Operation::DeleteTable(_)) && deleted.is_none() {
+                deleted.clone_from(table);
+            }
+            if let Err((owner, reason)) = state.execute(table, *family, operation) {
                 match owner.filter(|_| state.detail == ErrorDetail::Named) {
                     Some(owner) => rejection.named.push((owner, reason)),
                     None => rejection.unnamed = Some(reason),
@@ -188,9 +231,19 @@ impl Kernel for Fake {
         rejection.named.sort_unstable();
         rejection.named.dedup_by_key(|(owner, _)| *owner);
         if rejection != Rejection::default() {
+            for (family, before) in before.iter() {
+                for (role, before) in before.iter().enumerate() {
+                    let table = deleted[family][role].take().or_else(|| tables[family][role].take());
+                    state.tables[family][role] = before.clone().zip(table).map(|(before, table)| table.undo(before));
+                }
+            }
             return Err(CommitError::Rejected(rejection));
         }
-        let verdicts = tables.iter().filter_map(|(_, table)| table.as_ref()).flat_map(FakeTable::vips);
+        for table in tables.v4.iter_mut().chain(&mut tables.v6).flatten() {
+            table.journal.clear();
+        }
+        let serving = tables.iter().flat_map(|(_, tables)| tables).flatten().filter(|table| table.serves());
+        let verdicts = serving.flat_map(FakeTable::vips);
         state.vips.push(verdicts.collect());
         let added = operations.iter().filter(|(_, operation)| matches!(operation, Operation::AddChain(_)));
         state.added_chains.push(added.count());
@@ -228,7 +281,7 @@ impl FakeState {
     ) -> Result<(), OperationError> {
         match operation {
             Operation::AddTable => drop(table.get_or_insert_default()),
-            Operation::DeleteTable => ensure(table.take().is_some(), "no such table")?,
+            Operation::DeleteTable(_) => ensure(table.take().is_some(), "no such table")?,
             operation => {
                 let table = table.as_mut().ok_or_else(|| (None, format!("no {family} table")))?;
                 let is_rejected = |element: &Element| self.rejected_vips.contains(&element.vip);
@@ -240,9 +293,9 @@ impl FakeState {
 }
 
 /// Panics if a verdict leads to a slot without an endpoint, or to a group without all of its source ranges.
-fn reachable(tables: &PerFamily<Option<FakeTable>>) -> Reachable {
+fn reachable(tables: &FakeTables) -> Reachable {
     let mut reachable = Reachable::new();
-    for table in tables.iter().filter_map(|(_, table)| table.as_ref()) {
+    for table in tables.iter().flat_map(|(_, tables)| tables).flatten().filter(|table| table.serves()) {
         let groups = table.source_groups();
         for ((_, vip, ..), data) in &table.elements {
             let ElementData::Verdict(verdict) = data else { continue };
@@ -299,6 +352,26 @@ impl FakeTable {
         format!("{:?} {:?} {:?}", self.chains, self.sets, elements.collect::<BTreeSet<_>>())
     }
 
+    /// Whether packets traverse it.
+    fn serves(&self) -> bool {
+        self.chains.values().any(|(chain, _)| chain.base.is_some())
+    }
+
+    fn rules_and_sets(&self) -> RulesAndSets {
+        (self.chains.clone(), self.sets.clone())
+    }
+
+    /// The table before the current transaction.
+    fn undo(mut self, (chains, sets): RulesAndSets) -> Self {
+        for (key, data) in std::mem::take(&mut self.journal).into_iter().rev() {
+            match data {
+                Some(data) => self.elements.insert(key, data),
+                None => self.elements.remove(&key),
+            };
+        }
+        Self { chains, sets, ..self }
+    }
+
     fn vips(&self) -> impl Iterator<Item = Vip> {
         let verdicts = self.elements.iter().filter(|(_, data)| matches!(data, ElementData::Verdict(_)));
         verdicts.map(|((_, vip, ..), _)| *vip)
@@ -311,7 +384,7 @@ impl FakeTable {
         });
         let elements = self.elements.iter();
         Listing {
-            table: Some(crate::desired::table(family)),
+            table: Some(crate::desired::table(family, TableRole::Main)),
             chains: self.chains.values().map(|(chain, _)| chain.clone()).collect(),
             sets: self.sets.values().cloned().collect(),
             rules: rules.collect(),
@@ -322,7 +395,7 @@ impl FakeTable {
 
     fn execute(&mut self, operation: &Operation, is_rejected: impl Fn(&Element) -> bool) -> Result<(), OperationError> {
         match operation {
-            Operation::AddTable | Operation::DeleteTable => {}
+            Operation::AddTable | Operation::DeleteTable(_) => {}
             Operation::AddChain(chain) => {
                 ensure(!self.chains.contains_key(&chain.name), &format!("chain {} exists", chain.name))?;
                 self.chains.insert(chain.name.clone(), (chain.clone(), Vec::new()));
@@ -356,16 +429,18 @@ impl FakeTable {
             Operation::DeleteForeign(..) => ensure(false, "the fake lists no foreign elements")?,
             Operation::DeleteElements(_, elements) => each(elements, |element| {
                 let found = self.elements.remove(&key(element));
-                ensure(found == Some(element.data), &format!("{element:?}: found {found:?}"))
+                self.journal.push((key(element), found));
+                ensure_that(found == Some(element.data), || format!("{element:?}: found {found:?}"))
             })?,
             Operation::AddElements(map, elements) => each(elements, |element| {
-                ensure(!is_rejected(element), &format!("{} is rejected by the test", element.vip))?;
+                ensure_that(!is_rejected(element), || format!("{} is rejected by the test", element.vip))?;
                 ensure(self.sets.contains_key(map.name()), "no such set")?;
                 ensure(map.accepts(element), "the element does not fit the map")?;
                 let target = target_chain(&element.data);
                 ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
                 let old = self.elements.insert(key(element), element.data);
-                ensure(old.is_none(), &format!("{element:?} exists"))
+                self.journal.push((key(element), old));
+                ensure_that(old.is_none(), || format!("{element:?} exists"))
             })?,
         }
         Ok(())
@@ -389,7 +464,11 @@ fn each(
 }
 
 fn ensure(condition: bool, reason: &str) -> Result<(), OperationError> {
-    condition.then_some(()).ok_or_else(|| (None, reason.to_owned()))
+    ensure_that(condition, || reason.to_owned())
+}
+
+fn ensure_that(condition: bool, reason: impl FnOnce() -> String) -> Result<(), OperationError> {
+    if condition { Ok(()) } else { Err((None, reason())) }
 }
 
 fn element(map: Map, vip: Vip, index: u32, data: ElementData) -> Element {

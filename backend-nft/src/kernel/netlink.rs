@@ -18,13 +18,13 @@ use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
 use super::{
-    Kernel,
+    Kernel, TableRole,
     encode::{Encoded, ObjectNames},
 };
 use crate::{
     desired::{EndpointKeys, nft_family, table},
     element::Map,
-    observed::Listing,
+    observed::{Listing, Listings},
     plan::Operation,
 };
 
@@ -61,27 +61,39 @@ impl Netlink {
 }
 
 impl Kernel for Netlink {
-    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
+    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listings>> {
         self.watch.restart()?;
         let list = move |worker: &mut Worker| {
-            let mut listings = PerFamily::<Listing>::default();
+            let mut listings = PerFamily::<Listings>::default();
             for family in IpFamily::ALL {
-                listings[family] = worker.list(family, &keys).with_context(|| format!("list the {family} table"))?;
+                let mut list = |role| {
+                    let table = table(family, role);
+                    worker
+                        .list(family, role, &keys)
+                        .with_context(|| format!("list table {} {}", table.family, table.name))
+                };
+                listings[family] = Listings { main: list(TableRole::Main)?, standby: list(TableRole::Standby)? };
             }
             Ok(listings)
         };
         self.worker.run(list).await?
     }
 
-    async fn tables(&mut self) -> Result<Vec<IpFamily>> {
+    async fn tables(&mut self) -> Result<Vec<(IpFamily, TableRole)>> {
         let tables = |worker: &mut Worker| {
-            let mut families = Vec::new();
+            let mut tables = Vec::new();
             for family in IpFamily::ALL {
-                families.extend(worker.table(family)?.map(|_| family));
+                for role in [TableRole::Main, TableRole::Standby] {
+                    tables.extend(worker.table(family, role)?.map(|_| (family, role)));
+                }
             }
-            Ok(families)
+            Ok(tables)
         };
         self.worker.run(tables).await?
+    }
+
+    async fn select(&mut self, targets: PerFamily<TableRole>) -> Result<()> {
+        self.worker.run(move |worker| worker.names.select(targets)).await
     }
 
     async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
@@ -107,21 +119,22 @@ impl Kernel for Netlink {
 /// Everything in our tables is ours.
 fn touched(event: &NftEvent) -> Option<Touched> {
     let NftEvent::Changed { family, table: name, object, .. } = event else { return None };
-    let is_ours = |ours| *family == Some(nft_family(ours)) && *name == table(ours).name;
+    let is_table = |ours, role| *family == Some(nft_family(ours)) && *name == table(ours, role).name;
+    let is_ours = |family| is_table(family, TableRole::Main) || is_table(family, TableRole::Standby);
     IpFamily::ALL.into_iter().any(is_ours).then_some(Touched::Ours(object))
 }
 
 // === impl Worker ===
 
 impl Worker {
-    fn table(&mut self, family: IpFamily) -> Result<Option<nft::Table>> {
-        let name = &self.names.table(family).name;
+    fn table(&mut self, family: IpFamily, role: TableRole) -> Result<Option<nft::Table>> {
+        let name = &self.names.table(family, role).name;
         let tables = self.handle.tables(nft_family(family)).context("list tables")?;
         Ok(tables.into_iter().find(|table| table.name == *name))
     }
 
-    fn list(&mut self, family: IpFamily, keys: &EndpointKeys) -> Result<Listing> {
-        let Some(table) = self.table(family)? else { return Ok(Listing::default()) };
+    fn list(&mut self, family: IpFamily, role: TableRole, keys: &EndpointKeys) -> Result<Listing> {
+        let Some(table) = self.table(family, role)? else { return Ok(Listing::default()) };
         let mut listing = Listing {
             chains: self.handle.chains(&table).context("list chains")?,
             sets: self.handle.sets(&table).context("list sets")?,
@@ -131,8 +144,8 @@ impl Worker {
         };
         for map in Map::ALL.into_iter().filter(|map| !map.is_written_by_rules()) {
             let ours = self.names.set(family, map);
-            if listing.sets.contains(ours) && !self.lookup(family, map, keys, &mut listing)? {
-                self.dump(family, map, &mut listing)?;
+            if listing.sets.contains(ours) && !self.lookup((family, role), map, keys, &mut listing)? {
+                self.dump((family, role), map, &mut listing)?;
             }
         }
         Ok(listing)
@@ -140,8 +153,14 @@ impl Worker {
 
     /// Lists a large map by its keys, if it has exactly as many elements as it should have. `false` when it has other
     /// ones.
-    fn lookup(&mut self, family: IpFamily, map: Map, keys: &EndpointKeys, listing: &mut Listing) -> Result<bool> {
-        let (len, table) = (keys.len(family, map), self.names.table(family));
+    fn lookup(
+        &mut self,
+        (family, role): (IpFamily, TableRole),
+        map: Map,
+        keys: &EndpointKeys,
+        listing: &mut Listing,
+    ) -> Result<bool> {
+        let (len, table) = (keys.len(family, map), self.names.table(family, role));
         let count = |handle: &mut NftHandle| handle.count(table, map.name());
         if len < MIN_LOOKED_UP || count(&mut self.handle).context("count elements")? != u32::try_from(len).ok() {
             return Ok(false);
@@ -159,8 +178,8 @@ impl Worker {
         }
     }
 
-    fn dump(&mut self, family: IpFamily, map: Map, listing: &mut Listing) -> Result<()> {
-        let table = self.names.table(family);
+    fn dump(&mut self, (family, role): (IpFamily, TableRole), map: Map, listing: &mut Listing) -> Result<()> {
+        let table = self.names.table(family, role);
         let visit = |found: &mut Listing, element: nft::Element<'_>| found.insert(map, family, &element);
         let found = self.handle.elements(table, map.name(), Listing::default, visit);
         let found = found.with_context(|| format!("list {}", map.name()))?;

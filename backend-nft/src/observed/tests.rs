@@ -23,8 +23,9 @@ fn observed(elements: Vec<Element>) -> (PerFamily<ObservedTable>, PerFamily<Repa
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &ClusterInfo::default()));
     let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };
-    let listings = PerFamily { v4, v6: Listing::default() };
-    ObservedTable::of(listings, &base, &options.effective(&node))
+    let v4 = Listings { main: v4, standby: Listing::default() };
+    let listings = PerFamily { v4, v6: Listings::default() };
+    ObservedTable::of(listings, (&base, &options.effective(&node)), false)
 }
 
 fn last_octets(list: &[Option<Endpoint>]) -> Vec<u8> {

@@ -1,12 +1,15 @@
 //! Maps that are too large to be dumped are listed by their keys; elements with other keys are detected by their
 //! number.
 
+use std::{net::Ipv4Addr, num::NonZeroU16};
+
 use backend::{
     Backend as _, Changes, NodeState,
     driver::MAX_TRANSACTION_WRITES,
-    testing::{ProgramAll as _, Stack, mk_key, mk_state, synthetic, transition},
+    testing::{ProgramAll as _, Stack, apply, mk_key, mk_state, synthetic, transition},
 };
 use netlink::nft::{NftHandle, TableFamily};
+use proto::model::{Endpoint, IpFamily, Operation, PoolClass, PoolId};
 
 use crate::support::{backend, nft, reconcile, run};
 
@@ -92,6 +95,17 @@ fn attack(endpoints: u32, bystander: u32) -> NodeState {
     state.service("shop/web", |web| web.cluster_ip("10.96.0.1").endpoints(own.iter().map(String::as_str))).build()
 }
 
+/// Changes the number of endpoints of the other namespace.
+fn change_bystander(state: &mut NodeState, endpoints: u32) -> Changes {
+    let port = NonZeroU16::new(80).unwrap();
+    let endpoints = (0..endpoints).map(|n| Endpoint::new(Ipv4Addr::from(0x0a01_0000 + n).into(), port)).collect();
+    let pool = PoolId { key: mk_key("shop/web"), class: PoolClass::Cluster, family: IpFamily::V4 };
+    apply(state, [Operation::ReplacePool { pool, endpoints }])
+}
+
+/// The endpoints of the attack: 200,000 elements.
+const ENDPOINTS: u32 = 28_600;
+
 /// The attack: the change of another namespace waited for one large transaction. Each call of the backend is at most
 /// one transaction.
 #[test]
@@ -100,11 +114,11 @@ fn a_large_service_port_is_programmed_in_several_transactions() {
         let mut current = attack(0, 1);
         let mut first = backend();
         first.reconcile_all(&current).await.unwrap();
-        let changes = transition(&mut current, &attack(10_000, 1));
+        let changes = transition(&mut current, &attack(ENDPOINTS, 1));
         let mut report = first.apply(&current, &changes).await.unwrap();
         let (mut calls, mut writes, shop) = (1, report.writes, mk_key("shop/web"));
         while calls < 6 {
-            let mut changes = transition(&mut current, &attack(10_000, calls % 5 + 2));
+            let mut changes = change_bystander(&mut current, calls % 5 + 2);
             for waited in 1.. {
                 report = first.apply(&current, &changes).await.unwrap();
                 assert!(report.writes <= MAX_TRANSACTION_WRITES + 100, "{} writes", report.writes);
@@ -123,8 +137,8 @@ fn a_large_service_port_is_programmed_in_several_transactions() {
         let mut second = backend();
         let rest = second.reconcile_all(&current).await.unwrap().writes;
         let total = writes + rest;
-        assert!((70_000..71_000).contains(&total), "{writes} and {rest} writes");
-        assert_eq!((elements("live"), elements("local-affine-endpoints")), (10_000, 10_000));
+        assert!((200_200..201_200).contains(&total), "{writes} and {rest} writes");
+        assert_eq!((elements("live"), elements("local-affine-endpoints")), (ENDPOINTS as usize, ENDPOINTS as usize));
         assert_eq!(reconcile(&current).await.writes, 0);
 
         // Its removal is split too.
@@ -143,4 +157,29 @@ fn elements(map: &str) -> usize {
     let mut handle = NftHandle::open().unwrap();
     let table = handle.tables(TableFamily::Ip).unwrap().remove(0);
     handle.elements(&table, map, || 0, |count, _| *count += 1).unwrap()
+}
+
+/// No transaction is large, and no table of ours is left besides.
+#[test]
+fn a_large_table_of_another_layout_is_replaced_by_slices() {
+    run(|| async {
+        let state = synthetic(2_500, 10, Stack::V4);
+        let in_one_build = reconcile(&state).await.writes;
+        let before = elements("vips");
+        let chain = "ip fairlead postrouting";
+        nft(&format!("delete chain {chain} ; add chain {chain} {{ type nat hook postrouting priority 50 ; }}"));
+        let mut replacing = backend();
+        let mut report = replacing.reconcile(&state).await.unwrap();
+        let mut writes = report.writes;
+        while report.unfinished.is_some() {
+            assert!(nft("list chains ip").contains("hook prerouting priority dstnat"), "a table serves");
+            report = replacing.apply(&state, &Changes::default()).await.unwrap();
+            assert!(report.writes <= MAX_TRANSACTION_WRITES + 200, "{} writes", report.writes);
+            writes += report.writes;
+        }
+        // The IPv6 table has the right layout.
+        assert!((2 * in_one_build - 300..2 * in_one_build + 10).contains(&writes), "{writes}, {in_one_build}");
+        assert_eq!((elements("vips"), nft("list tables ip")), (before, "table ip fairlead\n".to_owned()));
+        assert_eq!(reconcile(&state).await.writes, 0);
+    });
 }

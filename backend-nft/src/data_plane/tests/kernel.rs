@@ -19,8 +19,8 @@ use crate::{
     data_plane::NftDataPlane,
     desired::EndpointKeys,
     element::{ElementData, Map, Verdict},
-    kernel::{Kernel, Netlink},
-    observed::Listing,
+    kernel::{Kernel, Netlink, TableRole},
+    observed::Listings,
     plan::{Elements, Operation},
 };
 
@@ -48,12 +48,16 @@ enum Defect {
 }
 
 impl Kernel for InvalidatingKernel {
-    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
+    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listings>> {
         self.kernel.list(keys).await
     }
 
-    async fn tables(&mut self) -> Result<Vec<IpFamily>> {
+    async fn tables(&mut self) -> Result<Vec<(IpFamily, TableRole)>> {
         self.kernel.tables().await
+    }
+
+    async fn select(&mut self, targets: PerFamily<TableRole>) -> Result<()> {
+        self.kernel.select(targets).await
     }
 
     async fn commit(&mut self, mut operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
@@ -95,7 +99,7 @@ async fn check(defect: Defect, words: &[&str]) {
     assert!(failure.retryable);
     let vips = async || {
         let listings = Netlink::open().unwrap().list(EndpointKeys::default()).await.unwrap();
-        let mut elements = listings.v4.elements;
+        let mut elements = listings.v4.main.elements;
         elements.retain(|element| element.map == Map::Vips);
         elements
     };

@@ -27,7 +27,8 @@ fn verdict(port: u16, verdict: Verdict) -> Element {
 fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(IpFamily, Operation)> {
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| base(family, &DataplaneOptions::default(), &node, &ClusterInfo::default()));
-    let (_, repairs) = ObservedTable::of(PerFamily::default(), &base, &DataplaneOptions::default().effective(&node));
+    let effective = DataplaneOptions::default().effective(&node);
+    let (_, repairs) = ObservedTable::of(PerFamily::default(), (&base, &effective), false);
     let mut elements = Elements::default();
     for (owner, to) in (0..).zip(verdicts) {
         elements.push(verdict(owner + 1, to), Some(owner.into()));
