@@ -127,8 +127,8 @@ fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
 }
 
 impl ObservedTable {
-    /// Evaluates listings. Returns the repairs besides the elements of service ports. `is_large`: whether the content of
-    /// a table is more than one transaction.
+    /// Evaluates listings. Returns the repairs besides the elements of service ports. `is_large`: whether the content
+    /// of a table is more than one transaction.
     pub(crate) fn of(
         listings: PerFamily<Listings>,
         (base, effective): (&PerFamily<Base>, &EffectiveOptions),

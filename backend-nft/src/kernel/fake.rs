@@ -1,6 +1,8 @@
 //! An in-memory kernel that makes the checks of the real one: names exist, keys are unused, referenced objects are not
 //! deleted. It also rejects the VIPs that a test selects.
 
+mod references;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -15,9 +17,10 @@ use backend::{
     driver::{CommitError, Driver, Rejection},
 };
 use ipnet::IpNet;
-use netlink::nft::{Chain, Expr, ListedRule, Rule, Set, SetFlags};
+use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags};
 use proto::model::{IpFamily, PerFamily};
 
+use self::references::{RuleReference, references};
 use super::{Kernel, TableRole};
 use crate::{
     data_plane::NftDataPlane,
@@ -485,22 +488,4 @@ fn target_chain(data: &ElementData) -> Option<String> {
         ElementData::Verdict(verdict) => verdict.chain(),
         _ => None,
     }
-}
-
-/// An object that a rule refers to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RuleReference<'a> {
-    Set(&'a str),
-    /// A set that the rule writes to.
-    WrittenSet(&'a str),
-    Chain(&'a str),
-}
-
-fn references(rule: &Rule) -> impl Iterator<Item = RuleReference<'_>> {
-    rule.exprs.iter().filter_map(|expr| match expr {
-        Expr::Lookup { set, .. } => Some(RuleReference::Set(set)),
-        Expr::Dynset { set, .. } => Some(RuleReference::WrittenSet(set)),
-        Expr::Verdict(verdict) => verdict.chain().map(RuleReference::Chain),
-        _ => None,
-    })
 }

@@ -50,8 +50,8 @@ pub enum CommitOutcome {
         /// Whether objects remain that no service port needs.
         has_unneeded: bool,
     },
-    /// The kernel accepted it. Other objects than those that were programmed are to be programmed next, so the kernel is
-    /// read again.
+    /// The kernel accepted it. Other objects than those that were programmed are to be programmed next, so the kernel
+    /// is read again.
     Replaced {
         /// How many objects were written.
         writes: usize,
