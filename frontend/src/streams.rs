@@ -24,9 +24,12 @@ use tokio::{
 
 use crate::index::NodeChanges;
 
-/// The minimum time between two checks of [`Streams::wait_programmed`]: each reads all nodes, and thousands of nodes
-/// send thousands of Acks.
+/// The minimum time between two checks of [`Streams::wait_programmed`] and [`Streams::wait_closed`]: the first reads
+/// all nodes, and thousands of nodes send thousands of Acks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How many nodes a log line or the problems list.
+pub(crate) const MAX_LISTED: usize = 32;
 
 /// How many characters are kept of the backend name and version that a client sends.
 const MAX_LABEL_CHARS: usize = 64;
@@ -69,7 +72,7 @@ pub(crate) struct Streams(Arc<SharedFleet>);
 #[derive(Debug, Default)]
 struct SharedFleet {
     fleet: Mutex<Fleet>,
-    /// Wakes [`Streams::wait_programmed`].
+    /// Wakes [`Streams::wait_programmed`] and [`Streams::wait_closed`].
     changed: Notify,
 }
 
@@ -186,6 +189,18 @@ impl Streams {
         loop {
             let changed = self.0.changed.notified();
             if self.programmed_on_all_nodes().is_none_or(|programmed| programmed >= revision) {
+                return;
+            }
+            changed.await;
+            sleep(CHECK_INTERVAL).await;
+        }
+    }
+
+    /// Waits until no stream is open.
+    pub(crate) async fn wait_closed(&self) {
+        loop {
+            let changed = self.0.changed.notified();
+            if self.count() == 0 {
                 return;
             }
             changed.await;

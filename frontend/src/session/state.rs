@@ -472,13 +472,12 @@ async fn wait_with_keepalive<T>(
     awaited: impl Future<Output = T>,
     output: &mut MessageSink,
 ) -> Result<T, SessionEnd> {
-    let ended = output.ended();
-    tokio::pin!(awaited, ended);
+    let closed = output.closed();
+    tokio::pin!(awaited, closed);
     loop {
         tokio::select! {
             biased;
-            // First: on shutdown other sessions release permits, which this one must not take.
-            end = &mut ended => return Err(end),
+            () = &mut closed => return Err(SessionEnd::Disconnected),
             result = &mut awaited => return Ok(result),
             () = sleep(context.config.bookmark_interval) => {
                 let target = context.cluster.log().revision();
