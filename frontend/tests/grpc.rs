@@ -9,6 +9,8 @@ mod cluster;
 mod endpoints;
 #[path = "grpc/metrics.rs"]
 mod metrics;
+#[path = "grpc/missing_nodes.rs"]
+mod missing_nodes;
 #[path = "grpc/rebuild_queue.rs"]
 mod rebuild_queue;
 #[path = "common/running.rs"]
@@ -302,7 +304,9 @@ async fn shutdown_drains_streams() {
     }
     drop(leaves);
     timeout(TIMEOUT, server.serving).await.expect("the server has not stopped").unwrap().unwrap();
-    assert!(stays.next().await.unwrap().is_none(), "the stream ends without an error");
+    let status = stays.next().await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().starts_with("the frontend shuts down"), "{status}");
 }
 
 #[tokio::test]

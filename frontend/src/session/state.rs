@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 use proto::{
     digest::{Digest, DigestVector},
     model::{
-        Ack, Batch, ClientMessage, Features, Hello, Revision, ServerMessage, ServicePortFailure, SyncMode, Welcome,
+        Ack, Batch, ClientMessage, Features, Hello, Revision, Role, ServerMessage, ServicePortFailure, SyncMode,
+        Welcome,
     },
 };
 use tokio::time::{Instant, sleep};
@@ -110,6 +111,9 @@ impl Session {
             context.events.started(start);
         }
         info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
+        if hello.role == Role::Backend && context.streams.lacks_node(&node) {
+            warn!("there is no Node object of this name: check --node-name of the backend, and whether it was deleted");
+        }
         let mut session = Self {
             context,
             status,
