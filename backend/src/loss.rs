@@ -9,9 +9,9 @@
 //!              digests, acks                              NodeState to program: with the endpoints they had before
 //! ```
 //!
-//! After a restart of the node, pods on it have other addresses than in the stored state. Until a frontend has confirmed
-//! that state, the addresses that they had are left out. Their loss does not count: all Services of a cluster with one
-//! node lose their endpoints then.
+//! After a restart of the node, pods on it have other addresses than in the stored state. Until a frontend has
+//! confirmed that state, the addresses that they had are left out. Their loss does not count: all Services of a cluster
+//! with one node lose their endpoints then.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -125,8 +125,8 @@ impl LossGuard {
         withheld.map_or(0, |withheld| withheld.service_ports.len())
     }
 
-    /// The node has restarted since a frontend confirmed `state`. Leaves out the endpoints on the node, except for those
-    /// on its host network, whose addresses stay. Returns how many service ports have any.
+    /// The node has restarted since a frontend confirmed `state`. Leaves out the endpoints on the node, except for
+    /// those on its host network, whose addresses stay. Returns how many service ports have any.
     pub(crate) fn restarted(&mut self, state: &mut NodeState) -> usize {
         let digests = state.digests().clone();
         let (mut endpoints, mut without) = (HashSet::new(), Vec::new());

@@ -193,8 +193,7 @@ impl Replica {
         self.losses.withheld_service_ports()
     }
 
-    /// The number of service ports without endpoints on this node, because it has restarted and no frontend has confirmed
-    /// them.
+    /// The number of service ports without their endpoints on this node, which has restarted.
     pub(crate) fn unconfirmed_service_ports(&self) -> usize {
         self.losses.unconfirmed_service_ports()
     }

@@ -122,7 +122,7 @@ impl ServicePortState {
     }
 
     /// The service port without the endpoints of the local pools that are not `kept`, in any pool; `None` if it has no
-    /// such endpoints.
+    /// such endpoints. One that has no other endpoints is as one without endpoints in the cluster: it is rejected.
     pub(crate) fn without_local(&self, kept: impl Fn(&Endpoint) -> bool) -> Option<Self> {
         let mut without = self.clone();
         for family in IpFamily::ALL {
@@ -130,6 +130,8 @@ impl ServicePortState {
                 without.local[family].remove(endpoint);
                 without.cluster[family].remove(endpoint);
             }
+            without.port.any_endpoints[family] &=
+                !(without.local[family].is_empty() && without.cluster[family].is_empty());
         }
         (without != *self).then_some(without)
     }

@@ -115,9 +115,14 @@ pub fn rebooted_node_programs_its_last_state(backend: Backend) {
 }
 
 /// After a reboot pods have other addresses than in the stored state. Until a frontend answers, a node uses endpoints on
-/// other nodes only, and rejects connections to Services that have none.
+/// other nodes only, and rejects connections to Services that have none; policy Local has no endpoint on the node.
 pub fn rebooted_node_leaves_out_its_former_pods(backend: Backend) {
-    let mut deployment = Deployment::start(backend, services);
+    let only_here = |cluster: &Cluster| {
+        let service = Service::new("only-here").cluster_ip(plan::cluster_ip(4)).port_all(PORT, 8080);
+        service.pods([cluster.pod("pod-a-1")])
+    };
+    let mut deployment =
+        Deployment::start(backend, |cluster| services(cluster).into_iter().chain([only_here(cluster)]).collect());
     deployment.wait_until_programmed();
     deployment.stop_backends(Signal::SIGKILL);
     deployment.stop_frontend(Signal::SIGKILL);
@@ -134,12 +139,14 @@ pub fn rebooted_node_leaves_out_its_former_pods(backend: Backend) {
         process.wait_for_line("ready: node state programmed", 0, TIMEOUT);
     }
     let local = |family| SocketAddr::new(plan::cluster_ip(2).ip(family), PORT);
+    let only_here = |family| SocketAddr::new(plan::cluster_ip(4).ip(family), PORT);
     let client = rebooted.pod("pod-a-3").client();
     for family in IpFamily::ALL {
         for protocol in Protocol::ALL {
             assert_pods(&client, protocol, vip(family), &["pod-b-1", "pod-b-2"]);
         }
-        assert_eq!(client.tcp(local(family)), Err(Failure::Refused));
+        assert_eq!(client.tcp(only_here(family)), Err(Failure::Refused));
+        assert_eq!(client.tcp(local(family)), Err(Failure::TimedOut), "dropped, as without local endpoints");
     }
     deployment.start_frontend();
     for process in &processes {
@@ -150,6 +157,7 @@ pub fn rebooted_node_leaves_out_its_former_pods(backend: Backend) {
         for protocol in Protocol::ALL {
             assert_pods(&client, protocol, vip(family), &PODS);
             assert_pods(&client, protocol, local(family), &["pod-a-1", "pod-a-2"]);
+            assert_pods(&client, protocol, only_here(family), &["pod-a-1"]);
         }
     }
 }

@@ -47,6 +47,9 @@ fn assert_former_endpoints_are_left_out(fixture: &Fixture) {
     assert_eq!(of("default/both", PoolClass::Local), ["192.168.1.1:80"], "the host network keeps its address");
     assert_eq!(of("default/here", PoolClass::Cluster), [""; 0]);
     assert_eq!(of("default/here", PoolClass::Local), [""; 0]);
+    let any_endpoints = |service| fixture.kernel.service_ports()[&mk_key(service)].port.any_endpoints[IpFamily::V4];
+    assert!(!any_endpoints("default/here"), "rejected, not dropped");
+    assert!(any_endpoints("default/both"));
     assert_eq!(of("default/there", PoolClass::Cluster), ["10.244.2.2:80"]);
     assert_eq!(fixture.progress.borrow().unconfirmed_service_ports, 2);
 }
