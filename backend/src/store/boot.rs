@@ -1,5 +1,5 @@
-//! The boot of the node in which a frontend last confirmed the stored state, in a file beside it. After a restart of the
-//! node, pods of the node have other addresses than in the stored state.
+//! The boot of the node in which a frontend last confirmed the stored state, in a file beside it. After a restart of
+//! the node, its pods have other addresses than in the stored state.
 
 use std::{
     fs, io,

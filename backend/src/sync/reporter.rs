@@ -72,7 +72,8 @@ impl Reporter {
             let NodeInfo { name: node, addresses, pod_cidrs, .. } = state.node();
             match (retained, progress.retains_node) {
                 (false, true) => {
-                    warn!(%node, ?addresses, ?pod_cidrs, "the Node object is gone, its last addresses and pod CIDRs are used");
+                    let text = "the Node object is gone, its last addresses and pod CIDRs are used";
+                    warn!(%node, ?addresses, ?pod_cidrs, "{text}");
                 }
                 (true, false) => info!(%node, "the Node object exists again"),
                 _ => {}
