@@ -1,6 +1,8 @@
 //! Losses that exceed the limit: withheld, while everything else is applied, until a second snapshot confirms or voids
 //! them.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::StreamOptions;
 
