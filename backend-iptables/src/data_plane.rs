@@ -6,11 +6,13 @@ mod tests;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result};
 use backend::{
     Difference, Drift, InstalledObject, NodeState,
     dataplane::{DataplaneOptions, EffectiveOptions, VipOwnership},
-    driver::{Change, CommitOutcome, DataPlane, DryRunPlane, Rejection, ServicePortUpdate, Synced, Unneeded},
+    driver::{
+        Change, CommitOutcome, DataPlane, DryRunPlane, Rejection, ServicePortUpdate, Synced, Unneeded, UsableFamilies,
+    },
 };
 use iptables::{Hook, RestoreError};
 use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
@@ -42,13 +44,12 @@ pub struct IptablesDataPlane<K> {
     options: DataplaneOptions,
     hooks: Vec<Hook>,
     kernel: K,
-    /// The families for which iptables is installed.
-    families: Vec<IpFamily>,
+    families: UsableFamilies,
 }
 
 impl<K> IptablesDataPlane<K> {
     pub(crate) fn new(kernel: K, options: DataplaneOptions) -> Self {
-        Self { options, hooks: hooks(), kernel, families: IpFamily::ALL.to_vec() }
+        Self { options, hooks: hooks(), kernel, families: UsableFamilies::default() }
     }
 
     /// What the kernel contains, of each family that we have programmed. In others, chains of these names may be
@@ -95,7 +96,7 @@ impl<K> IptablesDataPlane<K> {
     where
         K: Kernel,
     {
-        if !self.families.contains(&family) {
+        if !self.families.contains(family) {
             return Ok(true);
         }
         let Some(observed) = observe(&mut self.kernel, family).await? else { return Ok(false) };
@@ -137,25 +138,50 @@ impl<K> IptablesDataPlane<K> {
     }
 
     /// Gives the rules of a family this base ruleset. Returns the number of writes.
-    async fn program_base(&mut self, family: IpFamily, observed: &Observed, base: &Base) -> Result<usize>
+    async fn program_base(&mut self, family: IpFamily, observed: &Observed, base: &Base) -> Result<usize, RestoreError>
     where
         K: Kernel,
     {
         // Loopback addresses are routed only while the rules that protect them exist.
         if observed.routes_localnet() && !base.routes_localnet() {
-            self.kernel.route_localnet(false)?;
+            self.kernel.route_localnet(false).map_err(RestoreError::Failed)?;
         }
         let script = complete_base(observed, base, &self.hooks).script(usize::MAX);
         if !script.is_empty() {
-            self.kernel.restore(family, &script).await.map_err(|error| match error {
-                RestoreError::Rejected { reason, .. } => anyhow!("the kernel rejected the base ruleset: {reason}"),
-                RestoreError::Failed(error) => error,
-            })?;
+            self.kernel.restore(family, &script).await?;
         }
         if base.routes_localnet() {
-            self.kernel.route_localnet(true)?;
+            self.kernel.route_localnet(true).map_err(RestoreError::Failed)?;
         }
         Ok(script.commands())
+    }
+
+    /// Reads a family and programs its base ruleset. `None`: it is not programmed.
+    async fn observe_family(&mut self, family: IpFamily, base: &Base) -> Result<Option<(usize, Unclaimed)>>
+    where
+        K: Kernel,
+    {
+        let observed = match observe(&mut self.kernel, family).await {
+            Ok(Some(observed)) => observed,
+            Ok(None) => {
+                let program = PerFamily { v4: "iptables", v6: "ip6tables" }[family];
+                self.families.unavailable(family, format!("{program} is not installed"))?;
+                return Ok(None);
+            }
+            Err(error) => {
+                self.families.failed(family, format!("{error:#}"))?;
+                return Ok(None);
+            }
+        };
+        match self.program_base(family, &observed, base).await {
+            Ok(writes) => Ok(Some((writes, Unclaimed::of(&observed, base, &self.hooks)))),
+            Err(RestoreError::Rejected { reason, .. }) => {
+                let reason = format!("the kernel rejected the base ruleset: {reason}");
+                self.families.failed(family, reason)?;
+                Ok(None)
+            }
+            Err(RestoreError::Failed(error)) => Err(error),
+        }
     }
 }
 
@@ -167,22 +193,15 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
     /// Programs the base ruleset too.
     async fn observe(&mut self, state: &NodeState, _: &VipOwnership) -> Result<Synced<AppliedState>> {
         let base = self.base(state);
-        let (mut families, mut writes, mut unclaimed) = (Vec::new(), 0, PerFamily::<Unclaimed>::default());
-        for family in IpFamily::ALL {
-            let Some(observed) = observe(&mut self.kernel, family).await? else {
-                if self.families.contains(&family) {
-                    warn!(%family, "iptables is not installed for this IP family, its Services are not served");
-                }
-                continue;
-            };
-            families.push(family);
-            writes += self.program_base(family, &observed, &base[family]).await?;
-            unclaimed[family] = Unclaimed::of(&observed, &base[family], &self.hooks);
+        self.families.retry_due();
+        let (mut writes, mut unclaimed) = (0, PerFamily::<Unclaimed>::default());
+        for family in self.families.iter().collect::<Vec<_>>() {
+            if let Some((written, found)) = self.observe_family(family, &base[family]).await? {
+                (writes, unclaimed[family]) = (writes + written, found);
+            }
         }
-        if families.is_empty() {
-            bail!("iptables is not installed");
-        }
-        self.families.clone_from(&families);
+        self.families.programmed();
+        let families = self.families.iter().collect();
         let options = self.options.effective(state.node());
         let addresses = state.node().addresses.clone();
         Ok(Synced { applied: AppliedState::new(base, options, addresses, families, unclaimed), writes })
@@ -246,6 +265,10 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
         } else {
             None
         }
+    }
+
+    fn families(&self) -> Option<&UsableFamilies> {
+        Some(&self.families)
     }
 
     async fn drifted(&mut self, applied: &mut Option<AppliedState>) -> Drift {

@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 use backend::{
     Difference, Drift, InstalledObject, NodeState, ServicePortState,
     dataplane::{NodePortAddresses, Vip, VipKind, VipOwnership, vips},
-    driver::{Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Synced},
+    driver::{Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Synced, UsableFamilies},
 };
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
@@ -26,7 +26,7 @@ use crate::{
     applied::AppliedState,
     describe,
     desired::{Context, Desired, MAX_PERSISTENT_DESTINATIONS, Rules, desired, persistent_destinations, rules},
-    kernel::{Base, DryRun, Kernel, Listing, Ours},
+    kernel::{Base, DryRun, Kernel, Listing, Ours, Prepared, UnusableFamily},
     object::{Object, ipvs_protocol},
     plan::{Drain, plan},
     set::{self, SetContent, SetId},
@@ -38,6 +38,7 @@ use crate::{
 pub struct IpvsDataPlane<K> {
     settings: Settings,
     kernel: K,
+    families: UsableFamilies,
     /// When the kernel is compared with the applied state next.
     next_check: Instant,
     /// When the rules are, which takes a program.
@@ -58,12 +59,29 @@ struct Executed {
 impl<K: Kernel> IpvsDataPlane<K> {
     pub(crate) fn new(kernel: K, settings: Settings) -> Self {
         let next_check = Instant::now() + watch::MIN_INTERVAL;
-        Self { settings, kernel, next_check, next_rules_check: next_check }
+        Self { settings, kernel, families: UsableFamilies::default(), next_check, next_rules_check: next_check }
     }
 
-    async fn prepare(&mut self, rules: PerFamily<Rules>) -> Result<usize> {
-        let base = Base { rules, timeouts: self.settings.timeouts, arp: self.settings.arp };
-        self.kernel.prepare(base).await.context("prepare the kernel")
+    /// Prepares the kernel for the families that it can program. Returns their rules, and the number of writes.
+    async fn prepare(&mut self, state: &NodeState) -> Result<(PerFamily<Rules>, usize)> {
+        let mut total = 0;
+        loop {
+            let rules = self.rules(state);
+            let base = Base { rules: rules.clone(), timeouts: self.settings.timeouts, arp: self.settings.arp };
+            let Prepared { writes, unusable } = self.kernel.prepare(base).await.context("prepare the kernel")?;
+            total += writes;
+            if unusable.is_empty() {
+                self.families.programmed();
+                return Ok((rules, total));
+            }
+            for UnusableFamily { family, reason, is_permanent } in unusable {
+                if is_permanent {
+                    self.families.unavailable(family, reason)?;
+                } else {
+                    self.families.failed(family, reason)?;
+                }
+            }
+        }
     }
 
     /// Makes these objects what they should be, then those that wait to be deleted, with at most `budget` operations.
@@ -108,7 +126,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
             applied.ids.release(key);
             return Ok(Desired::default());
         };
-        let owns = |family, vip: &_| change.owns(key, family, vip);
+        let owns = |family, vip: &_| self.families.contains(family) && change.owns(key, family, vip);
         let id = if marked_entries(state, owns, key).is_empty() {
             applied.ids.release(key);
             0
@@ -181,8 +199,12 @@ impl<K: Kernel> IpvsDataPlane<K> {
         Ours { desired: servers.collect(), exclude: self.settings.exclude.clone() }
     }
 
+    /// The rules; none of a family that the kernel cannot program.
     fn rules(&self, state: &NodeState) -> PerFamily<Rules> {
-        PerFamily::from_fn(|family| rules(family, &self.settings.dataplane, state.node(), state.cluster()))
+        PerFamily::from_fn(|family| match self.families.contains(family) {
+            true => rules(family, &self.settings.dataplane, state.node(), state.cluster()),
+            false => Rules::default(),
+        })
     }
 }
 
@@ -192,9 +214,11 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
     type Applied = AppliedState;
 
     async fn observe(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
-        let rules = self.rules(state);
-        let writes = self.prepare(rules.clone()).await?;
-        let Listing { objects, elsewhere } = self.kernel.list(self.ours(state)).await.context("list our objects")?;
+        self.families.retry_due();
+        let (rules, writes) = self.prepare(state).await?;
+        let listing = self.kernel.list(self.ours(state)).await.context("list our objects")?;
+        let Listing { mut objects, elsewhere } = listing;
+        objects.retain(|object, _| self.families.contains(object.family()));
         let mut applied = AppliedState::new(objects, rules, state.node().addresses.clone(), elsewhere);
         for key in state.service_ports().keys() {
             let entries = marked_entries(state, |family, vip| ownership.owns(key, family, vip), key);
@@ -213,9 +237,9 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         let Change { state, service_ports, facts, is_last, budget, .. } = change;
         let mut writes = 0;
         if *facts {
-            let rules = self.rules(state);
-            if rules != applied.rules {
-                writes += self.prepare(rules.clone()).await?;
+            if self.rules(state) != applied.rules {
+                let (rules, prepared) = self.prepare(state).await?;
+                writes += prepared;
                 applied.rules = rules;
             }
             applied.node_addresses.clone_from(&state.node().addresses);
@@ -259,6 +283,10 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         // Source ranges may contain the addresses, and with session affinity there are virtual servers at them.
         let depends = |port: &ServicePort| !port.source_ranges.is_empty() || port.affinity_seconds.is_some();
         (applied.node_addresses != node.addresses).then_some(depends)
+    }
+
+    fn families(&self) -> Option<&UsableFamilies> {
+        Some(&self.families)
     }
 
     async fn drifted(&mut self, applied: &mut Option<AppliedState>) -> Drift {

@@ -38,8 +38,9 @@ pub(crate) const DEVICE: &str = "fairlead-ipvs0";
 
 /// Virtual servers, sets, addresses and rules.
 pub(crate) trait Kernel: Send + 'static {
-    /// Creates the base objects that are missing: settings, sets, the device, rules. Returns how many that were.
-    fn prepare(&mut self, base: Base) -> impl Future<Output = Result<usize>> + Send;
+    /// Creates the base objects that are missing: settings, sets, the device, rules. Those of a family without rules are
+    /// left as they are.
+    fn prepare(&mut self, base: Base) -> impl Future<Output = Result<Prepared>> + Send;
 
     /// All our objects.
     fn list(&mut self, ours: Ours) -> impl Future<Output = Result<Listing>> + Send;
@@ -69,6 +70,24 @@ pub(crate) struct Base {
     pub(crate) rules: PerFamily<Rules>,
     pub(crate) timeouts: IpvsTimeouts,
     pub(crate) arp: Arp,
+}
+
+/// The base objects are there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Prepared {
+    /// How many were missing.
+    pub(crate) writes: usize,
+    /// The families that cannot be prepared.
+    pub(crate) unusable: Vec<UnusableFamily>,
+}
+
+/// A family for which something is missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UnusableFamily {
+    pub(crate) family: IpFamily,
+    pub(crate) reason: String,
+    /// Whether another attempt fails as well unless the node changes.
+    pub(crate) is_permanent: bool,
 }
 
 /// Which virtual servers are ours: those with a mark of ours, at an address of our device, at a VIP or node port in our

@@ -19,6 +19,7 @@
 //! | set `FAIRLEAD-ADDRESSES` | the addresses on the device; their other ports are rejected, so that no process on the node answers there |
 //! | sets `FAIRLEAD-RESTRICTED`, `FAIRLEAD-SOURCES` | load-balancer IPs with source ranges, and the ranges |
 //! | set `FAIRLEAD-HAIRPIN` | endpoints on this node; their connections to themselves are masqueraded |
+//! | set `FAIRLEAD-RETURNING` | sources of connections, for a few seconds: finds endpoints without node name that reach themselves |
 //! | chains `FAIRLEAD-IPVS...` | fixed rules that match the sets |
 //!
 //! Names of IPv6 sets begin with `FAIRLEAD-6-`. Fairlead's objects are recognised by their mark, their name, or an

@@ -7,6 +7,7 @@ use std::{
 };
 
 use netlink::{
+    AddressFamily,
     ipset::IpsetEntry,
     ipvs::{IpvsProtocol, Scheduling, VirtualServerKey},
 };
@@ -48,6 +49,23 @@ pub(crate) enum Weight {
     /// Weight 0: the destination is deleted when its connections have ended, at the latest at this time (seconds since
     /// 1970). The time is stored in the destination's connection thresholds, which have no effect at weight 0.
     Draining(u32),
+}
+
+// === impl Object ===
+
+impl Object {
+    /// The address family.
+    pub(crate) fn family(&self) -> IpFamily {
+        match self {
+            Self::SetEntry(set, _) => set.family,
+            Self::Address(address) => IpFamily::of(address),
+            Self::Server(server) | Self::Destination(server, _) => match server {
+                VirtualServerKey::FwMark(AddressFamily::V4, _) => IpFamily::V4,
+                VirtualServerKey::FwMark(AddressFamily::V6, _) => IpFamily::V6,
+                VirtualServerKey::Address(_, address) => IpFamily::of(&address.ip()),
+            },
+        }
+    }
 }
 
 // === text ===
@@ -94,6 +112,6 @@ pub(crate) fn model_protocol(protocol: IpvsProtocol) -> proto::model::Protocol {
 }
 
 /// Converts an address family.
-pub(crate) fn ipvs_family(family: IpFamily) -> netlink::AddressFamily {
-    PerFamily { v4: netlink::AddressFamily::V4, v6: netlink::AddressFamily::V6 }[family]
+pub(crate) fn ipvs_family(family: IpFamily) -> AddressFamily {
+    PerFamily { v4: AddressFamily::V4, v6: AddressFamily::V6 }[family]
 }

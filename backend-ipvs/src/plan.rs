@@ -224,7 +224,7 @@ impl Operation {
             Self::Change(Object::Destination(..), Value::Weight(Weight::Draining(_))) => 8,
             Self::Add(object, _) | Self::Change(object, _) => match object {
                 Object::SetEntry(set, _) => match set.content {
-                    SetContent::Hairpin | SetContent::Sources => 0,
+                    SetContent::Hairpin | SetContent::Returning | SetContent::Sources => 0,
                     SetContent::Restricted => 1,
                     SetContent::Addresses => 2,
                     SetContent::VipsInside | SetContent::NodePortsInside => 5,

@@ -21,6 +21,9 @@ pub(crate) struct SetId {
 pub(crate) enum SetContent {
     /// Endpoints on this node, as source and destination: connections to themselves are masqueraded.
     Hairpin,
+    /// Sources of connections that are not masqueraded, as source and destination, written by rules: iptables cannot
+    /// compare two addresses of a packet, but looks both up. For endpoints without node name.
+    Returning,
     /// VIPs with the source ranges that may use them.
     Sources,
     /// VIPs with source ranges.
@@ -39,14 +42,22 @@ pub(crate) enum SetContent {
 
 /// `maxelem`: far more than a cluster has VIPs.
 const MAX_ENTRIES: u32 = 1 << 22;
+/// The most entries of [`SetContent::Returning`]: less than 10 MB. When full, endpoints without node name do not reach
+/// themselves until entries time out.
+const MAX_RETURNING: u32 = 65_536;
+/// After how many seconds those time out. They are needed while one packet traverses the rules.
+const RETURNING_TIMEOUT: u32 = 5;
 /// `hashsize`: the initial size of the hash table. The kernel allocates it for empty sets too, and grows it.
 const HASH_SIZE: u32 = 1024;
 
 /// The names in both families, and the type of each set, in the order of [`SetContent`].
-const SETS: [(SetContent, &str, &str, IpsetType); 8] = {
-    use SetContent::{Addresses, Hairpin, NodePorts, NodePortsInside, Restricted, Sources, Vips, VipsInside};
+const SETS: [(SetContent, &str, &str, IpsetType); 9] = {
+    use SetContent::{
+        Addresses, Hairpin, NodePorts, NodePortsInside, Restricted, Returning, Sources, Vips, VipsInside,
+    };
     [
         (Hairpin, "FAIRLEAD-HAIRPIN", "FAIRLEAD-6-HAIRPIN", IpsetType::IpPortIp),
+        (Returning, "FAIRLEAD-RETURNING", "FAIRLEAD-6-RETURNING", IpsetType::IpPortIp),
         (Sources, "FAIRLEAD-SOURCES", "FAIRLEAD-6-SOURCES", IpsetType::IpPortNet),
         (Restricted, "FAIRLEAD-RESTRICTED", "FAIRLEAD-6-RESTRICTED", IpsetType::IpPort),
         (Addresses, "FAIRLEAD-ADDRESSES", "FAIRLEAD-6-ADDRESSES", IpsetType::Ip),
@@ -65,6 +76,11 @@ impl SetId {
         IpFamily::ALL.into_iter().flat_map(|family| SETS.map(move |(content, ..)| Self { content, family }))
     }
 
+    /// Whether rules write the entries. Fairlead does not add, list or delete them.
+    pub(crate) fn is_written_by_rules(self) -> bool {
+        self.content == SetContent::Returning
+    }
+
     /// At most 31 characters.
     pub(crate) fn name(self) -> &'static str {
         let (_, v4, v6, _) = SETS[self.content as usize];
@@ -74,13 +90,15 @@ impl SetId {
     /// The request that creates the set.
     pub(crate) fn new_set(self) -> NewIpset<'static> {
         let (.., set_type) = SETS[self.content as usize];
+        let is_written_by_rules = self.is_written_by_rules();
         let has_marks = self.content == SetContent::Addresses || self.content.marks_packets();
         NewIpset {
             name: self.name(),
             set_type,
             family: ipvs_family(self.family),
             hash_size: HASH_SIZE,
-            max_entries: MAX_ENTRIES,
+            max_entries: if is_written_by_rules { MAX_RETURNING } else { MAX_ENTRIES },
+            timeout: is_written_by_rules.then_some(RETURNING_TIMEOUT),
             skbinfo: if has_marks { SkbInfo::Enabled } else { SkbInfo::Disabled },
         }
     }

@@ -124,7 +124,11 @@ fn vip(set: SetId, entry: &IpsetEntry) -> Option<Vip> {
     match set.content {
         SetContent::Vips | SetContent::VipsInside => Some(Vip::AddressPort { address: entry.ip?, port, protocol }),
         SetContent::NodePorts | SetContent::NodePortsInside => Some(Vip::NodePort { port, protocol }),
-        SetContent::Hairpin | SetContent::Sources | SetContent::Restricted | SetContent::Addresses => None,
+        SetContent::Hairpin
+        | SetContent::Returning
+        | SetContent::Sources
+        | SetContent::Restricted
+        | SetContent::Addresses => None,
     }
 }
 

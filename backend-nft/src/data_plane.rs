@@ -9,7 +9,10 @@ use anyhow::{Context, Result};
 use backend::{
     Difference, Drift, InstalledObject, NodeState,
     dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership},
-    driver::{Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Synced, Unneeded},
+    driver::{
+        Change, CommitError, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, Synced,
+        Unneeded, UsableFamilies,
+    },
 };
 use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
 
@@ -20,7 +23,7 @@ use crate::{
     desired::{Affinity, Base, EndpointKeys, Update, base, desired, table},
     kernel::{DryRun, Kernel},
     observed::ObservedTable,
-    plan::{CurrentState as _, Operation, Plan, PlanOptions, PlannedUpdate},
+    plan::{CurrentState as _, Operation, Plan, PlanOptions, PlannedUpdate, Repairs},
 };
 
 /// nftables, over any [`Kernel`].
@@ -30,6 +33,7 @@ pub struct NftDataPlane<K> {
     masquerade: PerFamily<Masquerade>,
     kernel: K,
     batch_sizer: BatchSizer,
+    families: UsableFamilies,
 }
 
 impl<K> NftDataPlane<K> {
@@ -39,6 +43,7 @@ impl<K> NftDataPlane<K> {
             options,
             kernel,
             batch_sizer: BatchSizer::default(),
+            families: UsableFamilies::default(),
         }
     }
 
@@ -56,6 +61,9 @@ impl<K> NftDataPlane<K> {
     ) -> Update {
         let affine_ports = affine_siblings(state, key).take(Affinity::MAX_PORTS).count();
         let of_family = |family| {
+            if !self.families.contains(family) {
+                return None;
+            }
             let is_owned = |vip: &_| owns(key, family, vip);
             let (service_port, node) = (state.service_port(key)?, &state.node().addresses);
             desired(service_port, family, self.masquerade[family], is_owned, node, affine_ports).map(Box::new)
@@ -79,6 +87,51 @@ impl<K> NftDataPlane<K> {
     }
 }
 
+#[expect(private_bounds, reason = "only this crate calls these methods")]
+impl<K: Kernel> NftDataPlane<K> {
+    /// Executes a transaction. A rejected one without service ports is repeated for each family alone.
+    async fn execute(
+        &mut self,
+        operations: Vec<(IpFamily, Operation)>,
+        has_service_ports: bool,
+    ) -> Result<Option<CommitOutcome>> {
+        let size: usize = operations.iter().map(|(_, operation)| operation.elements()).sum();
+        let base = (!has_service_ports).then(|| operations.clone());
+        let rejection = match self.kernel.commit(operations).await {
+            Ok(took) => {
+                self.batch_sizer.measured(size, took);
+                return Ok(None);
+            }
+            Err(error) => error.into_rejection()?,
+        };
+        let Some(operations) = base.filter(|_| rejection.unnamed.is_some()) else {
+            return Ok(Some(CommitOutcome::Rejected(rejection)));
+        };
+        self.find_unusable(operations, &rejection).await?;
+        Ok(Some(CommitOutcome::UnusableFamily))
+    }
+
+    /// Finds out for which family the kernel rejects the base ruleset.
+    async fn find_unusable(&mut self, operations: Vec<(IpFamily, Operation)>, rejection: &Rejection) -> Result<()> {
+        let PerFamily { v4, v6 } =
+            PerFamily::from_fn(|family| operations.iter().filter(|(of, _)| *of == family).cloned().collect::<Vec<_>>());
+        for (family, operations, others) in [(IpFamily::V4, &v4, &v6), (IpFamily::V6, &v6, &v4)] {
+            if operations.is_empty() {
+                continue;
+            }
+            if others.is_empty() {
+                return self.families.failed(family, rejection.to_string());
+            }
+            match self.kernel.commit(operations.clone()).await {
+                Ok(_) => {}
+                Err(CommitError::Rejected(rejection)) => self.families.failed(family, rejection.to_string())?,
+                Err(CommitError::Failed(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The service ports with session affinity of the Service of a service port, which share its client buckets.
 fn affine_siblings<'a>(state: &'a NodeState, key: &ServicePortKey) -> impl Iterator<Item = &'a ServicePortKey> {
     let (namespace, name) = (key.namespace.clone(), key.name.clone());
@@ -94,6 +147,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     type Applied = AppliedState;
 
     async fn observe(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
+        self.families.retry_due();
         let updates = if self.kernel.tables().await?.is_empty() {
             // On a node without our tables, no service port is programmed.
             Vec::new()
@@ -107,7 +161,10 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
             updates.iter().flat_map(|update| update.desired.iter().filter_map(|(_, desired)| desired.as_ref()));
         let elements: usize = desired.map(|desired| desired.len()).sum();
         let is_large = elements > MAX_TRANSACTION_WRITES && !self.kernel.is_dry_run();
-        let observed = ObservedTable::of(listings, (&base, &options), is_large);
+        let mut observed = ObservedTable::of(listings, (&base, &options), is_large);
+        for family in IpFamily::ALL.into_iter().filter(|family| !self.families.contains(*family)) {
+            (observed.0[family], observed.1[family]) = Default::default();
+        }
         let (addresses, updates) = (state.node().addresses.clone(), (updates, ownership));
         let applied = AppliedState::new(base, options, addresses, observed, updates);
         self.kernel.select(applied.roles()).await?;
@@ -135,6 +192,9 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         let new_base = facts.then(|| (self.base(state), self.options.effective(state.node())));
         if let Some((base, options)) = &new_base {
             repairs = applied.rebase(base, options);
+            for family in IpFamily::ALL.into_iter().filter(|family| !self.families.contains(*family)) {
+                repairs[family] = Repairs::default();
+            }
         }
         let stale = applied.stale_aliases(*budget);
         for (family, stale) in stale.iter() {
@@ -150,13 +210,12 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         let plan = Plan::new(applied, &mut updates, options);
         let writes = plan.writes();
         let Plan { operations, refs, partial, last } = plan;
-        let size: usize = operations.iter().map(|(_, operation)| operation.elements()).sum();
-        if !operations.is_empty() {
-            match self.kernel.commit(operations).await {
-                Ok(took) => self.batch_sizer.measured(size, took),
-                Err(error) => return Ok(CommitOutcome::Rejected(error.into_rejection()?)),
-            }
+        if !operations.is_empty()
+            && let Some(rejected) = self.execute(operations, !service_ports.is_empty()).await?
+        {
+            return Ok(rejected);
         }
+        self.families.programmed();
         let unfinished: Vec<_> =
             partial.keys().filter_map(|index| service_ports.get(*index as usize)).cloned().collect();
         applied.commit(refs, updates, partial, !change.is_contested());
@@ -174,6 +233,10 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
 
     fn node_dependents(&self, applied: &AppliedState, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
         (applied.node_addresses != node.addresses).then_some(|port| !port.source_ranges.is_empty())
+    }
+
+    fn families(&self) -> Option<&UsableFamilies> {
+        Some(&self.families)
     }
 
     /// The ports of a Service that share client buckets with a port that has gained or lost session affinity, or may

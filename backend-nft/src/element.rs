@@ -3,7 +3,7 @@
 
 mod map;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use backend::dataplane::Vip;
 use ipnet::IpNet;
@@ -64,8 +64,19 @@ impl Element {
         Self { vip, map, index: 0, data }
     }
 
+    /// The elements of [`Map::EqualBytes`].
+    pub(crate) fn equal_bytes(family: IpFamily) -> impl Iterator<Item = Self> {
+        let vip = Vip::Address(unspecified(family));
+        (0..=u8::MAX.into()).map(move |index| Self { index, ..Self::new(Map::EqualBytes, vip, ElementData::None) })
+    }
+
     /// The key in the map.
     pub(crate) fn key(&self) -> Fields {
+        if self.map.is_fixed() {
+            // An index up to 255, as a packet's byte is loaded into a register.
+            let byte = self.index.to_le_bytes();
+            return Fields::new().raw(&byte).raw(&byte);
+        }
         let fields = match (self.vip, self.data) {
             (Vip::AddressPort { address, .. }, _) if self.map == Map::Hairpin => Fields::new().addr(address),
             (_, ElementData::Member(address, port)) => Fields::new().addr(address).port(port),
@@ -118,6 +129,11 @@ impl Element {
     /// Decodes an element. `None`: Fairlead never writes such an element.
     pub(crate) fn read(map: Map, family: IpFamily, element: &nft::Element<'_>) -> Option<Self> {
         let mut fields = FieldReader::new(element.key);
+        if map.is_fixed() {
+            let byte = fields.mark()?.to_ne_bytes()[0];
+            let read = Self::equal_bytes(family).nth(byte.into())?;
+            return (element.key_end.is_none() && read.key()[..] == *element.key).then_some(read);
+        }
         if map == Map::Hairpin {
             address(&mut fields, family)?;
         }
@@ -217,6 +233,14 @@ fn vip(shape: VipShape, fields: &mut FieldReader<'_>, family: IpFamily) -> Optio
             Vip::NodePort { port, protocol }
         }
     })
+}
+
+/// The unspecified address, which no VIP has.
+pub(crate) fn unspecified(family: IpFamily) -> IpAddr {
+    match family {
+        IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    }
 }
 
 /// Reads the address in the next field.

@@ -32,6 +32,7 @@
 //! | set `live`, `local-live` | endpoint . port . pool key: the endpoints of the pool, under session affinity |
 //! | set `cluster-ips` | address: the cluster IPs of all services |
 //! | set `hairpin` | endpoint . endpoint . protocol . port of each endpoint on this node |
+//! | set `equal-bytes` | each byte . the same byte: compares source and destination of connections that were translated, for endpoints without node name |
 //! | map `restricted-vips` | address . protocol . port of load-balancer IPs with source ranges → `goto` the chain of the group |
 //! | set `allowed-sources` | group . prefix length . first address of each source range |
 //! | chain `sources-<group>` | a rule for each prefix length in the group, and drop |

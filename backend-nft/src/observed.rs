@@ -15,7 +15,7 @@ use crate::{
     desired::{Base, FixedChain, PoolChain, Slots, SourceGroupId},
     element::{Element, ElementData, Map},
     kernel::TableRole,
-    plan::{Operation, RefCounts, Repairs},
+    plan::{Elements, Operation, RefCounts, Repairs},
 };
 pub(crate) use elements::ObservedElements;
 
@@ -151,6 +151,7 @@ impl ObservedTable {
                 repairs[family].last.extend(rules);
             }
             repairs[family].last.extend(is_deferred.then(|| Operation::DeleteTable(role.other())));
+            listing.elements.retain(|element| !element.map.is_fixed());
             let mut table = Self { role, is_deferred, ..Self::default() };
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
                 table.refs.observe_chain(chain);
@@ -294,6 +295,13 @@ fn repair(listing: &Listing, base: &Base, family: IpFamily, effective: &Effectiv
     }
     let missing_sets = base.sets.iter().filter(|set| listing.sets.iter().all(|found| found.name != set.name));
     repairs.first.extend(missing_sets.cloned().map(Operation::AddSet));
+    let mut fixed = Elements::default();
+    for element in Element::equal_bytes(family).filter(|element| listing.elements.binary_search(element).is_err()) {
+        fixed.push(element, None);
+    }
+    if !fixed.list.is_empty() {
+        repairs.first.push(Operation::AddElements(Map::EqualBytes, fixed));
+    }
     for set in &listing.sets {
         // Anonymous sets are deleted with their rules.
         if base.sets.iter().all(|ours| ours.name != set.name) && !set.flags.contains(SetFlags::ANONYMOUS) {

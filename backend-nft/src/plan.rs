@@ -268,6 +268,8 @@ impl Operation {
     /// The number of elements that are written.
     pub(crate) fn elements(&self) -> usize {
         match self {
+            // Those of the base ruleset count as one object.
+            Self::AddElements(map, _) if map.is_fixed() => 0,
             Self::DeleteElements(..) | Self::AddElements(..) | Self::DeleteForeign(..) => self.writes(),
             _ => 0,
         }
@@ -276,6 +278,7 @@ impl Operation {
     /// The number of objects that are written.
     pub(crate) fn writes(&self) -> usize {
         match self {
+            Self::AddElements(map, _) if map.is_fixed() => 1,
             Self::DeleteElements(_, elements) | Self::AddElements(_, elements) => elements.list.len(),
             Self::DeleteForeign(_, keys) => keys.len(),
             _ => 1,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt, future::Future, time::Duration};
 
 use anyhow::Result;
-use proto::model::{ServicePortFailure, ServicePortKey};
+use proto::model::{IpFamily, ServicePortFailure, ServicePortKey};
 use serde::Serialize;
 
 use crate::{Changes, NodeState};
@@ -85,6 +85,8 @@ pub struct SyncReport {
     /// be called again, also without a change. Empty: only objects that no service port needs are left to be removed.
     /// `None`: everything except `failures` is programmed.
     pub unfinished: Option<BTreeSet<ServicePortKey>>,
+    /// The IP families that the kernel cannot program, and why. Everything else describes the other one.
+    pub unusable_families: Vec<(IpFamily, String)>,
     /// The time spent waiting for locks that other processes held.
     pub lock_wait: Duration,
 }

@@ -14,6 +14,7 @@
 //!
 //! - `data_plane`: the trait;
 //! - `applied`: what the kernel contains because of us;
+//! - `families`: the IP families that the kernel can program;
 //! - `change`: what the next transaction is to program, and what it has done;
 //! - `queue`: which service ports the next transaction contains;
 //! - `quarantine`: the service ports that the kernel rejects;
@@ -23,6 +24,7 @@
 mod applied;
 mod change;
 mod data_plane;
+mod families;
 mod nf_tables_watch;
 mod quarantine;
 mod queue;
@@ -38,7 +40,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use proto::model::ServicePortKey;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use crate::{
@@ -49,6 +51,7 @@ pub use applied::{Applied, AppliedServicePorts, ServicePortUpdate};
 use change::HeldVips;
 pub use change::{Change, CommitOutcome};
 pub use data_plane::{DataPlane, DryRunPlane, Synced};
+pub use families::UsableFamilies;
 pub use nf_tables_watch::{NfTablesWatch, Touched};
 use quarantine::Quarantine;
 use queue::{Queue, QueueBatch};
@@ -211,6 +214,9 @@ impl<P: DataPlane> Driver<P> {
                         return Ok(writes);
                     }
                 }
+                CommitOutcome::UnusableFamily => {
+                    self.observe(state).await?;
+                }
                 CommitOutcome::Replaced { writes } => {
                     self.observe(state).await?;
                     return Ok(writes);
@@ -354,7 +360,8 @@ impl<P: DataPlane> Driver<P> {
         let failures = self.ownership.failures().chain(of_applied).chain(self.quarantine.failures()).collect();
         let is_unfinished = !self.queue.is_empty() || self.has_unneeded;
         let unfinished = is_unfinished.then(|| self.queue.service_ports());
-        SyncReport { writes, failures, unfinished, lock_wait: self.plane.lock_wait() }
+        let unusable_families = self.plane.families().map(UsableFamilies::unusable).unwrap_or_default();
+        SyncReport { writes, failures, unfinished, unusable_families, lock_wait: self.plane.lock_wait() }
     }
 }
 
@@ -378,7 +385,12 @@ impl<P: DataPlane> Backend for Driver<P> {
     }
 
     async fn drifted(&mut self) -> Drift {
-        self.plane.drifted(&mut self.applied).await
+        let retry_at = self.plane.families().and_then(UsableFamilies::retry_at);
+        tokio::select! {
+            drift = self.plane.drifted(&mut self.applied) => drift,
+            // The next reconcile tries the family again.
+            () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => Drift::Possible,
+        }
     }
 
     async fn cleanup(&mut self) -> Result<()> {

@@ -49,6 +49,8 @@ pub(crate) struct Pending {
     failures: Vec<ServicePortFailure>,
     /// The health-check node ports that are not served.
     pub(crate) health_check_failures: Vec<ServicePortFailure>,
+    /// What does not work on the node, for people; at most one text for each IP family.
+    pub(crate) degraded: Vec<String>,
     /// When the oldest change of each commit that is not programmed was made in the cluster, and its service ports.
     triggers: Vec<(SystemTime, BTreeSet<ServicePortKey>)>,
 }
@@ -94,6 +96,7 @@ impl Pending {
             repair_due: false,
             failures: Vec::new(),
             health_check_failures: Vec::new(),
+            degraded: Vec::new(),
             triggers: Vec::new(),
         }
     }
@@ -259,6 +262,7 @@ impl Pending {
             apply_time: now - received,
             failures: failures.clone(),
             unfinished: u32::try_from(unfinished).unwrap_or(u32::MAX),
+            degraded: self.degraded.clone(),
         });
         acks.collect()
     }

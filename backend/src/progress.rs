@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{Epoch, Operation, PerFamily, Revision, ServicePortFailure};
+use proto::model::{Epoch, IpFamily, Operation, PerFamily, Revision, ServicePortFailure};
 use tokio::time::Instant;
 
 use crate::{metrics::NoLocalEndpoints, replica::ProtocolCounters};
@@ -27,16 +27,14 @@ pub struct Progress {
     pub failures: Vec<ServicePortFailure>,
     /// The service ports of a large change that are committed, but not programmed yet.
     pub unfinished: usize,
+    /// The IP families that the kernel cannot program, and why.
+    pub unusable_families: Vec<(IpFamily, String)>,
     /// The deviations from the protocol.
     pub protocol: ProtocolCounters,
     /// How often losses were withheld because they exceed the loss limit.
     pub rejected_losses: u64,
     /// The service ports that keep their endpoints until a snapshot confirms that they lost them.
     pub withheld_service_ports: usize,
-    /// The service ports without their endpoints on this node, which has restarted, until a frontend confirms them.
-    pub unconfirmed_service_ports: usize,
-    /// Whether the Node object is gone, and its last facts are used.
-    pub retains_node: bool,
     /// Stale UDP flows that were deleted.
     pub deleted_flows: u64,
     /// How often another process was seen to change our kernel objects.

@@ -1,12 +1,11 @@
-//! Follows the stream of a frontend: one session after the other, with a delay between them.
+//! Follows the stream of a frontend: one session after the other, with a backoff between them.
 //!
 //! ```text
-//!            ┌── waiting (a reconnect delay, or that of a drain) ◀────────┐
+//!            ┌──────── waiting (backoff, or the delay of a drain) ◀────────┐
 //!            ▼                                                             │ ended, idle, rejected, drained
 //!   Connect::connect(hello) ──▶ Session ──▶ StreamFollower::next ──▶ StreamEvent
 //! ```
 
-mod reconnect;
 mod session;
 
 use std::time::Duration;
@@ -18,16 +17,15 @@ use proto::{
     model::{ClientMessage, Hello, ServerMessage},
 };
 use runtime::{
+    Backoff,
     failure::{Recovery, Repeated, chain},
     warn_if_news,
 };
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::info;
 
-pub use reconnect::ReconnectDelays;
-use reconnect::{ConnectFailure, ReconnectTimer};
 use session::OpenSession;
-pub use session::{Connect, InProcess, Rejected, Session, SessionMessages};
+pub use session::{Connect, InProcess, Session, SessionMessages};
 
 /// Establishing a session takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,8 +35,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct StreamOptions {
     /// A session without a message for this long is ended. The frontend sends a bookmark every ten seconds.
     pub idle_timeout: Duration,
-    /// The delays before connecting again.
-    pub reconnect: ReconnectDelays,
+    /// The shortest and the longest delay before connecting again.
+    pub reconnect_delay: (Duration, Duration),
     /// The delay before a snapshot is requested that confirms a loss beyond [`crate::LossLimit`].
     pub loss_confirm_delay: Duration,
 }
@@ -66,7 +64,7 @@ pub(crate) enum IdleTimeout {
 pub(crate) struct StreamFollower<C> {
     connect: C,
     options: StreamOptions,
-    timer: ReconnectTimer,
+    backoff: Backoff,
     phase: Phase,
     connect_failures: Repeated,
 }
@@ -82,7 +80,7 @@ impl Default for StreamOptions {
         Self {
             // Three missed bookmarks.
             idle_timeout: Duration::from_secs(30),
-            reconnect: ReconnectDelays::default(),
+            reconnect_delay: (Duration::from_millis(200), Duration::from_secs(15)),
             loss_confirm_delay: Duration::from_secs(10),
         }
     }
@@ -90,8 +88,14 @@ impl Default for StreamOptions {
 
 impl<C: Connect> StreamFollower<C> {
     pub(crate) fn new(connect: C, options: StreamOptions) -> Self {
-        let timer = ReconnectTimer::new(options.reconnect);
-        Self { connect, options, timer, phase: Phase::Waiting(Instant::now()), connect_failures: Repeated::default() }
+        let (min, max) = options.reconnect_delay;
+        Self {
+            connect,
+            options,
+            backoff: Backoff::new(min, max),
+            phase: Phase::Waiting(Instant::now()),
+            connect_failures: Repeated::default(),
+        }
     }
 
     /// The next event. `hello` is called when a session begins. Cancel-safe.
@@ -138,19 +142,16 @@ impl<C: Connect> StreamFollower<C> {
         }
     }
 
-    /// Ends the session. After a long one the delays are short again; that of a drain replaces them.
+    /// Ends the session. After a long one the backoff starts again; the delay of a drain replaces the backoff.
     pub(crate) fn end_session(&mut self, reason: &str) {
-        let (now, mut until, mut failure) = (Instant::now(), None, ConnectFailure::Unreachable);
+        let (now, mut until) = (Instant::now(), None);
         if let Phase::Open(session) = &self.phase {
-            if now - session.opened > self.options.reconnect.max {
-                self.timer.reset();
+            if now - session.opened > self.options.reconnect_delay.1 {
+                self.backoff.reset();
             }
             until = session.drain_deadline;
-            if !session.is_accepted {
-                failure = ConnectFailure::Rejected;
-            }
         }
-        let until = until.unwrap_or_else(|| now + self.timer.next_delay(failure));
+        let until = until.unwrap_or_else(|| now + self.backoff.next_delay());
         info!(reason, reconnect_in_ms = until.saturating_duration_since(now).as_millis(), "session ended");
         self.phase = Phase::Waiting(until);
     }
@@ -161,8 +162,7 @@ impl<C: Connect> StreamFollower<C> {
     }
 
     fn connect_failed(&mut self, error: &anyhow::Error) {
-        let failure = if error.is::<Rejected>() { ConnectFailure::Rejected } else { ConnectFailure::Unreachable };
-        let delay = self.timer.next_delay(failure);
+        let delay = self.backoff.next_delay();
         let (error, retry_in_ms) = (chain(error.as_ref()), delay.as_millis());
         let occurrence = self.connect_failures.failed(&error);
         warn_if_news!(occurrence, error, retry_in_ms, "cannot connect to a frontend, retrying");

@@ -173,6 +173,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 if pending.succeeded(report.failures.clone(), report.unfinished.clone()) {
                     reporter::log_failures(&report.failures);
                 }
+                pending.degraded = reporter::describe_unusable(&report.unusable_families);
                 for trigger in pending.programmed_triggers() {
                     reporter.metrics.propagated(trigger, at);
                 }

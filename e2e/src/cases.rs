@@ -58,6 +58,7 @@ macro_rules! conformance {
             endpoints {
                 endpoints_get_equal_shares,
                 a_pod_reaches_itself,
+                a_pod_without_node_name_reaches_itself,
                 direct_connections_to_host_network_endpoints_keep_their_source,
                 terminating_endpoints_are_used_if_none_is_ready,
                 terminating_endpoints_are_used_if_none_on_the_node_is_ready,
@@ -80,7 +81,6 @@ macro_rules! conformance {
                 changes_wait_for_the_frontend,
                 changes_wait_for_the_backends,
                 rebooted_node_programs_its_last_state,
-                rebooted_node_leaves_out_its_former_pods,
             }
             faults {
                 unreadable_manifests_are_reported,
@@ -127,7 +127,6 @@ macro_rules! conformance {
             node_ports {
                 primary_addresses_answer,
                 no_address_answers_while_none_is_known,
-                node_ports_answer_while_the_node_object_is_missing,
                 addresses_in_the_given_cidrs_answer,
                 loopback_never_answers,
             }

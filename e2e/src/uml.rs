@@ -67,18 +67,32 @@ pub fn inside<F: FnOnce()>(test: F) {
     inside_for(DEADLINE, test);
 }
 
+/// Runs a test in a guest that is booted with additional parameters of the kernel.
+///
+/// # Panics
+/// As [`inside`].
+#[track_caller]
+pub fn inside_with<F: FnOnce()>(parameters: &[&str], test: F) {
+    inside_guest(parameters, DEADLINE, test);
+}
+
 /// Runs a test in a guest, with another timeout.
 ///
 /// # Panics
 /// As [`inside`].
 #[track_caller]
 pub fn inside_for<F: FnOnce()>(deadline: Duration, test: F) {
+    inside_guest(&[], deadline, test);
+}
+
+#[track_caller]
+fn inside_guest<F: FnOnce()>(parameters: &[&str], deadline: Duration, test: F) {
     if is_guest() {
         return test();
     }
     let this = env::current_exe().expect("the path of this program");
     let name = test_name::<F>();
-    let finished = run(&this, &[name, "--exact", "--nocapture"], deadline);
+    let finished = run_with(parameters, &this, &[name, "--exact", "--nocapture"], deadline);
     assert_passed(name, &finished);
 }
 
@@ -115,8 +129,13 @@ pub fn load(others: &[&str]) {
 /// If no guest can be started, or the program has not ended by the deadline, which starts with the boot.
 #[track_caller]
 pub fn run(program: &Path, arguments: &[&str], deadline: Duration) -> GuestResult {
+    run_with(&[], program, arguments, deadline)
+}
+
+#[track_caller]
+fn run_with(parameters: &[&str], program: &Path, arguments: &[&str], deadline: Duration) -> GuestResult {
     let directory = tempfile::Builder::new().prefix(&prefix()).tempdir().expect("a directory");
-    let mut guest = Guest::boot(directory, program, arguments);
+    let mut guest = Guest::boot(directory, parameters, program, arguments);
     let output = guest.follow(Instant::now() + deadline);
     let status = fs::read_to_string(guest.directory.path().join("status")).ok();
     match (status.and_then(|status| status.trim().parse().ok()), output) {
@@ -141,7 +160,7 @@ struct Guest {
 
 impl Guest {
     #[track_caller]
-    fn boot(directory: TempDir, program: &Path, arguments: &[&str]) -> Self {
+    fn boot(directory: TempDir, parameters: &[&str], program: &Path, arguments: &[&str]) -> Self {
         for (path, package) in [(KERNEL, "user-mode-linux"), (MODULES, "user-mode-linux"), ("/sbin/modprobe", "kmod")] {
             assert!(Path::new(path).exists(), "{path} is missing: ci/setup installs it (package {package})");
         }
@@ -153,6 +172,7 @@ impl Guest {
         let mut command = Command::new(KERNEL);
         command
             .args([MEMORY, "rootfstype=hostfs", "rootflags=/", "ro", "quiet", "con=null", "con0=null,fd:1"])
+            .args(parameters)
             .arg(format!("init={}", at.join("init").display()))
             .arg(format!("READY={READY}"))
             .arg(format!("uml_dir={}", at.display()))

@@ -1,9 +1,9 @@
 //! Kubernetes Events. A failure of nodes: on the Service, one for each reason, for all nodes together. A start of a
-//! backend: on its Node. Parts of a Service or EndpointSlice that are not used: on the object.
+//! backend, and what does not work on a node: on the Node. Parts of a Service or EndpointSlice that are not used: on the object.
 //!
 //! ```text
 //!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ EventSeries: Service, reason
-//!            Hello of a new run                                             ├────────▶ BackendStart
+//!            Hello of a new run                                             ├────────▶ BackendStart, DegradedNode
 //!   engine: ObjectNotice                                                    └────────▶ problem
 //!                                                                                      │ rate-limited
 //!                                                                                      ▼
@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use self::recorder::EventRecorder;
-pub(crate) use self::start::BackendStart;
+pub(crate) use self::start::{BackendStart, DegradedNode};
 use crate::{Frontend, index::ObjectNotice, object::ObjectKind};
 
 /// The most reports that wait. Further ones are dropped.
@@ -41,6 +41,8 @@ pub(crate) enum EventReport {
     Failed(Arc<str>, ServicePortFailure),
     /// The backend of a node has started.
     Started(BackendStart),
+    /// Something does not work on a node.
+    Degraded(DegradedNode),
     /// Parts of an object are not used.
     Problem(ObjectNotice),
 }
@@ -66,6 +68,11 @@ impl EventQueue {
         if start.is_recent() {
             self.report(|| EventReport::Started(start));
         }
+    }
+
+    /// Reports what does not work on a node, when it begins.
+    pub(crate) fn degraded(&self, node: DegradedNode) {
+        self.report(|| EventReport::Degraded(node));
     }
 
     /// Reports the problems of a Service or EndpointSlice.

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow};
 use proto::model::IpFamily;
 use tokio::{io::AsyncWriteExt as _, process::Command};
 use tracing::debug;
@@ -32,6 +32,15 @@ pub struct Program {
     pub variant: Variant,
     /// The command that shows these rules: `ip6tables-legacy`.
     pub name: &'static str,
+}
+
+/// What `iptables-save` answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SaveResult {
+    NotInstalled,
+    /// The kernel lacks what the program needs.
+    Unsupported(String),
+    Rules(String),
 }
 
 /// The rules of one [`Program`].
@@ -108,17 +117,31 @@ impl Program {
         Self { family, variant, name: plain_name(family) }
     }
 
-    /// All rules, as `iptables-save` prints them; `None` when it is not installed.
+    /// All rules, as `iptables-save` prints them; `None` when it is not installed, or the kernel lacks what it needs.
     ///
     /// # Errors
-    /// When the program fails.
+    /// When the program fails otherwise.
     pub async fn save(self) -> Result<Option<String>> {
+        Ok(match self.try_save().await? {
+            SaveResult::Rules(saved) => Some(saved),
+            SaveResult::NotInstalled | SaveResult::Unsupported(_) => None,
+        })
+    }
+
+    pub(crate) async fn try_save(self) -> Result<SaveResult> {
         let name = format!("{}-save", self.name);
-        let Some(Output { status, stdout, stderr }) = run(&name, &[], "").await? else { return Ok(None) };
+        let Some(Output { status, stdout, stderr }) = run(&name, &[], "").await? else {
+            return Ok(SaveResult::NotInstalled);
+        };
+        let reason = restore::reason(&String::from_utf8_lossy(&stderr));
         if !status.success() {
-            bail!("{name}: {}", restore::reason(&String::from_utf8_lossy(&stderr)));
+            return match restore::unsupported(&reason) {
+                Some(unsupported) => Ok(SaveResult::Unsupported(unsupported.to_owned())),
+                None => Err(anyhow!("{name}: {reason}")),
+            };
         }
-        String::from_utf8(stdout).map(Some).with_context(|| format!("the output of {name} is not UTF-8"))
+        let saved = String::from_utf8(stdout).with_context(|| format!("the output of {name} is not UTF-8"))?;
+        Ok(SaveResult::Rules(saved))
     }
 
     /// Executes a script; each table is changed completely or not at all.

@@ -35,9 +35,36 @@ pub(crate) fn reason(stderr: &str) -> String {
     lines.join("; ")
 }
 
+/// The part of a reason that says that the kernel lacks nf_tables, or a table of ip_tables; `None`: it says something
+/// else.
+pub(crate) fn unsupported(reason: &str) -> Option<&str> {
+    let texts = ["TABLE_ADD failed", "rule set generation id", "unable to initialize table", "Table does not exist"];
+    let is_permitted = !reason.contains("Permission denied") && !reason.contains("Operation not permitted");
+    let mut parts = reason.split("; ").filter(|_| is_permitted);
+    parts.find(|part| texts.iter().any(|text| part.contains(text)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn missing_kernel_support_is_recognized() {
+        let table_add = "line 2: TABLE_ADD failed (Operation not supported): table nat";
+        let more = format!("{table_add}; line 2: CHAIN_USER_ADD failed (No such file or directory): chain X");
+        let generation = "iptables-save v1.8.9 (nf_tables): Could not fetch rule set generation id: Invalid argument";
+        let legacy = "ip6tables-restore v1.8.9 (legacy): ip6tables-restore: unable to initialize table 'nat'";
+        for (reason, expected) in [
+            (more.as_str(), Some(table_add)),
+            (generation, Some(generation)),
+            ("Could not fetch rule set generation id: Permission denied (you must be root)", None),
+            (legacy, Some(legacy)),
+            ("Another app is currently holding the xtables lock", None),
+            ("line 16: RULE_APPEND failed (Operation not supported): rule in chain PREROUTING", None),
+        ] {
+            assert_eq!(unsupported(reason), expected, "{reason}");
+        }
+    }
 
     #[test]
     fn line_numbers_are_read_from_the_messages_of_all_variants() {

@@ -110,6 +110,13 @@ pub enum Target {
         /// The parts of the element.
         sides: Vec<Side>,
     },
+    /// `SET --add-set NAME SIDES`: the packet's element is added to an ipset.
+    AddToSet {
+        /// The name of the set.
+        name: String,
+        /// The parts of the element.
+        sides: Vec<Side>,
+    },
     /// CONNMARK: as `Mark`, for the connection.
     ConnMark(MaskedMark),
     /// `CONNMARK --save-mark`: copies the mark of the packet to the connection, within these masks.

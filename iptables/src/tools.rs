@@ -1,12 +1,16 @@
 //! The iptables that this node uses: its variant is detected once, when it is first needed.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Result, bail};
 use proto::model::IpFamily;
 use tracing::info;
 
-use crate::{Program, RestoreError, Script, Variant, program::installed_variant};
+use crate::{
+    Program, RestoreError, Script, Variant,
+    program::{SaveResult, installed_variant},
+    restore,
+};
 
 /// The iptables of the network namespace of the calling thread.
 #[derive(Debug)]
@@ -14,12 +18,17 @@ pub struct Tools {
     /// The variant that the operator asked for; `None`: detect it.
     wanted: Option<Variant>,
     detected: Option<Detected>,
+    unsupported: Unsupported,
     lock_wait: Duration,
 }
 
 #[derive(Debug)]
 struct Detected {
     programs: [Program; 2],
+    /// The family by whose programs it was detected.
+    family: IpFamily,
+    /// The variants that are installed too, if the operator did not ask for one.
+    others: Vec<Variant>,
     /// What was saved of IPv4 to detect the variant, so that the first [`Tools::save`] need not run again.
     saved: Option<String>,
 }
@@ -29,8 +38,8 @@ struct Detected {
 impl Tools {
     /// Does not run any program yet.
     #[must_use]
-    pub const fn new(wanted: Option<Variant>) -> Self {
-        Self { wanted, detected: None, lock_wait: Duration::ZERO }
+    pub fn new(wanted: Option<Variant>) -> Self {
+        Self { wanted, detected: None, unsupported: Unsupported::default(), lock_wait: Duration::ZERO }
     }
 
     /// Whether there is any iptables.
@@ -38,7 +47,12 @@ impl Tools {
     /// # Errors
     /// When `iptables` cannot be started.
     pub async fn is_installed(&self) -> Result<bool> {
-        Ok(installed_variant("iptables").await?.is_some())
+        for family in IpFamily::ALL {
+            if installed_variant(Program::plain(family, Variant::Nft).name).await?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The variant in use, if it has been detected.
@@ -75,13 +89,33 @@ impl Tools {
         detected.programs[family as usize].save().await
     }
 
-    /// As [`Program::restore`].
+    /// As [`Program::restore`]. If the kernel does not support the variant, another one is detected next.
     ///
     /// # Errors
     /// When the program rejects a line, or cannot run.
     pub async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
         let program = self.program(family).await.map_err(RestoreError::Failed)?;
-        program.restore_measuring(script, &mut self.lock_wait).await
+        match program.restore_measuring(script, &mut self.lock_wait).await {
+            Err(RestoreError::Rejected { lines, reason, program: name })
+                if let Some(reason) = restore::unsupported(&reason).map(str::to_owned) =>
+            {
+                let detected = self.detected.as_ref().filter(|detected| detected.family == family);
+                // The other family may be the only one that the kernel lacks.
+                let Some(detected) = detected else {
+                    return Err(RestoreError::Rejected { lines, reason, program: name });
+                };
+                let is_new = |other: &Variant| !self.unsupported.reasons.contains_key(other);
+                let next = detected.others.iter().copied().find(is_new);
+                self.unsupported.add(program, reason);
+                let error = self.unsupported.error(next);
+                if next.is_some() {
+                    self.detected = None;
+                    return Err(RestoreError::Failed(error));
+                }
+                Err(RestoreError::Rejected { lines, reason: error.to_string(), program: name })
+            }
+            result => result,
+        }
     }
 
     /// How long restores have waited for other processes since the last call.
@@ -92,33 +126,89 @@ impl Tools {
     async fn detect(&mut self) -> Result<&mut Detected> {
         let detected = match self.detected.take() {
             Some(detected) => detected,
-            None => detect(self.wanted).await?,
+            None => detect(self.wanted, &mut self.unsupported).await?,
         };
         Ok(self.detected.insert(detected))
     }
 }
 
-async fn detect(wanted: Option<Variant>) -> Result<Detected> {
-    let mut saved = Vec::new();
-    let default = installed_variant("iptables").await?;
-    let variant = match (wanted, default) {
-        (Some(wanted), _) => wanted,
-        (None, Some(default)) => {
-            for variant in Variant::ALL {
-                saved.extend(Program::new(IpFamily::V4, variant).save().await?.map(|saved| (variant, saved)));
-            }
-            Variant::choose(&saved, default)
-        }
+// === detection ===
+
+/// The variant that the operator asked for; otherwise the one that others use, if the kernel supports it.
+async fn detect(wanted: Option<Variant>, unsupported: &mut Unsupported) -> Result<Detected> {
+    let (family, default) = match (default_variant().await?, wanted) {
+        (Some(found), _) => found,
+        (None, Some(wanted)) => (IpFamily::V4, wanted),
         (None, None) => bail!("iptables is not installed"),
     };
-    let mut programs = IpFamily::ALL.map(|family| Program::new(family, variant));
-    if installed_variant(programs[0].name).await?.is_none() {
-        if default != Some(variant) {
-            bail!("{} is not installed", programs[0]);
+    let mut saved = Vec::new();
+    for variant in wanted.map_or(Variant::ALL.to_vec(), |wanted| vec![wanted]) {
+        let plain = (variant == default).then(|| Program::plain(family, variant));
+        for program in [Program::new(family, variant)].into_iter().chain(plain) {
+            match program.try_save().await? {
+                SaveResult::NotInstalled => continue,
+                SaveResult::Unsupported(reason) => unsupported.add(program, reason),
+                SaveResult::Rules(rules) => saved.push((program, rules)),
+            }
+            break;
         }
-        programs = IpFamily::ALL.map(|family| Program::plain(family, variant));
     }
-    let saved = saved.into_iter().find_map(|(of, saved)| (of == variant).then_some(saved));
-    info!(%variant, program = programs[0].name, "iptables variant detected");
-    Ok(Detected { programs, saved })
+    let is_last = |(program, _): &(Program, _)| Some(program.variant) == unsupported.last;
+    if saved.iter().any(|program| !is_last(program)) {
+        saved.retain(|program| !is_last(program));
+    }
+    let texts: Vec<_> = saved.iter().map(|(program, rules)| (program.variant, rules.clone())).collect();
+    let fallback = texts.iter().map(|(variant, _)| *variant).find(|variant| *variant == default);
+    let Some(variant) = fallback.or_else(|| Some(texts.first()?.0)).map(|default| Variant::choose(&texts, default))
+    else {
+        if unsupported.reasons.is_empty() {
+            bail!("{} is not installed", Program::new(family, wanted.unwrap_or(default)));
+        }
+        return Err(unsupported.error(None));
+    };
+    let (program, rules) =
+        saved.swap_remove(saved.iter().position(|(of, _)| of.variant == variant).unwrap_or_default());
+    let has_variants = program == Program::new(family, variant);
+    info!(%variant, program = program.name, "iptables variant detected");
+    let programs = IpFamily::ALL.map(|family| match has_variants {
+        true => Program::new(family, variant),
+        false => Program::plain(family, variant),
+    });
+    let others = texts.into_iter().map(|(of, _)| of).filter(|of| *of != variant).collect();
+    Ok(Detected { programs, family, others, saved: (family == IpFamily::V4).then_some(rules) })
+}
+
+/// The family by whose programs the variant is detected, and the variant of plain `iptables` or `ip6tables`.
+async fn default_variant() -> Result<Option<(IpFamily, Variant)>> {
+    for family in IpFamily::ALL {
+        if let Some(variant) = installed_variant(Program::plain(family, Variant::Nft).name).await? {
+            return Ok(Some((family, variant)));
+        }
+    }
+    Ok(None)
+}
+
+/// The variants that the kernel does not support, although they are installed.
+#[derive(Debug, Default)]
+struct Unsupported {
+    reasons: BTreeMap<Variant, (Program, String)>,
+    /// The one that was attempted last.
+    last: Option<Variant>,
+}
+
+impl Unsupported {
+    fn add(&mut self, program: Program, reason: String) {
+        self.reasons.insert(program.variant, (program, reason));
+        self.last = Some(program.variant);
+    }
+
+    /// What the operator can do. `next`: the variant that is used next.
+    fn error(&self, next: Option<Variant>) -> anyhow::Error {
+        let reasons: Vec<_> = self.reasons.values().map(|(program, reason)| format!("{program}: {reason}")).collect();
+        let advice = match next {
+            Some(next) => format!("using the variant {next} instead"),
+            None => "load the kernel modules of nf_tables, or install iptables-legacy and load iptable_nat".to_owned(),
+        };
+        anyhow::anyhow!("the kernel does not support the installed iptables ({}): {advice}", reasons.join("; "))
+    }
 }

@@ -34,6 +34,8 @@ pub struct NewIpset<'a> {
     pub hash_size: u32,
     /// The maximum number of entries.
     pub max_entries: u32,
+    /// After how many seconds an entry is deleted; `None`: entries stay.
+    pub timeout: Option<u32>,
     /// Whether entries have a packet mark.
     pub skbinfo: SkbInfo,
 }

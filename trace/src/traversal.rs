@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use netlink::nft::Hook;
+use netlink::{ipset::IpsetEntry, nft::Hook};
 
 use crate::{
     choices::Choices,
@@ -24,6 +24,8 @@ pub(crate) struct Traversal<'a> {
     pub(crate) path: Path,
     /// The output interface, once the packet is routed.
     pub(crate) out: Option<String>,
+    /// The elements that rules have added to ipsets.
+    pub(crate) added: Vec<(String, IpsetEntry)>,
     /// The rules that jumped to the current chain.
     pub(crate) jumped_by: Vec<String>,
     pub(crate) choices: &'a mut Choices,
@@ -52,6 +54,7 @@ impl<'a> Traversal<'a> {
             marked_by: String::new(),
             path: Path::default(),
             out: None,
+            added: Vec::new(),
             jumped_by: Vec::new(),
             choices,
             kernel,

@@ -3,7 +3,7 @@
 mod large;
 
 use backend::{
-    NodeState,
+    Backend as _, NodeState,
     dataplane::DataplaneOptions,
     testing::{
         ProgramAll as _, Stack, apply, mk_key, mk_state, operations_between, rejected_by_test, synthetic, transition,
@@ -253,5 +253,38 @@ async fn a_family_without_iptables_is_left_out() {
 
     kernel.uninstall(IpFamily::V4);
     let error = driver.reconcile_all(&current).await.unwrap_err();
-    assert_eq!(error.to_string(), "iptables is not installed");
+    let reasons = "IPv4: iptables is not installed; IPv6: ip6tables is not installed";
+    assert_eq!(error.to_string(), format!("no IP family can be programmed: {reasons}"));
+}
+
+/// See [`FakeKernel::set_unsupported`].
+const NO_NAT: &str = "unable to initialize table 'nat'";
+
+/// The kernel lacks the table nat of a family: the other one is programmed, and both once it has it.
+#[tokio::test(start_paused = true)]
+async fn family_without_nat_is_left_out_until_the_kernel_has_it() {
+    let both = mk_state().service("default/web", |web| {
+        let web = web.cluster_ip("10.96.0.1").cluster_ip("fd00:96::1");
+        web.endpoints(["10.244.1.1:80", "[fd00:244::1]:80"])
+    });
+    let (both, reference) = (both.build(), FakeKernel::default());
+    driver(&reference).reconcile_all(&both).await.unwrap();
+    for (family, other) in [(IpFamily::V4, IpFamily::V6), (IpFamily::V6, IpFamily::V4)] {
+        let kernel = FakeKernel::default();
+        kernel.set_unsupported(Some(family));
+        let mut driver = driver(&kernel);
+        let report = driver.reconcile_all(&both).await.unwrap();
+        assert_eq!(report.failures, []);
+        assert_eq!(report.unusable_families, [(family, format!("the kernel rejected the base ruleset: {NO_NAT}"))]);
+        assert_eq!(kernel.shape(other), reference.shape(other));
+        kernel.take_restores();
+        driver.reconcile_all(&both).await.unwrap();
+        assert_eq!(kernel.take_restores(), []);
+
+        kernel.set_unsupported(None);
+        assert_eq!(driver.drifted().await, Drift::Possible);
+        let report = driver.reconcile_all(&both).await.unwrap();
+        assert_eq!(report.unusable_families, []);
+        assert_eq!(kernel.shape(family), reference.shape(family));
+    }
 }

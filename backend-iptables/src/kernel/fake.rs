@@ -27,6 +27,8 @@ struct FakeState {
     rulesets: PerFamily<Ruleset>,
     /// Families without iptables.
     missing: BTreeSet<IpFamily>,
+    /// A family without the table nat.
+    unsupported: Option<IpFamily>,
     /// Rules that contain one of these texts are rejected.
     rejected: Vec<String>,
     rejected_line: RejectedLine,
@@ -137,6 +139,11 @@ impl FakeKernel {
         self.0.lock().unwrap().missing.insert(family);
     }
 
+    /// Supports all families but this one from now on.
+    pub(crate) fn set_unsupported(&self, family: Option<IpFamily>) {
+        self.0.lock().unwrap().unsupported = family;
+    }
+
     /// Reports this suspicion once.
     pub(crate) fn suspect(&self, suspicion: Suspicion) {
         self.0.lock().unwrap().suspicions.push_back(suspicion);
@@ -171,6 +178,11 @@ impl Kernel for FakeKernel {
         for (number, lines) in transactions(script.text()).into_iter().enumerate() {
             if number == fails_after {
                 result = Err(RestoreError::Failed(anyhow!("terminated by a signal")));
+                break;
+            }
+            if state.unsupported == Some(family) && lines[0].1 == "*nat" {
+                let reason = "unable to initialize table 'nat'".to_owned();
+                result = Err(RestoreError::Rejected { program: "fake".to_owned(), lines: vec![lines[0].0], reason });
                 break;
             }
             let mut ruleset = state.rulesets[family].clone();

@@ -440,3 +440,31 @@ async fn all_ports_of_a_service_change_when_one_exceeds_the_limit_of_destination
         assert_eq!(reconcile(&kernel, &state).await.writes, 0, "{ports} ports: a restart writes nothing");
     }
 }
+
+/// A family cannot be prepared: the other one is programmed, and both once it can.
+#[tokio::test(start_paused = true)]
+async fn unusable_family_is_left_out_until_it_can_be_prepared() {
+    let both = mk_state().service("default/web", |web| {
+        let web = web.cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").node_port(30_080);
+        web.endpoints([ONE, "[fd00:244::1]:8080"]).local_endpoints([ONE, "[fd00:244::1]:8080"])
+    });
+    let both = both.build();
+    let all = from_scratch(&both).await;
+    for (family, other) in [(IpFamily::V4, IpFamily::V6), (IpFamily::V6, IpFamily::V4)] {
+        let kernel = Fake::default();
+        kernel.set_unusable(Some(family));
+        let mut driver = driver(&kernel);
+        let report = driver.reconcile_all(&both).await.unwrap();
+        assert_eq!(report.failures, []);
+        assert_eq!(report.unusable_families, [(family, "no such table".to_owned())]);
+        let of_other: Objects =
+            all.iter().filter(|(object, _)| object.family() == other).map(|(it, value)| (*it, value.clone())).collect();
+        assert_eq!(kernel.objects(), of_other);
+        assert_eq!(drift(&mut driver).await, None);
+
+        kernel.set_unusable(None);
+        assert_eq!(driver.drifted().await, Drift::Possible);
+        let report = driver.reconcile_all(&both).await.unwrap();
+        assert_eq!((report.unusable_families, kernel.objects()), (vec![], all.clone()));
+    }
+}

@@ -111,7 +111,8 @@ impl<K: Kernel> IpvsDataPlane<K> {
 
 /// Which objects of ours are missing.
 fn missing(applied: &AppliedState, summary: &Summary) -> Option<&'static str> {
-    let mut sets: HashMap<SetId, usize> = SetId::all().map(|set| (set, 0)).collect();
+    let is_used = |set: &SetId| !applied.rules[set.family].is_empty();
+    let mut sets: HashMap<SetId, usize> = SetId::all().filter(is_used).map(|set| (set, 0)).collect();
     let (mut addresses, mut servers) = (0, true);
     for object in applied.observed.keys() {
         match object {
@@ -121,7 +122,9 @@ fn missing(applied: &AppliedState, summary: &Summary) -> Option<&'static str> {
             Object::Destination(..) => {}
         }
     }
-    if sets != summary.sets {
+    if summary.sets.iter().filter(|(set, _)| is_used(set)).count() != sets.len()
+        || sets.iter().any(|(set, size)| summary.sets.get(set) != Some(size))
+    {
         Some("sets")
     } else if !servers {
         Some("virtual servers")

@@ -32,6 +32,13 @@ pub(crate) struct Rules {
     pub(crate) hooks: Vec<Hook>,
 }
 
+impl Rules {
+    /// Whether there are none: the kernel cannot program the family.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.chains.is_empty()
+    }
+}
+
 /// The tables with chains of ours.
 pub(crate) const TABLES: [Table; 3] = [Table::Mangle, Table::Filter, Table::Nat];
 
@@ -157,9 +164,16 @@ impl Writer<'_> {
 
     /// Only packets to a VIP have a mark: direct connections of a host-network endpoint to itself are no hairpin.
     fn end(&self) -> Vec<String> {
-        let (any, hairpin, bit) = (Mark::any(), self.set(SetContent::Hairpin), self.masquerade_bit());
+        let (any, bit) = (Mark::any(), self.masquerade_bit());
+        let [hairpin, returning] = [SetContent::Hairpin, SetContent::Returning].map(|content| self.set(content));
+        let masquerade =
+            |set| format!("-m mark --mark {any} -m set --match-set {set} dst,dst,src -j CONNMARK --set-xmark {bit}");
         vec![
-            format!("-m mark --mark {any} -m set --match-set {hairpin} dst,dst,src -j CONNMARK --set-xmark {bit}"),
+            masquerade(hairpin),
+            // An endpoint without node name is not known to be on this node. The set has the entry of this packet, and
+            // none for a destination that differs from its source.
+            format!("-m mark --mark {any} -m connmark ! --mark {bit} -j SET --add-set {returning} src,dst,src --exist"),
+            masquerade(returning),
             format!("-m mark --mark {any} -j MARK --set-xmark 0x0/0xffffffff"),
         ]
     }

@@ -107,7 +107,7 @@ pub(crate) fn desired(
                 ));
             }
         }
-        if !port.desired.vips.is_empty() {
+        if port.desired.vips.iter().any(|(of, _)| *of == family) {
             port.hairpin();
         }
     }

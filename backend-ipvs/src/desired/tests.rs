@@ -14,7 +14,7 @@ use super::*;
 use crate::{
     mark::Mark,
     object::{Object, Value},
-    set::SetContent,
+    set::{SetContent, SetId},
     settings::Settings,
 };
 
@@ -186,6 +186,10 @@ fn rules_are_as_iptables_prints_them() {
     let expected = [
         "-m mark --mark 0xfa000000/0xff000000 -m set --match-set FAIRLEAD-HAIRPIN dst,dst,src \
          -j CONNMARK --set-xmark 0x4000/0x4000",
+        "-m mark --mark 0xfa000000/0xff000000 -m connmark ! --mark 0x4000/0x4000 \
+         -j SET --add-set FAIRLEAD-RETURNING src,dst,src --exist",
+        "-m mark --mark 0xfa000000/0xff000000 -m set --match-set FAIRLEAD-RETURNING dst,dst,src \
+         -j CONNMARK --set-xmark 0x4000/0x4000",
         "-m mark --mark 0xfa000000/0xff000000 -j MARK --set-xmark 0x0/0xffffffff",
     ];
     assert_eq!(of(Table::Mangle, "FAIRLEAD-IPVS-END"), expected);
@@ -196,4 +200,15 @@ fn rules_are_as_iptables_prints_them() {
     assert_eq!(of(Table::Nat, "FAIRLEAD-IPVS"), expected);
     assert_eq!(of(Table::Filter, "FAIRLEAD-IPVS-NOBODY"), ["-d 10.96.0.0/16 -j DROP"]);
     assert!(rules.hooks.iter().all(|hook| hook.rule.contains("FAIRLEAD-IPVS")));
+}
+
+/// A rule adds an entry for each source of connections that are not masqueraded.
+#[test]
+fn set_that_rules_write_is_bounded_and_times_out() {
+    for set in SetId::all() {
+        let new = set.new_set();
+        let is_bounded = new.max_entries <= 1 << 16 && new.timeout.is_some_and(|seconds| seconds <= 10);
+        assert_eq!(is_bounded, set.is_written_by_rules(), "{new:?}");
+    }
+    assert_eq!(SetId::all().filter(|set| set.is_written_by_rules()).count(), 2);
 }

@@ -5,7 +5,7 @@ use backend::{Difference, InstalledObject};
 use netlink::ipvs::VirtualServerKey;
 use proto::model::PerFamily;
 
-use super::{Base, ConnectionCounts, Kernel, Listing, Netlink, Ours, Rejected, Summary};
+use super::{Base, ConnectionCounts, Kernel, Listing, Netlink, Ours, Prepared, Rejected, Summary};
 use crate::{desired::Rules, plan::Operation};
 
 /// The real kernel, and the operations that it was not given.
@@ -28,15 +28,17 @@ impl DryRun {
 }
 
 impl Kernel for DryRun {
-    async fn prepare(&mut self, base: Base) -> Result<usize> {
+    async fn prepare(&mut self, base: Base) -> Result<Prepared> {
         let missing = self.kernel.run(move |worker| {
-            let missing = worker.missing(&base)?.into_iter();
-            anyhow::Ok(missing.map(|missing| missing.difference).collect::<Vec<_>>())
+            let (missing, unusable) = worker.missing(&base)?;
+            anyhow::Ok((missing.into_iter().map(|missing| missing.difference).collect::<Vec<_>>(), unusable))
         });
-        let missing = missing.await??;
-        let count = missing.len();
-        self.base.extend(missing);
-        Ok(count)
+        let (missing, unusable) = missing.await??;
+        let writes = missing.len();
+        if unusable.is_empty() {
+            self.base.extend(missing);
+        }
+        Ok(Prepared { writes, unusable })
     }
 
     async fn list(&mut self, ours: Ours) -> Result<Listing> {

@@ -10,9 +10,9 @@ use std::{
 use anyhow::Result;
 use backend::InstalledObject;
 use netlink::ipvs::VirtualServerKey;
-use proto::model::PerFamily;
+use proto::model::{IpFamily, PerFamily};
 
-use super::{Base, ConnectionCounts, Connections, Kernel, Listing, Ours, Rejected, Summary};
+use super::{Base, ConnectionCounts, Connections, Kernel, Listing, Ours, Prepared, Rejected, Summary, UnusableFamily};
 use crate::{
     desired::Rules,
     object::{Object, Value},
@@ -35,6 +35,8 @@ struct Inner {
     rejected: BTreeSet<Object>,
     /// A scheduler that does not exist; `rr` replaces it.
     missing_scheduler: Option<&'static str>,
+    /// A family that cannot be prepared.
+    unusable: Option<IpFamily>,
     /// The executed operations.
     log: Vec<Operation>,
     /// The number of commits.
@@ -85,6 +87,11 @@ impl Fake {
         self.lock().missing_scheduler = scheduler;
     }
 
+    /// Makes a family unusable; `None`: both can be programmed.
+    pub(crate) fn set_unusable(&self, family: Option<IpFamily>) {
+        self.lock().unusable = family;
+    }
+
     /// The operations executed since the last call.
     pub(crate) fn log(&self) -> Vec<Operation> {
         std::mem::take(&mut self.lock().log)
@@ -101,11 +108,18 @@ impl Fake {
 }
 
 impl Kernel for Fake {
-    async fn prepare(&mut self, base: Base) -> Result<usize> {
+    async fn prepare(&mut self, base: Base) -> Result<Prepared> {
         let mut inner = self.lock();
+        let is_used = |family: &IpFamily| !base.rules[*family].is_empty();
+        if let Some(family) = inner.unusable.filter(is_used) {
+            return Ok(Prepared {
+                writes: 0,
+                unusable: vec![UnusableFamily { family, reason: "no such table".to_owned(), is_permanent: true }],
+            });
+        }
         let differs = inner.base.as_ref() != Some(&base);
         inner.base = Some(base);
-        Ok(usize::from(differs))
+        Ok(Prepared { writes: usize::from(differs), unusable: Vec::new() })
     }
 
     async fn list(&mut self, ours: Ours) -> Result<Listing> {

@@ -20,7 +20,7 @@ use netlink::{
 use proto::model::PerFamily;
 
 use super::{
-    Base, ConnectionCounts, Connections, DEVICE, Kernel, Listing, Ours, Rejected, Summary,
+    Base, ConnectionCounts, Connections, DEVICE, Kernel, Listing, Ours, Prepared, Rejected, Summary,
     rules::{self, Iptables},
 };
 use crate::{
@@ -54,7 +54,7 @@ pub(crate) fn open(iptables: Option<Variant>) -> Result<Netlink> {
 }
 
 impl Kernel for Netlink {
-    async fn prepare(&mut self, base: Base) -> Result<usize> {
+    async fn prepare(&mut self, base: Base) -> Result<Prepared> {
         self.run(move |worker| worker.prepare(&base)).await?
     }
 
@@ -95,7 +95,7 @@ impl Worker {
         if !ipvs::is_loaded() {
             return Ok(Listing { objects, elsewhere });
         }
-        for set in self.observed_sets()? {
+        for set in self.observed_sets()?.into_iter().filter(|set| !set.is_written_by_rules()) {
             for mut entry in self.ipset.entries(set.name())? {
                 let value = match entry.mark.take() {
                     Some(mark) => Value::Mark(Mark::from_raw(mark).unwrap_or(Mark::DROP)),
@@ -130,7 +130,10 @@ impl Worker {
 
     fn summary(&mut self) -> Result<Summary> {
         let sizes: HashMap<String, u32> = self.ipset.sizes()?.into_iter().map(|(set, size)| (set.name, size)).collect();
-        let size = |set: SetId| Some((set, *sizes.get(set.name())? as usize));
+        let size = |set: SetId| {
+            let entries = *sizes.get(set.name())? as usize;
+            Some((set, if set.is_written_by_rules() { 0 } else { entries }))
+        };
         Ok(Summary {
             sets: SetId::all().filter_map(size).collect(),
             addresses: addresses_of_device()?.len(),

@@ -30,9 +30,14 @@ impl Iptables {
         block_on(async { Ok(self.0.restore(family, script).await?) })
     }
 
-    /// Whether the rules of both families are what they should be.
+    /// Whether the variant is to be detected again, because the kernel does not support it.
+    pub(super) fn has_lost_variant(&self) -> bool {
+        self.0.detected().is_none()
+    }
+
+    /// Whether the rules are what they should be. Those of a family without rules may be any.
     pub(super) fn has(&mut self, rules: &PerFamily<Rules>) -> Result<bool> {
-        for (family, rules) in rules.iter() {
+        for (family, rules) in rules.iter().filter(|(_, rules)| !rules.is_empty()) {
             if !self.script(family, rules)?.is_some_and(|script| script.is_empty()) {
                 return Ok(false);
             }

@@ -6,12 +6,14 @@ mod layout;
 mod parts;
 mod work;
 
+use std::time::Duration;
+
 use backend::{
-    NodeState,
+    Backend as _, Drift, NodeState,
     dataplane::{DataplaneOptions, Vip},
-    testing::{ProgramAll as _, mk_state, rejected_by_test},
+    testing::{ProgramAll as _, mk_state, rejected_by_test, transition},
 };
-use proto::model::Protocol;
+use proto::model::{IpFamily, Protocol};
 
 use crate::kernel::fake::{ErrorDetail, Fake, FakeDriver};
 
@@ -31,6 +33,41 @@ fn vip(n: u8) -> Vip {
 
 fn driver(kernel: &Fake) -> FakeDriver {
     kernel.driver(DataplaneOptions::default())
+}
+
+/// The kernel lacks a family: the other one is programmed, and both once it has them.
+#[tokio::test(start_paused = true)]
+async fn unsupported_family_is_left_out_until_the_kernel_supports_it() {
+    let both = mk_state().service("default/web", |web| {
+        let web = web.cluster_ip("10.96.0.1").cluster_ip("fd00:96::1");
+        web.endpoints(["10.244.1.1:80", "[fd00:244::1]:80"])
+    });
+    let state = both.build();
+    let reference = Fake::default();
+    driver_on(&reference, &state).await;
+    for (family, other) in [(IpFamily::V4, IpFamily::V6), (IpFamily::V6, IpFamily::V4)] {
+        let kernel = Fake::default();
+        kernel.set_unsupported(Some(family));
+        let mut driver = driver(&kernel);
+        let report = driver.reconcile_all(&state).await.unwrap();
+        assert_eq!(report.failures, []);
+        assert_eq!(report.unusable_families, [(family, "operation not supported".to_owned())]);
+        assert_eq!(kernel.tables()[other], reference.tables()[other]);
+        assert_eq!(kernel.tables()[family], None);
+        // Changes and reconciles do not try it again.
+        let mut changed = state.clone();
+        let changes = transition(&mut changed, &without(state.clone(), "default/web"));
+        driver.apply_all(&changed, &changes).await.unwrap();
+        driver.reconcile_all(&state).await.unwrap();
+        assert_eq!(kernel.tables()[family], None);
+
+        kernel.set_unsupported(None);
+        assert_eq!(driver.drifted().await, Drift::Possible);
+        let report = driver.reconcile_all(&state).await.unwrap();
+        assert_eq!((report.unusable_families, kernel.tables()), (vec![], reference.tables()));
+        let drifted = tokio::time::timeout(Duration::from_secs(3600), driver.drifted()).await;
+        drifted.unwrap_err();
+    }
 }
 
 #[tokio::test]
@@ -76,16 +113,16 @@ async fn a_rejected_service_port_is_retried_when_it_changes() {
             service.cluster_ip("10.96.0.3").endpoints(["10.244.1.1:80", "10.244.1.2:80"])
         })
         .build();
-    let changes = backend::testing::transition(&mut current, &target);
+    let changes = transition(&mut current, &target);
     let applied = driver.apply_all(&current, &changes).await.unwrap();
     assert_eq!(applied.failures.len(), 1);
     assert_eq!(applied.failures[0].key.name.as_ref(), "svc-002");
 
     // A change of another service port still reports it; its own removal removes its earlier form.
-    let changes = backend::testing::transition(&mut current, &without(target.clone(), "default/svc-003"));
+    let changes = transition(&mut current, &without(target.clone(), "default/svc-003"));
     assert_eq!(driver.apply_all(&current, &changes).await.unwrap().failures.len(), 1);
     let target = without(current.clone(), "default/svc-002");
-    let changes = backend::testing::transition(&mut current, &target);
+    let changes = transition(&mut current, &target);
     assert_eq!(driver.apply_all(&current, &changes).await.unwrap().failures, []);
     let fresh = Fake::default();
     driver_on(&fresh, &target).await;

@@ -231,6 +231,13 @@ fn postrouting(family: IpFamily, mark: u32) -> FixedChain {
         rules: vec![
             RuleBuilder::new(family).has_mark(mark).clear_mark(mark).masquerade().comment("marked on the way in"),
             RuleBuilder::new(family).hairpin().masquerade().comment("an endpoint that reached itself"),
+            // Endpoints of hand-written or mirrored slices have no node name, so none is in the set of those on this
+            // node. The other addresses of the node do not matter: local replies need no masquerading.
+            RuleBuilder::new(family)
+                .returns_to_source()
+                .address_is_not_local(PacketAddress::Destination)
+                .masquerade()
+                .comment("an endpoint without node name that reached itself"),
         ],
     }
 }

@@ -119,12 +119,21 @@ impl RuleBuilder {
 
     /// `fib saddr type local`.
     pub(super) fn address_is_local(self, address: PacketAddress) -> Self {
+        self.address_type(address, CmpOp::Eq)
+    }
+
+    /// `fib daddr type != local`.
+    pub(super) fn address_is_not_local(self, address: PacketAddress) -> Self {
+        self.address_type(address, CmpOp::Neq)
+    }
+
+    fn address_type(self, address: PacketAddress, op: CmpOp) -> Self {
         let flags = match address {
             PacketAddress::Source => FibFlags::SADDR,
             PacketAddress::Destination => FibFlags::DADDR,
         };
         let fib = Expr::Fib { dreg: FIRST, result: FibResult::AddrType, flags };
-        self.push(fib).cmp(CmpOp::Eq, RTN_LOCAL.to_ne_bytes())
+        self.push(fib).cmp(op, RTN_LOCAL.to_ne_bytes())
     }
 
     /// `meta l4proto tcp`.
@@ -188,6 +197,21 @@ impl RuleBuilder {
             .load_vip(VipShape::AddressPort, FIRST.plus(registers))
             .0
             .push(lookup(Map::Hairpin, FIRST, None))
+    }
+
+    /// `ct status dnat`, and source and destination have the same address: `@nh,120,8 . @nh,152,8 @equal-bytes` for
+    /// each byte. The last one first, in which most addresses of a node differ.
+    pub(super) fn returns_to_source(self) -> Self {
+        let builder = self.conntrack(CtKey::Status, CtKey::STATUS_DNAT);
+        let len = builder.family.address_len() as u32;
+        (0..len).rev().fold(builder, |builder, byte| {
+            let offset = |address: PacketAddress| address.offset(builder.family) + byte;
+            let load =
+                |dreg, address| Expr::Payload { dreg, base: PayloadBase::Network, offset: offset(address), len: 1 };
+            let (source, destination) =
+                (load(FIRST, PacketAddress::Source), load(FIRST.plus(1), PacketAddress::Destination));
+            builder.push(source).push(destination).push(lookup(Map::EqualBytes, FIRST, None))
+        })
     }
 
     // === actions ===

@@ -11,7 +11,7 @@
 //!
 //! The endpoints of a pool are stored once, under the key of the pool: one of the VIPs. The other VIPs are aliases.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use backend::{
     ServicePortState,
@@ -25,7 +25,7 @@ use super::{
     sources,
 };
 use crate::{
-    element::{Element, ElementData, Map, Verdict},
+    element::{Element, ElementData, Map, Verdict, unspecified},
     slots,
 };
 
@@ -116,13 +116,7 @@ pub(crate) fn desired(
 /// for a node port.
 pub(crate) fn pool_key(vip: &Vip, family: IpFamily) -> Vip {
     match *vip {
-        Vip::NodePort { port, protocol } => {
-            let address = match family {
-                IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
-                IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
-            };
-            Vip::AddressPort { address, port, protocol }
-        }
+        Vip::NodePort { port, protocol } => Vip::AddressPort { address: unspecified(family), port, protocol },
         vip => vip,
     }
 }

@@ -62,6 +62,9 @@ maps! {
     /// Its keys begin with the address of the endpoint; the VIP is the endpoint to which a packet was translated.
     Hairpin "hairpin" AddressPort Nothing "endpoints on this node: masqueraded when they reach themselves";
     ClusterIps "cluster-ips" Address Nothing "cluster IPs of all services";
+    /// Part of the base ruleset: nf_tables cannot compare two fields of a packet, but look both up. Its index is the
+    /// byte.
+    EqualBytes "equal-bytes" Address Byte "each byte twice: a field is compared with another byte by byte";
     /// The address is a range's first; the index is its prefix length.
     AllowedSources "allowed-sources" Address Source "group of source ranges . prefix length . first address";
 }
@@ -102,6 +105,8 @@ pub(super) enum MapContent {
     PoolKey,
     /// The key begins with a group of source ranges and the length of a prefix.
     Source,
+    /// The key is a byte, twice, without a VIP.
+    Byte,
 }
 
 /// The maximum number of elements in [`Map::AffineClients`]: each takes about 150 bytes, so 30 MB when full. The kernel
@@ -147,6 +152,11 @@ impl Map {
         matches!(self, Self::Hairpin | Self::ClusterIps | Self::AllowedSources)
     }
 
+    /// Whether the base ruleset contains the elements.
+    pub(crate) fn is_fixed(self) -> bool {
+        self.content() == MapContent::Byte
+    }
+
     /// Whether rules write the elements. Fairlead does not add, list or delete them.
     pub(crate) fn is_written_by_rules(self) -> bool {
         self.content() == MapContent::Clients
@@ -169,6 +179,7 @@ impl Map {
                 | (MapContent::Verdict, ElementData::Verdict(_))
                 | (MapContent::PoolKey, ElementData::PoolKey(_))
                 | (MapContent::Source, ElementData::Source(_))
+                | (MapContent::Byte, ElementData::None)
         );
         has_shape && has_content
     }
@@ -186,15 +197,20 @@ impl Map {
             (_, MapContent::Member) => endpoint.clone(),
             // nft prints a type of 16 bytes as an address.
             (_, MapContent::Source) => vec![DataType::Ipv6Addr, DataType::InetService],
+            // A byte in a register is followed by zeros.
+            (_, MapContent::Byte) => vec![DataType::Mark, DataType::Mark],
             _ => vec![],
         };
         key.extend(match self.vip_shape() {
+            _ if self.is_fixed() => vec![],
             VipShape::AddressPort => vec![address, DataType::InetProto, DataType::InetService],
             VipShape::NodePort => vec![DataType::InetProto, DataType::InetService],
             VipShape::Address => vec![address],
         });
         let (key_end, data, flags) = match self.content() {
-            MapContent::Nothing | MapContent::Member | MapContent::Source => (None, vec![], SetFlags::NONE),
+            MapContent::Nothing | MapContent::Member | MapContent::Source | MapContent::Byte => {
+                (None, vec![], SetFlags::NONE)
+            }
             MapContent::Verdict => (None, vec![DataType::Verdict], SetFlags::NONE),
             // Marks are in host byte order, as the results of numgen are.
             MapContent::Endpoint => (Some(DataType::Mark), endpoint, SetFlags::NONE),

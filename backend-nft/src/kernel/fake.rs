@@ -39,6 +39,8 @@ struct FakeState {
     tables: FakeTables,
     targets: PerFamily<TableRole>,
     rejected_vips: BTreeSet<Vip>,
+    /// A family that the kernel does not support.
+    unsupported: Option<IpFamily>,
     detail: ErrorDetail,
     /// The number of transactions, including rejected ones.
     transactions: usize,
@@ -139,6 +141,11 @@ impl Fake {
         state.detail = detail;
     }
 
+    /// Supports all families but this one from now on.
+    pub(crate) fn set_unsupported(&self, family: Option<IpFamily>) {
+        self.0.lock().unwrap().unsupported = family;
+    }
+
     /// The number of transactions since the last call, including rejected ones.
     pub(crate) fn transactions(&self) -> usize {
         std::mem::take(&mut self.0.lock().unwrap().transactions)
@@ -149,7 +156,8 @@ impl Fake {
         let state = self.0.lock().unwrap();
         let mut counts = BTreeMap::new();
         for table in state.tables.iter().flat_map(|(_, tables)| tables).flatten() {
-            table.elements.keys().for_each(|(map, ..)| *counts.entry(*map).or_default() += 1);
+            let of_services = table.elements.keys().filter(|(map, ..)| !map.is_fixed());
+            of_services.for_each(|(map, ..)| *counts.entry(*map).or_default() += 1);
         }
         counts
     }
@@ -227,7 +235,7 @@ impl Kernel for Fake {
             if let Err((owner, reason)) = state.execute(table, *family, operation) {
                 match owner.filter(|_| state.detail == ErrorDetail::Named) {
                     Some(owner) => rejection.named.push((owner, reason)),
-                    None => rejection.unnamed = Some(reason),
+                    None => drop(rejection.unnamed.get_or_insert(reason)),
                 }
             }
         }
@@ -283,6 +291,9 @@ impl FakeState {
         operation: &Operation,
     ) -> Result<(), OperationError> {
         match operation {
+            Operation::AddTable if self.unsupported == Some(family) => {
+                return Err((None, "operation not supported".to_owned()));
+            }
             Operation::AddTable => drop(table.get_or_insert_default()),
             Operation::DeleteTable(_) => ensure(table.take().is_some(), "no such table")?,
             operation => {

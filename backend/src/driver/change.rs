@@ -58,6 +58,8 @@ pub enum CommitOutcome {
     },
     /// The kernel rejected it, and nothing has changed that a later transaction would not find.
     Rejected(Rejection),
+    /// The kernel rejected what an IP family needs. It has to be read again, to program the other one alone.
+    UnusableFamily,
     /// The kernel rejected a part of it for this reason, and has to be read again.
     Unknown(String),
 }

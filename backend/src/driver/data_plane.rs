@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, future::Future, time::Duration};
 use anyhow::Result;
 use proto::model::{NodeInfo, ServicePort, ServicePortKey};
 
-use super::{Applied, Change, CommitOutcome, MAX_TRANSACTION_WRITES};
+use super::{Applied, Change, CommitOutcome, MAX_TRANSACTION_WRITES, UsableFamilies};
 use crate::{Difference, Drift, InstalledObject, NodeState, dataplane::VipOwnership};
 
 /// A part of the kernel that service ports are programmed into.
@@ -47,6 +47,11 @@ pub trait DataPlane: Send + 'static {
         applied: &mut Self::Applied,
         change: &Change<'_>,
     ) -> impl Future<Output = Result<CommitOutcome>> + Send;
+
+    /// The IP families that are programmed. A data plane that programs only both together has none.
+    fn families(&self) -> Option<&UsableFamilies> {
+        None
+    }
 
     /// Which other service ports have to be programmed because these have changed.
     fn dependents(

@@ -102,6 +102,10 @@ fn sync_state(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     writer.gauge("failures", text, None, progress.failures.len() as f64)?;
     let text = "Service ports of a large change that are committed, but not programmed yet.";
     writer.gauge("unfinished", text, None, progress.unfinished as f64)?;
+    let text = "1 while the kernel cannot program an IP family and the other one is programmed alone.";
+    let unusable = |family| progress.unusable_families.iter().any(|(of, _)| *of == family);
+    let samples = IpFamily::ALL.map(|family| (family_label(family), one_if(unusable(family))));
+    writer.labelled_gauge("unusable_family", text, None, samples)?;
     let text = "1 while the last sync has failed as a whole.";
     writer.gauge("failing", text, None, one_if(progress.error.is_some()))?;
     let text = "1 while the state file cannot be written; a restart then begins with an earlier state, or none.";
@@ -118,10 +122,6 @@ fn anomalies(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     writer.counter("rejected_losses", text, progress.rejected_losses)?;
     let text = "Service ports that keep their endpoints until a snapshot confirms that they lost them.";
     writer.gauge("withheld_service_ports", text, None, progress.withheld_service_ports as f64)?;
-    let text = "Service ports without endpoints on this node, which has restarted, until a frontend confirms them.";
-    writer.gauge("unconfirmed_service_ports", text, None, progress.unconfirmed_service_ports as f64)?;
-    let text = "1 while there is no Node object of this name, and its last facts are used.";
-    writer.gauge("node_object_missing", text, None, one_if(progress.retains_node))?;
     let text =
         "Digests that differed from the frontend's; each is repaired, and is a bug of the frontend or of the backend.";
     writer.counter("digest_mismatches", text, progress.protocol.digest_mismatches)?;

@@ -14,7 +14,7 @@ use std::{
 };
 
 use hyper::{Method, Request, Response, StatusCode};
-use proto::model::IpFamily;
+use proto::model::PerFamily;
 use runtime::http::{JSON, response};
 use serde::Serialize;
 use tokio::time::Instant;
@@ -40,6 +40,8 @@ struct HealthCondition {
     /// Load balancers may send new traffic to the node.
     eligible: bool,
     last_success: Option<SystemTime>,
+    /// Whether the kernel can program each family.
+    usable: PerFamily<bool>,
 }
 
 /// The body, with the fields that kube-proxy has.
@@ -51,11 +53,11 @@ struct HealthBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
-    /// The same for each family, because one sync programs both.
+    /// One sync programs both families. One that the kernel cannot program is not healthy, but the process is.
     status: BTreeMap<&'static str, FamilyStatus>,
 }
 
-#[derive(Clone, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FamilyStatus {
     last_updated: String,
@@ -80,7 +82,7 @@ impl Observer {
                 Metrics::answered(&self.metrics.livez, condition.alive);
                 answer(condition.alive, &condition.body(condition.alive, None))
             }
-            "/readyz" if condition.programmed => text(StatusCode::OK, "ready\n"),
+            "/readyz" if condition.programmed => text(StatusCode::OK, &ready(&self.progress.borrow())),
             "/readyz" => {
                 text(StatusCode::SERVICE_UNAVAILABLE, "not ready: the kernel contains no state of this node yet\n")
             }
@@ -106,7 +108,9 @@ impl Progress {
 impl HealthCondition {
     fn of(progress: &Progress, now: Instant) -> Self {
         let Progress { eligible, last_success, .. } = *progress;
-        Self { alive: progress.is_alive(now), programmed: progress.programmed.is_some(), eligible, last_success }
+        let (alive, programmed) = (progress.is_alive(now), progress.programmed.is_some());
+        let is_usable = |family| progress.unusable_families.iter().all(|(of, _)| *of != family);
+        Self { alive, programmed, eligible, last_success, usable: PerFamily::from_fn(is_usable) }
     }
 
     fn healthy(&self) -> bool {
@@ -117,10 +121,17 @@ impl HealthCondition {
         let now = SystemTime::now();
         // A healthy kernel is up to date now.
         let last_updated = if healthy { Some(now) } else { self.last_success }.map(rfc3339).unwrap_or_default();
-        let status = FamilyStatus { last_updated: last_updated.clone(), healthy };
-        let status = IpFamily::ALL.into_iter().map(|family| (family.name(), status.clone())).collect();
+        let status = |is_usable| FamilyStatus { last_updated: last_updated.clone(), healthy: healthy && is_usable };
+        let status = self.usable.iter().map(|(family, is_usable)| (family.name(), status(*is_usable))).collect();
         HealthBody { last_updated, current_time: rfc3339(now), node_eligible, healthy, status }
     }
+}
+
+/// The body of `/readyz`.
+fn ready(progress: &Progress) -> String {
+    let degraded = progress.unusable_families.iter();
+    let degraded: String = degraded.map(|(family, reason)| format!("{family} is not programmed: {reason}\n")).collect();
+    format!("ready\n{degraded}")
 }
 
 fn answer(ok: bool, body: &HealthBody) -> Response<String> {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{Observer, rfc3339};
+use crate::Progress;
 
 /// The content of the page: the names and values of its fields, in order.
 #[derive(Debug)]
@@ -42,14 +43,13 @@ impl Observer {
             ("pendingSeconds", json!(progress.pending_since.map(seconds_since))),
             // Why the last sync failed as a whole.
             ("error", json!(progress.error)),
+            ("unusableFamilies", unusable_families(&progress)),
             // Why a restart would begin with an earlier state, or none.
             ("stateFileError", json!(progress.state_file_error)),
             ("failures", failures.collect()),
             ("drifts", json!(progress.drifts)),
             ("rejectedLosses", json!(progress.rejected_losses)),
             ("withheldServicePorts", json!(progress.withheld_service_ports)),
-            ("unconfirmedServicePorts", json!(progress.unconfirmed_service_ports)),
-            ("nodeObjectMissing", json!(progress.retains_node)),
             ("digestMismatches", json!(progress.protocol.digest_mismatches)),
             ("rejectedOperations", json!(progress.protocol.rejected_operations)),
             ("rollbacks", json!(progress.protocol.rollbacks)),
@@ -59,6 +59,14 @@ impl Observer {
         fields.retain(|(_, value)| !value.is_null());
         StatusPage(fields)
     }
+}
+
+/// By family, why it cannot be programmed; null if both can.
+fn unusable_families(progress: &Progress) -> Value {
+    if progress.unusable_families.is_empty() {
+        return Value::Null;
+    }
+    progress.unusable_families.iter().map(|(family, reason)| (family.name(), json!(reason))).collect()
 }
 
 impl Serialize for StatusPage {

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{NodeInfo, ServicePortFailure};
+use proto::model::{IpFamily, ServicePortFailure};
 use runtime::{
     ReadyGuard,
     failure::{Recovery, Repeated},
@@ -68,16 +68,6 @@ impl Reporter {
 
     pub(super) fn committed(&self, state: &NodeState, changes: &Changes, counts: ChangeCounts, at: Instant) {
         self.progress.send_modify(|progress| {
-            let retained = std::mem::replace(&mut progress.retains_node, state.retains_node());
-            let NodeInfo { name: node, addresses, pod_cidrs, .. } = state.node();
-            match (retained, progress.retains_node) {
-                (false, true) => {
-                    let text = "the Node object is gone, its last addresses and pod CIDRs are used";
-                    warn!(%node, ?addresses, ?pod_cidrs, "{text}");
-                }
-                (true, false) => info!(%node, "the Node object exists again"),
-                _ => {}
-            }
             progress.eligible = state.node().eligible;
             progress.service_ports = state.service_ports().len();
             progress.received += counts;
@@ -95,7 +85,7 @@ impl Reporter {
 
     /// The losses that are withheld after a commit; `loss` is one that begins to be.
     pub(super) fn withheld(&self, replica: &Replica, loss: Option<Loss>) {
-        let (service_ports, unconfirmed) = (replica.withheld_service_ports(), replica.unconfirmed_service_ports());
+        let service_ports = replica.withheld_service_ports();
         if let Some(loss) = loss {
             error!(
                 service_ports,
@@ -105,7 +95,6 @@ impl Reporter {
         }
         self.progress.send_if_modified(|progress| {
             progress.rejected_losses += u64::from(loss.is_some());
-            progress.unconfirmed_service_ports = unconfirmed;
             std::mem::replace(&mut progress.withheld_service_ports, service_ports) != service_ports || loss.is_some()
         });
     }
@@ -126,7 +115,7 @@ impl Reporter {
         backend: &str,
         work: &Work,
         replica: &Replica,
-        SyncReport { writes, lock_wait, unfinished, failures: _ }: &SyncReport,
+        SyncReport { writes, lock_wait, unfinished, unusable_families, failures: _ }: &SyncReport,
         (took, at): (Duration, SystemTime),
     ) {
         let (state, committed) = (replica.state(), replica.committed());
@@ -152,12 +141,14 @@ impl Reporter {
             info!(revision, service_ports, writes, took_ms, lock_wait_ms, "{event}");
         }
         self.metrics.synced(work, took, *writes);
+        log_unusable_families(&self.progress.borrow().unusable_families, unusable_families);
         let no_local = self.no_local.update(state, work);
         let is_programmed = unfinished.as_ref().is_none_or(BTreeSet::is_empty);
         self.progress.send_modify(|progress| {
             progress.error = None;
             progress.lock_wait += *lock_wait;
             progress.no_local = no_local;
+            progress.unusable_families.clone_from(unusable_families);
             progress.unfinished = unfinished.as_ref().map_or(0, BTreeSet::len);
             progress.last_success = Some(at);
             if is_programmed {
@@ -198,6 +189,22 @@ pub(super) fn log_failures(failures: &[ServicePortFailure]) {
         count if count > MAX_LOGGED => warn!(count, logged = MAX_LOGGED, "many service ports are not programmed"),
         _ => {}
     }
+}
+
+/// Logs which families cannot be programmed any more, or again.
+fn log_unusable_families(before: &[(IpFamily, String)], now: &[(IpFamily, String)]) {
+    for (family, error) in now.iter().filter(|unusable| !before.contains(unusable)) {
+        warn!(%family, error, "cannot program an IP family, its VIPs are not served; the other one is programmed");
+    }
+    let is_usable = |family: &IpFamily| now.iter().all(|(of, _)| of != family);
+    for (family, _) in before.iter().filter(|(family, _)| is_usable(family)) {
+        info!(%family, "IP family programmed again");
+    }
+}
+
+/// What acks tell the frontend of these families.
+pub(super) fn describe_unusable(families: &[(IpFamily, String)]) -> Vec<String> {
+    families.iter().map(|(family, reason)| format!("{family} is not programmed: {reason}")).collect()
 }
 
 fn milliseconds(duration: Duration) -> f64 {

@@ -2,7 +2,6 @@
 
 mod backend;
 mod disk;
-mod facts;
 mod health;
 mod loss;
 mod stream;

@@ -1,6 +1,6 @@
 //! docs/reference/errors.md: errors and warnings that operators see, from the types and messages in the source.
 
-use std::{fmt::Write as _, fs, path::Path};
+use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
 
 use super::{code, header, repository, row, source};
 
@@ -25,6 +25,8 @@ struct MessageSource {
     marks: &'static [&'static str],
     heading: &'static str,
     fix: &'static str,
+    /// Whether they say which part of an object the frontend refuses. `docs/semantics.md` has a row for each.
+    refuses: bool,
 }
 
 const TYPES: &[ErrorType] = &[
@@ -80,13 +82,39 @@ const MESSAGES: &[MessageSource] = &[
         heading: "Invalid address in an object",
         fix: "Correct the object. `fairlead status --problems` lists such objects with the field. The rest of the \
               object is used.",
+        refuses: true,
     },
     MessageSource {
         path: "frontend/src/source/parse",
-        marks: &["; ignored", "is ignored", "is used", "are used", " for it", "cluster IP", "second of its"],
+        marks: &[
+            "; ignored",
+            "is ignored",
+            "is used",
+            "are used",
+            " for it",
+            "cluster IP",
+            "second of its",
+            "contains all",
+            "RFC",
+        ],
         heading: "Invalid part of an object",
         fix: "Correct the object. `fairlead status --problems` prints the object and the field before the \
               message.",
+        refuses: true,
+    },
+    MessageSource {
+        path: "frontend/src/source/parse.rs",
+        marks: &["not a port number", "whole object"],
+        heading: "Invalid object or port",
+        fix: "As above.",
+        refuses: true,
+    },
+    MessageSource {
+        path: "proto/src/model/service_port.rs",
+        marks: &["unknown protocol"],
+        heading: "Unknown protocol",
+        fix: "As above.",
+        refuses: true,
     },
     MessageSource {
         path: "frontend/src/index/vip_conflicts.rs",
@@ -94,6 +122,22 @@ const MESSAGES: &[MessageSource] = &[
         heading: "VIP conflict between Services",
         fix: "Two objects claim the same VIP, and the older one gets it. Remove it from one of them. `fairlead \
               status --problems` lists them.",
+        refuses: true,
+    },
+    MessageSource {
+        path: "frontend/src/index/policy.rs",
+        marks: &["not served, because", " are served (", ", more than "],
+        heading: "Service beyond a limit of the operator",
+        fix: "Make the Service smaller, or raise the limit that the message names. `fairlead status --problems` lists \
+              them.",
+        refuses: true,
+    },
+    MessageSource {
+        path: "frontend/src/view/limit.rs",
+        marks: &["are used"],
+        heading: "Endpoints beyond a limit of the operator",
+        fix: "As above. The subset has as many nodes as possible.",
+        refuses: true,
     },
     MessageSource {
         path: "backend/src/dataplane/vip_ownership.rs",
@@ -101,6 +145,7 @@ const MESSAGES: &[MessageSource] = &[
         heading: "Rejected service port: VIP conflict on a node",
         fix: "As above. `fairlead status --node NODE` lists it. It is resolved when the other service port is \
               removed.",
+        refuses: false,
     },
     MessageSource {
         path: "backend-ipvs/src/applied.rs",
@@ -108,6 +153,7 @@ const MESSAGES: &[MessageSource] = &[
         heading: "Rejected service port: excluded address",
         fix: "Remove the address from `--ipvs-exclude-cidrs`, or give the Service another one. All other reasons \
               that a node reports come from the kernel or `iptables-restore`, and are retried.",
+        refuses: false,
     },
 ];
 
@@ -121,11 +167,8 @@ pub(super) fn page() -> String {
         rows.iter().for_each(|(message, cause)| page.push_str(&row(&[&code(message), cause])));
         page.push('\n');
     }
-    for MessageSource { path, marks, heading, fix } in MESSAGES {
-        let mut messages = Vec::new();
-        collect_messages(&repository().join(path), marks, &mut messages);
-        messages.sort();
-        messages.dedup();
+    for MessageSource { path, marks, heading, fix, .. } in MESSAGES {
+        let messages = messages(path, marks);
         assert!(!messages.is_empty(), "{path} has no such message");
         let _ = write!(page, "## {heading}\n\n{fix}\n\n");
         messages.iter().for_each(|message| page.push_str(&format!("- {}\n", code(message))));
@@ -153,6 +196,13 @@ fn variants(source: &str, name: &str) -> Vec<(String, String)> {
     rows
 }
 
+/// The messages of a file or directory.
+fn messages(path: &str, marks: &[&str]) -> BTreeSet<String> {
+    let mut messages = Vec::new();
+    collect_messages(&repository().join(path), marks, &mut messages);
+    messages.into_iter().collect()
+}
+
 /// Collects messages in production code.
 fn collect_messages(path: &Path, marks: &[&str], messages: &mut Vec<String>) {
     if path.is_dir() {
@@ -162,10 +212,12 @@ fn collect_messages(path: &Path, marks: &[&str], messages: &mut Vec<String>) {
     }
     let text = fs::read_to_string(path).unwrap();
     let production = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let code = production.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let literals = code.flat_map(|line| line.match_indices('"').filter_map(|(at, _)| literal(&line[at..])));
+    let code: Vec<_> = production.lines().map(str::trim_start).filter(|line| !line.starts_with("//")).collect();
+    // A literal may continue on the next line.
+    let code = code.join("\n").replace("\\\n", "");
+    let literals = code.lines().flat_map(|line| line.match_indices('"').filter_map(|(at, _)| literal(&line[at..])));
     // Messages of another type are excluded.
-    let is_message = |text: &String| !text.starts_with("...; ") && marks.iter().any(|mark| text.contains(mark));
+    let is_message = |text: &String| !text.starts_with("...; ignored") && marks.iter().any(|mark| text.contains(mark));
     messages.extend(literals.filter(is_message));
 }
 
@@ -186,4 +238,19 @@ fn literal(source: &str) -> Option<String> {
         }
     }
     Some(text)
+}
+
+/// docs/semantics.md says for each refusal what is used instead.
+#[test]
+fn semantics_page_has_a_row_for_each_refusal() {
+    let page = source("docs/semantics.md");
+    let (_, section) = page.split_once("## What is refused").unwrap();
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let rows: BTreeSet<String> = rows.map(str::to_owned).collect();
+    let refusals = MESSAGES.iter().filter(|source| source.refuses);
+    let refusals: BTreeSet<String> = refusals.flat_map(|source| messages(source.path, source.marks)).collect();
+    let missing: Vec<_> = refusals.difference(&rows).collect();
+    let unknown: Vec<_> = rows.difference(&refusals).collect();
+    assert!(missing.is_empty() && unknown.is_empty(), "without a row: {missing:#?}; no message: {unknown:#?}");
 }

@@ -21,8 +21,9 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    BackendStart, EventReport, problem,
+    BackendStart, DegradedNode, EventReport, problem,
     series::{CONTROLLER, EventSeries, SeriesKey},
+    start::NODE_NAMESPACE,
 };
 use crate::index::ObjectNotice;
 
@@ -93,6 +94,7 @@ impl EventRecorder {
                 report = reports.recv() => match report {
                     Some(EventReport::Failed(node, failure)) => self.count(node, failure),
                     Some(EventReport::Started(start)) => self.add_start(start),
+                    Some(EventReport::Degraded(node)) => self.add_degraded(&node),
                     Some(EventReport::Problem(notice)) => self.add_problem(&notice),
                     None => return,
                 },
@@ -115,7 +117,14 @@ impl EventRecorder {
     }
 
     fn add_problem(&mut self, notice: &ObjectNotice) {
-        let (event, namespace) = (problem::event(notice, Timestamp::now()), &notice.name.namespace);
+        self.add_event(problem::event(notice, Timestamp::now()), &notice.name.namespace);
+    }
+
+    fn add_degraded(&mut self, node: &DegradedNode) {
+        self.add_event(node.event(Timestamp::now()), &NODE_NAMESPACE.into());
+    }
+
+    fn add_event(&mut self, event: Event, namespace: &Arc<str>) {
         if let Some((_, waiting)) = self.problems.iter_mut().find(|(_, waiting)| {
             (&waiting.metadata.name, &waiting.metadata.namespace) == (&event.metadata.name, &event.metadata.namespace)
         }) {

@@ -1,4 +1,5 @@
-//! The Event on a Node when its backend starts: the same from each replica that the backend connects to. Pure.
+//! The Events on a Node, when its backend starts and when something does not work there: the same from each replica that
+//! the backend connects to. Pure.
 
 use std::{
     sync::Arc,
@@ -15,7 +16,7 @@ use proto::model::{Hello, Role};
 use super::series::hash;
 
 /// The namespace of Events of cluster-scoped objects.
-const NAMESPACE: &str = "default";
+pub(super) const NODE_NAMESPACE: &str = "default";
 /// Runs that began earlier get no Event: the backend has only reconnected. Shorter than Kubernetes keeps Events, so
 /// that an existing one is found; longer than a backend may need to find a frontend, and than clocks differ.
 const RECENT: Duration = Duration::from_secs(600);
@@ -23,6 +24,15 @@ const RECENT: Duration = Duration::from_secs(600);
 const BACKEND_CHARS: usize = 128;
 /// The most characters of a Node's name in that of the Event, which may have 253 bytes with the hash.
 const NAME_CHARS: usize = 230;
+
+/// Something that does not work on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DegradedNode {
+    /// Node `metadata.name`.
+    pub(crate) node: Arc<str>,
+    /// What, and why.
+    pub(crate) text: String,
+}
 
 /// The start of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +63,7 @@ impl BackendStart {
     /// `NODE.HASH`: the same for each session of the run, with any replica.
     fn name(&self) -> String {
         let micros = self.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-        let name: String = self.node.chars().take(NAME_CHARS).collect();
-        format!("{}.{}", name.trim_end_matches(['.', '-']), hash(&format!("{}\n{micros}", self.node)))
+        event_name(&self.node, &micros.to_string())
     }
 
     /// The Event to create, like that of kube-proxy.
@@ -63,7 +72,7 @@ impl BackendStart {
         Event {
             metadata: ObjectMeta {
                 name: Some(self.name()),
-                namespace: Some(NAMESPACE.to_owned()),
+                namespace: Some(NODE_NAMESPACE.to_owned()),
                 ..Default::default()
             },
             // The client may send any time; one out of range is replaced.
@@ -72,15 +81,48 @@ impl BackendStart {
             reason: Some("Starting".to_owned()),
             action: Some("Start".to_owned()),
             note: Some(format!("Starting fairlead backend {backend}")),
-            regarding: Some(ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Node".to_owned()),
-                name: Some(node.to_string()),
-                // The name in place of the UID, as the kubelet does: `kubectl describe node` shows both.
-                uid: Some(node.to_string()),
-                ..Default::default()
-            }),
+            regarding: Some(reference(node)),
             ..Default::default()
         }
+    }
+}
+
+// === impl DegradedNode ===
+
+impl DegradedNode {
+    /// The Event to create: one for each Node, so that a node cannot create any number of them.
+    pub(super) fn event(&self, now: Timestamp) -> Event {
+        let Self { node, text } = self;
+        Event {
+            metadata: ObjectMeta {
+                name: Some(event_name(node, "degraded")),
+                namespace: Some(NODE_NAMESPACE.to_owned()),
+                ..Default::default()
+            },
+            event_time: Some(MicroTime(now)),
+            type_: Some("Warning".to_owned()),
+            reason: Some("Degraded".to_owned()),
+            action: Some("Program".to_owned()),
+            note: Some(text.clone()),
+            regarding: Some(reference(node)),
+            ..Default::default()
+        }
+    }
+}
+
+/// `NODE.HASH`.
+fn event_name(node: &str, content: &str) -> String {
+    let name: String = node.chars().take(NAME_CHARS).collect();
+    format!("{}.{}", name.trim_end_matches(['.', '-']), hash(&format!("{node}\n{content}")))
+}
+
+fn reference(node: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(node.to_owned()),
+        // The name in place of the UID, as the kubelet does: `kubectl describe node` shows both.
+        uid: Some(node.to_owned()),
+        ..Default::default()
     }
 }

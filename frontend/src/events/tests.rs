@@ -133,6 +133,21 @@ async fn start_is_one_event_on_its_node_from_all_replicas() {
 }
 
 #[tokio::test]
+async fn degraded_node_has_one_event() {
+    let mut fixture = start().await;
+    let degraded = |text: &str| DegradedNode { node: "node-a".into(), text: text.to_owned() };
+    fixture.events.degraded(degraded("IPv6 is not programmed: no such table"));
+    let (call, event) = fixture.call().await;
+    assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/default/events");
+    assert_eq!(event["regarding"], json!({"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}));
+    assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"Degraded".into()));
+    assert_eq!(event["note"], "IPv6 is not programmed: no such table");
+    // The API server has it: another text, or another replica, creates none.
+    fixture.events.degraded(degraded("another text"));
+    assert_eq!(fixture.call().await.1["metadata"]["name"], event["metadata"]["name"]);
+}
+
+#[tokio::test]
 async fn forbidden_namespace_does_not_silence_others() {
     let mut fixture = start().await;
     fixture.server.set_faults(Resource::Event, |faults| faults.writes = Some(Fault::Refuse(403)));

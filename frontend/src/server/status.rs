@@ -120,6 +120,7 @@ fn connected(status: &StreamStatus, failures: usize) -> v1::NodeStatus {
         lag_micros: micros(status.lag()),
         last_error: String::new(),
         started_micros: status.started.map_or(0, unix_micros),
+        degraded: status.degraded.clone(),
     }
 }
 

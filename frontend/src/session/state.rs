@@ -5,8 +5,7 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 use proto::{
     digest::{Digest, DigestVector},
     model::{
-        Ack, Batch, ClientMessage, Features, Hello, Revision, Role, ServerMessage, ServicePortFailure, SyncMode,
-        Welcome,
+        Ack, Batch, ClientMessage, Features, Hello, Revision, ServerMessage, ServicePortFailure, SyncMode, Welcome,
     },
 };
 use tokio::time::{Instant, sleep};
@@ -14,7 +13,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::{
     context::FrontendContext,
-    events::BackendStart,
+    events::{BackendStart, DegradedNode},
     log::{CHUNK_BYTES, NodeUpdate},
     streams::StreamGuard,
 };
@@ -33,6 +32,9 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// such as an endpoint that comes and goes and that the backend ignores.
 const MISMATCHES: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
 
+/// How much is kept of what a client reports not to work on its node: texts, and bytes of each.
+const MAX_DEGRADED: usize = 8;
+const MAX_DEGRADED_BYTES: usize = 512;
 /// How much is kept of the failures that a client reports, in bytes.
 const MAX_FAILURE_BYTES: usize = 256 << 10;
 
@@ -111,9 +113,6 @@ impl Session {
             context.events.started(start);
         }
         info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
-        if hello.role == Role::Backend && context.streams.lacks_node(&node) {
-            warn!("there is no Node object of this name: check --node-name of the backend, and whether it was deleted");
-        }
         let mut session = Self {
             context,
             status,
@@ -221,7 +220,7 @@ impl Session {
     }
 
     async fn on_ack(&mut self, ack: Ack, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        let Ack { revision, digest, apply_time, failures, unfinished } = ack;
+        let Ack { revision, digest, apply_time, failures, unfinished, degraded } = ack;
         // The Ack that ends an unfinished one is no repetition: there is one for each commit at most.
         let finishes = unfinished == 0 && mem::take(&mut self.is_unfinished);
         let expected = match self.awaiting {
@@ -246,12 +245,19 @@ impl Session {
         self.acked = revision;
         let failures = truncated(failures);
         let mut previous = failures.clone();
+        let degraded: Vec<String> = degraded.into_iter().take(MAX_DEGRADED).map(truncated_text).collect();
+        let mut degraded_before = degraded.clone();
         self.status.update(|status| {
+            mem::swap(&mut status.degraded, &mut degraded_before);
             status.acked = revision;
             status.apply_time = apply_time;
             mem::swap(&mut status.failures, &mut previous);
         });
         self.report_new_failures(&previous, &failures);
+        let is_new = |text: &String| !degraded_before.contains(text);
+        if let Some(text) = degraded.into_iter().find(is_new).filter(|_| self.context.streams.has_node(&self.node)) {
+            self.context.events.degraded(DegradedNode { node: self.node.clone(), text });
+        }
         self.sends_digests |= digest.is_some();
         let Some(expected) = expected else { return Ok(()) };
         self.awaiting = Awaiting::Nothing;
@@ -458,6 +464,13 @@ impl Session {
     }
 }
 
+/// The first bytes of a text of a client, up to [`MAX_DEGRADED_BYTES`].
+fn truncated_text(mut text: String) -> String {
+    let end = (0..=MAX_DEGRADED_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
+    text.truncate(end);
+    text
+}
+
 /// The first failures, up to [`MAX_FAILURE_BYTES`].
 fn truncated(failures: Vec<ServicePortFailure>) -> Vec<ServicePortFailure> {
     let mut bytes = 0;
@@ -476,12 +489,13 @@ async fn wait_with_keepalive<T>(
     awaited: impl Future<Output = T>,
     output: &mut MessageSink,
 ) -> Result<T, SessionEnd> {
-    let closed = output.closed();
-    tokio::pin!(awaited, closed);
+    let ended = output.ended();
+    tokio::pin!(awaited, ended);
     loop {
         tokio::select! {
             biased;
-            () = &mut closed => return Err(SessionEnd::Disconnected),
+            // First: on shutdown other sessions release permits, which this one must not take.
+            end = &mut ended => return Err(end),
             result = &mut awaited => return Ok(result),
             () = sleep(context.config.bookmark_interval) => {
                 let target = context.cluster.log().revision();

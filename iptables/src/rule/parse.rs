@@ -148,6 +148,9 @@ fn known_target(name: &str, options: &[&str]) -> Option<Target> {
         ("SET", ["--map-set", name, sides, "--map-mark"]) => {
             Target::MapMark { name: (*name).to_owned(), sides: sides_of(sides)? }
         }
+        ("SET", ["--add-set", name, sides, ..]) => {
+            Target::AddToSet { name: (*name).to_owned(), sides: sides_of(sides)? }
+        }
         ("SET", _) if options.contains(&"--map-set") => return None,
         ("CONNMARK", ["--save-mark", ..]) => {
             Target::SaveMark { packet: mask("--nfmask")?, connection: mask("--ctmask")? }

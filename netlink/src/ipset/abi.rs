@@ -25,7 +25,7 @@ pub(super) mod attr {
 
 /// Attributes of a set (`IPSET_ATTR_*` in `IPSET_ATTR_DATA` of a creation or a list).
 pub(super) mod create {
-    constants! { u16: CADT_FLAGS = 8, HASHSIZE = 18, MAXELEM = 19, ELEMENTS = 24 }
+    constants! { u16: TIMEOUT = 6, CADT_FLAGS = 8, HASHSIZE = 18, MAXELEM = 19, ELEMENTS = 24 }
 }
 
 /// `IPSET_FLAG_WITH_SKBINFO`.

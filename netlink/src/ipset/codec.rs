@@ -44,6 +44,9 @@ pub(super) fn write_create(buf: &mut Vec<u8>, set: &NewIpset<'_>) {
             }
             buf.put_u32(create::HASHSIZE | abi::NET_BYTEORDER, set.hash_size);
             buf.put_u32(create::MAXELEM | abi::NET_BYTEORDER, set.max_entries);
+            if let Some(timeout) = set.timeout {
+                buf.put_u32(create::TIMEOUT | abi::NET_BYTEORDER, timeout);
+            }
         });
     });
 }

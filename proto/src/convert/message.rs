@@ -117,13 +117,16 @@ impl From<&ClientMessage> for v1::ClientMessage {
         use v1::client_message::Message;
         let message = match message {
             ClientMessage::Hello(hello) => Message::Hello(hello.into()),
-            ClientMessage::Ack(Ack { revision, digest, apply_time, failures, unfinished }) => Message::Ack(v1::Ack {
-                revision: revision.0,
-                digest: digest.map_or(0, |digest| digest.0),
-                apply_micros: micros(*apply_time),
-                failures: failures.iter().map(Into::into).collect(),
-                unfinished: *unfinished,
-            }),
+            ClientMessage::Ack(Ack { revision, digest, apply_time, failures, unfinished, degraded }) => {
+                Message::Ack(v1::Ack {
+                    revision: revision.0,
+                    digest: digest.map_or(0, |digest| digest.0),
+                    apply_micros: micros(*apply_time),
+                    failures: failures.iter().map(Into::into).collect(),
+                    unfinished: *unfinished,
+                    degraded: degraded.clone(),
+                })
+            }
             ClientMessage::DigestResponse(revision, digests) => {
                 Message::DigestResponse(v1::DigestResponse { revision: revision.0, digests: digests.to_vec() })
             }
@@ -145,6 +148,7 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
                 apply_time: Duration::from_micros(ack.apply_micros),
                 failures: each(ack.failures, "ack.failures")?,
                 unfinished: ack.unfinished,
+                degraded: ack.degraded,
             }),
             Message::DigestResponse(response) => Self::DigestResponse(
                 Revision(response.revision),

@@ -233,6 +233,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
                 apply_time: Duration::from_micros(micros),
                 failures,
                 unfinished: 0,
+                degraded: Vec::new(),
             })
         },
     );

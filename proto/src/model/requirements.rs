@@ -123,7 +123,14 @@ mod tests {
     fn frontends_without_features_receive_the_acks_of_the_first_version() {
         let ack = |unfinished| {
             let (revision, apply_time) = (Revision(1), Default::default());
-            ClientMessage::Ack(Ack { revision, digest: None, apply_time, failures: Vec::new(), unfinished })
+            ClientMessage::Ack(Ack {
+                revision,
+                digest: None,
+                apply_time,
+                failures: Vec::new(),
+                unfinished,
+                degraded: Vec::new(),
+            })
         };
         assert_eq!(ack(0).requires(), Features::NONE);
         assert_eq!(ack(1).requires(), Features::of(&[Feature::UnfinishedAcks]));

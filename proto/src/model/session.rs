@@ -102,6 +102,8 @@ pub struct Ack {
     /// The service ports that are committed, but not programmed yet. Not 0 only with
     /// [`Feature::UnfinishedAcks`](super::Feature::UnfinishedAcks); the Ack is repeated when it is 0.
     pub unfinished: u32,
+    /// What does not work on the node, for people: an IP family that the kernel cannot program.
+    pub degraded: Vec<String>,
 }
 
 /// A service port that the node could not program completely.

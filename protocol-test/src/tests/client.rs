@@ -265,13 +265,21 @@ impl Client {
             apply_time: Duration::from_secs(if self.fault == Fault::WrongApplyTimeUnit { 1000 } else { 0 }),
             failures: if self.fault == Fault::UnknownFailure { vec![unknown] } else { Vec::new() },
             unfinished: 0,
+            degraded: Vec::new(),
         })
     }
 }
 
 /// The ack of a client that has no state.
 fn empty_ack(revision: Revision) -> ClientMessage {
-    ClientMessage::Ack(Ack { revision, digest: None, apply_time: Duration::ZERO, failures: Vec::new(), unfinished: 0 })
+    ClientMessage::Ack(Ack {
+        revision,
+        digest: None,
+        apply_time: Duration::ZERO,
+        failures: Vec::new(),
+        unfinished: 0,
+        degraded: Vec::new(),
+    })
 }
 
 fn send(sender: &ClientSender, message: &ClientMessage) {

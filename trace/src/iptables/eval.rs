@@ -48,6 +48,11 @@ fn apply(traversal: &mut Traversal<'_>, chain: &str, rule: &Rule) -> Result<Opti
         Target::MapMark { name, sides } => {
             return Ok(map_mark(traversal, chain, name, sides)?.map(|action| (action, RuleResult::Continue)));
         }
+        Target::AddToSet { name, sides } => {
+            let SetLookup::Entry(entry) = lookup(traversal, name, sides)? else { return Ok(None) };
+            traversal.added.push((name.clone(), entry));
+            (format!("{} added to {name}", ipset::describe(&entry)), RuleResult::Continue)
+        }
         Target::ConnMark(to) => set_ct_mark(traversal, to.apply(traversal.ct_mark), &commented_or(&rule.text)),
         Target::SaveMark { packet, connection } => {
             let mark = (traversal.ct_mark & !connection) ^ (traversal.mark & packet);
@@ -159,7 +164,10 @@ fn holds(traversal: &mut Traversal<'_>, condition: &Condition) -> Result<Option<
         Condition::Recent(list) => traversal.kernel.is_in_recent_list(list, traversal.packet.source.ip()),
         Condition::SetRecent(_) => true,
         Condition::InSet { name, sides } => match lookup(traversal, name, sides)? {
-            SetLookup::Entry(entry) => traversal.kernel.ipset_has(name, &entry)?,
+            SetLookup::Entry(entry) => {
+                let is_added = traversal.added.iter().any(|(set, added)| set == name && *added == entry);
+                is_added || traversal.kernel.ipset_has(name, &entry)?
+            }
             SetLookup::NeverMatches => false,
             SetLookup::Unknown => return Ok(None),
         },

@@ -12,10 +12,13 @@ use netlink::{
     ipvs,
     rtnl::{self, LinkState},
 };
-use proto::model::IpFamily;
+use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
-use super::{super::Base, DEVICE, Worker};
+use super::{
+    super::{Base, Prepared, UnusableFamily},
+    DEVICE, Worker,
+};
 use crate::{set::SetId, settings::Arp};
 
 /// See `Documentation/networking/ipvs-sysctl.rst`.
@@ -40,6 +43,8 @@ pub(in crate::kernel) struct Missing {
     pub(in crate::kernel) difference: Difference,
     /// The number of writes that `supply` makes.
     pub(in crate::kernel) writes: usize,
+    /// The family that needs it; `None`: both.
+    family: Option<IpFamily>,
     supply: Supply,
 }
 
@@ -47,53 +52,91 @@ type Supply = Box<dyn FnOnce(&mut Worker) -> Result<()>>;
 
 impl Worker {
     /// See [`super::Kernel::prepare`].
-    pub(super) fn prepare(&mut self, base: &Base) -> Result<usize> {
+    pub(super) fn prepare(&mut self, base: &Base) -> Result<Prepared> {
         self.ipvs()?;
-        let mut written = 0;
-        for Missing { writes, supply, .. } in self.missing(base)? {
-            supply(self)?;
-            written += writes;
+        let (missing, unusable) = self.missing(base)?;
+        let mut prepared = Prepared { writes: 0, unusable };
+        for Missing { writes, family, supply, .. } in missing {
+            match (supply(self), family) {
+                (Ok(()), _) => prepared.writes += writes,
+                (Err(error), Some(_)) if self.iptables.has_lost_variant() => return Err(error),
+                (Err(error), Some(family)) => {
+                    if prepared.unusable.iter().all(|of| of.family != family) {
+                        prepared.unusable.push(unusable_family(family, format!("{error:#}"), false));
+                    }
+                }
+                (Err(error), None) => return Err(error),
+            }
         }
-        Ok(written)
+        Ok(prepared)
     }
 
-    /// The prerequisites that [`Self::prepare`] would create or change, in this order. Changes nothing and loads no
-    /// module.
-    pub(in crate::kernel) fn missing(&mut self, base: &Base) -> Result<Vec<Missing>> {
-        let mut missing = Vec::new();
-        let mut add = |kind, subsystem: &str, object: String, writes, supply| {
-            missing.push(Missing { difference: Difference::new(kind, subsystem, object), writes, supply });
+    /// The prerequisites that [`Self::prepare`] would create or change, in this order, and the families that cannot be
+    /// prepared. Changes nothing and loads no module.
+    pub(in crate::kernel) fn missing(&mut self, base: &Base) -> Result<(Vec<Missing>, Vec<UnusableFamily>)> {
+        let (mut missing, mut unusable) = (Vec::new(), Vec::new());
+        let mut rules = PerFamily::from_fn(|family| Some(&base.rules[family]).filter(|rules| !rules.is_empty()));
+        if rules.v6.is_some()
+            && let Some(reason) = ipv6_is_disabled()
+        {
+            unusable.push(unusable_family(IpFamily::V6, reason, true));
+            rules.v6 = None;
+        }
+        let mut add = |family, kind, subsystem: &str, object: String, writes, supply| {
+            missing.push(Missing { difference: Difference::new(kind, subsystem, object), writes, family, supply });
         };
         let timeouts = base.timeouts;
         if !ipvs::is_loaded() {
             // `prepare` has loaded it.
-            add(DifferenceKind::Add, "modules", "ip_vs, with its settings".to_owned(), 0, Box::new(|_| Ok(())));
+            add(None, DifferenceKind::Add, "modules", "ip_vs, with its settings".to_owned(), 0, Box::new(|_| Ok(())));
         } else if self.has_other_timeouts(&timeouts)? {
             let supply = move |worker: &mut Self| Ok(worker.ipvs()?.set_timeouts(&timeouts)?);
-            add(DifferenceKind::Change, "IPVS", "timeouts".to_owned(), 1, Box::new(supply));
+            add(None, DifferenceKind::Change, "IPVS", "timeouts".to_owned(), 1, Box::new(supply));
         }
         for (name, value) in differing_sysctls(base.arp)? {
             let object = format!("net.{}={value}", name.replace('/', "."));
-            add(DifferenceKind::Change, "sysctl", object, 1, Box::new(move |_| write_sysctl(name, value)));
+            add(None, DifferenceKind::Change, "sysctl", object, 1, Box::new(move |_| write_sysctl(name, value)));
         }
         let observed = self.observed_sets()?;
-        for set in SetId::all().filter(|set| !observed.contains(set)) {
-            let supply = move |worker: &mut Self| Ok(worker.ipset.create(&set.new_set())?);
-            add(DifferenceKind::Add, "ipset", format!("set {}", set.name()), 1, Box::new(supply));
+        let is_used = |set: &SetId| rules[set.family].is_some();
+        for set in SetId::all().filter(|set| is_used(set) && !observed.contains(set)) {
+            let supply = move |worker: &mut Self| {
+                let created = worker.ipset.create(&set.new_set());
+                created.with_context(|| format!("create the set {}", set.name()))
+            };
+            add(Some(set.family), DifferenceKind::Add, "ipset", format!("set {}", set.name()), 1, Box::new(supply));
         }
         match rtnl::link(DEVICE)? {
             None => {
                 let supply = |_: &mut Self| Ok(rtnl::add_dummy_link(DEVICE)?);
-                add(DifferenceKind::Add, "links", format!("device {DEVICE}"), 1, Box::new(supply));
+                add(None, DifferenceKind::Add, "links", format!("device {DEVICE}"), 1, Box::new(supply));
             }
             Some(link) if link.state == LinkState::Down => {
                 let supply = move |_: &mut Self| Ok(rtnl::set_link_up(&link)?);
-                add(DifferenceKind::Change, "links", format!("device {DEVICE}, which is down"), 1, Box::new(supply));
+                add(
+                    None,
+                    DifferenceKind::Change,
+                    "links",
+                    format!("device {DEVICE}, which is down"),
+                    1,
+                    Box::new(supply),
+                );
             }
             Some(_) => {}
         }
-        for family in IpFamily::ALL {
-            let script = self.iptables.script(family, &base.rules[family])?.context("iptables is not installed")?;
+        for (family, rules) in rules.iter().filter_map(|(family, rules)| Some((family, (*rules)?))) {
+            let script = match self.iptables.script(family, rules) {
+                Ok(Some(script)) => script,
+                Ok(None) => {
+                    let program = PerFamily { v4: "iptables", v6: "ip6tables" }[family];
+                    unusable.push(unusable_family(family, format!("{program} is not installed"), true));
+                    continue;
+                }
+                Err(error) => {
+                    unusable.push(unusable_family(family, format!("{error:#}"), false));
+                    continue;
+                }
+            };
             let lines = script.commands();
             if lines > 0 {
                 let object = format!("{lines} lines of the {family} chains FAIRLEAD-IPVS*");
@@ -101,10 +144,10 @@ impl Worker {
                     let restored = worker.iptables.restore(family, &script);
                     restored.with_context(|| format!("write the rules of {family}"))
                 };
-                add(DifferenceKind::Change, "iptables", object, lines, Box::new(supply));
+                add(Some(family), DifferenceKind::Change, "iptables", object, lines, Box::new(supply));
             }
         }
-        Ok(missing)
+        Ok((missing, unusable))
     }
 
     fn has_other_timeouts(&mut self, desired: &ipvs::IpvsTimeouts) -> Result<bool> {
@@ -114,6 +157,23 @@ impl Worker {
             || differs(desired.tcp_fin, observed.tcp_fin)
             || differs(desired.udp, observed.udp))
     }
+}
+
+fn unusable_family(family: IpFamily, reason: String, is_permanent: bool) -> UnusableFamily {
+    UnusableFamily { family, reason, is_permanent }
+}
+
+/// Why the device can have no IPv6 addresses; `None`: it can.
+fn ipv6_is_disabled() -> Option<String> {
+    let sysctl = |device: &str| format!("ipv6/conf/{device}/disable_ipv6");
+    // A new device gets the default.
+    for name in [DEVICE, "default"].map(sysctl) {
+        if let Ok(disabled) = fs::read_to_string(path(&name)) {
+            let is_disabled = disabled.trim() != "0";
+            return is_disabled.then(|| format!("IPv6 addresses are disabled (net.{}=1)", name.replace('/', ".")));
+        }
+    }
+    Some("the kernel has no IPv6, or it is disabled at boot (ipv6.disable=1)".to_owned())
 }
 
 /// The sysctls that differ, with the desired values. While IPVS is not loaded, its own sysctls do not exist and are

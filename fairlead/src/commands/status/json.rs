@@ -92,6 +92,7 @@ fn node(row: &NodeRow) -> Value {
         "repairs": status.repairs,
         "failure_count": status.failure_count,
         "failures": status.failures.iter().map(failure).collect::<Vec<_>>(),
+        "degraded": status.degraded,
         "last_error": status.last_error,
     })
 }

@@ -85,7 +85,8 @@ fn state(row: &NodeRow) -> String {
         format!("rejected: {} ({}){more}", key(first.key.as_ref()), first.reason)
     });
     let error = Some(status.last_error.clone()).filter(|error| !error.is_empty());
-    let problems: Vec<_> = [health, rejected, error].into_iter().flatten().collect();
+    let degraded = status.degraded.iter().map(|text| format!("degraded: {text}"));
+    let problems: Vec<_> = [health, rejected].into_iter().flatten().chain(degraded).chain(error).collect();
     if problems.is_empty() { "ok".to_owned() } else { problems.join(", ") }
 }
 

@@ -263,7 +263,14 @@ impl Client {
 
     /// An Ack of the current revision with the given digest.
     pub(super) fn ack_of(&self, digest: Option<Digest>, failures: Vec<ServicePortFailure>) -> Ack {
-        Ack { revision: self.replica.revision, digest, apply_time: Duration::from_millis(1), failures, unfinished: 0 }
+        Ack {
+            revision: self.replica.revision,
+            digest,
+            apply_time: Duration::from_millis(1),
+            failures,
+            unfinished: 0,
+            degraded: Vec::new(),
+        }
     }
 
     /// Receives a bookmark with the expected digest, and acknowledges it.

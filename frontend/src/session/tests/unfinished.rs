@@ -48,7 +48,7 @@ async fn an_ack_that_finishes_the_previous_commit_may_cross_the_next_one() {
     let finishing = client.ack_of(Some(client.replica.state.digests().total()), Vec::new());
     fixture.update(put(web(1..=7))).await;
     client.batches().await;
-    client.send(proto::model::ClientMessage::Ack(finishing)).await;
+    client.send(ClientMessage::Ack(finishing)).await;
     assert!(fixture.programmed().await < client.replica.revision);
     client.ack().await;
     assert_eq!(fixture.programmed().await, client.replica.revision);

@@ -109,7 +109,7 @@ fn sets_in_the_kernel_are_listed_and_destroyed() {
 const MARK: u32 = 0xfa00_0010;
 
 fn new_set(name: &str, set_type: IpsetType, family: AddressFamily, skbinfo: SkbInfo) -> NewIpset<'_> {
-    NewIpset { name, set_type, family, hash_size: 1024, max_entries: 1 << 20, skbinfo }
+    NewIpset { name, set_type, family, hash_size: 1024, max_entries: 1 << 20, timeout: None, skbinfo }
 }
 
 /// An entry of each type of set, as in the captured commands.

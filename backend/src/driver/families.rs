@@ -1,0 +1,157 @@
+//! Which IP families the kernel of the node can program. One that it cannot does not keep the other from being
+//! programmed.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use proto::model::{IpFamily, PerFamily};
+use tokio::time::Instant;
+use tracing::debug;
+
+/// The time until a family that cannot be programmed is tried again: at first, and at most. It doubles with each
+/// attempt. An attempt reads the kernel, as after a restart.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(600));
+
+/// Which families are programmed.
+#[derive(Clone, Debug, Default)]
+pub struct UsableFamilies(PerFamily<FamilyUse>);
+
+#[derive(Clone, Debug, Default)]
+struct FamilyUse {
+    failure: Option<FamilyFailure>,
+    /// The delay before the last attempt that failed.
+    delay: Duration,
+    /// Whether it was programmed since the start of the process.
+    was_programmed: bool,
+}
+
+#[derive(Clone, Debug)]
+struct FamilyFailure {
+    reason: String,
+    retry_at: Instant,
+}
+
+// === impl UsableFamilies ===
+
+impl UsableFamilies {
+    /// The kernel is about to be read: families whose delay is over are tried again.
+    pub fn retry_due(&mut self) {
+        let now = Instant::now();
+        for family in IpFamily::ALL {
+            self.0[family].failure.take_if(|failure| failure.retry_at <= now);
+        }
+    }
+
+    /// Whether a family is to be programmed.
+    #[must_use]
+    pub fn contains(&self, family: IpFamily) -> bool {
+        self.0[family].failure.is_none()
+    }
+
+    /// The families that are to be programmed.
+    pub fn iter(&self) -> impl Iterator<Item = IpFamily> {
+        IpFamily::ALL.into_iter().filter(|family| self.contains(*family))
+    }
+
+    /// All families that are to be programmed were.
+    pub fn programmed(&mut self) {
+        for family in IpFamily::ALL {
+            let family = &mut self.0[family];
+            if family.failure.is_none() {
+                (family.was_programmed, family.delay) = (true, Duration::ZERO);
+            }
+        }
+    }
+
+    /// The kernel rejects what a family needs. From now on the other one is programmed alone.
+    ///
+    /// # Errors
+    /// If that cannot be programmed either, or if this one was programmed before: then the whole sync has failed.
+    pub fn failed(&mut self, family: IpFamily, reason: String) -> Result<()> {
+        if self.0[family].was_programmed {
+            bail!("{family}: {reason}");
+        }
+        self.unavailable(family, reason)
+    }
+
+    /// What a family needs is not installed.
+    ///
+    /// # Errors
+    /// If the other one cannot be programmed either.
+    pub fn unavailable(&mut self, family: IpFamily, reason: String) -> Result<()> {
+        let FamilyUse { delay, .. } = self.0[family];
+        let delay = (delay * 2).clamp(RETRY_DELAY.0, RETRY_DELAY.1);
+        debug!(%family, reason, retry_in_ms = delay.as_millis(), "cannot program an IP family");
+        let failure = FamilyFailure { reason, retry_at: Instant::now() + delay };
+        self.0[family] = FamilyUse { failure: Some(failure), delay, was_programmed: false };
+        if self.iter().next().is_some() {
+            return Ok(());
+        }
+        let reasons: Vec<_> = self.unusable().iter().map(|(of, reason)| format!("{of}: {reason}")).collect();
+        *self = Self::default();
+        bail!("no IP family can be programmed: {}", reasons.join("; "))
+    }
+
+    /// The families that cannot be programmed, and why.
+    #[must_use]
+    pub fn unusable(&self) -> Vec<(IpFamily, String)> {
+        let families = self.0.iter();
+        families.filter_map(|(family, of)| Some((family, of.failure.as_ref()?.reason.clone()))).collect()
+    }
+
+    /// When a family is tried again.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        self.0.iter().filter_map(|(_, of)| Some(of.failure.as_ref()?.retry_at)).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(families: &mut UsableFamilies, family: IpFamily) -> Result<()> {
+        families.failed(family, "no such table".to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn family_that_fails_is_left_out_and_tried_again_later() {
+        let mut families = UsableFamilies::default();
+        failed(&mut families, IpFamily::V6).unwrap();
+        families.programmed();
+        assert_eq!(families.iter().collect::<Vec<_>>(), [IpFamily::V4]);
+        assert_eq!(families.unusable(), [(IpFamily::V6, "no such table".to_owned())]);
+        families.retry_due();
+        assert!(!families.contains(IpFamily::V6), "too early");
+        let mut last = Duration::ZERO;
+        for _ in 0..10 {
+            let delay = families.retry_at().unwrap() - Instant::now();
+            assert!(delay >= last && delay <= RETRY_DELAY.1);
+            tokio::time::sleep(delay).await;
+            families.retry_due();
+            assert!(families.contains(IpFamily::V6) && families.unusable().is_empty());
+            failed(&mut families, IpFamily::V6).unwrap();
+            last = delay;
+        }
+        assert_eq!(last, RETRY_DELAY.1);
+    }
+
+    #[tokio::test]
+    async fn without_any_family_the_sync_fails_and_both_are_tried_again() {
+        let mut families = UsableFamilies::default();
+        failed(&mut families, IpFamily::V6).unwrap();
+        let error = failed(&mut families, IpFamily::V4).unwrap_err().to_string();
+        assert!(error.contains("IPv4: no such table; IPv6: no such table"), "{error}");
+        assert_eq!(families.iter().count(), 2);
+    }
+
+    /// Its rules are in the kernel, and another process or a lack of memory may be the reason.
+    #[tokio::test]
+    async fn family_that_was_programmed_fails_the_sync() {
+        let mut families = UsableFamilies::default();
+        families.programmed();
+        failed(&mut families, IpFamily::V6).unwrap_err();
+        assert_eq!(families.iter().count(), 2);
+        families.unavailable(IpFamily::V6, "ip6tables is not installed".to_owned()).unwrap();
+        assert_eq!(families.iter().collect::<Vec<_>>(), [IpFamily::V4]);
+    }
+}
