@@ -159,6 +159,7 @@ macro_rules! conformance {
                 ports_are_independent,
                 ports_are_renamed,
                 recreated_service_keeps_old_connections,
+                clients_reuse_a_source_port,
             }
             slices {
                 endpoints_of_all_slices_are_used,

@@ -37,14 +37,6 @@ const DIFFERENT: [&str; 7] = [
 ];
 /// Cases that need nf_tables for IPv4 and IPv6, which user-mode-linux lacks.
 const NEED_NF_TABLES: [&str; 2] = ["takeover::from_iptables_nft", "takeover::from_nftables"];
-/// Cases with new connections all the time, of which one in some hundreds times out in a guest. The cause is not known
-/// yet.
-const UNRELIABLE: [&str; 4] = [
-    "instances::masquerade_bit_changes_at_a_restart",
-    "instances::second_instance_waits_for_the_first_to_end",
-    "instances::split_and_local_take_over_from_each_other",
-    "instances::state_of_another_node_is_replaced",
-];
 
 #[test]
 fn first_share() {
@@ -68,7 +60,7 @@ fn fourth_share() {
 
 #[test]
 fn skipped_names_are_cases() {
-    for name in DIFFERENT.iter().chain(&NEED_NF_TABLES).chain(&UNRELIABLE) {
+    for name in DIFFERENT.iter().chain(&NEED_NF_TABLES) {
         assert!(CASES.iter().any(|(case, _)| case == name), "{name}");
     }
     assert!(CASES.len() > 90);
@@ -78,7 +70,7 @@ fn skipped_names_are_cases() {
 #[track_caller]
 fn run(share: usize) {
     uml::load(&["ip_vs_mh"]);
-    let is_run = |name: &str| ![&DIFFERENT[..], &NEED_NF_TABLES, &UNRELIABLE].concat().contains(&name);
+    let is_run = |name: &str| ![&DIFFERENT[..], &NEED_NF_TABLES].concat().contains(&name);
     let cases: Vec<Case> = CASES.iter().copied().filter(|(name, _)| is_run(name)).collect();
     let cases: Vec<Case> = cases.into_iter().skip(share).step_by(GUESTS).collect();
     suite::run(&cases, Backend::Ipvs, PARALLEL_CASES);

@@ -130,7 +130,7 @@
 {{- $sysctls := dict -}}
 {{- if eq .Values.mode "ipvs" -}}
 {{- $modules = list "ip_vs" "xt_set" "dummy" -}}
-{{- $sysctls = dict "net.ipv4.vs.conntrack" "1" "net.ipv4.vs.expire_nodest_conn" "1" "net.ipv4.vs.expire_quiescent_template" "1" "net.ipv4.vs.conn_reuse_mode" "0" -}}
+{{- $sysctls = dict "net.ipv4.vs.conntrack" "1" "net.ipv4.vs.expire_nodest_conn" "1" "net.ipv4.vs.expire_quiescent_template" "1" -}}
 {{- if .Values.ipvs.strictARP -}}
 {{- $sysctls = merge $sysctls (dict "net.ipv4.conf.all.arp_ignore" "1" "net.ipv4.conf.all.arp_announce" "2") -}}
 {{- end -}}
@@ -175,6 +175,14 @@
       {{- end }}
       {{- range $name, $value := $todo.sysctls }}
       set_sysctl {{ $name | replace "." "/" }} {{ $value | toString | squote }}
+      {{- end }}
+      {{- if and (has "ip_vs" $todo.modules) (not (hasKey $todo.sysctls "net.ipv4.vs.conn_reuse_mode")) }}
+      # Linux before 5.9 delays connections with 1.
+      read -r release < /proc/sys/kernel/osrelease
+      case "$release" in
+        4.* | 5.[0-8] | 5.[0-8].*) set_sysctl net/ipv4/vs/conn_reuse_mode 0 ;;
+        *) set_sysctl net/ipv4/vs/conn_reuse_mode 1 ;;
+      esac
       {{- end }}
       {{- if $todo.conntrack }}
       processors=0

@@ -16,6 +16,7 @@ use crate::{
 
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
+const CLIENT_PORT: u16 = 40_000;
 const INTERVAL: Duration = Duration::from_millis(5);
 const PER_SECOND: u32 = 200;
 /// Enough to notice a gap.
@@ -44,6 +45,20 @@ pub fn type_changes_apply_at_once(backend: Backend) {
     ] {
         deployment.apply(service);
         assert_vips(&deployment, answering);
+    }
+}
+
+/// A client reaches a Service from one source port at each of its VIPs in turn: replies come from the same VIP.
+pub fn clients_reuse_a_source_port(backend: Backend) {
+    let deployment = Deployment::start(backend, |cluster| vec![with_all_vips(cluster)]);
+    let pod = deployment.cluster().pod("pod-a-3");
+    for family in IpFamily::ALL {
+        let client = pod.client().with_source_port(SocketAddr::new(pod.address.ip(family), CLIENT_PORT));
+        let vips = vips(deployment.cluster(), family);
+        for vip in vips.iter().chain(&vips).chain(vips.iter().rev()) {
+            let answer = client.tcp(*vip).unwrap_or_else(|failure| panic!("{vip}: {failure}"));
+            assert_eq!(answer.pod, "pod-a-1", "{vip}");
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use backend::{Difference, DifferenceKind};
+use backend::{Difference, DifferenceKind, kernel_version};
 use netlink::{
     ipvs,
     rtnl::{self, LinkState},
@@ -22,18 +22,19 @@ use super::{
 use crate::{set::SetId, settings::Arp};
 
 /// See `Documentation/networking/ipvs-sysctl.rst`.
-const IPVS: [(&str, &str); 4] = [
+const IPVS: [(&str, &str); 3] = [
     // Connections are tracked, so that they can be masqueraded.
     ("ipv4/vs/conntrack", "1"),
     // Packets of a connection to a deleted destination end the connection, instead of being dropped until it times out.
     ("ipv4/vs/expire_nodest_conn", "1"),
     // A persistent client is not sent to a destination that drains.
     ("ipv4/vs/expire_quiescent_template", "1"),
-    // A client that reuses a port is sent to the same destination. Otherwise IPVS drops its first packet while
-    // conntrack has an entry for the connection, which delays it by a second. If the destination drains or is deleted,
-    // Linux 5.9 and later select another one.
-    ("ipv4/vs/conn_reuse_mode", "0"),
 ];
+/// What IPVS does when a client reuses the port of a closed connection while its entry exists, for two minutes.
+const REUSE_MODE: &str = "ipv4/vs/conn_reuse_mode";
+/// From this version of Linux on, IPVS replaces the entry. Earlier versions drop the first packet if conntrack has an
+/// entry too, which delays the connection by a second.
+const REPLACES_REUSED: (u32, u32) = (5, 9);
 /// `Documentation/networking/ip-sysctl.rst`.
 const STRICT_ARP: [(&str, &str); 2] = [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")];
 
@@ -180,9 +181,10 @@ fn ipv6_is_disabled() -> Option<String> {
 /// left out.
 fn differing_sysctls(arp: Arp) -> Result<Vec<(&'static str, &'static str)>> {
     let arp: &[_] = if arp == Arp::Strict { &STRICT_ARP } else { &[] };
-    let own: &[_] = if ipvs::is_loaded() { &IPVS } else { &[] };
+    let reuse = [(REUSE_MODE, reuse_mode(kernel_version()))];
+    let own: &[&[_]] = if ipvs::is_loaded() { &[&IPVS, &reuse] } else { &[] };
     let mut differing = Vec::new();
-    for (name, value) in own.iter().chain(arp) {
+    for (name, value) in own.iter().copied().flatten().chain(arp) {
         let path = path(name);
         let observed = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         if observed.trim() != *value {
@@ -190,6 +192,13 @@ fn differing_sysctls(arp: Arp) -> Result<Vec<(&'static str, &'static str)>> {
         }
     }
     Ok(differing)
+}
+
+/// IPVS identifies the connection of a reply by the client and the endpoint only, and takes the newest entry. If it
+/// kept the entry of a reused port, replies would get the address of a VIP that the client has reached later from that
+/// port.
+fn reuse_mode(version: Option<(u32, u32)>) -> &'static str {
+    if version.is_some_and(|version| version < REPLACES_REUSED) { "0" } else { "1" }
 }
 
 fn write_sysctl(name: &str, value: &str) -> Result<()> {
@@ -202,4 +211,16 @@ fn write_sysctl(name: &str, value: &str) -> Result<()> {
 /// The file of a sysctl, which is named by its path below `/proc/sys/net`.
 fn path(name: &str) -> PathBuf {
     Path::new("/proc/sys/net").join(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_reused_ports_are_replaced_since_linux_5_9() {
+        for (version, mode) in [((4, 18), "0"), ((5, 8), "0"), ((5, 9), "1"), ((5, 10), "1"), ((6, 1), "1")] {
+            assert_eq!(reuse_mode(Some(version)), mode, "{version:?}");
+        }
+    }
 }

@@ -35,7 +35,7 @@ use crate::{
 const DESTROY_ATTEMPTS: usize = 40;
 const DESTROY_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// VIPs and node ports of deleted virtual servers for UDP.
+/// VIPs and node ports of virtual servers for UDP that are deleted.
 #[derive(Debug, Default)]
 struct UdpVips {
     sockets: HashSet<SocketAddr>,
@@ -61,10 +61,11 @@ impl Worker {
                 }
             }
         }
+        // Flows first: without a virtual server, the node itself would reject their next packets.
+        UdpVips::of(&objects, &idle).delete_flows()?;
         for server in &idle {
             self.ipvs()?.delete_virtual_server(server)?;
         }
-        UdpVips::of(&objects, &idle).delete_flows()?;
         if busy.is_empty() {
             rules::remove().context("remove our rules")?;
             self.destroy_sets()?;
@@ -154,7 +155,7 @@ fn entries<'a>(
 // === impl UdpVips ===
 
 impl UdpVips {
-    /// Those of deleted virtual servers.
+    /// Those of virtual servers that are deleted next.
     fn of(objects: &Objects, deleted: &[VirtualServerKey]) -> Self {
         let mut vips = Self::default();
         for server in deleted {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use backend::{Backend, Changes, NodeState, Stage};
+use backend::{Backend, Changes, NodeState, Stage, parse_kernel_version};
 use nix::{
     errno::Errno,
     sched::{CloneFlags, unshare},
@@ -57,7 +57,7 @@ fn version() -> Finding {
         return Finding::warn("kernel", "unknown version", "before 5.13 nf_tables lacks features", "run `uname -r`");
     };
     let release = release.trim();
-    match parse(release) {
+    match parse_kernel_version(release) {
         Some(version) if version < MIN_VERSION => Finding::warn(
             "kernel",
             format!("Linux {release}"),
@@ -66,11 +66,6 @@ fn version() -> Finding {
         ),
         _ => Finding::ok("kernel", format!("Linux {release}")),
     }
-}
-
-fn parse(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 fn requirements(backend: BackendName) -> &'static str {
@@ -174,10 +169,8 @@ mod tests {
 
     #[test]
     fn versions_are_compared_as_numbers() {
-        assert_eq!(parse("6.18.44-generic"), Some((6, 18)));
-        assert_eq!(parse("5.4-rc1"), Some((5, 4)));
-        assert_eq!(parse("linux"), None);
-        assert!(parse("5.9.1").unwrap() < MIN_VERSION && parse("5.15.0").unwrap() > MIN_VERSION);
+        let version = |release| parse_kernel_version(release).unwrap();
+        assert!(version("5.9.1") < MIN_VERSION && version("5.15.0") > MIN_VERSION);
     }
 
     #[test]
