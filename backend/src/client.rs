@@ -22,7 +22,7 @@ use futures::{
 use proto::{
     MAX_MESSAGE_BYTES,
     encoded::{self, EncodedMessage, ReceivedMessage},
-    model::{ClientMessage, Hello},
+    model::{ClientMessage, Hello, ServerMessage},
     v1,
 };
 use runtime::failure::chain;
@@ -38,7 +38,7 @@ use tonic::{
 };
 use tracing::{debug, error, info, warn};
 
-use crate::{Connect, Session, SessionMessages};
+use crate::{Connect, Rejected, Session, SessionMessages};
 use address::AddressSource;
 pub use address::{Discover, FrontendAddress};
 use address_list::AddressList;
@@ -49,6 +49,9 @@ use error::{StreamError, advice, explained};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Resolving addresses takes at most this long; after that the last known ones are used.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the last known addresses are not used while they are resolved again. DNS may be a Service that this node
+/// cannot reach.
+const LOOKUP_PATIENCE: Duration = Duration::from_millis(500);
 /// A frontend that accepts the stream and sends no Welcome within this time is still starting: another one may be
 /// ready.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(1);
@@ -84,6 +87,17 @@ pub struct Grpc {
 /// The value of an `authorization` header.
 type Token = MetadataValue<Ascii>;
 
+/// The frontends that were tried for one session.
+#[derive(Default)]
+struct ConnectAttempts {
+    tried: Vec<FrontendAddress>,
+    /// The first one that accepted the stream and sent nothing.
+    not_ready: Option<(Session, FrontendAddress)>,
+    errors: Vec<String>,
+    /// How many of them are rejections.
+    rejections: usize,
+}
+
 /// A session before its first message.
 struct OpenedSession {
     session: Session,
@@ -109,9 +123,10 @@ impl Grpc {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Resolves the sources that are due, all at once.
-    async fn resolve(&self) {
-        let due = self.addresses().due();
+    /// Resolves the sources that are due, all at once. Returns whether there were any.
+    async fn resolve(&self) -> bool {
+        let due = self.addresses().take_due();
+        let has_due = !due.is_empty();
         let lookups = due.into_iter().map(async |(index, source)| {
             let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
             let found = found
@@ -122,45 +137,83 @@ impl Grpc {
             self.addresses().resolved(index, found);
         });
         future::join_all(lookups).await;
+        has_due
+    }
+
+    /// Resolves the sources that are due. If addresses are known, a resolver that does not answer delays their use for
+    /// [`LOOKUP_PATIENCE`] only, and its answer is for the next attempt.
+    async fn resolve_before_use(&self) -> bool {
+        let patience = if self.addresses().is_empty() { 2 * LOOKUP_TIMEOUT } else { LOOKUP_PATIENCE };
+        let grpc = self.clone();
+        // A task of its own, so that it ends also if this attempt is given up.
+        let resolving = tokio::spawn(async move { grpc.resolve().await });
+        timeout(patience, resolving).await.is_ok_and(|resolved| resolved.unwrap_or_default())
     }
 
     /// Tries one frontend after the other. A frontend that accepts the stream and sends nothing is used only if no
-    /// other one is ready.
+    /// other one is ready. If all known ones fail, those that are found then are tried as well: the only frontend may
+    /// have been replaced by one at another address.
     async fn connect_any(&self, hello: Hello) -> Result<Session> {
-        self.resolve().await;
-        let addresses = self.addresses().in_order();
-        let (mut not_ready, mut errors) = (None, Vec::new());
-        let is_only = addresses.len() == 1;
+        let mut was_resolved = self.resolve_before_use().await;
+        let mut attempts = ConnectAttempts::default();
+        loop {
+            let addresses = self.addresses().in_order();
+            let untried: Vec<_> = addresses.into_iter().filter(|address| !attempts.tried.contains(address)).collect();
+            if let Some(session) = self.try_each(untried, &hello, &mut attempts).await {
+                return Ok(session);
+            }
+            if attempts.not_ready.is_some() || was_resolved {
+                break;
+            }
+            self.resolve_before_use().await;
+            was_resolved = true;
+        }
+        if let Some((session, address)) = attempts.not_ready {
+            return Ok(self.chosen(session, &address, &attempts.errors));
+        }
+        let ConnectAttempts { mut errors, rejections, .. } = attempts;
+        ensure!(!errors.is_empty(), "no address of a frontend is known");
+        let is_rejected = rejections == errors.len();
+        // They were tried in random order.
+        errors.sort();
+        let errors = errors.join("; ");
+        Err(if is_rejected { Rejected(errors).into() } else { anyhow!(errors) })
+    }
+
+    /// Tries these addresses in turn, until a frontend is ready.
+    async fn try_each(
+        &self,
+        addresses: Vec<FrontendAddress>,
+        hello: &Hello,
+        attempts: &mut ConnectAttempts,
+    ) -> Option<Session> {
+        let is_only = attempts.tried.is_empty() && addresses.len() == 1;
         for address in addresses {
+            attempts.tried.push(address.clone());
             let ready = match open(&address, &self.credentials, hello.clone()).await {
                 Ok(OpenedSession { session, .. }) if is_only => Ok(Some(session)),
                 Ok(OpenedSession { session, first_message }) => match timeout(WELCOME_TIMEOUT, first_message).await {
                     Ok(Ok(())) => Ok(Some(session)),
-                    Ok(Err(_)) => Err(anyhow!("the frontend ended the stream")),
+                    Ok(Err(_)) => Err(Rejected("the frontend ended the stream".to_owned()).into()),
                     Err(_) => {
                         debug!(frontend = address.uri, "frontend accepted the stream but is not ready");
-                        not_ready.get_or_insert((session, address.clone()));
+                        attempts.not_ready.get_or_insert((session, address.clone()));
                         Ok(None)
                     }
                 },
                 Err(error) => Err(error),
             };
             match ready {
-                Ok(Some(session)) => return Ok(self.chosen(session, &address, &errors)),
+                Ok(Some(session)) => return Some(self.chosen(session, &address, &attempts.errors)),
                 Ok(None) => {}
                 Err(error) => {
                     self.addresses().failed(&address);
-                    errors.push(format!("{}: {}", address.uri, chain(error.as_ref())));
+                    attempts.rejections += usize::from(error.is::<Rejected>());
+                    attempts.errors.push(format!("{}: {}", address.uri, chain(error.as_ref())));
                 }
             }
         }
-        if let Some((session, address)) = not_ready {
-            return Ok(self.chosen(session, &address, &errors));
-        }
-        ensure!(!errors.is_empty(), "no address of a frontend is known");
-        // They were tried in random order.
-        errors.sort();
-        Err(anyhow!(errors.join("; ")))
+        None
     }
 
     fn chosen(&self, session: Session, address: &FrontendAddress, errors: &[String]) -> Session {
@@ -214,13 +267,19 @@ async fn open(address: &FrontendAddress, credentials: &Credentials, hello: Hello
     replies.send(ClientMessage::Hello(hello)).await?;
     let outgoing = ReceiverStream::new(outgoing).map(|message| v1::ClientMessage::from(&message));
     let incoming = encoded::watch(channel, authorized(outgoing, token), MAX_RECEIVED_BYTES).await;
-    let incoming = incoming.map_err(|status| explained(&StreamError::from(status)))?.into_inner();
+    let incoming = incoming.map_err(|status| {
+        let error = StreamError::from(status);
+        let explained = explained(&error);
+        if error.is_rejection() { Rejected(explained.to_string()).into() } else { explained }
+    })?;
+    let incoming = incoming.into_inner();
     let (messages, received) = mpsc::channel(QUEUE);
     let (notify, first_message) = oneshot::channel();
     // Ends with the session: when the stream has ended, or `received` is dropped.
     tokio::spawn(async move {
         match read(incoming, &messages, notify).await {
-            Ok(()) => debug!("the frontend closed the stream"),
+            Ok(()) => debug!("the stream ended"),
+            Err(error) if error.is_orderly() => info!(reason = chain(&error), "the frontend ended the stream"),
             Err(error) => match advice(&error) {
                 Some(advice) => error!(error = chain(&error), advice, "the frontend rejected the stream"),
                 None => warn!(error = chain(&error), "the stream failed"),
@@ -230,22 +289,31 @@ async fn open(address: &FrontendAddress, credentials: &Credentials, hello: Hello
     Ok(OpenedSession { session: Session { messages: SessionMessages::Remote(received), replies }, first_message })
 }
 
-/// Reads until the stream or its reader ends. Notifies of the first message.
+/// Reads until the stream or its reader ends. Notifies of the first message. After a Drain, the end of the stream is no
+/// error, however it ends.
 async fn read(
     mut incoming: Streaming<EncodedMessage>,
     messages: &mpsc::Sender<ReceivedMessage>,
     first_message: oneshot::Sender<()>,
 ) -> Result<(), StreamError> {
-    let mut first_message = Some(first_message);
+    let (mut first_message, mut is_drained) = (Some(first_message), false);
     loop {
         let message = tokio::select! {
-            message = incoming.message() => message?,
+            message = incoming.message() => match message {
+                Err(status) if is_drained => {
+                    debug!(error = chain(&status), "the drained stream ended");
+                    None
+                }
+                message => message?,
+            },
             () = messages.closed() => None,
         };
         let Some(message) = message else { return Ok(()) };
         // Fails if the receiver no longer waits for it.
         let _ = first_message.take().map(|notify| notify.send(()));
-        if messages.send(ReceivedMessage::decode(message)?).await.is_err() {
+        let message = ReceivedMessage::decode(message)?;
+        is_drained |= matches!(message.message, ServerMessage::Drain(_));
+        if messages.send(message).await.is_err() {
             return Ok(());
         }
     }

@@ -51,5 +51,5 @@ pub use runner::{RunMode, Runner, RunnerOptions};
 pub use stage::{CommitResult, RejectedOperation, Stage};
 pub use state::{Changes, NodeState, ServicePortState};
 pub use store::{DEFAULT_STATE_FILE, Store, StoredState};
-pub use stream::{Connect, InProcess, Session, SessionMessages, StreamOptions};
+pub use stream::{Connect, InProcess, ReconnectDelays, Rejected, Session, SessionMessages, StreamOptions};
 pub use sysctl::{ConntrackSettings, tcp_is_liberal};

@@ -8,30 +8,37 @@
 //!                      ▼                                                                        ▼
 //!              digests, acks                              NodeState to program: with the endpoints they had before
 //! ```
+//!
+//! After a restart of the node, pods on it have other addresses than in the stored state. Until a frontend has
+//! confirmed that state, the addresses that they had are left out. Their loss does not count: all Services of a cluster
+//! with one node lose their endpoints then.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fmt,
+    net::IpAddr,
+    num::NonZeroU16,
     str::FromStr,
     time::Duration,
 };
 
 use proto::{
     digest::DigestVector,
-    model::{ClusterInfo, NodeInfo, ServicePortKey},
+    model::{ClusterInfo, Endpoint, ServicePortKey},
 };
 use tokio::time::Instant;
 
-use crate::{
-    CommitResult, NodeState, ServicePortState, Stage,
-    state::{Facts, ServiceName},
-};
+use crate::{Changes, CommitResult, NodeState, ServicePortState, Stage, state::ServiceName};
 
 /// Smaller losses, in Services, are always applied, even if they are a large share of a small cluster.
 const MIN_LOST: usize = 10;
 
 /// Losses within this time count together. A frontend that loses its objects loses them within seconds.
 const WINDOW: Duration = Duration::from_secs(60);
+
+/// For how long after the start of the process on a restarted node the loss of its former endpoints does not count: the
+/// API server learns minutes later that they are gone.
+const AFTER_BOOT: Duration = Duration::from_secs(600);
 
 /// The largest share of the Services with endpoints that may lose all of them within a minute, in percent: 1 to 100,
 /// and 100 is no limit. The namespace that loses most does not count, so that its owner cannot exceed the limit alone.
@@ -56,16 +63,25 @@ pub(crate) struct LossGuard {
     /// When Services lost all their endpoints.
     lost: BTreeMap<ServiceName, Instant>,
     withheld: Option<Withheld>,
+    before_boot: Option<BeforeBoot>,
+}
+
+/// The endpoints that this node had before it restarted.
+#[derive(Debug)]
+struct BeforeBoot {
+    endpoints: HashSet<(IpAddr, NonZeroU16)>,
+    until: Instant,
 }
 
 /// The committed content that is not programmed.
 #[derive(Debug)]
 struct Withheld {
-    /// The service ports of lost Services; `None`: removed.
+    /// The service ports of lost Services, or with endpoints that this node had before it restarted; `None`: removed.
     service_ports: BTreeMap<ServicePortKey, Option<ServicePortState>>,
-    facts: Facts,
+    cluster: ClusterInfo,
     digests: DigestVector,
-    confirm_at: Instant,
+    /// When a loss is due to be confirmed; `None`: any message of a frontend confirms the state.
+    confirm_at: Option<Instant>,
 }
 
 /// The Services of one namespace that had endpoints within [`WINDOW`], and how many of them lost all.
@@ -79,7 +95,7 @@ struct NamespaceLoss {
 
 impl LossGuard {
     pub(crate) fn new(limit: LossLimit, confirm_delay: Duration) -> Self {
-        Self { limit, confirm_delay, lost: BTreeMap::new(), withheld: None }
+        Self { limit, confirm_delay, lost: BTreeMap::new(), withheld: None, before_boot: None }
     }
 
     /// The digests of the committed state. `state` is what is programmed.
@@ -89,12 +105,58 @@ impl LossGuard {
 
     /// When a snapshot is due that confirms the withheld loss; `None` if nothing is withheld.
     pub(crate) fn confirm_at(&self) -> Option<Instant> {
-        self.withheld.as_ref().map(|withheld| withheld.confirm_at)
+        self.withheld.as_ref()?.confirm_at
+    }
+
+    /// Whether the programmed state differs from the committed one.
+    pub(crate) fn is_withholding(&self) -> bool {
+        self.withheld.is_some()
     }
 
     /// The number of service ports whose loss is withheld.
     pub(crate) fn withheld_service_ports(&self) -> usize {
-        self.withheld.as_ref().map_or(0, |withheld| withheld.service_ports.len())
+        let withheld = self.withheld.as_ref().filter(|withheld| withheld.confirm_at.is_some());
+        withheld.map_or(0, |withheld| withheld.service_ports.len())
+    }
+
+    /// The number of service ports without the endpoints that this node had before it restarted.
+    pub(crate) fn unconfirmed_service_ports(&self) -> usize {
+        let withheld = self.withheld.as_ref().filter(|withheld| withheld.confirm_at.is_none());
+        withheld.map_or(0, |withheld| withheld.service_ports.len())
+    }
+
+    /// The node has restarted since a frontend confirmed `state`. Leaves out the endpoints on the node, except for
+    /// those on its host network, whose addresses stay. Returns how many service ports have any.
+    pub(crate) fn restarted(&mut self, state: &mut NodeState) -> usize {
+        let digests = state.digests().clone();
+        let (mut endpoints, mut without) = (HashSet::new(), Vec::new());
+        let addresses = &state.node().addresses;
+        let is_on_host = |endpoint: &Endpoint| addresses.contains(&endpoint.address);
+        for (key, service) in state.service_ports() {
+            endpoints.extend(service.local.iter().flat_map(|(_, pool)| pool.iter().map(Endpoint::identity)));
+            without.extend(service.without_local(is_on_host).map(|service| (key.clone(), service)));
+        }
+        self.before_boot = Some(BeforeBoot { endpoints, until: Instant::now() + AFTER_BOOT });
+        let swap = |(key, service): (ServicePortKey, ServicePortState)| {
+            let committed = state.swap_service_port(&key, Some(service));
+            (key, committed)
+        };
+        let service_ports: BTreeMap<_, _> = without.into_iter().map(swap).collect();
+        let count = service_ports.len();
+        if count > 0 {
+            let cluster = state.cluster().clone();
+            self.withheld = Some(Withheld { service_ports, cluster, digests, confirm_at: None });
+        }
+        count
+    }
+
+    /// A frontend has confirmed the committed state. Returns what changes in the one to program.
+    pub(crate) fn confirmed(&mut self, state: &mut NodeState) -> Changes {
+        if self.withheld.as_ref().is_none_or(|withheld| withheld.confirm_at.is_some()) {
+            return Changes::default();
+        }
+        let (_, programmed) = self.release(state);
+        Changes { service_ports: programmed.into_keys().collect(), ..Changes::default() }
     }
 
     /// Commits what is staged. `state` and the changes are then what to program. A confirmed commit is not limited.
@@ -105,7 +167,7 @@ impl LossGuard {
         state: &mut NodeState,
         is_confirmed: bool,
     ) -> (CommitResult, Option<Loss>) {
-        let facts = state.facts();
+        let (node, cluster) = (state.node().clone(), state.cluster().clone());
         let (confirm_at, mut programmed) = self.release(state);
         let (mut result, emptied) = stage.commit_with_losses(state);
         let exceeded = if is_confirmed {
@@ -117,9 +179,11 @@ impl LossGuard {
         };
         let changes = &mut result.changes;
         if exceeded.is_some() {
-            programmed.extend(emptied.into_iter().map(|service| (service.port.key.clone(), Some(service))));
+            for service in emptied {
+                programmed.entry(service.port.key.clone()).or_insert(Some(service));
+            }
         }
-        let (committed, digests) = (state.facts(), state.digests().clone());
+        let (committed, digests) = (state.cluster().clone(), state.digests().clone());
         let mut service_ports = BTreeMap::new();
         for (key, before) in programmed {
             if self.lost.contains_key(&ServiceName::of(&key)) {
@@ -133,23 +197,14 @@ impl LossGuard {
             }
         }
         if !service_ports.is_empty() {
-            // A frontend that lost its objects does not know the facts either.
-            state.put_facts(Facts {
-                node: if committed.node == NodeInfo::unknown(committed.node.name.clone()) {
-                    facts.node.clone()
-                } else {
-                    committed.node.clone()
-                },
-                cluster: if committed.cluster == ClusterInfo::default() {
-                    facts.cluster.clone()
-                } else {
-                    committed.cluster.clone()
-                },
-            });
-            let confirm_at = confirm_at.unwrap_or_else(|| Instant::now() + self.confirm_delay);
-            self.withheld = Some(Withheld { service_ports, facts: committed, digests, confirm_at });
+            // A frontend that lost its objects does not know the facts either. Those of the node are retained anyway.
+            if committed == ClusterInfo::default() {
+                state.put_cluster(cluster.clone());
+            }
+            let confirm_at = Some(confirm_at.unwrap_or_else(|| Instant::now() + self.confirm_delay));
+            self.withheld = Some(Withheld { service_ports, cluster: committed, digests, confirm_at });
         }
-        (changes.node, changes.cluster) = (facts.node != *state.node(), facts.cluster != *state.cluster());
+        (changes.node, changes.cluster) = (node != *state.node(), cluster != *state.cluster());
         (result, exceeded.filter(|_| confirm_at.is_none()))
     }
 
@@ -158,15 +213,15 @@ impl LossGuard {
         &mut self,
         state: &mut NodeState,
     ) -> (Option<Instant>, BTreeMap<ServicePortKey, Option<ServicePortState>>) {
-        let Some(Withheld { service_ports, facts, confirm_at, .. }) = self.withheld.take() else {
+        let Some(Withheld { service_ports, cluster, confirm_at, .. }) = self.withheld.take() else {
             return (None, BTreeMap::new());
         };
-        state.put_facts(facts);
+        state.put_cluster(cluster);
         let programmed = service_ports.into_iter().map(|(key, committed)| {
             let programmed = state.swap_service_port(&key, committed);
             (key, programmed)
         });
-        (Some(confirm_at), programmed.collect())
+        (confirm_at, programmed.collect())
     }
 
     /// Records which Services have lost all their endpoints. `state` is the committed one.
@@ -177,7 +232,13 @@ impl LossGuard {
         state: &NodeState,
     ) {
         let now = Instant::now();
-        for service in emptied {
+        self.before_boot.take_if(|before_boot| now >= before_boot.until);
+        let before_boot = self.before_boot.as_ref();
+        let is_lost_at_boot = |service: &ServicePortState| {
+            let mut endpoints = service.pools().flat_map(|(.., pool)| pool.iter().map(Endpoint::identity));
+            before_boot.is_some_and(|before| endpoints.all(|endpoint| before.endpoints.contains(&endpoint)))
+        };
+        for service in emptied.iter().filter(|service| !is_lost_at_boot(service)) {
             self.lost.insert(ServiceName::of(&service.port.key), now);
         }
         if self.lost.is_empty() {

@@ -35,6 +35,10 @@ pub struct Progress {
     pub rejected_losses: u64,
     /// The service ports that keep their endpoints until a snapshot confirms that they lost them.
     pub withheld_service_ports: usize,
+    /// The service ports without their endpoints on this node, which has restarted, until a frontend confirms them.
+    pub unconfirmed_service_ports: usize,
+    /// Whether the Node object is gone, and its last facts are used.
+    pub retains_node: bool,
     /// Stale UDP flows that were deleted.
     pub deleted_flows: u64,
     /// How often another process was seen to change our kernel objects.

@@ -116,10 +116,10 @@ impl Replica {
     pub(crate) fn new(
         identity: Arc<BackendIdentity>,
         (store, stored): (Option<Store>, Option<StoredState>),
-        losses: LossGuard,
+        mut losses: LossGuard,
         run_mode: RunMode,
     ) -> Self {
-        let (state, committed, source_version, kind_versions) = match stored {
+        let (mut state, committed, source_version, kind_versions) = match stored {
             Some(StoredState { state, epoch, revision, source_version, kind_versions }) => {
                 (state, Some((epoch, revision)), source_version, kind_versions)
             }
@@ -128,6 +128,13 @@ impl Replica {
                 (state, None, SourceVersion::default(), KindVersions::default())
             }
         };
+        if store.as_ref().is_some_and(Store::is_of_earlier_boot) {
+            let service_ports = losses.restarted(&mut state);
+            if service_ports > 0 {
+                let text = "the node has restarted, its former endpoints are left out until a frontend confirms them";
+                warn!(service_ports, "{text}");
+            }
+        }
         let role = match run_mode {
             RunMode::Program => Role::Backend,
             RunMode::Shadow => Role::Shadow,
@@ -186,6 +193,11 @@ impl Replica {
         self.losses.withheld_service_ports()
     }
 
+    /// The number of service ports without their endpoints on this node, which has restarted.
+    pub(crate) fn unconfirmed_service_ports(&self) -> usize {
+        self.losses.unconfirmed_service_ports()
+    }
+
     /// Requests a snapshot at the start of the next session, which confirms or voids the withheld losses.
     pub(crate) fn request_snapshot(&mut self) {
         self.snapshot_pending = true;
@@ -201,7 +213,7 @@ impl Replica {
     pub(crate) fn flush(&mut self) -> Option<&str> {
         let store = self.store.as_mut()?;
         // A restart must not apply a loss that is not confirmed.
-        if let Some((epoch, revision)) = self.committed.filter(|_| self.losses.confirm_at().is_none()) {
+        if let Some((epoch, revision)) = self.committed.filter(|_| !self.losses.is_withholding()) {
             store.flush(&self.state, epoch, revision);
         }
         store.error()
@@ -309,9 +321,10 @@ impl Replica {
         }
         if let Some(store) = &mut self.store {
             store.commit(epoch, self.source_version, self.kind_versions);
-            if self.losses.confirm_at().is_some() {
+            if self.losses.is_withholding() {
                 store.restart();
             }
+            store.confirmed();
         }
         self.advance(epoch, target);
         Ok(Reaction::Commit(target, self.total(), changes, CommitOrigin { trigger, counts, loss }))
@@ -335,12 +348,18 @@ impl Replica {
         {
             return Err(Violation::Backwards { target: revision, committed });
         }
-        if digest != self.total() {
+        let mut changes = Changes::default();
+        if digest == self.total() {
+            changes = self.losses.confirmed(&mut self.state);
+            if let Some(store) = &mut self.store {
+                store.confirmed();
+            }
+        } else {
             warn!(%revision, "digest differs from the frontend's, a repair follows");
             self.counters.digest_mismatches += 1;
         }
         self.advance(epoch, revision);
-        Ok(Reaction::Commit(revision, self.total(), Changes::default(), CommitOrigin::default()))
+        Ok(Reaction::Commit(revision, self.total(), changes, CommitOrigin::default()))
     }
 
     fn discard(&mut self) {

@@ -149,6 +149,8 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         progress.send_modify(|progress| {
             progress.committed = replica.committed();
             progress.eligible = replica.state().node().eligible;
+            progress.retains_node = replica.state().retains_node();
+            progress.unconfirmed_service_ports = replica.unconfirmed_service_ports();
             progress.service_ports = replica.state().service_ports().len();
         });
         let health = HealthChecks::default();

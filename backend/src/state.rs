@@ -12,8 +12,8 @@ use std::{
 use proto::{
     digest::{Digest, DigestVector, INFO_ENTRY, KeyHash},
     model::{
-        ClusterInfo, Endpoint, IpFamily, NodeInfo, PerFamily, Pool, PoolClass, PoolId, Protocol, ServicePort,
-        ServicePortKey,
+        ClusterInfo, Endpoint, IpFamily, NodeInfo, Operation, PerFamily, Pool, PoolClass, PoolId, Protocol,
+        ServicePort, ServicePortKey,
     },
 };
 
@@ -32,6 +32,9 @@ pub struct ServicePortState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {
     node: NodeInfo,
+    /// The last facts of the Node object, while there is none: it may have been deleted by mistake, and the node is
+    /// still there.
+    retained_node: Option<NodeInfo>,
     cluster: ClusterInfo,
     service_ports: BTreeMap<ServicePortKey, ServicePortState>,
     digests: Box<DigestVector>,
@@ -56,13 +59,6 @@ pub(crate) struct ServiceName {
     pub(crate) namespace: Arc<str>,
     /// `metadata.name`.
     pub(crate) name: Arc<str>,
-}
-
-/// The facts of a node and its cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Facts {
-    pub(crate) node: NodeInfo,
-    pub(crate) cluster: ClusterInfo,
 }
 
 impl ServiceName {
@@ -125,6 +121,21 @@ impl ServicePortState {
         cluster.chain(self.local.iter().map(|(family, pool)| (PoolClass::Local, family, pool)))
     }
 
+    /// The service port without the endpoints of the local pools that are not `kept`, in any pool; `None` if it has no
+    /// such endpoints. One that has no other endpoints is as one without endpoints in the cluster: it is rejected.
+    pub(crate) fn without_local(&self, kept: impl Fn(&Endpoint) -> bool) -> Option<Self> {
+        let mut without = self.clone();
+        for family in IpFamily::ALL {
+            for endpoint in self.local[family].iter().filter(|endpoint| !kept(endpoint)) {
+                without.local[family].remove(endpoint);
+                without.cluster[family].remove(endpoint);
+            }
+            without.port.any_endpoints[family] &=
+                !(without.local[family].is_empty() && without.cluster[family].is_empty());
+        }
+        (without != *self).then_some(without)
+    }
+
     /// Whether any pool has an endpoint.
     pub(crate) fn has_endpoints(&self) -> bool {
         self.pools().any(|(.., pool)| !pool.is_empty())
@@ -143,16 +154,22 @@ impl NodeState {
     /// A node without service ports.
     #[must_use]
     pub fn new(node: NodeInfo) -> Self {
-        let mut state =
-            Self { node, cluster: ClusterInfo::default(), service_ports: BTreeMap::new(), digests: Box::default() };
+        let (cluster, service_ports) = (ClusterInfo::default(), BTreeMap::new());
+        let mut state = Self { node, retained_node: None, cluster, service_ports, digests: Box::default() };
         state.digest_facts();
         state
     }
 
-    /// The node's facts.
+    /// The node's facts: the last known ones while it has no Node object.
     #[must_use]
     pub fn node(&self) -> &NodeInfo {
-        &self.node
+        self.retained_node.as_ref().unwrap_or(&self.node)
+    }
+
+    /// Whether the Node object is gone, and its last facts are retained.
+    #[must_use]
+    pub fn retains_node(&self) -> bool {
+        self.retained_node.is_some()
     }
 
     /// The cluster's facts.
@@ -184,23 +201,28 @@ impl NodeState {
         })
     }
 
-    /// The facts of the node and the cluster.
-    pub(crate) fn facts(&self) -> Facts {
-        Facts { node: self.node.clone(), cluster: self.cluster.clone() }
+    /// The operations that lead to these facts.
+    pub(crate) fn put_facts(&self) -> Vec<Operation> {
+        let retained = self.retained_node.iter().chain([&self.node]).cloned().map(Operation::PutNode);
+        retained.chain([Operation::PutCluster(self.cluster.clone())]).collect()
     }
 
-    /// The digests of the whole state.
+    /// The digests of the whole state, as committed.
     #[must_use]
     pub fn digests(&self) -> &DigestVector {
         &self.digests
     }
 
-    /// Replaces the node's facts. Returns whether they changed.
+    /// Replaces the node's facts. Those of a Node object that is gone are retained. Returns whether [`Self::node`]
+    /// changed.
     pub(crate) fn put_node(&mut self, node: NodeInfo) -> bool {
-        let changed = self.node != node;
+        let before = self.retained_node.take().unwrap_or_else(|| self.node.clone());
         self.node = node;
+        if self.node.is_unknown() && !before.is_unknown() {
+            self.retained_node = Some(before.clone());
+        }
         self.digest_facts();
-        changed
+        *self.node() != before
     }
 
     /// Replaces the cluster's facts. Returns whether they changed.
@@ -209,12 +231,6 @@ impl NodeState {
         self.cluster = cluster;
         self.digest_facts();
         changed
-    }
-
-    /// Replaces the facts of the node and the cluster.
-    pub(crate) fn put_facts(&mut self, Facts { node, cluster }: Facts) {
-        (self.node, self.cluster) = (node, cluster);
-        self.digest_facts();
     }
 
     /// Sets or removes a service port with its pools. Returns whether anything changed.

@@ -6,6 +6,7 @@
 //! file is rewritten. Neither a failure of the disk nor a disk that hangs stops the backend: a [`FileWriter`] writes in
 //! a thread of its own, and commits that do not fit into its queue are replaced by one rewrite.
 
+mod boot;
 mod frame;
 
 use std::{
@@ -29,6 +30,7 @@ use crate::{
     NodeState,
     disk::{self, FileWrite, FileWriter, OnWriteError, WriterProgress},
 };
+use boot::BootRecord;
 use frame::{Loaded, load};
 
 /// The default path of the state file.
@@ -59,6 +61,8 @@ pub struct Store {
     /// The version of the cluster that the last commit reflects.
     source_version: SourceVersion,
     kind_versions: KindVersions,
+    /// The boot in which a frontend confirmed the content.
+    boot: BootRecord,
     /// The number of successful writes.
     succeeded: u64,
     /// Since when the writer has been busy without a successful write.
@@ -105,10 +109,12 @@ impl StoredState {
 }
 
 impl Store {
-    /// The files of a store at this path: the state file, and its successor while that is written.
+    /// The files of a store at this path: the state file, that with the boot of its content, and the successor of each
+    /// while that is written.
     #[must_use]
-    pub fn files(path: &Path) -> [PathBuf; 2] {
-        [path.to_owned(), disk::successor(path)]
+    pub fn files(path: &Path) -> [PathBuf; 4] {
+        let boot = boot::path(path);
+        [path.to_owned(), disk::successor(path), boot.clone(), disk::successor(&boot)]
     }
 
     /// Opens and reads the state file of a node. A file that cannot be read in time, is damaged, or is of another
@@ -117,6 +123,7 @@ impl Store {
         let path = path.into();
         let mut store = Self {
             writer: FileWriter::start(path.clone(), OnWriteError::Remove),
+            boot: BootRecord::new(boot::path(&path)),
             path,
             file: StateFile::Absent,
             uncommitted: Vec::new(),
@@ -146,6 +153,7 @@ impl Store {
                 store.file = StateFile::Open { snapshot_bytes, appended_bytes: bytes - snapshot_bytes };
                 store.written = Some((stored.epoch, stored.revision));
                 (store.source_version, store.kind_versions) = (stored.source_version, stored.kind_versions);
+                store.boot.read();
                 (store, Some(stored))
             }
             Err(error) => {
@@ -155,6 +163,16 @@ impl Store {
         }
     }
 
+    /// Whether the node has restarted since a frontend confirmed the content: pods may have other addresses now.
+    pub(crate) fn is_of_earlier_boot(&self) -> bool {
+        self.boot.is_earlier()
+    }
+
+    /// A frontend has confirmed the content in this boot.
+    pub(crate) fn confirmed(&mut self) {
+        self.boot.confirmed();
+    }
+
     /// Why the file is out of date; `None` while it is written.
     pub(crate) fn error(&self) -> Option<&str> {
         self.error.as_deref()
@@ -162,7 +180,7 @@ impl Store {
 
     /// Waits until everything is written, for at most `timeout`. Blocks.
     pub(crate) fn finish(&self, timeout: Duration) {
-        if !self.writer.wait(timeout) {
+        if !self.writer.wait(timeout) || !self.boot.wait(timeout) {
             warn!(path = %self.path.display(), "the last commits are not in the state file: the disk does not answer");
         }
     }
@@ -295,7 +313,7 @@ impl Store {
 
 /// The operations that create a state.
 fn snapshot(state: &NodeState) -> Vec<Operation> {
-    let mut operations = vec![Operation::PutNode(state.node().clone()), Operation::PutCluster(state.cluster().clone())];
+    let mut operations = state.put_facts();
     for (key, service) in state.service_ports() {
         operations.push(Operation::PutServicePort(service.port.clone()));
         for (class, family, endpoints) in service.pools().filter(|(.., endpoints)| !endpoints.is_empty()) {

@@ -1,11 +1,12 @@
-//! Follows the stream of a frontend: one session after the other, with a backoff between them.
+//! Follows the stream of a frontend: one session after the other, with a delay between them.
 //!
 //! ```text
-//!            ┌──────── waiting (backoff, or the delay of a drain) ◀────────┐
+//!            ┌── waiting (a reconnect delay, or that of a drain) ◀────────┐
 //!            ▼                                                             │ ended, idle, rejected, drained
 //!   Connect::connect(hello) ──▶ Session ──▶ StreamFollower::next ──▶ StreamEvent
 //! ```
 
+mod reconnect;
 mod session;
 
 use std::time::Duration;
@@ -17,15 +18,16 @@ use proto::{
     model::{ClientMessage, Hello, ServerMessage},
 };
 use runtime::{
-    Backoff,
     failure::{Recovery, Repeated, chain},
     warn_if_news,
 };
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::info;
 
+pub use reconnect::ReconnectDelays;
+use reconnect::{ConnectFailure, ReconnectTimer};
 use session::OpenSession;
-pub use session::{Connect, InProcess, Session, SessionMessages};
+pub use session::{Connect, InProcess, Rejected, Session, SessionMessages};
 
 /// Establishing a session takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,8 +37,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct StreamOptions {
     /// A session without a message for this long is ended. The frontend sends a bookmark every ten seconds.
     pub idle_timeout: Duration,
-    /// The shortest and the longest delay before connecting again.
-    pub reconnect_delay: (Duration, Duration),
+    /// The delays before connecting again.
+    pub reconnect: ReconnectDelays,
     /// The delay before a snapshot is requested that confirms a loss beyond [`crate::LossLimit`].
     pub loss_confirm_delay: Duration,
 }
@@ -64,7 +66,7 @@ pub(crate) enum IdleTimeout {
 pub(crate) struct StreamFollower<C> {
     connect: C,
     options: StreamOptions,
-    backoff: Backoff,
+    timer: ReconnectTimer,
     phase: Phase,
     connect_failures: Repeated,
 }
@@ -80,7 +82,7 @@ impl Default for StreamOptions {
         Self {
             // Three missed bookmarks.
             idle_timeout: Duration::from_secs(30),
-            reconnect_delay: (Duration::from_millis(200), Duration::from_secs(15)),
+            reconnect: ReconnectDelays::default(),
             loss_confirm_delay: Duration::from_secs(10),
         }
     }
@@ -88,14 +90,8 @@ impl Default for StreamOptions {
 
 impl<C: Connect> StreamFollower<C> {
     pub(crate) fn new(connect: C, options: StreamOptions) -> Self {
-        let (min, max) = options.reconnect_delay;
-        Self {
-            connect,
-            options,
-            backoff: Backoff::new(min, max),
-            phase: Phase::Waiting(Instant::now()),
-            connect_failures: Repeated::default(),
-        }
+        let timer = ReconnectTimer::new(options.reconnect);
+        Self { connect, options, timer, phase: Phase::Waiting(Instant::now()), connect_failures: Repeated::default() }
     }
 
     /// The next event. `hello` is called when a session begins. Cancel-safe.
@@ -142,16 +138,19 @@ impl<C: Connect> StreamFollower<C> {
         }
     }
 
-    /// Ends the session. After a long one the backoff starts again; the delay of a drain replaces the backoff.
+    /// Ends the session. After a long one the delays are short again; that of a drain replaces them.
     pub(crate) fn end_session(&mut self, reason: &str) {
-        let (now, mut until) = (Instant::now(), None);
+        let (now, mut until, mut failure) = (Instant::now(), None, ConnectFailure::Unreachable);
         if let Phase::Open(session) = &self.phase {
-            if now - session.opened > self.options.reconnect_delay.1 {
-                self.backoff.reset();
+            if now - session.opened > self.options.reconnect.max {
+                self.timer.reset();
             }
             until = session.drain_deadline;
+            if !session.is_accepted {
+                failure = ConnectFailure::Rejected;
+            }
         }
-        let until = until.unwrap_or_else(|| now + self.backoff.next_delay());
+        let until = until.unwrap_or_else(|| now + self.timer.next_delay(failure));
         info!(reason, reconnect_in_ms = until.saturating_duration_since(now).as_millis(), "session ended");
         self.phase = Phase::Waiting(until);
     }
@@ -162,7 +161,8 @@ impl<C: Connect> StreamFollower<C> {
     }
 
     fn connect_failed(&mut self, error: &anyhow::Error) {
-        let delay = self.backoff.next_delay();
+        let failure = if error.is::<Rejected>() { ConnectFailure::Rejected } else { ConnectFailure::Unreachable };
+        let delay = self.timer.next_delay(failure);
         let (error, retry_in_ms) = (chain(error.as_ref()), delay.as_millis());
         let occurrence = self.connect_failures.failed(&error);
         warn_if_news!(occurrence, error, retry_in_ms, "cannot connect to a frontend, retrying");

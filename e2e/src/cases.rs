@@ -81,6 +81,7 @@ macro_rules! conformance {
                 changes_wait_for_the_frontend,
                 changes_wait_for_the_backends,
                 rebooted_node_programs_its_last_state,
+                rebooted_node_leaves_out_its_former_pods,
             }
             faults {
                 unreadable_manifests_are_reported,
@@ -127,6 +128,7 @@ macro_rules! conformance {
             node_ports {
                 primary_addresses_answer,
                 no_address_answers_while_none_is_known,
+                node_ports_answer_while_the_node_object_is_missing,
                 addresses_in_the_given_cidrs_answer,
                 loopback_never_answers,
             }

@@ -55,6 +55,12 @@ impl Manifests {
         self.write(&node.name, &[node_object(node, pod_cidrs)]);
     }
 
+    /// Removes a node.
+    pub fn delete_node(&self, node: &Node) {
+        let path = self.path(&node.name);
+        fs::remove_file(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+
     /// Writes any objects to the file `<stem>.yaml`, atomically.
     pub fn write(&self, stem: &str, objects: &[Value]) {
         self.write_text(stem, &to_yaml(objects));

@@ -1,18 +1,22 @@
 //! Two frontends of one cluster: when one dies, its backend connects to the other and writes nothing to the kernel.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, thread::sleep, time::Duration};
 
 use fairlead_e2e::{
-    Cluster, Process, fairlead,
+    Cluster, Process, Protocol, eventually, fairlead,
     manifests::{Manifests, Service},
     plan,
 };
 use netlink::nft::NftHandle;
+use nix::sys::signal::Signal;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// The number of other Services: their loss exceeds --max-loss.
 const OTHERS: u8 = 20;
+/// Changes while a frontend is replaced, and the time between two of them.
+const CHANGES: u8 = 200;
+const CHANGE_INTERVAL: Duration = Duration::from_millis(20);
 
 struct Fixture {
     cluster: Cluster,
@@ -107,6 +111,45 @@ fn backend_fails_over_without_writing_to_the_kernel() {
     assert!(applied.contains("service_ports=3"), "the three protocols of one Service: {applied}");
     assert_eq!(fixture.generation(), before + 1);
     assert_eq!(fixture.answers(), "pod-a-2");
+}
+
+/// As a Deployment does: the new frontend is ready before the old one stops. Changes reach the node throughout: those of
+/// a second are too many for one commit.
+#[test]
+fn changes_continue_while_the_only_frontend_is_replaced() {
+    let fixture = Fixture::new();
+    let manifests = fixture.manifests("manifests", "pod-a-1");
+    let old = fixture.frontend("one", "manifests");
+    let (one, two) = (fixture.address("one"), fixture.address("two"));
+    let backend = fixture.backend(&["--frontend", &one, "--frontend", &two]);
+    let _new = fixture.frontend("two", "manifests");
+    let mark = backend.mark();
+    for change in 0..CHANGES {
+        if change == CHANGES / 4 {
+            old.signal(Signal::SIGTERM);
+        }
+        let service = Service::new(&format!("change-{change}")).cluster_ip(plan::cluster_ip(40 + change));
+        manifests.apply(&service.port(Protocol::Tcp, 80, 8080).pods([fixture.cluster.pod("pod-a-1")]));
+        sleep(CHANGE_INTERVAL);
+    }
+    // The numbers of service ports in each commit.
+    let commits = || {
+        let lines = backend.lines_since(mark).into_iter().filter(|line| line.contains("applied"));
+        lines.filter_map(|line| service_ports(&line)).collect::<Vec<_>>()
+    };
+    let all = || commits().iter().sum::<usize>() >= usize::from(CHANGES);
+    eventually("all changes are programmed", TIMEOUT, || all().then_some(()));
+    let (commits, per_second) = (commits(), Duration::from_secs(1).as_millis() / CHANGE_INTERVAL.as_millis());
+    let most = commits.iter().max().copied().unwrap_or_default();
+    assert!(most as u128 <= per_second, "{most} of {CHANGES} changes in one commit: {commits:?}");
+    let line = backend.wait_for_line("connected to a frontend", mark, TIMEOUT);
+    assert!(line.contains(&two), "{line}");
+    println!("at most {most} changes in one commit, {per_second} a second");
+}
+
+/// The field of a log line.
+fn service_ports(line: &str) -> Option<usize> {
+    line.split_once("service_ports=")?.1.split(' ').next()?.parse().ok()
 }
 
 /// The frontend restarts with the manifests of an empty cluster.

@@ -89,6 +89,6 @@ mod tests {
     fn clients_can_reconnect_before_the_deadline() {
         let config = ::frontend::Config::default();
         let slack = Duration::from_secs(2);
-        assert!(config.drain_delay + config.drain_grace + slack < SHUTDOWN_DEADLINE);
+        assert!(config.max_drain_delay + config.drain_grace + slack < SHUTDOWN_DEADLINE);
     }
 }

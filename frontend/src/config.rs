@@ -26,9 +26,11 @@ pub struct Config {
     pub bookmark_interval: Duration,
     /// How long a client may take to send Hello.
     pub hello_deadline: Duration,
-    /// On shutdown each client is asked to reconnect after a random delay of at most this.
-    pub drain_delay: Duration,
-    /// How much longer clients may then take to close their streams.
+    /// After the shutdown each client is served for a random time of at most this, and then asked to reconnect.
+    pub max_drain_delay: Duration,
+    /// The part of that time for each open stream: that of a TLS handshake on one CPU core of another replica.
+    pub drain_delay_per_stream: Duration,
+    /// How long clients may then take to end their streams.
     pub drain_grace: Duration,
     /// How many clients may be sent a snapshot or a repair at the same time. Others wait.
     pub max_concurrent_rebuilds: usize,
@@ -50,6 +52,13 @@ pub struct Config {
     pub max_stream_age: Option<Duration>,
 }
 
+impl Config {
+    /// The longest that one of this many clients is served after the shutdown.
+    pub(crate) fn drain_delay(&self, streams: u32) -> Duration {
+        self.drain_delay_per_stream.saturating_mul(streams).min(self.max_drain_delay)
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -60,7 +69,8 @@ impl Default for Config {
             commit_interval_per_stream: Duration::from_micros(12),
             bookmark_interval: Duration::from_secs(10),
             hello_deadline: Duration::from_secs(10),
-            drain_delay: Duration::from_secs(5),
+            max_drain_delay: Duration::from_secs(5),
+            drain_delay_per_stream: Duration::from_millis(1),
             drain_grace: Duration::from_secs(10),
             max_concurrent_rebuilds: 16,
             rebuild_timeout: Duration::from_secs(10),

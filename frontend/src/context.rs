@@ -16,7 +16,7 @@ use crate::{
     server::ReloadingTls,
     session::{RateLimiter, RebuildQueue},
     source::Freshness,
-    streams::Streams,
+    streams::{MAX_LISTED, Streams},
 };
 
 /// What all parts of a frontend share.
@@ -77,8 +77,9 @@ impl FrontendContext {
         }
     }
 
-    /// All problems: of the TLS files first, then of objects.
+    /// All problems: of the TLS files first, then missing Nodes, then of objects.
     pub(crate) fn problems(&self) -> Vec<ReportedProblem> {
+        let missing = self.missing_nodes();
         let tls = self.tls_error().map(|message| ReportedProblem {
             object: "TLS".to_owned(),
             field: "files".to_owned(),
@@ -92,7 +93,29 @@ impl FrontendContext {
                 message: problem.message,
             })
         });
-        tls.into_iter().chain(of_objects).collect()
+        tls.into_iter().chain(missing).chain(of_objects).collect()
+    }
+
+    /// The Nodes that do not exist although their backends are connected.
+    fn missing_nodes(&self) -> Vec<ReportedProblem> {
+        let fleet = self.streams.fleet();
+        let problem = |object: String, message: String| {
+            let field = "metadata.name".to_owned();
+            ReportedProblem { object, field, message }
+        };
+        let mut missing = fleet.backends_without_node();
+        let listed = missing.by_ref().take(MAX_LISTED).map(|node| {
+            let message = "there is no such Node, but its backend is connected: the node uses the last known addresses \
+                           and pod CIDRs. If it was deleted by mistake, restart its kubelet, which registers it again; \
+                           otherwise stop the backend, or correct its --node-name";
+            problem(format!("Node {node}"), message.to_owned())
+        });
+        let mut problems: Vec<_> = listed.collect();
+        let others = missing.count();
+        if others > 0 {
+            problems.push(problem("Node".to_owned(), format!("{others} more Nodes do not exist; they are not listed")));
+        }
+        problems
     }
 
     /// Why the TLS files in their current form are not used.

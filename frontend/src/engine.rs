@@ -10,7 +10,7 @@ use anyhow::Result;
 use runtime::{ReadyGuard, Shutdown};
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 use tracing::{debug, info, warn};
 
@@ -55,7 +55,8 @@ impl Frontend {
         self.context.freshness.clone()
     }
 
-    /// Applies updates of the source and commits them, until the shutdown. Must run only once.
+    /// Applies updates of the source and commits them, until the shutdown, and then until all streams are drained. Must
+    /// run only once.
     ///
     /// Drops `ready` when every kind of object has been listed. No client is served before.
     ///
@@ -65,14 +66,16 @@ impl Frontend {
         &self,
         mut updates: mpsc::Receiver<SourceUpdate>,
         ready: ReadyGuard,
-        mut shutdown: Shutdown,
+        shutdown: Shutdown,
     ) -> Result<()> {
         let mut ready = Some(ready);
+        let stop = self.until_drained(shutdown.clone());
+        tokio::pin!(stop);
         let mut due = Instant::now();
         let mut notices_due = None;
         'updates: loop {
             let update = tokio::select! {
-                () = shutdown.recv() => break,
+                () = &mut stop => break,
                 update = updates.recv() => update,
                 () = sleep_until(notices_due.unwrap_or(due)), if notices_due.is_some() => {
                     notices_due = self.report_problems();
@@ -82,8 +85,8 @@ impl Frontend {
             let Some(update) = update else {
                 if !shutdown.is_triggered() {
                     warn!("object source ended, serving the last known state");
-                    shutdown.recv().await;
                 }
+                stop.await;
                 break;
             };
             self.context.cluster.index().apply(update);
@@ -92,7 +95,7 @@ impl Frontend {
             // Does not run when the last commit is long ago: then only updates that are queued already join this one.
             while !timer.is_elapsed() && Instant::now() < due {
                 tokio::select! {
-                    () = shutdown.recv() => break 'updates,
+                    () = &mut stop => break 'updates,
                     Some(update) = updates.recv() => self.context.cluster.index().apply(update),
                     () = &mut timer => {}
                 }
@@ -110,6 +113,14 @@ impl Frontend {
         let StreamStats { rebuilds, chunks_encoded, chunks_sent, .. } = self.stream_stats();
         info!(rebuilds, chunks_encoded, chunks_sent, "engine stopped, no more commits");
         Ok(())
+    }
+
+    /// Returns after the shutdown when all streams have been drained, or should have been.
+    async fn until_drained(&self, mut shutdown: Shutdown) {
+        shutdown.recv().await;
+        let Config { max_drain_delay, .. } = self.context.config;
+        // Fails when clients do not read.
+        let _ = timeout(max_drain_delay, self.context.streams.wait_closed()).await;
     }
 
     /// Logs problems of objects and creates Events about them, at a limited rate. Returns when there may be more.

@@ -124,7 +124,7 @@ impl Frontend {
 
     /// An HTTP/2 server with the configured limits.
     fn http2_server(&self) -> Server {
-        let Config { connections, max_stream_age, drain_delay, drain_grace, .. } = &self.context.config;
+        let Config { connections, max_stream_age, drain_grace, .. } = &self.context.config;
         let server = Server::builder()
             .http2_keepalive_interval(Some(connections.keepalive))
             .http2_keepalive_timeout(Some(connections.keepalive_timeout))
@@ -138,7 +138,7 @@ impl Frontend {
             None => server,
             // A client that does not read cannot be sent a Drain: its connection is closed.
             Some(age) => server
-                .max_connection_age(max_jittered(*age) + *drain_delay + *drain_grace)
+                .max_connection_age(max_jittered(*age) + *drain_grace)
                 .max_connection_age_grace(*drain_grace + DRAIN_SLACK),
         }
     }
@@ -148,7 +148,7 @@ impl Frontend {
     async fn drain_timeout(&self, mut shutdown: Shutdown) {
         shutdown.recv().await;
         let config = &self.context.config;
-        tokio::time::sleep(config.drain_delay + config.drain_grace + DRAIN_SLACK).await;
+        tokio::time::sleep(config.max_drain_delay + config.drain_grace + DRAIN_SLACK).await;
     }
 }
 

@@ -55,6 +55,9 @@ use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session};
 
 /// How much the age limit of a stream varies, as a fraction of the configured one.
 const AGE_JITTER: f64 = 0.2;
+/// How long after the shutdown the listeners are certainly closed: a client that reconnects at once must not be accepted
+/// again.
+const LISTENERS_CLOSE: Duration = Duration::from_millis(50);
 /// The longest name of a Node, as of any object (DNS subdomain, RFC 1123), in bytes.
 const MAX_NODE_NAME: usize = 253;
 
@@ -99,6 +102,14 @@ pub enum SessionError {
     /// A message of the client is invalid.
     #[error(transparent)]
     Invalid(#[from] InvalidMessage),
+    /// The client did not end its stream after a Drain.
+    #[error("{reason}, and the client did not end its stream within {grace:?} of Drain: reconnect")]
+    Drained {
+        /// Why the stream ends.
+        reason: &'static str,
+        /// How long the client had.
+        grace: Duration,
+    },
 }
 
 /// Why a session ends.
@@ -106,10 +117,8 @@ pub enum SessionError {
 enum SessionEnd {
     /// The client has disconnected, or the engine has ended.
     Disconnected,
-    /// The process is shutting down.
-    Shutdown,
-    /// The stream has reached its maximum age.
-    Aged,
+    /// The client is to reconnect, for this reason.
+    Drained(&'static str),
     /// The client broke the protocol.
     ProtocolError(SessionError),
 }
@@ -150,19 +159,22 @@ pub(crate) async fn run(
     })?;
     async {
         let features = Features::SUPPORTED.intersection(hello.capabilities.features);
-        let mut output = MessageSink::new(output, features, shutdown);
+        let mut output = MessageSink::new(output, features);
         let age = context.config.max_stream_age.map(jittered);
         let end = tokio::select! {
             Err(end) = serve(&context, (hello, version), permit, &mut input, &mut output) => end,
-            // Interrupts a session wherever it waits: its client may have stopped reading.
-            () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Aged,
+            // Both interrupt a session wherever it waits: its client may have stopped reading.
+            () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Drained("the stream is too old"),
+            () = until_drain(&context, shutdown) => SessionEnd::Drained("the frontend shuts down"),
         };
         match end {
-            SessionEnd::Disconnected => debug!("stream ended"),
-            SessionEnd::Shutdown => drain(&context, input, output).await,
-            SessionEnd::Aged => {
-                debug!("stream reached its maximum age, draining it");
-                drain(&context, input, output).await;
+            SessionEnd::Disconnected => {
+                debug!("stream ended");
+                Ok(())
+            }
+            SessionEnd::Drained(reason) => {
+                debug!(reason, "draining the stream");
+                drain(&context, reason, input, output).await
             }
             SessionEnd::ProtocolError(error) => {
                 info!(%error, "stream closed after a protocol error");
@@ -170,10 +182,9 @@ pub(crate) async fn run(
                 if role == Role::Backend {
                     context.streams.set_error(&node, &error);
                 }
-                return Err(error);
+                Err(error)
             }
         }
-        Ok(())
     }
     .instrument(span)
     .await
@@ -198,17 +209,17 @@ async fn serve(
         catch_up(context, (hello.source_version, hello.kind_versions), input, output).await?;
     }
     let mut session = Session::start(context.clone(), (hello, version), permit, output).await?;
-    // One timer and one shutdown listener for the whole stream: creating them for each message would cost more than the
-    // message. The timer is reset when it fires before the bookmark is due.
-    let (timer, ended) = (sleep_until(session.bookmark_at), output.ended());
-    tokio::pin!(timer, ended);
+    // One timer and one listener for the whole stream: creating them for each message would cost more than the message.
+    // The timer is reset when it fires before the bookmark is due.
+    let (timer, closed) = (sleep_until(session.bookmark_at), output.closed());
+    tokio::pin!(timer, closed);
     loop {
         revisions.borrow_and_update();
         session.advance(output).await?;
         let idle = session.is_idle();
         let permit_expires_at = output.permit_expires_at();
         tokio::select! {
-            end = &mut ended => return Err(end),
+            () = &mut closed => return Err(SessionEnd::Disconnected),
             message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??, output).await?,
             changed = revisions.changed(), if idle => changed.map_err(|_| SessionEnd::Disconnected)?,
             () = sleep_until(permit_expires_at.unwrap_or_else(Instant::now)), if permit_expires_at.is_some() => {
@@ -267,7 +278,7 @@ async fn before_welcome(
 ) -> Result<(), SessionEnd> {
     tokio::select! {
         result = awaited => result,
-        end = output.ended() => Err(end),
+        () = output.closed() => Err(SessionEnd::Disconnected),
         message = input.next() => {
             message.ok_or(SessionEnd::Disconnected)??;
             Err(SessionError::TooEarly.into())
@@ -275,14 +286,28 @@ async fn before_welcome(
     }
 }
 
-/// Asks the client to reconnect, and waits for it to close the stream. Messages of the client are discarded.
+/// Returns at a random time after the shutdown, so that not all clients reconnect at once: until then each is sent all
+/// changes.
+async fn until_drain(context: &FrontendContext, mut shutdown: Shutdown) {
+    shutdown.recv().await;
+    let streams = u32::try_from(context.streams.count()).unwrap_or(u32::MAX);
+    sleep(LISTENERS_CLOSE + context.config.drain_delay(streams).mul_f64(fastrand::f64())).await;
+}
+
+/// Asks the client to reconnect, and waits for it to end the stream. Messages of the client are discarded.
+///
+/// # Errors
+/// When the client does not end the stream in time.
 async fn drain(
     context: &FrontendContext,
+    reason: &'static str,
     mut input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
     mut output: MessageSink,
-) {
-    let deadline = Instant::now() + context.config.drain_delay + context.config.drain_grace;
-    let drain = OutgoingMessage::Plain(ServerMessage::Drain(context.config.drain_delay));
+) -> Result<(), SessionError> {
+    let grace = context.config.drain_grace;
+    let deadline = Instant::now() + grace;
+    // It has waited for its turn already.
+    let drain = OutgoingMessage::Plain(ServerMessage::Drain(Duration::ZERO));
     let drained = async {
         if output.send_last(drain).await.is_err() {
             return;
@@ -296,9 +321,10 @@ async fn drain(
             }
         }
     };
-    if timeout_at(deadline, drained).await.is_err() {
-        debug!("client did not close its stream in time");
-    }
+    timeout_at(deadline, drained).await.map_err(|_| {
+        debug!("client did not end its stream in time");
+        SessionError::Drained { reason, grace }
+    })
 }
 
 /// Varies an age by up to a fifth, so that streams which began together do not end together.

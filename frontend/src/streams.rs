@@ -21,12 +21,16 @@ use tokio::{
     sync::Notify,
     time::{Instant, sleep},
 };
+use tracing::{info, warn};
 
 use crate::index::NodeChanges;
 
-/// The minimum time between two checks of [`Streams::wait_programmed`]: each reads all nodes, and thousands of nodes
-/// send thousands of Acks.
+/// The minimum time between two checks of [`Streams::wait_programmed`] and [`Streams::wait_closed`]: the first reads
+/// all nodes, and thousands of nodes send thousands of Acks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How many nodes a log line or the problems list.
+pub(crate) const MAX_LISTED: usize = 32;
 
 /// How many characters are kept of the backend name and version that a client sends.
 const MAX_LABEL_CHARS: usize = 64;
@@ -71,7 +75,7 @@ pub(crate) struct Streams(Arc<SharedFleet>);
 #[derive(Debug, Default)]
 struct SharedFleet {
     fleet: Mutex<Fleet>,
-    /// Wakes [`Streams::wait_programmed`].
+    /// Wakes [`Streams::wait_programmed`] and [`Streams::wait_closed`].
     changed: Notify,
 }
 
@@ -84,6 +88,8 @@ pub(crate) struct Fleet {
     backends: BTreeMap<Arc<str>, BTreeSet<u64>>,
     /// The nodes of the cluster. For those without a backend: since when.
     pub(crate) nodes: BTreeMap<Arc<str>, Instant>,
+    /// Whether the cluster has, or has had, Node objects. A directory of manifests may have none.
+    has_nodes: bool,
     /// Why the frontend ended the last stream of a node, until a later stream succeeds. Nearly always empty, so that an
     /// Ack costs nothing here.
     errors: BTreeMap<Arc<str>, String>,
@@ -143,21 +149,42 @@ impl Streams {
         if changes.is_empty() {
             return;
         }
+        let (mut lost, mut returned) = (Vec::new(), Vec::new());
         self.with(|fleet| {
             for (name, node) in changes {
+                let is_connected = fleet.backends.contains_key(name);
                 if node.is_none() {
-                    fleet.nodes.remove(name);
+                    let existed = fleet.nodes.remove(name).is_some();
                     fleet.errors.remove(name);
+                    lost.extend((existed && is_connected).then(|| name.clone()));
                 } else {
+                    let is_new = !fleet.nodes.contains_key(name);
                     fleet.nodes.entry(name.clone()).or_insert_with(Instant::now);
+                    fleet.has_nodes = true;
+                    returned.extend((is_new && is_connected).then(|| name.clone()));
                 }
             }
         });
+        if !lost.is_empty() {
+            let (count, nodes) = (lost.len(), &lost[..lost.len().min(MAX_LISTED)]);
+            let text = "Node objects of connected backends were deleted, these nodes use their last addresses and pod \
+                        CIDRs";
+            warn!(count, ?nodes, "{text}");
+        }
+        if !returned.is_empty() {
+            let (count, nodes) = (returned.len(), &returned[..returned.len().min(MAX_LISTED)]);
+            info!(count, ?nodes, "Node objects of connected backends were created");
+        }
     }
 
     /// Whether the cluster has this node.
     pub(crate) fn has_node(&self, node: &str) -> bool {
         self.with(|fleet| fleet.nodes.contains_key(node))
+    }
+
+    /// Whether the cluster has Node objects, but not this one.
+    pub(crate) fn lacks_node(&self, node: &str) -> bool {
+        self.with(|fleet| fleet.lacks_node(node))
     }
 
     /// Records why the frontend ended the stream of a node's backend.
@@ -196,6 +223,18 @@ impl Streams {
         }
     }
 
+    /// Waits until no stream is open.
+    pub(crate) async fn wait_closed(&self) {
+        loop {
+            let changed = self.0.changed.notified();
+            if self.count() == 0 {
+                return;
+            }
+            changed.await;
+            sleep(CHECK_INTERVAL).await;
+        }
+    }
+
     fn with<T>(&self, act: impl FnOnce(&mut Fleet) -> T) -> T {
         act(&mut self.0.fleet.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -212,6 +251,15 @@ impl Fleet {
     /// The newest backend stream of each connected node.
     pub(crate) fn current_backends(&self) -> impl Iterator<Item = &StreamStatus> {
         self.backends.values().filter_map(|ids| self.streams.get(ids.last()?))
+    }
+
+    /// The nodes whose backend is connected and whose Node object does not exist.
+    pub(crate) fn backends_without_node(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.backends.keys().filter(|node| self.lacks_node(node))
+    }
+
+    fn lacks_node(&self, node: &str) -> bool {
+        self.has_nodes && !self.nodes.contains_key(node)
     }
 
     /// Streams of observers and shadows, by node.

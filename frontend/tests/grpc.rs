@@ -9,6 +9,8 @@ mod cluster;
 mod endpoints;
 #[path = "grpc/metrics.rs"]
 mod metrics;
+#[path = "grpc/missing_nodes.rs"]
+mod missing_nodes;
 #[path = "grpc/rebuild_queue.rs"]
 mod rebuild_queue;
 #[path = "common/running.rs"]
@@ -227,7 +229,7 @@ async fn client_without_hello_is_rejected() {
 #[tokio::test]
 async fn client_that_does_not_read_does_not_delay_others() {
     let config = Config {
-        drain_delay: Duration::from_millis(100),
+        max_drain_delay: Duration::from_millis(100),
         drain_grace: Duration::from_millis(100),
         ..Config::default()
     };
@@ -285,7 +287,7 @@ async fn status_has_counts_streams_and_problems() {
 #[tokio::test]
 async fn shutdown_drains_streams() {
     let config = Config {
-        drain_delay: Duration::from_millis(200),
+        max_drain_delay: Duration::from_millis(200),
         drain_grace: Duration::from_millis(100),
         ..Config::default()
     };
@@ -298,11 +300,13 @@ async fn shutdown_drains_streams() {
     for stream in [&mut stays, &mut leaves] {
         let answer = stream.next().await.unwrap();
         let Some(server_message::Message::Drain(drain)) = answer else { panic!("{answer:?}") };
-        assert_eq!(drain.max_delay_millis, 200);
+        assert_eq!(drain.max_delay_millis, 0, "it has waited already");
     }
     drop(leaves);
     timeout(TIMEOUT, server.serving).await.expect("the server has not stopped").unwrap().unwrap();
-    assert!(stays.next().await.unwrap().is_none(), "the stream ends without an error");
+    let status = stays.next().await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().starts_with("the frontend shuts down"), "{status}");
 }
 
 #[tokio::test]

@@ -47,6 +47,7 @@ struct ResolvedSource {
     source: AddressSource,
     addresses: Vec<FrontendAddress>,
     resolved: Option<Instant>,
+    is_resolving: bool,
     failures: Repeated,
 }
 
@@ -57,28 +58,41 @@ impl AddressList {
         let cache = cache.map(|path| FileWriter::start(path, OnWriteError::Keep));
         let resolved_source = |source: AddressSource| {
             let addresses = cached.get(&source.to_string()).cloned().unwrap_or_default();
-            ResolvedSource { source, addresses, resolved: None, failures: Repeated::default() }
+            ResolvedSource { source, addresses, resolved: None, is_resolving: false, failures: Repeated::default() }
         };
         let sources = sources.into_iter().map(resolved_source).collect();
         Self { sources, failed: HashMap::new(), last: None, cache }
     }
 
     /// The sources to resolve before the next attempt, with their indices: those that were never resolved, or long ago,
-    /// and those whose addresses have all failed.
-    pub(super) fn due(&self) -> Vec<(usize, AddressSource)> {
+    /// and those whose addresses have all failed. Each is returned once until its result is recorded.
+    pub(super) fn take_due(&mut self) -> Vec<(usize, AddressSource)> {
+        let Self { sources, failed, .. } = self;
         let is_due = |source: &ResolvedSource| {
             let is_fresh = source.resolved.is_some_and(|when| when.elapsed() < REFRESH);
-            !is_fresh || source.addresses.iter().all(|address| self.failed.contains_key(address))
+            let is_stale = !is_fresh || source.addresses.iter().all(|address| failed.contains_key(address));
+            is_stale && !source.is_resolving
         };
-        let due = self.sources.iter().enumerate().filter(|(_, source)| is_due(source));
-        due.map(|(index, source)| (index, source.source.clone())).collect()
+        let due = sources.iter_mut().enumerate().filter(|(_, source)| is_due(source));
+        let due = due.map(|(index, source)| {
+            source.is_resolving = true;
+            (index, source.source.clone())
+        });
+        due.collect()
+    }
+
+    /// Whether no address is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.sources.iter().all(|source| source.addresses.is_empty())
     }
 
     /// Records the result of resolving a source. After an error its addresses stay.
     pub(super) fn resolved(&mut self, index: usize, result: Result<Vec<FrontendAddress>>) {
-        let Some(ResolvedSource { source, addresses, resolved, failures }) = self.sources.get_mut(index) else {
+        let Some(ResolvedSource { source, addresses, resolved, is_resolving, failures }) = self.sources.get_mut(index)
+        else {
             return;
         };
+        *is_resolving = false;
         match result {
             Ok(mut found) => {
                 found.sort();
@@ -179,8 +193,11 @@ mod tests {
         vec![AddressSource::parse("https://fairlead:7600").unwrap()]
     }
 
-    fn due(list: &AddressList) -> usize {
-        list.due().len()
+    /// How many sources are due. They stay due.
+    fn due(list: &mut AddressList) -> usize {
+        let due = list.take_due();
+        list.sources.iter_mut().for_each(|source| source.is_resolving = false);
+        due.len()
     }
 
     #[tokio::test(start_paused = true)]
@@ -212,17 +229,26 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn sources_are_resolved_at_first_when_old_and_when_all_addresses_fail() {
         let mut list = AddressList::new(dns_source(), None);
-        assert_eq!(due(&list), 1);
+        assert_eq!(due(&mut list), 1);
         list.resolved(0, Ok(vec![address("https://10.0.0.1:1"), address("https://10.0.0.2:1")]));
-        assert_eq!(due(&list), 0);
+        assert_eq!(due(&mut list), 0);
         list.failed(&address("https://10.0.0.1:1"));
-        assert_eq!(due(&list), 0, "the other one may work");
+        assert_eq!(due(&mut list), 0, "the other one may work");
         list.failed(&address("https://10.0.0.2:1"));
-        assert_eq!(due(&list), 1);
+        assert_eq!(due(&mut list), 1);
         list.succeeded(&address("https://10.0.0.2:1"));
-        assert_eq!(due(&list), 0);
+        assert_eq!(due(&mut list), 0);
         tokio::time::advance(REFRESH).await;
-        assert_eq!(due(&list), 1);
+        assert_eq!(due(&mut list), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn source_is_not_resolved_twice_at_the_same_time() {
+        let mut list = AddressList::new(dns_source(), None);
+        assert_eq!(list.take_due().len(), 1);
+        assert_eq!(list.take_due().len(), 0);
+        list.resolved(0, (|| bail!("no answer"))());
+        assert_eq!(list.take_due().len(), 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -241,7 +267,7 @@ mod tests {
         let mut addresses = list.in_order();
         addresses.sort();
         assert_eq!(addresses, found);
-        assert_eq!(due(&list), 1, "it is tried again");
+        assert_eq!(due(&mut list), 1, "it is tried again");
 
         // Another source does not use them.
         let other = vec![AddressSource::parse("https://other:7600").unwrap()];

@@ -62,6 +62,27 @@ pub(super) fn explained(error: &(dyn Error + 'static)) -> anyhow::Error {
     }
 }
 
+impl StreamError {
+    /// The status that the frontend sent; `None` if it was made from a failure of the connection, or a message is
+    /// invalid.
+    fn sent_code(&self) -> Option<Code> {
+        match self {
+            Self::Status(status) if status.source().is_none() => Some(status.code()),
+            Self::Status(_) | Self::Invalid(_) => None,
+        }
+    }
+
+    /// Whether the frontend ended the stream because it shuts down, or the stream is too old.
+    pub(super) fn is_orderly(&self) -> bool {
+        self.sent_code() == Some(Code::Unavailable)
+    }
+
+    /// Whether the frontend would answer the same to the next call.
+    pub(super) fn is_rejection(&self) -> bool {
+        self.sent_code().is_some_and(|code| !matches!(code, Code::Ok | Code::Unavailable | Code::Cancelled))
+    }
+}
+
 impl From<Status> for StreamError {
     fn from(status: Status) -> Self {
         Self::Status(status)
@@ -89,5 +110,22 @@ impl Error for StreamError {
             Self::Status(status) => status.source(),
             Self::Invalid(error) => Some(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn end_of_the_stream_is_orderly_a_rejection_or_a_failure() {
+        let sent = |code| StreamError::from(Status::new(code, "sent by the frontend"));
+        assert!(sent(Code::Unavailable).is_orderly() && !sent(Code::Unavailable).is_rejection());
+        for code in [Code::PermissionDenied, Code::Unauthenticated, Code::InvalidArgument, Code::ResourceExhausted] {
+            assert!(sent(code).is_rejection() && !sent(code).is_orderly(), "{code:?}");
+        }
+        let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        let broken = StreamError::from(Status::from_error(Box::new(reset)));
+        assert!(!broken.is_orderly() && !broken.is_rejection(), "{broken:?}");
     }
 }

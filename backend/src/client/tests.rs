@@ -67,6 +67,12 @@ fn serve() -> Frontend {
     Frontend { address: format!("unix:{}", path.display()), _dir: dir, peers, task }
 }
 
+impl Drop for Frontend {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 impl Frontend {
     async fn session(&mut self, grpc: &mut Grpc) -> (Session, Peer) {
         let session = grpc.connect(mk_hello()).await.unwrap();
@@ -251,9 +257,16 @@ async fn ready_frontend_is_preferred() {
     assert_eq!(next_message(&mut session).await, Some(welcome));
 }
 
-/// A discovery with configured results, which counts its calls.
+/// A discovery with configured results, which counts its calls. Without a result it never answers.
 #[derive(Debug, Default)]
-struct FakeDiscovery(Mutex<(usize, Vec<FrontendAddress>)>);
+struct FakeDiscovery(Mutex<(usize, Option<Vec<FrontendAddress>>)>);
+
+impl FakeDiscovery {
+    fn set(&self, found: &[&Frontend]) {
+        let address = |frontend: &&Frontend| FrontendAddress { uri: frontend.address.clone(), server_name: None };
+        self.0.lock().unwrap().1 = Some(found.iter().map(address).collect());
+    }
+}
 
 impl std::fmt::Display for FakeDiscovery {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -265,7 +278,10 @@ impl Discover for FakeDiscovery {
     fn discover(&self) -> BoxFuture<'_, Result<Vec<FrontendAddress>>> {
         let (calls, found) = &mut *self.0.lock().unwrap();
         *calls += 1;
-        Box::pin(future::ready(Ok(found.clone())))
+        match found.clone() {
+            Some(found) => Box::pin(future::ready(Ok(found))),
+            None => Box::pin(future::pending()),
+        }
     }
 }
 
@@ -274,7 +290,7 @@ async fn discovered_frontends_are_cached_across_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let mut frontend = serve();
     let found = Arc::new(FakeDiscovery::default());
-    found.0.lock().unwrap().1 = vec![FrontendAddress { uri: frontend.address.clone(), server_name: None }];
+    found.set(&[&frontend]);
     let options = GrpcOptions {
         discovery: vec![found.clone()],
         address_cache: Some(dir.path().join("frontends")),
@@ -288,9 +304,38 @@ async fn discovered_frontends_are_cached_across_restarts() {
         tokio::task::yield_now().await;
     }
     // Discovery no longer finds it.
-    found.0.lock().unwrap().1.clear();
+    found.set(&[]);
     frontend.session(&mut Grpc::new(options).unwrap()).await;
     assert_eq!(found.0.lock().unwrap().0, 2);
+}
+
+#[tokio::test]
+async fn replacement_of_the_only_frontend_is_found_at_once() {
+    let (mut old, mut new) = (serve(), serve());
+    let found = Arc::new(FakeDiscovery::default());
+    found.set(&[&old]);
+    let mut grpc = Grpc::new(GrpcOptions { discovery: vec![found.clone()], ..GrpcOptions::default() }).unwrap();
+    let session = old.session(&mut grpc).await;
+    found.set(&[&new]);
+    drop((session, old));
+    new.session(&mut grpc).await;
+    assert_eq!(found.0.lock().unwrap().0, 2, "resolved when the known address had failed");
+}
+
+#[tokio::test]
+async fn known_frontend_is_used_while_discovery_does_not_answer() {
+    let mut frontend = serve();
+    let found = Arc::new(FakeDiscovery::default());
+    found.set(&[&frontend]);
+    let mut grpc = Grpc::new(GrpcOptions { discovery: vec![found.clone()], ..GrpcOptions::default() }).unwrap();
+    frontend.session(&mut grpc).await;
+    found.0.lock().unwrap().1 = None;
+    let address = grpc.addresses().in_order().remove(0);
+    for _ in 0..3 {
+        grpc.addresses().failed(&address);
+        frontend.session(&mut grpc).await;
+    }
+    assert_eq!(found.0.lock().unwrap().0, 2, "one question at a time");
 }
 
 #[tokio::test]
@@ -315,6 +360,7 @@ async fn rejection_is_an_error_with_its_reason() {
     let server = Server::builder().add_service(server::FairleadServer::new(Closed));
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
     let error = mk_grpc(&[&address]).connect(mk_hello()).await.unwrap_err();
+    assert!(error.is::<Rejected>());
     let text = format!("{error:#}");
     for part in ["not your node", address.as_str(), "check that --node-name"] {
         assert!(text.contains(part), "no {part} in {text}");

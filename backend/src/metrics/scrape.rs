@@ -122,6 +122,10 @@ fn anomalies(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     writer.counter("rejected_losses", text, progress.rejected_losses)?;
     let text = "Service ports that keep their endpoints until a snapshot confirms that they lost them.";
     writer.gauge("withheld_service_ports", text, None, progress.withheld_service_ports as f64)?;
+    let text = "Service ports without endpoints on this node, which has restarted, until a frontend confirms them.";
+    writer.gauge("unconfirmed_service_ports", text, None, progress.unconfirmed_service_ports as f64)?;
+    let text = "1 while there is no Node object of this name, and its last facts are used.";
+    writer.gauge("node_object_missing", text, None, one_if(progress.retains_node))?;
     let text =
         "Digests that differed from the frontend's; each is repaired, and is a bug of the frontend or of the backend.";
     writer.counter("digest_mismatches", text, progress.protocol.digest_mismatches)?;

@@ -50,6 +50,8 @@ impl Observer {
             ("drifts", json!(progress.drifts)),
             ("rejectedLosses", json!(progress.rejected_losses)),
             ("withheldServicePorts", json!(progress.withheld_service_ports)),
+            ("unconfirmedServicePorts", json!(progress.unconfirmed_service_ports)),
+            ("nodeObjectMissing", json!(progress.retains_node)),
             ("digestMismatches", json!(progress.protocol.digest_mismatches)),
             ("rejectedOperations", json!(progress.protocol.rejected_operations)),
             ("rollbacks", json!(progress.protocol.rollbacks)),

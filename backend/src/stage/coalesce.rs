@@ -24,7 +24,8 @@ pub(super) struct Coalescer<'a> {
 
 /// The net effect of some operations.
 pub(super) struct NetEffect {
-    node: Option<NodeInfo>,
+    /// The last facts of the node; if they are unknown, preceded by the last known ones.
+    nodes: Vec<NodeInfo>,
     cluster: Option<ClusterInfo>,
     buckets: Vec<Bucket>,
 }
@@ -56,7 +57,7 @@ enum PoolEdit {
 impl<'a> Coalescer<'a> {
     pub(super) fn new(state: &'a NodeState) -> Self {
         let buckets = (0..BUCKETS).map(|_| Bucket::default()).collect();
-        Self { state, net_effect: NetEffect { node: None, cluster: None, buckets } }
+        Self { state, net_effect: NetEffect { nodes: Vec::new(), cluster: None, buckets } }
     }
 
     /// Adds the next operation, without endpoints that no traffic may be sent to. The frontend checks them too; this
@@ -84,7 +85,11 @@ impl<'a> Coalescer<'a> {
             Operation::PutNode(node) if node.name != self.state.node().name => {
                 return Err(RejectedOperation::OtherNode(node.name.to_string()));
             }
-            Operation::PutNode(node) => self.net_effect.node = Some(node),
+            Operation::PutNode(node) => {
+                let nodes = &mut self.net_effect.nodes;
+                nodes.retain(|earlier| node.is_unknown() && !earlier.is_unknown());
+                nodes.push(node);
+            }
             Operation::PutCluster(cluster) => self.net_effect.cluster = Some(cluster),
             Operation::ResetBucket(number) => {
                 let bucket = self.net_effect.buckets.get_mut(usize::from(number));
@@ -283,7 +288,7 @@ impl NetEffect {
     /// Changes the state. Returns what actually differs.
     pub(super) fn apply(self, state: &mut NodeState) -> Changes {
         let mut changed = self.removed_by_reset(state);
-        let Self { node, cluster, buckets } = self;
+        let Self { nodes, cluster, buckets } = self;
         for key in &changed {
             state.set_service_port(key, None);
         }
@@ -297,7 +302,7 @@ impl NetEffect {
         }
         Changes {
             service_ports: changed.into_iter().collect(),
-            node: node.is_some_and(|node| state.put_node(node)),
+            node: nodes.into_iter().fold(false, |changed, node| state.put_node(node) | changed),
             cluster: cluster.is_some_and(|cluster| state.put_cluster(cluster)),
         }
     }

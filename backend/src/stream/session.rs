@@ -35,9 +35,15 @@ pub enum SessionMessages {
     Local(mpsc::Receiver<ServerMessage>),
 }
 
+/// A frontend answered and rejected the client: it will do so again soon.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Rejected(pub String);
+
 /// Establishes sessions: over gRPC ([`crate::Grpc`]), or with a frontend in the same process ([`InProcess`]).
 pub trait Connect: Send + 'static {
-    /// Begins a session with this hello. Each call may choose another frontend.
+    /// Begins a session with this hello. Each call may choose another frontend. An error that is [`Rejected`] is
+    /// retried less often than others.
     fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>>;
 }
 
@@ -52,6 +58,8 @@ pub(super) struct OpenSession {
     /// The features that both peers support; none before Welcome.
     features: Features,
     pub(super) opened: Instant,
+    /// Whether the frontend has sent anything.
+    pub(super) is_accepted: bool,
     /// The last message in either direction.
     last_message: Instant,
     /// When to leave, if the frontend drains.
@@ -82,7 +90,7 @@ impl OpenSession {
     pub(super) fn new(session: Session) -> Self {
         let now = Instant::now();
         let (replies, features) = (VecDeque::new(), Features::NONE);
-        Self { session, replies, features, opened: now, last_message: now, drain_deadline: None }
+        Self { session, replies, features, opened: now, is_accepted: false, last_message: now, drain_deadline: None }
     }
 
     /// Queues a message. One that requires a feature that the frontend has not listed is withheld.
@@ -103,7 +111,7 @@ impl OpenSession {
         &mut self,
         idle_timeout: Option<Duration>,
     ) -> Result<Option<ReceivedMessage>, &'static str> {
-        let Self { session, replies, features, last_message, drain_deadline, .. } = self;
+        let Self { session, replies, features, is_accepted, last_message, drain_deadline, .. } = self;
         let leave = drain_deadline.unwrap_or(*last_message);
         let idle = *last_message + idle_timeout.unwrap_or_default();
         tokio::select! {
@@ -122,7 +130,7 @@ impl OpenSession {
             }
             message = session.messages.recv() => match message {
                 Some(message) => {
-                    *last_message = Instant::now();
+                    (*last_message, *is_accepted) = (Instant::now(), true);
                     if let ServerMessage::Welcome(welcome) = &message.message {
                         *features = Features::SUPPORTED.intersection(welcome.features);
                     }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{IpFamily, ServicePortFailure};
+use proto::model::{IpFamily, NodeInfo, ServicePortFailure};
 use runtime::{
     ReadyGuard,
     failure::{Recovery, Repeated},
@@ -68,6 +68,16 @@ impl Reporter {
 
     pub(super) fn committed(&self, state: &NodeState, changes: &Changes, counts: ChangeCounts, at: Instant) {
         self.progress.send_modify(|progress| {
+            let retained = std::mem::replace(&mut progress.retains_node, state.retains_node());
+            let NodeInfo { name: node, addresses, pod_cidrs, .. } = state.node();
+            match (retained, progress.retains_node) {
+                (false, true) => {
+                    let text = "the Node object is gone, its last addresses and pod CIDRs are used";
+                    warn!(%node, ?addresses, ?pod_cidrs, "{text}");
+                }
+                (true, false) => info!(%node, "the Node object exists again"),
+                _ => {}
+            }
             progress.eligible = state.node().eligible;
             progress.service_ports = state.service_ports().len();
             progress.received += counts;
@@ -85,7 +95,7 @@ impl Reporter {
 
     /// The losses that are withheld after a commit; `loss` is one that begins to be.
     pub(super) fn withheld(&self, replica: &Replica, loss: Option<Loss>) {
-        let service_ports = replica.withheld_service_ports();
+        let (service_ports, unconfirmed) = (replica.withheld_service_ports(), replica.unconfirmed_service_ports());
         if let Some(loss) = loss {
             error!(
                 service_ports,
@@ -95,6 +105,7 @@ impl Reporter {
         }
         self.progress.send_if_modified(|progress| {
             progress.rejected_losses += u64::from(loss.is_some());
+            progress.unconfirmed_service_ports = unconfirmed;
             std::mem::replace(&mut progress.withheld_service_ports, service_ports) != service_ports || loss.is_some()
         });
     }

@@ -2,6 +2,7 @@
 
 mod backend;
 mod disk;
+mod facts;
 mod health;
 mod loss;
 mod stream;

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 use super::expect::{Check, Expected, check_all};
@@ -57,6 +58,39 @@ pub fn no_address_answers_while_none_is_known(backend: Backend) {
         let cluster = deployment.cluster();
         check_all(&checks(cluster, cluster.node('a').address.both(), answer));
     }
+}
+
+/// A Node object that is deleted by mistake changes nothing: its node keeps the last known addresses and pod CIDRs, also
+/// after restarts, until the object returns.
+pub fn node_ports_answer_while_the_node_object_is_missing(backend: Backend) {
+    let builder = Deployment::builder(backend).without_cluster_cidr();
+    let builder = builder.argument("--detect-local-mode").argument("NodeCIDR");
+    let mut deployment = builder.start(web);
+    let check = |deployment: &Deployment| {
+        let cluster = deployment.cluster();
+        check_all(&checks(cluster, cluster.node('a').address.both(), Answer::Yes));
+    };
+    check(&deployment);
+    let backend_a = deployment.backend(deployment.cluster().node('a'));
+    let (mark, frontend_mark) = (backend_a.mark(), deployment.frontend().mark());
+    deployment.manifests().delete_node(deployment.cluster().node('a'));
+    deployment.frontend().wait_for_line("Node objects of connected backends were deleted", frontend_mark, TIMEOUT);
+    backend_a.wait_for_line("the Node object is gone", mark, TIMEOUT);
+    deployment.wait_until_programmed();
+    check(&deployment);
+    assert!(deployment.ask(&["status", "--problems"]).contains("Node node-a"));
+    deployment.stop_backends(Signal::SIGKILL);
+    deployment.stop_frontend(Signal::SIGKILL);
+    deployment.start_frontend();
+    deployment.start_backends();
+    deployment.wait_until_programmed();
+    check(&deployment);
+    let mark = deployment.backend(deployment.cluster().node('a')).mark();
+    let node = deployment.cluster().node('a');
+    deployment.manifests().write_node(node, &node.pod_cidrs);
+    deployment.backend(node).wait_for_line("the Node object exists again", mark, TIMEOUT);
+    deployment.wait_until_programmed();
+    check(&deployment);
 }
 
 /// At addresses in the CIDRs given, also at one that the node gets later; not at the primary address unless that is in

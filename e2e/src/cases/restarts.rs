@@ -1,7 +1,7 @@
 //! Restarts of each component by SIGTERM and SIGKILL, under traffic: no connection is lost and nothing is written
 //! to the kernel. Without a frontend a node keeps its rules, and after a reboot programs its last state.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fs, net::SocketAddr, time::Duration};
 
 use nix::sys::signal::Signal;
 
@@ -14,7 +14,7 @@ use crate::{
     plan::{self, IpFamily},
     process::Process,
     traffic::BackgroundTraffic,
-    wire::Protocol,
+    wire::{Failure, Protocol},
 };
 
 /// What is restarted.
@@ -110,6 +110,54 @@ pub fn rebooted_node_programs_its_last_state(backend: Backend) {
         for protocol in Protocol::ALL {
             assert_pods(&rebooted.pod("pod-a-3").client(), protocol, vip(family), &["pod-a-1", "pod-b-2"]);
             assert_pods(&rebooted.pod("pod-b-3").client(), protocol, local(family), &["pod-b-1", "pod-b-2"]);
+        }
+    }
+}
+
+/// After a reboot pods have other addresses than in the stored state. Until a frontend answers, a node uses endpoints on
+/// other nodes only, and rejects connections to Services that have none; policy Local has no endpoint on the node.
+pub fn rebooted_node_leaves_out_its_former_pods(backend: Backend) {
+    let only_here = |cluster: &Cluster| {
+        let service = Service::new("only-here").cluster_ip(plan::cluster_ip(4)).port_all(PORT, 8080);
+        service.pods([cluster.pod("pod-a-1")])
+    };
+    let mut deployment =
+        Deployment::start(backend, |cluster| services(cluster).into_iter().chain([only_here(cluster)]).collect());
+    deployment.wait_until_programmed();
+    deployment.stop_backends(Signal::SIGKILL);
+    deployment.stop_frontend(Signal::SIGKILL);
+    let rebooted = Cluster::start();
+    let processes = rebooted.nodes().iter().map(|node| {
+        let state = deployment.state(node);
+        fs::write(state.join("state.boot"), "an-earlier-boot").expect("a file");
+        let command = backend.follow(&deployment.address(), &node.name, &state, &[]);
+        Process::spawn(&node.netns, command, &deployment.path(&format!("rebooted-{}.log", node.name)))
+    });
+    let processes = processes.collect::<Vec<_>>();
+    for process in &processes {
+        process.wait_for_line("the node has restarted, its former endpoints are left out", 0, TIMEOUT);
+        process.wait_for_line("ready: node state programmed", 0, TIMEOUT);
+    }
+    let local = |family| SocketAddr::new(plan::cluster_ip(2).ip(family), PORT);
+    let only_here = |family| SocketAddr::new(plan::cluster_ip(4).ip(family), PORT);
+    let client = rebooted.pod("pod-a-3").client();
+    for family in IpFamily::ALL {
+        for protocol in Protocol::ALL {
+            assert_pods(&client, protocol, vip(family), &["pod-b-1", "pod-b-2"]);
+        }
+        assert_eq!(client.tcp(only_here(family)), Err(Failure::Refused));
+        assert_eq!(client.tcp(local(family)), Err(Failure::TimedOut), "dropped, as without local endpoints");
+    }
+    deployment.start_frontend();
+    for process in &processes {
+        process.wait_for_line("a frontend has confirmed the state after a restart of the node", 0, TIMEOUT);
+        process.wait_for_line("applied", 0, TIMEOUT);
+    }
+    for family in IpFamily::ALL {
+        for protocol in Protocol::ALL {
+            assert_pods(&client, protocol, vip(family), &PODS);
+            assert_pods(&client, protocol, local(family), &["pod-a-1", "pod-a-2"]);
+            assert_pods(&client, protocol, only_here(family), &["pod-a-1"]);
         }
     }
 }

@@ -10,8 +10,8 @@ use std::{
 };
 
 use backend::{
-    Connect, Grpc, GrpcOptions, InProcess, NodeState, Progress, Runner, RunnerOptions, Session, SessionMessages, Stage,
-    StoredState, StreamOptions,
+    Connect, Grpc, GrpcOptions, InProcess, NodeState, Progress, ReconnectDelays, Runner, RunnerOptions, Session,
+    SessionMessages, Stage, StoredState, StreamOptions,
     testing::{Call, FakeKernel},
 };
 use frontend::{Config, Frontend, HistoryLimits, Listener, NodeLimits, Rate, object::SourceUpdate};
@@ -131,7 +131,7 @@ impl RunningFrontend {
         let config = Config {
             commit_interval: Duration::from_millis(1),
             bookmark_interval: Duration::from_millis(20),
-            drain_delay: Duration::from_millis(5),
+            max_drain_delay: Duration::from_millis(5),
             drain_grace: Duration::from_millis(50),
             history: HistoryLimits { entries: history, bytes: 16 << 20 },
             // The default limits of new streams are too low for this test, which cuts streams often.
@@ -239,7 +239,11 @@ impl Fixture {
             sleep(Duration::from_millis(1)).await;
             stored = self.stored();
         }
-        assert_eq!(stored.unwrap().1, seen.state);
+        let (_, stored) = stored.unwrap();
+        assert_eq!(stored.digests(), seen.state.digests());
+        assert_eq!(stored.service_ports(), seen.state.service_ports());
+        // The facts of a Node object that was deleted are retained.
+        assert!(stored.retains_node() || stored.node() == seen.state.node());
         self.assert_no_repairs().await;
     }
 
@@ -330,10 +334,11 @@ impl RunningBackend {
         cutter: &StreamCutter,
     ) -> Self {
         let state_file: PathBuf = directory.path().join("state");
+        let (min, max) = (Duration::from_millis(1), Duration::from_millis(5));
         let options = RunnerOptions {
             state_file: Some(state_file),
             stream: StreamOptions {
-                reconnect_delay: (Duration::from_millis(1), Duration::from_millis(5)),
+                reconnect: ReconnectDelays { min, max, max_rejected: max },
                 ..StreamOptions::default()
             },
             ..RunnerOptions::new(NODE)

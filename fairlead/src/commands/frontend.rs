@@ -100,9 +100,14 @@ pub(crate) async fn spawn(
         tasks.spawn("events", move |shutdown| async move { frontend.record_events(client, instance, shutdown).await });
     }
     let freshness = frontend.freshness();
-    tasks.spawn("source", move |shutdown| source.run(updates, freshness, shutdown));
+    // After the shutdown, clients receive changes until they are asked to reconnect.
+    let (stop_source, source_shutdown) = Shutdown::channel();
+    tasks.spawn("source", move |_| source.run(updates, freshness, source_shutdown));
     let engine = frontend.clone();
-    tasks.spawn("engine", move |shutdown| async move { engine.run(receiver, listed, shutdown).await });
+    tasks.spawn("engine", move |shutdown| async move {
+        let _stop_source = stop_source;
+        engine.run(receiver, listed, shutdown).await
+    });
     Ok(frontend)
 }
 

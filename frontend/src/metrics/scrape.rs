@@ -69,6 +69,9 @@ impl Scrape {
         writer.gauge("nodes", text, None, fleet.nodes.len() as f64)?;
         let text = "Nodes of the cluster without a backend at this replica; most may be connected to another one.";
         writer.gauge("nodes_without_backend", text, None, fleet.disconnected().count() as f64)?;
+        let text =
+            "Backends connected to this replica whose Node object does not exist; they use its last known facts.";
+        writer.gauge("backends_without_node", text, None, fleet.backends_without_node().count() as f64)?;
         let failing = || fleet.current_backends().filter(|status| !status.failures.is_empty());
         let text = "Nodes connected to this replica that could not program everything.";
         writer.gauge("nodes_with_failures", text, None, failing().count() as f64)?;

@@ -112,6 +112,7 @@ fn to_status(error: SessionError) -> Status {
     match error {
         SessionError::Denied(error) => authn::denied(&error),
         SessionError::NoHello(_) => Status::deadline_exceeded(message),
+        SessionError::Drained { .. } => Status::unavailable(message),
         SessionError::TooManyRepeats(_) | SessionError::TooManyStreams(_) => Status::resource_exhausted(message),
         SessionError::Version(_) => Status::failed_precondition(message),
         SessionError::Invalid(_)

@@ -6,7 +6,6 @@ use proto::{
     encoded::EncodedMessage,
     model::{Batch, Features, ServerMessage},
 };
-use runtime::Shutdown;
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
     time::{Instant, sleep_until},
@@ -35,7 +34,6 @@ pub(crate) enum OutgoingMessage {
 #[derive(Debug)]
 pub(super) struct MessageSink {
     messages: mpsc::Sender<OutgoingMessage>,
-    shutdown: Shutdown,
     /// The features that both peers support.
     features: Features,
     permit: Option<RebuildPermit>,
@@ -79,8 +77,8 @@ impl OutgoingMessage {
 }
 
 impl MessageSink {
-    pub(super) fn new(messages: mpsc::Sender<OutgoingMessage>, features: Features, shutdown: Shutdown) -> Self {
-        Self { messages, shutdown, features, permit: None }
+    pub(super) fn new(messages: mpsc::Sender<OutgoingMessage>, features: Features) -> Self {
+        Self { messages, features, permit: None }
     }
 
     /// Waits until the transport accepts the message, which takes as long as the client does not read. The permit is
@@ -92,13 +90,12 @@ impl MessageSink {
             Err(TrySendError::Closed(_)) => return Err(SessionEnd::Disconnected),
             Err(TrySendError::Full(message)) => message,
         };
-        let Self { messages, shutdown, permit, .. } = self;
+        let Self { messages, permit, .. } = self;
         let sending = messages.send(message);
         tokio::pin!(sending);
         loop {
             let expires_at = permit.as_ref().map(|permit| permit.expires_at);
             tokio::select! {
-                () = shutdown.recv() => return Err(SessionEnd::Shutdown),
                 sent = &mut sending => return sent.map_err(|_| SessionEnd::Disconnected),
                 () = sleep_until(expires_at.unwrap_or_else(Instant::now)), if expires_at.is_some() => {
                     info!("client receives its snapshot or repair too slowly, no longer keeping others waiting");
@@ -117,7 +114,7 @@ impl MessageSink {
         }
     }
 
-    /// Like [`Self::send`], but works during the shutdown too.
+    /// Like [`Self::send`], without a permit.
     pub(super) async fn send_last(&mut self, message: OutgoingMessage) -> Result<(), SessionEnd> {
         self.permit = None;
         let Some(message) = self.permitted(message) else { return Ok(()) };
@@ -154,19 +151,9 @@ impl MessageSink {
         self.permit.as_ref().map(|permit| permit.expires_at)
     }
 
-    /// Returns when the transport has dropped the receiver.
-    pub(super) async fn closed(&self) {
-        self.messages.closed().await;
-    }
-
-    /// Returns when the client has disconnected or the process is shutting down.
-    pub(super) fn ended(&self) -> impl Future<Output = SessionEnd> + Send + use<> {
-        let (mut shutdown, messages) = (self.shutdown.clone(), self.messages.clone());
-        async move {
-            tokio::select! {
-                () = shutdown.recv() => SessionEnd::Shutdown,
-                () = messages.closed() => SessionEnd::Disconnected,
-            }
-        }
+    /// Returns when the client has disconnected: the transport has dropped the receiver.
+    pub(super) fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let messages = self.messages.clone();
+        async move { messages.closed().await }
     }
 }

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 use proto::{
     digest::{Digest, DigestVector},
     model::{
-        Ack, Batch, ClientMessage, Features, Hello, Revision, ServerMessage, ServicePortFailure, SyncMode, Welcome,
+        Ack, Batch, ClientMessage, Features, Hello, Revision, Role, ServerMessage, ServicePortFailure, SyncMode,
+        Welcome,
     },
 };
 use tokio::time::{Instant, sleep};
@@ -113,6 +114,9 @@ impl Session {
             context.events.started(start);
         }
         info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
+        if hello.role == Role::Backend && context.streams.lacks_node(&node) {
+            warn!("there is no Node object of this name: check --node-name of the backend, and whether it was deleted");
+        }
         let mut session = Self {
             context,
             status,
@@ -489,13 +493,12 @@ async fn wait_with_keepalive<T>(
     awaited: impl Future<Output = T>,
     output: &mut MessageSink,
 ) -> Result<T, SessionEnd> {
-    let ended = output.ended();
-    tokio::pin!(awaited, ended);
+    let closed = output.closed();
+    tokio::pin!(awaited, closed);
     loop {
         tokio::select! {
             biased;
-            // First: on shutdown other sessions release permits, which this one must not take.
-            end = &mut ended => return Err(end),
+            () = &mut closed => return Err(SessionEnd::Disconnected),
             result = &mut awaited => return Ok(result),
             () = sleep(context.config.bookmark_interval) => {
                 let target = context.cluster.log().revision();

@@ -9,8 +9,10 @@ use std::time::{Duration, SystemTime};
 
 use proto::model::{Ack, ClientMessage, Hello, Operation, Revision, Role, ServerMessage, SyncMode};
 
+use tokio::time::Instant;
+
 use crate::{
-    Config,
+    Config, SessionError,
     events::EventReport,
     object::{ClusterObject, ObjectKind, ObjectName, SliceEndpoint, SliceObject, SourceUpdate},
     testing::{endpoint, initial, ip, node, put, service, slice},
@@ -92,7 +94,7 @@ async fn change_is_sent_as_difference_and_at_once_after_a_quiet_period() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
     let before = client.replica.revision;
-    let start = tokio::time::Instant::now();
+    let start = Instant::now();
     fixture.update(put(web(1..=6))).await;
     let batches = client.batches().await;
     assert_eq!(start.elapsed(), Duration::ZERO);
@@ -227,7 +229,9 @@ async fn stuck_client_does_not_delay_others_and_ends_at_the_shutdown() {
     client.is_up_to_date().await;
     fixture.stop();
     drop(client);
-    stuck.ends_after(Config::default().drain_delay + Config::default().drain_grace).await.unwrap();
+    let Config { max_drain_delay, drain_grace, .. } = Config::default();
+    let ended = stuck.ends_after(max_drain_delay + drain_grace).await;
+    assert!(matches!(ended, Err(SessionError::Drained { .. })), "{ended:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -236,8 +240,46 @@ async fn shutdown_drains_clients() {
     let mut client = fixture.joined("node-0").await;
     fixture.stop();
     let ServerMessage::Drain(delay) = client.message().await else { panic!("no drain") };
-    assert_eq!(delay, Config::default().drain_delay);
+    assert_eq!(delay, Duration::ZERO, "it has waited already");
     client.disconnects().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_receive_changes_until_they_are_drained() {
+    let hour = Duration::from_secs(3600);
+    let config = Config { max_drain_delay: hour, drain_delay_per_stream: hour, ..Config::default() };
+    let fixture = Fixture::with(config, small()).await;
+    let mut clients = vec![fixture.joined("node-0").await, fixture.joined("node-1").await];
+    fixture.stop();
+    for last in 6..=16 {
+        fixture.update(put(web(1..=last))).await;
+        for client in &mut clients {
+            client.commit().await;
+        }
+    }
+    let begin = Instant::now();
+    let drained = clients.into_iter().map(async |mut client| {
+        loop {
+            match client.message().await {
+                ServerMessage::Drain(_) => break,
+                ServerMessage::Bookmark(revision, _) => {
+                    client.replica.revision = revision;
+                    client.ack().await;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(begin.elapsed() <= hour + Duration::from_secs(1));
+        client.disconnects().await.unwrap();
+    });
+    futures::future::join_all(drained).await;
+}
+
+#[test]
+fn few_clients_are_drained_at_once_and_many_within_seconds() {
+    let config = Config::default();
+    let delays = [0, 3, 1000, 5000, 100_000].map(|streams| config.drain_delay(streams).as_millis());
+    assert_eq!(delays, [0, 3, 1000, 5000, 5000]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -145,6 +145,13 @@ impl NodeInfo {
         Self { name: name.into(), addresses: Vec::new(), pod_cidrs: Vec::new(), zone: "".into(), eligible: false }
     }
 
+    /// Whether there is no Node object.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        let Self { name: _, addresses, pod_cidrs, zone, eligible } = self;
+        addresses.is_empty() && pod_cidrs.is_empty() && zone.is_empty() && !eligible
+    }
+
     /// The primary address of a family: the first InternalIP, else the first ExternalIP. Skips loopback addresses.
     #[must_use]
     pub fn primary_address(&self, family: IpFamily) -> Option<IpAddr> {

@@ -1,6 +1,8 @@
 //! Losses that exceed the limit: withheld, while everything else is applied, until a second snapshot confirms or voids
 //! them.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::StreamOptions;
 
@@ -243,5 +245,102 @@ async fn withheld_loss_is_not_stored() {
     let peer = fixture.session().await;
     assert_eq!(peer.hello.resume, Some((EPOCH, Revision(2))));
     assert_eq!(peer.hello.digests.as_deref(), Some(services(ALL - 1).digests()));
+    fixture.stop().await;
+}
+
+/// Services with one endpoint each: on this node, and on another one.
+fn on_nodes(here: usize, elsewhere: usize) -> NodeState {
+    let state = (0..here).fold(mk_state(), |state, number| {
+        let endpoint = format!("10.244.1.{}:80", number + 1);
+        state.service(&format!("default/here-{number}"), |service| {
+            service.cluster_ip("10.96.0.1").endpoints([&*endpoint]).local_endpoints([&*endpoint])
+        })
+    });
+    let state = (0..elsewhere).fold(state, |state, number| {
+        let endpoint = format!("10.244.2.{}:80", number + 1);
+        state.service(&format!("kube-system/elsewhere-{number}"), |service| {
+            service.cluster_ip("10.96.0.2").endpoints([&*endpoint])
+        })
+    });
+    state.build()
+}
+
+/// The same Services without endpoints.
+fn without_endpoints(state: &NodeState) -> NodeState {
+    let mut empty = state.clone();
+    for (key, service) in state.service_ports() {
+        let service = crate::ServicePortState::new(service.port.clone());
+        empty.set_service_port(key, Some(service));
+    }
+    empty
+}
+
+/// A backend on a node that has restarted with this stored state.
+async fn restarted(state: &NodeState) -> (tempfile::TempDir, Fixture) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("state");
+    let mut fixture = start(&FakeKernel::default(), Some(&file));
+    drop(fixture.following(state).await);
+    fixture.stop().await;
+    std::fs::write(file.with_added_extension("boot"), "an-earlier-boot").unwrap();
+    let fixture = start(&FakeKernel::default(), Some(&file));
+    fixture.ready.wait().await;
+    (directory, fixture)
+}
+
+#[tokio::test(start_paused = true)]
+async fn cluster_of_one_node_that_restarts_does_not_wait_for_a_confirmation() {
+    let state = on_nodes(ALL, 1);
+    let (_directory, mut fixture) = restarted(&state).await;
+    let mut peer = fixture.session().await;
+    assert_eq!(peer.hello.digests.as_deref(), Some(state.digests()));
+    // The API server does not know yet that the endpoints are gone.
+    peer.welcome(Epoch(0xe2), SyncMode::Repair).await;
+    peer.commit(0, 1, vec![]).await;
+    assert_eq!(peer.ack().await.digest, Some(total(&state)));
+    assert_eq!(fixture.kernel.service_ports(), *state.service_ports());
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let empty = without_endpoints(&state);
+    peer.commit(1, 2, operations_between(&state, &empty)).await;
+    assert_eq!(peer.ack().await.digest, Some(total(&empty)));
+    assert_eq!(fixture.kernel.service_ports(), *empty.service_ports());
+    assert_eq!(fixture.progress.borrow().rejected_losses, 0);
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_of_other_nodes_is_withheld_on_a_restarted_node() {
+    let state = on_nodes(ALL, ALL);
+    let (_directory, mut fixture) = restarted(&state).await;
+    let mut peer = fixture.session().await;
+    peer.welcome(Epoch(0xe2), SyncMode::Repair).await;
+    let empty = without_endpoints(&state);
+    peer.commit(0, 1, operations_between(&state, &empty)).await;
+    assert_eq!(peer.ack().await.digest, Some(total(&empty)));
+    let programmed = fixture.kernel.service_ports();
+    let with_endpoints = programmed.values().filter(|service| service.has_endpoints());
+    let names: BTreeSet<_> = with_endpoints.map(|service| &*service.port.key.namespace).collect();
+    assert_eq!(names.into_iter().collect::<Vec<_>>(), ["kube-system"]);
+    assert_eq!(fixture.progress.borrow().withheld_service_ports, ALL);
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn former_endpoints_count_again_some_time_after_a_restart() {
+    let state = on_nodes(ALL, 1);
+    let (_directory, mut fixture) = restarted(&state).await;
+    let mut peer = fixture.session().await;
+    peer.welcome(Epoch(0xe2), SyncMode::Repair).await;
+    peer.commit(0, 1, vec![]).await;
+    peer.ack().await;
+    for revision in 2..90 {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        peer.bookmark(revision, total(&state)).await;
+        peer.ack().await;
+    }
+    peer.commit(89, 90, operations_between(&state, &without_endpoints(&state))).await;
+    peer.ack().await;
+    assert_eq!(fixture.kernel.service_ports(), *state.service_ports());
+    assert_eq!(fixture.progress.borrow().rejected_losses, 1);
     fixture.stop().await;
 }

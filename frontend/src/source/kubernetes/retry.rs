@@ -15,6 +15,9 @@ use tracing::{debug, info, warn};
 
 use crate::object::ObjectKind;
 
+/// The longest delay before a watch is resumed, which costs little. Lists have a longer one.
+const MAX_WATCH_DELAY: Duration = Duration::from_secs(3);
+
 /// Waits after failed requests for one kind, longer each time, and logs when a failure begins, changes its cause and
 /// ends.
 pub(super) struct Retry<'a> {
@@ -95,7 +98,8 @@ impl<'a> Retry<'a> {
         if self.last.is_some_and(|last| last.elapsed() > self.max_delay) {
             self.backoff.reset();
         }
-        let delay = self.backoff.next_delay().max(retry_after);
+        let max = if operation == Operation::Watch { MAX_WATCH_DELAY } else { self.max_delay };
+        let delay = self.backoff.next_delay().min(max).max(retry_after);
         self.log(cause, advice, delay);
         sleep(delay).await;
         self.last = Some(Instant::now());
@@ -161,7 +165,19 @@ mod tests {
             total += delay(&mut retry).await;
             retry.succeeded();
         }
-        assert!(total > Duration::from_secs(60), "{total:?}");
+        assert!(total > Duration::from_secs(45), "{total:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watch_is_resumed_within_seconds_of_an_outage() {
+        for _ in 0..100 {
+            let causes = SharedCauses::default();
+            let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
+            for _ in 0..30 {
+                let delay = delay(&mut retry).await;
+                assert!(delay <= Duration::from_secs(3), "{delay:?}");
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]
