@@ -63,6 +63,8 @@ pub(super) struct Deadlines {
     /// perhaps watches do not work here, or the server no longer delivers changes. The interval doubles, up to the
     /// second, while comparisons find nothing.
     silence: (Duration, Duration),
+    /// How long after a watch was resumed because it had failed the same is compared.
+    after_failure: Duration,
     /// How long events may take after a comparison has shown that they are missing.
     grace: Duration,
     /// The delay after the first failure, and the longest one.
@@ -77,6 +79,7 @@ impl Default for Deadlines {
             initial_event: Duration::from_secs(10),
             event: Duration::from_secs(70),
             silence: (Duration::from_secs(150), Duration::from_secs(30 * 60)),
+            after_failure: Duration::from_secs(10),
             grace: Duration::from_secs(5),
             retry: (Duration::from_millis(100), Duration::from_secs(10)),
         }

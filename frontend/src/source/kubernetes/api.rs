@@ -82,6 +82,22 @@ impl KubernetesApi {
         Ok(Self { client: Client::try_from(config)?, server, settings: Arc::new(settings) })
     }
 
+    /// An API server in the same process: a function that answers requests. For simulations.
+    #[cfg(feature = "testing")]
+    pub fn in_process<F, B>(answer: impl Fn(http::Request<Body>) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+        B::Error: Into<tower::BoxError>,
+    {
+        let answer = tower::service_fn(move |request| {
+            let answer = answer(request);
+            async move { Ok::<_, std::convert::Infallible>(answer.await) }
+        });
+        let settings = Arc::new(ApiSettings::of_kubeconfig(Path::new("none")));
+        Self { client: Client::new(answer, "default"), server: "in process".to_owned(), settings }
+    }
+
     /// The client itself.
     #[must_use]
     pub fn client(&self) -> Client {

@@ -2,11 +2,12 @@
 //!
 //! - Has the API server gone back, after a restore from a backup? A list of one object shows its version, each time a
 //!   watch is resumed.
-//! - Did the watch miss changes? The names and versions of all objects (`PartialObjectMetadata`) show it, when no event
-//!   or bookmark has arrived for [`Deadlines::silence`].
+//! - Did the watch miss changes? The names and versions of all objects (`PartialObjectMetadata`) show it: when no event
+//!   or bookmark has arrived for [`Deadlines::silence`], and when a watch is resumed after a failure.
 //!
 //! An API server that was restored from a backup accepts a watch after a version that it has not reached. It sends
-//! nothing until it reaches it, and never reports what the restore reverted.
+//! nothing until it reaches it, and never reports what the restore reverted. In a busy cluster it reaches that version
+//! before it can be asked for its own.
 //!
 //! An API server without progress notifications from etcd sends no bookmarks for a kind without changes. The interval
 //! between comparisons therefore doubles while they find nothing, up to a limit. A bookmark, a failed watch and a
@@ -50,8 +51,8 @@ struct WatchedState {
     objects: ObjectVersions,
     /// The version after which a watch was resumed, until the API server is known to have reached it.
     unchecked: Option<String>,
-    /// The number of events of all watches, without bookmarks.
-    events: u64,
+    /// When a watch was resumed after a failure, if the objects have not been compared since.
+    uncompared: Option<Instant>,
     /// The number of bookmarks of all watches.
     bookmarks: u64,
 }
@@ -62,6 +63,8 @@ pub(super) struct Verifier<K> {
     recorder: FreshnessRecorder,
     watched: Arc<Watched>,
     deadlines: Deadlines,
+    /// The last comparison.
+    compared: Option<Instant>,
     /// How long a watch may be silent before the next comparison.
     silence: Duration,
     /// The number of bookmarks before the last comparison.
@@ -80,12 +83,18 @@ impl Watched {
     pub(super) fn replaced(&self, objects: ObjectVersions) {
         let mut state = self.lock();
         state.objects = objects;
-        state.unchecked = None;
+        (state.unchecked, state.uncompared) = (None, None);
     }
 
-    /// The API server has accepted a watch after a version that an earlier watch or list had reached.
-    pub(super) fn resumed(&self, version: &str) {
-        self.lock().unchecked = Some(version.to_owned());
+    /// The API server has accepted a watch after a version that an earlier watch or list had reached, perhaps after a
+    /// failure.
+    pub(super) fn resumed(&self, version: &str, after_failure: bool) {
+        let mut state = self.lock();
+        state.unchecked = Some(version.to_owned());
+        if after_failure {
+            state.uncompared.get_or_insert_with(Instant::now);
+        }
+        drop(state);
         self.resumed.notify_one();
     }
 
@@ -96,9 +105,7 @@ impl Watched {
 
     /// An event has arrived, which changes the versions of the objects.
     pub(super) fn event(&self, change: impl FnOnce(&mut ObjectVersions)) {
-        let mut state = self.lock();
-        state.events += 1;
-        change(&mut state.objects);
+        change(&mut self.lock().objects);
     }
 
     fn lock(&self) -> MutexGuard<'_, WatchedState> {
@@ -121,6 +128,7 @@ impl<K: Watchable> Verifier<K> {
             recorder,
             watched,
             deadlines,
+            compared: None,
             silence: deadlines.silence.0,
             bookmarks: 0,
             silent: Repeated::default(),
@@ -135,7 +143,7 @@ impl<K: Watchable> Verifier<K> {
             let unchecked = self.watched.lock().unchecked.clone();
             let verified = match unchecked {
                 Some(last) => self.check_version(&last).await,
-                None => self.compare_when_silent().await,
+                None => self.compare_when_due().await,
             };
             if let Err(error) = verified {
                 return error;
@@ -163,9 +171,10 @@ impl<K: Watchable> Verifier<K> {
         Ok(())
     }
 
-    /// Waits until the watch has been silent for too long, or was resumed. Fails if it has missed changes.
-    async fn compare_when_silent(&mut self) -> Result<(), RequestError> {
-        let due = self.due();
+    /// Waits until a comparison is due, or the watch was resumed. Fails if the watch has missed changes.
+    async fn compare_when_due(&mut self) -> Result<(), RequestError> {
+        let (silent, resumed) = (self.due_when_silent(), self.due_after_failure());
+        let due = resumed.map_or(silent, |resumed| resumed.min(silent));
         if due > Instant::now() {
             select! {
                 () = self.watched.resumed.notified() => {}
@@ -173,19 +182,16 @@ impl<K: Watchable> Verifier<K> {
             }
             return Ok(());
         }
+        let is_silent = silent <= Instant::now();
         let age_ms = self.recorder.age().unwrap_or_default().as_millis();
-        if self.silent.failed("silent").is_news() {
+        if is_silent && self.silent.failed("silent").is_news() {
             let max_interval_s = self.deadlines.silence.1.as_secs();
             let message = "no event or bookmark for too long, comparing all object versions with the API server, and \
                            again at growing intervals";
             warn!(kind = %K::KIND, age_ms, max_interval_s, "{message}");
         }
-        let events = self.watched.lock().events;
-        match self.requests.object_versions().await {
-            Ok(found) => {
-                self.succeeded();
-                self.compare(events, &found).await
-            }
+        match self.compare().await {
+            Ok(differing) => self.compared(is_silent, differing),
             // The next list decides whether to continue without this kind.
             Err(error) if K::OPTIONAL && error.is_not_offered() => Err(error),
             Err(error) => {
@@ -195,8 +201,15 @@ impl<K: Watchable> Verifier<K> {
         }
     }
 
-    /// When the next comparison is due.
-    fn due(&mut self) -> Instant {
+    /// When the next comparison is due because a watch was resumed after a failure: not at once, as all clients of an
+    /// API server that restarts come back then, and not more often than for silent watches, as perhaps each watch fails.
+    fn due_after_failure(&self) -> Option<Instant> {
+        let due = self.watched.lock().uncompared? + self.deadlines.after_failure;
+        Some(self.compared.map_or(due, |compared| due.max(compared + self.deadlines.silence.0)))
+    }
+
+    /// When the next comparison is due if no event or bookmark arrives.
+    fn due_when_silent(&mut self) -> Instant {
         let bookmarks = self.watched.lock().bookmarks;
         if self.bookmarks != bookmarks {
             self.bookmarks = bookmarks;
@@ -212,24 +225,34 @@ impl<K: Watchable> Verifier<K> {
         self.recorder.confirmed_at().unwrap_or_else(Instant::now) + self.silence
     }
 
-    /// Compares versions that were listed when the watch had delivered `events` events.
-    async fn compare(&mut self, events: u64, found: &ObjectVersions) -> Result<(), RequestError> {
-        let differing = self.watched.lock().objects.differing(found);
-        if differing > 0 {
-            // Events may be on their way.
-            sleep(self.deadlines.grace).await;
+    /// Compares all versions, and returns how many objects the watch has missed: those that differ in the same way in
+    /// two comparisons. Between them an event on its way arrives.
+    async fn compare(&mut self) -> Result<usize, RequestError> {
+        self.compared = Some(Instant::now());
+        let found = self.requests.object_versions().await?;
+        self.succeeded();
+        let differing = self.watched.lock().objects.differing(&found);
+        if differing.len() == 0 {
+            return Ok(0);
         }
-        if self.watched.lock().events != events {
-            debug!(kind = %K::KIND, differing, "an event arrived during a comparison, the watch works");
-            return Ok(());
-        }
-        if differing > 0 {
+        sleep(self.deadlines.grace).await;
+        let found = self.requests.object_versions().await?;
+        Ok(differing.same(&self.watched.lock().objects.differing(&found)))
+    }
+
+    /// Handles the result of a comparison.
+    fn compared(&mut self, is_silent: bool, missed: usize) -> Result<(), RequestError> {
+        if missed > 0 {
             self.silence = self.deadlines.silence.0;
-            return Err(RequestError::Missed(differing));
+            return Err(RequestError::Missed(missed));
         }
-        self.silence = (2 * self.silence).min(self.deadlines.silence.1);
+        self.watched.lock().uncompared = None;
+        if is_silent {
+            self.silence = (2 * self.silence).min(self.deadlines.silence.1);
+        }
         self.recorder.confirmed();
-        debug!(kind = %K::KIND, next_in_s = self.silence.as_secs(), "compared all object versions, none was missed");
+        let next_in_s = self.silence.as_secs();
+        debug!(kind = %K::KIND, next_in_s, "compared all object versions, none was missed");
         Ok(())
     }
 

@@ -13,6 +13,23 @@ use crate::object::ObjectName;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ObjectVersions(HashMap<u64, u64>);
 
+/// Objects with different versions in two [`ObjectVersions`]; `None`: it is in the other one only.
+#[derive(Debug)]
+pub(super) struct DifferingVersions(HashMap<u64, (Option<u64>, Option<u64>)>);
+
+// === impl DifferingVersions ===
+
+impl DifferingVersions {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The number of objects that differ in the same way in another comparison.
+    pub(super) fn same(&self, other: &Self) -> usize {
+        self.0.iter().filter(|(name, versions)| other.0.get(name) == Some(versions)).count()
+    }
+}
+
 // === impl ObjectVersions ===
 
 impl ObjectVersions {
@@ -26,10 +43,11 @@ impl ObjectVersions {
         self.0.remove(&hash(name));
     }
 
-    /// The number of objects that are in one of the two only, or have another version in the other.
-    pub(super) fn differing(&self, other: &Self) -> usize {
-        let changed_or_gone = self.0.iter().filter(|(name, version)| other.0.get(name) != Some(version)).count();
-        changed_or_gone + other.0.keys().filter(|name| !self.0.contains_key(name)).count()
+    /// The objects that are in one of the two only, or have another version in the other.
+    pub(super) fn differing(&self, other: &Self) -> DifferingVersions {
+        let names = self.0.keys().chain(other.0.keys().filter(|name| !self.0.contains_key(name)));
+        let both = names.map(|name| (*name, (self.0.get(name).copied(), other.0.get(name).copied())));
+        DifferingVersions(both.filter(|(_, (one, other))| one != other).collect())
     }
 }
 
@@ -62,13 +80,15 @@ mod tests {
     #[test]
     fn added_changed_and_removed_objects_differ() {
         let before = versions(&[("a", "1"), ("b", "2"), ("c", "3")]);
-        assert_eq!(before.differing(&before), 0);
-        assert_eq!(before.differing(&versions(&[("a", "1"), ("b", "4"), ("d", "5")])), 3);
+        assert_eq!(before.differing(&before).len(), 0);
+        let differing = before.differing(&versions(&[("a", "1"), ("b", "4"), ("d", "5")]));
+        assert_eq!(differing.len(), 3);
+        assert_eq!(differing.same(&before.differing(&versions(&[("a", "2"), ("b", "4"), ("c", "3")]))), 1);
         let mut after = versions(&[("a", "1"), ("b", "1"), ("c", "3"), ("d", "5")]);
         after.set(&ObjectName::new("shop", "b"), "2");
         after.remove(&ObjectName::new("shop", "d"));
         assert_eq!(before, after);
-        assert_eq!(before.differing(&versions(&[])), 3);
+        assert_eq!(before.differing(&versions(&[])).len(), 3);
     }
 
     #[test]

@@ -81,6 +81,8 @@ pub(super) struct KindWatcher<'a, K> {
 struct WatchPosition {
     version: String,
     next: NextWatch,
+    /// A watch from here has failed.
+    failed: bool,
 }
 
 /// How a kind is watched from a position.
@@ -236,7 +238,10 @@ impl<K: Watchable> KindWatcher<'_, K> {
                 EventChange::Delete(name) => objects.remove(&name),
                 EventChange::Bookmark => {}
                 EventChange::InitialEventsEnd => {
-                    return Ok((objects, WatchPosition { version: event.version, next: NextWatch::Open(watch) }));
+                    return Ok((
+                        objects,
+                        WatchPosition { version: event.version, next: NextWatch::Open(watch), failed: false },
+                    ));
                 }
             }
         }
@@ -251,7 +256,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
             let page = self.requests.page(token).await?;
             page.objects.into_iter().for_each(|(parsed, version)| objects.put(parsed, &version));
             if page.next.is_none() {
-                return Ok((objects, WatchPosition { version: page.version, next: NextWatch::Start }));
+                return Ok((objects, WatchPosition { version: page.version, next: NextWatch::Start, failed: false }));
             }
             token = page.next;
         }
@@ -288,7 +293,10 @@ impl<K: Watchable> KindWatcher<'_, K> {
             match self.watch_once(&mut position).await {
                 Ok(()) => {}
                 Err(error) if error.needs_list() => return error,
-                Err(error) => self.wait(Operation::Watch, &error).await,
+                Err(error) => {
+                    position.failed = true;
+                    self.wait(Operation::Watch, &error).await;
+                }
             }
         }
     }
@@ -300,7 +308,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
             NextWatch::Start => self.requests.watch(Some(&position.version)).await?,
             NextWatch::Resume => {
                 let watch = self.requests.watch(Some(&position.version)).await?;
-                self.watched.resumed(&position.version);
+                self.watched.resumed(&position.version, mem::take(&mut position.failed));
                 watch
             }
         };

@@ -188,6 +188,33 @@ async fn restore_from_a_backup_is_detected() {
     }
 }
 
+/// The API server writes so much after the restore that it reaches the version of the watch at once.
+#[tokio::test(start_paused = true)]
+async fn restore_is_detected_when_the_version_has_caught_up() {
+    let mut fixture = Fixture::listed().await;
+    let backup = fixture.server.backup();
+    fixture.put_node("n2", "x");
+    assert_eq!(fixture.next_within(HOUR).await, "n2 in x");
+    fixture.server.restore(backup);
+    let (_, service, _) = samples().into_iter().next().unwrap();
+    for _ in 0..10 {
+        let _ = fixture.server.put(Resource::Service, service.clone());
+    }
+    assert_eq!(fixture.next_within(HOUR).await, "all Node: n1 in x");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failing_watches_cause_a_limited_number_of_comparisons() {
+    let mut fixture = Fixture::listed().await;
+    for _ in 0..60 {
+        fixture.server.cut_watches();
+        fixture.busy(Duration::from_secs(60)).await;
+    }
+    let comparisons = fixture.requests(RequestKind::MetadataList);
+    assert!((10..=25).contains(&comparisons), "{comparisons} comparisons in an hour");
+    assert_eq!(fixture.lists(), 1);
+}
+
 impl Fixture<ApiServer> {
     /// The next update of nodes, in simulated time.
     async fn next_within(&mut self, limit: Duration) -> String {
