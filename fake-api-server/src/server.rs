@@ -93,7 +93,19 @@ impl ApiServer {
     /// # Errors
     /// When the listener has no address.
     pub fn serve(listener: TcpListener, runtime: &Handle) -> io::Result<Self> {
-        let address = listener.local_addr()?;
+        let server = Self::with_address(listener.local_addr()?);
+        let answering = server.clone();
+        serve(listener, runtime, move |request| answering.clone().answer(request))?;
+        Ok(server)
+    }
+
+    /// A server without a listener, for [`Self::call`].
+    #[must_use]
+    pub fn in_process() -> Self {
+        Self::with_address(SocketAddr::from(([0, 0, 0, 0], 0)))
+    }
+
+    fn with_address(address: SocketAddr) -> Self {
         let state = ServerState {
             store: Store::new(),
             faults: BTreeMap::new(),
@@ -103,10 +115,7 @@ impl ApiServer {
             sent_bytes: 0,
             writes: None,
         };
-        let server = Self(Arc::new(Shared { address, state: Mutex::new(state), changed: watch::Sender::new(0) }));
-        let answering = server.clone();
-        serve(listener, runtime, move |request| answering.clone().answer(request))?;
-        Ok(server)
+        Self(Arc::new(Shared { address, state: Mutex::new(state), changed: watch::Sender::new(0) }))
     }
 
     /// Answers a request without a connection, so that a test can simulate time.
