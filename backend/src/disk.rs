@@ -2,11 +2,14 @@
 //! process.
 //!
 //! ```text
-//!   FileWriter::submit ──▶ queue: at most one write, of at most MAX_QUEUED_BYTES ──▶ thread ──▶ file
-//!   FileWriter::progress ◀── finished writes, the last error ◀──────────────────────────┘
+//!   FileWriter::submit ──▶ WriteQueue: one write, of at most MAX_QUEUED_BYTES ──▶ Storage: a thread ──▶ file
+//!   FileWriter::progress ◀── finished writes, the last error ◀──────────────────────┘
 //! ```
+//!
+//! A simulation implements [`Storage`] without files and threads.
 
 use std::{
+    fmt,
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     path::{Path, PathBuf},
@@ -15,6 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::{FutureExt as _, future::BoxFuture};
+use tokio::sync::Notify;
 use tracing::warn;
 
 /// The time that reading a file at the start may take. A healthy disk reads the state of a large cluster in less.
@@ -24,9 +29,39 @@ pub(crate) const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(3)
 /// another write.
 const MAX_QUEUED_BYTES: usize = 4 << 20;
 
+/// Where a file is kept: on a disk, or in a simulation.
+pub trait Storage: fmt::Debug + Send + Sync + 'static {
+    /// The path, for people.
+    fn name(&self) -> String;
+
+    /// Reads the file.
+    fn read(&self) -> BoxFuture<'static, io::Result<Vec<u8>>>;
+
+    /// Starts to perform the writes of a queue, one after the other, until the queue is closed.
+    ///
+    /// # Errors
+    /// When that cannot be started.
+    fn serve(&self, queue: WriteQueue) -> io::Result<()>;
+
+    /// Waits until the queue is empty and its last write has finished, for at most `timeout`. Returns whether that is
+    /// so.
+    fn wait(&self, queue: WriteQueue, timeout: Duration) -> BoxFuture<'static, bool>;
+}
+
+/// A file on a disk of this machine.
+#[derive(Clone, Debug)]
+pub(crate) struct LocalFile {
+    pub(crate) path: PathBuf,
+    pub(crate) on_error: OnWriteError,
+}
+
+/// The writes that a [`Storage`] performs.
+#[derive(Clone, Debug, Default)]
+pub struct WriteQueue(Arc<Shared>);
+
 /// A write.
 #[derive(Debug)]
-pub(crate) enum FileWrite {
+pub enum FileWrite {
     /// Opens the existing file to append after its first bytes. The rest is truncated.
     Reopen(u64, Vec<u8>),
     /// Appends to the file that was reopened or replaced last.
@@ -46,7 +81,7 @@ pub(crate) enum OnWriteError {
 
 /// Writes one file, one write at a time, in the order of [`Self::submit`]. Dropping it discards the waiting write.
 #[derive(Debug)]
-pub(crate) struct FileWriter(Arc<Shared>);
+pub(crate) struct FileWriter(WriteQueue);
 
 /// How far a [`FileWriter`] is.
 #[derive(Debug)]
@@ -63,6 +98,8 @@ pub(crate) struct WriterProgress {
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// Notified of the same changes.
+    notify: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -96,17 +133,13 @@ pub(crate) fn successor(path: &Path) -> PathBuf {
 }
 
 impl FileWriter {
-    /// Starts the thread, which ends when the writer is dropped.
-    pub(crate) fn start(path: PathBuf, on_error: OnWriteError) -> Self {
-        let shared = Arc::<Shared>::default();
-        let run = {
-            let shared = shared.clone();
-            move || shared.run(&path, on_error)
-        };
-        if let Err(error) = thread::Builder::new().name("write file".to_owned()).spawn(run) {
-            shared.queue().error = Some(error);
+    /// Starts a writer, which ends when it is dropped.
+    pub(crate) fn start(storage: &dyn Storage) -> Self {
+        let queue = WriteQueue::default();
+        if let Err(error) = storage.serve(queue.clone()) {
+            queue.queue().error = Some(error);
         }
-        Self(shared)
+        Self(queue)
     }
 
     /// Queues a write. Returns whether it fits: if not, the waiting write is discarded too, and the file ends with an
@@ -126,7 +159,7 @@ impl FileWriter {
         };
         queue.next = Some(write);
         drop(queue);
-        self.0.changed.notify_all();
+        self.0.changed();
         true
     }
 
@@ -136,69 +169,136 @@ impl FileWriter {
         WriterProgress { is_busy: queue.is_busy(), succeeded: queue.succeeded, error: queue.error.take() }
     }
 
-    /// Waits until nothing is left to write, for at most `timeout`. Returns whether that is so.
-    pub(crate) fn wait(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let mut queue = self.0.queue();
-        while queue.is_busy() {
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return false };
-            queue = self.0.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        true
+    /// Its queue.
+    pub(crate) fn queue(&self) -> WriteQueue {
+        self.0.clone()
     }
 }
 
 impl Drop for FileWriter {
     fn drop(&mut self) {
         self.0.queue().is_closed = true;
-        self.0.changed.notify_all();
+        self.0.changed();
     }
 }
 
-impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for the next write; `None` when the writer was dropped.
-    fn next(&self) -> Option<FileWrite> {
+impl WriteQueue {
+    /// Waits for the next write; `None` when the queue was closed. Blocks.
+    pub fn wait(&self) -> Option<FileWrite> {
         let mut queue = self.queue();
         loop {
-            if queue.is_closed {
-                return None;
+            if let Some(next) = queue.begin_next() {
+                return next;
             }
-            if let Some(write) = queue.next.take() {
-                queue.is_writing = true;
-                return Some(write);
-            }
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = self.0.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn run(&self, path: &Path, on_error: OnWriteError) {
-        let mut file = None;
-        while let Some(write) = self.next() {
-            let result = execute(path, &mut file, write);
-            if result.is_err() {
-                file = None;
-                if on_error == OnWriteError::Remove {
-                    remove(path);
-                }
+    /// Waits for the next write, as [`Self::wait`] does, without blocking.
+    pub async fn next(&self) -> Option<FileWrite> {
+        loop {
+            let changed = self.0.notify.notified();
+            if let Some(next) = self.queue().begin_next() {
+                return next;
             }
-            let mut queue = self.queue();
-            queue.is_writing = false;
-            match result {
-                Ok(()) => queue.succeeded += 1,
-                // What was to follow has no file to follow in.
-                Err(error) => (queue.error, queue.next) = (Some(error), None),
-            }
-            drop(queue);
-            self.changed.notify_all();
+            changed.await;
         }
+    }
+
+    /// The last write has ended like this.
+    pub fn finished(&self, result: io::Result<()>) {
+        let mut queue = self.queue();
+        queue.is_writing = false;
+        match result {
+            Ok(()) => queue.succeeded += 1,
+            // What was to follow has no file to follow in.
+            Err(error) => (queue.error, queue.next) = (Some(error), None),
+        }
+        drop(queue);
+        self.changed();
+    }
+
+    /// Waits until nothing is left to write, without blocking.
+    pub async fn idle(&self) {
+        loop {
+            let changed = self.0.notify.notified();
+            if !self.queue().is_busy() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until nothing is left to write, for at most `timeout`. Returns whether that is so. Blocks.
+    pub(crate) fn wait_idle(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let mut queue = self.queue();
+        while queue.is_busy() {
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return false };
+            queue = self.0.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed(&self) {
+        self.0.changed.notify_all();
+        self.0.notify.notify_waiters();
+    }
+}
+
+impl Storage for LocalFile {
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn read(&self) -> BoxFuture<'static, io::Result<Vec<u8>>> {
+        let path = self.path.clone();
+        async move { tokio::task::spawn_blocking(move || read(&path, READ_TIMEOUT)).await? }.boxed()
+    }
+
+    /// In a thread of its own.
+    fn serve(&self, queue: WriteQueue) -> io::Result<()> {
+        let Self { path, on_error } = self.clone();
+        let run = move || {
+            let mut file = None;
+            while let Some(write) = queue.wait() {
+                let result = execute(&path, &mut file, write);
+                if result.is_err() {
+                    file = None;
+                    if on_error == OnWriteError::Remove {
+                        remove(&path);
+                    }
+                }
+                queue.finished(result);
+            }
+        };
+        thread::Builder::new().name("write file".to_owned()).spawn(run)?;
+        Ok(())
+    }
+
+    fn wait(&self, queue: WriteQueue, timeout: Duration) -> BoxFuture<'static, bool> {
+        // Bounded, because the async runtime waits for its blocking tasks when it ends.
+        let wait = tokio::task::spawn_blocking(move || queue.wait_idle(timeout));
+        async move { wait.await.unwrap_or(false) }.boxed()
     }
 }
 
 impl Queue {
+    /// The next write, which begins; `Some(None)` when the queue was closed.
+    #[expect(clippy::option_option, reason = "waiting, and the end")]
+    fn begin_next(&mut self) -> Option<Option<FileWrite>> {
+        if self.is_closed {
+            return Some(None);
+        }
+        let next = self.next.take()?;
+        self.is_writing = true;
+        Some(Some(next))
+    }
+
     fn is_busy(&self) -> bool {
         self.is_writing || self.next.is_some()
     }
@@ -256,6 +356,10 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
+    fn start(path: &Path, on_error: OnWriteError) -> FileWriter {
+        FileWriter::start(&LocalFile { path: path.to_owned(), on_error })
+    }
+
     /// Opening it blocks until there is a peer, like a file on a disk that hangs.
     fn mk_fifo(path: &Path) {
         assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
@@ -275,7 +379,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         mk_fifo(&successor(&path));
-        let writer = FileWriter::start(path.clone(), OnWriteError::Remove);
+        let writer = start(&path, OnWriteError::Remove);
         assert!(writer.submit(FileWrite::Replace(b"first ".to_vec())));
         while writer.0.queue().next.is_some() {
             thread::yield_now();
@@ -285,12 +389,12 @@ mod tests {
         assert_eq!(accepted, 8);
         assert!(writer.0.queue().next.is_none(), "the waiting writes are discarded");
         assert!(writer.submit(FileWrite::Append(b"later".to_vec())));
-        assert!(!writer.wait(Duration::from_millis(10)));
+        assert!(!writer.0.wait_idle(Duration::from_millis(10)));
         assert!(writer.progress().is_busy);
 
         // The disk answers again. A FIFO cannot be synced, so the write fails.
         let reader = thread::spawn(move || fs::read(successor(&path)));
-        assert!(writer.wait(PATIENCE));
+        assert!(writer.0.wait_idle(PATIENCE));
         assert_eq!(reader.join().unwrap().unwrap(), b"first ");
         let WriterProgress { is_busy, succeeded, error } = writer.progress();
         assert_eq!((is_busy, succeeded, error.is_some()), (false, 0, true));
@@ -300,13 +404,13 @@ mod tests {
     fn appends_follow_a_replacement_in_order() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new directory/file");
-        let writer = FileWriter::start(path.clone(), OnWriteError::Keep);
+        let writer = start(&path, OnWriteError::Keep);
         writer.submit(FileWrite::Replace(b"0".to_vec()));
         let expected: String = (0..100).map(|number| (number % 10).to_string()).collect();
         for number in expected.bytes().skip(1) {
             writer.submit(FileWrite::Append(vec![number]));
         }
-        assert!(writer.wait(PATIENCE));
+        assert!(writer.0.wait_idle(PATIENCE));
         assert_eq!(fs::read_to_string(path).unwrap(), expected);
         assert!(writer.progress().error.is_none());
     }

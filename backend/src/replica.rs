@@ -223,8 +223,7 @@ impl Replica {
     pub(crate) async fn finish(&mut self) {
         self.flush();
         if let Some(store) = self.store.take() {
-            // Bounded, because the async runtime waits for its blocking tasks when it ends.
-            let _ = tokio::task::spawn_blocking(move || store.finish(STORE_TIMEOUT)).await;
+            store.finish(STORE_TIMEOUT).await;
         }
     }
 

@@ -11,7 +11,7 @@ use runtime::{ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, Store, StreamOptions,
+    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, StateFiles, Store, StreamOptions,
     conntrack::{ConntrackCleaner, KernelFlowTable},
     dataplane::NodePortAddresses,
     health::{HealthCheckServers, HealthChecks},
@@ -68,6 +68,7 @@ pub struct Runner<B, C> {
     progress: watch::Sender<Progress>,
     metrics: Arc<Metrics>,
     ready: Option<ReadyGuard>,
+    state_files: Option<StateFiles>,
 }
 
 impl RunnerOptions {
@@ -107,6 +108,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             progress: watch::Sender::default(),
             metrics: Arc::default(),
             ready: None,
+            state_files: None,
         }
     }
 
@@ -114,6 +116,12 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     #[must_use]
     pub fn with_ready(self, guard: ReadyGuard) -> Self {
         Self { ready: Some(guard), ..self }
+    }
+
+    /// Keeps the state in these files instead of at [`RunnerOptions::state_file`].
+    #[must_use]
+    pub fn with_state_files(self, files: StateFiles) -> Self {
+        Self { state_files: Some(files), ..self }
     }
 
     /// Subscribes to the progress.
@@ -133,15 +141,18 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     /// # Errors
     /// When the task of the health-check node ports panicked. All other failures are logged and retried.
     pub async fn run(self, mut shutdown: Shutdown) -> anyhow::Result<()> {
-        let Self { options, backend, connect, identity, progress, metrics, ready } = self;
+        let Self { options, backend, connect, identity, progress, metrics, ready, state_files } = self;
         let RunnerOptions { node, state_file, stream, retry_delay, max_loss, .. } = options;
         let RunnerOptions { conntrack, health_check_addresses, run_mode, .. } = options;
-        let open = {
-            let node = node.clone();
-            tokio::task::spawn_blocking(move || state_file.map(|path| Store::open(path, &node)).unzip())
+        let files = state_files.or_else(|| state_file.as_deref().map(StateFiles::local));
+        let open = async {
+            match files {
+                Some(files) => Some(Store::open(files, &node).await).unzip(),
+                None => (None, None),
+            }
         };
         let (store, stored) = tokio::select! {
-            opened = open => opened.context("the task that reads the state file failed")?,
+            opened = open => opened,
             () = shutdown.recv() => return Ok(()),
         };
         let losses = LossGuard::new(max_loss, stream.loss_confirm_delay);

@@ -12,6 +12,7 @@ mod frame;
 use std::{
     fs, io, mem,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -28,7 +29,7 @@ use tracing::{info, warn};
 
 use crate::{
     NodeState,
-    disk::{self, FileWrite, FileWriter, OnWriteError, WriterProgress},
+    disk::{self, FileWrite, FileWriter, LocalFile, OnWriteError, Storage, WriterProgress},
 };
 use boot::BootRecord;
 use frame::{Loaded, load};
@@ -48,7 +49,7 @@ const HUNG: Duration = Duration::from_secs(10);
 /// Writes the state file.
 #[derive(Debug)]
 pub struct Store {
-    path: PathBuf,
+    storage: Arc<dyn Storage>,
     writer: FileWriter,
     /// The file, once everything that was submitted is written.
     file: StateFile,
@@ -69,6 +70,17 @@ pub struct Store {
     busy_since: Option<Instant>,
     write_failures: Repeated,
     error: Option<String>,
+}
+
+/// Where a [`Store`] keeps its files.
+#[derive(Clone, Debug)]
+pub struct StateFiles {
+    /// The state file.
+    pub state: Arc<dyn Storage>,
+    /// The file with the boot of its content.
+    pub boot: Arc<dyn Storage>,
+    /// Identifies the current boot of the node; `None`: unknown.
+    pub boot_id: Option<String>,
 }
 
 /// A state that was read from a file, and its position in the stream.
@@ -108,6 +120,14 @@ impl StoredState {
     }
 }
 
+impl StateFiles {
+    /// Files on a disk of this machine.
+    pub(crate) fn local(path: &Path) -> Self {
+        let file = |path| -> Arc<dyn Storage> { Arc::new(LocalFile { path, on_error: OnWriteError::Remove }) };
+        Self { state: file(path.to_owned()), boot: file(boot::path(path)), boot_id: boot::current() }
+    }
+}
+
 impl Store {
     /// The files of a store at this path: the state file, that with the boot of its content, and the successor of each
     /// while that is written.
@@ -117,14 +137,29 @@ impl Store {
         [path.to_owned(), disk::successor(path), boot.clone(), disk::successor(&boot)]
     }
 
+    /// Opens and reads the state file of a node, as [`Self::open`] does. Blocks for at most [`disk::READ_TIMEOUT`].
+    #[cfg(test)]
+    pub(crate) fn open_file(path: &Path, node: &str) -> (Self, Option<StoredState>) {
+        let read = [path.to_owned(), boot::path(path)].map(|path| disk::read(&path, disk::READ_TIMEOUT));
+        Self::of(StateFiles::local(path), read, node)
+    }
+
     /// Opens and reads the state file of a node. A file that cannot be read in time, is damaged, or is of another
-    /// version or node is logged and will be replaced. Blocks for at most [`disk::READ_TIMEOUT`].
-    pub(crate) fn open(path: impl Into<PathBuf>, node: &str) -> (Self, Option<StoredState>) {
-        let path = path.into();
+    /// version or node is logged and will be replaced.
+    pub(crate) async fn open(files: StateFiles, node: &str) -> (Self, Option<StoredState>) {
+        let read = [files.state.read().await, files.boot.read().await];
+        Self::of(files, read, node)
+    }
+
+    fn of(
+        StateFiles { state, boot, boot_id }: StateFiles,
+        [read, recorded_boot]: [io::Result<Vec<u8>>; 2],
+        node: &str,
+    ) -> (Self, Option<StoredState>) {
         let mut store = Self {
-            writer: FileWriter::start(path.clone(), OnWriteError::Remove),
-            boot: BootRecord::new(boot::path(&path)),
-            path,
+            writer: FileWriter::start(&*state),
+            boot: BootRecord::new(boot, boot_id, recorded_boot),
+            storage: state,
             file: StateFile::Absent,
             uncommitted: Vec::new(),
             unwritten: Vec::new(),
@@ -136,8 +171,8 @@ impl Store {
             write_failures: Repeated::default(),
             error: None,
         };
-        let path = store.path.display();
-        let loaded = match disk::read(&store.path, disk::READ_TIMEOUT) {
+        let path = store.storage.name();
+        let loaded = match read {
             Ok(bytes) => load(node, bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 info!(%path, "no state file, the kernel is left unchanged until the first commit");
@@ -153,7 +188,6 @@ impl Store {
                 store.file = StateFile::Open { snapshot_bytes, appended_bytes: bytes - snapshot_bytes };
                 store.written = Some((stored.epoch, stored.revision));
                 (store.source_version, store.kind_versions) = (stored.source_version, stored.kind_versions);
-                store.boot.read();
                 (store, Some(stored))
             }
             Err(error) => {
@@ -178,10 +212,10 @@ impl Store {
         self.error.as_deref()
     }
 
-    /// Waits until everything is written, for at most `timeout`. Blocks.
-    pub(crate) fn finish(&self, timeout: Duration) {
-        if !self.writer.wait(timeout) || !self.boot.wait(timeout) {
-            warn!(path = %self.path.display(), "the last commits are not in the state file: the disk does not answer");
+    /// Waits until everything is written, for at most `timeout`.
+    pub(crate) async fn finish(&self, timeout: Duration) {
+        if !self.storage.wait(self.writer.queue(), timeout).await || !self.boot.wait(timeout).await {
+            warn!(path = self.storage.name(), "the last commits are not in the state file: the disk does not answer");
         }
     }
 
@@ -266,7 +300,7 @@ impl Store {
         } else if has_succeeded && !has_failed {
             self.error = None;
             if let Some(Recovery { count, duration }) = self.write_failures.recovered() {
-                let (path, after_ms) = (self.path.display(), duration.as_millis());
+                let (path, after_ms) = (self.storage.name(), duration.as_millis());
                 info!(%path, failures = count, after_ms, "wrote the state file again");
             }
         }
@@ -274,7 +308,7 @@ impl Store {
     }
 
     fn failed(&mut self, error: String) {
-        let (path, retry_in_ms) = (self.path.display(), RETRY.as_millis());
+        let (path, retry_in_ms) = (self.storage.name(), RETRY.as_millis());
         let text = "cannot write the state file; a restart needs a frontend, or begins with an earlier state";
         warn_if_news!(self.write_failures.failed(&error), %path, %error, retry_in_ms, "{text}");
         self.error = Some(error);

@@ -26,7 +26,7 @@ use super::{
     address::{AddressSource, FrontendAddress},
     error::explained,
 };
-use crate::disk::{self, FileWrite, FileWriter, OnWriteError};
+use crate::disk::{self, FileWrite, FileWriter, LocalFile, OnWriteError};
 
 /// Addresses of this age are resolved again when a session begins: there may be more replicas by now.
 const REFRESH: Duration = Duration::from_secs(600);
@@ -55,7 +55,7 @@ impl AddressList {
     /// Starts with the cached addresses.
     pub(super) fn new(sources: Vec<AddressSource>, cache: Option<PathBuf>) -> Self {
         let cached = cache.as_deref().map(read).unwrap_or_default();
-        let cache = cache.map(|path| FileWriter::start(path, OnWriteError::Keep));
+        let cache = cache.map(|path| FileWriter::start(&LocalFile { path, on_error: OnWriteError::Keep }));
         let resolved_source = |source: AddressSource| {
             let addresses = cached.get(&source.to_string()).cloned().unwrap_or_default();
             ResolvedSource { source, addresses, resolved: None, is_resolving: false, failures: Repeated::default() }
@@ -260,7 +260,7 @@ mod tests {
         let without_name = FrontendAddress { server_name: None, ..address("https://10.0.0.2:1") };
         let found = vec![address("https://10.0.0.1:1"), without_name];
         list.resolved(0, Ok(found.clone()));
-        assert!(list.cache.as_ref().unwrap().wait(Duration::from_secs(20)));
+        assert!(list.cache.as_ref().unwrap().queue().wait_idle(Duration::from_secs(20)));
 
         let mut list = AddressList::new(dns_source(), Some(file.clone()));
         list.resolved(0, (|| bail!("no such name"))());

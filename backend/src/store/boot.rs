@@ -4,12 +4,13 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use tracing::{info, warn};
 
-use crate::disk::{self, FileWrite, FileWriter, OnWriteError};
+use crate::disk::{FileWrite, FileWriter, Storage};
 
 /// Where the kernel tells its boot: a UUID, the same in all namespaces.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -17,7 +18,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The file with the boot id.
 #[derive(Debug)]
 pub(super) struct BootRecord {
-    path: PathBuf,
+    storage: Arc<dyn Storage>,
     /// A wrong boot would make a restart of the process look like one of the node, so it is removed.
     writer: FileWriter,
     /// `None`: unknown.
@@ -31,24 +32,21 @@ pub(super) fn path(state_file: &Path) -> PathBuf {
     state_file.with_added_extension("boot")
 }
 
-impl BootRecord {
-    /// Without a recorded boot.
-    pub(super) fn new(path: PathBuf) -> Self {
-        let current = fs::read(BOOT_ID).map(text);
-        let current = current.inspect_err(|error| warn!(path = BOOT_ID, %error, "cannot read the boot id")).ok();
-        let writer = FileWriter::start(path.clone(), OnWriteError::Remove);
-        Self { path, writer, current, recorded: None }
-    }
+/// The current boot of this machine, if it is known.
+pub(super) fn current() -> Option<String> {
+    let current = fs::read(BOOT_ID).map(text);
+    current.inspect_err(|error| warn!(path = BOOT_ID, %error, "cannot read the boot id")).ok()
+}
 
-    /// Reads the file. Blocks for at most [`disk::READ_TIMEOUT`].
-    pub(super) fn read(&mut self) {
-        let recorded = disk::read(&self.path, disk::READ_TIMEOUT).map(text);
-        let recorded = recorded.inspect_err(|error| {
+impl BootRecord {
+    /// Starts with what was read from the file.
+    pub(super) fn new(storage: Arc<dyn Storage>, current: Option<String>, read: io::Result<Vec<u8>>) -> Self {
+        let recorded = read.map(text).inspect_err(|error| {
             if error.kind() != io::ErrorKind::NotFound {
-                warn!(path = %self.path.display(), %error, "cannot read the boot of the stored state");
+                warn!(path = storage.name(), %error, "cannot read the boot of the stored state");
             }
         });
-        self.recorded = recorded.ok();
+        Self { writer: FileWriter::start(&*storage), storage, current, recorded: recorded.ok() }
     }
 
     /// Whether the recorded boot is known to be another one than the current.
@@ -59,7 +57,7 @@ impl BootRecord {
     /// Records the current boot.
     pub(super) fn confirmed(&mut self) {
         if let Some(error) = self.writer.progress().error {
-            warn!(path = %self.path.display(), %error, "cannot write the boot of the stored state");
+            warn!(path = self.storage.name(), %error, "cannot write the boot of the stored state");
         }
         let Some(current) = self.current.clone().filter(|current| self.recorded.as_ref() != Some(current)) else {
             return;
@@ -71,9 +69,9 @@ impl BootRecord {
         self.recorded = Some(current);
     }
 
-    /// Waits until it is written, for at most `timeout`. Blocks.
-    pub(super) fn wait(&self, timeout: Duration) -> bool {
-        self.writer.wait(timeout)
+    /// Waits until it is written, for at most `timeout`.
+    pub(super) async fn wait(&self, timeout: Duration) -> bool {
+        self.storage.wait(self.writer.queue(), timeout).await
     }
 }
 
@@ -84,28 +82,28 @@ fn text(bytes: Vec<u8>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::{LocalFile, OnWriteError};
 
     fn open(path: &Path) -> BootRecord {
-        let mut record = BootRecord::new(path.to_owned());
-        record.read();
-        record
+        let storage = LocalFile { path: path.to_owned(), on_error: OnWriteError::Remove };
+        BootRecord::new(Arc::new(storage), current(), fs::read(path))
     }
 
-    #[test]
-    fn another_boot_is_noticed_until_it_is_confirmed() {
+    #[tokio::test]
+    async fn another_boot_is_noticed_until_it_is_confirmed() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(&directory.path().join("state"));
         let mut fresh = open(&path);
         assert!(!fresh.is_earlier(), "a state of an older version has no record");
         fresh.confirmed();
-        assert!(fresh.wait(Duration::from_secs(20)));
+        assert!(fresh.wait(Duration::from_secs(20)).await);
         assert!(!open(&path).is_earlier(), "only the process has restarted");
 
         fs::write(&path, "an-earlier-boot\n").unwrap();
         let mut restarted = open(&path);
         assert!(restarted.is_earlier());
         restarted.confirmed();
-        assert!(!restarted.is_earlier() && restarted.wait(Duration::from_secs(20)));
+        assert!(!restarted.is_earlier() && restarted.wait(Duration::from_secs(20)).await);
         assert!(!open(&path).is_earlier());
     }
 }

@@ -13,7 +13,7 @@ use crate::{
 const EPOCH: Epoch = Epoch(7);
 
 fn open(path: &Path) -> (Store, Option<StoredState>) {
-    Store::open(path, NODE_NAME)
+    Store::open_file(path, NODE_NAME)
 }
 
 /// Written by `fairlead local` before 0.1: a snapshot of `examples/manifests`, and the removal of `local-only.yaml`.
@@ -60,7 +60,7 @@ fn commit(store: &mut Store, state: &mut NodeState, target: &NodeState, epoch: E
 /// Writes what is committed, and waits for the disk.
 fn flush(store: &mut Store, state: &NodeState, epoch: Epoch, revision: u64) {
     store.flush(state, epoch, Revision(revision));
-    store.finish(Duration::from_secs(20));
+    assert!(store.writer.queue().wait_idle(Duration::from_secs(20)));
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn file_of_an_older_version_is_read_and_appended_to() {
     let (_dir, path) = file();
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(&path, FILE_BEFORE_0_1).unwrap();
-    let (mut store, stored) = Store::open(&path, "node-a");
+    let (mut store, stored) = Store::open_file(&path, "node-a");
     let StoredState { mut state, epoch, revision, .. } = stored.unwrap();
     assert_eq!(revision, Revision(3));
     let keys: Vec<_> = state.service_ports().keys().map(ToString::to_string).collect();
@@ -109,7 +109,7 @@ fn file_of_an_older_version_is_read_and_appended_to() {
     flush(&mut store, &state, epoch, 4);
     assert!(fs::read(&path).unwrap().starts_with(FILE_BEFORE_0_1), "appended, not rewritten");
     assert_eq!(
-        Store::open(&path, "node-a").1.map(|stored| (stored.state, stored.revision)),
+        Store::open_file(&path, "node-a").1.map(|stored| (stored.state, stored.revision)),
         Some((state, Revision(4)))
     );
 }
@@ -199,7 +199,7 @@ fn file_of_another_node_or_without_content_is_replaced() {
     let (mut store, _) = open(&path);
     let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
-    assert_eq!(Store::open(&path, "another").1, None);
+    assert_eq!(Store::open_file(&path, "another").1, None);
 
     fs::write(&path, "not a state file").unwrap();
     let (mut store, stored) = open(&path);
