@@ -23,6 +23,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod token_bucket;
+mod truncated;
 
 use std::{sync::Arc, time::Duration};
 

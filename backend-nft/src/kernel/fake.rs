@@ -1,6 +1,7 @@
 //! An in-memory kernel that makes the checks of the real one: names exist, keys are unused, referenced objects are not
 //! deleted. It also rejects the VIPs that a test selects.
 
+mod reachable;
 mod references;
 
 use std::{
@@ -20,7 +21,10 @@ use ipnet::IpNet;
 use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags};
 use proto::model::{IpFamily, PerFamily};
 
-use self::references::{RuleReference, references};
+use self::{
+    reachable::reachable,
+    references::{RuleReference, references},
+};
 use super::{Kernel, TableRole};
 use crate::{
     data_plane::NftDataPlane,
@@ -306,44 +310,7 @@ impl FakeState {
     }
 }
 
-/// Panics if a verdict leads to a slot without an endpoint, or to a group without all of its source ranges.
-fn reachable(tables: &FakeTables) -> Reachable {
-    let mut reachable = Reachable::new();
-    for table in tables.iter().flat_map(|(_, tables)| tables).flatten().filter(|table| table.serves()) {
-        let groups = table.source_groups();
-        for ((_, vip, ..), data) in &table.elements {
-            let ElementData::Verdict(verdict) = data else { continue };
-            if let Verdict::Sources(id) = verdict {
-                assert!(groups.contains(id), "{vip} leads to {id}, which is not complete");
-                continue;
-            }
-            let endpoints = reachable.entry(*vip).or_default();
-            if let Verdict::Pool(chain) = verdict {
-                endpoints.extend(table.pool(*vip, *chain));
-            }
-        }
-    }
-    reachable
-}
-
 impl FakeTable {
-    /// The endpoints to which a chain sends packets to a VIP.
-    fn pool(&self, vip: Vip, chain: PoolChain) -> Vec<(IpAddr, u16)> {
-        let key = match chain.kind.aliases().map(|aliases| self.elements.get(&(aliases, vip, 0, None))) {
-            None => vip,
-            Some(Some(ElementData::PoolKey(key))) => *key,
-            Some(alias) => panic!("{vip} leads to {chain}: alias {alias:?}"),
-        };
-        let mut maps = vec![chain.endpoints()];
-        maps.extend(chain.affinity.map(|_| chain.affine_endpoints()));
-        let slots = maps.into_iter().flat_map(|map| (0..chain.count).map(move |slot| (map, slot)));
-        let endpoint = |(map, slot)| match self.elements.get(&(map, key, slot, None)) {
-            Some(ElementData::Endpoint(address, port)) => (*address, *port),
-            other => panic!("{vip} leads to {chain}, slot {slot} of {key} in {}: {other:?}", map.name()),
-        };
-        slots.map(endpoint).collect()
-    }
-
     /// The groups of source ranges that are complete.
     fn source_groups(&self) -> BTreeSet<SourceGroupId> {
         let mut groups: BTreeMap<SourceGroupId, Vec<IpNet>> = BTreeMap::new();

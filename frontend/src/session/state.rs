@@ -19,7 +19,11 @@ use crate::{
     streams::StreamGuard,
 };
 
-use super::{MessageSink, OutgoingMessage, Rate, SessionEnd, SessionError, StreamPermit, token_bucket::TokenBucket};
+use super::{
+    MessageSink, OutgoingMessage, Rate, SessionEnd, SessionError, StreamPermit,
+    token_bucket::TokenBucket,
+    truncated::{truncated_degraded, truncated_failures},
+};
 
 /// The base of the first batch to a client that does not resume.
 const NO_REVISION: Revision = Revision(0);
@@ -32,12 +36,6 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often digest mismatches of one stream are repaired. More of them have a cause that a repair does not remove,
 /// such as an endpoint that comes and goes and that the backend ignores.
 const MISMATCHES: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
-
-/// How much is kept of what a client reports not to work on its node: texts, and bytes of each.
-const MAX_DEGRADED: usize = 8;
-const MAX_DEGRADED_BYTES: usize = 512;
-/// How much is kept of the failures that a client reports, in bytes.
-const MAX_FAILURE_BYTES: usize = 256 << 10;
 
 /// One stream.
 #[derive(Debug)]
@@ -247,9 +245,9 @@ impl Session {
             _ => return Err(SessionError::UnexpectedAck { acked: revision, sent: self.sent }.into()),
         };
         self.acked = revision;
-        let failures = truncated(failures);
+        let failures = truncated_failures(failures);
         let mut previous = failures.clone();
-        let degraded: Vec<String> = degraded.into_iter().take(MAX_DEGRADED).map(truncated_text).collect();
+        let degraded = truncated_degraded(degraded);
         let mut degraded_before = degraded.clone();
         self.status.update(|status| {
             mem::swap(&mut status.degraded, &mut degraded_before);
@@ -466,24 +464,6 @@ impl Session {
         self.awaiting = Awaiting::Ack(digest);
         self.bookmark_at = Instant::now() + self.context.config.bookmark_interval;
     }
-}
-
-/// The first bytes of a text of a client, up to [`MAX_DEGRADED_BYTES`].
-fn truncated_text(mut text: String) -> String {
-    let end = (0..=MAX_DEGRADED_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
-    text.truncate(end);
-    text
-}
-
-/// The first failures, up to [`MAX_FAILURE_BYTES`].
-fn truncated(failures: Vec<ServicePortFailure>) -> Vec<ServicePortFailure> {
-    let mut bytes = 0;
-    let fits = failures.into_iter().take_while(|ServicePortFailure { key, reason, .. }| {
-        bytes +=
-            key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + size_of::<ServicePortFailure>();
-        bytes <= MAX_FAILURE_BYTES
-    });
-    fits.collect()
 }
 
 /// Waits for `awaited`, and sends empty batches meanwhile so that the client sees that the frontend is alive.
