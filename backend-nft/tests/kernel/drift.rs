@@ -102,16 +102,16 @@ fn added_and_deleted_rules_are_repaired() {
         // A chain is flushed (unless it is empty and of the base ruleset), and its rules are added.
         repaired_after("add rule ip fairlead services counter", 4).await;
         repaired_after("insert rule ip fairlead pool-2 tcp dport { 1, 2 } accept", 4).await;
-        repaired_after("flush chain ip fairlead postrouting", 2).await;
+        repaired_after("flush chain ip fairlead postrouting", 3).await;
         repaired_after("flush chain ip fairlead cluster-ips-check", 2).await;
-        repaired_after("flush table ip6 fairlead", 33).await;
+        repaired_after("flush table ip6 fairlead", 34).await;
     });
 }
 
 #[test]
 fn added_and_deleted_chains_and_sets_are_repaired() {
     run(|| async {
-        repaired_after("delete chain ip fairlead postrouting", 3).await;
+        repaired_after("delete chain ip fairlead postrouting", 4).await;
         repaired_after("add chain ip fairlead foreign ; add rule ip fairlead foreign drop", 2).await;
         repaired_after(
             "add chain ip fairlead other ; add chain ip fairlead foreign ; \

@@ -222,7 +222,9 @@ impl Backend {
 pub(super) fn ipvs(netns: &Netns) -> String {
     let mut list = netns.output("ipvsadm", &["-Sn"]);
     // The last parameter of a set is a random number of the kernel.
-    for line in netns.output("ipset", &["save"]).lines() {
+    let sets = netns.output("ipset", &["save"]);
+    // Packets write the entries with a timeout.
+    for line in sets.lines().filter(|line| !(line.starts_with("add ") && line.contains(" timeout "))) {
         list += line.split(" initval").next().unwrap_or_default();
         list.push('\n');
     }
