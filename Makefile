@@ -27,7 +27,7 @@ ARCHS ?= amd64 arm64
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-skew test-modes lint advisories charts reference image image-rootfs cluster cluster-test demo bench bench-peer clean
+.PHONY: help setup build test test-skew test-modes lint advisories charts reference image image-rootfs cluster cluster-test simulate demo bench bench-peer clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -90,6 +90,10 @@ cluster-test: ## run Kubernetes' own network tests and ours in that cluster; MOD
 	@$(ROOT) target/python/bin/python cluster/checks --label fairlead-$(MODE) --mode $(MODE) $(CHECKS) || true
 	@$(ROOT) target/python/bin/python cluster/test --label fairlead-$(MODE) || [ -n '$(CONTROL)' ]
 	@[ -z '$(CONTROL)' ] || $(ROOT) cluster/control $(MODE)
+
+simulate: setup ## simulate clusters with faults; SECONDS=120, or SEED=n to replay one
+	@cargo build --quiet --locked -p fairlead-simulation
+	@$(TARGET)/debug/simulate $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),120))
 
 demo: setup ## show Fairlead in a cluster of network namespaces; BACKEND=nftables, iptables or ipvs (root or sudo)
 	@echo 'Building fairlead and the demo: minutes the first time, seconds after that.'

@@ -24,6 +24,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fairlead-example-*", &["fairlead-backend", "fairlead-proto", "fairlead-runtime"]),
     ("fairlead", &["*"]),
     ("fairlead-e2e", &["*"]),
+    (
+        "fairlead-simulation",
+        &["fairlead-backend", "fairlead-fake-api-server", "fairlead-frontend", "fairlead-proto", "fairlead-runtime"],
+    ),
     ("fairlead-bench", &["*"]),
     ("fairlead-demo", &["*"]),
 ];

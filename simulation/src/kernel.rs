@@ -1,0 +1,185 @@
+//! The kernel of a node, which is a map, and a backend that programs it one service port at a time. Between two writes
+//! time passes, so that the process can be killed there. Each write must be a state that a frontend has committed for
+//! this node.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Result, bail};
+use backend::{Backend, Changes, Drift, NodeState, ServicePortState, SyncReport};
+use fastrand::Rng;
+use proto::model::{FailureKind, ServicePortFailure, ServicePortKey};
+use tokio::{sync::Notify, time::sleep};
+
+use crate::oracle::NodeOracle;
+
+/// The kernel of a node. Clones share it.
+#[derive(Clone)]
+pub(crate) struct SimulatedKernel {
+    state: Arc<Mutex<KernelState>>,
+    drift: Arc<Notify>,
+    oracle: NodeOracle,
+}
+
+struct KernelState {
+    rng: Rng,
+    service_ports: BTreeMap<ServicePortKey, ServicePortState>,
+    /// What another program has removed since the last write.
+    tampered: BTreeSet<ServicePortKey>,
+    writes: u64,
+    faults: KernelFaults,
+}
+
+/// What a kernel does wrong.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KernelFaults {
+    /// The probability that a call fails, in percent.
+    pub(crate) fails: u8,
+    /// Service ports of this name are rejected.
+    pub(crate) rejects: Option<String>,
+    /// The longest time of a write, in microseconds.
+    pub(crate) slow: u64,
+}
+
+/// Programs a [`SimulatedKernel`].
+pub(crate) struct SimulatedBackend {
+    kernel: SimulatedKernel,
+    queue: BTreeSet<ServicePortKey>,
+    /// The service ports that the kernel has rejected.
+    failed: BTreeSet<ServicePortKey>,
+}
+
+impl SimulatedKernel {
+    pub(crate) fn new(rng: Rng, oracle: NodeOracle) -> Self {
+        let faults = KernelFaults { slow: 1_000, ..KernelFaults::default() };
+        let state = KernelState { rng, service_ports: BTreeMap::new(), tampered: BTreeSet::new(), writes: 0, faults };
+        Self { state: Arc::new(Mutex::new(state)), drift: Arc::new(Notify::new()), oracle }
+    }
+
+    /// A backend as a new process has it.
+    pub(crate) fn backend(&self) -> SimulatedBackend {
+        SimulatedBackend { kernel: self.clone(), queue: BTreeSet::new(), failed: BTreeSet::new() }
+    }
+
+    pub(crate) fn service_ports(&self) -> BTreeMap<ServicePortKey, ServicePortState> {
+        self.lock().service_ports.clone()
+    }
+
+    /// What another program has removed, and the backend has not restored yet.
+    pub(crate) fn tampered(&self) -> BTreeSet<ServicePortKey> {
+        self.lock().tampered.clone()
+    }
+
+    /// The number of writes so far.
+    pub(crate) fn writes(&self) -> u64 {
+        self.lock().writes
+    }
+
+    pub(crate) fn set_faults(&self, faults: KernelFaults) {
+        self.lock().faults = faults;
+    }
+
+    /// The machine boots: nothing is programmed.
+    pub(crate) fn reboot(&self) {
+        let mut state = self.lock();
+        state.service_ports.clear();
+        state.tampered.clear();
+    }
+
+    /// Another program removes a service port.
+    pub(crate) fn tamper(&self) {
+        let mut state = self.lock();
+        let KernelState { rng, service_ports, .. } = &mut *state;
+        if let Some(key) = rng.choice(service_ports.keys()).cloned() {
+            service_ports.remove(&key);
+            state.tampered.insert(key);
+            drop(state);
+            self.drift.notify_one();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, KernelState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SimulatedBackend {
+    async fn pause(&self) {
+        let micros = {
+            let KernelState { rng, faults, .. } = &mut *self.kernel.lock();
+            rng.u64(0..=faults.slow)
+        };
+        sleep(Duration::from_micros(micros)).await;
+    }
+
+    /// Programs some service ports of the queue.
+    async fn program(&mut self, state: &NodeState) -> Result<SyncReport> {
+        self.pause().await;
+        let limit = {
+            let KernelState { rng, faults, .. } = &mut *self.kernel.lock();
+            if rng.u8(0..100) < faults.fails {
+                bail!("ENOBUFS");
+            }
+            rng.usize(1..=8)
+        };
+        let mut report = SyncReport::default();
+        for _ in 0..limit {
+            let Some(key) = self.queue.first().cloned() else { break };
+            self.pause().await;
+            self.queue.pop_first();
+            let mut kernel = self.kernel.lock();
+            let is_rejected = kernel.faults.rejects.as_deref() == Some(&*key.name);
+            let desired = state.service_port(&key).filter(|_| !is_rejected);
+            match is_rejected && state.service_port(&key).is_some() {
+                true => drop(self.failed.insert(key.clone())),
+                false => drop(self.failed.remove(&key)),
+            }
+            if kernel.service_ports.get(&key) != desired {
+                report.writes += 1;
+                kernel.writes += 1;
+                kernel.tampered.remove(&key);
+                match desired {
+                    Some(desired) => drop(kernel.service_ports.insert(key.clone(), desired.clone())),
+                    None => drop(kernel.service_ports.remove(&key)),
+                }
+                if !is_rejected {
+                    self.kernel.oracle.written(&key, desired);
+                }
+            }
+        }
+        report.failures = self.failed.iter().map(failure).collect();
+        report.unfinished = (!self.queue.is_empty()).then(|| self.queue.clone());
+        Ok(report)
+    }
+}
+
+impl Backend for SimulatedBackend {
+    const NAME: &'static str = "simulated";
+
+    async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
+        self.queue = self.kernel.lock().service_ports.keys().chain(state.service_ports().keys()).cloned().collect();
+        self.program(state).await
+    }
+
+    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
+        self.queue.extend(changes.service_ports.iter().cloned());
+        self.program(state).await
+    }
+
+    async fn drifted(&mut self) -> Drift {
+        self.kernel.drift.notified().await;
+        Drift::Possible
+    }
+
+    async fn cleanup(&mut self) -> Result<()> {
+        self.kernel.lock().service_ports.clear();
+        Ok(())
+    }
+}
+
+fn failure(key: &ServicePortKey) -> ServicePortFailure {
+    ServicePortFailure { key: key.clone(), reason: "EINVAL".to_owned(), retryable: true, kind: FailureKind::Program }
+}

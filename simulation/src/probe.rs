@@ -1,0 +1,63 @@
+//! What a new frontend without faults decides for a node.
+
+use std::sync::Arc;
+
+use fake_api_server::ApiServer;
+use frontend::{
+    Config, Frontend,
+    source::{KubernetesApi, Source},
+};
+use proto::model::{Capabilities, Hello, KindVersions, Role, ServerMessage, SourceVersion};
+use runtime::{Ready, Shutdown};
+use tokio::sync::mpsc;
+
+use crate::{objects::node_name, oracle::MirroredState};
+
+/// The state of a node, from a frontend that has just started.
+pub(crate) async fn state_of(api: &ApiServer, node: usize) -> MirroredState {
+    let frontend = Frontend::new(Config::default());
+    let (_trigger, shutdown) = Shutdown::channel();
+    let (updates, received) = mpsc::channel(16);
+    let api = api.clone();
+    let api = KubernetesApi::in_process(move |request| {
+        let api = api.clone();
+        async move { api.call(request).await }
+    });
+    let source = tokio::spawn(Source::Kubernetes(api).run(updates, frontend.freshness(), shutdown.clone()));
+    let engine = {
+        let (frontend, shutdown) = (frontend.clone(), shutdown.clone());
+        tokio::spawn(async move { frontend.run(received, Ready::new().guard("objects"), shutdown).await })
+    };
+    let state = view(&frontend, node, shutdown).await;
+    source.abort();
+    engine.abort();
+    state
+}
+
+/// What a frontend decides for a node.
+pub(crate) async fn view(frontend: &Frontend, node: usize, shutdown: Shutdown) -> MirroredState {
+    let node: Arc<str> = node_name(node).into();
+    let hello = Hello {
+        capabilities: Capabilities::SUPPORTED,
+        node: node.clone(),
+        role: Role::Observer,
+        backend: "probe".to_owned(),
+        backend_version: String::new(),
+        resume: None,
+        digests: None,
+        source_version: SourceVersion::default(),
+        kind_versions: KindVersions::default(),
+        started: None,
+    };
+    let (_replies, mut messages) = frontend.attach(hello, shutdown);
+    let mut state = MirroredState::empty(&node);
+    while let Some(message) = messages.recv().await {
+        if let ServerMessage::Batch(batch) = message {
+            batch.operations.into_iter().for_each(|operation| state.apply(operation));
+            if batch.commit {
+                break;
+            }
+        }
+    }
+    state
+}

@@ -1,0 +1,238 @@
+//! The processes of the cluster: frontends and backends, with the real code, which are started, stopped and killed.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use backend::{LossLimit, Progress, Runner, RunnerOptions, StateFiles};
+use fake_api_server::ApiServer;
+use fastrand::Rng;
+use frontend::{
+    Config, Frontend,
+    source::{KubernetesApi, Source},
+};
+use proto::model::ClusterInfo;
+use runtime::{Ready, Shutdown, Trigger};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
+
+use crate::{
+    disk::SimulatedDisk,
+    kernel::SimulatedKernel,
+    network::{Listening, Network, NodeConnect},
+    objects::node_name,
+    oracle::NodeOracle,
+    trace::{Trace, trace},
+};
+
+/// How many updates wait for the engine, as in a real frontend.
+const UPDATES: usize = 1024;
+
+/// A replica of the frontend.
+pub(crate) struct FrontendProcess {
+    number: usize,
+    api: ApiServer,
+    network: Network,
+    trace: Trace,
+    running: Option<RunningFrontend>,
+}
+
+struct RunningFrontend {
+    trigger: Trigger,
+    killed: watch::Sender<bool>,
+    tasks: Vec<JoinHandle<anyhow::Result<()>>>,
+}
+
+/// A node with its kernel and disk, and its backend.
+pub(crate) struct NodeProcess {
+    pub(crate) number: usize,
+    pub(crate) kernel: SimulatedKernel,
+    pub(crate) disk: SimulatedDisk,
+    /// The file beside the state file, with the boot of its content.
+    boot_disk: SimulatedDisk,
+    boots: u64,
+    pub(crate) oracle: NodeOracle,
+    network: Network,
+    trace: Trace,
+    max_loss: LossLimit,
+    is_withheld: Arc<AtomicBool>,
+    running: Option<(Trigger, JoinHandle<anyhow::Result<()>>, watch::Receiver<Progress>)>,
+}
+
+impl FrontendProcess {
+    pub(crate) fn new(number: usize, api: ApiServer, network: Network, trace: Trace) -> Self {
+        Self { number, api, network, trace, running: None }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    pub(crate) fn start(&mut self) {
+        trace!(self.trace, "start frontend {}", self.number);
+        let config = Config { cluster: ClusterInfo::default(), ..Config::default() };
+        let frontend = Frontend::new(config);
+        let (trigger, shutdown) = Shutdown::channel();
+        let (updates, received) = mpsc::channel(UPDATES);
+        let api = self.api.clone();
+        let api = KubernetesApi::in_process(move |request| {
+            let api = api.clone();
+            async move { api.call(request).await }
+        });
+        let source = Source::Kubernetes(api).run(updates, frontend.freshness(), shutdown.clone());
+        let engine = {
+            let (frontend, shutdown) = (frontend.clone(), shutdown.clone());
+            async move { frontend.run(received, Ready::new().guard("objects"), shutdown).await }
+        };
+        let tasks = vec![tokio::spawn(source), tokio::spawn(engine)];
+        let (killed, is_killed) = watch::channel(false);
+        self.network.listen(self.number, Some(Listening { frontend, shutdown, killed: is_killed }));
+        self.running = Some(RunningFrontend { trigger, killed, tasks });
+    }
+
+    /// Ends it at once.
+    pub(crate) fn kill(&mut self) {
+        let Some(RunningFrontend { trigger, killed, tasks }) = self.running.take() else { return };
+        trace!(self.trace, "kill frontend {}", self.number);
+        self.network.listen(self.number, None);
+        killed.send_replace(true);
+        tasks.iter().for_each(JoinHandle::abort);
+        drop(trigger);
+    }
+
+    /// Ends it in order: it asks its nodes to leave.
+    pub(crate) fn stop(&mut self) {
+        let Some(RunningFrontend { trigger, killed, tasks }) = self.running.take() else { return };
+        trace!(self.trace, "stop frontend {}", self.number);
+        self.network.listen(self.number, None);
+        trigger.fire();
+        tokio::spawn(async move {
+            for task in tasks {
+                let _ = task.await;
+            }
+            // The connections end when the nodes have left, or with the process.
+            tokio::time::sleep(std::time::Duration::from_secs(15)).await;
+            killed.send_replace(true);
+        });
+    }
+
+    /// Whether one of its tasks has panicked.
+    pub(crate) async fn check(&mut self) {
+        let Some(running) = &mut self.running else { return };
+        for task in &mut running.tasks {
+            if task.is_finished()
+                && let Err(error) = task.await
+                && error.is_panic()
+            {
+                self.trace.violation(format_args!("frontend {} panicked: {error}", self.number));
+                self.running = None;
+                return;
+            }
+        }
+    }
+}
+
+impl NodeProcess {
+    pub(crate) fn new(number: usize, rng: &mut Rng, network: Network, trace: Trace, max_loss: LossLimit) -> Self {
+        let oracle = NodeOracle::new(&node_name(number), trace.clone());
+        Self {
+            number,
+            kernel: SimulatedKernel::new(rng.fork(), oracle.clone()),
+            disk: SimulatedDisk::new(rng.fork()),
+            boot_disk: SimulatedDisk::new(rng.fork()),
+            boots: 0,
+            oracle,
+            network,
+            trace,
+            max_loss,
+            is_withheld: Arc::default(),
+            running: None,
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    pub(crate) fn start(&mut self) {
+        trace!(self.trace, "start node {}", self.number);
+        let is_withheld = self.is_withheld.clone();
+        let connect = NodeConnect {
+            network: self.network.clone(),
+            node: self.number,
+            oracle: self.oracle.clone(),
+            kernel: self.kernel.clone(),
+            is_withheld: Arc::new(move || is_withheld.load(Ordering::Relaxed)),
+        };
+        let options = RunnerOptions { max_loss: self.max_loss, ..RunnerOptions::new(node_name(self.number)) };
+        let files = StateFiles {
+            state: Arc::new(self.disk.clone()),
+            boot: Arc::new(self.boot_disk.clone()),
+            boot_id: Some(self.boots.to_string()),
+        };
+        let runner = Runner::new(options, self.kernel.backend(), connect).with_state_files(files);
+        let progress = runner.progress();
+        let (trigger, shutdown) = Shutdown::channel();
+        self.running = Some((trigger, tokio::spawn(runner.run(shutdown)), progress.clone()));
+        let is_withheld = self.is_withheld.clone();
+        is_withheld.store(false, Ordering::Relaxed);
+        let mut progress = progress;
+        tokio::spawn(async move {
+            while progress.changed().await.is_ok() {
+                let withheld = progress.borrow_and_update().withheld_service_ports;
+                is_withheld.store(withheld > 0, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Ends the process at once.
+    pub(crate) fn kill(&mut self) {
+        let Some((trigger, task, _)) = self.running.take() else { return };
+        trace!(self.trace, "kill node {}", self.number);
+        task.abort();
+        self.process_ended();
+        drop(trigger);
+    }
+
+    /// Ends the process in order, and waits for that.
+    pub(crate) async fn stop(&mut self) {
+        let Some((trigger, task, _)) = self.running.take() else { return };
+        trace!(self.trace, "stop node {}", self.number);
+        trigger.fire();
+        let ended = task.await;
+        self.process_ended();
+        if let Err(error) = ended {
+            self.trace.violation(format_args!("node {} panicked: {error}", self.number));
+        }
+    }
+
+    /// The machine loses power.
+    pub(crate) fn power_off(&mut self) {
+        self.kill();
+        trace!(self.trace, "node {} loses power", self.number);
+        self.disk.power_lost();
+        self.boot_disk.power_lost();
+        self.boots += 1;
+        self.oracle.power_lost();
+        self.kernel.reboot();
+    }
+
+    fn process_ended(&self) {
+        self.disk.process_ended();
+        self.boot_disk.process_ended();
+    }
+
+    /// Whether the process has panicked.
+    pub(crate) async fn check(&mut self) {
+        if let Some((_, task, _)) = &mut self.running
+            && task.is_finished()
+        {
+            let ended = task.await;
+            self.trace.violation(format_args!("node {} ended: {ended:?}", self.number));
+            self.running = None;
+        }
+    }
+}
