@@ -221,14 +221,14 @@ impl Pumps {
             sleep(self.network.latency()).await;
             let Ok(permit) = to.reserve().await else { return };
             trace!(self.network.0.trace, "{:?} to node {}: {}", self.pair.1, self.pair.0, summary(&message));
-            self.mirror().from_frontend(&message);
+            self.mirror().received(&message);
             permit.send(message);
         }
     }
 
     async fn to_frontend(&self, mut from: mpsc::Receiver<ClientMessage>, to: mpsc::Sender<ClientMessage>) {
         while let Some(message) = from.recv().await {
-            self.mirror().from_node(&message, &self.kernel, (self.is_withheld)());
+            self.mirror().sent(&message, &self.kernel, (self.is_withheld)());
             self.network.passes(self.pair).await;
             sleep(self.network.latency()).await;
             if to.send(message).await.is_err() {

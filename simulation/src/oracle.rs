@@ -173,7 +173,7 @@ impl NodeOracle {
 
 impl StreamMirror {
     /// A message arrives at the node.
-    pub(crate) fn from_frontend(&mut self, message: &ServerMessage) {
+    pub(crate) fn received(&mut self, message: &ServerMessage) {
         match message {
             ServerMessage::Welcome(welcome) => {
                 self.epoch = welcome.epoch;
@@ -203,7 +203,7 @@ impl StreamMirror {
     }
 
     /// The node sends a message.
-    pub(crate) fn from_node(&mut self, message: &ClientMessage, kernel: &SimulatedKernel, is_withheld: bool) {
+    pub(crate) fn sent(&mut self, message: &ClientMessage, kernel: &SimulatedKernel, is_withheld: bool) {
         let ClientMessage::Ack(Ack { revision, failures, unfinished, digest, .. }) = message else { return };
         if *unfinished == 0 {
             self.oracle.lock().is_unconfirmed = false;
@@ -259,7 +259,7 @@ fn digest_of(service: &ServicePortState) -> Digest {
 
 /// Whether a service port has only endpoints of another one, and is equal otherwise.
 fn is_part(part: &ServicePortState, whole: &ServicePortState) -> bool {
-    let any_endpoints = part.port.any_endpoints.clone();
+    let any_endpoints = part.port.any_endpoints;
     let pools = [PoolClass::Cluster, PoolClass::Local]
         .into_iter()
         .flat_map(|class| IpFamily::ALL.map(|family| (class, family)));
