@@ -38,8 +38,8 @@ pub(crate) const DEVICE: &str = "fairlead-ipvs0";
 
 /// Virtual servers, sets, addresses and rules.
 pub(crate) trait Kernel: Send + 'static {
-    /// Creates the base objects that are missing: settings, sets, the device, rules. Those of a family without rules are
-    /// left as they are.
+    /// Creates the base objects that are missing: settings, sets, the device, rules. Those of a family without rules
+    /// are left as they are.
     fn prepare(&mut self, base: Base) -> impl Future<Output = Result<Prepared>> + Send;
 
     /// All our objects.

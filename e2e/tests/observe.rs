@@ -87,7 +87,10 @@ impl Fixture {
 
     fn taint(&self, key: &str) {
         let spec = json!({"taints": [{"key": key, "effect": "NoSchedule", "value": "1"}]});
-        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}, "spec": spec});
+        let node = self.cluster.node('a').address.v4.to_string();
+        let status = json!({"addresses": [{"type": "InternalIP", "address": node}]});
+        let metadata = json!({"name": "node-a"});
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": status});
         self.manifests.write("node-a", &[node]);
     }
 }

@@ -113,8 +113,8 @@ fn backend_fails_over_without_writing_to_the_kernel() {
     assert_eq!(fixture.answers(), "pod-a-2");
 }
 
-/// As a Deployment does: the new frontend is ready before the old one stops. Changes reach the node throughout: those of
-/// a second are too many for one commit.
+/// As a Deployment does: the new frontend is ready before the old one stops. Changes reach the node throughout: those
+/// of a second are too many for one commit.
 #[test]
 fn changes_continue_while_the_only_frontend_is_replaced() {
     let fixture = Fixture::new();

@@ -1,5 +1,6 @@
 //! Kubernetes Events. A failure of nodes: on the Service, one for each reason, for all nodes together. A start of a
-//! backend, and what does not work on a node: on the Node. Parts of a Service or EndpointSlice that are not used: on the object.
+//! backend, and what does not work on a node: on the Node. Parts of a Service or EndpointSlice that are not used: on
+//! the object.
 //!
 //! ```text
 //!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ EventSeries: Service, reason

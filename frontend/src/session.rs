@@ -56,8 +56,8 @@ use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session};
 
 /// How much the age limit of a stream varies, as a fraction of the configured one.
 const AGE_JITTER: f64 = 0.2;
-/// How long after the shutdown the listeners are certainly closed: a client that reconnects at once must not be accepted
-/// again.
+/// How long after the shutdown the listeners are certainly closed: a client that reconnects at once must not be
+/// accepted again.
 const LISTENERS_CLOSE: Duration = Duration::from_millis(50);
 /// The longest name of a Node, as of any object (DNS subdomain, RFC 1123), in bytes.
 const MAX_NODE_NAME: usize = 253;

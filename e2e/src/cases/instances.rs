@@ -186,6 +186,7 @@ fn start_traffic(cluster: &Cluster) -> BackgroundTraffic {
             }
         }
     }
+    let traffic = traffic.that_fits_a_guest();
     traffic.wait(ATTEMPTS, TIMEOUT);
     traffic
 }

@@ -60,8 +60,8 @@ pub fn no_address_answers_while_none_is_known(backend: Backend) {
     }
 }
 
-/// A Node object that is deleted by mistake changes nothing: its node keeps the last known addresses and pod CIDRs, also
-/// after restarts, until the object returns.
+/// A Node object that is deleted by mistake changes nothing: its node keeps the last known addresses and pod CIDRs,
+/// also after restarts, until the object returns.
 pub fn node_ports_answer_while_the_node_object_is_missing(backend: Backend) {
     let builder = Deployment::builder(backend).without_cluster_cidr();
     let builder = builder.argument("--detect-local-mode").argument("NodeCIDR");

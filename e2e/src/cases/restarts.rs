@@ -114,8 +114,8 @@ pub fn rebooted_node_programs_its_last_state(backend: Backend) {
     }
 }
 
-/// After a reboot pods have other addresses than in the stored state. Until a frontend answers, a node uses endpoints on
-/// other nodes only, and rejects connections to Services that have none; policy Local has no endpoint on the node.
+/// After a reboot pods have other addresses than in the stored state. Until a frontend answers, a node uses endpoints
+/// on other nodes only, and rejects connections to Services that have none; policy Local has no endpoint on the node.
 pub fn rebooted_node_leaves_out_its_former_pods(backend: Backend) {
     let only_here = |cluster: &Cluster| {
         let service = Service::new("only-here").cluster_ip(plan::cluster_ip(4)).port_all(PORT, 8080);
@@ -213,7 +213,7 @@ fn start_traffic(cluster: &Cluster) -> BackgroundTraffic {
         (outside, Protocol::Tcp, IpFamily::V4),
         (outside, Protocol::Udp, IpFamily::V6),
     ];
-    BackgroundTraffic { streams, churns: churns.map(churn).into() }
+    BackgroundTraffic { streams, churns: churns.map(churn).into() }.that_fits_a_guest()
 }
 
 // === the services ===

@@ -202,7 +202,7 @@ impl<K: Watchable> Verifier<K> {
     }
 
     /// When the next comparison is due because a watch was resumed after a failure: not at once, as all clients of an
-    /// API server that restarts come back then, and not more often than for silent watches, as perhaps each watch fails.
+    /// API server that restarts come back then, and not more often than for silent watches: perhaps each watch fails.
     fn due_after_failure(&self) -> Option<Instant> {
         let due = self.watched.lock().uncompared? + self.deadlines.after_failure;
         Some(self.compared.map_or(due, |compared| due.max(compared + self.deadlines.silence.0)))
@@ -225,8 +225,8 @@ impl<K: Watchable> Verifier<K> {
         self.recorder.confirmed_at().unwrap_or_else(Instant::now) + self.silence
     }
 
-    /// Compares all versions, and returns how many objects the watch has missed: those that differ in the same way in
-    /// two comparisons. Between them an event on its way arrives.
+    /// Compares all versions, and returns how many objects the watch has missed: those that differ alike in two
+    /// comparisons. Between them an event on its way arrives.
     async fn compare(&mut self) -> Result<usize, RequestError> {
         self.compared = Some(Instant::now());
         let found = self.requests.object_versions().await?;

@@ -24,7 +24,7 @@ impl DifferingVersions {
         self.0.len()
     }
 
-    /// The number of objects that differ in the same way in another comparison.
+    /// The number of objects that differ alike in another comparison.
     pub(super) fn same(&self, other: &Self) -> usize {
         self.0.iter().filter(|(name, versions)| other.0.get(name) == Some(versions)).count()
     }
