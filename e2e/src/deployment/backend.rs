@@ -220,7 +220,13 @@ impl Backend {
 /// Virtual servers, sets and addresses of a namespace, one in each line.
 #[track_caller]
 pub(super) fn ipvs(netns: &Netns) -> String {
-    let mut list = netns.output("ipvsadm", &["-Sn"]);
+    // Destinations with weight 0 are removed when their connections have ended.
+    let servers = netns.output("ipvsadm", &["-Sn"]);
+    let mut list = String::new();
+    for line in servers.lines().filter(|line| !line.trim_end().ends_with(" -w 0")) {
+        list += line;
+        list.push('\n');
+    }
     // The last parameter of a set is a random number of the kernel.
     let sets = netns.output("ipset", &["save"]);
     // Packets write the entries with a timeout.

@@ -196,9 +196,9 @@ async fn restore_is_detected_when_the_version_has_caught_up() {
     fixture.put_node("n2", "x");
     assert_eq!(fixture.next_within(HOUR).await, "n2 in x");
     fixture.server.restore(backup);
-    let (_, service, _) = samples().into_iter().next().unwrap();
     for _ in 0..10 {
-        let _ = fixture.server.put(Resource::Service, service.clone());
+        let lease = json!({"metadata": {"namespace": "shop", "name": "leader"}});
+        let _ = fixture.server.put(Resource::ConfigMap, lease);
     }
     assert_eq!(fixture.next_within(HOUR).await, "all Node: n1 in x");
 }
