@@ -34,8 +34,8 @@ fn restart_reads_each_family_once() {
         let calls = calls.saved();
         for program in saved {
             let count = calls.iter().filter(|call| **call == program).count();
-            // By the backend, and at about the same time by the search for rules of kube-proxy.
-            assert!((1..=2).contains(&count), "{backend:?}: {calls:?}");
+            // Once by the backend; and by the search for rules of kube-proxy, which finds out the variant first.
+            assert!((1..=3).contains(&count), "{backend:?}: {calls:?}");
         }
     }
 }

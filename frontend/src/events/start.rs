@@ -1,5 +1,5 @@
-//! The Events on a Node, when its backend starts and when something does not work there: the same from each replica that
-//! the backend connects to. Pure.
+//! The Events on a Node, when its backend starts and when something does not work there: the same from each replica
+//! that the backend connects to. Pure.
 
 use std::{
     sync::Arc,
