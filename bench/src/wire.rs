@@ -168,14 +168,7 @@ impl Client {
 
     async fn ack(&mut self, revision: Revision) -> Result<()> {
         self.revision = revision;
-        let ack = Ack {
-            revision,
-            digest: None,
-            apply_time: Duration::ZERO,
-            failures: Vec::new(),
-            unfinished: 0,
-            degraded: Vec::new(),
-        };
+        let ack = Ack::complete(revision, None);
         self.replies.send(ClientMessage::Ack(ack)).await.context("the stream has ended")
     }
 }

@@ -3,34 +3,19 @@
 use std::sync::Arc;
 
 use fake_api_server::ApiServer;
-use frontend::{
-    Config, Frontend,
-    source::{KubernetesApi, Source},
-};
+use frontend::Frontend;
 use proto::model::{Capabilities, Hello, KindVersions, Role, ServerMessage, SourceVersion};
-use runtime::{Ready, Shutdown};
-use tokio::sync::mpsc;
+use runtime::Shutdown;
+use tokio::task::JoinHandle;
 
-use crate::{objects::node_name, oracle::MirroredState};
+use crate::{objects::node_name, oracle::MirroredState, processes::spawn_frontend};
 
 /// The state of a node, from a frontend that has just started.
 pub(crate) async fn state_of(api: &ApiServer, node: usize) -> MirroredState {
-    let frontend = Frontend::new(Config::default());
     let (_trigger, shutdown) = Shutdown::channel();
-    let (updates, received) = mpsc::channel(16);
-    let api = api.clone();
-    let api = KubernetesApi::in_process(move |request| {
-        let api = api.clone();
-        async move { api.call(request).await }
-    });
-    let source = tokio::spawn(Source::Kubernetes(api).run(updates, frontend.freshness(), shutdown.clone()));
-    let engine = {
-        let (frontend, shutdown) = (frontend.clone(), shutdown.clone());
-        tokio::spawn(async move { frontend.run(received, Ready::new().guard("objects"), shutdown).await })
-    };
+    let (frontend, tasks) = spawn_frontend(api, &shutdown);
     let state = view(&frontend, node, shutdown).await;
-    source.abort();
-    engine.abort();
+    tasks.iter().for_each(JoinHandle::abort);
     state
 }
 

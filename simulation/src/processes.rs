@@ -12,7 +12,6 @@ use frontend::{
     Config, Frontend,
     source::{KubernetesApi, Source},
 };
-use proto::model::ClusterInfo;
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
     sync::{mpsc, watch},
@@ -62,6 +61,24 @@ pub(crate) struct NodeProcess {
     running: Option<(Trigger, JoinHandle<anyhow::Result<()>>, watch::Receiver<Progress>)>,
 }
 
+/// Starts a frontend on an API server: its source and its engine.
+pub(crate) fn spawn_frontend(api: &ApiServer, shutdown: &Shutdown) -> (Frontend, Vec<JoinHandle<anyhow::Result<()>>>) {
+    let frontend = Frontend::new(Config::default());
+    let (updates, received) = mpsc::channel(UPDATES);
+    let api = api.clone();
+    let api = KubernetesApi::in_process(move |request| {
+        let api = api.clone();
+        async move { api.call(request).await }
+    });
+    let source = Source::Kubernetes(api).run(updates, frontend.freshness(), shutdown.clone());
+    let engine = {
+        let (frontend, shutdown) = (frontend.clone(), shutdown.clone());
+        async move { frontend.run(received, Ready::new().guard("objects"), shutdown).await }
+    };
+    let tasks = vec![tokio::spawn(source), tokio::spawn(engine)];
+    (frontend, tasks)
+}
+
 impl FrontendProcess {
     pub(crate) fn new(number: usize, api: ApiServer, network: Network, trace: Trace) -> Self {
         Self { number, api, network, trace, running: None }
@@ -73,21 +90,8 @@ impl FrontendProcess {
 
     pub(crate) fn start(&mut self) {
         trace!(self.trace, "start frontend {}", self.number);
-        let config = Config { cluster: ClusterInfo::default(), ..Config::default() };
-        let frontend = Frontend::new(config);
         let (trigger, shutdown) = Shutdown::channel();
-        let (updates, received) = mpsc::channel(UPDATES);
-        let api = self.api.clone();
-        let api = KubernetesApi::in_process(move |request| {
-            let api = api.clone();
-            async move { api.call(request).await }
-        });
-        let source = Source::Kubernetes(api).run(updates, frontend.freshness(), shutdown.clone());
-        let engine = {
-            let (frontend, shutdown) = (frontend.clone(), shutdown.clone());
-            async move { frontend.run(received, Ready::new().guard("objects"), shutdown).await }
-        };
-        let tasks = vec![tokio::spawn(source), tokio::spawn(engine)];
+        let (frontend, tasks) = spawn_frontend(&self.api, &shutdown);
         let (killed, is_killed) = watch::channel(false);
         self.network.listen(self.number, Some(Listening { frontend, shutdown, killed: is_killed }));
         self.running = Some(RunningFrontend { trigger, killed, tasks });

@@ -260,14 +260,7 @@ impl Session<'_> {
     fn ack(&mut self, revision: u64, digest: Option<Digest>, out: &mut Vec<u8>) {
         self.node.revision.store(revision, Ordering::Relaxed);
         let revision = Revision(revision);
-        let ack = Ack {
-            revision,
-            digest,
-            apply_time: Duration::ZERO,
-            failures: Vec::new(),
-            unfinished: 0,
-            degraded: Vec::new(),
-        };
+        let ack = Ack::complete(revision, digest);
         http2::send(out, &encoded::encode_client_message(&ClientMessage::Ack(ack)));
         if !self.consistent {
             self.consistent = true;

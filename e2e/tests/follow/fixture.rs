@@ -311,14 +311,7 @@ impl Fixture {
                 ServerMessage::Drain(_) => panic!("the frontend is not stopped"),
             };
             let digest = Some(state.digests().total());
-            let ack = Ack {
-                revision,
-                digest,
-                apply_time: Duration::ZERO,
-                failures: Vec::new(),
-                unfinished: 0,
-                degraded: Vec::new(),
-            };
+            let ack = Ack::complete(revision, digest);
             replies.send(ClientMessage::Ack(ack)).await.unwrap();
         }
     }

@@ -97,14 +97,7 @@ impl View {
 
     async fn ack(&mut self, revision: Revision) -> Result<()> {
         let digest = Some(self.state.digests().total());
-        let ack = Ack {
-            revision,
-            digest,
-            apply_time: Duration::ZERO,
-            failures: Vec::new(),
-            unfinished: 0,
-            degraded: Vec::new(),
-        };
+        let ack = Ack::complete(revision, digest);
         self.reply(ClientMessage::Ack(ack)).await
     }
 

@@ -106,6 +106,14 @@ pub struct Ack {
     pub degraded: Vec<String>,
 }
 
+impl Ack {
+    /// Of a client on whose node everything is programmed.
+    #[must_use]
+    pub const fn complete(revision: Revision, digest: Option<Digest>) -> Self {
+        Self { revision, digest, apply_time: Duration::ZERO, failures: Vec::new(), unfinished: 0, degraded: Vec::new() }
+    }
+}
+
 /// A service port that the node could not program completely.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePortFailure {

@@ -272,14 +272,7 @@ impl Client {
 
 /// The ack of a client that has no state.
 fn empty_ack(revision: Revision) -> ClientMessage {
-    ClientMessage::Ack(Ack {
-        revision,
-        digest: None,
-        apply_time: Duration::ZERO,
-        failures: Vec::new(),
-        unfinished: 0,
-        degraded: Vec::new(),
-    })
+    ClientMessage::Ack(Ack::complete(revision, None))
 }
 
 fn send(sender: &ClientSender, message: &ClientMessage) {
