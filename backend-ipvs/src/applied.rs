@@ -12,7 +12,7 @@ use netlink::ipvs::VirtualServerKey;
 use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 
 use crate::{
-    desired::{Desired, Rules},
+    desired::{Desired, Excess, Rules},
     kernel::Rejected,
     mark::Ids,
     object::{Object, Value, Weight},
@@ -42,9 +42,8 @@ pub struct AppliedState {
     degraded: BTreeMap<ServicePortKey, String>,
     /// The VIPs of service ports that are in excluded ranges.
     excluded: BTreeMap<ServicePortKey, Vec<IpAddr>>,
-    /// How many destinations persistent virtual servers at external VIPs would need, for each Service (namespace and
-    /// name) with more than [`MAX_PERSISTENT_DESTINATIONS`](crate::desired::MAX_PERSISTENT_DESTINATIONS).
-    pub(crate) excess: BTreeMap<(Arc<str>, Arc<str>), usize>,
+    /// The Services (namespace and name) that exceed limits.
+    pub(crate) excess: BTreeMap<(Arc<str>, Arc<str>), Excess>,
 }
 
 impl AppliedState {

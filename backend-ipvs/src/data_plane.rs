@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use crate::{
     applied::AppliedState,
     describe,
-    desired::{Context, Desired, MAX_PERSISTENT_DESTINATIONS, Rules, desired, persistent_destinations, rules},
+    desired::{Context, Desired, Excess, Rules, desired, excess, rules},
     kernel::{Base, DryRun, Kernel, Listing, Ours, Prepared, UnusableFamily},
     object::{Object, ipvs_protocol},
     plan::{Drain, plan},
@@ -139,13 +139,13 @@ impl<K: Kernel> IpvsDataPlane<K> {
             node: &state.node().addresses,
             elsewhere: &applied.foreign_addresses,
             node_ports: &node_ports,
-            excess: applied.excess.get(&service_name(key)).copied(),
+            excess: applied.excess.get(&service_name(key)).copied().unwrap_or_default(),
         };
         Ok(desired(service_port, context, id, owns))
     }
 
-    /// Updates which Services of these service ports, which are sorted, need too many destinations. Returns all service
-    /// ports of a Service for which that changes.
+    /// Updates which Services of these service ports, which are sorted, exceed limits. Returns all service ports of a
+    /// Service for which that changes.
     fn update_excess<'k>(
         &self,
         state: &NodeState,
@@ -160,14 +160,13 @@ impl<K: Kernel> IpvsDataPlane<K> {
             if last.as_ref() == Some(&name) {
                 continue;
             }
-            let destinations: usize =
-                ports_of(state, &name).map(|(_, service)| persistent_destinations(service, &node_ports)).sum();
-            let excess = Some(destinations).filter(|count| *count > MAX_PERSISTENT_DESTINATIONS);
-            let before = match excess {
-                Some(count) => applied.excess.insert(name.clone(), count),
-                None => applied.excess.remove(&name),
+            let ports = ports_of(state, &name).map(|(_, service)| service);
+            let new = excess(ports, &state.node().addresses, &node_ports);
+            let before = match new {
+                Excess { destinations: None, sources: None } => applied.excess.remove(&name),
+                _ => applied.excess.insert(name.clone(), new),
             };
-            if before.is_some() != excess.is_some() {
+            if before.unwrap_or_default().differs(&new) {
                 changed.extend(ports_of(state, &name).map(|(key, _)| key.clone()));
             }
             last = Some(name);

@@ -11,4 +11,6 @@ mod service;
 mod tests;
 
 pub(crate) use rules::{Rules, TABLES, is_ours, rules};
-pub(crate) use service::{Context, Desired, MAX_PERSISTENT_DESTINATIONS, desired, persistent_destinations};
+#[cfg(test)]
+pub(crate) use service::MAX_PERSISTENT_DESTINATIONS;
+pub(crate) use service::{Context, Desired, Excess, desired, excess};

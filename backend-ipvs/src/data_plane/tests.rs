@@ -17,6 +17,8 @@ use crate::{
     plan::{Objects, Operation},
 };
 
+mod limits;
+
 fn driver(kernel: &Fake) -> Driver<IpvsDataPlane<Fake>> {
     Driver::new(IpvsDataPlane::new(kernel.clone(), Settings::default()))
 }
@@ -383,62 +385,6 @@ async fn a_missing_scheduler_is_replaced_and_retried() {
     let changes = transition(&mut state, &web(vec![TWO]));
     let applied = driver.apply_all(&state, &changes).await.unwrap();
     assert_eq!((applied.failures, scheduler(&kernel).as_str()), (vec![], "wlc"), "it exists now");
-}
-
-/// A Service with session affinity, and this many ports, external IPs and endpoints.
-fn sticky(state: StateBuilder, ports: u32, vips: u32, endpoints: u32) -> StateBuilder {
-    let address = |net: u32, n: u32| std::net::Ipv4Addr::from((net << 24) + n);
-    let endpoints: Vec<_> = (0..endpoints).map(|n| format!("{}:8080", address(10, n + 1))).collect();
-    (0..ports).fold(state, |state, number| {
-        state.service(&format!("default/sticky:port-{number:03}"), |port| {
-            let port = port.cluster_ip("10.96.0.2").port(1000 + number as u16).affinity(60);
-            let port = (0..vips).fold(port, |port, n| port.external_ip(&address(198, n + 1).to_string()));
-            port.endpoints(endpoints.iter().map(String::as_str))
-        })
-    })
-}
-
-fn destinations(kernel: &Fake) -> usize {
-    kernel.objects().keys().filter(|object| matches!(object, Object::Destination(..))).count()
-}
-
-#[tokio::test(start_paused = true)]
-async fn destinations_of_a_service_with_affinity_are_bounded() {
-    const { assert!(10 * 5_000 < MAX_PERSISTENT_DESTINATIONS, "a usual Service has persistent virtual servers") };
-    for (ports, vips, endpoints) in [(1, 20, 5_000), (1, 21, 5_000), (20, 10, 500), (20, 64, 100), (40, 64, 100)] {
-        let kernel = Fake::default();
-        let report = reconcile(&kernel, &sticky(mk_state(), ports, vips, endpoints).build()).await;
-        let external = (ports * vips * endpoints) as usize;
-        let cluster_ip = (ports * endpoints) as usize;
-        let is_limited = external > MAX_PERSISTENT_DESTINATIONS;
-        let expected = if is_limited { cluster_ip } else { external };
-        let at = format!("{ports} ports, {vips} VIPs, {endpoints} endpoints");
-        assert_eq!(destinations(&kernel), cluster_ip + expected, "{at}");
-        // Virtual servers, addresses and set entries of each port at each VIP.
-        assert!(report.writes < destinations(&kernel) + (4 * ports * (vips + 2)) as usize, "{at}: {}", report.writes);
-        assert_eq!(report.failures.len(), if is_limited { ports as usize } else { 0 }, "{at}");
-        if let Some(failure) = report.failures.first() {
-            assert!(failure.reason.starts_with("spec.sessionAffinity: "), "{}", failure.reason);
-            assert!(failure.reason.contains(&format!("are {external}, more than 100000")), "{}", failure.reason);
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn all_ports_of_a_service_change_when_one_exceeds_the_limit_of_destinations() {
-    let kernel = Fake::default();
-    let mut driver =
-        Driver::new(IpvsDataPlane::new(kernel.clone(), Settings { drain: Duration::ZERO, ..Settings::default() }));
-    let mut state = sticky(with_web(mk_state(), &[ONE]), 10, 100, 100).build();
-    driver.reconcile_all(&state).await.unwrap();
-    for (ports, expected) in [(11, 11 * 200), (10, 10 * 10_100), (12, 12 * 200), (0, 0)] {
-        let changes = transition(&mut state, &sticky(with_web(mk_state(), &[ONE]), ports, 100, 100).build());
-        let report = driver.apply_all(&state, &changes).await.unwrap();
-        assert_eq!(report.failures.len(), if expected == 200 * ports as usize { ports as usize } else { 0 });
-        // Two destinations are those of the other Service: at its cluster IP and its node port.
-        assert_eq!(destinations(&kernel), expected + 2, "{ports} ports");
-        assert_eq!(reconcile(&kernel, &state).await.writes, 0, "{ports} ports: a restart writes nothing");
-    }
 }
 
 /// A family cannot be prepared: the other one is programmed, and both once it can.

@@ -32,6 +32,11 @@ use crate::{
 /// 5,000 endpoints each fit.
 pub(crate) const MAX_PERSISTENT_DESTINATIONS: usize = 100_000;
 
+/// The most entries for the source ranges of one Service. ipset has no entry of an address that leads to a shared list
+/// of ranges, so their number is that of the load-balancer IPs times that of the ranges. The limits of the frontend
+/// (50,000 ports times ranges) leave two load-balancer IPs of each Service open.
+pub(crate) const MAX_SOURCE_ENTRIES: usize = 100_000;
+
 /// The desired objects of a service port, in both families.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Desired {
@@ -40,7 +45,7 @@ pub(crate) struct Desired {
     pub(crate) objects: Vec<(Object, Value)>,
     /// VIPs that are not programmed because `--ipvs-exclude-cidrs` contains them.
     pub(crate) excluded: Vec<IpAddr>,
-    /// Why session affinity is approximated.
+    /// Why session affinity is approximated, or load-balancer IPs are closed.
     pub(crate) degraded: Option<String>,
 }
 
@@ -54,9 +59,25 @@ pub(crate) struct Context<'a> {
     pub(crate) elsewhere: &'a HashSet<IpAddr>,
     /// The addresses at which node ports are served.
     pub(crate) node_ports: &'a [IpAddr],
-    /// How many destinations the Service would need at external VIPs, if they are more than
-    /// [`MAX_PERSISTENT_DESTINATIONS`].
-    pub(crate) excess: Option<usize>,
+    /// How far the Service exceeds limits.
+    pub(crate) excess: Excess,
+}
+
+/// How far a Service exceeds limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Excess {
+    /// The destinations that it would need at external VIPs, if they are more than [`MAX_PERSISTENT_DESTINATIONS`].
+    pub(crate) destinations: Option<usize>,
+    pub(crate) sources: Option<SourceExcess>,
+}
+
+/// A Service that would need more than [`MAX_SOURCE_ENTRIES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SourceExcess {
+    /// The entries that it would need.
+    entries: usize,
+    /// How many load-balancer IPs of each of its ports and each family have their ranges. The others are closed.
+    open_ips: usize,
 }
 
 /// Collects the objects of a service port in one family.
@@ -99,7 +120,7 @@ pub(crate) fn desired(
         }
         if !external.is_empty() {
             port.external(&external);
-            if let Some(excess) = context.excess.filter(|_| service.port.affinity_seconds.is_some()) {
+            if let Some(excess) = context.excess.destinations.filter(|_| service.port.affinity_seconds.is_some()) {
                 port.desired.degraded = Some(format!(
                     "spec.sessionAffinity: at external IPs and node ports, a hash of the client address selects the \
                      endpoint, because the addresses times the endpoints of the Service are {excess}, more than \
@@ -111,11 +132,49 @@ pub(crate) fn desired(
             port.hairpin();
         }
     }
+    if let Some(SourceExcess { entries, open_ips }) = context.excess.sources.filter(|_| has_sources(&desired)) {
+        let reason = format!(
+            "spec.loadBalancerSourceRanges: all but {open_ips} load-balancer IPs of each IP family are closed, because \
+             the addresses times the ranges of the Service, over all its ports, are {entries}, more than \
+             {MAX_SOURCE_ENTRIES}: use fewer addresses, ranges or ports"
+        );
+        desired.degraded = Some(desired.degraded.map_or_else(|| reason.clone(), |other| format!("{other}; {reason}")));
+    }
     desired
 }
 
+fn has_sources(desired: &Desired) -> bool {
+    let is_source = |object: &Object| matches!(object, Object::SetEntry(set, _) if set.content == SetContent::Sources);
+    desired.objects.iter().any(|(object, _)| is_source(object))
+}
+
+/// How far a Service with these ports exceeds limits. `node_ports`: the addresses at which node ports are served.
+pub(crate) fn excess<'s>(
+    ports: impl Iterator<Item = &'s ServicePortState>,
+    node: &[IpAddr],
+    node_ports: &[IpAddr],
+) -> Excess {
+    let (mut destinations, mut entries, mut per_ip) = (0, 0, 0);
+    for service in ports {
+        destinations += persistent_destinations(service, node_ports);
+        let port = &service.port;
+        for family in IpFamily::ALL {
+            let mut ips = port.load_balancer_ips.iter().filter(|ip| IpFamily::of(ip) == family);
+            let Some(first) = ips.next() else { continue };
+            let ranges = allowed_sources(port, *first, node).map_or(0, |ranges| ranges.len());
+            entries += ranges * (1 + ips.count());
+            per_ip += ranges;
+        }
+    }
+    let sources = SourceExcess { entries, open_ips: MAX_SOURCE_ENTRIES.checked_div(per_ip).unwrap_or_default() };
+    Excess {
+        destinations: Some(destinations).filter(|count| *count > MAX_PERSISTENT_DESTINATIONS),
+        sources: Some(sources).filter(|sources| sources.entries > MAX_SOURCE_ENTRIES),
+    }
+}
+
 /// The destinations of the persistent virtual servers at the external VIPs and node ports of a service port.
-pub(crate) fn persistent_destinations(service: &ServicePortState, node_ports: &[IpAddr]) -> usize {
+fn persistent_destinations(service: &ServicePortState, node_ports: &[IpAddr]) -> usize {
     let port = &service.port;
     if port.affinity_seconds.is_none() {
         return 0;
@@ -130,6 +189,16 @@ pub(crate) fn persistent_destinations(service: &ServicePortState, node_ports: &[
         (of_family(&port.external_ips) + of_family(&port.load_balancer_ips) + node_ports) * pool.len()
     };
     IpFamily::ALL.into_iter().map(destinations).sum()
+}
+
+// === impl Excess ===
+
+impl Excess {
+    /// Whether service ports get other objects than with `other`.
+    pub(crate) fn differs(&self, other: &Self) -> bool {
+        let open_ips = |excess: &Self| excess.sources.map(|sources| sources.open_ips);
+        self.destinations.is_some() != other.destinations.is_some() || open_ips(self) != open_ips(other)
+    }
 }
 
 // === impl Port ===
@@ -147,11 +216,20 @@ impl Port<'_> {
         {
             let restricted = set::socket(address, protocol, port);
             self.add(self.entry(SetContent::Restricted, restricted), Value::Plain);
+            // Without an entry in the set of sources, the address is closed.
+            let ranges = if self.is_open(address) { ranges } else { Vec::new() };
             for range in ranges {
                 let source = set::source(address, protocol, port, &range);
                 self.add(self.entry(SetContent::Sources, source), Value::Plain);
             }
         }
+    }
+
+    /// Whether a load-balancer IP gets its source ranges, in sorted order: the same ones on each node.
+    fn is_open(&self, address: IpAddr) -> bool {
+        let Some(SourceExcess { open_ips, .. }) = self.context.excess.sources else { return true };
+        let ips = self.service.port.load_balancer_ips.iter();
+        ips.filter(|ip| IpFamily::of(ip) == self.family && **ip < address).count() < open_ips
     }
 
     fn cluster_ip(&mut self, vip: Vip) {
@@ -202,7 +280,7 @@ impl Port<'_> {
         }
         let protocol = ipvs_protocol(self.service.port.key.protocol);
         let has_affinity = self.service.port.affinity_seconds.is_some();
-        if has_affinity && kind != MarkKind::Inside && self.context.excess.is_none() {
+        if has_affinity && kind != MarkKind::Inside && self.context.excess.destinations.is_none() {
             let addresses: Vec<_> = vips.iter().flat_map(|vip| self.sockets(*vip)).collect();
             for address in addresses {
                 self.server(ipvs::VirtualServerKey::Address(protocol, address), pool, self.scheduling());

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, HashSet};
 
 use backend::{
     dataplane::{DataplaneOptions, LocalDetector},
-    testing::{ServiceBuilder, mk_key, mk_state},
+    testing::{ServiceBuilder, StateBuilder, mk_key, mk_state},
 };
 use iptables::Table;
 use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT};
 use proto::model::IpFamily;
 
-use super::*;
+use super::{service::MAX_SOURCE_ENTRIES, *};
 use crate::{
     mark::Mark,
     object::{Object, Value},
@@ -33,7 +33,7 @@ fn marks_and_servers(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (V
         node: &state.node().addresses,
         elsewhere: &elsewhere,
         node_ports: &node_ports,
-        excess: None,
+        excess: Excess::default(),
     };
     let service = state.service_port(&mk_key("default/web")).unwrap();
     let desired = desired(service, context, ID, |_, _| true);
@@ -135,7 +135,13 @@ fn the_scheduler_of_a_service_overrides_the_option() {
             .build();
         let settings = Settings { scheduler: default.parse().unwrap(), ..Settings::default() };
         let elsewhere = HashSet::new();
-        let context = Context { settings: &settings, node: &[], elsewhere: &elsewhere, node_ports: &[], excess: None };
+        let context = Context {
+            settings: &settings,
+            node: &[],
+            elsewhere: &elsewhere,
+            node_ports: &[],
+            excess: Excess::default(),
+        };
         let desired = desired(state.service_port(&mk_key("default/web")).unwrap(), context, ID, |_, _| true);
         let of = |(_, value): &(Object, Value)| match value {
             Value::Scheduling(scheduling) => Some((scheduling.scheduler.to_string(), scheduling.flags)),
@@ -211,4 +217,41 @@ fn set_that_rules_write_is_bounded_and_times_out() {
         assert_eq!(is_bounded, set.is_written_by_rules(), "{new:?}");
     }
     assert_eq!(SetId::all().filter(|set| set.is_written_by_rules()).count(), 2);
+}
+
+#[test]
+fn load_balancer_ips_with_too_many_source_ranges_are_closed() {
+    const { assert!(2 * 50_000 <= MAX_SOURCE_ENTRIES, "two load-balancer IPs of the largest Service are open") };
+    let elsewhere = HashSet::new();
+    let settings = Settings::default();
+    for (ports, vips, ranges, open) in [(1u16, 25u16, 4_096u16, 24), (4, 64, 100, 64)] {
+        let port = |state: StateBuilder, number: u16| {
+            state.service(&format!("default/web:port-{number:03}"), |port| {
+                let port = port.port(1000 + number).endpoints(["10.244.1.1:80"]);
+                let port = (1..=vips).fold(port, |port, n| port.load_balancer_ip(&format!("198.51.100.{n}")));
+                (0..ranges).fold(port, |port, n| port.source_range(&format!("11.{}.{}.0/25", n / 256, n % 256)))
+            })
+        };
+        let state = (0..ports).fold(mk_state(), port).build();
+        let service_ports = state.service_ports();
+        let excess = excess(service_ports.values(), &[], &[]);
+        let context = Context { settings: &settings, node: &[], elsewhere: &elsewhere, node_ports: &[], excess };
+        let desired = service_ports.values().map(|port| desired(port, context, ID, |_, _| true)).collect::<Vec<_>>();
+        let count = |content| {
+            let of_content = |object: &Object| matches!(object, Object::SetEntry(set, _) if set.content == content);
+            let objects = desired.iter().flat_map(|desired| &desired.objects);
+            objects.filter(|(object, _)| of_content(object)).count()
+        };
+        let (ports, vips) = (usize::from(ports), usize::from(vips));
+        let at = format!("{ports} ports, {vips} VIPs, {ranges} ranges");
+        assert_eq!(count(SetContent::Sources), ports * open * usize::from(ranges), "{at}");
+        assert!(count(SetContent::Sources) <= MAX_SOURCE_ENTRIES);
+        // A restricted VIP without ranges is closed.
+        assert_eq!(count(SetContent::Restricted), ports * vips, "{at}");
+        for desired in &desired {
+            let start = format!("spec.loadBalancerSourceRanges: all but {open} load-balancer IPs of each IP family");
+            let is_reported = desired.degraded.as_ref().is_some_and(|reason| reason.starts_with(&start));
+            assert_eq!(is_reported, open < vips, "{at}: {:?}", desired.degraded);
+        }
+    }
 }

@@ -1,6 +1,9 @@
 //! The operator's options for the data plane, and what they amount to with the node's current facts.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use ipnet::IpNet;
 use proto::model::{IpFamily, NodeInfo, PerFamily};
@@ -179,11 +182,7 @@ impl DataplaneOptions {
 /// The ranges of one family, with their host bits cleared, without duplicates.
 #[must_use]
 pub fn cidrs_of_family(cidrs: &[IpNet], family: IpFamily) -> Vec<IpNet> {
-    let mut list = Vec::new();
-    for cidr in cidrs.iter().filter(|cidr| IpFamily::of(&cidr.addr()) == family).map(IpNet::trunc) {
-        if !list.contains(&cidr) {
-            list.push(cidr);
-        }
-    }
-    list
+    let mut seen = HashSet::with_capacity(cidrs.len());
+    let of_family = cidrs.iter().filter(|cidr| IpFamily::of(&cidr.addr()) == family).map(IpNet::trunc);
+    of_family.filter(|cidr| seen.insert(*cidr)).collect()
 }

@@ -246,9 +246,9 @@ pub(super) fn number(port: u16) -> NonZeroU16 {
 }
 
 fn insert<T: Ord>(sorted: &mut Vec<T>, value: T) {
-    sorted.push(value);
-    sorted.sort_unstable();
-    sorted.dedup();
+    if let Err(index) = sorted.binary_search(&value) {
+        sorted.insert(index, value);
+    }
 }
 
 fn parse<T: FromStr<Err: Debug>>(text: &str) -> T {
