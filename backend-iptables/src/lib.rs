@@ -38,7 +38,7 @@ mod unclaimed;
 
 use anyhow::Result;
 use backend::{dataplane::DataplaneOptions, driver::Driver};
-use iptables::{Program, Ruleset, SavedRules, Variant};
+use iptables::{Program, Ruleset, SavedRules, Variant, VariantSelection};
 use proto::model::IpFamily;
 
 use data_plane::IptablesDataPlane;
@@ -51,16 +51,15 @@ pub type Iptables = Driver<IptablesDataPlane<IptablesKernel>>;
 /// The iptables backend as one that writes nothing.
 pub type IptablesPreview = Driver<IptablesDataPlane<DryRun<IptablesKernel>>>;
 
-/// The backend for the network namespace of the calling thread; `None`: with the variant that is in use there. It
-/// changes nothing before the first reconcile.
+/// The backend for the network namespace of the calling thread. It changes nothing before the first reconcile.
 #[must_use]
-pub fn open(options: DataplaneOptions, variant: Option<Variant>) -> Iptables {
+pub fn open(options: DataplaneOptions, variant: impl Into<VariantSelection>) -> Iptables {
     Driver::new(IptablesDataPlane::new(IptablesKernel::new(variant), options))
 }
 
 /// The backend as one that writes nothing, see [`open`].
 #[must_use]
-pub fn open_preview(options: DataplaneOptions, variant: Option<Variant>) -> IptablesPreview {
+pub fn open_preview(options: DataplaneOptions, variant: impl Into<VariantSelection>) -> IptablesPreview {
     Driver::new(IptablesDataPlane::new(DryRun::new(IptablesKernel::new(variant)), options))
 }
 

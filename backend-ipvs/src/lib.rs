@@ -49,7 +49,7 @@ mod view;
 use anyhow::Result;
 use backend::{InstalledObject, driver::Driver};
 use ipnet::IpNet;
-use iptables::SavedRules;
+use iptables::{SavedRules, VariantSelection};
 use proto::model::IpFamily;
 
 use data_plane::IpvsDataPlane;
@@ -73,7 +73,7 @@ pub type IpvsPreview = Driver<IpvsDataPlane<DryRun>>;
 /// # Errors
 /// When a netlink socket could not be opened or a thread not be started.
 pub fn open(settings: Settings) -> Result<Ipvs> {
-    Ok(Driver::new(IpvsDataPlane::new(open_kernel(settings.iptables)?, settings)))
+    Ok(Driver::new(IpvsDataPlane::new(open_kernel(settings.iptables.clone())?, settings)))
 }
 
 /// Opens the backend as one that writes nothing, as [`open`] does.
@@ -81,7 +81,7 @@ pub fn open(settings: Settings) -> Result<Ipvs> {
 /// # Errors
 /// See [`open`].
 pub fn open_preview(settings: Settings) -> Result<IpvsPreview> {
-    Ok(Driver::new(IpvsDataPlane::new(DryRun::new(open_kernel(settings.iptables)?), settings)))
+    Ok(Driver::new(IpvsDataPlane::new(DryRun::new(open_kernel(settings.iptables.clone())?), settings)))
 }
 
 /// The families that we have programmed; none if iptables is not installed.
@@ -89,7 +89,7 @@ pub fn open_preview(settings: Settings) -> Result<IpvsPreview> {
 /// # Errors
 /// When the rules could not be read.
 pub async fn programmed_families() -> Result<Vec<IpFamily>> {
-    let counts = open_kernel(None)?.run(|_| rules::count()).await??;
+    let counts = open_kernel(VariantSelection::default())?.run(|_| rules::count()).await??;
     let has_chains = |family: &IpFamily| counts.iter().any(|(_, of, chains)| of == family && *chains > 0);
     Ok(IpFamily::ALL.into_iter().filter(has_chains).collect())
 }
@@ -100,7 +100,7 @@ pub async fn programmed_families() -> Result<Vec<IpFamily>> {
 /// # Errors
 /// When the kernel could not be read.
 pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
-    let (objects, connections) = open_kernel(None)?.run(Worker::objects_and_connections).await??;
+    let (objects, connections) = open_kernel(VariantSelection::default())?.run(Worker::objects_and_connections).await??;
     Ok(view::view(&objects, &connections))
 }
 
@@ -110,7 +110,7 @@ pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
 /// # Errors
 /// When the kernel could not be read.
 pub async fn installed_objects(exclude: Vec<IpNet>) -> Result<Vec<InstalledObject>> {
-    let mut kernel = open_kernel(None)?;
+    let mut kernel = open_kernel(VariantSelection::default())?;
     if !kernel.run(Worker::is_programmed).await?? {
         return Ok(Vec::new());
     }
@@ -125,7 +125,7 @@ pub async fn installed_objects(exclude: Vec<IpNet>) -> Result<Vec<InstalledObjec
 /// When the kernel could not be read or changed. It can be repeated.
 pub async fn retire(exclude: Vec<IpNet>) -> Result<u64> {
     let ours = Ours { exclude, ..Ours::default() };
-    open_kernel(None)?.run(move |worker| worker.retire(&ours)).await?
+    open_kernel(VariantSelection::default())?.run(move |worker| worker.retire(&ours)).await?
 }
 
 /// The number of chains of this backend among these rules.

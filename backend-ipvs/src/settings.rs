@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use backend::dataplane::DataplaneOptions;
 use ipnet::IpNet;
-use iptables::Variant;
+use iptables::VariantSelection;
 use netlink::ipvs::IpvsTimeouts;
 use proto::model::IpvsScheduler;
 
@@ -23,8 +23,8 @@ pub struct Settings {
     pub exclude: Vec<IpNet>,
     /// How long a removed endpoint drains its TCP connections.
     pub drain: Duration,
-    /// The iptables variant; `None`: the one in use.
-    pub iptables: Option<Variant>,
+    /// The variant of iptables.
+    pub iptables: VariantSelection,
 }
 
 /// Which ARP requests for VIPs are answered.
@@ -48,7 +48,7 @@ impl Default for Settings {
             arp: Arp::default(),
             exclude: Vec::new(),
             drain: Duration::from_secs(15 * 60),
-            iptables: None,
+            iptables: VariantSelection::default(),
         }
     }
 }

@@ -39,7 +39,7 @@ fn main() {
 }
 
 fn backend() -> Ipvs {
-    backend_ipvs::open(Settings { iptables: Some(Variant::Legacy), ..Settings::default() }).unwrap()
+    backend_ipvs::open(Settings { iptables: Some(Variant::Legacy).into(), ..Settings::default() }).unwrap()
 }
 
 async fn reconcile(what: &str, state: &NodeState) -> Duration {

@@ -30,7 +30,7 @@ fn backend() -> Ipvs {
     let Ok(cidrs) = cidrs.into_iter().collect() else { panic!("not CIDRs") };
     let dataplane =
         DataplaneOptions { local_detector: LocalDetector::ClusterCidr(cidrs), ..DataplaneOptions::default() };
-    match backend_ipvs::open(Settings { dataplane, iptables: Some(Variant::Legacy), ..Settings::default() }) {
+    match backend_ipvs::open(Settings { dataplane, iptables: Some(Variant::Legacy).into(), ..Settings::default() }) {
         Ok(backend) => backend,
         Err(error) => panic!("no backend: {error:#}"),
     }

@@ -7,7 +7,7 @@ use proto::model::IpFamily;
 use tracing::info;
 
 use crate::{
-    Program, RestoreError, Script, Variant,
+    Program, RestoreError, Script, Variant, VariantSelection,
     program::{SaveResult, installed_variant},
     restore,
 };
@@ -15,8 +15,7 @@ use crate::{
 /// The iptables of the network namespace of the calling thread.
 #[derive(Debug)]
 pub struct Tools {
-    /// The variant that the operator asked for; `None`: detect it.
-    wanted: Option<Variant>,
+    selection: VariantSelection,
     detected: Option<Detected>,
     unsupported: Unsupported,
     lock_wait: Duration,
@@ -38,8 +37,13 @@ struct Detected {
 impl Tools {
     /// Does not run any program yet.
     #[must_use]
-    pub fn new(wanted: Option<Variant>) -> Self {
-        Self { wanted, detected: None, unsupported: Unsupported::default(), lock_wait: Duration::ZERO }
+    pub fn new(selection: impl Into<VariantSelection>) -> Self {
+        Self {
+            selection: selection.into(),
+            detected: None,
+            unsupported: Unsupported::default(),
+            lock_wait: Duration::ZERO,
+        }
     }
 
     /// Whether there is any iptables.
@@ -110,6 +114,7 @@ impl Tools {
                 let error = self.unsupported.error(next);
                 if next.is_some() {
                     self.detected = None;
+                    self.selection.use_variant(None);
                     return Err(RestoreError::Failed(error));
                 }
                 Err(RestoreError::Rejected { lines, reason: error.to_string(), program: name })
@@ -126,7 +131,11 @@ impl Tools {
     async fn detect(&mut self) -> Result<&mut Detected> {
         let detected = match self.detected.take() {
             Some(detected) => detected,
-            None => detect(self.wanted, &mut self.unsupported).await?,
+            None => {
+                let detected = detect(self.selection.wanted(), &mut self.unsupported).await?;
+                self.selection.use_variant(Some(detected.programs[0].variant));
+                detected
+            }
         };
         Ok(self.detected.insert(detected))
     }

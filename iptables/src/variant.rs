@@ -1,7 +1,9 @@
 //! The two variants of iptables. Both can hold rules at the same time, so a backend has to use the one that kubelet and
 //! others use.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
+
+use tokio::sync::watch;
 
 /// Where iptables keeps its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -10,6 +12,14 @@ pub enum Variant {
     Nft,
     /// In ip_tables, the older kernel interface.
     Legacy,
+}
+
+/// Which variant is to be used, and which one [`Tools`](crate::Tools) use: they detect it when they first read rules.
+/// Clones are one selection, so that other parts of the process know the variant without reading rules.
+#[derive(Clone, Debug)]
+pub struct VariantSelection {
+    wanted: Option<Variant>,
+    used: Arc<watch::Sender<Option<Variant>>>,
 }
 
 /// The text names no variant.
@@ -41,6 +51,46 @@ impl Variant {
         only("FAIRLEAD-").or_else(|| only("KUBE-")).unwrap_or(default)
     }
 }
+
+// === impl VariantSelection ===
+
+impl VariantSelection {
+    /// The variant that the operator asked for; `None`: the one that others use is detected.
+    #[must_use]
+    pub fn wanted(&self) -> Option<Variant> {
+        self.wanted
+    }
+
+    /// The variant in use, once it has been detected.
+    pub async fn used(&self) -> Option<Variant> {
+        // The sender is part of this selection.
+        self.used.subscribe().wait_for(Option::is_some).await.ok().and_then(|used| *used)
+    }
+
+    pub(crate) fn use_variant(&self, used: Option<Variant>) {
+        self.used.send_replace(used);
+    }
+}
+
+impl Default for VariantSelection {
+    fn default() -> Self {
+        None.into()
+    }
+}
+
+impl From<Option<Variant>> for VariantSelection {
+    fn from(wanted: Option<Variant>) -> Self {
+        Self { wanted, used: Arc::new(watch::Sender::new(None)) }
+    }
+}
+
+impl PartialEq for VariantSelection {
+    fn eq(&self, other: &Self) -> bool {
+        self.wanted == other.wanted
+    }
+}
+
+impl Eq for VariantSelection {}
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

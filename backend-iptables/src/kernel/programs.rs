@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use backend::driver::{NfTablesWatch, Touched};
-use iptables::{Program, RestoreError, Tools, Variant};
+use iptables::{Program, RestoreError, Tools, Variant, VariantSelection};
 use netlink::nft::{NftChange, NftEvent, TableFamily};
 use proto::model::IpFamily;
 use tracing::info;
@@ -54,8 +54,8 @@ pub struct IptablesKernel {
 // === impl IptablesKernel ===
 
 impl IptablesKernel {
-    pub(crate) fn new(wanted: Option<Variant>) -> Self {
-        let tools = Tools::new(wanted);
+    pub(crate) fn new(variant: impl Into<VariantSelection>) -> Self {
+        let tools = Tools::new(variant);
         Self { tools, watch: None, save_time: Duration::ZERO, next: IpFamily::V4, due: None }
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use backend::{InstalledObject, driver::WorkerThread};
-use iptables::Variant;
+use iptables::VariantSelection;
 use netlink::{
     ipset,
     ipvs::{self, Destination, VirtualServerKey},
@@ -48,7 +48,7 @@ pub struct Worker {
 }
 
 /// Opens the network namespace of the calling thread.
-pub(crate) fn open(iptables: Option<Variant>) -> Result<Netlink> {
+pub(crate) fn open(iptables: VariantSelection) -> Result<Netlink> {
     let ipset = ipset::IpsetHandle::open().context("open a socket for sets")?;
     WorkerThread::spawn("ipvs", Worker { ipvs: None, ipset, iptables: Iptables::new(iptables) })
 }

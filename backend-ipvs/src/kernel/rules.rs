@@ -2,7 +2,7 @@
 //! they differ. This happens at the start and when facts of the node or the cluster change.
 
 use anyhow::Result;
-use iptables::{Program, Ruleset, SavedRules, Script, Table, Tools, Variant, block_on, save_all};
+use iptables::{Program, Ruleset, SavedRules, Script, Table, Tools, VariantSelection, block_on, save_all};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::desired::{Rules, TABLES, is_ours};
@@ -14,7 +14,7 @@ pub(super) struct Iptables(Tools);
 // === impl Iptables ===
 
 impl Iptables {
-    pub(super) fn new(variant: Option<Variant>) -> Self {
+    pub(super) fn new(variant: VariantSelection) -> Self {
         Self(Tools::new(variant))
     }
 

@@ -7,9 +7,10 @@ use backend::dataplane::DataplaneOptions;
 use backend_ipvs::{Arp, IpvsTimeouts, Settings};
 use clap::Args;
 use ipnet::IpNet;
+use iptables::VariantSelection;
 use proto::model::IpvsScheduler;
 
-use super::{BackendName, VariantArgs, conntrack::duration};
+use super::{BackendName, conntrack::duration};
 
 #[derive(Debug, Default, PartialEq, Args)]
 pub(crate) struct IpvsArgs {
@@ -51,7 +52,7 @@ pub(crate) struct ExcludeArgs {
 
 impl IpvsArgs {
     /// The settings of the IPVS backend.
-    pub(crate) fn settings(self, dataplane: DataplaneOptions, iptables: &VariantArgs) -> Settings {
+    pub(crate) fn settings(self, dataplane: DataplaneOptions, variant: VariantSelection) -> Settings {
         let seconds =
             |duration: Option<Duration>| duration.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
         let default = Settings::default();
@@ -66,7 +67,7 @@ impl IpvsArgs {
             arp: if self.ipvs_strict_arp { Arp::Strict } else { Arp::AsItIs },
             exclude: self.exclude.ipvs_exclude_cidrs,
             drain: self.ipvs_drain_timeout.unwrap_or(default.drain),
-            iptables: iptables.variant(),
+            iptables: variant,
         }
     }
 
@@ -101,7 +102,7 @@ mod tests {
 
     fn settings(args: &[&str]) -> Settings {
         let args = local("ipvs", args).any;
-        args.ipvs.settings(DataplaneOptions::default(), &args.iptables.variant)
+        args.ipvs.settings(DataplaneOptions::default(), args.iptables.variant.variant().into())
     }
 
     #[test]
@@ -119,7 +120,7 @@ mod tests {
         assert_eq!(given.scheduler, "mh:port".parse().unwrap());
         assert_eq!(given.timeouts, IpvsTimeouts { tcp: 900, tcp_fin: 0, udp: 30 });
         assert_eq!((given.arp, given.drain, given.exclude.len()), (Arp::Strict, Duration::ZERO, 2));
-        assert_eq!(given.iptables, Some(Variant::Legacy));
+        assert_eq!(given.iptables, Some(Variant::Legacy).into());
         assert!(parse(&["local", "--backend", "ipvs", "--ipvs-scheduler", "best"]).is_err());
     }
 

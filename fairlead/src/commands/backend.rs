@@ -11,6 +11,7 @@ use ::backend::{
 };
 use ::frontend::Listener;
 use anyhow::Result;
+use iptables::VariantSelection;
 use proto::model::IpFamily;
 use runtime::{Ready, Shutdown, Tasks, http::serve_at, metrics::Registry};
 use tokio::sync::oneshot;
@@ -31,14 +32,22 @@ use other_modes::{OtherModes, StaleObjects};
 pub(super) struct DataplaneSettings {
     pub(super) options: DataplaneOptions,
     pub(super) iptables: IptablesArgs,
+    pub(super) variant: VariantSelection,
     pub(super) ipvs: IpvsArgs,
+}
+
+impl DataplaneSettings {
+    pub(super) fn new(options: DataplaneOptions, iptables: IptablesArgs, ipvs: IpvsArgs) -> Self {
+        let variant = iptables.variant.variant().into();
+        Self { options, iptables, variant, ipvs }
+    }
 }
 
 /// Opens the named backend (`open`), or its preview (`open_preview`), and passes it on: each has its own type.
 macro_rules! with_backend {
     ($open:ident, $name:expr, $settings:expr, |$backend:pat_param| $then:expr) => {{
         use anyhow::Context as _;
-        let $crate::commands::backend::DataplaneSettings { options, iptables, ipvs } = $settings;
+        let $crate::commands::backend::DataplaneSettings { options, iptables, variant, ipvs } = $settings;
         match $name {
             $crate::cli::BackendName::Nftables => {
                 let opened = backend_nft::$open(options);
@@ -46,11 +55,11 @@ macro_rules! with_backend {
                 $then
             }
             $crate::cli::BackendName::Iptables => {
-                let $backend = backend_iptables::$open(iptables.options(options), iptables.variant.variant());
+                let $backend = backend_iptables::$open(iptables.options(options), variant);
                 $then
             }
             $crate::cli::BackendName::Ipvs => {
-                let opened = backend_ipvs::$open(ipvs.settings(options, &iptables.variant));
+                let opened = backend_ipvs::$open(ipvs.settings(options, variant));
                 let $backend = opened.context("cannot open a netlink socket for IPVS")?;
                 $then
             }
@@ -118,7 +127,7 @@ fn spawn(
     let AnyBackendArgs { common, iptables, ipvs, .. } = args;
     let CommonBackendArgs { node, traffic, conntrack, observe } = common;
     let options = DataplaneOptions { invalid_packets: conntrack.invalid_packets(), ..traffic.options()? };
-    let settings = DataplaneSettings { options, iptables, ipvs };
+    let settings = DataplaneSettings::new(options, iptables, ipvs);
     let run_mode = node.run_mode();
     let health_check_addresses = settings.options.nodeport_addresses.clone();
     let other_modes = OtherModes::new(name, &settings);

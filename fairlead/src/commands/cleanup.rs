@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt::Display, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail};
-use backend::{Backend as _, InstalledObject, Store};
+use backend::{Backend as _, InstalledObject, Store, dataplane::DataplaneOptions};
 use backend_iptables::LoopbackRouting;
 use clap::ValueEnum as _;
 use iptables::save_all;
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: CleanupArgs, mut shutdown: Shutdown) -> Result<()>
         for name in backends {
             let iptables = IptablesArgs { variant: iptables.clone(), ..IptablesArgs::default() };
             let ipvs = IpvsArgs { exclude: exclude.clone(), ..IpvsArgs::default() };
-            let settings = DataplaneSettings { iptables, ipvs, ..DataplaneSettings::default() };
+            let settings = DataplaneSettings::new(DataplaneOptions::default(), iptables, ipvs);
             let removed = remove(name, settings, &mut report).await;
             removed.with_context(|| format!("cannot remove the objects of backend {}", name.name()))?;
         }
@@ -89,7 +89,7 @@ fn refuse_running(backends: &[BackendName], holder: &Holder, report: &mut Cleanu
 
 /// Removes the kernel objects of a backend.
 async fn remove(name: BackendName, settings: DataplaneSettings, report: &mut CleanupReport) -> Result<()> {
-    if name == BackendName::Iptables && settings.iptables.variant.variant().is_none() {
+    if name == BackendName::Iptables && settings.variant.wanted().is_none() {
         return remove_iptables(report).await;
     }
     with_backend!(open, name, settings, |mut backend| {

@@ -48,7 +48,7 @@ pub(crate) async fn run(args: DiffArgs, mut shutdown: Shutdown) -> Result<ExitCo
         print::value(view.output, &report, || report.text())?;
         return Ok(ExitCode::of_check(report.is_as_documented()));
     };
-    let settings = DataplaneSettings { options, iptables, ipvs };
+    let settings = DataplaneSettings::new(options, iptables, ipvs);
     let previewed = with_backend!(open_preview, backend, settings, |mut preview| preview.preview(&state).await?);
     let report = DiffReport::new(backend.name(), &node, previewed);
     print::value(view.output, &report, || report.text())?;

@@ -18,10 +18,13 @@ use anyhow::{Context as _, Result};
 use backend::{InstalledObject, Progress};
 use backend_iptables::LoopbackRouting;
 use ipnet::IpNet;
-use iptables::{SavedRules, Tools, Variant, save_variants};
+use iptables::{SavedRules, Tools, Variant, VariantSelection, save_variants};
 use proto::model::IpFamily;
 use runtime::{Shutdown, failure::Repeated, warn_if_news};
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tracing::{info, warn};
 
 use super::DataplaneSettings;
@@ -31,11 +34,14 @@ pub(super) use metrics::StaleObjects;
 /// The delay between two attempts to remove what is left. Connections of IPVS may last for hours.
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 
+/// How long the search waits for the backend's first sync, which detects the variant of iptables.
+const DETECTION_DELAY: Duration = Duration::from_secs(5);
+
 /// Finds and removes what other modes have left.
 #[derive(Debug)]
 pub(super) struct OtherModes {
     mode: BackendName,
-    variant: Option<Variant>,
+    variant: VariantSelection,
     loopback: LoopbackRouting,
     exclude: Vec<IpNet>,
 }
@@ -69,7 +75,7 @@ impl OtherModes {
         let serves_localhost = mode == BackendName::Iptables && settings.iptables.iptables_localhost_nodeports;
         Self {
             mode,
-            variant: settings.iptables.variant.variant(),
+            variant: settings.variant.clone(),
             loopback: if serves_localhost { LoopbackRouting::Keep } else { LoopbackRouting::Reset },
             exclude: settings.ipvs.exclude.ipvs_exclude_cidrs.clone(),
         }
@@ -149,7 +155,7 @@ impl OtherModes {
         found.extend(has_ipvs.then_some(StaleMode::Ipvs(ipvs)));
         let used = match self.mode {
             BackendName::Nftables => None,
-            _ => Some(Tools::new(self.variant).program(IpFamily::V4).await?.variant),
+            _ => Some(self.used_variant().await?),
         };
         // The iptables backend compares the rules of its own variant itself.
         let is_other = |variant: &Variant| self.mode != BackendName::Iptables || Some(*variant) != used;
@@ -168,6 +174,15 @@ impl OtherModes {
         Ok(found)
     }
 
+    /// The variant of iptables that this backend uses. The backend detects it, at its first sync; reading all rules
+    /// again takes minutes in large clusters. While it has nothing to sync, they are read here.
+    async fn used_variant(&self) -> Result<Variant> {
+        match timeout(DETECTION_DELAY, self.variant.used()).await {
+            Ok(Some(used)) => Ok(used),
+            Ok(None) | Err(_) => Ok(Tools::new(self.variant.wanted()).program(IpFamily::V4).await?.variant),
+        }
+    }
+
     /// Removes the rules of other modes for the IP families that this backend serves. Returns what is left.
     async fn remove(&self) -> Result<Remainder> {
         let found = self.find().await?;
@@ -176,7 +191,7 @@ impl OtherModes {
         }
         let served = match self.mode {
             BackendName::Nftables => backend_nft::programmed_families().await?,
-            BackendName::Iptables => backend_iptables::programmed_families(self.variant).await?,
+            BackendName::Iptables => backend_iptables::programmed_families(Some(self.used_variant().await?)).await?,
             BackendName::Ipvs => backend_ipvs::programmed_families().await?,
         };
         let mut remainder = Remainder::default();
