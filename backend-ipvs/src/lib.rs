@@ -100,7 +100,8 @@ pub async fn programmed_families() -> Result<Vec<IpFamily>> {
 /// # Errors
 /// When the kernel could not be read.
 pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
-    let (objects, connections) = open_kernel(VariantSelection::default())?.run(Worker::objects_and_connections).await??;
+    let (objects, connections) =
+        open_kernel(VariantSelection::default())?.run(Worker::objects_and_connections).await??;
     Ok(view::view(&objects, &connections))
 }
 
