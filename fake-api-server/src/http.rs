@@ -11,7 +11,11 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tokio::runtime::Handle;
+use tokio::{
+    runtime::Handle,
+    select,
+    task::{AbortHandle, JoinSet},
+};
 
 use crate::status::{Answer, AnswerBody};
 
@@ -37,20 +41,29 @@ pub(crate) struct ApiRequest {
     pub(crate) body: Bytes,
 }
 
-/// Serves connections until the runtime ends. `answer` returns the response to each request.
+/// Serves connections until the task is aborted, which closes them, or the runtime ends. `answer` returns the response
+/// to each request.
 pub(crate) fn serve<F>(
     listener: TcpListener,
     runtime: &Handle,
     answer: impl Fn(ApiRequest) -> F + Clone + Send + Sync + 'static,
-) -> io::Result<()>
+) -> io::Result<AbortHandle>
 where
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     listener.set_nonblocking(true)?;
     let _inside = runtime.enter();
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    runtime.spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
+    let serving = runtime.spawn(async move {
+        let mut connections = JoinSet::new();
+        loop {
+            let stream = select! {
+                Some(_) = connections.join_next() => continue,
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => stream,
+                    Err(_) => return,
+                },
+            };
             // Only costs latency if it fails.
             let _ = stream.set_nodelay(true);
             let answer = answer.clone();
@@ -58,13 +71,13 @@ where
                 let answer = answer.clone();
                 async move { Ok::<_, Infallible>(answer(ApiRequest::receive(request).await).await) }
             });
-            tokio::spawn(async move {
+            connections.spawn(async move {
                 // Fails with every body that is cut off.
                 let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
             });
         }
     });
-    Ok(())
+    Ok(serving.abort_handle())
 }
 
 // === impl ApiRequest ===

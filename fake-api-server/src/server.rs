@@ -1,5 +1,7 @@
 //! The server with a store, and what tests do with it.
 
+mod outage;
+
 use std::{
     collections::BTreeMap,
     io,
@@ -12,12 +14,13 @@ use serde_json::Value;
 use tokio::{
     runtime::Handle,
     sync::{mpsc, watch},
+    task::AbortHandle,
     time::sleep,
 };
 
 use crate::{
     faults::{Fault, Faults},
-    http::{ApiRequest, Body, respond, serve, stream},
+    http::{ApiRequest, Body, respond, stream},
     kubeconfig,
     list::list,
     resource::{Resource, Route},
@@ -36,6 +39,8 @@ pub struct ApiServer(Arc<Shared>);
 struct Shared {
     address: SocketAddr,
     state: Mutex<ServerState>,
+    /// Ends the listener and all connections.
+    serving: Mutex<Option<AbortHandle>>,
     /// Notified of every change of `state` that concerns watches. The number is that of [`ApiServer::cut_watches`].
     changed: watch::Sender<u64>,
 }
@@ -94,8 +99,7 @@ impl ApiServer {
     /// When the listener has no address.
     pub fn serve(listener: TcpListener, runtime: &Handle) -> io::Result<Self> {
         let server = Self::with_address(listener.local_addr()?);
-        let answering = server.clone();
-        serve(listener, runtime, move |request| answering.clone().answer(request))?;
+        server.listen(listener, runtime)?;
         Ok(server)
     }
 
@@ -115,7 +119,8 @@ impl ApiServer {
             sent_bytes: 0,
             writes: None,
         };
-        Self(Arc::new(Shared { address, state: Mutex::new(state), changed: watch::Sender::new(0) }))
+        let (state, serving) = (Mutex::new(state), Mutex::default());
+        Self(Arc::new(Shared { address, state, serving, changed: watch::Sender::new(0) }))
     }
 
     /// Answers a request without a connection, so that a test can simulate time.

@@ -67,7 +67,7 @@ pub(super) struct Deadlines {
     after_failure: Duration,
     /// How long events may take after a comparison has shown that they are missing.
     grace: Duration,
-    /// The delay after the first failure, and the longest one.
+    /// The delay after the first failure, and the longest one, which only lists have.
     retry: (Duration, Duration),
 }
 

@@ -1,6 +1,6 @@
 //! The API server as the operator configured it: a client, and the settings that logs and advice refer to.
 
-use std::{error::Error, io, path::Path, sync::Arc};
+use std::{error::Error, io, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Result, anyhow, ensure};
 use futures::{AsyncBufRead, TryStreamExt as _};
@@ -20,6 +20,10 @@ use super::{advice, request::RequestError};
 const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 /// Where a pod finds the token of its ServiceAccount.
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+
+/// The longest time for a connection, with TLS. Where packets are lost, the kernel sends the first one again at ever
+/// longer intervals; a new attempt reaches an API server that is back sooner.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A client of the API server. It connects with the first request.
 #[derive(Clone)]
@@ -72,13 +76,14 @@ impl KubernetesApi {
     }
 
     /// A client that reports each failure to its caller: by itself kube retries silently, for up to 17 minutes. Of its
-    /// own timeouts only that for connecting remains; the others are [`Deadlines`](super::Deadlines).
+    /// own timeouts only that for connecting is used; the others are [`Deadlines`](super::Deadlines).
     pub(super) fn from_config(mut config: Config, settings: ApiSettings) -> kube::Result<Self> {
         let url = &config.cluster_url;
         let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });
         let server = format!("{}:{port}", url.host().unwrap_or_default());
         config.default_retry = false;
         config.read_timeout = None;
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
         Ok(Self { client: Client::try_from(config)?, server, settings: Arc::new(settings) })
     }
 

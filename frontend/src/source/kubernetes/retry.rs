@@ -13,34 +13,48 @@ use runtime::{
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
+use super::request::RequestError;
 use crate::object::ObjectKind;
 
-/// The longest delay before a watch is resumed, which costs little. Lists have a longer one.
-const MAX_WATCH_DELAY: Duration = Duration::from_secs(3);
+/// The longest delay before a request that costs the API server little: a watch that is resumed, or any request that it
+/// has not received. Changes arrive so soon after an outage, plus the time of a list.
+const MAX_SHORT_DELAY: Duration = Duration::from_secs(2);
 
 /// Waits after failed requests for one kind, longer each time, and logs when a failure begins, changes its cause and
 /// ends.
 pub(super) struct Retry<'a> {
     kind: ObjectKind,
-    backoff: Backoff,
-    max_delay: Duration,
-    /// When the last wait ended.
-    last: Option<Instant>,
+    /// Before requests that cost the API server little.
+    short: Delays,
+    /// Before lists.
+    long: Delays,
     repeated: Repeated,
     /// What failed last.
     operation: Operation,
     causes: &'a SharedCauses,
 }
 
-/// What is requested for a kind.
+/// Growing delays, which only time makes short again: of a server that lists, but whose watches all fail, a list would
+/// be requested many times a second.
+#[derive(Debug)]
+struct Delays {
+    backoff: Backoff,
+    max: Duration,
+    /// When the last delay ends.
+    end: Option<Instant>,
+}
+
+/// What has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
-    /// Its first list: nothing can be served before.
+    /// The first list of a kind: nothing can be served before.
     FirstList,
     /// Another list.
     List,
-    /// A watch.
+    /// A watch, which is resumed.
     Watch,
+    /// A watch that cannot be resumed: a list is next.
+    ExpiredWatch,
 }
 
 /// Why each kind fails now. One server fails for all kinds alike, so a cause is logged for the first kind only.
@@ -68,6 +82,25 @@ impl SharedCauses {
     }
 }
 
+// === impl Delays ===
+
+impl Delays {
+    fn new(min: Duration, max: Duration) -> Self {
+        Self { backoff: Backoff::new(min, max), max, end: None }
+    }
+
+    /// The next delay, which starts now. With `at_once`, the first one is zero.
+    fn next(&mut self, at_once: bool) -> Duration {
+        let first = self.end.is_none_or(|end| end.elapsed() > self.max);
+        if first {
+            self.backoff.reset();
+        }
+        let delay = if first && at_once { Duration::ZERO } else { self.backoff.next_delay() };
+        self.end = Some(Instant::now() + delay);
+        delay
+    }
+}
+
 // === impl Retry ===
 
 impl<'a> Retry<'a> {
@@ -75,9 +108,8 @@ impl<'a> Retry<'a> {
     pub(super) fn new(kind: ObjectKind, (min, max): (Duration, Duration), causes: &'a SharedCauses) -> Self {
         Self {
             kind,
-            backoff: Backoff::new(min, max),
-            max_delay: max,
-            last: None,
+            short: Delays::new(min, max.min(MAX_SHORT_DELAY)),
+            long: Delays::new(min, max),
             repeated: Repeated::default(),
             operation: Operation::FirstList,
             causes,
@@ -88,21 +120,17 @@ impl<'a> Retry<'a> {
     pub(super) async fn wait(
         &mut self,
         operation: Operation,
+        error: &RequestError,
         cause: &str,
         advice: Option<String>,
-        retry_after: Duration,
     ) {
         self.operation = operation;
-        // Only time makes the delay short again: of a server that lists, but whose watches all fail, a list would be
-        // requested many times a second.
-        if self.last.is_some_and(|last| last.elapsed() > self.max_delay) {
-            self.backoff.reset();
-        }
-        let max = if operation == Operation::Watch { MAX_WATCH_DELAY } else { self.max_delay };
-        let delay = self.backoff.next_delay().min(max).max(retry_after);
+        let is_cheap = operation == Operation::Watch || matches!(error, RequestError::NoResponse(_));
+        let delays = if is_cheap { &mut self.short } else { &mut self.long };
+        // All watches expire when an API server restarts, and each was delayed until it had.
+        let delay = delays.next(operation == Operation::ExpiredWatch).max(error.retry_after());
         self.log(cause, advice, delay);
         sleep(delay).await;
-        self.last = Some(Instant::now());
     }
 
     fn log(&mut self, error: &str, advice: Option<String>, delay: Duration) {
@@ -119,13 +147,15 @@ impl<'a> Retry<'a> {
         match self.operation {
             Operation::FirstList => warn!(%kind, error, advice, retry_in_ms, "list failed, no state to serve yet"),
             Operation::List => warn!(%kind, error, advice, retry_in_ms, "list failed, serving the last known state"),
-            Operation::Watch => warn!(%kind, error, advice, retry_in_ms, "watch failed, serving the last known state"),
+            Operation::Watch | Operation::ExpiredWatch => {
+                warn!(%kind, error, advice, retry_in_ms, "watch failed, serving the last known state");
+            }
         }
     }
 
     /// A list has succeeded. This ends a failure of lists only: watches may all fail on a server whose lists succeed.
     pub(super) fn list_succeeded(&mut self) {
-        if self.operation != Operation::Watch {
+        if matches!(self.operation, Operation::FirstList | Operation::List) {
             self.succeeded();
         }
     }
@@ -149,10 +179,10 @@ mod tests {
     const MIN_DELAY: Duration = Duration::from_millis(100);
     const MAX_DELAY: Duration = Duration::from_secs(10);
 
-    /// How long a failure is waited after.
-    async fn delay(retry: &mut Retry<'_>) -> Duration {
+    /// The delay after a failure.
+    async fn delay(retry: &mut Retry<'_>, operation: Operation) -> Duration {
         let start = Instant::now();
-        retry.wait(Operation::Watch, "refused", None, Duration::ZERO).await;
+        retry.wait(operation, &RequestError::Cut, "cut", None).await;
         start.elapsed()
     }
 
@@ -162,22 +192,37 @@ mod tests {
         let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
         let mut total = Duration::ZERO;
         for _ in 0..30 {
-            total += delay(&mut retry).await;
+            total += delay(&mut retry, Operation::Watch).await;
             retry.succeeded();
         }
-        assert!(total > Duration::from_secs(45), "{total:?}");
+        assert!(total > Duration::from_secs(15), "{total:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn watch_is_resumed_within_seconds_of_an_outage() {
+    async fn delays_of_watches_do_not_lengthen_those_of_lists() {
         for _ in 0..100 {
             let causes = SharedCauses::default();
             let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
             for _ in 0..30 {
-                let delay = delay(&mut retry).await;
-                assert!(delay <= Duration::from_secs(3), "{delay:?}");
+                let delay = delay(&mut retry, Operation::Watch).await;
+                assert!(delay <= MAX_SHORT_DELAY, "{delay:?}");
             }
+            assert_eq!(delay(&mut retry, Operation::ExpiredWatch).await, Duration::ZERO);
+            let list = delay(&mut retry, Operation::List).await;
+            assert!(MIN_DELAY <= list && list <= 2 * MIN_DELAY, "{list:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watches_that_expire_again_and_again_cause_lists_at_growing_intervals() {
+        let causes = SharedCauses::default();
+        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
+        let mut total = Duration::ZERO;
+        for _ in 0..30 {
+            total += delay(&mut retry, Operation::ExpiredWatch).await;
+            retry.list_succeeded();
+        }
+        assert!(total > Duration::from_secs(80), "{total:?}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -185,10 +230,10 @@ mod tests {
         let causes = SharedCauses::default();
         let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
         for _ in 0..30 {
-            delay(&mut retry).await;
+            delay(&mut retry, Operation::List).await;
         }
         tokio::time::advance(MAX_DELAY + Duration::from_secs(1)).await;
-        let first = delay(&mut retry).await;
+        let first = delay(&mut retry, Operation::List).await;
         assert!(first <= 2 * MIN_DELAY, "{first:?}");
     }
 
@@ -196,7 +241,7 @@ mod tests {
     async fn list_ends_a_failure_of_lists_only() {
         let causes = SharedCauses::default();
         let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
-        delay(&mut retry).await;
+        delay(&mut retry, Operation::Watch).await;
         retry.list_succeeded();
         assert!(retry.repeated.is_failing());
         retry.succeeded();

@@ -6,11 +6,13 @@
 //! | `watches` | watches |
 //! | `optional` | a kind that is not served |
 //! | `verification` | requests beside a watch |
+//! | `outage` | an API server that is gone for some time |
 //! | `freshness` | what `Freshness` reports |
 
 mod freshness;
 mod lists;
 mod optional;
+mod outage;
 mod verification;
 mod watches;
 

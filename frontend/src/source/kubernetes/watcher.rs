@@ -8,7 +8,7 @@
 //!            ▼
 //!   watch after the last version ◀── ended, cut, timed out: wait if it failed
 //!            │             ║ beside it: verify.rs
-//!            └── version expired, versions went back, or changes were missed ──▶ list
+//!            └── version expired, versions went back, or changes were missed ──▶ list, the first time at once
 //! ```
 //!
 //! The API server is authoritative. Nothing is compared with what was delivered before: duplicates are applied again,
@@ -148,7 +148,7 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
                 error = self.watch(position) => error,
                 error = verifier.run() => error,
             };
-            self.wait(Operation::Watch, &error).await;
+            self.wait(Operation::ExpiredWatch, &error).await;
         }
     }
 
@@ -169,7 +169,7 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
     async fn wait(&mut self, operation: Operation, error: &RequestError) {
         let cause = chain(error);
         self.recorder.failed(&cause);
-        self.retry.wait(operation, &cause, self.requests.advice(error), error.retry_after()).await;
+        self.retry.wait(operation, error, &cause, self.requests.advice(error)).await;
     }
 }
 
