@@ -6,6 +6,7 @@
 use std::{
     fs::{self, File},
     io::Write,
+    net::IpAddr,
     os::unix::fs::MetadataExt,
     panic,
     path::{Path, PathBuf},
@@ -15,6 +16,7 @@ use std::{
         atomic::{AtomicU32, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use nix::{
@@ -24,11 +26,13 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::fork;
+use crate::{fork, wait::eventually};
 
 /// The directory of `ip netns`.
 const DIRECTORY: &str = "/run/netns";
 const PREFIX: &str = "fl";
+/// Timeout of waits for the kernel.
+const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A handle of a namespace, cheap to clone. Its cluster removes the namespace.
 #[derive(Clone, Debug)]
@@ -113,6 +117,20 @@ impl Netns {
     #[track_caller]
     pub fn ip(&self, script: &str) {
         self.run_with_input("ip", &["-batch", "-"], script);
+    }
+
+    /// Adds an address to a device, and waits until packets to it are received: the kernel adds the local route of a new
+    /// IPv6 address later, also with `nodad`. `options`: those of `ip address add`.
+    #[track_caller]
+    pub fn add_address(&self, address: IpAddr, device: &str, options: &str) {
+        let options = if address.is_ipv6() { format!("nodad {options}") } else { options.to_owned() };
+        self.ip(&format!("address add {address} dev {device} {options}\n"));
+        let family = if address.is_ipv6() { "-6" } else { "-4" };
+        let address = address.to_string();
+        eventually("the local route of a new address", DEADLINE, || {
+            let route = self.output("ip", &[family, "route", "show", "table", "local", &address]);
+            (!route.is_empty()).then_some(())
+        });
     }
 
     /// Sets sysctls of the namespace, by their path below `/proc/sys/net`.

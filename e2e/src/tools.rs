@@ -12,7 +12,7 @@ const NETLINK_NETFILTER: &str = "12";
 
 /// All rules of the namespace, as text.
 pub fn nft_list(netns: &Netns) -> String {
-    netns.output("nft", &["list", "ruleset"])
+    netns.output("nft", &["--stateless", "list", "ruleset"])
 }
 
 /// Loads rules.

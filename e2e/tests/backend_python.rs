@@ -50,8 +50,7 @@ fn python_backend_forwards_through_nginx() {
     let node = cluster.node('a');
     // nginx can listen only at addresses of the node.
     let vip = plan::cluster_ip(1);
-    node.netns.output("ip", &["address", "add", &format!("{}/32", vip.v4), "dev", "lo"]);
-    node.netns.output("ip", &["address", "add", &format!("{}/128", vip.v6), "dev", "lo", "nodad"]);
+    vip.both().iter().for_each(|ip| node.netns.add_address(*ip, "lo", ""));
     let manifests = cluster.manifests(&directory.path().join("manifests"));
     let web = |pod: &str| Service::new("web").cluster_ip(vip).port_all(PORT, 8080).pods([cluster.pod(pod)]);
     manifests.apply(&web("pod-a-1"));

@@ -118,7 +118,7 @@ fn dns(cluster: &Cluster) -> Service {
 fn take_unallocated(cluster: &Cluster) {
     let DualStack { v4, v6 } = plan::cluster_ip(UNALLOCATED);
     let node_b = cluster.node('b');
-    node_b.netns.ip(&format!("address add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 nodad\n"));
+    [v4.into(), v6.into()].iter().for_each(|address| node_b.netns.add_address(*address, "eth0", ""));
     let DualStack { v4: via4, v6: via6 } = node_b.address;
     cluster.node('a').netns.ip(&format!("route add {v4} via {via4}\nroute add {v6} via {via6}\n"));
 }

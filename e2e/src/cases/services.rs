@@ -97,7 +97,7 @@ pub fn proxying_load_balancers_get_the_traffic(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
     let ip = plan::load_balancer_ip(1);
-    cluster.outside().ip(&format!("address add {} dev lo\naddress add {} dev lo nodad\n", ip.v4, ip.v6));
+    ip.both().iter().for_each(|ip| cluster.outside().add_address(*ip, "lo", ""));
     let _balancer = Server::start(cluster.outside(), "balancer", &ip.both(), &[PORT]);
     let service = web(cluster).load_balancer_ip(ip);
     let client = cluster.pod("pod-a-3").client();

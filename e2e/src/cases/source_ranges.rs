@@ -257,10 +257,8 @@ fn own_load_balancer_ips(cluster: &Cluster, numbers: &[u8]) {
         let arguments = [family].into_iter().chain(words.split(' ')).collect::<Vec<_>>();
         outside.output("ip", &arguments);
     };
-    // Without `nodad` an IPv6 address is usable only after a delay, also on loopback.
     let own = |family, address: IpAddr, via: IpAddr| {
-        let options = if address.is_ipv6() { " nodad" } else { "" };
-        ip(family, &format!("address add {address} dev lo{options}"));
+        outside.add_address(address, "lo", "");
         ip(family, &format!("route add {address} via {via} table 50"));
         ip(family, &format!("rule add pref 50 iif lo to {address} lookup 50"));
     };
