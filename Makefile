@@ -27,7 +27,7 @@ ARCHS ?= amd64 arm64
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-skew test-modes lint advisories charts reference image image-rootfs cluster cluster-test simulate demo bench bench-peer clean
+.PHONY: help setup build test test-skew test-modes lint advisories charts reference image image-rootfs cluster cluster-test simulate differential demo bench bench-peer clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -94,6 +94,10 @@ cluster-test: ## run Kubernetes' own network tests and ours in that cluster; MOD
 simulate: setup ## simulate clusters with faults; SECONDS=120, or SEED=n to replay one
 	@cargo build --quiet --locked -p fairlead-simulation
 	@$(TARGET)/debug/simulate $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),120))
+
+differential: setup ## compare the backends, and KUBE_PROXY=/path/to/kube-proxy, on random clusters; SECONDS=60, or SEED=n (root or sudo)
+	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-differential --bin differential
+	@$(ROOT) $(TARGET)/debug/differential $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60)) $(if $(KUBE_PROXY),--kube-proxy $(KUBE_PROXY))
 
 demo: setup ## show Fairlead in a cluster of network namespaces; BACKEND=nftables, iptables or ipvs (root or sudo)
 	@echo 'Building fairlead and the demo: minutes the first time, seconds after that.'

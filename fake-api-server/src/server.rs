@@ -103,6 +103,15 @@ impl ApiServer {
         Ok(server)
     }
 
+    /// Serves the same objects on one more listener, for example in another network namespace.
+    ///
+    /// # Errors
+    /// When the runtime cannot use the listener.
+    pub fn listen(&self, listener: TcpListener, runtime: &Handle) -> io::Result<()> {
+        let answering = self.clone();
+        serve(listener, runtime, move |request| answering.clone().answer(request))
+    }
+
     /// A server without a listener, for [`Self::call`].
     #[must_use]
     pub fn in_process() -> Self {

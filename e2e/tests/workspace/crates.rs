@@ -28,6 +28,10 @@ const ARROWS: &[(&str, &[&str])] = &[
         "fairlead-simulation",
         &["fairlead-backend", "fairlead-fake-api-server", "fairlead-frontend", "fairlead-proto", "fairlead-runtime"],
     ),
+    (
+        "fairlead-differential",
+        &["fairlead-e2e", "fairlead-fake-api-server", "fairlead-iptables", "fairlead-proto", "fairlead-trace"],
+    ),
     ("fairlead-bench", &["*"]),
     ("fairlead-demo", &["*"]),
 ];

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{assert_about, assert_none, list, metadata, rust_files, text, top, tree};
 
 /// Directories whose crates may spawn processes outside tests: to run iptables, and to try backends written by others.
-const MAY_SPAWN: &[&str] = &["iptables", "protocol-test", "e2e", "bench", "demo", "simulation"];
+const MAY_SPAWN: &[&str] = &["iptables", "protocol-test", "e2e", "bench", "demo", "simulation", "differential"];
 
 #[test]
 fn processes_are_spawned_in_one_file_per_crate() -> Result<()> {

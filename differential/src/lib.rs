@@ -1,0 +1,139 @@
+//! Random clusters are programmed by each backend, and by kube-proxy where its binary is given. All rules are asked the
+//! same questions, and the answers are compared with a reference that is computed from the objects without any state.
+//!
+//! ```text
+//!   seed ─▶ Cluster ─▶ API server ─┬▶ fairlead local, each backend ─▶ kernel ─┐
+//!              │                   └▶ kube-proxy, each mode ────────▶ kernel ─┤ trace
+//!              └▶ reference ─────────────────────────────────────────────────▶┴─▶ equal, known, or a failure
+//! ```
+
+mod api;
+mod cluster;
+mod known;
+mod proxy;
+mod question;
+mod reference;
+
+use std::{collections::BTreeMap, fmt::Write as _, path::Path};
+
+use anyhow::{Context as _, Result};
+use tokio::runtime::Runtime;
+
+use api::Api;
+pub use cluster::Cluster;
+use proxy::{Proxy, ProxyKind};
+use question::{Answer, Question};
+
+/// The proxies that are compared, with one API server.
+#[derive(Debug)]
+pub struct Comparison {
+    proxies: Vec<Proxy>,
+    api: Api,
+    results: BTreeMap<ProxyKind, ProxyResult>,
+    clusters: usize,
+    // Dropped last: it serves the API.
+    _runtime: Runtime,
+}
+
+/// What a proxy has answered.
+#[derive(Debug, Default)]
+struct ProxyResult {
+    questions: usize,
+    /// How many differences each row of docs/semantics.md describes.
+    known: BTreeMap<&'static str, usize>,
+    unknown: usize,
+}
+
+/// Answers that differ from the expected ones.
+struct Difference {
+    proxy: ProxyKind,
+    question: Question,
+    expected: Answer,
+    answer: Answer,
+}
+
+// === impl Comparison ===
+
+impl Comparison {
+    /// Starts all proxies on nodes in network namespaces; requires root.
+    ///
+    /// # Errors
+    /// When a namespace or a process cannot be set up.
+    pub fn start(kube_proxy: Option<&Path>) -> Result<Self> {
+        let runtime = Runtime::new().context("start an async runtime")?;
+        let api = Api::new();
+        let start = |kind| Proxy::start(kind, &api, runtime.handle(), kube_proxy);
+        let proxies = ProxyKind::all(kube_proxy.is_some()).into_iter().map(start).collect::<Result<Vec<_>>>()?;
+        Ok(Self { proxies, api, results: BTreeMap::new(), clusters: 0, _runtime: runtime })
+    }
+
+    /// Asks all proxies about the cluster of a seed. Returns the differences that docs/semantics.md does not describe,
+    /// with the smallest cluster in which they appear; `None`: there are none.
+    ///
+    /// # Errors
+    /// When a proxy does not program the cluster, or its rules cannot be read.
+    pub fn compare(&mut self, seed: u64) -> Result<Option<String>> {
+        let cluster = Cluster::random(seed);
+        let differences = self.differences(&cluster).with_context(|| format!("seed {seed}"))?;
+        self.clusters += 1;
+        let Some(first) = differences.first() else { return Ok(None) };
+        let mut smallest = (cluster.clone(), differences.len());
+        if let Some(service) = first.question.service {
+            let alone = cluster.only(&cluster.services[service]);
+            let remaining = self.differences(&alone)?;
+            if !remaining.is_empty() {
+                smallest = (alone, remaining.len());
+            }
+        }
+        let mut text =
+            format!("seed {seed}: {} differences, {} in\n{}", differences.len(), smallest.1, smallest.0.text());
+        for Difference { proxy, question, expected, answer } in differences.iter().take(10) {
+            let _ = writeln!(text, "{proxy}: {question}\n    expected {expected}\n    seen     {answer}");
+        }
+        Ok(Some(text))
+    }
+
+    fn differences(&mut self, cluster: &Cluster) -> Result<Vec<Difference>> {
+        let marker = self.api.publish(cluster);
+        let questions = Question::all(cluster);
+        let expected: Vec<_> = questions.iter().map(|question| reference::answer(cluster, question)).collect();
+        let mut differences = Vec::new();
+        for proxy in &self.proxies {
+            proxy.wait(&marker)?;
+            let answers = proxy.answers(&questions)?;
+            let result = self.results.entry(proxy.kind).or_default();
+            result.questions += questions.len();
+            for ((question, expected), answer) in questions.iter().zip(&expected).zip(answers) {
+                if *expected == answer {
+                    continue;
+                }
+                match known::difference(proxy.kind, cluster, question, expected, &answer) {
+                    Some(row) => *result.known.entry(row).or_default() += 1,
+                    None => {
+                        result.unknown += 1;
+                        let (proxy, question, expected) = (proxy.kind, *question, expected.clone());
+                        differences.push(Difference { proxy, question, expected, answer });
+                    }
+                }
+            }
+        }
+        Ok(differences)
+    }
+
+    /// A table of what was compared.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut text =
+            format!("{} clusters\n{:<26}{:>12}{:>10}{:>10}\n", self.clusters, "", "questions", "known", "unknown");
+        for (kind, result) in &self.results {
+            let known: usize = result.known.values().sum();
+            let _ = writeln!(text, "{:<26}{:>12}{known:>10}{:>10}", kind.to_string(), result.questions, result.unknown);
+        }
+        for (kind, result) in &self.results {
+            for (row, count) in &result.known {
+                let _ = writeln!(text, "{kind}, {count} times: {row}");
+            }
+        }
+        text
+    }
+}
