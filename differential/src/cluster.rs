@@ -18,7 +18,7 @@ use crate::api;
 /// The number of nodes; the first one is that of the proxies.
 pub(crate) const NODES: u8 = 3;
 /// Pods on each node that endpoints may be.
-const PODS: u8 = 4;
+pub(crate) const PODS: u8 = 4;
 /// The seconds of session affinity.
 const AFFINITY_SECONDS: u32 = 10_800;
 

@@ -10,6 +10,7 @@
 mod api;
 mod cluster;
 mod known;
+mod packets;
 mod proxy;
 mod question;
 mod reference;
@@ -21,6 +22,7 @@ use tokio::runtime::Runtime;
 
 use api::Api;
 pub use cluster::Cluster;
+pub use proxy::Method;
 use proxy::{Proxy, ProxyKind};
 use question::{Answer, Question};
 
@@ -59,10 +61,10 @@ impl Comparison {
     ///
     /// # Errors
     /// When a namespace or a process cannot be set up.
-    pub fn start(kube_proxy: Option<&Path>) -> Result<Self> {
+    pub fn start(method: Method, kube_proxy: Option<&Path>) -> Result<Self> {
         let runtime = Runtime::new().context("start an async runtime")?;
         let api = Api::new();
-        let start = |kind| Proxy::start(kind, &api, runtime.handle(), kube_proxy);
+        let start = |kind| Proxy::start(kind, method, &api, runtime.handle(), kube_proxy);
         let proxies = ProxyKind::all(kube_proxy.is_some()).into_iter().map(start).collect::<Result<Vec<_>>>()?;
         Ok(Self { proxies, api, results: BTreeMap::new(), clusters: 0, _runtime: runtime })
     }
@@ -100,10 +102,11 @@ impl Comparison {
         let mut differences = Vec::new();
         for proxy in &self.proxies {
             proxy.wait(&marker)?;
-            let answers = proxy.answers(&questions)?;
+            let answers = proxy.ask(cluster, &questions, &expected)?;
             let result = self.results.entry(proxy.kind).or_default();
-            result.questions += questions.len();
             for ((question, expected), answer) in questions.iter().zip(&expected).zip(answers) {
+                let Some(answer) = answer else { continue };
+                result.questions += 1;
                 if *expected == answer {
                     continue;
                 }

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use differential::{Cluster, Comparison};
+use differential::{Cluster, Comparison, Method};
 
 /// Programs random clusters with each backend, and compares what happens to packets.
 #[derive(Debug, Parser)]
@@ -27,6 +27,9 @@ struct Arguments {
     /// Compare with this binary, too, in its modes nftables and iptables
     #[arg(long, value_name = "PATH")]
     kube_proxy: Option<PathBuf>,
+    /// Send packets to pods, instead of evaluating the rules
+    #[arg(long)]
+    packets: bool,
     /// Stop after this many clusters with unknown differences
     #[arg(long, value_name = "N", default_value_t = 3)]
     failures: usize,
@@ -41,8 +44,9 @@ fn main() -> Result<()> {
         }
         None => (arguments.from.unwrap_or_else(|| fastrand::u64(..1 << 40)), arguments.clusters),
     };
+    let method = if arguments.packets { Method::Packets } else { Method::Trace };
     println!("first seed: {first}");
-    let mut comparison = Comparison::start(arguments.kube_proxy.as_deref())?;
+    let mut comparison = Comparison::start(method, arguments.kube_proxy.as_deref())?;
     let (begun, mut failures) = (Instant::now(), 0);
     for seed in (first..).take(usize::try_from(count).unwrap_or(usize::MAX)) {
         if begun.elapsed() >= Duration::from_secs(arguments.seconds) || failures >= arguments.failures {

@@ -10,13 +10,15 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use e2e::{Process, fairlead, plan};
+use e2e::{Netns, Process, fairlead, plan};
 use iptables::{SavedRules, Variant, block_on, save_variants};
 use tempfile::TempDir;
 use tokio::runtime::Handle;
 
 use crate::{
     api::{Api, Marker, node_name},
+    cluster::{Cluster, PODS},
+    packets::Peers,
     question::{Answer, Question, answers, of_marker},
 };
 
@@ -46,12 +48,30 @@ pub(crate) enum Mode {
     Iptables(Variant),
 }
 
+/// The namespaces of a node, and what is around it.
+#[derive(Debug)]
+enum NodeNetns {
+    /// Interfaces and routes, for a trace.
+    Alone(e2e::Cluster),
+    /// Everything that answers packets.
+    WithPeers(Peers),
+}
+
+/// How questions are asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// By evaluating the rules, as `fairlead trace` does.
+    Trace,
+    /// By packets.
+    Packets,
+}
+
 /// A running proxy.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     pub(crate) kind: ProxyKind,
     process: Process,
-    cluster: e2e::Cluster,
+    node: NodeNetns,
     _directory: TempDir,
 }
 
@@ -85,9 +105,18 @@ impl fmt::Display for ProxyKind {
 
 impl Proxy {
     /// Starts a proxy on a node of its own. `runtime` serves the API to it.
-    pub(crate) fn start(kind: ProxyKind, api: &Api, runtime: &Handle, kube_proxy: Option<&Path>) -> Result<Self> {
-        let cluster = e2e::Cluster::builder().nodes(1).pods_per_node(2).ports(&[]).start();
-        let netns = &cluster.node('a').netns;
+    pub(crate) fn start(
+        kind: ProxyKind,
+        method: Method,
+        api: &Api,
+        runtime: &Handle,
+        kube_proxy: Option<&Path>,
+    ) -> Result<Self> {
+        let node = match method {
+            Method::Trace => NodeNetns::Alone(e2e::Cluster::builder().nodes(1).pods_per_node(2).ports(&[]).start()),
+            Method::Packets => NodeNetns::WithPeers(Peers::start(PODS)),
+        };
+        let netns = node.netns();
         let directory = tempfile::tempdir().context("make a temporary directory")?;
         let listener = netns.run(|| TcpListener::bind("127.0.0.1:0")).context("bind the API server")?;
         let kubeconfig = directory.path().join("kubeconfig");
@@ -100,14 +129,14 @@ impl Proxy {
             (Program::KubeProxy, None) => bail!("no kube-proxy"),
         };
         let process = Process::spawn(netns, command, &directory.path().join("log"));
-        Ok(Self { kind, process, cluster, _directory: directory })
+        Ok(Self { kind, process, node, _directory: directory })
     }
 
     /// Waits until a change has been programmed, and all before it.
     pub(crate) fn wait(&self, marker: &Marker) -> Result<()> {
         let (questions, expected): (Vec<_>, Vec<_>) = of_marker(marker).into_iter().unzip();
         let begun = Instant::now();
-        while self.answers(&questions)? != expected {
+        while self.traced(&questions)? != expected {
             if let Some(status) = self.process.exited() {
                 bail!("{} has ended: {status}\n{}", self.kind, self.log());
             }
@@ -119,9 +148,22 @@ impl Proxy {
         Ok(())
     }
 
+    /// What happens to packets; `None`: a question that cannot be asked.
+    pub(crate) fn ask(
+        &self,
+        cluster: &Cluster,
+        questions: &[Question],
+        expected: &[Answer],
+    ) -> Result<Vec<Option<Answer>>> {
+        match &self.node {
+            NodeNetns::Alone(_) => Ok(self.traced(questions)?.into_iter().map(Some).collect()),
+            NodeNetns::WithPeers(peers) => Ok(peers.answers(cluster, questions, expected)),
+        }
+    }
+
     /// What its rules do.
-    pub(crate) fn answers(&self, questions: &[Question]) -> Result<Vec<Answer>> {
-        self.cluster.node('a').netns.run(|| answers(&self.saved()?, questions))
+    fn traced(&self, questions: &[Question]) -> Result<Vec<Answer>> {
+        self.node.netns().run(|| answers(&self.saved()?, questions))
     }
 
     /// The rules of iptables, in the namespace of the calling thread.
@@ -135,6 +177,17 @@ impl Proxy {
     fn log(&self) -> String {
         let lines = self.process.lines_since(0);
         lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+}
+
+// === impl NodeNetns ===
+
+impl NodeNetns {
+    fn netns(&self) -> &Netns {
+        match self {
+            Self::Alone(cluster) => &cluster.node('a').netns,
+            Self::WithPeers(peers) => &peers.cluster().node('a').netns,
+        }
     }
 }
 

@@ -187,6 +187,10 @@ impl Answer {
         (self.outcomes.len() == 1).then(|| self.outcomes.first_key_value().map(|(outcome, _)| *outcome)).flatten()
     }
 
+    pub(crate) fn outcomes(&self) -> impl Iterator<Item = Outcome> {
+        self.outcomes.keys().copied()
+    }
+
     /// As this answer, without masquerading connections of an endpoint to itself.
     pub(crate) fn without_hairpin(&self, source: IpAddr) -> Self {
         let outcome = |outcome: Outcome| match outcome {

@@ -39,8 +39,8 @@ pub struct ApiServer(Arc<Shared>);
 struct Shared {
     address: SocketAddr,
     state: Mutex<ServerState>,
-    /// Ends the listener and all connections.
-    serving: Mutex<Option<AbortHandle>>,
+    /// Ends the listeners and all connections.
+    serving: Mutex<Vec<AbortHandle>>,
     /// Notified of every change of `state` that concerns watches. The number is that of [`ApiServer::cut_watches`].
     changed: watch::Sender<u64>,
 }
@@ -101,15 +101,6 @@ impl ApiServer {
         let server = Self::with_address(listener.local_addr()?);
         server.listen(listener, runtime)?;
         Ok(server)
-    }
-
-    /// Serves the same objects on one more listener, for example in another network namespace.
-    ///
-    /// # Errors
-    /// When the runtime cannot use the listener.
-    pub fn listen(&self, listener: TcpListener, runtime: &Handle) -> io::Result<()> {
-        let answering = self.clone();
-        serve(listener, runtime, move |request| answering.clone().answer(request))
     }
 
     /// A server without a listener, for [`Self::call`].

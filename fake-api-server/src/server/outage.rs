@@ -8,17 +8,21 @@ use super::ApiServer;
 use crate::http::serve;
 
 impl ApiServer {
-    pub(super) fn listen(&self, listener: TcpListener, runtime: &Handle) -> io::Result<()> {
+    /// Serves on a listener, which may be one of several: for example, in another network namespace.
+    ///
+    /// # Errors
+    /// When the runtime cannot use the listener.
+    pub fn listen(&self, listener: TcpListener, runtime: &Handle) -> io::Result<()> {
         let answering = self.clone();
         let serving = serve(listener, runtime, move |request| answering.clone().answer(request))?;
-        *self.0.serving.lock().unwrap_or_else(PoisonError::into_inner) = Some(serving);
+        self.0.serving.lock().unwrap_or_else(PoisonError::into_inner).push(serving);
         Ok(())
     }
 
-    /// Closes the listener and all connections; what is stored stays. [`Self::restart`] ends the outage.
+    /// Closes all listeners and connections; what is stored stays. [`Self::restart`] ends the outage.
     pub async fn stop(&self) {
-        let serving = self.0.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(serving) = serving {
+        let serving = std::mem::take(&mut *self.0.serving.lock().unwrap_or_else(PoisonError::into_inner));
+        for serving in serving {
             serving.abort();
             while !serving.is_finished() {
                 yield_now().await;
