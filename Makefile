@@ -27,7 +27,7 @@ ARCHS ?= amd64 arm64
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-skew test-modes lint advisories charts reference image image-rootfs cluster cluster-test simulate differential demo bench bench-peer clean
+.PHONY: help setup build test test-skew test-modes lint advisories charts reference image image-rootfs cluster cluster-test simulate mutants differential demo bench bench-peer clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -91,9 +91,12 @@ cluster-test: ## run Kubernetes' own network tests and ours in that cluster; MOD
 	@$(ROOT) target/python/bin/python cluster/test --label fairlead-$(MODE) || [ -n '$(CONTROL)' ]
 	@[ -z '$(CONTROL)' ] || $(ROOT) cluster/control $(MODE)
 
-simulate: setup ## simulate clusters with faults; SECONDS=120, or SEED=n to replay one
-	@cargo build --quiet --locked -p fairlead-simulation
-	@$(TARGET)/debug/simulate $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),120))
+simulate: setup ## simulate clusters with faults; SECONDS=120, or SEED=n to replay one, SHRINK=1 to cut its steps
+	@cargo build --quiet --locked --profile simulation -p fairlead-simulation
+	@$(TARGET)/simulation/simulate $(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink),--seconds $(or $(SECONDS),120))
+
+mutants: setup ## simulate mutants of our own code, each of which must be caught; SEEDS=200, at most, for each
+	@simulation/mutants/run $(MUTANTS)
 
 differential: setup ## compare the backends, and KUBE_PROXY=/path/to/kube-proxy, on random clusters; SECONDS=60, or SEED=n (root or sudo)
 	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-differential --bin differential

@@ -6,7 +6,8 @@
 //!   FileWriter::progress ◀── finished writes, the last error ◀──────────────────────┘
 //! ```
 //!
-//! A simulation implements [`Storage`] without files and threads.
+//! A write is a sequence of [`FileStep`]s, between which a crash can come. A simulation implements [`Storage`] without
+//! files and threads, and executes the same steps.
 
 use std::{
     fmt,
@@ -68,6 +69,23 @@ pub enum FileWrite {
     Append(Vec<u8>),
     /// Writes a new file and renames it over the old one.
     Replace(Vec<u8>),
+}
+
+/// A step of a [`FileWrite`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileStep {
+    /// Opens the existing file, to append to it.
+    Open,
+    /// Shortens the open file to this length.
+    Truncate(u64),
+    /// Creates the successor of the file, which is empty, and opens that.
+    CreateSuccessor,
+    /// Appends to the file that was opened last.
+    Write(Vec<u8>),
+    /// Waits until the content of the open file survives a power loss.
+    Sync,
+    /// Renames the successor over the file.
+    RenameSuccessor,
 }
 
 /// What happens to a file that cannot be written.
@@ -266,7 +284,7 @@ impl Storage for LocalFile {
         let run = move || {
             let mut file = None;
             while let Some(write) = queue.wait() {
-                let result = execute(&path, &mut file, write);
+                let result = write.steps().into_iter().try_for_each(|step| execute(&path, &mut file, step));
                 if result.is_err() {
                     file = None;
                     if on_error == OnWriteError::Remove {
@@ -305,6 +323,19 @@ impl Queue {
 }
 
 impl FileWrite {
+    /// What is to be done, in this order, until a step fails.
+    #[must_use]
+    pub fn steps(self) -> Vec<FileStep> {
+        match self {
+            Self::Reopen(length, bytes) => vec![FileStep::Open, FileStep::Truncate(length), FileStep::Write(bytes)],
+            Self::Append(bytes) => vec![FileStep::Write(bytes)],
+            // Without the sync, a power loss after the rename could leave an empty file.
+            Self::Replace(bytes) => {
+                vec![FileStep::CreateSuccessor, FileStep::Write(bytes), FileStep::Sync, FileStep::RenameSuccessor]
+            }
+        }
+    }
+
     fn bytes_mut(&mut self) -> &mut Vec<u8> {
         match self {
             Self::Reopen(_, bytes) | Self::Append(bytes) | Self::Replace(bytes) => bytes,
@@ -312,30 +343,21 @@ impl FileWrite {
     }
 }
 
-fn execute(path: &Path, file: &mut Option<File>, write: FileWrite) -> io::Result<()> {
-    match write {
-        FileWrite::Reopen(length, bytes) => {
-            let mut opened = OpenOptions::new().append(true).open(path)?;
-            opened.set_len(length)?;
-            opened.write_all(&bytes)?;
-            *file = Some(opened);
-        }
-        FileWrite::Append(bytes) => {
-            let file = file.as_mut().ok_or_else(|| io::Error::other("there is no file to append to"))?;
-            file.write_all(&bytes)?;
-        }
-        FileWrite::Replace(bytes) => {
+/// `file` is the one that was opened last.
+fn execute(path: &Path, file: &mut Option<File>, step: FileStep) -> io::Result<()> {
+    let opened = file.as_mut().ok_or_else(|| io::Error::other("there is no file to append to"));
+    match step {
+        FileStep::Open => *file = Some(OpenOptions::new().append(true).open(path)?),
+        FileStep::Truncate(length) => opened?.set_len(length)?,
+        FileStep::CreateSuccessor => {
             if let Some(dir) = path.parent() {
                 fs::create_dir_all(dir)?;
             }
-            let successor = successor(path);
-            let mut new = File::create(&successor)?;
-            new.write_all(&bytes)?;
-            // Without it, a power loss after the rename could leave an empty file.
-            new.sync_data()?;
-            fs::rename(&successor, path)?;
-            *file = Some(new);
+            *file = Some(File::create(successor(path))?);
         }
+        FileStep::Write(bytes) => opened?.write_all(&bytes)?,
+        FileStep::Sync => opened?.sync_data()?,
+        FileStep::RenameSuccessor => fs::rename(successor(path), path)?,
     }
     Ok(())
 }

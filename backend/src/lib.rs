@@ -41,7 +41,7 @@ pub mod testing;
 pub use backend::{Backend, Difference, DifferenceKind, Drift, InstalledObject, Preview, PreviewReport, SyncReport};
 pub use client::{Credentials, Discover, FrontendAddress, Grpc, GrpcOptions};
 pub use conntrack::ConntrackCleanup;
-pub use disk::{FileWrite, Storage, WriteQueue};
+pub use disk::{FileStep, FileWrite, Storage, WriteQueue};
 pub use kernel_version::{kernel_version, parse_kernel_version};
 pub use loss::{Loss, LossLimit};
 pub use metrics::{NFT_CLIENTS, NFT_TABLE, NoLocalEndpoints};

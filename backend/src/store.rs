@@ -55,6 +55,8 @@ pub struct Store {
     file: StateFile,
     /// Received batches whose commit has not arrived.
     uncommitted: Vec<EncodedMessage>,
+    /// Whether batches of that commit are missing in `uncommitted`, because there was no file to append to.
+    is_incomplete: bool,
     /// Frames of commits that are not written yet.
     unwritten: Vec<u8>,
     /// The revision at the end of the file and `unwritten`.
@@ -162,6 +164,7 @@ impl Store {
             storage: state,
             file: StateFile::Absent,
             uncommitted: Vec::new(),
+            is_incomplete: false,
             unwritten: Vec::new(),
             written: None,
             source_version: SourceVersion::default(),
@@ -221,16 +224,20 @@ impl Store {
 
     /// Adds a received batch to the next commit.
     pub fn stage(&mut self, batch: &ReceivedMessage) {
-        // Without a file to append to, the state is written as a whole.
-        if matches!(self.file, StateFile::Open { .. }) {
-            self.uncommitted.push(batch.encoded());
-        }
+        self.stage_encoded(|| batch.encoded());
     }
 
     /// Adds operations that did not arrive in a batch to the next commit.
     pub(crate) fn stage_operations(&mut self, operations: Vec<Operation>) {
+        self.stage_encoded(|| frame::batch_of(operations));
+    }
+
+    fn stage_encoded(&mut self, batch: impl FnOnce() -> EncodedMessage) {
+        // Without a file to append to, the state is written as a whole.
         if matches!(self.file, StateFile::Open { .. }) {
-            self.uncommitted.push(frame::batch_of(operations));
+            self.uncommitted.push(batch());
+        } else {
+            self.is_incomplete = true;
         }
     }
 
@@ -238,7 +245,10 @@ impl Store {
     pub(crate) fn commit(&mut self, epoch: Epoch, source_version: SourceVersion, kind_versions: KindVersions) {
         (self.source_version, self.kind_versions) = (source_version, kind_versions);
         let batches = mem::take(&mut self.uncommitted);
-        if matches!(self.file, StateFile::Open { .. }) {
+        if mem::take(&mut self.is_incomplete) {
+            // The file was rewritten between two batches of this commit.
+            self.restart();
+        } else if matches!(self.file, StateFile::Open { .. }) {
             self.put_epoch(epoch);
             batches.iter().for_each(|batch| frame::put(&mut self.unwritten, batch));
         }
@@ -246,7 +256,7 @@ impl Store {
 
     /// Discards what was staged since the last commit.
     pub(crate) fn discard(&mut self) {
-        self.uncommitted = Vec::new();
+        (self.uncommitted, self.is_incomplete) = (Vec::new(), false);
     }
 
     /// Submits the commits to the writer. `state` is the state after the last one. To be called regularly: it also
@@ -276,6 +286,7 @@ impl Store {
 
     /// Discards the commits that are not submitted. The next flush rewrites the file.
     pub(crate) fn restart(&mut self) {
+        self.is_incomplete |= !self.uncommitted.is_empty();
         (self.uncommitted, self.unwritten, self.written) = (Vec::new(), Vec::new(), None);
         if matches!(self.file, StateFile::Open { .. }) {
             self.file = StateFile::Absent;

@@ -1,5 +1,5 @@
 //! The disk of a node: what is written survives the end of a process; what is synced, or written back by chance, also
-//! survives the loss of power. Writes can be slow, fail, and be torn.
+//! survives the loss of power. Writes are slow, fail, and end between any two steps with their process.
 
 use std::{
     fmt, io,
@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
-use backend::{FileWrite, Storage, WriteQueue};
+use backend::{FileStep, FileWrite, Storage, WriteQueue};
 use fastrand::Rng;
 use futures::{FutureExt as _, future::BoxFuture};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// The disk of a node with its one file. Clones share it.
 #[derive(Clone)]
@@ -18,17 +18,30 @@ pub(crate) struct SimulatedDisk(Arc<Mutex<DiskState>>);
 
 struct DiskState {
     rng: Rng,
-    /// What a process reads.
-    file: Option<Vec<u8>>,
-    /// What is on the medium.
-    synced: Option<Vec<u8>>,
+    /// What a process finds under the name of the file, and under that of its successor.
+    file: Option<Inode>,
+    successor: Option<Inode>,
+    /// What has the name of the file on the medium.
+    medium: Option<Inode>,
     faults: DiskFaults,
+    /// The last time at which it had faults.
+    faulty: Option<Instant>,
     /// The number of the process that may write: a write of an earlier one does not take effect.
     process: u64,
 }
 
+/// A file. Clones share it.
+type Inode = Arc<Mutex<Content>>;
+
+#[derive(Clone, Default)]
+struct Content {
+    written: Vec<u8>,
+    /// What is on the medium.
+    synced: Vec<u8>,
+}
+
 /// What a disk does wrong, as probabilities in percent.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DiskFaults {
     pub(crate) fails: u8,
     pub(crate) stalls: u8,
@@ -36,12 +49,28 @@ pub(crate) struct DiskFaults {
 
 impl SimulatedDisk {
     pub(crate) fn new(rng: Rng) -> Self {
-        let state = DiskState { rng, file: None, synced: None, faults: DiskFaults::default(), process: 0 };
+        let (file, successor, medium) = (None, None, None);
+        let state = DiskState { rng, file, successor, medium, faults: DiskFaults::default(), faulty: None, process: 0 };
         Self(Arc::new(Mutex::new(state)))
     }
 
     pub(crate) fn set_faults(&self, faults: DiskFaults) {
-        self.lock().faults = faults;
+        let mut state = self.lock();
+        if state.faults != DiskFaults::default() {
+            state.faulty = Some(Instant::now());
+        }
+        state.faults = faults;
+    }
+
+    /// Whether it has had no faults for this long.
+    pub(crate) fn is_healthy_for(&self, time: Duration) -> bool {
+        let state = self.lock();
+        state.faults == DiskFaults::default() && state.faulty.is_none_or(|faulty| faulty.elapsed() > time)
+    }
+
+    /// What a process reads now.
+    pub(crate) fn content(&self) -> Option<Vec<u8>> {
+        self.lock().file.as_ref().map(|file| content(file).written.clone())
     }
 
     /// The process ends: writes that have begun have no further effect.
@@ -53,64 +82,43 @@ impl SimulatedDisk {
     pub(crate) fn power_lost(&self) {
         let mut state = self.lock();
         state.process += 1;
-        let DiskState { rng, file, synced, .. } = &mut *state;
-        *file = match (file.take(), synced.take()) {
-            (Some(written), Some(synced)) if written.starts_with(&synced) => {
+        let DiskState { rng, file, successor, medium, .. } = &mut *state;
+        if rng.bool() {
+            medium.clone_from(file);
+        }
+        if let Some(inode) = medium {
+            let Content { written, synced } = &mut *content(inode);
+            if written.starts_with(synced) {
                 let kept = rng.usize(synced.len()..=written.len());
-                let mut kept = written[..kept].to_vec();
+                let torn = rng.usize(synced.len()..=kept);
+                *synced = written[..kept].to_vec();
                 // A file whose size reached the medium before its content.
-                if kept.len() > synced.len() && rng.u8(0..4) == 0 {
-                    let torn = rng.usize(synced.len()..kept.len());
-                    kept[torn..].fill(0);
+                if rng.u8(0..4) == 0 {
+                    synced[torn..].fill(0);
                 }
-                Some(kept)
             }
-            (_, synced) => synced,
-        };
-        synced.clone_from(file);
+            written.clone_from(synced);
+        }
+        *successor = None;
+        file.clone_from(medium);
     }
 
-    async fn perform(&self, process: u64, write: FileWrite) -> io::Result<()> {
-        let (delay, fails) = {
+    async fn perform(&self, process: u64, opened: &mut Option<Inode>, write: FileWrite) -> io::Result<()> {
+        let steps = write.steps();
+        let (delay, failing) = {
             let DiskState { rng, faults, .. } = &mut *self.lock();
             let stalls = rng.u8(0..100) < faults.stalls;
             let delay = if stalls { rng.u64(1_000_000..60_000_000) } else { rng.u64(50..5_000) };
-            (Duration::from_micros(delay), rng.u8(0..100) < faults.fails)
+            (delay, (rng.u8(0..100) < faults.fails).then(|| rng.usize(..steps.len())))
         };
-        sleep(delay).await;
-        let mut state = self.lock();
-        if state.process != process {
-            return Err(io::Error::other("the process has ended"));
-        }
-        let DiskState { rng, file, synced, .. } = &mut *state;
-        match write {
-            FileWrite::Reopen(length, bytes) => {
-                let Some(file) = file else { return Err(io::ErrorKind::NotFound.into()) };
-                file.truncate(usize::try_from(length).unwrap_or(usize::MAX));
-                if fails {
-                    return Err(io::ErrorKind::StorageFull.into());
-                }
-                file.extend(bytes);
+        let slow = { self.lock().rng.usize(..steps.len()) };
+        for (number, step) in steps.into_iter().enumerate() {
+            sleep(Duration::from_micros(if number == slow { delay } else { 50 })).await;
+            let mut state = self.lock();
+            if state.process != process {
+                return Err(io::Error::other("the process has ended"));
             }
-            FileWrite::Append(bytes) => {
-                let Some(file) = file else { return Err(io::ErrorKind::NotFound.into()) };
-                if fails {
-                    file.extend_from_slice(&bytes[..rng.usize(0..=bytes.len())]);
-                    return Err(io::ErrorKind::StorageFull.into());
-                }
-                file.extend(bytes);
-            }
-            FileWrite::Replace(_) if fails => return Err(io::ErrorKind::StorageFull.into()),
-            FileWrite::Replace(bytes) => {
-                // The new file is synced before it gets the name.
-                *synced = Some(bytes.clone());
-                *file = Some(bytes);
-            }
-        }
-        if rng.u8(0..4) == 0
-            && file.as_ref().is_some_and(|file| synced.as_ref().is_some_and(|synced| file.starts_with(synced)))
-        {
-            synced.clone_from(file);
+            state.step(opened, step, failing == Some(number))?;
         }
         Ok(())
     }
@@ -118,13 +126,62 @@ impl SimulatedDisk {
     fn remove(&self, process: u64) {
         let mut state = self.lock();
         if state.process == process {
-            (state.file, state.synced) = (None, None);
+            state.file = None;
+            if state.rng.bool() {
+                state.medium = None;
+            }
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, DiskState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl DiskState {
+    fn step(&mut self, opened: &mut Option<Inode>, step: FileStep, fails: bool) -> io::Result<()> {
+        let Self { rng, file, successor, medium, .. } = self;
+        let error = || io::Error::from(io::ErrorKind::StorageFull);
+        let open = |opened: &Option<Inode>| opened.clone().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
+        match step {
+            FileStep::Write(bytes) => {
+                let inode = open(opened)?;
+                let Content { written, synced } = &mut *content(&inode);
+                let length = if fails { rng.usize(0..=bytes.len()) } else { bytes.len() };
+                written.extend_from_slice(&bytes[..length]);
+                if fails {
+                    return Err(error());
+                }
+                if rng.u8(0..4) == 0 {
+                    synced.clone_from(written);
+                }
+            }
+            _ if fails => return Err(error()),
+            FileStep::Open => *opened = Some(open(file)?),
+            FileStep::Truncate(length) => {
+                content(&open(opened)?).written.truncate(usize::try_from(length).unwrap_or(usize::MAX));
+            }
+            FileStep::CreateSuccessor => {
+                let inode = Inode::default();
+                *successor = Some(inode.clone());
+                *opened = Some(inode);
+            }
+            FileStep::Sync => {
+                let inode = open(opened)?;
+                let Content { written, synced } = &mut *content(&inode);
+                synced.clone_from(written);
+            }
+            FileStep::RenameSuccessor => *file = Some(open(successor)?),
+        }
+        if rng.u8(0..4) == 0 {
+            medium.clone_from(file);
+        }
+        Ok(())
+    }
+}
+
+fn content(inode: &Inode) -> MutexGuard<'_, Content> {
+    inode.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for SimulatedDisk {
@@ -143,7 +200,7 @@ impl Storage for SimulatedDisk {
         async move {
             let delay = disk.lock().rng.u64(50..5_000);
             sleep(Duration::from_micros(delay)).await;
-            disk.lock().file.clone().ok_or_else(|| io::ErrorKind::NotFound.into())
+            disk.content().ok_or_else(|| io::ErrorKind::NotFound.into())
         }
         .boxed()
     }
@@ -152,9 +209,11 @@ impl Storage for SimulatedDisk {
         let disk = self.clone();
         let process = disk.lock().process;
         tokio::spawn(async move {
+            let mut opened = None;
             while let Some(write) = queue.next().await {
-                let result = disk.perform(process, write).await;
+                let result = disk.perform(process, &mut opened, write).await;
                 if result.is_err() {
+                    opened = None;
                     disk.remove(process);
                 }
                 queue.finished(result);

@@ -82,6 +82,10 @@ impl SimulatedKernel {
         self.lock().faults = faults;
     }
 
+    pub(crate) fn set_rejects(&self, rejects: Option<String>) {
+        self.lock().faults.rejects = rejects;
+    }
+
     /// The machine boots: nothing is programmed.
     pub(crate) fn reboot(&self) {
         let mut state = self.lock();

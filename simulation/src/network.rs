@@ -1,8 +1,8 @@
-//! The network between nodes and frontends: connections with latency, that are refused, stall for a while, or end at
-//! one side before the other.
+//! The network between nodes and frontends: connections with latency, that are refused, stall for a while, deliver
+//! slowly, or end at one side before the other. A peer may be of an older version.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -12,11 +12,11 @@ use backend::{Connect, Session, SessionMessages};
 use fastrand::Rng;
 use frontend::Frontend;
 use futures::{FutureExt as _, future::BoxFuture};
-use proto::model::{ClientMessage, Hello, ServerMessage};
+use proto::model::{Batch, ClientMessage, Features, Hello, ServerMessage};
 use runtime::Shutdown;
 use tokio::{
     sync::{mpsc, watch},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -24,6 +24,9 @@ use crate::{
     oracle::{NodeOracle, StreamMirror},
     trace::{Trace, trace},
 };
+
+/// After this time without an answer, an end of a connection whose other end is gone is closed.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// The network. Clones share it.
 #[derive(Clone)]
@@ -39,13 +42,31 @@ struct NetworkState {
 struct NetworkInner {
     rng: Rng,
     frontends: Vec<Option<Listening>>,
+    /// Frontends and nodes of an older version, which list no features.
+    older_frontends: BTreeSet<usize>,
+    older_nodes: BTreeSet<usize>,
     /// Pairs of node and frontend between which nothing arrives.
     partitions: BTreeSet<(usize, usize)>,
-    /// Pairs whose connections end at once.
-    cuts: BTreeSet<(usize, usize, u64)>,
+    /// How the connections of a pair end, up to the one with this number.
+    cuts: BTreeMap<(usize, usize), (Cut, u64)>,
     connections: u64,
     /// The longest latency, in microseconds.
     latency: u64,
+    /// Nodes that take this long for each message, in microseconds.
+    slow: BTreeMap<usize, u64>,
+    /// Nodes whose next batch loses an operation.
+    lossy: BTreeSet<usize>,
+}
+
+/// How a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Both sides notice.
+    Closed,
+    /// The frontend notices; the node sees an idle connection.
+    NodeUnaware,
+    /// The node notices; the frontend sees an idle connection, for a while.
+    FrontendUnaware,
 }
 
 /// A frontend that accepts connections.
@@ -63,8 +84,6 @@ pub(crate) struct NodeConnect {
     pub(crate) node: usize,
     pub(crate) oracle: NodeOracle,
     pub(crate) kernel: SimulatedKernel,
-    /// Whether the node withholds a loss.
-    pub(crate) is_withheld: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl Network {
@@ -72,10 +91,14 @@ impl Network {
         let inner = NetworkInner {
             rng,
             frontends: vec![None; frontends],
+            older_frontends: BTreeSet::new(),
+            older_nodes: BTreeSet::new(),
             partitions: BTreeSet::new(),
-            cuts: BTreeSet::new(),
+            cuts: BTreeMap::new(),
             connections: 0,
             latency: 2_000,
+            slow: BTreeMap::new(),
+            lossy: BTreeSet::new(),
         };
         Self(Arc::new(NetworkState { trace, inner: Mutex::new(inner), changed: watch::Sender::new(0) }))
     }
@@ -96,7 +119,11 @@ impl Network {
     }
 
     pub(crate) fn heal(&self) {
-        self.lock().partitions.clear();
+        let mut inner = self.lock();
+        inner.partitions.clear();
+        inner.slow.clear();
+        inner.lossy.clear();
+        drop(inner);
         self.changed();
     }
 
@@ -104,12 +131,31 @@ impl Network {
         self.lock().latency = micros;
     }
 
-    /// Ends all connections of a pair.
-    pub(crate) fn cut(&self, (node, frontend): (usize, usize)) {
-        let mut inner = self.lock();
-        for connection in 0..inner.connections {
-            inner.cuts.insert((node, frontend, connection));
+    pub(crate) fn set_slow(&self, node: usize, micros: u64) {
+        self.lock().slow.insert(node, micros);
+    }
+
+    pub(crate) fn set_lossy(&self, node: usize) {
+        self.lock().lossy.insert(node);
+    }
+
+    /// A frontend or node is from now on of the current version, or of an older one.
+    pub(crate) fn set_older(&self, (node, frontend): (Option<usize>, Option<usize>), older: bool) {
+        let inner = &mut *self.lock();
+        for (numbers, number) in [(&mut inner.older_nodes, node), (&mut inner.older_frontends, frontend)] {
+            match (number, older) {
+                (Some(number), true) => drop(numbers.insert(number)),
+                (Some(number), false) => drop(numbers.remove(&number)),
+                (None, _) => {}
+            }
         }
+    }
+
+    /// Ends all connections of a pair.
+    pub(crate) fn cut(&self, pair: (usize, usize), cut: Cut) {
+        let mut inner = self.lock();
+        let connections = inner.connections;
+        inner.cuts.insert(pair, (cut, connections));
         drop(inner);
         self.changed();
     }
@@ -127,6 +173,12 @@ impl Network {
         Duration::from_micros(rng.u64(10..=(*latency).max(10)))
     }
 
+    /// The latency of a message to a node.
+    fn latency_to(&self, node: usize) -> Duration {
+        let slow = self.lock().slow.get(&node).copied().unwrap_or_default();
+        self.latency() + Duration::from_micros(slow)
+    }
+
     /// Waits until nothing stalls this connection.
     async fn passes(&self, pair: (usize, usize)) {
         let mut changed = self.0.changed.subscribe();
@@ -138,29 +190,61 @@ impl Network {
     }
 
     /// Returns when this connection is cut.
-    async fn cut_off(&self, (node, frontend): (usize, usize), connection: u64) {
+    async fn cut_off(&self, pair: (usize, usize), connection: u64) -> Cut {
         let mut changed = self.0.changed.subscribe();
-        while !self.lock().cuts.contains(&(node, frontend, connection)) {
+        loop {
             changed.borrow_and_update();
+            if let Some((cut, last)) = self.lock().cuts.get(&pair)
+                && connection <= *last
+            {
+                return *cut;
+            }
             if changed.changed().await.is_err() {
-                return;
+                return Cut::Closed;
             }
         }
+    }
+
+    /// The parts in which a message arrives: a batch may come as several, as a large one does.
+    fn parts(&self, node: usize, message: ServerMessage, oracle: &NodeOracle) -> Vec<ServerMessage> {
+        let ServerMessage::Batch(mut batch) = message else { return vec![message] };
+        let NetworkInner { rng, lossy, .. } = &mut *self.lock();
+        if !batch.operations.is_empty() && lossy.remove(&node) {
+            let lost = batch.operations.remove(rng.usize(..batch.operations.len()));
+            trace!(self.0.trace, "an operation to node {node} is lost: {lost:?}");
+            oracle.operation_lost();
+        }
+        let operations = batch.operations.len();
+        if operations < 2 || rng.u8(0..4) > 0 {
+            return vec![ServerMessage::Batch(batch)];
+        }
+        let rest = batch.operations.split_off(rng.usize(1..operations));
+        let first = Batch {
+            commit: false,
+            source_version: Default::default(),
+            kind_versions: Default::default(),
+            operations: std::mem::take(&mut batch.operations),
+            ..batch.clone()
+        };
+        [first, Batch { operations: rest, ..batch }].map(ServerMessage::Batch).into()
     }
 }
 
 impl Connect for NodeConnect {
-    fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
-        let Self { network, node, oracle, kernel, is_withheld } = self;
-        let (network, node, kernel, is_withheld) = (network.clone(), *node, kernel.clone(), is_withheld.clone());
-        let mirror = oracle.stream(&hello);
+    fn connect(&mut self, mut hello: Hello) -> BoxFuture<'static, Result<Session>> {
+        let Self { network, node, oracle, kernel } = self;
+        let (network, node, oracle) = (network.clone(), *node, oracle.clone());
+        let mirror = oracle.stream(&hello, kernel);
         async move {
             sleep(network.latency()).await;
             let (frontend, listening, connection) = {
                 let mut inner = network.lock();
-                let NetworkInner { rng, frontends, connections, .. } = &mut *inner;
+                let NetworkInner { rng, frontends, connections, older_nodes, .. } = &mut *inner;
                 let frontend = rng.usize(..frontends.len());
                 *connections += 1;
+                if older_nodes.contains(&node) {
+                    hello.capabilities.features = Features::NONE;
+                }
                 (frontend, frontends[frontend].clone(), *connections)
             };
             let pair = (node, frontend);
@@ -171,26 +255,39 @@ impl Connect for NodeConnect {
             }
             let trace = &network.0.trace;
             trace!(trace, "node {node} connects to frontend {frontend}, resume {:?}", hello.resume);
-            let (to_frontend, from_frontend) = target.attach(hello, shutdown);
+            let (to_frontend, mut from_frontend) = target.attach(hello, shutdown);
             let (to_node, messages) = mpsc::channel(4);
-            let (replies, from_node) = mpsc::channel(4);
+            let (replies, mut from_node) = mpsc::channel(4);
             let connection_ends = {
                 let network = network.clone();
                 async move {
                     tokio::select! {
                         biased;
-                        _ = killed.wait_for(|killed| *killed) => {}
-                        () = network.cut_off(pair, connection) => {}
+                        _ = killed.wait_for(|killed| *killed) => Cut::Closed,
+                        cut = network.cut_off(pair, connection) => cut,
                     }
                 }
             };
-            let pumps = Pumps { network, pair, mirror: Arc::new(Mutex::new(mirror)), kernel, is_withheld };
+            let pumps = Pumps { network, pair, oracle, mirror: Arc::new(Mutex::new(mirror)) };
             tokio::spawn(async move {
-                tokio::select! {
+                let cut = tokio::select! {
                     biased;
-                    () = connection_ends => {}
-                    () = pumps.to_node(from_frontend, to_node) => {}
-                    () = pumps.to_frontend(from_node, to_frontend) => {}
+                    cut = connection_ends => cut,
+                    () = pumps.to_node(&mut from_frontend, &to_node) => Cut::Closed,
+                    () = pumps.to_frontend(&mut from_node, &to_frontend) => Cut::Closed,
+                };
+                match cut {
+                    Cut::Closed => {}
+                    Cut::NodeUnaware => {
+                        drop((to_frontend, from_frontend));
+                        let _ = timeout(KEEPALIVE, async { while from_node.recv().await.is_some() {} }).await;
+                        drop(to_node);
+                    }
+                    Cut::FrontendUnaware => {
+                        drop((to_node, from_node));
+                        sleep(KEEPALIVE).await;
+                        drop((to_frontend, from_frontend));
+                    }
                 }
             });
             Ok(Session { messages: SessionMessages::Local(messages), replies })
@@ -203,37 +300,58 @@ impl Connect for NodeConnect {
 struct Pumps {
     network: Network,
     pair: (usize, usize),
+    oracle: NodeOracle,
     mirror: Arc<Mutex<StreamMirror>>,
-    kernel: SimulatedKernel,
-    is_withheld: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl Pumps {
-    async fn to_node(&self, mut from: mpsc::Receiver<ServerMessage>, to: mpsc::Sender<ServerMessage>) {
+    async fn to_node(&self, from: &mut mpsc::Receiver<ServerMessage>, to: &mpsc::Sender<ServerMessage>) {
+        let Self { network, pair: (node, frontend), oracle, .. } = self;
         loop {
             let message = tokio::select! {
                 biased;
                 () = to.closed() => return,
                 message = from.recv() => message,
             };
-            let Some(message) = message else { return };
-            self.network.passes(self.pair).await;
-            sleep(self.network.latency()).await;
-            let Ok(permit) = to.reserve().await else { return };
-            trace!(self.network.0.trace, "{:?} to node {}: {}", self.pair.1, self.pair.0, summary(&message));
-            self.mirror().received(&message);
-            permit.send(message);
+            let Some(mut message) = message else { return };
+            if let ServerMessage::Welcome(welcome) = &mut message
+                && network.lock().older_frontends.contains(frontend)
+            {
+                welcome.features = Features::NONE;
+            }
+            for part in network.parts(*node, message, oracle) {
+                network.passes(self.pair).await;
+                sleep(network.latency_to(*node)).await;
+                let Ok(permit) = to.reserve().await else { return };
+                trace!(network.0.trace, "{frontend} to node {node}: {}", summary(&part));
+                self.mirror().received(&part);
+                permit.send(part);
+            }
         }
     }
 
-    async fn to_frontend(&self, mut from: mpsc::Receiver<ClientMessage>, to: mpsc::Sender<ClientMessage>) {
-        while let Some(message) = from.recv().await {
-            self.mirror().sent(&message, &self.kernel, (self.is_withheld)());
-            self.network.passes(self.pair).await;
-            sleep(self.network.latency()).await;
-            if to.send(message).await.is_err() {
-                return;
+    async fn to_frontend(&self, from: &mut mpsc::Receiver<ClientMessage>, to: &mpsc::Sender<ClientMessage>) {
+        // Each message is checked when the node sends it.
+        let (queue, mut queued) = mpsc::unbounded_channel();
+        let receive = async {
+            while let Some(message) = from.recv().await {
+                self.mirror().sent(&message);
+                let _ = queue.send(message);
             }
+        };
+        let deliver = async {
+            while let Some(message) = queued.recv().await {
+                self.network.passes(self.pair).await;
+                sleep(self.network.latency()).await;
+                if to.send(message).await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = receive => {}
+            () = deliver => {}
         }
     }
 

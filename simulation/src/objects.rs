@@ -1,57 +1,84 @@
 //! Random objects of the cluster: few Services with few endpoints, so that changes concern each other.
 
+use std::{collections::BTreeSet, net::IpAddr};
+
 use fake_api_server::{ApiServer, Resource};
 use fastrand::Rng;
+use proto::model::IpFamily;
 use serde_json::{Value, json};
 
-/// The number of Services.
-const SERVICES: usize = 8;
+use crate::oracle::ServicePorts;
+
 const NAMESPACES: [&str; 2] = ["shop", "infra"];
 const ZONES: [&str; 2] = ["zone-a", "zone-b"];
+/// How many addresses a Service has on each node. Their numbers show the Service.
+const HOSTS: usize = 7;
+
+/// How large the cluster is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClusterSize {
+    pub(crate) nodes: usize,
+    pub(crate) services: usize,
+}
 
 /// Makes one random change. Returns what it was.
-pub(crate) fn change(api: &ApiServer, rng: &mut Rng, nodes: usize) -> String {
-    let service = rng.usize(..SERVICES);
+pub(crate) fn change(api: &ApiServer, rng: &mut Rng, size: ClusterSize) -> String {
+    let service = rng.usize(..size.services);
     match rng.u8(0..20) {
         0..4 => {
             let _ = api.put(Resource::Service, self::service(rng, service));
             format!("put Service {service}")
         }
         4 => {
-            api.delete(Resource::Service, NAMESPACES[service % 2], &name(service));
+            api.delete(Resource::Service, namespace(service), &name(service));
             format!("delete Service {service}")
         }
         5..16 => {
             let part = rng.usize(..3);
-            let _ = api.put(Resource::EndpointSlice, slice(rng, service, part, nodes));
+            put_slice(api, rng, service, part, size.nodes);
             format!("put slice {part} of Service {service}")
         }
         16 => {
             let part = rng.usize(..3);
-            api.delete(Resource::EndpointSlice, NAMESPACES[service % 2], &format!("{}-{part}", name(service)));
+            delete_slice(api, service, part);
             format!("delete slice {part} of Service {service}")
         }
         17 | 18 => {
-            let number = rng.usize(..nodes);
+            let number = rng.usize(..size.nodes);
             put_node(api, rng, number);
             format!("put Node {number}")
         }
         _ => {
-            let number = rng.usize(..nodes);
+            let number = rng.usize(..size.nodes);
             api.delete(Resource::Node, "", &node_name(number));
             format!("delete Node {number}")
         }
     }
 }
 
+/// Changes the endpoints of one Service so that each node notices.
+pub(crate) fn replace_endpoints(api: &ApiServer, rng: &mut Rng, size: ClusterSize) -> String {
+    let service = rng.usize(..size.services);
+    let _ = api.put(Resource::Service, self::service(rng, service));
+    (0..3).for_each(|part| put_slice(api, rng, service, part, size.nodes));
+    format!("replace Service {service} and its slices")
+}
+
+/// Deletes all slices of all Services.
+pub(crate) fn delete_all_slices(api: &ApiServer, size: ClusterSize) {
+    for service in 0..size.services {
+        (0..3).for_each(|part| delete_slice(api, service, part));
+    }
+}
+
 /// The cluster at the beginning.
-pub(crate) fn fill(api: &ApiServer, rng: &mut Rng, nodes: usize) {
-    (0..nodes).for_each(|number| put_node(api, rng, number));
+pub(crate) fn fill(api: &ApiServer, rng: &mut Rng, size: ClusterSize) {
+    (0..size.nodes).for_each(|number| put_node(api, rng, number));
     let cidr = json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16", "fd00:96::/112"]}});
     let _ = api.put(Resource::ServiceCidr, cidr);
-    for number in 0..SERVICES {
+    for number in 0..size.services {
         let _ = api.put(Resource::Service, service(rng, number));
-        let _ = api.put(Resource::EndpointSlice, slice(rng, number, 0, nodes));
+        put_slice(api, rng, number, 0, size.nodes);
     }
 }
 
@@ -61,6 +88,67 @@ pub(crate) fn node_name(number: usize) -> String {
 
 fn name(number: usize) -> String {
     format!("service-{number}")
+}
+
+fn namespace(service: usize) -> &'static str {
+    NAMESPACES[service % 2]
+}
+
+/// The families of a Service never change.
+fn has_v4(service: usize) -> bool {
+    service % 5 != 3
+}
+
+fn has_v6(service: usize) -> bool {
+    service % 5 >= 3
+}
+
+/// Whether an address is that of a pod, not of a node.
+pub(crate) fn is_pod(address: IpAddr) -> bool {
+    pod(address).is_some()
+}
+
+/// What no state may contain: an endpoint of another Service, family or node; a VIP of two service ports.
+pub(crate) fn invalid(node: &str, service_ports: &ServicePorts) -> Option<String> {
+    let mut vips = BTreeSet::new();
+    for (key, service) in service_ports {
+        let number = key.name.strip_prefix("service-").and_then(|number| number.parse().ok());
+        for family in IpFamily::ALL {
+            let cluster = service.cluster[family].iter().map(|endpoint| (endpoint, false));
+            let local = service.local[family].iter().map(|endpoint| (endpoint, true));
+            for (endpoint, is_local) in cluster.chain(local) {
+                let (on, host) = pod(endpoint.address)?;
+                let is_here = !is_local || node_name(on) == node;
+                if Some((host - 1) / HOSTS) != number || IpFamily::of(&endpoint.address) != family || !is_here {
+                    return Some(format!("{endpoint:?} as an endpoint of {key}"));
+                }
+            }
+        }
+        let port = &service.port;
+        let ips = port.cluster_ips.iter().filter_map(|(_, ip)| *ip).chain(port.external_ips.iter().copied());
+        let ips = ips.map(|ip| format!("{ip} {}", port.port));
+        for vip in ips.chain(port.node_port.map(|number| format!("node port {number}"))) {
+            let vip = format!("{vip}/{}", key.protocol);
+            if !vips.insert(vip.clone()) {
+                return Some(format!("{vip} twice, once for {key}"));
+            }
+        }
+    }
+    None
+}
+
+/// The node and host number of a pod.
+fn pod(address: IpAddr) -> Option<(usize, usize)> {
+    match address {
+        IpAddr::V4(address) => match address.octets() {
+            [10, 244, node, host] => Some((node.into(), host.into())),
+            _ => None,
+        },
+        IpAddr::V6(address) => match address.segments() {
+            [0xfd00, 0x244, node, .., host] => Some((node.into(), host.into())),
+            _ => None,
+        },
+    }
 }
 
 fn put_node(api: &ApiServer, rng: &mut Rng, number: usize) {
@@ -79,10 +167,13 @@ fn service(rng: &mut Rng, number: usize) -> Value {
         ports.push(json!({"name": "dns", "protocol": "UDP", "port": 53, "targetPort": 5353}));
     }
     let policy = |rng: &mut Rng| if rng.u8(0..4) == 0 { "Local" } else { "Cluster" };
+    let v4 = has_v4(number).then(|| ("IPv4", format!("10.96.0.{}", number + 10)));
+    let v6 = has_v6(number).then(|| ("IPv6", format!("fd00:96::{:x}", number + 10)));
+    let (families, ips): (Vec<_>, Vec<_>) = v4.into_iter().chain(v6).unzip();
     let mut spec = json!({
-        "clusterIP": format!("10.96.0.{}", number + 10),
-        "clusterIPs": [format!("10.96.0.{}", number + 10)],
-        "ipFamilies": ["IPv4"],
+        "clusterIP": ips[0],
+        "clusterIPs": ips,
+        "ipFamilies": families,
         "type": "ClusterIP",
         "internalTrafficPolicy": policy(rng),
         "ports": ports,
@@ -94,19 +185,43 @@ fn service(rng: &mut Rng, number: usize) -> Value {
     }
     if rng.u8(0..4) == 0 {
         // Sometimes that of two Services.
-        spec["externalIPs"] = json!([format!("192.0.2.{}", rng.u8(1..6))]);
+        let host = rng.u8(1..6);
+        let ip = if has_v4(number) { format!("192.0.2.{host}") } else { format!("2001:db8::{host}") };
+        spec["externalIPs"] = json!([ip]);
     }
-    json!({"metadata": {"namespace": NAMESPACES[number % 2], "name": name(number)}, "spec": spec})
+    json!({"metadata": {"namespace": namespace(number), "name": name(number)}, "spec": spec})
 }
 
-fn slice(rng: &mut Rng, service: usize, part: usize, nodes: usize) -> Value {
+/// A slice for each family of the Service.
+fn put_slice(api: &ApiServer, rng: &mut Rng, service: usize, part: usize, nodes: usize) {
+    if has_v4(service) {
+        let _ = api.put(Resource::EndpointSlice, slice(rng, service, (part, "v4"), nodes));
+    }
+    if has_v6(service) {
+        let _ = api.put(Resource::EndpointSlice, slice(rng, service, (part, "v6"), nodes));
+    }
+}
+
+fn delete_slice(api: &ApiServer, service: usize, part: usize) {
+    for family in ["v4", "v6"] {
+        api.delete(Resource::EndpointSlice, namespace(service), &slice_name(service, (part, family)));
+    }
+}
+
+fn slice_name(service: usize, (part, family): (usize, &str)) -> String {
+    format!("{}-{part}-{family}", name(service))
+}
+
+fn slice(rng: &mut Rng, service: usize, (part, family): (usize, &str), nodes: usize) -> Value {
     let hinted = rng.u8(0..4) == 0;
     let endpoints: Vec<_> = (0..rng.usize(0..5))
         .map(|_| {
-            let node = rng.usize(..nodes);
+            let (node, host) = (rng.usize(..nodes), 1 + service * HOSTS + rng.usize(..HOSTS));
             let (ready, terminating) = (rng.u8(0..5) > 0, rng.u8(0..6) == 0);
+            let address =
+                if family == "v4" { format!("10.244.{node}.{host}") } else { format!("fd00:244:{node:x}::{host:x}") };
             let mut endpoint = json!({
-                "addresses": [format!("10.244.{node}.{}", rng.u8(1..8))],
+                "addresses": [address],
                 "conditions": {"ready": ready && !terminating, "serving": ready, "terminating": terminating},
                 "nodeName": node_name(node),
             });
@@ -118,11 +233,11 @@ fn slice(rng: &mut Rng, service: usize, part: usize, nodes: usize) -> Value {
         .collect();
     json!({
         "metadata": {
-            "namespace": NAMESPACES[service % 2],
-            "name": format!("{}-{part}", name(service)),
+            "namespace": namespace(service),
+            "name": slice_name(service, (part, family)),
             "labels": {"kubernetes.io/service-name": name(service)},
         },
-        "addressType": "IPv4",
+        "addressType": if family == "v4" { "IPv4" } else { "IPv6" },
         "ports": [{"name": "http", "protocol": "TCP", "port": 8080}, {"name": "dns", "protocol": "UDP", "port": 5353}],
         "endpoints": endpoints,
     })

@@ -1,36 +1,36 @@
 //! What must be true at any time, for each node. It follows every stream with a mirror of its own: operations are
 //! applied one after the other, without the code of the backend.
 //!
-//! - The digest of a bookmark is that of the mirrored state.
-//! - The kernel contains of each service port only what a frontend has committed for this node.
-//! - An Ack without failures means that the kernel is a committed state that is not older than the acknowledged one.
+//! - The digest of a bookmark, and that of an Ack, is that of the mirrored state.
+//! - A process begins with the last complete commit in the state file, and programs exactly the state that it has
+//!   committed last. Two cases are excepted, and reported by the process: service ports whose loss is withheld keep an
+//!   earlier state of the same process; after a restart of the node, its former endpoints are left out until a frontend
+//!   has confirmed the state.
+//! - An Ack without failures means that each service port in the kernel is that of the acknowledged state or of a later
+//!   one.
+//! - No state has a VIP twice, or an endpoint that its Service never had.
+//! - A commit with older objects than the one before is counted, and follows only after the frontend has waited.
+
+mod mirror;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-use backend::ServicePortState;
+use backend::{Progress, ServicePortState};
 use proto::{
-    digest::{Digest, KeyHash},
-    model::{
-        Ack, Batch, ClientMessage, ClusterInfo, Epoch, Hello, IpFamily, NodeInfo, Operation, PoolClass, Revision,
-        ServerMessage, ServicePort, ServicePortKey, SyncMode,
-    },
+    digest::Digest,
+    model::{Ack, Epoch, Hello, Revision, ServicePort, ServicePortKey},
 };
+use tokio::sync::watch;
 
-use crate::{kernel::SimulatedKernel, trace::Trace};
+use crate::{kernel::SimulatedKernel, objects, trace::Trace};
+pub(crate) use mirror::{MirroredState, ServicePorts, StreamMirror};
 
-/// The service ports of a state.
-pub(crate) type ServicePorts = BTreeMap<ServicePortKey, ServicePortState>;
-
-/// A committed state.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct MirroredState {
-    pub(crate) node: NodeInfo,
-    pub(crate) cluster: ClusterInfo,
-    pub(crate) service_ports: ServicePorts,
-}
+/// For how long after a loss was withheld the kernel may still contain what it was.
+const AFTER_WITHHELD: Duration = Duration::from_secs(5);
 
 /// The oracle of a node. Clones share it.
 #[derive(Clone)]
@@ -40,74 +40,43 @@ pub(crate) struct NodeOracle {
     history: Arc<Mutex<NodeHistory>>,
 }
 
+/// The position in a stream.
+type Position = (Epoch, Revision);
+
 #[derive(Default)]
 struct NodeHistory {
-    /// In the order of their commits by any frontend.
-    states: Vec<Arc<MirroredState>>,
-    /// The index of the last state of each revision.
-    by_revision: BTreeMap<(u64, Revision), usize>,
-    /// The node was switched off, and no state of a frontend is in its kernel since: it leaves its former endpoints
-    /// out.
+    /// In the order of their commits by any frontend; consecutive ones differ.
+    states: Vec<Arc<KnownState>>,
+    /// The indexes of the states of each revision. There are several only after lost operations.
+    by_revision: BTreeMap<(u64, Revision), Vec<usize>>,
+    process: Option<ProcessHistory>,
+    /// Whether operations have been lost on the way to the node, so that digests differ.
+    is_corrupted: bool,
+}
+
+/// A state with its digest.
+struct KnownState {
+    state: MirroredState,
+    digest: Digest,
+}
+
+/// The process that runs on the node.
+struct ProcessHistory {
+    progress: watch::Receiver<Progress>,
+    /// What it must begin with.
+    start: Option<Position>,
+    /// The index of that state.
+    begin: usize,
+    /// Whether the node has restarted since a frontend confirmed the state, as far as the process can tell.
     is_unconfirmed: bool,
-    /// What each service port was in any of them, by digest; `None`: it did not exist.
-    committed: BTreeMap<ServicePortKey, BTreeSet<Option<u64>>>,
-}
-
-/// Follows one stream.
-pub(crate) struct StreamMirror {
-    oracle: NodeOracle,
-    resume: Option<(Epoch, Revision)>,
-    epoch: Epoch,
-    /// `None` if the state that the stream starts from is unknown.
-    state: Option<MirroredState>,
-    staged: Vec<Operation>,
-}
-
-impl MirroredState {
-    pub(crate) fn empty(node: &str) -> Self {
-        let node = NodeInfo::unknown(node);
-        Self { node, cluster: ClusterInfo::default(), service_ports: ServicePorts::new() }
-    }
-
-    /// The digest of the whole state, as `docs/protocol.md` defines it.
-    pub(crate) fn digest(&self) -> Digest {
-        let mut sum = Digest::of_node(&self.node);
-        sum.add(Digest::of_cluster(&self.cluster));
-        self.service_ports.values().for_each(|service| sum.add(digest_of(service)));
-        sum
-    }
-
-    /// Applies an operation to a state.
-    pub(crate) fn apply(&mut self, operation: Operation) {
-        match operation {
-            Operation::PutServicePort(port) => {
-                let key = port.key.clone();
-                let new = ServicePortState::new(port.clone());
-                self.service_ports.entry(key).or_insert(new).port = port;
-            }
-            Operation::RemoveServicePort(key) => drop(self.service_ports.remove(&key)),
-            Operation::ChangePool { pool, add, remove } => {
-                if let Some(service) = self.service_ports.get_mut(&pool.key) {
-                    let endpoints = service.pool_mut(pool.class, pool.family);
-                    for endpoint in &remove {
-                        endpoints.remove(endpoint);
-                    }
-                    for endpoint in add {
-                        endpoints.remove(&endpoint);
-                        endpoints.insert(endpoint);
-                    }
-                }
-            }
-            Operation::ReplacePool { pool, endpoints } => {
-                if let Some(service) = self.service_ports.get_mut(&pool.key) {
-                    *service.pool_mut(pool.class, pool.family) = endpoints;
-                }
-            }
-            Operation::PutNode(node) => self.node = node,
-            Operation::PutCluster(cluster) => self.cluster = cluster,
-            Operation::ResetBucket(bucket) => self.service_ports.retain(|key, _| KeyHash::of(key).bucket() != bucket),
-        }
-    }
+    /// Whether a frontend has committed or confirmed anything.
+    has_received: bool,
+    /// When it last started, or received a change, in the time of the simulation.
+    changed_at: Duration,
+    /// The acknowledged commits with older objects than the one before.
+    rollbacks: u64,
+    /// When a loss was last withheld, in the time of the simulation.
+    withheld_at: Option<Duration>,
 }
 
 impl NodeOracle {
@@ -115,40 +84,91 @@ impl NodeOracle {
         Self { node: node.into(), trace, history: Arc::default() }
     }
 
-    /// A stream begins.
-    pub(crate) fn stream(&self, hello: &Hello) -> StreamMirror {
-        StreamMirror {
-            oracle: self.clone(),
-            resume: hello.resume,
-            epoch: Epoch::default(),
-            state: None,
-            staged: Vec::new(),
+    /// A process starts, with a state file with this position.
+    pub(crate) fn process_started(
+        &self,
+        progress: watch::Receiver<Progress>,
+        start: Option<Position>,
+        is_unconfirmed: bool,
+    ) {
+        let mut history = self.lock();
+        let begin = start.and_then(|start| history.indexes(start)?.last().copied()).unwrap_or_default();
+        history.process = Some(ProcessHistory {
+            progress,
+            start,
+            begin,
+            is_unconfirmed,
+            has_received: false,
+            changed_at: self.trace.elapsed(),
+            rollbacks: 0,
+            withheld_at: None,
+        });
+    }
+
+    /// The progress has changed: a loss is withheld.
+    pub(crate) fn withholding(&self) {
+        if let Some(process) = &mut self.lock().process {
+            process.withheld_at = Some(self.trace.elapsed());
         }
+    }
+
+    /// A stream begins.
+    pub(crate) fn stream(&self, hello: &Hello, kernel: &SimulatedKernel) -> StreamMirror {
+        let history = self.lock();
+        if let Some(process) = history.process.as_ref().filter(|process| !process.has_received)
+            && hello.resume != process.start
+        {
+            let start = process.start;
+            drop(history);
+            self.violation(format_args!("the process began with {:?}, but the file contains {start:?}", hello.resume));
+        }
+        StreamMirror::new(self.clone(), hello, kernel.clone(), self.trace.elapsed())
+    }
+
+    /// An operation was lost on its way to the node.
+    pub(crate) fn operation_lost(&self) {
+        self.lock().is_corrupted = true;
     }
 
     /// A service port is written to the kernel.
     pub(crate) fn written(&self, key: &ServicePortKey, service: Option<&ServicePortState>) {
-        let digest = service.map(|service| digest_of(service).0);
-        let history = self.lock();
-        let known = history.committed.get(key).is_some_and(|known| known.contains(&digest));
-        let left_out = |service: &ServicePortState| {
-            let states = history.states.iter().filter_map(|state| state.service_ports.get(key));
-            history.is_unconfirmed && { states }.any(|state| is_part(service, state))
-        };
-        // A service port that no state has is always permitted to be absent.
-        if !known && service.is_some_and(|service| !left_out(service)) {
-            let last = history.states.last().and_then(|state| state.service_ports.get(key)).cloned();
-            drop(history);
-            let node = &self.node;
-            self.trace.violation(format_args!(
-                "{node}: the kernel got {key}, which no frontend committed: {service:?}\n  the last commit has {last:?}"
-            ));
+        if let Err(reason) = self.lock().check_write(key, service) {
+            self.violation(format_args!("the kernel got {key}, {reason}: {service:?}"));
         }
     }
 
-    /// The node is switched off.
-    pub(crate) fn power_lost(&self) {
-        self.lock().is_unconfirmed = true;
+    /// What must be true between two steps.
+    pub(crate) fn check(&self) {
+        let history = self.lock();
+        let Some(process) = history.process.as_ref().filter(|_| !history.is_corrupted) else { return };
+        let protocol = process.progress.borrow().protocol;
+        drop(history);
+        if protocol.digest_mismatches > 0 || protocol.rejected_operations > 0 {
+            self.violation(format_args!("nothing was lost, but the node reports {protocol:?}"));
+        }
+    }
+
+    /// The process ends, whose disk is healthy: what it committed longer than `lag` ago is in the file.
+    pub(crate) fn ended(&self, stored: Option<Position>, lag: Duration) {
+        let history = self.lock();
+        let Some(process) = &history.process else { return };
+        let progress = process.progress.borrow().clone();
+        let is_withholding = progress.withheld_service_ports > 0 || progress.unconfirmed_service_ports > 0;
+        let was_withholding = process.withheld_at.is_some_and(|at| self.trace.elapsed() < at + 4 * lag);
+        let Some(committed) = progress.committed.filter(|_| !is_withholding && !was_withholding) else { return };
+        let age = |position| history.indexes(position)?.first().map(|index| history.states[*index].state.committed_at);
+        let (Some(committed_at), stored_at) = (age(committed), stored.and_then(age)) else { return };
+        let now = self.trace.elapsed();
+        // What was committed long ago must be in the file.
+        if committed_at.max(process.changed_at) + lag < now
+            && stored_at != Some(committed_at)
+            && stored != Some(committed)
+        {
+            drop(history);
+            self.violation(format_args!(
+                "{committed:?} was committed at {committed_at:?}, but the file has {stored:?}"
+            ));
+        }
     }
 
     /// The number of committed states.
@@ -156,14 +176,66 @@ impl NodeOracle {
         self.lock().states.len()
     }
 
-    fn committed(&self, epoch: Epoch, revision: Revision, state: MirroredState) {
-        let mut history = self.lock();
-        for (key, service) in &state.service_ports {
-            history.committed.entry(key.clone()).or_default().insert(Some(digest_of(service).0));
+    fn violation(&self, text: std::fmt::Arguments<'_>) {
+        self.trace.violation(format_args!("{}: {text}", self.node));
+    }
+
+    /// The node sends an Ack on a stream of this epoch, with this state in its kernel.
+    fn acked(&self, epoch: Epoch, Ack { revision, failures, unfinished, digest, .. }: &Ack, kernel: &SimulatedKernel) {
+        let history = self.lock();
+        let Some(indexes) = history.indexes((epoch, *revision)) else {
+            drop(history);
+            return self.violation(format_args!("ack of {epoch}/{revision}, which is not committed"));
+        };
+        let digests: Vec<_> = indexes.iter().map(|index| history.states[*index].digest).collect();
+        if digest.is_none_or(|digest| !digests.contains(&digest)) {
+            drop(history);
+            return self
+                .violation(format_args!("ack of {epoch}/{revision} with {digest:?}, the state has {digests:?}"));
         }
-        history.states.push(Arc::new(state));
+        let Some(process) = &history.process else { return };
+        {
+            let progress = process.progress.borrow();
+            let was_withheld = process.withheld_at.is_some_and(|at| self.trace.elapsed() < at + AFTER_WITHHELD);
+            let is_partial = progress.withheld_service_ports > 0 || progress.unconfirmed_service_ports > 0;
+            if *unfinished > 0 || was_withheld || is_partial {
+                return;
+            }
+        }
+        let later = &history.states[indexes[0]..];
+        let (kernel, tampered) = (kernel.service_ports(), kernel.tampered());
+        let failed: BTreeSet<_> = failures.iter().map(|failure| &failure.key).chain(&tampered).collect();
+        let keys = kernel.keys().chain(later.iter().flat_map(|known| known.state.service_ports.keys()));
+        let keys: BTreeSet<_> = keys.filter(|key| !failed.contains(key)).collect();
+        // Later commits may be programmed already, as a whole or in part.
+        let differs = |key: &&&ServicePortKey| {
+            !later.iter().any(|known| known.state.service_ports.get(**key) == kernel.get(**key))
+        };
+        if let Some(key) = keys.iter().find(differs) {
+            let text =
+                format!("{key} is {:?}\n  expected {:?}", kernel.get(key), later[0].state.service_ports.get(key));
+            drop(history);
+            self.violation(format_args!("ack of {epoch}/{revision}, but in the kernel {text}"));
+        }
+    }
+
+    /// A frontend has committed a state.
+    fn committed(&self, position: Position, state: &MirroredState, digest: Digest) {
+        let mut history = self.lock();
+        let mut invalid = None;
+        if history.states.last().is_none_or(|last| last.digest != digest || last.state != *state) {
+            invalid = objects::invalid(&self.node, &state.service_ports);
+            history.states.push(Arc::new(KnownState { state: state.clone(), digest }));
+        }
         let index = history.states.len() - 1;
-        history.by_revision.insert((epoch.0, revision), index);
+        let indexes = history.by_revision.entry((position.0.0, position.1)).or_default();
+        if indexes.last() != Some(&index) {
+            indexes.push(index);
+        }
+        drop(history);
+        if let Some(invalid) = invalid {
+            self.violation(format_args!("a frontend committed {invalid}"));
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, NodeHistory> {
@@ -171,101 +243,69 @@ impl NodeOracle {
     }
 }
 
-impl StreamMirror {
-    /// A message arrives at the node.
-    pub(crate) fn received(&mut self, message: &ServerMessage) {
-        match message {
-            ServerMessage::Welcome(welcome) => {
-                self.epoch = welcome.epoch;
-                self.state = match (welcome.mode, self.resume) {
-                    (SyncMode::Snapshot, _) | (_, None) => Some(MirroredState::empty(&self.oracle.node)),
-                    (_, Some((epoch, revision))) => {
-                        let history = self.oracle.lock();
-                        let index = history.by_revision.get(&(epoch.0, revision)).copied();
-                        index.map(|index| MirroredState::clone(&history.states[index]))
-                    }
-                };
-            }
-            ServerMessage::Batch(batch) => self.batch(batch),
-            ServerMessage::Bookmark(revision, digest) => {
-                let Some(state) = &self.state else { return };
-                if state.digest() != *digest {
-                    let Self { oracle: NodeOracle { node, trace, .. }, epoch, .. } = self;
-                    let mirrored = state.digest();
-                    trace.line(format_args!(
-                        "{node}: bookmark {epoch}/{revision} has digest {digest:?}, the mirror {mirrored:?}"
-                    ));
-                }
-                self.oracle.committed(self.epoch, *revision, state.clone());
-            }
-            ServerMessage::Drain(_) | ServerMessage::DigestRequest => {}
-        }
+impl NodeHistory {
+    fn indexes(&self, (epoch, revision): Position) -> Option<&[usize]> {
+        self.by_revision.get(&(epoch.0, revision)).map(Vec::as_slice)
     }
 
-    /// The node sends a message.
-    pub(crate) fn sent(&mut self, message: &ClientMessage, kernel: &SimulatedKernel, is_withheld: bool) {
-        let ClientMessage::Ack(Ack { revision, failures, unfinished, digest, .. }) = message else { return };
-        if *unfinished == 0 {
-            self.oracle.lock().is_unconfirmed = false;
+    fn check_write(&self, key: &ServicePortKey, service: Option<&ServicePortState>) -> Result<(), String> {
+        let process = self.process.as_ref().ok_or("of no process")?;
+        let progress = process.progress.borrow();
+        let position = progress.committed.ok_or("before anything was committed")?;
+        if !process.has_received && Some(position) != process.start {
+            return Err(format!("of {position:?}, but the file contained {:?}", process.start));
         }
-        if is_withheld || *unfinished > 0 {
-            return;
+        let indexes = self.indexes(position).ok_or("of an unknown state")?;
+        let states = || indexes.iter().map(|index| &self.states[*index].state);
+        let is_exact = states().any(|state| state.service_ports.get(key) == service);
+        if let Some(service) = service.filter(|_| process.is_unconfirmed && !process.has_received)
+            && states().all(|state| has_former_endpoint(service, state, key))
+        {
+            return Err("with an endpoint from before the restart of the node".to_owned());
         }
-        let Self { oracle: oracle @ NodeOracle { node, trace, .. }, epoch, .. } = &*self;
-        let history = oracle.lock();
-        let Some(index) = history.by_revision.get(&(epoch.0, *revision)).copied() else { return };
-        let (kernel, tampered) = (kernel.service_ports(), kernel.tampered());
-        let failed =
-            |key: &ServicePortKey| tampered.contains(key) || failures.iter().any(|failure| failure.key == *key);
-        let is = |state: &MirroredState| {
-            let all: BTreeSet<_> = kernel.keys().chain(state.service_ports.keys()).collect();
-            all.into_iter().all(|key| failed(key) || kernel.get(key) == state.service_ports.get(key))
+        if is_exact {
+            return Ok(());
+        }
+        let Some(service) = service else { return Err("removed, although it is committed".to_owned()) };
+        let is_part_of = |state: &MirroredState| {
+            state.service_ports.get(key).is_some_and(|whole| service == whole || is_part(service, whole))
         };
-        // Later commits may be programmed already.
-        if !history.states[index..].iter().any(|state| is(state)) {
-            let state = history.states[index].clone();
-            drop(history);
-            let text = differences(&kernel, &state.service_ports);
-            trace.violation(format_args!(
-                "{node}: ack of {epoch}/{revision} ({digest:?}), but the kernel is different: {text}"
-            ));
+        if progress.unconfirmed_service_ports > 0 && states().any(is_part_of) {
+            return Ok(());
         }
-    }
-
-    fn batch(&mut self, batch: &Batch) {
-        self.staged.extend(batch.operations.iter().cloned());
-        if !batch.commit {
-            return;
+        let has_lost = |state: &MirroredState| {
+            let same = |other: &ServicePortKey| other.namespace == key.namespace && other.name == key.name;
+            let mut ports = state.service_ports.iter().filter(|(other, _)| same(other));
+            ports
+                .all(|(_, service)| service.cluster.iter().chain(service.local.iter()).all(|(_, pool)| pool.is_empty()))
+        };
+        if progress.withheld_service_ports > 0
+            && states().any(has_lost)
+            && self.states[process.begin..].iter().any(|known| is_part_of(&known.state))
+        {
+            return Ok(());
         }
-        let staged = std::mem::take(&mut self.staged);
-        if let Some(state) = &mut self.state {
-            staged.into_iter().for_each(|operation| state.apply(operation));
-            self.oracle.committed(self.epoch, batch.target, state.clone());
-        }
+        let committed = states().next_back().and_then(|state| state.service_ports.get(key));
+        Err(format!("which is not what {position:?} has, {committed:?}"))
     }
 }
 
-/// The content hash of a service port with its pools.
-fn digest_of(service: &ServicePortState) -> Digest {
-    let hash = KeyHash::of(&service.port.key);
-    let mut sum = Digest::of_service_port(&service.port);
-    for class in [PoolClass::Cluster, PoolClass::Local] {
-        for family in IpFamily::ALL {
-            sum.add(hash.pool(class, service.pool(class, family).endpoints()));
-        }
-    }
-    sum
+/// Whether a service port has an endpoint that a state has on its node, and that is not an address of the node.
+fn has_former_endpoint(service: &ServicePortState, state: &MirroredState, key: &ServicePortKey) -> bool {
+    let Some(committed) = state.service_ports.get(key) else { return false };
+    let former = committed.local.iter().flat_map(|(_, pool)| pool.iter());
+    let former: BTreeSet<_> =
+        former.filter(|endpoint| objects::is_pod(endpoint.address)).map(|it| (it.address, it.port)).collect();
+    let mut used = service.cluster.iter().chain(service.local.iter()).flat_map(|(_, pool)| pool.iter());
+    used.any(|endpoint| former.contains(&(endpoint.address, endpoint.port)))
 }
 
 /// Whether a service port has only endpoints of another one, and is equal otherwise.
 fn is_part(part: &ServicePortState, whole: &ServicePortState) -> bool {
     let any_endpoints = part.port.any_endpoints;
-    let pools = [PoolClass::Cluster, PoolClass::Local]
-        .into_iter()
-        .flat_map(|class| IpFamily::ALL.map(|family| (class, family)));
-    let mut pools = pools.map(|(class, family)| (part.pool(class, family), whole.pool(class, family)));
+    let mut pools = part.cluster.iter().zip(whole.cluster.iter()).chain(part.local.iter().zip(whole.local.iter()));
     part.port == ServicePort { any_endpoints, ..whole.port.clone() }
-        && pools.all(|(part, whole)| part.endpoints().iter().all(|endpoint| whole.contains(endpoint)))
+        && pools.all(|((_, part), (_, whole))| part.endpoints().iter().all(|endpoint| whole.contains(endpoint)))
 }
 
 /// The service ports that differ, for people.

@@ -1,17 +1,15 @@
 //! The processes of the cluster: frontends and backends, with the real code, which are started, stopped and killed.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::{sync::Arc, time::Duration};
 
-use backend::{LossLimit, Progress, Runner, RunnerOptions, StateFiles};
+use backend::{LossLimit, Runner, RunnerOptions, StateFiles};
 use fake_api_server::ApiServer;
 use fastrand::Rng;
 use frontend::{
     Config, Frontend,
     source::{KubernetesApi, Source},
 };
+use proto::model::{Epoch, Revision};
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
     sync::{mpsc, watch},
@@ -24,11 +22,18 @@ use crate::{
     network::{Listening, Network, NodeConnect},
     objects::node_name,
     oracle::NodeOracle,
+    state_file,
     trace::{Trace, trace},
 };
 
 /// How many updates wait for the engine, as in a real frontend.
 const UPDATES: usize = 1024;
+
+/// After this time a disk has recovered from its faults: the longest stall, and the delay of a retry.
+const DISK_RECOVERS: Duration = Duration::from_secs(150);
+
+/// How far the state file may be behind: calls of a slow kernel, one of which may precede each write.
+const STATE_FILE_LAG: Duration = Duration::from_secs(30);
 
 /// A replica of the frontend.
 pub(crate) struct FrontendProcess {
@@ -57,8 +62,7 @@ pub(crate) struct NodeProcess {
     network: Network,
     trace: Trace,
     max_loss: LossLimit,
-    is_withheld: Arc<AtomicBool>,
-    running: Option<(Trigger, JoinHandle<anyhow::Result<()>>, watch::Receiver<Progress>)>,
+    running: Option<(Trigger, JoinHandle<anyhow::Result<()>>)>,
 }
 
 /// Starts a frontend on an API server: its source and its engine.
@@ -118,7 +122,7 @@ impl FrontendProcess {
                 let _ = task.await;
             }
             // The connections end when the nodes have left, or with the process.
-            tokio::time::sleep(std::time::Duration::from_secs(15)).await;
+            tokio::time::sleep(Duration::from_secs(15)).await;
             killed.send_replace(true);
         });
     }
@@ -152,7 +156,6 @@ impl NodeProcess {
             network,
             trace,
             max_loss,
-            is_withheld: Arc::default(),
             running: None,
         }
     }
@@ -163,38 +166,35 @@ impl NodeProcess {
 
     pub(crate) fn start(&mut self) {
         trace!(self.trace, "start node {}", self.number);
-        let is_withheld = self.is_withheld.clone();
-        let connect = NodeConnect {
-            network: self.network.clone(),
-            node: self.number,
-            oracle: self.oracle.clone(),
-            kernel: self.kernel.clone(),
-            is_withheld: Arc::new(move || is_withheld.load(Ordering::Relaxed)),
-        };
+        let (network, oracle) = (self.network.clone(), self.oracle.clone());
+        let connect = NodeConnect { network, node: self.number, oracle, kernel: self.kernel.clone() };
         let options = RunnerOptions { max_loss: self.max_loss, ..RunnerOptions::new(node_name(self.number)) };
+        let boot = self.boots.to_string();
         let files = StateFiles {
             state: Arc::new(self.disk.clone()),
             boot: Arc::new(self.boot_disk.clone()),
-            boot_id: Some(self.boots.to_string()),
+            boot_id: Some(boot.clone()),
         };
         let runner = Runner::new(options, self.kernel.backend(), connect).with_state_files(files);
-        let progress = runner.progress();
+        let mut progress = runner.progress();
+        let recorded = self.boot_disk.content();
+        let is_unconfirmed = recorded.is_some_and(|recorded| recorded.trim_ascii() != boot.as_bytes());
+        self.oracle.process_started(progress.clone(), self.stored(), is_unconfirmed);
         let (trigger, shutdown) = Shutdown::channel();
-        self.running = Some((trigger, tokio::spawn(runner.run(shutdown)), progress.clone()));
-        let is_withheld = self.is_withheld.clone();
-        is_withheld.store(false, Ordering::Relaxed);
-        let mut progress = progress;
+        self.running = Some((trigger, tokio::spawn(runner.run(shutdown))));
+        let oracle = self.oracle.clone();
         tokio::spawn(async move {
             while progress.changed().await.is_ok() {
-                let withheld = progress.borrow_and_update().withheld_service_ports;
-                is_withheld.store(withheld > 0, Ordering::Relaxed);
+                if progress.borrow_and_update().withheld_service_ports > 0 {
+                    oracle.withholding();
+                }
             }
         });
     }
 
     /// Ends the process at once.
     pub(crate) fn kill(&mut self) {
-        let Some((trigger, task, _)) = self.running.take() else { return };
+        let Some((trigger, task)) = self.running.take() else { return };
         trace!(self.trace, "kill node {}", self.number);
         task.abort();
         self.process_ended();
@@ -203,7 +203,7 @@ impl NodeProcess {
 
     /// Ends the process in order, and waits for that.
     pub(crate) async fn stop(&mut self) {
-        let Some((trigger, task, _)) = self.running.take() else { return };
+        let Some((trigger, task)) = self.running.take() else { return };
         trace!(self.trace, "stop node {}", self.number);
         trigger.fire();
         let ended = task.await;
@@ -220,18 +220,29 @@ impl NodeProcess {
         self.disk.power_lost();
         self.boot_disk.power_lost();
         self.boots += 1;
-        self.oracle.power_lost();
+        if self.disk.content().is_some() && self.stored().is_none() {
+            self.trace.violation(format_args!("node {}: the loss of power destroyed the state file", self.number));
+        }
         self.kernel.reboot();
     }
 
     fn process_ended(&self) {
         self.disk.process_ended();
         self.boot_disk.process_ended();
+        if self.disk.is_healthy_for(DISK_RECOVERS) {
+            self.oracle.ended(self.stored(), STATE_FILE_LAG);
+        }
+    }
+
+    /// The position in the stream that the state file has.
+    fn stored(&self) -> Option<(Epoch, Revision)> {
+        state_file::position(&self.disk.content()?)
     }
 
     /// Whether the process has panicked.
     pub(crate) async fn check(&mut self) {
-        if let Some((_, task, _)) = &mut self.running
+        self.oracle.check();
+        if let Some((_, task)) = &mut self.running
             && task.is_finished()
         {
             let ended = task.await;

@@ -26,11 +26,15 @@ struct TraceState {
     last: VecDeque<String>,
     violation: Option<String>,
     prints: bool,
+    /// A line with this text is a violation.
+    forbidden: Option<String>,
+    /// The number of the step that happens now.
+    step: Option<usize>,
 }
 
 impl Trace {
-    /// Begins now. Prints each line if asked to.
-    pub(crate) fn new(prints: bool) -> Self {
+    /// Begins now. Prints each line if asked to. A line with the forbidden text counts as a violation.
+    pub(crate) fn new(prints: bool, forbidden: Option<String>) -> Self {
         Self(Arc::new(Mutex::new(TraceState {
             begun: Instant::now(),
             hash: Xxh64::new(0),
@@ -38,13 +42,19 @@ impl Trace {
             last: VecDeque::new(),
             violation: None,
             prints,
+            forbidden,
+            step: None,
         })))
     }
 
     /// Adds a line.
     pub(crate) fn line(&self, text: fmt::Arguments<'_>) {
         let mut state = self.lock();
-        let line = format!("{:>12.6} {text}", state.begun.elapsed().as_secs_f64());
+        let step = state.step.map(|number| format!("#{number} ")).unwrap_or_default();
+        let line = format!("{:>12.6} {step}{text}", state.begun.elapsed().as_secs_f64());
+        if state.forbidden.as_ref().is_some_and(|forbidden| line.contains(forbidden)) {
+            state.violation.get_or_insert_with(|| line.clone());
+        }
         state.hash.update(line.as_bytes());
         state.lines += 1;
         if state.prints {
@@ -54,6 +64,11 @@ impl Trace {
             state.last.pop_front();
         }
         state.last.push_back(line);
+    }
+
+    /// A step begins or ends.
+    pub(crate) fn step(&self, number: Option<usize>) {
+        self.lock().step = number;
     }
 
     /// Records the violation of an invariant. Only the first one counts.

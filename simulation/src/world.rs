@@ -1,9 +1,13 @@
 //! One simulation: a cluster that changes while parts of it fail; then the faults stop, and everything must converge.
+//! After that, what is disturbed without a change of an object must write nothing, and changes must arrive within
+//! seconds.
 
-use std::time::Duration;
+mod steps;
+
+use std::{collections::BTreeSet, time::Duration};
 
 use backend::LossLimit;
-use fake_api_server::{ApiServer, Fault, Faults, Resource};
+use fake_api_server::{ApiServer, Backup, Faults, Resource};
 use fastrand::Rng;
 use tokio::time::{sleep, timeout};
 
@@ -11,10 +15,12 @@ use crate::{
     disk::DiskFaults,
     kernel::KernelFaults,
     network::{Listening, Network},
-    objects,
+    objects::{self, ClusterSize},
     oracle::{MirroredState, differences},
     probe,
     processes::{FrontendProcess, NodeProcess},
+    reference,
+    schedule::{Schedule, Step},
     trace::{Trace, trace},
 };
 
@@ -26,169 +32,113 @@ const CONVERGENCE: Duration = Duration::from_secs(40 * 60);
 const CHECK: Duration = Duration::from_secs(10);
 /// How long a disk may still need for a write that has stalled, and a state file until it is written again.
 const DISKS: Duration = Duration::from_secs(180);
+/// After this time without faults each watch and each stream is open again.
+const SETTLED: Duration = Duration::from_secs(300);
+/// How long a change may take from the API server to the kernels when nothing fails.
+const PROPAGATION: Duration = Duration::from_secs(3);
 /// The kinds that the API serves.
 const KINDS: [Resource; 4] = [Resource::Node, Resource::Service, Resource::EndpointSlice, Resource::ServiceCidr];
 
 /// What a simulation consists of.
 pub(crate) struct World {
-    rng: Rng,
+    schedule: Schedule,
+    size: ClusterSize,
+    /// Whether operations may be lost on the way to a node, so that only digests show it.
+    is_lossy: bool,
     trace: Trace,
     api: ApiServer,
     network: Network,
     frontends: Vec<FrontendProcess>,
     nodes: Vec<NodeProcess>,
-    backup: Option<fake_api_server::Backup>,
+    backup: Option<Backup>,
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, trace: Trace) -> Self {
+    pub(crate) fn new(seed: u64, only: Option<&BTreeSet<usize>>, trace: Trace) -> Self {
         let mut rng = Rng::with_seed(seed);
-        let (frontends, nodes) = (rng.usize(1..=3), rng.usize(1..=6));
-        let max_loss = if rng.u8(0..4) == 0 { LossLimit::default() } else { LossLimit::NONE };
-        trace!(trace, "{frontends} frontends, {nodes} nodes, loss limit {max_loss:?}");
+        let (frontends, is_large, is_lossy) = (rng.usize(1..=3), rng.u8(0..40) == 0, rng.u8(0..8) == 0);
+        let nodes = if is_large { rng.usize(20..=100) } else { rng.usize(1..=6) };
+        let services = if rng.u8(0..4) == 0 { rng.usize(12..=30) } else { 8 };
+        let size = ClusterSize { nodes, services };
+        let max_loss = if rng.bool() { LossLimit::default() } else { LossLimit::NONE };
+        let schedule = Schedule::new(&mut rng.fork(), is_large, only);
+        trace!(trace, "{frontends} frontends, {size:?}, loss limit {max_loss:?}, {} steps", schedule.len());
         let network = Network::new(rng.fork(), trace.clone(), frontends);
         let api = ApiServer::in_process();
-        objects::fill(&api, &mut rng, nodes);
+        objects::fill(&api, &mut rng, size);
         let frontends = (0..frontends)
             .map(|number| FrontendProcess::new(number, api.clone(), network.clone(), trace.clone()))
             .collect();
         let nodes = (0..nodes)
             .map(|number| NodeProcess::new(number, &mut rng, network.clone(), trace.clone(), max_loss))
             .collect();
-        Self { rng, trace, api, network, frontends, nodes, backup: None }
+        Self { schedule, size, is_lossy, trace, api, network, frontends, nodes, backup: None }
+    }
+
+    /// The number of its steps.
+    pub(crate) fn steps(&self) -> usize {
+        self.schedule.len()
     }
 
     /// Runs to the end, or to the first violation.
     pub(crate) async fn run(mut self) {
         self.frontends.iter_mut().for_each(FrontendProcess::start);
         self.nodes.iter_mut().for_each(NodeProcess::start);
-        let steps = self.rng.usize(20..200);
-        for _ in 0..steps {
-            let pause = match self.rng.u8(0..10) {
-                0..6 => self.rng.u64(0..50_000),
-                6..9 => self.rng.u64(0..5_000_000),
-                _ => self.rng.u64(0..400_000_000),
-            };
-            sleep(Duration::from_micros(pause)).await;
-            self.step().await;
-            self.check().await;
-            if self.trace.is_violated() {
-                return;
+        // Breaks at the first violation.
+        let _ = self.phases().await;
+    }
+
+    async fn phases(&mut self) -> Result<(), Violated> {
+        for step in std::mem::take(&mut self.schedule.steps) {
+            self.happens(step, Phase::Faults).await?;
+        }
+        self.stop_faults();
+        self.converge().await?;
+        self.restart_is_a_no_op().await?;
+        let writes = self.writes();
+        for step in std::mem::take(&mut self.schedule.quiet) {
+            self.happens(step, Phase::Quiet).await?;
+            let written = self.writes() - writes;
+            if written > 0 {
+                let text = "no object has changed since everything has converged, but service ports were written";
+                self.trace.violation(format_args!("{text}: {written}"));
             }
         }
         self.stop_faults();
-        self.converge().await;
-        if !self.trace.is_violated() {
-            self.restart_is_a_no_op().await;
+        self.pass(SETTLED).await?;
+        for step in std::mem::take(&mut self.schedule.changes) {
+            self.happens(step, Phase::Changes).await?;
+            self.pass(PROPAGATION).await?;
+            self.arrived();
         }
+        self.check().await?;
+        let commits: usize = self.nodes.iter().map(|node| node.oracle.commits()).sum();
+        trace!(self.trace, "end after {commits} commits");
+        Ok(())
     }
 
-    /// A change, a fault, or the end of one.
-    async fn step(&mut self) {
-        let nodes = self.nodes.len();
-        let (node, frontend) = (self.rng.usize(..nodes), self.rng.usize(..self.frontends.len()));
-        match self.rng.u8(0..100) {
-            0..50 => {
-                let change = objects::change(&self.api, &mut self.rng, nodes);
-                trace!(self.trace, "{change}");
-            }
-            50..56 => match self.frontends[frontend].is_running() {
-                true if self.rng.bool() => self.frontends[frontend].kill(),
-                true => self.frontends[frontend].stop(),
-                false => self.frontends[frontend].start(),
-            },
-            56..66 => match self.nodes[node].is_running() {
-                true => match self.rng.u8(0..3) {
-                    0 => self.nodes[node].kill(),
-                    1 => self.nodes[node].stop().await,
-                    _ => self.nodes[node].power_off(),
-                },
-                false => self.nodes[node].start(),
-            },
-            66..70 => {
-                trace!(self.trace, "partition of node {node} and frontend {frontend}");
-                self.network.partition((node, frontend));
-            }
-            70..74 => {
-                trace!(self.trace, "partitions end");
-                self.network.heal();
-            }
-            74..78 => {
-                trace!(self.trace, "connections of node {node} and frontend {frontend} end");
-                self.network.cut((node, frontend));
-            }
-            78..80 => {
-                let latency = self.rng.choice([500, 5_000, 200_000, 3_000_000]).unwrap_or(500);
-                trace!(self.trace, "latency up to {latency} us");
-                self.network.set_latency(latency);
-            }
-            80..84 => {
-                let faults = DiskFaults {
-                    fails: self.rng.choice([0, 5, 50]).unwrap_or(0),
-                    stalls: self.rng.choice([0, 0, 20]).unwrap_or(0),
-                };
-                trace!(self.trace, "disk of node {node}: {faults:?}");
-                self.nodes[node].disk.set_faults(faults);
-            }
-            84..88 => {
-                let faults = KernelFaults {
-                    fails: self.rng.choice([0, 10, 60]).unwrap_or(0),
-                    rejects: self.rng.choice([None, Some("service-1"), Some("service-2")]).flatten().map(Into::into),
-                    slow: self.rng.choice([100, 1_000, 500_000]).unwrap_or(100),
-                };
-                trace!(self.trace, "kernel of node {node}: {faults:?}");
-                self.nodes[node].kernel.set_faults(faults);
-            }
-            88..90 => {
-                trace!(self.trace, "another program changes the kernel of node {node}");
-                self.nodes[node].kernel.tamper();
-            }
-            _ => self.api_fault(),
-        }
+    /// Time passes, and what must always be true is checked.
+    async fn pass(&mut self, time: Duration) -> Result<(), Violated> {
+        sleep(time).await;
+        self.check().await
     }
 
-    fn api_fault(&mut self) {
-        let kind = self.rng.choice(KINDS).unwrap_or(Resource::Service);
-        match self.rng.u8(0..10) {
-            0 => {
-                trace!(self.trace, "the API server compacts");
-                self.api.compact();
-            }
-            1 => {
-                trace!(self.trace, "watches are cut");
-                self.api.cut_watches();
-            }
-            2 => self.backup = Some(self.api.backup()),
-            3 => {
-                if let Some(backup) = self.backup.take() {
-                    trace!(self.trace, "the API server is restored from a backup");
-                    self.api.restore(backup);
+    async fn happens(&mut self, step: Step, phase: Phase) -> Result<(), Violated> {
+        self.pass(step.pause).await?;
+        if step.happens {
+            self.trace.step(Some(step.number));
+            let mut rng = Rng::with_seed(step.seed);
+            match phase {
+                Phase::Faults => self.fault(&mut rng).await,
+                Phase::Quiet => self.disturb(&mut rng).await,
+                Phase::Changes => {
+                    let change = objects::replace_endpoints(&self.api, &mut rng, self.size);
+                    trace!(self.trace, "{change}");
                 }
             }
-            4..7 => {
-                let fault = |rng: &mut Rng| match rng.u8(0..8) {
-                    0 => Some(Fault::Refuse(500)),
-                    1 => Some(Fault::Throttle(rng.u32(1..20))),
-                    2 => Some(Fault::Delay(Duration::from_millis(rng.u64(1..20_000)))),
-                    3 => Some(Fault::Hang),
-                    _ => None,
-                };
-                let faults = Faults {
-                    lists: fault(&mut self.rng),
-                    watches: fault(&mut self.rng),
-                    writes: None,
-                    bookmarks: self.rng.bool(),
-                    streaming: self.rng.bool(),
-                    events: self.rng.u8(0..6) > 0,
-                };
-                trace!(self.trace, "API server, {kind:?}: {faults:?}");
-                self.api.set_faults(kind, |current| *current = faults);
-            }
-            _ => {
-                trace!(self.trace, "API server, {kind:?}: healthy");
-                self.api.set_faults(kind, |current| *current = Faults::default());
-            }
+            self.trace.step(None);
         }
+        self.check().await
     }
 
     fn stop_faults(&mut self) {
@@ -210,27 +160,45 @@ impl World {
         }
     }
 
-    async fn check(&mut self) {
+    async fn check(&mut self) -> Result<(), Violated> {
         for node in &mut self.nodes {
             node.check().await;
         }
         for frontend in &mut self.frontends {
             frontend.check().await;
         }
+        if self.trace.is_violated() { Err(Violated) } else { Ok(()) }
     }
 
-    /// Waits until each kernel is what a new frontend decides for its node.
-    async fn converge(&mut self) {
+    fn writes(&self) -> u64 {
+        self.nodes.iter().map(|node| node.kernel.writes()).sum()
+    }
+
+    /// Each kernel must be what the objects mean.
+    fn arrived(&self) {
+        for node in &self.nodes {
+            let name = objects::node_name(node.number);
+            if let Some(differences) = reference::difference(&self.api, &name, &node.kernel.service_ports()) {
+                let text = format!("{name} does not have a change after {PROPAGATION:?} without faults: {differences}");
+                return self.trace.violation(format_args!("{text}"));
+            }
+        }
+    }
+
+    /// Waits until each kernel is what a new frontend decides for its node, which must be what the objects mean.
+    async fn converge(&mut self) -> Result<(), Violated> {
         let mut expected = Vec::new();
         for node in &self.nodes {
-            expected.push(probe::state_of(&self.api, node.number).await);
+            let state = probe::state_of(&self.api, node.number).await;
+            let name = objects::node_name(node.number);
+            if let Some(differences) = reference::difference(&self.api, &name, &state.service_ports) {
+                self.trace.violation(format_args!("a new frontend decides for {name}: {differences}"));
+            }
+            expected.push(state);
         }
         let begun = self.trace.elapsed();
         loop {
-            self.check().await;
-            if self.trace.is_violated() {
-                return;
-            }
+            self.check().await?;
             let missing = self.nodes.iter().zip(&expected).find_map(|(node, expected): (_, &MirroredState)| {
                 let kernel = node.kernel.service_ports();
                 (kernel != expected.service_ports).then(|| (node.number, differences(&kernel, &expected.service_ports)))
@@ -241,11 +209,13 @@ impl World {
             };
             let Some((late, differences)) = missing else { break };
             if self.trace.elapsed() - begun > CONVERGENCE {
-                return self.trace.violation(format_args!("{late} has not converged: {differences}"));
+                self.trace.violation(format_args!("{late} has not converged: {differences}"));
+                return Err(Violated);
             }
             sleep(CHECK).await;
         }
         trace!(self.trace, "converged after {:?}", self.trace.elapsed() - begun);
+        Ok(())
     }
 
     /// A frontend that decides something else than a new one.
@@ -266,8 +236,8 @@ impl World {
     }
 
     /// All nodes restart; nothing is written.
-    async fn restart_is_a_no_op(&mut self) {
-        sleep(DISKS).await;
+    async fn restart_is_a_no_op(&mut self) -> Result<(), Violated> {
+        self.pass(DISKS).await?;
         for node in &mut self.nodes {
             let writes = node.kernel.writes();
             node.stop().await;
@@ -278,8 +248,20 @@ impl World {
                 self.trace.violation(format_args!("the restart of node {} wrote {written} service ports", node.number));
             }
         }
-        self.check().await;
-        let commits: usize = self.nodes.iter().map(|node| node.oracle.commits()).sum();
-        trace!(self.trace, "end after {commits} commits");
+        self.check().await
     }
+}
+
+/// An invariant was violated.
+struct Violated;
+
+/// What a step may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Changes and faults.
+    Faults,
+    /// Disturbances that change no object.
+    Quiet,
+    /// Changes only.
+    Changes,
 }

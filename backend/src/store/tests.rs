@@ -261,6 +261,24 @@ fn commit_with_a_refused_operation_is_read_back() {
 }
 
 #[test]
+fn file_that_is_rewritten_between_two_batches_of_a_commit_gets_all_of_it() {
+    let (_dir, path) = file();
+    let (mut store, _) = open(&path);
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
+    let target = mk_state().service("shop/web", |web| web.endpoints(["10.0.0.1:80"])).build();
+    let mut operations = operations_between(&state, &target);
+    let last = operations.split_off(1);
+    let part = |operations, commit| ServerMessage::Batch(Batch { commit, ..batch(2, operations) });
+    store.stage(&ReceivedMessage::from(part(operations.clone(), false)));
+    flush(&mut store, &state, EPOCH, 1);
+    store.stage(&ReceivedMessage::from(part(last.clone(), true)));
+    store.commit(EPOCH, version(2), KindVersions::default());
+    apply(&mut state, operations.into_iter().chain(last));
+    flush(&mut store, &state, EPOCH, 2);
+    assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
+}
+
+#[test]
 fn commit_appends_only_the_change() {
     let (_dir, path) = file();
     let (mut store, _) = open(&path);

@@ -1,0 +1,162 @@
+//! The steps of a simulation.
+
+use std::time::Duration;
+
+use fake_api_server::{Fault, Faults, Resource};
+use fastrand::Rng;
+
+use super::{KINDS, World};
+use crate::{clock, disk::DiskFaults, kernel::KernelFaults, network::Cut, objects, trace::trace};
+
+/// A day, in seconds.
+const DAY: i64 = 86_400;
+
+impl World {
+    /// A change, a fault, or the end of one.
+    pub(super) async fn fault(&mut self, rng: &mut Rng) {
+        let node = rng.usize(..self.nodes.len());
+        match rng.u8(0..100) {
+            0..46 => {
+                let change = objects::change(&self.api, rng, self.size);
+                trace!(self.trace, "{change}");
+            }
+            46 => {
+                trace!(self.trace, "delete all slices");
+                objects::delete_all_slices(&self.api, self.size);
+            }
+            47..52 => match self.nodes[node].is_running() {
+                true => self.nodes[node].power_off(),
+                false => self.nodes[node].start(),
+            },
+            52..56 if self.is_lossy => {
+                trace!(self.trace, "an operation to node {node} will be lost");
+                self.network.set_lossy(node);
+            }
+            52 | 53 => {
+                trace!(self.trace, "another program changes the kernel of node {node}");
+                self.nodes[node].kernel.tamper();
+            }
+            54..57 => {
+                let rejects = rng.choice([None, Some("service-1"), Some("service-2")]).flatten().map(Into::into);
+                trace!(self.trace, "kernel of node {node} rejects {rejects:?}");
+                self.nodes[node].kernel.set_rejects(rejects);
+            }
+            57 => {
+                if let Some(backup) = self.backup.take() {
+                    trace!(self.trace, "the API server is restored from a backup");
+                    self.api.restore(backup);
+                } else {
+                    self.backup = Some(self.api.backup());
+                }
+            }
+            58 => {
+                let kind = rng.choice([Resource::Service, Resource::EndpointSlice]).unwrap_or(Resource::Service);
+                trace!(self.trace, "events of {kind:?} are not sent");
+                self.api.set_faults(kind, |faults| faults.events = false);
+            }
+            _ => self.disturb(rng).await,
+        }
+    }
+
+    /// A fault that changes no object, or the end of one.
+    pub(super) async fn disturb(&mut self, rng: &mut Rng) {
+        let (node, frontend) = (rng.usize(..self.nodes.len()), rng.usize(..self.frontends.len()));
+        match rng.u8(0..44) {
+            0..7 => match self.frontends[frontend].is_running() {
+                true if rng.bool() => self.frontends[frontend].kill(),
+                true => self.frontends[frontend].stop(),
+                false => self.frontends[frontend].start(),
+            },
+            7..14 => match self.nodes[node].is_running() {
+                true if rng.bool() => self.nodes[node].kill(),
+                true => self.nodes[node].stop().await,
+                false => self.nodes[node].start(),
+            },
+            14..17 => {
+                trace!(self.trace, "partition of node {node} and frontend {frontend}");
+                self.network.partition((node, frontend));
+            }
+            17..20 => {
+                trace!(self.trace, "the network is healthy");
+                self.network.heal();
+            }
+            20..24 => {
+                let cut = rng.choice([Cut::Closed, Cut::NodeUnaware, Cut::FrontendUnaware]).unwrap_or(Cut::Closed);
+                trace!(self.trace, "connections of node {node} and frontend {frontend} end: {cut:?}");
+                self.network.cut((node, frontend), cut);
+            }
+            24 => {
+                let latency = rng.choice([500, 5_000, 200_000, 3_000_000]).unwrap_or(500);
+                trace!(self.trace, "latency up to {latency} us");
+                self.network.set_latency(latency);
+            }
+            25 => {
+                let slow = rng.choice([0, 200_000, 20_000_000]).unwrap_or(0);
+                trace!(self.trace, "node {node} reads a message each {slow} us");
+                self.network.set_slow(node, slow);
+            }
+            26 => {
+                let (of, older) = (if rng.bool() { (Some(node), None) } else { (None, Some(frontend)) }, rng.bool());
+                trace!(self.trace, "{of:?} is of an older version: {older}");
+                self.network.set_older(of, older);
+            }
+            27 => {
+                let jump = rng.i64(-DAY..=DAY);
+                trace!(self.trace, "the clock jumps by {jump} s");
+                clock::jump(jump);
+            }
+            28..31 => {
+                let faults = DiskFaults {
+                    fails: rng.choice([0, 5, 50]).unwrap_or(0),
+                    stalls: rng.choice([0, 0, 20]).unwrap_or(0),
+                };
+                trace!(self.trace, "disk of node {node}: {faults:?}");
+                self.nodes[node].disk.set_faults(faults);
+            }
+            31..34 => {
+                let faults = KernelFaults {
+                    fails: rng.choice([0, 10, 60]).unwrap_or(0),
+                    slow: rng.choice([100, 1_000, 500_000]).unwrap_or(100),
+                    rejects: None,
+                };
+                trace!(self.trace, "kernel of node {node}: {faults:?}");
+                self.nodes[node].kernel.set_faults(faults);
+            }
+            34 | 35 => {
+                trace!(self.trace, "the API server compacts");
+                self.api.compact();
+            }
+            36 => {
+                trace!(self.trace, "watches are cut");
+                self.api.cut_watches();
+            }
+            37..41 => self.api_fault(rng),
+            _ => {
+                let kind = rng.choice(KINDS).unwrap_or(Resource::Service);
+                trace!(self.trace, "API server, {kind:?}: healthy");
+                self.api.set_faults(kind, |current| *current = Faults::default());
+            }
+        }
+    }
+
+    fn api_fault(&self, rng: &mut Rng) {
+        let kind = rng.choice(KINDS).unwrap_or(Resource::Service);
+        let fault = |rng: &mut Rng| match rng.u8(0..8) {
+            0 => Some(Fault::Refuse(500)),
+            1 => Some(Fault::Throttle(rng.u32(1..20))),
+            2 => Some(Fault::Delay(Duration::from_millis(rng.u64(1..20_000)))),
+            3 => Some(Fault::Hang),
+            _ => None,
+        };
+        let faults = Faults {
+            lists: fault(rng),
+            watches: fault(rng),
+            writes: None,
+            bookmarks: rng.bool(),
+            streaming: rng.bool(),
+            events: rng.u8(0..6) > 0,
+        };
+        trace!(self.trace, "API server, {kind:?}: {faults:?}");
+        self.api.set_faults(kind, |current| *current = faults);
+    }
+}
