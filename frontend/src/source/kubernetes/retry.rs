@@ -18,7 +18,7 @@ use crate::object::ObjectKind;
 
 /// The longest delay before a request that costs the API server little: a watch that is resumed, or any request that it
 /// has not received. Changes arrive so soon after an outage, plus the time of a list.
-const MAX_SHORT_DELAY: Duration = Duration::from_secs(2);
+const MAX_SHORT_DELAY: Duration = Duration::from_secs(1);
 
 /// Waits after failed requests for one kind, longer each time, and logs when a failure begins, changes its cause and
 /// ends.
@@ -195,7 +195,7 @@ mod tests {
             total += delay(&mut retry, Operation::Watch).await;
             retry.succeeded();
         }
-        assert!(total > Duration::from_secs(15), "{total:?}");
+        assert!(total > Duration::from_secs(8), "{total:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 
 /// How long outages are, in seconds.
-const OUTAGES: [u64; 4] = [1, 15, 60, 600];
+const OUTAGES: [u64; 3] = [1, 15, 120];
 /// The longest time from the end of an outage until changes are delivered.
 const BACK: Duration = Duration::from_secs(3);
 /// How long after its start a server refuses requests: it has loaded neither roles nor objects. Its `/readyz` fails.
