@@ -20,6 +20,9 @@ MODE ?= nftables
 # Options of our own checks in `make cluster-test`; the whole run has CHECKS='--outage 600'.
 CHECKS ?=
 
+# Options of Kubernetes' own tests in `make cluster-test`, such as '--group granular'; without, all run, for an hour.
+TESTS ?=
+
 # What `make image` builds images for.
 ARCHS ?= amd64 arm64
 
@@ -88,7 +91,7 @@ cluster: setup ## start a real Kubernetes cluster on this machine with Fairlead 
 
 cluster-test: ## run Kubernetes' own network tests and ours in that cluster; MODE=nftables, iptables-nft, iptables-legacy or local; CONTROL=1 also with kube-proxy
 	@$(ROOT) target/python/bin/python cluster/checks --label fairlead-$(MODE) --mode $(MODE) $(CHECKS) || true
-	@$(ROOT) target/python/bin/python cluster/test --label fairlead-$(MODE) || [ -n '$(CONTROL)' ]
+	@$(ROOT) target/python/bin/python cluster/test --label fairlead-$(MODE) $(TESTS) || [ -n '$(CONTROL)' ]
 	@[ -z '$(CONTROL)' ] || $(ROOT) cluster/control $(MODE)
 
 simulate: setup ## simulate clusters with faults; SECONDS=120, or SEED=n to replay one, SHRINK=1 to cut its steps

@@ -21,8 +21,16 @@ prefix=${CLUSTER_PREFIX:-flc}
 # The network namespace of the bridge. Its 172.30.0.1 is a client outside of the cluster: kubectl and the tests run there.
 outside=$prefix-wire
 server=https://172.30.0.10:6443
-cluster_cidrs=10.244.0.0/16,fd00:10:244::/56
-service_cidrs=10.96.0.0/12,fd00:10:96::/112
+# The family of the first address of nodes, pods and Services, IPv4 or IPv6; both are used in any case.
+primary=${CLUSTER_PRIMARY:-IPv4}
+
+# An IPv4 and an IPv6 address or range: the first one, and both in order.
+first() { if [ "$primary" = IPv6 ]; then echo "$2"; else echo "$1"; fi; }
+both() { if [ "$primary" = IPv6 ]; then echo "$2,$1"; else echo "$1,$2"; fi; }
+
+cluster_cidrs=$(both 10.244.0.0/16 fd00:10:244::/56)
+service_cidrs=$(both 10.96.0.0/12 fd00:10:96::/112)
+dns_ip=$(first 10.96.0.10 fd00:10:96::a)
 
 say() { echo "cluster: $*" >&2; }
 

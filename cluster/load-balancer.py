@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A load balancer for the cluster, as MetalLB is one in BGP mode.
 
-It gives each Service of type LoadBalancer an address of 172.31.0.0/24, and a route with several next hops to the nodes
+It gives each Service of type LoadBalancer an address of 172.31.0.0/24, or of fd00:31::/64 if IPv6 is its first family, and
+a route with several next hops to the nodes
 that take its connections: all, or with external policy Local those whose health check node port answers 200. It runs in
 the network namespace outside of the nodes. Argument: the directory with the certificates.
 """
@@ -13,10 +14,11 @@ import subprocess
 import sys
 import time
 
-NODES = ["172.30.0.11", "172.30.0.12"]
-# The source address of connections to load balancers. It is not in the /16 of the nodes: the tests would take it for
-# one of them.
-SOURCE = "192.168.77.1"
+NODES = {"IPv4": ["172.30.0.11", "172.30.0.12"], "IPv6": ["fd00:30::11", "fd00:30::12"]}
+# The source addresses of connections to load balancers. They are not in the networks of the nodes: the tests would take
+# them for those of a node.
+SOURCES = {"IPv4": "192.168.77.1", "IPv6": "fd00:77::1"}
+ADDRESSES = {"IPv4": "172.31.0.", "IPv6": "fd00:31::"}
 PERIOD_SECONDS = 0.5
 
 
@@ -59,18 +61,22 @@ def ip(*arguments):
     subprocess.run(["ip", *arguments], check=False)
 
 
+def family(address):
+    return "IPv6" if ":" in address else "IPv4"
+
+
 def set_route(address, nodes):
     if nodes:
         hops = [word for node in nodes for word in ("nexthop", "via", node, "weight", "1")]
-        ip("route", "replace", address + "/32", "src", SOURCE, *hops)
+        ip("route", "replace", address, "src", SOURCES[family(address)], *hops)
     else:
-        ip("route", "replace", "unreachable", address + "/32")
+        ip("route", "replace", "unreachable", address)
 
 
 def next_hops(spec):
-    hops = NODES
+    hops = NODES[spec["ipFamilies"][0]]
     if spec.get("externalTrafficPolicy") == "Local":
-        hops = [node for node in NODES if healthy(node, spec.get("healthCheckNodePort", 0))]
+        hops = [node for node in hops if healthy(node, spec.get("healthCheckNodePort", 0))]
     # Load balancers that implement session affinity send a client to one node.
     return hops[:1] if spec.get("sessionAffinity") == "ClientIP" else hops
 
@@ -81,8 +87,8 @@ class LoadBalancer:
         self.addresses = {}
         self.routes = {}
 
-    def address(self, uid, current):
-        free = (f"172.31.0.{byte}" for byte in range(10, 250))
+    def address(self, uid, current, spec):
+        free = (f"{ADDRESSES[spec['ipFamilies'][0]]}{byte}" for byte in range(10, 100))
         taken = self.addresses.values()
         return self.addresses.get(uid) or current or next(address for address in free if address not in taken)
 
@@ -97,7 +103,7 @@ class LoadBalancer:
                 if self.addresses.pop(uid, None) and current:
                     self.api.set_ingress(service, None)
                 continue
-            address = self.addresses[uid] = self.address(uid, current[0] if current else None)
+            address = self.addresses[uid] = self.address(uid, current[0] if current else None, spec)
             if current != [address]:
                 self.api.set_ingress(service, [{"ip": address}])
                 print(service["metadata"]["namespace"], service["metadata"]["name"], address, flush=True)
@@ -108,18 +114,21 @@ class LoadBalancer:
             if self.routes.get(address) != nodes:
                 set_route(address, nodes)
         for address in self.routes.keys() - wanted.keys():
-            ip("route", "del", address + "/32")
+            ip("route", "del", address)
         self.routes = wanted
 
 
 def main():
-    ip("addr", "add", SOURCE + "/32", "dev", "br0")
+    for source in SOURCES.values():
+        ip("addr", "add", source, "dev", "br0")
     # An address without a Service is silent: the tests take an unreachable one for a port that is still open.
     ip("link", "add", "dead0", "type", "bridge")
     ip("link", "set", "dead0", "arp", "off", "up")
-    ip("route", "replace", "172.31.0.0/16", "dev", "dead0", "src", SOURCE)
+    ip("route", "replace", "172.31.0.0/16", "dev", "dead0", "src", SOURCES["IPv4"])
+    ip("route", "replace", "fd00:31::/64", "dev", "dead0", "src", SOURCES["IPv6"])
     # Connections, not clients, are spread over the nodes.
-    subprocess.run(["sysctl", "-qw", "net.ipv4.fib_multipath_hash_policy=1"], check=False)
+    for name in ("ipv4", "ipv6"):
+        subprocess.run(["sysctl", "-qw", f"net.{name}.fib_multipath_hash_policy=1"], check=False)
     balancer = LoadBalancer(Api(sys.argv[1]))
     while True:
         try:
