@@ -27,10 +27,10 @@ TESTS ?=
 ARCHS ?= amd64 arm64
 
 # Where cargo puts binaries.
-TARGET := $(or $(CARGO_TARGET_DIR),target)
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-skew test-modes lint advisories charts reference image image-rootfs cluster cluster-test simulate mutants differential demo bench bench-peer clean
+.PHONY: help setup fuzz soak build test test-skew test-modes lint advisories charts reference image image-rootfs cluster cluster-test simulate mutants differential demo bench bench-peer clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -96,33 +96,41 @@ cluster-test: ## run Kubernetes' own network tests and ours in that cluster; MOD
 
 simulate: setup ## simulate clusters with faults; SECONDS=120, or SEED=n to replay one, SHRINK=1 to cut its steps
 	@cargo build --quiet --locked --profile simulation -p fairlead-simulation
-	@$(TARGET)/simulation/simulate $(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink),--seconds $(or $(SECONDS),120))
+	@$(TARGET_DIR)/simulation/simulate $(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink),--seconds $(or $(SECONDS),120))
 
 mutants: setup ## simulate mutants of our own code, each of which must be caught; SEEDS=200, at most, for each
 	@simulation/mutants/run $(MUTANTS)
 
 differential: setup ## compare the backends, and KUBE_PROXY=/path/to/kube-proxy, on random clusters; SECONDS=60, or SEED=n (root or sudo)
 	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-differential --bin differential
-	@$(ROOT) $(TARGET)/debug/differential $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60)) $(if $(KUBE_PROXY),--kube-proxy $(KUBE_PROXY))
+	@$(ROOT) $(TARGET_DIR)/debug/differential $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60)) $(if $(KUBE_PROXY),--kube-proxy $(KUBE_PROXY))
+
+fuzz: ## fuzz everything that parses input with libFuzzer, guided by coverage; SECONDS=60 for each target, TARGET=name
+	@ci/setup fuzz
+	@ci/fuzz $(or $(SECONDS),60) $(TARGET)
 
 demo: setup ## show Fairlead in a cluster of network namespaces; BACKEND=nftables, iptables or ipvs (root or sudo)
 	@echo 'Building fairlead and the demo: minutes the first time, seconds after that.'
 	@cargo build --locked -p fairlead --bin fairlead -p fairlead-demo --bin demo
-	@$(ROOT) $(TARGET)/debug/demo $(BACKEND)
+	@$(ROOT) $(TARGET_DIR)/debug/demo $(BACKEND)
 
 bench: setup ## measure every figure of docs/performance.md (root or sudo)
 	cargo build --locked --release -p fairlead --bin fairlead -p fairlead-bench --bin bench
 	cargo bench --locked -p fairlead-backend-nft -p fairlead-backend-iptables --bench kernel --no-run
-	$(ROOT) $(TARGET)/release/bench
-	$(ROOT) $(TARGET)/release/bench adversary
+	$(ROOT) $(TARGET_DIR)/release/bench
+	$(ROOT) $(TARGET_DIR)/release/bench adversary
 	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel -- --full
 	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-iptables --bench kernel -- --full
 	$(ROOT) cargo bench --quiet --locked -p fairlead-bench --bench ipvs
 
+soak: setup ## a cluster under load for HOURS=1 with STREAMS=5000 synthetic streams: nothing may grow or break (root or sudo)
+	cargo build --locked --release -p fairlead --bin fairlead -p fairlead-bench --bin bench
+	$(ROOT) $(TARGET_DIR)/release/bench soak $(or $(HOURS),1) $(or $(STREAMS),5000)
+
 bench-peer: setup ## measure Fairlead beside kube-proxy; KUBE_PROXY=/path/to/kube-proxy (root or sudo)
 	@[ -x '$(KUBE_PROXY)' ] || { echo 'Set KUBE_PROXY to the path of a kube-proxy binary.'; exit 2; }
 	cargo build --locked --release -p fairlead --bin fairlead -p fairlead-bench --bin bench
-	$(ROOT) $(TARGET)/release/bench --kube-proxy $(KUBE_PROXY)
+	$(ROOT) $(TARGET_DIR)/release/bench --kube-proxy $(KUBE_PROXY)
 
 clean: ## remove build output
 	cargo clean

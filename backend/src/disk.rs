@@ -9,26 +9,31 @@
 //! A write is a sequence of [`FileStep`]s, between which a crash can come. A simulation implements [`Storage`] without
 //! files and threads, and executes the same steps.
 
+mod queue;
+
 use std::{
     fmt,
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::mpsc,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures::{FutureExt as _, future::BoxFuture};
-use tokio::sync::Notify;
 use tracing::warn;
+
+pub use queue::{FileWrite, WriteQueue};
+pub(crate) use queue::{FileWriter, WriterProgress};
+
+/// What the queue is built on.
+mod sync {
+    pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+}
 
 /// The time that reading a file at the start may take. A healthy disk reads the state of a large cluster in less.
 pub(crate) const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(3) } else { Duration::from_secs(10) };
-
-/// The most bytes that wait while a write runs. Only a rewrite of the whole file may be larger, and it never waits for
-/// another write.
-const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 /// Where a file is kept: on a disk, or in a simulation.
 pub trait Storage: fmt::Debug + Send + Sync + 'static {
@@ -54,21 +59,6 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
 pub(crate) struct LocalFile {
     pub(crate) path: PathBuf,
     pub(crate) on_error: OnWriteError,
-}
-
-/// The writes that a [`Storage`] performs.
-#[derive(Clone, Debug, Default)]
-pub struct WriteQueue(Arc<Shared>);
-
-/// A write.
-#[derive(Debug)]
-pub enum FileWrite {
-    /// Opens the existing file to append after its first bytes. The rest is truncated.
-    Reopen(u64, Vec<u8>),
-    /// Appends to the file that was reopened or replaced last.
-    Append(Vec<u8>),
-    /// Writes a new file and renames it over the old one.
-    Replace(Vec<u8>),
 }
 
 /// A step of a [`FileWrite`].
@@ -97,38 +87,6 @@ pub(crate) enum OnWriteError {
     Remove,
 }
 
-/// Writes one file, one write at a time, in the order of [`Self::submit`]. Dropping it discards the waiting write.
-#[derive(Debug)]
-pub(crate) struct FileWriter(WriteQueue);
-
-/// How far a [`FileWriter`] is.
-#[derive(Debug)]
-pub(crate) struct WriterProgress {
-    /// A write runs or waits.
-    pub(crate) is_busy: bool,
-    /// The writes that succeeded since the start.
-    pub(crate) succeeded: u64,
-    /// The error of the last write, once.
-    pub(crate) error: Option<io::Error>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    changed: Condvar,
-    /// Notified of the same changes.
-    notify: Notify,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    next: Option<FileWrite>,
-    is_writing: bool,
-    is_closed: bool,
-    succeeded: u64,
-    error: Option<io::Error>,
-}
-
 /// Reads a file. Blocks for at most `timeout`.
 ///
 /// # Errors
@@ -155,116 +113,9 @@ impl FileWriter {
     pub(crate) fn start(storage: &dyn Storage) -> Self {
         let queue = WriteQueue::default();
         if let Err(error) = storage.serve(queue.clone()) {
-            queue.queue().error = Some(error);
+            queue.finished(Err(error));
         }
-        Self(queue)
-    }
-
-    /// Queues a write. Returns whether it fits: if not, the waiting write is discarded too, and the file ends with an
-    /// earlier one.
-    pub(crate) fn submit(&self, write: FileWrite) -> bool {
-        let mut queue = self.0.queue();
-        let write = match (queue.next.take(), write) {
-            (Some(mut queued), FileWrite::Append(more)) => {
-                let bytes = queued.bytes_mut();
-                if bytes.len() + more.len() > MAX_QUEUED_BYTES {
-                    return false;
-                }
-                bytes.extend(more);
-                queued
-            }
-            (_, write) => write,
-        };
-        queue.next = Some(write);
-        drop(queue);
-        self.0.changed();
-        true
-    }
-
-    /// How far it is. Takes the error.
-    pub(crate) fn progress(&self) -> WriterProgress {
-        let mut queue = self.0.queue();
-        WriterProgress { is_busy: queue.is_busy(), succeeded: queue.succeeded, error: queue.error.take() }
-    }
-
-    /// Its queue.
-    pub(crate) fn queue(&self) -> WriteQueue {
-        self.0.clone()
-    }
-}
-
-impl Drop for FileWriter {
-    fn drop(&mut self) {
-        self.0.queue().is_closed = true;
-        self.0.changed();
-    }
-}
-
-impl WriteQueue {
-    /// Waits for the next write; `None` when the queue was closed. Blocks.
-    pub fn wait(&self) -> Option<FileWrite> {
-        let mut queue = self.queue();
-        loop {
-            if let Some(next) = queue.begin_next() {
-                return next;
-            }
-            queue = self.0.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// Waits for the next write, as [`Self::wait`] does, without blocking.
-    pub async fn next(&self) -> Option<FileWrite> {
-        loop {
-            let changed = self.0.notify.notified();
-            if let Some(next) = self.queue().begin_next() {
-                return next;
-            }
-            changed.await;
-        }
-    }
-
-    /// The last write has ended like this.
-    pub fn finished(&self, result: io::Result<()>) {
-        let mut queue = self.queue();
-        queue.is_writing = false;
-        match result {
-            Ok(()) => queue.succeeded += 1,
-            // What was to follow has no file to follow in.
-            Err(error) => (queue.error, queue.next) = (Some(error), None),
-        }
-        drop(queue);
-        self.changed();
-    }
-
-    /// Waits until nothing is left to write, without blocking.
-    pub async fn idle(&self) {
-        loop {
-            let changed = self.0.notify.notified();
-            if !self.queue().is_busy() {
-                return;
-            }
-            changed.await;
-        }
-    }
-
-    /// Waits until nothing is left to write, for at most `timeout`. Returns whether that is so. Blocks.
-    pub(crate) fn wait_idle(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let mut queue = self.queue();
-        while queue.is_busy() {
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return false };
-            queue = self.0.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        true
-    }
-
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn changed(&self) {
-        self.0.changed.notify_all();
-        self.0.notify.notify_waiters();
+        Self::new(queue)
     }
 }
 
@@ -305,23 +156,6 @@ impl Storage for LocalFile {
     }
 }
 
-impl Queue {
-    /// The next write, which begins; `Some(None)` when the queue was closed.
-    #[expect(clippy::option_option, reason = "waiting, and the end")]
-    fn begin_next(&mut self) -> Option<Option<FileWrite>> {
-        if self.is_closed {
-            return Some(None);
-        }
-        let next = self.next.take()?;
-        self.is_writing = true;
-        Some(Some(next))
-    }
-
-    fn is_busy(&self) -> bool {
-        self.is_writing || self.next.is_some()
-    }
-}
-
 impl FileWrite {
     /// What is to be done, in this order, until a step fails.
     #[must_use]
@@ -333,12 +167,6 @@ impl FileWrite {
             Self::Replace(bytes) => {
                 vec![FileStep::CreateSuccessor, FileStep::Write(bytes), FileStep::Sync, FileStep::RenameSuccessor]
             }
-        }
-    }
-
-    fn bytes_mut(&mut self) -> &mut Vec<u8> {
-        match self {
-            Self::Reopen(_, bytes) | Self::Append(bytes) | Self::Replace(bytes) => bytes,
         }
     }
 }
@@ -374,7 +202,7 @@ fn remove(path: &Path) {
 mod tests {
     use std::process::Command;
 
-    use super::*;
+    use super::{queue::MAX_QUEUED_BYTES, *};
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -403,20 +231,20 @@ mod tests {
         mk_fifo(&successor(&path));
         let writer = start(&path, OnWriteError::Remove);
         assert!(writer.submit(FileWrite::Replace(b"first ".to_vec())));
-        while writer.0.queue().next.is_some() {
+        while writer.queue().has_waiting_write() {
             thread::yield_now();
         }
         let part = vec![b'x'; MAX_QUEUED_BYTES / 8];
         let accepted = (0..100).take_while(|_| writer.submit(FileWrite::Append(part.clone()))).count();
         assert_eq!(accepted, 8);
-        assert!(writer.0.queue().next.is_none(), "the waiting writes are discarded");
+        assert!(!writer.queue().has_waiting_write(), "the waiting writes are discarded");
         assert!(writer.submit(FileWrite::Append(b"later".to_vec())));
-        assert!(!writer.0.wait_idle(Duration::from_millis(10)));
+        assert!(!writer.queue().wait_idle(Duration::from_millis(10)));
         assert!(writer.progress().is_busy);
 
         // The disk answers again. A FIFO cannot be synced, so the write fails.
         let reader = thread::spawn(move || fs::read(successor(&path)));
-        assert!(writer.0.wait_idle(PATIENCE));
+        assert!(writer.queue().wait_idle(PATIENCE));
         assert_eq!(reader.join().unwrap().unwrap(), b"first ");
         let WriterProgress { is_busy, succeeded, error } = writer.progress();
         assert_eq!((is_busy, succeeded, error.is_some()), (false, 0, true));
@@ -432,7 +260,7 @@ mod tests {
         for number in expected.bytes().skip(1) {
             writer.submit(FileWrite::Append(vec![number]));
         }
-        assert!(writer.0.wait_idle(PATIENCE));
+        assert!(writer.queue().wait_idle(PATIENCE));
         assert_eq!(fs::read_to_string(path).unwrap(), expected);
         assert!(writer.progress().error.is_none());
     }

@@ -19,6 +19,8 @@ pub mod dataplane;
 mod disk;
 mod drifts;
 pub mod driver;
+#[cfg(feature = "testing")]
+pub mod fuzzing;
 mod health;
 mod kernel_version;
 mod loss;

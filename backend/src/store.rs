@@ -7,7 +7,7 @@
 //! a thread of its own, and commits that do not fit into its queue are replaced by one rewrite.
 
 mod boot;
-mod frame;
+pub(crate) mod frame;
 
 use std::{
     fs, io, mem,
@@ -357,7 +357,7 @@ impl Store {
 }
 
 /// The operations that create a state.
-fn snapshot(state: &NodeState) -> Vec<Operation> {
+pub(crate) fn snapshot(state: &NodeState) -> Vec<Operation> {
     let mut operations = state.put_facts();
     for (key, service) in state.service_ports() {
         operations.push(Operation::PutServicePort(service.port.clone()));

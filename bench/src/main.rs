@@ -7,6 +7,7 @@
 //!   bench scale --nodes 200     a smaller cluster
 //!   bench adversary --backend iptables
 //!   bench --kube-proxy PATH     beside kube-proxy in nftables mode; PATH is its binary
+//!   bench soak HOURS STREAMS     not a measurement: what grows or breaks in that time fails it
 //!   bench -o json               as JSON
 //! ```
 //!
@@ -18,6 +19,7 @@
 //! | `api` | a frontend on a Kubernetes API: start, memory |
 //! | `scale` | a frontend with 5,000 nodes: memory, CPU time, bytes, latency |
 //! | `adversary` | a tenant's largest Services, and the delay of a bystander; fails if a cost is super-linear |
+//! | `soak` | whether memory or kernel objects grow, or connections break, in hours of load |
 //! | `peer` | Fairlead and kube-proxy beside each other |
 //! | `manifests`, `api_server`, `lab`, `worker`, `report` | nothing; they are shared by the others |
 //!
@@ -33,15 +35,17 @@ mod node;
 mod peer;
 mod report;
 mod scale;
+mod soak;
 mod wire;
 mod worker;
 
-use std::{env, path::Path, process::ExitCode};
+use std::{env, path::Path, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
 use lab::Lab;
 use report::Report;
+use soak::SoakOptions;
 
 const PARTS: [&str; 6] = ["latency", "node", "wire", "api", "scale", "adversary"];
 
@@ -75,6 +79,13 @@ fn run() -> Result<()> {
             ["--backend", name, more @ ..] => {
                 backend = name;
                 more
+            }
+            ["soak", hours, streams] => {
+                let hours: f64 = hours.parse().with_context(|| format!("hours: {hours}"))?;
+                let streams = streams.parse().with_context(|| format!("streams: {streams}"))?;
+                let duration = Duration::try_from_secs_f64(hours * 3600.0).context("hours")?;
+                let csv = env::current_exe().context("find this program")?.with_file_name("soak.csv");
+                return soak::run(&SoakOptions { duration, streams, csv });
             }
             ["--kube-proxy", path, more @ ..] => {
                 ensure!(more.is_empty() && parts.is_empty(), "--kube-proxy takes no parts");

@@ -18,11 +18,11 @@
 
 pub(crate) mod cluster;
 pub(crate) mod cluster_api;
-mod fleet;
-mod http2;
+pub(crate) mod fleet;
+pub(crate) mod http2;
 mod load;
 mod message_head;
-mod metrics;
+pub(crate) mod metrics;
 mod node;
 pub(crate) mod process;
 

@@ -36,6 +36,8 @@ mod context;
 mod discovery;
 mod engine;
 mod events;
+#[cfg(feature = "testing")]
+pub mod fuzzing;
 pub mod identity;
 pub mod index;
 mod local;

@@ -24,6 +24,15 @@ pub use self::{
 };
 use crate::object::SourceUpdate;
 
+/// The objects in the text of a manifest file, in YAML or JSON.
+///
+/// # Errors
+/// When it cannot be split into documents.
+#[cfg(feature = "testing")]
+pub(crate) fn parse_manifests(text: &str, is_json: bool) -> Result<Vec<crate::object::ParsedObject>, String> {
+    manifests::parse_text(text, is_json)
+}
+
 /// A source of [`SourceUpdate`]s.
 #[derive(Clone)]
 pub enum Source {

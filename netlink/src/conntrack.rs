@@ -9,6 +9,8 @@ mod abi;
 #[cfg(test)]
 mod captured;
 mod flow;
+#[cfg(feature = "testing")]
+pub(crate) mod fuzzing;
 mod handle;
 #[cfg(test)]
 mod tests;

@@ -37,7 +37,7 @@ fn write_get(buf: &mut Vec<u8>, name: &str) {
     put(buf, CONTROL, GET_FAMILY, flags::ACK, SEQ, |buf| buf.put_str(FAMILY_NAME, name));
 }
 
-fn read_id(payload: &[u8]) -> Option<u16> {
+pub(crate) fn read_id(payload: &[u8]) -> Option<u16> {
     message::attributes(payload)?.find(FAMILY_ID)?.ne_u16()
 }
 

@@ -3,6 +3,8 @@
 mod abi;
 mod codec;
 mod entry;
+#[cfg(feature = "testing")]
+pub(crate) mod fuzzing;
 mod handle;
 
 pub use entry::IpsetEntry;

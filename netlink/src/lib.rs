@@ -24,6 +24,8 @@ pub mod conntrack;
 mod error;
 mod exchange;
 mod family;
+#[cfg(feature = "testing")]
+pub mod fuzzing;
 mod genl;
 pub mod ipset;
 pub mod ipvs;

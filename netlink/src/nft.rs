@@ -18,6 +18,8 @@ mod expr;
 mod fields;
 #[cfg(test)]
 mod fixtures;
+#[cfg(feature = "testing")]
+pub(crate) mod fuzzing;
 mod handle;
 mod monitor;
 mod set;

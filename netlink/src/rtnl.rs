@@ -212,7 +212,7 @@ async fn list_addresses(handle: Handle) -> Result<Vec<(u32, IpAddr)>> {
 }
 
 /// `IFA_LOCAL` where the kernel sets it: on a point-to-point link `IFA_ADDRESS` is the peer's.
-fn read_address(message: &AddressMessage) -> Option<IpAddr> {
+pub(crate) fn read_address(message: &AddressMessage) -> Option<IpAddr> {
     let (mut local, mut address) = (None, None);
     for attribute in &message.attributes {
         match attribute {
@@ -224,7 +224,7 @@ fn read_address(message: &AddressMessage) -> Option<IpAddr> {
     local.or(address)
 }
 
-fn read_link(message: LinkMessage) -> Link {
+pub(crate) fn read_link(message: LinkMessage) -> Link {
     let state = if message.header.flags.contains(LinkFlags::Up) { LinkState::Up } else { LinkState::Down };
     let name = message.attributes.into_iter().find_map(|attribute| match attribute {
         LinkAttribute::IfName(name) => Some(name),

@@ -12,6 +12,8 @@
 pub mod convert;
 pub mod digest;
 pub mod encoded;
+#[cfg(feature = "testing")]
+pub mod fuzzing;
 pub mod model;
 
 /// The generated messages and client of `fairlead.v1`, documented in the `.proto` file.

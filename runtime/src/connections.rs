@@ -6,18 +6,21 @@
 //!                            the table is full?       the oldest connection of the key with the most is evicted
 //!            ◀── ConnectionPermit ──── dropped: the connection has ended; evicted(): it must be closed
 //! ```
+//!
+//! Compiled again in `concurrency/`, where the primitives of `sync` are those of a scheduler that tries many
+//! interleavings.
 
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
     fmt,
     net::{IpAddr, Ipv6Addr},
-    sync::{Arc, Mutex, PoisonError},
 };
 
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
+use super::sync::{Arc, Mutex, PoisonError};
 use crate::failure::CountedLog;
 
 /// The bounds of a [`ConnectionTable`].

@@ -32,6 +32,11 @@ mod ready;
 mod shutdown;
 mod tasks;
 
+/// What shared state is built on.
+mod sync {
+    pub(crate) use std::sync::{Arc, Mutex, PoisonError};
+}
+
 pub use backoff::Backoff;
 pub use connections::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable};
 pub use limits::{raise_file_limit, set_oom_score_adj};

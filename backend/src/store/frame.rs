@@ -24,13 +24,13 @@ use super::StoredState;
 use crate::{NodeState, Stage};
 
 /// Length and checksum.
-const HEADER_BYTES: usize = 4 + 8;
+pub(crate) const HEADER_BYTES: usize = 4 + 8;
 
 /// The size of a batch in a snapshot, so that no frame exceeds the limit of a message.
 const BATCH_BYTES: usize = 256 << 10;
 
 /// Appends a frame.
-pub(super) fn put(frames: &mut Vec<u8>, message: &EncodedMessage) {
+pub(crate) fn put(frames: &mut Vec<u8>, message: &EncodedMessage) {
     let message = message.to_bytes();
     // Messages are far below 4 GiB; a wrong length would only invalidate the file.
     frames.put_u32_le(u32::try_from(message.len()).unwrap_or(u32::MAX));
@@ -39,7 +39,7 @@ pub(super) fn put(frames: &mut Vec<u8>, message: &EncodedMessage) {
 }
 
 /// Appends the epoch of the revisions that follow.
-pub(super) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch) {
+pub(crate) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch) {
     let welcome = Welcome {
         version: VersionRange::SUPPORTED.max,
         features: Features::NONE,
@@ -52,7 +52,7 @@ pub(super) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch) {
 }
 
 /// Appends the operations of a snapshot as batches of limited size.
-pub(super) fn put_snapshot<'a>(
+pub(crate) fn put_snapshot<'a>(
     frames: &mut Vec<u8>,
     target: Revision,
     (source_version, kind_versions): (SourceVersion, KindVersions),
@@ -72,12 +72,12 @@ pub(super) fn put_snapshot<'a>(
 }
 
 /// A batch that precedes those of a commit.
-pub(super) fn batch_of(operations: Vec<Operation>) -> EncodedMessage {
+pub(crate) fn batch_of(operations: Vec<Operation>) -> EncodedMessage {
     EncodedMessage::new(&ServerMessage::Batch(Batch { operations, ..Batch::default() }))
 }
 
 /// Ends a commit: the batches before it lead to a state with this digest.
-pub(super) fn put_bookmark(frames: &mut Vec<u8>, revision: Revision, digest: Digest) {
+pub(crate) fn put_bookmark(frames: &mut Vec<u8>, revision: Revision, digest: Digest) {
     put(frames, &EncodedMessage::new(&ServerMessage::Bookmark(revision, digest)));
 }
 
@@ -100,19 +100,19 @@ fn take(frames: &mut Bytes) -> Option<EncodedMessage> {
 }
 
 /// The content of a file.
-pub(super) struct Loaded {
-    pub(super) stored: StoredState,
+pub(crate) struct Loaded {
+    pub(crate) stored: StoredState,
     /// The size of the snapshot at the beginning.
-    pub(super) snapshot_bytes: u64,
+    pub(crate) snapshot_bytes: u64,
     /// The size up to the last complete commit. The rest of the file is truncated.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// The state after the last complete commit.
 ///
 /// # Errors
 /// When there is none, or the file cannot be this node's state.
-pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
+pub(crate) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let mut frames = Bytes::from(bytes);
     let total = frames.len();
     let mut state = NodeState::new(NodeInfo::unknown(node));

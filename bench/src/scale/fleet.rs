@@ -13,11 +13,12 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use e2e::Netns;
 use proto::digest::DigestVector;
-use tokio::sync::watch;
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::{sync::watch, time::sleep};
 
 use super::{
     metrics::FleetMetrics,
-    node::{Common, Node, Replica, Start},
+    node::{Common, Node, NodeTls, Replica, Start},
 };
 use crate::worker::Worker;
 
@@ -25,6 +26,8 @@ use crate::worker::Worker;
 const SCRATCH: usize = 64 << 10;
 /// One of this many nodes keeps its state.
 const REPLICAS: u32 = 1_000;
+/// The longest time until a node whose stream has ended connects again.
+const RECONNECT: Duration = Duration::from_millis(500);
 /// Interval between checks of a condition.
 const POLL: Duration = Duration::from_millis(2);
 
@@ -52,11 +55,33 @@ pub(crate) enum Connect {
 
 impl Fleet {
     pub(crate) fn new(netns: &Netns, frontend: SocketAddr, metrics: Arc<FleetMetrics>, nodes: u32) -> Result<Self> {
+        Self::with(netns, vec![frontend], None, metrics, nodes)
+    }
+
+    /// Nodes that connect to one of these frontends in turn, over TLS, each with credentials of its own.
+    pub(crate) fn over_tls(
+        netns: &Netns,
+        frontends: Vec<SocketAddr>,
+        metrics: Arc<FleetMetrics>,
+        (name, credentials): (&'static str, Vec<Arc<ClientConfig>>),
+    ) -> Result<Self> {
+        let nodes = u32::try_from(credentials.len()).context("the number of nodes")?;
+        let frontend = ServerName::try_from(name).context("the name of the frontends")?;
+        Self::with(netns, frontends, Some(NodeTls { frontend, nodes: credentials }), metrics, nodes)
+    }
+
+    fn with(
+        netns: &Netns,
+        frontends: Vec<SocketAddr>,
+        tls: Option<NodeTls>,
+        metrics: Arc<FleetMetrics>,
+        nodes: u32,
+    ) -> Result<Self> {
         let scratch = Mutex::new(vec![0; SCRATCH].into());
         let replica = |number: u32| number.is_multiple_of(REPLICAS).then(|| Replica::new(number));
         Ok(Self {
             worker: Worker::start(netns)?,
-            common: Arc::new(Common { frontend, metrics, scratch }),
+            common: Arc::new(Common { frontends, tls, metrics, scratch }),
             nodes: (0..nodes).map(|number| Arc::new(Node::new(number, replica(number)))).collect(),
             leave: watch::Sender::new(0),
             open: Arc::default(),
@@ -79,6 +104,24 @@ impl Fleet {
             self.worker.handle.spawn(async move {
                 if let Err(error) = node.follow(&common, start, leave).await {
                     failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+                open.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+    }
+
+    /// Connects all nodes, and again each time their stream ends, until [`Self::leave`].
+    pub(crate) fn keep(&self) {
+        for node in &self.nodes {
+            self.open.fetch_add(1, Ordering::Relaxed);
+            let (node, common, leave) = (node.clone(), self.common.clone(), self.leave.subscribe());
+            let open = self.open.clone();
+            self.worker.handle.spawn(async move {
+                while !leave.has_changed().unwrap_or(true) {
+                    if node.follow(&common, Start::Resume, leave.clone()).await.is_err() {
+                        common.metrics.broken.fetch_add(1, Ordering::Relaxed);
+                    }
+                    sleep(RECONNECT.mul_f64(fastrand::f64())).await;
                 }
                 open.fetch_sub(1, Ordering::Relaxed);
             });

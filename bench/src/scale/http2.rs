@@ -55,8 +55,8 @@ pub(crate) enum Stream {
     Ended,
 }
 
-/// The start of a connection: the preface, the call and its first message.
-pub(crate) fn call(path: &str, authority: &str, message: &[u8]) -> Vec<u8> {
+/// The start of a connection: the preface, the call, with a bearer token if there is one, and its first message.
+pub(crate) fn call(path: &str, authority: &str, token: Option<&str>, message: &[u8]) -> Vec<u8> {
     let mut out = PREFACE.to_vec();
     let mut settings = SETTINGS_INITIAL_WINDOW_SIZE.to_be_bytes().to_vec();
     settings.extend(STREAM_WINDOW.to_be_bytes());
@@ -68,6 +68,9 @@ pub(crate) fn call(path: &str, authority: &str, message: &[u8]) -> Vec<u8> {
     literal(&mut headers, &[0x01], authority); // :authority
     literal(&mut headers, &[0x0f, 0x10], "application/grpc"); // content-type
     literal(&mut headers, b"\x00\x02te", "trailers");
+    if let Some(token) = token {
+        literal(&mut headers, &[0x0f, 0x08], &format!("Bearer {token}")); // authorization
+    }
     frame(&mut out, HEADERS, END_HEADERS, 1, &headers);
     send(&mut out, message);
     out

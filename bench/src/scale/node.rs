@@ -6,7 +6,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -19,12 +19,14 @@ use proto::{
     model::{Ack, Capabilities, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion},
 };
 use runtime::Backoff;
+use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
-    io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     net::TcpStream,
     sync::watch,
     time::{Instant, MissedTickBehavior, interval_at, sleep},
 };
+use tokio_rustls::TlsConnector;
 
 use super::{
     cluster::node_name,
@@ -44,10 +46,19 @@ const MODE_REPAIR: u64 = 2;
 /// Shared by all nodes.
 #[derive(Debug)]
 pub(crate) struct Common {
-    pub(crate) frontend: SocketAddr,
+    pub(crate) frontends: Vec<SocketAddr>,
+    /// TLS for each node; `None`: plain TCP.
+    pub(crate) tls: Option<NodeTls>,
     pub(crate) metrics: Arc<FleetMetrics>,
     /// The read buffer. One is enough, since all nodes run on one thread.
     pub(crate) scratch: Mutex<Box<[u8]>>,
+}
+
+/// The name of the frontends, and the credentials of each node.
+#[derive(Debug)]
+pub(crate) struct NodeTls {
+    pub(crate) frontend: ServerName<'static>,
+    pub(crate) nodes: Vec<Arc<ClientConfig>>,
 }
 
 /// A node, connected or not.
@@ -56,6 +67,8 @@ pub(crate) struct Node {
     number: u32,
     epoch: AtomicU64,
     revision: AtomicU64,
+    /// Counts the connections, which alternate between the frontends.
+    connections: AtomicUsize,
     /// The digest of the last bookmark; 0 since the last commit.
     digest: AtomicU64,
     /// The committed state, if this node keeps it.
@@ -102,6 +115,7 @@ impl Node {
             number,
             epoch: AtomicU64::default(),
             revision: AtomicU64::default(),
+            connections: AtomicUsize::new(number as usize),
             digest: AtomicU64::default(),
             replica: replica.map(Mutex::new),
         }
@@ -142,11 +156,31 @@ impl Node {
         leave: &mut watch::Receiver<u32>,
         progress: &mut Progress,
     ) -> Result<()> {
-        let metrics = &*common.metrics;
-        let mut stream = TcpStream::connect(common.frontend).await.context("connect")?;
+        let connection = self.connections.fetch_add(1, Ordering::Relaxed);
+        let frontend = common.frontends[connection % common.frontends.len()];
+        let stream = TcpStream::connect(frontend).await.context("connect")?;
         stream.set_nodelay(true)?;
+        match &common.tls {
+            None => self.follow_over(stream, common, start, leave, progress).await,
+            Some(tls) => {
+                let connector = TlsConnector::from(tls.nodes[self.number as usize].clone());
+                let stream = connector.connect(tls.frontend.clone(), stream).await.context("TLS handshake")?;
+                self.follow_over(stream, common, start, leave, progress).await
+            }
+        }
+    }
+
+    async fn follow_over(
+        &self,
+        mut stream: impl AsyncRead + AsyncWrite + Unpin,
+        common: &Common,
+        start: Start,
+        leave: &mut watch::Receiver<u32>,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let metrics = &*common.metrics;
         let hello = encoded::encode_client_message(&ClientMessage::Hello(self.hello(start)));
-        let mut out = http2::call(PATH, "frontend", &hello);
+        let mut out = http2::call(PATH, "frontend", None, &hello);
         let mut reader = Reader::default();
         let mut session = Session { node: self, metrics, arrivals: metrics.arrivals(), consistent: false, drain: None };
         let keep = if self.replica.is_some() { usize::MAX } else { HEAD };
@@ -158,6 +192,7 @@ impl Node {
             if !out.is_empty() {
                 metrics.sent.fetch_add(out.len() as u64, Ordering::Relaxed);
                 stream.write_all(&out).await.context("write")?;
+                stream.flush().await.context("write")?;
                 out.clear();
             }
             if let Some(millis) = session.drain {
@@ -271,7 +306,7 @@ impl Session<'_> {
 
 /// Waits for bytes and calls `take` with them.
 async fn read(
-    stream: &mut TcpStream,
+    stream: &mut (impl AsyncRead + Unpin),
     common: &Common,
     mut take: impl FnMut(&[u8]) -> Result<Stream>,
 ) -> Result<Stream> {

@@ -32,6 +32,19 @@ const ARROWS: &[(&str, &[&str])] = &[
         "fairlead-differential",
         &["fairlead-e2e", "fairlead-fake-api-server", "fairlead-iptables", "fairlead-proto", "fairlead-trace"],
     ),
+    ("fairlead-concurrency", &["fairlead-runtime"]),
+    (
+        "fairlead-fuzz",
+        &[
+            "fairlead",
+            "fairlead-backend",
+            "fairlead-frontend",
+            "fairlead-iptables",
+            "fairlead-netlink",
+            "fairlead-proto",
+            "fairlead-runtime",
+        ],
+    ),
     ("fairlead-bench", &["*"]),
     ("fairlead-demo", &["*"]),
 ];

@@ -68,17 +68,22 @@ impl Authenticator {
     /// # Errors
     /// When tokens are accepted and the API server is not configured.
     pub async fn new(options: AuthnOptions) -> Result<Self> {
-        let AuthnOptions { node_uri_prefix, admins, tokens, kubeconfig } = options;
-        let admins = Arc::new(admins);
-        let tokens = match tokens {
-            Some(options) => {
-                let api = KubernetesApi::new(kubeconfig.as_deref()).await;
-                let api = api.context("configure the API server that reviews tokens")?;
-                Some(Tokens::new(api.client(), options, admins.clone()))
+        let client = match &options.tokens {
+            Some(_) => {
+                let api = KubernetesApi::new(options.kubeconfig.as_deref()).await;
+                Some(api.context("configure the API server that reviews tokens")?.client())
             }
             None => None,
         };
-        Ok(Self { node_uri_prefix, admins, tokens })
+        Ok(Self::with_client(options, client))
+    }
+
+    /// Applies the options. Without a client of the API server no token is accepted.
+    pub(crate) fn with_client(options: AuthnOptions, client: Option<kube::Client>) -> Self {
+        let AuthnOptions { node_uri_prefix, admins, tokens, kubeconfig: _ } = options;
+        let admins = Arc::new(admins);
+        let tokens = client.zip(tokens).map(|(client, options)| Tokens::new(client, options, admins.clone()));
+        Self { node_uri_prefix, admins, tokens }
     }
 
     /// Identifies the client with these credentials. A recognized certificate takes precedence over a token.

@@ -6,6 +6,7 @@
 //!                      └── no result ──limits──▶ TokenReview, one at a time per token ──▶ cached until it expires
 //! ```
 
+mod cache;
 mod claims;
 mod limits;
 mod review;
@@ -13,7 +14,7 @@ mod review;
 mod tests;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     fmt,
     str::FromStr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -23,15 +24,13 @@ use std::{
 use anyhow::anyhow;
 use k8s_openapi::api::authentication::v1::TokenReview;
 use kube::Api;
-use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
+use ring::digest::{SHA256, digest};
 use runtime::failure::{Recovery, Repeated};
-use tokio::{
-    sync::OnceCell,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use self::{
+    cache::{CachedResult, TokenCache, TokenHash},
     claims::Claims,
     limits::{ReviewLimiter, ReviewShare},
 };
@@ -40,12 +39,15 @@ use super::{Identity, authenticator::AuthnError};
 pub use self::limits::TokenLimits;
 pub(crate) use self::limits::TokenSource;
 
+/// What the cache is built on.
+mod sync {
+    pub(super) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+}
+
 /// How long an accepted token is cached; never longer than it is valid.
 const ACCEPTED_TTL: Duration = Duration::from_secs(120);
 /// How long a rejected token is cached.
 const REJECTED_TTL: Duration = Duration::from_secs(30);
-/// How many results are cached: three times the number of nodes in the largest clusters.
-const MAX_ENTRIES: usize = 16_384;
 /// How long a review may take, including the wait for its permit.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum length of a token. Those of the API server are shorter.
@@ -79,19 +81,9 @@ pub(super) struct Tokens {
     api: Api<TokenReview>,
     options: TokenOptions,
     admins: Arc<BTreeSet<String>>,
-    /// By the hash of the token: tokens are secrets and not stored.
-    cache: Mutex<HashMap<TokenHash, Arc<CacheEntry>>>,
+    cache: TokenCache<Identity, AuthnError>,
     limiter: ReviewLimiter,
     failures: Mutex<Repeated>,
-}
-
-type TokenHash = [u8; SHA256_OUTPUT_LEN];
-type CacheEntry = OnceCell<CachedResult>;
-
-#[derive(Debug)]
-struct CachedResult {
-    identity: Result<Identity, AuthnError>,
-    expires_at: Instant,
 }
 
 // === impl Tokens ===
@@ -100,7 +92,7 @@ impl Tokens {
     pub(super) fn new(client: kube::Client, options: TokenOptions, admins: Arc<BTreeSet<String>>) -> Self {
         let limiter = ReviewLimiter::new(options.limits);
         let api = Api::all(client);
-        Self { api, options, admins, cache: Mutex::default(), limiter, failures: Mutex::default() }
+        Self { api, options, admins, cache: TokenCache::default(), limiter, failures: Mutex::default() }
     }
 
     /// Identifies the holder of a token.
@@ -116,7 +108,7 @@ impl Tokens {
             claims.check(&self.options, &self.admins, SystemTime::now()).map_err(AuthnError::Token)?;
         }
         let hash = hash(token);
-        let (entry, was_accepted) = self.entry(hash);
+        let (entry, was_accepted) = self.cache.entry(hash);
         let share = match &claims {
             _ if was_accepted => ReviewShare::Node,
             Some(_) if source.is_node => ReviewShare::Node,
@@ -134,39 +126,9 @@ impl Tokens {
         match result.await {
             Ok(result) => result.identity.clone(),
             Err(error) => {
-                self.forget(&hash, &entry);
+                self.cache.forget(&hash, entry);
                 Err(error)
             }
-        }
-    }
-
-    /// The cache entry of a token, empty if there is no valid result; and whether the token was accepted before.
-    fn entry(&self, hash: TokenHash) -> (Arc<CacheEntry>, bool) {
-        let now = Instant::now();
-        let mut cache = self.cache();
-        let mut was_accepted = false;
-        if let Some(entry) = cache.get(&hash) {
-            match entry.get() {
-                Some(result) if result.expires_at <= now => was_accepted = result.identity.is_ok(),
-                _ => return (entry.clone(), false),
-            }
-        }
-        if cache.len() >= MAX_ENTRIES {
-            evict(&mut cache, now);
-        }
-        let entry = Arc::new(CacheEntry::new());
-        cache.insert(hash, entry.clone());
-        (entry, was_accepted)
-    }
-
-    /// Removes an entry without a result that no other request waits for.
-    fn forget(&self, hash: &TokenHash, entry: &Arc<CacheEntry>) {
-        let mut cache = self.cache();
-        let is_unused = |cached: &Arc<CacheEntry>| {
-            Arc::ptr_eq(cached, entry) && cached.get().is_none() && Arc::strong_count(cached) == 2
-        };
-        if cache.get(hash).is_some_and(is_unused) {
-            cache.remove(hash);
         }
     }
 
@@ -175,7 +137,7 @@ impl Tokens {
         token: &str,
         expiry: Option<SystemTime>,
         share: ReviewShare,
-    ) -> Result<CachedResult, AuthnError> {
+    ) -> Result<CachedResult<Identity, AuthnError>, AuthnError> {
         let reviewed = timeout(REVIEW_TIMEOUT, async {
             let _permit = self.limiter.start(share).await?;
             review::review(&self.api, token, &self.options.audience).await
@@ -195,10 +157,6 @@ impl Tokens {
         Ok(CachedResult { identity, expires_at: Instant::now() + ttl })
     }
 
-    fn cache(&self) -> MutexGuard<'_, HashMap<TokenHash, Arc<CacheEntry>>> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn failed(&self, error: &str) -> AuthnError {
         if self.failures().failed(error).is_news() {
             warn!(error, "cannot review tokens, rejecting clients that use one");
@@ -212,7 +170,7 @@ impl Tokens {
 }
 
 fn hash(token: &str) -> TokenHash {
-    let mut hash = [0; SHA256_OUTPUT_LEN];
+    let mut hash = TokenHash::default();
     hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
     hash
 }
@@ -221,20 +179,6 @@ fn hash(token: &str) -> TokenHash {
 fn accepted_ttl(now: SystemTime, expiry: Option<SystemTime>) -> Duration {
     let left = expiry.map_or(ACCEPTED_TTL, |expiry| expiry.duration_since(now).unwrap_or_default());
     left.min(ACCEPTED_TTL)
-}
-
-/// Removes expired results and entries without a review in progress; if that is not enough, the result that expires
-/// first.
-fn evict(cache: &mut HashMap<TokenHash, Arc<CacheEntry>>, now: Instant) {
-    cache.retain(|_, entry| match entry.get() {
-        Some(result) => result.expires_at > now,
-        None => Arc::strong_count(entry) > 1,
-    });
-    if cache.len() >= MAX_ENTRIES {
-        let first = cache.iter().min_by_key(|(_, entry)| entry.get().map(|result| result.expires_at));
-        let first = first.map(|(key, _)| *key);
-        first.map(|key| cache.remove(&key));
-    }
 }
 
 // === impl ServiceAccount ===

@@ -57,6 +57,14 @@ struct DirectoryWatcher {
     lost: bool,
 }
 
+/// The objects in the text of a file.
+#[cfg(feature = "testing")]
+pub(super) fn parse_text(text: &str, is_json: bool) -> Result<Vec<crate::object::ParsedObject>, String> {
+    use document::{FileContents, ManifestFormat};
+    let format = if is_json { ManifestFormat::Json } else { ManifestFormat::Yaml };
+    FileContents::read(text, format).map(|contents| contents.objects.into_values().collect())
+}
+
 /// Delivers the objects in `directory` and their changes until the shutdown, or until the receiver is dropped. The
 /// objects of a file are deleted when it has been missing for `removal_delay`.
 pub(super) async fn run(

@@ -122,7 +122,7 @@ fn push(events: &mut Vec<NftEvent>, new: NftEvent) {
     }
 }
 
-fn event(message: &Message<'_>) -> Option<NftEvent> {
+pub(super) fn event(message: &Message<'_>) -> Option<NftEvent> {
     let body = Body::new(message.payload)?;
     let kind = message.kind.checked_sub(abi::SUBSYSTEM)?;
     if kind == msg::NEWGEN {

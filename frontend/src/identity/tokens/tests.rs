@@ -10,7 +10,7 @@ use kube::Client;
 use serde_json::json;
 use tokio::time::{advance, sleep};
 
-use super::*;
+use super::{cache::MAX_ENTRIES, *};
 
 const BACKEND: &str = "system:serviceaccount:kube-system:backend";
 
@@ -207,7 +207,7 @@ async fn random_tokens(token: fn(u64) -> String, most: u64, at_a_time: usize) {
     }
     let reviews = server.reviews() - 20;
     assert!(reviews <= most, "{reviews} reviews for random tokens");
-    assert!(tokens.cache().len() < 1000 && tokens.limiter.sources() <= 64);
+    assert!(tokens.cache.lock().len() < 1000 && tokens.limiter.sources() <= 64);
 }
 
 #[tokio::test(start_paused = true)]
@@ -246,17 +246,17 @@ async fn cache_size_is_limited() {
     assert_eq!(tokens.identify("good", NODE).await, node());
     advance(Duration::from_secs(1)).await;
     let keep = |number: usize| {
-        let entry = tokens.entry(hash(&format!("kept {number}"))).0;
+        let entry = tokens.cache.entry(hash(&format!("kept {number}"))).0;
         let result = CachedResult { identity: node(), expires_at: Instant::now() + ACCEPTED_TTL };
         entry.set(result).unwrap();
     };
     (0..MAX_ENTRIES + 10).for_each(keep);
-    assert_eq!(tokens.cache.lock().unwrap().len(), MAX_ENTRIES);
+    assert_eq!(tokens.cache.lock().len(), MAX_ENTRIES);
     tokens.identify("good", NODE).await.unwrap();
     assert_eq!(server.reviews(), 2, "the result that expires first is evicted first");
     advance(ACCEPTED_TTL).await;
     keep(0);
-    assert!(tokens.cache.lock().unwrap().len() <= 2, "expired results are evicted when the cache is full");
+    assert!(tokens.cache.lock().len() <= 2, "expired results are evicted when the cache is full");
     let long = "x".repeat(MAX_TOKEN_BYTES + 1);
     tokens.identify(&long, NODE).await.unwrap_err();
     assert_eq!(server.reviews(), 2);

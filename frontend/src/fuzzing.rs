@@ -1,0 +1,217 @@
+//! For fuzz targets: credentials, manifests, and the messages of clients.
+
+// A panic is how a fuzz target fails.
+#![allow(clippy::missing_panics_doc)]
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr},
+    sync::{Arc, Mutex, PoisonError},
+    time::UNIX_EPOCH,
+};
+
+use futures::StreamExt as _;
+use http::Response;
+use proto::{
+    digest::Digest,
+    model::{Ack, ClientMessage, ClusterInfo, Epoch, Operation, Revision, ServerMessage},
+};
+use runtime::Shutdown;
+use rustls::pki_types::CertificateDer;
+use tokio::{sync::mpsc, task::yield_now};
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::{
+    Frontend, HistoryLimits,
+    identity::{
+        Authenticator, AuthnOptions, Identity, TokenLimits, TokenOptions, TokenSource,
+        certificate::{self, Names},
+    },
+    index::{AllowedIps, Index, ServicePolicy},
+    log::ChangeLog,
+    object::{ObjectKind, ParsedObject, SourceUpdate},
+    session,
+    source::{KubernetesApi, parse_manifests},
+};
+
+/// How often a session and its client may run until both wait.
+const YIELDS: usize = 16;
+
+/// Authenticates clients; the API server accepts every token, with the answer that the input contains.
+#[derive(Debug)]
+pub struct Credentials {
+    authenticator: Authenticator,
+    answer: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Credentials {
+    /// Accepts tokens of the backend of the chart, and the SPIFFE ids of nodes.
+    #[must_use]
+    pub fn new() -> Self {
+        let answer = Arc::<Mutex<Vec<u8>>>::default();
+        let answered = answer.clone();
+        let api = KubernetesApi::in_process(move |_| {
+            let body = answered.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            async move { Response::new(http_body_util::Full::new(bytes::Bytes::from(body))) }
+        });
+        let tokens = TokenOptions {
+            audience: "fairlead".to_owned(),
+            backend_accounts: "kube-system/fairlead-backend".parse().into_iter().collect(),
+            issuers: BTreeSet::new(),
+            limits: TokenLimits::default(),
+        };
+        let options = AuthnOptions {
+            node_uri_prefix: Some("spiffe://cluster.local/node/".to_owned()),
+            admins: ["system:admin".to_owned()].into(),
+            tokens: Some(tokens),
+            kubeconfig: None,
+        };
+        Self { authenticator: Authenticator::with_client(options, Some(api.client())), answer }
+    }
+
+    /// A certificate in DER, which TLS would have verified. The name of a node in it is one that a Node can have.
+    pub fn certificate(&self, der: &[u8]) {
+        let der = CertificateDer::from(der);
+        let _ = certificate::not_after(&der).map_err(|error| format!("{error:#}"));
+        let Ok(names) = Names::read(&der) else { return };
+        match self.authenticator.by_certificate(&names) {
+            Ok(Identity::Node(name)) => {
+                let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+                assert!(!name.is_empty() && name.len() <= 253 && name.bytes().all(is_valid), "{name:?}");
+            }
+            Ok(_) => {}
+            Err(error) => drop(error.to_string()),
+        }
+    }
+
+    /// A token, and what the API server answers when it is asked to review it.
+    pub async fn token(&self, token: &str, answer: &[u8]) {
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = answer.to_vec();
+        let source = TokenSource { address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)), is_node: true };
+        if let Err(error) = self.authenticator.identify(None, Some(token), source).await {
+            let _ = error.to_string();
+        }
+    }
+}
+
+impl Default for Credentials {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Reads a manifest, decides what nodes must program, and returns the snapshot of a node with its digest. After all
+/// objects are deleted, nothing is left.
+#[must_use]
+pub fn manifests(text: &str, is_json: bool, node: &str) -> Option<(Vec<Operation>, Digest)> {
+    let objects = parse_manifests(text, is_json).ok()?;
+    let policy = ServicePolicy { external_ips: AllowedIps::All, ..ServicePolicy::default() };
+    let mut index = Index::new(UNIX_EPOCH, ClusterInfo::default(), policy);
+    let mut log = ChangeLog::new(Epoch(1), HistoryLimits { entries: 16, bytes: 1 << 20 });
+    for kind in ObjectKind::ALL {
+        index.apply(SourceUpdate::Replace(kind, Vec::new()));
+    }
+    log.commit(index.take_changes());
+    let empty = log.digest(node);
+    for kind in ObjectKind::ALL {
+        let of_kind = objects.iter().filter(|parsed| parsed.kind == kind).cloned();
+        index.apply(SourceUpdate::Replace(kind, of_kind.collect()));
+    }
+    log.commit(index.take_changes());
+    let update = log.snapshot(node);
+    let operations = update.chunks.iter().flat_map(|chunk| chunk.operations()).cloned().collect();
+    for ParsedObject { kind, name, .. } in objects {
+        index.apply(SourceUpdate::Delete(kind, name));
+    }
+    log.commit(index.take_changes());
+    assert!(
+        log.digest(node) == empty && log.service_ports == 0 && log.endpoints == 0,
+        "deleted objects have an effect"
+    );
+    Some((operations, update.digest))
+}
+
+/// A frontend whose clients are the input.
+#[derive(Debug)]
+pub struct Sessions {
+    frontend: Frontend,
+    shutdown: Shutdown,
+    updates: mpsc::Sender<SourceUpdate>,
+    objects: Vec<ParsedObject>,
+}
+
+impl Sessions {
+    /// Serves the objects of a manifest. The caller polls [`Frontend::run`] with the receiver.
+    pub async fn new(frontend: Frontend, updates: mpsc::Sender<SourceUpdate>, shutdown: Shutdown, text: &str) -> Self {
+        let objects = parse_manifests(text, false).unwrap_or_default();
+        for kind in ObjectKind::ALL {
+            let of_kind = objects.iter().filter(|parsed| parsed.kind == kind).cloned();
+            let _ = updates.send(SourceUpdate::Replace(kind, of_kind.collect())).await;
+        }
+        let _ = frontend.context.cluster.revisions().wait_for(Option::is_some).await;
+        Self { frontend, shutdown, updates, objects }
+    }
+
+    /// One stream: messages of a client, and, where `None`, a change of the cluster. An even revision in an Ack becomes
+    /// the last one that was sent, and an even digest the one that is expected: random ones would end each stream.
+    pub async fn stream(&self, messages: impl IntoIterator<Item = Option<ClientMessage>>) {
+        let (to_session, from_client) = mpsc::channel(4);
+        let (outgoing, mut from_session) = mpsc::channel(1);
+        let context = self.frontend.context.clone();
+        let input = ReceiverStream::new(from_client).map(Ok);
+        let session = session::run(context.clone(), Identity::Trusted, input, outgoing, self.shutdown.clone());
+        let mut session = tokio::spawn(session);
+        let mut sent = Revision(0);
+        let mut node = None;
+        for (number, message) in messages.into_iter().enumerate() {
+            match message {
+                None => self.change(number).await,
+                Some(mut message) => {
+                    match &mut message {
+                        ClientMessage::Hello(hello) => node = Some(hello.node.clone()),
+                        ClientMessage::Ack(Ack { revision, digest, .. }) => {
+                            if revision.0 % 2 == 0 {
+                                *revision = sent;
+                            }
+                            if let (Some(digest), Some(node)) = (digest, &node)
+                                && digest.0 % 2 == 0
+                            {
+                                *digest = context.cluster.log().digest(node);
+                            }
+                        }
+                        ClientMessage::DigestResponse(..) => {}
+                    }
+                    if to_session.send(message).await.is_err() {
+                        break;
+                    }
+                }
+            }
+            for _ in 0..YIELDS {
+                yield_now().await;
+                while let Ok(message) = from_session.try_recv() {
+                    match message.into_message() {
+                        ServerMessage::Batch(batch) => sent = batch.target,
+                        ServerMessage::Bookmark(revision, _) => sent = revision,
+                        _ => {}
+                    }
+                }
+            }
+        }
+        drop((to_session, from_session));
+        if let Ok(Err(error)) = (&mut session).await.inspect_err(|error| assert!(!error.is_panic(), "{error}")) {
+            let _ = error.to_string();
+        }
+        assert_eq!(context.streams.count(), 0, "a stream that has ended is still registered");
+    }
+
+    /// Deletes an object, or adds it again.
+    async fn change(&self, number: usize) {
+        let Some(object) = self.objects.get(number % self.objects.len().max(1)) else { return };
+        let update = if number.is_multiple_of(3) {
+            SourceUpdate::Delete(object.kind, object.name.clone())
+        } else {
+            SourceUpdate::Apply(object.clone())
+        };
+        let _ = self.updates.send(update).await;
+    }
+}
