@@ -52,6 +52,8 @@ struct NetworkInner {
     connections: u64,
     /// The longest latency, in microseconds.
     latency: u64,
+    /// The longest time between two parts of a batch, in microseconds.
+    gap: u64,
     /// Nodes that take this long for each message, in microseconds.
     slow: BTreeMap<usize, u64>,
     /// Nodes whose next batch loses an operation.
@@ -97,6 +99,7 @@ impl Network {
             cuts: BTreeMap::new(),
             connections: 0,
             latency: 2_000,
+            gap: 0,
             slow: BTreeMap::new(),
             lossy: BTreeSet::new(),
         };
@@ -122,6 +125,7 @@ impl Network {
         let mut inner = self.lock();
         inner.partitions.clear();
         inner.slow.clear();
+        inner.gap = 0;
         inner.lossy.clear();
         drop(inner);
         self.changed();
@@ -129,6 +133,10 @@ impl Network {
 
     pub(crate) fn set_latency(&self, micros: u64) {
         self.lock().latency = micros;
+    }
+
+    pub(crate) fn set_gap(&self, micros: u64) {
+        self.lock().gap = micros;
     }
 
     pub(crate) fn set_slow(&self, node: usize, micros: u64) {
@@ -173,10 +181,12 @@ impl Network {
         Duration::from_micros(rng.u64(10..=(*latency).max(10)))
     }
 
-    /// The latency of a message to a node.
-    fn latency_to(&self, node: usize) -> Duration {
-        let slow = self.lock().slow.get(&node).copied().unwrap_or_default();
-        self.latency() + Duration::from_micros(slow)
+    /// What is added to the latency of a part of a message to a node.
+    fn delay(&self, node: usize, part: usize) -> Duration {
+        let NetworkInner { rng, slow, gap, .. } = &mut *self.lock();
+        let gap = if part > 0 { rng.u64(0..=*gap) } else { 0 };
+        let micros = slow.get(&node).copied().unwrap_or_default() + gap;
+        Duration::from_micros(micros)
     }
 
     /// Waits until nothing stalls this connection.
@@ -319,9 +329,9 @@ impl Pumps {
             {
                 welcome.features = Features::NONE;
             }
-            for part in network.parts(*node, message, oracle) {
+            for (number, part) in network.parts(*node, message, oracle).into_iter().enumerate() {
                 network.passes(self.pair).await;
-                sleep(network.latency_to(*node)).await;
+                sleep(network.latency() + network.delay(*node, number)).await;
                 let Ok(permit) = to.reserve().await else { return };
                 trace!(network.0.trace, "{frontend} to node {node}: {}", summary(&part));
                 self.mirror().received(&part);

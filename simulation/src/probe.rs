@@ -6,14 +6,14 @@ use fake_api_server::ApiServer;
 use frontend::Frontend;
 use proto::model::{Capabilities, Hello, KindVersions, Role, ServerMessage, SourceVersion};
 use runtime::Shutdown;
-use tokio::task::JoinHandle;
+use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{objects::node_name, oracle::MirroredState, processes::spawn_frontend};
 
 /// The state of a node, from a frontend that has just started.
 pub(crate) async fn state_of(api: &ApiServer, node: usize) -> MirroredState {
     let (_trigger, shutdown) = Shutdown::channel();
-    let (frontend, tasks) = spawn_frontend(api, &shutdown);
+    let (frontend, tasks) = spawn_frontend(api, &watch::channel(true).1, &shutdown);
     let state = view(&frontend, node, shutdown).await;
     tasks.iter().for_each(JoinHandle::abort);
     state

@@ -39,6 +39,8 @@ const STATE_FILE_LAG: Duration = Duration::from_secs(30);
 pub(crate) struct FrontendProcess {
     number: usize,
     api: ApiServer,
+    /// Whether requests reach the API server.
+    link: watch::Sender<bool>,
     network: Network,
     trace: Trace,
     running: Option<RunningFrontend>,
@@ -65,14 +67,22 @@ pub(crate) struct NodeProcess {
     running: Option<(Trigger, JoinHandle<anyhow::Result<()>>)>,
 }
 
-/// Starts a frontend on an API server: its source and its engine.
-pub(crate) fn spawn_frontend(api: &ApiServer, shutdown: &Shutdown) -> (Frontend, Vec<JoinHandle<anyhow::Result<()>>>) {
+/// Starts a frontend on an API server: its source and its engine. Requests wait while the link is down.
+pub(crate) fn spawn_frontend(
+    api: &ApiServer,
+    link: &watch::Receiver<bool>,
+    shutdown: &Shutdown,
+) -> (Frontend, Vec<JoinHandle<anyhow::Result<()>>>) {
     let frontend = Frontend::new(Config::default());
     let (updates, received) = mpsc::channel(UPDATES);
-    let api = api.clone();
+    let (api, link) = (api.clone(), link.clone());
     let api = KubernetesApi::in_process(move |request| {
-        let api = api.clone();
-        async move { api.call(request).await }
+        let (api, mut link) = (api.clone(), link.clone());
+        async move {
+            // An error means that there is no link that could be down.
+            let _ = link.wait_for(|is_up| *is_up).await;
+            api.call(request).await
+        }
     });
     let source = Source::Kubernetes(api).run(updates, frontend.freshness(), shutdown.clone());
     let engine = {
@@ -85,7 +95,12 @@ pub(crate) fn spawn_frontend(api: &ApiServer, shutdown: &Shutdown) -> (Frontend,
 
 impl FrontendProcess {
     pub(crate) fn new(number: usize, api: ApiServer, network: Network, trace: Trace) -> Self {
-        Self { number, api, network, trace, running: None }
+        Self { number, api, link: watch::Sender::new(true), network, trace, running: None }
+    }
+
+    /// Requests reach the API server from now on, or no longer. Open watches stay.
+    pub(crate) fn set_link(&self, is_up: bool) {
+        self.link.send_replace(is_up);
     }
 
     pub(crate) fn is_running(&self) -> bool {
@@ -95,7 +110,7 @@ impl FrontendProcess {
     pub(crate) fn start(&mut self) {
         trace!(self.trace, "start frontend {}", self.number);
         let (trigger, shutdown) = Shutdown::channel();
-        let (frontend, tasks) = spawn_frontend(&self.api, &shutdown);
+        let (frontend, tasks) = spawn_frontend(&self.api, &self.link.subscribe(), &shutdown);
         let (killed, is_killed) = watch::channel(false);
         self.network.listen(self.number, Some(Listening { frontend, shutdown, killed: is_killed }));
         self.running = Some(RunningFrontend { trigger, killed, tasks });

@@ -36,6 +36,8 @@ const DISKS: Duration = Duration::from_secs(180);
 const SETTLED: Duration = Duration::from_secs(300);
 /// How long a change may take from the API server to the kernels when nothing fails.
 const PROPAGATION: Duration = Duration::from_secs(3);
+/// How long all nodes may take to confirm that they have lost all endpoints.
+const CONFIRMATION: Duration = Duration::from_secs(60);
 /// The kinds that the API serves.
 const KINDS: [Resource; 4] = [Resource::Node, Resource::Service, Resource::EndpointSlice, Resource::ServiceCidr];
 
@@ -111,6 +113,10 @@ impl World {
             self.pass(PROPAGATION).await?;
             self.arrived();
         }
+        objects::delete_all_slices(&self.api, self.size);
+        trace!(self.trace, "all slices are deleted");
+        self.pass(CONFIRMATION).await?;
+        self.arrived();
         self.check().await?;
         let commits: usize = self.nodes.iter().map(|node| node.oracle.commits()).sum();
         trace!(self.trace, "end after {commits} commits");
@@ -131,10 +137,7 @@ impl World {
             match phase {
                 Phase::Faults => self.fault(&mut rng).await,
                 Phase::Quiet => self.disturb(&mut rng).await,
-                Phase::Changes => {
-                    let change = objects::replace_endpoints(&self.api, &mut rng, self.size);
-                    trace!(self.trace, "{change}");
-                }
+                Phase::Changes => self.change(&mut rng),
             }
             self.trace.step(None);
         }
@@ -154,6 +157,7 @@ impl World {
             }
         }
         for frontend in &mut self.frontends {
+            frontend.set_link(true);
             if !frontend.is_running() {
                 frontend.start();
             }
@@ -179,7 +183,7 @@ impl World {
         for node in &self.nodes {
             let name = objects::node_name(node.number);
             if let Some(differences) = reference::difference(&self.api, &name, &node.kernel.service_ports()) {
-                let text = format!("{name} does not have a change after {PROPAGATION:?} without faults: {differences}");
+                let text = format!("{name} does not have a change, without faults: {differences}");
                 return self.trace.violation(format_args!("{text}"));
             }
         }

@@ -58,6 +58,14 @@ impl World {
         }
     }
 
+    /// Changes that every node notices, and one of another program.
+    pub(super) fn change(&mut self, rng: &mut Rng) {
+        let change = objects::replace_endpoints(&self.api, rng, self.size);
+        let node = rng.usize(..self.nodes.len());
+        trace!(self.trace, "{change}; another program changes the kernel of node {node}");
+        self.nodes[node].kernel.tamper();
+    }
+
     /// A fault that changes no object, or the end of one.
     pub(super) async fn disturb(&mut self, rng: &mut Rng) {
         let (node, frontend) = (rng.usize(..self.nodes.len()), rng.usize(..self.frontends.len()));
@@ -79,6 +87,7 @@ impl World {
             17..20 => {
                 trace!(self.trace, "the network is healthy");
                 self.network.heal();
+                self.frontends.iter().for_each(|frontend| frontend.set_link(true));
             }
             20..24 => {
                 let cut = rng.choice([Cut::Closed, Cut::NodeUnaware, Cut::FrontendUnaware]).unwrap_or(Cut::Closed);
@@ -89,6 +98,10 @@ impl World {
                 let latency = rng.choice([500, 5_000, 200_000, 3_000_000]).unwrap_or(500);
                 trace!(self.trace, "latency up to {latency} us");
                 self.network.set_latency(latency);
+            }
+            25 if rng.bool() => {
+                trace!(self.trace, "batches arrive in parts");
+                self.network.set_gap(20_000_000);
             }
             25 => {
                 let slow = rng.choice([0, 200_000, 20_000_000]).unwrap_or(0);
@@ -127,7 +140,9 @@ impl World {
                 self.api.compact();
             }
             36 => {
-                trace!(self.trace, "watches are cut");
+                let is_lost = rng.bool();
+                trace!(self.trace, "watches are cut; frontend {frontend} loses the API server: {is_lost}");
+                self.frontends[frontend].set_link(!is_lost);
                 self.api.cut_watches();
             }
             37..41 => self.api_fault(rng),
