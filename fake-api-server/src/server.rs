@@ -1,5 +1,6 @@
 //! The server with a store, and what tests do with it.
 
+mod contents;
 mod outage;
 
 use std::{
@@ -153,15 +154,6 @@ impl ApiServer {
         let deleted = self.state().store.delete(&(resource, namespace.to_owned(), name.to_owned()));
         self.notify();
         deleted.is_some()
-    }
-
-    /// All objects of a kind.
-    #[must_use]
-    pub fn list(&self, resource: Resource) -> Vec<Value> {
-        let state = self.state();
-        let page = state.store.page((resource, None), &Selector::default(), state.store.version(), None, usize::MAX);
-        let objects = page.map(|(page, _)| page).unwrap_or_default();
-        objects.iter().map(|(_, object)| serde_json::from_str(object.text()).expect("a stored object")).collect()
     }
 
     /// The version of the last write.
