@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """A load balancer for the cluster, as MetalLB is one in BGP mode.
 
-It gives each Service of type LoadBalancer an address of 172.31.0.0/24, or of fd00:31::/64 if IPv6 is its first family, and
-a route with several next hops to the nodes
-that take its connections: all, or with external policy Local those whose health check node port answers 200. It runs in
-the network namespace outside of the nodes. Argument: the directory with the certificates.
+It gives each Service of type LoadBalancer an address of 172.31.0.0/24, or of fd00:31::/64 if IPv6 is its first family,
+and a route with several next hops to the nodes that take its connections: all, or with external policy Local those
+whose health check node port answers 200. It runs in the network namespace outside of the nodes. Argument: the directory
+with the certificates.
 """
 
 import http.client
