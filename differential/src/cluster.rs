@@ -187,10 +187,10 @@ impl Service {
         live.map(|endpoint| endpoint.ip).any(|ip| !seen.insert(ip))
     }
 
-    /// Whether an endpoint with this address is on the node of the proxies, by its `nodeName`.
+    /// Whether all endpoints with this address are on the node of the proxies, by their `nodeName`.
     pub(crate) fn is_local(&self, ip: IpAddr) -> bool {
-        let mut endpoints = self.slices.iter().flat_map(|slice| &slice.endpoints);
-        endpoints.any(|endpoint| endpoint.ip == ip && endpoint.node == Some(1))
+        let endpoints = self.slices.iter().flat_map(|slice| &slice.endpoints);
+        endpoints.filter(|endpoint| endpoint.ip == ip).all(|endpoint| endpoint.node == Some(1))
     }
 
     pub(crate) fn families(&self) -> impl Iterator<Item = IpFamily> {

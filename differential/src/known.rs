@@ -49,11 +49,12 @@ pub(crate) fn difference(
         return (question.kind == VipKind::ClusterIp && is_foreign && is_dropped).then_some(OTHER_PROXY);
     }
     match (question.kind, expected, answer) {
-        (VipKind::ClusterIp, Outcome::Rejected, Outcome::Untranslated) => Some(OTHER_PORT),
+        // A packet that follows its route is dropped outside of the cluster.
+        (VipKind::ClusterIp, Outcome::Rejected, Outcome::Untranslated | Outcome::Dropped) => Some(OTHER_PORT),
         (VipKind::Unallocated, Outcome::Dropped, Outcome::Untranslated) => Some(UNALLOCATED),
         (VipKind::Loopback, Outcome::Untranslated, Outcome::Rejected | Outcome::Dropped) => Some(LOOPBACK),
         (VipKind::LoadBalancerIp, Outcome::Dropped, Outcome::Rejected) => Some(SOURCE_RANGES),
-        (_, Outcome::Rejected | Outcome::Dropped, Outcome::Untranslated)
+        (_, Outcome::Rejected | Outcome::Dropped, Outcome::Untranslated | Outcome::Dropped)
             if is_external && question.source == Source::Node =>
         {
             Some(NO_ENDPOINT)
