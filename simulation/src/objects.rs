@@ -192,12 +192,13 @@ fn service(rng: &mut Rng, number: usize) -> Value {
     json!({"metadata": {"namespace": namespace(number), "name": name(number)}, "spec": spec})
 }
 
-/// A slice for each family of the Service.
+/// A slice for each family of the Service, and sometimes one of the other family, which must not be used.
 fn put_slice(api: &ApiServer, rng: &mut Rng, service: usize, part: usize, nodes: usize) {
-    if has_v4(service) {
+    let is_any = rng.u8(0..4) == 0;
+    if has_v4(service) || is_any {
         let _ = api.put(Resource::EndpointSlice, slice(rng, service, (part, "v4"), nodes));
     }
-    if has_v6(service) {
+    if has_v6(service) || is_any {
         let _ = api.put(Resource::EndpointSlice, slice(rng, service, (part, "v6"), nodes));
     }
 }
