@@ -144,6 +144,15 @@ impl Lab {
     }
 }
 
+/// `fairlead`, beside this program, with only PATH in its environment.
+pub(crate) fn program() -> Result<Command> {
+    let program = env::current_exe().context("find this program")?.with_file_name("fairlead");
+    ensure!(program.is_file(), "no {}: build it first", program.display());
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    Ok(command)
+}
+
 /// Waits for the end of a transaction.
 pub(crate) fn commit(kernel: &mut NftMonitor, within: Duration) -> Result<()> {
     let deadline = Instant::now() + within;

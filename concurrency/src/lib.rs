@@ -14,6 +14,9 @@ pub mod connections;
 pub mod disk;
 pub mod tokens;
 
+// The file of `connections` logs.
+use tracing as _;
+
 /// How many interleavings of each model are tried.
 const INTERLEAVINGS: usize = 3_000;
 

@@ -102,6 +102,8 @@ impl Put for Vec<u8> {
         let len = self.len() - start.0;
         debug_assert!(len <= MAX_LEN, "nested attribute of {len} bytes");
         self[start.0..start.0 + 2].copy_from_slice(&(len as u16).to_ne_bytes());
+        // Attributes end aligned, unless they were copied from a message.
+        pad(self);
     }
 }
 

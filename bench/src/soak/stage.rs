@@ -1,10 +1,10 @@
 //! The cluster of a soak: namespaces, frontends, backends, synthetic streams, and what each change and restart does.
 
 use std::{
-    env, fs,
+    ffi::OsString,
+    fs,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    process::Command,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -27,7 +27,10 @@ use super::{
     hostile::Hostile,
     sample::{self, Measured},
 };
-use crate::scale::{cluster::node_name, fleet::Fleet, metrics::FleetMetrics};
+use crate::{
+    lab,
+    scale::{cluster::node_name, fleet::Fleet, metrics::FleetMetrics},
+};
 
 /// The name in the certificate of the frontends.
 pub(super) const NAME: &str = "fairlead.example";
@@ -212,10 +215,10 @@ impl Stage {
     }
 
     fn frontend(&mut self, number: usize) -> Result<Process> {
-        let mut command = program()?;
+        let mut command = lab::program()?;
         command.args(["frontend", "--metrics", "none", "--listen", &frontend_addresses()[number].to_string()]);
         command.arg("--manifests").arg(self.manifests.directory()).arg("--tls-client-ca").arg(self.path("ca.crt"));
-        with_certificate(&mut command, self.directory.path(), "frontend");
+        command.args(certificate_flags(self.directory.path(), "frontend"));
         let log = self.log(&format!("frontend-{number}"));
         let frontend = Process::spawn(self.cluster.outside(), command, &log);
         frontend.wait_for_line("listening", 0, TIMEOUT);
@@ -227,14 +230,14 @@ impl Stage {
         let Node { name, netns, .. } = &self.cluster.nodes()[number];
         let (name, netns) = (name.clone(), netns.clone());
         let kind = kind(number);
-        let mut command = program()?;
+        let mut command = lab::program()?;
         command.args(["backend", kind.name(), "--node-name", &name, "--metrics", "none", "--healthz", "none"]);
         command.args(["--conntrack-max-per-core", "0", "--cluster-cidr", &plan::CLUSTER_CIDRS.join(",")]);
         for address in frontend_addresses() {
             command.args(["--frontend", &format!("https://{address}")]);
         }
         command.args(["--frontend-name", NAME, "--tls-ca"]).arg(self.path("ca.crt"));
-        with_certificate(&mut command, self.directory.path(), &name);
+        command.args(certificate_flags(self.directory.path(), &name));
         command.arg("--state-dir").arg(self.path(&format!("state-{name}"))).args(kind.arguments());
         Ok(Process::spawn(&netns, command, &self.log(&name)))
     }
@@ -278,18 +281,10 @@ fn kind(node: usize) -> Backend {
     KINDS[node % KINDS.len()]
 }
 
-/// `fairlead`, beside this program.
-fn program() -> Result<Command> {
-    let program = env::current_exe().context("find this program")?.with_file_name("fairlead");
-    ensure!(program.is_file(), "no {}: build it first", program.display());
-    let mut command = Command::new(&program);
-    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-    Ok(command)
-}
-
-fn with_certificate(command: &mut Command, directory: &Path, certificate: &str) {
-    command.arg("--tls-cert").arg(directory.join(format!("{certificate}.crt")));
-    command.arg("--tls-key").arg(directory.join(format!("{certificate}.key")));
+/// The flags for a certificate and its key.
+fn certificate_flags(directory: &Path, certificate: &str) -> [OsString; 4] {
+    let file = |extension: &str| directory.join(format!("{certificate}.{extension}")).into_os_string();
+    ["--tls-cert".into(), file("crt"), "--tls-key".into(), file("key")]
 }
 
 /// A cluster IP on port 80.

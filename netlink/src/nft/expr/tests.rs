@@ -169,3 +169,12 @@ fn registers_have_the_numbers_of_kernel_dumps() {
     assert_eq!((Register::new(7), Register::new(24), Register::from_wire(5)), (None, None, None));
     assert_eq!(Register::FIRST.plus(3), Register::new(11).unwrap());
 }
+
+#[test]
+fn an_expression_of_odd_length_leaves_the_next_one_readable() {
+    let odd = Expr::Other { name: "quota".into(), data: vec![1, 2, 3].into() };
+    let exprs = vec![odd, Expr::Verdict(Verdict::Drop)];
+    let mut written = Vec::new();
+    put_exprs(&mut written, &exprs);
+    assert_eq!(read_exprs(attrs(&written)), exprs);
+}
