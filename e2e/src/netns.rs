@@ -119,8 +119,8 @@ impl Netns {
         self.run_with_input("ip", &["-batch", "-"], script);
     }
 
-    /// Adds an address to a device, and waits until packets to it are received: the kernel adds the local route of a new
-    /// IPv6 address later, also with `nodad`. `options`: those of `ip address add`.
+    /// Adds an address to a device, and waits until packets to it are received: the kernel adds the local route of a
+    /// new IPv6 address later, also with `nodad`. `options`: those of `ip address add`.
     #[track_caller]
     pub fn add_address(&self, address: IpAddr, device: &str, options: &str) {
         let options = if address.is_ipv6() { format!("nodad {options}") } else { options.to_owned() };

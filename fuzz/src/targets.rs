@@ -54,7 +54,7 @@ pub(crate) fn join<'a>(messages: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> 
 
 /// What a backend receives. A valid message is the same after it is encoded and decoded again.
 fn server_messages(input: &[u8]) {
-    for message in split(input).filter_map(|bytes| proto::fuzzing::server_message(bytes)) {
+    for message in split(input).filter_map(proto::fuzzing::server_message) {
         let encoded = v1::ServerMessage::from(&message);
         assert_eq!(model::ServerMessage::try_from(encoded), Ok(message));
     }

@@ -19,6 +19,9 @@ use netlink::{
 use crate::ipset::find;
 pub use servers::VirtualServer;
 
+/// How often an element is requested while other processes change the ruleset.
+const ATTEMPTS: u32 = 10;
+
 /// An element of a set or map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetElement {
@@ -120,19 +123,23 @@ impl LiveKernel {
 
 impl Kernel for LiveKernel {
     fn element(&mut self, table: &Table, set: &str, key: &[u8]) -> Result<Option<SetElement>> {
-        let mut found = None;
-        let result = self.nft.get_elements(table, set, [key], |element| {
-            found = Some(match element.data {
-                ElementData::None => SetElement::Key,
-                ElementData::Value(value) => SetElement::Value(value.to_vec()),
-                ElementData::Verdict(verdict) => SetElement::Verdict(verdict.into_owned()),
+        let mut attempts = 1;
+        loop {
+            let mut found = None;
+            let result = self.nft.get_elements(table, set, [key], |element| {
+                found = Some(match element.data {
+                    ElementData::None => SetElement::Key,
+                    ElementData::Value(value) => SetElement::Value(value.to_vec()),
+                    ElementData::Verdict(verdict) => SetElement::Verdict(verdict.into_owned()),
+                });
             });
-        });
-        match result {
-            Err(error) if error.is_not_found() => Ok(None),
-            result => {
-                result.with_context(|| format!("read set {set} of table {} {}", table.family, table.name))?;
-                Ok(found)
+            match result {
+                Err(error) if error.is_not_found() => return Ok(None),
+                Err(error) if error.is_interrupted() && attempts < ATTEMPTS => attempts += 1,
+                result => {
+                    result.with_context(|| format!("read set {set} of table {} {}", table.family, table.name))?;
+                    return Ok(found);
+                }
             }
         }
     }
