@@ -196,7 +196,8 @@ impl ConnectFailure {
                  host"
             ),
             Self::TimedOut => format!(
-                "{server} does not answer: check the address in {address}, and firewalls between this host and {server}"
+                "{server} does not answer, or its host name does not resolve in time: check the address in {address}, \
+                 the DNS configuration of this host, and firewalls between this host and {server}"
             ),
             Self::UnresolvedName => {
                 format!("the host name does not resolve: check it in {address}, and the DNS configuration of this host")
