@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use self::tenant::{Dimensions, PRODUCTS, Product, TENANT};
 use crate::{
     api_server,
-    lab::{Lab, field, stop},
+    lab::{Lab, field, stop, unreclaimable},
     manifests::CLUSTER_CIDR,
     report::{Report, Table},
     scale::process::Usage,
@@ -298,7 +298,7 @@ fn bystander_slice(addresses: &[&str]) -> (Resource, Value) {
     (Resource::EndpointSlice, slice)
 }
 
-/// Samples the unreclaimable memory of the kernel (`SUnreclaim` of `/proc/meminfo`), of the whole machine.
+/// Samples the unreclaimable memory of the kernel.
 struct KernelMemory {
     start_kb: u64,
     peak_kb: Arc<AtomicU64>,
@@ -308,12 +308,12 @@ struct KernelMemory {
 
 impl KernelMemory {
     fn start() -> Result<Self> {
-        let start_kb = Self::read()?;
+        let start_kb = unreclaimable()?;
         let (peak_kb, done) = (Arc::new(AtomicU64::new(start_kb)), Arc::new(AtomicBool::new(false)));
         let (peak, end) = (peak_kb.clone(), done.clone());
         let thread = thread::spawn(move || {
             while !end.load(Ordering::Relaxed) {
-                peak.fetch_max(Self::read().unwrap_or_default(), Ordering::Relaxed);
+                peak.fetch_max(unreclaimable().unwrap_or_default(), Ordering::Relaxed);
                 thread::sleep(POLL);
             }
         });
@@ -326,12 +326,6 @@ impl KernelMemory {
         // The panic of the thread, if any, has been printed.
         let _ = self.thread.join();
         self.peak_kb.load(Ordering::Relaxed).saturating_sub(self.start_kb)
-    }
-
-    fn read() -> Result<u64> {
-        let text = fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
-        let line = text.lines().find_map(|line| line.strip_prefix("SUnreclaim:")).context("no SUnreclaim")?;
-        Ok(line.trim().trim_end_matches(" kB").parse()?)
     }
 }
 

@@ -175,13 +175,26 @@ pub(crate) fn stop(process: Process) -> Result<()> {
 /// Reads the memory of a program.
 pub(crate) fn memory(process: &Process) -> Result<Memory> {
     let path = Path::new("/proc").join(process.pid().to_string()).join("status");
-    let status = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    let kilobytes = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        let number = line.and_then(|line| line.trim_start_matches(':').trim().strip_suffix(" kB"));
-        number.and_then(|number| number.parse().ok()).with_context(|| format!("no {name} in {}", path.display()))
-    };
-    Ok(Memory { resident: kilobytes("VmRSS")?, peak: kilobytes("VmHWM")? })
+    let [resident, peak] = kilobytes(&path, ["VmRSS", "VmHWM"])?;
+    Ok(Memory { resident, peak })
+}
+
+/// The kernel's memory that it cannot reclaim, of the whole machine (`SUnreclaim` of `/proc/meminfo`), in kB.
+pub(crate) fn unreclaimable() -> Result<u64> {
+    let [unreclaimable] = kilobytes(Path::new("/proc/meminfo"), ["SUnreclaim"])?;
+    Ok(unreclaimable)
+}
+
+/// Numbers of a file of `/proc` with a line `NAME: NUMBER kB` for each.
+fn kilobytes<const N: usize>(path: &Path, names: [&str; N]) -> Result<[u64; N]> {
+    let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    let mut numbers = [0; N];
+    for (number, name) in numbers.iter_mut().zip(names) {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let value = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
+        *number = value.with_context(|| format!("no {name} in {}", path.display()))?;
+    }
+    Ok(numbers)
 }
 
 /// The value of a field in a log line.

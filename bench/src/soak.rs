@@ -73,7 +73,7 @@ pub(crate) fn run(options: &SoakOptions) -> Result<()> {
             (changes, due.change) = (changes + 1, now + CHANGE_EVERY);
         }
         if now >= due.sample {
-            recorder.record(started.elapsed(), &stage.sample(&hostile)?)?;
+            recorder.record(started.elapsed(), &stage.sample()?)?;
             connections.renew(&stage)?;
             due.sample = now + every;
         }

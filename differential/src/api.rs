@@ -6,8 +6,10 @@ use e2e::{DualStack, IpFamily, plan};
 use fake_api_server::{ApiServer, Resource};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Endpoint, NODES, Service, ServiceKind, Slice, family};
+use crate::cluster::{Cluster, Endpoint, NODES, Service, ServiceKind, Slice};
 
+/// Then numbers begin again: the port of the marker must fit.
+const MAX_CHANGES: u16 = 60_000;
 pub(crate) const NAMESPACE: &str = "default";
 
 /// The API server, and what is in it. Each change ends with a marker: a Service and a slice with numbers that no
@@ -47,7 +49,7 @@ impl Api {
 
     /// Replaces all Services and slices.
     pub(crate) fn publish(&mut self, cluster: &Cluster) -> Marker {
-        self.changes += 1;
+        self.changes = self.changes % MAX_CHANGES + 1;
         let marker = Marker::new(self.changes);
         let mut wanted = objects(cluster);
         for resource in [Resource::Service, Resource::EndpointSlice] {
@@ -95,7 +97,7 @@ impl Marker {
             let ports = json!([{"name": "", "protocol": "TCP", "port": 80}]);
             objects.push((
                 Resource::EndpointSlice,
-                slice_object("marker", family(&ip) as usize, &ip, ports, vec![endpoint]),
+                slice_object("marker", IpFamily::of(&ip) as usize, &ip, ports, vec![endpoint]),
             ));
         }
         objects
@@ -210,10 +212,10 @@ fn slice_object(service: &str, number: usize, ip: &IpAddr, ports: Value, endpoin
     json!({
         "metadata": {
             "namespace": NAMESPACE,
-            "name": slice_name(service, number, family(ip)),
+            "name": slice_name(service, number, IpFamily::of(ip)),
             "labels": {"kubernetes.io/service-name": service},
         },
-        "addressType": family(ip).to_string(),
+        "addressType": IpFamily::of(ip).to_string(),
         "ports": ports,
         "endpoints": endpoints,
     })

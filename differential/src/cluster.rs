@@ -1,9 +1,6 @@
 //! Random clusters: Services and EndpointSlices as the Kubernetes API accepts them, weighted towards what people write.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
-};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use e2e::{
     DualStack, IpFamily,
@@ -194,7 +191,7 @@ impl Service {
     }
 
     pub(crate) fn families(&self) -> impl Iterator<Item = IpFamily> {
-        self.cluster_ips.iter().map(family)
+        self.cluster_ips.iter().map(IpFamily::of)
     }
 }
 
@@ -228,7 +225,7 @@ fn source_ranges(rng: &mut Rng, families: &[IpFamily]) -> Vec<IpNet> {
         ranges.extend(rng.choice(&choices).into_iter().flatten().copied());
     }
     // The API server rejects ranges of other families for a Service with one.
-    ranges.retain(|range| families.contains(&family(&range.addr())));
+    ranges.retain(|range| families.contains(&IpFamily::of(&range.addr())));
     ranges.sort_unstable();
     ranges.dedup();
     ranges
@@ -284,14 +281,4 @@ fn endpoint(rng: &mut Rng, family: IpFamily) -> Endpoint {
 
 fn one_in(rng: &mut Rng, count: u8) -> bool {
     rng.u8(0..count) == 0
-}
-
-/// The family of an address.
-pub(crate) fn family(ip: &IpAddr) -> IpFamily {
-    IpFamily::of(ip)
-}
-
-/// An address and port.
-pub(crate) fn socket(ip: IpAddr, port: u16) -> SocketAddr {
-    SocketAddr::new(ip, port)
 }

@@ -1,6 +1,6 @@
 //! Asks the same questions by packets: real connections to the VIPs, from the pods, the node and a client outside.
 
-use std::{collections::BTreeSet, net::SocketAddr, thread, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, panic::resume_unwind, thread, time::Duration};
 
 use e2e::{Client, Failure, Protocol, Server, plan};
 use proto::model;
@@ -54,7 +54,10 @@ impl Peers {
                 pairs.iter().map(|(question, expected)| self.answer(cluster, question, expected)).collect()
             };
             let threads: Vec<_> = pairs.chunks(share).map(|pairs| scope.spawn(move || ask(pairs))).collect();
-            threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
+            threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap_or_else(|panicked| resume_unwind(panicked)))
+                .collect()
         })
     }
 

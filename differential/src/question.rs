@@ -12,7 +12,7 @@ use iptables::SavedRules;
 use proto::model::Protocol;
 use trace::{Kernel as _, LiveKernel, NodeRules, Packet, PacketOrigin, PacketVerdict};
 
-use crate::cluster::{Cluster, family, socket};
+use crate::cluster::Cluster;
 
 /// The source port of all packets.
 const SOURCE_PORT: u16 = 40_000;
@@ -124,21 +124,21 @@ impl Question {
             for (kind, ip) in vips {
                 let ports = service.ports.iter().map(|port| (port.number, port.protocol));
                 for (port, protocol) in ports.chain([(UNUSED_PORT, Protocol::Tcp)]) {
-                    targets.push((kind, socket(ip, port), protocol, Some(index)));
+                    targets.push((kind, SocketAddr::new(ip, port), protocol, Some(index)));
                 }
             }
             for port in &service.ports {
                 let Some(number) = port.node_port else { continue };
                 for ip in node.both() {
-                    targets.push((VipKind::NodePort, socket(ip, number), port.protocol, Some(index)));
+                    targets.push((VipKind::NodePort, SocketAddr::new(ip, number), port.protocol, Some(index)));
                 }
                 for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
-                    targets.push((VipKind::Loopback, socket(ip, number), port.protocol, Some(index)));
+                    targets.push((VipKind::Loopback, SocketAddr::new(ip, number), port.protocol, Some(index)));
                 }
             }
         }
         for ip in plan::cluster_ip(77).both() {
-            targets.push((VipKind::Unallocated, socket(ip, 80), Protocol::Tcp, None));
+            targets.push((VipKind::Unallocated, SocketAddr::new(ip, 80), Protocol::Tcp, None));
         }
         let question = |(kind, destination, protocol, service), source| {
             let is_possible = kind != VipKind::Loopback || source == Source::Node;
@@ -151,7 +151,7 @@ impl Question {
     }
 
     pub(crate) fn family(&self) -> IpFamily {
-        family(&self.destination.ip())
+        IpFamily::of(&self.destination.ip())
     }
 
     pub(crate) fn source_ip(&self) -> IpAddr {
@@ -267,7 +267,7 @@ pub(crate) fn of_marker(marker: &crate::api::Marker) -> Vec<(Question, Answer)> 
         let destination = SocketAddr::new(vip, marker.port);
         let (source, kind, protocol) = (Source::Pod, VipKind::ClusterIp, Protocol::Tcp);
         let question = Question { source, kind, destination, protocol, service: None };
-        (question, Answer::one_of([Outcome::To { endpoint: socket(endpoint, 80), is_masqueraded: false }]))
+        (question, Answer::one_of([Outcome::To { endpoint: SocketAddr::new(endpoint, 80), is_masqueraded: false }]))
     };
     pairs.map(question).collect()
 }

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use e2e::plan;
+use e2e::{IpFamily, plan};
 use ipnet::IpNet;
 
 use crate::{
-    cluster::{Cluster, Endpoint, Service, family, socket},
+    cluster::{Cluster, Endpoint, Service},
     question::{Answer, Outcome, Question, Source, VipKind},
 };
 
@@ -76,7 +76,7 @@ fn serves_family(service: &Service, question: &Question) -> bool {
 /// Whether the source may use load-balancer IPs.
 fn is_in_ranges(service: &Service, question: &Question) -> bool {
     let ranges: Vec<&IpNet> =
-        service.source_ranges.iter().filter(|range| family(&range.addr()) == question.family()).collect();
+        service.source_ranges.iter().filter(|range| IpFamily::of(&range.addr()) == question.family()).collect();
     ranges.is_empty() || ranges.iter().any(|range| range.contains(&question.source_ip()))
 }
 
@@ -89,7 +89,7 @@ impl Endpoints {
             let is_port = |(name, protocol, _): &&(String, _, u16)| *name == port.name && *protocol == port.protocol;
             let Some((.., number)) = slice.ports.iter().find(is_port) else { continue };
             for endpoint in &slice.endpoints {
-                let entry = all.entry(socket(endpoint.ip, *number)).or_insert(endpoint);
+                let entry = all.entry(SocketAddr::new(endpoint.ip, *number)).or_insert(endpoint);
                 if preference(endpoint) < preference(entry) {
                     *entry = endpoint;
                 }
@@ -150,7 +150,7 @@ mod tests {
 
     /// A Service with a node port and policy Local for external traffic.
     fn cluster(endpoints: Vec<Endpoint>) -> Cluster {
-        let family = e2e::IpFamily::V4;
+        let family = IpFamily::V4;
         let port = Port { name: String::new(), protocol: Protocol::Tcp, number: 80, node_port: Some(30_080) };
         let slice = Slice { family, ports: vec![(String::new(), Protocol::Tcp, 8080)], endpoints };
         let service = Service {

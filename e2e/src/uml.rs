@@ -95,7 +95,8 @@ fn inside_guest<F: FnOnce()>(parameters: &[&str], deadline: Duration, test: F) {
     }
     let this = env::current_exe().expect("the path of this program");
     let name = test_name::<F>();
-    let finished = run_with(parameters, &this, &[name, "--exact", "--nocapture"], deadline);
+    let arguments = [name, "--exact", "--include-ignored", "--nocapture"];
+    let finished = run_with(parameters, &this, &arguments, deadline);
     assert_passed(name, &finished);
 }
 

@@ -68,7 +68,7 @@ fn decided(service_ports: &ServicePorts) -> ReferencePorts {
             port.cluster.extend(service.cluster[family].iter().map(text));
             port.local.extend(service.local[family].iter().map(text));
             if service.port.any_endpoints[family] {
-                port.any_endpoints.insert(family_name(family));
+                port.any_endpoints.insert(family.name());
             }
         }
         (key.clone(), port)
@@ -174,13 +174,6 @@ fn endpoints<'a>(key: &ServicePortKey, slices: &'a [Value], family: &Value) -> V
 
 fn text(address: IpAddr, port: u64, terminating: bool) -> String {
     format!("{address} {port}{}", if terminating { " terminating" } else { "" })
-}
-
-fn family_name(family: IpFamily) -> &'static str {
-    match family {
-        IpFamily::V4 => "IPv4",
-        IpFamily::V6 => "IPv6",
-    }
 }
 
 fn array(value: &Value) -> &[Value] {

@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result};
 use e2e::Process;
 
 use super::slope::judge;
+use crate::lab;
 
 /// A measured number: its name, its value, and how much growth is noise.
 #[derive(Clone, Debug)]
@@ -41,7 +42,7 @@ pub(super) fn process(name: &str, process: &Process) -> Result<[Measured; 3]> {
         Ok(fs::read_dir(&path).with_context(|| path.display().to_string())?.count() as f64)
     };
     Ok([
-        Measured::new(format!("{name} RSS kB"), number(&proc.join("status"), "VmRSS:")?, 4096.0),
+        Measured::new(format!("{name} RSS kB"), lab::memory(process)?.resident as f64, 4096.0),
         Measured::new(format!("{name} files"), count("fd")?, 8.0),
         Measured::new(format!("{name} threads"), count("task")?, 3.0),
     ])
@@ -49,15 +50,7 @@ pub(super) fn process(name: &str, process: &Process) -> Result<[Measured; 3]> {
 
 /// The kernel's memory that cannot be reclaimed, of the whole machine.
 pub(super) fn unreclaimable() -> Result<Measured> {
-    Ok(Measured::new("machine SUnreclaim kB", number(Path::new("/proc/meminfo"), "SUnreclaim:")?, 32_768.0))
-}
-
-/// The number after a word in a file of `/proc`.
-pub(super) fn number(path: &Path, word: &str) -> Result<f64> {
-    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let line = text.lines().find_map(|line| line.strip_prefix(word));
-    let value = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-    value.with_context(|| format!("no {word} in {}", path.display()))
+    Ok(Measured::new("machine SUnreclaim kB", lab::unreclaimable()? as f64, 32_768.0))
 }
 
 impl Recorder {

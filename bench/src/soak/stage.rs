@@ -23,10 +23,7 @@ use rustls::{
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{
-    hostile::Hostile,
-    sample::{self, Measured},
-};
+use super::sample::{self, Measured};
 use crate::{
     lab,
     scale::{cluster::node_name, fleet::Fleet, metrics::FleetMetrics},
@@ -150,7 +147,7 @@ impl Stage {
     }
 
     /// All samples: of processes that run all the time, of namespaces, and of the machine.
-    pub(super) fn sample(&self, _hostile: &Hostile) -> Result<Vec<Measured>> {
+    pub(super) fn sample(&self) -> Result<Vec<Measured>> {
         let mut sample = Vec::from(sample::process("frontend 2", &self.frontends[1])?);
         for (node, backend) in self.cluster.nodes().iter().zip(&self.backends).take(FIRST_RESTARTED) {
             sample.extend(sample::process(&node.name, backend)?);

@@ -3,10 +3,18 @@
 use super::*;
 use crate::desired::MAX_PERSISTENT_DESTINATIONS;
 
+/// The n-th address of a network with 8 bits.
+fn address(net: u32, n: u32) -> std::net::Ipv4Addr {
+    ((net << 24) + n).into()
+}
+
+fn pods(count: u32) -> Vec<String> {
+    (0..count).map(|n| format!("{}:8080", address(10, n + 1))).collect()
+}
+
 /// A Service with session affinity, and this many ports, external IPs and endpoints.
 fn sticky(state: StateBuilder, ports: u32, vips: u32, endpoints: u32) -> StateBuilder {
-    let address = |net: u32, n: u32| std::net::Ipv4Addr::from((net << 24) + n);
-    let endpoints: Vec<_> = (0..endpoints).map(|n| format!("{}:8080", address(10, n + 1))).collect();
+    let endpoints = pods(endpoints);
     (0..ports).fold(state, |state, number| {
         state.service(&format!("default/sticky:port-{number:03}"), |port| {
             let port = port.cluster_ip("10.96.0.2").port(1000 + number as u16).affinity(60);
@@ -60,8 +68,7 @@ async fn all_ports_of_a_service_change_when_one_exceeds_the_limit_of_destination
 }
 /// A service port with load-balancer IPs, a node port, endpoints and source ranges.
 fn restricted(vips: u32, endpoints: u32, ranges: u32) -> NodeState {
-    let address = |net: u32, n: u32| std::net::Ipv4Addr::from((net << 24) + n);
-    let endpoints: Vec<_> = (0..endpoints).map(|n| format!("{}:8080", address(10, n + 1))).collect();
+    let endpoints = pods(endpoints);
     let web = |web: ServiceBuilder| {
         let web = web.cluster_ip("10.96.0.2").node_port(30_000).external_local();
         let web = (0..vips).fold(web, |web, n| web.load_balancer_ip(&address(198, n + 1).to_string()));
