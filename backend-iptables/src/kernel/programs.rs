@@ -43,6 +43,8 @@ pub struct IptablesKernel {
     tools: Tools,
     /// Receives notifications of changes; only for the nft variant.
     watch: Option<NfTablesWatch>,
+    /// The family that was saved last. The families are saved in order; one that cannot be programmed is left out.
+    last_saved: Option<IpFamily>,
     /// How long a save takes. A shorter time is adopted at once, a longer one gradually: the machine may be busy.
     save_time: Duration,
     /// The family that is read next.
@@ -56,7 +58,7 @@ pub struct IptablesKernel {
 impl IptablesKernel {
     pub(crate) fn new(variant: impl Into<VariantSelection>) -> Self {
         let tools = Tools::new(variant);
-        Self { tools, watch: None, save_time: Duration::ZERO, next: IpFamily::V4, due: None }
+        Self { tools, watch: None, last_saved: None, save_time: Duration::ZERO, next: IpFamily::V4, due: None }
     }
 
     /// Whether there is any iptables.
@@ -81,7 +83,9 @@ impl Kernel for IptablesKernel {
         if self.tools.has_saved(family) {
             return self.tools.save(family).await;
         }
-        if let (IpFamily::V4, Some(watch)) = (family, &mut self.watch) {
+        let is_second = self.last_saved == Some(IpFamily::V4) && family == IpFamily::V6;
+        self.last_saved = Some(family);
+        if let (false, Some(watch)) = (is_second, &mut self.watch) {
             // Earlier changes are part of what is about to be saved.
             watch.restart()?;
         }

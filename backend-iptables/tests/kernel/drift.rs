@@ -124,6 +124,26 @@ fn changes_of_other_chains_are_not_drift() {
     }
 }
 
+/// iptables-nft refuses a table whose chains another program has created in another way.
+#[test]
+fn a_family_that_cannot_be_programmed_is_not_drift() {
+    for (table, tool_name) in [("ip", "ip6tables-nft-save"), ("ip6", "iptables-nft-save")] {
+        run(move || async move {
+            let other = "{ type filter hook prerouting priority 0; }";
+            tool("nft -f -", &format!("add table {table} nat\nadd chain {table} nat PREROUTING {other}\n"));
+            let mut backend = backend(Variant::Nft);
+            backend.reconcile_all(&state()).await.unwrap_err();
+            backend.reconcile_all(&state()).await.unwrap();
+            assert!(tool(tool_name, "").contains("KUBE-SERVICES"), "{table}");
+            // What the failed attempts have written is compared at most once.
+            if drift(&mut backend, POLL_TIME).await.is_some() {
+                backend.reconcile_all(&state()).await.unwrap();
+            }
+            assert_eq!(drift(&mut backend, POLL_TIME).await, None, "{table}");
+        });
+    }
+}
+
 /// The fingerprint of the applied state equals that of the observed rules, after any history.
 #[test]
 fn our_own_writes_are_not_drift() {

@@ -19,6 +19,8 @@ pub struct UsableFamilies(PerFamily<FamilyUse>);
 #[derive(Clone, Debug, Default)]
 struct FamilyUse {
     failure: Option<FamilyFailure>,
+    /// Whether the last attempt has failed, which may have been a lack of memory or another process.
+    has_failed: bool,
     /// The delay before the last attempt that failed.
     delay: Duration,
     /// Whether it was programmed since the start of the process.
@@ -58,17 +60,19 @@ impl UsableFamilies {
         for family in IpFamily::ALL {
             let family = &mut self.0[family];
             if family.failure.is_none() {
-                (family.was_programmed, family.delay) = (true, Duration::ZERO);
+                (family.was_programmed, family.has_failed, family.delay) = (true, false, Duration::ZERO);
             }
         }
     }
 
-    /// The kernel rejects what a family needs. From now on the other one is programmed alone.
+    /// The kernel rejects what a family needs. If it does so twice, the other one is programmed alone from then on.
     ///
     /// # Errors
-    /// If that cannot be programmed either, or if this one was programmed before: then the whole sync has failed.
+    /// If that cannot be programmed either, if this is the first failure, or if this family was programmed before: then
+    /// the whole sync has failed, and is tried again within a second.
     pub fn failed(&mut self, family: IpFamily, reason: String) -> Result<()> {
-        if self.0[family].was_programmed {
+        let FamilyUse { was_programmed, has_failed, .. } = &mut self.0[family];
+        if *was_programmed || !std::mem::replace(has_failed, true) {
             bail!("{family}: {reason}");
         }
         self.unavailable(family, reason)
@@ -83,7 +87,7 @@ impl UsableFamilies {
         let delay = (delay * 2).clamp(RETRY_DELAY.0, RETRY_DELAY.1);
         debug!(%family, reason, retry_in_ms = delay.as_millis(), "cannot program an IP family");
         let failure = FamilyFailure { reason, retry_at: Instant::now() + delay };
-        self.0[family] = FamilyUse { failure: Some(failure), delay, was_programmed: false };
+        self.0[family] = FamilyUse { failure: Some(failure), has_failed: true, delay, was_programmed: false };
         if self.iter().next().is_some() {
             return Ok(());
         }
@@ -113,9 +117,21 @@ mod tests {
         families.failed(family, "no such table".to_owned())
     }
 
+    /// At boot, other programs write rules too.
+    #[tokio::test]
+    async fn first_failure_fails_the_sync() {
+        let mut families = UsableFamilies::default();
+        failed(&mut families, IpFamily::V4).unwrap_err();
+        assert_eq!(families.iter().count(), 2);
+        families.programmed();
+        failed(&mut families, IpFamily::V4).unwrap_err();
+        assert!(families.unusable().is_empty());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn family_that_fails_is_left_out_and_tried_again_later() {
         let mut families = UsableFamilies::default();
+        failed(&mut families, IpFamily::V6).unwrap_err();
         failed(&mut families, IpFamily::V6).unwrap();
         families.programmed();
         assert_eq!(families.iter().collect::<Vec<_>>(), [IpFamily::V4]);
@@ -138,6 +154,8 @@ mod tests {
     #[tokio::test]
     async fn without_any_family_the_sync_fails_and_both_are_tried_again() {
         let mut families = UsableFamilies::default();
+        failed(&mut families, IpFamily::V6).unwrap_err();
+        failed(&mut families, IpFamily::V4).unwrap_err();
         failed(&mut families, IpFamily::V6).unwrap();
         let error = failed(&mut families, IpFamily::V4).unwrap_err().to_string();
         assert!(error.contains("IPv4: no such table; IPv6: no such table"), "{error}");
