@@ -24,7 +24,7 @@ use crate::{
     desired::{Base, Desired, RuleContext, base, desired, hooks},
     kernel::{DryRun, Kernel, Suspicion},
     observed::Observed,
-    plan::{FamilyUpdate, PartialPlan, Script, complete_base, remove},
+    plan::{FamilyUpdate, PartialPlan, Script, complete_base, remove, remove_unshared},
     table::TABLES,
     unclaimed::Unclaimed,
 };
@@ -85,6 +85,19 @@ impl<K> IptablesDataPlane<K> {
             );
         }
         let script = remove(&observed, &self.hooks).script(self.kernel.max_lines());
+        if !script.is_empty() {
+            self.kernel.restore(family, &script).await.context("remove our chains")?;
+        }
+        Ok(())
+    }
+
+    /// Removes the chains of a family that kube-proxy's rules do not use.
+    pub(crate) async fn remove_unshared(&mut self, family: IpFamily) -> Result<()>
+    where
+        K: Kernel,
+    {
+        let Some(observed) = observe(&mut self.kernel, family).await? else { return Ok(()) };
+        let script = remove_unshared(&observed).script(self.kernel.max_lines());
         if !script.is_empty() {
             self.kernel.restore(family, &script).await.context("remove our chains")?;
         }

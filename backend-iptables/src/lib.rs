@@ -86,6 +86,15 @@ pub fn count_chains(saved: &SavedRules) -> Result<usize> {
     Ok(if chains().any(names::is_only_ours) { chains().filter(|chain| names::is_ours(chain)).count() } else { 0 })
 }
 
+/// As [`remove`], on a node where kube-proxy runs in mode iptables and uses chains of the same names. These are kept.
+///
+/// # Errors
+/// When the rules cannot be read or removed.
+pub async fn remove_unshared(program: Program) -> Result<()> {
+    let kernel = IptablesKernel::new(Some(program.variant));
+    IptablesDataPlane::new(kernel, DataplaneOptions::default()).remove_unshared(program.family).await
+}
+
 /// Removes the rules of this backend that a program shows: those of one family and variant. Established connections
 /// continue.
 ///

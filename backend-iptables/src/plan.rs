@@ -25,7 +25,7 @@ use std::collections::BTreeSet;
 use iptables::{ChainSpec, Hook, ScriptLine, Table};
 
 use crate::table::{FixedRules, SharedChain};
-pub(crate) use base::{complete_base, remove};
+pub(crate) use base::{complete_base, remove, remove_unshared};
 pub(crate) use partial::{FamilyUpdate, PartialPlan, UserChanges};
 pub(crate) use script::Script;
 

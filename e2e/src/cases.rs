@@ -197,6 +197,7 @@ macro_rules! conformance {
                 from_iptables_nft,
                 from_iptables_legacy,
                 from_nftables,
+                back_to_kube_proxy,
             }
         }
     };

@@ -5,6 +5,7 @@
 //! another program jumps to. On a node that Fairlead's iptables backend has programmed, the chains whose names both use
 //! belong to Fairlead.
 
+pub(crate) mod canary;
 pub(crate) mod names;
 #[cfg(test)]
 mod tests;

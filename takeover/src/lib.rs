@@ -26,6 +26,7 @@ use netlink::nft::{NftHandle, Table};
 use proto::model::IpFamily;
 use tracing::info;
 
+pub use iptables::canary::{kube_proxy_may_run, running_kube_proxies};
 pub use rules::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules, kube_proxy_rules};
 
 /// Objects of kube-proxy in the kernel, for display.

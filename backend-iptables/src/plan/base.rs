@@ -1,14 +1,18 @@
 //! The changes of what belongs to no service port: base chains, the fixed rules of shared chains, and hooks.
 
-use std::{collections::BTreeSet, iter::repeat_n};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    iter::repeat_n,
+};
 
-use iptables::{ChainSpec, Hook, Table};
+use iptables::{ChainSpec, Hook, Table, target};
 
 use super::{Edit, Plan, RuleEdit};
 use crate::{
     desired::Base,
+    names,
     observed::Observed,
-    table::{FixedRules, SharedChain},
+    table::{FixedRules, SharedChain, TABLES},
 };
 
 /// The changes that give the observed rules this base ruleset. Rules of service ports, and everything that is not
@@ -67,6 +71,24 @@ pub(super) fn rebase(plan: &mut Plan, old: &Base, new: &Base) -> Vec<ChainSpec> 
     let names: BTreeSet<(Table, &str)> = new.chains.iter().map(|chain| (chain.table, &*chain.name)).collect();
     let unneeded = old.chains.iter().filter(|chain| !names.contains(&(chain.table, &*chain.name)));
     unneeded.cloned().collect()
+}
+
+/// Deletes the chains that only Fairlead creates and that no chain with a name of kube-proxy leads to.
+pub(crate) fn remove_unshared(observed: &Observed) -> Plan {
+    let mut plan = Plan::default();
+    for table in TABLES {
+        let of_table = |(of, name, rules)| (of == table).then_some((name, rules));
+        let chains: BTreeMap<&str, &[String]> = observed.ours().filter_map(of_table).collect();
+        let mut used: Vec<_> = chains.keys().copied().filter(|name| !names::is_only_ours(name)).collect();
+        let mut unused = chains.clone();
+        while let Some(name) = used.pop() {
+            let rules = unused.remove(name).unwrap_or_default();
+            used.extend(rules.iter().filter_map(|rule| target(rule)).filter(|name| unused.contains_key(name)));
+        }
+        let unused = unused.into_keys().filter(|name| !observed.is_used(table, name, &[]));
+        plan.delete_chains.extend(unused.map(|name| (table, name.to_owned())));
+    }
+    plan
 }
 
 /// Deletes all chains and hooks of the backend. A chain that rules of other programs jump to is only emptied.

@@ -3,7 +3,7 @@
 
 mod rules;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::mpsc, thread, time::Duration};
 
 use nix::sys::signal::Signal;
 
@@ -37,6 +37,35 @@ pub fn from_iptables_legacy(backend: Backend) {
 /// From mode nftables.
 pub fn from_nftables(backend: Backend) {
     run(backend, Mode::Nftables);
+}
+
+/// The way back: kube-proxy runs in the same mode, and then the rules of the backend are removed. The iptables modes of
+/// both have chains of the same names, which stay.
+pub fn back_to_kube_proxy(backend: Backend) {
+    let deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
+    let cluster = deployment.cluster();
+    let node = cluster.node('a').netns.clone();
+    let mode = Mode::like(backend);
+    let traffic = start_traffic(cluster);
+    let pods = PODS.map(|name| cluster.pod(name));
+    thread::scope(|scope| {
+        let (ended, is_ended) = mpsc::channel::<()>();
+        mode.load_kube_proxys(&node, &pods);
+        scope.spawn(|| mode.keep_kube_proxys(&node, &pods, is_ended));
+        let state = deployment.state(cluster.node('a'));
+        traffic.wait(ATTEMPTS, TIMEOUT);
+        deployment.backend(cluster.node('a')).terminate();
+        let state = state.to_str().expect("a path in UTF-8");
+        let (succeeded, output) = cleanup(&node, &["--backend", backend.name(), "--state-dir", state]);
+        assert!(succeeded, "{output}");
+        traffic.wait(ATTEMPTS, TIMEOUT);
+        drop(ended);
+    });
+    traffic.finish();
+    let left = backend.rules(&node);
+    let is_ours = |line: &&String| line.contains("FAIRLEAD-") || line.ends_with(" fairlead {");
+    assert_eq!(left.iter().find(is_ours), None);
+    assert!(left.iter().any(|line| line.contains("KUBE-SVC-") || line.contains("kube-proxy")), "{left:#?}");
 }
 
 #[track_caller]

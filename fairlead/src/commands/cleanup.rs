@@ -6,10 +6,10 @@ use anyhow::{Context as _, Result, bail};
 use backend::{Backend as _, InstalledObject, Store, dataplane::DataplaneOptions};
 use backend_iptables::LoopbackRouting;
 use clap::ValueEnum as _;
-use iptables::save_all;
+use iptables::{SavedRules, Variant, save_all, save_variants};
 use runtime::Shutdown;
 use serde::Serialize;
-use takeover::Leftovers;
+use takeover::{Leftovers, kube_proxy_may_run, running_kube_proxies};
 
 use super::backend::{DataplaneSettings, programmed, with_backend};
 use crate::{
@@ -89,8 +89,8 @@ fn refuse_running(backends: &[BackendName], holder: &Holder, report: &mut Cleanu
 
 /// Removes the kernel objects of a backend.
 async fn remove(name: BackendName, settings: DataplaneSettings, report: &mut CleanupReport) -> Result<()> {
-    if name == BackendName::Iptables && settings.variant.wanted().is_none() {
-        return remove_iptables(report).await;
+    if name == BackendName::Iptables {
+        return remove_iptables(settings.variant.wanted(), report).await;
     }
     with_backend!(open, name, settings, |mut backend| {
         for InstalledObject { subsystem, kind, count } in backend.installed_objects().await? {
@@ -103,20 +103,42 @@ async fn remove(name: BackendName, settings: DataplaneSettings, report: &mut Cle
     Ok(())
 }
 
-/// Removes the rules of the iptables backend, of both variants.
-async fn remove_iptables(report: &mut CleanupReport) -> Result<()> {
-    let all = save_all().await?;
-    if all.is_empty() {
+/// Removes the rules of the iptables backend, of one variant or both. kube-proxy uses chains of the same names: where it
+/// runs in mode iptables, they are kept.
+async fn remove_iptables(variant: Option<Variant>, report: &mut CleanupReport) -> Result<()> {
+    let saved = match variant {
+        Some(variant) => save_variants(&[variant]).await?,
+        None => save_all().await?,
+    };
+    if saved.is_empty() {
         report.notes.push("iptables is not installed here: rules that were made with it are not found".to_owned());
     }
-    for saved in all {
+    let mut ours = Vec::new();
+    for saved in saved {
         let chains = backend_iptables::count_chains(&saved)?;
-        if chains == 0 {
-            continue;
+        if chains > 0 {
+            report.removed(saved.program.name, "chain".to_owned(), chains);
+            ours.push(saved);
         }
-        report.removed(saved.program.name, "chain".to_owned(), chains);
-        if !report.dry_run {
-            backend_iptables::remove(saved.program, LoopbackRouting::Reset).await?;
+    }
+    if report.dry_run {
+        for saved in ours {
+            if kube_proxy_may_run(&saved)? {
+                let note = "kube-proxy has been here in mode iptables: if it runs, the chains that it uses are kept";
+                report.notes.push(format!("{}: {note}", saved.program));
+            }
+        }
+        return Ok(());
+    }
+    let shared = running_kube_proxies(&ours).await?;
+    for SavedRules { program, .. } in ours {
+        if shared.contains(&program) {
+            let note =
+                "kube-proxy runs in mode iptables: the chains that it uses are kept, and it has written them again";
+            report.notes.push(format!("{program}: {note}"));
+            backend_iptables::remove_unshared(program).await?;
+        } else {
+            backend_iptables::remove(program, LoopbackRouting::Reset).await?;
         }
     }
     Ok(())

@@ -1,7 +1,9 @@
 //! Reconciling from any observed rules.
 
 use super::*;
-use crate::{kernel::Kernel as _, names, observed::Observed};
+use std::collections::BTreeSet;
+
+use crate::{IptablesDataPlane, kernel::Kernel as _, names, observed::Observed};
 use backend::testing::ProgramAll as _;
 
 /// This many service ports, with one rule each in the chain of cluster IPs.
@@ -130,6 +132,25 @@ COMMIT
     let observed = Observed::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
     let kept: Vec<_> = observed.ours().collect();
     assert_eq!(kept, [(Table::Nat, names::MARK_MASQ, &[][..])]);
+}
+
+/// kube-proxy has written its chains again: only those that it does not use are deleted.
+#[tokio::test]
+async fn chains_that_kube_proxy_uses_are_kept() {
+    let kernel = with(&many(3)).await;
+    let observed = Observed::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
+    let before: Vec<_> = observed.ours().map(|(_, name, _)| name.to_owned()).collect();
+    let used = ["FAIRLEAD-CLUSTER-IPS", "FAIRLEAD-NODEPORTS"];
+    assert!(used.iter().all(|chain| before.iter().any(|name| name == chain)), "{before:?}");
+    // KUBE-SERVICES still leads to the other one.
+    kernel.change_by_other(IpFamily::V4, "*filter\n:KUBE-EXTERNAL-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\nCOMMIT\n");
+    let mut plane = IptablesDataPlane::new(kernel.clone(), DataplaneOptions::default());
+    plane.remove_unshared(IpFamily::V4).await.unwrap();
+    let observed = Observed::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
+    let kept: BTreeSet<_> = observed.ours().map(|(_, name, _)| name.to_owned()).collect();
+    let removed: BTreeSet<_> = before.iter().filter(|name| !kept.contains(*name)).collect();
+    assert!(removed.iter().all(|name| name.starts_with("FAIRLEAD-")), "{removed:?}");
+    assert!(removed.contains(&"FAIRLEAD-NODEPORTS".to_owned()) && kept.contains("KUBE-SERVICES"), "{removed:?}");
 }
 
 /// iptables-restore is killed after any transaction: the next reconcile completes the change.

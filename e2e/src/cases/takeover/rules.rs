@@ -1,6 +1,10 @@
 //! The rules of kube-proxy 1.36 for a Service with two endpoints, and rules of other programs, loaded into a node.
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    sync::mpsc::{Receiver, RecvTimeoutError},
+    time::Duration,
+};
 
 use super::{PORT, vip};
 use crate::{
@@ -18,6 +22,9 @@ pub(super) enum Mode {
     IptablesLegacy,
     Nftables,
 }
+
+/// kube-proxy's is 30 s.
+const SYNC_PERIOD: Duration = Duration::from_millis(500);
 
 /// iptables rules of an administrator, a CNI plugin and kubelet.
 const OTHERS: &str = "\
@@ -54,6 +61,27 @@ impl Mode {
             Self::IptablesNft => &[(IpFamily::V4, "iptables-nft"), (IpFamily::V6, "ip6tables-nft")],
             Self::IptablesLegacy => &[(IpFamily::V4, "iptables-legacy"), (IpFamily::V6, "ip6tables-legacy")],
             Self::Nftables => &[],
+        }
+    }
+
+    /// The mode that is most like a backend.
+    pub(super) fn like(backend: Backend) -> Self {
+        match backend {
+            Backend::Nft => Self::Nftables,
+            Backend::IptablesNft => Self::IptablesNft,
+            Backend::IptablesLegacy | Backend::Ipvs => Self::IptablesLegacy,
+        }
+    }
+
+    /// Loads the rules again whenever the canary is gone, as kube-proxy does in its iptables mode, until the sender of
+    /// `is_ended` is dropped.
+    pub(super) fn keep_kube_proxys(self, node: &Netns, pods: &[&Pod; 2], is_ended: Receiver<()>) {
+        while is_ended.recv_timeout(SYNC_PERIOD) == Err(RecvTimeoutError::Timeout) {
+            let is_flushed =
+                |tool: &str| !node.output(&format!("{tool}-save"), &["-t", "mangle"]).contains("KUBE-PROXY-CANARY");
+            if self.tools().iter().any(|(_, tool)| is_flushed(tool)) {
+                self.load_kube_proxys(node, pods);
+            }
         }
     }
 
@@ -144,7 +172,10 @@ fn iptables(family: IpFamily, endpoints: [SocketAddr; 2]) -> String {
 :KUBE-PROXY-CANARY - [0:0]
 COMMIT
 *filter
+:KUBE-EXTERNAL-SERVICES - [0:0]
 :KUBE-FORWARD - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
 :KUBE-SERVICES - [0:0]
 :KUBE-PROXY-CANARY - [0:0]
 -I FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD
@@ -156,6 +187,7 @@ COMMIT
 COMMIT
 *nat
 :KUBE-MARK-MASQ - [0:0]
+:KUBE-NODEPORTS - [0:0]
 :KUBE-POSTROUTING - [0:0]
 :KUBE-PROXY-CANARY - [0:0]
 :KUBE-SERVICES - [0:0]

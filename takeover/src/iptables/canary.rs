@@ -1,0 +1,78 @@
+//! Whether kube-proxy runs in mode iptables. It has a chain in several tables, the canary, by which it detects that
+//! another program has flushed them: it then writes all its rules, and creates the canary again.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use iptables::{Program, Ruleset, SavedRules, Script, Table};
+use tokio::time::{Instant, sleep};
+use tracing::info;
+
+/// The chain (`kubeProxyCanaryChain`, pkg/proxy/iptables).
+const CANARY: &str = "KUBE-PROXY-CANARY";
+/// kube-proxy looks for the canary in these tables at each `iptables.syncPeriod`, 30 s by default, and then waits for up
+/// to 5 s until it is gone from all of them.
+const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
+/// The longest wait for kube-proxy, which then does not run.
+const TIMEOUT: Duration = Duration::from_secs(75);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Whether kube-proxy has programmed these rules in mode iptables, and may run.
+///
+/// # Errors
+/// When the rules cannot be read.
+pub fn kube_proxy_may_run(saved: &SavedRules) -> Result<bool> {
+    Ok(!canaries(&saved.text)?.is_empty())
+}
+
+/// The programs with whose rules kube-proxy serves in mode iptables. Where it may, its canary is deleted. If it runs, it
+/// has written all its rules when this returns.
+///
+/// # Errors
+/// When rules cannot be read or written.
+pub async fn running_kube_proxies(saved: &[SavedRules]) -> Result<Vec<Program>> {
+    let mut waiting = Vec::new();
+    for SavedRules { program, text } in saved {
+        let tables = canaries(text)?;
+        if tables.is_empty() {
+            continue;
+        }
+        let mut script = Script::default();
+        tables.into_iter().for_each(|table| script.remove(table, [], [CANARY]));
+        program.restore(&script).await.with_context(|| format!("delete the chain {CANARY} with {program}"))?;
+        info!(%program, timeout_ms = TIMEOUT.as_millis(), "waiting whether kube-proxy creates its canary again");
+        waiting.push(*program);
+    }
+    let deadline = Instant::now() + TIMEOUT;
+    let mut running = Vec::new();
+    while !waiting.is_empty() && Instant::now() < deadline {
+        sleep(POLL_INTERVAL).await;
+        let mut absent = Vec::new();
+        for program in waiting {
+            let saved = program.save().await.with_context(|| format!("read the rules of {program}"))?;
+            let is_back = canaries(&saved.unwrap_or_default())?.len() == TABLES.len();
+            if is_back { &mut running } else { &mut absent }.push(program);
+        }
+        waiting = absent;
+    }
+    Ok(running)
+}
+
+/// The tables with a canary.
+fn canaries(saved: &str) -> Result<Vec<Table>> {
+    let rules = Ruleset::parse(saved)?;
+    Ok(TABLES.into_iter().filter(|table| rules.chain(*table, CANARY).is_some()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn canary_is_found_in_the_tables_that_kube_proxy_compares() {
+        let saved = "*raw\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n*nat\n\
+                     :KUBE-PROXY-CANARY - [0:0]\n:KUBE-SERVICES - [0:0]\nCOMMIT\n*filter\n:KUBE-KUBELET-CANARY - \
+                     [0:0]\nCOMMIT\n";
+        assert_eq!(canaries(saved).unwrap(), [Table::Mangle, Table::Nat]);
+    }
+}
