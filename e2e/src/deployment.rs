@@ -31,6 +31,7 @@ use crate::{
 };
 
 mod backend;
+mod interrupted;
 mod kernel_changes;
 mod program;
 
@@ -163,10 +164,7 @@ impl Deployment {
         for number in 0..self.backends.len() {
             if self.backends[number].process.is_none() {
                 let node = &self.cluster.nodes()[number];
-                let (name, netns) = (node.name.clone(), node.netns.clone());
-                let state = self.state(node);
-                let mut command = self.backend_kind.follow(&self.socket(), &name, &state, &self.arguments);
-                self.backend_kind.record_kernel_changes(&mut command, &self.notes(node));
+                let (name, netns, command) = (node.name.clone(), node.netns.clone(), self.backend_command(number));
                 self.backends[number].process = Some(self.spawn(&netns, &name, command));
             }
         }
@@ -189,8 +187,13 @@ impl Deployment {
     #[track_caller]
     pub fn change_mode(&mut self, mode: Backend) {
         self.stop_backends(Signal::SIGTERM);
-        self.backend_kind = mode;
+        self.set_mode(mode);
         self.start_backends();
+    }
+
+    /// Sets the mode of backends that are started from now on.
+    pub fn set_mode(&mut self, mode: Backend) {
+        self.backend_kind = mode;
     }
 
     /// Ends the frontend with a signal.
@@ -337,23 +340,33 @@ impl Deployment {
     /// Waits until the current manifests are programmed on every node.
     #[track_caller]
     pub fn wait_until_programmed(&mut self) {
+        let (revision, marks) = self.fence();
+        let backends = self.backends.iter().filter_map(|backend| backend.process.as_ref());
+        for (backend, mark) in backends.zip(marks) {
+            backend.wait_for(&format!("revision {revision}"), mark, TIMEOUT, |line| self.is_programmed(line, revision));
+        }
+    }
+
+    /// Whether a backend reports by this line that it has programmed a revision, or a later one.
+    fn is_programmed(&self, line: &str, revision: u64) -> bool {
+        self.backend_kind.programmed_revision(line).is_some_and(|programmed| programmed >= revision)
+    }
+
+    /// Changes the fence. Returns the revision of that change, and the mark of each running backend before it.
+    #[track_caller]
+    fn fence(&mut self) -> (u64, Vec<usize>) {
         self.fences += 1;
         let port = self.fences;
         let watch = self.watch();
         let seen = watch.mark();
         let backends = self.backends.iter().filter_map(|backend| backend.process.as_ref());
-        let backends = backends.map(|backend| (backend, backend.mark())).collect::<Vec<_>>();
+        let marks = backends.map(Process::mark).collect();
         let fence = Service::new("fence").namespace("e2e").single_stack(plan::cluster_ip(FENCE).v4.into());
         self.manifests.apply(&fence.port(Protocol::Tcp, port, port));
         let line =
             watch.wait_for_line(&format!("e2e/fence:tcp-{port}/tcp {}", plan::cluster_ip(FENCE).v4), seen, TIMEOUT);
         let revision = line.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
-        let revision = revision.unwrap_or_else(|| panic!("a line of watch begins with a revision: {line}"));
-        for (backend, mark) in backends {
-            backend.wait_for(&format!("revision {revision}"), mark, TIMEOUT, |line| {
-                self.backend_kind.programmed_revision(line).is_some_and(|programmed| programmed >= revision)
-            });
-        }
+        (revision.unwrap_or_else(|| panic!("a line of watch begins with a revision: {line}")), marks)
     }
 
     #[track_caller]

@@ -44,6 +44,11 @@ impl Manifests {
         self.write(&service.file_stem(), &service.objects());
     }
 
+    /// Writes services and their EndpointSlices to the file `<stem>.yaml`, in place of what was in it.
+    pub fn apply_all(&self, stem: &str, services: &[Service]) {
+        self.write(stem, &services.iter().flat_map(Service::objects).collect::<Vec<_>>());
+    }
+
     /// Removes a service and its EndpointSlices.
     pub fn delete(&self, service: &Service) {
         let path = self.path(&service.file_stem());

@@ -110,12 +110,19 @@ impl Process {
     /// Waits for a line that satisfies `wanted`, as [`Self::wait_for_line`] does.
     #[track_caller]
     pub fn wait_for(&self, what: &str, mark: usize, deadline: Duration, wanted: impl Fn(&str) -> bool) -> String {
-        let find = |state: &ProcessState| state.lines[mark..].iter().find(|line| wanted(line)).cloned();
-        let state = self.shared.wait_while(deadline, |state| state.open_pipes > 0 && find(state).is_none());
-        find(&state).unwrap_or_else(|| {
+        self.find(mark, deadline, wanted).unwrap_or_else(|| {
+            let state = self.shared.lock();
             let shown = state.lines[state.lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
             panic!("{} has not printed {what} within {deadline:?}; its output ends:\n{shown}", self.name)
         })
+    }
+
+    /// Waits for a line that satisfies `wanted`; `None` after the deadline, or if the program closes its output without
+    /// such a line.
+    pub fn find(&self, mark: usize, deadline: Duration, wanted: impl Fn(&str) -> bool) -> Option<String> {
+        let find = |state: &ProcessState| state.lines[mark..].iter().find(|line| wanted(line)).cloned();
+        let state = self.shared.wait_while(deadline, |state| state.open_pipes > 0 && find(state).is_none());
+        find(&state)
     }
 
     /// Its exit status, if it has ended.

@@ -100,9 +100,7 @@ impl Backend {
     #[track_caller]
     pub(super) fn record_kernel_changes(self, command: &mut Command, directory: &Path) {
         if matches!(self, Self::IptablesNft | Self::IptablesLegacy) {
-            kernel_changes::install(directory, self.tools());
-            let path = std::env::var("PATH").expect("PATH is set");
-            command.env("PATH", format!("{}:{path}", directory.display()));
+            kernel_changes::record(command, directory, self.tools());
         }
     }
 

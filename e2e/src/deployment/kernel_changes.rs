@@ -7,13 +7,26 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use super::backend::ipvs;
 use crate::{netns::Netns, tools::NftMonitor};
 
-/// Records the input of `iptables-restore`.
-const RESTORE: &str = "#!/bin/sh\nPATH=${PATH#*:}\ntee -a \"${0%/*}/restored\" | exec \"${0##*/}\" \"$@\"\n";
+/// Records the input of `iptables-restore`. If [`crate::FaultPoint`]s prepared a fault, counts down to it.
+const RESTORE: &str = r#"#!/bin/sh
+PATH=${PATH#*:}
+here=${0%/*} tool=${0##*/}
+if [ -e "$here/fault" ]; then
+    exec 9>"$here/lock"
+    flock 9
+    left=$(cat "$here/left")
+    [ "$left" = 0 ] || echo $((left - 1)) >"$here/left"
+    exec 9>&-
+    [ "$left" != 1 ] || . "$here/fault"
+fi
+tee -a "$here/restored" | exec "$tool" "$@"
+"#;
 /// Records each run of `iptables-save`.
 const SAVE: &str = "#!/bin/sh\nPATH=${PATH#*:}\necho \"${0##*/}\" >> \"${0%/*}/saved\"\nexec \"${0##*/}\" \"$@\"\n";
 
@@ -43,9 +56,17 @@ pub struct IptablesCalls {
     saved: usize,
 }
 
-/// Writes the scripts to a directory.
+/// Records the calls of all iptables programs: a takeover also runs those of other modes.
 #[track_caller]
-pub(super) fn install(directory: &Path, tools: &[&str]) {
+pub(super) fn record_all_tools(command: &mut Command, directory: &Path) {
+    record(command, directory, &["iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"]);
+}
+
+/// Records the calls of these iptables programs that `command` makes.
+#[track_caller]
+pub(super) fn record(command: &mut Command, directory: &Path, tools: &[&str]) {
+    let path = std::env::var("PATH").expect("PATH is set");
+    command.env("PATH", format!("{}:{path}", directory.display()));
     fs::create_dir_all(directory).expect("a directory for scripts");
     for tool in tools {
         for (script, text) in [("restore", RESTORE), ("save", SAVE)] {
