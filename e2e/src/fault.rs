@@ -92,8 +92,8 @@ impl Faults {
         Some(tracer)
     }
 
-    /// Whether the point was reached. Removes the fault, of this program if it still runs: threads that are started later
-    /// are not affected. `attached`: what [`Self::inject_running`] returned.
+    /// Whether the point was reached. Removes the fault, of this program if it still runs: threads that are started
+    /// later are not affected. `attached`: what [`Self::inject_running`] returned.
     #[track_caller]
     pub(crate) fn finish(&self, program: &Process, attached: Option<Process>) -> bool {
         if let Some(tracer) = tracer(program) {

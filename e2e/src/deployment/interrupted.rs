@@ -24,8 +24,8 @@ impl Deployment {
         self.end_fault(process, None, done.is_some())
     }
 
-    /// Makes a change while the backend of the first node runs into a fault, and waits until it has programmed the change
-    /// or has ended. Returns whether it reached the point.
+    /// Makes a change while the backend of the first node runs into a fault, and waits until it has programmed the
+    /// change or has ended. Returns whether it reached the point.
     #[track_caller]
     pub fn change_with(&mut self, point: FaultPoint, change: impl FnOnce(&mut Self)) -> bool {
         let netns = self.first_node().netns.clone();
