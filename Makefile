@@ -30,10 +30,10 @@ ARCHS ?= amd64 arm64
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fuzz soak build test test-skew test-modes lint advisories charts reference image image-rootfs cluster cluster-test simulate mutants differential demo bench bench-peer clean
+.PHONY: help setup fuzz soak build test test-skew test-modes test-crash-points lint advisories charts reference image image-rootfs cluster cluster-test simulate mutants differential demo bench bench-peer clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## install what is missing on this machine (Debian packages, cargo-nextest, cargo-deny)
 	@ci/setup
@@ -62,6 +62,10 @@ test-skew: setup ## upgrade under traffic from the previous release or commit, w
 test-modes: setup ## change the mode of nodes under traffic, from every mode to every other one, with IPVS (root or sudo)
 	@cargo build --quiet --locked -p fairlead --bins
 	$(ROOT) cargo nextest run --cargo-quiet --locked -p fairlead-e2e --run-ignored all -E 'binary(modes)'
+
+test-crash-points: setup ## kill a backend, or let a call fail, at every write to the kernel: an hour (root or sudo)
+	@cargo build --quiet --locked -p fairlead --bins
+	$(ROOT) env FAULTS=all cargo nextest run --cargo-quiet --locked -p fairlead-e2e --run-ignored all -E 'binary(crash_points)'
 
 advisories: setup ## download the RustSec database and check all crates; `make lint` uses it from then on
 	@ci/deny fetch

@@ -15,7 +15,8 @@ use nix::{
 
 use crate::{netns::Netns, process::Process, wait::eventually};
 
-/// Timeout of `strace` to attach to a program.
+/// Attempts of `strace` to attach to a program, and the timeout of each.
+const ATTEMPTS: usize = 20;
 const ATTACHED: Duration = Duration::from_secs(60);
 
 /// A fault at a write to the kernel.
@@ -54,6 +55,20 @@ pub(crate) struct Faults {
     directory: PathBuf,
 }
 
+// === impl Fault ===
+
+impl Fault {
+    /// Whether it ends the program.
+    pub(crate) fn kills(self) -> bool {
+        match self {
+            Self::KilledBeforeMessage | Self::KilledBeforeRestore | Self::KilledHalfway | Self::KilledAfterRestore => {
+                true
+            }
+            Self::MessageFails(_) | Self::AnswerFails(_) | Self::RestoreKilled | Self::RestoreFails(_) => false,
+        }
+    }
+}
+
 // === impl Faults ===
 
 impl Faults {
@@ -82,14 +97,20 @@ impl Faults {
     /// Lets a running program reach the point; returns the tracer, if there is one.
     #[track_caller]
     pub(crate) fn inject_running(&self, point: FaultPoint, program: &Process, netns: &Netns) -> Option<Process> {
-        let Some(mut strace) = self.strace(point) else {
+        if self.strace(point).is_none() {
             self.prepare_scripts(point);
-            return None;
-        };
-        strace.args(["-p", &program.pid().to_string()]);
-        let tracer = Process::spawn(netns, strace, &self.directory.join("tracer.log"));
-        tracer.wait_for_line("attached", 0, ATTACHED);
-        Some(tracer)
+        }
+        let pid = program.pid().to_string();
+        for _ in 0..ATTEMPTS {
+            let mut strace = self.strace(point)?;
+            strace.args(["-p", &pid]);
+            let tracer = Process::spawn(netns, strace, &self.directory.join("tracer.log"));
+            // It fails if a thread ends meanwhile.
+            if tracer.find(0, ATTACHED, |line| line.contains("attached")).is_some() {
+                return Some(tracer);
+            }
+        }
+        panic!("strace cannot attach to process {pid}");
     }
 
     /// Whether the point was reached. Removes the fault, of this program if it still runs: threads that are started

@@ -94,8 +94,10 @@ impl Reached {
                 println!("FAULT={kind:?}:{number}");
                 operation(kind.at(*number))
             };
-            let numbers = (fastrand::u32(1..=step)..MAX_WRITES).step_by(step as usize);
-            let points = numbers.take_while(|number| is_reached(number)).count();
+            let first = fastrand::u32(1..=step);
+            let mut points = (first..MAX_WRITES).step_by(step as usize).take_while(|number| is_reached(number)).count();
+            // An operation may have fewer.
+            points += usize::from(points == 0 && first > 1 && is_reached(&1));
             assert!(points * (step as usize) < MAX_WRITES as usize - 1, "{kind:?}: more writes than expected");
             reached.0.insert(format!("{kind:?}"), u32::try_from(points).unwrap_or(u32::MAX));
         }
@@ -131,8 +133,12 @@ fn rules(backend: Backend, deployment: &Deployment) -> Vec<String> {
     };
     let parts = lines.iter().flat_map(elements);
     let parts = parts.map(|part| part.trim().trim_start_matches("elements = { ").trim_end_matches(" }").to_owned());
-    let is_of_a_state =
-        |part: &String| !part.is_empty() && !part.contains(" timeout ") && !Deployment::is_fence(&format!("{part} "));
+    let is_of_a_state = |part: &String| {
+        !part.is_empty()
+            && !part.contains(" timeout ")
+            && !part.contains(" scope link ")
+            && !Deployment::is_fence(&format!("{part} "))
+    };
     let mut parts: Vec<_> = parts.filter(is_of_a_state).collect();
     parts.sort();
     parts
@@ -318,11 +324,13 @@ fn ipvs_change() {
 }
 
 #[test]
+#[ignore = "takes ten minutes in a guest; `make test-crash-points` runs it"]
 fn ipvs_cold_start() {
     uml::inside(|| in_guest(cold_start));
 }
 
 #[test]
+#[ignore = "takes ten minutes in a guest; `make test-crash-points` runs it"]
 fn ipvs_cleanup() {
     uml::inside(|| in_guest(clean));
 }

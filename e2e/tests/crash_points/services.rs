@@ -4,7 +4,7 @@ use std::{
     fmt::{Debug, Write as _},
     net::{IpAddr, SocketAddr},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use fairlead_e2e::{
@@ -13,6 +13,8 @@ use fairlead_e2e::{
     plan, uml,
 };
 
+/// Timeout until all service ports are programmed.
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of a request that may be dropped, and the same in a guest, which has a share of one CPU.
 const SILENCE: Duration = Duration::from_millis(150);
 const SILENCE_IN_A_GUEST: Duration = Duration::from_secs(2);
@@ -128,10 +130,17 @@ fn expectations(cluster: &Cluster, family: IpFamily) -> Vec<Expectation> {
     ]
 }
 
-/// Checks what clients see in this state.
+/// Waits until clients see this state: a service port that failed is tried again after all others.
 #[track_caller]
 pub(crate) fn check(cluster: &Cluster, state: State, what: &dyn Debug) {
-    check_each(cluster, what, |row| vec![row.results[state as usize].to_vec()]);
+    let allowed = |row: &Expectation| vec![row.results[state as usize].to_vec()];
+    let until = Instant::now() + TIMEOUT;
+    while Instant::now() < until {
+        if unexpected_results(cluster, allowed).is_empty() {
+            return;
+        }
+    }
+    check_each(cluster, what, allowed);
 }
 
 /// Checks that each VIP is in one of both states. While a Service is added or removed, its VIPs may also reject
@@ -160,14 +169,18 @@ pub(crate) fn check_incomplete(cluster: &Cluster, state: State, what: &dyn Debug
 
 #[track_caller]
 fn check_each(cluster: &Cluster, what: &dyn Debug, allowed: impl Fn(&Expectation) -> Vec<Vec<&'static str>> + Sync) {
+    let wrong = unexpected_results(cluster, allowed);
+    assert!(wrong.is_empty(), "{what:?}:\n{wrong}");
+}
+
+fn unexpected_results(cluster: &Cluster, allowed: impl Fn(&Expectation) -> Vec<Vec<&'static str>> + Sync) -> String {
     let rows: Vec<_> = IpFamily::ALL.into_iter().flat_map(|family| expectations(cluster, family)).collect();
     let (allowed, asked) = (&allowed, rows.iter().flat_map(|row| [(row, Protocol::Tcp), (row, Protocol::Udp)]));
-    let wrong = thread::scope(|scope| {
+    thread::scope(|scope| {
         let asking: Vec<_> =
             asked.map(|(row, protocol)| scope.spawn(move || unexpected(row, protocol, &allowed(row)))).collect();
-        asking.into_iter().filter_map(|asking| asking.join().expect("a client does not panic")).collect::<String>()
-    });
-    assert!(wrong.is_empty(), "{what:?}:\n{wrong}");
+        asking.into_iter().filter_map(|asking| asking.join().expect("a client does not panic")).collect()
+    })
 }
 
 fn unexpected(row: &Expectation, protocol: Protocol, allowed: &[Vec<&str>]) -> Option<String> {
