@@ -77,9 +77,9 @@ impl Kind {
 // === impl Reached ===
 
 impl Reached {
-    /// Calls `operation` with points of each kind, until it does not reach one. Of netlink messages only every eighth is
-    /// tried, beginning with a random one; with `FAULTS=all` in the environment each, with `FAULT=KilledHalfway:3` only
-    /// that one.
+    /// Calls `operation` with points of each kind, until it does not reach one. Of netlink messages only every eighth
+    /// is tried, beginning with a random one; with `FAULTS=all` in the environment each, with `FAULT=KilledHalfway:3`
+    /// only that one.
     fn all(mut operation: impl FnMut(FaultPoint) -> bool) {
         if let Ok(point) = env::var("FAULT") {
             let (name, number) = point.split_once(':').expect("a kind and a number");

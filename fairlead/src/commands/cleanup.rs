@@ -103,8 +103,8 @@ async fn remove(name: BackendName, settings: DataplaneSettings, report: &mut Cle
     Ok(())
 }
 
-/// Removes the rules of the iptables backend, of one variant or both. kube-proxy uses chains of the same names: where it
-/// runs in mode iptables, they are kept.
+/// Removes the rules of the iptables backend, of one variant or both. kube-proxy uses chains of the same names: where
+/// it runs in mode iptables, they are kept.
 async fn remove_iptables(variant: Option<Variant>, report: &mut CleanupReport) -> Result<()> {
     let saved = match variant {
         Some(variant) => save_variants(&[variant]).await?,

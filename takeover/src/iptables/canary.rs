@@ -10,8 +10,8 @@ use tracing::info;
 
 /// The chain (`kubeProxyCanaryChain`, pkg/proxy/iptables).
 const CANARY: &str = "KUBE-PROXY-CANARY";
-/// kube-proxy looks for the canary in these tables at each `iptables.syncPeriod`, 30 s by default, and then waits for up
-/// to 5 s until it is gone from all of them.
+/// kube-proxy looks for the canary in these tables at each `iptables.syncPeriod`, 30 s by default, and then waits for
+/// up to 5 s until it is gone from all of them.
 const TABLES: [Table; 3] = [Table::Mangle, Table::Nat, Table::Filter];
 /// The longest wait for kube-proxy, which then does not run.
 const TIMEOUT: Duration = Duration::from_secs(75);
@@ -25,8 +25,8 @@ pub fn kube_proxy_may_run(saved: &SavedRules) -> Result<bool> {
     Ok(!canaries(&saved.text)?.is_empty())
 }
 
-/// The programs with whose rules kube-proxy serves in mode iptables. Where it may, its canary is deleted. If it runs, it
-/// has written all its rules when this returns.
+/// The programs with whose rules kube-proxy serves in mode iptables. Where it may, its canary is deleted. If it runs,
+/// it has written all its rules when this returns.
 ///
 /// # Errors
 /// When rules cannot be read or written.
