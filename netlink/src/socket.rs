@@ -121,11 +121,18 @@ impl Socket {
             setsockopt(&self.inner, sockopt::ReceiveTimeout, &value).map_err(failed("set SO_RCVTIMEO"))?;
             flags = 0;
         }
-        match self.inner.recv(&mut &mut self.buf[..], flags | libc::MSG_TRUNC) {
+        let received = loop {
+            match self.inner.recv(&mut &mut self.buf[..], flags | libc::MSG_TRUNC) {
+                // With a timeout, the kernel does not restart the call after a signal handler (signal(7)).
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                received => break received,
+            }
+        };
+        match received {
             Ok(len) if len > self.buf.len() => Err(Error::Malformed("a datagram larger than the protocol allows")),
             Ok(len) => Ok(Received::Datagram(&self.buf[..len])),
             Err(error) => match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::EINTR) => Ok(Received::Nothing),
+                Some(libc::EAGAIN) => Ok(Received::Nothing),
                 Some(libc::ENOBUFS) => Ok(Received::Overrun),
                 _ => Err(failed("receive from netlink")(error)),
             },

@@ -1,6 +1,9 @@
 //! Backends and commands that a [`FaultPoint`] interrupts.
 
-use std::process::{Command, ExitStatus};
+use std::{
+    process::{Command, ExitStatus},
+    time::Duration,
+};
 
 use super::{Deployment, READY, TIMEOUT};
 use crate::{
@@ -9,6 +12,9 @@ use crate::{
     fault::{FaultPoint, Faults},
     process::Process,
 };
+
+/// Timeout of SIGKILL.
+const KILL_DELAY: Duration = Duration::from_millis(300);
 
 impl Deployment {
     /// Starts the backend of the first node, which runs into a fault, and waits until it has programmed a state or has
@@ -20,8 +26,8 @@ impl Deployment {
         let command = self.faults().inject(point, command);
         let name = self.first_node().name.clone();
         let process = self.spawn(&netns, &name, command);
-        let _ = process.find(0, TIMEOUT, |line| line.contains(READY));
-        self.end_fault(point, process, None)
+        let done = process.find(0, TIMEOUT, |line| line.contains(READY));
+        self.end_fault(point, process, None, done.is_some())
     }
 
     /// Makes a change while the backend of the first node runs into a fault, and waits until it has programmed the
@@ -35,8 +41,8 @@ impl Deployment {
         change(self);
         let (revision, marks) = self.fence();
         let process = self.backends[0].process.take().expect("the backend runs");
-        let _ = process.find(marks[0], TIMEOUT, |line| self.is_programmed(line, revision));
-        self.end_fault(point, process, tracer)
+        let done = process.find(marks[0], TIMEOUT, |line| self.is_programmed(line, revision));
+        self.end_fault(point, process, tracer, done.is_some())
     }
 
     /// Runs `fairlead` with these arguments on the first node, which runs into a fault, to its end. Returns whether it
@@ -60,17 +66,23 @@ impl Deployment {
         self.backends[0].process.is_some()
     }
 
-    /// Keeps a backend that was not killed.
+    /// Keeps a backend that has not ended. `is_done`: it has programmed what was waited for.
     #[track_caller]
-    fn end_fault(&mut self, point: FaultPoint, process: Process, tracer: Option<Process>) -> bool {
+    fn end_fault(&mut self, point: FaultPoint, process: Process, tracer: Option<Process>, is_done: bool) -> bool {
         let log = process.log().display().to_string();
-        let is_reached = self.faults().finish(&process, tracer);
-        if is_reached && point.fault.kills() {
-            assert!(process.wait(TIMEOUT).is_some(), "not killed: {log}");
-        } else {
-            assert_eq!(process.exited(), None, "ended without a fault: {log}");
-            self.backends[0].process = Some(process);
-        }
+        let (is_recorded, kills) = (self.faults().finish(&process, tracer), point.fault.kills());
+        let deadline = match is_done {
+            true if !kills => Duration::ZERO,
+            // The tracer detaches while it kills.
+            true if !is_recorded => KILL_DELAY,
+            _ => TIMEOUT,
+        };
+        // An error at the start of a process may also end it.
+        let has_ended = process.wait(deadline).is_some();
+        let is_reached = is_recorded || (kills && has_ended);
+        assert!(is_reached || !has_ended, "ended without a fault: {log}");
+        assert!(has_ended || (is_done && !(is_recorded && kills)), "neither done nor ended: {log}");
+        self.backends[0].process = (!has_ended).then_some(process);
         is_reached
     }
 

@@ -319,18 +319,19 @@ fn iptables_legacy_cleanup() {
 }
 
 #[test]
+#[ignore = "takes minutes in a guest; `make test-crash-points` runs it"]
 fn ipvs_change() {
     uml::inside(|| in_guest(change));
 }
 
 #[test]
-#[ignore = "takes ten minutes in a guest; `make test-crash-points` runs it"]
+#[ignore = "takes minutes in a guest; `make test-crash-points` runs it"]
 fn ipvs_cold_start() {
     uml::inside(|| in_guest(cold_start));
 }
 
 #[test]
-#[ignore = "takes ten minutes in a guest; `make test-crash-points` runs it"]
+#[ignore = "takes minutes in a guest; `make test-crash-points` runs it"]
 fn ipvs_cleanup() {
     uml::inside(|| in_guest(clean));
 }
