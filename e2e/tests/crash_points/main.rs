@@ -6,9 +6,9 @@ mod services;
 
 use std::{collections::BTreeMap, env, fmt, time::Duration};
 
-use fairlead_e2e::{Backend, Cluster, Deployment, Fault, FaultPoint, eventually, uml};
+use fairlead_e2e::{Backend, Cluster, Deployment, Fault, FaultPoint, Netns, eventually, uml};
 use nix::sys::signal::Signal;
-use services::{State, check, check_between, check_incomplete, start_traffic};
+use services::{State, check, check_between, check_incomplete, check_now, start_traffic};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// More writes than any of the operations has.
@@ -158,6 +158,13 @@ fn cleanup(backend: Backend, deployment: &Deployment) -> Vec<String> {
         .to_vec()
 }
 
+/// Runs `fairlead` on a node, without a fault.
+#[track_caller]
+fn run_undisturbed(node: &Netns, arguments: &[&str]) {
+    let program = fairlead_e2e::fairlead();
+    node.output(program.get_program().to_str().expect("a path in UTF-8"), arguments);
+}
+
 /// A change of several Services, while others have traffic.
 fn change(backend: Backend) {
     let mut deployment = start(backend);
@@ -195,11 +202,7 @@ fn cold_start(backend: Backend) {
     Reached::all(|point| {
         deployment.stop_backends(Signal::SIGKILL);
         let cleanup = cleanup(backend, &deployment);
-        let (program, arguments) = (fairlead_e2e::fairlead(), cleanup);
-        node.output(
-            program.get_program().to_str().expect("UTF-8"),
-            &arguments.iter().map(String::as_str).collect::<Vec<_>>(),
-        );
+        run_undisturbed(&node, &cleanup.iter().map(String::as_str).collect::<Vec<_>>());
         let is_reached = deployment.start_backend_with(point);
         if !deployment.backend_runs() {
             check_incomplete(deployment.cluster(), State::First, &point);
@@ -222,7 +225,7 @@ fn takeover(old: Backend, new: Backend) {
         deployment.set_mode(new);
         let is_reached = deployment.start_backend_with(point);
         if !deployment.backend_runs() {
-            check(deployment.cluster(), State::First, &point);
+            check_now(deployment.cluster(), State::First, &point);
             deployment.start_backends();
         }
         eventually("nothing of the old mode is left", TIMEOUT, || old.installed(&node).is_empty().then_some(()));
@@ -247,8 +250,7 @@ fn clean(backend: Backend) {
         check_incomplete(deployment.cluster(), State::First, &point);
         if !status.success() {
             assert!(is_reached, "{status} without a fault");
-            let program = fairlead_e2e::fairlead();
-            node.output(program.get_program().to_str().expect("UTF-8"), &arguments);
+            run_undisturbed(&node, &arguments);
         }
         assert_eq!(backend.installed(&node), [""; 0], "{point:?}");
         deployment.start_backends();

@@ -133,14 +133,19 @@ fn expectations(cluster: &Cluster, family: IpFamily) -> Vec<Expectation> {
 /// Waits until clients see this state: a service port that failed is tried again after all others.
 #[track_caller]
 pub(crate) fn check(cluster: &Cluster, state: State, what: &dyn Debug) {
-    let allowed = |row: &Expectation| vec![row.results[state as usize].to_vec()];
     let until = Instant::now() + TIMEOUT;
     while Instant::now() < until {
-        if unexpected_results(cluster, allowed).is_empty() {
+        if unexpected_results(cluster, |row| vec![row.results[state as usize].to_vec()]).is_empty() {
             return;
         }
     }
-    check_each(cluster, what, allowed);
+    check_now(cluster, state, what);
+}
+
+/// Checks that clients see this state already: no process changes it.
+#[track_caller]
+pub(crate) fn check_now(cluster: &Cluster, state: State, what: &dyn Debug) {
+    check_each(cluster, what, |row| vec![row.results[state as usize].to_vec()]);
 }
 
 /// Checks that each VIP is in one of both states. While a Service is added or removed, its VIPs may also reject
