@@ -146,7 +146,7 @@ fn both_variants_of_iptables() {
 }
 
 #[test]
-#[ignore = "slows down in user-mode-linux in mode iptables, before the change of the mode: run `make test-modes`"]
+#[ignore = "takes minutes in user-mode-linux, and times out beside other tests: run `make test-modes`"]
 fn iptables_and_ipvs() {
     uml::inside(|| {
         uml::load(&[]);
