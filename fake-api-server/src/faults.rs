@@ -18,6 +18,8 @@ pub struct Faults {
     pub streaming: bool,
     /// Whether watches send anything. If not, they are accepted, and end in order.
     pub events: bool,
+    /// The version that lists show, and that watches do not go beyond, as of a server whose cache does not advance.
+    pub frozen_at: Option<u64>,
 }
 
 /// A fault of a request.
@@ -35,6 +37,14 @@ pub enum Fault {
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { lists: None, watches: None, writes: None, bookmarks: true, streaming: true, events: true }
+        Self {
+            lists: None,
+            watches: None,
+            writes: None,
+            bookmarks: true,
+            streaming: true,
+            events: true,
+            frozen_at: None,
+        }
     }
 }

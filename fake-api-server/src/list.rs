@@ -14,18 +14,19 @@ use crate::{
 /// What a `continue` token contains.
 const TOKEN_VERSION: &str = "meta.k8s.io/v1";
 
-/// Answers a list.
-pub(crate) fn list(store: &Store, route: &Route, request: &ApiRequest) -> Answer {
+/// Answers a list, with the current objects or with those of an earlier version.
+pub(crate) fn list(store: &Store, route: &Route, request: &ApiRequest, frozen_at: Option<u64>) -> Answer {
+    let current = store.version().min(frozen_at.unwrap_or(u64::MAX));
     let (token, requested) = (request.parameter("continue"), request.parameter("resourceVersion"));
     if !token.is_empty() && !requested.is_empty() && requested != "0" {
         return Answer::error(400, "specifying resource version is not allowed when using continue");
     }
     let (version, after) = match (token.as_str(), requested.as_str()) {
-        ("", "" | "0") => (store.version(), None),
+        ("", "" | "0") => (current, None),
         ("", number) => match number.parse() {
-            Ok(version) if version > store.version() => return too_large(version, store.version()),
+            Ok(version) if version > current => return too_large(version, current),
             Ok(version) if request.parameter("resourceVersionMatch") == "Exact" => (version, None),
-            Ok(_) => (store.version(), None),
+            Ok(_) => (current, None),
             Err(_) => return Answer::error(400, &format!("Invalid value: {number:?}: not a number")),
         },
         (token, _) => match decode_token(route.resource, token) {

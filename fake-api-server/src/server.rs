@@ -2,6 +2,7 @@
 
 mod contents;
 mod outage;
+mod storage;
 
 use std::{
     collections::BTreeMap,
@@ -28,9 +29,12 @@ use crate::{
     review::{ReviewedUser, Reviewer},
     selector::Selector,
     status::Answer,
-    store::{Compacted, Store, StoredEvent, StoredObject},
+    store::{Compacted, StoredEvent, StoredObject},
     watch::WatchRequest,
 };
+
+pub use storage::Backup;
+use storage::Storage;
 
 /// A server. Clones share its content; it runs until its runtime ends.
 #[derive(Clone, Debug)]
@@ -39,16 +43,16 @@ pub struct ApiServer(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     address: SocketAddr,
+    storage: Arc<Storage>,
     state: Mutex<ServerState>,
     /// Ends the listeners and all connections.
     serving: Mutex<Vec<AbortHandle>>,
-    /// Notified of every change of `state` that concerns watches. The number is that of [`ApiServer::cut_watches`].
+    /// Notified of every change that concerns watches. The number is that of [`ApiServer::cut_watches`].
     changed: watch::Sender<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ServerState {
-    store: Store,
     faults: BTreeMap<Resource, Faults>,
     reviewer: Reviewer,
     requests: BTreeMap<(Resource, RequestKind), u64>,
@@ -57,10 +61,6 @@ struct ServerState {
     /// Receives each request that writes.
     writes: Option<mpsc::UnboundedSender<(String, Value)>>,
 }
-
-/// The objects and versions of a server.
-#[derive(Clone, Debug)]
-pub struct Backup(Store);
 
 /// What requests are counted by, besides the kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,17 +111,7 @@ impl ApiServer {
     }
 
     fn with_address(address: SocketAddr) -> Self {
-        let state = ServerState {
-            store: Store::new(),
-            faults: BTreeMap::new(),
-            reviewer: Reviewer::default(),
-            requests: BTreeMap::new(),
-            reviews: 0,
-            sent_bytes: 0,
-            writes: None,
-        };
-        let (state, serving) = (Mutex::new(state), Mutex::default());
-        Self(Arc::new(Shared { address, state, serving, changed: watch::Sender::new(0) }))
+        Self::new(address, Arc::default())
     }
 
     /// Answers a request without a connection, so that a test can simulate time.
@@ -144,40 +134,22 @@ impl ApiServer {
     /// Creates or replaces an object, whose namespace and name are in its metadata. Returns its version.
     #[must_use = "or use `let _`"]
     pub fn put(&self, resource: Resource, object: Value) -> u64 {
-        let version = self.state().store.put(resource, object);
-        self.notify();
+        let version = self.store().put(resource, object);
+        self.notify_all();
         version
     }
 
     /// Deletes an object. Whether there was one.
     pub fn delete(&self, resource: Resource, namespace: &str, name: &str) -> bool {
-        let deleted = self.state().store.delete(&(resource, namespace.to_owned(), name.to_owned()));
-        self.notify();
+        let deleted = self.store().delete(&(resource, namespace.to_owned(), name.to_owned()));
+        self.notify_all();
         deleted.is_some()
     }
 
     /// The version of the last write.
     #[must_use]
     pub fn version(&self) -> u64 {
-        self.state().store.version()
-    }
-
-    /// Forgets all older versions, so that all watches and `continue` tokens expire (410).
-    pub fn compact(&self) {
-        self.state().store.compact();
-        self.notify();
-    }
-
-    /// What [`Self::restore`] restores.
-    #[must_use]
-    pub fn backup(&self) -> Backup {
-        Backup(self.state().store.clone())
-    }
-
-    /// Takes all later changes back, and restarts: its watches are cut.
-    pub fn restore(&self, Backup(store): Backup) {
-        self.state().store = store;
-        self.cut_watches();
+        self.store().version()
     }
 
     /// Resets the connections of all watches.
@@ -276,8 +248,10 @@ impl ApiServer {
         selector: &Selector,
         version: u64,
     ) -> Result<(Vec<StoredEvent>, u64), Compacted> {
-        let state = self.state();
-        Ok((state.store.events_after(objects, selector, version)?, state.store.version()))
+        let last = self.faults(objects.0).frozen_at.unwrap_or(u64::MAX);
+        let store = self.store();
+        let last = last.min(store.version());
+        Ok((store.events_between(objects, selector, version, last)?, last))
     }
 
     /// All selected objects, and their version.
@@ -286,12 +260,15 @@ impl ApiServer {
         objects: (Resource, Option<&str>),
         selector: &Selector,
     ) -> (Vec<Arc<StoredObject>>, u64) {
-        let mut state = self.state();
-        let version = state.store.version();
-        let page = state.store.page(objects, selector, version, None, usize::MAX);
+        let last = self.faults(objects.0).frozen_at.unwrap_or(u64::MAX);
+        let (page, version) = {
+            let store = self.store();
+            let version = last.min(store.version());
+            (store.page(objects, selector, version, None, usize::MAX), version)
+        };
         let objects: Vec<_> =
             page.map(|(page, _)| page.into_iter().map(|(_, object)| object).collect()).unwrap_or_default();
-        state.sent_bytes += objects.iter().map(|object| object.text().len() as u64).sum::<u64>();
+        self.state().sent_bytes += objects.iter().map(|object| object.text().len() as u64).sum::<u64>();
         (objects, version)
     }
 }
@@ -334,10 +311,9 @@ impl ApiServer {
             RequestKind::Get => respond(self.get(&route)),
             RequestKind::Write => respond(self.write(&route, &request)),
             _ => {
-                let mut state = self.state();
-                let answer = list(&state.store, &route, &request);
+                let answer = list(&self.store(), &route, &request, faults.frozen_at);
                 if let crate::status::AnswerBody::Json(text) = &answer.body {
-                    state.sent_bytes += text.len() as u64;
+                    self.state().sent_bytes += text.len() as u64;
                 }
                 respond(answer)
             }
@@ -364,7 +340,7 @@ impl ApiServer {
 
     fn get(&self, route: &Route) -> Answer {
         let (namespace, name) = (route.namespace.clone().unwrap_or_default(), route.name.clone().unwrap_or_default());
-        match self.state().store.get(&(route.resource, namespace, name)) {
+        match self.store().get(&(route.resource, namespace, name)) {
             Some(object) => Answer::json(200, object.typed_text(route.resource)),
             None => not_found(route),
         }
@@ -393,7 +369,7 @@ impl ApiServer {
                 return Answer::error(422, "metadata.name: Required value: name or generateName is required");
             }
             let key = (route.resource, namespace, name);
-            if self.state().store.get(&key).is_some() {
+            if self.store().get(&key).is_some() {
                 let (resource, group) = (route.resource.plural(), route.resource.group());
                 let dot = if group.is_empty() { "" } else { "." };
                 return Answer::error(409, &format!("{resource}{dot}{group} {:?} already exists", key.2));
@@ -407,7 +383,7 @@ impl ApiServer {
         let key_of = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
         let key = (route.resource, key_of("namespace"), key_of("name"));
         let _version = self.put(route.resource, object);
-        let stored = self.state().store.get(&key).expect("an object that was just stored");
+        let stored = self.store().get(&key).expect("an object that was just stored");
         Answer::json(201, stored.typed_text(route.resource))
     }
 
@@ -415,18 +391,18 @@ impl ApiServer {
     fn patch(&self, route: &Route, patch: &Value) -> Answer {
         let (namespace, name) = (route.namespace.clone().unwrap_or_default(), route.name.clone().unwrap_or_default());
         let key = (route.resource, namespace, name);
-        let mut state = self.state();
-        let Some(before) = state.store.get(&key) else { return not_found(route) };
+        let mut store = self.store();
+        let Some(before) = store.get(&key) else { return not_found(route) };
         let mut object: Value = serde_json::from_str(before.text()).expect("a stored object");
         let expected = &patch["metadata"]["resourceVersion"];
         if !expected.is_null() && *expected != object["metadata"]["resourceVersion"] {
             return Answer::conflict(route.resource.plural(), &key.2);
         }
         merge(&mut object, patch);
-        let _version = state.store.put(route.resource, object);
-        let stored = state.store.get(&key).expect("an object that was just stored");
-        drop(state);
-        self.notify();
+        let _version = store.put(route.resource, object);
+        let stored = store.get(&key).expect("an object that was just stored");
+        drop(store);
+        self.notify_all();
         Answer::json(200, stored.typed_text(route.resource))
     }
 }

@@ -86,11 +86,13 @@ impl StoredObject {
 
 // === impl Store ===
 
-impl Store {
-    pub(crate) fn new() -> Self {
+impl Default for Store {
+    fn default() -> Self {
         Self { version: 1, compacted: 0, objects: BTreeMap::new(), history: BTreeMap::new() }
     }
+}
 
+impl Store {
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
@@ -171,17 +173,18 @@ impl Store {
         Ok((page, selected.next().is_some()))
     }
 
-    /// The events of the selected objects after a version, which may be in the future.
-    pub(crate) fn events_after(
+    /// The events of the selected objects after a version, which may be in the future, up to another one.
+    pub(crate) fn events_between(
         &self,
         (resource, namespace): (Resource, Option<&str>),
         selector: &Selector,
         version: u64,
+        last: u64,
     ) -> Result<Vec<StoredEvent>, Compacted> {
         if version < self.compacted {
             return Err(Compacted);
         }
-        let written = self.history.range((Excluded(version), Unbounded));
+        let written = self.history.range((Excluded(version), Unbounded)).take_while(|(version, _)| **version <= last);
         let written =
             written.filter(|(_, key)| key.0 == resource && namespace.is_none_or(|namespace| namespace == key.1));
         Ok(written.filter_map(|(version, key)| self.event(*version, key, selector)).collect())
@@ -218,13 +221,13 @@ mod tests {
     }
 
     fn events(store: &Store, selector: &str, version: u64) -> Vec<&'static str> {
-        let events = store.events_after(SERVICES, &Selector::new(selector, ""), version).unwrap();
+        let events = store.events_between(SERVICES, &Selector::new(selector, ""), version, u64::MAX).unwrap();
         events.into_iter().map(|event| event.event).collect()
     }
 
     #[test]
     fn objects_that_leave_a_selection_are_deleted_for_its_watch() {
-        let mut store = Store::new();
+        let mut store = Store::default();
         store.put(Resource::Service, service("web", None));
         store.put(Resource::Service, service("web", Some("x")));
         store.put(Resource::Service, service("web", None));
@@ -238,7 +241,7 @@ mod tests {
 
     #[test]
     fn pages_of_one_list_are_of_one_version() {
-        let mut store = Store::new();
+        let mut store = Store::default();
         for name in ["a", "b", "c"] {
             store.put(Resource::Service, service(name, None));
         }

@@ -224,7 +224,8 @@ impl NodeOracle {
         let mut history = self.lock();
         let mut invalid = None;
         if history.states.last().is_none_or(|last| last.digest != digest || last.state != *state) {
-            invalid = objects::invalid(&self.node, &state.service_ports);
+            // An operation that was lost may have been the one that removes a VIP.
+            invalid = objects::invalid(&self.node, &state.service_ports).filter(|_| !history.is_corrupted);
             history.states.push(Arc::new(KnownState { state: state.clone(), digest }));
         }
         let index = history.states.len() - 1;

@@ -38,7 +38,9 @@ const STATE_FILE_LAG: Duration = Duration::from_secs(30);
 /// A replica of the frontend.
 pub(crate) struct FrontendProcess {
     number: usize,
-    api: ApiServer,
+    /// The replicas of the API server. Each start uses the next one.
+    apis: Arc<[ApiServer]>,
+    starts: usize,
     /// Whether requests reach the API server.
     link: watch::Sender<bool>,
     network: Network,
@@ -94,8 +96,8 @@ pub(crate) fn spawn_frontend(
 }
 
 impl FrontendProcess {
-    pub(crate) fn new(number: usize, api: ApiServer, network: Network, trace: Trace) -> Self {
-        Self { number, api, link: watch::Sender::new(true), network, trace, running: None }
+    pub(crate) fn new(number: usize, apis: Arc<[ApiServer]>, network: Network, trace: Trace) -> Self {
+        Self { number, apis, starts: 0, link: watch::Sender::new(true), network, trace, running: None }
     }
 
     /// Requests reach the API server from now on, or no longer. Open watches stay.
@@ -108,9 +110,11 @@ impl FrontendProcess {
     }
 
     pub(crate) fn start(&mut self) {
-        trace!(self.trace, "start frontend {}", self.number);
+        let replica = (self.number + self.starts) % self.apis.len();
+        self.starts += 1;
+        trace!(self.trace, "start frontend {} at replica {replica} of the API server", self.number);
         let (trigger, shutdown) = Shutdown::channel();
-        let (frontend, tasks) = spawn_frontend(&self.api, &self.link.subscribe(), &shutdown);
+        let (frontend, tasks) = spawn_frontend(&self.apis[replica], &self.link.subscribe(), &shutdown);
         let (killed, is_killed) = watch::channel(false);
         self.network.listen(self.number, Some(Listening { frontend, shutdown, killed: is_killed }));
         self.running = Some(RunningFrontend { trigger, killed, tasks });

@@ -4,7 +4,7 @@
 
 mod steps;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use backend::LossLimit;
 use fake_api_server::{ApiServer, Backup, Faults, Resource};
@@ -49,6 +49,8 @@ pub(crate) struct World {
     is_lossy: bool,
     trace: Trace,
     api: ApiServer,
+    /// What frontends are connected to. Each has faults of its own; `api` has none.
+    replicas: Arc<[ApiServer]>,
     network: Network,
     frontends: Vec<FrontendProcess>,
     nodes: Vec<NodeProcess>,
@@ -67,14 +69,15 @@ impl World {
         trace!(trace, "{frontends} frontends, {size:?}, loss limit {max_loss:?}, {} steps", schedule.len());
         let network = Network::new(rng.fork(), trace.clone(), frontends);
         let api = ApiServer::in_process();
+        let replicas: Arc<[_]> = (0..rng.usize(1..=3)).map(|_| api.replica()).collect();
         objects::fill(&api, &mut rng, size);
         let frontends = (0..frontends)
-            .map(|number| FrontendProcess::new(number, api.clone(), network.clone(), trace.clone()))
+            .map(|number| FrontendProcess::new(number, replicas.clone(), network.clone(), trace.clone()))
             .collect();
         let nodes = (0..nodes)
             .map(|number| NodeProcess::new(number, &mut rng, network.clone(), trace.clone(), max_loss))
             .collect();
-        Self { schedule, size, is_lossy, trace, api, network, frontends, nodes, backup: None }
+        Self { schedule, size, is_lossy, trace, api, replicas, network, frontends, nodes, backup: None }
     }
 
     /// The number of its steps.
@@ -148,7 +151,7 @@ impl World {
         trace!(self.trace, "faults stop");
         self.network.heal();
         self.network.set_latency(1_000);
-        KINDS.iter().for_each(|kind| self.api.set_faults(*kind, |current| *current = Faults::default()));
+        self.replicas.iter().for_each(heal);
         for node in &mut self.nodes {
             node.disk.set_faults(DiskFaults::default());
             node.kernel.set_faults(KernelFaults { slow: 100, ..KernelFaults::default() });
@@ -254,6 +257,11 @@ impl World {
         }
         self.check().await
     }
+}
+
+/// Ends all faults of a replica of the API server.
+fn heal(api: &ApiServer) {
+    KINDS.iter().for_each(|kind| api.set_faults(*kind, |current| *current = Faults::default()));
 }
 
 /// An invariant was violated.

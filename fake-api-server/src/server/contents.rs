@@ -9,8 +9,8 @@ impl ApiServer {
     /// All objects of a kind.
     #[must_use]
     pub fn list(&self, resource: Resource) -> Vec<Value> {
-        let state = self.state();
-        let page = state.store.page((resource, None), &Selector::default(), state.store.version(), None, usize::MAX);
+        let store = self.store();
+        let page = store.page((resource, None), &Selector::default(), store.version(), None, usize::MAX);
         let objects = page.map(|(page, _)| page).unwrap_or_default();
         objects.iter().map(|(_, object)| serde_json::from_str(object.text()).expect("a stored object")).collect()
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fake_api_server::{Fault, Faults, Resource};
+use fake_api_server::{ApiServer, Fault, Faults, Resource};
 use fastrand::Rng;
 
 use super::{KINDS, World};
@@ -44,15 +44,28 @@ impl World {
             57 => {
                 if let Some(backup) = self.backup.take() {
                     trace!(self.trace, "the API server is restored from a backup");
+                    let version = self.api.version();
+                    self.replicas.iter().for_each(thaw);
                     self.api.restore(backup);
+                    // Sometimes it soon reaches the version that watches had reached.
+                    while rng.u8(0..16) > 0 && self.api.version() < version {
+                        let _ = objects::change(&self.api, rng, self.size);
+                    }
                 } else {
                     self.backup = Some(self.api.backup());
                 }
             }
             58 => {
                 let kind = rng.choice([Resource::Service, Resource::EndpointSlice]).unwrap_or(Resource::Service);
-                trace!(self.trace, "events of {kind:?} are not sent");
-                self.api.set_faults(kind, |faults| faults.events = false);
+                let (replica, api) = self.replica(rng);
+                trace!(self.trace, "replica {replica} of the API server sends no events of {kind:?}");
+                api.set_faults(kind, |faults| faults.events = false);
+            }
+            59 | 60 => {
+                let (kind, version) = (rng.choice(KINDS).unwrap_or(Resource::Service), self.api.version());
+                let (replica, api) = self.replica(rng);
+                trace!(self.trace, "replica {replica} of the API server stays at version {version} of {kind:?}");
+                api.set_faults(kind, |faults| faults.frozen_at = Some(version));
             }
             _ => self.disturb(rng).await,
         }
@@ -91,8 +104,10 @@ impl World {
             }
             20..24 => {
                 let cut = rng.choice([Cut::Closed, Cut::NodeUnaware, Cut::FrontendUnaware]).unwrap_or(Cut::Closed);
-                trace!(self.trace, "connections of node {node} and frontend {frontend} end: {cut:?}");
-                self.network.cut((node, frontend), cut);
+                let of_all = rng.u8(0..4) == 0;
+                trace!(self.trace, "connections of frontend {frontend} and node {node} (all: {of_all}) end: {cut:?}");
+                let nodes = if of_all { 0..self.nodes.len() } else { node..node + 1 };
+                nodes.for_each(|node| self.network.cut((node, frontend), cut));
             }
             24 => {
                 let latency = rng.choice([500, 5_000, 200_000, 3_000_000]).unwrap_or(500);
@@ -143,13 +158,14 @@ impl World {
                 let is_lost = rng.bool();
                 trace!(self.trace, "watches are cut; frontend {frontend} loses the API server: {is_lost}");
                 self.frontends[frontend].set_link(!is_lost);
-                self.api.cut_watches();
+                self.replicas.iter().for_each(ApiServer::cut_watches);
             }
             37..41 => self.api_fault(rng),
             _ => {
                 let kind = rng.choice(KINDS).unwrap_or(Resource::Service);
-                trace!(self.trace, "API server, {kind:?}: healthy");
-                self.api.set_faults(kind, |current| *current = Faults::default());
+                let (replica, api) = self.replica(rng);
+                trace!(self.trace, "replica {replica} of the API server, {kind:?}: healthy");
+                api.set_faults(kind, |current| *current = Faults::default());
             }
         }
     }
@@ -170,8 +186,21 @@ impl World {
             bookmarks: rng.bool(),
             streaming: rng.bool(),
             events: rng.u8(0..6) > 0,
+            frozen_at: None,
         };
-        trace!(self.trace, "API server, {kind:?}: {faults:?}");
-        self.api.set_faults(kind, |current| *current = faults);
+        let (replica, api) = self.replica(rng);
+        trace!(self.trace, "replica {replica} of the API server, {kind:?}: {faults:?}");
+        api.set_faults(kind, |current| *current = faults);
     }
+
+    /// One of the replicas of the API server.
+    fn replica(&self, rng: &mut Rng) -> (usize, &ApiServer) {
+        let replica = rng.usize(..self.replicas.len());
+        (replica, &self.replicas[replica])
+    }
+}
+
+/// A replica of the API server has the current objects again.
+fn thaw(api: &ApiServer) {
+    KINDS.iter().for_each(|kind| api.set_faults(*kind, |faults| faults.frozen_at = None));
 }
