@@ -2,8 +2,11 @@
 //! and for tests as a fake that checks what the kernel checks.
 
 mod dry_run;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
+#[cfg_attr(not(test), allow(dead_code, clippy::unwrap_used, reason = "tests use all of it, and may panic"))]
 pub(crate) mod fake;
+#[cfg(feature = "testing")]
+mod memory;
 mod programs;
 
 use std::{future::Future, time::Duration};
@@ -15,6 +18,8 @@ use proto::model::IpFamily;
 
 use crate::plan::Script;
 pub(crate) use dry_run::{BeforeAfter, DryRun, DryRunResult};
+#[cfg(feature = "testing")]
+pub use memory::Memory;
 pub(crate) use programs::IptablesKernel;
 
 /// The rules of both families.

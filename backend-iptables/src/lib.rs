@@ -43,6 +43,8 @@ use proto::model::IpFamily;
 
 use data_plane::IptablesDataPlane;
 pub use data_plane::LoopbackRouting;
+#[cfg(feature = "testing")]
+pub use kernel::Memory;
 use kernel::{DryRun, IptablesKernel};
 
 /// The iptables backend.

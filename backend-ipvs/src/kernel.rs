@@ -2,8 +2,11 @@
 //! for tests as a fake that checks what the kernel checks.
 
 mod dry_run;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
+#[cfg_attr(not(test), allow(dead_code, clippy::unwrap_used, reason = "tests use all of it, and may panic"))]
 pub(crate) mod fake;
+#[cfg(feature = "testing")]
+mod memory;
 pub(crate) mod netlink;
 pub(crate) mod rules;
 
@@ -31,6 +34,8 @@ use crate::{
     settings::Arp,
 };
 pub(crate) use dry_run::DryRun;
+#[cfg(feature = "testing")]
+pub use memory::Memory;
 pub(crate) use netlink::Netlink;
 
 /// The device that has the VIPs.

@@ -53,6 +53,8 @@ use iptables::{SavedRules, VariantSelection};
 use proto::model::IpFamily;
 
 use data_plane::IpvsDataPlane;
+#[cfg(feature = "testing")]
+pub use kernel::Memory;
 use kernel::{
     DryRun, Kernel as _, Netlink, Ours,
     netlink::{Worker, open as open_kernel},

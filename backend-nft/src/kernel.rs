@@ -3,8 +3,11 @@
 
 mod dry_run;
 mod encode;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
+#[cfg_attr(not(test), allow(dead_code, clippy::unwrap_used, reason = "tests use all of it, and may panic"))]
 pub(crate) mod fake;
+#[cfg(feature = "testing")]
+mod memory;
 mod netlink;
 
 use std::{future::Future, time::Duration};
@@ -15,6 +18,8 @@ use proto::model::{IpFamily, PerFamily};
 
 use crate::{desired::EndpointKeys, observed::Listings, plan::Operation};
 pub(crate) use dry_run::DryRun;
+#[cfg(feature = "testing")]
+pub use memory::Memory;
 pub(crate) use netlink::Netlink;
 
 /// One of the two tables of a family.

@@ -69,6 +69,8 @@ use backend::{dataplane::DataplaneOptions, driver::Driver};
 use proto::model::IpFamily;
 
 use data_plane::NftDataPlane;
+#[cfg(feature = "testing")]
+pub use kernel::Memory;
 use kernel::{DryRun, Kernel, Netlink};
 
 /// The nftables backend.

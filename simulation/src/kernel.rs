@@ -1,6 +1,8 @@
-//! The kernel of a node, which is a map, and a backend that programs it one service port at a time. Between two writes
-//! time passes, so that the process can be killed there. Each write must be a state that a frontend has committed for
-//! this node.
+//! The kernel of a node: a map, with a backend that programs it one service port at a time; or that of a real backend
+//! in memory ([`real`]). Between two writes time passes, so that the process can be killed there. Each write must be a
+//! state that a frontend has committed for this node.
+
+mod real;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,6 +17,8 @@ use proto::model::{FailureKind, ServicePortFailure, ServicePortKey};
 use tokio::{sync::Notify, time::sleep};
 
 use crate::oracle::NodeOracle;
+pub(crate) use real::NodeBackend;
+use real::{Memory, RealBackend};
 
 /// The kernel of a node. Clones share it.
 #[derive(Clone)]
@@ -27,9 +31,16 @@ pub(crate) struct SimulatedKernel {
 struct KernelState {
     rng: Rng,
     service_ports: BTreeMap<ServicePortKey, ServicePortState>,
+    memory: Memory,
+    /// Whether the backend has reported that it cannot program an IP family.
+    is_degraded: bool,
     /// What another program has removed since the last write.
     tampered: BTreeSet<ServicePortKey>,
     writes: u64,
+    /// How often another program has changed `memory`.
+    memory_changes: u64,
+    /// How many of these have been repaired.
+    repaired_changes: u64,
     faults: KernelFaults,
 }
 
@@ -38,7 +49,7 @@ struct KernelState {
 pub(crate) struct KernelFaults {
     /// The probability that a call fails, in percent.
     pub(crate) fails: u8,
-    /// Service ports of this name are rejected.
+    /// Service ports of this name are rejected, by kernels that are maps.
     pub(crate) rejects: Option<String>,
     /// The longest time of a write, in microseconds.
     pub(crate) slow: u64,
@@ -53,15 +64,50 @@ pub(crate) struct SimulatedBackend {
 }
 
 impl SimulatedKernel {
-    pub(crate) fn new(rng: Rng, oracle: NodeOracle) -> Self {
-        let faults = KernelFaults { slow: 1_000, ..KernelFaults::default() };
-        let state = KernelState { rng, service_ports: BTreeMap::new(), tampered: BTreeSet::new(), writes: 0, faults };
+    pub(crate) fn new(mut rng: Rng, oracle: NodeOracle) -> Self {
+        let state = KernelState {
+            memory: Memory::choose(&mut rng),
+            rng,
+            service_ports: BTreeMap::new(),
+            is_degraded: false,
+            tampered: BTreeSet::new(),
+            writes: 0,
+            memory_changes: 0,
+            repaired_changes: 0,
+            faults: KernelFaults { slow: 1_000, ..KernelFaults::default() },
+        };
         Self { state: Arc::new(Mutex::new(state)), drift: Arc::new(Notify::new()), oracle }
     }
 
     /// A backend as a new process has it.
-    pub(crate) fn backend(&self) -> SimulatedBackend {
-        SimulatedBackend { kernel: self.clone(), queue: BTreeSet::new(), failed: BTreeSet::new() }
+    pub(crate) fn backend(&self) -> NodeBackend {
+        let memory = self.lock().memory.clone();
+        match memory {
+            Memory::Map => NodeBackend::Map(SimulatedBackend {
+                kernel: self.clone(),
+                queue: BTreeSet::new(),
+                failed: BTreeSet::new(),
+            }),
+            Memory::Nft(memory) => NodeBackend::Nft(RealBackend::new(self.clone(), memory)),
+            Memory::Iptables(memory) => NodeBackend::Iptables(RealBackend::new(self.clone(), memory)),
+            Memory::Ipvs(memory) => NodeBackend::Ipvs(RealBackend::new(self.clone(), memory)),
+        }
+    }
+
+    /// What programs it, for people.
+    pub(crate) fn name(&self) -> &'static str {
+        self.lock().memory.name()
+    }
+
+    /// Whether everything is repaired that another program has changed in the memory of a real backend.
+    pub(crate) fn is_repaired(&self) -> bool {
+        let state = self.lock();
+        state.repaired_changes == state.memory_changes
+    }
+
+    /// Whether the backend has reported that it cannot program an IP family.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.lock().is_degraded
     }
 
     pub(crate) fn service_ports(&self) -> BTreeMap<ServicePortKey, ServicePortState> {
@@ -91,12 +137,18 @@ impl SimulatedKernel {
         let mut state = self.lock();
         state.service_ports.clear();
         state.tampered.clear();
+        state.memory.reboot();
     }
 
     /// Another program removes a service port.
     pub(crate) fn tamper(&self) {
         let mut state = self.lock();
-        let KernelState { rng, service_ports, .. } = &mut *state;
+        let KernelState { rng, service_ports, memory, .. } = &mut *state;
+        if memory.remove_any(rng.usize(..)) {
+            state.memory_changes += 1;
+            drop(state);
+            return self.drift.notify_one();
+        }
         if let Some(key) = rng.choice(service_ports.keys()).cloned() {
             service_ports.remove(&key);
             state.tampered.insert(key);

@@ -92,7 +92,8 @@ impl NodeOracle {
         is_unconfirmed: bool,
     ) {
         let mut history = self.lock();
-        let begin = start.and_then(|start| history.indexes(start)?.last().copied()).unwrap_or_default();
+        // After a lost operation the file may contain the earlier of two states.
+        let begin = start.and_then(|start| history.indexes(start)?.first().copied()).unwrap_or_default();
         history.process = Some(ProcessHistory {
             progress,
             start,
@@ -135,6 +136,11 @@ impl NodeOracle {
         if let Err(reason) = self.lock().check_write(key, service) {
             self.violation(format_args!("the kernel got {key}, {reason}: {service:?}"));
         }
+    }
+
+    /// A backend has reported success, but the kernel is not as it should be.
+    pub(crate) fn programmed_wrong(&self, text: std::fmt::Arguments<'_>) {
+        self.violation(text);
     }
 
     /// What must be true between two steps.
@@ -198,7 +204,7 @@ impl NodeOracle {
             let progress = process.progress.borrow();
             let was_withheld = process.withheld_at.is_some_and(|at| self.trace.elapsed() < at + AFTER_WITHHELD);
             let is_partial = progress.withheld_service_ports > 0 || progress.unconfirmed_service_ports > 0;
-            if *unfinished > 0 || was_withheld || is_partial {
+            if *unfinished > 0 || was_withheld || is_partial || kernel.is_degraded() {
                 return;
             }
         }

@@ -184,7 +184,7 @@ impl NodeProcess {
     }
 
     pub(crate) fn start(&mut self) {
-        trace!(self.trace, "start node {}", self.number);
+        trace!(self.trace, "start node {}, {}", self.number, self.kernel.name());
         let (network, oracle) = (self.network.clone(), self.oracle.clone());
         let connect = NodeConnect { network, node: self.number, oracle, kernel: self.kernel.clone() };
         let options = RunnerOptions { max_loss: self.max_loss, ..RunnerOptions::new(node_name(self.number)) };

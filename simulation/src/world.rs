@@ -185,6 +185,9 @@ impl World {
     fn arrived(&self) {
         for node in &self.nodes {
             let name = objects::node_name(node.number);
+            if !node.kernel.is_repaired() {
+                return self.trace.violation(format_args!("{name} has not restored what another program has removed"));
+            }
             if let Some(differences) = reference::difference(&self.api, &name, &node.kernel.service_ports()) {
                 let text = format!("{name} does not have a change, without faults: {differences}");
                 return self.trace.violation(format_args!("{text}"));

@@ -91,12 +91,12 @@ impl FakeKernel {
         self.0.lock().unwrap().rulesets[family].clone()
     }
 
-    /// Every chain with its rules; those of shared chains sorted, because their order does not matter.
+    /// Every chain with its rules; those of shared and built-in chains sorted, because their order does not matter.
     pub(crate) fn shape(&self, family: IpFamily) -> Vec<String> {
         let ruleset = self.ruleset(family);
         let chains = ruleset.chains().map(|(table, name, chain)| {
             let mut rules = chain.rules.clone();
-            if SharedChain::of(table, name).is_some() {
+            if SharedChain::of(table, name).is_some() || chain.policy.is_some() {
                 rules.sort_unstable();
             }
             format!("{table} {name}\n  {}", rules.join("\n  "))
@@ -110,6 +110,24 @@ impl FakeKernel {
         for lines in transactions(script) {
             execute(&mut self.0.lock().unwrap().rulesets[family], &lines, &[]).unwrap();
         }
+    }
+
+    /// Deletes everything but the built-in chains.
+    pub(crate) fn clear(&self) {
+        let Self(state) = Self::default();
+        std::mem::swap(&mut *self.0.lock().unwrap(), &mut *state.lock().unwrap());
+    }
+
+    /// Removes a rule, as another process would. Whether there is one.
+    pub(crate) fn remove_any(&self, number: usize) -> bool {
+        let ruleset = self.ruleset(IpFamily::V4);
+        let rules: Vec<_> = ruleset
+            .chains()
+            .flat_map(|(table, name, chain)| chain.rules.iter().map(move |rule| (table, name, rule)))
+            .collect();
+        let Some((table, name, rule)) = number.checked_rem(rules.len()).map(|index| rules[index]) else { return false };
+        self.change_by_other(IpFamily::V4, &format!("*{table}\n-D {name} {rule}\nCOMMIT\n"));
+        true
     }
 
     /// From now on rules that contain one of these texts are rejected.

@@ -61,6 +61,21 @@ impl Fake {
         self.lock().objects.remove(object);
     }
 
+    /// Deletes everything.
+    pub(crate) fn clear(&self) {
+        *self.lock() = Inner::default();
+    }
+
+    /// Removes an object that nothing refers to, as another process would. Whether there is one.
+    pub(crate) fn remove_any(&self, number: usize) -> bool {
+        let mut inner = self.lock();
+        let is_listed = |object: &&Object| matches!(object, Object::SetEntry(..) | Object::Address(_));
+        let mut objects: Vec<_> = inner.objects.keys().filter(is_listed).copied().collect();
+        objects.sort_unstable_by_key(|object| format!("{object:?}"));
+        let Some(object) = number.checked_rem(objects.len()).map(|index| objects[index]) else { return false };
+        inner.objects.remove(&object).is_some()
+    }
+
     /// Gives every destination this number of connections.
     pub(crate) fn connect(&self, count: u32) {
         let mut inner = self.lock();

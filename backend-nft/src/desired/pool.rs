@@ -158,13 +158,13 @@ impl PoolChain {
     }
 
     /// The map with the endpoints that it selects from.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) const fn endpoints(self) -> Map {
         endpoints(self.kind.class(), self.count)
     }
 
     /// The same for rules of session affinity.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) const fn affine_endpoints(self) -> Map {
         affinity_maps(self.kind.class()).endpoints
     }

@@ -3,7 +3,7 @@
 use netlink::nft::{DataType, Set, SetFlags};
 use proto::model::IpFamily;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 use {
     super::{Element, ElementData},
     backend::dataplane::Vip,
@@ -163,7 +163,7 @@ impl Map {
     }
 
     /// Whether the map has elements with this type of VIP and data.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) const fn accepts(self, element: &Element) -> bool {
         let has_shape = matches!(
             (self.vip_shape(), element.vip),

@@ -191,6 +191,25 @@ impl Fake {
         self.0.lock().unwrap().reachable.replace(Vec::new()).unwrap_or_default()
     }
 
+    /// Deletes everything.
+    pub(crate) fn clear(&self) {
+        *self.0.lock().unwrap() = FakeState::default();
+    }
+
+    /// Removes an element that no rule has written, as another process would. Whether there is one.
+    pub(crate) fn remove_any(&self, number: usize) -> bool {
+        let mut state = self.0.lock().unwrap();
+        let tables = [&mut state.tables.v4[0]].into_iter().flatten();
+        for table in tables {
+            let keys: Vec<_> = table.elements.keys().cloned().collect();
+            if let Some(key) = number.checked_rem(keys.len()).map(|index| &keys[index]) {
+                table.elements.remove(key);
+                return true;
+            }
+        }
+        false
+    }
+
     /// Changes the elements of the IPv4 table, as another process would.
     pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<ElementKey, ElementData>)) {
         change(&mut self.0.lock().unwrap().tables.v4[0].as_mut().unwrap().elements);

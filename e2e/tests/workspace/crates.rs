@@ -26,7 +26,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fairlead-e2e", &["*"]),
     (
         "fairlead-simulation",
-        &["fairlead-backend", "fairlead-fake-api-server", "fairlead-frontend", "fairlead-proto", "fairlead-runtime"],
+        &[
+            "fairlead-backend",
+            "fairlead-backend-*",
+            "fairlead-fake-api-server",
+            "fairlead-frontend",
+            "fairlead-proto",
+            "fairlead-runtime",
+        ],
     ),
     (
         "fairlead-differential",

@@ -1,0 +1,82 @@
+//! The kernel in memory under a real data plane, for simulations.
+
+use anyhow::Result;
+use backend::{
+    Drift,
+    dataplane::DataplaneOptions,
+    driver::Driver,
+    testing::{Gate, MemoryKernel},
+};
+use iptables::RestoreError;
+use proto::model::IpFamily;
+
+use super::{Kernel, Suspicion, fake::FakeKernel};
+use crate::{data_plane::IptablesDataPlane, plan::Script};
+
+/// The rules of both families in memory. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Memory(FakeKernel);
+
+/// One behind a gate.
+#[derive(Debug)]
+pub struct Gated {
+    kernel: FakeKernel,
+    gate: Gate,
+}
+
+impl MemoryKernel for Memory {
+    type Backend = Driver<IptablesDataPlane<Gated>>;
+
+    fn backend(&self, gate: Gate) -> Self::Backend {
+        Driver::new(IptablesDataPlane::new(Gated { kernel: self.0.clone(), gate }, DataplaneOptions::default()))
+    }
+
+    fn content(&self) -> Vec<String> {
+        let mut content: Vec<_> = IpFamily::ALL
+            .into_iter()
+            .flat_map(|family| self.0.shape(family).into_iter().map(move |chain| format!("{family} {chain}")))
+            .collect();
+        content.sort_unstable();
+        content
+    }
+
+    fn reboot(&self) {
+        self.0.clear();
+    }
+
+    fn remove_any(&self, number: usize) -> bool {
+        self.0.remove_any(number)
+    }
+}
+
+impl Kernel for Gated {
+    async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
+        self.gate.pass().await?;
+        self.kernel.save(family).await
+    }
+
+    fn max_lines(&self) -> usize {
+        self.kernel.max_lines()
+    }
+
+    fn script_lines(&self, rules: usize) -> usize {
+        self.kernel.script_lines(rules)
+    }
+
+    async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
+        self.gate.pass().await.map_err(RestoreError::Failed)?;
+        let restored = self.kernel.restore(family, script).await;
+        self.kernel.take_restores();
+        self.gate.pass().await.map_err(RestoreError::Failed)?;
+        restored
+    }
+
+    async fn program(&mut self, family: IpFamily) -> Result<String> {
+        self.kernel.program(family).await
+    }
+
+    async fn suspect(&mut self) -> Suspicion {
+        self.gate.changed().await;
+        Suspicion::Drift(Drift::Possible)
+    }
+}

@@ -1,0 +1,114 @@
+//! The kernel in memory under a real data plane, for simulations.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Result;
+use backend::{
+    InstalledObject,
+    driver::Driver,
+    testing::{Gate, MemoryKernel},
+};
+use netlink::ipvs::VirtualServerKey;
+use proto::model::PerFamily;
+
+use super::{Base, ConnectionCounts, Kernel, Listing, Ours, Prepared, Rejected, Summary, fake::Fake};
+use crate::{
+    data_plane::IpvsDataPlane,
+    desired::Rules,
+    object::{Object, Value, Weight},
+    plan::Operation,
+    settings::Settings,
+};
+
+/// Virtual servers, sets, addresses and rules in memory. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Memory(Fake);
+
+/// One behind a gate.
+#[derive(Debug)]
+pub struct Gated {
+    kernel: Fake,
+    gate: Gate,
+}
+
+impl MemoryKernel for Memory {
+    type Backend = Driver<IpvsDataPlane<Gated>>;
+
+    fn backend(&self, gate: Gate) -> Self::Backend {
+        Driver::new(IpvsDataPlane::new(Gated { kernel: self.0.clone(), gate }, Settings::default()))
+    }
+
+    fn content(&self) -> Vec<String> {
+        let objects = self.0.objects();
+        // What drains depends on when it was removed, and a mark on which were free: it stands for its entries.
+        let kept = objects.iter().filter(|(_, value)| !matches!(value, Value::Weight(Weight::Draining(_))));
+        let mut entries = BTreeMap::<u32, BTreeSet<String>>::new();
+        for (object, value) in &objects {
+            if let Value::Mark(mark) = value {
+                entries.entry(mark.raw()).or_default().insert(format!("{object:?}"));
+            }
+        }
+        let text = |(object, value): (&Object, &Value)| match (object, value) {
+            (Object::Server(VirtualServerKey::FwMark(family, mark)), value) => {
+                format!("Server({family:?} {:?}) {value:?}", entries.get(mark))
+            }
+            (Object::Destination(VirtualServerKey::FwMark(family, mark), address), value) => {
+                format!("Destination({family:?} {:?}, {address}) {value:?}", entries.get(mark))
+            }
+            (object, Value::Mark(_)) => format!("{object:?} with a mark"),
+            (object, value) => format!("{object:?} {value:?}"),
+        };
+        let mut content: Vec<_> = kept.map(text).collect();
+        content.sort_unstable();
+        content
+    }
+
+    fn reboot(&self) {
+        self.0.clear();
+    }
+
+    fn remove_any(&self, number: usize) -> bool {
+        self.0.remove_any(number)
+    }
+}
+
+impl Kernel for Gated {
+    async fn prepare(&mut self, base: Base) -> Result<Prepared> {
+        self.gate.pass().await?;
+        self.kernel.prepare(base).await
+    }
+
+    async fn list(&mut self, ours: Ours) -> Result<Listing> {
+        self.gate.pass().await?;
+        self.kernel.list(ours).await
+    }
+
+    async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Rejected>> {
+        self.gate.pass().await?;
+        let rejected = self.kernel.commit(operations).await;
+        self.kernel.log();
+        self.gate.pass().await?;
+        rejected
+    }
+
+    async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<ConnectionCounts> {
+        self.gate.pass().await?;
+        self.kernel.connections(servers).await
+    }
+
+    async fn summary(&mut self) -> Result<Summary> {
+        self.kernel.summary().await
+    }
+
+    async fn has_rules(&mut self, rules: PerFamily<Rules>) -> Result<bool> {
+        self.kernel.has_rules(rules).await
+    }
+
+    async fn installed_objects(&mut self, ours: Ours) -> Result<Vec<InstalledObject>> {
+        self.kernel.installed_objects(ours).await
+    }
+
+    async fn cleanup(&mut self, ours: Ours) -> Result<()> {
+        self.kernel.cleanup(ours).await
+    }
+}

@@ -1,0 +1,80 @@
+//! The kernel in memory under a real data plane, for simulations.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use backend::{
+    Drift,
+    dataplane::DataplaneOptions,
+    driver::{CommitError, Driver},
+    testing::{Gate, MemoryKernel},
+};
+use proto::model::{IpFamily, PerFamily};
+
+use super::{Kernel, TableRole, fake::Fake};
+use crate::{data_plane::NftDataPlane, desired::EndpointKeys, observed::Listings, plan::Operation};
+
+/// nf_tables in memory. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Memory(Fake);
+
+/// One behind a gate.
+#[derive(Debug)]
+pub struct Gated {
+    kernel: Fake,
+    gate: Gate,
+}
+
+impl MemoryKernel for Memory {
+    type Backend = Driver<NftDataPlane<Gated>>;
+
+    fn backend(&self, gate: Gate) -> Self::Backend {
+        Driver::new(NftDataPlane::new(Gated { kernel: self.0.clone(), gate }, DataplaneOptions::default()))
+    }
+
+    fn content(&self) -> Vec<String> {
+        let tables = self.0.tables();
+        let mut content: Vec<_> = tables.iter().flat_map(|(_, table)| table).map(|table| table.shape()).collect();
+        if self.0.has_standby() {
+            content.push("a standby table".to_owned());
+        }
+        content.sort_unstable();
+        content
+    }
+
+    fn reboot(&self) {
+        self.0.clear();
+    }
+
+    fn remove_any(&self, number: usize) -> bool {
+        self.0.remove_any(number)
+    }
+}
+
+impl Kernel for Gated {
+    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listings>> {
+        self.gate.pass().await?;
+        self.kernel.list(keys).await
+    }
+
+    async fn tables(&mut self) -> Result<Vec<(IpFamily, TableRole)>> {
+        self.gate.pass().await?;
+        Kernel::tables(&mut self.kernel).await
+    }
+
+    async fn select(&mut self, targets: PerFamily<TableRole>) -> Result<()> {
+        self.kernel.select(targets).await
+    }
+
+    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
+        self.gate.pass().await.map_err(CommitError::Failed)?;
+        let committed = self.kernel.commit(operations).await;
+        self.gate.pass().await.map_err(CommitError::Failed)?;
+        committed
+    }
+
+    async fn drifted(&mut self) -> Drift {
+        self.gate.changed().await;
+        Drift::Possible
+    }
+}

@@ -1,0 +1,70 @@
+//! Kernels in memory under the real code of a backend, for simulations: time passes around each call, which may fail,
+//! or during which the process may be killed.
+
+use std::{fmt, sync::Arc};
+
+use anyhow::Result;
+use futures::future::BoxFuture;
+use tokio::sync::Notify;
+
+use crate::Backend;
+
+/// What happens before and after each call of a kernel. Clones share it.
+#[derive(Clone)]
+pub struct Gate {
+    pass: Arc<dyn Fn() -> BoxFuture<'static, Result<()>> + Send + Sync>,
+    drift: Arc<Notify>,
+}
+
+/// A kernel in memory that makes the checks of the real one. Clones share its content, which outlives backends.
+pub trait MemoryKernel: Clone + Default + Send + 'static {
+    /// What programs it.
+    type Backend: Backend;
+
+    /// A backend as a new process has it.
+    fn backend(&self, gate: Gate) -> Self::Backend;
+
+    /// Everything in it, without what depends on the order of changes, sorted.
+    fn content(&self) -> Vec<String>;
+
+    /// The node restarts: it contains nothing.
+    fn reboot(&self);
+
+    /// Another program removes an object, for example the one with this number. Whether there is one.
+    fn remove_any(&self, number: usize) -> bool;
+}
+
+// === impl Gate ===
+
+impl Gate {
+    /// Calls `pass` before and after each call of the kernel; its error is that of the call. `drift`: another program
+    /// has changed the kernel.
+    pub fn new(pass: impl Fn() -> BoxFuture<'static, Result<()>> + Send + Sync + 'static, drift: Arc<Notify>) -> Self {
+        Self { pass: Arc::new(pass), drift }
+    }
+
+    /// A gate that is always open.
+    #[must_use]
+    pub fn open() -> Self {
+        Self::new(|| Box::pin(async { Ok(()) }), Arc::default())
+    }
+
+    /// Passes the gate.
+    ///
+    /// # Errors
+    /// That of the call to the kernel.
+    pub async fn pass(&self) -> Result<()> {
+        (self.pass)().await
+    }
+
+    /// Returns when another program has changed the kernel.
+    pub async fn changed(&self) {
+        self.drift.notified().await;
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Gate").finish_non_exhaustive()
+    }
+}
