@@ -10,6 +10,7 @@
 //! ```
 
 mod cleaner;
+mod requests;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -28,6 +29,11 @@ use crate::{
     ServicePortState,
     dataplane::{Vip, vips},
 };
+
+/// What the requests are built on.
+mod sync {
+    pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+}
 
 /// Whether stale UDP flows are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,10 +7,12 @@
 //! | `disk` | `backend/src/disk/queue.rs` |
 //! | `tokens` | `frontend/src/identity/tokens/cache.rs` |
 //! | `connections` | `runtime/src/connections.rs` |
+//! | `conntrack` | `backend/src/conntrack/requests.rs` |
 #![allow(dead_code, unreachable_pub, reason = "files of other crates, of which a model uses a part")]
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a panic is how a model fails")]
 
 pub mod connections;
+pub mod conntrack;
 pub mod disk;
 pub mod tokens;
 

@@ -1,6 +1,6 @@
 //! Runs each model.
 
-use concurrency::{connections, disk, tokens};
+use concurrency::{connections, conntrack, disk, tokens};
 
 #[test]
 fn appended_bytes_are_written_in_order_and_once() {
@@ -35,4 +35,14 @@ fn failed_reviews_leave_no_entry() {
 #[test]
 fn bounds_hold_and_every_evicted_connection_is_told() {
     connections::bounds_hold_and_every_evicted_connection_is_told();
+}
+
+#[test]
+fn last_cleanup_sees_the_last_change() {
+    conntrack::last_cleanup_sees_the_last_change();
+}
+
+#[test]
+fn thread_that_is_closed_ends() {
+    conntrack::thread_that_is_closed_ends();
 }

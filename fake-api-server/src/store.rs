@@ -1,7 +1,7 @@
 //! Objects in all their versions, as etcd keeps them until it compacts.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Bound::{Excluded, Unbounded},
     sync::Arc,
 };
@@ -23,6 +23,8 @@ pub(crate) struct Store {
     objects: BTreeMap<ObjectKey, Vec<Revision>>,
     /// The object that each version has written.
     history: BTreeMap<u64, ObjectKey>,
+    /// All writes, also those that were compacted or taken back. No object gets a version twice.
+    written: BTreeSet<(u64, ObjectKey)>,
 }
 
 #[derive(Clone, Debug)]
@@ -88,7 +90,7 @@ impl StoredObject {
 
 impl Default for Store {
     fn default() -> Self {
-        Self { version: 1, compacted: 0, objects: BTreeMap::new(), history: BTreeMap::new() }
+        Self { version: 1, compacted: 0, objects: BTreeMap::new(), history: BTreeMap::new(), written: BTreeSet::new() }
     }
 }
 
@@ -99,25 +101,38 @@ impl Store {
 
     /// Creates or replaces an object, whose namespace and name are in its metadata.
     pub(crate) fn put(&mut self, resource: Resource, mut object: Value) -> u64 {
-        self.version += 1;
         let fields = object.as_object_mut().expect("an object");
         fields.remove("kind");
         fields.remove("apiVersion");
         let metadata = fields["metadata"].as_object_mut().expect("an object with metadata");
-        metadata.insert("resourceVersion".to_owned(), self.version.to_string().into());
-        metadata.entry("uid").or_insert_with(|| format!("00000000-0000-4000-8000-{:012x}", self.version).into());
-        metadata.entry("creationTimestamp").or_insert_with(|| "2026-01-01T00:00:00Z".into());
         let text = |field: &str| metadata.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
         let key = (resource, text("namespace"), text("name"));
         assert!(!key.2.is_empty(), "an object needs metadata.name");
+        self.advance(&key);
+        metadata.insert("resourceVersion".to_owned(), self.version.to_string().into());
+        metadata.entry("uid").or_insert_with(|| format!("00000000-0000-4000-8000-{:012x}", self.version).into());
+        metadata.entry("creationTimestamp").or_insert_with(|| "2026-01-01T00:00:00Z".into());
         self.write(key, Some(StoredObject::new(object)))
     }
 
     /// Deletes an object. `None` if there is none.
     pub(crate) fn delete(&mut self, key: &ObjectKey) -> Option<u64> {
         self.get(key)?;
-        self.version += 1;
+        self.advance(key);
         Some(self.write(key.clone(), None))
+    }
+
+    /// After a restore, an object may get the version of a write that was taken back. No client can notice that.
+    fn advance(&mut self, key: &ObjectKey) {
+        self.version += 1;
+        while !self.written.insert((self.version, key.clone())) {
+            self.version += 1;
+        }
+    }
+
+    /// Remembers the versions of another history.
+    pub(crate) fn remember(&mut self, other: &mut Self) {
+        self.written.append(&mut other.written);
     }
 
     fn write(&mut self, key: ObjectKey, object: Option<Arc<StoredObject>>) -> u64 {

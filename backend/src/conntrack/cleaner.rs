@@ -10,9 +10,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    mem,
     net::IpAddr,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -30,42 +29,25 @@ use runtime::{
 use tokio::sync::watch;
 use tracing::{debug, error, info};
 
-use super::{ConntrackCleanup, UdpServicePort, UdpVips};
+use super::{ConntrackCleanup, UdpServicePort, UdpVips, requests::CleanupRequests};
 use crate::{NodeState, Progress, metrics::Metrics, pending::Work};
 
 /// The number of flows that are deleted together.
 const BATCH: usize = 256;
 
-/// The pause after a cleanup, as a multiple of its duration: half of a core at most.
-const PAUSE_FACTOR: u32 = 1;
-
-/// The longest pause.
-const MAX_PAUSE: Duration = Duration::from_secs(10);
-
 /// The sync loop's side. None of its calls blocks. Dropping it ends the thread after the current cleanup.
 #[derive(Debug)]
-pub(crate) struct ConntrackCleaner(Option<Arc<Shared>>);
-
-#[derive(Debug, Default)]
-struct Shared {
-    requests: Mutex<Requests>,
-    changed: Condvar,
-}
+pub(crate) struct ConntrackCleaner(Option<CleanupRequests<Updates>>);
 
 /// What the sync loop has recorded since the thread last took it: one entry at most for each service port.
 #[derive(Debug, Default)]
-struct Requests {
+struct Updates {
     /// The UDP service ports that changed; `None`: removed.
-    updates: BTreeMap<ServicePortKey, Option<UdpServicePort>>,
+    service_ports: BTreeMap<ServicePortKey, Option<UdpServicePort>>,
     /// The addresses of the Node object, if they changed.
     node_addresses: Option<Vec<IpAddr>>,
     /// The UDP service ports that are not programmed, if they changed.
     failed: Option<BTreeSet<ServicePortKey>>,
-    /// A cleanup is due.
-    is_due: bool,
-    is_cleaning: bool,
-    is_failing: bool,
-    is_closed: bool,
 }
 
 /// The flows of the kernel. Every call blocks.
@@ -101,7 +83,7 @@ struct CleanerThread<T> {
 /// What the thread knows of the newest state.
 #[derive(Debug)]
 struct NewestState {
-    shared: Arc<Shared>,
+    requests: CleanupRequests<Updates>,
     service_ports: BTreeMap<ServicePortKey, UdpServicePort>,
     node_addresses: Vec<IpAddr>,
     failed: BTreeSet<ServicePortKey>,
@@ -128,9 +110,9 @@ impl ConntrackCleaner {
         if mode == ConntrackCleanup::Disabled {
             return Self(None);
         }
-        let shared = Arc::<Shared>::default();
+        let requests = CleanupRequests::default();
         let newest = NewestState {
-            shared: shared.clone(),
+            requests: requests.clone(),
             service_ports: BTreeMap::new(),
             node_addresses: Vec::new(),
             failed: BTreeSet::new(),
@@ -141,41 +123,37 @@ impl ConntrackCleaner {
             error!(%error, "cannot start the thread that deletes stale UDP flows");
             return Self(None);
         }
-        Self(Some(shared))
+        Self(Some(requests))
     }
 
     /// Records what `work` is about to program, at a cost proportional to the change.
     pub(crate) fn prepare(&self, work: &Work, state: &NodeState) {
-        let Some(shared) = &self.0 else { return };
-        let mut requests = shared.requests();
+        let Some(requests) = &self.0 else { return };
         let update = |key: &ServicePortKey| (key.clone(), state.service_port(key).map(UdpServicePort::of));
         let is_udp = |key: &&ServicePortKey| key.protocol == Protocol::Udp;
-        match work {
-            Work::Reconcile => requests.updates.extend(state.service_ports().keys().filter(is_udp).map(update)),
-            Work::Apply(changes) => requests.updates.extend(changes.service_ports.iter().filter(is_udp).map(update)),
-        }
-        if concerns_node(work) {
-            requests.node_addresses = Some(state.node().addresses.clone());
-        }
+        requests.record(|Updates { service_ports, node_addresses, .. }| {
+            match work {
+                Work::Reconcile => service_ports.extend(state.service_ports().keys().filter(is_udp).map(update)),
+                Work::Apply(changes) => service_ports.extend(changes.service_ports.iter().filter(is_udp).map(update)),
+            }
+            if concerns_node(work) {
+                *node_addresses = Some(state.node().addresses.clone());
+            }
+        });
     }
 
     /// Requests a cleanup after `work` has been programmed, except for these service ports.
     pub(crate) fn programmed<'a>(&self, work: &Work, failed: impl Iterator<Item = &'a ServicePortKey>) {
-        let Some(shared) = &self.0 else { return };
-        let mut requests = shared.requests();
+        let Some(requests) = &self.0 else { return };
         let udp = failed.filter(|key| key.protocol == Protocol::Udp);
-        requests.failed = Some(udp.cloned().collect());
-        requests.is_due |= concerns_udp(work) || requests.is_failing;
-        drop(requests);
-        shared.changed.notify_all();
+        requests.request(|updates| updates.failed = Some(udp.cloned().collect()), concerns_udp(work));
     }
 }
 
 impl Drop for ConntrackCleaner {
     fn drop(&mut self) {
-        if let Some(shared) = &self.0 {
-            shared.requests().is_closed = true;
-            shared.changed.notify_all();
+        if let Some(requests) = &self.0 {
+            requests.close();
         }
     }
 }
@@ -195,43 +173,18 @@ fn concerns_node(work: &Work) -> bool {
     }
 }
 
-// === impl Shared ===
-
-impl Shared {
-    fn requests(&self) -> MutexGuard<'_, Requests> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until a cleanup is due. Returns false when there will be none.
-    fn wait(&self) -> bool {
-        let is_idle = |requests: &mut Requests| !requests.is_due && !requests.is_closed;
-        let waited = self.changed.wait_while(self.requests(), is_idle);
-        let mut requests = waited.unwrap_or_else(PoisonError::into_inner);
-        (requests.is_due, requests.is_cleaning) = (false, true);
-        !requests.is_closed
-    }
-
-    /// Records the end of a cleanup, and pauses.
-    fn finish(&self, is_failing: bool, took: Duration) {
-        let mut requests = self.requests();
-        (requests.is_cleaning, requests.is_failing) = (false, is_failing);
-        self.changed.notify_all();
-        let pause = (took * PAUSE_FACTOR).min(MAX_PAUSE);
-        drop(self.changed.wait_timeout_while(requests, pause, |requests| !requests.is_closed));
-    }
-}
-
 // === impl CleanerThread ===
 
 impl<T: FlowTable> CleanerThread<T> {
     fn run(mut self) {
-        let shared = self.newest.shared.clone();
-        while shared.wait() {
+        let requests = self.newest.requests.clone();
+        while requests.wait() {
             let begun = Instant::now();
             let result = self.clean_up();
             let (is_failing, took) = (result.is_err(), begun.elapsed());
             self.report(result, took);
-            shared.finish(is_failing, took);
+            requests.finish(is_failing);
+            requests.pause(took);
         }
     }
 
@@ -280,13 +233,9 @@ impl<T: FlowTable> CleanerThread<T> {
 impl NewestState {
     /// Takes what the sync loop has recorded. Returns whether anything changed.
     fn update(&mut self) -> bool {
-        let (updates, node_addresses, failed) = {
-            let mut requests = self.shared.requests();
-            let Requests { updates, node_addresses, failed, .. } = &mut *requests;
-            (mem::take(updates), node_addresses.take(), failed.take())
-        };
-        let mut changed = !updates.is_empty();
-        for (key, service_port) in updates {
+        let Updates { service_ports, node_addresses, failed } = self.requests.take();
+        let mut changed = !service_ports.is_empty();
+        for (key, service_port) in service_ports {
             match service_port {
                 Some(service_port) => self.service_ports.insert(key, service_port),
                 None => self.service_ports.remove(&key),

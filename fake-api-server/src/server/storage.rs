@@ -48,8 +48,11 @@ impl ApiServer {
     }
 
     /// Takes all later changes back, and restarts all replicas: their watches are cut.
-    pub fn restore(&self, Backup(store): Backup) {
-        *self.store() = store;
+    pub fn restore(&self, Backup(mut store): Backup) {
+        let mut current = self.store();
+        store.remember(&mut current);
+        *current = store;
+        drop(current);
         self.0.storage.send(|cuts| *cuts += 1);
     }
 

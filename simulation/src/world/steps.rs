@@ -17,8 +17,7 @@ impl World {
         let node = rng.usize(..self.nodes.len());
         match rng.u8(0..100) {
             0..46 => {
-                let change = objects::change(&self.api, rng, self.size);
-                trace!(self.trace, "{change}");
+                self.change_object(rng);
             }
             46 => {
                 trace!(self.trace, "delete all slices");
@@ -49,7 +48,7 @@ impl World {
                     self.api.restore(backup);
                     // Sometimes it soon reaches the version that watches had reached.
                     while rng.u8(0..16) > 0 && self.api.version() < version {
-                        let _ = objects::change(&self.api, rng, self.size);
+                        self.change_object(rng);
                     }
                 } else {
                     self.backup = Some(self.api.backup());
@@ -69,6 +68,11 @@ impl World {
             }
             _ => self.disturb(rng).await,
         }
+    }
+
+    fn change_object(&self, rng: &mut Rng) {
+        let change = objects::change(&self.api, rng, self.size);
+        trace!(self.trace, "{change}, version {}", self.api.version());
     }
 
     /// Changes that every node notices, and one of another program.

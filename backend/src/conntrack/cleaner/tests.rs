@@ -1,7 +1,12 @@
 //! Tests with the kernel, in a network namespace, whose flows the `conntrack` command creates, and with a table that
 //! blocks.
 
-use std::{collections::BTreeSet, net::SocketAddr, process::Command, sync::mpsc};
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    process::Command,
+    sync::{Mutex, mpsc},
+};
 
 use netlink::{
     conntrack::{ConntrackZone, Tuple},
@@ -80,9 +85,8 @@ impl Fixture {
     fn sync(&self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
         self.cleaner.prepare(work, state);
         self.cleaner.programmed(work, failures.iter().map(|failure| &failure.key));
-        if let Some(shared) = &self.cleaner.0 {
-            let is_busy = |requests: &mut Requests| requests.is_due || requests.is_cleaning;
-            drop(shared.changed.wait_while(shared.requests(), is_busy).unwrap());
+        if let Some(requests) = &self.cleaner.0 {
+            requests.wait_idle();
         }
     }
 
@@ -141,7 +145,7 @@ fn failed_cleanup_is_repeated_after_any_change() {
         insert_all();
         let fixture = Fixture::of_kernel();
         fixture.cleaner.prepare(&Work::Reconcile, &dns());
-        fixture.cleaner.0.as_ref().unwrap().requests().is_failing = true;
+        fixture.cleaner.0.as_ref().unwrap().finish(true);
         fixture.sync(&apply("default/web"), &dns(), &[]);
         assert_eq!(fixture.deleted_flows(), 4);
     });
@@ -220,7 +224,7 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
     for round in 0..1000 {
         // Returns although the first dump never ends.
         begin(&apply("default/dns/udp"), &dns_at(["10.244.1.2:53", "10.244.1.3:53"][round % 2]));
-        assert_eq!(fixture.cleaner.0.as_ref().unwrap().requests().updates.len(), 1);
+        fixture.cleaner.0.as_ref().unwrap().record(|updates| assert_eq!(updates.service_ports.len(), 1));
     }
     permit.send(()).unwrap();
     permit.send(()).unwrap();
@@ -240,7 +244,6 @@ fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     // The endpoint of the flows is added while the dump runs, and is not programmed yet.
     fixture.cleaner.prepare(&apply("default/dns/udp"), &dns_at("10.244.1.9:53"));
     permit.send(()).unwrap();
-    let shared = fixture.cleaner.0.as_ref().unwrap();
-    until(|| !shared.requests().is_cleaning);
+    fixture.cleaner.0.as_ref().unwrap().wait_idle();
     assert_eq!(record.lock().unwrap().1, [0; 0]);
 }

@@ -1,0 +1,108 @@
+//! What the sync loop has recorded for the thread that deletes flows, and when that is due. Compiled again in
+//! `concurrency/`, where the primitives of `sync` are those of a scheduler that tries many interleavings.
+
+use std::{mem, time::Duration};
+
+use super::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// The pause after a cleanup, as a multiple of its duration: half of a core at most.
+const PAUSE_FACTOR: u32 = 1;
+
+/// The longest pause.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+
+/// Shared by the sync loop, whose calls never block, and the thread.
+#[derive(Debug)]
+pub(crate) struct CleanupRequests<U>(Arc<Shared<U>>);
+
+#[derive(Debug)]
+struct Shared<U> {
+    state: Mutex<RequestState<U>>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct RequestState<U> {
+    /// What was recorded since the thread last took it.
+    updates: U,
+    /// A cleanup is due.
+    is_due: bool,
+    is_cleaning: bool,
+    is_failing: bool,
+    is_closed: bool,
+}
+
+impl<U> Clone for CleanupRequests<U> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<U: Default> Default for CleanupRequests<U> {
+    fn default() -> Self {
+        Self(Arc::new(Shared { state: Mutex::new(RequestState::default()), changed: Condvar::new() }))
+    }
+}
+
+impl<U: Default> CleanupRequests<U> {
+    /// Records a change.
+    pub(crate) fn record(&self, record: impl FnOnce(&mut U)) {
+        record(&mut self.state().updates);
+    }
+
+    /// Records a change, and requests a cleanup if it `needs` one, or if the last one has failed.
+    pub(crate) fn request(&self, record: impl FnOnce(&mut U), needs: bool) {
+        let mut state = self.state();
+        record(&mut state.updates);
+        state.is_due |= needs || state.is_failing;
+        drop(state);
+        self.0.changed.notify_all();
+    }
+
+    /// Ends the thread after the current cleanup.
+    pub(crate) fn close(&self) {
+        self.state().is_closed = true;
+        self.0.changed.notify_all();
+    }
+
+    /// Takes what was recorded.
+    pub(crate) fn take(&self) -> U {
+        mem::take(&mut self.state().updates)
+    }
+
+    /// Waits until a cleanup is due. Returns false when there will be none.
+    pub(crate) fn wait(&self) -> bool {
+        let is_idle = |state: &mut RequestState<U>| !state.is_due && !state.is_closed;
+        let waited = self.0.changed.wait_while(self.state(), is_idle);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        (state.is_due, state.is_cleaning) = (false, true);
+        !state.is_closed
+    }
+
+    /// Records the end of a cleanup.
+    pub(crate) fn finish(&self, is_failing: bool) {
+        let mut state = self.state();
+        (state.is_cleaning, state.is_failing) = (false, is_failing);
+        drop(state);
+        self.0.changed.notify_all();
+    }
+
+    /// Pauses after a cleanup that `took` this long, unless there will be none.
+    pub(crate) fn pause(&self, took: Duration) {
+        let pause = (took * PAUSE_FACTOR).min(MAX_PAUSE);
+        drop(self.0.changed.wait_timeout_while(self.state(), pause, |state| !state.is_closed));
+    }
+
+    fn state(&self) -> MutexGuard<'_, RequestState<U>> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<U: Default> CleanupRequests<U> {
+    /// Waits until no cleanup runs or is due.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for tests and models"))]
+    pub(crate) fn wait_idle(&self) {
+        let is_busy = |state: &mut RequestState<U>| state.is_due || state.is_cleaning;
+        drop(self.0.changed.wait_while(self.state(), is_busy).unwrap_or_else(PoisonError::into_inner));
+    }
+}
