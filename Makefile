@@ -102,7 +102,7 @@ simulate: setup ## simulate clusters with faults; SECONDS=120, or SEED=n to repl
 	@cargo build --quiet --locked --profile simulation -p fairlead-simulation
 	@$(TARGET_DIR)/simulation/simulate $(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink),--seconds $(or $(SECONDS),120))
 
-mutants: setup ## simulate mutants of our own code, each of which must be caught; SEEDS=200, at most, for each
+mutants: setup ## simulate mutants of our own code, each of which must be caught; SEEDS=800, at most, for each
 	@simulation/mutants/run $(MUTANTS)
 
 differential: setup ## compare the backends, and KUBE_PROXY=/path/to/kube-proxy, on random clusters; SECONDS=60, or SEED=n (root or sudo)

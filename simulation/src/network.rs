@@ -12,7 +12,10 @@ use backend::{Connect, Session, SessionMessages};
 use fastrand::Rng;
 use frontend::Frontend;
 use futures::{FutureExt as _, future::BoxFuture};
-use proto::model::{Batch, ClientMessage, Features, Hello, ServerMessage};
+use proto::{
+    encoded::{EncodedMessage, ReceivedMessage},
+    model::{Batch, ClientMessage, Features, Hello, ServerMessage},
+};
 use runtime::Shutdown;
 use tokio::{
     sync::{mpsc, watch},
@@ -300,7 +303,7 @@ impl Connect for NodeConnect {
                     }
                 }
             });
-            Ok(Session { messages: SessionMessages::Local(messages), replies })
+            Ok(Session { messages: SessionMessages::Remote(messages), replies })
         }
         .boxed()
     }
@@ -315,7 +318,7 @@ struct Pumps {
 }
 
 impl Pumps {
-    async fn to_node(&self, from: &mut mpsc::Receiver<ServerMessage>, to: &mpsc::Sender<ServerMessage>) {
+    async fn to_node(&self, from: &mut mpsc::Receiver<ServerMessage>, to: &mpsc::Sender<ReceivedMessage>) {
         let Self { network, pair: (node, frontend), oracle, .. } = self;
         loop {
             let message = tokio::select! {
@@ -334,8 +337,9 @@ impl Pumps {
                 sleep(network.latency() + network.delay(*node, number)).await;
                 let Ok(permit) = to.reserve().await else { return };
                 trace!(network.0.trace, "{frontend} to node {node}: {}", summary(&part));
+                let Some(received) = self.over_the_wire(&part) else { return };
                 self.mirror().received(&part);
-                permit.send(part);
+                permit.send(received);
             }
         }
     }
@@ -362,6 +366,19 @@ impl Pumps {
             biased;
             () = receive => {}
             () = deliver => {}
+        }
+    }
+
+    /// A message as the node decodes it; `None`: it is another one.
+    fn over_the_wire(&self, sent: &ServerMessage) -> Option<ReceivedMessage> {
+        let bytes = EncodedMessage::new(sent).to_bytes();
+        let received = ReceivedMessage::decode(EncodedMessage::from_bytes(bytes));
+        match received {
+            Ok(received) if received.message == *sent => Some(received),
+            other => {
+                self.network.0.trace.violation(format_args!("{sent:?} arrives as {other:?}"));
+                None
+            }
         }
     }
 
