@@ -182,7 +182,7 @@ impl<K> IptablesDataPlane<K> {
                 return Ok(None);
             }
             Err(error) => {
-                self.families.failed(family, format!("{error:#}"))?;
+                self.families.unreadable(family, format!("{error:#}"))?;
                 return Ok(None);
             }
         };
@@ -282,6 +282,16 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
 
     fn families(&self) -> Option<&UsableFamilies> {
         Some(&self.families)
+    }
+
+    async fn may_be_usable(&mut self) -> bool {
+        for family in self.families.due() {
+            if let Ok(Some(_)) = self.kernel.save(family).await {
+                return true;
+            }
+            self.families.postpone(family);
+        }
+        false
     }
 
     async fn drifted(&mut self, applied: &mut Option<AppliedState>) -> Drift {

@@ -3,7 +3,7 @@
 
 mod dry_run;
 #[cfg(any(test, feature = "testing"))]
-#[cfg_attr(not(test), allow(dead_code, clippy::unwrap_used, reason = "tests use all of it, and may panic"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "tests use all of it"))]
 pub(crate) mod fake;
 #[cfg(feature = "testing")]
 mod memory;

@@ -4,7 +4,8 @@
 mod dry_run;
 mod encode;
 #[cfg(any(test, feature = "testing"))]
-#[cfg_attr(not(test), allow(dead_code, clippy::unwrap_used, reason = "tests use all of it, and may panic"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "tests use all of it"))]
+#[allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 pub(crate) mod fake;
 #[cfg(feature = "testing")]
 mod memory;

@@ -385,11 +385,16 @@ impl<P: DataPlane> Backend for Driver<P> {
     }
 
     async fn drifted(&mut self) -> Drift {
-        let retry_at = self.plane.families().and_then(UsableFamilies::retry_at);
-        tokio::select! {
-            drift = self.plane.drifted(&mut self.applied) => drift,
-            // The next reconcile tries the family again.
-            () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => Drift::Possible,
+        loop {
+            let retry_at = self.plane.families().and_then(UsableFamilies::retry_at);
+            tokio::select! {
+                drift = self.plane.drifted(&mut self.applied) => return drift,
+                () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
+            }
+            if self.plane.may_be_usable().await {
+                // The next reconcile tries the family again.
+                return Drift::Possible;
+            }
         }
     }
 

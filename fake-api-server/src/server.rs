@@ -294,8 +294,12 @@ impl ApiServer {
             RequestKind::Write => faults.writes,
             _ => faults.lists,
         };
+        let cuts = self.cuts();
         if let Some(failure) = fail(fault).await {
             return respond(failure);
+        }
+        if self.cuts() != cuts {
+            return respond(Answer::error(503, "the server has restarted"));
         }
         match kind {
             RequestKind::Watch | RequestKind::StreamedList => {

@@ -88,7 +88,7 @@ impl SimulatedKernel {
                 queue: BTreeSet::new(),
                 failed: BTreeSet::new(),
             }),
-            Memory::Nft(memory) => NodeBackend::Nft(RealBackend::new(self.clone(), memory)),
+            Memory::Nft(memory) => NodeBackend::Nft(Box::new(RealBackend::new(self.clone(), memory))),
             Memory::Iptables(memory) => NodeBackend::Iptables(RealBackend::new(self.clone(), memory)),
             Memory::Ipvs(memory) => NodeBackend::Ipvs(RealBackend::new(self.clone(), memory)),
         }

@@ -82,6 +82,12 @@ pub(crate) fn fill(api: &ApiServer, rng: &mut Rng, size: ClusterSize) {
     }
 }
 
+/// The names of all Node objects.
+pub(crate) fn node_names(api: &ApiServer) -> BTreeSet<String> {
+    let nodes = api.list(Resource::Node);
+    nodes.iter().filter_map(|node| node["metadata"]["name"].as_str()).map(str::to_owned).collect()
+}
+
 pub(crate) fn node_name(number: usize) -> String {
     format!("node-{number}")
 }

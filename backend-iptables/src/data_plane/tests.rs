@@ -11,6 +11,7 @@ use backend::{
 };
 use iptables::{Ruleset, Table};
 use proto::model::Operation;
+use tokio::time::timeout;
 
 use super::*;
 use crate::{
@@ -255,6 +256,31 @@ async fn a_family_without_iptables_is_left_out() {
     let error = driver.reconcile_all(&current).await.unwrap_err();
     let reasons = "IPv4: iptables is not installed; IPv6: ip6tables is not installed";
     assert_eq!(error.to_string(), format!("no IP family can be programmed: {reasons}"));
+}
+
+/// The rules of a family cannot be read for an hour: the other one is not read again meanwhile, and both are programmed
+/// soon after.
+#[tokio::test(start_paused = true)]
+async fn family_that_cannot_be_read_is_left_out_for_seconds_longer() {
+    let both = mk_state().service("default/web", |web| {
+        let web = web.cluster_ip("10.96.0.1").cluster_ip("fd00:96::1");
+        web.endpoints(["10.244.1.1:80", "[fd00:244::1]:80"])
+    });
+    let (both, reference) = (both.build(), FakeKernel::default());
+    driver(&reference).reconcile_all(&both).await.unwrap();
+    let kernel = FakeKernel::default();
+    kernel.set_unreadable(Some(IpFamily::V4));
+    let mut driver = driver(&kernel);
+    driver.reconcile_all(&both).await.unwrap_err();
+    let report = driver.reconcile_all(&both).await.unwrap();
+    assert_eq!(report.unusable_families, [(IpFamily::V4, "read the IPv4 tables: cannot allocate memory".to_owned())]);
+    timeout(Duration::from_secs(3600), driver.drifted()).await.unwrap_err();
+
+    kernel.set_unreadable(None);
+    let drifted = timeout(Duration::from_secs(30), driver.drifted()).await;
+    assert_eq!(drifted, Ok(Drift::Possible));
+    assert_eq!(driver.reconcile_all(&both).await.unwrap().unusable_families, []);
+    assert_eq!(kernel.shape(IpFamily::V4), reference.shape(IpFamily::V4));
 }
 
 /// See [`FakeKernel::set_unsupported`].

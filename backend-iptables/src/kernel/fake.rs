@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use backend::{dataplane::DataplaneOptions, driver::Driver};
 use iptables::{RestoreError, Ruleset, Table, target};
 use proto::model::{IpFamily, PerFamily};
@@ -27,6 +27,8 @@ struct FakeState {
     rulesets: PerFamily<Ruleset>,
     /// Families without iptables.
     missing: BTreeSet<IpFamily>,
+    /// A family whose rules cannot be read.
+    unreadable: Option<IpFamily>,
     /// A family without the table nat.
     unsupported: Option<IpFamily>,
     /// Rules that contain one of these texts are rejected.
@@ -157,6 +159,11 @@ impl FakeKernel {
         self.0.lock().unwrap().missing.insert(family);
     }
 
+    /// The rules of this family cannot be read from now on.
+    pub(crate) fn set_unreadable(&self, family: Option<IpFamily>) {
+        self.0.lock().unwrap().unreadable = family;
+    }
+
     /// Supports all families but this one from now on.
     pub(crate) fn set_unsupported(&self, family: Option<IpFamily>) {
         self.0.lock().unwrap().unsupported = family;
@@ -176,6 +183,7 @@ impl FakeKernel {
 impl Kernel for FakeKernel {
     async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
         let state = self.0.lock().unwrap();
+        ensure!(state.unreadable != Some(family), "cannot allocate memory");
         Ok((!state.missing.contains(&family)).then(|| state.rulesets[family].to_string()))
     }
 

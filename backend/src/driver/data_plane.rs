@@ -53,6 +53,12 @@ pub trait DataPlane: Send + 'static {
         None
     }
 
+    /// Whether a family that cannot be programmed is to be tried again now: it is due, and may be usable. A check that
+    /// costs less than the attempt, which is a reconcile.
+    fn may_be_usable(&mut self) -> impl Future<Output = bool> + Send {
+        async { true }
+    }
+
     /// Which other service ports have to be programmed because these have changed.
     fn dependents(
         &self,

@@ -12,6 +12,10 @@ use tracing::debug;
 /// attempt. An attempt reads the kernel, as after a restart.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(600));
 
+/// The longest time until a family whose rules could not be read is read again. The reason may have been a lack of
+/// memory, and rules of an earlier process may still be there.
+const MAX_READ_DELAY: Duration = Duration::from_secs(30);
+
 /// Which families are programmed.
 #[derive(Clone, Debug, Default)]
 pub struct UsableFamilies(PerFamily<FamilyUse>);
@@ -31,6 +35,8 @@ struct FamilyUse {
 struct FamilyFailure {
     reason: String,
     retry_at: Instant,
+    /// The longest time until the next attempt.
+    max_delay: Duration,
 }
 
 // === impl UsableFamilies ===
@@ -71,11 +77,25 @@ impl UsableFamilies {
     /// If that cannot be programmed either, if this is the first failure, or if this family was programmed before: then
     /// the whole sync has failed, and is tried again within a second.
     pub fn failed(&mut self, family: IpFamily, reason: String) -> Result<()> {
+        self.fails_again(family, &reason)?;
+        self.unavailable(family, reason)
+    }
+
+    /// The rules of a family cannot be read. See [`Self::failed`].
+    ///
+    /// # Errors
+    /// Those of [`Self::failed`].
+    pub fn unreadable(&mut self, family: IpFamily, reason: String) -> Result<()> {
+        self.fails_again(family, &reason)?;
+        self.leave_out(family, reason, MAX_READ_DELAY)
+    }
+
+    fn fails_again(&mut self, family: IpFamily, reason: &str) -> Result<()> {
         let FamilyUse { was_programmed, has_failed, .. } = &mut self.0[family];
         if *was_programmed || !std::mem::replace(has_failed, true) {
             bail!("{family}: {reason}");
         }
-        self.unavailable(family, reason)
+        Ok(())
     }
 
     /// What a family needs is not installed.
@@ -83,10 +103,14 @@ impl UsableFamilies {
     /// # Errors
     /// If the other one cannot be programmed either.
     pub fn unavailable(&mut self, family: IpFamily, reason: String) -> Result<()> {
+        self.leave_out(family, reason, RETRY_DELAY.1)
+    }
+
+    fn leave_out(&mut self, family: IpFamily, reason: String, max_delay: Duration) -> Result<()> {
         let FamilyUse { delay, .. } = self.0[family];
-        let delay = (delay * 2).clamp(RETRY_DELAY.0, RETRY_DELAY.1);
+        let delay = (delay * 2).clamp(RETRY_DELAY.0, max_delay);
         debug!(%family, reason, retry_in_ms = delay.as_millis(), "cannot program an IP family");
-        let failure = FamilyFailure { reason, retry_at: Instant::now() + delay };
+        let failure = FamilyFailure { reason, retry_at: Instant::now() + delay, max_delay };
         self.0[family] = FamilyUse { failure: Some(failure), has_failed: true, delay, was_programmed: false };
         if self.iter().next().is_some() {
             return Ok(());
@@ -101,6 +125,23 @@ impl UsableFamilies {
     pub fn unusable(&self) -> Vec<(IpFamily, String)> {
         let families = self.0.iter();
         families.filter_map(|(family, of)| Some((family, of.failure.as_ref()?.reason.clone()))).collect()
+    }
+
+    /// The families whose delay is over.
+    #[must_use]
+    pub fn due(&self) -> Vec<IpFamily> {
+        let now = Instant::now();
+        let is_due = |of: &FamilyUse| of.failure.as_ref().is_some_and(|failure| failure.retry_at <= now);
+        self.0.iter().filter(|(_, of)| is_due(of)).map(|(family, _)| family).collect()
+    }
+
+    /// A family that is due cannot be programmed yet.
+    pub fn postpone(&mut self, family: IpFamily) {
+        let FamilyUse { failure, delay, .. } = &mut self.0[family];
+        if let Some(FamilyFailure { retry_at, max_delay, .. }) = failure {
+            *delay = (*delay * 2).clamp(RETRY_DELAY.0, *max_delay);
+            *retry_at = Instant::now() + *delay;
+        }
     }
 
     /// When a family is tried again.

@@ -27,7 +27,7 @@ pub(super) enum Memory {
 /// The backend of a node.
 pub(crate) enum NodeBackend {
     Map(SimulatedBackend),
-    Nft(RealBackend<backend_nft::Memory>),
+    Nft(Box<RealBackend<backend_nft::Memory>>),
     Iptables(RealBackend<backend_iptables::Memory>),
     Ipvs(RealBackend<backend_ipvs::Memory>),
 }
