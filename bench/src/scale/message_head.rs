@@ -36,8 +36,8 @@ impl MessageHead {
     /// Reads the first [`HEAD`] bytes of a message.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self> {
         let mut fields = Fields(bytes);
-        let (field, _) = fields.tag()?;
-        fields.varint()?;
+        let (field, _) = fields.tag().context("an empty message")?;
+        fields.varint().context("a message without a length")?;
         let mut values = [0; 6];
         // Operations are field 3 of a batch, length-delimited, and come last.
         while let Some((number, value)) = fields.next()? {
@@ -59,43 +59,74 @@ impl MessageHead {
 impl Fields<'_> {
     /// The next number; `None` at the end, and at a field that the head does not contain completely.
     fn next(&mut self) -> Result<Option<(u64, u64)>> {
-        if self.0.is_empty() {
-            return Ok(None);
+        while let Some((number, wire_type)) = self.tag() {
+            let value = match wire_type {
+                0 => self.varint(),
+                1 => self.fixed(),
+                2 => {
+                    let length = self.varint().and_then(|length| usize::try_from(length).ok());
+                    let Some(rest) = length.and_then(|length| self.0.get(length..)) else { return Ok(None) };
+                    self.0 = rest;
+                    continue;
+                }
+                other => bail!("wire type {other} in a message"),
+            };
+            return Ok(value.map(|value| (number, value)));
         }
-        let (number, wire_type) = self.tag()?;
-        match wire_type {
-            0 => Ok(Some((number, self.varint()?))),
-            1 => {
-                let (bytes, rest) = self.0.split_first_chunk().context("a number is truncated")?;
-                self.0 = rest;
-                Ok(Some((number, u64::from_le_bytes(*bytes))))
-            }
-            2 => {
-                let length = self.varint()?;
-                let Some(rest) = usize::try_from(length).ok().and_then(|length| self.0.get(length..)) else {
-                    return Ok(None);
-                };
-                self.0 = rest;
-                self.next()
-            }
-            other => bail!("wire type {other} in a message"),
-        }
+        Ok(None)
     }
 
-    fn tag(&mut self) -> Result<(u64, u64)> {
+    fn tag(&mut self) -> Option<(u64, u64)> {
         self.varint().map(|tag| (tag >> 3, tag & 7))
     }
 
-    fn varint(&mut self) -> Result<u64> {
+    fn fixed(&mut self) -> Option<u64> {
+        let (bytes, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*bytes))
+    }
+
+    fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
-            let (byte, rest) = self.0.split_first().context("a message is truncated")?;
+            let (byte, rest) = self.0.split_first()?;
             self.0 = rest;
             value |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
-                return Ok(value);
+                return Some(value);
             }
         }
-        bail!("a varint of more than 64 bits")
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{
+        encoded::{EncodedMessage, EncodedOperation},
+        model::{Batch, KindVersions, Operation, Protocol, Revision, ServicePortKey, SourceVersion},
+    };
+
+    use super::*;
+
+    /// Operations of each length, so that the head ends at each place of one.
+    #[test]
+    fn a_head_may_end_anywhere_in_an_operation() {
+        for length in 0..2 * HEAD {
+            let key = ServicePortKey::new("shop", "x".repeat(length % 7), "", Protocol::Tcp);
+            let batch = Batch {
+                base: Revision(1),
+                target: Revision(2),
+                operations: Vec::new(),
+                commit: true,
+                oldest_trigger: None,
+                source_version: SourceVersion(3),
+                kind_versions: KindVersions::default(),
+            };
+            let operation = EncodedOperation::new(&Operation::RemoveServicePort(key));
+            let bytes = EncodedMessage::batch(&batch, vec![operation; 1 + length / 7]).to_bytes();
+            let head = MessageHead::read(&bytes[..bytes.len().min(HEAD)]).unwrap();
+            assert_eq!(head, MessageHead::Batch { target: 2, commit: true, trigger: 0 });
+        }
     }
 }
