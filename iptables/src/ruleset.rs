@@ -58,7 +58,8 @@ impl Ruleset {
     pub fn parse(saved: &str) -> Result<Self> {
         let mut ruleset = Self::default();
         let mut table = None;
-        for (number, line) in (1..).zip(saved.lines()) {
+        // Not `lines`, which removes a carriage return from the end of a rule.
+        for (number, line) in (1..).zip(saved.split_terminator('\n')) {
             if let Some(name) = line.strip_prefix('*') {
                 table = Some(Table::from_name(name));
             } else if line == "COMMIT" {
@@ -77,7 +78,7 @@ impl Ruleset {
     /// Executes a script on this copy. Lines that cannot be executed are skipped.
     pub fn execute(&mut self, script: &str) {
         let mut table = None;
-        for line in script.lines() {
+        for line in script.split_terminator('\n') {
             match line.strip_prefix('*') {
                 Some(name) => table = Table::from_name(name),
                 None => drop(table.and_then(|table| self.line(table, line))),

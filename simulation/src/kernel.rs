@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Result, bail};
 use backend::{Backend, Changes, Drift, NodeState, ServicePortState, SyncReport};
 use fastrand::Rng;
-use proto::model::{FailureKind, ServicePortFailure, ServicePortKey};
+use proto::model::{FailureKind, IpFamily, ServicePortFailure, ServicePortKey};
 use tokio::{sync::Notify, time::sleep};
 
 use crate::oracle::NodeOracle;
@@ -51,6 +51,8 @@ pub(crate) struct KernelFaults {
     pub(crate) fails: u8,
     /// Service ports of this name are rejected, by kernels that are maps.
     pub(crate) rejects: Option<String>,
+    /// An IP family that kernels of real backends cannot program.
+    pub(crate) unsupported: Option<IpFamily>,
     /// The longest time of a write, in microseconds.
     pub(crate) slow: u64,
 }
@@ -125,7 +127,9 @@ impl SimulatedKernel {
     }
 
     pub(crate) fn set_faults(&self, faults: KernelFaults) {
-        self.lock().faults = faults;
+        let mut state = self.lock();
+        state.memory.set_unsupported(faults.unsupported);
+        state.faults = faults;
     }
 
     pub(crate) fn set_rejects(&self, rejects: Option<String>) {
@@ -138,6 +142,7 @@ impl SimulatedKernel {
         state.service_ports.clear();
         state.tampered.clear();
         state.memory.reboot();
+        state.memory.set_unsupported(state.faults.unsupported);
     }
 
     /// Another program removes a service port.

@@ -44,6 +44,10 @@ impl MemoryKernel for Memory {
         self.0.clear();
     }
 
+    fn set_unsupported(&self, family: Option<IpFamily>) {
+        self.0.set_unsupported(family);
+    }
+
     fn remove_any(&self, number: usize) -> bool {
         self.0.remove_any(number)
     }

@@ -9,7 +9,7 @@ use backend::{
     testing::{Gate, MemoryKernel},
 };
 use netlink::ipvs::VirtualServerKey;
-use proto::model::PerFamily;
+use proto::model::{IpFamily, PerFamily};
 
 use super::{Base, ConnectionCounts, Kernel, Listing, Ours, Prepared, Rejected, Summary, fake::Fake};
 use crate::{
@@ -65,6 +65,10 @@ impl MemoryKernel for Memory {
 
     fn reboot(&self) {
         self.0.clear();
+    }
+
+    fn set_unsupported(&self, family: Option<IpFamily>) {
+        self.0.set_unusable(family);
     }
 
     fn remove_any(&self, number: usize) -> bool {

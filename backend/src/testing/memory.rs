@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 
 use anyhow::Result;
 use futures::future::BoxFuture;
+use proto::model::IpFamily;
 use tokio::sync::Notify;
 
 use crate::Backend;
@@ -29,6 +30,9 @@ pub trait MemoryKernel: Clone + Default + Send + 'static {
 
     /// The node restarts: it contains nothing.
     fn reboot(&self);
+
+    /// It cannot program this IP family from now on.
+    fn set_unsupported(&self, family: Option<IpFamily>);
 
     /// Another program removes an object, for example the one with this number. Whether there is one.
     fn remove_any(&self, number: usize) -> bool;

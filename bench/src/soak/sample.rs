@@ -34,15 +34,15 @@ impl Measured {
     }
 }
 
-/// Memory, open files and threads of a process.
-pub(super) fn process(name: &str, process: &Process) -> Result<[Measured; 3]> {
+/// Memory, which may grow by this number of kB, open files and threads of a process.
+pub(super) fn process(name: &str, process: &Process, growth: f64) -> Result<[Measured; 3]> {
     let proc = Path::new("/proc").join(process.pid().to_string());
     let count = |directory: &str| -> Result<f64> {
         let path = proc.join(directory);
         Ok(fs::read_dir(&path).with_context(|| path.display().to_string())?.count() as f64)
     };
     Ok([
-        Measured::new(format!("{name} RSS kB"), lab::memory(process)?.resident as f64, 4096.0),
+        Measured::new(format!("{name} RSS kB"), lab::memory(process)?.resident as f64, growth),
         Measured::new(format!("{name} files"), count("fd")?, 8.0),
         Measured::new(format!("{name} threads"), count("task")?, 3.0),
     ])

@@ -23,7 +23,10 @@ use rustls::{
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::sample::{self, Measured};
+use super::{
+    NOISE_KB,
+    sample::{self, Measured},
+};
 use crate::{
     lab,
     scale::{cluster::node_name, fleet::Fleet, metrics::FleetMetrics},
@@ -146,11 +149,12 @@ impl Stage {
         Ok(())
     }
 
-    /// All samples: of processes that run all the time, of namespaces, and of the machine.
-    pub(super) fn sample(&self) -> Result<Vec<Measured>> {
-        let mut sample = Vec::from(sample::process("frontend 2", &self.frontends[1])?);
+    /// All samples: of processes that run all the time, of namespaces, and of the machine. The frontend may grow by
+    /// this number of kB.
+    pub(super) fn sample(&self, frontend_growth: f64) -> Result<Vec<Measured>> {
+        let mut sample = Vec::from(sample::process("frontend 2", &self.frontends[1], frontend_growth)?);
         for (node, backend) in self.cluster.nodes().iter().zip(&self.backends).take(FIRST_RESTARTED) {
-            sample.extend(sample::process(&node.name, backend)?);
+            sample.extend(sample::process(&node.name, backend, NOISE_KB)?);
         }
         for (number, node) in self.cluster.nodes().iter().enumerate() {
             let flows = node.netns.run(|| fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count"))?;

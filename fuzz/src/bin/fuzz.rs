@@ -13,7 +13,7 @@ fn target() -> &'static FuzzTarget {
     let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
     FuzzTarget::named(&name).unwrap_or_else(|| {
         eprintln!("fuzz: FUZZ_TARGET={name} is none of:");
-        fuzz::TARGETS.iter().for_each(|target| eprintln!("{}", target.name));
+        fuzz::TARGETS.iter().for_each(|target| println!("{}", target.name));
         process::exit(2)
     })
 }

@@ -9,7 +9,7 @@ use backend::{
     testing::{Gate, MemoryKernel, ProgramAll as _},
 };
 use fastrand::Rng;
-use proto::model::ServicePortKey;
+use proto::model::{IpFamily, ServicePortKey};
 use tokio::time::sleep;
 
 use super::{KernelState, SimulatedBackend, SimulatedKernel};
@@ -70,6 +70,16 @@ impl Memory {
             Self::Nft(memory) => memory.reboot(),
             Self::Iptables(memory) => memory.reboot(),
             Self::Ipvs(memory) => memory.reboot(),
+        }
+    }
+
+    /// It cannot program this IP family from now on.
+    pub(super) fn set_unsupported(&self, family: Option<IpFamily>) {
+        match self {
+            Self::Map => {}
+            Self::Nft(memory) => memory.set_unsupported(family),
+            Self::Iptables(memory) => memory.set_unsupported(family),
+            Self::Ipvs(memory) => memory.set_unsupported(family),
         }
     }
 

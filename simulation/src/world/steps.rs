@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fake_api_server::{ApiServer, Fault, Faults, Resource};
 use fastrand::Rng;
+use proto::model::IpFamily;
 
 use super::{KINDS, World};
 use crate::{clock, disk::DiskFaults, kernel::KernelFaults, network::Cut, objects, trace::trace};
@@ -150,6 +151,7 @@ impl World {
                     fails: rng.choice([0, 10, 60]).unwrap_or(0),
                     slow: rng.choice([100, 1_000, 500_000]).unwrap_or(100),
                     rejects: None,
+                    unsupported: rng.choice([None, None, Some(IpFamily::V4), Some(IpFamily::V6)]).flatten(),
                 };
                 trace!(self.trace, "kernel of node {node}: {faults:?}");
                 self.nodes[node].kernel.set_faults(faults);
