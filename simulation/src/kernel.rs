@@ -132,6 +132,12 @@ impl SimulatedKernel {
         state.faults = faults;
     }
 
+    pub(crate) fn set_unsupported(&self, family: Option<IpFamily>) {
+        let mut state = self.lock();
+        state.memory.set_unsupported(family);
+        state.faults.unsupported = family;
+    }
+
     pub(crate) fn set_rejects(&self, rejects: Option<String>) {
         self.lock().faults.rejects = rejects;
     }

@@ -67,6 +67,11 @@ impl World {
                 trace!(self.trace, "replica {replica} of the API server stays at version {version} of {kind:?}");
                 api.set_faults(kind, |faults| faults.frozen_at = Some(version));
             }
+            61 => {
+                let unsupported = rng.choice(IpFamily::ALL);
+                trace!(self.trace, "kernel of node {node} lacks {unsupported:?}");
+                self.nodes[node].kernel.set_unsupported(unsupported);
+            }
             _ => self.disturb(rng).await,
         }
     }
@@ -151,7 +156,7 @@ impl World {
                     fails: rng.choice([0, 10, 60]).unwrap_or(0),
                     slow: rng.choice([100, 1_000, 500_000]).unwrap_or(100),
                     rejects: None,
-                    unsupported: rng.choice([None, None, Some(IpFamily::V4), Some(IpFamily::V6)]).flatten(),
+                    unsupported: None,
                 };
                 trace!(self.trace, "kernel of node {node}: {faults:?}");
                 self.nodes[node].kernel.set_faults(faults);
