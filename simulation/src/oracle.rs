@@ -138,11 +138,6 @@ impl NodeOracle {
         }
     }
 
-    /// A backend has reported success, but the kernel is not as it should be.
-    pub(crate) fn programmed_wrong(&self, text: std::fmt::Arguments<'_>) {
-        self.violation(text);
-    }
-
     /// What must be true between two steps.
     pub(crate) fn check(&self) {
         let history = self.lock();
@@ -182,7 +177,8 @@ impl NodeOracle {
         self.lock().states.len()
     }
 
-    fn violation(&self, text: std::fmt::Arguments<'_>) {
+    /// An invariant is violated on this node.
+    pub(crate) fn violation(&self, text: std::fmt::Arguments<'_>) {
         self.trace.violation(format_args!("{}: {text}", self.node));
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Result, anyhow, ensure};
 use backend::{dataplane::DataplaneOptions, driver::Driver};
-use iptables::{RestoreError, Ruleset, Table, target};
+use iptables::{Chain, RestoreError, Ruleset, Table, target};
 use proto::model::{IpFamily, PerFamily};
 
 use super::{Kernel, Suspicion};
@@ -93,12 +93,17 @@ impl FakeKernel {
         self.0.lock().unwrap().rulesets[family].clone()
     }
 
-    /// Every chain with its rules; those of shared and built-in chains sorted, because their order does not matter.
+    /// Every chain with its rules; those of shared chains sorted, because their order does not matter.
     pub(crate) fn shape(&self, family: IpFamily) -> Vec<String> {
+        self.shape_but(family, |_| false)
+    }
+
+    /// The same; the rules of chains that are `unordered` are sorted, too.
+    pub(crate) fn shape_but(&self, family: IpFamily, unordered: fn(&Chain) -> bool) -> Vec<String> {
         let ruleset = self.ruleset(family);
         let chains = ruleset.chains().map(|(table, name, chain)| {
             let mut rules = chain.rules.clone();
-            if SharedChain::of(table, name).is_some() || chain.policy.is_some() {
+            if SharedChain::of(table, name).is_some() || unordered(chain) {
                 rules.sort_unstable();
             }
             format!("{table} {name}\n  {}", rules.join("\n  "))

@@ -32,9 +32,11 @@ impl MemoryKernel for Memory {
     }
 
     fn content(&self) -> Vec<String> {
+        // A rule that is restored is inserted first, so that the order in built-in chains depends on what was removed.
+        let shape = |family| self.0.shape_but(family, |chain| chain.policy.is_some());
         let mut content: Vec<_> = IpFamily::ALL
             .into_iter()
-            .flat_map(|family| self.0.shape(family).into_iter().map(move |chain| format!("{family} {chain}")))
+            .flat_map(|family| shape(family).into_iter().map(move |chain| format!("{family} {chain}")))
             .collect();
         content.sort_unstable();
         content

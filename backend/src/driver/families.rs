@@ -44,9 +44,8 @@ struct FamilyFailure {
 impl UsableFamilies {
     /// The kernel is about to be read: families whose delay is over are tried again.
     pub fn retry_due(&mut self) {
-        let now = Instant::now();
-        for family in IpFamily::ALL {
-            self.0[family].failure.take_if(|failure| failure.retry_at <= now);
+        for family in self.due() {
+            self.0[family].failure = None;
         }
     }
 

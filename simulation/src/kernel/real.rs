@@ -203,7 +203,7 @@ impl<M: MemoryKernel> RealBackend<M> {
             let surplus: Vec<_> = is.iter().filter(|object| !expected.contains(object)).collect();
             let missing: Vec<_> = expected.iter().filter(|object| !is.contains(object)).collect();
             let name = M::Backend::NAME;
-            self.kernel.oracle.programmed_wrong(format_args!(
+            self.kernel.oracle.violation(format_args!(
                 "{name} reported success, but the kernel\n  contains {surplus:#?}\n  lacks {missing:#?}"
             ));
         }
