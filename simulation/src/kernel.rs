@@ -16,7 +16,7 @@ use fastrand::Rng;
 use proto::model::{FailureKind, IpFamily, ServicePortFailure, ServicePortKey};
 use tokio::{sync::Notify, time::sleep};
 
-use crate::oracle::NodeOracle;
+use crate::{objects, oracle::NodeOracle};
 pub(crate) use real::NodeBackend;
 use real::{Memory, RealBackend};
 
@@ -42,6 +42,10 @@ struct KernelState {
     /// How many of these have been repaired.
     repaired_changes: u64,
     faults: KernelFaults,
+    /// The Services that were ever rejected, by name.
+    rejected: BTreeSet<String>,
+    /// Whether it ever lacked an IP family, which may reject any service port.
+    has_lacked_family: bool,
 }
 
 /// What a kernel does wrong.
@@ -49,8 +53,8 @@ struct KernelState {
 pub(crate) struct KernelFaults {
     /// The probability that a call fails, in percent.
     pub(crate) fails: u8,
-    /// Service ports of this name are rejected, by kernels that are maps.
-    pub(crate) rejects: Option<String>,
+    /// The Service with this number is rejected.
+    pub(crate) rejects: Option<usize>,
     /// An IP family that kernels of real backends cannot program.
     pub(crate) unsupported: Option<IpFamily>,
     /// The longest time of a write, in microseconds.
@@ -77,6 +81,8 @@ impl SimulatedKernel {
             memory_changes: 0,
             repaired_changes: 0,
             faults: KernelFaults { slow: 1_000, ..KernelFaults::default() },
+            rejected: BTreeSet::new(),
+            has_lacked_family: false,
         };
         Self { state: Arc::new(Mutex::new(state)), drift: Arc::new(Notify::new()), oracle }
     }
@@ -128,18 +134,29 @@ impl SimulatedKernel {
 
     pub(crate) fn set_faults(&self, faults: KernelFaults) {
         let mut state = self.lock();
-        state.memory.set_unsupported(faults.unsupported);
         state.faults = faults;
+        state.reach_memory();
     }
 
     pub(crate) fn set_unsupported(&self, family: Option<IpFamily>) {
         let mut state = self.lock();
-        state.memory.set_unsupported(family);
         state.faults.unsupported = family;
+        state.has_lacked_family |= family.is_some();
+        state.reach_memory();
     }
 
-    pub(crate) fn set_rejects(&self, rejects: Option<String>) {
-        self.lock().faults.rejects = rejects;
+    pub(crate) fn set_rejects(&self, rejects: Option<usize>) {
+        let mut state = self.lock();
+        state.faults.rejects = rejects;
+        state.rejected.extend(rejects.map(objects::service_name));
+        state.reach_memory();
+    }
+
+    /// Whether it may have rejected this service port. It rejects any one whose objects are missing, too.
+    fn may_reject(&self, key: &ServicePortKey) -> bool {
+        let state = self.lock();
+        let is_tampered = state.repaired_changes < state.memory_changes;
+        is_tampered || state.has_lacked_family || state.rejected.contains(&*key.name)
     }
 
     /// The machine boots: nothing is programmed.
@@ -148,7 +165,7 @@ impl SimulatedKernel {
         state.service_ports.clear();
         state.tampered.clear();
         state.memory.reboot();
-        state.memory.set_unsupported(state.faults.unsupported);
+        state.reach_memory();
     }
 
     /// Another program removes a service port.
@@ -170,6 +187,16 @@ impl SimulatedKernel {
 
     fn lock(&self) -> MutexGuard<'_, KernelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl KernelState {
+    /// The memory of a real backend gets the faults.
+    fn reach_memory(&mut self) {
+        let Self { memory, faults, rng, .. } = self;
+        memory.set_unsupported(faults.unsupported);
+        let vips = faults.rejects.map(objects::vips).unwrap_or_default();
+        memory.reject(&vips, !vips.is_empty() && rng.bool());
     }
 }
 
@@ -198,7 +225,7 @@ impl SimulatedBackend {
             self.pause().await;
             self.queue.pop_first();
             let mut kernel = self.kernel.lock();
-            let is_rejected = kernel.faults.rejects.as_deref() == Some(&*key.name);
+            let is_rejected = kernel.faults.rejects.is_some_and(|service| *key.name == *objects::service_name(service));
             let desired = state.service_port(&key).filter(|_| !is_rejected);
             match is_rejected && state.service_port(&key).is_some() {
                 true => drop(self.failed.insert(key.clone())),

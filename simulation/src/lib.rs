@@ -33,6 +33,7 @@ use std::{collections::BTreeSet, thread, time::Duration};
 use anyhow::{Result, anyhow};
 use tokio::runtime::Builder;
 
+pub use schedule::lasts_for_days;
 pub use shrink::shrink;
 use trace::Trace;
 use world::World;

@@ -36,6 +36,9 @@ struct Arguments {
     /// Start no seed after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     seconds: u64,
+    /// Leave out seeds that last for days (those that leave 3 when divided by 8)
+    #[arg(long)]
+    short: bool,
     /// Run this many at the same time
     #[arg(long, value_name = "N", default_value_t = 2)]
     threads: usize,
@@ -91,16 +94,20 @@ fn simulate(seed: u64, Arguments { only, forbidden, quiet, .. }: Arguments) -> R
 fn many(arguments: &Arguments) -> Result<()> {
     let from = arguments.from.unwrap_or_else(|| fastrand::u64(..1 << 48));
     println!("seeds from {from}");
-    let (next, seconds, failed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let [next, seeds, seconds, failed] = [const { AtomicU64::new(0) }; 4];
     let deadline = Instant::now() + Duration::from_secs(arguments.seconds);
     let run = || {
         while Instant::now() < deadline && !(arguments.fail_fast && failed.load(Ordering::Relaxed) > 0) {
             let number = next.fetch_add(1, Ordering::Relaxed);
             if number >= arguments.seeds {
-                next.fetch_sub(1, Ordering::Relaxed);
                 return;
             }
-            match simulated_seconds(from + number, arguments) {
+            let seed = from + number;
+            if arguments.short && simulation::lasts_for_days(seed) {
+                continue;
+            }
+            seeds.fetch_add(1, Ordering::Relaxed);
+            match simulated_seconds(seed, arguments) {
                 Ok(simulated) => drop(seconds.fetch_add(simulated, Ordering::Relaxed)),
                 Err(error) => {
                     failed.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +117,7 @@ fn many(arguments: &Arguments) -> Result<()> {
         }
     };
     thread::scope(|scope| (0..arguments.threads).for_each(|_| drop(scope.spawn(run))));
-    let (seeds, hours, failed) = (next.into_inner(), seconds.into_inner() / 3600, failed.into_inner());
+    let (seeds, hours, failed) = (seeds.into_inner(), seconds.into_inner() / 3600, failed.into_inner());
     println!("{seeds} seeds, {hours} simulated hours, {failed} failed");
     if failed > 0 {
         bail!("replay a seed with --seed N, cut its steps with --seed N --shrink");

@@ -12,9 +12,11 @@ use backend::{Connect, Session, SessionMessages};
 use fastrand::Rng;
 use frontend::Frontend;
 use futures::{FutureExt as _, future::BoxFuture};
+use prost::Message as _;
 use proto::{
-    encoded::{EncodedMessage, ReceivedMessage},
+    encoded::{EncodedMessage, ReceivedMessage, encode_client_message},
     model::{Batch, ClientMessage, Features, Hello, ServerMessage},
+    v1,
 };
 use runtime::Shutdown;
 use tokio::{
@@ -218,6 +220,19 @@ impl Network {
         }
     }
 
+    /// A message of a node as the frontend decodes it; `None`: it is another one.
+    fn client_message(&self, sent: &ClientMessage) -> Option<ClientMessage> {
+        let bytes = encode_client_message(sent);
+        let received = v1::ClientMessage::decode(&*bytes).map(ClientMessage::try_from);
+        match received {
+            Ok(Ok(received)) if received == *sent => Some(received),
+            other => {
+                self.0.trace.violation(format_args!("{sent:?} arrives as {other:?}"));
+                None
+            }
+        }
+    }
+
     /// The parts in which a message arrives: a batch may come as several, as a large one does.
     fn parts(&self, node: usize, message: ServerMessage, oracle: &NodeOracle) -> Vec<ServerMessage> {
         let ServerMessage::Batch(mut batch) = message else { return vec![message] };
@@ -259,6 +274,9 @@ impl Connect for NodeConnect {
                     hello.capabilities.features = Features::NONE;
                 }
                 (frontend, frontends[frontend].clone(), *connections)
+            };
+            let Some(ClientMessage::Hello(hello)) = network.client_message(&ClientMessage::Hello(hello)) else {
+                bail!("no hello")
             };
             let pair = (node, frontend);
             network.passes(pair).await;
@@ -345,18 +363,20 @@ impl Pumps {
     }
 
     async fn to_frontend(&self, from: &mut mpsc::Receiver<ClientMessage>, to: &mpsc::Sender<ClientMessage>) {
+        let Self { network, pair, .. } = self;
         // Each message is checked when the node sends it.
         let (queue, mut queued) = mpsc::unbounded_channel();
         let receive = async {
             while let Some(message) = from.recv().await {
                 self.mirror().sent(&message);
+                let Some(message) = network.client_message(&message) else { return };
                 let _ = queue.send(message);
             }
         };
         let deliver = async {
             while let Some(message) = queued.recv().await {
-                self.network.passes(self.pair).await;
-                sleep(self.network.latency()).await;
+                network.passes(*pair).await;
+                sleep(network.latency()).await;
                 if to.send(message).await.is_err() {
                     return;
                 }

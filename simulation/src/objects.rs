@@ -1,10 +1,14 @@
 //! Random objects of the cluster: few Services with few endpoints, so that changes concern each other.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
+use backend::dataplane::Vip;
 use fake_api_server::{ApiServer, Resource};
 use fastrand::Rng;
-use proto::model::IpFamily;
+use proto::model::{IpFamily, Protocol};
 use serde_json::{Value, json};
 
 use crate::oracle::ServicePorts;
@@ -30,7 +34,7 @@ pub(crate) fn change(api: &ApiServer, rng: &mut Rng, size: ClusterSize) -> Strin
             format!("put Service {service}")
         }
         4 => {
-            api.delete(Resource::Service, namespace(service), &name(service));
+            api.delete(Resource::Service, namespace(service), &service_name(service));
             format!("delete Service {service}")
         }
         5..16 => {
@@ -92,8 +96,25 @@ pub(crate) fn node_name(number: usize) -> String {
     format!("node-{number}")
 }
 
-fn name(number: usize) -> String {
+pub(crate) fn service_name(number: usize) -> String {
     format!("service-{number}")
+}
+
+/// The VIPs that a Service may have at its cluster IPs.
+pub(crate) fn vips(service: usize) -> BTreeSet<Vip> {
+    let ips = cluster_ips(service);
+    let vips = ips.iter().flat_map(|&address| {
+        [(80, Protocol::Tcp), (53, Protocol::Udp)].map(|(port, protocol)| Vip::AddressPort { address, port, protocol })
+    });
+    vips.collect()
+}
+
+fn cluster_ips(service: usize) -> Vec<IpAddr> {
+    let host = service as u16 + 10;
+    let [high, low] = host.to_be_bytes();
+    let v4 = has_v4(service).then(|| Ipv4Addr::new(10, 96, high, low).into());
+    let v6 = has_v6(service).then(|| Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, host).into());
+    v4.into_iter().chain(v6).collect()
 }
 
 fn namespace(service: usize) -> &'static str {
@@ -173,9 +194,8 @@ fn service(rng: &mut Rng, number: usize) -> Value {
         ports.push(json!({"name": "dns", "protocol": "UDP", "port": 53, "targetPort": 5353}));
     }
     let policy = |rng: &mut Rng| if rng.u8(0..4) == 0 { "Local" } else { "Cluster" };
-    let v4 = has_v4(number).then(|| ("IPv4", format!("10.96.0.{}", number + 10)));
-    let v6 = has_v6(number).then(|| ("IPv6", format!("fd00:96::{:x}", number + 10)));
-    let (families, ips): (Vec<_>, Vec<_>) = v4.into_iter().chain(v6).unzip();
+    let ips = cluster_ips(number);
+    let families: Vec<_> = ips.iter().map(|ip| IpFamily::of(ip).to_string()).collect();
     let mut spec = json!({
         "clusterIP": ips[0],
         "clusterIPs": ips,
@@ -195,7 +215,7 @@ fn service(rng: &mut Rng, number: usize) -> Value {
         let ip = if has_v4(number) { format!("192.0.2.{host}") } else { format!("2001:db8::{host}") };
         spec["externalIPs"] = json!([ip]);
     }
-    json!({"metadata": {"namespace": namespace(number), "name": name(number)}, "spec": spec})
+    json!({"metadata": {"namespace": namespace(number), "name": service_name(number)}, "spec": spec})
 }
 
 /// A slice for each family of the Service, and sometimes one of the other family, which must not be used.
@@ -216,7 +236,7 @@ fn delete_slice(api: &ApiServer, service: usize, part: usize) {
 }
 
 fn slice_name(service: usize, (part, family): (usize, &str)) -> String {
-    format!("{}-{part}-{family}", name(service))
+    format!("{}-{part}-{family}", service_name(service))
 }
 
 fn slice(rng: &mut Rng, service: usize, (part, family): (usize, &str), nodes: usize) -> Value {
@@ -242,7 +262,7 @@ fn slice(rng: &mut Rng, service: usize, (part, family): (usize, &str), nodes: us
         "metadata": {
             "namespace": namespace(service),
             "name": slice_name(service, (part, family)),
-            "labels": {"kubernetes.io/service-name": name(service)},
+            "labels": {"kubernetes.io/service-name": service_name(service)},
         },
         "addressType": if family == "v4" { "IPv4" } else { "IPv6" },
         "ports": [{"name": "http", "protocol": "TCP", "port": 8080}, {"name": "dns", "protocol": "UDP", "port": 5353}],

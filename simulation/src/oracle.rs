@@ -79,6 +79,14 @@ struct ProcessHistory {
     withheld_at: Option<Duration>,
 }
 
+impl ProcessHistory {
+    /// Whether service ports keep endpoints that are not committed, or do not have some that are.
+    fn is_withholding(&self) -> bool {
+        let progress = self.progress.borrow();
+        progress.withheld_service_ports > 0 || progress.unconfirmed_service_ports > 0
+    }
+}
+
 impl NodeOracle {
     pub(crate) fn new(node: &str, trace: Trace) -> Self {
         Self { node: node.into(), trace, history: Arc::default() }
@@ -154,9 +162,10 @@ impl NodeOracle {
         let history = self.lock();
         let Some(process) = &history.process else { return };
         let progress = process.progress.borrow().clone();
-        let is_withholding = progress.withheld_service_ports > 0 || progress.unconfirmed_service_ports > 0;
         let was_withholding = process.withheld_at.is_some_and(|at| self.trace.elapsed() < at + 4 * lag);
-        let Some(committed) = progress.committed.filter(|_| !is_withholding && !was_withholding) else { return };
+        let Some(committed) = progress.committed.filter(|_| !process.is_withholding() && !was_withholding) else {
+            return;
+        };
         let age = |position| history.indexes(position)?.first().map(|index| history.states[*index].state.committed_at);
         let (Some(committed_at), stored_at) = (age(committed), stored.and_then(age)) else { return };
         let now = self.trace.elapsed();
@@ -170,6 +179,12 @@ impl NodeOracle {
                 "{committed:?} was committed at {committed_at:?}, but the file has {stored:?}"
             ));
         }
+    }
+
+    /// Whether some service ports may be of another state than the rest, so that two may have the same VIP.
+    pub(crate) fn is_mixed(&self) -> bool {
+        let history = self.lock();
+        history.is_corrupted || history.process.as_ref().is_some_and(ProcessHistory::is_withholding)
     }
 
     /// The number of committed states.

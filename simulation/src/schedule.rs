@@ -4,6 +4,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use fastrand::Rng;
 
+/// How much longer pauses without changes are in simulations that last for days: 10 minutes become half a day.
+const LONG: u64 = 72;
+
 /// A step: a change, a fault, or the end of one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
@@ -13,6 +16,12 @@ pub(crate) struct Step {
     pub(crate) seed: u64,
     /// Whether it happens; if not, only its time passes.
     pub(crate) happens: bool,
+}
+
+/// Whether days pass in the simulation of this seed while no object changes. That takes seconds.
+#[must_use]
+pub fn lasts_for_days(seed: u64) -> bool {
+    seed % 8 == 3
 }
 
 /// The steps of the phases of a simulation.
@@ -27,8 +36,8 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// `only`: the steps that happen; `None`: all.
-    pub(crate) fn new(rng: &mut Rng, is_large: bool, only: Option<&BTreeSet<usize>>) -> Self {
+    /// `is_long`: days pass while no object changes. `only`: the steps that happen; `None`: all.
+    pub(crate) fn new(rng: &mut Rng, is_large: bool, is_long: bool, only: Option<&BTreeSet<usize>>) -> Self {
         let mut number = 0;
         let mut step = |rng: &mut Rng, micros: u64| {
             let happens = only.is_none_or(|only| only.contains(&number));
@@ -48,7 +57,7 @@ impl Schedule {
         let quiet = if is_large { rng.usize(2..10) } else { rng.usize(10..50) };
         let quiet = (0..quiet).map(|_| {
             let pause = if rng.bool() { rng.u64(0..20_000_000) } else { rng.u64(0..600_000_000) };
-            step(rng, pause)
+            step(rng, if is_long { pause * LONG } else { pause })
         });
         let quiet = quiet.collect();
         let changes = (0..3).map(|_| {

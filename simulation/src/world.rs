@@ -20,7 +20,7 @@ use crate::{
     probe,
     processes::{FrontendProcess, NodeProcess},
     reference,
-    schedule::{Schedule, Step},
+    schedule::{Schedule, Step, lasts_for_days},
     trace::{Trace, trace},
 };
 
@@ -65,7 +65,8 @@ impl World {
         let services = if rng.u8(0..4) == 0 { rng.usize(12..=30) } else { 8 };
         let size = ClusterSize { nodes, services };
         let max_loss = if rng.bool() { LossLimit::default() } else { LossLimit::NONE };
-        let schedule = Schedule::new(&mut rng.fork(), is_large, only);
+        let is_long = !is_large && lasts_for_days(seed);
+        let schedule = Schedule::new(&mut rng.fork(), is_large, is_long, only);
         trace!(trace, "{frontends} frontends, {size:?}, loss limit {max_loss:?}, {} steps", schedule.len());
         let network = Network::new(rng.fork(), trace.clone(), frontends);
         let api = ApiServer::in_process();

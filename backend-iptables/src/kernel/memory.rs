@@ -1,16 +1,21 @@
 //! The kernel in memory under a real data plane, for simulations.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use backend::{
     Drift,
-    dataplane::DataplaneOptions,
+    dataplane::{DataplaneOptions, Vip},
     driver::Driver,
     testing::{Gate, MemoryKernel},
 };
 use iptables::RestoreError;
 use proto::model::IpFamily;
 
-use super::{Kernel, Suspicion, fake::FakeKernel};
+use super::{
+    Kernel, Suspicion,
+    fake::{FakeKernel, RejectedLine},
+};
 use crate::{data_plane::IptablesDataPlane, plan::Script};
 
 /// The rules of both families in memory. Clones share them.
@@ -48,6 +53,16 @@ impl MemoryKernel for Memory {
 
     fn set_unsupported(&self, family: Option<IpFamily>) {
         self.0.set_unsupported(family);
+    }
+
+    fn reject(&self, vips: &BTreeSet<Vip>, is_named: bool) {
+        let addresses = vips.iter().filter_map(|vip| match vip {
+            Vip::AddressPort { address, .. } => Some(format!("-d {address}/")),
+            Vip::NodePort { .. } | Vip::Address(_) => None,
+        });
+        let addresses: BTreeSet<_> = addresses.collect();
+        let line = if is_named { RejectedLine::Named } else { RejectedLine::Unnamed };
+        self.0.reject(addresses.iter().map(String::as_str), line);
     }
 
     fn remove_any(&self, number: usize) -> bool {

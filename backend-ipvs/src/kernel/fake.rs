@@ -92,9 +92,9 @@ impl Fake {
         self.lock().elsewhere = addresses.into_iter().collect();
     }
 
-    /// Rejects this object from now on, and no other.
-    pub(crate) fn reject(&self, object: Option<Object>) {
-        self.lock().rejected = object.into_iter().collect();
+    /// Rejects these objects from now on, and no others.
+    pub(crate) fn reject(&self, objects: impl IntoIterator<Item = Object>) {
+        self.lock().rejected = objects.into_iter().collect();
     }
 
     /// Removes a scheduler; `None`: all exist again.

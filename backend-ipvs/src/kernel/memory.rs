@@ -1,10 +1,14 @@
 //! The kernel in memory under a real data plane, for simulations.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use anyhow::Result;
 use backend::{
     InstalledObject,
+    dataplane::Vip,
     driver::Driver,
     testing::{Gate, MemoryKernel},
 };
@@ -15,7 +19,7 @@ use super::{Base, ConnectionCounts, Kernel, Listing, Ours, Prepared, Rejected, S
 use crate::{
     data_plane::IpvsDataPlane,
     desired::Rules,
-    object::{Object, Value, Weight},
+    object::{Object, Value, Weight, ipvs_protocol},
     plan::Operation,
     settings::Settings,
 };
@@ -69,6 +73,17 @@ impl MemoryKernel for Memory {
 
     fn set_unsupported(&self, family: Option<IpFamily>) {
         self.0.set_unusable(family);
+    }
+
+    /// A rejected virtual server has no name but its address, so that errors always name it.
+    fn reject(&self, vips: &BTreeSet<Vip>, _: bool) {
+        let servers = vips.iter().filter_map(|vip| match *vip {
+            Vip::AddressPort { address, port, protocol } => {
+                Some(VirtualServerKey::Address(ipvs_protocol(protocol), SocketAddr::new(address, port)))
+            }
+            Vip::NodePort { .. } | Vip::Address(_) => None,
+        });
+        self.0.reject(servers.map(Object::Server));
     }
 
     fn remove_any(&self, number: usize) -> bool {

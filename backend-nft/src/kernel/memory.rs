@@ -1,17 +1,20 @@
 //! The kernel in memory under a real data plane, for simulations.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::Result;
 use backend::{
     Drift,
-    dataplane::DataplaneOptions,
+    dataplane::{DataplaneOptions, Vip},
     driver::{CommitError, Driver},
     testing::{Gate, MemoryKernel},
 };
 use proto::model::{IpFamily, PerFamily};
 
-use super::{Kernel, TableRole, fake::Fake};
+use super::{
+    Kernel, TableRole,
+    fake::{ErrorDetail, Fake},
+};
 use crate::{data_plane::NftDataPlane, desired::EndpointKeys, observed::Listings, plan::Operation};
 
 /// nf_tables in memory. Clones share it.
@@ -48,6 +51,11 @@ impl MemoryKernel for Memory {
 
     fn set_unsupported(&self, family: Option<IpFamily>) {
         self.0.set_unsupported(family);
+    }
+
+    fn reject(&self, vips: &BTreeSet<Vip>, is_named: bool) {
+        let detail = if is_named { ErrorDetail::Named } else { ErrorDetail::Unnamed };
+        self.0.reject(vips.iter().copied(), detail);
     }
 
     fn remove_any(&self, number: usize) -> bool {

@@ -1,14 +1,14 @@
 //! Kernels in memory under the real code of a backend, for simulations: time passes around each call, which may fail,
 //! or during which the process may be killed.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use anyhow::Result;
 use futures::future::BoxFuture;
 use proto::model::IpFamily;
 use tokio::sync::Notify;
 
-use crate::Backend;
+use crate::{Backend, dataplane::Vip};
 
 /// What happens before and after each call of a kernel. Clones share it.
 #[derive(Clone)]
@@ -33,6 +33,9 @@ pub trait MemoryKernel: Clone + Default + Send + 'static {
 
     /// It cannot program this IP family from now on.
     fn set_unsupported(&self, family: Option<IpFamily>);
+
+    /// It rejects new objects of these VIPs from now on. `is_named`: its errors say which objects it rejects.
+    fn reject(&self, vips: &BTreeSet<Vip>, is_named: bool);
 
     /// Another program removes an object, for example the one with this number. Whether there is one.
     fn remove_any(&self, number: usize) -> bool;

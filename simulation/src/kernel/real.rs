@@ -6,10 +6,11 @@ use std::{collections::BTreeSet, mem, time::Duration};
 use anyhow::{Result, bail};
 use backend::{
     Backend, Changes, Drift, NodeState, SyncReport,
+    dataplane::Vip,
     testing::{Gate, MemoryKernel, ProgramAll as _},
 };
 use fastrand::Rng;
-use proto::model::{IpFamily, ServicePortKey};
+use proto::model::{IpFamily, ServicePortFailure, ServicePortKey};
 use tokio::time::sleep;
 
 use super::{KernelState, SimulatedBackend, SimulatedKernel};
@@ -80,6 +81,16 @@ impl Memory {
             Self::Nft(memory) => memory.set_unsupported(family),
             Self::Iptables(memory) => memory.set_unsupported(family),
             Self::Ipvs(memory) => memory.set_unsupported(family),
+        }
+    }
+
+    /// It rejects new objects of these VIPs from now on; `is_named`: its errors say which objects it rejects.
+    pub(super) fn reject(&self, vips: &BTreeSet<Vip>, is_named: bool) {
+        match self {
+            Self::Map => {}
+            Self::Nft(memory) => memory.reject(vips, is_named),
+            Self::Iptables(memory) => memory.reject(vips, is_named),
+            Self::Ipvs(memory) => memory.reject(vips, is_named),
         }
     }
 
@@ -157,6 +168,13 @@ impl<M: MemoryKernel> RealBackend<M> {
 
     /// Records what a report says, and checks whether that is true.
     async fn programmed(&mut self, state: &NodeState, report: SyncReport) -> Result<SyncReport> {
+        let is_mixed = self.kernel.oracle.is_mixed();
+        let has_reason = |failure: &&ServicePortFailure| {
+            if failure.retryable { self.kernel.may_reject(&failure.key) } else { is_mixed }
+        };
+        if let Some(failure) = report.failures.iter().find(|failure| !has_reason(failure)) {
+            self.kernel.oracle.violation(format_args!("the kernel has not caused {failure:?}"));
+        }
         let failed = report.failures.iter().map(|failure| &failure.key);
         let missing: BTreeSet<_> = report.unfinished.iter().flatten().chain(failed).cloned().collect();
         let is_degraded = !report.unusable_families.is_empty();

@@ -37,7 +37,7 @@ impl World {
                 self.nodes[node].kernel.tamper();
             }
             54..57 => {
-                let rejects = rng.choice([None, Some("service-1"), Some("service-2")]).flatten().map(Into::into);
+                let rejects = rng.choice([None, Some(1), Some(3)]).flatten();
                 trace!(self.trace, "kernel of node {node} rejects {rejects:?}");
                 self.nodes[node].kernel.set_rejects(rejects);
             }
