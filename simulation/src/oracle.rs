@@ -125,6 +125,7 @@ impl NodeOracle {
     pub(crate) fn stream(&self, hello: &Hello, kernel: &SimulatedKernel) -> StreamMirror {
         let history = self.lock();
         if let Some(process) = history.process.as_ref().filter(|process| !process.has_received)
+            && !history.is_corrupted
             && hello.resume != process.start
         {
             let start = process.start;
