@@ -63,7 +63,7 @@ test-modes: setup ## change the mode of nodes under traffic, from every mode to 
 	@cargo build --quiet --locked -p fairlead --bins
 	$(ROOT) cargo nextest run --cargo-quiet --locked -p fairlead-e2e --run-ignored all -E 'binary(modes)'
 
-test-crash-points: setup ## kill a backend, or let a call fail, at every write to the kernel: an hour (root or sudo)
+test-crash-points: setup ## kill a backend, or let a call fail, at every write to the kernel, in IPVS mode every eighth (root or sudo)
 	@cargo build --quiet --locked -p fairlead --bins
 	$(ROOT) env FAULTS=all cargo nextest run --cargo-quiet --locked -p fairlead-e2e --run-ignored all -E 'binary(crash_points)'
 

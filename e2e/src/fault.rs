@@ -5,7 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -18,6 +18,11 @@ use crate::{netns::Netns, process::Process, wait::eventually};
 /// Attempts of `strace` to attach to a program, and the timeout of each.
 const ATTEMPTS: usize = 20;
 const ATTACHED: Duration = Duration::from_secs(60);
+
+/// What `strace` writes after a call that has failed for it.
+const INJECTED: &str = "(INJECTED)";
+/// Between two looks at what it has written.
+const POLL: Duration = Duration::from_millis(10);
 
 /// A fault at a write to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +50,8 @@ pub enum Fault {
 pub struct FaultPoint {
     /// What happens.
     pub fault: Fault,
-    /// The number of the write. Netlink messages are counted for each thread by itself.
+    /// The number of the write. Netlink messages are counted for each thread by itself; the first thread that reaches
+    /// it is the only one.
     pub number: u32,
 }
 
@@ -113,14 +119,36 @@ impl Faults {
         panic!("strace cannot attach to process {pid}");
     }
 
+    /// Waits for a line of the program, as [`Process::find`] does, and removes a fault of `strace` once it has happened:
+    /// `strace` counts the calls of each thread, so that every one would run into it, and new ones again.
+    #[track_caller]
+    pub(crate) fn find(
+        &self,
+        program: &Process,
+        mark: usize,
+        deadline: Duration,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Option<String> {
+        let begun = Instant::now();
+        while begun.elapsed() < deadline && program.exited().is_none() && !self.has_failed_a_call() {
+            if let Some(line) = program.find(mark, POLL, &wanted) {
+                return Some(line);
+            }
+        }
+        detach(program);
+        program.find(mark, deadline, wanted)
+    }
+
+    /// Whether `strace` has let a call fail.
+    fn has_failed_a_call(&self) -> bool {
+        fs::read_to_string(self.record()).is_ok_and(|record| record.contains(INJECTED))
+    }
+
     /// Whether the point was reached. Removes the fault, of this program if it still runs: threads that are started
     /// later are not affected. `attached`: what [`Self::inject_running`] returned.
     #[track_caller]
     pub(crate) fn finish(&self, program: &Process, attached: Option<Process>) -> bool {
-        if let Some(tracer) = tracer(program) {
-            let _ = kill(tracer, Signal::SIGTERM);
-            eventually("the tracer detaches", ATTACHED, || self::tracer(program).is_none().then_some(()));
-        }
+        detach(program);
         // Its record is complete then.
         if let Some(tracer) = attached {
             assert!(tracer.wait(ATTACHED).is_some(), "strace has not ended");
@@ -130,7 +158,7 @@ impl Faults {
         for file in [self.record(), self.directory.join("fault"), self.directory.join("left")] {
             let _ = fs::remove_file(file);
         }
-        is_hit || record.contains("killed by SIGKILL") || record.contains("(INJECTED)")
+        is_hit || record.contains("killed by SIGKILL") || record.contains(INJECTED)
     }
 
     fn record(&self) -> PathBuf {
@@ -171,6 +199,15 @@ impl Faults {
         };
         write(&self.directory.join("left"), &format!("{number}\n"));
         write(&self.directory.join("fault"), &script);
+    }
+}
+
+/// Ends the tracer of a program, if it has one.
+#[track_caller]
+fn detach(program: &Process) {
+    if let Some(pid) = tracer(program) {
+        let _ = kill(pid, Signal::SIGTERM);
+        eventually("the tracer detaches", ATTACHED, || tracer(program).is_none().then_some(()));
     }
 }
 

@@ -26,7 +26,7 @@ impl Deployment {
         let command = self.faults().inject(point, command);
         let name = self.first_node().name.clone();
         let process = self.spawn(&netns, &name, command);
-        let done = process.find(0, TIMEOUT, |line| line.contains(READY));
+        let done = self.faults().find(&process, 0, TIMEOUT, |line| line.contains(READY));
         self.end_fault(point, process, None, done.is_some())
     }
 
@@ -41,7 +41,7 @@ impl Deployment {
         change(self);
         let (revision, marks) = self.fence();
         let process = self.backends[0].process.take().expect("the backend runs");
-        let done = process.find(marks[0], TIMEOUT, |line| self.is_programmed(line, revision));
+        let done = self.faults().find(&process, marks[0], TIMEOUT, |line| self.is_programmed(line, revision));
         self.end_fault(point, process, tracer, done.is_some())
     }
 
@@ -55,9 +55,9 @@ impl Deployment {
         record_all_tools(&mut command, &self.notes(self.first_node()));
         let faults = self.faults();
         let process = self.spawn(&netns, "interrupted", faults.inject(point, command));
-        let status = process.wait(TIMEOUT).expect("the command ends");
         // The tracer has the same output, and ends after the program.
-        let _ = process.find(0, TIMEOUT, |_| false);
+        let _ = faults.find(&process, 0, TIMEOUT, |_| false);
+        let status = process.wait(TIMEOUT).expect("the command ends");
         (faults.finish(&process, None), status)
     }
 
@@ -69,7 +69,7 @@ impl Deployment {
     /// Keeps a backend that has not ended. `is_done`: it has programmed what was waited for.
     #[track_caller]
     fn end_fault(&mut self, point: FaultPoint, process: Process, tracer: Option<Process>, is_done: bool) -> bool {
-        let log = process.log().display().to_string();
+        let log = || process.lines_since(0).join("\n");
         let (is_recorded, kills) = (self.faults().finish(&process, tracer), point.fault.kills());
         let deadline = match is_done {
             true if !kills => Duration::ZERO,
@@ -80,8 +80,8 @@ impl Deployment {
         // An error at the start of a process may also end it.
         let has_ended = process.wait(deadline).is_some();
         let is_reached = is_recorded || (kills && has_ended);
-        assert!(is_reached || !has_ended, "ended without a fault: {log}");
-        assert!(has_ended || (is_done && !(is_recorded && kills)), "neither done nor ended: {log}");
+        assert!(is_reached || !has_ended, "ended without a fault:\n{}", log());
+        assert!(has_ended || (is_done && !(is_recorded && kills)), "neither done nor ended:\n{}", log());
         self.backends[0].process = (!has_ended).then_some(process);
         is_reached
     }
