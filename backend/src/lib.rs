@@ -17,6 +17,7 @@ mod client;
 mod conntrack;
 pub mod dataplane;
 mod disk;
+pub mod drained;
 mod drifts;
 pub mod driver;
 #[cfg(feature = "testing")]

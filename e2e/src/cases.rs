@@ -6,6 +6,7 @@ pub mod affinity;
 pub mod changes;
 pub mod cluster_ips;
 pub mod commands;
+pub mod drained;
 pub mod drift;
 pub mod endpoints;
 pub mod faults;
@@ -72,6 +73,10 @@ macro_rules! conformance {
                 services_are_created_and_deleted,
                 port_changes_apply_at_once,
                 policy_changes_apply_at_once,
+            }
+            drained {
+                pod_is_drained_when_all_nodes_have_programmed_its_end,
+                last_pod_is_not_drained,
             }
             restarts {
                 backends_are_terminated,

@@ -119,8 +119,8 @@ impl Faults {
         panic!("strace cannot attach to process {pid}");
     }
 
-    /// Waits for a line of the program, as [`Process::find`] does, and removes a fault of `strace` once it has happened:
-    /// `strace` counts the calls of each thread, so that every one would run into it, and new ones again.
+    /// Waits for a line of the program, as [`Process::find`] does, and removes a fault of `strace` once it has
+    /// happened: `strace` counts the calls of each thread, so that every one would run into it, and new ones again.
     #[track_caller]
     pub(crate) fn find(
         &self,

@@ -7,6 +7,7 @@
 //! The result depends on the current objects only, not on the order in which they arrived: an index after any history
 //! equals one that was filled from scratch.
 
+mod addresses;
 mod groups;
 mod policy;
 mod problems;
@@ -39,6 +40,7 @@ use crate::{
 };
 
 use self::{
+    addresses::AddressIndex,
     groups::GroupChange,
     problems::ProblemLog,
     versions::SourceVersions,
@@ -63,6 +65,7 @@ pub struct Index {
     slices: HashMap<ObjectName, BTreeMap<Arc<str>, SliceObject>>,
     /// The Service of each slice: a slice can change it, and a deletion does not name it.
     slice_services: HashMap<ObjectName, Arc<str>>,
+    addresses: AddressIndex,
     nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
     /// From the configuration, without any object.
     configured: ClusterInfo,
@@ -387,6 +390,7 @@ impl Index {
         self.slice_services.remove(name);
         let is_api = |slice: &SliceObject| (&*slice.name.namespace, &*slice.service) == API_SERVICE;
         let of_api = removed.iter().chain(&new).any(is_api);
+        self.addresses.change_slice(name, removed.as_ref(), new.as_ref());
         let mut changed = Vec::new();
         for (slice, change) in [(&removed, GroupChange::Remove), (&new, GroupChange::Add)] {
             changed.extend(slice.iter().flat_map(|slice| self.claims.protected.change_slice(slice, change)));

@@ -34,6 +34,7 @@ mod cluster;
 mod config;
 mod context;
 mod discovery;
+mod drain;
 mod engine;
 mod events;
 #[cfg(feature = "testing")]

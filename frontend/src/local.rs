@@ -2,12 +2,16 @@
 //! client.
 
 use futures::StreamExt as _;
-use proto::model::{ClientMessage, Hello, ServerMessage};
+use proto::{
+    model::{ClientMessage, Hello, ServerMessage},
+    v1,
+};
 use runtime::Shutdown;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
 
-use crate::{Frontend, identity::Identity, session};
+use crate::{Frontend, identity::Identity, server, session};
 
 /// How many messages of the frontend wait for the client.
 const SERVER_MESSAGES: usize = 2;
@@ -15,6 +19,18 @@ const SERVER_MESSAGES: usize = 2;
 const CLIENT_MESSAGES: usize = 4;
 
 impl Frontend {
+    /// Answers the call `Drained`.
+    ///
+    /// # Errors
+    /// As the call: when the request is invalid, or not all objects have been listed.
+    pub async fn drained(
+        &self,
+        request: &v1::DrainedRequest,
+        shutdown: Shutdown,
+    ) -> Result<v1::DrainedResponse, Status> {
+        server::drained(&self.context, request, shutdown).await
+    }
+
     /// Starts a stream and returns its two ends: for the client's messages after Hello, and for those of the frontend.
     ///
     /// The stream ends when either is dropped, or at the shutdown.

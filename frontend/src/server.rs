@@ -12,6 +12,7 @@
 mod admission;
 mod authn;
 mod connection;
+mod drained;
 mod endpoints;
 mod listener;
 mod router;
@@ -33,6 +34,7 @@ use crate::{
     Config, Frontend, context::FrontendContext, identity::Identity, metrics::Rejection, session::max_jittered,
 };
 
+pub(crate) use self::drained::drained;
 use self::{
     admission::Admission,
     authn::ListenerAuth,
@@ -199,5 +201,9 @@ impl FairleadService {
     ) -> Result<Response<v1::EndpointsResponse>, Status> {
         self.authorize(identity, &request.node)?;
         endpoints::response(&self.context.cluster, request).map(Response::new)
+    }
+
+    async fn drained(&self, request: v1::DrainedRequest) -> Result<Response<v1::DrainedResponse>, Status> {
+        drained(&self.context, &request, self.shutdown.clone()).await.map(Response::new)
     }
 }

@@ -4,29 +4,31 @@
 //! ```text
 //!   session ──StreamGuard──▶ Streams ◀──update_nodes── engine: the nodes of the cluster
 //!                              │  └──▶ Fleet: every node, also those without a backend
-//!                              └─────▶ wait_programmed: waits until a revision is programmed on all nodes
+//!                              └─────▶ programmed: the revision that all nodes have programmed, as it changes
 //! ```
 //!
 //! A node has two backend streams when its old connection is dead and has not timed out yet. The newest one represents
 //! it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
-use proto::model::{Hello, Revision, Role, ServicePortFailure, SyncMode};
+use proto::{
+    model::{Hello, Revision, Role, ServicePortFailure, SyncMode},
+    node_set::NodeSet,
+};
 use tokio::{
-    sync::Notify,
+    sync::{Notify, watch},
     time::{Instant, sleep},
 };
 use tracing::{info, warn};
 
 use crate::index::NodeChanges;
 
-/// The minimum time between two checks of [`Streams::wait_programmed`] and [`Streams::wait_closed`]: the first reads
-/// all nodes, and thousands of nodes send thousands of Acks.
+/// The minimum time between two checks of [`Streams::wait_closed`]: thousands of streams end at the same time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How many nodes a log line or the problems list.
@@ -75,8 +77,10 @@ pub(crate) struct Streams(Arc<SharedFleet>);
 #[derive(Debug, Default)]
 struct SharedFleet {
     fleet: Mutex<Fleet>,
-    /// Wakes [`Streams::wait_programmed`] and [`Streams::wait_closed`].
-    changed: Notify,
+    /// [`Fleet::programmed_on_all_nodes`], as it changes.
+    programmed: watch::Sender<Option<Revision>>,
+    /// Wakes [`Streams::wait_closed`].
+    closed: Notify,
 }
 
 /// The nodes of the cluster and their streams.
@@ -86,6 +90,14 @@ pub(crate) struct Fleet {
     streams: BTreeMap<u64, StreamStatus>,
     /// The backend streams of each node. The newest one, which has the highest id, represents the node.
     backends: BTreeMap<Arc<str>, BTreeSet<u64>>,
+    /// How many nodes have programmed each revision, by their newest streams.
+    programmed: BTreeMap<Revision, usize>,
+    /// The nodes whose newest stream reports failures. Few.
+    failing: BTreeSet<Arc<str>>,
+    /// The nodes of the cluster with a backend stream.
+    pub(crate) connected: NodeSet,
+    /// All nodes of the cluster.
+    pub(crate) cluster: NodeSet,
     /// The nodes of the cluster. For those without a backend: since when.
     pub(crate) nodes: BTreeMap<Arc<str>, Instant>,
     /// Whether the cluster has, or has had, Node objects. A directory of manifests may have none.
@@ -132,15 +144,7 @@ impl Streams {
             failures: Vec::new(),
             degraded: Vec::new(),
         };
-        let id = self.with(|fleet| {
-            fleet.next_id += 1;
-            let id = fleet.next_id;
-            if status.role == Role::Backend {
-                fleet.backends.entry(status.node.clone()).or_default().insert(id);
-            }
-            fleet.streams.insert(id, status);
-            id
-        });
+        let id = self.with(|fleet| fleet.insert(status));
         StreamGuard { streams: self.clone(), id }
     }
 
@@ -154,13 +158,10 @@ impl Streams {
             for (name, node) in changes {
                 let is_connected = fleet.backends.contains_key(name);
                 if node.is_none() {
-                    let existed = fleet.nodes.remove(name).is_some();
-                    fleet.errors.remove(name);
+                    let existed = fleet.remove_node(name);
                     lost.extend((existed && is_connected).then(|| name.clone()));
                 } else {
-                    let is_new = !fleet.nodes.contains_key(name);
-                    fleet.nodes.entry(name.clone()).or_insert_with(Instant::now);
-                    fleet.has_nodes = true;
+                    let is_new = fleet.add_node(name);
                     returned.extend((is_new && is_connected).then(|| name.clone()));
                 }
             }
@@ -206,37 +207,35 @@ impl Streams {
         self.with(|fleet| fleet.clone())
     }
 
-    /// The newest revision that every connected node has programmed; `None` when no node is connected.
-    pub(crate) fn programmed_on_all_nodes(&self) -> Option<Revision> {
-        self.with(|fleet| fleet.programmed_on_all_nodes())
+    /// The newest revision that every connected node has programmed, as it changes; `None` when no node is connected.
+    pub(crate) fn programmed(&self) -> watch::Receiver<Option<Revision>> {
+        self.0.programmed.subscribe()
     }
 
     /// Waits until every connected node has programmed a revision.
     pub(crate) async fn wait_programmed(&self, revision: Revision) {
-        loop {
-            let changed = self.0.changed.notified();
-            if self.programmed_on_all_nodes().is_none_or(|programmed| programmed >= revision) {
-                return;
-            }
-            changed.await;
-            sleep(CHECK_INTERVAL).await;
-        }
+        // Fails only after the streams have been dropped.
+        let _ = self.programmed().wait_for(|current| current.is_none_or(|current| current >= revision)).await;
     }
 
     /// Waits until no stream is open.
     pub(crate) async fn wait_closed(&self) {
         loop {
-            let changed = self.0.changed.notified();
+            let closed = self.0.closed.notified();
             if self.count() == 0 {
                 return;
             }
-            changed.await;
+            closed.await;
             sleep(CHECK_INTERVAL).await;
         }
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Fleet) -> T) -> T {
-        act(&mut self.0.fleet.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Fleet) -> T) -> T {
+        let mut fleet = self.0.fleet.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = act(&mut fleet);
+        let programmed = fleet.programmed_on_all_nodes();
+        self.0.programmed.send_if_modified(|current| std::mem::replace(current, programmed) != programmed);
+        result
     }
 }
 
@@ -277,7 +276,12 @@ impl Fleet {
 
     /// The newest revision that every connected node has programmed; `None` when no node is connected.
     pub(crate) fn programmed_on_all_nodes(&self) -> Option<Revision> {
-        self.current_backends().map(|status| status.programmed).min()
+        self.programmed.keys().next().copied()
+    }
+
+    /// The newest streams of the nodes that report failures.
+    pub(crate) fn failing_backends(&self) -> impl Iterator<Item = &StreamStatus> {
+        self.failing.iter().filter_map(|node| self.current(node))
     }
 
     /// Why the node's last stream was ended, until a later stream succeeds.
@@ -285,15 +289,90 @@ impl Fleet {
         self.errors.get(node).map(String::as_str)
     }
 
+    fn insert(&mut self, status: StreamStatus) -> u64 {
+        self.next_id += 1;
+        let id = self.next_id;
+        let node = status.node.clone();
+        self.recount(&node, |fleet| {
+            if status.role == Role::Backend {
+                fleet.backends.entry(status.node.clone()).or_default().insert(id);
+            }
+            fleet.streams.insert(id, status);
+        });
+        id
+    }
+
+    fn change(&mut self, id: u64, change: impl FnOnce(&mut StreamStatus)) {
+        let Some(node) = self.streams.get(&id).map(|status| status.node.clone()) else { return };
+        self.recount(&node, |fleet| fleet.streams.get_mut(&id).map(change));
+    }
+
     fn remove(&mut self, id: u64) {
-        let Some(status) = self.streams.remove(&id) else { return };
-        let Some(ids) = self.backends.get_mut(&status.node) else { return };
-        if ids.remove(&id) && ids.is_empty() {
-            self.backends.remove(&status.node);
-            if let Some(disconnected_since) = self.nodes.get_mut(&status.node) {
-                *disconnected_since = Instant::now();
+        let Some(node) = self.streams.get(&id).map(|status| status.node.clone()) else { return };
+        self.recount(&node, |fleet| {
+            fleet.streams.remove(&id);
+            let Some(ids) = fleet.backends.get_mut(&node) else { return };
+            if ids.remove(&id) && ids.is_empty() {
+                fleet.backends.remove(&node);
+                if let Some(disconnected_since) = fleet.nodes.get_mut(&node) {
+                    *disconnected_since = Instant::now();
+                }
+            }
+        });
+    }
+
+    /// Returns whether it is new.
+    fn add_node(&mut self, node: &Arc<str>) -> bool {
+        self.has_nodes = true;
+        let is_new = !self.nodes.contains_key(node);
+        if is_new {
+            self.recount(node, |fleet| fleet.nodes.insert(node.clone(), Instant::now()));
+            self.cluster.insert(node);
+        }
+        is_new
+    }
+
+    /// Returns whether it existed.
+    fn remove_node(&mut self, node: &Arc<str>) -> bool {
+        self.errors.remove(node);
+        let existed = self.recount(node, |fleet| fleet.nodes.remove(node)).is_some();
+        if existed {
+            self.cluster.remove(node);
+        }
+        existed
+    }
+
+    /// The newest backend stream of a node.
+    fn current(&self, node: &str) -> Option<&StreamStatus> {
+        self.streams.get(self.backends.get(node)?.last()?)
+    }
+
+    /// Changes what concerns a node, and updates the sums over all nodes.
+    fn recount<T>(&mut self, node: &Arc<str>, change: impl FnOnce(&mut Self) -> T) -> T {
+        if let Some(programmed) = self.current(node).map(|status| status.programmed) {
+            if let Entry::Occupied(mut count) = self.programmed.entry(programmed) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+            if self.nodes.contains_key(node) {
+                self.connected.remove(node);
             }
         }
+        let result = change(self);
+        let current = self.current(node).map(|status| (status.programmed, status.failures.is_empty()));
+        if let Some((programmed, _)) = current {
+            *self.programmed.entry(programmed).or_default() += 1;
+            if self.nodes.contains_key(node) {
+                self.connected.insert(node);
+            }
+        }
+        match current {
+            Some((_, false)) => drop(self.failing.insert(node.clone())),
+            _ => drop(self.failing.remove(node)),
+        }
+        result
     }
 }
 
@@ -301,8 +380,7 @@ impl Fleet {
 
 impl StreamGuard {
     pub(crate) fn update(&self, change: impl FnOnce(&mut StreamStatus)) {
-        self.streams.with(|fleet| fleet.streams.get_mut(&self.id).map(change));
-        self.streams.0.changed.notify_waiters();
+        self.streams.with(|fleet| fleet.change(self.id, change));
     }
 
     /// Clears the error of an earlier stream: the client has acknowledged a revision on this one.
@@ -322,6 +400,6 @@ impl StreamGuard {
 impl Drop for StreamGuard {
     fn drop(&mut self) {
         self.streams.with(|fleet| fleet.remove(self.id));
-        self.streams.0.changed.notify_waiters();
+        self.streams.0.closed.notify_waiters();
     }
 }

@@ -17,7 +17,7 @@ mod selection;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, iter, net::IpAddr, sync::Arc};
 
 use proto::model::{IpFamily, PerFamily, Pool, ServicePort, TrafficPolicy};
 
@@ -120,6 +120,20 @@ impl<T> Scoped<T> {
 }
 
 impl ServicePortView {
+    /// Whether any node may send new connections to an endpoint with this address. The pools of policy Local, which all
+    /// nodes have, count only where that policy applies.
+    #[must_use]
+    pub fn may_use(&self, address: IpAddr) -> bool {
+        let ServicePort { internal_policy, external_policy, .. } = self.port;
+        let family = IpFamily::of(&address);
+        let Scoped { default, zones, nodes } = &self.cluster[family];
+        let cluster = iter::once(default).chain(zones.values()).chain(nodes.values());
+        let is_local = internal_policy == TrafficPolicy::Local
+            || (external_policy == TrafficPolicy::Local && self.port.externally_accessible());
+        let local = self.local.values().map(|pools| &pools[family]).filter(|_| is_local);
+        cluster.chain(local).any(|pool| pool.has_address(address))
+    }
+
     /// The cluster pool of a node in a zone.
     #[must_use]
     pub fn cluster_pool(&self, family: IpFamily, node: &str, zone: &str) -> &Pool {

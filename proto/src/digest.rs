@@ -28,6 +28,7 @@ const SEED_SERVICE_PORT: u64 = 1;
 const SEED_ENDPOINT: u64 = 2;
 const SEED_NODE: u64 = 3;
 const SEED_CLUSTER: u64 = 4;
+const SEED_NODE_NAME: u64 = 5;
 
 /// A wrapping sum of content hashes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
@@ -100,6 +101,12 @@ impl Digest {
     #[must_use]
     pub fn of_cluster(cluster: &ClusterInfo) -> Self {
         Self(xxh64(&v1::ClusterInfo::from(cluster).encode_to_vec(), SEED_CLUSTER))
+    }
+
+    /// The hash of the name of a node.
+    #[must_use]
+    pub fn of_node_name(name: &str) -> Self {
+        Self(xxh64(name.as_bytes(), SEED_NODE_NAME))
     }
 
     /// Adds the hash of an element, or the sum of several.

@@ -1,4 +1,4 @@
-//! For fuzz targets: messages from bytes. Clients and servers decode them in their codecs.
+//! For fuzz targets and simulations: messages from bytes. Clients and servers decode them in their codecs.
 
 use prost::Message as _;
 

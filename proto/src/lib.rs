@@ -15,6 +15,7 @@ pub mod encoded;
 #[cfg(feature = "testing")]
 pub mod fuzzing;
 pub mod model;
+pub mod node_set;
 
 /// The generated messages and client of `fairlead.v1`, documented in the `.proto` file.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all)]

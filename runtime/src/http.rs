@@ -8,6 +8,7 @@ mod tests;
 
 use std::{
     convert::Infallible,
+    net::SocketAddr,
     pin::{Pin, pin},
     sync::Arc,
     time::Duration,
@@ -49,6 +50,10 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_REQUEST_BYTES: usize = 16 << 10;
 /// The pause after a failed accept: exhausted file descriptors or memory do not come back at once.
 const ACCEPT_DELAY: Duration = Duration::from_secs(1);
+
+/// The address of the client, in the extensions of its request.
+#[derive(Clone, Copy, Debug)]
+pub struct Client(pub SocketAddr);
 
 /// The response to a request.
 pub enum Answer {
@@ -120,8 +125,12 @@ where
     R: Into<Answer>,
 {
     let (deadline, until) = watch::channel(Instant::now() + CONNECTION_TIMEOUT);
-    let service = service_fn(|request| {
+    let client = stream.peer_addr().map(Client);
+    let service = service_fn(|mut request: Request<Incoming>| {
         permit.set_busy();
+        if let Ok(client) = &client {
+            request.extensions_mut().insert(*client);
+        }
         let answer = answer(&request).into();
         if let Answer::Deferred(duration, _) = &answer {
             deadline.send_modify(|deadline| *deadline += *duration);

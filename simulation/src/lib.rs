@@ -14,6 +14,7 @@
 
 mod clock;
 mod disk;
+mod drains;
 mod entropy;
 mod kernel;
 mod network;

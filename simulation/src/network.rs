@@ -12,11 +12,10 @@ use backend::{Connect, Session, SessionMessages};
 use fastrand::Rng;
 use frontend::Frontend;
 use futures::{FutureExt as _, future::BoxFuture};
-use prost::Message as _;
 use proto::{
     encoded::{EncodedMessage, ReceivedMessage, encode_client_message},
+    fuzzing::client_message,
     model::{Batch, ClientMessage, Features, Hello, ServerMessage},
-    v1,
 };
 use runtime::Shutdown;
 use tokio::{
@@ -220,17 +219,13 @@ impl Network {
         }
     }
 
-    /// A message of a node as the frontend decodes it; `None`: it is another one.
+    /// A message of a node as the frontend decodes it; `None`: it is invalid.
     fn client_message(&self, sent: &ClientMessage) -> Option<ClientMessage> {
-        let bytes = encode_client_message(sent);
-        let received = v1::ClientMessage::decode(&*bytes).map(ClientMessage::try_from);
-        match received {
-            Ok(Ok(received)) if received == *sent => Some(received),
-            other => {
-                self.0.trace.violation(format_args!("{sent:?} arrives as {other:?}"));
-                None
-            }
+        let received = client_message(&encode_client_message(sent));
+        if received.as_ref() != Some(sent) {
+            self.0.trace.violation(format_args!("{sent:?} arrives as {received:?}"));
         }
+        received
     }
 
     /// The parts in which a message arrives: a batch may come as several, as a large one does.

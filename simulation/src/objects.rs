@@ -75,6 +75,26 @@ pub(crate) fn delete_all_slices(api: &ApiServer, size: ClusterSize) {
     }
 }
 
+/// An address of a random endpoint; `None`: there is none.
+pub(crate) fn any_pod(api: &ApiServer, rng: &mut Rng) -> Option<IpAddr> {
+    let slices = api.list(Resource::EndpointSlice);
+    let endpoints = slices.iter().filter_map(|slice| slice["endpoints"].as_array()).flatten();
+    rng.choice(endpoints.collect::<Vec<_>>())?["addresses"][0].as_str()?.parse().ok()
+}
+
+/// All slices say that a pod is terminating.
+pub(crate) fn end_pod(api: &ApiServer, address: IpAddr) {
+    let is_pod = |endpoint: &Value| endpoint["addresses"][0].as_str().and_then(|it| it.parse().ok()) == Some(address);
+    for mut slice in api.list(Resource::EndpointSlice) {
+        let endpoints = slice["endpoints"].as_array_mut().into_iter().flatten().filter(|endpoint| is_pod(endpoint));
+        let ended =
+            endpoints.map(|pod| pod["conditions"] = json!({"ready": false, "serving": true, "terminating": true}));
+        if ended.count() > 0 {
+            let _ = api.put(Resource::EndpointSlice, slice);
+        }
+    }
+}
+
 /// The cluster at the beginning.
 pub(crate) fn fill(api: &ApiServer, rng: &mut Rng, size: ClusterSize) {
     (0..size.nodes).for_each(|number| put_node(api, rng, number));

@@ -50,6 +50,8 @@ struct NodeHistory {
     /// The indexes of the states of each revision. There are several only after lost operations.
     by_revision: BTreeMap<(u64, Revision), Vec<usize>>,
     process: Option<ProcessHistory>,
+    /// How often a process has started.
+    starts: u64,
     /// Whether operations have been lost on the way to the node, so that digests differ.
     is_corrupted: bool,
 }
@@ -102,6 +104,7 @@ impl NodeOracle {
         let mut history = self.lock();
         // After a lost operation the file may contain the earlier of two states.
         let begin = start.and_then(|start| history.indexes(start)?.first().copied()).unwrap_or_default();
+        history.starts += 1;
         history.process = Some(ProcessHistory {
             progress,
             start,
@@ -180,6 +183,11 @@ impl NodeOracle {
                 "{committed:?} was committed at {committed_at:?}, but the file has {stored:?}"
             ));
         }
+    }
+
+    /// How often a process has started.
+    pub(crate) fn starts(&self) -> u64 {
+        self.lock().starts
     }
 
     /// Whether some service ports may be of another state than the rest, so that two may have the same VIP.

@@ -4,15 +4,22 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use futures::future;
-use proto::v1::{EndpointsRequest, EndpointsResponse, StatusRequest, StatusResponse, fairlead_client::FairleadClient};
+use futures::future::BoxFuture;
+use proto::v1::{
+    DrainedRequest, EndpointsRequest, EndpointsResponse, StatusRequest, StatusResponse, fairlead_client::FairleadClient,
+};
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, transport::Channel};
+
+use crate::drained::{AskFrontends, FrontendAnswer};
 
 use super::{FrontendAddress, Grpc, StreamError, authorized, connect, explained};
 
 /// The largest response: thousands of nodes, each with failures, and thousands of problems, or tens of thousands of
 /// endpoints of one Service.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
+/// How long a frontend may take to answer about a drain, besides the time that it is asked to wait.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(3);
 
 impl Grpc {
     /// Asks all frontends at once for their status, and returns their responses in the order of their addresses. Each
@@ -78,5 +85,23 @@ impl Grpc {
             Ok(ask(client, authorized(request, token)).await.map(Response::into_inner))
         });
         response.await.with_context(|| format!("no answer within {patience:?}")).flatten()
+    }
+}
+
+impl AskFrontends for Grpc {
+    fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
+        Box::pin(async move {
+            self.resolve().await;
+            let addresses = self.addresses().in_order();
+            ensure!(!addresses.is_empty(), "no address of a frontend is known");
+            let patience = DRAIN_PATIENCE + Duration::from_millis(request.wait_millis.into());
+            let answers = addresses.into_iter().map(async |address| {
+                let ask = async |mut client: FairleadClient<Channel>, request| client.drained(request).await;
+                let answer = Self::ask(self, &address, request.clone(), patience, ask).await;
+                let answer = answer.and_then(|answer| answer.map_err(|status| explained(&StreamError::from(status))));
+                (address.uri, answer)
+            });
+            Ok(future::join_all(answers).await)
+        })
     }
 }

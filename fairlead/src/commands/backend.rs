@@ -2,17 +2,19 @@
 
 mod other_modes;
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use ::backend::{
     Backend, Connect, ConntrackCleanup, ConntrackSettings, InProcess, Observer, ObserverPages, RunMode, Runner,
     RunnerOptions,
     dataplane::{DataplaneOptions, NodePortAddresses},
+    drained::{AskFrontends, Drains, FrontendAnswer},
 };
-use ::frontend::Listener;
+use ::frontend::{Frontend, Listener};
 use anyhow::Result;
+use futures::future::BoxFuture;
 use iptables::VariantSelection;
-use proto::model::IpFamily;
+use proto::{model::IpFamily, v1::DrainedRequest};
 use runtime::{Ready, Shutdown, Tasks, http::serve_at, metrics::Registry};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
@@ -79,7 +81,12 @@ struct BackendProcess<'a> {
     config: &'a Effective,
     /// Metrics of the other parts of this process.
     registries: Vec<Registry>,
+    drains: Drains,
 }
+
+/// The frontend of `fairlead local`.
+#[derive(Debug)]
+struct LocalFrontend(Frontend, Shutdown);
 
 /// Runs until the shutdown, which leaves the kernel unchanged.
 pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: Shutdown) -> Result<()> {
@@ -87,7 +94,8 @@ pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: S
     let connect = frontend.grpc(backend.common.node.address_cache())?;
     let mut tasks = Tasks::new();
     let certificates = vec![runtime::metrics::certificates(frontend.certificate_files())];
-    spawn(backend, config, certificates, connect, &mut tasks)?;
+    let drains = Drains::new(Arc::new(connect.clone()));
+    spawn(backend, config, certificates, (connect, drains), &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
@@ -110,17 +118,18 @@ pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shu
     }
     let registries = vec![frontend.metrics()];
     let stop = shutdown.clone();
+    let drains = Drains::new(Arc::new(LocalFrontend(frontend.clone(), shutdown.clone())));
     let connect = InProcess(move |hello| frontend.attach(hello, stop.clone()));
-    spawn(any, config, registries, connect, &mut tasks)?;
+    spawn(any, config, registries, (connect, drains), &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
-/// Starts a backend. `registries`: metrics of the other parts of this process.
+/// Starts a backend. `registries`: metrics of the other parts of this process; `drains`: how it asks the frontends.
 fn spawn(
     args: AnyBackendArgs,
     config: &Effective,
     registries: Vec<Registry>,
-    connect: impl Connect,
+    (connect, drains): (impl Connect, Drains),
     tasks: &mut Tasks,
 ) -> Result<()> {
     let name = args.name()?;
@@ -140,6 +149,7 @@ fn spawn(
         observe,
         config,
         registries,
+        drains,
     };
     match run_mode {
         RunMode::Program => with_backend!(open, name, settings, |backend| process.spawn(backend, connect, tasks)),
@@ -161,8 +171,8 @@ pub(super) async fn programmed() -> Result<[(BackendName, Vec<IpFamily>); 3]> {
 impl BackendProcess<'_> {
     /// Starts the tasks of a backend.
     fn spawn(self, backend: impl Backend, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
-        let Self { mode, other_modes, node, health_check_addresses, conntrack, mut observe, config, mut registries } =
-            self;
+        let Self { mode, other_modes, node, health_check_addresses, conntrack, .. } = self;
+        let Self { mut observe, config, mut registries, drains, .. } = self;
         let name = node.name()?;
         if let Some(score) = node.oom_score_adj
             && let Err(error) = runtime::set_oom_score_adj(score)
@@ -199,7 +209,7 @@ impl BackendProcess<'_> {
                 Ok(())
             });
         }
-        spawn_servers(&observe, runner.observer(), config, registries, tasks);
+        spawn_servers(&observe, (runner.observer(), drains), config, registries, tasks);
         let (instance_timeout, node_name) = (node.instance_timeout, name.clone());
         let lock_gate = ready.guard("the only backend of this network namespace");
         tasks.spawn("backend", move |mut shutdown| async move {
@@ -237,7 +247,7 @@ impl BackendProcess<'_> {
 /// Starts the HTTP servers. `registries`: metrics of the other parts of this process.
 fn spawn_servers(
     args: &ObserveArgs,
-    observer: Observer,
+    (observer, drains): (Observer, Drains),
     config: &Effective,
     registries: Vec<Registry>,
     tasks: &mut Tasks,
@@ -246,7 +256,7 @@ fn spawn_servers(
     if let Some(address) = args.healthz.0 {
         let observer = observer.clone();
         tasks.spawn("health", move |shutdown| async move {
-            let answer = move |request: &_| observer.health(request);
+            let answer = move |request: &_| drains.answer(request).unwrap_or_else(|| observer.health(request).into());
             Ok(serve_at(address, "health", on_bind_error, answer, shutdown).await?)
         });
     }
@@ -257,5 +267,15 @@ fn spawn_servers(
             let answer = move |request: &_| profiling.answer(request, || pages.answer(request));
             Ok(serve_at(address, "metrics", on_bind_error, answer, shutdown).await?)
         });
+    }
+}
+
+impl AskFrontends for LocalFrontend {
+    fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
+        let Self(frontend, shutdown) = self;
+        Box::pin(async move {
+            let answer = frontend.drained(&request, shutdown.clone()).await;
+            Ok(vec![("this process".to_owned(), answer.map_err(Into::into))])
+        })
     }
 }

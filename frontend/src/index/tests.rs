@@ -110,7 +110,15 @@ proptest! {
             index.nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect::<BTreeMap<_, _>>()
         };
         prop_assert_eq!(nodes(&index), nodes(&scratch));
+        let endpoints = index.slices.iter().flat_map(|(service, slices)| {
+            slices.values().flat_map(move |slice| slice.endpoints.iter().map(move |endpoint| (service, endpoint)))
+        });
+        for (service, endpoint) in endpoints {
+            let found = index.endpoints_at(endpoint.address).filter(|(of, found)| of == service && *found == endpoint);
+            prop_assert!(found.count() > 0, "{service} {endpoint:?}");
+        }
         // Deleted objects leave nothing behind.
+        prop_assert_eq!(index.addresses.len(), scratch.addresses.len());
         prop_assert_eq!(index.slices.len(), scratch.slices.len());
         prop_assert_eq!(index.slice_services.len(), scratch.slice_services.len());
         prop_assert_eq!(index.claims, scratch.claims);

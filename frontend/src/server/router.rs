@@ -23,6 +23,7 @@ use crate::identity::Identity;
 const WATCH: &str = "/fairlead.v1.Fairlead/Watch";
 const STATUS: &str = "/fairlead.v1.Fairlead/Status";
 const ENDPOINTS: &str = "/fairlead.v1.Fairlead/Endpoints";
+const DRAINED: &str = "/fairlead.v1.Fairlead/Drained";
 /// The header that names the compression of the client's messages, and its value for none.
 const ENCODING: &str = "grpc-encoding";
 /// The maximum size of a unary request in bytes. Names in requests have at most 253 characters each.
@@ -55,6 +56,7 @@ impl tower::Service<http::Request<Body>> for FairleadService {
                     };
                     unary(&service, request, body, answer).await
                 }
+                DRAINED => unary(&service, request, body, |_: Identity, request| service.drained(request)).await,
                 _ => Err(Status::unimplemented("unknown method")),
             };
             Ok(answered.unwrap_or_else(Status::into_http))

@@ -1,6 +1,7 @@
 //! Streams over channels against a running frontend, with paused time.
 
 mod client;
+mod drain;
 mod protocol_errors;
 mod repair;
 mod unfinished;

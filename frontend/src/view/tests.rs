@@ -42,7 +42,7 @@ fn explained_pool(
     explanation: &ServicePortExplanation,
     family: IpFamily,
     reason: impl Fn(&EndpointExplanation) -> &EndpointReason,
-) -> Vec<(std::net::IpAddr, std::num::NonZeroU16)> {
+) -> Vec<(IpAddr, std::num::NonZeroU16)> {
     let of_family = explanation.endpoints.iter().filter(|one| IpFamily::of(&one.endpoint.address) == family);
     let members = of_family.filter(|one| reason(one).is_in());
     let mut members: Vec<_> = members.map(|one| (one.endpoint.address, one.port.unwrap())).collect();
@@ -50,7 +50,7 @@ fn explained_pool(
     members
 }
 
-fn pairs(pool: &[Endpoint]) -> Vec<(std::net::IpAddr, std::num::NonZeroU16)> {
+fn pairs(pool: &[Endpoint]) -> Vec<(IpAddr, std::num::NonZeroU16)> {
     pool.iter().map(|endpoint| (endpoint.address, endpoint.port)).collect()
 }
 

@@ -166,6 +166,13 @@ impl Pool {
         self.position(endpoint).ok().map(|at| &self.0[at])
     }
 
+    /// Whether the pool has an entry with this address, at any port.
+    #[must_use]
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        let first = self.0.partition_point(|endpoint| endpoint.address < address);
+        self.0.get(first).is_some_and(|endpoint| endpoint.address == address)
+    }
+
     /// Whether the pool has an entry with the address and port of `endpoint`.
     #[must_use]
     pub fn contains(&self, endpoint: &Endpoint) -> bool {

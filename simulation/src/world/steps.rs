@@ -1,13 +1,28 @@
 //! The steps of a simulation.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use fake_api_server::{ApiServer, Fault, Faults, Resource};
 use fastrand::Rng;
 use proto::model::IpFamily;
+use tokio::time::sleep;
 
 use super::{KINDS, World};
-use crate::{clock, disk::DiskFaults, kernel::KernelFaults, network::Cut, objects, trace::trace};
+use crate::{
+    clock,
+    disk::DiskFaults,
+    drains::{self, DrainedNode},
+    kernel::KernelFaults,
+    network::Cut,
+    objects,
+    trace::trace,
+};
 
 /// A day, in seconds.
 const DAY: i64 = 86_400;
@@ -17,9 +32,10 @@ impl World {
     pub(super) async fn fault(&mut self, rng: &mut Rng) {
         let node = rng.usize(..self.nodes.len());
         match rng.u8(0..100) {
-            0..46 => {
+            0..44 => {
                 self.change_object(rng);
             }
+            44 | 45 => self.drain_pod(rng).await,
             46 => {
                 trace!(self.trace, "delete all slices");
                 objects::delete_all_slices(&self.api, self.size);
@@ -74,6 +90,28 @@ impl World {
             }
             _ => self.disturb(rng).await,
         }
+    }
+
+    /// A pod ends, and asks from before that whether it is drained.
+    async fn drain_pod(&self, rng: &mut Rng) {
+        let Some(address) = objects::any_pod(&self.api, rng) else { return };
+        let known = objects::node_names(&self.api);
+        let nodes = self.nodes.iter().filter(|node| known.contains(&objects::node_name(node.number)));
+        let nodes = nodes.map(|node| DrainedNode {
+            number: node.number,
+            kernel: node.kernel.clone(),
+            oracle: node.oracle.clone(),
+            starts: node.oracle.starts(),
+        });
+        let version = Arc::new(AtomicU64::new(0));
+        let (api, ended_at) = (self.api.clone(), version.clone());
+        let is_current = move || api.version() == ended_at.load(Ordering::SeqCst);
+        let shared = (self.trace.clone(), self.network.clone());
+        tokio::spawn(drains::drain(shared, address, nodes.collect(), is_current));
+        sleep(Duration::from_micros(rng.u64(0..100_000))).await;
+        objects::end_pod(&self.api, address);
+        version.store(self.api.version(), Ordering::SeqCst);
+        trace!(self.trace, "pod {address} ends, version {}", self.api.version());
     }
 
     fn change_object(&self, rng: &mut Rng) {

@@ -101,7 +101,7 @@ impl Fixture {
     /// The revision that all connected nodes have programmed, after all messages of clients are handled.
     pub(super) async fn programmed(&self) -> Revision {
         tokio::time::sleep(Duration::from_millis(1)).await;
-        self.frontend.context.streams.programmed_on_all_nodes().unwrap()
+        self.frontend.context.streams.programmed().borrow().unwrap()
     }
 
     pub(super) fn revision(&self) -> Revision {

@@ -1,0 +1,155 @@
+//! Whether any node of the cluster still sends new connections to a pod that ends: what all frontends know together.
+//!
+//! ```text
+//!   GET /drained ──▶ Drains ──▶ wait ──ask──▶ every frontend ──DrainedResponse──▶ combined ──▶ 200 | 504 | 404
+//!                                 ▲                                                  │
+//!                                 └────────────── not yet: ask again ────────────────┘
+//! ```
+//!
+//! A frontend speaks for the nodes that are connected to it. Their sets are added: if the sum is the set of all nodes,
+//! every node has been spoken for exactly once. Nodes that no frontend speaks for may still have the pod in their
+//! kernels; they delay the answer while they may be about to connect to another frontend, and no longer.
+
+mod http;
+#[cfg(test)]
+mod tests;
+
+use std::{fmt, net::IpAddr, time::Duration};
+
+use anyhow::Result;
+use futures::future::BoxFuture;
+use proto::{
+    convert::pack_address,
+    node_set::NodeSet,
+    v1::{DrainState, DrainedRequest, DrainedResponse},
+};
+use runtime::failure::chain;
+use tokio::time::{Instant, sleep};
+
+pub use self::http::Drains;
+
+/// The longest that one request to the frontends waits.
+const ROUND: Duration = Duration::from_secs(5);
+/// Between two rounds in which frontends do not wait.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long an address may be in no EndpointSlice: the one that names it may not have arrived yet.
+const UNKNOWN: Duration = Duration::from_secs(5);
+/// How long nodes and frontends of which nothing is known delay the answer.
+const INCOMPLETE: Duration = Duration::from_secs(10);
+
+/// Asks all frontends.
+pub trait AskFrontends: fmt::Debug + Send + Sync + 'static {
+    /// Returns the answer of each frontend, with its address.
+    fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>>;
+}
+
+/// The address of a frontend, and its answer.
+pub type FrontendAnswer = (String, Result<DrainedResponse>);
+
+/// What all frontends know together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// No node sends new connections to the pod, except perhaps for this many nodes of which no frontend knows.
+    Yes {
+        /// The number of these nodes.
+        absent: u64,
+        /// Why frontends have not answered.
+        silent: Vec<String>,
+    },
+    /// The time is over, and some node may.
+    No(String),
+    /// No EndpointSlice has an address of the pod.
+    Unknown,
+}
+
+/// The answers of one round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Combined {
+    Drained,
+    /// All that is known is drained, but not everything is known.
+    Incomplete {
+        absent: u64,
+        silent: Vec<String>,
+        /// Whether that may change soon.
+        is_changing: bool,
+    },
+    Waiting(String),
+    Unknown,
+}
+
+/// Asks until no node sends new connections to a pod any more, at most for this time.
+///
+/// # Errors
+/// When no frontend is known.
+pub async fn wait(frontends: &dyn AskFrontends, addresses: &[IpAddr], patience: Duration) -> Result<Drained> {
+    let begun = Instant::now();
+    let addresses: Vec<_> = addresses.iter().map(pack_address).collect();
+    let mut incomplete_since = None;
+    loop {
+        let remaining = patience.saturating_sub(begun.elapsed());
+        let wait_millis = u32::try_from(remaining.min(ROUND).as_millis()).unwrap_or(u32::MAX);
+        let answers = frontends.ask(DrainedRequest { addresses: addresses.clone(), wait_millis }).await?;
+        let combined = combined(&answers);
+        let is_over = begun.elapsed() >= patience;
+        match combined {
+            Combined::Drained => return Ok(Drained::Yes { absent: 0, silent: Vec::new() }),
+            Combined::Incomplete { absent, silent, is_changing } => {
+                let since = *incomplete_since.get_or_insert_with(Instant::now);
+                if !is_changing || since.elapsed() >= INCOMPLETE {
+                    return Ok(Drained::Yes { absent, silent });
+                }
+                if is_over {
+                    let silent = silent.join("; ");
+                    return Ok(Drained::No(format!(
+                        "{absent} nodes are connected to no frontend that answers {silent}"
+                    )));
+                }
+            }
+            Combined::Unknown if is_over || begun.elapsed() >= UNKNOWN => return Ok(Drained::Unknown),
+            Combined::Waiting(reason) if is_over => return Ok(Drained::No(reason)),
+            Combined::Unknown | Combined::Waiting(_) => incomplete_since = None,
+        }
+        sleep(PAUSE.min(patience.saturating_sub(begun.elapsed()))).await;
+    }
+}
+
+fn combined(answers: &[FrontendAnswer]) -> Combined {
+    let error = |(address, answer): &FrontendAnswer| {
+        answer.as_ref().err().map(|error| format!("{address}: {}", chain(error.as_ref())))
+    };
+    let mut silent: Vec<_> = answers.iter().filter_map(error).collect();
+    let answers: Vec<_> =
+        answers.iter().filter_map(|(address, answer)| Some((address, answer.as_ref().ok()?))).collect();
+    let of_state = |state| answers.iter().filter(move |(_, answer)| answer.state() == state);
+    if answers.is_empty() {
+        return Combined::Waiting(format!("no frontend answers: {}", silent.join("; ")));
+    }
+    let used: Vec<_> = of_state(DrainState::InUse).flat_map(|(_, answer)| &answer.services).cloned().collect();
+    if of_state(DrainState::InUse).next().is_some() {
+        return Combined::Waiting(format!("may get new connections of {}", used.join(", ")));
+    }
+    if of_state(DrainState::Behind).next().is_some() {
+        let count: u64 = of_state(DrainState::Behind).map(|(_, answer)| answer.behind_count).sum();
+        let nodes: Vec<_> = of_state(DrainState::Behind).flat_map(|(_, answer)| &answer.behind).cloned().collect();
+        return Combined::Waiting(format!("nodes that are behind ({count}): {}", nodes.join(", ")));
+    }
+    let unknown = of_state(DrainState::Unknown).map(|(address, _)| format!("{address}: does not know the address"));
+    let unknown: Vec<_> = unknown.collect();
+    if unknown.len() == answers.len() {
+        return Combined::Unknown;
+    }
+    silent.extend(unknown);
+    let clusters: Vec<_> = answers.iter().filter_map(|(_, answer)| answer.cluster).map(NodeSet::from).collect();
+    let mut programmed = NodeSet::default();
+    answers.iter().filter_map(|(_, answer)| answer.programmed).for_each(|set| programmed.add(set.into()));
+    if silent.is_empty() && clusters.iter().all(|cluster| *cluster == programmed) {
+        return Combined::Drained;
+    }
+    let nodes = clusters.iter().map(|cluster| cluster.count).max().unwrap_or_default();
+    let has_left = answers.iter().any(|(_, answer)| answer.left > 0);
+    Combined::Incomplete {
+        absent: nodes.saturating_sub(programmed.count),
+        is_changing: has_left || !silent.is_empty(),
+        silent,
+    }
+}

@@ -1,0 +1,175 @@
+//! What the answers of several frontends mean together, and how long it is waited for them.
+
+use std::sync::{Arc, Mutex};
+
+use anyhow::anyhow;
+use hyper::{Request, StatusCode};
+use proto::v1;
+use runtime::http::{Answer, Client};
+
+use super::{http::Question, *};
+
+/// Answers each round with the next of these; the last one is repeated.
+#[derive(Debug)]
+struct Rounds(Mutex<Vec<Vec<FrontendAnswer>>>);
+
+impl AskFrontends for Rounds {
+    fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
+        Box::pin(async move {
+            let answers = {
+                let mut rounds = self.0.lock().unwrap();
+                if rounds.len() > 1 { rounds.remove(0) } else { copy(&rounds[0]) }
+            };
+            let is_drained =
+                |(_, answer): &FrontendAnswer| answer.as_ref().is_ok_and(|it| it.state() == DrainState::Drained);
+            if !answers.iter().all(is_drained) {
+                sleep(Duration::from_millis(request.wait_millis.into())).await;
+            }
+            Ok(answers)
+        })
+    }
+}
+
+fn copy(answers: &[FrontendAnswer]) -> Vec<FrontendAnswer> {
+    let copied = answers.iter().map(|(address, answer)| {
+        let answer = match answer {
+            Ok(answer) => Ok(answer.clone()),
+            Err(error) => Err(anyhow!("{error}")),
+        };
+        (address.clone(), answer)
+    });
+    copied.collect()
+}
+
+fn set(nodes: &[&str]) -> Option<v1::NodeSet> {
+    let mut set = NodeSet::default();
+    nodes.iter().for_each(|node| set.insert(node));
+    Some(set.into())
+}
+
+/// A frontend that speaks for these nodes of three.
+fn drained(nodes: &[&str], left: u64) -> FrontendAnswer {
+    let answer = DrainedResponse {
+        state: DrainState::Drained.into(),
+        programmed: set(nodes),
+        cluster: set(&["a", "b", "c"]),
+        left,
+        ..DrainedResponse::default()
+    };
+    ("one".to_owned(), Ok(answer))
+}
+
+fn of_state(state: DrainState) -> FrontendAnswer {
+    let answer = DrainedResponse {
+        state: state.into(),
+        services: vec!["shop/web".to_owned()],
+        behind: vec!["node-7".to_owned()],
+        behind_count: 1,
+        ..DrainedResponse::default()
+    };
+    ("other".to_owned(), Ok(answer))
+}
+
+fn silent() -> FrontendAnswer {
+    ("gone".to_owned(), Err(anyhow!("connection refused")))
+}
+
+/// The result, and after how many seconds.
+async fn asked(rounds: Vec<Vec<FrontendAnswer>>) -> (Drained, u64) {
+    let begun = Instant::now();
+    let rounds = Rounds(Mutex::new(rounds));
+    let drained = wait(&rounds, &["10.0.0.1".parse().unwrap()], Duration::from_secs(20)).await.unwrap();
+    (drained, begun.elapsed().as_secs())
+}
+
+fn yes(absent: u64) -> Drained {
+    Drained::Yes { absent, silent: Vec::new() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_frontends_together_must_speak_for_each_node_once() {
+    assert_eq!(asked(vec![vec![drained(&["a", "c"], 0), drained(&["b"], 0)]]).await, (yes(0), 0));
+    // A node without a backend for long.
+    assert_eq!(asked(vec![vec![drained(&["a"], 0), drained(&["b"], 0)]]).await, (yes(1), 0));
+    // One that may be on its way to another frontend, and gets there, or does not.
+    let moving = || vec![drained(&["a"], 1), drained(&["b"], 0)];
+    assert_eq!(asked(vec![moving(), moving(), vec![drained(&["a"], 1), drained(&["b", "c"], 0)]]).await, (yes(0), 0));
+    assert_eq!(asked(vec![moving()]).await, (yes(1), 10));
+    // Counted by both: then another one is missing.
+    assert_eq!(asked(vec![vec![drained(&["a", "b"], 1), drained(&["b"], 0)]]).await, (yes(0), 10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn frontend_that_does_not_answer_delays_the_answer() {
+    let (result, seconds) = asked(vec![vec![drained(&["a", "b"], 0), silent()]]).await;
+    let Drained::Yes { absent: 1, silent } = result else { panic!("{result:?}") };
+    assert_eq!(silent, ["gone: connection refused"]);
+    assert!((10..20).contains(&seconds), "{seconds}");
+    let (result, _) = asked(vec![vec![self::silent()]]).await;
+    assert_eq!(result, Drained::No("no frontend answers: gone: connection refused".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_frontend_with_the_pod_in_use_is_enough_to_wait() {
+    let whole = || drained(&["a", "b", "c"], 0);
+    for (state, reason) in [
+        (DrainState::InUse, "may get new connections of shop/web"),
+        (DrainState::Behind, "nodes that are behind (1): node-7"),
+    ] {
+        let (result, seconds) = asked(vec![vec![whole(), of_state(state)]]).await;
+        assert_eq!((result, seconds), (Drained::No(reason.to_owned()), 20));
+    }
+    let rounds = vec![vec![whole(), of_state(DrainState::InUse)], vec![whole()]];
+    assert_eq!(asked(rounds).await, (yes(0), 5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn address_may_be_unknown_at_first() {
+    let unknown = || vec![of_state(DrainState::Unknown)];
+    assert_eq!(asked(vec![unknown()]).await, (Drained::Unknown, 5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn questions_beyond_the_bound_are_refused() {
+    let drains = Drains::new(Arc::new(Rounds(Mutex::new(vec![vec![of_state(DrainState::InUse)]]))));
+    let ask = |path: &str| {
+        let mut request = Request::get(path).body(()).unwrap();
+        request.extensions_mut().insert(Client("10.0.0.1:40000".parse().unwrap()));
+        drains.answer(&request)
+    };
+    assert!(ask("/healthz").is_none());
+    let waiting: Vec<_> = (0..96).map(|_| ask("/drained").unwrap()).collect();
+    let Some(Answer::Ready(refused)) = ask("/drained") else { panic!("one more waits") };
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let answers = waiting.into_iter().map(|answer| match answer {
+        Answer::Deferred(_, response) => response,
+        Answer::Ready(response) => panic!("{response:?}"),
+    });
+    for response in futures::future::join_all(answers).await {
+        assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
+    }
+    assert!(matches!(ask("/drained"), Some(Answer::Deferred(..))));
+}
+
+#[test]
+fn pod_asks_about_itself() {
+    let source = Some("10.0.0.1".parse().unwrap());
+    let parse = |query: &str| Question::parse(source, query);
+    let question = parse("").unwrap();
+    assert_eq!((question.addresses, question.timeout), (vec!["10.0.0.1".parse().unwrap()], Duration::from_secs(20)));
+    let question = parse("timeout=7&address=10.0.0.1,fd00%3A%3A1").unwrap();
+    assert_eq!((question.addresses.len(), question.timeout), (2, Duration::from_secs(7)));
+    for (query, field) in [
+        ("timeout=x", "timeout"),
+        ("timeout=301", "timeout"),
+        ("address=10.0.0.2", "address"),
+        ("address=10.0.0.1&address=10.0.0.2&address=10.0.0.3", "address"),
+        ("address=web", "address"),
+        ("wait=1", "wait"),
+    ] {
+        let error = parse(query).unwrap_err();
+        assert!(error.starts_with(field), "{query}: {error}");
+    }
+    // From the node itself, for tests by hand.
+    assert!(Question::parse(Some("127.0.0.1".parse().unwrap()), "address=10.0.0.2").is_ok());
+}

@@ -1,0 +1,95 @@
+//! Which EndpointSlices contain an address. An entry takes 24 bytes, because there is one for each endpoint of the
+//! cluster: it names its slice by a number.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use proto::model::ServicePortKey;
+
+use super::{Index, key_of, sibling};
+use crate::object::{ObjectName, SliceEndpoint, SliceObject};
+
+/// The slices of each address.
+#[derive(Debug, Default)]
+pub(super) struct AddressIndex {
+    entries: BTreeSet<(IpAddr, u32)>,
+    numbers: HashMap<ObjectName, u32>,
+    /// By number; `None`: unused.
+    slices: Vec<Option<ObjectName>>,
+    unused: Vec<u32>,
+}
+
+impl Index {
+    /// All entries of EndpointSlices with an address, with the Service of each.
+    pub fn endpoints_at(&self, address: IpAddr) -> impl Iterator<Item = (ObjectName, &SliceEndpoint)> {
+        self.addresses.slices(address).flat_map(move |name| {
+            let service = self.slice_services.get(name).map(|service| sibling(name, service));
+            let slice = service.as_ref().and_then(|service| self.slices.get(service)?.get(&name.name));
+            let endpoints = slice.into_iter().flat_map(|slice| &slice.endpoints);
+            let endpoints = endpoints.filter(move |endpoint| endpoint.address == address);
+            service.into_iter().cycle().zip(endpoints)
+        })
+    }
+
+    /// The keys of the service ports of a Service.
+    pub fn keys_of(&self, name: &ObjectName) -> impl Iterator<Item = ServicePortKey> {
+        let service = self.services.get(name);
+        service.into_iter().flat_map(|service| service.ports.iter().map(move |port| key_of(service, port)))
+    }
+}
+
+impl AddressIndex {
+    /// Replaces the content of a slice. Costs what has changed in it.
+    pub(super) fn change_slice(&mut self, name: &ObjectName, old: Option<&SliceObject>, new: Option<&SliceObject>) {
+        let (old, new) = (addresses(old), addresses(new));
+        if new.is_empty() && old.is_empty() {
+            return;
+        }
+        let number = self.number(name);
+        for address in old.difference(&new) {
+            self.entries.remove(&(*address, number));
+        }
+        self.entries.extend(new.difference(&old).map(|address| (*address, number)));
+        if new.is_empty() {
+            self.numbers.remove(name);
+            self.unused.push(number);
+            if let Some(slice) = self.slices.get_mut(number as usize) {
+                *slice = None;
+            }
+        }
+    }
+
+    /// The slices that contain an address.
+    pub(super) fn slices(&self, address: IpAddr) -> impl Iterator<Item = &ObjectName> {
+        let entries = self.entries.range((address, 0)..=(address, u32::MAX));
+        entries.filter_map(|(_, number)| self.slices.get(*number as usize)?.as_ref())
+    }
+
+    /// The number of entries, and that of slices with entries.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> (usize, usize) {
+        (self.entries.len(), self.numbers.len())
+    }
+
+    fn number(&mut self, name: &ObjectName) -> u32 {
+        if let Some(number) = self.numbers.get(name) {
+            return *number;
+        }
+        let number = self.unused.pop().unwrap_or_else(|| {
+            self.slices.push(None);
+            // A cluster has far less than 2^32 slices.
+            u32::try_from(self.slices.len() - 1).unwrap_or(u32::MAX)
+        });
+        if let Some(slice) = self.slices.get_mut(number as usize) {
+            *slice = Some(name.clone());
+        }
+        self.numbers.insert(name.clone(), number);
+        number
+    }
+}
+
+fn addresses(slice: Option<&SliceObject>) -> BTreeSet<IpAddr> {
+    slice.into_iter().flat_map(|slice| &slice.endpoints).map(|endpoint| endpoint.address).collect()
+}

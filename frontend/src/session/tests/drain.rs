@@ -1,0 +1,147 @@
+//! When a pod that ends is drained.
+
+use std::time::Duration;
+
+use proto::model::{FailureKind, Protocol, ServicePortFailure, ServicePortKey};
+use tokio::{task::JoinHandle, time::timeout};
+
+use super::*;
+use crate::drain::{Drain, DrainReport, DrainState};
+
+const LONG: Duration = Duration::from_secs(50);
+
+/// The Service `web` with these pods; those that end are negative.
+fn pods(pods: &[i8]) -> SourceUpdate {
+    let endpoints = pods.iter().map(|pod| {
+        let address = format!("10.0.0.{}", pod.unsigned_abs());
+        SliceEndpoint { ready: *pod > 0, terminating: *pod < 0, ..endpoint(&address, "node-9") }
+    });
+    put(slice("x", "web", endpoints.collect()))
+}
+
+async fn cluster() -> Fixture {
+    let node = |name| ClusterObject::from(node(name, "zone-a"));
+    let fixture = Fixture::of(vec![service("web", "10.96.0.1").into(), node("node-0"), node("node-1")]).await;
+    fixture.update(pods(&[1, 2])).await;
+    fixture.committed().await;
+    fixture
+}
+
+/// Asks whether pod 1 is drained.
+fn ask(fixture: &Fixture, patience: Duration) -> JoinHandle<DrainReport> {
+    let (context, shutdown) = (fixture.frontend.context.clone(), fixture.shutdown.clone());
+    tokio::spawn(async move { Drain::new(&context, vec![ip("10.0.0.1")]).wait(patience, shutdown).await })
+}
+
+async fn state(fixture: &Fixture) -> DrainState {
+    ask(fixture, Duration::ZERO).await.unwrap().state
+}
+
+async fn is_waiting(asked: &mut JoinHandle<DrainReport>) {
+    assert!(timeout(Duration::from_secs(1), asked).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn pod_is_drained_when_all_nodes_have_programmed_that_it_ends() {
+    let fixture = cluster().await;
+    let (mut first, mut second) = (fixture.joined("node-0").await, fixture.joined("node-1").await);
+    let mut asked = ask(&fixture, LONG);
+    is_waiting(&mut asked).await;
+    assert_eq!(state(&fixture).await, DrainState::InUse);
+    fixture.update(pods(&[-1, 2])).await;
+    first.commit().await;
+    is_waiting(&mut asked).await;
+    let report = ask(&fixture, Duration::ZERO).await.unwrap();
+    assert_eq!(report.state, DrainState::Behind(fixture.revision()));
+    assert_eq!(report.behind, (vec!["node-1".into()], 1));
+    second.commit().await;
+    let report = asked.await.unwrap();
+    assert_eq!((report.state, &report.services[..]), (DrainState::Drained, &["ns/web".to_owned()][..]));
+    assert_eq!((report.connected, report.left), (report.cluster, 0));
+    assert_eq!(report.cluster.count, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn address_in_no_slice_is_unknown() {
+    let fixture = cluster().await;
+    fixture.update(pods(&[2])).await;
+    fixture.committed().await;
+    assert_eq!(state(&fixture).await, DrainState::Unknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn address_that_leaves_the_slices_meanwhile_is_drained() {
+    let fixture = cluster().await;
+    let asked = ask(&fixture, LONG);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    fixture.update(pods(&[2])).await;
+    assert_eq!(asked.await.unwrap().state, DrainState::Drained);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unready_pod_is_in_use_until_its_slice_says_that_it_ends() {
+    let fixture = cluster().await;
+    let unready = SliceEndpoint { ready: false, ..endpoint("10.0.0.1", "node-9") };
+    fixture.update(put(slice("x", "web", vec![unready, endpoint("10.0.0.2", "node-9")]))).await;
+    fixture.committed().await;
+    assert_eq!(state(&fixture).await, DrainState::InUse);
+    let asked = ask(&fixture, LONG);
+    fixture.update(pods(&[-1, 2])).await;
+    assert_eq!(asked.await.unwrap().state, DrainState::Drained);
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_pod_of_a_service_is_in_use_while_it_ends() {
+    let fixture = cluster().await;
+    fixture.update(pods(&[-1])).await;
+    fixture.committed().await;
+    assert_eq!(state(&fixture).await, DrainState::InUse);
+    let asked = ask(&fixture, LONG);
+    fixture.update(pods(&[-1, 3])).await;
+    assert_eq!(asked.await.unwrap().state, DrainState::Drained);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_service_of_the_pod_counts() {
+    let fixture = cluster().await;
+    fixture.update(put(service("api", "10.96.0.2"))).await;
+    fixture.update(put(slice("y", "api", vec![endpoint("10.0.0.1", "node-9"), endpoint("10.0.0.2", "node-9")]))).await;
+    fixture.update(pods(&[-1, 2])).await;
+    fixture.committed().await;
+    assert_eq!(state(&fixture).await, DrainState::InUse);
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_that_could_not_program_the_service_is_behind() {
+    let fixture = cluster().await;
+    let mut client = fixture.joined("node-0").await;
+    let failure = |service: &str, kind| {
+        let key = ServicePortKey::new("ns", service, "http", Protocol::Tcp);
+        ServicePortFailure { key, reason: "EINVAL".to_owned(), retryable: true, kind }
+    };
+    fixture.update(pods(&[-1, 2])).await;
+    client.commit().await;
+    for (failures, is_behind) in [
+        (vec![failure("web", FailureKind::Program)], true),
+        (vec![failure("web", FailureKind::HealthCheck), failure("api", FailureKind::Program)], false),
+        (Vec::new(), false),
+    ] {
+        client.ack_with(failures).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(matches!(state(&fixture).await, DrainState::Behind(_)), is_behind);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_that_has_left_is_counted_for_a_while() {
+    let fixture = cluster().await;
+    let client = fixture.joined("node-0").await;
+    fixture.update(pods(&[-1, 2])).await;
+    fixture.committed().await;
+    drop(client);
+    for left in [2, 0] {
+        let report = ask(&fixture, Duration::ZERO).await.unwrap();
+        assert_eq!((report.state, report.connected.count, report.left), (DrainState::Drained, 0, left));
+        tokio::time::sleep(Duration::from_secs(11)).await;
+    }
+}

@@ -1,0 +1,94 @@
+//! Pods that end, and ask whether any node still sends them new connections. After the answer that none does, no kernel
+//! may have them.
+
+use std::{fmt, net::IpAddr, time::Duration};
+
+use anyhow::Result;
+use backend::{
+    ServicePortState,
+    drained::{AskFrontends, Drained, FrontendAnswer, wait},
+};
+use futures::future::BoxFuture;
+use proto::{
+    model::{IpFamily, TrafficPolicy},
+    v1::DrainedRequest,
+};
+use tokio::time::timeout;
+
+use crate::{
+    kernel::SimulatedKernel,
+    network::{Listening, Network},
+    oracle::NodeOracle,
+    trace::{Trace, trace},
+};
+
+/// How long a pod waits.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The kernel of a node, and when its process has started.
+pub(crate) struct DrainedNode {
+    pub(crate) number: usize,
+    pub(crate) kernel: SimulatedKernel,
+    pub(crate) oracle: NodeOracle,
+    /// The number of starts of its process.
+    pub(crate) starts: u64,
+}
+
+/// What a node's backend asks: all frontends.
+#[derive(Clone)]
+struct Frontends(Network);
+
+impl fmt::Debug for Frontends {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Frontends")
+    }
+}
+
+impl AskFrontends for Frontends {
+    fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
+        Box::pin(async move {
+            let asked = self.0.listening().into_iter().enumerate();
+            let answers = asked.map(async |(number, Listening { frontend, shutdown, .. })| {
+                let patience = Duration::from_secs(3) + Duration::from_millis(request.wait_millis.into());
+                let answer = timeout(patience, frontend.drained(&request, shutdown)).await;
+                let answer = answer.map_err(anyhow::Error::from).and_then(|answer| answer.map_err(Into::into));
+                (format!("frontend {number}"), answer)
+            });
+            Ok(futures::future::join_all(answers).await)
+        })
+    }
+}
+
+/// Whether new connections may go to an address.
+fn may_use(state: &ServicePortState, address: IpAddr) -> bool {
+    let ServicePortState { port, cluster, local } = state;
+    let is_local = port.internal_policy == TrafficPolicy::Local
+        || (port.external_policy == TrafficPolicy::Local && port.externally_accessible());
+    let family = IpFamily::of(&address);
+    cluster[family].has_address(address) || (is_local && local[family].has_address(address))
+}
+
+/// Waits for the drain of a pod, and checks the kernels of the nodes whose processes have run since.
+/// `is_current`: whether no object has changed since the pod ends.
+pub(crate) async fn drain(
+    (trace, network): (Trace, Network),
+    address: IpAddr,
+    nodes: Vec<DrainedNode>,
+    is_current: impl Fn() -> bool,
+) {
+    let drained = wait(&Frontends(network), &[address], PATIENCE).await;
+    trace!(trace, "pod {address}: {drained:?}");
+    let Ok(Drained::Yes { absent: 0, silent }) = drained else { return };
+    if !silent.is_empty() || !is_current() {
+        return;
+    }
+    for DrainedNode { number, kernel, oracle, starts } in nodes {
+        if oracle.starts() != starts || oracle.is_mixed() || kernel.is_degraded() {
+            continue;
+        }
+        let used = kernel.service_ports().into_iter().find(|(_, port)| may_use(port, address));
+        if let Some((key, _)) = used {
+            trace.violation(format_args!("pod {address} is drained, but node {number} uses it for {key}"));
+        }
+    }
+}
