@@ -14,7 +14,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of all points of an operation in a guest.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(55 * 60);
 /// More writes than any of the operations has.
-const MAX_WRITES: u32 = 400;
+const MAX_WRITES: u32 = 1000;
 /// The distance of the netlink messages that are tried.
 const STEP: u32 = 8;
 /// The errors of the kernel, in turn: the write with number n fails with one of them.
