@@ -10,7 +10,9 @@ use backend::{
 };
 use futures::future::BoxFuture;
 use proto::{
+    convert::pack_address,
     model::{IpFamily, TrafficPolicy},
+    node_set::NodeSet,
     v1::DrainedRequest,
 };
 use tokio::time::timeout;
@@ -68,18 +70,28 @@ fn may_use(state: &ServicePortState, address: IpAddr) -> bool {
     cluster[family].has_address(address) || (is_local && local[family].has_address(address))
 }
 
+/// Whether a frontend knows all nodes.
+async fn know(frontends: &Frontends, address: IpAddr, nodes: NodeSet) -> bool {
+    let request = DrainedRequest { addresses: vec![pack_address(&address)], wait_millis: 0 };
+    let answers = frontends.ask(request).await.unwrap_or_default();
+    let mut clusters = answers.into_iter().filter_map(|(_, answer)| answer.ok()?.cluster).map(NodeSet::from);
+    clusters.any(|cluster| cluster == nodes)
+}
+
 /// Waits for the drain of a pod, and checks the kernels of the nodes whose processes have run since.
-/// `is_current`: whether no object has changed since the pod ends.
+/// `cluster`: all nodes; an answer of frontends that do not know them, as their API server serves an old list, is not
+/// checked. `is_current`: whether no object has changed since the pod ends.
 pub(crate) async fn drain(
     (trace, network): (Trace, Network),
     address: IpAddr,
-    nodes: Vec<DrainedNode>,
+    (cluster, nodes): (NodeSet, Vec<DrainedNode>),
     is_current: impl Fn() -> bool,
 ) {
-    let drained = wait(&Frontends(network), &[address], PATIENCE).await;
+    let frontends = Frontends(network);
+    let drained = wait(&frontends, &[address], PATIENCE).await;
     trace!(trace, "pod {address}: {drained:?}");
     let Ok(Drained::Yes { absent: 0, silent }) = drained else { return };
-    if !silent.is_empty() || !is_current() {
+    if !silent.is_empty() || !know(&frontends, address, cluster).await || !is_current() {
         return;
     }
     for DrainedNode { number, kernel, oracle, starts } in nodes {

@@ -10,7 +10,7 @@ use std::{
 
 use fake_api_server::{ApiServer, Fault, Faults, Resource};
 use fastrand::Rng;
-use proto::model::IpFamily;
+use proto::{model::IpFamily, node_set::NodeSet};
 use tokio::time::sleep;
 
 use super::{KINDS, World};
@@ -96,6 +96,8 @@ impl World {
     async fn drain_pod(&self, rng: &mut Rng) {
         let Some(address) = objects::any_pod(&self.api, rng) else { return };
         let known = objects::node_names(&self.api);
+        let mut cluster = NodeSet::default();
+        known.iter().for_each(|node| cluster.insert(node));
         let nodes = self.nodes.iter().filter(|node| known.contains(&objects::node_name(node.number)));
         let nodes = nodes.map(|node| DrainedNode {
             number: node.number,
@@ -107,7 +109,7 @@ impl World {
         let (api, ended_at) = (self.api.clone(), version.clone());
         let is_current = move || api.version() == ended_at.load(Ordering::SeqCst);
         let shared = (self.trace.clone(), self.network.clone());
-        tokio::spawn(drains::drain(shared, address, nodes.collect(), is_current));
+        tokio::spawn(drains::drain(shared, address, (cluster, nodes.collect()), is_current));
         sleep(Duration::from_micros(rng.u64(0..100_000))).await;
         objects::end_pod(&self.api, address);
         version.store(self.api.version(), Ordering::SeqCst);
