@@ -6,6 +6,7 @@ mod config;
 
 mod conntrack;
 mod diff;
+mod drained;
 mod effective;
 mod frontend;
 mod iptables;
@@ -35,6 +36,7 @@ pub(crate) use self::{
     config::{ConfigArgs, ConfigCommand, ConvertArgs, ValidateArgs},
     conntrack::{ConntrackArgs, invalid_packets_by_sysctl},
     diff::DiffArgs,
+    drained::DrainedArgs,
     effective::Effective,
     frontend::{ClusterArgs, FrontendArgs, SourceArgs},
     iptables::{IptablesArgs, VariantArgs},
@@ -127,6 +129,8 @@ pub(crate) enum Command {
     ProtocolTest(ProtocolTestArgs),
     /// Connect from this node to all VIPs that it serves, and compare the results with the frontend's view.
     Test(TestArgs),
+    /// Wait in a pod, until no node sends new connections to it: for `preStop`.
+    Drained(DrainedArgs),
     /// Collect diagnostics of this node in one archive, without secrets.
     Bundle(BundleArgs),
     /// Remove everything that a backend, or kube-proxy, has written into this node's kernel.

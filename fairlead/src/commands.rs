@@ -7,6 +7,7 @@ mod cleanup;
 mod config;
 mod connectivity;
 mod diff;
+mod drained;
 mod endpoints;
 mod frontend;
 mod protocol_test;
@@ -55,6 +56,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
         let result = match command {
             Command::Status(args) => return status::run(args, shutdown).await,
             Command::Diff(args) => return diff::run(args, shutdown).await,
+            Command::Drained(args) => return drained::run(args, shutdown).await,
             Command::Check(args) => return check::run(args).await,
             Command::ProtocolTest(args) => return protocol_test::run(args, shutdown).await,
             Command::Test(args) => return connectivity::run(args, shutdown).await,

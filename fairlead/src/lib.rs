@@ -7,6 +7,7 @@ mod discovery;
 mod exit_code;
 #[cfg(feature = "testing")]
 pub mod fuzzing;
+mod http_get;
 mod instance;
 mod kubectl;
 mod print;

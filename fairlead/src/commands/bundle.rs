@@ -74,7 +74,7 @@ async fn collect(args: &BundleArgs, node: &str, addresses: Addresses) -> Result<
     archive.add("state.json", collect::state(&args.here.state_dir, node));
     archive.add("frontend.json", frontend_view(args, node).await);
     for (path, name) in BACKEND_FILES {
-        archive.add(name, collect::http_get(args.backend_address, path).await);
+        archive.add(name, collect::backend_response(args.backend_address, path).await);
     }
     Ok(archive)
 }

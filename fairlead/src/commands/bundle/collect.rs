@@ -6,13 +6,11 @@ use anyhow::{Context as _, Result, bail};
 use backend::StoredState;
 use netlink::nft::{Element, NftBatch, NftHandle, Table, TableFamily};
 use serde_json::json;
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-    time::timeout,
-};
 
-use crate::commands::services;
+use crate::{
+    commands::services,
+    http_get::{HttpResponse, http_get},
+};
 
 /// How long the backend may take for a response.
 const HTTP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -135,22 +133,8 @@ pub(super) fn to_json(state: &backend::NodeState) -> serde_json::Value {
     json!({ "node": state.node(), "cluster": state.cluster(), "services": services::to_json(state) })
 }
 
-/// The response of the backend to GET.
-pub(super) async fn http_get(backend: SocketAddr, path: &str) -> Result<String> {
-    let request = async {
-        let mut stream = TcpStream::connect(backend).await.with_context(|| format!("cannot connect to {backend}"))?;
-        let text = format!("GET {path} HTTP/1.1\r\nHost: {backend}\r\nConnection: close\r\n\r\n");
-        stream.write_all(text.as_bytes()).await?;
-        let mut response = Vec::new();
-        stream.read_to_end(&mut response).await?;
-        anyhow::Ok(String::from_utf8_lossy(&response).into_owned())
-    };
-    let response =
-        timeout(HTTP_TIMEOUT, request).await.with_context(|| format!("no response within {HTTP_TIMEOUT:?}"))??;
-    let (head, body) = response.split_once("\r\n\r\n").context("not an HTTP response")?;
-    let status = head.lines().next().unwrap_or_default();
-    if !status.contains(" 200 ") && !status.ends_with(" 200") {
-        bail!("{status}");
-    }
-    Ok(body.to_owned())
+/// The body of a successful response of the backend.
+pub(super) async fn backend_response(backend: SocketAddr, path: &str) -> Result<String> {
+    let HttpResponse { status, line, body } = http_get(backend, path, HTTP_TIMEOUT).await?;
+    if status == 200 { Ok(body) } else { bail!("{line}") }
 }

@@ -1,0 +1,97 @@
+//! `fairlead drained` in a pod, as `preStop` runs it, against a real backend.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::{
+    path::PathBuf,
+    process::{Command, Output},
+    time::Duration,
+};
+
+use fairlead_e2e::{
+    Backend, Cluster, Deployment, Process, fairlead,
+    manifests::{Endpoint, EndpointState, Service},
+    plan::{self, IpFamily},
+};
+use nix::sys::signal::Signal;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// The pod that ends.
+const POD: &str = "pod-a-1";
+
+/// The program, as an init container has installed it.
+struct Installed {
+    directory: tempfile::TempDir,
+}
+
+impl Installed {
+    fn new(cluster: &Cluster) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let installed = Self { directory };
+        let output = cluster.pod(POD).netns.finish(fairlead().args(["drained", "--install"]).arg(installed.program()));
+        assert!(output.status.success(), "{output:?}");
+        installed
+    }
+
+    fn program(&self) -> PathBuf {
+        self.directory.path().join("drained")
+    }
+
+    /// The command, with the variables of the pod.
+    fn command(&self, cluster: &Cluster, family: IpFamily, timeout: &str) -> Command {
+        let mut command = Command::new(self.program());
+        let addresses = IpFamily::ALL.map(|family| cluster.pod(POD).address.ip(family).to_string());
+        command.env("HOST_IP", cluster.node('a').address.ip(family).to_string()).env("POD_IPS", addresses.join(","));
+        command.args(["drained", "--timeout", timeout]);
+        command
+    }
+
+    fn run(&self, cluster: &Cluster, family: IpFamily, timeout: &str) -> (Option<i32>, String) {
+        let Output { status, stdout, stderr } =
+            cluster.pod(POD).netns.finish(&mut self.command(cluster, family, timeout));
+        (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))
+    }
+}
+
+fn web(cluster: &Cluster, state: EndpointState) -> Service {
+    let pods = [(POD, state), ("pod-b-1", EndpointState::Ready)];
+    let endpoints = pods.map(|(name, state)| Endpoint::of(cluster.pod(name)).state(state));
+    Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080).endpoints(endpoints)
+}
+
+#[test]
+fn exit_code_says_whether_the_pod_is_drained() {
+    let mut deployment = Deployment::start(Backend::Nft, |cluster| vec![web(cluster, EndpointState::Ready)]);
+    let installed = Installed::new(deployment.cluster());
+    for family in IpFamily::ALL {
+        let ready = web(deployment.cluster(), EndpointState::Ready);
+        deployment.apply(&ready);
+        let (code, text) = installed.run(deployment.cluster(), family, "1s");
+        assert!(code == Some(1) && text.contains("web"), "{code:?}: {text}");
+        let draining = web(deployment.cluster(), EndpointState::Draining);
+        deployment.apply(&draining);
+        let (code, text) = installed.run(deployment.cluster(), family, "1m");
+        assert!(code == Some(0) && text.starts_with("drained"), "{code:?}: {text}");
+    }
+    let unused = web(deployment.cluster(), EndpointState::Ready).endpoints([]);
+    deployment.apply(&unused);
+    let (code, text) = installed.run(deployment.cluster(), IpFamily::V4, "1m");
+    assert!(code == Some(0) && text.contains("no EndpointSlice"), "{code:?}: {text}");
+    let (code, text) = installed.run(deployment.cluster(), IpFamily::V4, "1h");
+    assert!(code == Some(2) && text.contains("--timeout"), "{code:?}: {text}");
+}
+
+#[test]
+fn command_waits_for_a_backend_that_restarts() {
+    let mut deployment = Deployment::start(Backend::Nft, |cluster| vec![web(cluster, EndpointState::Draining)]);
+    let installed = Installed::new(deployment.cluster());
+    deployment.stop_backends(Signal::SIGTERM);
+    let (code, text) = installed.run(deployment.cluster(), IpFamily::V4, "1s");
+    assert!(code == Some(2) && text.contains("cannot connect"), "{code:?}: {text}");
+
+    let log = installed.directory.path().join("log");
+    let command = installed.command(deployment.cluster(), IpFamily::V4, "1m");
+    let waiting = Process::spawn(&deployment.cluster().pod(POD).netns, command, &log);
+    deployment.start_backends();
+    let status = waiting.wait(TIMEOUT).expect("it ends");
+    assert!(status.success(), "{status}: {:?}", waiting.lines_since(0));
+}

@@ -1,0 +1,38 @@
+//! The flags of `fairlead drained`.
+
+use std::{net::IpAddr, path::PathBuf, time::Duration};
+
+use clap::Args;
+
+use super::conntrack::duration;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes:
+  0  no node sends new connections to this pod, or the pod is in no Service
+  1  the timeout has passed; the output says which Services use the pod, or which nodes are behind
+  2  the node's backend gave no answer until the timeout, or rejected the request
+
+For preStop in a pod, which is known by its source address and needs no rights. Images without a shell get the
+program from an init container that runs `fairlead drained --install /fairlead/drained` (docs/rollouts.md).")]
+pub(crate) struct DrainedArgs {
+    /// Ask the backend at this address: the pod's node (status.hostIP).
+    #[arg(long, env = "HOST_IP", value_name = "IP", required_unless_present = "install")]
+    pub(crate) node_address: Option<IpAddr>,
+
+    /// The port of the backend's --healthz-bind-address.
+    #[arg(long, default_value = "10256", value_name = "PORT")]
+    pub(crate) port: u16,
+
+    /// The addresses of the pod (status.podIPs), for pods with both IP families. Default: the source address.
+    #[arg(long, env = "POD_IPS", value_delimiter = ',', value_name = "IP,IP")]
+    pub(crate) address: Vec<IpAddr>,
+
+    /// Wait at most this long, up to 5m. Shorter than terminationGracePeriodSeconds.
+    #[arg(long, default_value = "20s", value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Duration,
+
+    /// Copy this program to a file, and do nothing else: for an init container.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["port", "timeout"])]
+    pub(crate) install: Option<PathBuf>,
+}

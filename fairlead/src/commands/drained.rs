@@ -1,0 +1,99 @@
+//! `fairlead drained`: waits in a pod's `preStop` until no node sends new connections to the pod.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use runtime::{Backoff, Shutdown};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    cli::DrainedArgs,
+    exit_code::ExitCode,
+    http_get::{HttpResponse, http_get},
+    print,
+};
+
+/// Delays between attempts while the backend gives no answer: it restarts, or knows no frontend.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(2);
+/// How much longer than its timeout a response may take.
+const SLACK: Duration = Duration::from_secs(5);
+/// The longest timeout that a backend accepts.
+const MAX_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Asks the node until it answers or the timeout has passed, or installs the program.
+pub(crate) async fn run(args: DrainedArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
+    let DrainedArgs { node_address, port, address, timeout, install } = args;
+    if let Some(file) = install {
+        install_program(&file).with_context(|| format!("cannot install {}", file.display()))?;
+        return Ok(ExitCode::Success);
+    }
+    let Some(node) = node_address else { bail!("--node-address: the address of the pod's node is required") };
+    if timeout > MAX_TIMEOUT {
+        bail!("--timeout: {timeout:?} is longer than {MAX_TIMEOUT:?}");
+    }
+    let response = tokio::select! {
+        () = shutdown.recv() => bail!("interrupted"),
+        response = ask(SocketAddr::new(node, port), &address, timeout) => response?,
+    };
+    let HttpResponse { status, line, body } = response;
+    match status {
+        // The pod is in no Service: there is nothing to wait for.
+        200 | 404 => print::text(body).map(|()| ExitCode::Success),
+        504 => print::text(body).map(|()| ExitCode::FoundProblems),
+        _ => bail!("{line}: {}", body.trim()),
+    }
+}
+
+/// Repeats the request while the backend cannot be reached or knows no answer.
+async fn ask(node: SocketAddr, addresses: &[IpAddr], timeout: Duration) -> Result<HttpResponse> {
+    let deadline = Instant::now() + timeout;
+    let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let response = http_get(node, &path(addresses, left), left + SLACK).await;
+        if response.as_ref().is_ok_and(|HttpResponse { status, .. }| !matches!(status, 502 | 503)) {
+            return response;
+        }
+        let delay = backoff.next_delay();
+        if Instant::now() + delay >= deadline {
+            return response;
+        }
+        sleep(delay).await;
+    }
+}
+
+/// The timeout in whole seconds, rounded up.
+fn path(addresses: &[IpAddr], timeout: Duration) -> String {
+    let seconds = timeout.as_millis().div_ceil(1000);
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    let addresses = if addresses.is_empty() { String::new() } else { format!("&address={}", addresses.join(",")) };
+    format!("/drained?timeout={seconds}s{addresses}")
+}
+
+/// Copies this program. The file is complete as soon as it has its name.
+fn install_program(file: &Path) -> Result<()> {
+    let mut partial = file.as_os_str().to_owned();
+    partial.push(".partial");
+    fs::copy("/proc/self/exe", &partial).context("cannot copy this program")?;
+    fs::set_permissions(&partial, fs::Permissions::from_mode(0o755))?;
+    Ok(fs::rename(&partial, file)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_name_whole_seconds_and_all_addresses() {
+        assert_eq!(path(&[], Duration::from_millis(19_001)), "/drained?timeout=20s");
+        let addresses = ["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
+        assert_eq!(path(&addresses, Duration::ZERO), "/drained?timeout=0s&address=10.0.0.1,fd00::1");
+    }
+}

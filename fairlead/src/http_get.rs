@@ -1,0 +1,58 @@
+//! A GET request to an HTTP listener of a backend.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, Result};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+
+/// The longest response that is read, in bytes: metrics of a node have less than a MiB.
+const MAX_RESPONSE: u64 = 16 << 20;
+
+/// A response, whatever its status.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct HttpResponse {
+    pub(crate) status: u16,
+    /// The status line.
+    pub(crate) line: String,
+    pub(crate) body: String,
+}
+
+/// Sends the request, and reads the response until the server closes the connection.
+pub(crate) async fn http_get(to: SocketAddr, path: &str, limit: Duration) -> Result<HttpResponse> {
+    let request = async {
+        let mut stream = TcpStream::connect(to).await.with_context(|| format!("cannot connect to {to}"))?;
+        let text = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
+        stream.write_all(text.as_bytes()).await?;
+        let mut response = Vec::new();
+        stream.take(MAX_RESPONSE).read_to_end(&mut response).await?;
+        anyhow::Ok(String::from_utf8_lossy(&response).into_owned())
+    };
+    let response = timeout(limit, request).await.with_context(|| format!("no response of {to} within {limit:?}"))??;
+    parse(&response).with_context(|| format!("{to} sent no HTTP response"))
+}
+
+fn parse(response: &str) -> Option<HttpResponse> {
+    let (head, body) = response.split_once("\r\n\r\n")?;
+    let line = head.lines().next()?;
+    let status = line.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.parse().ok()?;
+    Some(HttpResponse { status, line: line.to_owned(), body: body.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn responses_are_parsed() {
+        let response = parse("HTTP/1.1 504 Gateway Timeout\r\ncontent-length: 4\r\n\r\nlate").unwrap();
+        assert_eq!((response.status, &*response.body), (504, "late"));
+        assert_eq!(response.line, "HTTP/1.1 504 Gateway Timeout");
+        for invalid in ["", "HTTP/1.1 200 OK", "220 mail\r\n\r\n", "HTTP/1.1 OK\r\n\r\n"] {
+            assert_eq!(parse(invalid), None, "{invalid:?}");
+        }
+    }
+}
