@@ -26,7 +26,7 @@ use proto::{
 use runtime::failure::chain;
 use tokio::time::{Instant, sleep};
 
-pub use self::http::Drains;
+pub use self::http::{Drains, MAX_TIMEOUT};
 
 /// The longest that one request to the frontends waits.
 const ROUND: Duration = Duration::from_secs(5);

@@ -15,8 +15,8 @@ use super::{AskFrontends, Drained, wait};
 const MAX_WAITING: usize = 96;
 /// Without the parameter `timeout`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
-/// The longest timeout.
-const MAX_TIMEOUT: Duration = Duration::from_secs(300);
+/// The longest timeout that a request may ask for.
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(300);
 /// A pod has an address of each family.
 const MAX_ADDRESSES: usize = 2;
 /// What a response takes beyond its timeout.

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use backend::drained::MAX_TIMEOUT;
 use runtime::{Backoff, Shutdown};
 use tokio::time::{Instant, sleep};
 
@@ -24,8 +25,6 @@ const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 /// How much longer than its timeout a response may take.
 const SLACK: Duration = Duration::from_secs(5);
-/// The longest timeout that a backend accepts.
-const MAX_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Asks the node until it answers or the timeout has passed, or installs the program.
 pub(crate) async fn run(args: DrainedArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
