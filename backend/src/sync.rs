@@ -177,8 +177,9 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 for trigger in pending.programmed_triggers() {
                     reporter.metrics.propagated(trigger, at);
                 }
-                reporter.succeeded(B::NAME, completed, replica, &report, (took, at));
+                // Before the revision is reported as programmed: observers of that read the failures, too.
                 reporter.failures(pending);
+                reporter.succeeded(B::NAME, completed, replica, &report, (took, at));
             }
             Err(error) => reporter.failed(B::NAME, work, &error, pending.failed()),
         }

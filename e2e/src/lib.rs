@@ -54,5 +54,5 @@ pub use plan::{DualStack, IpFamily};
 pub use process::Process;
 pub use server::Server;
 pub use traffic::{BackgroundTraffic, Churn, ChurnReport, Stream, StreamReport};
-pub use wait::eventually;
+pub use wait::{eventually, utc_now};
 pub use wire::{Failure, Protocol, Reply};

@@ -1,8 +1,8 @@
-//! Waiting for conditions that have no event.
+//! Waiting for conditions that have no event; the time of day, as in the programs' logs.
 
 use std::{
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// Interval between checks.
@@ -19,4 +19,11 @@ pub fn eventually<T>(what: &str, deadline: Duration, mut check: impl FnMut() -> 
         assert!(start.elapsed() < deadline, "not within {deadline:?}: {what}");
         thread::sleep(POLL);
     }
+}
+
+/// The time of day in UTC, to find what happens now in the logs.
+pub fn utc_now() -> String {
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let (seconds, milliseconds) = (now.as_secs(), now.subsec_millis());
+    format!("{:02}:{:02}:{:02}.{milliseconds:03}", seconds / 3600 % 24, seconds / 60 % 60, seconds % 60)
 }

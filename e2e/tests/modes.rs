@@ -16,6 +16,9 @@ const IPVS_TIMEOUT: Duration = Duration::from_secs(240);
 const ATTEMPTS: u64 = 40;
 const PODS: [&str; 2] = ["pod-a-1", "pod-b-1"];
 const NODE_PORT: u16 = 30_080;
+/// Services and ports of each, in the test with so many that a backend programs them in several transactions.
+const SERVICES: u8 = 250;
+const PORTS: u16 = 5;
 const REMOVED: &str = "removed the objects of another mode of Fairlead";
 
 /// The addresses of `web`.
@@ -128,6 +131,52 @@ fn change(modes: &[Backend]) {
         deployment.apply(&changed);
         old = *new;
     }
+}
+
+/// The addresses of `many`.
+fn many_vips(family: IpFamily) -> impl Iterator<Item = SocketAddr> {
+    (1..=SERVICES).step_by(50).map(move |number| SocketAddr::new(plan::cluster_ip(number).ip(family), 80))
+}
+
+fn many(cluster: &Cluster) -> Vec<Service> {
+    let service = |number| {
+        let service = Service::new(&format!("many-{number}")).cluster_ip(plan::cluster_ip(number));
+        let service = (0..PORTS).fold(service, |service, port| service.port_all(80 + port, 8080));
+        service.pods(["pod-a-1", "pod-a-2"].map(|pod| cluster.pod(pod)))
+    };
+    (1..=SERVICES).map(service).collect()
+}
+
+/// Along a path, while a node has more service ports than one transaction.
+fn change_with_many_services(modes: &[Backend]) {
+    let (first, others) = modes.split_first().expect("a mode");
+    let cluster = Cluster::builder().nodes(1);
+    let mut deployment = Deployment::builder(*first).cluster(cluster).start(many);
+    let client = deployment.cluster().pod("pod-a-3").client();
+    let mut traffic = BackgroundTraffic::default();
+    for vip in IpFamily::ALL.into_iter().flat_map(many_vips) {
+        traffic.churns.push(client.churn(Protocol::Tcp, vip, 100, IPVS_TIMEOUT * 2));
+    }
+    traffic.wait(ATTEMPTS, TIMEOUT);
+    let mut old = *first;
+    for new in others {
+        deployment.change_mode(*new);
+        let node = &deployment.cluster().nodes()[0].netns;
+        eventually("nothing of the old mode is left", IPVS_TIMEOUT, || old.installed(node).is_empty().then_some(()));
+        traffic.wait(ATTEMPTS, TIMEOUT);
+        old = *new;
+    }
+    traffic.finish();
+}
+
+#[test]
+fn many_services_between_nftables_and_iptables_nft() {
+    change_with_many_services(&[Backend::Nft, Backend::IptablesNft, Backend::Nft]);
+}
+
+#[test]
+fn many_services_between_nftables_and_iptables_legacy() {
+    change_with_many_services(&[Backend::Nft, Backend::IptablesLegacy, Backend::Nft]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use super::{Progress, Traffic};
 use crate::{
     client::Probe,
     netns::Netns,
+    wait::utc_now,
     wire::{Failure, Protocol},
 };
 
@@ -88,7 +89,10 @@ fn run(
                     report.slowest = report.slowest.max(elapsed);
                     *report.pods.entry(reply.pod).or_default() += 1;
                 }
-                Err(failure) => report.failures.push((asked - start, failure)),
+                Err(failure) => {
+                    println!("{} {protocol} request to {to}: {failure}, after {elapsed:?}", utc_now());
+                    report.failures.push((asked - start, failure));
+                }
             }
         });
         if !progress.pause_until(asked + interval) {

@@ -1,10 +1,10 @@
 //! Takes over from the other modes of Fairlead: what a backend of another mode, or of another variant of iptables, has
-//! left in the kernel is reported at the start, and removed when this backend has programmed the kernel.
+//! left in the kernel is reported at the start, and removed when this backend has programmed all service ports.
 //!
 //! ```text
-//!   find ─▶ WARN, metric ─▶ first successful sync ─▶ find ─▶ remove ─┬─▶ nothing is left
-//!                                                     ▲              │
-//!                                                     └── delay ◀────┴── an error, or open connections of IPVS
+//!   find ─▶ WARN, metric ─▶ state programmed ─▶ find ─▶ remove ─┬─▶ nothing is left
+//!                                                ▲              │
+//!                                                └── delay ◀────┴── an error, or open connections of IPVS
 //! ```
 //!
 //! Until then the node has the rules of both, and the first that a new connection meets translates it: both were right
@@ -33,6 +33,9 @@ pub(super) use metrics::StaleObjects;
 
 /// The delay between two attempts to remove what is left. Connections of IPVS may last for hours.
 const RETRY_DELAY: Duration = Duration::from_secs(10);
+
+/// How long the removal waits for service ports that could not be programmed, and are tried again.
+const FAILURES_DELAY: Duration = Duration::from_secs(60);
 
 /// How long the search waits for the backend's first sync, which detects the variant of iptables.
 const DETECTION_DELAY: Duration = Duration::from_secs(5);
@@ -103,15 +106,18 @@ impl OtherModes {
                     warn!(
                         mode = stale.mode(),
                         objects = stale.describe(),
-                        "found objects of another mode of Fairlead, which are removed after the first sync"
+                        "found objects of another mode of Fairlead, which are removed when this mode has programmed \
+                         all service ports"
                     );
                 }
             }
             Err(error) => warn!(error = format!("{error:#}"), "cannot look for objects of other modes of Fairlead"),
         }
-        if progress.wait_for(|progress| progress.last_success.is_some()).await.is_err() {
+        if progress.wait_for(|progress| progress.programmed.is_some()).await.is_err() {
             return;
         }
+        // Elapsed: the kernel may never take them, and the old rules do not follow changes.
+        let _ = timeout(FAILURES_DELAY, progress.wait_for(has_no_retryable_failure)).await;
         let mut failures = Repeated::default();
         let mut waits_for = 0;
         loop {
@@ -208,6 +214,10 @@ impl OtherModes {
         }
         Ok(remainder)
     }
+}
+
+fn has_no_retryable_failure(progress: &Progress) -> bool {
+    !progress.failures.iter().any(|failure| failure.retryable)
 }
 
 // === impl StaleMode ===
