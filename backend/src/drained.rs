@@ -11,6 +11,7 @@
 //! kernels; they delay the answer while they may be about to connect to another frontend, and no longer.
 
 mod http;
+mod metrics;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,8 @@ use runtime::failure::chain;
 use tokio::time::{Instant, sleep};
 
 pub use self::http::{Drains, MAX_TIMEOUT};
+#[cfg(test)]
+pub(crate) use self::metrics::DrainMetrics;
 
 /// The longest that one request to the frontends waits.
 const ROUND: Duration = Duration::from_secs(5);
@@ -88,7 +91,9 @@ pub async fn wait(frontends: &dyn AskFrontends, addresses: &[IpAddr], patience: 
     loop {
         let remaining = patience.saturating_sub(begun.elapsed());
         let wait_millis = u32::try_from(remaining.min(ROUND).as_millis()).unwrap_or(u32::MAX);
-        let answers = frontends.ask(DrainedRequest { addresses: addresses.clone(), wait_millis }).await?;
+        let waited_millis = u32::try_from(begun.elapsed().as_millis()).unwrap_or(u32::MAX);
+        let request = DrainedRequest { addresses: addresses.clone(), wait_millis, waited_millis };
+        let answers = frontends.ask(request).await?;
         let combined = combined(&answers);
         let is_over = begun.elapsed() >= patience;
         match combined {

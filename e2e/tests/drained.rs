@@ -2,19 +2,22 @@
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{
+    net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     process::{Command, Output},
     time::Duration,
 };
 
 use fairlead_e2e::{
-    Backend, Cluster, Deployment, Process, fairlead,
+    Backend, Cluster, Deployment, Process, eventually, fairlead, http_get,
     manifests::{Endpoint, EndpointState, Service},
     plan::{self, IpFamily},
 };
 use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
+const WAITED: &str = r#"fairlead_backend_drain_duration_seconds_count{result="timeout"}"#;
 /// The pod that ends.
 const POD: &str = "pod-a-1";
 
@@ -94,4 +97,34 @@ fn command_waits_for_a_backend_that_restarts() {
     deployment.start_backends();
     let status = waiting.wait(TIMEOUT).expect("it ends");
     assert!(status.success(), "{status}: {:?}", waiting.lines_since(0));
+}
+
+#[test]
+fn status_lists_a_pod_that_waits_and_metrics_count_it() {
+    let deployment = Deployment::start(Backend::Nft, |cluster| vec![web(cluster, EndpointState::Ready)]);
+    let installed = Installed::new(deployment.cluster());
+    let log = installed.directory.path().join("log");
+    let command = installed.command(deployment.cluster(), IpFamily::V4, "2s");
+    let waiting = Process::spawn(&deployment.cluster().pod(POD).netns, command, &log);
+    let status = |output: &str| {
+        let mut command = fairlead();
+        command.args(["status", "-o", output, "--frontend", &deployment.address()]);
+        String::from_utf8_lossy(&deployment.cluster().outside().finish(&mut command).stdout).into_owned()
+    };
+    let (drain, table) = eventually("the pod is listed", TIMEOUT, || {
+        let document: Value = serde_json::from_str(&status("json")).expect("JSON");
+        let drain = document["draining_pods"].get(0)?.clone();
+        Some((drain, status("table"))).filter(|(_, table)| table.contains("DRAINING POD"))
+    });
+    assert_eq!((&drain["state"], &drain["services"]), (&"in_use".into(), &json!(["default/web"])), "{drain}");
+    let address = deployment.cluster().pod(POD).address.ip(IpFamily::V4).to_string();
+    assert!(drain["addresses"].as_array().is_some_and(|all| all.contains(&address.clone().into())), "{drain}");
+    assert!(table.contains(&address), "{table}");
+
+    assert!(waiting.wait(TIMEOUT).is_some_and(|status| status.code() == Some(1)));
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, 10_249));
+    let metrics = http_get(&deployment.cluster().node('a').netns, to, "/metrics", TIMEOUT).expect("metrics").body;
+    let waited = metrics.lines().find(|line| line.starts_with(WAITED)).expect("a histogram");
+    assert!(waited.ends_with(" 1"), "{waited}");
+    assert!(metrics.contains("fairlead_backend_drains_waiting 0\n"), "{metrics}");
 }

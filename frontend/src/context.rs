@@ -7,6 +7,7 @@ use proto::model::Epoch;
 use crate::{
     Config,
     cluster::ClusterState,
+    drain::WaitingDrains,
     engine::StreamStats,
     events::EventQueue,
     identity::NodeSources,
@@ -25,6 +26,7 @@ pub(crate) struct FrontendContext {
     pub(crate) config: Config,
     pub(crate) cluster: ClusterState,
     pub(crate) streams: Streams,
+    pub(crate) drains: WaitingDrains,
     pub(crate) rebuild_queue: RebuildQueue,
     pub(crate) rate_limiter: RateLimiter,
     pub(crate) node_sources: NodeSources,
@@ -53,6 +55,7 @@ impl FrontendContext {
         Self {
             cluster: ClusterState::new(index, log),
             streams: Streams::default(),
+            drains: WaitingDrains::default(),
             rebuild_queue: RebuildQueue::new(config.max_concurrent_rebuilds, config.rebuild_timeout),
             rate_limiter: RateLimiter::new(config.node_limits),
             node_sources: NodeSources::default(),

@@ -10,6 +10,8 @@
 //! one that does not call it terminating, is therefore never drained. The slices of a pod are written by one controller
 //! and watched in the order of their versions: after one that is terminating, none that is ready can follow.
 
+mod waiting;
+
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use proto::{
@@ -19,6 +21,8 @@ use proto::{
 use runtime::Shutdown;
 use tokio::time::{sleep, timeout};
 
+use self::waiting::WaitingEntry;
+pub(crate) use self::waiting::{WaitingDrain, WaitingDrains};
 use crate::{
     context::FrontendContext,
     object::ObjectName,
@@ -39,6 +43,7 @@ pub(crate) struct Drain<'a> {
     services: BTreeSet<ObjectName>,
     /// The first revision since which no pool has one of them.
     unused_since: Option<Revision>,
+    entry: WaitingEntry<'a>,
 }
 
 /// What is known about new connections to the pod.
@@ -58,9 +63,8 @@ pub(crate) enum DrainState {
 #[derive(Clone, Debug)]
 pub(crate) struct DrainReport {
     pub(crate) state: DrainState,
-    pub(crate) services: Vec<String>,
-    /// The first nodes that are behind, and how many there are.
-    pub(crate) behind: (Vec<Arc<str>>, usize),
+    pub(crate) services: BTreeSet<ObjectName>,
+    pub(crate) behind: NodesBehind,
     /// The nodes of the cluster that are connected here.
     pub(crate) connected: NodeSet,
     pub(crate) cluster: NodeSet,
@@ -68,9 +72,20 @@ pub(crate) struct DrainReport {
     pub(crate) left: usize,
 }
 
+/// The first nodes that may still send new connections, and how many there are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodesBehind {
+    pub(crate) first: Vec<Arc<str>>,
+    pub(crate) count: usize,
+}
+
+// === impl Drain ===
+
 impl<'a> Drain<'a> {
-    pub(crate) fn new(context: &'a FrontendContext, addresses: Vec<IpAddr>) -> Self {
-        Self { context, addresses, services: BTreeSet::new(), unused_since: None }
+    /// `waited`: how long the pod has waited before this question.
+    pub(crate) fn new(context: &'a FrontendContext, addresses: Vec<IpAddr>, waited: Duration) -> Self {
+        let entry = context.drains.enter(addresses.clone(), waited);
+        Self { context, addresses, services: BTreeSet::new(), unused_since: None, entry }
     }
 
     /// Waits until the pod is drained, at most for this time.
@@ -80,7 +95,9 @@ impl<'a> Drain<'a> {
             loop {
                 commits.borrow_and_update();
                 programmed.borrow_and_update();
-                if self.state() == DrainState::Drained {
+                let state = self.state();
+                self.entry.update(state, &self.services);
+                if state == DrainState::Drained {
                     return;
                 }
                 // Their senders live as long as the frontend.
@@ -109,7 +126,7 @@ impl<'a> Drain<'a> {
         let since = *self.unused_since.get_or_insert(revision);
         let is_behind = self.context.streams.with(|fleet| {
             fleet.programmed_on_all_nodes().is_some_and(|programmed| programmed < since)
-                || fleet.failing_backends().any(|status| self.fails(status))
+                || fleet.failing_backends().any(|status| fails(status, &self.services))
         });
         if is_behind { DrainState::Behind(since) } else { DrainState::Drained }
     }
@@ -119,29 +136,33 @@ impl<'a> Drain<'a> {
         let fleet = self.context.streams.fleet();
         DrainReport {
             state,
-            behind: match state {
-                DrainState::Behind(since) => self.behind(&fleet, since),
-                _ => Default::default(),
-            },
-            services: self.services.iter().map(ToString::to_string).collect(),
+            behind: NodesBehind::of(&fleet, state, &self.services),
+            services: self.services.clone(),
             connected: fleet.connected,
             cluster: fleet.cluster,
             left: fleet.disconnected().filter(|(_, since)| *since < LEFT).count(),
         }
     }
+}
 
-    fn behind(&self, fleet: &Fleet, since: Revision) -> (Vec<Arc<str>>, usize) {
-        let is_behind = |status: &&StreamStatus| status.programmed < since || self.fails(status);
-        let behind: Vec<_> = fleet.current_backends().filter(is_behind).map(|status| status.node.clone()).collect();
+// === impl NodesBehind ===
+
+impl NodesBehind {
+    /// The nodes that a pod of these Services waits for.
+    pub(crate) fn of(fleet: &Fleet, state: DrainState, services: &BTreeSet<ObjectName>) -> Self {
+        let DrainState::Behind(since) = state else { return Self::default() };
+        let is_behind = |status: &&StreamStatus| status.programmed < since || fails(status, services);
+        let mut behind: Vec<_> = fleet.current_backends().filter(is_behind).map(|status| status.node.clone()).collect();
         let count = behind.len();
-        (behind.into_iter().take(MAX_LISTED).collect(), count)
+        behind.truncate(MAX_LISTED);
+        Self { first: behind, count }
     }
+}
 
-    /// Whether a node reports that it could not program one of the Services.
-    fn fails(&self, status: &StreamStatus) -> bool {
-        status.failures.iter().any(|failure| {
-            let name = ObjectName::new(failure.key.namespace.clone(), failure.key.name.clone());
-            failure.kind == FailureKind::Program && self.services.contains(&name)
-        })
-    }
+/// Whether a node reports that it could not program one of the Services.
+fn fails(status: &StreamStatus, services: &BTreeSet<ObjectName>) -> bool {
+    status.failures.iter().any(|failure| {
+        let name = ObjectName::new(failure.key.namespace.clone(), failure.key.name.clone());
+        failure.kind == FailureKind::Program && services.contains(&name)
+    })
 }

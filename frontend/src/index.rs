@@ -33,7 +33,7 @@ use tokio::time::Instant;
 
 use crate::{
     object::{
-        ClusterObject, ForeignService, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObject,
+        ClusterObject, ForeignService, NodeObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObject,
         ServiceObjectPort, SliceObject, SourceUpdate,
     },
     view::{ServiceEndpoints, ServicePortExplanation, ServicePortView, explain, view},
@@ -67,6 +67,8 @@ pub struct Index {
     slice_services: HashMap<ObjectName, Arc<str>>,
     addresses: AddressIndex,
     nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
+    /// The nodes with the taint [`STARTUP_TAINT`](crate::STARTUP_TAINT).
+    starting: BTreeSet<Arc<str>>,
     /// From the configuration, without any object.
     configured: ClusterInfo,
     policy: ServicePolicy,
@@ -221,6 +223,11 @@ impl Index {
     #[must_use]
     pub fn node(&self, name: &str) -> Option<&NodeInfo> {
         self.nodes.get(name).map(Arc::as_ref)
+    }
+
+    /// The nodes with the taint [`STARTUP_TAINT`](crate::STARTUP_TAINT), by name.
+    pub(crate) fn starting_nodes(&self) -> Vec<Arc<str>> {
+        self.starting.iter().cloned().collect()
     }
 
     /// The problems of a Service and of its slices.
@@ -429,7 +436,10 @@ impl Index {
         trigger.filter(|_| trigger > self.started && trigger != old)
     }
 
-    fn put_node(&mut self, name: Arc<str>, new: Option<NodeInfo>) {
+    fn put_node(&mut self, name: Arc<str>, new: Option<NodeObject>) {
+        let is_starting = new.as_ref().is_some_and(|node| node.is_starting);
+        let _ = if is_starting { self.starting.insert(name.clone()) } else { self.starting.remove(&name) };
+        let new = new.map(|node| node.info);
         if self.nodes.get(&name).map(Arc::as_ref) == new.as_ref() {
             return;
         }

@@ -51,6 +51,7 @@ mod renewal;
 mod server;
 mod session;
 pub mod source;
+mod startup_taint;
 mod streams;
 #[cfg(test)]
 mod testing;
@@ -64,3 +65,4 @@ pub use permissions::{Permission, check_permissions};
 pub use renewal::{CertificateLifetimes, CertificateObjectsName, RenewalOptions};
 pub use server::{ConnectionLimits, Listener, ReloadingTls, TlsAuth, TlsFiles};
 pub use session::{NodeLimits, Rate, SessionError};
+pub use startup_taint::STARTUP_TAINT;

@@ -142,6 +142,22 @@ pub struct ServiceCidrObject {
     pub cidrs: Vec<IpNet>,
 }
 
+/// A Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeObject {
+    /// In the form that is sent to the node itself.
+    pub info: NodeInfo,
+    /// Whether it has the taint [`STARTUP_TAINT`](crate::STARTUP_TAINT).
+    pub is_starting: bool,
+}
+
+impl From<NodeInfo> for NodeObject {
+    /// Without the taint.
+    fn from(info: NodeInfo) -> Self {
+        Self { info, is_starting: false }
+    }
+}
+
 /// An object of any kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterObject {
@@ -151,8 +167,8 @@ pub enum ClusterObject {
     ForeignService(ForeignService),
     /// An EndpointSlice.
     EndpointSlice(SliceObject),
-    /// A Node, in the form that is sent to the node itself.
-    Node(NodeInfo),
+    /// A Node.
+    Node(NodeObject),
     /// A ServiceCIDR.
     ServiceCidr(ServiceCidrObject),
 }

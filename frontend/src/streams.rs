@@ -279,6 +279,11 @@ impl Fleet {
         self.programmed.keys().next().copied()
     }
 
+    /// Whether the backend of a node is connected, and has programmed a state since.
+    pub(crate) fn has_programmed(&self, node: &str) -> bool {
+        self.current(node).is_some_and(|status| status.programmed > Revision(0))
+    }
+
     /// The newest streams of the nodes that report failures.
     pub(crate) fn failing_backends(&self) -> impl Iterator<Item = &StreamStatus> {
         self.failing.iter().filter_map(|node| self.current(node))

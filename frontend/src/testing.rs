@@ -101,7 +101,7 @@ pub(crate) fn parsed(object: impl Into<ClusterObject>) -> ParsedObject {
         ClusterObject::Service(service) => (ObjectKind::Service, service.name.clone()),
         ClusterObject::ForeignService(_) => panic!("a Service of another proxy does not contain its name"),
         ClusterObject::EndpointSlice(slice) => (ObjectKind::EndpointSlice, slice.name.clone()),
-        ClusterObject::Node(node) => (ObjectKind::Node, ObjectName::new("", node.name.clone())),
+        ClusterObject::Node(node) => (ObjectKind::Node, ObjectName::new("", node.info.name.clone())),
         ClusterObject::ServiceCidr(object) => (ObjectKind::ServiceCidr, ObjectName::new("", object.name.clone())),
     };
     ParsedObject { kind, name, object: Some(object), problems: Vec::new() }
@@ -138,7 +138,7 @@ impl From<ServiceCidrObject> for ClusterObject {
 
 impl From<NodeInfo> for ClusterObject {
     fn from(node: NodeInfo) -> Self {
-        Self::Node(node)
+        Self::Node(node.into())
     }
 }
 
@@ -281,7 +281,7 @@ fn any_object() -> impl Strategy<Value = ClusterObject> {
     prop_oneof![
         3 => any_service().prop_map(ClusterObject::Service),
         5 => any_slice().prop_map(ClusterObject::EndpointSlice),
-        1 => any_node().prop_map(ClusterObject::Node),
+        1 => any_node().prop_map(|info| ClusterObject::Node(info.into())),
         1 => any_service_cidr().prop_map(ClusterObject::ServiceCidr),
     ]
 }

@@ -73,6 +73,11 @@ impl BackendProcess {
         !self.command.is_empty()
     }
 
+    /// Whether what it has programmed can be read.
+    pub(crate) fn has_state_command(&self) -> bool {
+        self.state_command.is_some()
+    }
+
     /// Starts the backend, if there is a command.
     pub(crate) fn start(&mut self) -> Result<()> {
         let Some((program, arguments)) = self.command.split_first() else { return Ok(()) };

@@ -62,6 +62,8 @@ scenarios! {
         "After reset_bucket the bucket has only the service ports that are sent again."
     "snapshot-again", "the-stream", commit::snapshot_again:
         "A snapshot may be sent again on an open stream."
+    "ack-after-kernel", "drained", commit::acks_what_is_programmed:
+        "An Ack is sent when the kernel is programmed, not before: pods that end rely on it. Needs --state-command."
     "bookmark", "rule-7", digest::bookmark:
         "A bookmark is acked like a commit, and the next difference starts from its revision."
     "wrong-base", "rule-5", digest::wrong_base:

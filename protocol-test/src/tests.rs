@@ -2,7 +2,7 @@
 
 mod client;
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use futures::future::join_all;
 use tokio::task::JoinSet;
@@ -24,6 +24,7 @@ const FAULTS: &[(Fault, &str, &str)] = &[
     (Fault::UnknownFailure, "empty-snapshot", "reported a failure of elsewhere/nothing/tcp"),
     (Fault::SecondStream, "snapshot", "opened a second stream"),
     (Fault::AcksEachBatch, "several-batches", "sent an Ack of revision 1001 before the batch with commit"),
+    (Fault::AcksBeforeKernel, "ack-after-kernel", "which is in the committed state"),
     (Fault::KeepsUncommitted, "uncommitted", "but that of the committed state is"),
     (Fault::ForgetsPools, "deltas", "(after put_service_port of an existing service port)"),
     (Fault::IgnoresReset, "reset-bucket", "but that of the committed state is"),
@@ -48,14 +49,18 @@ const FAULTS: &[(Fault, &str, &str)] = &[
 /// Runs scenarios against a client with this fault.
 async fn run_scenarios(fault: Fault, scenarios: &[&str]) -> Vec<ScenarioResult> {
     let server = Server::listen("127.0.0.1:0").await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let state_file = directory.path().join("state");
+    fs::write(&state_file, "[]").unwrap();
+    let state_command = scenarios.contains(&"ack-after-kernel").then(|| format!("cat {}", state_file.display()));
     let mut clients = JoinSet::new();
-    clients.spawn(client::run(server.address().to_owned(), fault));
+    clients.spawn(client::run(server.address().to_owned(), fault, state_file));
     let options = TestOptions {
         node: NODE.into(),
         scenarios: scenarios.iter().map(ToString::to_string).collect(),
         patience: Duration::from_secs(8),
         command: Vec::new(),
-        state_command: None,
+        state_command,
         log: None,
     };
     run(server, options, |_| ()).await.unwrap().results

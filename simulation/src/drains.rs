@@ -72,7 +72,7 @@ fn may_use(state: &ServicePortState, address: IpAddr) -> bool {
 
 /// Whether a frontend knows all nodes.
 async fn know(frontends: &Frontends, address: IpAddr, nodes: NodeSet) -> bool {
-    let request = DrainedRequest { addresses: vec![pack_address(&address)], wait_millis: 0 };
+    let request = DrainedRequest { addresses: vec![pack_address(&address)], wait_millis: 0, waited_millis: 0 };
     let answers = frontends.ask(request).await.unwrap_or_default();
     let mut clusters = answers.into_iter().filter_map(|(_, answer)| answer.ok()?.cluster).map(NodeSet::from);
     clusters.any(|cluster| cluster == nodes)

@@ -6,10 +6,11 @@ use hyper::{Method, Request, Response, StatusCode};
 use runtime::{
     failure::chain,
     http::{Answer, Client, TEXT, response},
+    metrics::Registry,
 };
 use tokio::sync::Semaphore;
 
-use super::{AskFrontends, Drained, wait};
+use super::{AskFrontends, Drained, metrics::DrainMetrics, wait};
 
 /// How many requests wait at the same time: pods of one node that end together.
 const MAX_WAITING: usize = 96;
@@ -22,11 +23,12 @@ const MAX_ADDRESSES: usize = 2;
 /// What a response takes beyond its timeout.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// Answers requests for `/drained`. Clones share their bound.
+/// Answers requests for `/drained`. Clones share their bound and their metrics.
 #[derive(Clone, Debug)]
 pub struct Drains {
     frontends: Arc<dyn AskFrontends>,
     waiting: Arc<Semaphore>,
+    metrics: DrainMetrics,
 }
 
 /// What a request asks for.
@@ -40,7 +42,13 @@ impl Drains {
     /// Asks these frontends.
     #[must_use]
     pub fn new(frontends: Arc<dyn AskFrontends>) -> Self {
-        Self { frontends, waiting: Arc::new(Semaphore::new(MAX_WAITING)) }
+        Self { frontends, waiting: Arc::new(Semaphore::new(MAX_WAITING)), metrics: DrainMetrics::default() }
+    }
+
+    /// The metrics of these requests.
+    #[must_use]
+    pub fn registry(&self) -> Registry {
+        self.metrics.registry()
     }
 
     /// Answers a request for `/drained`; `None`: it is for another path.
@@ -63,9 +71,11 @@ impl Drains {
         };
         let frontends = self.frontends.clone();
         let timeout = question.timeout;
+        let request = self.metrics.begin();
         let response = async move {
             let Question { addresses, timeout } = question;
             let drained = wait(&*frontends, &addresses, timeout).await;
+            request.finish(&drained);
             drop(permit);
             described(drained).map(String::into_bytes)
         };

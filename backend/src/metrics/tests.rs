@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::{
     Changes, Observer, ObserverPages, Progress,
+    drained::DrainMetrics,
     observe::BackendIdentity,
     testing::{ServiceBuilder, mk_key, mk_state},
 };
@@ -24,7 +25,8 @@ fn scraped(backend: &'static str, metrics: &Arc<Metrics>, start: &str) -> Vec<St
     let (version, started) = ("1".to_owned(), SystemTime::now());
     let identity = BackendIdentity { node: "node".into(), backend, version, started };
     let observer = Observer { identity: identity.into(), progress: progress.subscribe(), metrics: metrics.clone() };
-    let pages = ObserverPages::new(observer, String::new(), [runtime::metrics::process()]);
+    let pages =
+        ObserverPages::new(observer, String::new(), [runtime::metrics::process(), DrainMetrics::default().registry()]);
     let request = hyper::Request::get("/metrics").body(()).unwrap();
     let body = pages.answer(&request).into_body();
     body.lines().filter_map(|line| line.strip_prefix(start)).map(str::to_owned).collect()

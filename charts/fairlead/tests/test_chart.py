@@ -242,6 +242,15 @@ class Matrix(unittest.TestCase):
         for script in scripts:
             self.assertEqual(subprocess.run(["sh", "-n", "-c", script], capture_output=True, check=False).stderr, b"")
 
+    def test_only_a_frontend_that_removes_the_startup_taint_may_patch_nodes(self):
+        for values, patches in [(API, False), ({**API, "frontend": {"startupTaint": True}}, True)]:
+            objects = render.objects(values)
+            rules = [rule for item in objects for rule in item.get("rules", []) if "nodes" in rule["resources"]]
+            verbs = {verb for rule in rules for verb in rule["verbs"]}
+            self.assertEqual(verbs, {"list", "watch"} | ({"get", "patch"} if patches else set()))
+            kinds = {item["kind"] for item in objects}
+            self.assertEqual("ValidatingAdmissionPolicy" in kinds, patches)
+
     def test_roles_allow_writing_only_events_and_token_reviews(self):
         for objects in self.each():
             for item in objects:
@@ -249,6 +258,8 @@ class Matrix(unittest.TestCase):
                     if item["metadata"]["name"] == "fairlead-certificates":
                         continue
                     allowed = {"tokenreviews": {"create"}, "events": {"create", "patch"}}
+                    if any(item["kind"] == "ValidatingAdmissionPolicy" for item in objects):
+                        allowed["nodes"] = {"list", "watch", "get", "patch"}
                     for resource in rule["resources"]:
                         self.assertLessEqual(set(rule["verbs"]), allowed.get(resource, {"list", "watch"}))
                     self.assertNotIn("secrets", rule["resources"])
@@ -293,6 +304,7 @@ class Rejections(unittest.TestCase):
             ({"deployment": "local"}, "apiServer.host"),
             ({**API, **pods}, "backend.discovery: api"),
             ({**pods, "backend": {"discovery": "api"}}, "apiServer.host"),
+            ({**API, "deployment": "local", "frontend": {"startupTaint": True}}, "deployment: split"),
             ({**API, "tls": {"mode": "existingSecret"}}, "tls.existingSecret"),
             ({**API, "monitoring": {"serviceMonitor": {"enabled": True}}}, "frontend.metrics.exposed"),
             ({**API, "monitoring": {"backends": {"enabled": True}}}, "backend.metrics.exposed"),

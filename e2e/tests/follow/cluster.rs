@@ -100,7 +100,7 @@ impl TestCluster {
             addresses: vec![[172, 16, 0, self.rng.u8(1..4)].into()],
             ..NodeInfo::unknown(name)
         };
-        self.put(ObjectKind::Node, ObjectName::new("", name), ClusterObject::Node(node))
+        self.put(ObjectKind::Node, ObjectName::new("", name), ClusterObject::Node(node.into()))
     }
 
     fn any_service(&mut self) -> SourceUpdate {

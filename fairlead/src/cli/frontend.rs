@@ -98,6 +98,12 @@ pub(crate) struct ClusterArgs {
     #[arg(long)]
     pub(crate) no_events: bool,
 
+    /// Remove the taint fairlead.io/starting from a node when its backend has programmed its first state. The kubelet
+    /// sets it with --register-with-taints=fairlead.io/starting:NoSchedule, so that no pod starts on a node whose
+    /// Services do not work yet. Needs permission to get and patch nodes.
+    #[arg(long)]
+    pub(crate) remove_startup_taint: bool,
+
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
 }

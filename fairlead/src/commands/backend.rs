@@ -209,6 +209,7 @@ impl BackendProcess<'_> {
                 Ok(())
             });
         }
+        registries.push(drains.registry());
         spawn_servers(&observe, (runner.observer(), drains), config, registries, tasks);
         let (instance_timeout, node_name) = (node.instance_timeout, name.clone());
         let lock_gate = ready.guard("the only backend of this network namespace");

@@ -90,6 +90,7 @@ pub(crate) async fn spawn(
         None => Source::kubernetes(source.kubeconfig().as_deref()).await?,
     };
     let recorded = source.client().filter(|_| !cluster.no_events);
+    let tainted = source.client().filter(|_| cluster.remove_startup_taint);
     let cluster = ClusterInfo { service_cidrs: cluster.service_cidr.clone() };
     let frontend = Frontend::new(Config { cluster, ..config });
     let ready = Arc::new(Ready::new());
@@ -98,6 +99,10 @@ pub(crate) async fn spawn(
     if let Some(client) = recorded {
         let (frontend, instance) = (frontend.clone(), instance());
         tasks.spawn("events", move |shutdown| async move { frontend.record_events(client, instance, shutdown).await });
+    }
+    if let Some(client) = tainted {
+        let frontend = frontend.clone();
+        tasks.spawn("taints", move |shutdown| async move { frontend.remove_startup_taints(client, shutdown).await });
     }
     let freshness = frontend.freshness();
     // After the shutdown, clients receive changes until they are asked to reconnect.

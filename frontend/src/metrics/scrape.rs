@@ -78,6 +78,8 @@ impl Scrape {
         let text = "Service ports that nodes connected to this replica could not program, summed over the nodes.";
         let failures = failing().map(|status| status.failures.len()).sum::<usize>();
         writer.gauge("failures", text, None, failures as f64)?;
+        let text = "Pods that wait until no node sends them new connections; `fairlead status` says for which nodes.";
+        writer.gauge("drains_waiting", text, None, self.0.drains.count() as f64)?;
         let text = "The newest revision that is programmed on every node connected to this replica.";
         let programmed = fleet.programmed_on_all_nodes().unwrap_or(revision);
         writer.gauge("revision_programmed_on_all_nodes", text, None, programmed.0 as f64)?;

@@ -13,7 +13,8 @@ use proto::{
 use crate::{
     change_history::ChangeRecord,
     context::{FrontendContext, ReportedProblem},
-    streams::StreamStatus,
+    drain::{DrainState, NodesBehind, WaitingDrain},
+    streams::{Fleet, MAX_LISTED, StreamStatus},
 };
 
 /// How long a node may lag before it is shown as behind, as in `fairlead status`.
@@ -35,6 +36,20 @@ pub(super) struct PageModel {
     /// Newest first.
     pub(super) changes: Vec<ChangeRecord>,
     pub(super) problems: Vec<ReportedProblem>,
+    /// The pods that wait longest until no node sends them new connections.
+    pub(super) drains: Vec<DrainRow>,
+    /// How many pods wait.
+    pub(super) waiting_drains: usize,
+}
+
+/// A pod that waits.
+#[derive(Debug)]
+pub(super) struct DrainRow {
+    pub(super) addresses: String,
+    pub(super) services: String,
+    /// What it waits for.
+    pub(super) reason: String,
+    pub(super) waited: Duration,
 }
 
 #[derive(Debug)]
@@ -69,6 +84,28 @@ pub(super) struct ServiceRow {
     pub(super) key: String,
     pub(super) vips: Vec<String>,
     pub(super) endpoints: usize,
+}
+
+impl DrainRow {
+    fn of(drain: WaitingDrain, fleet: &Fleet) -> Self {
+        let WaitingDrain { addresses, services, state, since } = drain;
+        let list = |texts: Vec<String>| texts.join(", ");
+        let behind = NodesBehind::of(fleet, state, &services);
+        let reason = match state {
+            DrainState::Unknown => "no EndpointSlice has its address".to_owned(),
+            DrainState::InUse => "its EndpointSlices, or the last endpoint of a Service".to_owned(),
+            DrainState::Behind(_) => {
+                format!("{} nodes: {}", behind.count, list(behind.first.iter().map(ToString::to_string).collect()))
+            }
+            DrainState::Drained => "other frontends".to_owned(),
+        };
+        Self {
+            addresses: list(addresses.iter().map(ToString::to_string).collect()),
+            services: list(services.iter().map(ToString::to_string).collect()),
+            reason,
+            waited: since.elapsed(),
+        }
+    }
 }
 
 impl PageModel {
@@ -116,6 +153,8 @@ impl PageModel {
             services,
             changes: cluster.change_history().iter().cloned().collect(),
             problems: context.problems(),
+            drains: context.drains.longest(MAX_LISTED).into_iter().map(|drain| DrainRow::of(drain, &fleet)).collect(),
+            waiting_drains: context.drains.count(),
         }
     }
 

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{
     html::{Escaped, WrappableName},
-    model::{NodeCondition, NodeRow, PageModel, ServiceRow},
+    model::{DrainRow, NodeCondition, NodeRow, PageModel, ServiceRow},
     query::PageQuery,
 };
 use crate::{
@@ -78,6 +78,19 @@ pub(super) fn live(model: &PageModel, query: &PageQuery) -> String {
     let table = HtmlTable { id: "nodes", title: "Nodes", columns: &columns, empty_text: "No nodes." };
     table.write(&mut html, nodes, query, node_row);
 
+    if model.waiting_drains > 0 {
+        let drains = model.drains.iter();
+        let drains = drains.filter(|drain| query.matches(&[&drain.addresses, &drain.services, &drain.reason]));
+        let columns = ["Pod", "Services", "Waits for", "Waiting"];
+        let table = HtmlTable { id: "drains", title: "Draining pods", columns: &columns, empty_text: "None." };
+        table.write(&mut html, drains, query, |DrainRow { addresses, services, reason, waited }, html| {
+            let waited = duration_text(*waited);
+            let row: [(&str, &dyn Display); 4] =
+                [("", &Escaped(addresses)), ("", &Escaped(services)), ("", &Escaped(reason)), ("number", &waited)];
+            cells(html, &row);
+        });
+    }
+
     let problems =
         model.problems.iter().filter(|problem| query.matches(&[&problem.object, &problem.field, &problem.message]));
     let columns = ["Object", "Field", "Problem"];
@@ -136,6 +149,9 @@ fn summary(model: &PageModel) -> String {
         figure("warn", "Shadows", &shadows);
     }
     figure(class(model.problems.len(), "warn"), "Problems", &model.problems.len());
+    if model.waiting_drains > 0 {
+        figure("", "Draining pods", &model.waiting_drains);
+    }
     let ports = model.services.len();
     figure("", "Service ports", &format_args!("{ports}<small> · {} endpoints</small>", model.endpoints));
     let programmed = model.programmed_on_all_nodes;

@@ -7,7 +7,7 @@ use proto::model::{Protocol, Revision, ServicePortKey};
 
 use super::{
     Page, is_local_host,
-    model::{NodeCondition, NodeRow, PageModel, ServiceRow},
+    model::{DrainRow, NodeCondition, NodeRow, PageModel, ServiceRow},
     query::PageQuery,
     render::{self, DEFAULT_ROWS},
 };
@@ -51,6 +51,13 @@ fn model(nodes: usize, services: usize, name: &str) -> PageModel {
             field: name.to_owned(),
             message: name.to_owned(),
         }],
+        drains: vec![DrainRow {
+            addresses: "10.0.0.1".to_owned(),
+            services: format!("ns/{name}"),
+            reason: name.to_owned(),
+            waited: Duration::from_secs(3),
+        }],
+        waiting_drains: 1,
     }
 }
 
@@ -74,7 +81,7 @@ fn pages_of_large_clusters_are_small() {
     let model = model(5_000, 10_000, "a-node-or-service-of-usual-length");
     let page = render::page(&model, &PageQuery::default());
     assert!(page.len() < 100_000, "{} bytes", page.len());
-    assert_eq!(page.matches("<tr>").count(), 2 * DEFAULT_ROWS + 2 + 4);
+    assert_eq!(page.matches("<tr>").count(), 2 * DEFAULT_ROWS + 3 + 5);
     assert!(page.contains("100 of 5000 shown. <a href=\"?q=&amp;all=1\">Show all</a>"), "{page}");
     assert!(page.contains("100 of 10000 shown"));
     let all = render::live(&model, &PageQuery { show_all: true, ..PageQuery::default() });
@@ -85,13 +92,20 @@ fn pages_of_large_clusters_are_small() {
 
 #[test]
 fn empty_tables_have_a_text() {
-    let empty = PageModel { problems: vec![], changes: vec![], is_ready: false, ..model(0, 0, "web") };
+    let empty = PageModel {
+        problems: vec![],
+        changes: vec![],
+        drains: vec![],
+        waiting_drains: 0,
+        is_ready: false,
+        ..model(0, 0, "web")
+    };
     let live = render::live(&empty, &PageQuery::default());
     for text in ["listing objects", "No nodes.", "No service ports.", "No changes since the start."] {
         assert!(live.contains(text), "{text}: {live}");
     }
     let filtered = render::live(&model(1, 1, "web"), &PageQuery::parse("q=other"));
-    assert_eq!(filtered.matches("No rows match the filter.").count(), 4, "{filtered}");
+    assert_eq!(filtered.matches("No rows match the filter.").count(), 5, "{filtered}");
 }
 
 #[test]

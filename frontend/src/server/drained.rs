@@ -1,18 +1,26 @@
-//! The call `Drained`: whether the nodes that are connected here still send new connections to a pod that ends.
+//! The call `Drained`: whether the nodes that are connected here still send new connections to a pod that ends. What
+//! the call `Status` says about the pods that wait for its answer.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
-use proto::{convert::unpack_address, v1};
+use proto::{
+    convert::{micros, pack_address, unpack_address},
+    v1,
+};
 use runtime::Shutdown;
 use tonic::Status;
 
 use crate::{
     context::FrontendContext,
-    drain::{Drain, DrainReport, DrainState},
+    drain::{Drain, DrainReport, DrainState, NodesBehind, WaitingDrain},
+    object::ObjectName,
+    streams::{Fleet, MAX_LISTED},
 };
 
 /// The longest that a response is delayed.
 const MAX_WAIT: Duration = Duration::from_secs(60);
+/// The longest time that a pod is said to have waited before.
+const MAX_WAITED: Duration = Duration::from_secs(3600);
 /// A pod has an address of each family.
 const MAX_ADDRESSES: usize = 2;
 /// How many Services a response names.
@@ -24,7 +32,7 @@ pub(crate) async fn drained(
     request: &v1::DrainedRequest,
     shutdown: Shutdown,
 ) -> Result<v1::DrainedResponse, Status> {
-    let v1::DrainedRequest { addresses, wait_millis } = request;
+    let v1::DrainedRequest { addresses, wait_millis, waited_millis } = request;
     if addresses.is_empty() || addresses.len() > MAX_ADDRESSES {
         return Err(Status::invalid_argument("addresses: a pod has one, or one of each IP family"));
     }
@@ -34,23 +42,49 @@ pub(crate) async fn drained(
         return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
     }
     let patience = Duration::from_millis((*wait_millis).into()).min(MAX_WAIT);
-    let report = Drain::new(context, addresses).wait(patience, shutdown).await;
-    let DrainReport { state, mut services, behind: (behind, behind_count), connected, cluster, left } = report;
-    services.truncate(MAX_SERVICES);
+    let waited = Duration::from_millis((*waited_millis).into()).min(MAX_WAITED);
+    let report = Drain::new(context, addresses, waited).wait(patience, shutdown).await;
+    let DrainReport { state, services, behind, connected, cluster, left } = report;
     let is_drained = state == DrainState::Drained;
-    let state = match state {
-        DrainState::Unknown => v1::DrainState::Unknown,
-        DrainState::InUse => v1::DrainState::InUse,
-        DrainState::Behind(_) => v1::DrainState::Behind,
-        DrainState::Drained => v1::DrainState::Drained,
-    };
     Ok(v1::DrainedResponse {
-        state: state.into(),
-        services,
-        behind: behind.iter().map(ToString::to_string).collect(),
-        behind_count: behind_count as u64,
+        state: v1::DrainState::from(state).into(),
+        services: first_services(&services),
+        behind: behind.first.iter().map(ToString::to_string).collect(),
+        behind_count: behind.count as u64,
         programmed: is_drained.then(|| connected.into()),
         cluster: Some(cluster.into()),
         left: left as u64,
     })
+}
+
+/// What the status says about the pods that wait.
+pub(super) fn waiting(context: &FrontendContext, fleet: &Fleet) -> Vec<v1::WaitingDrain> {
+    let waiting = context.drains.longest(MAX_LISTED).into_iter().map(|drain| {
+        let WaitingDrain { addresses, services, state, since } = drain;
+        let behind = NodesBehind::of(fleet, state, &services);
+        v1::WaitingDrain {
+            addresses: addresses.iter().map(pack_address).collect(),
+            state: v1::DrainState::from(state).into(),
+            services: first_services(&services),
+            behind: behind.first.iter().map(ToString::to_string).collect(),
+            behind_count: behind.count as u64,
+            waited_micros: micros(since.elapsed()),
+        }
+    });
+    waiting.collect()
+}
+
+fn first_services(services: &BTreeSet<ObjectName>) -> Vec<String> {
+    services.iter().take(MAX_SERVICES).map(ToString::to_string).collect()
+}
+
+impl From<DrainState> for v1::DrainState {
+    fn from(state: DrainState) -> Self {
+        match state {
+            DrainState::Unknown => Self::Unknown,
+            DrainState::InUse => Self::InUse,
+            DrainState::Behind(_) => Self::Behind,
+            DrainState::Drained => Self::Drained,
+        }
+    }
 }

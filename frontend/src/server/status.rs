@@ -11,6 +11,7 @@ use runtime::Shutdown;
 use tokio::time::timeout;
 use tonic::Status;
 
+use super::drained;
 use crate::{
     context::{FrontendContext, ReportedProblem},
     source::{KindFreshness, WatchPhase},
@@ -74,6 +75,8 @@ pub(super) fn response(context: &FrontendContext, request: &v1::StatusRequest) -
         started_micros: unix_micros(context.started),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         watches,
+        waiting_drains: drained::waiting(context, &fleet),
+        waiting_drain_count: context.drains.count() as u64,
     }
 }
 

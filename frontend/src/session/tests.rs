@@ -4,6 +4,7 @@ mod client;
 mod drain;
 mod protocol_errors;
 mod repair;
+mod startup_taint;
 mod unfinished;
 
 use std::time::{Duration, SystemTime};

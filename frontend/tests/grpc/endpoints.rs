@@ -37,11 +37,9 @@ fn updates() -> Vec<SourceUpdate> {
     let node = ParsedObject {
         kind: ObjectKind::Node,
         name: ObjectName::new("", ENDPOINT_NODE),
-        object: Some(ClusterObject::Node(NodeInfo {
-            zone: "zone-a".into(),
-            eligible: true,
-            ..NodeInfo::unknown(ENDPOINT_NODE)
-        })),
+        object: Some(ClusterObject::Node(
+            NodeInfo { zone: "zone-a".into(), eligible: true, ..NodeInfo::unknown(ENDPOINT_NODE) }.into(),
+        )),
         problems: Vec::new(),
     };
     let mut first = service(0);

@@ -23,7 +23,7 @@ fn node(name: &str) -> ParsedObject {
     ParsedObject {
         kind: ObjectKind::Node,
         name: ObjectName::new("", name),
-        object: Some(ClusterObject::Node(node)),
+        object: Some(ClusterObject::Node(node.into())),
         problems: Vec::new(),
     }
 }

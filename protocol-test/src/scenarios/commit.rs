@@ -6,9 +6,13 @@ use proto::{
 };
 
 use crate::{
-    frontend::{Outcome, QUIET_PERIOD, ScriptedFrontend, batch},
+    frontend::{Outcome, QUIET_PERIOD, ScriptedFrontend, batch, unsupported},
     samples,
 };
+
+/// The service ports that change at once, and how often.
+const SERVICE_PORTS: u8 = 99;
+const ROUNDS: u32 = 10;
 
 pub(super) async fn several_batches(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let ack = frontend.sync_samples().await?;
@@ -89,4 +93,26 @@ pub(super) async fn snapshot_again(frontend: &mut ScriptedFrontend<'_>) -> Outco
     frontend.send_snapshot().await?;
     frontend.commit(&[samples::remove("api")]).await?;
     Ok("acked the snapshot and a difference from it".to_owned())
+}
+
+/// Removes an endpoint of many service ports at once, as when a pod ends, and puts it back. The state is read as soon
+/// as the Ack arrives: a backend that acks early is still at work then.
+pub(super) async fn acks_what_is_programmed(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    if !frontend.backend.has_state_command() {
+        return unsupported("cannot be inspected without --state-command");
+    }
+    frontend.sync_samples().await?;
+    let keys: Vec<_> = (0..SERVICE_PORTS).map(|n| samples::key(&format!("many-{n}"), Protocol::Tcp)).collect();
+    let created = keys.iter().zip(1..).flat_map(|(key, number)| samples::put_with_pools(key, number));
+    frontend.commit(&created.collect::<Vec<_>>()).await?;
+    for round in 0..ROUNDS {
+        let change = |(key, number)| {
+            let endpoint = vec![samples::endpoint(IpFamily::V4, number)];
+            let (add, remove) = if round % 2 == 0 { (vec![], endpoint) } else { (endpoint, vec![]) };
+            Operation::ChangePool { pool: samples::pool_id(key, PoolClass::Cluster, IpFamily::V4), add, remove }
+        };
+        let operations: Vec<_> = keys.iter().zip(1..).map(change).collect();
+        frontend.commit(&operations).await.map_err(|deviation| deviation.append(" when the Ack arrived"))?;
+    }
+    Ok(format!("had programmed {SERVICE_PORTS} service ports at each of {ROUNDS} Acks"))
 }

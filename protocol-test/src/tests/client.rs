@@ -1,6 +1,6 @@
 //! A small client of the protocol that is correct except for one fault.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, fs, path::PathBuf, time::Duration};
 
 use proto::{
     MAX_MESSAGE_BYTES,
@@ -12,6 +12,7 @@ use proto::{
     },
     v1,
 };
+use serde_json::{Value, json};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -26,6 +27,9 @@ pub(super) const NODE: &str = "test-node";
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Rule 10.
 const BACKOFF: Duration = Duration::from_millis(300);
+
+/// How long the kernel takes for a change, with [`Fault::AcksBeforeKernel`].
+const PROGRAMMING: Duration = Duration::from_millis(500);
 
 /// How the client violates the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +50,7 @@ pub(super) enum Fault {
     UnknownFailure,
     SecondStream,
     AcksEachBatch,
+    AcksBeforeKernel,
     KeepsUncommitted,
     ForgetsPools,
     IgnoresReset,
@@ -77,12 +82,14 @@ struct Client {
     epoch: Epoch,
     source_version: SourceVersion,
     commits: usize,
+    /// Stands for the kernel.
+    state_file: PathBuf,
 }
 
 type ClientSender = mpsc::UnboundedSender<v1::ClientMessage>;
 
 /// Connects to the server again and again.
-pub(super) async fn run(address: String, fault: Fault) {
+pub(super) async fn run(address: String, fault: Fault, state_file: PathBuf) {
     let mut client = Client {
         fault,
         state: CommittedState::new(NODE),
@@ -92,6 +99,7 @@ pub(super) async fn run(address: String, fault: Fault) {
         epoch: Epoch(0),
         source_version: SourceVersion(0),
         commits: 0,
+        state_file,
     };
     loop {
         client.follow(&address).await;
@@ -242,10 +250,27 @@ impl Client {
         self.commits += 1;
         self.source_version = batch.source_version;
         (self.base, self.committed) = (Some(batch.target), Some((self.epoch, batch.target)));
+        if self.fault == Fault::AcksBeforeKernel {
+            let (path, programmed) = (self.state_file.clone(), self.programmed());
+            tokio::spawn(async move {
+                sleep(PROGRAMMING).await;
+                // The test may have ended.
+                let _ = fs::write(path, programmed);
+            });
+        } else {
+            fs::write(&self.state_file, self.programmed()).unwrap();
+        }
         if self.fault != Fault::NoAck {
             send(sender, &self.ack(batch.target));
         }
         Some(())
+    }
+
+    /// In the format of `--state-command`.
+    fn programmed(&self) -> String {
+        let service_ports = self.state.cluster_endpoints().into_iter();
+        let service_ports = service_ports.map(|(key, to)| json!({"service_port": key, "endpoints": to}));
+        service_ports.collect::<Value>().to_string()
     }
 
     fn ack(&self, revision: Revision) -> ClientMessage {

@@ -1,9 +1,9 @@
 //! Merges the answers of several frontends to one row per node. Pure.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{cmp::Reverse, collections::BTreeMap, mem, time::Duration};
 
 use anyhow::Error;
-use proto::v1::{NodeStatus, Role, StatusResponse};
+use proto::v1::{DrainState, NodeStatus, Role, StatusResponse, WaitingDrain};
 use serde::Serialize;
 
 /// When a node counts as behind.
@@ -27,6 +27,9 @@ pub(super) struct Overview {
     pub(super) nodes: Vec<NodeRow>,
     /// The number of observer streams.
     pub(super) observers: usize,
+    /// Pods that wait until no node sends them new connections, the longest first. Each asks all frontends; this is the
+    /// answer of the one that has the most to wait for.
+    pub(super) drains: Vec<WaitingDrain>,
 }
 
 /// One node.
@@ -88,6 +91,7 @@ impl Overview {
     pub(super) fn of(answers: Vec<(String, Result<StatusResponse, Error>)>, limits: &Limits) -> Self {
         let (mut frontends, mut unreachable) = (Vec::<(String, StatusResponse)>::new(), Vec::new());
         let (mut nodes, mut observers) = (BTreeMap::<String, NodeRow>::new(), 0);
+        let mut drains = BTreeMap::<Vec<_>, WaitingDrain>::new();
         for (address, answer) in answers {
             let mut status = match answer {
                 Ok(status) => status,
@@ -99,7 +103,13 @@ impl Overview {
             if frontends.iter().any(|(_, known)| known.epoch == status.epoch) {
                 continue;
             }
-            for node in std::mem::take(&mut status.nodes) {
+            for drain in mem::take(&mut status.waiting_drains) {
+                match drains.get_mut(&drain.addresses) {
+                    Some(known) if rank(known) >= rank(&drain) => {}
+                    _ => drop(drains.insert(drain.addresses.clone(), drain)),
+                }
+            }
+            for node in mem::take(&mut status.nodes) {
                 if node.role() == Role::Observer {
                     observers += 1;
                     continue;
@@ -120,8 +130,10 @@ impl Overview {
             nodes.insert(name.clone(), NodeRow::unknown(name));
         }
         let mut nodes: Vec<_> = nodes.into_values().collect();
-        nodes.sort_by_key(|row| (row.state, std::cmp::Reverse(row.severity()), row.status.node.clone()));
-        Self { frontends, unreachable, nodes, observers }
+        nodes.sort_by_key(|row| (row.state, Reverse(row.severity()), row.status.node.clone()));
+        let mut drains: Vec<_> = drains.into_values().collect();
+        drains.sort_by_key(|drain| Reverse(drain.waited_micros));
+        Self { frontends, unreachable, nodes, observers, drains }
     }
 
     /// Whether all frontends that answered are ready and all nodes are healthy.
@@ -134,6 +146,16 @@ impl Overview {
     pub(super) fn count(&self, state: NodeHealth) -> usize {
         self.nodes.iter().filter(|row| row.state == state).count()
     }
+}
+
+/// Orders what different frontends say about one pod by how much it waits for there.
+fn rank(drain: &WaitingDrain) -> (u8, u64) {
+    let state = match drain.state() {
+        DrainState::Unspecified | DrainState::Unknown | DrainState::Drained => 0,
+        DrainState::Behind => 1,
+        DrainState::InUse => 2,
+    };
+    (state, drain.behind_count)
 }
 
 impl NodeRow {
@@ -152,12 +174,7 @@ impl NodeRow {
     fn takes_precedence(&self, other: &Self) -> bool {
         let rank = |row: &Self| {
             let status = &row.status;
-            (
-                status.connected,
-                status.role() != Role::Shadow,
-                status.connected_micros,
-                std::cmp::Reverse(status.lag_micros),
-            )
+            (status.connected, status.role() != Role::Shadow, status.connected_micros, Reverse(status.lag_micros))
         };
         rank(self) > rank(other)
     }

@@ -2,13 +2,13 @@
 
 use proto::{
     model::Epoch,
-    v1::{FailureKind, ServicePortFailure, StatusResponse, SyncMode, WatchPhase},
+    v1::{DrainState, FailureKind, ServicePortFailure, StatusResponse, SyncMode, WaitingDrain, WatchPhase},
 };
 use serde_json::{Value, json};
 
 use super::{
     join::{NodeHealth, NodeRow, Overview},
-    table::key,
+    table::{addresses, key},
 };
 
 pub(super) fn of(overview: &Overview) -> Value {
@@ -30,6 +30,7 @@ pub(super) fn of(overview: &Overview) -> Value {
         "frontends": frontends,
         "unreachable_frontends": unreachable,
         "nodes": overview.nodes.iter().map(node).collect::<Vec<_>>(),
+        "draining_pods": overview.drains.iter().map(drain).collect::<Vec<_>>(),
     })
 }
 
@@ -94,6 +95,23 @@ fn node(row: &NodeRow) -> Value {
         "failures": status.failures.iter().map(failure).collect::<Vec<_>>(),
         "degraded": status.degraded,
         "last_error": status.last_error,
+    })
+}
+
+fn drain(drain: &WaitingDrain) -> Value {
+    let state = match drain.state() {
+        DrainState::Unspecified | DrainState::Unknown => "unknown",
+        DrainState::InUse => "in_use",
+        DrainState::Behind => "behind",
+        DrainState::Drained => "drained",
+    };
+    json!({
+        "addresses": addresses(drain),
+        "state": state,
+        "services": drain.services,
+        "behind": drain.behind,
+        "behind_count": drain.behind_count,
+        "waited_micros": drain.waited_micros,
     })
 }
 

@@ -6,8 +6,9 @@ use std::{
 };
 
 use proto::{
+    convert::unpack_address,
     model::ServicePortKey,
-    v1::{self, StatusResponse, WatchPhase, WatchStatus},
+    v1::{self, DrainState, StatusResponse, WaitingDrain, WatchPhase, WatchStatus},
 };
 
 use super::join::{NodeHealth, NodeRow, Overview};
@@ -27,6 +28,7 @@ pub(super) fn render(overview: &Overview, args: &StatusArgs) -> String {
     } else {
         let shown = if args.all { overview.nodes.len() } else { SHOWN_NODES };
         nodes(&mut text, overview, shown);
+        drains(&mut text, overview);
     }
     if args.node.is_some() {
         failures(&mut text, overview);
@@ -109,6 +111,38 @@ fn failures(text: &mut String, overview: &Overview) {
         table.row([&*key(failure.key.as_ref()), retried, &failure.reason]);
     }
     let _ = write!(text, "\n{table}\n");
+}
+
+/// The pods that wait until no node sends them new connections.
+fn drains(text: &mut String, overview: &Overview) {
+    if overview.drains.is_empty() {
+        return;
+    }
+    let mut table = Table::new(&["DRAINING POD", "WAITING", "SERVICES", "FOR"]);
+    for drain in &overview.drains {
+        let (addresses, waited) = (addresses(drain).join(","), short(drain.waited_micros));
+        table.row([&addresses, &waited, &drain.services.join(","), &waits_for(drain)]);
+    }
+    let _ = write!(text, "\n{table}\n");
+}
+
+/// Its addresses; invalid ones are left out.
+pub(super) fn addresses(drain: &WaitingDrain) -> Vec<String> {
+    let addresses = drain.addresses.iter().filter_map(|bytes| unpack_address(bytes, "addresses").ok());
+    addresses.map(|address| address.to_string()).collect()
+}
+
+fn waits_for(drain: &WaitingDrain) -> String {
+    match drain.state() {
+        DrainState::Unspecified | DrainState::Unknown => "an EndpointSlice with its address".to_owned(),
+        DrainState::InUse => "another endpoint, or its EndpointSlice".to_owned(),
+        DrainState::Behind => {
+            let more = drain.behind_count.saturating_sub(drain.behind.len() as u64);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("nodes {}{more}", drain.behind.join(","))
+        }
+        DrainState::Drained => "nodes without a frontend".to_owned(),
+    }
 }
 
 /// Invalid objects, each once although all frontends report it, and the watches of each frontend.

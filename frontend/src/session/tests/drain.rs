@@ -6,7 +6,7 @@ use proto::model::{FailureKind, Protocol, ServicePortFailure, ServicePortKey};
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::*;
-use crate::drain::{Drain, DrainReport, DrainState};
+use crate::drain::{Drain, DrainReport, DrainState, NodesBehind};
 
 const LONG: Duration = Duration::from_secs(50);
 
@@ -30,7 +30,9 @@ async fn cluster() -> Fixture {
 /// Asks whether pod 1 is drained.
 fn ask(fixture: &Fixture, patience: Duration) -> JoinHandle<DrainReport> {
     let (context, shutdown) = (fixture.frontend.context.clone(), fixture.shutdown.clone());
-    tokio::spawn(async move { Drain::new(&context, vec![ip("10.0.0.1")]).wait(patience, shutdown).await })
+    tokio::spawn(
+        async move { Drain::new(&context, vec![ip("10.0.0.1")], Duration::ZERO).wait(patience, shutdown).await },
+    )
 }
 
 async fn state(fixture: &Fixture) -> DrainState {
@@ -39,6 +41,25 @@ async fn state(fixture: &Fixture) -> DrainState {
 
 async fn is_waiting(asked: &mut JoinHandle<DrainReport>) {
     assert!(timeout(Duration::from_secs(1), asked).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_pods_are_listed_with_the_nodes_that_they_wait_for() {
+    let fixture = cluster().await;
+    let (_first, mut second) = (fixture.joined("node-0").await, fixture.joined("node-1").await);
+    let waiting = || fixture.frontend.context.drains.longest(8);
+    fixture.update(pods(&[-1, 2])).await;
+    second.commit().await;
+    let mut asked = ask(&fixture, LONG);
+    is_waiting(&mut asked).await;
+    let [drain] = &waiting()[..] else { panic!("{:?}", waiting()) };
+    assert_eq!((&drain.addresses[..], drain.state), (&[ip("10.0.0.1")][..], DrainState::Behind(fixture.revision())));
+    let behind = NodesBehind::of(&fixture.frontend.context.streams.fleet(), drain.state, &drain.services);
+    assert_eq!((&behind.first[..], behind.count), (&["node-0".into()][..], 1));
+    assert!(drain.since.elapsed() >= Duration::from_secs(1), "{drain:?}");
+    asked.abort();
+    assert!(asked.await.is_err());
+    assert!(waiting().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -53,10 +74,11 @@ async fn pod_is_drained_when_all_nodes_have_programmed_that_it_ends() {
     is_waiting(&mut asked).await;
     let report = ask(&fixture, Duration::ZERO).await.unwrap();
     assert_eq!(report.state, DrainState::Behind(fixture.revision()));
-    assert_eq!(report.behind, (vec!["node-1".into()], 1));
+    assert_eq!((&report.behind.first[..], report.behind.count), (&["node-1".into()][..], 1));
     second.commit().await;
     let report = asked.await.unwrap();
-    assert_eq!((report.state, &report.services[..]), (DrainState::Drained, &["ns/web".to_owned()][..]));
+    let services: Vec<_> = report.services.iter().map(ToString::to_string).collect();
+    assert_eq!((report.state, &services[..]), (DrainState::Drained, &["ns/web".to_owned()][..]));
     assert_eq!((report.connected, report.left), (report.cluster, 0));
     assert_eq!(report.cluster.count, 2);
 }

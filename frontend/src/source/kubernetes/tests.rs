@@ -152,7 +152,7 @@ fn node(name: &str, zone: &str, version: &str) -> Value {
 
 fn summary(update: &SourceUpdate) -> String {
     let nodes = |parsed: &ParsedObject| match &parsed.object {
-        Some(ClusterObject::Node(node)) => format!("{} in {}", parsed.name, node.zone),
+        Some(ClusterObject::Node(node)) => format!("{} in {}", parsed.name, node.info.zone),
         other => panic!("{other:?}"),
     };
     match update {

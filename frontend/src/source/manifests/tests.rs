@@ -87,7 +87,7 @@ fn node(name: &str, zone: &str) -> String {
 fn summary(update: &SourceUpdate) -> String {
     match update {
         SourceUpdate::Apply(ParsedObject { name, object: Some(ClusterObject::Node(node)), .. }) => {
-            format!("{name} in {}", node.zone)
+            format!("{name} in {}", node.info.zone)
         }
         SourceUpdate::Delete(ObjectKind::Node, name) => format!("{name} deleted"),
         other => panic!("{other:?}"),

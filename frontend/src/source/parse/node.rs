@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use proto::model::NodeInfo;
 
 use super::{FieldProblems, Resource, address, items, label};
-use crate::object::{ClusterObject, ObjectKind, ObjectName};
+use crate::{
+    STARTUP_TAINT,
+    object::{ClusterObject, NodeObject, ObjectKind, ObjectName},
+};
 
 /// The label with the zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -20,15 +23,16 @@ impl Resource for Node {
 
     fn parse(&self, name: ObjectName, problems: &mut FieldProblems) -> Option<ClusterObject> {
         let spec = self.spec.as_ref();
-        let to_be_deleted =
-            |spec: &NodeSpec| items(spec.taints.as_ref()).iter().any(|taint| taint.key == TO_BE_DELETED_TAINT);
-        Some(ClusterObject::Node(NodeInfo {
+        let has_taint =
+            |key| spec.is_some_and(|spec: &NodeSpec| items(spec.taints.as_ref()).iter().any(|taint| taint.key == key));
+        let info = NodeInfo {
             name: name.name,
             addresses: self.status.as_ref().map(|status| addresses(status, problems)).unwrap_or_default(),
             pod_cidrs: spec.map(|spec| pod_cidrs(spec, problems)).unwrap_or_default(),
             zone: label(&self.metadata, ZONE_LABEL).into(),
-            eligible: self.metadata.deletion_timestamp.is_none() && !spec.is_some_and(to_be_deleted),
-        }))
+            eligible: self.metadata.deletion_timestamp.is_none() && !has_taint(TO_BE_DELETED_TAINT),
+        };
+        Some(ClusterObject::Node(NodeObject { info, is_starting: has_taint(STARTUP_TAINT) }))
     }
 }
 

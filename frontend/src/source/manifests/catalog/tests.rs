@@ -50,7 +50,7 @@ fn node(name: &str, zone: &str) -> String {
 
 fn zone(parsed: &ParsedObject) -> &str {
     match &parsed.object {
-        Some(crate::object::ClusterObject::Node(node)) => &node.zone,
+        Some(crate::object::ClusterObject::Node(node)) => &node.info.zone,
         other => panic!("{other:?}"),
     }
 }

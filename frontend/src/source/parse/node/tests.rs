@@ -14,7 +14,7 @@ fn parse_valid(node: &Value) -> (NodeInfo, Vec<String>) {
     let ParsedObject { kind, name, object, problems } = from_json::<Node>(node);
     assert_eq!((kind, name), (ObjectKind::Node, ObjectName::new("", "n1")));
     match object {
-        Some(ClusterObject::Node(node)) => (node, problems.into_iter().map(|problem| problem.field).collect()),
+        Some(ClusterObject::Node(node)) => (node.info, problems.into_iter().map(|problem| problem.field).collect()),
         other => panic!("{other:?}"),
     }
 }
@@ -95,5 +95,15 @@ fn eligible() {
     ] {
         let node = node(metadata, spec, json!([]));
         assert_eq!(parse_valid(&node).0.eligible, eligible, "{node}");
+    }
+}
+
+#[test]
+fn startup_taint() {
+    for (key, expected) in [(STARTUP_TAINT, true), ("node.kubernetes.io/not-ready", false)] {
+        let taints = json!({"taints": [{"key": "a", "effect": "NoExecute"}, {"key": key, "effect": "NoSchedule"}]});
+        let ParsedObject { object, .. } = from_json::<Node>(&node(json!({}), taints, json!([])));
+        let Some(ClusterObject::Node(NodeObject { is_starting, .. })) = object else { panic!("{object:?}") };
+        assert_eq!(is_starting, expected, "{key}");
     }
 }
