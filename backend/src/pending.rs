@@ -37,6 +37,8 @@ pub(crate) struct Pending {
     acks: VecDeque<PendingAck>,
     /// The last ack that was sent while service ports were unfinished; it is repeated when all are programmed.
     early_ack: Option<PendingAck>,
+    /// The service ports whose loss is withheld: the kernel has endpoints that the commit has not.
+    pub(crate) withheld: usize,
     /// Whether the frontend understands acks of commits that are not programmed yet.
     pub(crate) sends_early_acks: bool,
     /// When to reconcile: [`Self::begin`] has work then, even if nothing happens before.
@@ -89,6 +91,7 @@ impl Pending {
             unfinished: None,
             acks: VecDeque::new(),
             early_ack: None,
+            withheld: 0,
             sends_early_acks: false,
             retry_at: None,
             backoff: Backoff::new(retry_delay.0, retry_delay.1),
@@ -240,14 +243,17 @@ impl Pending {
     /// Takes the acks that are due: everything except the failures is programmed, or the frontend also understands acks
     /// of commits that are unfinished.
     pub(crate) fn acks(&mut self) -> Vec<Ack> {
-        let is_finished = self.is_finished();
         if self.sync_state != SyncState::Applied || !self.changes.is_empty() {
             return Vec::new();
         }
-        if !is_finished && !self.sends_early_acks {
+        if !self.is_finished() && !self.sends_early_acks {
             return Vec::new();
         }
-        let unfinished = self.unfinished.as_ref().map_or(0, BTreeSet::len);
+        let mut unfinished = self.unfinished.as_ref().map_or(0, BTreeSet::len);
+        if self.sends_early_acks {
+            unfinished += self.withheld;
+        }
+        let is_finished = unfinished == 0;
         let (now, failures) = (Instant::now(), self.acked_failures());
         // A later ack covers the early one.
         let mut due: Vec<PendingAck> = self.acks.drain(..).collect();

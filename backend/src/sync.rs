@@ -236,6 +236,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     /// Acks and stores what is programmed.
     fn send_acks(&mut self) {
         self.pending.health_check_failures = self.health.failures();
+        self.pending.withheld = self.replica.withheld_service_ports();
         let acks = self.pending.acks();
         if !acks.is_empty() && self.pending.is_finished() {
             // Also without a call of the backend: a commit or bookmark that changes nothing is programmed at once.

@@ -7,7 +7,8 @@
 //!   bench scale --nodes 200     a smaller cluster
 //!   bench adversary --backend iptables
 //!   bench --kube-proxy PATH     beside kube-proxy in nftables mode; PATH is its binary
-//!   bench soak HOURS STREAMS     not a measurement: what grows or breaks in that time fails it
+//!   bench rollouts 200 5000     rollouts of ten pods beside 5,000 streams; not a part of everything
+//!   bench soak HOURS STREAMS    not a measurement: what grows or breaks in that time fails it
 //!   bench -o json               as JSON
 //! ```
 //!
@@ -19,6 +20,7 @@
 //! | `api` | a frontend on a Kubernetes API: start, memory |
 //! | `scale` | a frontend with 5,000 nodes: memory, CPU time, bytes, latency |
 //! | `adversary` | a tenant's largest Services, and the delay of a bystander; fails if a cost is super-linear |
+//! | `rollouts` | failed connections of rollouts with and without the barrier, and the wait of each pod |
 //! | `soak` | whether memory or kernel objects grow, or connections break, in hours of load |
 //! | `peer` | Fairlead and kube-proxy beside each other |
 //! | `manifests`, `api_server`, `lab`, `worker`, `report` | nothing; they are shared by the others |
@@ -34,6 +36,7 @@ mod manifests;
 mod node;
 mod peer;
 mod report;
+mod rollouts;
 mod scale;
 mod soak;
 mod wire;
@@ -86,6 +89,14 @@ fn run() -> Result<()> {
                 let duration = Duration::try_from_secs_f64(hours * 3600.0).context("hours")?;
                 let csv = env::current_exe().context("find this program")?.with_file_name("soak.csv");
                 return soak::run(&SoakOptions { duration, streams, csv });
+            }
+            ["rollouts", count, streams] => {
+                let count = count.parse().with_context(|| format!("rollouts: {count}"))?;
+                let streams = streams.parse().with_context(|| format!("streams: {streams}"))?;
+                let mut report = Report::default();
+                rollouts::measure(&mut report, count, streams)?;
+                output(&report);
+                return Ok(());
             }
             ["--kube-proxy", path, more @ ..] => {
                 ensure!(more.is_empty() && parts.is_empty(), "--kube-proxy takes no parts");

@@ -18,7 +18,7 @@
 mod hostile;
 mod sample;
 mod slope;
-mod stage;
+pub(crate) mod stage;
 mod traffic;
 
 use std::{

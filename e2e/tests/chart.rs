@@ -10,7 +10,8 @@ use std::{
 
 use fairlead_e2e::fairlead;
 use k8s_openapi::api::{
-    apps::v1 as apps, core::v1 as core, networking::v1 as networking, policy::v1 as policy, rbac::v1 as rbac,
+    admissionregistration::v1 as admission, apps::v1 as apps, core::v1 as core, networking::v1 as networking,
+    policy::v1 as policy, rbac::v1 as rbac,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -102,6 +103,12 @@ fn problems(object: &Value) -> Vec<String> {
         ("v1", "Secret") => of_type::<core::Secret>(object),
         ("v1", "Service") => of_type::<core::Service>(object),
         ("v1", "ServiceAccount") => of_type::<core::ServiceAccount>(object),
+        ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy") => {
+            of_type::<admission::ValidatingAdmissionPolicy>(object)
+        }
+        ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding") => {
+            of_type::<admission::ValidatingAdmissionPolicyBinding>(object)
+        }
         ("apps/v1", "DaemonSet") => of_type::<apps::DaemonSet>(object),
         ("apps/v1", "Deployment") => of_type::<apps::Deployment>(object),
         ("networking.k8s.io/v1", "NetworkPolicy") => of_type::<networking::NetworkPolicy>(object),

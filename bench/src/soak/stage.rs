@@ -1,4 +1,5 @@
-//! The cluster of a soak: namespaces, frontends, backends, synthetic streams, and what each change and restart does.
+//! The cluster of a soak and of rollouts: namespaces, frontends, backends, synthetic streams, and what each change and
+//! restart does.
 
 use std::{
     ffi::OsString,
@@ -37,7 +38,8 @@ pub(super) const NAME: &str = "fairlead.example";
 /// The port of the first frontend; that of the second one is higher by one.
 const PORT: u16 = 7600;
 const NODES: u8 = 10;
-const PODS_PER_NODE: u8 = 2;
+/// The first serves, the second is a client; the others are replaced by rollouts.
+const PODS_PER_NODE: u8 = 4;
 /// The kinds of backends, in turn.
 const KINDS: [Backend; 3] = [Backend::Nft, Backend::IptablesNft, Backend::IptablesLegacy];
 /// The backends from this node on are restarted; those before run all the time.
@@ -49,7 +51,7 @@ const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Everything that runs.
 #[derive(Debug)]
-pub(super) struct Stage {
+pub(crate) struct Stage {
     fleet: Option<Fleet>,
     metrics: Arc<FleetMetrics>,
     backends: Vec<Process>,
@@ -66,7 +68,7 @@ pub(super) fn frontend_addresses() -> [SocketAddr; 2] {
 }
 
 impl Stage {
-    pub(super) fn start(streams: u32) -> Result<Self> {
+    pub(crate) fn start(streams: u32) -> Result<Self> {
         let cluster = Cluster::builder().nodes(NODES).pods_per_node(PODS_PER_NODE).ports(&[8080]).start();
         let directory = tempfile::tempdir().context("make a temporary directory")?;
         let manifests = cluster.manifests(&directory.path().join("manifests"));
@@ -107,13 +109,22 @@ impl Stage {
         Ok(stage)
     }
 
-    pub(super) fn cluster(&self) -> &Cluster {
+    pub(crate) fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
     /// A client without a certificate, which trusts the frontends.
     pub(super) fn stranger(&self) -> Arc<ClientConfig> {
         Arc::new(self.roots().with_no_client_auth())
+    }
+
+    pub(crate) fn backends(&self) -> &[Process] {
+        &self.backends
+    }
+
+    /// Creates or replaces a Service and its endpoints.
+    pub(crate) fn apply(&self, service: &Service) {
+        self.manifests.apply(service);
     }
 
     /// Streams that ended although their frontend did not ask for it.
@@ -180,7 +191,7 @@ impl Stage {
     }
 
     /// Ends everything with SIGTERM.
-    pub(super) fn stop(mut self) -> Result<()> {
+    pub(crate) fn stop(mut self) -> Result<()> {
         if let Some(fleet) = self.fleet.take() {
             fleet.leave(TIMEOUT)?;
         }
@@ -232,7 +243,7 @@ impl Stage {
         let (name, netns) = (name.clone(), netns.clone());
         let kind = kind(number);
         let mut command = lab::program()?;
-        command.args(["backend", kind.name(), "--node-name", &name, "--metrics", "none", "--healthz", "none"]);
+        command.args(["backend", kind.name(), "--node-name", &name, "--metrics", "none"]);
         command.args(["--conntrack-max-per-core", "0", "--cluster-cidr", &plan::CLUSTER_CIDRS.join(",")]);
         for address in frontend_addresses() {
             command.args(["--frontend", &format!("https://{address}")]);
@@ -289,7 +300,7 @@ fn certificate_flags(directory: &Path, certificate: &str) -> [OsString; 4] {
 }
 
 /// A cluster IP on port 80.
-pub(super) fn vip(number: u8) -> SocketAddr {
+pub(crate) fn vip(number: u8) -> SocketAddr {
     let address: Ipv4Addr = plan::cluster_ip(number).v4;
     SocketAddr::new(address.into(), 80)
 }

@@ -1,10 +1,11 @@
 //! A request over each protocol, which the calling thread makes in its own namespace.
 
 use std::{
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     process,
     sync::atomic::{AtomicU32, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -21,6 +22,9 @@ use crate::{
     wire::{Failure, Protocol, Reply},
 };
 
+/// Between two attempts to use a source port that is still in use.
+const PORT_POLL: Duration = Duration::from_millis(5);
+
 impl Probe {
     /// Makes one request.
     pub(crate) fn ask(self, protocol: Protocol, to: SocketAddr) -> Result<Reply, Failure> {
@@ -34,8 +38,19 @@ impl Probe {
     /// Opens a TCP connection and reads its greeting; what is sent on it is echoed.
     pub(crate) fn connect(self, to: SocketAddr) -> Result<(Reply, BufReader<TcpStream>), Failure> {
         let start = Instant::now();
-        let socket = self.socket(to, Type::STREAM, None)?;
-        socket.connect_timeout(&to.into(), self.deadline.min(self.handshake))?;
+        let socket = loop {
+            let socket = self.socket(to, Type::STREAM, None)?;
+            match socket.connect_timeout(&to.into(), self.deadline.min(self.handshake)) {
+                // A child process that has not executed its program yet has a copy of the last socket of this port.
+                Err(error) if error.kind() == ErrorKind::AddrNotAvailable && start.elapsed() < self.deadline => {
+                    thread::sleep(PORT_POLL);
+                }
+                connected => {
+                    connected?;
+                    break socket;
+                }
+            }
+        };
         // Once established, the connection ignores transient ICMP errors, as usual.
         report_icmp_errors(&socket, to, IcmpErrors::Fatal)?;
         let stream = TcpStream::from(socket);
@@ -177,7 +192,7 @@ fn bind_to_fresh_port(socket: &Socket, source: Option<SocketAddr>, to: SocketAdd
         let bound = socket.bind(&SocketAddr::new(address, fresh_port(next_number())).into());
         match bound {
             // A stream uses it.
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
             _ => return bound,
         }
     }

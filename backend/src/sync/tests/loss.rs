@@ -32,7 +32,9 @@ async fn withheld_loss(kernel: &FakeKernel, left: usize) -> (Fixture, Peer) {
     let mut fixture = start(kernel, None);
     let mut peer = fixture.following(&services(ALL)).await;
     peer.commit(1, 2, operations_between(&services(ALL), &services(left))).await;
-    assert_eq!(peer.ack().await.digest, Some(total(&services(left))), "the frontend's state is committed");
+    let ack = peer.ack().await;
+    assert_eq!(ack.digest, Some(total(&services(left))), "the frontend's state is committed");
+    assert_eq!(ack.unfinished as usize, ALL - left, "the kernel has more: pods that end wait for it");
     assert_eq!(fixture.keys().len(), ALL, "the kernel is unchanged");
     let progress = fixture.progress.borrow().clone();
     assert_eq!((progress.rejected_losses, progress.withheld_service_ports), (1, ALL - left));
@@ -49,7 +51,8 @@ async fn large_loss_is_applied_when_a_second_snapshot_confirms_it() {
     assert_eq!(withheld.elapsed(), StreamOptions::default().loss_confirm_delay);
     peer.welcome(Epoch(7), SyncMode::Snapshot).await;
     peer.commit(0, 9, everything(&services(3))).await;
-    assert_eq!(peer.ack().await.digest, Some(total(&services(3))));
+    let ack = peer.ack().await;
+    assert_eq!((ack.digest, ack.unfinished), (Some(total(&services(3))), 0));
     assert_eq!(fixture.keys().len(), 3);
     assert_eq!(fixture.progress.borrow().withheld_service_ports, 0);
 
