@@ -79,8 +79,8 @@ impl Identity {
         }
     }
 
-    /// Whether the client may see the problems of all objects of the cluster.
-    pub(crate) fn may_see_problems(&self) -> bool {
+    /// Whether the client may see what concerns all objects of the cluster: their problems, and the pods that wait.
+    pub(crate) fn may_see_all_objects(&self) -> bool {
         !matches!(self, Self::Node(_))
     }
 }
@@ -126,6 +126,6 @@ mod tests {
         for wanted in ["", "node-b"] {
             assert_eq!(node.may_inspect(wanted), Err(AccessDenied::NotAdmin(node.clone())));
         }
-        assert!(admin.may_see_problems() && !node.may_see_problems());
+        assert!(admin.may_see_all_objects() && !node.may_see_all_objects());
     }
 }

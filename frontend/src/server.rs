@@ -188,8 +188,10 @@ impl FairleadService {
         self.authorize(&identity, &request.node)?;
         status::wait(&self.context, &request, self.shutdown.clone()).await?;
         let mut response = status::response(&self.context, &request);
-        if !identity.may_see_problems() {
+        if !identity.may_see_all_objects() {
             response.problems.clear();
+            response.waiting_drains.clear();
+            response.waiting_drain_count = 0;
         }
         Ok(Response::new(response))
     }

@@ -90,7 +90,7 @@ fn run(
                     *report.pods.entry(reply.pod).or_default() += 1;
                 }
                 Err(failure) => {
-                    println!("{} {protocol} request to {to}: {failure}, after {elapsed:?}", utc_now());
+                    eprintln!("{} {protocol} request to {to}: {failure}, after {elapsed:?}", utc_now());
                     report.failures.push((asked - start, failure));
                 }
             }
