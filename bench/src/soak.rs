@@ -37,12 +37,8 @@ use traffic::Connections;
 const WARM_UP: f64 = 0.3;
 /// How much memory a process may grow without a leak, in kB: a median is off by less.
 const NOISE_KB: f64 = 4096.0;
-/// What the history of changes takes in a frontend, in kB, and how long [`CHANGE_EVERY`] fills it: each change of a
-/// soak takes 13 kB of 64 MiB.
-const HISTORY_KB: f64 = 65_536.0;
-const HISTORY_FILLS: Duration = Duration::from_secs(45 * 60);
 /// The time between two changes of a Service.
-const CHANGE_EVERY: Duration = Duration::from_millis(500);
+const CHANGE_EVERY: Duration = Duration::from_secs(2);
 /// The time between two restarts: of a frontend, or of a backend.
 const RESTART_EVERY: Duration = Duration::from_secs(20);
 /// The time between two samples in a run of an hour or more. Shorter runs sample more often.
@@ -69,8 +65,6 @@ pub(crate) fn run(options: &SoakOptions) -> Result<()> {
     let hostile = Hostile::start(&stage);
     let mut recorder = Recorder::new(&options.csv)?;
     let started = Instant::now();
-    let history_is_full = options.duration.mul_f64(WARM_UP) >= HISTORY_FILLS;
-    let frontend_growth = if history_is_full { NOISE_KB } else { NOISE_KB + HISTORY_KB };
     let every = SAMPLE_EVERY.min(options.duration / SAMPLES);
     let mut due = Due { change: started, restart: started + RESTART_EVERY, sample: started };
     let (mut changes, mut restarts) = (0, 0);
@@ -81,7 +75,7 @@ pub(crate) fn run(options: &SoakOptions) -> Result<()> {
             (changes, due.change) = (changes + 1, now + CHANGE_EVERY);
         }
         if now >= due.sample {
-            recorder.record(started.elapsed(), &stage.sample(frontend_growth)?)?;
+            recorder.record(started.elapsed(), &stage.sample()?)?;
             connections.renew(&stage)?;
             due.sample = now + every;
         }
@@ -89,7 +83,7 @@ pub(crate) fn run(options: &SoakOptions) -> Result<()> {
             stage.restart(restarts)?;
             (restarts, due.restart) = (restarts + 1, Instant::now() + RESTART_EVERY);
         }
-        std::thread::sleep(CHANGE_EVERY / 10);
+        std::thread::sleep(CHANGE_EVERY / 40);
     }
     let traffic = connections.finish();
     let hostile = hostile.finish();

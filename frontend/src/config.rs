@@ -76,7 +76,7 @@ impl Default for Config {
             rebuild_timeout: Duration::from_secs(10),
             catch_up_timeout: Duration::from_secs(5),
             // Hours of a busy cluster. A reconnect beyond that costs a comparison of digests.
-            history: HistoryLimits { entries: 100_000, bytes: 64 << 20 },
+            history: HistoryLimits::default(),
             node_limits: NodeLimits { streams: 16, syncs: Rate { burst: 4, every: Duration::from_secs(1) } },
             repeated_acks: Rate { burst: 64, every: Duration::from_millis(125) },
             connections: ConnectionLimits::default(),

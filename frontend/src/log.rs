@@ -54,6 +54,12 @@ pub struct HistoryLimits {
     pub bytes: usize,
 }
 
+impl Default for HistoryLimits {
+    fn default() -> Self {
+        Self { entries: 100_000, bytes: 64 << 20 }
+    }
+}
+
 /// An update that brings a node to the current revision.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeUpdate {

@@ -46,6 +46,8 @@ const KINDS: [Backend; 3] = [Backend::Nft, Backend::IptablesNft, Backend::Iptabl
 const FIRST_RESTARTED: usize = 5;
 /// The Services whose endpoints change: cluster IPs from 2 on.
 pub(super) const CHANGING: u8 = 8;
+/// The memory of a frontend for changes: small, so that it is full before growth is judged.
+const HISTORY_MIB: u32 = 4;
 /// How long a process may take to start or stop.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
@@ -160,10 +162,9 @@ impl Stage {
         Ok(())
     }
 
-    /// All samples: of processes that run all the time, of namespaces, and of the machine. The frontend may grow by
-    /// this number of kB.
-    pub(super) fn sample(&self, frontend_growth: f64) -> Result<Vec<Measured>> {
-        let mut sample = Vec::from(sample::process("frontend 2", &self.frontends[1], frontend_growth)?);
+    /// All samples: of processes that run all the time, of namespaces, and of the machine.
+    pub(super) fn sample(&self) -> Result<Vec<Measured>> {
+        let mut sample = Vec::from(sample::process("frontend 2", &self.frontends[1], NOISE_KB)?);
         for (node, backend) in self.cluster.nodes().iter().zip(&self.backends).take(FIRST_RESTARTED) {
             sample.extend(sample::process(&node.name, backend, NOISE_KB)?);
         }
@@ -230,6 +231,7 @@ impl Stage {
         let mut command = lab::program()?;
         command.args(["frontend", "--metrics", "none", "--listen", &frontend_addresses()[number].to_string()]);
         command.arg("--manifests").arg(self.manifests.directory()).arg("--tls-client-ca").arg(self.path("ca.crt"));
+        command.args(["--max-history", &HISTORY_MIB.to_string()]);
         command.args(certificate_flags(self.directory.path(), "frontend"));
         let log = self.log(&format!("frontend-{number}"));
         let frontend = Process::spawn(self.cluster.outside(), command, &log);

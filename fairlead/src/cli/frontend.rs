@@ -2,11 +2,16 @@
 
 mod tls;
 
-use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf, time::Duration};
+use std::{
+    net::SocketAddr,
+    num::{NonZeroU16, NonZeroUsize},
+    path::PathBuf,
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use frontend::ConnectionLimits;
+use frontend::{ConnectionLimits, HistoryLimits};
 use ipnet::IpNet;
 use runtime::ConnectionBounds;
 
@@ -48,6 +53,11 @@ pub(crate) struct ListenArgs {
     /// disables this.
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = duration)]
     pub(crate) max_stream_age: Duration,
+
+    /// Keep the changes of the past in this many MiB. A node whose stream was interrupted is sent those that it missed;
+    /// when they are no longer kept, both compare their states.
+    #[arg(long, default_value = "64", value_name = "MIB")]
+    pub(crate) max_history: NonZeroU16,
 
     /// Keep at most this many connections of identified clients at each listener. A further one replaces the oldest of
     /// the identity with the most.
@@ -134,6 +144,11 @@ impl SourceArgs {
 }
 
 impl ListenArgs {
+    /// `--max-history`.
+    pub(crate) fn history_limits(&self) -> HistoryLimits {
+        HistoryLimits { bytes: usize::from(self.max_history.get()) << 20, ..HistoryLimits::default() }
+    }
+
     /// `--max-connections` and `--max-connections-per-source`.
     pub(crate) fn connection_limits(&self) -> ConnectionLimits {
         let limits = ConnectionLimits::default();
