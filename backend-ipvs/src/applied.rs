@@ -104,7 +104,10 @@ impl AppliedState {
 
     /// The number of objects that change when a service port gets these.
     pub(crate) fn differing(&self, key: &ServicePortKey, desired: &Desired) -> usize {
-        let differs = |(object, value): &&(Object, Value)| self.observed.get(object) != Some(value);
+        let differs = |(object, value): &&(Object, Value)| match self.observed.get(object) {
+            Some(observed) => observed != value,
+            None => !value.is_established(),
+        };
         let new: HashSet<&Object> = desired.objects.iter().map(|(object, _)| object).collect();
         let old = self.service_ports.get(key).map(|old| &old.objects[..]).unwrap_or_default();
         let gone = old.iter().filter(|(object, _)| !new.contains(object) && self.observed.contains_key(object));

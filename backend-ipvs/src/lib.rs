@@ -27,7 +27,7 @@
 //!
 //! A removed TCP destination gets weight 0, and is deleted when its last connection has ended or its deadline has
 //! passed. The deadline is stored in the kernel (in the thresholds of the destination), so that a restart changes
-//! nothing.
+//! nothing. A UDP destination keeps its flows at weight 0 for as long as its endpoint serves.
 //!
 //! IPVS has no transactions: a change is a sequence of operations, ordered so that nothing that stays is missing in
 //! between. From the inside out: `mark`, `set`, `object`, `desired`, `applied` (which also has what was observed),

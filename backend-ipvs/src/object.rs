@@ -44,11 +44,20 @@ pub(crate) enum Value {
 /// A destination's share of new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
-    /// Its weight.
+    /// Its weight. At weight 0 it keeps its established flows; such a destination is not created.
     Of(u32),
     /// Weight 0: the destination is deleted when its connections have ended, at the latest at this time (seconds since
     /// 1970). The time is stored in the destination's connection thresholds, which have no effect at weight 0.
     Draining(u32),
+}
+
+// === impl Value ===
+
+impl Value {
+    /// Whether it is the weight of a destination that only established flows use.
+    pub(crate) fn is_established(&self) -> bool {
+        matches!(self, Self::Weight(Weight::Of(0)))
+    }
 }
 
 // === impl Object ===

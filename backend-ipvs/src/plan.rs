@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   add:    entries that only match ─▶ addresses ─▶ virtual servers, destinations ─▶ entries that mark
-//!   remove: entries that mark ─▶ destinations (TCP drains) ─▶ virtual servers ─▶ addresses ─▶ entries that only match
+//!   remove: entries that mark ─▶ destinations (or weight 0) ─▶ virtual servers ─▶ addresses ─▶ entries that only match
 //! ```
 
 #[cfg(test)]
@@ -68,6 +68,7 @@ pub(crate) fn plan<'a>(
     let mut unneeded = Vec::new();
     for object in touched {
         match (observed.get(&object), desired(&object)) {
+            (None, Some(value)) if value.is_established() => {}
             (None, Some(value)) => planner.operations.push(Operation::Add(object, value.clone())),
             (Some(_), Some(value)) => planner.change(object, value.clone()),
             (Some(_), None) => unneeded.push(object),
@@ -221,7 +222,7 @@ impl Operation {
     /// Phases are executed in ascending order. Within a phase only a virtual server has to precede its destinations.
     fn phase(&self) -> u8 {
         match self {
-            Self::Change(Object::Destination(..), Value::Weight(Weight::Draining(_))) => 8,
+            Self::Change(Object::Destination(..), Value::Weight(Weight::Draining(_) | Weight::Of(0))) => 8,
             Self::Add(object, _) | Self::Change(object, _) => match object {
                 Object::SetEntry(set, _) => match set.content {
                     SetContent::Hairpin | SetContent::Returning | SetContent::Sources => 0,

@@ -235,7 +235,7 @@ impl LossGuard {
         self.before_boot.take_if(|before_boot| now >= before_boot.until);
         let before_boot = self.before_boot.as_ref();
         let is_lost_at_boot = |service: &ServicePortState| {
-            let mut endpoints = service.pools().flat_map(|(.., pool)| pool.iter().map(Endpoint::identity));
+            let mut endpoints = service.selectable().flat_map(|(.., pool)| pool.iter().map(Endpoint::identity));
             before_boot.is_some_and(|before| endpoints.all(|endpoint| before.endpoints.contains(&endpoint)))
         };
         for service in emptied.iter().filter(|service| !is_lost_at_boot(service)) {

@@ -14,6 +14,7 @@ use std::{sync::Arc, time::SystemTime};
 
 use hyper::{Method, Request, Response, StatusCode, header::ACCEPT};
 use jiff::Timestamp;
+use proto::model::Features;
 use runtime::{
     http::{JSON, TEXT, response},
     metrics::{self, Registry},
@@ -42,6 +43,8 @@ pub(crate) struct BackendIdentity {
     pub(crate) backend: &'static str,
     pub(crate) version: String,
     pub(crate) started: SystemTime,
+    /// The features that it lists.
+    pub(crate) features: Features,
 }
 
 /// The pages of the metrics address: those that kube-proxy has there.

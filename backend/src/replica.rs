@@ -41,6 +41,8 @@ pub(crate) struct Replica {
     stage: Stage,
     /// The revision of `state`, once anything has been committed.
     committed: Option<(Epoch, Revision)>,
+    /// Whether it was committed with the features of this process: a difference from it would be another one.
+    is_resumable: bool,
     /// The version of the cluster that `state` reflects, from any frontend.
     source_version: SourceVersion,
     kind_versions: KindVersions,
@@ -119,8 +121,9 @@ impl Replica {
         mut losses: LossGuard,
         run_mode: RunMode,
     ) -> Self {
+        let is_resumable = stored.as_ref().is_none_or(|stored| stored.features == identity.features);
         let (mut state, committed, source_version, kind_versions) = match stored {
-            Some(StoredState { state, epoch, revision, source_version, kind_versions }) => {
+            Some(StoredState { state, epoch, revision, source_version, kind_versions, .. }) => {
                 (state, Some((epoch, revision)), source_version, kind_versions)
             }
             None => {
@@ -145,6 +148,7 @@ impl Replica {
             state,
             stage: Stage::default(),
             committed,
+            is_resumable,
             source_version,
             kind_versions,
             session: None,
@@ -167,16 +171,16 @@ impl Replica {
 
     /// The first message of the next session. To confirm a loss it claims no state, so a snapshot follows.
     pub(crate) fn hello(&self) -> Hello {
-        let BackendIdentity { node, backend, version, started } = &*self.identity;
-        let resume = self.committed.filter(|_| !self.snapshot_pending);
+        let BackendIdentity { node, backend, version, started, features } = &*self.identity;
+        let claimed = self.committed.filter(|_| !self.snapshot_pending);
         Hello {
-            capabilities: Capabilities::SUPPORTED,
+            capabilities: Capabilities { features: *features, ..Capabilities::SUPPORTED },
             node: node.clone(),
             role: self.role,
             backend: (*backend).to_owned(),
             backend_version: version.clone(),
-            resume,
-            digests: resume.map(|_| Box::new(self.losses.digests(&self.state).clone())),
+            resume: claimed.filter(|_| self.is_resumable),
+            digests: claimed.map(|_| Box::new(self.losses.digests(&self.state).clone())),
             source_version: self.source_version,
             kind_versions: self.kind_versions,
             started: Some(*started),
@@ -375,6 +379,7 @@ impl Replica {
 
     fn advance(&mut self, epoch: Epoch, revision: Revision) {
         self.committed = Some((epoch, revision));
+        self.is_resumable = true;
         self.session = Some(SessionPosition { epoch, base: Some(revision) });
     }
 

@@ -26,6 +26,8 @@ pub struct ServicePortState {
     pub cluster: PerFamily<Pool>,
     /// The pools for traffic policy Local: the endpoints on this node.
     pub local: PerFamily<Pool>,
+    /// The endpoints that established UDP flows may keep, besides those of the other pools.
+    pub established: PerFamily<Pool>,
 }
 
 /// A committed state of a node. Changes only as a whole, at a commit (see `stage`).
@@ -95,7 +97,8 @@ impl ServicePortState {
     /// A service port with empty pools.
     #[must_use]
     pub fn new(port: ServicePort) -> Self {
-        Self { port, cluster: PerFamily::default(), local: PerFamily::default() }
+        let (cluster, local, established) = Default::default();
+        Self { port, cluster, local, established }
     }
 
     /// The pool of a class and family.
@@ -104,6 +107,7 @@ impl ServicePortState {
         match class {
             PoolClass::Cluster => &self.cluster[family],
             PoolClass::Local => &self.local[family],
+            PoolClass::Established => &self.established[family],
         }
     }
 
@@ -112,13 +116,14 @@ impl ServicePortState {
         match class {
             PoolClass::Cluster => &mut self.cluster[family],
             PoolClass::Local => &mut self.local[family],
+            PoolClass::Established => &mut self.established[family],
         }
     }
 
     /// All pools.
     pub(crate) fn pools(&self) -> impl Iterator<Item = (PoolClass, IpFamily, &Pool)> {
-        let cluster = self.cluster.iter().map(|(family, pool)| (PoolClass::Cluster, family, pool));
-        cluster.chain(self.local.iter().map(|(family, pool)| (PoolClass::Local, family, pool)))
+        let of_class = |class| IpFamily::ALL.map(|family| (class, family, self.pool(class, family)));
+        PoolClass::ALL.into_iter().flat_map(of_class)
     }
 
     /// The service port without the endpoints of the local pools that are not `kept`, in any pool; `None` if it has no
@@ -136,9 +141,14 @@ impl ServicePortState {
         (without != *self).then_some(without)
     }
 
-    /// Whether any pool has an endpoint.
+    /// The pools that new connections use.
+    pub(crate) fn selectable(&self) -> impl Iterator<Item = (PoolClass, IpFamily, &Pool)> {
+        self.pools().filter(|(class, ..)| *class != PoolClass::Established)
+    }
+
+    /// Whether a new connection has an endpoint.
     pub(crate) fn has_endpoints(&self) -> bool {
-        self.pools().any(|(.., pool)| !pool.is_empty())
+        self.selectable().any(|(.., pool)| !pool.is_empty())
     }
 
     /// The content hashes of the service port and of all its endpoints.

@@ -18,7 +18,7 @@ use std::{
 
 use proto::{
     encoded::{EncodedMessage, ReceivedMessage},
-    model::{Epoch, KindVersions, Operation, PoolId, Revision, SourceVersion},
+    model::{Epoch, Features, KindVersions, Operation, PoolId, Revision, SourceVersion},
 };
 use runtime::{
     failure::{Recovery, Repeated},
@@ -61,6 +61,9 @@ pub struct Store {
     unwritten: Vec<u8>,
     /// The revision at the end of the file and `unwritten`.
     written: Option<(Epoch, Revision)>,
+    /// The features of this process, and those of the process that has written the end of the file.
+    features: Features,
+    written_features: Features,
     /// The version of the cluster that the last commit reflects.
     source_version: SourceVersion,
     kind_versions: KindVersions,
@@ -92,6 +95,8 @@ pub struct StoredState {
     pub state: NodeState,
     /// The frontend's epoch.
     pub epoch: Epoch,
+    /// The features of the process that committed it.
+    pub features: Features,
     /// The revision of the state.
     pub revision: Revision,
     /// The version of the cluster that it reflects.
@@ -143,20 +148,20 @@ impl Store {
     #[cfg(test)]
     pub(crate) fn open_file(path: &Path, node: &str) -> (Self, Option<StoredState>) {
         let read = [path.to_owned(), boot::path(path)].map(|path| disk::read(&path, disk::READ_TIMEOUT));
-        Self::of(StateFiles::local(path), read, node)
+        Self::of(StateFiles::local(path), read, (node, Features::SUPPORTED))
     }
 
     /// Opens and reads the state file of a node. A file that cannot be read in time, is damaged, or is of another
     /// version or node is logged and will be replaced.
-    pub(crate) async fn open(files: StateFiles, node: &str) -> (Self, Option<StoredState>) {
+    pub(crate) async fn open(files: StateFiles, (node, features): (&str, Features)) -> (Self, Option<StoredState>) {
         let read = [files.state.read().await, files.boot.read().await];
-        Self::of(files, read, node)
+        Self::of(files, read, (node, features))
     }
 
     fn of(
         StateFiles { state, boot, boot_id }: StateFiles,
         [read, recorded_boot]: [io::Result<Vec<u8>>; 2],
-        node: &str,
+        (node, features): (&str, Features),
     ) -> (Self, Option<StoredState>) {
         let mut store = Self {
             writer: FileWriter::start(&*state),
@@ -167,6 +172,8 @@ impl Store {
             is_incomplete: false,
             unwritten: Vec::new(),
             written: None,
+            features,
+            written_features: features,
             source_version: SourceVersion::default(),
             kind_versions: KindVersions::default(),
             succeeded: 0,
@@ -190,6 +197,7 @@ impl Store {
                 store.writer.submit(FileWrite::Reopen(bytes, Vec::new()));
                 store.file = StateFile::Open { snapshot_bytes, appended_bytes: bytes - snapshot_bytes };
                 store.written = Some((stored.epoch, stored.revision));
+                store.written_features = stored.features;
                 (store.source_version, store.kind_versions) = (stored.source_version, stored.kind_versions);
                 (store, Some(stored))
             }
@@ -327,10 +335,11 @@ impl Store {
 
     fn put_epoch(&mut self, epoch: Epoch) {
         if let Some((written, revision)) = self.written
-            && written != epoch
+            && (written, self.written_features) != (epoch, self.features)
         {
-            frame::put_welcome(&mut self.unwritten, epoch);
+            frame::put_welcome(&mut self.unwritten, epoch, self.features);
             self.written = Some((epoch, revision));
+            self.written_features = self.features;
         }
     }
 
@@ -347,7 +356,8 @@ impl Store {
     fn rewrite(&mut self, state: &NodeState, epoch: Epoch, revision: Revision) {
         self.unwritten = Vec::new();
         let mut frames = Vec::new();
-        frame::put_welcome(&mut frames, epoch);
+        frame::put_welcome(&mut frames, epoch, self.features);
+        self.written_features = self.features;
         let versions = (self.source_version, self.kind_versions);
         frame::put_snapshot(&mut frames, revision, versions, snapshot(state).iter());
         frame::put_bookmark(&mut frames, revision, state.digests().total());

@@ -192,6 +192,7 @@ macro_rules! conformance {
                 client_from_before_the_service_is_answered,
                 clients_move_at_every_node_address,
                 live_flows_keep_their_endpoint,
+                flows_stay_while_their_endpoint_serves,
                 flows_of_the_other_family_are_kept,
             }
             invalid_packets {

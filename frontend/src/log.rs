@@ -28,7 +28,7 @@ use std::{
 
 use proto::{
     digest::{BUCKETS, Digest, DigestVector, INFO_ENTRY, KeyHash},
-    model::{ClusterInfo, Epoch, KindVersions, NodeInfo, Revision, ServicePortKey, SourceVersion},
+    model::{ClusterInfo, Epoch, Features, KindVersions, NodeInfo, Revision, ServicePortKey, SourceVersion},
 };
 use tokio::time::Instant;
 
@@ -37,7 +37,7 @@ use crate::{change_history::ChangeKind, index::IndexChanges, view::ServicePortVi
 use self::{
     buckets::Bucket,
     difference::DifferenceCache,
-    digest_index::{ApplyDigest, DigestIndex},
+    digest_index::{ApplyDigest, ByFeature, DigestIndex},
     history::{CommitRecord, History},
     node_entry::NodeEntry,
     port_change::PortChange,
@@ -59,6 +59,9 @@ impl Default for HistoryLimits {
         Self { entries: 100_000, bytes: 64 << 20 }
     }
 }
+
+/// The name of a node, and the features of its client: they decide what is in its state.
+pub(crate) type NodeClient<'a> = (&'a str, Features);
 
 /// An update that brings a node to the current revision.
 #[derive(Clone, Debug)]
@@ -178,10 +181,10 @@ impl ChangeLog {
     }
 
     /// The expected digests of a node at the current revision.
-    pub(crate) fn digests(&self, name: &str) -> DigestVector {
+    pub(crate) fn digests(&self, (name, features): NodeClient<'_>) -> DigestVector {
         let node_entry = self.nodes.get(name);
-        let mut digests = self.digest_index.digests(self.zone(name));
-        if let Some(own) = node_entry.and_then(|node_entry| node_entry.own.as_ref()) {
+        let mut digests = self.digest_index.digests(self.zone(name), features);
+        for own in node_entry.into_iter().flat_map(|node_entry| node_entry.own.of(features)).flatten() {
             digests.add_all(own);
         }
         digests[INFO_ENTRY].add(self.info_digest(name, node_entry));
@@ -189,10 +192,10 @@ impl ChangeLog {
     }
 
     /// The sum of [`Self::digests`], computed without building them: it is needed for every message.
-    pub(crate) fn digest(&self, name: &str) -> Digest {
+    pub(crate) fn digest(&self, (name, features): NodeClient<'_>) -> Digest {
         let node_entry = self.nodes.get(name);
-        let mut sum = self.digest_index.digest(node_entry.map_or("", NodeEntry::zone));
-        if let Some(own) = node_entry.and_then(|node_entry| node_entry.own.as_ref()) {
+        let mut sum = self.digest_index.digest(node_entry.map_or("", NodeEntry::zone), features);
+        for own in node_entry.into_iter().flat_map(|node_entry| node_entry.own.of(features)).flatten() {
             sum.add(own.total());
         }
         sum.add(self.info_digest(name, node_entry));
@@ -222,11 +225,14 @@ impl ChangeLog {
         if moved {
             // The digests of a node are relative to those of its zone.
             let zone = node_entry.zone();
-            let mut own = None::<Box<DigestVector>>;
+            let mut own = ByFeature::<Option<Box<DigestVector>>>::default();
             for (bucket, key) in &node_entry.ports {
                 if let Some(view) = self.buckets[usize::from(*bucket)].get(key) {
                     let digest = digest_index::own_digest(KeyHash::of(key), view, &name, zone);
-                    own.get_or_insert_default()[*bucket].add(digest);
+                    own.common.get_or_insert_default()[*bucket].add(digest.common);
+                    if digest.established != Digest::default() {
+                        own.established.get_or_insert_default()[*bucket].add(digest.established);
+                    }
                 }
             }
             node_entry.own = own;
@@ -269,9 +275,15 @@ impl ChangeLog {
     /// Adds or removes the digests of a view, for all nodes, for zones and for single nodes.
     fn account(&mut self, hash: KeyHash, view: &ServicePortView, apply: ApplyDigest) {
         let zone_digests = self.digest_index.account(hash, view, apply);
-        for (name, digest) in digest_index::own_digests(hash, view, &zone_digests, |node| self.zone(node)) {
+        let own = digest_index::own_digests(hash, view, &zone_digests, |node| self.zone(node));
+        for (name, digest) in own.common {
             if let Some(node_entry) = self.nodes.get_mut(name) {
-                apply(&mut node_entry.own.get_or_insert_default()[hash.bucket()], digest);
+                apply(&mut node_entry.own.common.get_or_insert_default()[hash.bucket()], digest);
+            }
+        }
+        for (name, digest) in own.established {
+            if let Some(node_entry) = self.nodes.get_mut(name) {
+                apply(&mut node_entry.own.established.get_or_insert_default()[hash.bucket()], digest);
             }
         }
     }

@@ -4,6 +4,7 @@
 //!   Service, its port, the VIPs it gets ──┐               ┌─▶ view():    ServicePort         the same for every node
 //!   EndpointSlices ──▶ merged endpoints ──┴─▶ Decisions ──┤              cluster: Scoped     by node, by zone
 //!                                                         │              local               by node
+//!                                                         │              established: Scoped by node
 //!                                                         └─▶ explain(): each endpoint, with its reason
 //! ```
 //!
@@ -19,7 +20,7 @@ mod tests;
 
 use std::{collections::BTreeMap, iter, net::IpAddr, sync::Arc};
 
-use proto::model::{IpFamily, PerFamily, Pool, ServicePort, TrafficPolicy};
+use proto::model::{IpFamily, PerFamily, Pool, PoolClass, Protocol, ServicePort, TrafficPolicy};
 
 use crate::object::ServiceObject;
 
@@ -27,7 +28,7 @@ pub use self::explain::{EndpointExplanation, EndpointReason, ServicePortExplanat
 pub use self::limit::ServiceEndpoints;
 use self::{
     merge::{MergedEndpoint, merge},
-    selection::{ClusterSelection, UsedEndpoints, local, local_pool},
+    selection::{ClusterSelection, UsedEndpoints, local, local_pool, unused_by_node, unused_of_cluster},
 };
 
 /// One service port with its pools on all nodes.
@@ -40,6 +41,9 @@ pub struct ServicePortView {
     /// For traffic policy Local, by node: its ready endpoints, or else those that are terminating and still serving.
     /// Only nodes with such endpoints.
     pub local: BTreeMap<Arc<str>, PerFamily<Pool>>,
+    /// What established UDP flows may keep, besides the endpoints of the other pools. The same for every node; if no
+    /// traffic uses policy Cluster, by node: its own.
+    pub established: PerFamily<Scoped<Pool>>,
 }
 
 /// A value that is the same on most nodes: `nodes[node]`, else `zones[zone]`, else `default`.
@@ -60,7 +64,7 @@ pub struct Scoped<T> {
 #[must_use]
 pub fn view(service: &ServiceObject, mut port: ServicePort, endpoints: &ServiceEndpoints<'_>) -> ServicePortView {
     let merged = merge(&port.key, endpoints);
-    let EndpointDecisions { any_endpoints, cluster, local } = EndpointDecisions::of(service, &port, &merged);
+    let EndpointDecisions { any_endpoints, cluster: selected, local } = EndpointDecisions::of(service, &port, &merged);
     port.any_endpoints = any_endpoints;
     let mut by_node = BTreeMap::<Arc<str>, PerFamily<Pool>>::new();
     for family in IpFamily::ALL {
@@ -69,8 +73,16 @@ pub fn view(service: &ServiceObject, mut port: ServicePort, endpoints: &ServiceE
         }
     }
     let cluster =
-        PerFamily::from_fn(|family| cluster[family].as_ref().map(ClusterSelection::pools).unwrap_or_default());
-    ServicePortView { port, cluster, local: by_node }
+        PerFamily::from_fn(|family| selected[family].as_ref().map(ClusterSelection::pools).unwrap_or_default());
+    let established = PerFamily::from_fn(|family| {
+        let is_served = port.key.protocol == Protocol::Udp && service.cluster_ips[family].is_some();
+        let serving = merged.iter().filter(|merged| is_served && merged.family() == family && merged.endpoint.serving);
+        match selected[family] {
+            Some(_) => Scoped { default: unused_of_cluster(serving, &cluster[family]), ..Scoped::default() },
+            None => Scoped { nodes: unused_by_node(serving, &by_node, family), ..Scoped::default() },
+        }
+    });
+    ServicePortView { port, cluster, local: by_node, established }
 }
 
 /// Which endpoints of a service port are used where.
@@ -132,6 +144,12 @@ impl ServicePortView {
             || (external_policy == TrafficPolicy::Local && self.port.externally_accessible());
         let local = self.local.values().map(|pools| &pools[family]).filter(|_| is_local);
         cluster.chain(local).any(|pool| pool.has_address(address))
+    }
+
+    /// The pools that most nodes share, by class and family.
+    pub(crate) fn shared(&self) -> impl Iterator<Item = (PoolClass, IpFamily, &Scoped<Pool>)> {
+        let cluster = self.cluster.iter().map(|(family, pools)| (PoolClass::Cluster, family, pools));
+        cluster.chain(self.established.iter().map(|(family, pools)| (PoolClass::Established, family, pools)))
     }
 
     /// The cluster pool of a node in a zone.

@@ -8,10 +8,13 @@ use std::{
 };
 
 use fake_api_server::{ApiServer, Resource};
-use proto::model::{IpFamily, Protocol, ServicePortKey};
+use proto::model::{IpFamily, Protocol, ServicePortKey, TrafficPolicy};
 use serde_json::Value;
 
 use crate::oracle::ServicePorts;
+
+/// The mark of terminating endpoints.
+const TERMINATING: &str = " terminating";
 
 /// A service port on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +24,8 @@ struct ReferencePort {
     /// Endpoints for traffic policy Cluster, and for Local: those on the node. With a mark if terminating.
     cluster: BTreeSet<String>,
     local: BTreeSet<String>,
+    /// What established flows may keep besides those that new ones use.
+    established: BTreeSet<String>,
     /// The families with an endpoint that can serve, on any node.
     any_endpoints: BTreeSet<&'static str>,
 }
@@ -41,8 +46,16 @@ impl ReferenceEndpoint<'_> {
 }
 
 /// How a state differs from what the objects of the API server mean for the node; `None` if it does not.
-pub(crate) fn difference(api: &ApiServer, node: &str, service_ports: &ServicePorts) -> Option<String> {
-    let (expected, decided) = (reference(api, node), decided(service_ports));
+/// `has_features`: whether both peers know established pools.
+pub(crate) fn difference(
+    api: &ApiServer,
+    node: &str,
+    (service_ports, has_features): (&ServicePorts, bool),
+) -> Option<String> {
+    let (mut expected, mut decided) = (reference(api, node), decided(service_ports));
+    if !has_features {
+        expected.values_mut().chain(decided.values_mut()).for_each(|port| port.established.clear());
+    }
     let keys: BTreeSet<_> = expected.keys().chain(decided.keys()).collect();
     let mut text = String::new();
     for key in keys {
@@ -67,6 +80,11 @@ fn decided(service_ports: &ServicePorts) -> ReferencePorts {
             };
             port.cluster.extend(service.cluster[family].iter().map(text));
             port.local.extend(service.local[family].iter().map(text));
+            let uses_cluster =
+                service.port.internal_policy == TrafficPolicy::Cluster || service.port.externally_accessible();
+            let used = if uses_cluster { &service.cluster } else { &service.local };
+            let established = service.established[family].iter().filter(|endpoint| !used[family].contains(endpoint));
+            port.established.extend(established.map(text));
             if service.port.any_endpoints[family] {
                 port.any_endpoints.insert(family.name());
             }
@@ -141,6 +159,15 @@ fn reference(api: &ApiServer, node: &str) -> ReferencePorts {
                 reference.local.extend(fallback.map(|endpoint| of(endpoint, true)));
             }
             reference.local.extend(ready.iter().map(|endpoint| of(endpoint, false)));
+            if key.protocol == Protocol::Udp {
+                let serving = endpoints.iter().filter(|endpoint| condition(endpoint, "serving"));
+                let serving = serving.filter(|endpoint| uses_cluster || endpoint.object["nodeName"] == node);
+                let used = if uses_cluster { &reference.cluster } else { &reference.local };
+                let used: BTreeSet<_> = used.iter().map(|text| text.trim_end_matches(TERMINATING)).collect();
+                let established = serving.map(|endpoint| of(endpoint, false));
+                let established: Vec<_> = established.filter(|text| !used.contains(&**text)).collect();
+                reference.established.extend(established);
+            }
         }
         ports.insert(key, reference);
     }
@@ -173,7 +200,7 @@ fn endpoints<'a>(key: &ServicePortKey, slices: &'a [Value], family: &Value) -> V
 }
 
 fn text(address: IpAddr, port: u64, terminating: bool) -> String {
-    format!("{address} {port}{}", if terminating { " terminating" } else { "" })
+    format!("{address} {port}{}", if terminating { TERMINATING } else { "" })
 }
 
 fn array(value: &Value) -> &[Value] {

@@ -60,10 +60,11 @@ async fn from_scratch(state: &NodeState) -> Objects {
     kernel.objects()
 }
 
-/// Without the ids in marks, which depend on earlier states.
+/// Without what depends on earlier states: ids in marks, and destinations that only established flows use.
 fn anonymous(objects: Objects) -> Vec<String> {
     let mut list: Vec<String> = objects
         .iter()
+        .filter(|(_, value)| !value.is_established())
         .map(|(object, value)| {
             let server = match object {
                 Object::Server(server) | Object::Destination(server, _) => Some(*server),

@@ -186,7 +186,8 @@ fn persistent_destinations(service: &ServicePortState, node_ports: &[IpAddr]) ->
             TrafficPolicy::Cluster => &service.cluster[family],
             TrafficPolicy::Local => &service.local[family],
         };
-        (of_family(&port.external_ips) + of_family(&port.load_balancer_ips) + node_ports) * pool.len()
+        (of_family(&port.external_ips) + of_family(&port.load_balancer_ips) + node_ports)
+            * (pool.len() + service.established[family].len())
     };
     IpFamily::ALL.into_iter().map(destinations).sum()
 }
@@ -317,6 +318,11 @@ impl Port<'_> {
         for endpoint in pool.iter() {
             let address = SocketAddr::new(endpoint.address, endpoint.port.get());
             self.add(Object::Destination(server, address), Value::Weight(Weight::Of(1)));
+        }
+        let established = &self.service.established[self.family];
+        for endpoint in established.iter().filter(|endpoint| !pool.contains(endpoint)) {
+            let address = SocketAddr::new(endpoint.address, endpoint.port.get());
+            self.add(Object::Destination(server, address), Value::Weight(Weight::Of(0)));
         }
     }
 

@@ -44,8 +44,10 @@ impl MemoryKernel for Memory {
 
     fn content(&self) -> Vec<String> {
         let objects = self.0.objects();
-        // What drains depends on when it was removed, and a mark on which were free: it stands for its entries.
-        let kept = objects.iter().filter(|(_, value)| !matches!(value, Value::Weight(Weight::Draining(_))));
+        // What drains or keeps established flows depends on when it was added and removed, and a mark on which were
+        // free: it stands for its entries.
+        let kept =
+            objects.iter().filter(|(_, value)| !matches!(value, Value::Weight(Weight::Draining(_) | Weight::Of(0))));
         let mut entries = BTreeMap::<u32, BTreeSet<String>>::new();
         for (object, value) in &objects {
             if let Value::Mark(mark) = value {

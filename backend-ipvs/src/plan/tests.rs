@@ -85,6 +85,26 @@ fn a_drained_destination_keeps_its_virtual_server_and_gets_no_new_connections() 
 }
 
 #[test]
+fn destination_for_established_flows_is_kept_and_not_created() {
+    let established = |weight: Option<u32>| {
+        let one = Object::Destination(server(), "10.244.1.2:80".parse().unwrap());
+        let mut objects = objects();
+        objects.extend(weight.map(|weight| (one, Value::Weight(Weight::Of(weight)))));
+        objects
+    };
+    assert_eq!(
+        names(&diff(&established(Some(1)), &established(Some(0)), None)),
+        ["change destination 10.244.1.2:80 of tcp 10.96.0.1:80"]
+    );
+    assert_eq!(diff(&established(None), &established(Some(0)), None), [], "it has no flows");
+    assert_eq!(diff(&established(Some(0)), &established(Some(0)), None), []);
+    assert_eq!(
+        names(&diff(&established(Some(0)), &established(None), None)),
+        ["remove destination 10.244.1.2:80 of tcp 10.96.0.1:80"]
+    );
+}
+
+#[test]
 fn equal_state_needs_no_operation() {
     assert_eq!(diff(&objects(), &objects(), None), []);
     let mut other = objects();

@@ -14,7 +14,7 @@ use std::{fmt, num::NonZeroU32};
 
 use backend::dataplane::{EffectiveOptions, Masquerade, PodMatch};
 use netlink::nft::{CmpOp, Rule};
-use proto::model::{IpFamily, PoolClass};
+use proto::model::{IpFamily, TrafficPolicy};
 
 use super::{
     affinity::{self, Affinity, AffinityMaps, MAX_CLIENT_BUCKETS},
@@ -77,12 +77,12 @@ impl PoolChainKind {
     ];
 
     /// The pool that it selects from.
-    pub(crate) const fn class(self) -> PoolClass {
+    pub(crate) const fn policy(self) -> TrafficPolicy {
         match self {
             Self::LocalPool | Self::ClusterIpLocalPool | Self::AliasLocalPool | Self::NodePortLocalPool => {
-                PoolClass::Local
+                TrafficPolicy::Local
             }
-            _ => PoolClass::Cluster,
+            _ => TrafficPolicy::Cluster,
         }
     }
 
@@ -115,19 +115,19 @@ impl PoolChainKind {
     }
 }
 
-/// The map with the endpoints of a pool of this class and size.
-pub(crate) const fn endpoints(class: PoolClass, count: u32) -> Map {
-    match class {
-        PoolClass::Cluster => Map::endpoints(count),
-        PoolClass::Local => Map::LocalEndpoints,
+/// The map with the endpoints of a pool for this policy and size.
+pub(crate) const fn endpoints(policy: TrafficPolicy, count: u32) -> Map {
+    match policy {
+        TrafficPolicy::Cluster => Map::endpoints(count),
+        TrafficPolicy::Local => Map::LocalEndpoints,
     }
 }
 
-/// The maps and sets for session affinity with a pool of this class.
-pub(super) const fn affinity_maps(class: PoolClass) -> AffinityMaps {
-    match class {
-        PoolClass::Cluster => AffinityMaps { endpoints: Map::AffineEndpoints, live: Map::Live },
-        PoolClass::Local => AffinityMaps { endpoints: Map::LocalAffineEndpoints, live: Map::LocalLive },
+/// The maps and sets for session affinity with a pool for this policy.
+pub(super) const fn affinity_maps(policy: TrafficPolicy) -> AffinityMaps {
+    match policy {
+        TrafficPolicy::Cluster => AffinityMaps { endpoints: Map::AffineEndpoints, live: Map::Live },
+        TrafficPolicy::Local => AffinityMaps { endpoints: Map::LocalAffineEndpoints, live: Map::LocalLive },
     }
 }
 
@@ -160,13 +160,13 @@ impl PoolChain {
     /// The map with the endpoints that it selects from.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) const fn endpoints(self) -> Map {
-        endpoints(self.kind.class(), self.count)
+        endpoints(self.kind.policy(), self.count)
     }
 
     /// The same for rules of session affinity.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) const fn affine_endpoints(self) -> Map {
-        affinity_maps(self.kind.class()).endpoints
+        affinity_maps(self.kind.policy()).endpoints
     }
 
     /// The chain that it jumps to.
@@ -187,7 +187,7 @@ impl PoolChain {
     pub(crate) fn rules(self, family: IpFamily, effective: &EffectiveOptions) -> Vec<Rule> {
         let Some(target) = self.target() else { return self.endpoint_rules(family) };
         if let (None, Some(affinity)) = (self.kind.target(), self.affinity) {
-            return affinity::rules(family, self.kind.access(), affinity_maps(self.kind.class()), affinity, target);
+            return affinity::rules(family, self.kind.access(), affinity_maps(self.kind.policy()), affinity, target);
         }
         let mark = effective.masquerade_mark;
         let builder = RuleBuilder::new(family);
@@ -208,10 +208,10 @@ impl PoolChain {
     /// but slot 0 exists as long as the pool is not empty. Otherwise the packet is dropped: if it left untranslated,
     /// conntrack would leave its connection untranslated.
     fn endpoint_rules(self, family: IpFamily) -> Vec<Rule> {
-        let (access, map) = (self.kind.access(), endpoints(self.kind.class(), self.count));
-        let suffix = match self.kind.class() {
-            PoolClass::Cluster => "",
-            PoolClass::Local => " on this node",
+        let (access, map) = (self.kind.access(), endpoints(self.kind.policy(), self.count));
+        let suffix = match self.kind.policy() {
+            TrafficPolicy::Cluster => "",
+            TrafficPolicy::Local => " on this node",
         };
         // nft prints a key that was looked up like that of the packet.
         let of_pool = self.kind.aliases().map(|aliases| format!(", of the pool in @{}", aliases.name()));

@@ -17,7 +17,7 @@ use backend::{
     ServicePortState,
     dataplane::{Masquerade, Vip, VipKind, vips},
 };
-use proto::model::{Endpoint, IpFamily, PoolClass, Protocol, ServicePort, TrafficPolicy};
+use proto::model::{Endpoint, IpFamily, Protocol, ServicePort, TrafficPolicy};
 
 use super::{
     Affinity, PoolChain, PoolChainKind, SourceGroup,
@@ -208,17 +208,17 @@ impl Desired {
     }
 
     /// The pools that any VIP uses.
-    fn used_pools(&self) -> impl Iterator<Item = PoolClass> {
-        let is_used = |class: &PoolClass| self.vips.iter().any(|(_, dispatch)| dispatch.uses(*class));
-        [PoolClass::Cluster, PoolClass::Local].into_iter().filter(is_used)
+    fn used_pools(&self) -> impl Iterator<Item = TrafficPolicy> {
+        let is_used = |policy: &TrafficPolicy| self.vips.iter().any(|(_, dispatch)| dispatch.uses(*policy));
+        [TrafficPolicy::Cluster, TrafficPolicy::Local].into_iter().filter(is_used)
     }
 
     /// The maps from slots to its endpoints, each with the key of the pool and the number of slots.
     pub(crate) fn endpoint_maps(&self) -> impl Iterator<Item = (Map, Vip, u32)> {
-        let of_pool = move |class| {
-            let count = self.count(class);
-            let affine = self.affinity.map(|_| affinity_maps(class).endpoints);
-            let maps = [Some(endpoints(class, count)), affine].into_iter().flatten();
+        let of_pool = move |policy| {
+            let count = self.count(policy);
+            let affine = self.affinity.map(|_| affinity_maps(policy).endpoints);
+            let maps = [Some(endpoints(policy, count)), affine].into_iter().flatten();
             maps.filter_map(move |map| Some((map, self.pool_key?, count))).filter(|(.., count)| *count > 0)
         };
         self.used_pools().flat_map(of_pool)
@@ -227,7 +227,7 @@ impl Desired {
     /// The number of elements that are not shared.
     pub(crate) fn len(&self) -> usize {
         let of_endpoint = if self.affinity.is_some() { 3 } else { 1 };
-        let pools: usize = self.used_pools().map(|class| self.pool(class).len() * of_endpoint).sum();
+        let pools: usize = self.used_pools().map(|policy| self.pool(policy).len() * of_endpoint).sum();
         let mut of_vips = Vec::new();
         self.leading_elements(&mut of_vips);
         pools + of_vips.len()
@@ -241,17 +241,17 @@ impl Desired {
     /// Appends the elements of the pools that any VIP uses.
     fn pool_elements(&self, to: &mut Vec<Element>, key: Vip) {
         let start = to.len();
-        for class in self.used_pools() {
-            let members = || self.pool(class).iter().map(|endpoint| (endpoint.address, endpoint.port.get()));
+        for policy in self.used_pools() {
+            let members = || self.pool(policy).iter().map(|endpoint| (endpoint.address, endpoint.port.get()));
             let of_map = |map| {
                 (0..).zip(members()).map(move |(index, (address, port))| Element {
                     index,
                     ..Element::new(map, key, ElementData::Endpoint(address, port))
                 })
             };
-            to.extend(of_map(endpoints(class, self.count(class))));
+            to.extend(of_map(endpoints(policy, self.count(policy))));
             if self.affinity.is_some() {
-                let maps = affinity_maps(class);
+                let maps = affinity_maps(policy);
                 to.extend(of_map(maps.endpoints));
                 to.extend(
                     members().map(|(address, port)| Element::new(maps.live, key, ElementData::Member(address, port))),
@@ -270,7 +270,7 @@ impl Desired {
             |kind: PoolChainKind| Some(Element::new(kind.aliases()?, vip, ElementData::PoolKey(self.pool_key?)));
         match dispatch {
             Dispatch::Pool(kind) => {
-                to.extend(alias(kind).filter(|_| self.count(kind.class()) > 0));
+                to.extend(alias(kind).filter(|_| self.count(kind.policy()) > 0));
                 to.push(self.verdict(vip, if is_node_port { Map::NodePorts } else { Map::Vips }, kind));
             }
             Dispatch::PolicyLocal => {
@@ -307,32 +307,32 @@ impl Desired {
     }
 
     fn verdict(&self, vip: Vip, map: Map, kind: PoolChainKind) -> Element {
-        let verdict = match self.count(kind.class()) {
+        let verdict = match self.count(kind.policy()) {
             0 => self.empty_pool,
             count => Verdict::Pool(PoolChain { kind, count, affinity: self.affinity }),
         };
         Element::new(map, vip, ElementData::Verdict(verdict))
     }
 
-    fn pool(&self, class: PoolClass) -> &[Endpoint] {
-        match class {
-            PoolClass::Cluster => &self.cluster,
-            PoolClass::Local => &self.local,
+    fn pool(&self, policy: TrafficPolicy) -> &[Endpoint] {
+        match policy {
+            TrafficPolicy::Cluster => &self.cluster,
+            TrafficPolicy::Local => &self.local,
         }
     }
 
-    fn count(&self, class: PoolClass) -> u32 {
-        u32::try_from(self.pool(class).len()).unwrap_or(u32::MAX)
+    fn count(&self, policy: TrafficPolicy) -> u32 {
+        u32::try_from(self.pool(policy).len()).unwrap_or(u32::MAX)
     }
 }
 
 // === impl Dispatch ===
 
 impl Dispatch {
-    /// Whether packets to the VIP may go to the pool of this class.
-    fn uses(self, class: PoolClass) -> bool {
+    /// Whether packets to the VIP may go to the pool for this policy.
+    fn uses(self, policy: TrafficPolicy) -> bool {
         match self {
-            Self::Pool(kind) => kind.class() == class,
+            Self::Pool(kind) => kind.policy() == policy,
             Self::PolicyLocal => true,
         }
     }

@@ -160,7 +160,7 @@ impl ServicePortEffect {
     /// Whether the service port has no endpoints afterwards.
     fn empties(&self, service: &ServicePortState) -> bool {
         match self {
-            Self::Edited { pools, .. } => service.pools().all(|(class, family, pool)| {
+            Self::Edited { pools, .. } => service.selectable().all(|(class, family, pool)| {
                 pools.get(&(class, family)).map_or(pool.is_empty(), |edit| edit.empties(pool))
             }),
             Self::Replaced(service) => !service.as_ref().is_some_and(ServicePortState::has_endpoints),

@@ -38,11 +38,11 @@ pub(crate) fn put(frames: &mut Vec<u8>, message: &EncodedMessage) {
     frames.extend_from_slice(&message);
 }
 
-/// Appends the epoch of the revisions that follow.
-pub(crate) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch) {
+/// Appends the epoch of the revisions that follow, and the features of the process that received them.
+pub(crate) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch, features: Features) {
     let welcome = Welcome {
         version: VersionRange::SUPPORTED.max,
-        features: Features::NONE,
+        features,
         epoch,
         mode: SyncMode::Snapshot,
         source_version: SourceVersion::default(),
@@ -117,14 +117,14 @@ pub(crate) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let total = frames.len();
     let mut state = NodeState::new(NodeInfo::unknown(node));
     let mut stage = Stage::default();
-    let (mut epoch, mut source_version, mut kind_versions) = (None, SourceVersion::default(), KindVersions::default());
+    let (mut begun, mut source_version, mut kind_versions) = (None, SourceVersion::default(), KindVersions::default());
     let (mut first, mut last) = (None, None);
     // They were also rejected when they were received; the digest shows whether the result is the same.
     let mut rejected = Vec::new();
     while let Some(message) = take(&mut frames) {
         let message = message.decode().context("a frame contains no message")?;
         match ServerMessage::try_from(message).context("a frame contains an invalid message")? {
-            ServerMessage::Welcome(welcome) => epoch = Some(welcome.epoch),
+            ServerMessage::Welcome(welcome) => begun = Some((welcome.epoch, welcome.features)),
             ServerMessage::Batch(batch) => {
                 // A frontend that does not know the version leaves it as it is.
                 if batch.source_version != SourceVersion::default() {
@@ -138,21 +138,21 @@ pub(crate) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
                 let matches = state.digests().total() == digest;
                 let reason = rejected.first().map(|first| format!(": {first}")).unwrap_or_default();
                 ensure!(matches, "the state at revision {revision} differs from its digest{reason}");
-                let epoch: Epoch = epoch.context("the file does not begin with a Welcome")?;
+                let begun: (Epoch, Features) = begun.context("the file does not begin with a Welcome")?;
                 let len = total - frames.len();
                 first.get_or_insert(len);
-                last = Some((epoch, revision, (source_version, kind_versions), len));
+                last = Some((begun, revision, (source_version, kind_versions), len));
             }
             ServerMessage::Drain(_) | ServerMessage::DigestRequest => {
                 bail!("a frame contains a message that does not belong in a state file")
             }
         }
     }
-    let (epoch, revision, (source_version, kind_versions), len) =
+    let ((epoch, features), revision, (source_version, kind_versions), len) =
         last.context("the file contains no complete commit")?;
     let snapshot_bytes = first.unwrap_or(len) as u64;
     Ok(Loaded {
-        stored: StoredState { state, epoch, revision, source_version, kind_versions },
+        stored: StoredState { state, epoch, features, revision, source_version, kind_versions },
         snapshot_bytes,
         bytes: len as u64,
     })

@@ -227,6 +227,15 @@ impl ServiceBuilder {
         self
     }
 
+    /// Adds endpoints to the established pool, which are in no other one.
+    #[must_use]
+    pub fn established_endpoints<'a>(mut self, endpoints: impl IntoIterator<Item = &'a str>) -> Self {
+        for endpoint in endpoints {
+            self.insert(PoolClass::Established, mk_endpoint(endpoint));
+        }
+        self
+    }
+
     /// Adds an endpoint to a pool.
     pub(super) fn insert(&mut self, class: PoolClass, endpoint: Endpoint) {
         let family = IpFamily::of(&endpoint.address);

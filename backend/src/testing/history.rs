@@ -114,7 +114,8 @@ impl History {
         };
         for family in families {
             new.port.cluster_ips[*family] = Some(ip(*family, 0x96, cluster_ip + 1));
-            for class in [PoolClass::Cluster, PoolClass::Local] {
+            let is_udp = key.protocol == Protocol::Udp;
+            for class in PoolClass::ALL.into_iter().filter(|class| *class != PoolClass::Established || is_udp) {
                 *new.pool_mut(class, *family) = self.pool(class, *family);
             }
         }
@@ -140,7 +141,11 @@ impl History {
     /// Adds, removes or replaces one endpoint, or sets the whole pool.
     fn change_pool(&mut self, target: &mut NodeState) {
         let Some(key) = self.any_key(target) else { return };
-        let class = if self.rng.u8(0..3) == 0 { PoolClass::Local } else { PoolClass::Cluster };
+        let class = match self.rng.u8(0..6) {
+            0..2 => PoolClass::Local,
+            2 if key.protocol == Protocol::Udp => PoolClass::Established,
+            _ => PoolClass::Cluster,
+        };
         self.change(target, &key, |history, service| {
             let present: Vec<_> =
                 service.port.cluster_ips.iter().filter_map(|(family, ip)| ip.map(|_| family)).collect();

@@ -53,7 +53,7 @@ fn put_service_port(
     }
     let new = ServicePortState::new(to.port.clone());
     let from = from.unwrap_or(&new);
-    for class in [PoolClass::Cluster, PoolClass::Local] {
+    for class in PoolClass::ALL {
         for family in IpFamily::ALL {
             let (add, remove) = from.pool(class, family).diff(to.pool(class, family));
             if !add.is_empty() || !remove.is_empty() {

@@ -149,6 +149,36 @@ pub fn live_flows_keep_their_endpoint(backend: Backend) {
     others.into_iter().for_each(|(what, stream)| assert_stayed(&what, &stream.finish()));
 }
 
+/// Flows keep an endpoint that gets no new ones for as long as it serves: it terminates while another one is ready, or
+/// hints leave it to another node.
+pub fn flows_stay_while_their_endpoint_serves(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-b-1"])]);
+    let cluster = deployment.cluster();
+    let [serving, ready] = ["pod-b-1", "pod-a-1"].map(|name| Endpoint::of(cluster.pod(name)));
+    let steps = [
+        ("terminating", vec![serving.clone().state(EndpointState::Draining), ready.clone()]),
+        ("hint for another node", vec![serving.clone().for_nodes(&["node-b"]), ready.clone().for_nodes(&["node-a"])]),
+    ];
+    let last = web(cluster, &[]).endpoints([serving.state(EndpointState::Terminating), ready]);
+    let services = steps.map(|(what, endpoints)| (what, web(cluster, &[]).endpoints(endpoints)));
+    let flows = streams(cluster);
+    wait_for(&flows, "pod-b-1");
+    for (what, service) in services {
+        deployment.apply(&service);
+        // New flows go to the other one.
+        wait_for(&streams(deployment.cluster()), "pod-a-1");
+        for (flow, stream) in &flows {
+            assert!(stream.wait_echoes(3, TIMEOUT), "{what}, {flow}: {:?}", stream.report());
+            // A guest may need longer than the timeout of a message.
+            let StreamReport { pods, resets, lost, .. } = &stream.report();
+            let is_clean = pods.len() == 1 && *resets == 0 && (*lost == 0 || uml::is_guest());
+            assert!(is_clean, "{what}, {flow}: {:?}", stream.report());
+        }
+    }
+    deployment.apply(&last);
+    wait_for(&flows, "pod-a-1");
+}
+
 /// The node port of a single-stack Service is served in one family. In the other one, flows to that port number belong
 /// to another program of the node.
 pub fn flows_of_the_other_family_are_kept(backend: Backend) {

@@ -35,7 +35,9 @@ pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()
 pub(crate) fn to_json(state: &NodeState) -> Vec<Value> {
     let service_ports = state.service_ports().values();
     service_ports
-        .map(|service| json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local }))
+        .map(|ServicePortState { port, cluster, local, established }| {
+            json!({ "service_port": port, "cluster": cluster, "local": local, "established": established })
+        })
         .collect()
 }
 

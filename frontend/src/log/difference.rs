@@ -8,7 +8,7 @@ use std::{
 use proto::model::{Operation, PoolId, Revision, ServicePortKey};
 
 use super::{
-    ChangeLog, NodeUpdate,
+    ChangeLog, NodeClient, NodeUpdate,
     chunk::EncodedChunk,
     port_change::{self, PortChange},
 };
@@ -53,7 +53,7 @@ impl DifferenceCache {
 impl ChangeLog {
     /// The difference between a revision and the current one. `None` when the revision is older than the history, or
     /// the zone of the node has changed since: then digests must be compared.
-    pub(crate) fn difference(&mut self, node: &str, from: Revision) -> Option<NodeUpdate> {
+    pub(crate) fn difference(&mut self, (node, features): NodeClient<'_>, from: Revision) -> Option<NodeUpdate> {
         if from > self.revision || self.nodes.get(node).is_some_and(|node_entry| node_entry.moved_since(from)) {
             return None;
         }
@@ -79,7 +79,7 @@ impl ChangeLog {
         let mut chunks =
             if overridden_pools.is_empty() { shared.to_vec() } else { without(&shared, &overridden_pools) };
         chunks.extend(EncodedChunk::pack(own));
-        let digest = self.digest(node);
+        let digest = self.digest((node, features));
         Some(NodeUpdate { target: self.revision, chunks, oldest_trigger, digest, source_version: self.source_version })
     }
 

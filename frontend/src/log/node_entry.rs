@@ -7,6 +7,8 @@ use proto::{
     model::{NodeInfo, Revision, ServicePortKey},
 };
 
+use super::digest_index::ByFeature;
+
 /// A node that has a Node object or endpoints, or had one recently.
 #[derive(Debug, Default)]
 pub(super) struct NodeEntry {
@@ -18,8 +20,8 @@ pub(super) struct NodeEntry {
     moved: Revision,
     /// The service ports with pools specific to this node, with their buckets.
     pub(super) ports: BTreeSet<(u8, ServicePortKey)>,
-    /// What is added to the digests of its zone; `None` when `ports` is empty.
-    pub(super) own: Option<Box<DigestVector>>,
+    /// What is added to the digests of its zone; `None` when there is nothing.
+    pub(super) own: ByFeature<Option<Box<DigestVector>>>,
 }
 
 impl NodeEntry {
@@ -59,7 +61,7 @@ impl NodeEntry {
     pub(super) fn remove_port(&mut self, bucket: u8, key: &ServicePortKey) {
         self.ports.remove(&(bucket, key.clone()));
         if self.ports.is_empty() {
-            self.own = None;
+            self.own = ByFeature::default();
         }
     }
 

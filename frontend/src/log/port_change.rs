@@ -33,6 +33,7 @@ pub(super) struct ServicePortDelta {
     /// The digests of the service port before and after, if it differs.
     port: Option<(Digest, Digest)>,
     cluster: PerFamily<Scoped<PoolDelta>>,
+    established: PerFamily<Scoped<PoolDelta>>,
     local: BTreeMap<Arc<str>, PerFamily<PoolDelta>>,
 }
 
@@ -65,6 +66,9 @@ impl PortChange {
                 cluster: PerFamily::from_fn(|family| {
                     scoped_deltas(&old.cluster[family], &new.cluster[family], &zone_of)
                 }),
+                established: PerFamily::from_fn(|family| {
+                    scoped_deltas(&old.established[family], &new.established[family], &zone_of)
+                }),
                 local: local_deltas(&old.local, &new.local),
             })),
         }
@@ -85,7 +89,7 @@ impl PortChange {
             Self::Removed => BTreeSet::new(),
             Self::Created => new.into_iter().flat_map(nodes_of_view).collect(),
             Self::Changed(changed) => {
-                let overridden = changed.cluster.iter().flat_map(|(_, deltas)| deltas.nodes.keys());
+                let overridden = changed.shared().flat_map(|deltas| deltas.nodes.keys());
                 overridden.chain(changed.local.keys()).collect()
             }
         }
@@ -94,8 +98,8 @@ impl PortChange {
     /// The zones for which the change differs from that for all nodes.
     pub(super) fn zones<'a>(&'a self, new: Option<&'a ServicePortView>) -> BTreeSet<&'a Arc<str>> {
         match (self, new) {
-            (Self::Created, Some(view)) => view.cluster.iter().flat_map(|(_, pools)| pools.zones.keys()).collect(),
-            (Self::Changed(changed), _) => changed.cluster.iter().flat_map(|(_, deltas)| deltas.zones.keys()).collect(),
+            (Self::Created, Some(view)) => zones_of_view(view).collect(),
+            (Self::Changed(changed), _) => changed.shared().flat_map(|deltas| deltas.zones.keys()).collect(),
             _ => BTreeSet::new(),
         }
     }
@@ -105,18 +109,34 @@ impl PortChange {
         /// The overhead of a map entry.
         const MAP_ENTRY: usize = 64;
         let Self::Changed(changed) = self else { return size_of::<Self>() };
-        let scoped = changed.cluster.iter().map(|(_, deltas)| {
+        let shared = changed.shared().map(|deltas| {
             let overrides = deltas.zones.values().chain(deltas.nodes.values());
             deltas.default.size() + overrides.map(|delta| MAP_ENTRY + delta.size()).sum::<usize>()
         });
         let local = changed.local.values().map(|deltas| MAP_ENTRY + deltas.v4.size() + deltas.v6.size());
-        size_of::<ServicePortDelta>() + scoped.sum::<usize>() + local.sum::<usize>()
+        size_of::<ServicePortDelta>() + shared.sum::<usize>() + local.sum::<usize>()
     }
 
     fn as_changed(&self) -> Option<&ServicePortDelta> {
         match self {
             Self::Changed(changed) => Some(changed),
             Self::Created | Self::Removed => None,
+        }
+    }
+}
+
+impl ServicePortDelta {
+    /// The changes of the pools that most nodes share.
+    fn shared(&self) -> impl Iterator<Item = &Scoped<PoolDelta>> {
+        self.cluster.iter().chain(self.established.iter()).map(|(_, deltas)| deltas)
+    }
+
+    /// The changes of one of them.
+    fn of(&self, class: PoolClass, family: IpFamily) -> Option<&Scoped<PoolDelta>> {
+        match class {
+            PoolClass::Cluster => Some(&self.cluster[family]),
+            PoolClass::Established => Some(&self.established[family]),
+            PoolClass::Local => None,
         }
     }
 }
@@ -159,11 +179,10 @@ pub(super) fn net_for_zone(
             {
                 operations.push(Operation::PutServicePort(view.port.clone()));
             }
-            for (family, pools) in view.cluster.iter() {
-                let deltas = changes.iter().filter_map(|change| change.as_changed());
-                let deltas = deltas.map(|changed| changed.cluster[family].in_zone(zone));
-                let pool = pool_id(key, PoolClass::Cluster, family);
-                PoolDelta::net(deltas, pool, pools.in_zone(zone), operations);
+            for (class, family, pools) in view.shared() {
+                let deltas = changes.iter().filter_map(|change| change.as_changed()?.of(class, family));
+                let deltas = deltas.map(|deltas| deltas.in_zone(zone));
+                PoolDelta::net(deltas, pool_id(key, class, family), pools.in_zone(zone), operations);
             }
         }
     }
@@ -185,14 +204,16 @@ pub(super) fn net_for_node(
         NetChange::Created { .. } => put_for_node(view, node, operations),
         NetChange::Modified => {
             let changed: Vec<_> = changes.iter().filter_map(|change| change.as_changed()).collect();
-            for family in IpFamily::ALL {
-                if changed.iter().any(|changed| changed.cluster[family].nodes.contains_key(node)) {
-                    let deltas = changed.iter().map(|changed| changed.cluster[family].resolve(node, zone));
-                    let pool = pool_id(key, PoolClass::Cluster, family);
-                    let target = view.cluster_pool(family, node, zone);
-                    PoolDelta::net(deltas, pool.clone(), target, operations);
+            for (class, family, pools) in view.shared() {
+                let of_pool = || changed.iter().filter_map(|changed| changed.of(class, family));
+                if of_pool().any(|deltas| deltas.nodes.contains_key(node)) {
+                    let pool = pool_id(key, class, family);
+                    let deltas = of_pool().map(|deltas| deltas.resolve(node, zone));
+                    PoolDelta::net(deltas, pool.clone(), pools.resolve(node, zone), operations);
                     overridden_pools.push(pool);
                 }
+            }
+            for family in IpFamily::ALL {
                 let deltas = changed.iter().filter_map(|changed| Some(&changed.local.get(node)?[family]));
                 let target = view.local.get(node).map(|pools| &pools[family]);
                 let pool = pool_id(key, PoolClass::Local, family);
@@ -203,24 +224,25 @@ pub(super) fn net_for_node(
     overridden_pools
 }
 
-/// Appends the operations that create a service port with its cluster pools in a zone.
+/// Appends the operations that create a service port with the pools that nodes of a zone share.
 pub(super) fn put_for_zone(view: &ServicePortView, zone: &str, operations: &mut Vec<Operation>) {
     operations.push(Operation::PutServicePort(view.port.clone()));
-    for (family, pools) in view.cluster.iter() {
+    for (class, family, pools) in view.shared() {
         let pool = pools.in_zone(zone);
         if !pool.is_empty() {
-            chunk::replace(pool_id(&view.port.key, PoolClass::Cluster, family), pool, operations);
+            chunk::replace(pool_id(&view.port.key, class, family), pool, operations);
         }
     }
 }
 
-/// Appends what a node needs in addition to [`put_for_zone`]: its local pools, and cluster pools that are specific to
-/// it.
+/// Appends what a node needs in addition to [`put_for_zone`]: its local pools, and others that are specific to it.
 pub(super) fn put_for_node(view: &ServicePortView, node: &str, operations: &mut Vec<Operation>) {
-    for family in IpFamily::ALL {
-        if let Some(pool) = view.cluster[family].nodes.get(node) {
-            chunk::replace(pool_id(&view.port.key, PoolClass::Cluster, family), pool, operations);
+    for (class, family, pools) in view.shared() {
+        if let Some(pool) = pools.nodes.get(node) {
+            chunk::replace(pool_id(&view.port.key, class, family), pool, operations);
         }
+    }
+    for family in IpFamily::ALL {
         if let Some(pool) = view.local_pool(family, node) {
             chunk::replace(pool_id(&view.port.key, PoolClass::Local, family), pool, operations);
         }
@@ -229,7 +251,12 @@ pub(super) fn put_for_node(view: &ServicePortView, node: &str, operations: &mut 
 
 /// The nodes for which a view differs from that of their zone.
 pub(super) fn nodes_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc<str>> {
-    view.cluster.iter().flat_map(|(_, pools)| pools.nodes.keys()).chain(view.local.keys())
+    view.shared().flat_map(|(.., pools)| pools.nodes.keys()).chain(view.local.keys())
+}
+
+/// The zones for which a view differs from that for all nodes.
+pub(super) fn zones_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc<str>> {
+    view.shared().flat_map(|(.., pools)| pools.zones.keys())
 }
 
 fn scoped_deltas<'a>(old: &Scoped<Pool>, new: &Scoped<Pool>, zone_of: impl Fn(&str) -> &'a str) -> Scoped<PoolDelta> {

@@ -15,7 +15,7 @@ use tracing::{debug, error, info, warn};
 use crate::{
     context::FrontendContext,
     events::{BackendStart, DegradedNode},
-    log::{CHUNK_BYTES, NodeUpdate},
+    log::{CHUNK_BYTES, NodeClient, NodeUpdate},
     streams::StreamGuard,
 };
 
@@ -48,6 +48,8 @@ pub(super) struct Session {
     ack_repeats: TokenBucket,
     mismatches: TokenBucket,
     node: Arc<str>,
+    /// The features that both peers support.
+    features: Features,
     /// The revision that the client is at, or will be at once it has applied what was sent.
     cursor: Revision,
     /// The last revision that was sent to the client. Lower than `cursor` while nothing changes for its node.
@@ -95,10 +97,11 @@ impl Session {
         output: &mut MessageSink,
     ) -> Result<Self, SessionEnd> {
         let node = hello.node.clone();
+        let features = Features::SUPPORTED.intersection(hello.capabilities.features);
         let (epoch, resumed) = {
             let mut log = context.cluster.log();
             let resume = hello.resume.filter(|(epoch, _)| *epoch == log.epoch());
-            let resumed = resume.and_then(|(_, from)| Some((from, log.difference(&node, from)?)));
+            let resumed = resume.and_then(|(_, from)| Some((from, log.difference((&node, features), from)?)));
             (log.epoch(), resumed)
         };
         let (mode, base) = match (&resumed, &hello.digests) {
@@ -123,6 +126,7 @@ impl Session {
             ack_repeats: TokenBucket::full(Instant::now()),
             mismatches: TokenBucket::full(Instant::now()),
             node,
+            features,
             cursor: base,
             sent: base,
             acked: NO_REVISION,
@@ -159,6 +163,10 @@ impl Session {
         self.awaiting == Awaiting::Nothing
     }
 
+    fn client(&self) -> NodeClient<'_> {
+        (&self.node, self.features)
+    }
+
     /// Sends what has changed, unless the client still owes an answer.
     pub(super) async fn advance(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         if !self.is_idle() {
@@ -169,7 +177,7 @@ impl Session {
             if log.revision() == self.cursor {
                 return Ok(());
             }
-            (log.changed_since(self.cursor), log.difference(&self.node, self.cursor))
+            (log.changed_since(self.cursor), log.difference(self.client(), self.cursor))
         };
         match update {
             Some(update) if update.chunks.is_empty() => {
@@ -196,7 +204,7 @@ impl Session {
     pub(super) async fn bookmark(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let (revision, digest) = {
             let log = self.context.cluster.log();
-            (log.revision(), log.digest(&self.node))
+            (log.revision(), log.digest(self.client()))
         };
         if revision != self.cursor {
             // A commit came in between; `advance` sends it first.
@@ -354,8 +362,8 @@ impl Session {
         self.acquire_sync(output).await?;
         let empty = {
             let mut log = self.context.cluster.log();
-            let agrees = log.digests(&self.node).differing(digests).next().is_none();
-            agrees.then(|| log.rebuild(&self.node, BTreeSet::new()))
+            let agrees = log.digests(self.client()).differing(digests).next().is_none();
+            agrees.then(|| log.rebuild(self.client(), BTreeSet::new()))
         };
         if let Some(update) = empty {
             return self.send(update, output).await;
@@ -363,8 +371,8 @@ impl Session {
         self.acquire_rebuild_permit(output).await?;
         let (buckets, update) = {
             let mut log = self.context.cluster.log();
-            let differing: BTreeSet<_> = log.digests(&self.node).differing(digests).collect();
-            (differing.len(), log.rebuild(&self.node, differing))
+            let differing: BTreeSet<_> = log.digests(self.client()).differing(digests).collect();
+            (differing.len(), log.rebuild(self.client(), differing))
         };
         info!(buckets, revision = %update.target, "sending a repair");
         self.send(update, output).await?;
@@ -375,7 +383,7 @@ impl Session {
     async fn send_snapshot(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         self.acquire_sync(output).await?;
         self.acquire_rebuild_permit(output).await?;
-        let update = self.context.cluster.log().snapshot(&self.node);
+        let update = self.context.cluster.log().snapshot(self.client());
         debug!(revision = %update.target, "sending a snapshot");
         self.send(update, output).await?;
         output.release_permit_within(DELIVERY_TIMEOUT);

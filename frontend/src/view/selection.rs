@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use proto::model::Pool;
+use proto::model::{IpFamily, PerFamily, Pool};
 
 use crate::object::SliceEndpoint;
 
@@ -87,6 +87,34 @@ pub(super) fn local<'a>(endpoints: &[MergedEndpoint<'a>]) -> BTreeMap<Arc<str>, 
 pub(super) fn local_pool(used: &UsedEndpoints<'_>) -> Pool {
     let terminating = used.basis == UseBasis::Fallback;
     used.endpoints.iter().map(|merged| merged.to_endpoint(terminating)).collect()
+}
+
+/// What established flows may keep, besides the cluster pools: the same for every node. Where hints narrow the pools,
+/// these are all endpoints that serve: what each node is not given would be as many lists as there are hints.
+pub(super) fn unused_of_cluster<'m, 'a: 'm>(
+    serving: impl Iterator<Item = &'m MergedEndpoint<'a>>,
+    cluster: &Scoped<Pool>,
+) -> Pool {
+    let is_narrowed = !(cluster.zones.is_empty() && cluster.nodes.is_empty());
+    let endpoints = serving.map(|merged| merged.to_endpoint(false));
+    endpoints.filter(|endpoint| is_narrowed || !cluster.default.contains(endpoint)).collect()
+}
+
+/// What established flows may keep, besides the local pools: on each node its own endpoints.
+pub(super) fn unused_by_node<'m, 'a: 'm>(
+    serving: impl Iterator<Item = &'m MergedEndpoint<'a>>,
+    local: &BTreeMap<Arc<str>, PerFamily<Pool>>,
+    family: IpFamily,
+) -> BTreeMap<Arc<str>, Pool> {
+    let mut by_node = BTreeMap::<Arc<str>, Vec<_>>::new();
+    for merged in serving {
+        let Some(node) = &merged.endpoint.node else { continue };
+        let endpoint = merged.to_endpoint(false);
+        if !local.get(node).is_some_and(|pools| pools[family].contains(&endpoint)) {
+            by_node.entry(node.clone()).or_default().push(endpoint);
+        }
+    }
+    by_node.into_iter().map(|(node, endpoints)| (node, endpoints.into_iter().collect())).collect()
 }
 
 // === impl ClusterSelection ===

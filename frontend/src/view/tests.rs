@@ -54,6 +54,15 @@ fn pairs(pool: &[Endpoint]) -> Vec<(IpAddr, std::num::NonZeroU16)> {
     pool.iter().map(|endpoint| (endpoint.address, endpoint.port)).collect()
 }
 
+/// The established pool of a node, without the endpoints that new flows use.
+fn unused(view: &ServicePortView, family: IpFamily, node: &str, zone: &str) -> Pool {
+    let ServicePortView { port, established, .. } = view;
+    let uses_cluster = port.internal_policy == TrafficPolicy::Cluster || port.externally_accessible();
+    let used = Some(view.cluster_pool(family, node, zone)).filter(|_| uses_cluster);
+    let used = used.or_else(|| view.local_pool(family, node)).cloned().unwrap_or_default();
+    established[family].resolve(node, zone).iter().filter(|endpoint| !used.contains(endpoint)).copied().collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
@@ -85,6 +94,7 @@ proptest! {
                         any_endpoints: view_of_all.port.any_endpoints,
                         cluster: PerFamily::from_fn(|family| view_of_all.cluster_pool(family, node, zone).clone()),
                         local: PerFamily::from_fn(local),
+                        established: PerFamily::from_fn(|family| unused(&view_of_all, family, node, zone)),
                     };
                     prop_assert_eq!(actual, expected, "{} in {}", node, zone);
 
@@ -123,6 +133,32 @@ fn endpoint_in_two_slices_is_one_and_not_terminating() {
     let view = view_of(&service, &slices);
     assert_eq!(addresses(&view.cluster.v4.default), ["10.0.0.1"]);
     assert_eq!(view.local.keys().map(|node| &**node).collect::<Vec<_>>(), ["node-1"]);
+}
+
+#[test]
+fn established_udp_flows_keep_endpoints_that_serve() {
+    let of = |protocol, endpoints: Vec<SliceEndpoint>| {
+        let mut service = service("s", "10.96.0.1");
+        service.ports[0].protocol = protocol;
+        let mut slice = slice("a", "s", endpoints);
+        slice.ports[0].protocol = protocol;
+        let view = view_of(&service, &[slice]);
+        addresses(&view.established.v4.default)
+    };
+    let draining = SliceEndpoint { ready: false, terminating: true, ..endpoint("10.0.0.1", "node-0") };
+    let ready = || endpoint("10.0.0.2", "node-0");
+    assert_eq!(of(Protocol::Udp, vec![draining.clone(), ready()]), ["10.0.0.1"]);
+    assert_eq!(of(Protocol::Tcp, vec![draining.clone(), ready()]), [""; 0], "connections end by themselves");
+    let ended = SliceEndpoint { serving: false, ..draining.clone() };
+    assert_eq!(of(Protocol::Udp, vec![ended, ready()]), [""; 0], "it does not serve");
+    assert_eq!(of(Protocol::Udp, vec![draining]), [""; 0], "new flows use it");
+
+    // One list for all nodes, whatever the number of zones.
+    let in_zone = |at: u8| SliceEndpoint {
+        zone_hints: vec![format!("zone-{at}").into()],
+        ..endpoint(&format!("10.0.0.{at}"), "node-0")
+    };
+    assert_eq!(of(Protocol::Udp, (1..=3).map(in_zone).collect()), ["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
 }
 
 #[test]

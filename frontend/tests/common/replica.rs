@@ -24,6 +24,7 @@ pub(crate) struct ReplicaServicePort {
     pub(crate) port: ServicePort,
     pub(crate) cluster: PerFamily<Pool>,
     pub(crate) local: PerFamily<Pool>,
+    pub(crate) established: PerFamily<Pool>,
 }
 
 impl Replica {
@@ -36,8 +37,8 @@ impl Replica {
                 }
                 None => {
                     let key = port.key.clone();
-                    let service =
-                        ReplicaServicePort { port, cluster: PerFamily::default(), local: PerFamily::default() };
+                    let (cluster, local, established) = Default::default();
+                    let service = ReplicaServicePort { port, cluster, local, established };
                     self.services.insert(key, service);
                 }
             },
@@ -65,13 +66,14 @@ impl Replica {
 
     pub(crate) fn digests(&self) -> DigestVector {
         let mut digests = DigestVector::default();
-        for (key, ReplicaServicePort { port, cluster, local }) in &self.services {
+        for (key, ReplicaServicePort { port, cluster, local, established }) in &self.services {
             let hash = KeyHash::of(key);
             let bucket = &mut digests[hash.bucket()];
             bucket.add(Digest::of_service_port(port));
             for family in IpFamily::ALL {
                 bucket.add(hash.pool(PoolClass::Cluster, &cluster[family]));
                 bucket.add(hash.pool(PoolClass::Local, &local[family]));
+                bucket.add(hash.pool(PoolClass::Established, &established[family]));
             }
         }
         if let Some(node) = &self.node {
@@ -88,6 +90,7 @@ impl Replica {
         match pool.class {
             PoolClass::Cluster => &mut service.cluster[pool.family],
             PoolClass::Local => &mut service.local[pool.family],
+            PoolClass::Established => &mut service.established[pool.family],
         }
     }
 }

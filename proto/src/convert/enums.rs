@@ -58,10 +58,10 @@ macro_rules! wire_enums {
 wire_enums! {
     Protocol = "protocol": Tcp Udp Sctp;
     TrafficPolicy = "traffic policy": Cluster Local;
-    PoolClass = "pool class": Cluster Local;
+    PoolClass = "pool class": Cluster Local Established;
     IpFamily = "IP family": V4 V6;
     Role = "role": Backend Observer Shadow;
     SyncMode = "sync mode": Resume Repair Snapshot;
-    Feature = "feature": UnfinishedAcks;
+    Feature = "feature": UnfinishedAcks EstablishedPools;
     FailureKind = "failure kind": Program HealthCheck;
 }

@@ -20,6 +20,8 @@ pub struct VersionRange {
 pub enum Feature {
     /// Acks of commits that are received, but not programmed completely yet.
     UnfinishedAcks,
+    /// Pools of class `Established`, which count in the digests of such a stream.
+    EstablishedPools,
 }
 
 /// A set of features. It cannot contain those that this build does not know.
@@ -73,13 +75,14 @@ impl VersionRange {
 
 impl Feature {
     /// All features that this build knows.
-    pub const ALL: [Self; 1] = [Self::UnfinishedAcks];
+    pub const ALL: [Self; 2] = [Self::UnfinishedAcks, Self::EstablishedPools];
 
     /// The name in logs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::UnfinishedAcks => "unfinished-acks",
+            Self::EstablishedPools => "established-pools",
         }
     }
 }
@@ -89,7 +92,7 @@ impl Features {
     pub const NONE: Self = Self(0);
 
     /// The features that this build implements, as a client and as a frontend.
-    pub const SUPPORTED: Self = Self::of(&[Feature::UnfinishedAcks]);
+    pub const SUPPORTED: Self = Self::of(&Feature::ALL);
 
     /// A set of these features.
     #[must_use]

@@ -45,6 +45,9 @@ pub enum PoolClass {
     /// The endpoints on this node: the ready ones or, if there are none, those that are serving and terminating. For
     /// traffic policy Local, hairpin masquerade and health-check node ports; sent regardless of the policies.
     Local = 2,
+    /// UDP only: endpoints that established flows may keep, besides those of the other pools. They still serve, but
+    /// terminate while others are ready, or are left to other nodes by topology hints. New flows never use them.
+    Established = 3,
 }
 
 /// Identifies a pool.
@@ -62,6 +65,11 @@ pub struct PoolId {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Pool(Vec<Endpoint>);
+
+impl PoolClass {
+    /// All classes, in the order of their wire values.
+    pub const ALL: [Self; 3] = [Self::Cluster, Self::Local, Self::Established];
+}
 
 impl IpFamily {
     /// Both families, IPv4 first.
@@ -236,6 +244,7 @@ impl fmt::Display for PoolClass {
         f.write_str(match self {
             Self::Cluster => "cluster",
             Self::Local => "local",
+            Self::Established => "established",
         })
     }
 }

@@ -6,7 +6,8 @@
 //! ignores a new field of them computes another digest, so such a field requires a feature.
 
 use super::{
-    Ack, Batch, ClientMessage, ClusterInfo, Feature, Features, NodeInfo, Operation, ServerMessage, ServicePort,
+    Ack, Batch, ClientMessage, ClusterInfo, Feature, Features, NodeInfo, Operation, PoolClass, ServerMessage,
+    ServicePort,
 };
 
 impl Operation {
@@ -17,10 +18,21 @@ impl Operation {
             Self::PutServicePort(port) => port.requires(),
             Self::PutNode(node) => node.requires(),
             Self::PutCluster(ClusterInfo { service_cidrs: _ }) => Features::NONE,
-            Self::RemoveServicePort(_)
-            | Self::ChangePool { pool: _, add: _, remove: _ }
-            | Self::ReplacePool { pool: _, endpoints: _ }
-            | Self::ResetBucket(_) => Features::NONE,
+            Self::ChangePool { pool, add: _, remove: _ } | Self::ReplacePool { pool, endpoints: _ } => {
+                pool.class.requires()
+            }
+            Self::RemoveServicePort(_) | Self::ResetBucket(_) => Features::NONE,
+        }
+    }
+}
+
+impl PoolClass {
+    /// The features of a peer that has pools of this class.
+    #[must_use]
+    pub const fn requires(self) -> Features {
+        match self {
+            Self::Cluster | Self::Local => Features::NONE,
+            Self::Established => Features::of(&[Feature::EstablishedPools]),
         }
     }
 }
@@ -82,9 +94,7 @@ mod tests {
     use std::num::NonZeroU16;
 
     use super::*;
-    use crate::model::{
-        IpFamily, Pool, PoolClass, PoolId, Protocol, Revision, ServicePortKey, SyncMode, VersionRange, Welcome,
-    };
+    use crate::model::{IpFamily, Pool, PoolId, Protocol, Revision, ServicePortKey, SyncMode, VersionRange, Welcome};
 
     /// The operations with all fields set that the first version of the protocol has.
     fn operations() -> Vec<Operation> {

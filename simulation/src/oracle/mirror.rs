@@ -162,7 +162,13 @@ impl StreamMirror {
             ));
         }
         let known = match (welcome.mode, self.resume) {
-            (SyncMode::Snapshot, _) | (_, None) => Some((MirroredState::empty(&self.oracle.node), None)),
+            (SyncMode::Snapshot, _) => Some((MirroredState::empty(&self.oracle.node), None)),
+            // It was committed by a process of another version, which the node does not resume.
+            (_, None) => {
+                let history = self.oracle.lock();
+                let known = history.states.iter().rev().find(|known| Some(known.digest) == self.claimed);
+                known.map(|known| (known.state.clone(), Some(known.digest)))
+            }
             (_, Some(position)) => {
                 let history = self.oracle.lock();
                 let mut known = history.indexes(position).into_iter().flatten().map(|index| &history.states[*index]);
@@ -231,7 +237,7 @@ impl StreamMirror {
 fn digest_of(service: &ServicePortState) -> Digest {
     let hash = KeyHash::of(&service.port.key);
     let mut sum = Digest::of_service_port(&service.port);
-    for class in [PoolClass::Cluster, PoolClass::Local] {
+    for class in PoolClass::ALL {
         for family in IpFamily::ALL {
             sum.add(hash.pool(class, service.pool(class, family).endpoints()));
         }

@@ -1,6 +1,6 @@
 //! A second implementation of `view` for tests: one node at a time, close to the specification, and slow.
 
-use proto::model::{Endpoint, IpFamily, PerFamily, Pool, ServicePortKey, TrafficPolicy};
+use proto::model::{Endpoint, IpFamily, PerFamily, Pool, Protocol, ServicePortKey, TrafficPolicy};
 
 use crate::object::{ServiceObject, SliceEndpoint, SliceObject};
 
@@ -10,6 +10,8 @@ pub(super) struct NodeView {
     pub(super) any_endpoints: PerFamily<bool>,
     pub(super) cluster: PerFamily<Pool>,
     pub(super) local: PerFamily<Pool>,
+    /// What established flows may keep: of UDP only, and without the endpoints of the other pools.
+    pub(super) established: PerFamily<Pool>,
 }
 
 pub(super) fn node_view(
@@ -20,8 +22,8 @@ pub(super) fn node_view(
     node: &str,
     zone: &str,
 ) -> NodeView {
-    let mut view =
-        NodeView { any_endpoints: PerFamily::default(), cluster: PerFamily::default(), local: PerFamily::default() };
+    let (any_endpoints, cluster_pools, local, established) = Default::default();
+    let mut view = NodeView { any_endpoints, cluster: cluster_pools, local, established };
     for family in IpFamily::ALL {
         if service.cluster_ips[family].is_none() {
             continue;
@@ -30,7 +32,8 @@ pub(super) fn node_view(
         view.any_endpoints[family] =
             all.iter().any(|(_, ep)| ep.ready) || all.iter().any(|(_, ep)| ep.serving && ep.terminating);
 
-        if service.internal_policy != TrafficPolicy::Local || uses_external {
+        let uses_cluster = service.internal_policy != TrafficPolicy::Local || uses_external;
+        if uses_cluster {
             view.cluster[family] = cluster(&all, node, zone).into_iter().collect();
         }
 
@@ -42,6 +45,13 @@ pub(super) fn node_view(
         } else {
             ready.into_iter().collect()
         };
+
+        if key.protocol == Protocol::Udp {
+            let serving = if uses_cluster { all.iter().collect() } else { here };
+            let serving = serving.into_iter().filter(|(_, ep)| ep.serving).map(|(endpoint, _)| *endpoint);
+            let used = if uses_cluster { &view.cluster[family] } else { &view.local[family] };
+            view.established[family] = serving.filter(|endpoint| !used.contains(endpoint)).collect();
+        }
     }
     view
 }
