@@ -7,6 +7,7 @@ mod address_list;
 mod credentials;
 mod error;
 mod queries;
+mod shared;
 
 use std::{
     path::PathBuf,
@@ -44,6 +45,7 @@ pub use address::{Discover, FrontendAddress};
 use address_list::AddressList;
 pub use credentials::Credentials;
 use error::{StreamError, advice, explained};
+use shared::SharedConnections;
 
 /// Establishing a connection takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -82,6 +84,7 @@ pub struct GrpcOptions {
 pub struct Grpc {
     addresses: Arc<Mutex<AddressList>>,
     credentials: Credentials,
+    questions: Arc<SharedConnections>,
 }
 
 /// The value of an `authorization` header.
@@ -116,7 +119,7 @@ impl Grpc {
         sources.extend(discovery.into_iter().map(AddressSource::Discovered));
         ensure!(!sources.is_empty(), "no address of a frontend is configured");
         let addresses = AddressList::new(sources, address_cache);
-        Ok(Self { addresses: Arc::new(Mutex::new(addresses)), credentials })
+        Ok(Self { addresses: Arc::new(Mutex::new(addresses)), credentials, questions: Arc::default() })
     }
 
     fn addresses(&self) -> MutexGuard<'_, AddressList> {

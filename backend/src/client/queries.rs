@@ -6,7 +6,8 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use futures::future;
 use futures::future::BoxFuture;
 use proto::v1::{
-    DrainedRequest, EndpointsRequest, EndpointsResponse, StatusRequest, StatusResponse, fairlead_client::FairleadClient,
+    DrainedRequest, DrainedResponse, EndpointsRequest, EndpointsResponse, StatusRequest, StatusResponse,
+    fairlead_client::FairleadClient,
 };
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, transport::Channel};
@@ -71,6 +72,17 @@ impl Grpc {
         Err(last_error.unwrap_or_else(|| anyhow!("no address of a frontend is known")))
     }
 
+    /// Asks one frontend about a drain, on a connection that many such questions share.
+    async fn drained(&self, address: &FrontendAddress, request: &DrainedRequest) -> Result<DrainedResponse> {
+        let mut call = self.questions.call(address).await?;
+        let (channel, token) = call.open(address, &self.credentials).await?;
+        let mut client = FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
+        let answer = client.drained(authorized(request.clone(), token)).await;
+        let answer = answer.map_err(|status| explained(&StreamError::from(status)))?;
+        call.succeeded();
+        Ok(answer.into_inner())
+    }
+
     /// Sends one request to one frontend.
     async fn ask<Q, A>(
         &self,
@@ -94,11 +106,11 @@ impl AskFrontends for Grpc {
             self.resolve().await;
             let addresses = self.addresses().in_order();
             ensure!(!addresses.is_empty(), "no address of a frontend is known");
+            self.questions.retain(&addresses);
             let patience = DRAIN_PATIENCE + Duration::from_millis(request.wait_millis.into());
             let answers = addresses.into_iter().map(async |address| {
-                let ask = async |mut client: FairleadClient<Channel>, request| client.drained(request).await;
-                let answer = Self::ask(self, &address, request.clone(), patience, ask).await;
-                let answer = answer.and_then(|answer| answer.map_err(|status| explained(&StreamError::from(status))));
+                let answer = timeout(patience, self.drained(&address, &request)).await;
+                let answer = answer.with_context(|| format!("no answer within {patience:?}")).flatten();
                 (address.uri, answer)
             });
             Ok(future::join_all(answers).await)

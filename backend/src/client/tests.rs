@@ -2,7 +2,14 @@
 
 mod tls;
 
-use std::{path::PathBuf, pin::Pin, time::Duration};
+use std::{
+    convert::Infallible,
+    path::PathBuf,
+    pin::Pin,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use futures::Stream;
 use proto::{
@@ -14,9 +21,19 @@ use proto::{
     },
     v1::{self, server},
 };
-use tokio::net::{TcpListener, UnixListener};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::Barrier,
+};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use tonic::{Request, Response, Status, metadata::MetadataMap, transport::Server};
+use tonic::{
+    Request, Response, Status,
+    body::Body,
+    codegen::{Service, http},
+    metadata::MetadataMap,
+    server::NamedService,
+    transport::Server,
+};
 
 use super::*;
 use crate::testing::{mk_state, operations_between, synthetic};
@@ -336,6 +353,61 @@ async fn known_frontend_is_used_while_discovery_does_not_answer() {
         frontend.session(&mut grpc).await;
     }
     assert_eq!(found.0.lock().unwrap().0, 2, "one question at a time");
+}
+
+/// A server that refuses calls when so many are open, and counts connections.
+#[derive(Clone)]
+struct Refusing(Arc<Barrier>);
+
+impl NamedService for Refusing {
+    const NAME: &'static str = "fairlead.v1.Fairlead";
+}
+
+impl Service<http::Request<Body>> for Refusing {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+        let barrier = self.0.clone();
+        Box::pin(async move {
+            barrier.wait().await;
+            Ok(Status::unavailable("all have asked").into_http())
+        })
+    }
+}
+
+/// All pods of a node may ask at the same time, and a frontend closes connections of a node that has more than 32.
+#[tokio::test]
+async fn questions_of_many_pods_share_connections() {
+    const QUESTIONS: usize = 96;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let counter = accepted.clone();
+    let incoming = TcpListenerStream::new(listener).inspect(move |_| {
+        counter.fetch_add(1, Relaxed);
+    });
+    let server = Server::builder().max_concurrent_streams(16);
+    let server = server.clone().add_service(Refusing(Arc::new(Barrier::new(QUESTIONS))));
+    let task = tokio::spawn(async move { server.serve_with_incoming(incoming).await.unwrap() });
+    let grpc = mk_grpc(&[&address]);
+    for round in 1..=2 {
+        let request = v1::DrainedRequest { wait_millis: 60_000, ..v1::DrainedRequest::default() };
+        let questions = (0..QUESTIONS).map(|_| crate::drained::AskFrontends::ask(&grpc, request.clone()));
+        for answers in future::join_all(questions).await {
+            let [(_, answer)] = &answers.unwrap()[..] else { panic!("one frontend") };
+            let error = format!("{:#}", answer.as_ref().unwrap_err());
+            assert!(error.contains("all have asked"), "{error}");
+        }
+        // A connection on which a question failed is not used again.
+        assert_eq!(accepted.load(Relaxed), round * QUESTIONS / 16);
+    }
+    task.abort();
 }
 
 #[tokio::test]

@@ -1,0 +1,146 @@
+//! Connections to frontends that many questions share: all pods of a node may ask at the same time, and a frontend
+//! limits the connections of a node.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use anyhow::Result;
+use tokio::{
+    sync::{OnceCell, OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep},
+};
+use tonic::transport::Channel;
+
+use super::{Credentials, FrontendAddress, Token, connect};
+
+/// The calls that a frontend accepts on one connection.
+const CALLS: usize = 16;
+/// The connections to one frontend: enough for a call of each pod that may wait.
+const CONNECTIONS: usize = 6;
+/// After this time a connection gets no new calls: certificates and tokens change.
+const MAX_AGE: Duration = Duration::from_secs(60);
+/// How long a connection stays open after its last call.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// The connections to all frontends, by their addresses.
+#[derive(Debug, Default)]
+pub(super) struct SharedConnections(Mutex<BTreeMap<FrontendAddress, Arc<[Slot; CONNECTIONS]>>>);
+
+/// At most one connection that gets new calls.
+#[derive(Debug)]
+struct Slot {
+    calls: Arc<Semaphore>,
+    current: Mutex<Weak<SharedConnection>>,
+}
+
+#[derive(Debug)]
+struct SharedConnection {
+    created: Instant,
+    opened: OnceCell<(Channel, Option<Token>)>,
+}
+
+/// A call on a connection. Unless it has succeeded, the next call gets another connection.
+#[derive(Debug)]
+pub(super) struct SharedCall {
+    slots: Arc<[Slot; CONNECTIONS]>,
+    slot: usize,
+    connection: Arc<SharedConnection>,
+    has_succeeded: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+// === impl SharedConnections ===
+
+impl SharedConnections {
+    /// Forgets the frontends that are not among these.
+    pub(super) fn retain(&self, addresses: &[FrontendAddress]) {
+        self.lock().retain(|address, _| addresses.contains(address));
+    }
+
+    /// Waits until a connection has room for a call.
+    pub(super) async fn call(&self, address: &FrontendAddress) -> Result<SharedCall> {
+        let slots = self.lock().entry(address.clone()).or_default().clone();
+        let free = (0..CONNECTIONS).find_map(|slot| Some((slot, slots[slot].calls.clone().try_acquire_owned().ok()?)));
+        let (slot, permit) = match free {
+            Some(free) => free,
+            None => (0, slots[0].calls.clone().acquire_owned().await?),
+        };
+        let connection = slots[slot].connection();
+        Ok(SharedCall { slots, slot, connection, has_succeeded: false, _permit: permit })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<FrontendAddress, Arc<[Slot; CONNECTIONS]>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Slot ===
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self { calls: Arc::new(Semaphore::new(CALLS)), current: Mutex::default() }
+    }
+}
+
+impl Slot {
+    fn connection(&self) -> Arc<SharedConnection> {
+        let mut current = self.lock();
+        let usable = current.upgrade().filter(|connection| connection.created.elapsed() < MAX_AGE);
+        usable.unwrap_or_else(|| {
+            let new = Arc::new(SharedConnection { created: Instant::now(), opened: OnceCell::new() });
+            *current = Arc::downgrade(&new);
+            new
+        })
+    }
+
+    /// The next call gets another connection.
+    fn give_up(&self, connection: &Arc<SharedConnection>) {
+        let mut current = self.lock();
+        if current.as_ptr() == Arc::as_ptr(connection) {
+            *current = Weak::new();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Weak<SharedConnection>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl SharedCall ===
+
+impl SharedCall {
+    /// The connection, which the first call opens, and the token for requests.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub(super) async fn open(
+        &self,
+        address: &FrontendAddress,
+        credentials: &Credentials,
+    ) -> Result<(Channel, Option<Token>)> {
+        self.connection.opened.get_or_try_init(|| connect(address, credentials)).await.cloned()
+    }
+
+    pub(super) fn succeeded(&mut self) {
+        self.has_succeeded = true;
+    }
+}
+
+impl Drop for SharedCall {
+    fn drop(&mut self) {
+        if !self.has_succeeded {
+            self.slots[self.slot].give_up(&self.connection);
+        }
+        // Pods ask again and again.
+        let connection = self.connection.clone();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                sleep(LINGER).await;
+                drop(connection);
+            });
+        }
+    }
+}
