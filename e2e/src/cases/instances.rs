@@ -13,6 +13,7 @@ use crate::{
     plan::{self, IpFamily},
     process::Process,
     traffic::BackgroundTraffic,
+    wait::eventually,
     wire::Protocol,
 };
 
@@ -70,6 +71,8 @@ pub fn cleanup_leaves_a_running_backend_alone(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &PODS)]);
     let node = deployment.cluster().node('a').netns.clone();
     let state = deployment.state(deployment.cluster().node('a'));
+    // It is written after the kernel.
+    eventually("the state file", TIMEOUT, || state.join("state").exists().then_some(()));
     let cleanup = |arguments: &[&str]| {
         let mut command = fairlead();
         command.arg("cleanup").args(arguments).arg("--state-dir").arg(&state);
