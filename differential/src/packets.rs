@@ -1,6 +1,13 @@
 //! Asks the same questions by packets: real connections to the VIPs, from the pods, the node and a client outside.
 
-use std::{collections::BTreeSet, net::SocketAddr, panic::resume_unwind, thread, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    panic::resume_unwind,
+    sync::{Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
 
 use e2e::{Client, Failure, Protocol, Server, plan};
 use proto::model;
@@ -24,6 +31,8 @@ const THREADS: usize = 8;
 pub(crate) struct Peers {
     cluster: e2e::Cluster,
     _nodes: Vec<Server>,
+    /// One SCTP question at a time: a raw socket gets the ICMP errors of all packets to its peer, whatever their ports.
+    sctp: Mutex<()>,
 }
 
 // === impl Peers ===
@@ -33,7 +42,7 @@ impl Peers {
         let cluster = e2e::Cluster::builder().nodes(NODES).pods_per_node(pods).ports(&PORTS).start();
         let serve = |node: &e2e::Node| Server::start(&node.netns, &node.name, &node.address.both(), &PORTS);
         let nodes = cluster.nodes().iter().map(serve).collect();
-        Self { cluster, _nodes: nodes }
+        Self { cluster, _nodes: nodes, sctp: Mutex::new(()) }
     }
 
     pub(crate) fn cluster(&self) -> &e2e::Cluster {
@@ -68,6 +77,8 @@ impl Peers {
             return None;
         }
         let client = self.client(question)?;
+        let is_sctp = question.protocol == model::Protocol::Sctp;
+        let _alone = is_sctp.then(|| self.sctp.lock().unwrap_or_else(PoisonError::into_inner));
         let client = if wanted.contains(&Outcome::Dropped) { client.with_deadline(SILENCE) } else { client };
         let has_affinity = question.service.is_some_and(|service| cluster.services[service].affinity_seconds.is_some());
         let mut outcomes = BTreeSet::new();

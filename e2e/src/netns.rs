@@ -135,11 +135,14 @@ impl Netns {
 
     /// Sets sysctls of the namespace, by their path below `/proc/sys/net`.
     pub fn sysctls(&self, values: &[(&str, &str)]) {
+        self.run(|| values.iter().for_each(|(name, value)| set_sysctl(name, value)));
+    }
+
+    /// As [`sysctls`](Self::sysctls), for those that not every kernel has in each namespace.
+    pub(crate) fn sysctls_if_any(&self, values: &[(&str, &str)]) {
+        let exists = |name: &str| sysctl_path(name).exists();
         self.run(|| {
-            for (name, value) in values {
-                let path = Path::new("/proc/sys/net").join(name);
-                fs::write(&path, value).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            }
+            values.iter().filter(|(name, _)| exists(name)).for_each(|(name, value)| set_sysctl(name, value));
         });
     }
 
@@ -245,6 +248,16 @@ fn remove(name: &str) {
 
 fn path(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(name)
+}
+
+fn sysctl_path(name: &str) -> PathBuf {
+    Path::new("/proc/sys/net").join(name)
+}
+
+/// In the namespace of the calling thread.
+fn set_sysctl(name: &str, value: &str) {
+    let path = sysctl_path(name);
+    fs::write(&path, value).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
 /// Runs a program with `input` as its standard input. The error is its standard error.

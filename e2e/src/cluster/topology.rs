@@ -18,6 +18,9 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("ipv6/icmp/ratelimit", "0"),
 ];
 
+/// The limits of ICMP errors to all peers, which some kernels have in each namespace.
+const ICMP_LIMITS: &[(&str, &str)] = &[("ipv4/icmp_msgs_per_sec", "1000000"), ("ipv4/icmp_msgs_burst", "1000000")];
+
 const ROUTER: &[(&str, &str)] = &[
     ("ipv4/ip_forward", "1"),
     ("ipv6/conf/all/forwarding", "1"),
@@ -30,6 +33,7 @@ pub(super) fn configure(cluster: &Cluster) {
     cluster.outside.sysctls(EVERYWHERE);
     for node in &cluster.nodes {
         node.netns.sysctls(&[EVERYWHERE, ROUTER].concat());
+        node.netns.sysctls_if_any(ICMP_LIMITS);
         node.pods.iter().for_each(|pod| pod.netns.sysctls(EVERYWHERE));
     }
     cluster.outside.ip(&outside(&cluster.nodes));
