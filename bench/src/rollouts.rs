@@ -27,7 +27,10 @@ use nix::sys::signal::Signal;
 
 use crate::{
     report::{Goal, Report},
-    soak::stage::{self, Stage},
+    soak::{
+        MAX_STREAM_AGE,
+        stage::{self, Stage},
+    },
 };
 
 /// The cluster IP of the Service that is rolled out, after those of the soak.
@@ -71,7 +74,7 @@ struct Rollouts {
 pub(crate) fn measure(report: &mut Report, count: usize, streams: u32) -> Result<()> {
     runtime::raise_file_limit()?;
     Report::progress(&format!("starting ten nodes, two frontends and {streams} streams"));
-    let stage = Stage::start(streams)?;
+    let stage = Stage::start(streams, MAX_STREAM_AGE)?;
     // Those of the first generation serve already.
     stage.cluster().nodes().iter().for_each(|node| node.pod(GENERATIONS[1]).stop());
     let mut generation = 0;

@@ -41,6 +41,10 @@ const NOISE_KB: f64 = 4096.0;
 const CHANGE_EVERY: Duration = Duration::from_secs(2);
 /// The time between two restarts: of a frontend, or of a backend.
 const RESTART_EVERY: Duration = Duration::from_secs(20);
+/// All streams reconnect about this often in a run, or each hour: what that costs must not add up.
+const RECONNECTIONS: u32 = 8;
+/// The default of a frontend.
+pub(crate) const MAX_STREAM_AGE: Duration = Duration::from_secs(3600);
 /// The time between two samples in a run of an hour or more. Shorter runs sample more often.
 const SAMPLE_EVERY: Duration = Duration::from_secs(30);
 /// The fewest samples of a run.
@@ -60,7 +64,7 @@ pub(crate) struct SoakOptions {
 /// Runs the soak, prints a table, and fails when anything has grown or broken.
 pub(crate) fn run(options: &SoakOptions) -> Result<()> {
     runtime::raise_file_limit()?;
-    let mut stage = Stage::start(options.streams)?;
+    let mut stage = Stage::start(options.streams, MAX_STREAM_AGE.min(options.duration / RECONNECTIONS))?;
     let mut connections = Connections::open(&stage)?;
     let hostile = Hostile::start(&stage);
     let mut recorder = Recorder::new(&options.csv)?;

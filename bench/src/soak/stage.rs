@@ -59,6 +59,7 @@ pub(crate) struct Stage {
     backends: Vec<Process>,
     frontends: Vec<Process>,
     starts: u32,
+    max_stream_age: Duration,
     authority: Authority,
     manifests: Manifests,
     cluster: Cluster,
@@ -70,7 +71,8 @@ pub(super) fn frontend_addresses() -> [SocketAddr; 2] {
 }
 
 impl Stage {
-    pub(crate) fn start(streams: u32) -> Result<Self> {
+    /// Starts everything. Frontends ask nodes to reconnect when their streams are `max_stream_age` old.
+    pub(crate) fn start(streams: u32, max_stream_age: Duration) -> Result<Self> {
         let cluster = Cluster::builder().nodes(NODES).pods_per_node(PODS_PER_NODE).ports(&[8080]).start();
         let directory = tempfile::tempdir().context("make a temporary directory")?;
         let manifests = cluster.manifests(&directory.path().join("manifests"));
@@ -80,6 +82,7 @@ impl Stage {
             backends: Vec::new(),
             frontends: Vec::new(),
             starts: 0,
+            max_stream_age,
             authority: Authority::new("authority", &[]),
             manifests,
             cluster,
@@ -232,6 +235,7 @@ impl Stage {
         command.args(["frontend", "--metrics", "none", "--listen", &frontend_addresses()[number].to_string()]);
         command.arg("--manifests").arg(self.manifests.directory()).arg("--tls-client-ca").arg(self.path("ca.crt"));
         command.args(["--max-history", &HISTORY_MIB.to_string()]);
+        command.args(["--max-stream-age", &format!("{}s", self.max_stream_age.as_secs())]);
         command.args(certificate_flags(self.directory.path(), "frontend"));
         let log = self.log(&format!("frontend-{number}"));
         let frontend = Process::spawn(self.cluster.outside(), command, &log);
