@@ -41,8 +41,9 @@ const NOISE_KB: f64 = 4096.0;
 const CHANGE_EVERY: Duration = Duration::from_secs(2);
 /// The time between two restarts: of a frontend, or of a backend.
 const RESTART_EVERY: Duration = Duration::from_secs(20);
-/// All streams reconnect about this often in a run, or each hour: what that costs must not add up.
-const RECONNECTIONS: u32 = 8;
+/// All streams reconnect about this often in a run, or each hour: what that costs must not add up. Before it is judged
+/// they have done so a few times: buffers that were allocated, but never filled, take no memory at first.
+const RECONNECTIONS: u32 = 16;
 /// The default of a frontend.
 pub(crate) const MAX_STREAM_AGE: Duration = Duration::from_secs(3600);
 /// The time between two samples in a run of an hour or more. Shorter runs sample more often.
