@@ -144,6 +144,10 @@ fn combined(answers: &[FrontendAnswer]) -> Combined {
         return Combined::Unknown;
     }
     silent.extend(unknown);
+    // The node that asks is one: the API server of this frontend serves an old list.
+    let is_empty = |answer: &DrainedResponse| answer.cluster.is_none_or(|cluster| cluster.count == 0);
+    let empty = of_state(DrainState::Drained).filter(|(_, answer)| is_empty(answer));
+    silent.extend(empty.map(|(address, _)| format!("{address}: knows no node")));
     let clusters: Vec<_> = answers.iter().filter_map(|(_, answer)| answer.cluster).map(NodeSet::from).collect();
     let mut programmed = NodeSet::default();
     answers.iter().filter_map(|(_, answer)| answer.programmed).for_each(|set| programmed.add(set.into()));

@@ -1,7 +1,12 @@
 //! Pods that end, and ask whether any node still sends them new connections. After the answer that none does, no kernel
 //! may have them.
 
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::Result;
 use backend::{
@@ -10,7 +15,6 @@ use backend::{
 };
 use futures::future::BoxFuture;
 use proto::{
-    convert::pack_address,
     model::{IpFamily, TrafficPolicy},
     node_set::NodeSet,
     v1::DrainedRequest,
@@ -37,8 +41,11 @@ pub(crate) struct DrainedNode {
 }
 
 /// What a node's backend asks: all frontends.
-#[derive(Clone)]
-struct Frontends(Network);
+struct Frontends {
+    network: Network,
+    /// The nodes that each of the last answers knew.
+    known: Mutex<Vec<NodeSet>>,
+}
 
 impl fmt::Debug for Frontends {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -49,14 +56,17 @@ impl fmt::Debug for Frontends {
 impl AskFrontends for Frontends {
     fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
         Box::pin(async move {
-            let asked = self.0.listening().into_iter().enumerate();
+            let asked = self.network.listening().into_iter().enumerate();
             let answers = asked.map(async |(number, Listening { frontend, shutdown, .. })| {
                 let patience = Duration::from_secs(3) + Duration::from_millis(request.wait_millis.into());
                 let answer = timeout(patience, frontend.drained(&request, shutdown)).await;
                 let answer = answer.map_err(anyhow::Error::from).and_then(|answer| answer.map_err(Into::into));
                 (format!("frontend {number}"), answer)
             });
-            Ok(futures::future::join_all(answers).await)
+            let answers: Vec<FrontendAnswer> = futures::future::join_all(answers).await;
+            let clusters = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()?.cluster);
+            *self.known.lock().unwrap_or_else(PoisonError::into_inner) = clusters.map(NodeSet::from).collect();
+            Ok(answers)
         })
     }
 }
@@ -70,14 +80,6 @@ fn may_use(state: &ServicePortState, address: IpAddr) -> bool {
     cluster[family].has_address(address) || (is_local && local[family].has_address(address))
 }
 
-/// Whether a frontend knows all nodes.
-async fn know(frontends: &Frontends, address: IpAddr, nodes: NodeSet) -> bool {
-    let request = DrainedRequest { addresses: vec![pack_address(&address)], wait_millis: 0, waited_millis: 0 };
-    let answers = frontends.ask(request).await.unwrap_or_default();
-    let mut clusters = answers.into_iter().filter_map(|(_, answer)| answer.ok()?.cluster).map(NodeSet::from);
-    clusters.any(|cluster| cluster == nodes)
-}
-
 /// Waits for the drain of a pod, and checks the kernels of the nodes whose processes have run since.
 /// `cluster`: all nodes; an answer of frontends that do not know them, as their API server serves an old list, is not
 /// checked. `is_current`: whether no object has changed since the pod ends.
@@ -87,11 +89,12 @@ pub(crate) async fn drain(
     (cluster, nodes): (NodeSet, Vec<DrainedNode>),
     is_current: impl Fn() -> bool,
 ) {
-    let frontends = Frontends(network);
+    let frontends = Frontends { network, known: Mutex::default() };
     let drained = wait(&frontends, &[address], PATIENCE).await;
     trace!(trace, "pod {address}: {drained:?}");
     let Ok(Drained::Yes { absent: 0, silent }) = drained else { return };
-    if !silent.is_empty() || !know(&frontends, address, cluster).await || !is_current() {
+    let know_all = frontends.known.lock().unwrap_or_else(PoisonError::into_inner).contains(&cluster);
+    if !silent.is_empty() || !know_all || !is_current() {
         return;
     }
     for DrainedNode { number, kernel, oracle, starts } in nodes {

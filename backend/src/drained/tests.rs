@@ -110,6 +110,19 @@ async fn frontend_that_does_not_answer_delays_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn frontend_that_knows_no_node_speaks_for_none() {
+    let empty = DrainedResponse {
+        state: DrainState::Drained.into(),
+        programmed: set(&[]),
+        cluster: set(&[]),
+        ..DrainedResponse::default()
+    };
+    let (result, seconds) = asked(vec![vec![("new".to_owned(), Ok(empty))]]).await;
+    let Drained::Yes { absent: 0, silent } = result else { panic!("{result:?}") };
+    assert_eq!((silent, seconds), (vec!["new: knows no node".to_owned()], 10));
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_frontend_with_the_pod_in_use_is_enough_to_wait() {
     let whole = || drained(&["a", "b", "c"], 0);
     for (state, reason) in [
