@@ -92,6 +92,10 @@ impl Comparison {
         for Difference { proxy, question, expected, answer } in differences.iter().take(10) {
             let _ = writeln!(text, "{proxy}: {question}\n    expected {expected}\n    seen     {answer}");
         }
+        let differs = |proxy: &&Proxy| differences.iter().any(|difference| difference.proxy == proxy.kind);
+        for proxy in self.proxies.iter().filter(differs) {
+            let _ = writeln!(text, "The log of {}:\n{}", proxy.kind, proxy.log());
+        }
         Ok(Some(text))
     }
 

@@ -174,7 +174,8 @@ impl Proxy {
         }
     }
 
-    fn log(&self) -> String {
+    /// The end of its log.
+    pub(crate) fn log(&self) -> String {
         let lines = self.process.lines_since(0);
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
