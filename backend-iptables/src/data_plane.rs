@@ -249,8 +249,9 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
                 && let Err(error) = self.kernel.restore(family, &script).await
             {
                 let rejection = rejection(&script, error)?;
-                // A part of the script may have been committed.
-                if !applied.is_reconciling {
+                // A part of the script may have been committed, as may the other family's. `read_again` finds out for
+                // service ports; the base ruleset is observed anew.
+                if !applied.is_reconciling || change.facts {
                     return Ok(CommitOutcome::Unknown(rejection.to_string()));
                 }
                 self.read_again(applied, &change.service_ports).await?;

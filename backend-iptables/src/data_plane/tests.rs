@@ -227,6 +227,33 @@ async fn a_rejected_change_is_followed_by_a_reconcile() {
     assert_eq!(kernel.shape(IpFamily::V4), shape(&current).await);
 }
 
+/// The base ruleset changes while service ports are still missing, and one of those is rejected in the second family:
+/// the first has the new base ruleset.
+#[tokio::test]
+async fn a_base_ruleset_in_a_rejected_script_is_read_again() {
+    let of = |address: &str| {
+        let services = (1..=9).fold(mk_state().node_addresses([address]), |state, n| {
+            state.service(&format!("default/svc-{n:03}"), |service| {
+                let service = service.cluster_ip(&format!("10.96.0.{n}")).cluster_ip(&format!("fd00:96::{n}"));
+                service.endpoints(["10.244.1.1:80", "[fd00:244::1]:80"])
+            })
+        });
+        services.build()
+    };
+    for rejected_line in [RejectedLine::Named, RejectedLine::Unnamed] {
+        let kernel = FakeKernel::default();
+        kernel.set_script_lines(10);
+        let mut driver = driver(&kernel);
+        let mut current = of("192.168.1.1");
+        assert!(driver.reconcile(&current).await.unwrap().unfinished.is_some());
+        kernel.reject(["fd00:96::9/128"], rejected_line);
+        kernel.set_script_lines(1_000);
+        let changes = transition(&mut current, &of("192.168.1.2"));
+        assert_eq!(driver.apply_all(&current, &changes).await.unwrap().failures.len(), 1, "{rejected_line:?}");
+        assert_eq!(kernel.shape(IpFamily::V4), shape(&without(current, &["default/svc-009"])).await);
+    }
+}
+
 #[tokio::test]
 async fn a_restart_writes_nothing() {
     let kernel = FakeKernel::default();

@@ -187,13 +187,16 @@ impl History {
     }
 
     fn facts(&mut self, target: &mut NodeState) {
-        let facts = match self.rng.u8(0..7) {
+        let facts = match self.rng.u8(0..9) {
             0 => mk_state().node(|node| node.eligible = false),
             1 => mk_state().node_addresses(["192.168.1.1"]),
             2 => mk_state().node_addresses(["192.168.1.2", "203.0.113.200", "fd00:1::2"]),
             3 => mk_state().pod_cidrs(["10.244.2.0/24"]),
             4 => mk_state().service_cidrs(["10.96.0.0/16"]),
             5 => mk_state().service_cidrs(["10.96.0.0/16", "10.97.0.0/16", "fd00:96::/112"]),
+            // Without the address of another proxy's Service.
+            6 => mk_state().service_cidrs(["10.96.0.0/17", "10.96.192.0/18", "fd00:96::8000/113"]),
+            7 => mk_state().service_cidrs(["10.96.0.0/17", "fd00:96::/112"]),
             _ => mk_state(),
         };
         let facts = facts.build();

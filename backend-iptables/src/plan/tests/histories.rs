@@ -5,14 +5,14 @@ use backend::testing::ProgramAll as _;
 use std::time::Duration;
 
 use backend::{
-    Drift,
+    Backend as _, Changes, Drift,
     testing::{History, contract},
 };
 use iptables::Ruleset;
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernel::Suspicion;
+use crate::kernel::{Suspicion, fake::RejectedLine};
 
 /// A node with a network plugin and kubelet.
 const FOREIGN: &str = "*filter
@@ -122,6 +122,76 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(check_history(seed, steps, max_lines, script_lines));
+    }
+}
+
+/// A history in which scripts fail, service ports are rejected, others change our rules and the process restarts: after
+/// each step without failures, the kernel contains what a new one would.
+async fn check_faults(seed: u64, steps: usize, script_lines: usize) {
+    let (kernel, mut history, mut rng) = (FakeKernel::default(), History::new(seed), fastrand::Rng::with_seed(seed));
+    kernel.set_script_lines(script_lines);
+    history.jump();
+    let mut driver = driver_for(&kernel, seed);
+    for step in 0..steps {
+        let at = format!("seed {seed}, step {step}");
+        let changes = history.step();
+        let is_rejecting = rng.u8(0..4) == 0;
+        match rng.u8(0..8) {
+            0..4 => kernel.fail_after(rng.usize(0..4)),
+            4 => drop(kernel.remove_any(rng.usize(..))),
+            5 => driver = driver_for(&kernel, seed),
+            _ => {}
+        }
+        if is_rejecting {
+            let line = if rng.bool() { RejectedLine::Named } else { RejectedLine::Unnamed };
+            kernel.reject(["-d 10.96.0.2/32", "10.244.1.1:8080", "fd00:96:1::3/128"], line);
+            let _ = driver.apply(history.state(), &changes).await;
+            let changes = history.step();
+            let _ = driver.apply(history.state(), &changes).await;
+            kernel.reject([], line);
+        } else {
+            let _ = driver.apply(history.state(), &changes).await;
+        }
+        kernel.fail_after(usize::MAX);
+        let changes = history.step();
+        let mut report = driver.apply(history.state(), &changes).await.expect(&at);
+        let mut calls = 0;
+        while report.unfinished.is_some() || !report.failures.is_empty() {
+            report = match report.unfinished {
+                Some(_) => driver.apply(history.state(), &Changes::default()).await,
+                None => driver.reconcile(history.state()).await,
+            }
+            .expect(&at);
+            calls += 1;
+            assert!(calls < 1_000, "{at}: {report:#?}");
+        }
+        if !is_unchanged(&mut driver, &kernel).await {
+            driver.reconcile_all(history.state()).await.unwrap();
+        }
+        let fresh = FakeKernel::default();
+        driver_for(&fresh, seed).reconcile_all(history.state()).await.unwrap();
+        for family in IpFamily::ALL {
+            let [found, expected] =
+                [&kernel, &fresh].map(|kernel| kernel.shape_but(family, |chain| chain.policy.is_some()));
+            let differing: Vec<_> = found.iter().filter(|chain| !expected.contains(chain)).collect();
+            let missing: Vec<_> = expected.iter().filter(|chain| !found.contains(chain)).collect();
+            assert!(differing.is_empty() && missing.is_empty(), "{at}: {differing:#?} instead of {missing:#?}");
+        }
+        assert_eq!(driver_for(&kernel, seed).reconcile_all(history.state()).await.unwrap().writes, 0, "{at}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn kernel_converges_after_faults(
+        seed in any::<u64>(),
+        steps in 1..20_usize,
+        script_lines in prop_oneof![1..60_usize, Just(UNLIMITED)],
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(check_faults(seed, steps, script_lines));
     }
 }
 
