@@ -14,9 +14,14 @@ use serde_json::{Value, json};
 use crate::oracle::ServicePorts;
 
 const NAMESPACES: [&str; 2] = ["shop", "infra"];
+/// The label of Services that another proxy serves.
+pub(crate) const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
 const ZONES: [&str; 2] = ["zone-a", "zone-b"];
 /// How many addresses a Service has on each node. Their numbers show the Service.
 const HOSTS: usize = 7;
+
+/// The first one contains all cluster IPs.
+const SERVICE_CIDRS: [[&str; 2]; 2] = [["10.96.0.0/16", "fd00:96::/112"], ["10.97.0.0/24", "fd00:97::/120"]];
 
 /// How large the cluster is.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +33,7 @@ pub(crate) struct ClusterSize {
 /// Makes one random change. Returns what it was.
 pub(crate) fn change(api: &ApiServer, rng: &mut Rng, size: ClusterSize) -> String {
     let service = rng.usize(..size.services);
-    match rng.u8(0..20) {
+    match rng.u8(0..21) {
         0..4 => {
             let _ = api.put(Resource::Service, self::service(rng, service));
             format!("put Service {service}")
@@ -52,10 +57,20 @@ pub(crate) fn change(api: &ApiServer, rng: &mut Rng, size: ClusterSize) -> Strin
             put_node(api, rng, number);
             format!("put Node {number}")
         }
-        _ => {
+        19 => {
             let number = rng.usize(..size.nodes);
             api.delete(Resource::Node, "", &node_name(number));
             format!("delete Node {number}")
+        }
+        _ => {
+            let number = rng.usize(..SERVICE_CIDRS.len());
+            if rng.bool() {
+                put_service_cidr(api, number);
+                format!("put ServiceCIDR {number}")
+            } else {
+                api.delete(Resource::ServiceCidr, "", &service_cidr_name(number));
+                format!("delete ServiceCIDR {number}")
+            }
         }
     }
 }
@@ -98,8 +113,7 @@ pub(crate) fn end_pod(api: &ApiServer, address: IpAddr) {
 /// The cluster at the beginning.
 pub(crate) fn fill(api: &ApiServer, rng: &mut Rng, size: ClusterSize) {
     (0..size.nodes).for_each(|number| put_node(api, rng, number));
-    let cidr = json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16", "fd00:96::/112"]}});
-    let _ = api.put(Resource::ServiceCidr, cidr);
+    put_service_cidr(api, 0);
     for number in 0..size.services {
         let _ = api.put(Resource::Service, service(rng, number));
         put_slice(api, rng, number, 0, size.nodes);
@@ -208,6 +222,15 @@ fn put_node(api: &ApiServer, rng: &mut Rng, number: usize) {
     let _ = api.put(Resource::Node, node);
 }
 
+fn service_cidr_name(number: usize) -> String {
+    format!("cidr-{number}")
+}
+
+fn put_service_cidr(api: &ApiServer, number: usize) {
+    let metadata = json!({"name": service_cidr_name(number)});
+    let _ = api.put(Resource::ServiceCidr, json!({"metadata": metadata, "spec": {"cidrs": SERVICE_CIDRS[number]}}));
+}
+
 fn service(rng: &mut Rng, number: usize) -> Value {
     let mut ports = vec![json!({"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080})];
     if rng.bool() {
@@ -235,7 +258,11 @@ fn service(rng: &mut Rng, number: usize) -> Value {
         let ip = if has_v4(number) { format!("192.0.2.{host}") } else { format!("2001:db8::{host}") };
         spec["externalIPs"] = json!([ip]);
     }
-    json!({"metadata": {"namespace": namespace(number), "name": service_name(number)}, "spec": spec})
+    let mut metadata = json!({"namespace": namespace(number), "name": service_name(number)});
+    if rng.u8(0..8) == 0 {
+        metadata["labels"] = json!({OTHER_PROXY: "other"});
+    }
+    json!({"metadata": metadata, "spec": spec})
 }
 
 /// A slice for each family of the Service, and sometimes one of the other family, which must not be used.

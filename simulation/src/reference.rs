@@ -8,10 +8,11 @@ use std::{
 };
 
 use fake_api_server::{ApiServer, Resource};
+use ipnet::IpNet;
 use proto::model::{IpFamily, Protocol, ServicePortKey, TrafficPolicy};
 use serde_json::Value;
 
-use crate::oracle::ServicePorts;
+use crate::{objects::OTHER_PROXY, oracle::ServicePorts};
 
 /// The mark of terminating endpoints.
 const TERMINATING: &str = " terminating";
@@ -67,6 +68,33 @@ pub(crate) fn difference(
     (!text.is_empty()).then_some(text)
 }
 
+/// Whether these CIDRs are those in which unallocated addresses are dropped: all of the ServiceCIDRs but the cluster IPs
+/// of Services that another proxy serves.
+pub(crate) fn are_service_cidrs(api: &ApiServer, decided: &[IpNet]) -> bool {
+    let objects = api.list(Resource::ServiceCidr);
+    let cidrs = objects.iter().flat_map(|object| array(&object["spec"]["cidrs"]));
+    let cidrs: Vec<IpNet> = cidrs.filter_map(|cidr| string(cidr).parse().ok()).collect();
+    let contain = |cidrs: &[IpNet], ip: &IpAddr| cidrs.iter().any(|cidr| cidr.contains(ip));
+    let mut excluded = 0;
+    for service in &api.list(Resource::Service) {
+        for ip in array(&service["spec"]["clusterIPs"]).iter().filter_map(|ip| string(ip).parse().ok()) {
+            let is_allocated = contain(&cidrs, &ip);
+            excluded += u128::from(is_allocated && is_foreign(service));
+            if contain(decided, &ip) != (is_allocated && !is_foreign(service)) {
+                return false;
+            }
+        }
+    }
+    let sum =
+        |cidrs: &[IpNet]| -> u128 { cidrs.iter().map(|cidr| 1 << (cidr.max_prefix_len() - cidr.prefix_len())).sum() };
+    let is_inside = |cidr: &IpNet| cidrs.iter().any(|outer| outer.contains(cidr));
+    decided.iter().all(is_inside) && sum(decided) + excluded == sum(&cidrs)
+}
+
+fn is_foreign(service: &Value) -> bool {
+    !service["metadata"]["labels"][OTHER_PROXY].is_null()
+}
+
 /// The same fields of what the frontend has decided.
 fn decided(service_ports: &ServicePorts) -> ReferencePorts {
     let port = |(key, service): (&ServicePortKey, &backend::ServicePortState)| {
@@ -103,7 +131,7 @@ fn reference(api: &ApiServer, node: &str) -> ReferencePorts {
     // Of Services of the same age the first one gets an external IP.
     let mut claimed = BTreeSet::new();
     let mut sorted: Vec<(ServicePortKey, &Value, &Value)> = Vec::new();
-    for service in &services {
+    for service in services.iter().filter(|service| !is_foreign(service)) {
         for port in array(&service["spec"]["ports"]) {
             let metadata = &service["metadata"];
             let protocol = if port["protocol"] == "UDP" { Protocol::Udp } else { Protocol::Tcp };

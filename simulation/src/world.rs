@@ -217,6 +217,10 @@ impl World {
             if let Some(differences) = reference::difference(&self.api, &name, (&state.service_ports, true)) {
                 self.trace.violation(format_args!("a new frontend decides for {name}: {differences}"));
             }
+            if !reference::are_service_cidrs(&self.api, &state.cluster.service_cidrs) {
+                let cidrs = &state.cluster.service_cidrs;
+                self.trace.violation(format_args!("a new frontend decides for {name}: service CIDRs {cidrs:?}"));
+            }
             expected.push(state);
         }
         let begun = self.trace.elapsed();
