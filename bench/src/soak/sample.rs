@@ -77,17 +77,17 @@ impl Recorder {
 
     /// Prints a table, and returns what grows after the first part of the time, which is `warm_up`.
     pub(super) fn print(&self, warm_up: f64) -> Vec<String> {
-        println!("{:<40} {:>12} {:>12} {:>12}", "measured", "median", "growth", "tolerated");
+        println!("{:<40} {:>12} {:>12} {:>12}", "measured", "median", "growth", "limit");
         let mut growing = Vec::new();
         for (measured, values) in &self.columns {
             let judged = &values[(values.len() as f64 * warm_up) as usize..];
             let trend = judge(judged, measured.tolerated);
-            let verdict = if trend.grows { "  GROWS" } else { "" };
+            let verdict = if trend.grows() { "  GROWS" } else { "" };
             println!(
                 "{:<40} {:>12.0} {:>+12.0} {:>12.0}{verdict}",
-                measured.name, trend.median, trend.growth, measured.tolerated
+                measured.name, trend.median, trend.growth, trend.limit
             );
-            growing.extend(trend.grows.then(|| measured.name.clone()));
+            growing.extend(trend.grows().then(|| measured.name.clone()));
         }
         growing
     }
