@@ -68,8 +68,8 @@ pub(crate) fn difference(
     (!text.is_empty()).then_some(text)
 }
 
-/// Whether these CIDRs are those in which unallocated addresses are dropped: all of the ServiceCIDRs but the cluster IPs
-/// of Services that another proxy serves.
+/// Whether these are the CIDRs in which packets to unallocated addresses are dropped: all of the ServiceCIDRs but the
+/// cluster IPs of Services that another proxy serves.
 pub(crate) fn are_service_cidrs(api: &ApiServer, decided: &[IpNet]) -> bool {
     let objects = api.list(Resource::ServiceCidr);
     let cidrs = objects.iter().flat_map(|object| array(&object["spec"]["cidrs"]));
