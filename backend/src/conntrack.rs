@@ -2,7 +2,7 @@
 //!
 //! The kernel chooses an endpoint for the first packet of a flow only, and a UDP flow lasts as long as packets arrive.
 //! So a client that keeps its socket still sends to a removed endpoint, or to the address itself if the flow is older
-//! than the VIP, until the flow is deleted. TCP and SCTP connections end by themselves.
+//! than the VIP, until the flow is deleted. SCTP connections end by themselves, TCP connections too, or by `resets`.
 //!
 //! ```text
 //!   UdpServicePorts ──▶ UdpVips: VIP ──▶ allowed endpoints  flow: client ──▶ VIP
@@ -10,7 +10,7 @@
 //! ```
 
 mod cleaner;
-mod requests;
+pub(crate) mod requests;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -18,12 +18,12 @@ use std::{
     sync::Arc,
 };
 
-use netlink::conntrack::UdpFlow;
+use netlink::conntrack::{Flow, FlowProtocol};
 use proto::model::{IpFamily, PerFamily, Protocol};
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use cleaner::clean_up;
-pub(crate) use cleaner::{ConntrackCleaner, KernelFlowTable};
+pub(crate) use cleaner::{ConntrackCleaner, FlowTable, KernelFlowTable};
 
 use crate::{
     ServicePortState,
@@ -35,13 +35,13 @@ mod sync {
     pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 }
 
-/// Whether stale UDP flows are deleted.
+/// Whether stale UDP flows are deleted, and TCP connections to endpoints that are gone are reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConntrackCleanup {
-    /// They are not deleted.
+    /// They are left as they are.
     Disabled,
     /// After each change of a UDP service port and after each reconcile, UDP flows to VIPs whose replies come from no
-    /// endpoint are deleted. The next packet creates a new flow.
+    /// endpoint are deleted. The next packet creates a new flow. Clients of endpoints that are gone get a reset.
     Enabled,
 }
 
@@ -49,13 +49,16 @@ pub enum ConntrackCleanup {
 #[derive(Clone, Debug)]
 pub(crate) struct UdpServicePort(PerFamily<(Vec<Vip>, AllowedEndpoints)>);
 
-/// The VIPs of all UDP service ports in one family.
-#[derive(Debug, Default)]
-pub(crate) struct UdpVips {
-    vips: HashMap<Vip, AllowedEndpoints>,
+/// What flows to VIPs are compared with, by VIP, in one family.
+#[derive(Debug)]
+pub(crate) struct FlowVips<T> {
+    vips: HashMap<Vip, T>,
     /// The addresses that serve node ports: those of the Node object and of the node's interfaces.
     addresses: HashSet<IpAddr>,
 }
+
+/// The VIPs of all UDP service ports in one family.
+pub(crate) type UdpVips = FlowVips<AllowedEndpoints>;
 
 /// The endpoints that a flow may lead to, sorted. Shared by all VIPs of a service port.
 type AllowedEndpoints = Arc<[SocketAddr]>;
@@ -69,17 +72,26 @@ impl UdpServicePort {
     }
 }
 
-impl UdpVips {
+impl<T> Default for FlowVips<T> {
+    fn default() -> Self {
+        Self { vips: HashMap::new(), addresses: HashSet::new() }
+    }
+}
+
+impl<T: Clone> FlowVips<T> {
     /// The VIPs of service ports in key order: of two with the same VIP the first one is served.
-    pub(crate) fn new<'a>(
-        service_ports: impl Iterator<Item = &'a UdpServicePort>,
+    pub(crate) fn of_service_ports<'a>(
+        service_ports: impl Iterator<Item = &'a PerFamily<(Vec<Vip>, T)>>,
         node_addresses: &[IpAddr],
-    ) -> PerFamily<Self> {
+    ) -> PerFamily<Self>
+    where
+        T: 'a,
+    {
         let mut both = PerFamily::<Self>::default();
-        for UdpServicePort(service_port) in service_ports {
-            for (family, (vips, endpoints)) in service_port.iter() {
+        for service_port in service_ports {
+            for (family, (vips, value)) in service_port.iter() {
                 for vip in vips {
-                    both[family].vips.entry(*vip).or_insert_with(|| endpoints.clone());
+                    both[family].vips.entry(*vip).or_insert_with(|| value.clone());
                 }
             }
         }
@@ -87,14 +99,6 @@ impl UdpVips {
             both[IpFamily::of(address)].addresses.insert(*address);
         }
         both
-    }
-
-    /// The VIPs of a state.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn of(state: &crate::NodeState) -> PerFamily<Self> {
-        let udp = state.service_ports().iter().filter(|(key, _)| key.protocol == Protocol::Udp);
-        let udp: Vec<_> = udp.map(|(_, service)| UdpServicePort::of(service)).collect();
-        Self::new(udp.iter(), &state.node().addresses)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -106,14 +110,40 @@ impl UdpVips {
         self.addresses.extend(addresses);
     }
 
+    /// That of the VIP to which a flow goes.
+    pub(crate) fn get(&self, flow: &Flow) -> Option<&T> {
+        let protocol = match flow.protocol {
+            FlowProtocol::Tcp => Protocol::Tcp,
+            FlowProtocol::Udp => Protocol::Udp,
+        };
+        let (address, port) = (flow.original.destination.ip(), flow.original.destination.port());
+        let vip = self.vips.get(&Vip::AddressPort { address, port, protocol });
+        let node_port = || self.vips.get(&Vip::NodePort { port, protocol });
+        vip.or_else(|| node_port().filter(|_| self.addresses.contains(&address)))
+    }
+}
+
+impl UdpVips {
+    /// The VIPs of service ports in key order.
+    pub(crate) fn new<'a>(
+        service_ports: impl Iterator<Item = &'a UdpServicePort>,
+        node_addresses: &[IpAddr],
+    ) -> PerFamily<Self> {
+        Self::of_service_ports(service_ports.map(|UdpServicePort(service_port)| service_port), node_addresses)
+    }
+
+    /// The VIPs of a state.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn of(state: &crate::NodeState) -> PerFamily<Self> {
+        let udp = state.service_ports().iter().filter(|(key, _)| key.protocol == Protocol::Udp);
+        let udp: Vec<_> = udp.map(|(_, service)| UdpServicePort::of(service)).collect();
+        Self::new(udp.iter(), &state.node().addresses)
+    }
+
     /// Whether the flow goes to one of these VIPs and its replies come from none of its endpoints. This includes flows
     /// that are not translated because they are older than the VIP, and all flows of a service port without endpoints.
-    pub(crate) fn is_stale(&self, flow: &UdpFlow) -> bool {
-        let (address, port) = (flow.original.destination.ip(), flow.original.destination.port());
-        let vip = self.vips.get(&Vip::AddressPort { address, port, protocol: Protocol::Udp });
-        let node_port = || self.vips.get(&Vip::NodePort { port, protocol: Protocol::Udp });
-        let allowed = vip.or_else(|| node_port().filter(|_| self.addresses.contains(&address)));
-        allowed.is_some_and(|allowed| allowed.binary_search(&flow.reply.source).is_err())
+    pub(crate) fn is_stale(&self, flow: &Flow) -> bool {
+        self.get(flow).is_some_and(|allowed| allowed.binary_search(&flow.reply.source).is_err())
     }
 }
 

@@ -30,6 +30,7 @@ mod observe;
 mod pending;
 mod progress;
 mod replica;
+mod resets;
 mod runner;
 mod stage;
 mod state;

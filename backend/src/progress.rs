@@ -41,6 +41,10 @@ pub struct Progress {
     pub retains_node: bool,
     /// Stale UDP flows that were deleted.
     pub deleted_flows: u64,
+    /// Connections to endpoints that are gone, which were reset.
+    pub reset_connections: u64,
+    /// How often such connections could not be reset.
+    pub reset_failures: u64,
     /// How often another process was seen to change our kernel objects.
     pub drifts: u64,
     /// The time that the backend waited for locks that other processes held.

@@ -21,6 +21,7 @@ use crate::{
     observe::BackendIdentity,
     pending::Pending,
     replica::Replica,
+    resets::ConnectionResetter,
     stream::StreamFollower,
     sync::{Reporter, SyncLoop},
 };
@@ -181,6 +182,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             replica,
             pending: Pending::new(retry_delay),
             conntrack: ConntrackCleaner::start(conntrack, KernelFlowTable, progress.clone(), metrics.clone()),
+            resets: ConnectionResetter::start(conntrack, progress.clone()),
             health,
             reporter: Reporter::new(progress, metrics, ready),
         };

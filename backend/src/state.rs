@@ -26,8 +26,10 @@ pub struct ServicePortState {
     pub cluster: PerFamily<Pool>,
     /// The pools for traffic policy Local: the endpoints on this node.
     pub local: PerFamily<Pool>,
-    /// The endpoints that established UDP flows may keep, besides those of the other pools.
+    /// The endpoints that established flows may keep, besides those of the other pools.
     pub established: PerFamily<Pool>,
+    /// The endpoints whose TCP connections are reset.
+    pub gone: PerFamily<Pool>,
 }
 
 /// A committed state of a node. Changes only as a whole, at a commit (see `stage`).
@@ -97,8 +99,8 @@ impl ServicePortState {
     /// A service port with empty pools.
     #[must_use]
     pub fn new(port: ServicePort) -> Self {
-        let (cluster, local, established) = Default::default();
-        Self { port, cluster, local, established }
+        let (cluster, local, established, gone) = Default::default();
+        Self { port, cluster, local, established, gone }
     }
 
     /// The pool of a class and family.
@@ -108,6 +110,7 @@ impl ServicePortState {
             PoolClass::Cluster => &self.cluster[family],
             PoolClass::Local => &self.local[family],
             PoolClass::Established => &self.established[family],
+            PoolClass::Gone => &self.gone[family],
         }
     }
 
@@ -117,6 +120,7 @@ impl ServicePortState {
             PoolClass::Cluster => &mut self.cluster[family],
             PoolClass::Local => &mut self.local[family],
             PoolClass::Established => &mut self.established[family],
+            PoolClass::Gone => &mut self.gone[family],
         }
     }
 
@@ -143,7 +147,7 @@ impl ServicePortState {
 
     /// The pools that new connections use.
     pub(crate) fn selectable(&self) -> impl Iterator<Item = (PoolClass, IpFamily, &Pool)> {
-        self.pools().filter(|(class, ..)| *class != PoolClass::Established)
+        self.pools().filter(|(class, ..)| class.is_selectable())
     }
 
     /// Whether a new connection has an endpoint.

@@ -40,6 +40,7 @@ use crate::{
     health::HealthChecks,
     pending::{Pending, Work},
     replica::{Reaction, Replica},
+    resets::ConnectionResetter,
     stream::{IdleTimeout, StreamEvent, StreamFollower},
 };
 pub(crate) use reporter::Reporter;
@@ -57,6 +58,7 @@ pub(crate) struct SyncLoop<B, C> {
     pub(crate) replica: Replica,
     pub(crate) pending: Pending,
     pub(crate) conntrack: ConntrackCleaner,
+    pub(crate) resets: ConnectionResetter,
     pub(crate) health: HealthChecks,
     pub(crate) reporter: Reporter,
 }
@@ -117,13 +119,14 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     async fn program(&mut self, work: Work) -> Backlog {
         let begun = Instant::now();
         self.reporter.progress.send_modify(|progress| progress.pending_since = progress.pending_since.or(Some(begun)));
-        let Self { backend, stream, replica, pending, conntrack, .. } = self;
+        let Self { backend, stream, replica, pending, conntrack, resets, .. } = self;
         let pending = &*pending;
         let replica = &*replica;
         let state = replica.state();
         let mut backlog = Backlog::new();
         let (result, completed, took, at) = {
             conntrack.prepare(&work, state);
+            resets.prepare(&work, state);
             let call = async {
                 let result = match &work {
                     Work::Reconcile => backend.reconcile(state).await.context("reconcile"),
@@ -135,6 +138,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 if let Ok(SyncReport { failures, unfinished, .. }) = &result {
                     let failed = failures.iter().map(|failure| &failure.key);
                     conntrack.programmed(&completed, failed.chain(unfinished.iter().flatten()));
+                    resets.programmed();
                 }
                 (result, completed, took, at)
             };

@@ -17,6 +17,7 @@ pub mod node_addresses;
 pub mod node_ports;
 pub mod packets;
 pub mod policies;
+pub mod resets;
 pub mod restarts;
 pub mod services;
 pub mod slices;
@@ -194,6 +195,10 @@ macro_rules! conformance {
                 live_flows_keep_their_endpoint,
                 flows_stay_while_their_endpoint_serves,
                 flows_of_the_other_family_are_kept,
+            }
+            resets {
+                clients_of_a_node_that_is_gone_are_reset,
+                clients_of_a_removed_endpoint_are_reset,
             }
             invalid_packets {
                 replies_outside_of_the_window_are_dropped,

@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    io::BufReader,
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
 
@@ -105,6 +106,11 @@ impl Client {
     /// Makes one request.
     pub fn ask(&self, protocol: Protocol, to: SocketAddr) -> Result<Reply, Failure> {
         self.netns.run(|| self.probe.ask(protocol, to))
+    }
+
+    /// Opens a TCP connection whose messages are echoed. Its greeting is read.
+    pub(crate) fn connect(&self, to: SocketAddr) -> Result<(Reply, BufReader<TcpStream>), Failure> {
+        self.netns.run(|| self.probe.connect(to))
     }
 
     /// Sends requests one after the other until the callback stops or one of them fails.

@@ -9,12 +9,14 @@
 
 mod addresses;
 mod groups;
+mod keys;
 mod policy;
 mod problems;
 mod protected;
 mod service_cidrs;
 #[cfg(test)]
 mod tests;
+mod unserving;
 mod versions;
 mod vip_conflicts;
 
@@ -42,7 +44,9 @@ use crate::{
 use self::{
     addresses::AddressIndex,
     groups::GroupChange,
+    keys::{key_of, sibling, slice_keys},
     problems::ProblemLog,
+    unserving::UnservingEndpoints,
     versions::SourceVersions,
     vip_conflicts::{RefusedClaims, VipClaims, external_ips},
 };
@@ -66,6 +70,7 @@ pub struct Index {
     /// The Service of each slice: a slice can change it, and a deletion does not name it.
     slice_services: HashMap<ObjectName, Arc<str>>,
     addresses: AddressIndex,
+    unserving: UnservingEndpoints,
     nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
     /// The nodes with the taint [`STARTUP_TAINT`](crate::STARTUP_TAINT).
     starting: BTreeSet<Arc<str>>,
@@ -268,7 +273,7 @@ impl Index {
             let (view, refused) = match port {
                 Some(port) => {
                     let (port, refused) = self.claims.resolve(service, port);
-                    (Some(view(service, port, &endpoints)), refused)
+                    (Some(view(service, port, &endpoints, &|node| self.nodes.contains_key(node))), refused)
                 }
                 None => (None, RefusedClaims::default()),
             };
@@ -398,6 +403,7 @@ impl Index {
         let is_api = |slice: &SliceObject| (&*slice.name.namespace, &*slice.service) == API_SERVICE;
         let of_api = removed.iter().chain(&new).any(is_api);
         self.addresses.change_slice(name, removed.as_ref(), new.as_ref());
+        self.unserving.change_slice(name, removed.as_ref(), new.as_ref());
         let mut changed = Vec::new();
         for (slice, change) in [(&removed, GroupChange::Remove), (&new, GroupChange::Add)] {
             changed.extend(slice.iter().flat_map(|slice| self.claims.protected.change_slice(slice, change)));
@@ -443,6 +449,10 @@ impl Index {
         if self.nodes.get(&name).map(Arc::as_ref) == new.as_ref() {
             return;
         }
+        if new.is_none() || !self.nodes.contains_key(&name) {
+            let keys: BTreeSet<_> = self.unserving_on(&name).flat_map(slice_keys).collect();
+            self.mark_dirty(keys);
+        }
         let mut changed = Vec::new();
         if let Some(old) = self.nodes.remove(&name) {
             changed.extend(self.claims.protected.change_node(&old, GroupChange::Remove));
@@ -465,25 +475,6 @@ impl Index {
             self.dirty.entry(key).or_default();
         }
     }
-}
-
-/// The key of a port of a service.
-fn key_of(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePortKey {
-    let ObjectName { namespace, name } = &service.name;
-    ServicePortKey::new(namespace.clone(), name.clone(), port.name.clone(), port.protocol)
-}
-
-/// An object in the same namespace.
-fn sibling(name: &ObjectName, other: &Arc<str>) -> ObjectName {
-    ObjectName::new(name.namespace.clone(), other.clone())
-}
-
-/// The service ports that a slice has endpoints for.
-fn slice_keys(slice: &SliceObject) -> impl Iterator<Item = ServicePortKey> {
-    slice.ports.iter().map(|port| {
-        let namespace = slice.name.namespace.clone();
-        ServicePortKey::new(namespace, slice.service.clone(), port.name.clone(), port.protocol)
-    })
 }
 
 /// Whether two versions of a slice differ in their trigger time at most.

@@ -4,6 +4,7 @@ use std::{
     fmt,
     net::IpAddr,
     num::{NonZeroU16, NonZeroU32},
+    str::FromStr,
     sync::Arc,
     time::SystemTime,
 };
@@ -62,8 +63,23 @@ pub struct ServiceObject {
     pub health_check_node_port: Option<NonZeroU16>,
     /// Annotation `fairlead.io/ipvs-scheduler`.
     pub ipvs_scheduler: Option<IpvsScheduler>,
+    /// Annotation `fairlead.io/reset-connections`, else the operator's choice.
+    pub connection_resets: Option<ConnectionResets>,
     /// `spec.ports`, sorted by name and protocol.
     pub ports: Vec<ServiceObjectPort>,
+}
+
+/// Which TCP connections of a Service are reset: without that, a client waits for an endpoint that does not exist any
+/// more until it gives up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ConnectionResets {
+    /// None.
+    Never,
+    /// Those to endpoints that do not serve, on a Node whose object is gone.
+    #[default]
+    NodeGone,
+    /// Those to addresses that no EndpointSlice of the Service has.
+    Removed,
 }
 
 /// A Service that another proxy serves: label `service.kubernetes.io/service-proxy-name`.
@@ -220,6 +236,30 @@ pub enum VersionProgress {
     Changed(SourceVersion),
     /// All changes up to this version have been delivered; perhaps there was none.
     Confirmed(SourceVersion),
+}
+
+impl ConnectionResets {
+    const ALL: [Self; 3] = [Self::Never, Self::NodeGone, Self::Removed];
+}
+
+impl fmt::Display for ConnectionResets {
+    /// The form of `--reset-connections`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Never => "never",
+            Self::NodeGone => "node-gone",
+            Self::Removed => "removed",
+        })
+    }
+}
+
+impl FromStr for ConnectionResets {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let named = Self::ALL.into_iter().find(|resets| resets.to_string() == text);
+        named.ok_or_else(|| format!("{text:?}: expected `never`, `node-gone` or `removed`"))
+    }
 }
 
 impl ObjectName {

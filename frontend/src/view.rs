@@ -5,6 +5,7 @@
 //!   EndpointSlices ──▶ merged endpoints ──┴─▶ Decisions ──┤              cluster: Scoped     by node, by zone
 //!                                                         │              local               by node
 //!                                                         │              established: Scoped by node
+//!                                                         │              gone                the same for every node
 //!                                                         └─▶ explain(): each endpoint, with its reason
 //! ```
 //!
@@ -20,15 +21,17 @@ mod tests;
 
 use std::{collections::BTreeMap, iter, net::IpAddr, sync::Arc};
 
-use proto::model::{IpFamily, PerFamily, Pool, PoolClass, Protocol, ServicePort, TrafficPolicy};
+use proto::model::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, Protocol, ServicePort, TrafficPolicy};
 
-use crate::object::ServiceObject;
+use crate::object::{ConnectionResets, ServiceObject};
 
 pub use self::explain::{EndpointExplanation, EndpointReason, ServicePortExplanation, explain};
 pub use self::limit::ServiceEndpoints;
 use self::{
     merge::{MergedEndpoint, merge},
-    selection::{ClusterSelection, UsedEndpoints, local, local_pool, unused_by_node, unused_of_cluster},
+    selection::{
+        ClusterSelection, UsedEndpoints, local, local_pool, on_missing_nodes, unused_by_node, unused_of_cluster,
+    },
 };
 
 /// One service port with its pools on all nodes.
@@ -42,8 +45,11 @@ pub struct ServicePortView {
     /// Only nodes with such endpoints.
     pub local: BTreeMap<Arc<str>, PerFamily<Pool>>,
     /// What established UDP flows may keep, besides the endpoints of the other pools. The same for every node; if no
-    /// traffic uses policy Cluster, by node: its own.
+    /// traffic uses policy Cluster, by node: its own. With [`ConnectionResets::Removed`], what TCP connections may
+    /// keep.
     pub established: PerFamily<Scoped<Pool>>,
+    /// The endpoints whose TCP connections are reset, the same for every node.
+    pub gone: PerFamily<Scoped<Pool>>,
 }
 
 /// A value that is the same on most nodes: `nodes[node]`, else `zones[zone]`, else `default`.
@@ -60,9 +66,14 @@ pub struct Scoped<T> {
 /// Computes the view of one service port.
 ///
 /// `port` is the service port after VIP conflict resolution, without its endpoints; `endpoints` are those of the
-/// Service. An IP family without a cluster IP has no endpoints.
+/// Service. An IP family without a cluster IP has no endpoints. `is_node`: whether there is a Node of this name.
 #[must_use]
-pub fn view(service: &ServiceObject, mut port: ServicePort, endpoints: &ServiceEndpoints<'_>) -> ServicePortView {
+pub fn view(
+    service: &ServiceObject,
+    mut port: ServicePort,
+    endpoints: &ServiceEndpoints<'_>,
+    is_node: &dyn Fn(&str) -> bool,
+) -> ServicePortView {
     let merged = merge(&port.key, endpoints);
     let EndpointDecisions { any_endpoints, cluster: selected, local } = EndpointDecisions::of(service, &port, &merged);
     port.any_endpoints = any_endpoints;
@@ -74,15 +85,35 @@ pub fn view(service: &ServiceObject, mut port: ServicePort, endpoints: &ServiceE
     }
     let cluster =
         PerFamily::from_fn(|family| selected[family].as_ref().map(ClusterSelection::pools).unwrap_or_default());
-    let established = PerFamily::from_fn(|family| {
-        let is_served = port.key.protocol == Protocol::Udp && service.cluster_ips[family].is_some();
-        let serving = merged.iter().filter(|merged| is_served && merged.family() == family && merged.endpoint.serving);
-        match selected[family] {
-            Some(_) => Scoped { default: unused_of_cluster(serving, &cluster[family]), ..Scoped::default() },
-            None => Scoped { nodes: unused_by_node(serving, &by_node, family), ..Scoped::default() },
+    let resets = service.connection_resets.unwrap_or_default();
+    let in_family = |family| merged.iter().filter(move |merged| merged.family() == family);
+    let of_family = |family: IpFamily| {
+        let is_served = service.cluster_ips[family].is_some();
+        let everywhere = |default: Pool| Scoped { default, ..Scoped::default() };
+        match (port.key.protocol, resets) {
+            (Protocol::Udp, _) if is_served => {
+                let serving = in_family(family).filter(|merged| merged.endpoint.serving);
+                let established = match selected[family] {
+                    Some(_) => everywhere(unused_of_cluster(serving, &cluster[family])),
+                    None => Scoped { nodes: unused_by_node(serving, &by_node, family), ..Scoped::default() },
+                };
+                (established, Scoped::default())
+            }
+            (Protocol::Tcp, ConnectionResets::NodeGone) if is_served => {
+                (Scoped::default(), everywhere(on_missing_nodes(in_family(family), is_node)))
+            }
+            // With a subset of the endpoints, others exist.
+            (Protocol::Tcp, ConnectionResets::Removed) if is_served && !endpoints.is_subset() => {
+                let others = everywhere(iter::once(Endpoint::any_other(family)).collect());
+                (everywhere(unused_of_cluster(in_family(family), &cluster[family])), others)
+            }
+            _ => Default::default(),
         }
-    });
-    ServicePortView { port, cluster, local: by_node, established }
+    };
+    let PerFamily { v4, v6 } = PerFamily::from_fn(of_family);
+    let established = PerFamily { v4: v4.0, v6: v6.0 };
+    let gone = PerFamily { v4: v4.1, v6: v6.1 };
+    ServicePortView { port, cluster, local: by_node, established, gone }
 }
 
 /// Which endpoints of a service port are used where.
@@ -149,7 +180,9 @@ impl ServicePortView {
     /// The pools that most nodes share, by class and family.
     pub(crate) fn shared(&self) -> impl Iterator<Item = (PoolClass, IpFamily, &Scoped<Pool>)> {
         let cluster = self.cluster.iter().map(|(family, pools)| (PoolClass::Cluster, family, pools));
-        cluster.chain(self.established.iter().map(|(family, pools)| (PoolClass::Established, family, pools)))
+        let established = self.established.iter().map(|(family, pools)| (PoolClass::Established, family, pools));
+        let gone = self.gone.iter().map(|(family, pools)| (PoolClass::Gone, family, pools));
+        cluster.chain(established).chain(gone)
     }
 
     /// The cluster pool of a node in a zone.

@@ -1,4 +1,5 @@
-//! Connection tracking: dumps UDP flows with their NAT, deletes flows in batches, and looks up a flow of any protocol.
+//! Connection tracking: dumps UDP and TCP flows with their NAT, deletes flows in batches, and looks up a flow of any
+//! protocol.
 //!
 //! ```text
 //!   original  10.244.1.7:4000 -> 10.96.0.10:53        the client's packets
@@ -28,9 +29,20 @@ pub struct Tuple {
     pub destination: SocketAddr,
 }
 
-/// A UDP flow.
+/// The protocol of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct UdpFlow {
+pub enum FlowProtocol {
+    /// TCP. Connections that are closed (`TIME_WAIT` and `CLOSE`) are not listed.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// A flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// Its protocol.
+    pub protocol: FlowProtocol,
     /// The direction of its first packet, before NAT.
     pub original: Tuple,
     /// The direction of the replies, before NAT is undone.
@@ -39,6 +51,28 @@ pub struct UdpFlow {
     pub id: u32,
     /// Its zone.
     pub zone: ConntrackZone,
+}
+
+impl FlowProtocol {
+    /// The `IPPROTO_*`.
+    pub(crate) const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => abi::TCP,
+            Self::Udp => abi::UDP,
+        }
+    }
+
+    /// Its name, for messages.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        }
+    }
+
+    fn of(number: u8) -> Option<Self> {
+        [Self::Tcp, Self::Udp].into_iter().find(|protocol| protocol.number() == number)
+    }
 }
 
 /// A conntrack zone: flows of different zones may have the same tuples. Zone 0 is the default.

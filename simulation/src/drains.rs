@@ -73,7 +73,7 @@ impl AskFrontends for Frontends {
 
 /// Whether new connections may go to an address.
 fn may_use(state: &ServicePortState, address: IpAddr) -> bool {
-    let ServicePortState { port, cluster, local, established: _ } = state;
+    let ServicePortState { port, cluster, local, established: _, gone: _ } = state;
     let is_local = port.internal_policy == TrafficPolicy::Local
         || (port.external_policy == TrafficPolicy::Local && port.externally_accessible());
     let family = IpFamily::of(&address);

@@ -20,9 +20,9 @@ use crate::{objects, oracle::NodeOracle};
 pub(crate) use real::NodeBackend;
 use real::{Memory, RealBackend};
 
-/// A service port as rules show it: none depends on established pools.
+/// A service port as rules show it: none depends on established and gone pools.
 pub(crate) fn without_established(service: &ServicePortState) -> ServicePortState {
-    ServicePortState { established: Default::default(), ..service.clone() }
+    ServicePortState { established: Default::default(), gone: Default::default(), ..service.clone() }
 }
 
 /// The kernel of a node. Clones share it.

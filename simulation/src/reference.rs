@@ -27,6 +27,8 @@ struct ReferencePort {
     local: BTreeSet<String>,
     /// What established flows may keep besides those that new ones use.
     established: BTreeSet<String>,
+    /// The endpoints whose connections are reset.
+    gone: BTreeSet<String>,
     /// The families with an endpoint that can serve, on any node.
     any_endpoints: BTreeSet<&'static str>,
 }
@@ -47,7 +49,7 @@ impl ReferenceEndpoint<'_> {
 }
 
 /// How a state differs from what the objects of the API server mean for the node; `None` if it does not.
-/// `has_features`: whether both peers know established pools.
+/// `has_features`: whether both peers know established and gone pools.
 pub(crate) fn difference(
     api: &ApiServer,
     node: &str,
@@ -55,7 +57,10 @@ pub(crate) fn difference(
 ) -> Option<String> {
     let (mut expected, mut decided) = (reference(api, node), decided(service_ports));
     if !has_features {
-        expected.values_mut().chain(decided.values_mut()).for_each(|port| port.established.clear());
+        expected.values_mut().chain(decided.values_mut()).for_each(|port| {
+            port.established.clear();
+            port.gone.clear();
+        });
     }
     let keys: BTreeSet<_> = expected.keys().chain(decided.keys()).collect();
     let mut text = String::new();
@@ -113,6 +118,7 @@ fn decided(service_ports: &ServicePorts) -> ReferencePorts {
             let used = if uses_cluster { &service.cluster } else { &service.local };
             let established = service.established[family].iter().filter(|endpoint| !used[family].contains(endpoint));
             port.established.extend(established.map(text));
+            port.gone.extend(service.gone[family].iter().map(text));
             if service.port.any_endpoints[family] {
                 port.any_endpoints.insert(family.name());
             }
@@ -195,6 +201,16 @@ fn reference(api: &ApiServer, node: &str) -> ReferencePorts {
                 let established = serving.map(|endpoint| of(endpoint, false));
                 let established: Vec<_> = established.filter(|text| !used.contains(&**text)).collect();
                 reference.established.extend(established);
+            } else {
+                let is_node = |name: &Value| nodes.iter().any(|node| node["metadata"]["name"] == *name);
+                let gone = endpoints.iter().filter(|endpoint| {
+                    let node = &endpoint.object["nodeName"];
+                    !condition(endpoint, "ready")
+                        && !condition(endpoint, "serving")
+                        && !node.is_null()
+                        && !is_node(node)
+                });
+                reference.gone.extend(gone.map(|endpoint| of(endpoint, false)));
             }
         }
         ports.insert(key, reference);

@@ -200,7 +200,7 @@ fn delete_udp_flows(deleted: &[KubeProxyServer]) -> Result<()> {
         }
         let mut flows = Vec::new();
         let mut handle = conntrack::ConntrackHandle::open()?;
-        let listed = handle.udp_flows(family, |flow| {
+        let listed = handle.flows(family, conntrack::FlowProtocol::Udp, |flow| {
             flows.extend(udp.contains(&flow.original.destination).then_some(flow));
             Ok(())
         });

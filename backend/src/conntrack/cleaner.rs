@@ -19,7 +19,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use netlink::{
     AddressFamily,
-    conntrack::{ConntrackHandle, UdpFlow},
+    conntrack::{ConntrackHandle, Flow, FlowProtocol},
 };
 use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
 use runtime::{
@@ -55,15 +55,16 @@ pub(crate) trait FlowTable: Send + 'static {
     /// The addresses of the node's interfaces.
     fn addresses(&self) -> netlink::Result<HashSet<IpAddr>>;
 
-    /// Calls `visit` with each UDP flow. It may delete flows.
+    /// Calls `visit` with each flow. It may delete flows.
     fn visit(
         &self,
         family: AddressFamily,
-        visit: &mut dyn FnMut(UdpFlow) -> netlink::Result<()>,
+        protocol: FlowProtocol,
+        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
     ) -> netlink::Result<()>;
 
     /// Deletes flows. Returns how many there were.
-    fn delete(&self, flows: &[UdpFlow]) -> netlink::Result<usize>;
+    fn delete(&self, flows: &[Flow]) -> netlink::Result<usize>;
 }
 
 /// The flows of the network namespace of the calling thread.
@@ -275,7 +276,7 @@ pub(crate) fn clean_up(
         vips[family].add_addresses(&addresses);
         let begun = Instant::now();
         let (mut stale, mut deleted) = (Vec::new(), 0);
-        let mut delete = |stale: &mut Vec<UdpFlow>, vips: &mut PerFamily<UdpVips>| {
+        let mut delete = |stale: &mut Vec<Flow>, vips: &mut PerFamily<UdpVips>| {
             if update(vips) {
                 vips[family].add_addresses(&addresses);
                 stale.retain(|flow| vips[family].is_stale(flow));
@@ -284,7 +285,7 @@ pub(crate) fn clean_up(
             stale.clear();
             Ok(())
         };
-        let visited = table.visit(conntrack_family, &mut |flow| {
+        let visited = table.visit(conntrack_family, FlowProtocol::Udp, &mut |flow| {
             if vips[family].is_stale(&flow) {
                 stale.push(flow);
             }
@@ -306,12 +307,13 @@ impl FlowTable for KernelFlowTable {
     fn visit(
         &self,
         family: AddressFamily,
-        visit: &mut dyn FnMut(UdpFlow) -> netlink::Result<()>,
+        protocol: FlowProtocol,
+        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
     ) -> netlink::Result<()> {
-        ConntrackHandle::open()?.udp_flows(family, visit)
+        ConntrackHandle::open()?.flows(family, protocol, visit)
     }
 
-    fn delete(&self, flows: &[UdpFlow]) -> netlink::Result<usize> {
+    fn delete(&self, flows: &[Flow]) -> netlink::Result<usize> {
         if flows.is_empty() { Ok(0) } else { ConntrackHandle::open()?.delete(flows) }
     }
 }

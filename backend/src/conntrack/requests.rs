@@ -32,6 +32,17 @@ struct RequestState<U> {
     is_closed: bool,
 }
 
+/// Why a cleanup does not wait any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// The time has passed.
+    Elapsed,
+    /// Another cleanup is due.
+    Due,
+    /// There will be no more.
+    Closed,
+}
+
 impl<U> Clone for CleanupRequests<U> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
@@ -85,6 +96,18 @@ impl<U: Default> CleanupRequests<U> {
         (state.is_cleaning, state.is_failing) = (false, is_failing);
         drop(state);
         self.0.changed.notify_all();
+    }
+
+    /// Waits within a cleanup, at most for this time.
+    pub(crate) fn wait_at_most(&self, time: Duration) -> Wake {
+        let is_idle = |state: &mut RequestState<U>| !state.is_due && !state.is_closed;
+        let waited = self.0.changed.wait_timeout_while(self.state(), time, is_idle);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match mem::take(&mut state.is_due) {
+            _ if state.is_closed => Wake::Closed,
+            true => Wake::Due,
+            false => Wake::Elapsed,
+        }
     }
 
     /// Pauses after a cleanup that `took` this long, unless there will be none.

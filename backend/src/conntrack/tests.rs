@@ -1,6 +1,6 @@
 //! Which flows are stale: a table, and random histories compared with a plain search.
 
-use netlink::conntrack::{ConntrackZone, Tuple};
+use netlink::conntrack::{ConntrackZone, FlowProtocol, Tuple};
 
 use super::*;
 use crate::{
@@ -8,11 +8,12 @@ use crate::{
     testing::{History, StateBuilder, mk_state},
 };
 
-fn flow(to: &str, answered_by: &str) -> UdpFlow {
+fn flow(to: &str, answered_by: &str) -> Flow {
     let (to, answered_by): (SocketAddr, SocketAddr) = (to.parse().unwrap(), answered_by.parse().unwrap());
     let client: IpAddr = if to.is_ipv4() { "10.244.9.9".parse() } else { "fd00:244:9::9".parse() }.unwrap();
     let client = SocketAddr::new(client, 4000);
-    UdpFlow {
+    Flow {
+        protocol: FlowProtocol::Udp,
         original: Tuple { source: client, destination: to },
         reply: Tuple { source: answered_by, destination: client },
         id: 1,
@@ -20,7 +21,7 @@ fn flow(to: &str, answered_by: &str) -> UdpFlow {
     }
 }
 
-fn is_stale(vips: &PerFamily<UdpVips>, flow: &UdpFlow) -> bool {
+fn is_stale(vips: &PerFamily<UdpVips>, flow: &Flow) -> bool {
     vips[IpFamily::of(&flow.original.destination.ip())].is_stale(flow)
 }
 
@@ -129,7 +130,7 @@ fn first_of_two_service_ports_with_a_vip_owns_it() {
 }
 
 /// Whether a flow is stale, found by a search through the whole state.
-fn stale_by_search(state: &NodeState, flow: &UdpFlow) -> bool {
+fn stale_by_search(state: &NodeState, flow: &Flow) -> bool {
     let (to, from) = (flow.original.destination, flow.reply.source);
     let claims = |service: &ServicePortState| {
         let port = &service.port;

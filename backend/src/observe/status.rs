@@ -56,6 +56,7 @@ impl Observer {
             ("rejectedOperations", json!(progress.protocol.rejected_operations)),
             ("rollbacks", json!(progress.protocol.rollbacks)),
             ("deletedUdpFlows", json!(progress.deleted_flows)),
+            ("resetConnections", json!(progress.reset_connections)),
             ("lockWaitSeconds", json!(progress.lock_wait.as_secs_f64())),
         ];
         fields.retain(|(_, value)| !value.is_null());

@@ -229,13 +229,17 @@ fn change(pool: &mut Pool, add: Vec<Endpoint>, remove: &[Endpoint]) {
 
 /// Removes the endpoints that no traffic may be sent to. Returns the first one.
 fn remove_unusable(operation: &mut Operation) -> Option<RejectedOperation> {
+    let is_unusable = |pool: &PoolId, endpoint: &Endpoint| {
+        let stands_for_others = pool.class == PoolClass::Gone && *endpoint == Endpoint::any_other(pool.family);
+        !stands_for_others && unusable(endpoint.address).is_some()
+    };
     let (pool, removed): (_, Vec<Endpoint>) = match operation {
         Operation::ChangePool { pool, add, .. } => {
-            (pool, add.extract_if(.., |endpoint| unusable(endpoint.address).is_some()).collect())
+            let list = add.extract_if(.., |endpoint| is_unusable(pool, endpoint)).collect();
+            (pool, list)
         }
         Operation::ReplacePool { pool, endpoints } => {
-            let list: Vec<_> =
-                endpoints.iter().filter(|endpoint| unusable(endpoint.address).is_some()).copied().collect();
+            let list: Vec<_> = endpoints.iter().filter(|endpoint| is_unusable(pool, endpoint)).copied().collect();
             for endpoint in &list {
                 endpoints.remove(endpoint);
             }

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, fs, io, path::Path};
 
 use anyhow::{Context as _, Result, anyhow};
-use netlink::{AddressFamily, conntrack::ConntrackHandle};
+use netlink::{
+    AddressFamily,
+    conntrack::{ConntrackHandle, FlowProtocol},
+};
 use tracing::{debug, info, warn};
 
 use super::{ConntrackSetting, ConntrackSettings, SettingWrite, plan};
@@ -105,7 +108,8 @@ fn unreadable(setting: ConntrackSetting, desired: u64) -> String {
 
 /// Lists flows, which makes the kernel load nf_conntrack. There are none, or it would be loaded.
 fn load_module() {
-    let listed = ConntrackHandle::open().and_then(|mut handle| handle.udp_flows(AddressFamily::V4, |_| Ok(())));
+    let listed =
+        ConntrackHandle::open().and_then(|mut handle| handle.flows(AddressFamily::V4, FlowProtocol::Udp, |_| Ok(())));
     if let Err(error) = listed {
         // The missing files are the error to show.
         debug!(%error, "cannot list conntrack flows to load nf_conntrack");

@@ -114,8 +114,12 @@ impl History {
         };
         for family in families {
             new.port.cluster_ips[*family] = Some(ip(*family, 0x96, cluster_ip + 1));
-            let is_udp = key.protocol == Protocol::Udp;
-            for class in PoolClass::ALL.into_iter().filter(|class| *class != PoolClass::Established || is_udp) {
+            let is_of_protocol = |class: &PoolClass| match class {
+                PoolClass::Cluster | PoolClass::Local => true,
+                PoolClass::Established => key.protocol == Protocol::Udp,
+                PoolClass::Gone => key.protocol == Protocol::Tcp,
+            };
+            for class in PoolClass::ALL.into_iter().filter(is_of_protocol) {
                 *new.pool_mut(class, *family) = self.pool(class, *family);
             }
         }
@@ -144,6 +148,7 @@ impl History {
         let class = match self.rng.u8(0..6) {
             0..2 => PoolClass::Local,
             2 if key.protocol == Protocol::Udp => PoolClass::Established,
+            2 if key.protocol == Protocol::Tcp => PoolClass::Gone,
             _ => PoolClass::Cluster,
         };
         self.change(target, &key, |history, service| {

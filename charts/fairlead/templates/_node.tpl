@@ -208,7 +208,7 @@
       readOnly: true
 {{- end -}}
 
-{{/* Capabilities of the backend: netlink, raw sockets for iptables programs, and oom_score_adj. */}}
+{{/* Capabilities of the backend: netlink, raw sockets for resets and iptables programs, and oom_score_adj. */}}
 {{- define "fairlead.nodeSecurityContext" -}}
 runAsUser: 0
 runAsGroup: 0
@@ -217,5 +217,5 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
-  add: [NET_ADMIN{{ if or .Values.backend.tools .Values.backend.cleanup (ne (include "fairlead.mode" .) "nftables") }}, NET_RAW{{ end }}{{ if not (kindIs "invalid" .Values.backend.oomScoreAdj) }}, SYS_RESOURCE{{ end }}]
+  add: [NET_ADMIN, NET_RAW{{ if not (kindIs "invalid" .Values.backend.oomScoreAdj) }}, SYS_RESOURCE{{ end }}]
 {{- end -}}

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use netlink::{AddressFamily, conntrack::ConntrackHandle};
+use netlink::{
+    AddressFamily,
+    conntrack::{ConntrackHandle, FlowProtocol},
+};
 
 use crate::{
     client::Client,
@@ -217,7 +220,7 @@ fn flow_ids(netns: &Netns, to: SocketAddr) -> Vec<u32> {
     netns.run(|| {
         let mut ids = Vec::new();
         let mut handle = ConntrackHandle::open().expect("a netlink socket");
-        let listed = handle.udp_flows(family, |flow| {
+        let listed = handle.flows(family, FlowProtocol::Udp, |flow| {
             ids.extend((flow.original.destination == to).then_some(flow.id));
             Ok(())
         });

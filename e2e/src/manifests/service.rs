@@ -1,6 +1,6 @@
 //! A builder of a Service with its EndpointSlices.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use serde_json::{Value, json};
 
@@ -26,6 +26,7 @@ pub struct Service {
     affinity_seconds: Option<u32>,
     health_check_node_port: Option<u16>,
     endpoints: Vec<Endpoint>,
+    annotations: BTreeMap<String, String>,
 }
 
 /// A traffic policy, internal or external.
@@ -64,7 +65,14 @@ impl Service {
             affinity_seconds: None,
             health_check_node_port: None,
             endpoints: Vec::new(),
+            annotations: BTreeMap::new(),
         }
+    }
+
+    /// Adds an annotation.
+    pub fn annotation(mut self, name: &str, value: &str) -> Self {
+        self.annotations.insert(name.into(), value.into());
+        self
     }
 
     /// Sets its namespace.
@@ -227,7 +235,7 @@ impl Service {
         json!({
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": { "name": self.name, "namespace": self.namespace },
+            "metadata": { "name": self.name, "namespace": self.namespace, "annotations": self.annotations },
             "spec": spec,
             "status": { "loadBalancer": load_balancer },
         })

@@ -3,7 +3,10 @@
 use std::net::SocketAddr;
 
 use clap::{Args, builder::RangedU64ValueParser};
-use frontend::index::{AllowedIps, ServiceLimits, ServicePolicy};
+use frontend::{
+    index::{AllowedIps, ServiceLimits, ServicePolicy},
+    object::ConnectionResets,
+};
 
 /// Which addresses Services may claim, and how much of one Service is used.
 #[derive(Clone, Debug, Args)]
@@ -53,6 +56,12 @@ pub(crate) struct PolicyArgs {
     #[arg(long, value_name = "COUNT", value_parser = count())]
     #[arg(default_value_t = ServiceLimits::default().port_endpoints)]
     pub(crate) max_service_port_endpoints: usize,
+
+    /// Reset the TCP connections of clients, which would wait for minutes, to endpoints that are gone: `never`;
+    /// `node-gone`, those that do not serve, on a Node whose object was deleted; or `removed`, those in no
+    /// EndpointSlice of the Service. The annotation fairlead.io/reset-connections of a Service takes precedence.
+    #[arg(long, default_value_t, value_name = "WHICH")]
+    pub(crate) reset_connections: ConnectionResets,
 }
 
 fn count() -> RangedU64ValueParser<usize> {
@@ -80,6 +89,7 @@ impl PolicyArgs {
                 endpoints: self.max_service_endpoints,
                 port_endpoints: self.max_service_port_endpoints,
             },
+            connection_resets: self.reset_connections,
         }
     }
 }

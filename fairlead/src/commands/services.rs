@@ -35,8 +35,10 @@ pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()
 pub(crate) fn to_json(state: &NodeState) -> Vec<Value> {
     let service_ports = state.service_ports().values();
     service_ports
-        .map(|ServicePortState { port, cluster, local, established }| {
-            json!({ "service_port": port, "cluster": cluster, "local": local, "established": established })
+        .map(|ServicePortState { port, cluster, local, established, gone }| {
+            json!({
+                "service_port": port, "cluster": cluster, "local": local, "established": established, "gone": gone,
+            })
         })
         .collect()
 }

@@ -8,7 +8,10 @@ use std::{
 
 use proto::model::ServicePortKey;
 
-use super::{Index, key_of, sibling};
+use super::{
+    Index,
+    keys::{key_of, sibling},
+};
 use crate::object::{ObjectName, SliceEndpoint, SliceObject};
 
 /// The slices of each address.

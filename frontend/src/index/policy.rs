@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
 use ipnet::IpNet;
 use proto::model::IpFamily;
 
-use crate::object::{ObjectProblem, ServiceObject};
+use crate::object::{ConnectionResets, ObjectProblem, ServiceObject};
 
 /// The operator's limits for Services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct ServicePolicy {
     pub refuse_node_addresses: bool,
     /// How much of one Service is used.
     pub limits: ServiceLimits,
+    /// Which connections are reset, unless a Service has its own choice.
+    pub connection_resets: ConnectionResets,
 }
 
 /// Which addresses may be claimed.
@@ -127,6 +129,7 @@ impl ServicePolicy {
     /// What is used of a Service, and why the rest is not.
     pub(crate) fn apply(&self, mut service: ServiceObject) -> (ServiceObject, Vec<ObjectProblem>) {
         let mut problems = Vec::new();
+        service.connection_resets.get_or_insert(self.connection_resets);
         // The source has reported addresses of other IP families.
         let cluster_ips = service.cluster_ips;
         let has_family = |ip: &IpAddr| cluster_ips[IpFamily::of(ip)].is_some();

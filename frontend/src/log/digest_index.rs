@@ -1,6 +1,6 @@
 //! The expected digests of nodes, updated with each change: one vector for all nodes, one per zone with what differs
-//! there, and (in `node_entry`) one per node with what differs on it. Established pools have vectors of their own: they
-//! are added for clients with that feature.
+//! there, and (in `node_entry`) one per node with what differs on it. Established and gone pools have vectors of their
+//! own: they are added for clients with that feature.
 
 use std::{collections::HashMap, iter, sync::Arc};
 
@@ -75,6 +75,8 @@ impl DigestIndex {
         apply: ApplyDigest,
     ) -> ByFeature<ZoneDigests> {
         apply(&mut self.common.all_nodes[hash.bucket()], Digest::of_service_port(&view.port));
+        // Gone pools are the same for all nodes.
+        self.established.account((hash, PoolClass::Gone), &view.gone, apply);
         ByFeature {
             common: self.common.account((hash, PoolClass::Cluster), &view.cluster, apply),
             established: self.established.account((hash, PoolClass::Established), &view.established, apply),

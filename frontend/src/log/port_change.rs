@@ -34,6 +34,7 @@ pub(super) struct ServicePortDelta {
     port: Option<(Digest, Digest)>,
     cluster: PerFamily<Scoped<PoolDelta>>,
     established: PerFamily<Scoped<PoolDelta>>,
+    gone: PerFamily<Scoped<PoolDelta>>,
     local: BTreeMap<Arc<str>, PerFamily<PoolDelta>>,
 }
 
@@ -69,6 +70,7 @@ impl PortChange {
                 established: PerFamily::from_fn(|family| {
                     scoped_deltas(&old.established[family], &new.established[family], &zone_of)
                 }),
+                gone: PerFamily::from_fn(|family| scoped_deltas(&old.gone[family], &new.gone[family], &zone_of)),
                 local: local_deltas(&old.local, &new.local),
             })),
         }
@@ -128,7 +130,7 @@ impl PortChange {
 impl ServicePortDelta {
     /// The changes of the pools that most nodes share.
     fn shared(&self) -> impl Iterator<Item = &Scoped<PoolDelta>> {
-        self.cluster.iter().chain(self.established.iter()).map(|(_, deltas)| deltas)
+        self.cluster.iter().chain(self.established.iter()).chain(self.gone.iter()).map(|(_, deltas)| deltas)
     }
 
     /// The changes of one of them.
@@ -136,6 +138,7 @@ impl ServicePortDelta {
         match class {
             PoolClass::Cluster => Some(&self.cluster[family]),
             PoolClass::Established => Some(&self.established[family]),
+            PoolClass::Gone => Some(&self.gone[family]),
             PoolClass::Local => None,
         }
     }

@@ -89,14 +89,27 @@ pub(super) fn local_pool(used: &UsedEndpoints<'_>) -> Pool {
     used.endpoints.iter().map(|merged| merged.to_endpoint(terminating)).collect()
 }
 
-/// What established flows may keep, besides the cluster pools: the same for every node. Where hints narrow the pools,
-/// these are all endpoints that serve: what each node is not given would be as many lists as there are hints.
+/// The endpoints that do not serve, on Nodes of which there is no object. The Node object of one that serves may be
+/// missing by mistake, or not be known yet.
+pub(super) fn on_missing_nodes<'m, 'a: 'm>(
+    endpoints: impl Iterator<Item = &'m MergedEndpoint<'a>>,
+    is_node: &dyn Fn(&str) -> bool,
+) -> Pool {
+    let is_gone = |merged: &&MergedEndpoint<'_>| {
+        let SliceEndpoint { ready, serving, ref node, .. } = *merged.endpoint;
+        !ready && !serving && node.as_ref().is_some_and(|node| !is_node(node))
+    };
+    endpoints.filter(is_gone).map(|merged| merged.to_endpoint(false)).collect()
+}
+
+/// What established flows may keep of these endpoints, besides the cluster pools: the same for every node. Where hints
+/// narrow the pools, these are all of them: what each node is not given would be as many lists as there are hints.
 pub(super) fn unused_of_cluster<'m, 'a: 'm>(
-    serving: impl Iterator<Item = &'m MergedEndpoint<'a>>,
+    endpoints: impl Iterator<Item = &'m MergedEndpoint<'a>>,
     cluster: &Scoped<Pool>,
 ) -> Pool {
     let is_narrowed = !(cluster.zones.is_empty() && cluster.nodes.is_empty());
-    let endpoints = serving.map(|merged| merged.to_endpoint(false));
+    let endpoints = endpoints.map(|merged| merged.to_endpoint(false));
     endpoints.filter(|endpoint| is_narrowed || !cluster.default.contains(endpoint)).collect()
 }
 

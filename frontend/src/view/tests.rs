@@ -18,7 +18,7 @@ fn key_of(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePortKey {
 
 /// The view of the first port, without VIP conflicts.
 fn view_of(service: &ServiceObject, slices: &[SliceObject]) -> ServicePortView {
-    view(service, without_conflicts(service, &service.ports[0]), &ServiceEndpoints::all(slices))
+    view(service, without_conflicts(service, &service.ports[0]), &ServiceEndpoints::all(slices), &|_| true)
 }
 
 fn without_conflicts(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePort {
@@ -82,8 +82,8 @@ proptest! {
             backwards.reverse();
             let resolved = without_conflicts(&service, port);
             let external = resolved.externally_accessible();
-            let view_of_all = view(&service, resolved.clone(), &ServiceEndpoints::all(&slices));
-            let view_backwards = view(&service, resolved, &ServiceEndpoints::all(&backwards));
+            let view_of_all = view(&service, resolved.clone(), &ServiceEndpoints::all(&slices), &|_| true);
+            let view_backwards = view(&service, resolved, &ServiceEndpoints::all(&backwards), &|_| true);
             prop_assert_eq!(&view_of_all, &view_backwards, "the order of slices matters");
             for node in NODES.into_iter().chain(["unknown"]) {
                 for zone in ZONES.into_iter().chain(["", "unknown"]) {
@@ -159,6 +159,32 @@ fn established_udp_flows_keep_endpoints_that_serve() {
         ..endpoint(&format!("10.0.0.{at}"), "node-0")
     };
     assert_eq!(of(Protocol::Udp, (1..=3).map(in_zone).collect()), ["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
+}
+
+#[test]
+fn endpoints_are_gone_without_their_node_or_without_a_slice() {
+    let of = |resets, endpoints: Vec<SliceEndpoint>| {
+        let mut service = service("s", "10.96.0.1");
+        service.connection_resets = Some(resets);
+        let port = without_conflicts(&service, &service.ports[0]);
+        let slices = [slice("a", "s", endpoints)];
+        let view = view(&service, port, &ServiceEndpoints::all(&slices), &|node| node == "node-0");
+        [&view.gone, &view.established].map(|pools| addresses(&pools.v4.default))
+    };
+    let none = || [Vec::<String>::new(), Vec::new()];
+    let stopped = |address: &str, node| SliceEndpoint { ready: false, serving: false, ..endpoint(address, node) };
+    let endpoints = || {
+        let draining = SliceEndpoint { ready: false, terminating: true, ..endpoint("10.0.0.4", "node-9") };
+        let without_node = SliceEndpoint { node: None, ..stopped("10.0.0.5", "") };
+        let lost = [stopped("10.0.0.1", "node-9"), stopped("10.0.0.2", "node-0"), endpoint("10.0.0.3", "node-9")];
+        lost.into_iter().chain([draining, without_node]).collect::<Vec<_>>()
+    };
+    assert_eq!(of(ConnectionResets::Never, endpoints()), none());
+    assert_eq!(of(ConnectionResets::NodeGone, endpoints()), [vec!["10.0.0.1".to_owned()], vec![]]);
+    let [gone, established] = of(ConnectionResets::Removed, endpoints());
+    assert_eq!(gone, ["0.0.0.0"], "all others");
+    assert_eq!(established, ["10.0.0.1", "10.0.0.2", "10.0.0.4", "10.0.0.5"], "all but those for new connections");
+    assert_eq!(of(ConnectionResets::Removed, vec![]), [vec!["0.0.0.0".to_owned()], vec![]]);
 }
 
 #[test]

@@ -25,6 +25,7 @@ pub(crate) struct ReplicaServicePort {
     pub(crate) cluster: PerFamily<Pool>,
     pub(crate) local: PerFamily<Pool>,
     pub(crate) established: PerFamily<Pool>,
+    pub(crate) gone: PerFamily<Pool>,
 }
 
 impl Replica {
@@ -37,8 +38,8 @@ impl Replica {
                 }
                 None => {
                     let key = port.key.clone();
-                    let (cluster, local, established) = Default::default();
-                    let service = ReplicaServicePort { port, cluster, local, established };
+                    let (cluster, local, established, gone) = Default::default();
+                    let service = ReplicaServicePort { port, cluster, local, established, gone };
                     self.services.insert(key, service);
                 }
             },
@@ -66,7 +67,7 @@ impl Replica {
 
     pub(crate) fn digests(&self) -> DigestVector {
         let mut digests = DigestVector::default();
-        for (key, ReplicaServicePort { port, cluster, local, established }) in &self.services {
+        for (key, ReplicaServicePort { port, cluster, local, established, gone }) in &self.services {
             let hash = KeyHash::of(key);
             let bucket = &mut digests[hash.bucket()];
             bucket.add(Digest::of_service_port(port));
@@ -74,6 +75,7 @@ impl Replica {
                 bucket.add(hash.pool(PoolClass::Cluster, &cluster[family]));
                 bucket.add(hash.pool(PoolClass::Local, &local[family]));
                 bucket.add(hash.pool(PoolClass::Established, &established[family]));
+                bucket.add(hash.pool(PoolClass::Gone, &gone[family]));
             }
         }
         if let Some(node) = &self.node {
@@ -91,6 +93,7 @@ impl Replica {
             PoolClass::Cluster => &mut service.cluster[pool.family],
             PoolClass::Local => &mut service.local[pool.family],
             PoolClass::Established => &mut service.established[pool.family],
+            PoolClass::Gone => &mut service.gone[pool.family],
         }
     }
 }

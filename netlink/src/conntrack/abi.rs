@@ -9,7 +9,7 @@ pub(super) mod msg {
 }
 
 // `enum ctattr_type`.
-constants! { u16: TUPLE_ORIG = 1, TUPLE_REPLY = 2, ID = 12, ZONE = 18, FILTER = 25 }
+constants! { u16: TUPLE_ORIG = 1, TUPLE_REPLY = 2, PROTOINFO = 4, ID = 12, ZONE = 18, FILTER = 25 }
 
 /// `enum ctattr_tuple`.
 pub(super) mod tuple {
@@ -32,5 +32,17 @@ pub(super) mod filter {
     constants! { u32: PROTO_NUM = 1 << 3 }
 }
 
+/// `enum ctattr_protoinfo`, and `enum ctattr_protoinfo_tcp` in it.
+pub(super) mod protoinfo {
+    constants! { u16: TCP = 1, TCP_STATE = 1 }
+}
+
+/// `enum tcp_conntrack`: the states of a connection that is closed.
+pub(super) mod tcp_state {
+    constants! { u8: TIME_WAIT = 7, CLOSE = 8 }
+}
+
+/// `IPPROTO_TCP`.
+pub(super) const TCP: u8 = 6;
 /// `IPPROTO_UDP`.
 pub(super) const UDP: u8 = 17;

@@ -1,7 +1,7 @@
 //! Requests and replies compared with those of the `conntrack` command: `captured/conntrack-1.4.7.txt`.
 
 use super::{
-    ConntrackZone, Tuple, UdpFlow,
+    ConntrackZone, Flow, FlowProtocol, Tuple,
     flow::{self, Tracked},
 };
 use crate::message::{self, flags, messages};
@@ -13,12 +13,12 @@ pub(super) fn sent(command: &str) -> Vec<u8> {
     crate::captured::sent(CAPTURED, command)
 }
 
-fn flows(command: &str) -> Vec<UdpFlow> {
+fn flows(command: &str) -> Vec<Flow> {
     let mut list = Vec::new();
     for datagram in crate::captured::read(CAPTURED, command) {
         for message in messages(&datagram).filter(|message| message.kind > message::DONE) {
             match flow::read(message.payload) {
-                Some(Tracked::Udp(flow)) => list.push(flow),
+                Some(Tracked::Open(flow)) => list.push(flow),
                 other => panic!("{other:?}"),
             }
         }
@@ -30,8 +30,9 @@ fn tuple(source: &str, destination: &str) -> Tuple {
     Tuple { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
 }
 
-fn in_zone_7() -> UdpFlow {
-    UdpFlow {
+fn in_zone_7() -> Flow {
+    Flow {
+        protocol: FlowProtocol::Udp,
         original: tuple("10.0.0.1:4000", "10.96.0.10:53"),
         reply: tuple("10.244.0.5:5353", "10.0.0.1:4000"),
         id: flows("conntrack -D -p udp -s 10.0.0.1")[0].id,
@@ -41,7 +42,8 @@ fn in_zone_7() -> UdpFlow {
 
 #[test]
 fn flows_are_read_as_conntrack_prints_them() {
-    let v6 = |id| UdpFlow {
+    let v6 = |id| Flow {
+        protocol: FlowProtocol::Udp,
         original: tuple("[fd00::1]:4000", "[fd00:96::a]:53"),
         reply: tuple("[fd00:244::5]:5353", "[fd00::1]:4000"),
         id,
@@ -49,8 +51,8 @@ fn flows_are_read_as_conntrack_prints_them() {
     };
     let both = flows("conntrack -L -p udp");
     assert_ne!(both[0].id, both[1].id);
-    let v4 = |id| UdpFlow { id, ..in_zone_7() };
-    let expected = |flow: &UdpFlow| if flow.original.source.is_ipv4() { v4(flow.id) } else { v6(flow.id) };
+    let v4 = |id| Flow { id, ..in_zone_7() };
+    let expected = |flow: &Flow| if flow.original.source.is_ipv4() { v4(flow.id) } else { v6(flow.id) };
     assert_eq!(both, both.iter().map(expected).collect::<Vec<_>>());
     assert_eq!(both.len(), 2);
     let only = flows("conntrack -L -f ipv6 -p udp");

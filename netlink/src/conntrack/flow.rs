@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use super::{
-    ConntrackZone, Tuple, UdpFlow,
-    abi::{self, ip, proto, tuple},
+    ConntrackZone, Flow, FlowProtocol, Tuple,
+    abi::{self, ip, proto, protoinfo, tcp_state, tuple},
 };
 use crate::{
     AddressFamily,
@@ -15,18 +15,20 @@ use crate::{
 /// The flow in a message of a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tracked {
-    Udp(UdpFlow),
-    /// A flow of another protocol.
+    Open(Flow),
+    /// A TCP connection that is closed, or a flow of another protocol.
     Other,
 }
 
 /// Reads a message of a dump; `None` if a required attribute is missing.
 pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
     let (mut original, mut reply, mut id, mut zone) = (None, None, None, ConntrackZone::Both(0));
+    let mut protocol = None;
     for attr in attributes(payload)? {
         match attr.kind {
             abi::TUPLE_ORIG => {
-                if protocol(attr.nested())? != abi::UDP {
+                protocol = FlowProtocol::of(protocol_number(attr.nested())?);
+                if protocol.is_none() {
                     return Some(Tracked::Other);
                 }
                 original = Some(read_tuple(attr.nested())?);
@@ -35,16 +37,24 @@ pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
                 }
             }
             abi::TUPLE_REPLY => reply = Some(read_tuple(attr.nested())?),
+            abi::PROTOINFO if is_closed(attr.nested()) => return Some(Tracked::Other),
             abi::ID => id = Some(attr.u32()?),
             abi::ZONE => zone = ConntrackZone::Both(attr.u16()?),
             _ => {}
         }
     }
-    Some(Tracked::Udp(UdpFlow { original: original?, reply: reply?, id: id?, zone }))
+    Some(Tracked::Open(Flow { protocol: protocol?, original: original?, reply: reply?, id: id?, zone }))
 }
 
-fn protocol(tuple: Attrs<'_>) -> Option<u8> {
+fn protocol_number(tuple: Attrs<'_>) -> Option<u8> {
     tuple.find(tuple::PROTO)?.nested().find(proto::NUM)?.u8()
+}
+
+/// Whether a TCP connection is closed.
+fn is_closed(protocol_info: Attrs<'_>) -> bool {
+    let tcp = protocol_info.find(protoinfo::TCP);
+    let state = tcp.and_then(|tcp| tcp.nested().find(protoinfo::TCP_STATE)?.u8());
+    matches!(state, Some(tcp_state::TIME_WAIT | tcp_state::CLOSE))
 }
 
 pub(super) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
@@ -65,10 +75,10 @@ pub(super) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
 }
 
 /// Appends a request to delete this flow, but not a later one with the same tuples.
-pub(super) fn write_delete(buf: &mut Vec<u8>, flow: &UdpFlow, more_flags: u16, seq: u32) {
+pub(super) fn write_delete(buf: &mut Vec<u8>, flow: &Flow, more_flags: u16, seq: u32) {
     put(buf, abi::msg::DELETE, more_flags, seq, AddressFamily::of(&flow.original.destination.ip()), |buf| {
         buf.nest(abi::TUPLE_ORIG, |buf| {
-            write_tuple(buf, abi::UDP, &flow.original);
+            write_tuple(buf, flow.protocol.number(), &flow.original);
             if let ConntrackZone::Original(zone) = flow.zone {
                 buf.put_u16(tuple::ZONE, zone);
             }

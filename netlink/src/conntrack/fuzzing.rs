@@ -8,13 +8,13 @@ pub(crate) fn payload(payload: &[u8]) {
     if let Some(reply) = attributes(payload).and_then(|list| list.find(abi::TUPLE_REPLY)) {
         let _ = flow::read_tuple(reply.nested());
     }
-    let Some(flow::Tracked::Udp(udp)) = flow::read(payload) else { return };
+    let Some(flow::Tracked::Open(open)) = flow::read(payload) else { return };
     // The kernel never mixes families in a tuple.
-    if udp.original.source.is_ipv4() != udp.original.destination.is_ipv4() {
+    if open.original.source.is_ipv4() != open.original.destination.is_ipv4() {
         return;
     }
     let mut request = Vec::new();
-    flow::write_delete(&mut request, &udp, 0, 1);
+    flow::write_delete(&mut request, &open, 0, 1);
     let original = messages(&request).find_map(|message| attributes(message.payload)?.find(abi::TUPLE_ORIG));
-    assert_eq!(original.and_then(|original| flow::read_tuple(original.nested())), Some(udp.original));
+    assert_eq!(original.and_then(|original| flow::read_tuple(original.nested())), Some(open.original));
 }

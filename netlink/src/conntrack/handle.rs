@@ -1,7 +1,7 @@
 //! Dumps flows of the kernel's connection tracking, and deletes them.
 
 use super::{
-    Tuple, UdpFlow,
+    Flow, FlowProtocol, Tuple,
     abi::{self, filter, msg, proto, tuple},
     flow::{self, Tracked},
 };
@@ -42,18 +42,23 @@ impl ConntrackHandle {
         Ok(ConntrackHandle { socket: Socket::open()?, filter: Filter::Kernel, buf: Vec::new() })
     }
 
-    /// Calls `visit` with each UDP flow of the family during the dump, without collecting the flows. If the table
-    /// changes during the dump, a flow may be visited twice, and a new flow may be omitted. `visit` may delete flows
-    /// through another handle.
+    /// Calls `visit` with each flow of the family and protocol during the dump, without collecting the flows. If the
+    /// table changes during the dump, a flow may be visited twice, and a new flow may be omitted. `visit` may delete
+    /// flows through another handle.
     ///
     /// # Errors
     /// When the kernel rejects the dump, or `visit` fails, which ends the dump.
-    pub fn udp_flows(&mut self, family: AddressFamily, mut visit: impl FnMut(UdpFlow) -> Result<()>) -> Result<()> {
-        match self.dump(family, &mut visit) {
+    pub fn flows(
+        &mut self,
+        family: AddressFamily,
+        protocol: FlowProtocol,
+        mut visit: impl FnMut(Flow) -> Result<()>,
+    ) -> Result<()> {
+        match self.dump(family, protocol, &mut visit) {
             // The kernel rejects the filter before the first flow.
             Err(error) if self.filter == Filter::Kernel && is_filter_rejected(&error) => {
                 self.filter = Filter::Client;
-                self.dump(family, &mut visit)
+                self.dump(family, protocol, &mut visit)
             }
             result => result,
         }
@@ -63,7 +68,7 @@ impl ConntrackHandle {
     ///
     /// # Errors
     /// The first rejection. The other flows of its batch are deleted, those of later batches are not.
-    pub fn delete(&mut self, list: &[UdpFlow]) -> Result<usize> {
+    pub fn delete(&mut self, list: &[Flow]) -> Result<usize> {
         let mut deleted = 0;
         for batch in list.chunks(BATCH) {
             deleted += self.delete_batch(batch)?;
@@ -95,36 +100,41 @@ impl ConntrackHandle {
         self.buf.capacity()
     }
 
-    fn dump(&mut self, family: AddressFamily, visit: &mut impl FnMut(UdpFlow) -> Result<()>) -> Result<()> {
+    fn dump(
+        &mut self,
+        family: AddressFamily,
+        protocol: FlowProtocol,
+        visit: &mut impl FnMut(Flow) -> Result<()>,
+    ) -> Result<()> {
         self.buf.clear();
-        write_dump(&mut self.buf, family, self.filter);
-        exchange(&mut self.socket, &self.buf, "list UDP flows", |message| {
+        write_dump(&mut self.buf, family, protocol, self.filter);
+        exchange(&mut self.socket, &self.buf, &format!("list {} flows", protocol.name()), |message| {
             match flow::read(message.payload).ok_or(Error::Malformed("a flow"))? {
-                Tracked::Udp(flow) => visit(flow),
-                Tracked::Other => Ok(()),
+                Tracked::Open(flow) if flow.protocol == protocol => visit(flow),
+                Tracked::Open(_) | Tracked::Other => Ok(()),
             }
         })
     }
 
-    fn delete_batch(&mut self, batch: &[UdpFlow]) -> Result<usize> {
+    fn delete_batch(&mut self, batch: &[Flow]) -> Result<usize> {
         let (mut missing, mut rejection) = (0, None);
-        let write = |buf: &mut Vec<u8>, flow: &UdpFlow, seq, ack| flow::write_delete(buf, flow, ack, seq);
+        let write = |buf: &mut Vec<u8>, flow: &Flow, seq, ack| flow::write_delete(buf, flow, ack, seq);
         submit_each(&mut self.socket, &mut self.buf, batch, write, |_, errno| match errno.0 {
             libc::ENOENT => missing += 1,
             _ => rejection = rejection.or(Some(errno)),
         })?;
         match rejection {
-            Some(errno) => Err(Error::Request { request: "delete a UDP flow".to_owned(), errno, message: None }),
+            Some(errno) => Err(Error::Request { request: "delete a flow".to_owned(), errno, message: None }),
             None => Ok(batch.len() - missing),
         }
     }
 }
 
-/// Appends a request for all flows of a family, only those of UDP if the kernel filters.
-fn write_dump(buf: &mut Vec<u8>, family: AddressFamily, filter: Filter) {
+/// Appends a request for all flows of a family, only those of the protocol if the kernel filters.
+fn write_dump(buf: &mut Vec<u8>, family: AddressFamily, protocol: FlowProtocol, filter: Filter) {
     flow::put(buf, msg::GET, flags::DUMP, SEQ, family, |buf| {
         if filter == Filter::Kernel {
-            buf.nest(abi::TUPLE_ORIG, |buf| buf.nest(tuple::PROTO, |buf| buf.put(proto::NUM, &[abi::UDP])));
+            buf.nest(abi::TUPLE_ORIG, |buf| buf.nest(tuple::PROTO, |buf| buf.put(proto::NUM, &[protocol.number()])));
             // Unlike other numbers of conntrack in host byte order.
             buf.nest(abi::FILTER, |buf| {
                 buf.put_ne_u32(filter::ORIG_FLAGS, filter::PROTO_NUM);
@@ -146,7 +156,7 @@ mod tests {
     #[test]
     fn the_request_for_a_dump_equals_that_of_conntrack() {
         let mut ours = Vec::new();
-        write_dump(&mut ours, AddressFamily::V6, Filter::Client);
+        write_dump(&mut ours, AddressFamily::V6, FlowProtocol::Udp, Filter::Client);
         let theirs = sent("conntrack -L -f ipv6 -p udp");
         // Except the sequence number.
         assert_eq!((&ours[..8], &ours[16..]), (&theirs[..8], &theirs[16..]));

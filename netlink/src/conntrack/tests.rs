@@ -22,10 +22,10 @@ fn insert(protocol: &str, port: u16, more: &str) {
     run("conntrack", &args);
 }
 
-fn list(handle: &mut ConntrackHandle, family: AddressFamily) -> Vec<UdpFlow> {
+fn list(handle: &mut ConntrackHandle, family: AddressFamily) -> Vec<Flow> {
     let mut list = Vec::new();
     handle
-        .udp_flows(family, |flow| {
+        .flows(family, FlowProtocol::Udp, |flow| {
             list.push(flow);
             Ok(())
         })
@@ -47,9 +47,8 @@ fn only_udp_of_the_family_is_dumped_from_all_zones() {
              -r fd00:244::5 -q fd00::1 --reply-port-src 5353 --reply-port-dst 4003",
         );
         let mut handle = ConntrackHandle::open().unwrap();
-        let seen = |list: Vec<UdpFlow>| -> Vec<_> {
-            list.iter().map(|flow| (flow.original.source.port(), flow.zone)).collect()
-        };
+        let seen =
+            |list: Vec<Flow>| -> Vec<_> { list.iter().map(|flow| (flow.original.source.port(), flow.zone)).collect() };
         let expected =
             [(4000, ConntrackZone::Both(0)), (4001, ConntrackZone::Both(7)), (4002, ConntrackZone::Original(8))];
         assert_eq!(seen(list(&mut handle, AddressFamily::V4)), expected);
@@ -88,7 +87,7 @@ fn deleting_an_old_flow_keeps_a_new_one_with_the_same_tuples() {
             assert_eq!(handle.delete(&old), Ok(0));
             assert_eq!(list(&mut handle, AddressFamily::V4), new);
         }
-        let other = UdpFlow { id: !new[0].id, ..new[0] };
+        let other = Flow { id: !new[0].id, ..new[0] };
         assert_eq!(handle.delete(&[other, new[0], other]), Ok(1), "between two missing flows");
         assert_eq!(list(&mut handle, AddressFamily::V4), []);
     });
@@ -108,7 +107,8 @@ fn a_translated_flow_is_listed_with_both_tuples() {
         let mut handle = ConntrackHandle::open().unwrap();
         let flows = list(&mut handle, AddressFamily::V4);
         let address = |text: &str| text.parse().unwrap();
-        let expected = UdpFlow {
+        let expected = Flow {
+            protocol: FlowProtocol::Udp,
             original: Tuple { source: address("127.0.0.1:4000"), destination: address("127.0.0.10:53") },
             reply: Tuple { source: address("127.0.0.1:5353"), destination: address("127.0.0.1:4000") },
             ..flows[0]
@@ -125,7 +125,7 @@ fn an_aborted_dump_does_not_disturb_the_next() {
         let lines: String = (1..=1000).map(line).collect();
         load(&lines);
         let (mut handle, mut seen) = (ConntrackHandle::open().unwrap(), 0);
-        let stopped = handle.udp_flows(AddressFamily::V4, |_| {
+        let stopped = handle.flows(AddressFamily::V4, FlowProtocol::Udp, |_| {
             seen += 1;
             if seen < 10 { Ok(()) } else { Err(crate::Error::Malformed("stop")) }
         });
@@ -142,7 +142,7 @@ fn a_hundred_thousand_flows_need_a_small_buffer() {
         load(&(1..=FLOWS).map(line).collect::<String>());
         let (mut reader, mut deleter) = (ConntrackHandle::open().unwrap(), ConntrackHandle::open().unwrap());
         let (mut batch, mut deleted, mut seen) = (Vec::with_capacity(256), 0, 0);
-        let result = reader.udp_flows(AddressFamily::V4, |flow| {
+        let result = reader.flows(AddressFamily::V4, FlowProtocol::Udp, |flow| {
             seen += 1;
             batch.push(flow);
             if batch.len() == 256 {

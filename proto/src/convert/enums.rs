@@ -58,7 +58,7 @@ macro_rules! wire_enums {
 wire_enums! {
     Protocol = "protocol": Tcp Udp Sctp;
     TrafficPolicy = "traffic policy": Cluster Local;
-    PoolClass = "pool class": Cluster Local Established;
+    PoolClass = "pool class": Cluster Local Established Gone;
     IpFamily = "IP family": V4 V6;
     Role = "role": Backend Observer Shadow;
     SyncMode = "sync mode": Resume Repair Snapshot;

@@ -20,7 +20,7 @@ pub struct VersionRange {
 pub enum Feature {
     /// Acks of commits that are received, but not programmed completely yet.
     UnfinishedAcks,
-    /// Pools of class `Established`, which count in the digests of such a stream.
+    /// Pools of the classes `Established` and `Gone`, which count in the digests of such a stream.
     EstablishedPools,
 }
 

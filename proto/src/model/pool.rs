@@ -1,6 +1,11 @@
 //! Endpoints, and pools: sorted sets of endpoints.
 
-use std::{fmt, net::IpAddr, num::NonZeroU16, ops};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU16,
+    ops,
+};
 
 use serde::Serialize;
 
@@ -45,9 +50,15 @@ pub enum PoolClass {
     /// The endpoints on this node: the ready ones or, if there are none, those that are serving and terminating. For
     /// traffic policy Local, hairpin masquerade and health-check node ports; sent regardless of the policies.
     Local = 2,
-    /// UDP only: endpoints that established flows may keep, besides those of the other pools. They still serve, but
+    /// UDP: endpoints that established flows may keep, besides those of the other pools. They still serve, but
     /// terminate while others are ready, or are left to other nodes by topology hints. New flows never use them.
+    ///
+    /// TCP, if the gone pool has [`Endpoint::any_other`]: all other endpoints of the EndpointSlices, whatever their
+    /// conditions.
     Established = 3,
+    /// TCP only: endpoints that are gone. Connections to them through the service port are reset; they would hang
+    /// otherwise. [`Endpoint::any_other`] stands for all addresses that are in no other pool.
+    Gone = 4,
 }
 
 /// Identifies a pool.
@@ -68,7 +79,13 @@ pub struct Pool(Vec<Endpoint>);
 
 impl PoolClass {
     /// All classes, in the order of their wire values.
-    pub const ALL: [Self; 3] = [Self::Cluster, Self::Local, Self::Established];
+    pub const ALL: [Self; 4] = [Self::Cluster, Self::Local, Self::Established, Self::Gone];
+
+    /// Whether new connections may use the endpoints.
+    #[must_use]
+    pub const fn is_selectable(self) -> bool {
+        matches!(self, Self::Cluster | Self::Local)
+    }
 }
 
 impl IpFamily {
@@ -146,6 +163,17 @@ impl Endpoint {
     #[must_use]
     pub const fn new(address: IpAddr, port: NonZeroU16) -> Self {
         Self { address, port, terminating: false }
+    }
+
+    /// In a gone pool: all addresses of the family that are in no other pool of the service port. It has the
+    /// unspecified address, and port 1.
+    #[must_use]
+    pub const fn any_other(family: IpFamily) -> Self {
+        let address = match family {
+            IpFamily::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpFamily::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        Self::new(address, NonZeroU16::MIN)
     }
 
     /// Address and port, which identify the endpoint in a pool.
@@ -245,6 +273,7 @@ impl fmt::Display for PoolClass {
             Self::Cluster => "cluster",
             Self::Local => "local",
             Self::Established => "established",
+            Self::Gone => "gone",
         })
     }
 }

@@ -32,7 +32,7 @@ impl PoolClass {
     pub const fn requires(self) -> Features {
         match self {
             Self::Cluster | Self::Local => Features::NONE,
-            Self::Established => Features::of(&[Feature::EstablishedPools]),
+            Self::Established | Self::Gone => Features::of(&[Feature::EstablishedPools]),
         }
     }
 }

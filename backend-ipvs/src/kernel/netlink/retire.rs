@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result};
 use netlink::{
     AddressFamily,
-    conntrack::ConntrackHandle,
+    conntrack::{ConntrackHandle, FlowProtocol},
     ipset::DestroyOutcome,
     ipvs::{Destination, IpvsProtocol, VirtualServerKey},
     rtnl,
@@ -182,7 +182,7 @@ impl UdpVips {
         let mut handle = ConntrackHandle::open()?;
         for family in AddressFamily::ALL {
             let mut flows = Vec::new();
-            let listed = handle.udp_flows(family, |flow| {
+            let listed = handle.flows(family, FlowProtocol::Udp, |flow| {
                 let to = flow.original.destination;
                 let is_stale = self.sockets.contains(&to) || self.node_ports.contains(&(family, to.port()));
                 flows.extend(is_stale.then_some(flow));

@@ -177,11 +177,17 @@ impl FlowTable for BlockingTable {
         Ok(HashSet::new())
     }
 
-    fn visit(&self, _: AddressFamily, visit: &mut dyn FnMut(UdpFlow) -> netlink::Result<()>) -> netlink::Result<()> {
+    fn visit(
+        &self,
+        _: AddressFamily,
+        _: FlowProtocol,
+        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
+    ) -> netlink::Result<()> {
         self.record.lock().unwrap().0 += 1;
         let address = |text: &str, port| SocketAddr::new(text.parse().unwrap(), port);
         (1..=self.flows).try_for_each(|port| {
-            visit(UdpFlow {
+            visit(Flow {
+                protocol: FlowProtocol::Udp,
                 original: Tuple { source: address("10.9.9.9", port), destination: address("10.96.0.10", 53) },
                 reply: Tuple { source: address("10.244.1.9", 53), destination: address("10.9.9.9", port) },
                 id: u32::from(port),
@@ -193,7 +199,7 @@ impl FlowTable for BlockingTable {
         Ok(())
     }
 
-    fn delete(&self, flows: &[UdpFlow]) -> netlink::Result<usize> {
+    fn delete(&self, flows: &[Flow]) -> netlink::Result<usize> {
         self.record.lock().unwrap().1.extend(flows.iter().map(|flow| flow.original.source.port()));
         Ok(flows.len())
     }

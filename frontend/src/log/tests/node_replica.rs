@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use proto::model::{Feature, Features, PerFamily, Revision};
+use proto::model::{Feature, Features, PerFamily, Pool, Revision};
 
 use super::{
     super::NodeUpdate,
@@ -36,6 +36,10 @@ impl NodeReplica {
                 let pools = &view.established[family];
                 let has_established = self.features.contains(Feature::EstablishedPools);
                 Some(pools.resolve(node, zone)).filter(|_| has_established).cloned().unwrap_or_default()
+            }),
+            gone: PerFamily::from_fn(|family| {
+                let has_gone = self.features.contains(Feature::EstablishedPools);
+                if has_gone { view.gone[family].default.clone() } else { Pool::default() }
             }),
             local: PerFamily::from_fn(|family| view.local_pool(family, node).cloned().unwrap_or_default()),
         };

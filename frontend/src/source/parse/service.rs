@@ -4,7 +4,9 @@ mod vips;
 
 use std::{
     collections::BTreeSet,
+    fmt,
     num::{NonZeroU16, NonZeroU32},
+    str::FromStr,
     time::SystemTime,
 };
 
@@ -12,7 +14,7 @@ use k8s_openapi::{
     api::core::v1::{Service, ServicePort, ServiceSpec},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use proto::model::{IpvsScheduler, TrafficPolicy};
+use proto::model::TrafficPolicy;
 
 use super::{FieldProblems, Resource, has_label, items, optional_port_number, port_number, protocol};
 use crate::object::{ClusterObject, ForeignService, ObjectKind, ObjectName, ServiceObject, ServiceObjectPort};
@@ -22,6 +24,9 @@ const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
 /// The IPVS scheduler, in the form of `--ipvs-scheduler`.
 const IPVS_SCHEDULER_ANNOTATION: &str = "fairlead.io/ipvs-scheduler";
+
+/// Which connections are reset, in the form of `--reset-connections`.
+const RESET_CONNECTIONS_ANNOTATION: &str = "fairlead.io/reset-connections";
 
 /// The API server's default of `sessionAffinityConfig.clientIP.timeoutSeconds`: three hours.
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
@@ -51,7 +56,8 @@ impl Resource for Service {
             external_policy,
             affinity_seconds: affinity_seconds(spec, problems),
             health_check_node_port: health_check_node_port(spec, external_policy, problems),
-            ipvs_scheduler: ipvs_scheduler(&self.metadata, problems),
+            ipvs_scheduler: annotation(&self.metadata, IPVS_SCHEDULER_ANNOTATION, problems),
+            connection_resets: annotation(&self.metadata, RESET_CONNECTIONS_ANNOTATION, problems),
             ports: ports(items(spec.ports.as_ref()), problems),
             ..vips
         }))
@@ -122,9 +128,13 @@ fn affinity_seconds(spec: &ServiceSpec, problems: &mut FieldProblems) -> Option<
 
 // === Annotations ===
 
-fn ipvs_scheduler(metadata: &ObjectMeta, problems: &mut FieldProblems) -> Option<IpvsScheduler> {
-    let text = metadata.annotations.as_ref()?.get(IPVS_SCHEDULER_ANNOTATION)?;
-    problems.ignored(format!("metadata.annotations[{IPVS_SCHEDULER_ANNOTATION}]"), text.parse())
+fn annotation<T: FromStr<Err: fmt::Display>>(
+    metadata: &ObjectMeta,
+    name: &str,
+    problems: &mut FieldProblems,
+) -> Option<T> {
+    let text = metadata.annotations.as_ref()?.get(name)?;
+    problems.ignored(format!("metadata.annotations[{name}]"), text.parse())
 }
 
 // === Ports ===

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use proto::model::Protocol;
+use proto::model::{IpvsScheduler, Protocol};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::index::{ServiceLimits, ServicePolicy};
 use crate::{
-    object::{ObjectName, ParsedObject},
+    object::{ConnectionResets, ObjectName, ParsedObject},
     source::parse::from_json,
 };
 
@@ -88,7 +88,9 @@ fn whole_service() {
         }),
     );
     service["metadata"]["creationTimestamp"] = json!("1970-01-02T00:00:00Z");
-    service["metadata"]["annotations"] = json!({"fairlead.io/ipvs-scheduler": "wlc", "a/b": "c"});
+    service["metadata"]["annotations"] = json!({
+        "fairlead.io/ipvs-scheduler": "wlc", "fairlead.io/reset-connections": "removed", "a/b": "c",
+    });
     let port = |name: &str, protocol, port, node_port| ServiceObjectPort {
         name: name.into(),
         protocol,
@@ -111,6 +113,7 @@ fn whole_service() {
         affinity_seconds: NonZeroU32::new(60),
         health_check_node_port: NonZeroU16::new(32000),
         ipvs_scheduler: Some(IpvsScheduler::Wlc),
+        connection_resets: Some(ConnectionResets::Removed),
         ports: vec![
             port("dns", Protocol::Tcp, 53, 0),
             port("dns", Protocol::Udp, 53, 0),

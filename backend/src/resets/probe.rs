@@ -1,0 +1,79 @@
+//! The segment that makes a client send: a SYN ACK in the name of the endpoint, which takes the way of its replies.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+use netlink::conntrack::Tuple;
+use proto::model::IpFamily;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+/// `IPPROTO_RAW`: the caller writes the IP header.
+const IPPROTO_RAW: i32 = 255;
+/// `IPPROTO_TCP`.
+const TCP: u8 = 6;
+const TCP_HEADER: usize = 20;
+const FLAGS_SYN_ACK: u8 = 0x12;
+const HOPS: u8 = 64;
+
+/// Sends probes of one family, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub(super) struct ProbeSocket(Socket);
+
+impl ProbeSocket {
+    /// Requires `CAP_NET_RAW`.
+    pub(super) fn open(family: IpFamily) -> io::Result<Self> {
+        let domain = match family {
+            IpFamily::V4 => Domain::IPV4,
+            IpFamily::V6 => Domain::IPV6,
+        };
+        Socket::new(domain, Type::RAW, Some(Protocol::from(IPPROTO_RAW))).map(Self)
+    }
+
+    /// Sends a probe to the client of a connection. `reply`: its direction from the endpoint to the client, in which
+    /// the kernel translates the probe like a reply.
+    pub(super) fn send(&self, reply: &Tuple) -> io::Result<()> {
+        // The kernel takes the port from the segment.
+        let to = SockAddr::from(SocketAddr::new(reply.destination.ip(), 0));
+        self.0.send_to(&packet(reply), &to).map(drop)
+    }
+}
+
+/// The IP packet. Its sequence and acknowledgement numbers are arbitrary: a client of an open connection answers a SYN
+/// with an ACK, whatever they are.
+fn packet(reply: &Tuple) -> Vec<u8> {
+    let (source, destination) = (address(reply.source.ip()), address(reply.destination.ip()));
+    let mut segment = Vec::with_capacity(TCP_HEADER);
+    segment.extend(reply.source.port().to_be_bytes());
+    segment.extend(reply.destination.port().to_be_bytes());
+    segment.extend([0, 0, 0, 1, 0, 0, 0, 1]);
+    // Five words of header; then the window, the checksum and the urgent pointer.
+    segment.extend([5 << 4, FLAGS_SYN_ACK, 4, 0, 0, 0, 0, 0]);
+    let checksum = checksum([&source[..], &destination, &[0, TCP, 0, TCP_HEADER as u8], &segment]);
+    segment[16..18].copy_from_slice(&checksum.to_be_bytes());
+    let mut packet = match reply.source {
+        // The kernel fills in the length, the identification and the checksum.
+        SocketAddr::V4(_) => vec![0x45, 0, 0, 0, 0, 0, 0, 0, HOPS, TCP, 0, 0],
+        SocketAddr::V6(_) => vec![0x60, 0, 0, 0, 0, TCP_HEADER as u8, TCP, HOPS],
+    };
+    packet.extend(source);
+    packet.extend(destination);
+    packet.extend(segment);
+    packet
+}
+
+fn address(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// RFC 1071, of parts with an even length.
+fn checksum(parts: [&[u8]; 4]) -> u16 {
+    let words = parts.into_iter().flat_map(|part| part.chunks_exact(2));
+    let sum: u32 = words.map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    !((folded & 0xffff) + (folded >> 16)) as u16
+}

@@ -1,0 +1,111 @@
+//! The nf_tables rules that reject packets of connections to endpoints that are gone: in a table of their own, in every
+//! mode. Its elements expire, so that a process which is killed leaves none behind.
+
+use std::{net::SocketAddr, time::Duration};
+
+use netlink::{
+    conntrack::Flow,
+    nft::{
+        Chain, ChainType, CmpOp, Comment, CtDirection, CtKey, DataType, Element, Expr, Fields, Hook, LookupMatch,
+        MetaKey, NftBatch, NftHandle, PayloadBase, Register, RejectWith, Rule, Set, SetFlags, Table, TableFamily,
+        priority,
+    },
+};
+use proto::model::IpFamily;
+
+/// The table of each family.
+pub(super) const NAME: &str = "fairlead-resets";
+const SET: &str = "gone";
+/// How long packets are rejected, unless the table is deleted before.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// `IPPROTO_TCP`.
+const TCP: u8 = 6;
+
+/// What rejected packets have in common: the VIP and the endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Route {
+    vip: SocketAddr,
+    endpoint: SocketAddr,
+}
+
+impl Route {
+    pub(super) fn of(flow: &Flow) -> Self {
+        Self { vip: flow.original.destination, endpoint: flow.reply.source }
+    }
+
+    fn key(&self) -> Fields {
+        let fields = Fields::new().addr(self.vip.ip()).port(self.vip.port());
+        fields.addr(self.endpoint.ip()).port(self.endpoint.port())
+    }
+}
+
+/// Rejects packets of these routes from now on.
+pub(super) fn reject(handle: &mut NftHandle, family: IpFamily, routes: &[Route]) -> netlink::Result<()> {
+    let (table, set) = (table(family), set(family));
+    let mut batch = NftBatch::new();
+    batch.add_table(&table);
+    batch.add_set(&table, &set);
+    for (name, hook) in [("forward", Hook::Forward), ("output", Hook::Output)] {
+        // Before those that drop what they take for invalid.
+        batch.add_chain(&table, &Chain::base(name, ChainType::Filter, hook, priority::FILTER - 1));
+        batch.flush_chain(&table, name);
+        batch.add_rule(&table, name, &rule(family));
+    }
+    let keys: Vec<_> = routes.iter().map(Route::key).collect();
+    let element = |key| Element { timeout: Some(TIMEOUT), ..Element::key(key) };
+    batch.add_elements(&table, &set, keys.iter().map(|key| element(key)));
+    handle.commit(&batch)
+}
+
+/// Deletes the tables that exist.
+pub(super) fn remove(handle: &mut NftHandle) -> netlink::Result<()> {
+    for family in IpFamily::ALL {
+        let mut batch = NftBatch::new();
+        batch.delete_table(&table(family));
+        match handle.commit(&batch) {
+            Err(error) if !error.is_not_found() => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn table(family: IpFamily) -> Table {
+    let family = match family {
+        IpFamily::V4 => TableFamily::Ip,
+        IpFamily::V6 => TableFamily::Ip6,
+    };
+    let comment = Comment::from("connections to endpoints that are gone, for at most a minute");
+    Table { comment: Some(comment), ..Table::new(family, NAME) }
+}
+
+fn set(family: IpFamily) -> Set {
+    let address = match family {
+        IpFamily::V4 => DataType::Ipv4Addr,
+        IpFamily::V6 => DataType::Ipv6Addr,
+    };
+    let key = [address, DataType::InetService, address, DataType::InetService];
+    Set::new(SET, key).flags(SetFlags::TIMEOUT)
+}
+
+/// `ct original ip daddr . ct original proto-dst . ip daddr . tcp dport @gone reject with tcp reset`
+fn rule(family: IpFamily) -> Rule {
+    let (vip, len, daddr_offset) = match family {
+        IpFamily::V4 => (CtKey::DstIp, 4, 16),
+        IpFamily::V6 => (CtKey::DstIp6, 16, 24),
+    };
+    let first = Register::FIRST;
+    let address_registers = (len / 4) as u8;
+    let at = |distance| first.plus(distance);
+    let ct = |key, dreg| Expr::Ct { key, dreg, direction: Some(CtDirection::Original) };
+    Rule::new([
+        Expr::Meta { key: MetaKey::L4proto, dreg: first },
+        Expr::Cmp { sreg: first, op: CmpOp::Eq, data: [TCP].into() },
+        ct(vip, at(0)),
+        ct(CtKey::ProtoDst, at(address_registers)),
+        Expr::Payload { dreg: at(address_registers + 1), base: PayloadBase::Network, offset: daddr_offset, len },
+        Expr::Payload { dreg: at(2 * address_registers + 1), base: PayloadBase::Transport, offset: 2, len: 2 },
+        Expr::Lookup { set: SET.into(), sreg: first, dreg: None, matches: LookupMatch::InSet },
+        Expr::Reject(RejectWith::TcpReset),
+    ])
+}

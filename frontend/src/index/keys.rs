@@ -1,0 +1,26 @@
+//! The names that follow from an object: those of its service ports, and of objects beside it.
+
+use std::sync::Arc;
+
+use proto::model::ServicePortKey;
+
+use crate::object::{ObjectName, ServiceObject, ServiceObjectPort, SliceObject};
+
+/// The key of a port of a service.
+pub(super) fn key_of(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePortKey {
+    let ObjectName { namespace, name } = &service.name;
+    ServicePortKey::new(namespace.clone(), name.clone(), port.name.clone(), port.protocol)
+}
+
+/// An object in the same namespace.
+pub(super) fn sibling(name: &ObjectName, other: &Arc<str>) -> ObjectName {
+    ObjectName::new(name.namespace.clone(), other.clone())
+}
+
+/// The service ports that a slice has endpoints for.
+pub(super) fn slice_keys(slice: &SliceObject) -> impl Iterator<Item = ServicePortKey> {
+    slice.ports.iter().map(|port| {
+        let namespace = slice.name.namespace.clone();
+        ServicePortKey::new(namespace, slice.service.clone(), port.name.clone(), port.protocol)
+    })
+}
