@@ -273,7 +273,7 @@ impl Index {
             let (view, refused) = match port {
                 Some(port) => {
                     let (port, refused) = self.claims.resolve(service, port);
-                    (Some(view(service, port, &endpoints, &|node| self.nodes.contains_key(node))), refused)
+                    (Some(view(service, port, &endpoints, &|node| self.may_exist(node))), refused)
                 }
                 None => (None, RefusedClaims::default()),
             };
@@ -449,6 +449,7 @@ impl Index {
         if self.nodes.get(&name).map(Arc::as_ref) == new.as_ref() {
             return;
         }
+        let had_nodes = !self.nodes.is_empty();
         if new.is_none() || !self.nodes.contains_key(&name) {
             let keys: BTreeSet<_> = self.unserving_on(&name).flat_map(slice_keys).collect();
             self.mark_dirty(keys);
@@ -460,6 +461,10 @@ impl Index {
         if let Some(node) = new {
             changed.extend(self.claims.protected.change_node(&node, GroupChange::Add));
             self.nodes.insert(name.clone(), Arc::new(node));
+        }
+        if had_nodes == self.nodes.is_empty() {
+            let keys: BTreeSet<_> = self.all_unserving().flat_map(slice_keys).collect();
+            self.mark_dirty(keys);
         }
         self.dirty_nodes.insert(name);
         self.mark_claimants_dirty(&changed);

@@ -202,7 +202,8 @@ fn reference(api: &ApiServer, node: &str) -> ReferencePorts {
                 let established: Vec<_> = established.filter(|text| !used.contains(&**text)).collect();
                 reference.established.extend(established);
             } else {
-                let is_node = |name: &Value| nodes.iter().any(|node| node["metadata"]["name"] == *name);
+                let is_node =
+                    |name: &Value| nodes.is_empty() || nodes.iter().any(|node| node["metadata"]["name"] == *name);
                 let gone = endpoints.iter().filter(|endpoint| {
                     let node = &endpoint.object["nodeName"];
                     !condition(endpoint, "ready")

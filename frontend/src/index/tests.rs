@@ -11,6 +11,7 @@ use crate::{
 
 use super::*;
 
+mod gone;
 mod service_cidrs;
 
 type Views = BTreeMap<ServicePortKey, ServicePortView>;

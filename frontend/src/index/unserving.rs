@@ -25,13 +25,26 @@ impl UnservingEndpoints {
 }
 
 impl Index {
+    /// Whether there may be a Node of this name. Without any Node object nothing is known about nodes: a directory of
+    /// manifests may have none, and an API server may serve a list that is older than they are.
+    pub(super) fn may_exist(&self, node: &str) -> bool {
+        self.nodes.is_empty() || self.nodes.contains_key(node)
+    }
+
     /// The slices with endpoints on a node that do not serve.
     pub(super) fn unserving_on(&self, node: &Arc<str>) -> impl Iterator<Item = &SliceObject> {
         let entries = self.unserving.entries.range((node.clone(), ObjectName::default())..);
-        entries.take_while(move |(of, _)| of == node).filter_map(|(_, name)| {
-            let service = sibling(name, self.slice_services.get(name)?);
-            self.slices.get(&service)?.get(&name.name)
-        })
+        entries.take_while(move |(of, _)| of == node).filter_map(|(_, name)| self.slice(name))
+    }
+
+    /// The slices with endpoints that do not serve; one with several nodes more than once.
+    pub(super) fn all_unserving(&self) -> impl Iterator<Item = &SliceObject> {
+        self.unserving.entries.iter().filter_map(|(_, name)| self.slice(name))
+    }
+
+    fn slice(&self, name: &ObjectName) -> Option<&SliceObject> {
+        let service = sibling(name, self.slice_services.get(name)?);
+        self.slices.get(&service)?.get(&name.name)
     }
 }
 

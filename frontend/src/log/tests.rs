@@ -254,7 +254,7 @@ fn recreated_service_is_sent_completely() {
 
 #[test]
 fn updates_without_effect_make_no_revision() {
-    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2))]);
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2)), put(node("node-9", ""))]);
     let unready = SliceEndpoint { ready: false, serving: false, ..endpoint("10.0.0.9", "node-9") };
     assert_eq!(cluster.commit([web([endpoints(1..=2), vec![unready]].concat())]), None);
     assert_eq!(cluster.commit([put(slice("y", "other", endpoints(1..=1)))]), None);
