@@ -52,6 +52,7 @@ pub use metrics::{NFT_CLIENTS, NFT_TABLE, NoLocalEndpoints};
 pub use observe::{Observer, ObserverPages};
 pub use progress::{ChangeCounts, Progress};
 pub use replica::ProtocolCounters;
+pub use resets::remove_reset_rules;
 pub use runner::{RunMode, Runner, RunnerOptions};
 pub use stage::{CommitResult, RejectedOperation, Stage};
 pub use state::{Changes, NodeState, ServicePortState};

@@ -5,14 +5,17 @@
 //!   GonePort: VIP ──▶ gone endpoints      conntrack: client ──▶ VIP, endpoint ──▶ client
 //!        └──────────── is_gone(flow) ──────────────┘
 //!   for each such connection:
-//!     table   packets from VIP to endpoint are rejected with a reset        (nf_tables, for at most a minute)
-//!     probe   client ◀── SYN ACK ── "endpoint"; client ── ACK ──▶ rejected  (a segment that no client accepts)
+//!     rejecter  packets from VIP to endpoint are rejected with a reset        (for at most a minute)
+//!     probe     client ◀── SYN ACK ── "endpoint"; client ── ACK ──▶ rejected  (a segment that no client accepts)
 //! ```
 //!
 //! A client answers the probe with an ACK of what it expects next (RFC 5961, section 4). That ACK is rejected with a
 //! reset of exactly this sequence number, which a client accepts. So a client that only waits is reset, too.
 
+mod chain;
+mod leftovers;
 mod probe;
+mod rejecter;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -26,7 +29,10 @@ use std::{
 use netlink::conntrack::Flow;
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
+pub use leftovers::remove_reset_rules;
 pub(crate) use worker::ConnectionResetter;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use worker::pass_once;
 
 use crate::{
     ServicePortState,

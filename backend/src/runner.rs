@@ -182,7 +182,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             replica,
             pending: Pending::new(retry_delay),
             conntrack: ConntrackCleaner::start(conntrack, KernelFlowTable, progress.clone(), metrics.clone()),
-            resets: ConnectionResetter::start(conntrack, progress.clone()),
+            resets: ConnectionResetter::start(conntrack, B::NAME == "ipvs", progress.clone()),
             health,
             reporter: Reporter::new(progress, metrics, ready),
         };

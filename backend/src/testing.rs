@@ -41,3 +41,12 @@ pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize>
     let cleanups = crate::conntrack::clean_up(&crate::conntrack::KernelFlowTable, vips, |_| false)?;
     Ok(cleanups.iter().map(|cleanup| cleanup.deleted).sum())
 }
+
+/// Handles the TCP connections of the thread's network namespace to endpoints that are gone in this state, as one pass
+/// after a sync does. Returns their number.
+///
+/// # Errors
+/// When they cannot be listed, or packets cannot be rejected.
+pub fn reset_gone_connections(state: &crate::NodeState) -> anyhow::Result<usize> {
+    crate::resets::pass_once(state)
+}

@@ -96,6 +96,11 @@ impl Error {
         self.is(libc::EPERM) || self.is(libc::EACCES)
     }
 
+    /// The kernel lacks what was asked for (`EOPNOTSUPP`).
+    pub fn is_unsupported(&self) -> bool {
+        self.is(libc::EOPNOTSUPP)
+    }
+
     fn is(&self, errno: i32) -> bool {
         self.errno() == Some(Errno(errno))
     }

@@ -1,43 +1,25 @@
 //! The nf_tables rules that reject packets of connections to endpoints that are gone: in a table of their own, in every
 //! mode. Its elements expire, so that a process which is killed leaves none behind.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
-use netlink::{
-    conntrack::Flow,
-    nft::{
-        Chain, ChainType, CmpOp, Comment, CtDirection, CtKey, DataType, Element, Expr, Fields, Hook, LookupMatch,
-        MetaKey, NftBatch, NftHandle, PayloadBase, Register, RejectWith, Rule, Set, SetFlags, Table, TableFamily,
-        priority,
-    },
+use netlink::nft::{
+    Chain, ChainType, CmpOp, Comment, CtDirection, CtKey, DataType, Element, Expr, Fields, Hook, LookupMatch, MetaKey,
+    NftBatch, NftHandle, PayloadBase, Register, RejectWith, Rule, Set, SetFlags, Table, TableFamily, priority,
 };
 use proto::model::IpFamily;
+
+use super::rejecter::Route;
 
 /// The table of each family.
 pub(super) const NAME: &str = "fairlead-resets";
 const SET: &str = "gone";
-/// How long packets are rejected, unless the table is deleted before.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// How long packets are rejected, unless the rules are removed before.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
+/// The most routes. Connections of others are probed when these are closed.
+pub(super) const MAX_ROUTES: usize = 20_000;
 /// `IPPROTO_TCP`.
 const TCP: u8 = 6;
-
-/// What rejected packets have in common: the VIP and the endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Route {
-    vip: SocketAddr,
-    endpoint: SocketAddr,
-}
-
-impl Route {
-    pub(super) fn of(flow: &Flow) -> Self {
-        Self { vip: flow.original.destination, endpoint: flow.reply.source }
-    }
-
-    fn key(&self) -> Fields {
-        let fields = Fields::new().addr(self.vip.ip()).port(self.vip.port());
-        fields.addr(self.endpoint.ip()).port(self.endpoint.port())
-    }
-}
 
 /// Rejects packets of these routes from now on.
 pub(super) fn reject(handle: &mut NftHandle, family: IpFamily, routes: &[Route]) -> netlink::Result<()> {
@@ -51,32 +33,37 @@ pub(super) fn reject(handle: &mut NftHandle, family: IpFamily, routes: &[Route])
         batch.flush_chain(&table, name);
         batch.add_rule(&table, name, &rule(family));
     }
-    let keys: Vec<_> = routes.iter().map(Route::key).collect();
+    let keys: Vec<_> = routes.iter().map(key).collect();
     let element = |key| Element { timeout: Some(TIMEOUT), ..Element::key(key) };
     batch.add_elements(&table, &set, keys.iter().map(|key| element(key)));
     handle.commit(&batch)
 }
 
-/// Deletes the tables that exist.
-pub(super) fn remove(handle: &mut NftHandle) -> netlink::Result<()> {
-    for family in IpFamily::ALL {
-        let mut batch = NftBatch::new();
-        batch.delete_table(&table(family));
-        match handle.commit(&batch) {
-            Err(error) if !error.is_not_found() => return Err(error),
-            _ => {}
-        }
+/// Deletes the table of a family, if it exists.
+pub(super) fn remove(handle: &mut NftHandle, family: IpFamily) -> netlink::Result<()> {
+    let mut batch = NftBatch::new();
+    batch.delete_table(&table(family));
+    match handle.commit(&batch) {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
-fn table(family: IpFamily) -> Table {
-    let family = match family {
+fn key(Route { vip, endpoint }: &Route) -> Fields {
+    let fields = Fields::new().addr(vip.ip()).port(vip.port());
+    fields.addr(endpoint.ip()).port(endpoint.port())
+}
+
+pub(super) fn family(family: IpFamily) -> TableFamily {
+    match family {
         IpFamily::V4 => TableFamily::Ip,
         IpFamily::V6 => TableFamily::Ip6,
-    };
+    }
+}
+
+fn table(ip_family: IpFamily) -> Table {
     let comment = Comment::from("connections to endpoints that are gone, for at most a minute");
-    Table { comment: Some(comment), ..Table::new(family, NAME) }
+    Table { comment: Some(comment), ..Table::new(family(ip_family), NAME) }
 }
 
 fn set(family: IpFamily) -> Set {

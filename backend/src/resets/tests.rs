@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, num::NonZeroU16, process::Command};
 
+use iptables::{Tools, Variant, block_on};
 use netlink::{
     conntrack::{ConntrackZone, Flow, FlowProtocol, Tuple},
     nft::NftHandle,
@@ -9,10 +10,7 @@ use netlink::{
 };
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
-use super::{
-    GonePort, GoneVips,
-    table::{self, Route},
-};
+use super::{GonePort, GoneVips, chain, rejecter::Route, remove_reset_rules, table};
 use crate::{
     ServicePortState,
     testing::{mk_key, mk_state},
@@ -120,9 +118,49 @@ fn rules_are_listed_and_removed() {
             assert_eq!(v4.matches(element).count(), 1, "{v4}");
         }
         assert!(v6.contains("fd00:96::1 . 80 . fd00:244::3 . 8080"), "{v6}");
+        for (dry_run, found) in [(true, 2), (false, 2), (false, 0)] {
+            let objects = block_on(remove_reset_rules(false, dry_run)).unwrap();
+            assert_eq!(objects.len(), found, "{objects:?}");
+        }
         for _ in 0..2 {
-            table::remove(&mut handle).unwrap();
+            IpFamily::ALL.into_iter().for_each(|family| table::remove(&mut handle, family).unwrap());
             assert_eq!(list("ip") + &list("ip6"), "");
         }
     });
+}
+
+#[test]
+fn iptables_lists_and_removes_the_chain() {
+    for variant in Variant::ALL {
+        in_netns(move || {
+            let mut tools = Tools::new(Some(variant));
+            let mut save = |family| block_on(async { Ok(tools.save(family).await?.unwrap_or_default()) }).unwrap();
+            let mut tools = Tools::new(Some(variant));
+            let v4 = [flow("10.96.0.1:80", "10.244.1.3:8080"), flow("10.96.0.2:80", "10.244.1.3:8080")];
+            let v6 = [flow("[fd00:96::1]:80", "[fd00:244::3]:8080")];
+            let routes = |flows: &[Flow]| flows.iter().map(Route::of).collect();
+            chain::reject(&mut tools, IpFamily::V4, &routes(&v4[..1])).unwrap();
+            chain::reject(&mut tools, IpFamily::V4, &routes(&v4)).unwrap();
+            chain::reject(&mut tools, IpFamily::V6, &routes(&v6)).unwrap();
+            let saved = [save(IpFamily::V4), save(IpFamily::V6)].concat();
+            for rule in [
+                "-d 10.244.1.3/32 -p tcp -m tcp --dport 8080 -m conntrack --ctorigdst 10.96.0.1 --ctorigdstport 80 -j",
+                "-d 10.244.1.3/32 -p tcp -m tcp --dport 8080 -m conntrack --ctorigdst 10.96.0.2 --ctorigdstport 80 -j",
+                "-d fd00:244::3/128 -p tcp -m tcp --dport 8080 -m conntrack --ctorigdst fd00:96::1 \
+                 --ctorigdstport 80 -j",
+            ] {
+                let rule = format!("-A {} {rule} REJECT --reject-with tcp-reset\n", chain::NAME);
+                assert_eq!(saved.matches(&rule).count(), 1, "{variant}: {rule}: {saved}");
+            }
+            assert_eq!(saved.matches("-m time --datestart 20").count(), 2, "{saved}");
+            assert_eq!(saved.matches(&format!("-j {}\n", chain::NAME)).count(), 4, "{saved}");
+            let found = block_on(remove_reset_rules(true, true)).unwrap();
+            let found: Vec<_> = found.iter().map(|object| &*object.kind).collect();
+            assert_eq!(found, [format!("chain {}", chain::NAME), format!("chain {}", chain::NAME)], "{variant}");
+            for family in IpFamily::ALL.into_iter().chain(IpFamily::ALL) {
+                chain::remove(&mut tools, family).unwrap();
+                assert!(!save(family).contains(chain::NAME), "{variant}");
+            }
+        });
+    }
 }

@@ -2,7 +2,7 @@
 //! are gone, and again until none is open.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     net::IpAddr,
     thread,
     time::{Duration, Instant},
@@ -12,7 +12,6 @@ use anyhow::{Context as _, Result};
 use netlink::{
     AddressFamily,
     conntrack::{Flow, FlowProtocol},
-    nft::NftHandle,
 };
 use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
 use runtime::{
@@ -24,8 +23,8 @@ use tracing::{error, info};
 
 use super::{
     GonePort, GoneVips,
-    probe::ProbeSocket,
-    table::{self, Route},
+    probe::{Probe, ProbeSocket},
+    rejecter::{Rejecter, Route},
 };
 use crate::{
     NodeState, Progress,
@@ -50,9 +49,6 @@ const PAUSES: [Duration; 7] = [
     Duration::from_secs(8),
     Duration::from_secs(16),
 ];
-
-/// The most routes in a table. Connections of others are probed when these are closed.
-const MAX_ROUTES: usize = 20_000;
 
 /// The sync loop's side. None of its calls blocks. Dropping it ends the thread.
 #[derive(Debug)]
@@ -81,6 +77,7 @@ struct Worker {
     requests: CleanupRequests<Updates>,
     service_ports: BTreeMap<ServicePortKey, GonePort>,
     node_addresses: Vec<IpAddr>,
+    is_ipvs: bool,
     progress: watch::Sender<Progress>,
     repeated: Repeated,
 }
@@ -88,8 +85,8 @@ struct Worker {
 // === impl ConnectionResetter ===
 
 impl ConnectionResetter {
-    /// Starts the thread, in the network namespace of the calling thread.
-    pub(crate) fn start(mode: ConntrackCleanup, progress: watch::Sender<Progress>) -> Self {
+    /// Starts the thread, in the network namespace of the calling thread. `is_ipvs`: IPVS translates connections.
+    pub(crate) fn start(mode: ConntrackCleanup, is_ipvs: bool, progress: watch::Sender<Progress>) -> Self {
         if mode == ConntrackCleanup::Disabled {
             return Self(None);
         }
@@ -98,6 +95,7 @@ impl ConnectionResetter {
             requests: requests.clone(),
             service_ports: BTreeMap::new(),
             node_addresses: Vec::new(),
+            is_ipvs,
             progress,
             repeated: Repeated::default(),
         };
@@ -181,12 +179,15 @@ impl Worker {
     /// Passes over the connections until none to an endpoint that is gone is open. Returns how many were reset.
     fn reset_all(&mut self) -> Result<usize> {
         let (mut open_before, mut reset) = (0_usize, 0);
-        let mut rejected = PerFamily::<HashSet<Route>>::default();
+        let mut rejecter: Option<Rejecter> = None;
         let mut pauses = PAUSES.into_iter();
         loop {
             self.update();
+            if let Some(mut old) = rejecter.take_if(|rejecter| rejecter.is_old()) {
+                old.remove()?;
+            }
             let pause = pauses.next();
-            let open = self.pass(&mut rejected, pause.is_none())?;
+            let open = self.pass(&mut rejecter, pause.is_none())?;
             reset += open_before.saturating_sub(open);
             open_before = open;
             let Some(pause) = pause.filter(|_| open > 0) else { break };
@@ -197,16 +198,15 @@ impl Worker {
                 Wake::Closed => return Ok(reset),
             }
         }
-        if rejected.iter().any(|(_, routes)| !routes.is_empty()) {
-            let mut handle = NftHandle::open().context("open nf_tables")?;
-            table::remove(&mut handle).with_context(|| format!("delete table {}", table::NAME))?;
+        if let Some(mut rejecter) = rejecter {
+            rejecter.remove()?;
         }
         Ok(reset)
     }
 
     /// Handles all open connections to endpoints that are gone, and returns how many there are. In the last pass they
     /// are deleted: without a client, they would be found each time.
-    fn pass(&self, rejected: &mut PerFamily<HashSet<Route>>, is_last: bool) -> Result<usize> {
+    fn pass(&self, rejecter: &mut Option<Rejecter>, is_last: bool) -> Result<usize> {
         let table = KernelFlowTable;
         let vips =
             GoneVips::of_service_ports(self.service_ports.values().map(|GonePort(port)| port), &self.node_addresses);
@@ -219,18 +219,22 @@ impl Worker {
                 continue;
             }
             vips.add_addresses(&table.addresses().context("list the addresses of the node")?);
-            let mut handler = None;
+            let mut socket = None;
             let mut batch = Vec::new();
             let mut handle = |batch: &mut Vec<Flow>| -> Result<()> {
                 open += batch.len();
                 if is_last {
                     table.delete(batch).context("delete connections without a client")?;
                 } else if !batch.is_empty() {
-                    let handler = match &mut handler {
-                        Some(handler) => handler,
-                        none => none.insert(FamilyHandler::open(family)?),
-                    };
-                    handler.reject_and_probe(batch, &mut rejected[family])?;
+                    let rejecter = get_or_open(rejecter, Rejecter::open)?;
+                    let socket = get_or_open(&mut socket, || {
+                        ProbeSocket::open(family).context("open a raw socket (requires CAP_NET_RAW)")
+                    })?;
+                    rejecter.reject(family, batch.iter().map(Route::of))?;
+                    for flow in batch.iter().filter(|flow| rejecter.is_rejecting(family, &Route::of(flow))) {
+                        // A client that cannot be reached needs no reset.
+                        let _ = socket.send(&Probe::of(flow, self.is_ipvs));
+                    }
                 }
                 batch.clear();
                 Ok(())
@@ -293,36 +297,24 @@ impl Worker {
     }
 }
 
-/// What rejects and probes connections of one family.
-#[derive(Debug)]
-struct FamilyHandler {
-    family: IpFamily,
-    handle: NftHandle,
-    socket: ProbeSocket,
+/// The first pass over the connections of the thread's network namespace, in this state.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn pass_once(state: &NodeState) -> Result<usize> {
+    let ports = state.service_ports().iter().filter_map(|(key, service)| Some((key.clone(), GonePort::of(service)?)));
+    let worker = Worker {
+        requests: CleanupRequests::default(),
+        service_ports: ports.collect(),
+        node_addresses: state.node().addresses.clone(),
+        is_ipvs: false,
+        progress: watch::channel(Progress::default()).0,
+        repeated: Repeated::default(),
+    };
+    worker.pass(&mut None, false)
 }
 
-impl FamilyHandler {
-    fn open(family: IpFamily) -> Result<Self> {
-        let handle = NftHandle::open().context("open nf_tables")?;
-        let socket = ProbeSocket::open(family).context("open a raw socket (requires CAP_NET_RAW)")?;
-        Ok(Self { family, handle, socket })
-    }
-
-    fn reject_and_probe(&mut self, flows: &[Flow], rejected: &mut HashSet<Route>) -> Result<()> {
-        let mut routes = Vec::new();
-        for route in flows.iter().map(Route::of) {
-            if rejected.len() < MAX_ROUTES && rejected.insert(route) {
-                routes.push(route);
-            }
-        }
-        if !routes.is_empty() {
-            table::reject(&mut self.handle, self.family, &routes)
-                .with_context(|| format!("reject packets in table {}", table::NAME))?;
-        }
-        for flow in flows.iter().filter(|flow| rejected.contains(&Route::of(flow))) {
-            // A client that cannot be reached needs no reset.
-            let _ = self.socket.send(&flow.reply);
-        }
-        Ok(())
+fn get_or_open<T>(opened: &mut Option<T>, open: impl FnOnce() -> Result<T>) -> Result<&mut T> {
+    match opened {
+        Some(opened) => Ok(opened),
+        none => Ok(none.insert(open()?)),
     }
 }

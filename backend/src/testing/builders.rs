@@ -236,6 +236,15 @@ impl ServiceBuilder {
         self
     }
 
+    /// Adds endpoints that are gone.
+    #[must_use]
+    pub fn gone_endpoints<'a>(mut self, endpoints: impl IntoIterator<Item = &'a str>) -> Self {
+        for endpoint in endpoints.into_iter().map(mk_endpoint) {
+            self.service.pool_mut(PoolClass::Gone, IpFamily::of(&endpoint.address)).insert(endpoint);
+        }
+        self
+    }
+
     /// Adds an endpoint to a pool.
     pub(super) fn insert(&mut self, class: PoolClass, endpoint: Endpoint) {
         let family = IpFamily::of(&endpoint.address);

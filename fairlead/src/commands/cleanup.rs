@@ -49,7 +49,7 @@ pub(crate) async fn run(args: CleanupArgs, mut shutdown: Shutdown) -> Result<()>
                 None
             }
         };
-        for name in backends {
+        for &name in &backends {
             let iptables = IptablesArgs { variant: iptables.clone(), ..IptablesArgs::default() };
             let ipvs = IpvsArgs { exclude: exclude.clone(), ..IpvsArgs::default() };
             let settings = DataplaneSettings::new(DataplaneOptions::default(), iptables, ipvs);
@@ -57,6 +57,10 @@ pub(crate) async fn run(args: CleanupArgs, mut shutdown: Shutdown) -> Result<()>
             removed.with_context(|| format!("cannot remove the objects of backend {}", name.name()))?;
         }
         if lock.is_some() {
+            let programs = backends.iter().any(|name| *name != BackendName::Nftables);
+            for InstalledObject { subsystem, kind, count } in backend::remove_reset_rules(programs, dry_run).await? {
+                report.removed(&subsystem, kind, count);
+            }
             remove_state(&state_dir, &mut report)?;
         }
     }

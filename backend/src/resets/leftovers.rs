@@ -1,0 +1,47 @@
+//! Rules that a process left behind because it was killed. They are not in effect after a minute.
+
+use anyhow::{Context as _, Result};
+use iptables::{Ruleset, save_all};
+use netlink::nft::NftHandle;
+use proto::model::IpFamily;
+
+use super::{chain, table};
+use crate::InstalledObject;
+
+/// Deletes the rules that reject packets of connections to endpoints that are gone, or only lists them. `programs`: also
+/// those that were written with iptables.
+///
+/// # Errors
+/// When they cannot be listed or deleted.
+pub async fn remove_reset_rules(programs: bool, dry_run: bool) -> Result<Vec<InstalledObject>> {
+    let mut found = Vec::new();
+    let mut handle = NftHandle::open().context("open nf_tables")?;
+    for family in IpFamily::ALL {
+        let table_family = table::family(family);
+        let tables = match handle.tables(table_family) {
+            Err(error) if error.is_unsupported() => continue,
+            tables => tables.context("list the tables of nf_tables")?,
+        };
+        if tables.iter().any(|table| table.name == table::NAME) {
+            let kind = format!("table {table_family} {}", table::NAME);
+            found.push(InstalledObject { subsystem: "nf_tables".to_owned(), kind, count: 1 });
+            if !dry_run {
+                table::remove(&mut handle, family).with_context(|| format!("delete {family} table {}", table::NAME))?;
+            }
+        }
+    }
+    if !programs {
+        return Ok(found);
+    }
+    for saved in save_all().await? {
+        let script = Ruleset::parse(&saved.text)?.script_without(|chain| chain == chain::NAME);
+        if !script.is_empty() {
+            let kind = format!("chain {}", chain::NAME);
+            found.push(InstalledObject { subsystem: saved.program.to_string(), kind, count: 1 });
+            if !dry_run {
+                saved.program.restore(&script).await?;
+            }
+        }
+    }
+    Ok(found)
+}
