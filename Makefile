@@ -30,7 +30,7 @@ ARCHS ?= amd64 arm64
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fuzz soak build test test-skew test-modes test-crash-points lint advisories charts reference image image-rootfs cluster cluster-test simulate mutants differential demo bench bench-peer bench-rollouts clean
+.PHONY: help setup fuzz soak build test test-skew test-modes test-crash-points lint advisories charts reference image image-rootfs cluster cluster-test simulate mutants differential demo bench bench-peer bench-rollouts bench-resets clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -139,6 +139,10 @@ bench-peer: setup ## measure Fairlead beside kube-proxy; KUBE_PROXY=/path/to/kub
 bench-rollouts: setup ## measure rollouts with and without the barrier: ROLLOUTS=200 beside STREAMS=5000 (root or sudo)
 	cargo build --locked --release -p fairlead --bin fairlead -p fairlead-bench --bin bench
 	$(ROOT) $(TARGET_DIR)/release/bench rollouts $(or $(ROLLOUTS),200) $(or $(STREAMS),5000)
+
+bench-resets: setup ## measure how long clients of a pod whose node goes wait for their reset (root or sudo)
+	cargo build --locked --release -p fairlead --bin fairlead -p fairlead-bench --bin bench
+	$(ROOT) $(TARGET_DIR)/release/bench resets
 
 clean: ## remove build output
 	cargo clean

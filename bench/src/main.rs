@@ -7,6 +7,7 @@
 //!   bench scale --nodes 200     a smaller cluster
 //!   bench adversary --backend iptables
 //!   bench --kube-proxy PATH     beside kube-proxy in nftables mode; PATH is its binary
+//!   bench resets                clients of a pod whose node goes; not a part of everything
 //!   bench rollouts 200 5000     rollouts of ten pods beside 5,000 streams; not a part of everything
 //!   bench soak HOURS STREAMS    not a measurement: what grows or breaks in that time fails it
 //!   bench -o json               as JSON
@@ -20,6 +21,7 @@
 //! | `api` | a frontend on a Kubernetes API: start, memory |
 //! | `scale` | a frontend with 5,000 nodes: memory, CPU time, bytes, latency |
 //! | `adversary` | a tenant's largest Services, and the delay of a bystander; fails if a cost is super-linear |
+//! | `resets` | how long clients of a pod whose node goes wait for their reset |
 //! | `rollouts` | failed connections of rollouts with and without the barrier, and the wait of each pod |
 //! | `soak` | whether memory or kernel objects grow, or connections break, in hours of load |
 //! | `peer` | Fairlead and kube-proxy beside each other |
@@ -36,6 +38,7 @@ mod manifests;
 mod node;
 mod peer;
 mod report;
+mod resets;
 mod rollouts;
 mod scale;
 mod soak;
@@ -95,6 +98,13 @@ fn run() -> Result<()> {
                 let streams = streams.parse().with_context(|| format!("streams: {streams}"))?;
                 let mut report = Report::default();
                 rollouts::measure(&mut report, count, streams)?;
+                output(&report);
+                return Ok(());
+            }
+            ["resets-holder", vip, count, pod] => return resets::hold(vip, count, pod),
+            ["resets"] => {
+                let mut report = Report::default();
+                resets::measure(&mut report)?;
                 output(&report);
                 return Ok(());
             }
