@@ -62,6 +62,8 @@ pub(crate) struct ScriptedFrontend<'a> {
     pub(crate) patience: Duration,
     stream: Option<ClientStream>,
     epoch: Epoch,
+    /// The features that the Welcome lists.
+    pub(crate) features: Features,
     /// The current revision.
     pub(crate) revision: Revision,
     /// The state that the client must have committed.
@@ -89,6 +91,7 @@ impl<'a> ScriptedFrontend<'a> {
             patience,
             stream: None,
             epoch: random_epoch(),
+            features: Features::NONE,
             revision: Revision(FIRST_REVISION),
             state: CommittedState::new(&node),
             last_ack: None,
@@ -134,7 +137,7 @@ impl<'a> ScriptedFrontend<'a> {
     pub(crate) fn welcome(&self, mode: SyncMode) -> Welcome {
         Welcome {
             version: VersionRange::SUPPORTED.max,
-            features: Features::NONE,
+            features: self.features,
             epoch: self.epoch,
             mode,
             source_version: self.source_version(),

@@ -2,12 +2,13 @@
 
 use proto::{
     digest::KeyHash,
-    model::{Batch, Endpoint, IpFamily, Operation, PoolClass, Protocol},
+    model::{Batch, Endpoint, Feature, Features, IpFamily, Operation, PoolClass, Protocol},
 };
 
 use crate::{
     frontend::{Outcome, QUIET_PERIOD, ScriptedFrontend, batch, unsupported},
     samples,
+    state::CommittedState,
 };
 
 /// The service ports that change at once, and how often.
@@ -74,6 +75,28 @@ pub(super) async fn deltas(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
         frontend.commit(&[operation]).await.map_err(|deviation| deviation.append(format_args!(" (after {name})")))?;
     }
     Ok(format!("acked {count} commits"))
+}
+
+pub(super) async fn established_pools(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    let hello = frontend.expect_hello().await?;
+    if !hello.capabilities.features.contains(Feature::EstablishedPools) {
+        return unsupported("does not list the feature");
+    }
+    frontend.features = Features::of(&[Feature::EstablishedPools]);
+    let target = CommittedState::new(&frontend.node).with(&samples::initial_operations());
+    frontend.sync(&hello, target).await?;
+    let (web, dns) = (samples::key("web", Protocol::Tcp), samples::key("dns", Protocol::Udp));
+    let replace = |key, class, number| {
+        samples::replace_pool(key, class, IpFamily::V4, &[samples::endpoint(IpFamily::V4, number)])
+    };
+    // What the gone pool of `web` contains is no endpoint of any other pool.
+    let steps = [replace(&dns, PoolClass::Established, 21), replace(&web, PoolClass::Gone, 22)];
+    let count = steps.len();
+    for operation in steps {
+        let ack = frontend.commit(&[operation]).await?;
+        frontend.check_programmed(&ack).await?;
+    }
+    Ok(format!("acked {count} commits, and sends new connections to the other endpoints only"))
 }
 
 pub(super) async fn reset_bucket(frontend: &mut ScriptedFrontend<'_>) -> Outcome {

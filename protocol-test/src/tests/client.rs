@@ -53,6 +53,7 @@ pub(super) enum Fault {
     AcksBeforeKernel,
     KeepsUncommitted,
     ForgetsPools,
+    IgnoresEstablishedPools,
     IgnoresReset,
     RejectsSecondSnapshot,
     IgnoresBookmarks,
@@ -244,6 +245,8 @@ impl Client {
                     self.state.apply(&Operation::RemoveServicePort(port.key.clone()));
                     self.state.apply(&Operation::PutServicePort(port));
                 }
+                Operation::ReplacePool { pool, .. }
+                    if self.fault == Fault::IgnoresEstablishedPools && !pool.class.is_selectable() => {}
                 operation => self.state.apply(&operation),
             }
         }
