@@ -16,6 +16,7 @@
 - --max-service-port-source-ranges={{ int $limits.portSourceRanges }}
 - --max-service-endpoints={{ int $limits.endpoints }}
 - --max-service-port-endpoints={{ int $limits.portEndpoints }}
+- --reset-connections={{ $services.resetConnections }}
 {{- end -}}
 
 {{/* Shared by `backend MODE` and `local`: flags, capabilities, preparation of the node. */}}
