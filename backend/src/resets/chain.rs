@@ -1,5 +1,5 @@
-//! The same rules as in `table`, in a chain of iptables. Its first rule makes them ineffective after a minute, so that a
-//! process which is killed leaves none in effect.
+//! The same rules as in `table`, in a chain of iptables. Its first rule makes them ineffective after a minute, so that
+//! a process which is killed leaves none in effect.
 
 use std::collections::BTreeSet;
 

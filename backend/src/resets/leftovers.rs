@@ -8,8 +8,8 @@ use proto::model::IpFamily;
 use super::{chain, table};
 use crate::InstalledObject;
 
-/// Deletes the rules that reject packets of connections to endpoints that are gone, or only lists them. `programs`: also
-/// those that were written with iptables.
+/// Deletes the rules that reject packets of connections to endpoints that are gone, or only lists them. `programs`:
+/// also those that were written with iptables.
 ///
 /// # Errors
 /// When they cannot be listed or deleted.

@@ -53,8 +53,8 @@ impl Probe {
         Self { from: flow.reply.source, to }
     }
 
-    /// The IP packet. Its sequence and acknowledgement numbers are arbitrary: a client of an open connection answers a SYN
-    /// with an ACK, whatever they are.
+    /// The IP packet. Its sequence and acknowledgement numbers are arbitrary: a client of an open connection answers a
+    /// SYN with an ACK, whatever they are.
     fn packet(&self) -> Vec<u8> {
         let (source, destination) = (address(self.from.ip()), address(self.to.ip()));
         let mut segment = Vec::with_capacity(TCP_HEADER);
