@@ -97,7 +97,7 @@ fn refused_port() {
 fn dns_failure() {
     let fixture = Fixture::new();
     let mut command = fixture.kubeconfig("https://api.invalid:6443", "ca.crt", "{token: secret}");
-    // Name servers that do not answer take twice 5 s by default, which is as long as the frontend waits for a connection.
+    // By default, name servers that do not answer take as long as the frontend waits for a connection.
     command.env("RES_OPTIONS", "timeout:1 attempts:1");
     let line = fixture.only_line(command, FAILURE, AGAIN);
     assert_contains(&line, &["does not resolve", "DNS"]);
