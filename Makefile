@@ -88,22 +88,22 @@ image-rootfs: setup ## run the static program in an empty root file system, as i
 
 cluster: setup ## start a real Kubernetes cluster on this machine with Fairlead (root or sudo); KUBERNETES=/path/to/programs MODE=nftables
 	@ci/setup image
-	@$(ROOT) cluster/setup
-	@$(ROOT) cluster/images
-	@$(ROOT) cluster/up
-	@$(ROOT) cluster/proxy fairlead $(MODE)
+	@$(ROOT) tests/cluster/setup
+	@$(ROOT) tests/cluster/images
+	@$(ROOT) tests/cluster/up
+	@$(ROOT) tests/cluster/proxy fairlead $(MODE)
 
 cluster-test: ## run Kubernetes' own network tests and ours in that cluster; MODE=nftables, iptables-nft, iptables-legacy or local; CONTROL=1 also with kube-proxy
-	@$(ROOT) target/python/bin/python cluster/checks --label fairlead-$(MODE) --mode $(MODE) $(CHECKS) || true
-	@$(ROOT) target/python/bin/python cluster/test --label fairlead-$(MODE) $(TESTS) || [ -n '$(CONTROL)' ]
-	@[ -z '$(CONTROL)' ] || $(ROOT) cluster/control $(MODE)
+	@$(ROOT) target/python/bin/python tests/cluster/checks --label fairlead-$(MODE) --mode $(MODE) $(CHECKS) || true
+	@$(ROOT) target/python/bin/python tests/cluster/test --label fairlead-$(MODE) $(TESTS) || [ -n '$(CONTROL)' ]
+	@[ -z '$(CONTROL)' ] || $(ROOT) tests/cluster/control $(MODE)
 
 simulate: setup ## simulate clusters with faults; SECONDS=120, or SEED=n to replay one, SHRINK=1 to cut its steps
 	@cargo build --quiet --locked --profile simulation -p fairlead-simulation
 	@$(TARGET_DIR)/simulation/simulate $(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink),--seconds $(or $(SECONDS),120))
 
 mutants: setup ## simulate mutants of our own code, each of which must be caught; SEEDS=800, at most, for each
-	@simulation/mutants/run $(MUTANTS)
+	@tests/simulation/mutants/run $(MUTANTS)
 
 differential: setup ## compare the backends, and KUBE_PROXY=/path/to/kube-proxy, on random clusters; SECONDS=60, or SEED=n (root or sudo)
 	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-differential --bin differential

@@ -1,5 +1,6 @@
 //! What the sync loop has recorded for the thread that deletes flows, and when that is due. Compiled again in
-//! `concurrency/`, where the primitives of `sync` are those of a scheduler that tries many interleavings.
+//! `tests/simulation/concurrency/`, where the primitives of `sync` are those of a scheduler that tries many
+//! interleavings.
 
 use std::{mem, time::Duration};
 

@@ -1,5 +1,6 @@
-//! The writes of one file that wait: one at a time, bounded, in order. Compiled again in `concurrency/`, where the
-//! primitives of `sync` are those of a scheduler that tries many interleavings.
+//! The writes of one file that wait: one at a time, bounded, in order. Compiled again in
+//! `tests/simulation/concurrency/`, where the primitives of `sync` are those of a scheduler that tries many
+//! interleavings.
 
 use std::{
     io,

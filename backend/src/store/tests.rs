@@ -16,7 +16,8 @@ fn open(path: &Path) -> (Store, Option<StoredState>) {
     Store::open_file(path, NODE_NAME)
 }
 
-/// Written by `fairlead local` before 0.1: a snapshot of `examples/manifests`, and the removal of `local-only.yaml`.
+/// Written by `fairlead local` before 0.1: a snapshot of `docs/examples/manifests`, and the removal of
+/// `local-only.yaml`.
 const FILE_BEFORE_0_1: &[u8] = include_bytes!("testdata/state-before-0.1");
 
 /// A file in a directory that does not exist yet.

@@ -1,5 +1,5 @@
 """The chart over a matrix of values: objects refer to each other correctly, have only the permissions
-that they need, and equal the golden files. e2e/tests/chart.rs checks types and flags.
+that they need, and equal the golden files. tests/e2e/tests/chart.rs checks types and flags.
 """
 
 import itertools

@@ -9,7 +9,7 @@ import yaml
 from helm_python import Chart
 from render import TOP, load
 
-EXAMPLES = TOP / "examples/rollouts"
+EXAMPLES = TOP / "docs/examples/rollouts"
 CHART = "apiVersion: v2\nname: example\nversion: 0.1.0\n"
 
 

@@ -1,5 +1,5 @@
-//! Precedence and errors. Tests cannot set environment variables; e2e/tests/config.rs tests their precedence with the
-//! binary.
+//! Precedence and errors. Tests cannot set environment variables; tests/e2e/tests/config.rs tests their precedence with
+//! the binary.
 
 use std::fs;
 

@@ -1,5 +1,6 @@
-//! Results of reviews by the hash of the token, each reviewed once at a time. Compiled again in `concurrency/`, where
-//! the primitives of `sync` are those of a scheduler that tries many interleavings.
+//! Results of reviews by the hash of the token, each reviewed once at a time. Compiled again in
+//! `tests/simulation/concurrency/`, where the primitives of `sync` are those of a scheduler that tries many
+//! interleavings.
 
 use std::collections::HashMap;
 

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""A Fairlead backend in Python that forwards Services with nginx: it writes the `stream` configuration of one node.
+
+    backend.py --node node-a --frontend unix:/run/fairlead/frontend.sock --config stream.conf --reload 'nginx -s reload'
+
+"rule N" refers to docs/protocol.md. This backend has no state file and computes no digests, so it receives a snapshot
+at each start and from each new frontend, and differences otherwise. It serves TCP and UDP; connections to endpoints
+come from nginx. SCTP, source ranges and external policy Local are not supported, and reported as failures in its acks.
+"""
+
+import argparse, ipaddress, os, pathlib, queue, random, subprocess, sys, threading, time
+
+import grpc, xxhash
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "proto"))
+PROTO, SERVICE = grpc.protos_and_services("fairlead/v1/fairlead.proto")
+
+POOL_OF = {PROTO.TRAFFIC_POLICY_LOCAL: PROTO.POOL_CLASS_LOCAL}
+PROTOCOLS = {PROTO.PROTOCOL_TCP: "", PROTO.PROTOCOL_UDP: " udp"}
+
+
+class State:
+    """The committed state of this node."""
+
+    def __init__(self):
+        self.ports, self.pools = {}, {}  # key -> ServicePort; key -> {(class, family): {(address, port)}}
+
+    def commit(self, operations):
+        kinds = [operation.WhichOneof("operation") for operation in operations]
+        if None in kinds:
+            raise ValueError("unknown operation: the frontend is newer than this backend")  # rule 2
+        for kind, operation in zip(kinds, operations):
+            getattr(self, kind)(getattr(operation, kind))
+
+    def put_service_port(self, port):
+        self.ports[key_of(port.key)] = port
+        self.pools.setdefault(key_of(port.key), {})
+
+    def remove_service_port(self, key):
+        self.ports.pop(key_of(key), None)
+        self.pools.pop(key_of(key), None)
+
+    def reset_bucket(self, bucket):
+        for key in [*self.ports]:
+            if xxhash.xxh64_intdigest("\0".join(key[:3]).encode() + bytes([0, key[3]])) % 128 == bucket:
+                del self.ports[key], self.pools[key]
+
+    def change_pool(self, change):
+        self.pool(change).difference_update(unpack(change, change.remove))
+        self.pool(change).update(unpack(change, change.add))
+
+    def replace_pool(self, change):
+        self.pool(change).clear()
+        self.pool(change).update(unpack(change, change.endpoints))
+
+    put_node = put_cluster = lambda self, info: None  # not used by this backend
+
+    def pool(self, change):
+        pools = self.pools.get(key_of(change.key), {})  # discarded if the service port is unknown
+        return pools.setdefault((getattr(change, "class"), change.family), set())
+
+
+def key_of(key):
+    return (key.namespace, key.name, key.port_name, key.protocol)
+
+
+def unpack(change, packed):
+    """Packed endpoints: address, port and, in a local pool, a byte of flags, which this backend ignores."""
+    size = 4 if change.family == PROTO.IP_FAMILY_V4 else 16
+    step = size + 2 + (getattr(change, "class") == PROTO.POOL_CLASS_LOCAL)
+    entries = [packed[at : at + step] for at in range(0, len(packed), step)]
+    return {(ipaddress.ip_address(entry[:size]), int.from_bytes(entry[size : size + 2], "big")) for entry in entries}
+
+
+def failure(port):
+    """Why a service port is not programmed, or not completely."""
+    if port.key.protocol not in PROTOCOLS:
+        return "nginx does not support SCTP"
+    if port.source_ranges or port.external_policy == PROTO.TRAFFIC_POLICY_LOCAL:
+        return "source ranges and external policy Local are not supported: only the cluster IPs are served"
+
+
+def render(state):
+    """The nginx configuration: an upstream and a server per service port, IP family and pool."""
+    text = []
+    for key, port in sorted(state.ports.items()):
+        if key[3] not in PROTOCOLS:
+            continue
+        internal = POOL_OF.get(port.internal_policy, PROTO.POOL_CLASS_CLUSTER)
+        external_ips = [] if failure(port) else [*port.external_ips, *port.load_balancer_ips]
+        for family, version, any_address in ((PROTO.IP_FAMILY_V4, 4, "0.0.0.0"), (PROTO.IP_FAMILY_V6, 6, "[::]")):
+            pool_of = lambda pool_class: state.pools[key].get((pool_class, family), set())
+            cluster_ips = sockets(port.cluster_ips, version, port.port)
+            listeners = sockets(external_ips, version, port.port)
+            if port.node_port and not failure(port):
+                listeners.append(f"{any_address}:{port.node_port}")
+            text += server(key, f"ip{version}-in", port, cluster_ips, pool_of(internal))
+            text += server(key, f"ip{version}-out", port, listeners, pool_of(PROTO.POOL_CLASS_CLUSTER))
+    return "\n".join(text) + "\n"
+
+
+def server(key, suffix, port, listeners, pool):
+    if not listeners or not pool:
+        return []  # without a listener the kernel rejects connections
+    name = ".".join([*map(str, key), suffix])
+    choice = "hash $remote_addr consistent" if port.affinity_seconds else "random"
+    upstream = [f"upstream {name} {{ {choice};", *(f"  server {socket(*to)};" for to in sorted(pool)), "}"]
+    listen = [f"  listen {address}{PROTOCOLS[key[3]]};" for address in listeners]
+    return [*upstream, "server {", *listen, f"  proxy_pass {name};", "}"]
+
+
+def socket(address, port):
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+
+
+def sockets(packed, version, port):
+    return [socket(ip, port) for ip in map(ipaddress.ip_address, packed) if ip.version == version]
+
+
+def program(state, args):
+    """Writes the configuration and reloads nginx, if the configuration has changed."""
+    text, config = render(state), pathlib.Path(args.config)
+    if config.exists() and config.read_text() == text:
+        return
+    pathlib.Path(args.config + ".new").write_text(text)
+    os.replace(args.config + ".new", config)
+    subprocess.run(args.reload, shell=True, check=True)
+    print(f"programmed {len(state.ports)} service ports", flush=True)
+
+
+def messages(call):
+    """The messages of a stream. Cancels a stream on which nothing was received for 30 s."""
+    message = True
+    while message:
+        timer = threading.Timer(30, call.cancel)  # seconds, rule 7
+        timer.start()
+        message = next(call, None)
+        timer.cancel()
+        yield from [message] if message else []
+
+
+def follow(stub, args, state, committed):
+    """Follows one stream to its end. Takes and returns epoch and revision of the committed state."""
+    outgoing, staged, base = queue.SimpleQueue(), [], None
+    client = {"protocol_version": 1, "node": args.node, "backend": "nginx", "backend_version": "1"}
+    outgoing.put(PROTO.ClientMessage(hello=PROTO.Hello(epoch=committed[0], revision=committed[1], **client)))
+    call = stub.Watch(iter(outgoing.get, None))
+    try:
+        for message in messages(call):
+            started, revision, kind = time.monotonic(), None, message.WhichOneof("message")
+            if kind == "welcome":
+                epoch, resumes = message.welcome.epoch, message.welcome.mode == PROTO.SYNC_MODE_RESUME
+                base = committed[1] if resumes else None
+            elif kind == "batch":
+                if base not in (None, message.batch.base_revision):
+                    raise ValueError("base_revision is not the committed revision")  # rule 5
+                staged += message.batch.operations
+                if message.batch.commit:  # rule 4
+                    state.commit(staged)
+                    program(state, args)
+                    staged, revision = [], message.batch.target_revision
+            elif kind == "bookmark":
+                revision = message.bookmark.revision
+            elif kind == "drain":
+                time.sleep(random.uniform(0, message.drain.max_delay_millis / 1000))
+                break
+            if revision is not None:
+                base, committed = revision, (epoch, revision)
+                outgoing.put(ack(state, revision, time.monotonic() - started))  # rule 6
+    except (grpc.RpcError, ValueError) as error:
+        print(f"stream ended: {error.details() if isinstance(error, grpc.RpcError) else error}", flush=True)
+    finally:
+        outgoing.put(None)
+        call.cancel()
+    return committed
+
+
+def ack(state, revision, seconds):
+    rejected = [port for port in state.ports.values() if failure(port)]
+    failures = [PROTO.ServicePortFailure(key=port.key, reason=failure(port)) for port in rejected]
+    return PROTO.ClientMessage(ack=PROTO.Ack(revision=revision, apply_micros=int(seconds * 1e6), failures=failures))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--frontend", required=True, help="unix:/PATH or HOST:PORT")
+    parser.add_argument("--node", required=True, help="name of the Node object")
+    parser.add_argument("--config", required=True, help="file that nginx includes within stream { }")
+    parser.add_argument("--reload", required=True, help="shell command that reloads nginx")
+    args = parser.parse_args()
+    # By default gRPC sends the path of a unix socket as the authority, which HTTP/2 does not allow.
+    options = [("grpc.default_authority", "frontend"), ("grpc.max_receive_message_length", 1 << 21)]
+    channel = grpc.insecure_channel(args.frontend, options)
+    state, committed, delay = State(), (0, 0), 0.2
+    while True:  # rule 10
+        started = time.monotonic()
+        committed = follow(SERVICE.FairleadStub(channel), args, state, committed)
+        delay = 0.4 if time.monotonic() - started > 15 else min(delay * 2, 15)
+        time.sleep(random.uniform(0.2, delay))
+
+
+if __name__ == "__main__":
+    main()
