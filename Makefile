@@ -36,7 +36,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## install what is missing on this machine (Debian packages, cargo-nextest, cargo-deny)
-	@ci/setup
+	@.ci/setup
 
 build: setup ## build everything, optimised
 	cargo build --workspace --release --locked
@@ -44,7 +44,7 @@ build: setup ## build everything, optimised
 lint: setup ## formatting, clippy, licences and advisories of crates, the rules of the workspace
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
-	@ci/deny
+	@.ci/deny
 	cargo nextest run --cargo-quiet --workspace --locked -E 'binary_id(fairlead-e2e::workspace)'
 
 # The end-to-end tests run the binaries, which building the tests alone does not update.
@@ -56,7 +56,7 @@ test: lint charts ## lint, charts, all tests, all examples in the documentation 
 	$(ROOT) cargo nextest run --cargo-quiet --workspace --locked
 
 test-skew: setup ## upgrade under traffic from the previous release or commit, which is built first (root or sudo)
-	@previous=$${FAIRLEAD_PREVIOUS:-$$(ci/previous)} && cargo build --quiet --locked -p fairlead --bins && \
+	@previous=$${FAIRLEAD_PREVIOUS:-$$(.ci/previous)} && cargo build --quiet --locked -p fairlead --bins && \
 	$(ROOT) env FAIRLEAD_PREVIOUS="$$previous" cargo nextest run --cargo-quiet --locked -p fairlead-e2e -E 'binary(upgrade)'
 
 test-modes: setup ## change the mode of nodes under traffic, from every mode to every other one, with IPVS (root or sudo)
@@ -68,26 +68,26 @@ test-crash-points: setup ## kill a backend, or let a call fail, at every write t
 	$(ROOT) env FAULTS=all cargo nextest run --cargo-quiet --locked -p fairlead-e2e --run-ignored all -E 'binary(crash_points)'
 
 advisories: setup ## download the RustSec database and check all crates; `make lint` uses it from then on
-	@ci/deny fetch
+	@.ci/deny fetch
 
 charts: setup ## render the Helm chart over a matrix of values and compare it with its golden files
-	@ci/charts
+	@.ci/charts
 
 reference: setup ## generate docs/reference: flags, kube-proxy fields, chart values, errors
 	FAIRLEAD_WRITE_REFERENCE=1 cargo nextest run --cargo-quiet --locked -p fairlead -E 'test(reference::)'
 
 image: setup ## build the images as OCI archives in target/image, without Docker, and start them; ARCHS="amd64 arm64"
-	@ci/setup image
-	@ci/image build $(ARCHS)
-	@$(ROOT) ci/image test
+	@.ci/setup image
+	@.ci/image build $(ARCHS)
+	@$(ROOT) .ci/image test
 
 image-rootfs: setup ## run the static program in an empty root file system, as its image does (root or sudo); IMAGE_PROFILE=release or dev
-	@ci/setup image
-	@ci/image-rootfs build
-	@$(ROOT) ci/image-rootfs run
+	@.ci/setup image
+	@.ci/image-rootfs build
+	@$(ROOT) .ci/image-rootfs run
 
 cluster: setup ## start a real Kubernetes cluster on this machine with Fairlead (root or sudo); KUBERNETES=/path/to/programs MODE=nftables
-	@ci/setup image
+	@.ci/setup image
 	@$(ROOT) tests/cluster/setup
 	@$(ROOT) tests/cluster/images
 	@$(ROOT) tests/cluster/up
@@ -110,8 +110,8 @@ differential: setup ## compare the backends, and KUBE_PROXY=/path/to/kube-proxy,
 	@$(ROOT) $(TARGET_DIR)/debug/differential $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60)) $(if $(KUBE_PROXY),--kube-proxy $(KUBE_PROXY))
 
 fuzz: ## fuzz everything that parses input with libFuzzer, guided by coverage; SECONDS=60 for each target, TARGET=name
-	@ci/setup fuzz
-	@ci/fuzz $(or $(SECONDS),60) $(TARGET)
+	@.ci/setup fuzz
+	@.ci/fuzz $(or $(SECONDS),60) $(TARGET)
 
 demo: setup ## show Fairlead in a cluster of network namespaces; BACKEND=nftables, iptables or ipvs (root or sudo)
 	@echo 'Building fairlead and the demo: minutes the first time, seconds after that.'

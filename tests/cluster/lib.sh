@@ -7,7 +7,7 @@ repository=$(dirname "$(dirname "$here")")
 # What is built and kept: Kubernetes' programs, images, certificates, logs, the nodes' disks.
 state=${CLUSTER:-$repository/target/cluster}
 programs=${KUBERNETES:-$state/kubernetes}
-# Helm's library and a reader of YAML, which ci/setup installs.
+# Helm's library and a reader of YAML, which .ci/setup installs.
 python=$repository/target/python
 # Debian packages that are unpacked, not installed: their services would start on this machine.
 debian=$state/debian

@@ -56,7 +56,7 @@ def masked(text):
 
 def golden(case):
     """The expected content of the golden file of a case."""
-    parts = [f"# Rendered with tests/cases/{case.name}. `ci/charts --accept` writes it.\n"]
+    parts = [f"# Rendered with tests/cases/{case.name}. `.ci/charts --accept` writes it.\n"]
     for path, text in templates(values(case)).items():
         if not path.endswith("NOTES.txt"):
             parts.append(f"---\n# {path}\n{masked(text).strip()}\n")

@@ -90,7 +90,7 @@ class Golden(unittest.TestCase):
             with self.subTest(case.name):
                 path = render.golden_path(case)
                 found = path.read_text() if path.exists() else ""
-                self.assertEqual(render.golden(case), found, "review it, then accept it: ci/charts --accept")
+                self.assertEqual(render.golden(case), found, "review it, then accept it: .ci/charts --accept")
 
     def test_every_golden_file_has_a_case(self):
         found = {path.name for path in (CHART / "tests/golden").iterdir()}

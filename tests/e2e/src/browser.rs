@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{fork, netns::Netns};
 
-/// Installed by ci/setup.
+/// Installed by .ci/setup.
 const PROGRAM: &str = "/usr/bin/chromium";
 /// Timeout of an answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -53,7 +53,7 @@ impl Browser {
     /// Starts a browser in `netns`, with its profile in `directory`.
     #[track_caller]
     pub fn start(netns: &Netns, directory: &Path) -> Self {
-        assert!(Path::new(PROGRAM).exists(), "{PROGRAM} is missing: ci/setup installs it");
+        assert!(Path::new(PROGRAM).exists(), "{PROGRAM} is missing: .ci/setup installs it");
         let mut command = Command::new("/bin/sh");
         command.args(["-c", SHELL, "sh", PROGRAM]).args(ARGUMENTS);
         command.arg(format!("--user-data-dir={}", directory.display())).env("HOME", directory);

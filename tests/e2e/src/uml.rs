@@ -147,7 +147,7 @@ fn run_with(parameters: &[&str], program: &Path, arguments: &[&str], deadline: D
         (Some(status), Some(output)) => GuestResult { status, output },
         (_, output) => panic!(
             "user-mode-linux {}; the end of its output is above. It requires an x86-64 machine that allows ptrace, \
-             {KERNEL}, the modules in {MODULES} and modprobe, which ci/setup installs",
+             {KERNEL}, the modules in {MODULES} and modprobe, which .ci/setup installs",
             if output.is_none() { "did not end in time" } else { "ended before the program" }
         ),
     }
@@ -167,7 +167,7 @@ impl Guest {
     #[track_caller]
     fn boot(directory: TempDir, parameters: &[&str], program: &Path, arguments: &[&str]) -> Self {
         for (path, package) in [(KERNEL, "user-mode-linux"), (MODULES, "user-mode-linux"), ("/sbin/modprobe", "kmod")] {
-            assert!(Path::new(path).exists(), "{path} is missing: ci/setup installs it (package {package})");
+            assert!(Path::new(path).exists(), "{path} is missing: .ci/setup installs it (package {package})");
         }
         let at = directory.path();
         write_executable(&at.join("init"), INIT);
@@ -281,7 +281,7 @@ fn compile(source: &str, library: &Path) {
     fs::write(&file, source).expect("write a file");
     let mut command = Command::new("cc");
     command.args(["-O2", "-shared", "-fPIC", "-o"]).arg(library).arg(&file);
-    let output = command.output().expect("start cc: ci/setup installs it (package gcc)");
+    let output = command.output().expect("start cc: .ci/setup installs it (package gcc)");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 

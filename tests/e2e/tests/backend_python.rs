@@ -15,11 +15,11 @@ use fairlead_e2e::{Cluster, Netns, Process, Protocol, eventually, fairlead, mani
 const TIMEOUT: Duration = Duration::from_secs(20);
 const PORT: u16 = 80;
 
-/// A file that `ci/setup` installs.
+/// A file that `.ci/setup` installs.
 fn prepared(path: &str) -> PathBuf {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let path = top.join("target").join(path);
-    assert!(path.exists(), "{} is missing: ci/setup makes it", path.display());
+    assert!(path.exists(), "{} is missing: .ci/setup makes it", path.display());
     path
 }
 

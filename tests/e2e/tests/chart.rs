@@ -1,5 +1,5 @@
 //! The objects that the Helm chart renders (`charts/fairlead/tests/golden`) have only fields of their Kubernetes types,
-//! and the arguments of their containers are valid flags of `fairlead`. `ci/charts` compares the golden files with
+//! and the arguments of their containers are valid flags of `fairlead`. `.ci/charts` compares the golden files with
 //! Helm's output.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 

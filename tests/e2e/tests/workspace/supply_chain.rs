@@ -20,7 +20,7 @@ fn actions_and_images_are_pinned() -> Result<()> {
 
 #[test]
 fn images_start_without_privileges() -> Result<()> {
-    assert_none(&privileged_images(&fs::read_to_string(top()?.join("Dockerfile"))?));
+    assert_none(&privileged_images(&fs::read_to_string(top()?.join(".ci/Dockerfile"))?));
     Ok(())
 }
 
@@ -35,8 +35,8 @@ fn no_test_is_retried() -> Result<()> {
 
 #[test]
 fn missing_cargo_deny_fails_the_check() -> Result<()> {
-    let dir = tree(&[("ci/deny", &fs::read_to_string(top()?.join("ci/deny"))?)])?;
-    let output = Command::new("bash").arg(dir.path().join("ci/deny")).env("PATH", "/usr/bin:/bin").output()?;
+    let dir = tree(&[(".ci/deny", &fs::read_to_string(top()?.join(".ci/deny"))?)])?;
+    let output = Command::new("bash").arg(dir.path().join(".ci/deny")).env("PATH", "/usr/bin:/bin").output()?;
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains("cargo-deny is not installed: 'make setup'"), "{message}");
@@ -47,13 +47,13 @@ fn missing_cargo_deny_fails_the_check() -> Result<()> {
 #[test]
 fn missing_advisory_database_is_reported() -> Result<()> {
     let dir = tree(&[
-        ("ci/deny", &fs::read_to_string(top()?.join("ci/deny"))?),
+        (".ci/deny", &fs::read_to_string(top()?.join(".ci/deny"))?),
         ("target/tools/bin/cargo-deny", ""),
         ("target/tools/bin/cargo", "#!/bin/sh\necho \"$@\"\n"),
     ])?;
     let check = || -> Result<(String, String)> {
         let output = Command::new("bash")
-            .args(["-c", "chmod +x target/tools/bin/* && bash ci/deny"])
+            .args(["-c", "chmod +x target/tools/bin/* && bash .ci/deny"])
             .current_dir(dir.path())
             .env("PATH", "/usr/bin:/bin")
             .output()?;
@@ -74,7 +74,7 @@ fn missing_advisory_database_is_reported() -> Result<()> {
 fn unpinned(dir: &Path) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     let workflows = all_files(&dir.join(".github/workflows"))?;
-    for path in workflows.into_iter().chain([dir.join("Dockerfile")]) {
+    for path in workflows.into_iter().chain([dir.join(".ci/Dockerfile")]) {
         let text = fs::read_to_string(&path)?;
         // The names of build stages, which later stages may start from.
         let mut stages = vec!["scratch"];
@@ -130,7 +130,7 @@ fn unpinned_actions_and_images_are_found() -> Result<()> {
          image: \"debian@sha256:{digest}\"\nimage: debian:trixie\nimage: ${{{{ env.IMAGE }}}}\n"
     );
     let dockerfile = format!("FROM rust:1 AS build\nFROM scratch AS a\nFROM a\nFROM debian@sha256:{digest} AS b\n");
-    let dir = tree(&[(".github/workflows/ci.yml", &workflow), ("Dockerfile", &dockerfile)])?;
+    let dir = tree(&[(".github/workflows/ci.yml", &workflow), (".ci/Dockerfile", &dockerfile)])?;
     assert_about(&unpinned(dir.path())?, &["ci.yml:1", "ci.yml:4", "ci.yml:6", "Dockerfile:1"]);
     Ok(())
 }
