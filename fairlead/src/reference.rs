@@ -1,5 +1,5 @@
 //! The pages of docs/reference, generated from the definitions of flags, kube-proxy's fields, the chart's values and
-//! the errors. `make reference` writes them; the test fails if a page is out of date.
+//! the errors. `make generate` writes them; the test fails if a page is out of date.
 
 mod errors;
 mod flags;
@@ -11,8 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The variable that `make reference` sets.
-const WRITE: &str = "FAIRLEAD_WRITE_REFERENCE";
+/// The variable that `make generate` sets.
+const WRITE: &str = "FAIRLEAD_GENERATE";
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -57,7 +57,7 @@ fn pages_are_up_to_date() {
         let differs = page.lines().zip(current.lines()).find(|(new, old)| new != old);
         assert!(
             page == current,
-            "docs/reference/{name} is out of date: run `make reference`; first difference: {differs:#?}"
+            "docs/reference/{name} is out of date: run `make generate`; first difference: {differs:#?}"
         );
     }
 }

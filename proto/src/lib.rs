@@ -17,14 +17,14 @@ pub mod fuzzing;
 pub mod model;
 pub mod node_set;
 
-/// The generated messages and client of `fairlead.v1`, documented in the `.proto` file.
+/// The generated messages and client of `fairlead.v1`, documented in the `.proto` file. `make generate` writes them.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all)]
 pub mod v1 {
-    tonic::include_proto!("fairlead.v1");
+    include!("v1/messages.rs");
 
     /// A generated server that sends [`crate::encoded::EncodedMessage`]s, for the frontend and for tests of clients.
     pub mod server {
-        include!(concat!(env!("OUT_DIR"), "/server/fairlead.v1.Fairlead.rs"));
+        include!("v1/server.rs");
         pub use fairlead_server::{Fairlead, FairleadServer};
     }
 }

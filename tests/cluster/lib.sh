@@ -8,7 +8,7 @@ repository=$(dirname "$(dirname "$here")")
 state=${CLUSTER:-$repository/target/cluster}
 programs=${KUBERNETES:-$state/kubernetes}
 # Helm's library and a reader of YAML, which .ci/setup installs.
-python=$repository/target/python
+python=${XDG_CACHE_HOME:-$HOME/.cache}/fairlead/python
 # Debian packages that are unpacked, not installed: their services would start on this machine.
 debian=$state/debian
 PATH="$programs:$PATH:$debian/usr/sbin:$debian/usr/bin:$debian/sbin:$debian/bin"

@@ -5,7 +5,7 @@ use backend::testing::ProgramAll as _;
 use backend::{
     Backend, SyncReport,
     driver::Driver,
-    testing::{History, ServiceBuilder, StateBuilder, mk_key, mk_state, transition},
+    testing::{History, ServiceBuilder, StateBuilder, contract, mk_key, mk_state, transition},
 };
 use netlink::ipvs::{IpvsProtocol, Scheduling, VirtualServerKey};
 
@@ -86,6 +86,15 @@ fn anonymous(objects: Objects) -> Vec<String> {
         .collect();
     list.sort();
     list
+}
+
+#[tokio::test(start_paused = true)]
+async fn fulfils_the_backend_contract() {
+    for seed in 0..10 {
+        let kernel = Fake::default();
+        let settings = || Settings { drain: Duration::ZERO, ..Settings::default() };
+        contract::check_all(|| Driver::new(IpvsDataPlane::new(kernel.clone(), settings())), seed).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

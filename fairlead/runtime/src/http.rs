@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 server for metrics and health. Most responses are ready in memory; profiles take time to record.
+//! A small HTTP/1.1 server for metrics and health. Most responses are ready in memory; some are waited for.
 //! Timeouts, and connections that are bounded in total and for each client, keep slow clients from blocking others.
 
 mod connections;

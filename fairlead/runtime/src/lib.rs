@@ -15,7 +15,6 @@
 //! set_oom_score_adj              oom_score_adj of this process
 //! http::serve, http::serve_at    HTTP/1.1 for metrics and health
 //! metrics::scrape                the response to a Prometheus scrape
-//! Profiling                      CPU profiles over HTTP
 //! ```
 
 mod backoff;
@@ -27,7 +26,6 @@ pub mod http;
 mod limits;
 pub mod log;
 pub mod metrics;
-mod profile;
 mod ready;
 mod shutdown;
 mod tasks;
@@ -41,7 +39,6 @@ pub use backoff::Backoff;
 pub use connections::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable};
 pub use limits::{raise_file_limit, set_oom_score_adj};
 pub use log::LogFormat;
-pub use profile::Profiling;
 pub use ready::{Ready, ReadyGuard};
 pub use shutdown::{Shutdown, Trigger};
 pub use tasks::Tasks;

@@ -15,9 +15,7 @@ use frontend::{ConnectionLimits, HistoryLimits};
 use ipnet::IpNet;
 use runtime::ConnectionBounds;
 
-use super::{
-    ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress, conntrack::duration, observe::ProfilingArgs, policy::PolicyArgs,
-};
+use super::{ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress, conntrack::duration, policy::PolicyArgs};
 pub(crate) use tls::TlsArgs;
 
 #[derive(Debug, Args)]
@@ -30,8 +28,6 @@ pub(crate) struct FrontendArgs {
     pub(crate) cluster: ClusterArgs,
     #[command(flatten)]
     pub(crate) listen: ListenArgs,
-    #[command(flatten)]
-    pub(crate) profiling: ProfilingArgs,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use runtime::{Profiling, http::OnBindError};
+use runtime::http::OnBindError;
 
 use super::Effective;
 
@@ -35,23 +35,6 @@ pub(crate) struct ObserveArgs {
     /// Exit if the address of --healthz or --metrics cannot be bound. Default: retry every five seconds.
     #[arg(long)]
     pub(crate) bind_address_hard_fail: bool,
-
-    #[command(flatten)]
-    pub(crate) profiling: ProfilingArgs,
-}
-
-#[derive(Clone, Copy, Debug, Default, Args)]
-pub(crate) struct ProfilingArgs {
-    /// Serve CPU profiles for `go tool pprof` at --metrics: /debug/pprof/profile?seconds=N.
-    #[arg(long)]
-    profiling: bool,
-}
-
-impl ProfilingArgs {
-    /// `--profiling`.
-    pub(crate) fn profiling(self) -> Profiling {
-        if self.profiling { Profiling::On } else { Profiling::Off }
-    }
 }
 
 /// The address of an HTTP server. `None`: it is disabled.

@@ -253,7 +253,7 @@ fn spawn_servers(
     registries: Vec<Registry>,
     tasks: &mut Tasks,
 ) {
-    let (on_bind_error, profiling) = (args.on_bind_error(), args.profiling.profiling());
+    let on_bind_error = args.on_bind_error();
     if let Some(address) = args.healthz.0 {
         let observer = observer.clone();
         tasks.spawn("health", move |shutdown| async move {
@@ -265,7 +265,7 @@ fn spawn_servers(
         let pages =
             ObserverPages::new(observer, config.to_json(), registries.into_iter().chain([runtime::metrics::process()]));
         tasks.spawn("metrics", move |shutdown| async move {
-            let answer = move |request: &_| profiling.answer(request, || pages.answer(request));
+            let answer = move |request: &_| pages.answer(request);
             Ok(serve_at(address, "metrics", on_bind_error, answer, shutdown).await?)
         });
     }

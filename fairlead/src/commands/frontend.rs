@@ -43,10 +43,10 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let config = Config { max_stream_age: age, history, connections, services, ..Config::default() };
     let frontend = spawn(&args.source, &args.cluster, config, &mut tasks).await?;
     if let Some(listener) = metrics {
-        let (frontend, profiling) = (frontend.clone(), args.profiling.profiling());
+        let frontend = frontend.clone();
         let certificates = vec![runtime::metrics::certificates(args.tls.certificate_files())];
         tasks.spawn("metrics", move |shutdown| async move {
-            frontend.serve_metrics(listener, profiling, certificates, shutdown).await
+            frontend.serve_metrics(listener, certificates, shutdown).await
         });
     }
     if let Some(listener) = page {

@@ -6,7 +6,7 @@ use super::{code, header, repository, row, source};
 
 const INTRO: &str = "# Errors
 
-Generated from the source by `make reference`. `...` stands for a value.
+Generated from the source by `make generate`. `...` stands for a value.
 
 ";
 

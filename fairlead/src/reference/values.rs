@@ -6,7 +6,7 @@ use super::{code, header, row, source};
 
 const INTRO: &str = "# Values of the chart
 
-Generated from [values.yaml](../../charts/fairlead/values.yaml) and its schema by `make reference`. The
+Generated from [values.yaml](../../charts/fairlead/values.yaml) and its schema by `make generate`. The
 [README of the chart](../../charts/fairlead/README.md) explains how to use them.
 
 ";

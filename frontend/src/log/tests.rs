@@ -2,7 +2,7 @@
 //! for what is shared, merged, and removed from the history.
 
 pub(crate) mod node_replica;
-#[path = "../../tests/common/replica.rs"]
+#[path = "../../tests/integration/replica.rs"]
 pub(crate) mod replica;
 
 use std::{

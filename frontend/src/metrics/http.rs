@@ -3,7 +3,7 @@
 use anyhow::Result;
 use hyper::{Method, Request, Response, StatusCode};
 use runtime::{
-    Profiling, Shutdown,
+    Shutdown,
     http::{self, HttpConnections, TEXT, response},
     metrics::{self, Registry},
 };
@@ -21,7 +21,7 @@ impl Frontend {
         Metrics::registry(&self.context)
     }
 
-    /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown, and profiles if they are enabled.
+    /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown.
     /// There is no authentication; responses contain no names of objects or nodes.
     /// `others`: metrics of other parts of the process.
     ///
@@ -30,7 +30,6 @@ impl Frontend {
     pub async fn serve_metrics(
         &self,
         listener: TcpListener,
-        profiling: Profiling,
         others: Vec<Registry>,
         mut shutdown: Shutdown,
     ) -> Result<()> {
@@ -40,7 +39,7 @@ impl Frontend {
         let context = self.context.clone();
         let registries: Vec<_> = [self.metrics(), metrics::process()].into_iter().chain(others).collect();
         let serving = http::serve(listener, "metrics", HttpConnections::default(), move |request| {
-            profiling.answer(request, || answer(request, &context.cluster, &registries))
+            answer(request, &context.cluster, &registries)
         });
         tokio::select! {
             () = serving => {}

@@ -15,7 +15,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{fork, netns::Netns};
+use crate::{fork, netns::Netns, pace::patience};
 
 /// Installed by .ci/setup.
 const PROGRAM: &str = "/usr/bin/chromium";
@@ -94,7 +94,7 @@ impl Browser {
         }
         write!(self.input, "{message}\0").expect("the browser reads");
         loop {
-            let answer = self.messages.recv_timeout(TIMEOUT);
+            let answer = self.messages.recv_timeout(patience(TIMEOUT));
             let answer = answer.unwrap_or_else(|error| panic!("{method}: no answer: {error}"));
             if answer["id"] == self.calls {
                 assert!(answer["error"].is_null(), "{method}: {answer}");

@@ -9,6 +9,7 @@ use std::{
 
 use crate::{
     netns::Netns,
+    pace::patience,
     traffic::{Churn, Stream},
     uml,
     wire::{Failure, Protocol, Reply},
@@ -45,8 +46,10 @@ impl Client {
     /// A client in `netns`.
     pub fn new(netns: &Netns) -> Self {
         // A guest has a share of one CPU, also for its kernel.
-        let handshake = if uml::is_guest() { DEADLINE } else { HANDSHAKE_DEADLINE };
-        Self { netns: netns.clone(), probe: Probe { source: None, deadline: DEADLINE, handshake } }
+        let deadline = patience(DEADLINE);
+        let handshake = if uml::is_guest() { deadline } else { HANDSHAKE_DEADLINE };
+        let probe = Probe { source: None, deadline, handshake };
+        Self { netns: netns.clone(), probe }
     }
 
     /// The same client, with this source address instead of the kernel's choice.

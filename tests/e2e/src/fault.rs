@@ -13,7 +13,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{netns::Netns, process::Process, wait::eventually};
+use crate::{netns::Netns, pace::patience, process::Process, wait::eventually};
 
 /// Attempts of `strace` to attach to a program, and the timeout of each.
 const ATTEMPTS: usize = 20;
@@ -130,7 +130,7 @@ impl Faults {
         wanted: impl Fn(&str) -> bool,
     ) -> Option<String> {
         let begun = Instant::now();
-        while begun.elapsed() < deadline && program.exited().is_none() && !self.has_failed_a_call() {
+        while begun.elapsed() < patience(deadline) && program.exited().is_none() && !self.has_failed_a_call() {
             if let Some(line) = program.find(mark, POLL, &wanted) {
                 return Some(line);
             }

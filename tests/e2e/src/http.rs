@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::netns::Netns;
+use crate::{netns::Netns, pace::patience};
 
 /// A response.
 #[derive(Debug)]
@@ -22,6 +22,7 @@ pub struct HttpResponse {
 /// Sends a GET request from `netns`, and reads the response until the server closes the connection.
 pub fn http_get(netns: &Netns, to: SocketAddr, path: &str, timeout: Duration) -> io::Result<HttpResponse> {
     let response = netns.run(|| {
+        let timeout = patience(timeout);
         let mut stream = TcpStream::connect_timeout(&to, timeout)?;
         stream.set_read_timeout(Some(timeout))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\n\r\n")?;

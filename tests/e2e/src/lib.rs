@@ -30,6 +30,7 @@ mod fork;
 mod http;
 pub mod manifests;
 mod netns;
+mod pace;
 pub mod plan;
 mod process;
 mod sctp;
@@ -50,6 +51,7 @@ pub use deployment::{Backend, Deployment, DeploymentBuilder, IptablesCalls, Moni
 pub use fault::{Fault, FaultPoint};
 pub use http::{HttpResponse, http_get};
 pub use netns::{Netns, leftovers, remove_dead_namespaces};
+pub use pace::patience;
 pub use plan::{DualStack, IpFamily};
 pub use process::Process;
 pub use server::Server;

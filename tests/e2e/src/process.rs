@@ -18,14 +18,15 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{fork, netns::Netns};
+use crate::{fork, netns::Netns, pace::patience};
 
 /// Timeout of SIGTERM, after which SIGKILL follows.
 const GRACE: Duration = Duration::from_secs(10);
 /// Lines of output in the message of a failed expectation.
 const SHOWN_LINES: usize = 40;
 
-/// A running (or ended) program. Dropping it kills it.
+/// A running (or ended) program. Dropping it kills it. Deadlines are those of a quiet machine, which [`patience`]
+/// extends.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -210,7 +211,7 @@ impl Shared {
         deadline: Duration,
         mut condition: impl FnMut(&ProcessState) -> bool,
     ) -> MutexGuard<'_, ProcessState> {
-        let waited = self.changed.wait_timeout_while(self.lock(), deadline, |state| condition(state));
+        let waited = self.changed.wait_timeout_while(self.lock(), patience(deadline), |state| condition(state));
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 

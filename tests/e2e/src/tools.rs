@@ -1,6 +1,11 @@
 //! Tools of an operator on a node: `nft`, `nft monitor`, `conntrack`.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use crate::{netns::Netns, plan::IpFamily, process::Process, wait::eventually};
 
@@ -9,6 +14,19 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const FENCE: &str = "fairlead-e2e-fence";
 /// `NETLINK_NETFILTER` (linux/netlink.h), as in the column Eth of `/proc/net/netlink`.
 const NETLINK_NETFILTER: &str = "12";
+
+/// A file of a tool that no Debian package has and `.ci/setup` installs, by its path below the directory in `.ci/tools`.
+///
+/// # Panics
+/// If it is missing.
+#[track_caller]
+pub fn installed(path: &str) -> PathBuf {
+    let cache = env::var_os("XDG_CACHE_HOME").filter(|cache| !cache.is_empty()).map(PathBuf::from);
+    let cache = cache.unwrap_or_else(|| PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cache"));
+    let path = cache.join("fairlead").join(path);
+    assert!(path.exists(), "{} is missing: run .ci/setup", path.display());
+    path
+}
 
 /// All rules of the namespace, as text.
 pub fn nft_list(netns: &Netns) -> String {

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::netns::Netns;
+use crate::{netns::Netns, pace::patience};
 
 mod background;
 mod churn;
@@ -108,8 +108,9 @@ impl<R: Clone> Progress<R> {
     }
 
     fn wait_until(&self, deadline: Duration, mut condition: impl FnMut(&R) -> bool) -> bool {
-        let waited =
-            self.changed.wait_timeout_while(self.lock(), deadline, |state| !state.ended && !condition(&state.report));
+        let waited = self
+            .changed
+            .wait_timeout_while(self.lock(), patience(deadline), |state| !state.ended && !condition(&state.report));
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         condition(&state.report)
     }

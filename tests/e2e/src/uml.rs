@@ -28,7 +28,7 @@ use nix::{
 };
 use tempfile::TempDir;
 
-use crate::fork;
+use crate::{fork, pace::patience};
 
 /// The modules for tests of IPVS.
 const IPVS: [&str; 4] = ["ip_vs", "ip_vs_rr", "dummy", "xt_set"];
@@ -141,7 +141,7 @@ pub fn run(program: &Path, arguments: &[&str], deadline: Duration) -> GuestResul
 fn run_with(parameters: &[&str], program: &Path, arguments: &[&str], deadline: Duration) -> GuestResult {
     let directory = tempfile::Builder::new().prefix(&prefix()).tempdir().expect("a directory");
     let mut guest = Guest::boot(directory, parameters, program, arguments);
-    let output = guest.follow(Instant::now() + deadline);
+    let output = guest.follow(Instant::now() + patience(deadline));
     let status = fs::read_to_string(guest.directory.path().join("status")).ok();
     match (status.and_then(|status| status.trim().parse().ok()), output) {
         (Some(status), Some(output)) => GuestResult { status, output },

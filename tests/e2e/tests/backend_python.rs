@@ -1,32 +1,17 @@
 //! The example of a backend in Python, `docs/examples/backend-python`, follows a frontend and forwards connections with
 //! nginx.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
-use std::{
-    fs,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{fs, net::SocketAddr, path::Path, process::Command, time::Duration};
 
-use fairlead_e2e::{Cluster, Netns, Process, Protocol, eventually, fairlead, manifests::Service, plan};
+use e2e::{Cluster, Netns, Process, Protocol, eventually, fairlead, manifests::Service, plan, tools};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const PORT: u16 = 80;
 
-/// A file that `.ci/setup` installs.
-fn prepared(path: &str) -> PathBuf {
-    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let path = top.join("target").join(path);
-    assert!(path.exists(), "{} is missing: .ci/setup makes it", path.display());
-    path
-}
-
 /// Starts nginx without any server. Returns it and the command that reloads its configuration.
 fn nginx(netns: &Netns, directory: &Path) -> (Process, String) {
-    let program = prepared("nginx/usr/sbin/nginx").display().to_string();
-    let module = prepared("nginx/usr/lib/nginx/modules/ngx_stream_module.so").display().to_string();
+    let program = tools::installed("nginx/usr/sbin/nginx").display().to_string();
+    let module = tools::installed("nginx/usr/lib/nginx/modules/ngx_stream_module.so").display().to_string();
     let at = directory.display();
     fs::write(directory.join("stream.conf"), "").expect("a file");
     let config = format!(
@@ -66,8 +51,8 @@ fn python_backend_forwards_through_nginx() {
     };
     let frontend = start("frontend.log");
     let (_nginx, reload) = nginx(&node.netns, directory.path());
-    let mut command = Command::new(prepared("python/bin/python"));
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples/backend-python/backend.py"));
+    let mut command = Command::new(tools::installed("python/bin/python"));
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/backend-python/backend.py"));
     command.args(["--node", "node-a", "--frontend", &address, "--reload", &reload, "--config"]);
     command.arg(directory.path().join("stream.conf"));
     let backend = Process::spawn(&node.netns, command, &directory.path().join("backend.log"));

@@ -1,12 +1,9 @@
 //! The example of a backend on the `backend` crate, `docs/examples/backend-rust`, forwards connections that are routed
 //! to it.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{net::SocketAddr, time::Duration};
 
-use fairlead_e2e::{
-    Cluster, Failure, IpFamily, Process, Protocol, eventually, fairlead, manifests::Service, plan, program,
-};
+use e2e::{Cluster, Failure, IpFamily, Process, Protocol, eventually, fairlead, manifests::Service, plan, program};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const PORT: u16 = 80;

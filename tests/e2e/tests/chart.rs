@@ -1,14 +1,13 @@
 //! The objects that the Helm chart renders (`charts/fairlead/tests/golden`) have only fields of their Kubernetes types,
 //! and the arguments of their containers are valid flags of `fairlead`. `.ci/charts` compares the golden files with
 //! Helm's output.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use fairlead_e2e::fairlead;
+use e2e::fairlead;
 use k8s_openapi::api::{
     admissionregistration::v1 as admission, apps::v1 as apps, core::v1 as core, networking::v1 as networking,
     policy::v1 as policy, rbac::v1 as rbac,
@@ -68,7 +67,7 @@ const CUSTOM: &[(&str, &str, &[&str])] = &[
 ];
 
 fn golden() -> Vec<PathBuf> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/fairlead/tests/golden");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/fairlead/tests/golden");
     let entries = fs::read_dir(&directory).expect("the golden files");
     let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
     files.sort();

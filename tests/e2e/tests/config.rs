@@ -1,9 +1,8 @@
 //! Configuration files of the binary: precedence, and warnings about kube-proxy's file.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{fs, process::Output};
 
-use fairlead_e2e::fairlead;
+use e2e::fairlead;
 use tempfile::TempDir;
 
 fn file(text: &str) -> (TempDir, String) {

@@ -1,10 +1,9 @@
 //! `fairlead diff` and `fairlead endpoints` with real programs: differences of a kernel and of kube-proxy's rules, and
 //! exit codes.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::path::Path;
 
-use fairlead_e2e::{Backend, Deployment, fairlead, manifests::Service, plan};
+use e2e::{Backend, Deployment, fairlead, manifests::Service, plan};
 use serde_json::Value;
 
 /// Local traffic detection as in [`Deployment`].

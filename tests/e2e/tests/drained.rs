@@ -1,5 +1,4 @@
 //! `fairlead drained` in a pod, as `preStop` runs it, against a real backend.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -8,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use fairlead_e2e::{
+use e2e::{
     Backend, Cluster, Deployment, Process, eventually, fairlead, http_get,
     manifests::{Endpoint, EndpointState, Service},
     plan::{self, IpFamily},

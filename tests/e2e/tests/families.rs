@@ -2,9 +2,6 @@
 //! iptables: the rest is served. In user-mode-linux, whose kernel has IPVS and iptables-legacy, and no nf_tables for
 //! IPv4 and IPv6.
 
-// A panic is how a test fails.
-#![allow(clippy::expect_used)]
-
 use std::{
     fs::{self, File},
     io::{self, Read as _, Write as _},
@@ -16,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use fairlead_e2e::{eventually, fairlead, uml};
+use e2e::{eventually, fairlead, uml};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 use tempfile::TempDir;

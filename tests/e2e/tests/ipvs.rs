@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use fairlead_e2e::{
+use e2e::{
     Backend, Cluster, Deployment, Netns, Protocol, Stream, eventually, fairlead,
     manifests::Service,
     plan::{self, IpFamily},

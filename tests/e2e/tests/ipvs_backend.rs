@@ -5,7 +5,7 @@ use backend::{
     testing::contract,
 };
 use backend_ipvs::{Ipvs, Settings};
-use fairlead_e2e::uml;
+use e2e::uml;
 use iptables::Variant;
 
 /// Each seed gives other random states.

@@ -1,19 +1,16 @@
 //! The Service conformance cases with the IPVS backend, in user-mode-linux: each of a few guests runs a share of them.
 //! Cases in which IPVS differs are listed with the reason, as in `docs/semantics.md`.
 
-// A panic is how a test fails.
-#![allow(clippy::expect_used)]
-
 use std::time::Duration;
 
-use fairlead_e2e::{
+use e2e::{
     Backend,
     suite::{self, Case},
     uml,
 };
 
 /// All cases.
-const CASES: &[Case] = &fairlead_e2e::conformance!(list);
+const CASES: &[Case] = &e2e::conformance!(list);
 /// The number of guests.
 const GUESTS: usize = 4;
 /// The number of cases that run at the same time in a guest. They spend most of their time waiting.

@@ -1,11 +1,8 @@
 //! The annotation for the IPVS scheduler of a Service, in user-mode-linux, whose kernel has IPVS.
 
-// A panic is how a test fails.
-#![allow(clippy::expect_used)]
-
 use std::{collections::BTreeSet, fs, time::Duration};
 
-use fairlead_e2e::{Backend, Cluster, Deployment, Netns, Protocol, eventually, manifests::Service, plan, uml};
+use e2e::{Backend, Cluster, Deployment, Netns, Protocol, eventually, manifests::Service, plan, uml};
 use serde_json::json;
 
 const ANNOTATION: &str = "fairlead.io/ipvs-scheduler";

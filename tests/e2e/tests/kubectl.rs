@@ -1,9 +1,8 @@
 //! Fairlead as a kubectl plugin: kubectl finds it, runs it and uses its completions, and so does bash.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{env, ffi::OsString, os::unix::fs::symlink, process::Command};
 
-use fairlead_e2e::fairlead;
+use e2e::fairlead;
 use tempfile::TempDir;
 
 /// A directory with the plugin, installed as in docs/tools.md.

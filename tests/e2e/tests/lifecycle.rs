@@ -2,7 +2,7 @@
 
 use std::{fs, panic, process::Command, time::Duration};
 
-use fairlead_e2e::{Cluster, Process, eventually, leftovers, remove_dead_namespaces};
+use e2e::{Cluster, Process, eventually, leftovers, remove_dead_namespaces};
 use nix::sys::signal::Signal;
 
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,10 +1,8 @@
 //! The manifests of the test cluster have the same fields as objects from an API server.
 
-#![allow(clippy::expect_used, reason = "a panic is how tests fail, in their helpers too")]
-
 use std::{fs, path::Path};
 
-use fairlead_e2e::{
+use e2e::{
     Cluster, Protocol,
     manifests::{Endpoint, EndpointState, Service, TrafficPolicy},
     plan,

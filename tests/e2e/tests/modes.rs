@@ -1,11 +1,10 @@
 //! A change of the mode under traffic, from every mode to every other one: no connection is lost, nothing of the old
 //! mode stays in the kernel, and the new mode follows changes. IPVS pairs run in user-mode-linux, whose kernel has IPVS
 //! but no nf_tables for IPv4 and IPv6.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{net::SocketAddr, time::Duration};
 
-use fairlead_e2e::{
+use e2e::{
     Backend, BackgroundTraffic, Client, Cluster, Deployment, Protocol, eventually, manifests::Service, plan, uml,
 };
 use plan::IpFamily;

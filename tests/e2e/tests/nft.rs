@@ -1,3 +1,3 @@
 //! The Service conformance cases with the nftables backend.
 
-fairlead_e2e::conformance!(fairlead_e2e::Backend::Nft);
+e2e::conformance!(e2e::Backend::Nft);

@@ -1,5 +1,4 @@
 //! HTTP endpoints of a real backend: health for load balancers and the kubelet, and metrics that follow a change.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{
     io,
@@ -7,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use fairlead_e2e::{
+use e2e::{
     Cluster, Netns, Process, eventually, fairlead, http_get,
     manifests::{Manifests, Service},
     plan,

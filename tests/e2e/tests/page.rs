@@ -1,10 +1,9 @@
 //! The status page of a frontend in a real browser: it shows the current state, updates itself, has a filter, is
 //! accessible, and makes no requests to other hosts.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{fs, time::Duration};
 
-use fairlead_e2e::{Browser, Cluster, Process, eventually, fairlead, manifests::Service, plan};
+use e2e::{Browser, Cluster, Process, eventually, fairlead, manifests::Service, plan};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const URL: &str = "http://127.0.0.1:7602/";

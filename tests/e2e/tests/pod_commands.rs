@@ -1,6 +1,5 @@
 //! The commands that `kubectl exec` runs in a backend's pod, without flags, with the environment that the chart renders
 //! (`charts/fairlead/tests/golden`). Only addresses, directories and the credential are those of the test.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{
     fs,
@@ -10,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fairlead_e2e::{Authority, Cluster, Process, fairlead, manifests::Service, plan};
+use e2e::{Authority, Cluster, Process, fairlead, manifests::Service, plan};
 use serde_json::Value;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -19,7 +18,7 @@ const NODE: &str = "node-a";
 
 /// The container of the DaemonSet in a golden file.
 fn container(golden: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/fairlead/tests/golden").join(golden);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/fairlead/tests/golden").join(golden);
     let text = fs::read_to_string(path).expect("a golden file");
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text).expect("YAML");
     let daemon_set = documents.into_iter().find(|document| document["kind"] == "DaemonSet").expect("a DaemonSet");

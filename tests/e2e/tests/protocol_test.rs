@@ -1,5 +1,4 @@
 //! `fairlead protocol-test` with the nftables backend and with the examples in Python and Rust.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{
     fs,
@@ -8,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use fairlead_e2e::{Cluster, Process, fairlead, program};
+use e2e::{Cluster, Process, fairlead, program, tools};
 use serde_json::Value;
 
 /// Timeout of all scenarios, one of which takes half a minute.
@@ -25,7 +24,7 @@ print(json.dumps([{"service_port": key, "endpoints": to} for key, to in programm
 "#;
 
 fn top() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 /// Runs all scenarios in a new namespace, and returns the names of the skipped ones.
@@ -77,7 +76,7 @@ fn rust_example_passes() {
 
 #[test]
 fn python_example_passes_and_programs_what_was_committed() {
-    let python = top().join("target/python/bin/python").display().to_string();
+    let python = tools::installed("python/bin/python").display().to_string();
     let programmed = format!("{python} -c '{}' {{directory}}/stream.conf", UPSTREAMS.replace('\'', "'\\''"));
     let skipped = run_scenarios(&["--state-command", &programmed], |directory| {
         let mut command = Command::new(&python);

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fairlead_e2e::{Client, Cluster, Failure, IpFamily, Protocol, Reply, plan};
+use e2e::{Client, Cluster, Failure, IpFamily, Protocol, Reply, plan};
 
 /// Sends a request to `pod`, and checks which pod answers, at which address, and which source it saw.
 #[track_caller]

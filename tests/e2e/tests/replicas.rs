@@ -1,9 +1,8 @@
 //! Two frontends of one cluster: when one dies, its backend connects to the other and writes nothing to the kernel.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{net::SocketAddr, path::PathBuf, thread::sleep, time::Duration};
 
-use fairlead_e2e::{
+use e2e::{
     Cluster, Process, Protocol, eventually, fairlead,
     manifests::{Manifests, Service},
     plan,

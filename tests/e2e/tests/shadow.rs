@@ -1,9 +1,8 @@
 //! A shadow computes, compares and logs, and writes nothing: its system calls and the kernel state are checked.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{ffi::OsStr, fs, path::Path, process::Command, time::Duration};
 
-use fairlead_e2e::{Cluster, Netns, Process, fairlead, manifests::Service, plan};
+use e2e::{Cluster, Netns, Process, fairlead, manifests::Service, plan};
 use netlink::nft::NftHandle;
 use nix::{
     sys::signal::{Signal, kill},

@@ -1,13 +1,12 @@
 //! `fairlead status` with real programs: exit codes, `--wait`, and nodes that disconnect and reconnect; and the metrics
 //! of a frontend.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
     time::Duration,
 };
 
-use fairlead_e2e::{Backend, Deployment, fairlead, http_get, manifests::Service, plan};
+use e2e::{Backend, Deployment, fairlead, http_get, manifests::Service, plan};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 

@@ -1,9 +1,8 @@
 //! Frontend and backend over TLS: nodes and administrators are authorized by their certificates.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{fs, net::SocketAddr, path::Path, process::Command, time::Duration};
 
-use fairlead_e2e::{Authority, Cluster, Process, fairlead, manifests::Service, plan};
+use e2e::{Authority, Cluster, Process, fairlead, manifests::Service, plan};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const PORT: u16 = 7600;
@@ -77,7 +76,7 @@ impl Fixture {
     }
 
     #[track_caller]
-    fn spawn(&self, netns: &fairlead_e2e::Netns, name: &str, command: Command) -> Process {
+    fn spawn(&self, netns: &e2e::Netns, name: &str, command: Command) -> Process {
         Process::spawn(netns, command, &self.path(&format!("{name}.log")))
     }
 

@@ -1,5 +1,4 @@
 //! The commands that inspect a node, on a node that serves traffic: `check`, `trace`, `test`, `bundle`.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{
     fs,
@@ -7,7 +6,7 @@ use std::{
     process::{Command, Output},
 };
 
-use fairlead_e2e::{Backend, Cluster, Deployment, fairlead, manifests::Service, plan};
+use e2e::{Backend, Cluster, Deployment, fairlead, manifests::Service, plan};
 use serde_json::Value;
 
 /// A secret, which bundles must not contain.

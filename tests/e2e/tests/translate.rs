@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use fairlead_e2e::{Cluster, DEADLINE, Failure, IpFamily, Node, Pod, Protocol, StreamReport, plan, tools};
+use e2e::{Cluster, DEADLINE, Failure, IpFamily, Node, Pod, Protocol, StreamReport, plan, tools};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of requests that should be dropped.

@@ -2,13 +2,10 @@
 //! different versions understand each other, and the new version reads the state file of the previous one and writes
 //! only what its version does differently: rules that belong to no Service, or nftables tables of another layout. The
 //! previous version is the binary in `FAIRLEAD_PREVIOUS` (`make test-skew` builds it), by default this build.
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{env, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
-use fairlead_e2e::{
-    Backend, BackgroundTraffic, Client, Cluster, Process, Protocol, fairlead, manifests::Service, plan, uml,
-};
+use e2e::{Backend, BackgroundTraffic, Client, Cluster, Process, Protocol, fairlead, manifests::Service, plan, uml};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const ATTEMPTS: u64 = 20;
@@ -53,7 +50,7 @@ impl Upgrade {
 
     /// Starts the backends of all nodes, and waits until each has programmed its kernel.
     fn backends(&self, command: fn() -> Command, log: &str) -> Vec<Process> {
-        let spawn = |node: &fairlead_e2e::Node| {
+        let spawn = |node: &e2e::Node| {
             let mut command = command();
             // The alias `nft`, since previous versions may not have the name `nftables`.
             let mode = if self.backend == Backend::Nft { "nft" } else { self.backend.name() };

@@ -65,6 +65,7 @@ const NO_CLIENT: &str = "Fairlead's API client has no such setting: it makes one
 const NO_PERIOD: &str = "Fairlead has no periodic sync: it writes changes when they arrive, and detects changes by \
                          other programs";
 const NO_HIDDEN: &str = "Fairlead has no hidden metrics";
+const NO_PROFILES: &str = "Fairlead serves no profiles: `perf` records them from outside of the process";
 const NO_BUFFER: &str = "log lines are written to stderr without buffering";
 const NO_RELIST: &str = "Fairlead lists again when it has missed changes, not periodically";
 const NO_PORTS: &str = "kube-proxy ignores it too; no ports are opened for Services";
@@ -112,7 +113,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("healthzBindAddress", "healthz-bind-address", Text, CrossField),
     field("metricsBindAddress", "metrics-bind-address", Text, CrossField),
     field("bindAddressHardFail", "bind-address-hard-fail", Bool, SameFlag),
-    field("enableProfiling", "profiling", Bool, SameFlag),
+    field("enableProfiling", "profiling", Bool, Nothing(NO_PROFILES)),
     field("showHiddenMetricsForVersion", "show-hidden-metrics-for-version", Text, Nothing(NO_HIDDEN)),
     field("mode", "proxy-mode", Text, CrossField),
     field("iptables.masqueradeBit", "iptables-masquerade-bit", Integer(0, 31), Becomes("masqueradeBit"))

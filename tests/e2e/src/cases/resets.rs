@@ -14,6 +14,7 @@ use crate::{
     cluster::{Cluster, Pod},
     deployment::{Backend, Deployment},
     manifests::{Endpoint, EndpointState, Service},
+    pace::patience,
     plan::{self, IpFamily},
     uml,
 };
@@ -86,7 +87,7 @@ fn connect_to_both(deployment: &mut Deployment, annotations: &[(&str, &str)]) ->
 
 #[track_caller]
 fn assert_reset(lost: Vec<Waiting>, begun: Instant) {
-    let limit = if uml::is_guest() { PATIENCE } else { Duration::from_secs(2) };
+    let limit = patience(if uml::is_guest() { PATIENCE } else { Duration::from_secs(2) });
     for Waiting { what, ended, .. } in lost {
         let (result, at) = ended.join().expect("a thread that does not panic");
         let error = result.expect_err(&what);
@@ -156,6 +157,6 @@ fn connect(cluster: &Cluster, pod: &str) -> Vec<Waiting> {
 
 fn wait(mut reader: BufReader<TcpStream>) -> (io::Result<usize>, Instant) {
     let mut message = [0; 8];
-    let result = reader.get_ref().set_read_timeout(Some(PATIENCE)).and_then(|()| reader.read(&mut message));
+    let result = reader.get_ref().set_read_timeout(Some(patience(PATIENCE))).and_then(|()| reader.read(&mut message));
     (result, Instant::now())
 }

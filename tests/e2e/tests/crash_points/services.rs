@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fairlead_e2e::{
+use e2e::{
     Backend, BackgroundTraffic, Client, Cluster, Deployment, Failure, IpFamily, Protocol,
     manifests::{Service, TrafficPolicy},
     plan, uml,

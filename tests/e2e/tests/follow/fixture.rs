@@ -29,7 +29,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::cluster::{NODE, TestCluster};
+use super::cluster::{NODE, TestCluster};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use fairlead_e2e::{
+use e2e::{
     Backend, Cluster, Deployment, Failure, Netns, Protocol, fairlead,
     manifests::Service,
     plan::{self, IpFamily},

@@ -3,7 +3,7 @@
 
 use std::{fs, net::SocketAddr, os::unix::fs::symlink, path::Path, time::Duration};
 
-use fairlead_e2e::{
+use e2e::{
     Client, Cluster, Process, Protocol, fairlead,
     manifests::Service,
     plan::{self, IpFamily},

@@ -2,7 +2,7 @@
 
 use std::{fs::File, time::Duration};
 
-use fairlead_e2e::{Backend, Cluster, Deployment, Monitor, manifests::Service, plan};
+use e2e::{Backend, Cluster, Deployment, Monitor, manifests::Service, plan};
 use nix::sys::signal::Signal;
 
 const TIMEOUT: Duration = Duration::from_secs(20);

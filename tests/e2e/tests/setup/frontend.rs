@@ -2,9 +2,9 @@
 
 use std::{net::SocketAddr, process::Command};
 
-use fairlead_e2e::fairlead;
+use e2e::fairlead;
 
-use crate::{DEADLINE, Fixture, NAME, Validity, assert_contains, server};
+use super::{DEADLINE, Fixture, NAME, Validity, assert_contains, server};
 
 /// The message of a frontend at WARN for the first failure, and at DEBUG for further ones.
 const FAILURE: &str = "list failed";

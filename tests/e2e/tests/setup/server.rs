@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use fairlead_e2e::Netns;
+use e2e::Netns;
 use rustls::{
     ServerConfig, ServerConnection, StreamOwned,
     crypto::ring,

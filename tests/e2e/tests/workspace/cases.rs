@@ -24,7 +24,7 @@ fn unexplained(dir: &Path) -> Result<Vec<String>> {
 }
 
 /// The list in the macro `conformance!`, as `module::case`.
-pub(super) fn cases(source: &str) -> Result<BTreeSet<String>> {
+fn cases(source: &str) -> Result<BTreeSet<String>> {
     let (_, list) = source.split_once("@modules $backend;").context("cases.rs has no list of cases")?;
     let (list, _) = list.split_once("};").context("the list of cases has no end")?;
     let (mut cases, mut module) = (BTreeSet::new(), "");

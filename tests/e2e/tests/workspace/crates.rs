@@ -39,7 +39,6 @@ const ARROWS: &[(&str, &[&str])] = &[
         "fairlead-differential",
         &["fairlead-e2e", "fairlead-fake-api-server", "fairlead-iptables", "fairlead-proto", "fairlead-trace"],
     ),
-    ("fairlead-concurrency", &["fairlead-runtime"]),
     (
         "fairlead-fuzz",
         &[
@@ -53,13 +52,12 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("fairlead-bench", &["*"]),
-    ("fairlead-demo", &["*"]),
 ];
 
 /// Large dependencies, and the crates that may use them.
 const CONFINED: &[(&str, &[&str])] = &[
-    ("kube", &["fairlead-frontend", "fairlead-e2e"]),
-    ("k8s-openapi", &["fairlead-frontend", "fairlead-e2e"]),
+    ("kube", &["fairlead-frontend"]),
+    ("k8s-openapi", &["fairlead-frontend", "fairlead"]),
     ("prost", &["fairlead-proto"]),
     (
         "tonic",

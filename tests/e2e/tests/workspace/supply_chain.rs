@@ -35,8 +35,10 @@ fn no_test_is_retried() -> Result<()> {
 
 #[test]
 fn missing_cargo_deny_fails_the_check() -> Result<()> {
-    let dir = tree(&[(".ci/deny", &fs::read_to_string(top()?.join(".ci/deny"))?)])?;
-    let output = Command::new("bash").arg(dir.path().join(".ci/deny")).env("PATH", "/usr/bin:/bin").output()?;
+    let dir = tree(&[(".ci/deny", &script("deny")?), (".ci/tools", &script("tools")?)])?;
+    let mut command = Command::new("bash");
+    command.arg(dir.path().join(".ci/deny")).env("PATH", "/usr/bin:/bin").env("XDG_CACHE_HOME", dir.path());
+    let output = command.output()?;
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains("cargo-deny is not installed: 'make setup'"), "{message}");
@@ -47,15 +49,17 @@ fn missing_cargo_deny_fails_the_check() -> Result<()> {
 #[test]
 fn missing_advisory_database_is_reported() -> Result<()> {
     let dir = tree(&[
-        (".ci/deny", &fs::read_to_string(top()?.join(".ci/deny"))?),
-        ("target/tools/bin/cargo-deny", ""),
-        ("target/tools/bin/cargo", "#!/bin/sh\necho \"$@\"\n"),
+        (".ci/deny", &script("deny")?),
+        (".ci/tools", &script("tools")?),
+        ("fairlead/bin/cargo-deny", ""),
+        ("fairlead/bin/cargo", "#!/bin/sh\necho \"$@\"\n"),
     ])?;
     let check = || -> Result<(String, String)> {
         let output = Command::new("bash")
-            .args(["-c", "chmod +x target/tools/bin/* && bash .ci/deny"])
+            .args(["-c", "chmod +x fairlead/bin/* && bash .ci/deny"])
             .current_dir(dir.path())
             .env("PATH", "/usr/bin:/bin")
+            .env("XDG_CACHE_HOME", dir.path())
             .output()?;
         let text = |bytes| String::from_utf8(bytes).context("output is not UTF-8");
         Ok((text(output.stdout)?, text(output.stderr)?))
@@ -68,6 +72,11 @@ fn missing_advisory_database_is_reported() -> Result<()> {
     assert!(checks.ends_with(" advisories\n"), "{checks}");
     assert_eq!(warning, "");
     Ok(())
+}
+
+/// The text of a script in `.ci/`.
+fn script(name: &str) -> Result<String> {
+    Ok(fs::read_to_string(top()?.join(".ci").join(name))?)
 }
 
 /// Actions that a branch or a tag names, and images without a digest, in workflows and in the Dockerfile.

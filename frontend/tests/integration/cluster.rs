@@ -1,0 +1,81 @@
+//! A cluster of Services with many endpoints each, all of them on one node.
+
+use std::num::NonZeroU16;
+
+use fairlead_frontend::object::{
+    ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceObject, ServiceObjectPort, SliceEndpoint, SliceObject,
+    SlicePort, SourceUpdate,
+};
+use proto::{
+    model::{IpFamily, PerFamily, Protocol},
+    v1::Hello,
+};
+
+/// The node of all endpoints, which no misbehaving client follows.
+pub(crate) const ENDPOINT_NODE: &str = "elsewhere";
+
+/// A Service without endpoints.
+pub(crate) fn service(number: u8) -> ParsedObject {
+    let name = ObjectName::new("ns", format!("s{number}"));
+    let service = ServiceObject {
+        name: name.clone(),
+        cluster_ips: PerFamily { v4: Some([10, 96, 0, number].into()), v6: None },
+        ports: vec![ServiceObjectPort {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: NonZeroU16::new(80).unwrap(),
+            node_port: None,
+        }],
+        ..ServiceObject::default()
+    };
+    ParsedObject {
+        kind: ObjectKind::Service,
+        name,
+        object: Some(ClusterObject::Service(service)),
+        problems: Vec::new(),
+    }
+}
+
+/// A slice with endpoints of that Service.
+pub(crate) fn slice(number: u8, endpoints: u16) -> ParsedObject {
+    let name = ObjectName::new("ns", format!("s{number}"));
+    let endpoint = |at: u16| SliceEndpoint {
+        address: [10, number, at.to_be_bytes()[0], at.to_be_bytes()[1]].into(),
+        node: Some(ENDPOINT_NODE.into()),
+        ready: true,
+        serving: true,
+        terminating: false,
+        zone_hints: Vec::new(),
+        node_hints: Vec::new(),
+    };
+    let port = NonZeroU16::new(8080).unwrap();
+    let slice = SliceObject {
+        service: name.name.clone(),
+        family: IpFamily::V4,
+        ports: vec![SlicePort { name: "".into(), protocol: Protocol::Tcp, port }],
+        endpoints: (0..endpoints).map(endpoint).collect(),
+        trigger: None,
+        name: name.clone(),
+    };
+    ParsedObject {
+        kind: ObjectKind::EndpointSlice,
+        name,
+        object: Some(ClusterObject::EndpointSlice(slice)),
+        problems: Vec::new(),
+    }
+}
+
+/// Services with 1,000 endpoints each, which take 6 KB each in a snapshot.
+pub(crate) fn cluster(services: u8) -> Vec<SourceUpdate> {
+    vec![
+        SourceUpdate::Replace(ObjectKind::Node, Vec::new()),
+        SourceUpdate::Replace(ObjectKind::ServiceCidr, Vec::new()),
+        SourceUpdate::Replace(ObjectKind::Service, (0..services).map(service).collect()),
+        SourceUpdate::Replace(ObjectKind::EndpointSlice, (0..services).map(|number| slice(number, 1000)).collect()),
+    ]
+}
+
+/// The Hello of a backend without state that computes no digests.
+pub(crate) fn hello(node: &str) -> Hello {
+    Hello { protocol_version: 1, node: node.to_owned(), backend: "nftables".to_owned(), ..Hello::default() }
+}

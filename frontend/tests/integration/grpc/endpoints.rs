@@ -1,0 +1,105 @@
+//! The call `Endpoints` over a real connection.
+
+use std::num::NonZeroU16;
+
+use fairlead_frontend::{
+    Config,
+    object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObjectPort, SourceUpdate},
+};
+use proto::{
+    convert::unpack_address,
+    model::NodeInfo,
+    v1::{EndpointsRequest, EndpointsResponse, PoolMembership, ServicePortEndpoints, fairlead_client::FairleadClient},
+};
+use tonic::Code;
+
+use super::{Server, Transport, cluster, service, slice};
+use crate::cluster::ENDPOINT_NODE;
+
+async fn ask(server: &Server, name: &str, node: &str, port: &str) -> Result<EndpointsResponse, tonic::Status> {
+    let mut client = FairleadClient::new(server.channel.clone());
+    let [namespace, name, node, port] = ["ns", name, node, port].map(str::to_owned);
+    let answer = client.endpoints(EndpointsRequest { namespace, name, node, port }).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+/// Of each endpoint: address, port, and the reasons for the two pools.
+fn reasons(port: &ServicePortEndpoints) -> Vec<(String, u32, String, String)> {
+    let one = port.endpoints.iter().map(|endpoint| {
+        let address = unpack_address(&endpoint.address, "address").unwrap().to_string();
+        let reason = |verdict: &Option<PoolMembership>| verdict.clone().unwrap().reason;
+        (address, endpoint.port, reason(&endpoint.cluster), reason(&endpoint.local))
+    });
+    one.collect()
+}
+
+/// A node in a zone, and a Service with two ports of which only one has endpoints: ready, not ready, and on no node.
+fn updates() -> Vec<SourceUpdate> {
+    let node = ParsedObject {
+        kind: ObjectKind::Node,
+        name: ObjectName::new("", ENDPOINT_NODE),
+        object: Some(ClusterObject::Node(
+            NodeInfo { zone: "zone-a".into(), eligible: true, ..NodeInfo::unknown(ENDPOINT_NODE) }.into(),
+        )),
+        problems: Vec::new(),
+    };
+    let mut first = service(0);
+    let Some(ClusterObject::Service(web)) = &mut first.object else { panic!() };
+    let metrics =
+        ServiceObjectPort { name: "metrics".into(), port: NonZeroU16::new(9090).unwrap(), ..web.ports[0].clone() };
+    web.ports.push(metrics);
+    let mut first_slice = slice(0, 3);
+    let Some(ClusterObject::EndpointSlice(endpoints)) = &mut first_slice.object else { panic!() };
+    endpoints.endpoints[1].ready = false;
+    endpoints.endpoints[2].node = None;
+    let field = "endpoints[3].addresses[0]".to_owned();
+    first_slice.problems = vec![ObjectProblem { field, message: "no address".to_owned() }];
+    let mut second_slice = slice(1, 1);
+    second_slice.problems = first_slice.problems.clone();
+    vec![
+        SourceUpdate::Replace(ObjectKind::Node, vec![node]),
+        SourceUpdate::Replace(ObjectKind::ServiceCidr, Vec::new()),
+        SourceUpdate::Replace(ObjectKind::Service, vec![first, service(1)]),
+        SourceUpdate::Replace(ObjectKind::EndpointSlice, vec![first_slice, second_slice]),
+    ]
+}
+
+#[tokio::test]
+async fn every_endpoint_has_a_reason() {
+    let server = Server::start(Transport::Unix, Config::default(), updates()).await;
+    while !server.status().await.ready {
+        tokio::task::yield_now().await;
+    }
+    let answer = ask(&server, "s0", ENDPOINT_NODE, "").await.unwrap();
+    assert!(answer.node_known);
+    assert_eq!(answer.zone, "zone-a");
+    assert_eq!(answer.revision, server.status().await.revision);
+    let [web, metrics] = &answer.ports[..] else { panic!("{answer:?}") };
+    let row =
+        |last: u8, cluster: &str, local: &str| (format!("10.0.0.{last}"), 8080, cluster.to_owned(), local.to_owned());
+    let expected = [row(0, "ready", "ready"), row(1, "not-ready", "not-ready"), row(2, "ready", "not-on-this-node")];
+    assert_eq!(reasons(web), expected);
+    assert!(reasons(metrics).iter().all(|(_, port, cluster, _)| *port == 0 && cluster == "no-such-port"));
+    let [problem] = &answer.problems[..] else { panic!("problems of other Services: {:?}", answer.problems) };
+    assert_eq!(problem.object, "EndpointSlice ns/s0");
+
+    let elsewhere = ask(&server, "s0", "unknown", "80").await.unwrap();
+    assert!(!elsewhere.node_known);
+    let [web] = &elsewhere.ports[..] else { panic!("{elsewhere:?}") };
+    assert!(reasons(web).iter().all(|(.., local)| matches!(&**local, "not-on-this-node" | "not-ready")));
+    assert_eq!(ask(&server, "s0", ENDPOINT_NODE, "metrics").await.unwrap().ports.len(), 1);
+
+    for (name, node, port, code) in [
+        ("s2", ENDPOINT_NODE, "", Code::NotFound),
+        ("s0", ENDPOINT_NODE, "81", Code::NotFound),
+        ("s0", "", "", Code::InvalidArgument),
+    ] {
+        assert_eq!(ask(&server, name, node, port).await.unwrap_err().code(), code, "{name} {node} {port}");
+    }
+}
+
+#[tokio::test]
+async fn call_fails_before_every_kind_is_listed() {
+    let server = Server::start(Transport::Unix, Config::default(), cluster(1)[..2].to_vec()).await;
+    assert_eq!(ask(&server, "s0", ENDPOINT_NODE, "").await.unwrap_err().code(), Code::Unavailable);
+}
