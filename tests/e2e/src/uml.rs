@@ -13,7 +13,7 @@ use std::{
     any, env,
     fmt::Write as _,
     fs::{self, Permissions},
-    io::{BufRead, BufReader},
+    io::{self, BufRead, BufReader},
     os::unix::fs::PermissionsExt,
     path::Path,
     process::{Child, Command, Stdio},
@@ -23,6 +23,7 @@ use std::{
 };
 
 use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -186,7 +187,7 @@ impl Guest {
             .stdout(Stdio::piped())
             // Messages before the console exists, which then repeats them.
             .stderr(Stdio::null());
-        let mut kernel = fork::spawn(&mut command).expect("start user-mode-linux");
+        let mut kernel = on_one_cpu(|| fork::spawn(&mut command)).expect("start user-mode-linux");
         let mut console = BufReader::new(kernel.stdout.take().expect("piped"));
         let (sender, lines) = mpsc::channel();
         // Ends with the console, which helper processes close when the kernel ends.
@@ -234,6 +235,23 @@ impl Drop for Guest {
         }
         let _ = self.kernel.wait();
     }
+}
+
+/// Starts a program, all threads and children of which stay on one CPU. The kernel of a guest and its processes run by
+/// turns, at each system call; on different CPUs, each turn would wake a CPU that rests.
+fn on_one_cpu(start: impl FnOnce() -> io::Result<Child>) -> io::Result<Child> {
+    let this_thread = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this_thread)?;
+    let cpus: Vec<_> = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu) == Ok(true)).collect();
+    // Guests beside each other have different slots in their group of tests.
+    let slot = env::var("NEXTEST_TEST_GROUP_SLOT").ok().and_then(|slot| slot.parse().ok());
+    let slot: usize = slot.unwrap_or(std::process::id() as usize);
+    let mut one = CpuSet::new();
+    one.set(cpus[slot % cpus.len()])?;
+    sched_setaffinity(this_thread, &one)?;
+    let child = start();
+    sched_setaffinity(this_thread, &allowed)?;
+    child
 }
 
 /// The prefix of the directories of this process, which the command lines of its guests' processes contain.
