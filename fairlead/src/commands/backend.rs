@@ -95,7 +95,7 @@ pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: S
     let mut tasks = Tasks::new();
     let certificates = vec![runtime::metrics::certificates(frontend.certificate_files())];
     let drains = Drains::new(Arc::new(connect.clone()));
-    spawn(backend, config, certificates, (connect, drains), &mut tasks)?;
+    spawn(backend, config, certificates, connect, drains, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
@@ -120,7 +120,7 @@ pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shu
     let stop = shutdown.clone();
     let drains = Drains::new(Arc::new(LocalFrontend(frontend.clone(), shutdown.clone())));
     let connect = InProcess(move |hello| frontend.attach(hello, stop.clone()));
-    spawn(any, config, registries, (connect, drains), &mut tasks)?;
+    spawn(any, config, registries, connect, drains, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
@@ -129,7 +129,8 @@ fn spawn(
     args: AnyBackendArgs,
     config: &Effective,
     registries: Vec<Registry>,
-    (connect, drains): (impl Connect, Drains),
+    connect: impl Connect,
+    drains: Drains,
     tasks: &mut Tasks,
 ) -> Result<()> {
     let name = args.name()?;
@@ -198,7 +199,8 @@ impl BackendProcess<'_> {
         let runner = Runner::new(options, backend, connect).with_ready(ready.guard("first state"));
         let (is_only_instance, only_instance) = oneshot::channel();
         if run_mode == RunMode::Program {
-            let (stale_objects, progress) = (StaleObjects::default(), runner.progress());
+            let stale_objects = StaleObjects::default();
+            let progress = runner.progress();
             registries.push(stale_objects.registry());
             tasks.spawn("takeover", move |mut shutdown| async move {
                 if only_instance.await.is_ok() {
@@ -210,8 +212,9 @@ impl BackendProcess<'_> {
             });
         }
         registries.push(drains.registry());
-        spawn_servers(&observe, (runner.observer(), drains), config, registries, tasks);
-        let (instance_timeout, node_name) = (node.instance_timeout, name.clone());
+        spawn_servers(&observe, runner.observer(), drains, config, registries, tasks);
+        let instance_timeout = node.instance_timeout;
+        let node_name = name.clone();
         let lock_gate = ready.guard("the only backend of this network namespace");
         tasks.spawn("backend", move |mut shutdown| async move {
             // A shadow writes nothing.
@@ -248,7 +251,8 @@ impl BackendProcess<'_> {
 /// Starts the HTTP servers. `registries`: metrics of the other parts of this process.
 fn spawn_servers(
     args: &ObserveArgs,
-    (observer, drains): (Observer, Drains),
+    observer: Observer,
+    drains: Drains,
     config: &Effective,
     registries: Vec<Registry>,
     tasks: &mut Tasks,
