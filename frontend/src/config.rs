@@ -3,13 +3,9 @@
 use std::time::Duration;
 
 use proto::model::ClusterInfo;
+use runtime::Rate;
 
-use crate::{
-    index::ServicePolicy,
-    log::HistoryLimits,
-    server::ConnectionLimits,
-    session::{NodeLimits, Rate},
-};
+use crate::{index::ServicePolicy, log::HistoryLimits, server::ConnectionLimits, session::NodeLimits};
 
 /// The settings of a frontend.
 #[derive(Clone, Debug)]

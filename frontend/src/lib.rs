@@ -63,6 +63,7 @@ pub use engine::{Frontend, StreamStats};
 pub use log::HistoryLimits;
 pub use permissions::{Permission, check_permissions};
 pub use renewal::{CertificateLifetimes, CertificateObjectsName, RenewalOptions};
+pub use runtime::Rate;
 pub use server::{ConnectionLimits, Listener, ReloadingTls, TlsAuth, TlsFiles};
-pub use session::{NodeLimits, Rate, SessionError};
+pub use session::{NodeLimits, SessionError};
 pub use startup_taint::STARTUP_TAINT;

@@ -22,7 +22,6 @@ mod sink;
 mod state;
 #[cfg(test)]
 mod tests;
-mod token_bucket;
 mod truncated;
 
 use std::{sync::Arc, time::Duration};
@@ -35,7 +34,7 @@ use proto::{
         VersionRange,
     },
 };
-use runtime::Shutdown;
+use runtime::{Rate, Shutdown};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
@@ -48,10 +47,8 @@ use crate::{
     metrics::Rejection,
 };
 
-pub use self::{rate_limiter::NodeLimits, token_bucket::Rate};
-pub(crate) use self::{
-    rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage, token_bucket::TokenBucket,
-};
+pub use self::rate_limiter::NodeLimits;
+pub(crate) use self::{rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage};
 use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session};
 
 /// How much the age limit of a stream varies, as a fraction of the configured one.

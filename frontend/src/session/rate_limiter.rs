@@ -13,13 +13,11 @@ use std::{
 };
 
 use proto::model::{Hello, Role};
+use runtime::{Rate, TokenBucket};
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::{
-    SessionError,
-    token_bucket::{Rate, TokenBucket},
-};
+use super::SessionError;
 
 /// Entries are not cleaned up below this number.
 const MIN_CLEANUP: usize = 64;

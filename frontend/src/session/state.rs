@@ -9,6 +9,7 @@ use proto::{
         Welcome,
     },
 };
+use runtime::{Rate, TokenBucket};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
 
@@ -20,8 +21,7 @@ use crate::{
 };
 
 use super::{
-    MessageSink, OutgoingMessage, Rate, SessionEnd, SessionError, StreamPermit,
-    token_bucket::TokenBucket,
+    MessageSink, OutgoingMessage, SessionEnd, SessionError, StreamPermit,
     truncated::{truncated_degraded, truncated_failures},
 };
 
