@@ -32,7 +32,7 @@ use proto::{
 };
 use tokio::time::Instant;
 
-use crate::{change_history::ChangeKind, index::IndexChanges, view::ServicePortView};
+use crate::{change_history::ChangeKind, config::HistoryLimits, index::IndexChanges, view::ServicePortView};
 
 use self::{
     buckets::Bucket,
@@ -44,21 +44,6 @@ use self::{
 };
 
 pub(crate) use self::chunk::{CHUNK_BYTES, EncodedChunk, EncodingCounters};
-
-/// How much history is kept.
-#[derive(Clone, Copy, Debug)]
-pub struct HistoryLimits {
-    /// The number of commits.
-    pub entries: usize,
-    /// The approximate memory in bytes. Cached differences may take as much again.
-    pub bytes: usize,
-}
-
-impl Default for HistoryLimits {
-    fn default() -> Self {
-        Self { entries: 100_000, bytes: 64 << 20 }
-    }
-}
 
 /// A client that follows a node. Both fields decide what is in its state.
 #[derive(Clone, Copy, Debug)]

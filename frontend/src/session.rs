@@ -47,7 +47,6 @@ use crate::{
     metrics::Rejection,
 };
 
-pub use self::rate_limiter::NodeLimits;
 pub(crate) use self::{rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage};
 use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session};
 
