@@ -22,9 +22,10 @@ use tracing::{info, warn};
 use super::{SHUTDOWN_DEADLINE, frontend, shadow::Shadow};
 use crate::{
     cli::{
-        AnyBackendArgs, BackendCommand, BackendName, CommonBackendArgs, ConntrackArgs, Effective, IptablesArgs,
-        IpvsArgs, LocalArgs, NodeArgs, ObserveArgs,
+        AnyBackendArgs, BackendCommand, CommonBackendArgs, ConntrackArgs, Effective, IptablesArgs, IpvsArgs, LocalArgs,
+        NodeArgs, ObserveArgs,
     },
+    config::BackendName,
     instance::InstanceLock,
 };
 use other_modes::{OtherModes, StaleObjects};
@@ -51,16 +52,16 @@ macro_rules! with_backend {
         use anyhow::Context as _;
         let $crate::commands::backend::DataplaneSettings { options, iptables, variant, ipvs } = $settings;
         match $name {
-            $crate::cli::BackendName::Nftables => {
+            $crate::config::BackendName::Nftables => {
                 let opened = backend_nft::$open(options);
                 let $backend = opened.context("cannot open a netlink socket for nf_tables")?;
                 $then
             }
-            $crate::cli::BackendName::Iptables => {
+            $crate::config::BackendName::Iptables => {
                 let $backend = backend_iptables::$open(iptables.options(options), variant);
                 $then
             }
-            $crate::cli::BackendName::Ipvs => {
+            $crate::config::BackendName::Ipvs => {
                 let opened = backend_ipvs::$open(ipvs.settings(options, variant));
                 let $backend = opened.context("cannot open a netlink socket for IPVS")?;
                 $then
