@@ -50,6 +50,8 @@ pub(crate) use self::{
     view::{EndpointsArgs, ServiceName, ServicesArgs, TestArgs, ViewArgs},
 };
 
+use crate::config::BackendName;
+
 /// The default address of a frontend, for frontends and their clients.
 const DEFAULT_ADDRESS: &str = "unix:/run/fairlead/frontend.sock";
 
@@ -272,17 +274,6 @@ pub(crate) struct OutputArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BackendName {
-    /// nftables
-    #[value(alias = "nft")]
-    Nftables,
-    /// iptables
-    Iptables,
-    /// IPVS and ipset
-    Ipvs,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OutputFormat {
     /// For people.
     Table,
@@ -364,17 +355,6 @@ impl AnyBackendArgs {
         self.iptables.validate(name)?;
         self.ipvs.validate(name)?;
         self.common.traffic.validate()
-    }
-}
-
-impl BackendName {
-    /// As on the command line.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Nftables => "nftables",
-            Self::Iptables => "iptables",
-            Self::Ipvs => "ipvs",
-        }
     }
 }
 

@@ -7,11 +7,13 @@
 //!                   └─ kube-proxy ─▶ kube_proxy ────┘
 //! ```
 
+mod backend_name;
 mod document;
 mod kube_proxy;
 mod parse;
 mod settings;
 
+pub(crate) use backend_name::BackendName;
 pub(crate) use document::{Document, Kind};
 #[cfg(test)]
 pub(crate) use kube_proxy::{Effect, FIELDS, mode_of};

@@ -22,7 +22,7 @@ use runtime::Shutdown;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use crate::cli::BackendName;
+use crate::config::BackendName;
 
 /// The name of the socket, after a zero byte.
 const SOCKET: &str = "fairlead-backend";

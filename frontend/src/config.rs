@@ -1,15 +1,14 @@
 //! The settings of a frontend.
 
+mod limits;
+
 use std::time::Duration;
 
 use proto::model::ClusterInfo;
+use runtime::Rate;
 
-use crate::{
-    index::ServicePolicy,
-    log::HistoryLimits,
-    server::ConnectionLimits,
-    session::{NodeLimits, Rate},
-};
+pub use self::limits::{ConnectionLimits, HistoryLimits, NodeLimits};
+use crate::index::ServicePolicy;
 
 /// The settings of a frontend.
 #[derive(Clone, Debug)]

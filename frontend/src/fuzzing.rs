@@ -28,7 +28,7 @@ use crate::{
         certificate::{self, Names},
     },
     index::{AllowedIps, Index, ServicePolicy},
-    log::ChangeLog,
+    log::{ChangeLog, NodeClient},
     object::{ObjectKind, ParsedObject, SourceUpdate},
     session,
     source::{KubernetesApi, parse_manifests},
@@ -177,7 +177,8 @@ impl Sessions {
                             if let (Some(digest), Some(node)) = (digest, &node)
                                 && digest.0 % 2 == 0
                             {
-                                *digest = context.cluster.log().digest((node, Features::SUPPORTED));
+                                *digest =
+                                    context.cluster.log().digest(NodeClient { node, features: Features::SUPPORTED });
                             }
                         }
                         ClientMessage::DigestResponse(..) => {}

@@ -35,8 +35,8 @@ use tokio::time::Instant;
 
 use crate::{
     object::{
-        ClusterObject, ForeignService, NodeObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObject,
-        ServiceObjectPort, SliceObject, SourceUpdate,
+        ClusterObject, ForeignService, NodeChanges, NodeObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject,
+        ServiceObject, ServiceObjectPort, SliceObject, SourceUpdate,
     },
     view::{ServiceEndpoints, ServicePortExplanation, ServicePortView, explain, view},
 };
@@ -51,7 +51,7 @@ use self::{
     vip_conflicts::{RefusedClaims, VipClaims, external_ips},
 };
 pub use self::{
-    policy::{AllowedIps, ServiceLimits, ServicePolicy},
+    policy::{AllowedIps, ServicePolicy},
     problems::{ObjectNotice, ProblemCause, ProblemCounts},
 };
 
@@ -109,9 +109,6 @@ pub struct IndexChanges {
     /// The version up to which the source has delivered all changes, and that of each kind.
     pub confirmed: (SourceVersion, KindVersions),
 }
-
-/// Nodes by name; `None` for those that no longer exist.
-pub type NodeChanges = Vec<(Arc<str>, Option<Arc<NodeInfo>>)>;
 
 impl Index {
     /// An empty cluster. Trigger times before `started` are ignored; `configured` is added to the facts from objects.

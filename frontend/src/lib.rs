@@ -57,12 +57,12 @@ mod streams;
 mod testing;
 pub mod view;
 
-pub use config::Config;
+pub use config::{Config, ConnectionLimits, HistoryLimits, NodeLimits};
 pub use discovery::discover_frontends;
 pub use engine::{Frontend, StreamStats};
-pub use log::HistoryLimits;
 pub use permissions::{Permission, check_permissions};
 pub use renewal::{CertificateLifetimes, CertificateObjectsName, RenewalOptions};
-pub use server::{ConnectionLimits, Listener, ReloadingTls, TlsAuth, TlsFiles};
-pub use session::{NodeLimits, Rate, SessionError};
+pub use runtime::Rate;
+pub use server::{Listener, ReloadingTls, TlsAuth, TlsFiles};
+pub use session::SessionError;
 pub use startup_taint::STARTUP_TAINT;

@@ -32,7 +32,7 @@ use proto::{
 };
 use tokio::time::Instant;
 
-use crate::{change_history::ChangeKind, index::IndexChanges, view::ServicePortView};
+use crate::{change_history::ChangeKind, config::HistoryLimits, index::IndexChanges, view::ServicePortView};
 
 use self::{
     buckets::Bucket,
@@ -45,23 +45,14 @@ use self::{
 
 pub(crate) use self::chunk::{CHUNK_BYTES, EncodedChunk, EncodingCounters};
 
-/// How much history is kept.
+/// A client that follows a node. Both fields decide what is in its state.
 #[derive(Clone, Copy, Debug)]
-pub struct HistoryLimits {
-    /// The number of commits.
-    pub entries: usize,
-    /// The approximate memory in bytes. Cached differences may take as much again.
-    pub bytes: usize,
+pub(crate) struct NodeClient<'a> {
+    /// The name of the node.
+    pub(crate) node: &'a str,
+    /// The features that the client and this frontend support.
+    pub(crate) features: Features,
 }
-
-impl Default for HistoryLimits {
-    fn default() -> Self {
-        Self { entries: 100_000, bytes: 64 << 20 }
-    }
-}
-
-/// The name of a node, and the features of its client: they decide what is in its state.
-pub(crate) type NodeClient<'a> = (&'a str, Features);
 
 /// An update that brings a node to the current revision.
 #[derive(Clone, Debug)]
@@ -181,7 +172,8 @@ impl ChangeLog {
     }
 
     /// The expected digests of a node at the current revision.
-    pub(crate) fn digests(&self, (name, features): NodeClient<'_>) -> DigestVector {
+    pub(crate) fn digests(&self, client: NodeClient<'_>) -> DigestVector {
+        let NodeClient { node: name, features } = client;
         let node_entry = self.nodes.get(name);
         let mut digests = self.digest_index.digests(self.zone(name), features);
         for own in node_entry.into_iter().flat_map(|node_entry| node_entry.own.of(features)).flatten() {
@@ -192,7 +184,8 @@ impl ChangeLog {
     }
 
     /// The sum of [`Self::digests`], computed without building them: it is needed for every message.
-    pub(crate) fn digest(&self, (name, features): NodeClient<'_>) -> Digest {
+    pub(crate) fn digest(&self, client: NodeClient<'_>) -> Digest {
+        let NodeClient { node: name, features } = client;
         let node_entry = self.nodes.get(name);
         let mut sum = self.digest_index.digest(node_entry.map_or("", NodeEntry::zone), features);
         for own in node_entry.into_iter().flat_map(|node_entry| node_entry.own.of(features)).flatten() {

@@ -1,5 +1,7 @@
 //! The objects of the cluster, reduced to the fields that Fairlead uses: parsed and validated once, at the source.
 
+mod limits;
+
 use std::{
     fmt,
     net::IpAddr,
@@ -12,6 +14,8 @@ use std::{
 use ipnet::IpNet;
 use proto::model::{IpFamily, IpvsScheduler, NodeInfo, PerFamily, Protocol, SourceVersion, TrafficPolicy};
 use serde::Serialize;
+
+pub use self::limits::ServiceLimits;
 
 /// The kinds of objects that a source delivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -173,6 +177,9 @@ impl From<NodeInfo> for NodeObject {
         Self { info, is_starting: false }
     }
 }
+
+/// Nodes by name; `None` for those that no longer exist.
+pub type NodeChanges = Vec<(Arc<str>, Option<Arc<NodeInfo>>)>;
 
 /// An object of any kind.
 #[derive(Clone, Debug, PartialEq, Eq)]

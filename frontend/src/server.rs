@@ -43,7 +43,6 @@ use self::{
 };
 pub use self::{
     authn::TlsAuth,
-    connection::ConnectionLimits,
     listener::Listener,
     tls::{ReloadingTls, TlsFiles},
 };

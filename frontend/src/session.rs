@@ -22,7 +22,6 @@ mod sink;
 mod state;
 #[cfg(test)]
 mod tests;
-mod token_bucket;
 mod truncated;
 
 use std::{sync::Arc, time::Duration};
@@ -35,7 +34,7 @@ use proto::{
         VersionRange,
     },
 };
-use runtime::Shutdown;
+use runtime::{Rate, Shutdown};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
@@ -48,10 +47,7 @@ use crate::{
     metrics::Rejection,
 };
 
-pub use self::{rate_limiter::NodeLimits, token_bucket::Rate};
-pub(crate) use self::{
-    rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage, token_bucket::TokenBucket,
-};
+pub(crate) use self::{rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage};
 use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session};
 
 /// How much the age limit of a stream varies, as a fraction of the configured one.
@@ -163,7 +159,7 @@ pub(crate) async fn run(
         let mut output = MessageSink::new(output, features);
         let age = context.config.max_stream_age.map(jittered);
         let end = tokio::select! {
-            Err(end) = serve(&context, (hello, version), permit, &mut input, &mut output) => end,
+            Err(end) = serve(&context, hello, version, permit, &mut input, &mut output) => end,
             // Both interrupt a session wherever it waits: its client may have stopped reading.
             () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Drained("the stream is too old"),
             () = until_drain(&context, shutdown) => SessionEnd::Drained("the frontend shuts down"),
@@ -191,10 +187,11 @@ pub(crate) async fn run(
     .await
 }
 
-/// Everything after Hello.
+/// Everything after Hello. `version`: of the protocol, as negotiated.
 async fn serve(
     context: &Arc<FrontendContext>,
-    (hello, version): (Hello, u32),
+    hello: Hello,
+    version: u32,
     permit: StreamPermit,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &mut MessageSink,
@@ -207,12 +204,13 @@ async fn serve(
     };
     before_welcome(ready, input, output).await?;
     if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.log().epoch()) {
-        catch_up(context, (hello.source_version, hello.kind_versions), input, output).await?;
+        catch_up(context, hello.source_version, hello.kind_versions, input, output).await?;
     }
-    let mut session = Session::start(context.clone(), (hello, version), permit, output).await?;
+    let mut session = Session::start(context.clone(), hello, version, permit, output).await?;
     // One timer and one listener for the whole stream: creating them for each message would cost more than the message.
     // The timer is reset when it fires before the bookmark is due.
-    let (timer, closed) = (sleep_until(session.bookmark_at), output.closed());
+    let timer = sleep_until(session.bookmark_at);
+    let closed = output.closed();
     tokio::pin!(timer, closed);
     loop {
         revisions.borrow_and_update();
@@ -241,7 +239,8 @@ async fn serve(
 /// is served what there is: the API may have been restored from a backup.
 async fn catch_up(
     context: &FrontendContext,
-    (client_version, client_kinds): (SourceVersion, KindVersions),
+    client_version: SourceVersion,
+    client_kinds: KindVersions,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &MessageSink,
 ) -> Result<(), SessionEnd> {

@@ -26,7 +26,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::index::NodeChanges;
+use crate::object::NodeChanges;
 
 /// The minimum time between two checks of [`Streams::wait_closed`]: thousands of streams end at the same time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);

@@ -7,6 +7,7 @@
 //! Ready::guard ─ Ready   │       ready once every guard has been dropped
 //! Tasks::spawn ─ Tasks::run      ends when any task ends or Shutdown is triggered, with a deadline for the others
 //! Backoff                        delays between retries
+//! TokenBucket                    how often something may happen
 //! failure                        error chains, and what to log of a repeated failure
 //! certificate                    when certificates are valid
 //! connect_advice                 what to do about a failed connection
@@ -29,6 +30,7 @@ pub mod metrics;
 mod ready;
 mod shutdown;
 mod tasks;
+mod token_bucket;
 
 /// What shared state is built on.
 mod sync {
@@ -42,3 +44,4 @@ pub use log::LogFormat;
 pub use ready::{Ready, ReadyGuard};
 pub use shutdown::{Shutdown, Trigger};
 pub use tasks::Tasks;
+pub use token_bucket::{Rate, TokenBucket};

@@ -5,7 +5,8 @@ use std::{net::SocketAddr, path::PathBuf};
 use anyhow::Result;
 use clap::Args;
 
-use super::{BackendName, FrontendAddressArgs, OutputArgs, node::node_name};
+use super::{FrontendAddressArgs, OutputArgs, node::node_name};
+use crate::config::BackendName;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

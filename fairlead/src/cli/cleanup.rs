@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{BackendName, ExcludeArgs, OutputArgs, VariantArgs};
+use super::{ExcludeArgs, OutputArgs, VariantArgs};
+use crate::config::BackendName;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

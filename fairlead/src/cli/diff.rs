@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{BackendName, IptablesArgs, IpvsArgs, OtherProxy, TrafficArgs, ViewArgs};
+use super::{IptablesArgs, IpvsArgs, OtherProxy, TrafficArgs, ViewArgs};
+use crate::config::BackendName;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -13,14 +13,17 @@ pub(crate) struct Effective(Value);
 impl Effective {
     /// The configuration of a parsed command line with the settings of a file.
     pub(crate) fn of(command: &Command, matches: &ArgMatches, settings: &[Setting]) -> Self {
-        let (mut names, mut flags) = (Vec::new(), Map::new());
-        let (mut command, mut matches) = (command, matches);
+        let mut names = Vec::new();
+        let mut flags = Map::new();
+        let mut command = command;
+        let mut matches = matches;
         loop {
             add_flags(command, matches, settings, &mut flags);
             let Some((name, inner)) = matches.subcommand() else { break };
             names.push(name);
             let Some(found) = command.find_subcommand(name) else { break };
-            (command, matches) = (found, inner);
+            command = found;
+            matches = inner;
         }
         Self(json!({"fairlead": {"command": names.join(" "), "flags": flags}}))
     }

@@ -5,7 +5,7 @@ use backend::dataplane::{DataplaneOptions, LocalhostNodePorts};
 use clap::Args;
 use iptables::Variant;
 
-use super::BackendName;
+use crate::config::BackendName;
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct IptablesArgs {

@@ -10,7 +10,8 @@ use ipnet::IpNet;
 use iptables::VariantSelection;
 use proto::model::IpvsScheduler;
 
-use super::{BackendName, conntrack::duration};
+use super::conntrack::duration;
+use crate::config::BackendName;
 
 #[derive(Debug, Default, PartialEq, Args)]
 pub(crate) struct IpvsArgs {

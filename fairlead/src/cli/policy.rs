@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use clap::{Args, builder::RangedU64ValueParser};
 use frontend::{
-    index::{AllowedIps, ServiceLimits, ServicePolicy},
-    object::ConnectionResets,
+    index::{AllowedIps, ServicePolicy},
+    object::{ConnectionResets, ServiceLimits},
 };
 
 /// Which addresses Services may claim, and how much of one Service is used.

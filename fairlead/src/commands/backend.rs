@@ -22,9 +22,10 @@ use tracing::{info, warn};
 use super::{SHUTDOWN_DEADLINE, frontend, shadow::Shadow};
 use crate::{
     cli::{
-        AnyBackendArgs, BackendCommand, BackendName, CommonBackendArgs, ConntrackArgs, Effective, IptablesArgs,
-        IpvsArgs, LocalArgs, NodeArgs, ObserveArgs,
+        AnyBackendArgs, BackendCommand, CommonBackendArgs, ConntrackArgs, Effective, IptablesArgs, IpvsArgs, LocalArgs,
+        NodeArgs, ObserveArgs,
     },
+    config::BackendName,
     instance::InstanceLock,
 };
 use other_modes::{OtherModes, StaleObjects};
@@ -51,16 +52,16 @@ macro_rules! with_backend {
         use anyhow::Context as _;
         let $crate::commands::backend::DataplaneSettings { options, iptables, variant, ipvs } = $settings;
         match $name {
-            $crate::cli::BackendName::Nftables => {
+            $crate::config::BackendName::Nftables => {
                 let opened = backend_nft::$open(options);
                 let $backend = opened.context("cannot open a netlink socket for nf_tables")?;
                 $then
             }
-            $crate::cli::BackendName::Iptables => {
+            $crate::config::BackendName::Iptables => {
                 let $backend = backend_iptables::$open(iptables.options(options), variant);
                 $then
             }
-            $crate::cli::BackendName::Ipvs => {
+            $crate::config::BackendName::Ipvs => {
                 let opened = backend_ipvs::$open(ipvs.settings(options, variant));
                 let $backend = opened.context("cannot open a netlink socket for IPVS")?;
                 $then
@@ -95,7 +96,7 @@ pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: S
     let mut tasks = Tasks::new();
     let certificates = vec![runtime::metrics::certificates(frontend.certificate_files())];
     let drains = Drains::new(Arc::new(connect.clone()));
-    spawn(backend, config, certificates, (connect, drains), &mut tasks)?;
+    spawn(backend, config, certificates, connect, drains, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
@@ -120,7 +121,7 @@ pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shu
     let stop = shutdown.clone();
     let drains = Drains::new(Arc::new(LocalFrontend(frontend.clone(), shutdown.clone())));
     let connect = InProcess(move |hello| frontend.attach(hello, stop.clone()));
-    spawn(any, config, registries, (connect, drains), &mut tasks)?;
+    spawn(any, config, registries, connect, drains, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
@@ -129,7 +130,8 @@ fn spawn(
     args: AnyBackendArgs,
     config: &Effective,
     registries: Vec<Registry>,
-    (connect, drains): (impl Connect, Drains),
+    connect: impl Connect,
+    drains: Drains,
     tasks: &mut Tasks,
 ) -> Result<()> {
     let name = args.name()?;
@@ -198,7 +200,8 @@ impl BackendProcess<'_> {
         let runner = Runner::new(options, backend, connect).with_ready(ready.guard("first state"));
         let (is_only_instance, only_instance) = oneshot::channel();
         if run_mode == RunMode::Program {
-            let (stale_objects, progress) = (StaleObjects::default(), runner.progress());
+            let stale_objects = StaleObjects::default();
+            let progress = runner.progress();
             registries.push(stale_objects.registry());
             tasks.spawn("takeover", move |mut shutdown| async move {
                 if only_instance.await.is_ok() {
@@ -210,8 +213,9 @@ impl BackendProcess<'_> {
             });
         }
         registries.push(drains.registry());
-        spawn_servers(&observe, (runner.observer(), drains), config, registries, tasks);
-        let (instance_timeout, node_name) = (node.instance_timeout, name.clone());
+        spawn_servers(&observe, runner.observer(), drains, config, registries, tasks);
+        let instance_timeout = node.instance_timeout;
+        let node_name = name.clone();
         let lock_gate = ready.guard("the only backend of this network namespace");
         tasks.spawn("backend", move |mut shutdown| async move {
             // A shadow writes nothing.
@@ -248,7 +252,8 @@ impl BackendProcess<'_> {
 /// Starts the HTTP servers. `registries`: metrics of the other parts of this process.
 fn spawn_servers(
     args: &ObserveArgs,
-    (observer, drains): (Observer, Drains),
+    observer: Observer,
+    drains: Drains,
     config: &Effective,
     registries: Vec<Registry>,
     tasks: &mut Tasks,

@@ -13,7 +13,8 @@ use takeover::{Leftovers, kube_proxy_may_run, running_kube_proxies};
 
 use super::backend::{DataplaneSettings, programmed, with_backend};
 use crate::{
-    cli::{BackendName, CleanupArgs, IptablesArgs, IpvsArgs, OtherProxy, OwnerArgs},
+    cli::{CleanupArgs, IptablesArgs, IpvsArgs, OtherProxy, OwnerArgs},
+    config::BackendName,
     instance::{Attempt, Holder, InstanceLock},
     print,
     table::Table,

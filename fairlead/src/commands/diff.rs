@@ -19,7 +19,8 @@ use super::{
     view,
 };
 use crate::{
-    cli::{BackendName, DiffArgs, OtherProxy, invalid_packets_by_sysctl},
+    cli::{DiffArgs, OtherProxy, invalid_packets_by_sysctl},
+    config::BackendName,
     exit_code::ExitCode,
     print,
 };

@@ -5,9 +5,11 @@ use std::{ffi::OsString, path::PathBuf};
 use anyhow::{Context as _, Result, bail};
 use clap::{ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches as _, ValueEnum as _, value_parser};
 
-use super::{Document, FieldProblem, Kind, Setting, Target, TargetRole, kube_proxy::Translation, settings};
+use super::{
+    BackendName, Document, FieldProblem, Kind, Setting, Target, TargetRole, kube_proxy::Translation, settings,
+};
 use crate::{
-    cli::{BackendName, Cli, Effective},
+    cli::{Cli, Effective},
     kubectl::CalledBy,
 };
 

@@ -10,7 +10,7 @@
 
 use ::iptables::SavedRules;
 use anyhow::{Result, bail};
-use netlink::nft::{ChainType, Hook, Policy, priority};
+use netlink::nft::{ChainType, Hook, Policy};
 
 use crate::{
     choices::Choices,
@@ -19,7 +19,7 @@ use crate::{
     nft,
     outcome::{PacketVerdict, Path, Trace},
     packet::{Packet, PacketOrigin},
-    table::{RuleTable, evaluate_base},
+    table::{RuleTable, evaluate_base, nat_priority},
     traversal::{ChainVerdict, Traversal},
 };
 
@@ -176,14 +176,6 @@ fn chains_at(rules: &NodeRules, v4: bool, hook: Hook) -> Vec<HookedChain<'_>> {
     }
     all.sort_by_key(|hooked| hooked.priority);
     all
-}
-
-/// The priority at which the kernel translates addresses at a hook.
-pub(crate) fn nat_priority(hook: Hook) -> i32 {
-    match hook {
-        Hook::Prerouting | Hook::Output => priority::DSTNAT,
-        _ => priority::SRCNAT,
-    }
 }
 
 #[cfg(test)]

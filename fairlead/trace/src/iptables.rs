@@ -12,8 +12,7 @@ use netlink::nft::{self, BaseChain, ChainType, Hook};
 use proto::model::IpFamily;
 
 use crate::{
-    hooks::nat_priority,
-    table::{RuleResult, RuleTable},
+    table::{RuleResult, RuleTable, nat_priority},
     traversal::Traversal,
 };
 

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use anyhow::{Result, bail};
-use netlink::nft::{BaseChain, Policy};
+use netlink::nft::{BaseChain, Hook, Policy, priority};
 
 use crate::{
     outcome::PacketVerdict,
@@ -51,6 +51,14 @@ pub(crate) enum RuleResult {
     Goto { to: String, reason: String },
     /// The base chain ends.
     Decided(ChainVerdict),
+}
+
+/// The priority at which the kernel translates addresses at a hook.
+pub(crate) fn nat_priority(hook: Hook) -> i32 {
+    match hook {
+        Hook::Prerouting | Hook::Output => priority::DSTNAT,
+        _ => priority::SRCNAT,
+    }
 }
 
 /// Evaluates a base chain.

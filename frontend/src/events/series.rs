@@ -82,7 +82,8 @@ impl EventSeries {
 
     /// Counts a report.
     pub(super) fn add(&mut self, now: Timestamp) {
-        (self.last, self.last_report) = (now, Instant::now());
+        self.last = now;
+        self.last_report = Instant::now();
         self.count += 1;
     }
 
@@ -97,7 +98,8 @@ impl EventSeries {
 
     /// The Event to create.
     pub(super) fn event(&self, key: &SeriesKey) -> Event {
-        let (port, (reason, action, note)) = (&key.port, key.describe(&self.node));
+        let port = &key.port;
+        let (reason, action, note) = key.describe(&self.node);
         let namespace = Some(port.namespace.to_string());
         Event {
             metadata: ObjectMeta { name: Some(key.name()), namespace: namespace.clone(), ..Default::default() },

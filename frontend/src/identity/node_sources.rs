@@ -8,7 +8,7 @@ use std::{
 
 use runtime::ClientSource;
 
-use crate::index::NodeChanges;
+use crate::object::NodeChanges;
 
 /// How many sources of identified clients are remembered: three times the number of nodes in the largest clusters.
 const MAX_REMEMBERED: usize = 16_384;

@@ -6,13 +6,11 @@ use std::{
 };
 
 use proto::model::ServicePortKey;
+use runtime::{Rate, TokenBucket};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::{
-    object::{ObjectKind, ObjectName, ObjectProblem},
-    session::{Rate, TokenBucket},
-};
+use crate::object::{ObjectKind, ObjectName, ObjectProblem};
 
 use super::vip_conflicts::RefusedClaims;
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::UNIX_EPOCH};
 use proptest::{collection::vec, prelude::*};
 
 use crate::{
-    object::{SliceEndpoint, SlicePort},
+    object::{ServiceLimits, SliceEndpoint, SlicePort},
     testing::{any_update, endpoint, ip, node, number, put, service, service_cidr, slice, time},
 };
 

@@ -80,12 +80,13 @@ impl ChangeLog {
     }
 
     /// The full state of a node at the current revision.
-    pub(crate) fn snapshot(&mut self, (node, features): NodeClient<'_>) -> NodeUpdate {
-        self.rebuild((node, features), (0..=BUCKETS).collect())
+    pub(crate) fn snapshot(&mut self, client: NodeClient<'_>) -> NodeUpdate {
+        self.rebuild(client, (0..=BUCKETS).collect())
     }
 
     /// Replaces the given digest entries (buckets and [`INFO_ENTRY`]) of a node.
-    pub(crate) fn rebuild(&mut self, (node, features): NodeClient<'_>, entries: BTreeSet<usize>) -> NodeUpdate {
+    pub(crate) fn rebuild(&mut self, client: NodeClient<'_>, entries: BTreeSet<usize>) -> NodeUpdate {
+        let node = client.node;
         self.rebuilds += 1;
         let zone: Arc<str> = self.zone(node).into();
         let mut chunks = Vec::new();
@@ -106,7 +107,7 @@ impl ChangeLog {
             }
         }
         chunks.extend(EncodedChunk::pack(own));
-        let digest = self.digest((node, features));
+        let digest = self.digest(client);
         NodeUpdate { target: self.revision, chunks, oldest_trigger: None, digest, source_version: self.source_version }
     }
 

@@ -21,9 +21,18 @@ type SharedChunks = Arc<[Arc<EncodedChunk>]>;
 #[derive(Debug)]
 pub(super) struct DifferenceCache {
     limit: usize,
-    chunks: HashMap<(Revision, Arc<str>), SharedChunks>,
+    chunks: HashMap<DifferenceKey, SharedChunks>,
     /// The approximate size of all entries, in bytes.
     pub(super) size: usize,
+}
+
+/// Identifies a shared difference.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct DifferenceKey {
+    /// The base revision.
+    from: Revision,
+    /// Empty when the difference is the same for all zones.
+    zone: Arc<str>,
 }
 
 impl DifferenceCache {
@@ -38,7 +47,7 @@ impl DifferenceCache {
         self.size = 0;
     }
 
-    fn insert(&mut self, at: (Revision, Arc<str>), chunks: SharedChunks) {
+    fn insert(&mut self, key: DifferenceKey, chunks: SharedChunks) {
         /// The overhead of an entry.
         const ENTRY: usize = 128;
         let size = ENTRY + chunks.iter().map(|chunk| chunk.size()).sum::<usize>();
@@ -46,14 +55,15 @@ impl DifferenceCache {
             self.clear();
         }
         self.size += size;
-        self.chunks.insert(at, chunks);
+        self.chunks.insert(key, chunks);
     }
 }
 
 impl ChangeLog {
     /// The difference between a revision and the current one. `None` when the revision is older than the history, or
     /// the zone of the node has changed since: then digests must be compared.
-    pub(crate) fn difference(&mut self, (node, features): NodeClient<'_>, from: Revision) -> Option<NodeUpdate> {
+    pub(crate) fn difference(&mut self, client: NodeClient<'_>, from: Revision) -> Option<NodeUpdate> {
+        let node = client.node;
         if from > self.revision || self.nodes.get(node).is_some_and(|node_entry| node_entry.moved_since(from)) {
             return None;
         }
@@ -73,13 +83,13 @@ impl ChangeLog {
         let mut overridden_pools = BTreeSet::new();
         for (key, changes) in changes {
             let current = self.view(key);
-            overridden_pools.extend(port_change::net_for_node(key, &changes, current, (node, &zone), &mut own));
+            overridden_pools.extend(port_change::net_for_node(key, &changes, current, node, &zone, &mut own));
         }
         let shared = self.shared_difference(from, zone)?;
         let mut chunks =
             if overridden_pools.is_empty() { shared.to_vec() } else { without(&shared, &overridden_pools) };
         chunks.extend(EncodedChunk::pack(own));
-        let digest = self.digest((node, features));
+        let digest = self.digest(client);
         Some(NodeUpdate { target: self.revision, chunks, oldest_trigger, digest, source_version: self.source_version })
     }
 
@@ -87,8 +97,9 @@ impl ChangeLog {
     fn shared_difference(&mut self, from: Revision, zone: Arc<str>) -> Option<SharedChunks> {
         let mut records = self.history.since(from)?;
         let differs = records.any(|record| record.zones.contains(&zone));
-        let at = (from, if differs { zone } else { Arc::default() });
-        if let Some(shared) = self.differences.chunks.get(&at) {
+        let zone = if differs { zone } else { Arc::default() };
+        let cache_key = DifferenceKey { from, zone };
+        if let Some(shared) = self.differences.chunks.get(&cache_key) {
             return Some(shared.clone());
         }
         let mut changes = BTreeMap::<&ServicePortKey, Vec<&PortChange>>::new();
@@ -97,10 +108,10 @@ impl ChangeLog {
         }
         let mut operations = Vec::new();
         for (key, changes) in changes {
-            port_change::net_for_zone(key, &changes, self.view(key), &at.1, &mut operations);
+            port_change::net_for_zone(key, &changes, self.view(key), &cache_key.zone, &mut operations);
         }
         let shared: SharedChunks = EncodedChunk::pack(operations).into();
-        self.differences.insert(at, shared.clone());
+        self.differences.insert(cache_key, shared.clone());
         Some(shared)
     }
 }

@@ -76,10 +76,10 @@ impl DigestIndex {
     ) -> ByFeature<ZoneDigests> {
         apply(&mut self.common.all_nodes[hash.bucket()], Digest::of_service_port(&view.port));
         // Gone pools are the same for all nodes.
-        self.established.account((hash, PoolClass::Gone), &view.gone, apply);
+        self.established.account(hash, PoolClass::Gone, &view.gone, apply);
         ByFeature {
-            common: self.common.account((hash, PoolClass::Cluster), &view.cluster, apply),
-            established: self.established.account((hash, PoolClass::Established), &view.established, apply),
+            common: self.common.account(hash, PoolClass::Cluster, &view.cluster, apply),
+            established: self.established.account(hash, PoolClass::Established, &view.established, apply),
         }
     }
 }
@@ -87,7 +87,8 @@ impl DigestIndex {
 impl SharedDigests {
     fn account(
         &mut self,
-        (hash, class): (KeyHash, PoolClass),
+        hash: KeyHash,
+        class: PoolClass,
         pools: &PerFamily<Scoped<Pool>>,
         apply: ApplyDigest,
     ) -> ZoneDigests {

@@ -9,9 +9,9 @@ use std::{
 use proto::model::{Revision, ServicePortKey};
 use tokio::time::Instant;
 
-use crate::view::ServicePortView;
+use crate::{config::HistoryLimits, view::ServicePortView};
 
-use super::{HistoryLimits, port_change::PortChange};
+use super::port_change::PortChange;
 
 /// The commits after revision `floor`.
 #[derive(Debug)]

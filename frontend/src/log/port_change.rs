@@ -197,7 +197,8 @@ pub(super) fn net_for_node(
     key: &ServicePortKey,
     changes: &[&PortChange],
     current: Option<&ServicePortView>,
-    (node, zone): (&str, &str),
+    node: &str,
+    zone: &str,
     operations: &mut Vec<Operation>,
 ) -> Vec<PoolId> {
     let mut overridden_pools = Vec::new();

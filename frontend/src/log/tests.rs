@@ -79,7 +79,8 @@ impl Cluster {
     }
 
     /// The expected state of a node, computed from the views.
-    fn expected(&self, (name, features): NodeClient<'_>) -> NodeReplica {
+    fn expected(&self, client: NodeClient<'_>) -> NodeReplica {
+        let NodeClient { node: name, features } = client;
         let node = self.nodes.get(name).map_or_else(|| NodeInfo::unknown(name), |node| NodeInfo::clone(node));
         let mut replica = NodeReplica::with(name, features);
         for view in self.views.values() {
@@ -94,7 +95,7 @@ impl Cluster {
     /// Brings a node up to date as a session would. Returns whether anything was sent.
     fn sync(&mut self, replica: &mut NodeReplica) -> bool {
         let name = replica.name.clone();
-        let client = (&*name, replica.features);
+        let client = NodeClient { node: &name, features: replica.features };
         let update = self.log.difference(client, replica.revision);
         let update = update.unwrap_or_else(|| {
             let differing = self.log.digests(client).differing(&replica.state.digests()).collect();
@@ -109,9 +110,9 @@ impl Cluster {
         sent
     }
 
-    fn joined(&mut self, (name, features): NodeClient<'_>) -> NodeReplica {
-        let mut replica = NodeReplica::with(name, features);
-        replica.apply(self.log.snapshot((name, features)));
+    fn joined(&mut self, client: NodeClient<'_>) -> NodeReplica {
+        let mut replica = NodeReplica::with(client.node, client.features);
+        replica.apply(self.log.snapshot(client));
         replica
     }
 
@@ -124,7 +125,7 @@ impl Cluster {
 
 /// A client with all features.
 fn all(node: &str) -> NodeClient<'_> {
-    (node, Features::SUPPORTED)
+    NodeClient { node, features: Features::SUPPORTED }
 }
 
 fn describe(operation: &Operation) -> String {
@@ -168,7 +169,7 @@ fn check_history(events: Vec<Event>, limits: HistoryLimits) {
     // Every other node has a client of an earlier version.
     let features = [Features::SUPPORTED, Features::NONE].into_iter().cycle();
     let clients = NODES.into_iter().chain(["unknown"]).zip(features);
-    let mut replicas: Vec<_> = clients.map(|client| cluster.joined(client)).collect();
+    let mut replicas: Vec<_> = clients.map(|(node, features)| cluster.joined(NodeClient { node, features })).collect();
     for event in events {
         match event {
             Event::Change(change) => cluster.apply(*change),
@@ -183,7 +184,7 @@ fn check_history(events: Vec<Event>, limits: HistoryLimits) {
     cluster.commit([]);
     for replica in &mut replicas {
         cluster.sync(replica);
-        let fresh = cluster.joined((&replica.name, replica.features));
+        let fresh = cluster.joined(NodeClient { node: &replica.name, features: replica.features });
         assert_eq!(fresh, *replica, "wrong snapshot for {}", replica.name);
         assert!(!cluster.sync(replica), "sent operations without a change");
     }

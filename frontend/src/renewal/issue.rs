@@ -90,7 +90,8 @@ fn set_validity(params: &mut CertificateParams, Validity { not_before, not_after
         let seconds = u64::try_from(seconds).unwrap_or_default();
         date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds)
     };
-    (params.not_before, params.not_after) = (time(not_before), time(not_after));
+    params.not_before = time(not_before);
+    params.not_after = time(not_after);
 }
 
 /// The DNS names and IP addresses of a certificate.

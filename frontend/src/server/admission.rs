@@ -15,8 +15,8 @@ use std::{
 use runtime::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable, failure::CountedLog};
 use tokio::sync::{AcquireError, Notify, Semaphore, SemaphorePermit};
 
-use super::{authn::ListenerAuth, connection::ConnectionLimits};
-use crate::{context::FrontendContext, identity::Identity};
+use super::authn::ListenerAuth;
+use crate::{config::ConnectionLimits, context::FrontendContext, identity::Identity};
 
 /// The connections of one listener.
 #[derive(Debug)]

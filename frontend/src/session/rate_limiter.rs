@@ -13,25 +13,15 @@ use std::{
 };
 
 use proto::model::{Hello, Role};
+use runtime::TokenBucket;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::{
-    SessionError,
-    token_bucket::{Rate, TokenBucket},
-};
+use super::SessionError;
+use crate::config::NodeLimits;
 
 /// Entries are not cleaned up below this number.
 const MIN_CLEANUP: usize = 64;
-
-/// What one node may request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeLimits {
-    /// Streams at a time, for each role.
-    pub streams: usize,
-    /// How often a stream may start, or be sent another snapshot or repair.
-    pub syncs: Rate,
-}
 
 /// The limits of all nodes. Clones share the same state.
 #[derive(Clone, Debug)]
@@ -140,6 +130,8 @@ impl UsageTable {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use runtime::Rate;
 
     use super::*;
     use crate::session::tests::hello;

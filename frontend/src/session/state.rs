@@ -9,6 +9,7 @@ use proto::{
         Welcome,
     },
 };
+use runtime::{Rate, TokenBucket};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
 
@@ -20,8 +21,7 @@ use crate::{
 };
 
 use super::{
-    MessageSink, OutgoingMessage, Rate, SessionEnd, SessionError, StreamPermit,
-    token_bucket::TokenBucket,
+    MessageSink, OutgoingMessage, SessionEnd, SessionError, StreamPermit,
     truncated::{truncated_degraded, truncated_failures},
 };
 
@@ -92,7 +92,8 @@ impl Session {
     /// Decides how the stream starts, and sends Welcome and the first update.
     pub(super) async fn start(
         context: Arc<FrontendContext>,
-        (hello, version): (Hello, u32),
+        hello: Hello,
+        version: u32,
         permit: StreamPermit,
         output: &mut MessageSink,
     ) -> Result<Self, SessionEnd> {
@@ -100,8 +101,9 @@ impl Session {
         let features = Features::SUPPORTED.intersection(hello.capabilities.features);
         let (epoch, resumed) = {
             let mut log = context.cluster.log();
+            let client = NodeClient { node: &node, features };
             let resume = hello.resume.filter(|(epoch, _)| *epoch == log.epoch());
-            let resumed = resume.and_then(|(_, from)| Some((from, log.difference((&node, features), from)?)));
+            let resumed = resume.and_then(|(_, from)| Some((from, log.difference(client, from)?)));
             (log.epoch(), resumed)
         };
         let (mode, base) = match (&resumed, &hello.digests) {
@@ -164,7 +166,7 @@ impl Session {
     }
 
     fn client(&self) -> NodeClient<'_> {
-        (&self.node, self.features)
+        NodeClient { node: &self.node, features: self.features }
     }
 
     /// Sends what has changed, unless the client still owes an answer.

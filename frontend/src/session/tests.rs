@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use crate::{
     Config, SessionError,
     events::EventReport,
+    log::NodeClient,
     object::{ClusterObject, ObjectKind, ObjectName, SliceEndpoint, SliceObject, SourceUpdate},
     testing::{endpoint, initial, ip, node, put, service, slice},
 };
@@ -376,7 +377,7 @@ async fn client_in_the_same_process_receives_values() {
     assert!(batch.commit);
     assert_eq!(
         replica.state.digests(),
-        fixture.frontend.context.cluster.log().digests(("node-0", Features::SUPPORTED))
+        fixture.frontend.context.cluster.log().digests(NodeClient { node: "node-0", features: Features::SUPPORTED })
     );
     drop(to_session);
     assert!(updates.recv().await.is_none());

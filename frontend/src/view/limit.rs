@@ -14,10 +14,7 @@ use std::{
 
 use proto::model::{IpFamily, Protocol, ServicePortKey};
 
-use crate::{
-    index::ServiceLimits,
-    object::{ServiceObject, SliceEndpoint, SliceObject, SlicePort},
-};
+use crate::object::{ServiceLimits, ServiceObject, SliceEndpoint, SliceObject, SlicePort};
 
 use super::merge::MergedEndpoint;
 

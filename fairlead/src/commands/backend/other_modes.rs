@@ -28,7 +28,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::DataplaneSettings;
-use crate::cli::BackendName;
+use crate::config::BackendName;
 pub(super) use metrics::StaleObjects;
 
 /// The delay between two attempts to remove what is left. Connections of IPVS may last for hours.

@@ -21,8 +21,8 @@ use proto::model::{
 
 use super::Finding;
 use crate::{
-    cli::BackendName,
     commands::backend::{DataplaneSettings, with_backend},
+    config::BackendName,
 };
 
 /// The first version whose nf_tables has all that the nftables backend uses (docs/architecture.md).

@@ -10,7 +10,7 @@ use netlink::nft::{Hook, NftHandle, Policy, TableFamily};
 use takeover::Leftovers;
 
 use super::{CheckStage, Finding};
-use crate::cli::BackendName;
+use crate::config::BackendName;
 
 /// Tables of nf_tables that `iptables-nft` writes; they are inspected with the rules of iptables.
 const IPTABLES_TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];

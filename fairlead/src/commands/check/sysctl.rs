@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use super::Finding;
-use crate::cli::BackendName;
+use crate::config::BackendName;
 
 /// The network sysctls of this network namespace.
 const ROOT: &str = "/proc/sys/net";

@@ -13,7 +13,7 @@ use super::{
     translate::{TargetRole, Translation},
     values::{cidr, nanoseconds},
 };
-use crate::{cli::BackendName, config::FieldProblem};
+use crate::config::{BackendName, FieldProblem};
 
 /// kube-proxy's modes, the default first.
 const MODES: [(&str, BackendName); 3] =

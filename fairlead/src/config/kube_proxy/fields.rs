@@ -4,7 +4,7 @@
 use Effect::{Becomes, CrossField, Nothing, SameFlag};
 use Shape::{Any, Bool, Cidrs, Integer, Map, Number, Text, Time};
 
-use crate::cli::BackendName::{self, Iptables, Ipvs, Nftables};
+use crate::config::BackendName::{self, Iptables, Ipvs, Nftables};
 
 /// One field of the document.
 pub(crate) struct Field {

@@ -5,10 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::{
-    cli::BackendName,
-    config::{Document, FieldProblem, Setting, field_of},
-};
+use crate::config::{BackendName, Document, FieldProblem, Setting, field_of};
 
 /// As kubeadm writes it: unset fields are null, zero or empty.
 const KUBEADM: &str = r#"

@@ -10,10 +10,7 @@ use super::{
     fields::{Effect, FIELDS, Field, Zero},
     values::{decode, is_zero},
 };
-use crate::{
-    cli::BackendName,
-    config::{FieldErrors, FieldProblem, Setting, field_of},
-};
+use crate::config::{BackendName, FieldErrors, FieldProblem, Setting, field_of};
 
 /// The process that a configuration of kube-proxy is translated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,13 +16,11 @@ use std::{
     time::Duration,
 };
 
-use runtime::ClientSource;
+use runtime::{ClientSource, Rate, TokenBucket};
 use tokio::{
     sync::{AcquireError, Semaphore, SemaphorePermit},
     time::Instant,
 };
-
-use crate::session::{Rate, TokenBucket};
 
 /// Sources are not cleaned up below this number.
 const MIN_CLEANUP: usize = 64;

@@ -9,7 +9,7 @@ use proto::{
 
 use crate::{
     Config,
-    log::HistoryLimits,
+    config::HistoryLimits,
     testing::{node, put},
 };
 

@@ -83,7 +83,8 @@ impl Watched {
     pub(super) fn replaced(&self, objects: ObjectVersions) {
         let mut state = self.lock();
         state.objects = objects;
-        (state.unchecked, state.uncompared) = (None, None);
+        state.unchecked = None;
+        state.uncompared = None;
     }
 
     /// The API server has accepted a watch after a version that an earlier watch or list had reached, perhaps after a

@@ -6,9 +6,9 @@ use proto::model::{IpvsScheduler, Protocol};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::index::{ServiceLimits, ServicePolicy};
 use crate::{
-    object::{ConnectionResets, ObjectName, ParsedObject},
+    index::ServicePolicy,
+    object::{ConnectionResets, ObjectName, ParsedObject, ServiceLimits},
     source::parse::from_json,
 };
 

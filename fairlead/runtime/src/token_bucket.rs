@@ -15,17 +15,22 @@ pub struct Rate {
 
 /// The tokens left under a [`Rate`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TokenBucket {
+pub struct TokenBucket {
     full_at: Instant,
 }
 
 impl TokenBucket {
-    pub(crate) fn full(now: Instant) -> Self {
+    /// A bucket with all tokens.
+    #[must_use]
+    pub fn full(now: Instant) -> Self {
         Self { full_at: now }
     }
 
-    /// Takes a token. The error is the time at which the next one is available.
-    pub(crate) fn take(&mut self, rate: Rate, now: Instant) -> Result<(), Instant> {
+    /// Takes a token.
+    ///
+    /// # Errors
+    /// The time at which the next one is available.
+    pub fn take(&mut self, rate: Rate, now: Instant) -> Result<(), Instant> {
         let full_at = self.full_at.max(now) + rate.every;
         let latest = now + rate.every * rate.burst.max(1);
         if full_at > latest {
@@ -35,7 +40,9 @@ impl TokenBucket {
         Ok(())
     }
 
-    pub(crate) fn is_full(&self, now: Instant) -> bool {
+    /// Whether it has all tokens.
+    #[must_use]
+    pub fn is_full(&self, now: Instant) -> bool {
         self.full_at <= now
     }
 }
