@@ -57,7 +57,9 @@ test: ## lint and all tests (root or sudo)
 	@[ -z '$(ROOT)' ] || echo 'Not root: the tests run through sudo, with the environment kept.'
 	cargo fmt --all --check
 	@.ci/deny
+	@.ci/charts
 	$(LINTED) cargo build --workspace --all-targets --locked
+	$(LINTED) cargo test --quiet --workspace --locked --doc
 	$(ROOT) env $(LINTED) cargo nextest run --workspace --locked --cargo-quiet
 
 quick: ## the unit tests of one crate, and those that its change may break in the backends; CRATE=backend

@@ -112,7 +112,7 @@ pub fn manifests(text: &str, is_json: bool, node: &str) -> Option<(Vec<Operation
         index.apply(SourceUpdate::Replace(kind, Vec::new()));
     }
     log.commit(index.take_changes());
-    let client = (node, Features::SUPPORTED);
+    let client = NodeClient { node, features: Features::SUPPORTED };
     let empty = log.digest(client);
     for kind in ObjectKind::ALL {
         let of_kind = objects.iter().filter(|parsed| parsed.kind == kind).cloned();

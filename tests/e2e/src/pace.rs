@@ -1,8 +1,8 @@
 //! How long tests wait on this machine.
 //!
-//! A test says how long it waits on a quiet machine. Beside other work, and in a guest kernel, the same takes longer, so
-//! the bound is multiplied by how much longer a known job takes here. The job is measured once in a run of nextest, and
-//! once in each guest.
+//! A test says how long it waits on a quiet machine. Beside other work, and in a guest kernel, the same takes longer,
+//! so the bound is multiplied by how much longer a known job takes here. The job is measured once in a run of nextest,
+//! and once in each guest.
 
 use std::{
     env, fs,

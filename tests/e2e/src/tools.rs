@@ -15,7 +15,8 @@ const FENCE: &str = "fairlead-e2e-fence";
 /// `NETLINK_NETFILTER` (linux/netlink.h), as in the column Eth of `/proc/net/netlink`.
 const NETLINK_NETFILTER: &str = "12";
 
-/// A file of a tool that no Debian package has and `.ci/setup` installs, by its path below the directory in `.ci/tools`.
+/// A file of a tool that no Debian package has and `.ci/setup` installs, by its path below the directory in
+/// `.ci/tools`.
 ///
 /// # Panics
 /// If it is missing.

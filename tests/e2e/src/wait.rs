@@ -10,8 +10,8 @@ use crate::pace::patience;
 /// Interval between checks.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Calls `check` until it returns a value. Panics after the deadline of a quiet machine, which [`patience`] extends. Only
-/// for conditions that have no event.
+/// Calls `check` until it returns a value. Panics after the deadline of a quiet machine, which [`patience`] extends.
+/// Only for conditions that have no event.
 #[track_caller]
 pub fn eventually<T>(what: &str, deadline: Duration, mut check: impl FnMut() -> Option<T>) -> T {
     let (start, deadline) = (Instant::now(), patience(deadline));
