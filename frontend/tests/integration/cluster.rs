@@ -11,9 +11,6 @@ use proto::{
     v1::Hello,
 };
 
-/// The node of all endpoints, which no misbehaving client follows.
-pub(crate) const ENDPOINT_NODE: &str = "elsewhere";
-
 /// A Service without endpoints.
 pub(crate) fn service(number: u8) -> ParsedObject {
     let name = ObjectName::new("ns", format!("s{number}"));
@@ -36,12 +33,12 @@ pub(crate) fn service(number: u8) -> ParsedObject {
     }
 }
 
-/// A slice with endpoints of that Service.
-pub(crate) fn slice(number: u8, endpoints: u16) -> ParsedObject {
+/// A slice with endpoints of that Service on a node.
+pub(crate) fn slice_on(node: &str, number: u8, endpoints: u16) -> ParsedObject {
     let name = ObjectName::new("ns", format!("s{number}"));
     let endpoint = |at: u16| SliceEndpoint {
         address: [10, number, at.to_be_bytes()[0], at.to_be_bytes()[1]].into(),
-        node: Some(ENDPOINT_NODE.into()),
+        node: Some(node.into()),
         ready: true,
         serving: true,
         terminating: false,
@@ -66,12 +63,13 @@ pub(crate) fn slice(number: u8, endpoints: u16) -> ParsedObject {
 }
 
 /// Services with 1,000 endpoints each, which take 6 KB each in a snapshot.
-pub(crate) fn cluster(services: u8) -> Vec<SourceUpdate> {
+pub(crate) fn cluster_on(node: &str, services: u8) -> Vec<SourceUpdate> {
+    let slices = (0..services).map(|number| slice_on(node, number, 1000));
     vec![
         SourceUpdate::Replace(ObjectKind::Node, Vec::new()),
         SourceUpdate::Replace(ObjectKind::ServiceCidr, Vec::new()),
         SourceUpdate::Replace(ObjectKind::Service, (0..services).map(service).collect()),
-        SourceUpdate::Replace(ObjectKind::EndpointSlice, (0..services).map(|number| slice(number, 1000)).collect()),
+        SourceUpdate::Replace(ObjectKind::EndpointSlice, slices.collect()),
     ]
 }
 

@@ -11,7 +11,7 @@ use std::{path::PathBuf, time::Duration};
 
 use fairlead_frontend::{
     Config, Frontend, Listener,
-    object::{ClusterObject, ObjectName, ObjectProblem, SourceUpdate},
+    object::{ClusterObject, ObjectName, ObjectProblem, ParsedObject, SourceUpdate},
 };
 use hyper_util::rt::TokioIo;
 use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
@@ -24,11 +24,13 @@ use tonic::{
 };
 
 use crate::{
-    cluster::{cluster, hello, service, slice},
+    cluster::{cluster_on, hello, service, slice_on},
     running::RunningFrontend,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// The node of all endpoints.
+const ENDPOINT_NODE: &str = "node-1";
 const SOCKET: &str = "frontend.sock";
 
 struct Server {
@@ -49,6 +51,14 @@ struct Stream {
 enum Transport {
     Unix,
     Tcp,
+}
+
+fn slice(number: u8, endpoints: u16) -> ParsedObject {
+    slice_on(ENDPOINT_NODE, number, endpoints)
+}
+
+fn cluster(services: u8) -> Vec<SourceUpdate> {
+    cluster_on(ENDPOINT_NODE, services)
 }
 
 async fn unix_channel(path: PathBuf) -> Channel {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   seeds (data of the repository) ─┐
-//!   corpus/TARGET (what was found) ─┼─▶ run ──▶ target: must not panic; what has two directions is the same after both
+//!   corpus (what was found) ────────┼─▶ run ──▶ target: must not panic; what has two directions is the same after both
 //!   mutations ──────────────────────┘     └───▶ memory: at most a factor of the input's size
 //! ```
 
@@ -13,16 +13,19 @@ pub mod seeds;
 mod targets;
 
 use std::{
-    fs, io,
-    path::PathBuf,
+    io::{self, Read as _},
     time::{Duration, Instant},
 };
 
+use flate2::read::GzDecoder;
 pub use mutate::Mutator;
 pub use targets::TARGETS;
 
 /// The largest input, in bytes. Larger ones find little more and take longer.
 pub const MAX_INPUT_BYTES: usize = 16 << 10;
+
+/// What fuzzing found: a file for each input, in the directory of its target.
+const CORPUS: &[u8] = include_bytes!("../corpus.tar.gz");
 
 /// The longest that an input of that size may take, with much else running on the machine.
 const MAX_TIME: Duration = Duration::from_secs(10);
@@ -30,7 +33,7 @@ const MAX_TIME: Duration = Duration::from_secs(10);
 /// What is fuzzed.
 #[derive(Debug)]
 pub struct FuzzTarget {
-    /// Its name, and that of its directory in `corpus/`.
+    /// Its name, and that of its directory in the corpus.
     pub name: &'static str,
     /// Parses an input.
     pub parse: fn(&[u8]),
@@ -63,23 +66,20 @@ impl FuzzTarget {
         assert!(took <= MAX_TIME, "{}: {took:?} for an input of {} bytes", self.name, input.len());
     }
 
-    /// The directory with inputs that were found.
-    #[must_use]
-    pub fn corpus_dir(&self) -> PathBuf {
-        PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/corpus")).join(self.name)
-    }
-
     /// The seeds and the corpus.
     ///
     /// # Errors
     /// When the corpus cannot be read.
     pub fn corpus(&self) -> io::Result<Vec<Vec<u8>>> {
         let mut inputs = (self.seeds)();
-        if let Ok(files) = fs::read_dir(self.corpus_dir()) {
-            let mut paths = files.map(|file| Ok(file?.path())).collect::<io::Result<Vec<_>>>()?;
-            paths.sort();
-            for path in paths {
-                inputs.push(fs::read(path)?);
+        let mut archive = tar::Archive::new(GzDecoder::new(CORPUS));
+        for entry in archive.entries()? {
+            let mut entry = entry?;
+            let is_ours = entry.path()?.starts_with(self.name);
+            if is_ours && entry.header().entry_type().is_file() {
+                let mut input = Vec::new();
+                entry.read_to_end(&mut input)?;
+                inputs.push(input);
             }
         }
         inputs.retain(|input| input.len() <= MAX_INPUT_BYTES);

@@ -1,5 +1,5 @@
 //! Inputs to begin with, made from data that the repository has: captured datagrams, examples, a state file of an
-//! earlier version. Other seeds are files in `corpus/`.
+//! earlier version. Other seeds are in `corpus.tar.gz`.
 
 use backend::{
     NodeState,

@@ -1,4 +1,4 @@
-//! The bounds of connections: `fairlead/runtime/src/connections.rs`.
+//! The bounds of connections: `fairlead/runtime/src/connections/table.rs`.
 
 use shuttle::{check_random, future, thread};
 
@@ -10,7 +10,7 @@ mod sync {
     pub(super) use shuttle::sync::{Arc, Mutex};
 }
 
-#[path = "../../../fairlead/runtime/src/connections.rs"]
+#[path = "../../../fairlead/runtime/src/connections/table.rs"]
 mod table;
 
 use table::{ConnectionBounds, ConnectionTable};

@@ -13,8 +13,7 @@ use proto::{
 };
 use tonic::Code;
 
-use super::{Server, Transport, cluster, service, slice};
-use crate::cluster::ENDPOINT_NODE;
+use super::{ENDPOINT_NODE, Server, Transport, cluster, service, slice};
 
 async fn ask(server: &Server, name: &str, node: &str, port: &str) -> Result<EndpointsResponse, tonic::Status> {
     let mut client = FairleadClient::new(server.channel.clone());

@@ -9,7 +9,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{BAD_CLIENTS, TIMEOUT, client::Client, cluster::slice, fixture::Server};
+use super::{
+    BAD_CLIENTS, TIMEOUT,
+    client::Client,
+    fixture::{Server, slice},
+};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// An empty SETTINGS frame.

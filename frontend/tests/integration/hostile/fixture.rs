@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fairlead_frontend::{Config, Frontend, Listener, StreamStats, object::SourceUpdate};
+use fairlead_frontend::{
+    Config, Frontend, Listener, StreamStats,
+    object::{ParsedObject, SourceUpdate},
+};
 use proto::v1::{
     self, client_message::Message as ClientMessage, fairlead_client::FairleadClient, server_message::Message,
 };
@@ -25,12 +28,14 @@ use tonic::{
 use super::{
     TIMEOUT,
     client::Client,
-    cluster::{cluster, slice},
+    cluster::{cluster_on, slice_on},
     running::RunningFrontend,
     transport::{self, ReadRate},
 };
 pub(crate) use crate::cluster::hello;
 
+/// The node of all endpoints, which no misbehaving client follows.
+const ENDPOINT_NODE: &str = "elsewhere";
 /// The number of changes in a round.
 pub(crate) const CHANGES: u16 = 50;
 /// How many times longer a round may take beside misbehaving clients. Tests share the CPU, so it is large; a client
@@ -59,6 +64,11 @@ pub(crate) struct Stream {
 /// How long a round took without misbehaving clients.
 pub(crate) struct Baseline(Duration);
 
+/// A slice of one of the cluster's Services.
+pub(crate) fn slice(number: u8, endpoints: u16) -> ParsedObject {
+    slice_on(ENDPOINT_NODE, number, endpoints)
+}
+
 impl Server {
     /// A frontend with a cluster of this many Services.
     pub(crate) async fn start(config: Config, services: u8) -> Self {
@@ -66,7 +76,7 @@ impl Server {
         let listener = Listener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.tcp_address().unwrap();
         running.serve(listener);
-        running.send(cluster(services)).await;
+        running.send(cluster_on(ENDPOINT_NODE, services)).await;
         running.ready.wait().await;
         let RunningFrontend { frontend, updates, trigger, .. } = running;
         Self { frontend, updates, address, _trigger: trigger }

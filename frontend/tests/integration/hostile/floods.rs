@@ -7,8 +7,7 @@ use tonic::Code;
 use super::{
     BAD_CLIENTS,
     client::Client,
-    cluster::slice,
-    fixture::{Server, Stream, hello},
+    fixture::{Server, Stream, hello, slice},
 };
 
 #[tokio::test]

@@ -10,8 +10,8 @@ use proto::{
 
 use super::{
     client::Client,
-    cluster::{service, slice},
-    fixture::Server,
+    cluster::service,
+    fixture::{Server, slice},
     transport::ReadRate,
 };
 

@@ -30,7 +30,9 @@ fn no_local_paths() -> Result<()> {
 fn without_opening(dir: &Path) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for path in rust_files(dir)? {
-        if !fs::read_to_string(&path)?.starts_with("//!") && !path.ends_with("src/v1/messages.rs") {
+        if !fs::read_to_string(&path)?.starts_with("//!")
+            && !path.parent().is_some_and(|folder| folder.ends_with("src/v1"))
+        {
             problems.push(format!("{}: open it with `//!` and what it contains", path.display()));
         }
     }
