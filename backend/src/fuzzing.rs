@@ -17,8 +17,8 @@ use proto::{
 
 use crate::{
     LossLimit, NodeState, RunMode, Stage,
+    identity::BackendIdentity,
     loss::LossGuard,
-    observe::BackendIdentity,
     replica::{Reaction, Replica},
     store::{self, frame},
 };

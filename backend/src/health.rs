@@ -19,7 +19,7 @@ use proto::model::ServicePortFailure;
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::{NodeState, pending::Work};
+use crate::{NodeState, backend::Work};
 use checks::{Checks, ClaimChange, RejectedClaim};
 pub(crate) use servers::HealthCheckServers;
 

@@ -12,7 +12,7 @@ use proto::{
 use runtime::Backoff;
 use tokio::time::Instant;
 
-use crate::{Changes, Drift, drifts::Drifts, stream::IdleTimeout};
+use crate::{Changes, Drift, backend::Work, drifts::Drifts, stream::IdleTimeout};
 
 /// The most acks that wait while the backend fails. A later ack covers the earlier ones.
 const MAX_ACKS: usize = 256;
@@ -66,13 +66,6 @@ enum SyncState {
     Unknown,
     /// The kernel contains everything except `changes` and `failures`.
     Applied,
-}
-
-/// The method of the backend to call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
-    Reconcile,
-    Apply(Changes),
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -36,9 +36,10 @@ use tracing::{debug, info, warn};
 
 use crate::{
     Backend, Connect, SyncReport,
+    backend::Work,
     conntrack::ConntrackCleaner,
     health::HealthChecks,
-    pending::{Pending, Work},
+    pending::Pending,
     replica::{Reaction, Replica},
     resets::ConnectionResetter,
     stream::{IdleTimeout, StreamEvent, StreamFollower},

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use tracing::{debug, error, info};
 
 use super::{ConntrackCleanup, UdpServicePort, UdpVips, requests::CleanupRequests};
-use crate::{NodeState, Progress, metrics::Metrics, pending::Work};
+use crate::{NodeState, Progress, backend::Work, metrics::Metrics};
 
 /// The number of flows that are deleted together.
 const BATCH: usize = 256;

@@ -11,7 +11,7 @@ use proto::model::{IpFamily, SyncMode};
 use tokio::sync::watch;
 
 use super::{Metrics, affinity::AffinityCollector, code_label, family_label, scrape};
-use crate::{Progress, observe::BackendIdentity};
+use crate::{Progress, identity::BackendIdentity};
 
 /// One sync programs both families, so each family has its values.
 #[derive(Clone, Debug)]

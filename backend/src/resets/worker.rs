@@ -28,11 +28,11 @@ use super::{
 };
 use crate::{
     NodeState, Progress,
+    backend::Work,
     conntrack::{
         ConntrackCleanup, FlowTable, KernelFlowTable,
         requests::{CleanupRequests, Wake},
     },
-    pending::Work,
 };
 
 /// The connections that are handled together: what they take is the most that this thread needs.

@@ -16,8 +16,9 @@ use tracing::{debug, error, info, warn};
 
 use crate::{
     ChangeCounts, Changes, Loss, NodeState, Progress, SyncReport,
+    backend::Work,
     metrics::{Metrics, NoLocal},
-    pending::{Pending, Work},
+    pending::Pending,
     replica::Replica,
 };
 
