@@ -207,7 +207,7 @@ impl<P: DataPlane> Driver<P> {
             self.applied = Some(applied);
             match outcome {
                 CommitOutcome::Committed { writes, unfinished, has_unneeded } => {
-                    self.committed(&service_ports, (&unfinished.into_iter().collect(), writes), &waiting);
+                    self.committed(&service_ports, &unfinished.into_iter().collect(), writes, &waiting);
                     self.has_unneeded = has_unneeded;
                     self.is_reconciling &= !self.queue.is_empty();
                     if writes > 0 {
@@ -243,12 +243,13 @@ impl<P: DataPlane> Driver<P> {
         Ok(0)
     }
 
-    /// `unfinished`: those that were programmed in part, and the writes of the transaction; `waiting`: those that own a
+    /// `unfinished`: those that were programmed in part; `writes`: those of the transaction; `waiting`: those that own a
     /// VIP which another one still has in the kernel.
     fn committed(
         &mut self,
         service_ports: &[ServicePortKey],
-        (unfinished, writes): (&BTreeSet<ServicePortKey>, usize),
+        unfinished: &BTreeSet<ServicePortKey>,
+        writes: usize,
         waiting: &BTreeSet<ServicePortKey>,
     ) {
         (self.is_fresh, self.queue.facts) = (false, false);

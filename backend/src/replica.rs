@@ -105,7 +105,8 @@ impl Replica {
     /// Starts with the stored state, if there is one.
     pub(crate) fn new(
         identity: Arc<BackendIdentity>,
-        (store, stored): (Option<Store>, Option<StoredState>),
+        store: Option<Store>,
+        stored: Option<StoredState>,
         mut losses: LossGuard,
         run_mode: RunMode,
     ) -> Self {

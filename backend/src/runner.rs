@@ -142,7 +142,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         let files = state_files.or_else(|| state_file.as_deref().map(StateFiles::local));
         let open = async {
             match files {
-                Some(files) => Some(Store::open(files, (&node, features)).await).unzip(),
+                Some(files) => Some(Store::open(files, &node, features).await).unzip(),
                 None => (None, None),
             }
         };
@@ -151,7 +151,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             () = shutdown.recv() => return Ok(()),
         };
         let losses = LossGuard::new(max_loss, stream.loss_confirm_delay);
-        let replica = Replica::new(identity, (store, stored.flatten()), losses, run_mode);
+        let replica = Replica::new(identity, store, stored.flatten(), losses, run_mode);
         progress.send_modify(|progress| {
             progress.committed = replica.committed();
             progress.eligible = replica.state().node().eligible;

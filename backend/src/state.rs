@@ -309,7 +309,8 @@ impl NodeState {
     pub(crate) fn set_endpoint(
         &mut self,
         id: &PoolId,
-        (address, port): (IpAddr, NonZeroU16),
+        address: IpAddr,
+        port: NonZeroU16,
         endpoint: Option<Endpoint>,
     ) -> bool {
         let Some(service) = self.service_ports.get_mut(&id.key) else { return false };

@@ -147,21 +147,25 @@ impl Store {
     /// Opens and reads the state file of a node, as [`Self::open`] does. Blocks for at most [`disk::READ_TIMEOUT`].
     #[cfg(test)]
     pub(crate) fn open_file(path: &Path, node: &str) -> (Self, Option<StoredState>) {
-        let read = [path.to_owned(), boot::path(path)].map(|path| disk::read(&path, disk::READ_TIMEOUT));
-        Self::of(StateFiles::local(path), read, (node, Features::SUPPORTED))
+        let read = disk::read(path, disk::READ_TIMEOUT);
+        let recorded_boot = disk::read(&boot::path(path), disk::READ_TIMEOUT);
+        Self::of(StateFiles::local(path), read, recorded_boot, node, Features::SUPPORTED)
     }
 
     /// Opens and reads the state file of a node. A file that cannot be read in time, is damaged, or is of another
     /// version or node is logged and will be replaced.
-    pub(crate) async fn open(files: StateFiles, (node, features): (&str, Features)) -> (Self, Option<StoredState>) {
-        let read = [files.state.read().await, files.boot.read().await];
-        Self::of(files, read, (node, features))
+    pub(crate) async fn open(files: StateFiles, node: &str, features: Features) -> (Self, Option<StoredState>) {
+        let read = files.state.read().await;
+        let recorded_boot = files.boot.read().await;
+        Self::of(files, read, recorded_boot, node, features)
     }
 
     fn of(
         StateFiles { state, boot, boot_id }: StateFiles,
-        [read, recorded_boot]: [io::Result<Vec<u8>>; 2],
-        (node, features): (&str, Features),
+        read: io::Result<Vec<u8>>,
+        recorded_boot: io::Result<Vec<u8>>,
+        node: &str,
+        features: Features,
     ) -> (Self, Option<StoredState>) {
         let mut store = Self {
             writer: FileWriter::start(&*state),
@@ -358,8 +362,7 @@ impl Store {
         let mut frames = Vec::new();
         frame::put_welcome(&mut frames, epoch, self.features);
         self.written_features = self.features;
-        let versions = (self.source_version, self.kind_versions);
-        frame::put_snapshot(&mut frames, revision, versions, snapshot(state).iter());
+        frame::put_snapshot(&mut frames, revision, self.source_version, self.kind_versions, snapshot(state).iter());
         frame::put_bookmark(&mut frames, revision, state.digests().total());
         self.file = StateFile::Open { snapshot_bytes: frames.len() as u64, appended_bytes: 0 };
         self.writer.submit(FileWrite::Replace(frames));

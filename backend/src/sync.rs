@@ -64,6 +64,15 @@ pub(crate) struct SyncLoop<B, C> {
     pub(crate) reporter: Reporter,
 }
 
+/// A call of the backend that has ended.
+struct EndedCall {
+    /// The part of its work that is programmed completely.
+    completed: Work,
+    took: Duration,
+    /// When it ended.
+    at: SystemTime,
+}
+
 /// The events received while the backend was working.
 type Backlog = VecDeque<(Instant, StreamEvent)>;
 
@@ -125,7 +134,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         let replica = &*replica;
         let state = replica.state();
         let mut backlog = Backlog::new();
-        let (result, completed, took, at) = {
+        let (result, call) = {
             conntrack.prepare(&work, state);
             resets.prepare(&work, state);
             let call = async {
@@ -133,7 +142,8 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                     Work::Reconcile => backend.reconcile(state).await.context("reconcile"),
                     Work::Apply(changes) => backend.apply(state, changes).await.context("apply"),
                 };
-                let (took, at) = (begun.elapsed(), SystemTime::now());
+                let took = begun.elapsed();
+                let at = SystemTime::now();
                 let unfinished = result.as_ref().ok().and_then(|report| report.unfinished.as_ref());
                 let completed = pending.completed(&work, unfinished);
                 if let Ok(SyncReport { failures, unfinished, .. }) = &result {
@@ -141,7 +151,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                     conntrack.programmed(&completed, failed.chain(unfinished.iter().flatten()));
                     resets.programmed();
                 }
-                (result, completed, took, at)
+                (result, EndedCall { completed, took, at })
             };
             pin!(call);
             let mut receive = true;
@@ -156,22 +166,16 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 }
             }
         };
-        self.finish((&work, &completed), result, took, at);
+        self.finish(&work, result, &call);
         backlog
     }
 
-    /// Records the result of a call of the backend that ended at this time: its work, and what that has completed.
-    fn finish(
-        &mut self,
-        (work, completed): (&Work, &Work),
-        result: Result<SyncReport>,
-        took: Duration,
-        at: SystemTime,
-    ) {
+    /// Records the result of a call of the backend for this work.
+    fn finish(&mut self, work: &Work, result: Result<SyncReport>, call: &EndedCall) {
         let Self { replica, pending, health, reporter, .. } = self;
         match result {
             Ok(report) => {
-                health.publish(replica.state(), completed);
+                health.publish(replica.state(), &call.completed);
                 if pending.repaired(work) && report.writes > 0 {
                     reporter.metrics.repairs.inc();
                 }
@@ -180,11 +184,11 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 }
                 pending.degraded = reporter::describe_unusable(&report.unusable_families);
                 for trigger in pending.programmed_triggers() {
-                    reporter.metrics.propagated(trigger, at);
+                    reporter.metrics.propagated(trigger, call.at);
                 }
                 // Before the revision is reported as programmed: observers of that read the failures, too.
                 reporter.failures(pending);
-                reporter.succeeded(B::NAME, completed, replica, &report, (took, at));
+                reporter.succeeded(B::NAME, replica, &report, call);
             }
             Err(error) => reporter.failed(B::NAME, work, &error, pending.failed()),
         }

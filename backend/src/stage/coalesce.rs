@@ -210,9 +210,9 @@ impl PoolEdit {
     fn apply(self, id: &PoolId, state: &mut NodeState) -> bool {
         match self {
             Self::Whole(pool) => state.set_pool(id, pool),
-            Self::Endpoints(edits) => edits
-                .into_iter()
-                .fold(false, |changed, (identity, endpoint)| changed | state.set_endpoint(id, identity, endpoint)),
+            Self::Endpoints(edits) => edits.into_iter().fold(false, |changed, ((address, port), endpoint)| {
+                changed | state.set_endpoint(id, address, port, endpoint)
+            }),
         }
     }
 }

@@ -55,7 +55,8 @@ pub(crate) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch, features: Features
 pub(crate) fn put_snapshot<'a>(
     frames: &mut Vec<u8>,
     target: Revision,
-    (source_version, kind_versions): (SourceVersion, KindVersions),
+    source_version: SourceVersion,
+    kind_versions: KindVersions,
     operations: impl Iterator<Item = &'a Operation>,
 ) {
     let batch = |commit| Batch { target, commit, source_version, kind_versions, ..Batch::default() };

@@ -14,6 +14,7 @@ use runtime::{
 use tokio::{sync::watch, time::Instant};
 use tracing::{debug, error, info, warn};
 
+use super::EndedCall;
 use crate::{
     ChangeCounts, Changes, Loss, NodeState, Progress, SyncReport,
     backend::Work,
@@ -122,22 +123,18 @@ impl Reporter {
         });
     }
 
-    pub(super) fn succeeded(
-        &mut self,
-        backend: &str,
-        work: &Work,
-        replica: &Replica,
-        SyncReport { writes, lock_wait, unfinished, unusable_families, failures: _ }: &SyncReport,
-        (took, at): (Duration, SystemTime),
-    ) {
-        let (state, committed) = (replica.state(), replica.committed());
+    pub(super) fn succeeded(&mut self, backend: &str, replica: &Replica, report: &SyncReport, call: &EndedCall) {
+        let SyncReport { writes, lock_wait, unfinished, unusable_families, failures: _ } = report;
+        let EndedCall { completed: work, took, at } = call;
+        let state = replica.state();
+        let committed = replica.committed();
         if let Some(Recovery { count, duration }) = self.sync_failures.recovered() {
             info!(backend, failures = count, after_ms = duration.as_millis(), "kernel programmed again");
         }
         let revision = committed.map(|(_, revision)| revision.0);
         let calls = &mut self.unfinished;
         calls.writes += writes;
-        calls.took += took;
+        calls.took += *took;
         calls.lock_wait += *lock_wait;
         match work {
             Work::Reconcile => (calls.is_reconcile, calls.service_ports) = (true, state.service_ports().len()),
@@ -145,14 +142,14 @@ impl Reporter {
             Work::Apply(changes) => calls.service_ports += changes.service_ports.len(),
         }
         if let Some(unfinished) = unfinished {
-            debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(took), "partly programmed");
+            debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(*took), "partly programmed");
         } else {
             let UnfinishedCalls { is_reconcile, service_ports, writes, took, lock_wait } = std::mem::take(calls);
             let (took_ms, lock_wait_ms) = (milliseconds(took), (!lock_wait.is_zero()).then(|| milliseconds(lock_wait)));
             let event = if is_reconcile { "reconciled" } else { "applied" };
             info!(revision, service_ports, writes, took_ms, lock_wait_ms, "{event}");
         }
-        self.metrics.synced(work, took, *writes);
+        self.metrics.synced(work, *took, *writes);
         log_unusable_families(&self.progress.borrow().unusable_families, unusable_families);
         let no_local = self.no_local.update(state, work);
         let is_programmed = unfinished.as_ref().is_none_or(BTreeSet::is_empty);
@@ -162,7 +159,7 @@ impl Reporter {
             progress.no_local = no_local;
             progress.unusable_families.clone_from(unusable_families);
             progress.unfinished = unfinished.as_ref().map_or(0, BTreeSet::len);
-            progress.last_success = Some(at);
+            progress.last_success = Some(*at);
             if is_programmed {
                 progress.programmed = committed;
                 (progress.pending, progress.pending_since) = (ChangeCounts::default(), None);
