@@ -202,7 +202,8 @@ impl Store {
                 store.file = StateFile::Open { snapshot_bytes, appended_bytes: bytes - snapshot_bytes };
                 store.written = Some((stored.epoch, stored.revision));
                 store.written_features = stored.features;
-                (store.source_version, store.kind_versions) = (stored.source_version, stored.kind_versions);
+                store.source_version = stored.source_version;
+                store.kind_versions = stored.kind_versions;
                 (store, Some(stored))
             }
             Err(error) => {
@@ -255,7 +256,8 @@ impl Store {
 
     /// Commits what was staged. Written at the next [`Self::flush`].
     pub(crate) fn commit(&mut self, epoch: Epoch, source_version: SourceVersion, kind_versions: KindVersions) {
-        (self.source_version, self.kind_versions) = (source_version, kind_versions);
+        self.source_version = source_version;
+        self.kind_versions = kind_versions;
         let batches = mem::take(&mut self.uncommitted);
         if mem::take(&mut self.is_incomplete) {
             // The file was rewritten between two batches of this commit.
@@ -268,7 +270,8 @@ impl Store {
 
     /// Discards what was staged since the last commit.
     pub(crate) fn discard(&mut self) {
-        (self.uncommitted, self.is_incomplete) = (Vec::new(), false);
+        self.uncommitted = Vec::new();
+        self.is_incomplete = false;
     }
 
     /// Submits the commits to the writer. `state` is the state after the last one. To be called regularly: it also
@@ -299,7 +302,9 @@ impl Store {
     /// Discards the commits that are not submitted. The next flush rewrites the file.
     pub(crate) fn restart(&mut self) {
         self.is_incomplete |= !self.uncommitted.is_empty();
-        (self.uncommitted, self.unwritten, self.written) = (Vec::new(), Vec::new(), None);
+        self.uncommitted = Vec::new();
+        self.unwritten = Vec::new();
+        self.written = None;
         if matches!(self.file, StateFile::Open { .. }) {
             self.file = StateFile::Absent;
         }
@@ -323,7 +328,8 @@ impl Store {
         } else if has_succeeded && !has_failed {
             self.error = None;
             if let Some(Recovery { count, duration }) = self.write_failures.recovered() {
-                let (path, after_ms) = (self.storage.name(), duration.as_millis());
+                let path = self.storage.name();
+                let after_ms = duration.as_millis();
                 info!(%path, failures = count, after_ms, "wrote the state file again");
             }
         }
@@ -331,7 +337,8 @@ impl Store {
     }
 
     fn failed(&mut self, error: String) {
-        let (path, retry_in_ms) = (self.storage.name(), RETRY.as_millis());
+        let path = self.storage.name();
+        let retry_in_ms = RETRY.as_millis();
         let text = "cannot write the state file; a restart needs a frontend, or begins with an earlier state";
         warn_if_news!(self.write_failures.failed(&error), %path, %error, retry_in_ms, "{text}");
         self.error = Some(error);

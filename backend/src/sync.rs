@@ -92,7 +92,8 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 continue;
             }
             self.send_acks();
-            let (retry_at, confirm_at) = (self.pending.retry_at, self.replica.confirm_at());
+            let retry_at = self.pending.retry_at;
+            let confirm_at = self.replica.confirm_at();
             let Self { backend, stream, replica, pending, health, reporter, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}

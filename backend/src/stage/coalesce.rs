@@ -173,7 +173,8 @@ impl ServicePortEffect {
                 let mut changed = port.is_some_and(|port| state.set_port(port));
                 let mut id = PoolId { key, class: PoolClass::Cluster, family: IpFamily::V4 };
                 for ((class, family), edit) in pools {
-                    (id.class, id.family) = (class, family);
+                    id.class = class;
+                    id.family = family;
                     changed |= edit.apply(&id, state);
                 }
                 changed
@@ -248,7 +249,8 @@ fn remove_unusable(operation: &mut Operation) -> Option<RejectedOperation> {
         _ => return None,
     };
     let endpoint = removed.first()?;
-    let (key, address) = (pool.key.clone(), endpoint.address);
+    let key = pool.key.clone();
+    let address = endpoint.address;
     let reason = unusable(address)?;
     Some(RejectedOperation::UnusableEndpoint { key, address, reason, count: removed.len() })
 }

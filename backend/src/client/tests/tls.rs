@@ -35,7 +35,8 @@ impl Authority {
     /// An expired certificate and its key.
     fn sign_expired(&self, name: &str) -> SignedCertificate {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        (params.not_before, params.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));
+        params.not_before = date_time_ymd(2001, 1, 1);
+        params.not_after = date_time_ymd(2002, 1, 1);
         self.sign_with(params)
     }
 

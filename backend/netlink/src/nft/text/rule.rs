@@ -72,7 +72,8 @@ impl Writer<'_> {
             Expr::Range { sreg, op, from, to } => {
                 let format = self.registers.get(*sreg).map_or(ConstantFormat::Raw, |value| value.format);
                 let value = self.take(*sreg, Some(1));
-                let (from, to) = (names::constant(format, from), names::constant(format, to));
+                let from = names::constant(format, from);
+                let to = names::constant(format, to);
                 self.parts.push(format!("{value} {}{from}-{to}", op.name()));
             }
             Expr::Bitwise { sreg, dreg, mask, xor } => self.bitwise(*sreg, *dreg, mask, xor),
@@ -143,7 +144,8 @@ impl Writer<'_> {
                 format!("{text} {}{}/{prefix}", op.name(), names::constant(format, data))
             }
             (Some(mask), _) => {
-                let (mask, data) = (names::constant(format, &mask), names::constant(format, data));
+                let mask = names::constant(format, &mask);
+                let data = names::constant(format, data);
                 let operator = if op == CmpOp::Eq { "== " } else { op.name() };
                 format!("{text} & {mask} {operator}{data}")
             }
