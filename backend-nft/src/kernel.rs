@@ -7,6 +7,7 @@ mod encode;
 #[cfg_attr(not(test), allow(dead_code, reason = "tests use all of it"))]
 #[allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 pub(crate) mod fake;
+mod listing;
 #[cfg(feature = "testing")]
 mod memory;
 mod netlink;
@@ -17,8 +18,9 @@ use anyhow::Result;
 use backend::{Drift, driver::CommitError};
 use proto::model::{IpFamily, PerFamily};
 
-use crate::{desired::EndpointKeys, observed::Listings, plan::Operation};
+use crate::{desired::EndpointKeys, plan::Operation};
 pub(crate) use dry_run::DryRun;
+pub(crate) use listing::{Listing, Listings};
 #[cfg(feature = "testing")]
 pub use memory::Memory;
 pub(crate) use netlink::Netlink;

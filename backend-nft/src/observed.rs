@@ -8,37 +8,16 @@ use std::collections::{BTreeMap, HashMap};
 
 use backend::dataplane::{EffectiveOptions, Vip};
 use ipnet::IpNet;
-use netlink::nft::{self, Chain, ListedRule, Rule, Set, SetFlags, Table};
+use netlink::nft::{Chain, Rule, SetFlags};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
     desired::{Base, FixedChain, PoolChain, Slots, SourceGroupId},
     element::{Element, ElementData, Map},
-    kernel::TableRole,
+    kernel::{Listing, Listings, TableRole},
     plan::{Elements, Operation, RefCounts, Repairs},
 };
 pub(crate) use elements::ObservedElements;
-
-/// One table as the kernel lists it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Listing {
-    /// `None`: we have no table, and the rest is empty.
-    pub(crate) table: Option<Table>,
-    pub(crate) chains: Vec<Chain>,
-    pub(crate) sets: Vec<Set>,
-    pub(crate) rules: Vec<ListedRule>,
-    /// The elements of the maps that have our definition, in any order.
-    pub(crate) elements: Vec<Element>,
-    /// The keys of elements that we never write.
-    pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
-}
-
-/// Our tables of a family as the kernel lists them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Listings {
-    pub(crate) main: Listing,
-    pub(crate) standby: Listing,
-}
 
 /// What a table contains because of service ports.
 #[derive(Clone, Debug, Default)]
@@ -50,23 +29,6 @@ pub(crate) struct ObservedTable {
     /// The elements, sorted; without shared elements.
     pub(crate) elements: Vec<Element>,
     pub(crate) refs: RefCounts,
-}
-
-impl Listing {
-    /// Adds a listed element.
-    pub(crate) fn insert(&mut self, map: Map, family: IpFamily, element: &nft::Element<'_>) {
-        match Element::read(map, family, element) {
-            Some(element) => self.elements.push(element),
-            None => self.foreign.push((map, element.key.into())),
-        }
-    }
-}
-
-impl Listing {
-    /// Whether packets traverse the table.
-    fn serves(&self) -> bool {
-        self.chains.iter().any(|chain| chain.base.is_some())
-    }
 }
 
 /// Which table of a family is programmed.

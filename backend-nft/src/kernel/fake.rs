@@ -25,12 +25,11 @@ use self::{
     reachable::reachable,
     references::{RuleReference, references},
 };
-use super::{Kernel, TableRole};
+use super::{Kernel, Listing, Listings, TableRole};
 use crate::{
     data_plane::NftDataPlane,
     desired::{EndpointKeys, PoolChain, SourceGroupId},
     element::{Element, ElementData, Map, Verdict},
-    observed::{Listing, Listings},
     plan::{Elements, Operation},
 };
 

@@ -18,13 +18,12 @@ use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
 use super::{
-    Kernel, TableRole,
+    Kernel, Listing, Listings, TableRole,
     encode::{Encoded, ObjectNames},
 };
 use crate::{
     desired::{EndpointKeys, nft_family, table},
     element::Map,
-    observed::{Listing, Listings},
     plan::Operation,
 };
 

@@ -19,8 +19,7 @@ use crate::{
     data_plane::NftDataPlane,
     desired::EndpointKeys,
     element::{ElementData, Map, Verdict},
-    kernel::{Kernel, Netlink, TableRole},
-    observed::Listings,
+    kernel::{Kernel, Listings, Netlink, TableRole},
     plan::{Elements, Operation},
 };
 
