@@ -13,9 +13,8 @@ use backend::{
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
-    desired::{Base, Desired, PoolChain, Slots, SourceGroupId, Update, vip_of_key},
+    desired::{Base, Desired, PoolChain, Slots, SourceGroupId, TableRole, Update, vip_of_key},
     element::Element,
-    kernel::TableRole,
     observed::{ObservedElements, ObservedTable, slots},
     plan::{
         CurrentState, Edits, Operation, PartialServicePort, PlannedUpdate, RefCountChanges, RefCounts, Repairs, chains,

@@ -12,9 +12,9 @@ use netlink::nft::{Chain, Rule, SetFlags};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
-    desired::{Base, FixedChain, PoolChain, Slots, SourceGroupId},
+    desired::{Base, FixedChain, PoolChain, Slots, SourceGroupId, TableRole},
     element::{Element, ElementData, Map},
-    kernel::{Listing, Listings, TableRole},
+    kernel::{Listing, Listings},
     plan::{Elements, Operation, RefCounts, Repairs},
 };
 pub(crate) use elements::ObservedElements;

@@ -13,10 +13,7 @@ use super::{
     nft_family,
     rule::{PacketAddress, RuleBuilder},
 };
-use crate::{
-    element::{Map, REJECT},
-    kernel::TableRole,
-};
+use crate::element::{Map, REJECT};
 
 const SERVICES: &str = "services";
 const NODEPORTS: &str = "nodeports";
@@ -38,6 +35,26 @@ pub(crate) struct Base {
 pub(crate) struct FixedChain {
     pub(crate) chain: Chain,
     pub(crate) rules: Vec<Rule>,
+}
+
+/// One of the two tables of a family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TableRole {
+    /// `fairlead`.
+    #[default]
+    Main,
+    /// `fairlead-standby`, which serves while a large main table of another layout is replaced.
+    Standby,
+}
+
+impl TableRole {
+    /// The other table.
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Main => Self::Standby,
+            Self::Standby => Self::Main,
+        }
+    }
 }
 
 /// The name of the table that serves while a large table of another layout is replaced.

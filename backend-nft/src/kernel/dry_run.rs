@@ -6,8 +6,8 @@ use anyhow::Result;
 use backend::{Drift, driver::CommitError};
 use proto::model::{IpFamily, PerFamily};
 
-use super::{Kernel, Listings, TableRole};
-use crate::{desired::EndpointKeys, plan::Operation};
+use super::{Kernel, Listings};
+use crate::{desired::TableRole, element::EndpointKeys, plan::Operation};
 
 /// Another kernel, and the operations that it was not given.
 #[derive(Debug)]

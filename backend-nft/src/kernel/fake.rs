@@ -25,11 +25,11 @@ use self::{
     reachable::reachable,
     references::{RuleReference, references},
 };
-use super::{Kernel, Listing, Listings, TableRole};
+use super::{Kernel, Listing, Listings};
 use crate::{
     data_plane::NftDataPlane,
-    desired::{EndpointKeys, PoolChain, SourceGroupId},
-    element::{Element, ElementData, Map, Verdict},
+    desired::{PoolChain, SourceGroupId, TableRole},
+    element::{Element, ElementData, EndpointKeys, Map, Verdict},
     plan::{Elements, Operation},
 };
 

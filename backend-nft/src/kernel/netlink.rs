@@ -18,12 +18,12 @@ use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
 use super::{
-    Kernel, Listing, Listings, TableRole,
+    Kernel, Listing, Listings,
     encode::{Encoded, ObjectNames},
 };
 use crate::{
-    desired::{EndpointKeys, nft_family, table},
-    element::Map,
+    desired::{TableRole, nft_family, table},
+    element::{EndpointKeys, Map},
     plan::Operation,
 };
 
