@@ -13,8 +13,8 @@ use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, Service
 
 use crate::{
     desired::{Desired, Excess, Rules},
+    ids::Ids,
     kernel::Rejected,
-    mark::Ids,
     object::{Object, Value, Weight},
     plan::{Objects, Operation},
 };

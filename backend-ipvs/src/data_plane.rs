@@ -24,10 +24,11 @@ use tokio::time::Instant;
 
 use crate::{
     applied::AppliedState,
+    convert::ipvs_protocol,
     describe,
     desired::{Context, Desired, Excess, Rules, desired, excess, rules},
     kernel::{Base, DryRun, Kernel, Listing, Ours, Prepared, UnusableFamily},
-    object::{Object, ipvs_protocol},
+    object::Object,
     plan::{Drain, plan},
     set::{self, SetContent, SetId},
     settings::Settings,
