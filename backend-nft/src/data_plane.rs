@@ -22,7 +22,7 @@ use crate::{
     describe::differences,
     desired::{Affinity, Base, Update, base, desired, endpoint_keys, table},
     kernel::{DryRun, Kernel},
-    observed::ObservedTable,
+    observed::{Observed, ObservedTable},
     plan::{CurrentState as _, Operation, Plan, PlanOptions, PlannedUpdate, Repairs},
 };
 
@@ -161,12 +161,13 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
             updates.iter().flat_map(|update| update.desired.iter().filter_map(|(_, desired)| desired.as_ref()));
         let elements: usize = desired.map(|desired| desired.len()).sum();
         let is_large = elements > MAX_TRANSACTION_WRITES && !self.kernel.is_dry_run();
-        let mut observed = ObservedTable::of(listings, (&base, &options), is_large);
+        let mut observed = Observed::of(listings, &base, &options, is_large);
         for family in IpFamily::ALL.into_iter().filter(|family| !self.families.contains(*family)) {
-            (observed.0[family], observed.1[family]) = Default::default();
+            observed.tables[family] = ObservedTable::default();
+            observed.repairs[family] = Repairs::default();
         }
-        let (addresses, updates) = (state.node().addresses.clone(), (updates, ownership));
-        let applied = AppliedState::new(base, options, addresses, observed, updates);
+        let addresses = state.node().addresses.clone();
+        let applied = AppliedState::new(base, options, addresses, observed, updates, ownership);
         self.kernel.select(applied.roles()).await?;
         Ok(Synced { applied, writes: 0 })
     }

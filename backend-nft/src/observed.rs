@@ -19,6 +19,13 @@ use crate::{
 };
 pub(crate) use elements::ObservedElements;
 
+/// What was read from the kernel, and the repairs of the base ruleset that it needs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Observed {
+    pub(crate) tables: PerFamily<ObservedTable>,
+    pub(crate) repairs: PerFamily<Repairs>,
+}
+
 /// What a table contains because of service ports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ObservedTable {
@@ -75,8 +82,6 @@ impl Choice {
     }
 }
 
-// === impl ObservedTable ===
-
 /// Elements are sorted by their slot. After a larger gap, another process has written the element.
 fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
     const MAX_GAP: usize = 1024;
@@ -88,15 +93,17 @@ fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
     }
 }
 
-impl ObservedTable {
-    /// Evaluates listings. Returns the repairs besides the elements of service ports. `is_large`: whether the content
-    /// of a table is more than one transaction.
+// === impl Observed ===
+
+impl Observed {
+    /// Evaluates listings. `is_large`: whether the content of a table is more than one transaction.
     pub(crate) fn of(
         listings: PerFamily<Listings>,
-        (base, effective): (&PerFamily<Base>, &EffectiveOptions),
+        base: &PerFamily<Base>,
+        effective: &EffectiveOptions,
         is_large: bool,
-    ) -> (PerFamily<Self>, PerFamily<Repairs>) {
-        let mut observed = PerFamily::<Self>::default();
+    ) -> Self {
+        let mut tables = PerFamily::<ObservedTable>::default();
         let mut repairs = PerFamily::<Repairs>::default();
         let PerFamily { v4, v6 } = listings;
         for (family, listings) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
@@ -114,7 +121,7 @@ impl ObservedTable {
             }
             repairs[family].last.extend(is_deferred.then(|| Operation::DeleteTable(role.other())));
             listing.elements.retain(|element| !element.map.is_fixed());
-            let mut table = Self { role, is_deferred, ..Self::default() };
+            let mut table = ObservedTable { role, is_deferred, ..ObservedTable::default() };
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
                 table.refs.observe_chain(chain);
             }
@@ -128,11 +135,15 @@ impl ObservedTable {
             });
             table.elements = listing.elements;
             repairs[family].foreign = listing.foreign;
-            observed[family] = table;
+            tables[family] = table;
         }
-        (observed, repairs)
+        Self { tables, repairs }
     }
+}
 
+// === impl ObservedTable ===
+
+impl ObservedTable {
     /// Collects the chains and elements of groups of source ranges.
     fn observe_groups(&mut self, family: IpFamily, listing: &Listing) {
         let mut groups: BTreeMap<SourceGroupId, (Vec<IpNet>, Option<Vec<Rule>>)> = BTreeMap::new();

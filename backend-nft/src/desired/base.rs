@@ -85,13 +85,15 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
             family,
             &effective,
             Chain::regular(POLICY_LOCAL).comment("VIPs under external traffic policy Local"),
-            (Map::ClusterVips, Map::LocalVips),
+            Map::ClusterVips,
+            Map::LocalVips,
         ),
         policy_local(
             family,
             &effective,
             Chain::regular(NODEPORT_POLICY_LOCAL).comment("node ports under external traffic policy Local"),
-            (Map::ClusterNodePorts, Map::LocalNodePorts),
+            Map::ClusterNodePorts,
+            Map::LocalNodePorts,
         ),
         nodeports(family, options, node),
         services(family),
@@ -138,12 +140,7 @@ fn services(family: IpFamily) -> FixedChain {
 }
 
 /// Pods and the node itself reach all endpoints; other clients reach the endpoints on this node, without masquerading.
-fn policy_local(
-    family: IpFamily,
-    effective: &EffectiveOptions,
-    chain: Chain,
-    (cluster, local): (Map, Map),
-) -> FixedChain {
+fn policy_local(family: IpFamily, effective: &EffectiveOptions, chain: Chain, cluster: Map, local: Map) -> FixedChain {
     let builder = || RuleBuilder::new(family);
     let from_pods = match &effective.pods[family] {
         PodMatch::Unknown => Vec::new(),
