@@ -31,7 +31,8 @@ pub struct Config {
     pub drain_delay_per_stream: Duration,
     /// How long clients may then take to end their streams.
     pub drain_grace: Duration,
-    /// How many clients may be sent a snapshot or a repair at the same time. Others wait.
+    /// How many clients may be sent a snapshot or a repair at the same time. Others wait. The streams of a client count
+    /// once.
     pub max_concurrent_rebuilds: usize,
     /// How long a client that receives its snapshot or repair slowly may keep others waiting.
     pub rebuild_timeout: Duration,

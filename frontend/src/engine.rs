@@ -28,7 +28,7 @@ pub struct Frontend {
 /// Counts of the work done for streams, and how many streams are waiting for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamStats {
-    /// Streams that are being sent a snapshot or a repair.
+    /// Clients that are being sent a snapshot or a repair, whatever the number of their streams.
     pub rebuilds_running: usize,
     /// Streams that wait for their turn to be sent one.
     pub rebuilds_waiting: usize,

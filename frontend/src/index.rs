@@ -14,9 +14,10 @@ mod policy;
 mod problems;
 mod protected;
 mod service_cidrs;
+mod slices_by_name;
 #[cfg(test)]
 mod tests;
-mod unserving;
+mod topology;
 mod versions;
 mod vip_conflicts;
 
@@ -38,7 +39,7 @@ use crate::{
         ClusterObject, ForeignService, NodeChanges, NodeObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject,
         ServiceObject, ServiceObjectPort, SliceObject, SourceUpdate,
     },
-    view::{ServiceEndpoints, ServicePortExplanation, ServicePortView, explain, view},
+    view::{KnownTopology, ServiceEndpoints, ServicePortExplanation, ServicePortView, explain, view},
 };
 
 use self::{
@@ -46,7 +47,7 @@ use self::{
     groups::GroupChange,
     keys::{key_of, sibling, slice_keys},
     problems::ProblemLog,
-    unserving::UnservingEndpoints,
+    topology::{TopologyReferences, unknown_hints},
     versions::SourceVersions,
     vip_conflicts::{RefusedClaims, VipClaims, external_ips},
 };
@@ -70,8 +71,10 @@ pub struct Index {
     /// The Service of each slice: a slice can change it, and a deletion does not name it.
     slice_services: HashMap<ObjectName, Arc<str>>,
     addresses: AddressIndex,
-    unserving: UnservingEndpoints,
+    references: TopologyReferences,
     nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
+    /// With the number of nodes in each.
+    zones: BTreeMap<Arc<str>, usize>,
     /// The nodes with the taint [`STARTUP_TAINT`](crate::STARTUP_TAINT).
     starting: BTreeSet<Arc<str>>,
     /// From the configuration, without any object.
@@ -215,7 +218,7 @@ impl Index {
         let service = self.services.get(name)?;
         let zone = self.nodes.get(node).map_or("", |node| &node.zone);
         let slices = self.slices.get(name).into_iter().flat_map(BTreeMap::values);
-        let endpoints = ServiceEndpoints::limited(service, slices, &self.policy.limits);
+        let endpoints = ServiceEndpoints::limited(service, slices, &self.policy.limits).hinted_in(self.topology());
         // The problems of its claims were reported when it was committed.
         let explanation = |port| explain(service, self.claims.resolve(service, port).0, &endpoints, node, zone);
         Some(service.ports.iter().filter(|port| wanted(port)).map(explanation).collect())
@@ -255,11 +258,18 @@ impl Index {
                 views.push((key.clone(), None));
             }
             self.problems.set_endpoints(&name, None);
+            for slice in self.slices.get(&name).into_iter().flat_map(BTreeMap::values) {
+                self.problems.set_hints(&slice.name, None);
+            }
             self.limited.remove(&name);
             return;
         };
-        let slices = self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
-        let endpoints = ServiceEndpoints::limited(service, slices, &self.policy.limits);
+        let topology = KnownTopology { nodes: &self.nodes, zones: &self.zones };
+        let slices = || self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
+        for slice in slices() {
+            self.problems.set_hints(&slice.name, unknown_hints(slice, topology));
+        }
+        let endpoints = ServiceEndpoints::limited(service, slices(), &self.policy.limits).hinted_in(topology);
         let mut keys: BTreeSet<_> = keys.iter().cloned().collect();
         if endpoints.is_subset() || self.limited.contains(&name) {
             keys.extend(service.ports.iter().map(|port| key_of(service, port)));
@@ -270,7 +280,7 @@ impl Index {
             let (view, refused) = match port {
                 Some(port) => {
                     let (port, refused) = self.claims.resolve(service, port);
-                    (Some(view(service, port, &endpoints, &|node| self.may_exist(node))), refused)
+                    (Some(view(service, port, &endpoints, &|node| topology.has_node(node))), refused)
                 }
                 None => (None, RefusedClaims::default()),
             };
@@ -397,10 +407,13 @@ impl Index {
             }
         }
         self.slice_services.remove(name);
+        if new.as_ref().map(|slice| &slice.service) != removed.as_ref().map(|slice| &slice.service) {
+            self.problems.set_hints(name, None);
+        }
         let is_api = |slice: &SliceObject| (&*slice.name.namespace, &*slice.service) == API_SERVICE;
         let of_api = removed.iter().chain(&new).any(is_api);
         self.addresses.change_slice(name, removed.as_ref(), new.as_ref());
-        self.unserving.change_slice(name, removed.as_ref(), new.as_ref());
+        self.references.change_slice(name, removed.as_ref(), new.as_ref());
         let mut changed = Vec::new();
         for (slice, change) in [(&removed, GroupChange::Remove), (&new, GroupChange::Add)] {
             changed.extend(slice.iter().flat_map(|slice| self.claims.protected.change_slice(slice, change)));
@@ -448,9 +461,10 @@ impl Index {
         }
         let had_nodes = !self.nodes.is_empty();
         if new.is_none() || !self.nodes.contains_key(&name) {
-            let keys: BTreeSet<_> = self.unserving_on(&name).flat_map(slice_keys).collect();
+            let keys: BTreeSet<_> = self.slices_of_node(&name).flat_map(slice_keys).collect();
             self.mark_dirty(keys);
         }
+        self.count_zone(self.nodes.get(&name).map(|node| node.zone.clone()), new.as_ref().map(|node| &node.zone));
         let mut changed = Vec::new();
         if let Some(old) = self.nodes.remove(&name) {
             changed.extend(self.claims.protected.change_node(&old, GroupChange::Remove));
@@ -460,11 +474,36 @@ impl Index {
             self.nodes.insert(name.clone(), Arc::new(node));
         }
         if had_nodes == self.nodes.is_empty() {
-            let keys: BTreeSet<_> = self.all_unserving().flat_map(slice_keys).collect();
+            let keys: BTreeSet<_> = self.slices_of_any_node().flat_map(slice_keys).collect();
             self.mark_dirty(keys);
         }
         self.dirty_nodes.insert(name);
         self.mark_claimants_dirty(&changed);
+    }
+
+    /// Replaces the zone of a node. What hints to a zone that comes or goes is dirty.
+    fn count_zone(&mut self, old: Option<Arc<str>>, new: Option<&Arc<str>>) {
+        if old.as_ref() == new {
+            return;
+        }
+        let mut changed = Vec::new();
+        if let Some(zone) = old
+            && let Some(count) = self.zones.get_mut(&zone)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.zones.remove(&zone);
+                changed.push(zone);
+            }
+        }
+        if let Some(zone) = new {
+            let count = self.zones.entry(zone.clone()).or_default();
+            *count += 1;
+            changed.extend((*count == 1).then(|| zone.clone()));
+        }
+        let keys: BTreeSet<_> =
+            changed.iter().flat_map(|zone| self.slices_of_zone(zone)).flat_map(slice_keys).collect();
+        self.mark_dirty(keys);
     }
 
     /// Marks the service ports that claim an address in these networks as an external or load-balancer IP.

@@ -7,9 +7,10 @@
 //! ```
 //!
 //! A session lives as long as the response stream of its call. Limits on connections are enforced here, in `admission`
-//! and in `connection`, limits on streams by the session. The body of a call is read once its client is identified.
+//! and in `connection`, limits on streams by the session, limits on answers in `answers`. The body of a call is read once its client is identified.
 
 mod admission;
+mod answers;
 mod authn;
 mod connection;
 mod drained;
@@ -20,7 +21,7 @@ mod status;
 mod tls;
 mod watch;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use http::request::Parts;
@@ -34,13 +35,14 @@ use crate::{
     Config, Frontend, context::FrontendContext, identity::Identity, metrics::Rejection, session::max_jittered,
 };
 
-pub(crate) use self::drained::drained;
 use self::{
     admission::Admission,
+    answers::{AnswerClient, AnswerPermit},
     authn::ListenerAuth,
     connection::{Connection, Peer},
     watch::WatchBody,
 };
+pub(crate) use self::{answers::Answers, drained::drained};
 pub use self::{
     authn::TlsAuth,
     listener::Listener,
@@ -182,29 +184,40 @@ impl FairleadService {
     async fn status(
         &self,
         identity: Identity,
+        address: Option<IpAddr>,
         request: v1::StatusRequest,
     ) -> Result<Response<v1::StatusResponse>, Status> {
         self.authorize(&identity, &request.node)?;
         status::wait(&self.context, &request, self.shutdown.clone()).await?;
+        let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
         let mut response = status::response(&self.context, &request);
         if !identity.may_see_all_objects() {
             response.problems.clear();
             response.waiting_drains.clear();
             response.waiting_drain_count = 0;
         }
-        Ok(Response::new(response))
+        Ok(answer(response, permit))
     }
 
-    fn endpoints(
+    async fn endpoints(
         &self,
-        identity: &Identity,
-        request: &v1::EndpointsRequest,
+        identity: Identity,
+        address: Option<IpAddr>,
+        request: v1::EndpointsRequest,
     ) -> Result<Response<v1::EndpointsResponse>, Status> {
-        self.authorize(identity, &request.node)?;
-        endpoints::response(&self.context.cluster, request).map(Response::new)
+        self.authorize(&identity, &request.node)?;
+        let permit = self.context.answers.acquire(AnswerClient::new(identity, address)).await;
+        Ok(answer(endpoints::response(&self.context.cluster, &request)?, permit))
     }
 
     async fn drained(&self, request: v1::DrainedRequest) -> Result<Response<v1::DrainedResponse>, Status> {
         drained(&self.context, &request, self.shutdown.clone()).await.map(Response::new)
     }
+}
+
+/// An answer whose body holds the permit.
+fn answer<T>(message: T, permit: Arc<AnswerPermit>) -> Response<T> {
+    let mut response = Response::new(message);
+    response.extensions_mut().insert(permit);
+    response
 }

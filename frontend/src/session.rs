@@ -10,8 +10,8 @@
 //! The next difference is computed only when the last one has been acknowledged, so a slow node is sent less often, and
 //! the net difference each time. Welcome is sent once every kind of object has been listed; nothing is sent before.
 //!
-//! Snapshots and repairs wait in the [`RebuildQueue`], which limits how many are sent at the same time. A node that
-//! asks for them too often is delayed by the [`RateLimiter`].
+//! Snapshots and repairs wait in the [`RebuildQueue`], which limits how many are sent at the same time, to one client
+//! one. A node that asks for them too often is delayed by the [`RateLimiter`].
 //!
 //! `Batch.base` is the last revision that was sent to the client, also when buckets are repaired. It is 0 in the
 //! snapshot or repair that a stream starts with.
@@ -159,7 +159,7 @@ pub(crate) async fn run(
         let mut output = MessageSink::new(output, features);
         let age = context.config.max_stream_age.map(jittered);
         let end = tokio::select! {
-            Err(end) = serve(&context, hello, version, permit, &mut input, &mut output) => end,
+            Err(end) = serve(&context, &identity, hello, version, permit, &mut input, &mut output) => end,
             // Both interrupt a session wherever it waits: its client may have stopped reading.
             () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Drained("the stream is too old"),
             () = until_drain(&context, shutdown) => SessionEnd::Drained("the frontend shuts down"),
@@ -190,6 +190,7 @@ pub(crate) async fn run(
 /// Everything after Hello. `version`: of the protocol, as negotiated.
 async fn serve(
     context: &Arc<FrontendContext>,
+    identity: &Identity,
     hello: Hello,
     version: u32,
     permit: StreamPermit,
@@ -206,7 +207,7 @@ async fn serve(
     if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.log().epoch()) {
         catch_up(context, hello.source_version, hello.kind_versions, input, output).await?;
     }
-    let mut session = Session::start(context.clone(), hello, version, permit, output).await?;
+    let mut session = Session::start(context.clone(), identity, hello, version, permit, output).await?;
     // One timer and one listener for the whole stream: creating them for each message would cost more than the message.
     // The timer is reset when it fires before the bookmark is due.
     let timer = sleep_until(session.bookmark_at);

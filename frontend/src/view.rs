@@ -26,7 +26,7 @@ use proto::model::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, Protocol, Ser
 use crate::object::{ConnectionResets, ServiceObject};
 
 pub use self::explain::{EndpointExplanation, EndpointReason, ServicePortExplanation, explain};
-pub use self::limit::ServiceEndpoints;
+pub use self::limit::{KnownTopology, ServiceEndpoints};
 use self::{
     merge::{MergedEndpoint, merge},
     selection::{
@@ -75,7 +75,8 @@ pub fn view(
     is_node: &dyn Fn(&str) -> bool,
 ) -> ServicePortView {
     let merged = merge(&port.key, endpoints);
-    let EndpointDecisions { any_endpoints, cluster: selected, local } = EndpointDecisions::of(service, &port, &merged);
+    let EndpointDecisions { any_endpoints, cluster: selected, local } =
+        EndpointDecisions::of(service, &port, endpoints, &merged);
     port.any_endpoints = any_endpoints;
     let mut by_node = BTreeMap::<Arc<str>, PerFamily<Pool>>::new();
     for family in IpFamily::ALL {
@@ -128,7 +129,12 @@ struct EndpointDecisions<'a> {
 }
 
 impl<'a> EndpointDecisions<'a> {
-    fn of(service: &ServiceObject, port: &ServicePort, merged: &[MergedEndpoint<'a>]) -> Self {
+    fn of(
+        service: &ServiceObject,
+        port: &ServicePort,
+        of_service: &ServiceEndpoints<'_>,
+        merged: &[MergedEndpoint<'a>],
+    ) -> Self {
         let mut decisions = Self::default();
         // Traffic of pods and of the node uses policy Cluster, whatever the external policy is.
         let uses_cluster = port.internal_policy == TrafficPolicy::Cluster || port.externally_accessible();
@@ -140,7 +146,7 @@ impl<'a> EndpointDecisions<'a> {
             let can_serve = |merged: &MergedEndpoint<'_>| merged.ready() || merged.fallback();
             decisions.any_endpoints[family] = endpoints.iter().any(can_serve);
             if uses_cluster {
-                decisions.cluster[family] = Some(ClusterSelection::of(&endpoints));
+                decisions.cluster[family] = Some(ClusterSelection::of(&endpoints, of_service));
             }
             decisions.local[family] = local(&endpoints);
         }

@@ -47,6 +47,8 @@ struct ObjectProblems {
     /// What exceeds the limits of the operator, in the Service and in its endpoints.
     policy: Vec<ObjectProblem>,
     endpoints: Option<ObjectProblem>,
+    /// The hints of an EndpointSlice that are not used.
+    hints: Option<ObjectProblem>,
     /// Found by VIP conflict resolution. Several service ports of one Service can have the same problem.
     claims: BTreeMap<ServicePortKey, RefusedClaims>,
 }
@@ -144,6 +146,14 @@ impl ProblemLog {
         self.change((ObjectKind::Service, service.clone()), |object| replace(&mut object.endpoints, problem));
     }
 
+    /// Replaces what is wrong with the hints of an EndpointSlice.
+    pub(super) fn set_hints(&mut self, slice: &ObjectName, problem: Option<ObjectProblem>) {
+        let id = (ObjectKind::EndpointSlice, slice.clone());
+        if problem.is_some() || self.objects.contains_key(&id) {
+            self.change(id, |object| replace(&mut object.hints, problem));
+        }
+    }
+
     /// Replaces the claims that a service port does not get.
     pub(super) fn set_claims(&mut self, service: &ObjectName, key: &ServicePortKey, refused: RefusedClaims) {
         self.change((ObjectKind::Service, service.clone()), |object| {
@@ -220,7 +230,7 @@ fn replace<T: PartialEq>(old: &mut T, new: T) -> bool {
 
 impl ObjectProblems {
     fn is_empty(&self) -> bool {
-        self.source.is_empty() && !self.is_limited() && self.claims.is_empty()
+        self.source.is_empty() && !self.is_limited() && self.hints.is_none() && self.claims.is_empty()
     }
 
     fn is_limited(&self) -> bool {
@@ -230,12 +240,16 @@ impl ObjectProblems {
     /// The number of problems, those of several service ports counted for each.
     fn count(&self) -> usize {
         let claims: usize = self.claims.values().map(|refused| refused.count).sum();
-        self.source.len() + self.policy.len() + usize::from(self.endpoints.is_some()) + claims
+        self.source.len()
+            + self.policy.len()
+            + usize::from(self.endpoints.is_some())
+            + usize::from(self.hints.is_some())
+            + claims
     }
 
     /// The first problems, each once.
     fn listed(&self, most: usize) -> Vec<ObjectProblem> {
-        let first = self.policy.iter().chain(&self.endpoints).chain(&self.source);
+        let first = self.policy.iter().chain(&self.endpoints).chain(&self.hints).chain(&self.source);
         let of_claims = self.claims.values().flat_map(|refused| &refused.problems);
         let mut listed = BTreeSet::new();
         for problem in first.chain(of_claims) {

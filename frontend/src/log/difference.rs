@@ -10,7 +10,7 @@ use proto::model::{Operation, PoolId, Revision, ServicePortKey};
 use super::{
     ChangeLog, NodeClient, NodeUpdate,
     chunk::EncodedChunk,
-    port_change::{self, PortChange},
+    port_change::{self, OverriddenPools, PortChange},
 };
 
 /// Chunks that are shared by many nodes.
@@ -22,6 +22,8 @@ type SharedChunks = Arc<[Arc<EncodedChunk>]>;
 pub(super) struct DifferenceCache {
     limit: usize,
     chunks: HashMap<DifferenceKey, SharedChunks>,
+    /// Pools of zones that replace those of single nodes.
+    replaced: HashMap<ReplacedPool, SharedChunks>,
     /// The approximate size of all entries, in bytes.
     pub(super) size: usize,
 }
@@ -35,19 +37,29 @@ struct DifferenceKey {
     zone: Arc<str>,
 }
 
+/// Identifies a pool of a zone.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct ReplacedPool {
+    pool: PoolId,
+    /// Empty when the zone has none of its own.
+    zone: Arc<str>,
+}
+
 impl DifferenceCache {
     /// Keeps at most about `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, chunks: HashMap::new(), size: 0 }
+        Self { limit, chunks: HashMap::new(), replaced: HashMap::new(), size: 0 }
     }
 
     /// Removes all differences, because the current revision has changed.
     pub(super) fn clear(&mut self) {
         self.chunks.clear();
+        self.replaced.clear();
         self.size = 0;
     }
 
-    fn insert(&mut self, key: DifferenceKey, chunks: SharedChunks) {
+    /// Makes room for an entry.
+    fn make_room(&mut self, chunks: &SharedChunks) {
         /// The overhead of an entry.
         const ENTRY: usize = 128;
         let size = ENTRY + chunks.iter().map(|chunk| chunk.size()).sum::<usize>();
@@ -55,7 +67,6 @@ impl DifferenceCache {
             self.clear();
         }
         self.size += size;
-        self.chunks.insert(key, chunks);
     }
 }
 
@@ -80,14 +91,16 @@ impl ChangeLog {
             own.push(Operation::PutCluster(self.cluster.clone()));
         }
         let zone: Arc<str> = self.zone(node).into();
-        let mut overridden_pools = BTreeSet::new();
+        let mut overridden = OverriddenPools::default();
         for (key, changes) in changes {
             let current = self.view(key);
-            overridden_pools.extend(port_change::net_for_node(key, &changes, current, node, &zone, &mut own));
+            port_change::net_for_node(key, &changes, current, node, &zone, &mut own, &mut overridden);
         }
-        let shared = self.shared_difference(from, zone)?;
-        let mut chunks =
-            if overridden_pools.is_empty() { shared.to_vec() } else { without(&shared, &overridden_pools) };
+        let shared = self.shared_difference(from, zone.clone())?;
+        let mut chunks = if overridden.all.is_empty() { shared.to_vec() } else { without(&shared, &overridden.all) };
+        for pool in overridden.replaced {
+            chunks.extend_from_slice(&self.replaced_pool(pool, &zone));
+        }
         chunks.extend(EncodedChunk::pack(own));
         let digest = self.digest(client);
         Some(NodeUpdate { target: self.revision, chunks, oldest_trigger, digest, source_version: self.source_version })
@@ -111,17 +124,37 @@ impl ChangeLog {
             port_change::net_for_zone(key, &changes, self.view(key), &cache_key.zone, &mut operations);
         }
         let shared: SharedChunks = EncodedChunk::pack(operations).into();
-        self.differences.insert(cache_key, shared.clone());
+        self.differences.make_room(&shared);
+        self.differences.chunks.insert(cache_key, shared.clone());
         Some(shared)
+    }
+
+    /// The operations that replace the pool of a node by that of its zone.
+    fn replaced_pool(&mut self, pool: PoolId, zone: &Arc<str>) -> SharedChunks {
+        let has_own = self.view(&pool.key).is_some_and(|view| port_change::zones_of_view(view).any(|of| of == zone));
+        let key = ReplacedPool { pool, zone: if has_own { zone.clone() } else { Arc::default() } };
+        if let Some(replaced) = self.differences.replaced.get(&key) {
+            return replaced.clone();
+        }
+        let operations = self.view(&key.pool.key).map(|view| port_change::replace_in_zone(view, &key.pool, &key.zone));
+        let replaced: SharedChunks = EncodedChunk::pack(operations.into_iter().flatten()).into();
+        self.differences.make_room(&replaced);
+        self.differences.replaced.insert(key, replaced.clone());
+        replaced
     }
 }
 
-/// Rebuilds the chunks without the operations on some pools.
+/// The chunks without the operations on some pools. Chunks without such operations stay shared.
 fn without(chunks: &[Arc<EncodedChunk>], pools: &BTreeSet<PoolId>) -> Vec<Arc<EncodedChunk>> {
-    let operations = chunks.iter().flat_map(|chunk| chunk.operations());
-    let kept = operations.filter(|operation| match operation {
+    let is_kept = |operation: &Operation| match operation {
         Operation::ChangePool { pool, .. } | Operation::ReplacePool { pool, .. } => !pools.contains(pool),
         _ => true,
+    };
+    let rest = chunks.iter().flat_map(|chunk| {
+        if chunk.operations().iter().all(is_kept) {
+            return vec![chunk.clone()];
+        }
+        EncodedChunk::pack(chunk.operations().iter().filter(|operation| is_kept(operation)).cloned())
     });
-    EncodedChunk::pack(kept.cloned())
+    rest.collect()
 }

@@ -21,7 +21,7 @@ pub(super) struct History {
     pub(super) floor: Revision,
     pub(super) commits: VecDeque<CommitRecord>,
     /// The approximate size of all commits, in bytes.
-    size: usize,
+    pub(super) size: usize,
 }
 
 /// The changes of one commit.

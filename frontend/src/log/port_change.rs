@@ -191,8 +191,16 @@ pub(super) fn net_for_zone(
     }
 }
 
-/// Appends the operations for one service port that are specific to a node. Returns the pools that they override: the
-/// operations of the zone for these pools must not be sent.
+/// The pools of a node whose changes differ from those for its zone.
+#[derive(Debug, Default)]
+pub(super) struct OverriddenPools {
+    /// All of them: the operations of the zone for these pools must not be sent.
+    pub(super) all: BTreeSet<PoolId>,
+    /// Those that are replaced by the pool of the zone. The operations for that are the same for every node.
+    pub(super) replaced: Vec<PoolId>,
+}
+
+/// Appends the operations for one service port that are specific to a node, and the pools that they override.
 pub(super) fn net_for_node(
     key: &ServicePortKey,
     changes: &[&PortChange],
@@ -200,9 +208,9 @@ pub(super) fn net_for_node(
     node: &str,
     zone: &str,
     operations: &mut Vec<Operation>,
-) -> Vec<PoolId> {
-    let mut overridden_pools = Vec::new();
-    let Some(view) = current else { return overridden_pools };
+    overridden: &mut OverriddenPools,
+) {
+    let Some(view) = current else { return };
     match NetChange::of(changes) {
         NetChange::Nothing | NetChange::Removed => {}
         NetChange::Created { .. } => put_for_node(view, node, operations),
@@ -213,8 +221,12 @@ pub(super) fn net_for_node(
                 if of_pool().any(|deltas| deltas.nodes.contains_key(node)) {
                     let pool = pool_id(key, class, family);
                     let deltas = of_pool().map(|deltas| deltas.resolve(node, zone));
-                    PoolDelta::net(deltas, pool.clone(), pools.resolve(node, zone), operations);
-                    overridden_pools.push(pool);
+                    if !pools.nodes.contains_key(node) && deltas.clone().any(PoolDelta::is_replaced) {
+                        overridden.replaced.push(pool.clone());
+                    } else {
+                        PoolDelta::net(deltas, pool.clone(), pools.resolve(node, zone), operations);
+                    }
+                    overridden.all.insert(pool);
                 }
             }
             for family in IpFamily::ALL {
@@ -225,7 +237,15 @@ pub(super) fn net_for_node(
             }
         }
     }
-    overridden_pools
+}
+
+/// The operations that replace a pool of a service port by that of a zone.
+pub(super) fn replace_in_zone(view: &ServicePortView, pool: &PoolId, zone: &str) -> Vec<Operation> {
+    let mut operations = Vec::new();
+    for (_, _, pools) in view.shared().filter(|(class, family, _)| (*class, *family) == (pool.class, pool.family)) {
+        chunk::replace(pool.clone(), pools.in_zone(zone), &mut operations);
+    }
+    operations
 }
 
 /// Appends the operations that create a service port with the pools that nodes of a zone share.
@@ -263,6 +283,25 @@ pub(super) fn zones_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc
     view.shared().flat_map(|(.., pools)| pools.zones.keys())
 }
 
+/// The pools of one zone or node before and after a commit; `None` where the wider one applies.
+#[derive(Clone, Copy, Debug)]
+struct NarrowPools<'a> {
+    before: Option<&'a Pool>,
+    after: Option<&'a Pool>,
+}
+
+impl NarrowPools<'_> {
+    /// The change of the zone or node, with the wider pools before and after.
+    fn delta(self, wide_before: &Pool, wide_after: &Pool) -> PoolDelta {
+        match (self.before, self.after) {
+            (Some(before), Some(after)) => PoolDelta::between(before, after),
+            (Some(before), None) => PoolDelta::between_scopes(before, wide_after, before),
+            (None, Some(after)) => PoolDelta::between_scopes(wide_before, after, after),
+            (None, None) => PoolDelta::between(wide_before, wide_after),
+        }
+    }
+}
+
 fn scoped_deltas<'a>(old: &Scoped<Pool>, new: &Scoped<Pool>, zone_of: impl Fn(&str) -> &'a str) -> Scoped<PoolDelta> {
     let zones: BTreeSet<_> = old.zones.keys().chain(new.zones.keys()).collect();
     let nodes: BTreeSet<_> = old.nodes.keys().chain(new.nodes.keys()).collect();
@@ -271,13 +310,17 @@ fn scoped_deltas<'a>(old: &Scoped<Pool>, new: &Scoped<Pool>, zone_of: impl Fn(&s
         default: PoolDelta::between(&old.default, &new.default),
         zones: zones
             .into_iter()
-            .map(|zone| (zone.clone(), PoolDelta::between(old.in_zone(zone), new.in_zone(zone))))
+            .map(|zone| {
+                let pools = NarrowPools { before: old.zones.get(zone), after: new.zones.get(zone) };
+                (zone.clone(), pools.delta(&old.default, &new.default))
+            })
             .collect(),
         nodes: nodes
             .into_iter()
             .map(|node| {
                 let zone = zone_of(node);
-                (node.clone(), PoolDelta::between(old.resolve(node, zone), new.resolve(node, zone)))
+                let pools = NarrowPools { before: old.nodes.get(node), after: new.nodes.get(node) };
+                (node.clone(), pools.delta(old.in_zone(zone), new.in_zone(zone)))
             })
             .collect(),
     }

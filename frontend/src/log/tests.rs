@@ -499,3 +499,65 @@ fn repair_has_the_requested_buckets_only() {
         ]
     );
 }
+
+/// 1,000 endpoints. `hints`: the node hints of one.
+fn hinted(hints: impl Fn(usize) -> Vec<Arc<str>>) -> Change {
+    let hinted = |at: usize| SliceEndpoint {
+        node_hints: hints(at),
+        ..endpoint(&format!("10.0.{}.{}", at / 250, at % 250), &format!("node-{at}"))
+    };
+    put(slice("x", "web", (0..1000).map(hinted).collect()))
+}
+
+/// The memory of this process, in KiB.
+fn resident_kib() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn hints_cost_their_sum_and_not_its_product_with_the_endpoints() {
+    let nodes = (0..1000).map(|number| put(node(&format!("node-{number}"), "zone-a")));
+    let plain = || hinted(|_| Vec::new());
+    let mut cluster = Cluster::new(HistoryLimits { entries: 1000, bytes: 64 << 20 });
+    cluster.commit(nodes.chain([put(service("web", "10.96.0.1")), plain()]));
+    let mut replicas = ["node-7", "node-8", "node-1000"].map(|name| cluster.joined(all(name)));
+    let floor = cluster.log.history.floor;
+    // Of 8,000 names, 1,000 are those of Nodes.
+    let changes = [
+        hinted(|at| (0..8).map(|n| format!("node-{}", 8 * at + n).into()).collect()),
+        hinted(|at| vec![format!("node-{at}").into()]),
+        plain(),
+    ];
+    for change in changes {
+        let (resident, history) = (resident_kib(), cluster.log.history.size);
+        cluster.commit([change]);
+        let (resident, history) = (resident_kib().saturating_sub(resident), cluster.log.history.size - history);
+        eprintln!("memory: {resident} KiB, of it history: {} KiB", history >> 10);
+        assert!(resident < 16 << 10 && history < 2 << 20, "{resident} KiB, history {history}");
+        for replica in &mut replicas {
+            cluster.sync(replica);
+        }
+    }
+    assert_eq!(cluster.log.history.floor, floor, "the history is complete");
+}
+
+#[test]
+fn nodes_that_lose_their_hints_share_the_pool_that_they_get() {
+    let hints = |last: u8, node: &str| SliceEndpoint {
+        node_hints: vec![node.into()],
+        ..endpoint(&format!("10.0.0.{last}"), "node-9")
+    };
+    let nodes = ["node-0", "node-1", "node-9"].map(|name| put(node(name, "zone-a")));
+    let narrow = web((1..=9).map(|last| hints(last, ["node-0", "node-1", "node-9"][usize::from(last % 3)])).collect());
+    let mut cluster = Cluster::of(nodes.into_iter().chain([put(service("web", "10.96.0.1")), narrow]));
+    let from = cluster.log.revision();
+    let mut replica = cluster.joined(all("node-0"));
+    cluster.commit([web(endpoints(1..=9)), put(service("other", "10.96.0.2"))]);
+    let mut chunks = |name| cluster.log.difference(all(name), from).unwrap().chunks;
+    let (first, second) = (chunks("node-0"), chunks("node-1"));
+    assert_eq!(first.len(), 2);
+    assert!(first.iter().zip(&second).all(|(first, second)| Arc::ptr_eq(first, second)));
+    cluster.sync(&mut replica);
+}

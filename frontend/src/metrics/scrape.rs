@@ -101,7 +101,7 @@ impl Scrape {
     fn work(&self, writer: &mut Writer<'_>) -> fmt::Result {
         let StreamStats { rebuilds_running, rebuilds_waiting, rebuilds, chunks_encoded, chunks_sent, .. } =
             self.0.stats();
-        let text = "Streams that are being sent a snapshot or a repair.";
+        let text = "Nodes and administrators that are being sent a snapshot or a repair.";
         writer.gauge("rebuilds_running", text, None, rebuilds_running as f64)?;
         let text = "Streams that wait in the queue for a snapshot or a repair.";
         writer.gauge("rebuilds_waiting", text, None, rebuilds_waiting as f64)?;

@@ -2,12 +2,13 @@
 
 use std::{
     convert::Infallible,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use futures::future::BoxFuture;
 use http::{HeaderValue, header::CONTENT_TYPE, request::Parts};
-use proto::{MAX_MESSAGE_BYTES, encoded::ServerCodec, v1};
+use proto::{MAX_MESSAGE_BYTES, encoded::ServerCodec};
 use tonic::{
     Request, Response, Status, Streaming,
     body::Body,
@@ -17,7 +18,7 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::{FairleadService, connection::Peer};
+use super::{FairleadService, answers::AnswerPermit, connection::Peer};
 use crate::identity::Identity;
 
 const WATCH: &str = "/fairlead.v1.Fairlead/Watch";
@@ -28,6 +29,8 @@ const DRAINED: &str = "/fairlead.v1.Fairlead/Drained";
 const ENCODING: &str = "grpc-encoding";
 /// The maximum size of a unary request in bytes. Names in requests have at most 253 characters each.
 const MAX_UNARY_BYTES: usize = 4 << 10;
+/// The maximum size of the answer to a unary request in bytes: that of the status of 5,000 nodes which all report failures.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
 impl NamedService for FairleadService {
@@ -49,11 +52,13 @@ impl tower::Service<http::Request<Body>> for FairleadService {
             let (request, body) = request.into_parts();
             let answered = match request.uri.path() {
                 WATCH => watch(&service, &request, body).await,
-                STATUS => unary(&service, request, body, |identity, request| service.status(identity, request)).await,
+                STATUS => {
+                    let address = request.extensions.get().and_then(Peer::ip);
+                    unary(&service, request, body, |identity, request| service.status(identity, address, request)).await
+                }
                 ENDPOINTS => {
-                    let answer = |identity: Identity, request: v1::EndpointsRequest| {
-                        std::future::ready(service.endpoints(&identity, &request))
-                    };
+                    let address = request.extensions.get().and_then(Peer::ip);
+                    let answer = |identity, request| service.endpoints(identity, address, request);
                     unary(&service, request, body, answer).await
                 }
                 DRAINED => unary(&service, request, body, |_: Identity, request| service.drained(request)).await,
@@ -88,7 +93,13 @@ where
 {
     let identity = service.identify(&request).await?;
     let _call = request.extensions.get().map(Peer::start_call);
-    let mut grpc = Grpc::new(ProstCodec::<Out, In>::default()).max_decoding_message_size(MAX_UNARY_BYTES);
+    let mut grpc = Grpc::new(ProstCodec::<Out, In>::default())
+        .max_decoding_message_size(MAX_UNARY_BYTES)
+        .max_encoding_message_size(MAX_ANSWER_BYTES);
     let answer = tower::service_fn(|request: Request<In>| answer(identity.clone(), request.into_inner()));
-    Ok(grpc.unary(answer, http::Request::from_parts(request, body)).await)
+    let mut response = grpc.unary(answer, http::Request::from_parts(request, body)).await;
+    Ok(match response.extensions_mut().remove::<Arc<AnswerPermit>>() {
+        Some(permit) => response.map(|body| permit.hold(body)),
+        None => response,
+    })
 }

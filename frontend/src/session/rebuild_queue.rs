@@ -4,10 +4,15 @@
 //! ```text
 //!   rebuild needed ──▶ waits in the queue, nothing is built ──▶ RebuildPermit ──acknowledged, or too slow──▶ released
 //! ```
+//!
+//! A client holds one permit and has one place in the queue, however many streams it opens. When it asks again, the
+//! permit passes from its older stream to the new one, so that a node whose connection broke during its snapshot does
+//! not wait for itself.
 
 use std::{
+    collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -18,6 +23,8 @@ use tokio::{
     time::Instant,
 };
 
+use crate::identity::Identity;
+
 /// The queue, first in, first out.
 #[derive(Debug)]
 pub(crate) struct RebuildQueue {
@@ -25,14 +32,33 @@ pub(crate) struct RebuildQueue {
     max_concurrent: usize,
     timeout: Duration,
     waiting: AtomicUsize,
+    /// The clients that wait or hold a permit.
+    clients: Arc<ClientTable>,
 }
+
+type ClientTable = Mutex<BTreeMap<Identity, Weak<ClientShare>>>;
+
+/// What a client takes of the queue, until it is dropped.
+#[derive(Debug)]
+struct ClientShare {
+    client: Identity,
+    /// One: the stream that has it waits in the queue, or takes the permit of an older stream.
+    turn: Semaphore,
+    /// The permit of its newest stream.
+    current: Mutex<Weak<PermitCell>>,
+    clients: Arc<ClientTable>,
+}
+
+/// A permit that can be passed to another stream.
+type PermitCell = Mutex<Option<OwnedSemaphorePermit>>;
 
 /// The right to be sent a snapshot or a repair, until it is dropped.
 #[derive(Debug)]
 pub(super) struct RebuildPermit {
     /// When it is released although the client has not received everything.
     pub(super) expires_at: Instant,
-    _permit: Option<OwnedSemaphorePermit>,
+    _permit: Arc<PermitCell>,
+    _share: Arc<ClientShare>,
 }
 
 /// Counts a waiting client until it is dropped.
@@ -42,10 +68,10 @@ impl RebuildQueue {
     pub(crate) fn new(max_concurrent: usize, timeout: Duration) -> Self {
         let max_concurrent = max_concurrent.clamp(1, Semaphore::MAX_PERMITS);
         let permits = Arc::new(Semaphore::new(max_concurrent));
-        Self { permits, max_concurrent, timeout, waiting: AtomicUsize::new(0) }
+        Self { permits, max_concurrent, timeout, waiting: AtomicUsize::new(0), clients: Arc::default() }
     }
 
-    /// How many streams hold a permit.
+    /// How many clients hold a permit.
     pub(crate) fn running(&self) -> usize {
         self.max_concurrent - self.permits.available_permits()
     }
@@ -56,12 +82,57 @@ impl RebuildQueue {
     }
 
     /// Waits for a permit. Dropping the future leaves the queue.
-    pub(super) async fn acquire(&self) -> RebuildPermit {
+    pub(super) async fn acquire(&self, client: &Identity) -> RebuildPermit {
         let _waiting = WaitingGuard::new(&self.waiting);
-        // Fails only when the semaphore is closed, which it never is.
-        let permit = self.permits.clone().acquire_owned().await.ok();
-        RebuildPermit { expires_at: Instant::now() + self.timeout, _permit: permit }
+        let share = self.share(client);
+        // Both fail only when their semaphore is closed, which it never is.
+        let turn = share.turn.acquire().await.ok();
+        let permit = match share.take_current() {
+            Some(permit) => Some(permit),
+            None => self.permits.clone().acquire_owned().await.ok(),
+        };
+        let permit = Arc::new(Mutex::new(permit));
+        *lock(&share.current) = Arc::downgrade(&permit);
+        drop(turn);
+        RebuildPermit { expires_at: Instant::now() + self.timeout, _permit: permit, _share: share }
     }
+
+    fn share(&self, client: &Identity) -> Arc<ClientShare> {
+        let mut clients = lock(&self.clients);
+        if let Some(share) = clients.get(client).and_then(Weak::upgrade) {
+            return share;
+        }
+        let share = Arc::new(ClientShare {
+            client: client.clone(),
+            turn: Semaphore::new(1),
+            current: Mutex::default(),
+            clients: self.clients.clone(),
+        });
+        clients.insert(client.clone(), Arc::downgrade(&share));
+        share
+    }
+}
+
+impl ClientShare {
+    /// The permit of an older stream, which then has none.
+    fn take_current(&self) -> Option<OwnedSemaphorePermit> {
+        let current = lock(&self.current).upgrade()?;
+        lock(&current).take()
+    }
+}
+
+impl Drop for ClientShare {
+    fn drop(&mut self) {
+        let mut clients = lock(&self.clients);
+        // Unless there is a new one already.
+        if clients.get(&self.client).is_some_and(|share| share.strong_count() == 0) {
+            clients.remove(&self.client);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<'a> WaitingGuard<'a> {
@@ -74,5 +145,40 @@ impl<'a> WaitingGuard<'a> {
 impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    fn node(name: &str) -> Identity {
+        Identity::Node(name.into())
+    }
+
+    #[test]
+    fn client_holds_one_permit_and_has_one_place_in_the_queue() {
+        let queue = RebuildQueue::new(2, Duration::from_secs(10));
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(node);
+        let mut held: Vec<_> = (0..48).map(|_| queue.acquire(&a).now_or_never().unwrap()).collect();
+        assert_eq!(queue.running(), 1);
+        let of_b = queue.acquire(&b).now_or_never().unwrap();
+        let mut waiting: Vec<_> = (0..48).map(|_| Box::pin(queue.acquire(&c))).collect();
+        assert!(waiting.iter_mut().all(|waiting| waiting.now_or_never().is_none()));
+        let mut last = Box::pin(queue.acquire(&d));
+        assert!((&mut last).now_or_never().is_none());
+        assert_eq!((queue.running(), queue.waiting()), (2, 49));
+        // Only the newest stream of a client has its permit.
+        held.drain(..47);
+        assert_eq!(queue.running(), 2);
+        drop(held);
+        let first_of_c = waiting[0].as_mut().now_or_never().unwrap();
+        assert!((&mut last).now_or_never().is_none());
+        drop((of_b, first_of_c));
+        let _d = last.now_or_never().unwrap();
+        drop(waiting);
+        assert_eq!((queue.running(), queue.waiting(), lock(&queue.clients).len()), (1, 0, 1));
     }
 }

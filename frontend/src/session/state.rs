@@ -16,6 +16,7 @@ use tracing::{debug, error, info, warn};
 use crate::{
     context::FrontendContext,
     events::{BackendStart, DegradedNode},
+    identity::Identity,
     log::{CHUNK_BYTES, NodeClient, NodeUpdate},
     streams::StreamGuard,
 };
@@ -43,6 +44,8 @@ pub(super) struct Session {
     context: Arc<FrontendContext>,
     status: StreamGuard,
     permit: StreamPermit,
+    /// Whose share of the rebuild queue the stream takes.
+    rebuild_client: Identity,
     /// Whether the token with which the stream started is unused: it covers the first snapshot or repair.
     has_initial_token: bool,
     ack_repeats: TokenBucket,
@@ -92,6 +95,7 @@ impl Session {
     /// Decides how the stream starts, and sends Welcome and the first update.
     pub(super) async fn start(
         context: Arc<FrontendContext>,
+        identity: &Identity,
         hello: Hello,
         version: u32,
         permit: StreamPermit,
@@ -124,6 +128,11 @@ impl Session {
             context,
             status,
             permit,
+            rebuild_client: match identity {
+                // One for all nodes would be one permit for all of them.
+                Identity::Trusted => Identity::Node(hello.node),
+                Identity::Node(_) | Identity::Admin(_) => identity.clone(),
+            },
             has_initial_token: true,
             ack_repeats: TokenBucket::full(Instant::now()),
             mismatches: TokenBucket::full(Instant::now()),
@@ -403,7 +412,7 @@ impl Session {
 
     /// Waits in the rebuild queue.
     async fn acquire_rebuild_permit(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        let permit = self.context.rebuild_queue.acquire();
+        let permit = self.context.rebuild_queue.acquire(&self.rebuild_client);
         let permit = wait_with_keepalive(&self.context, self.sent, permit, output).await?;
         output.hold_permit(permit);
         Ok(())

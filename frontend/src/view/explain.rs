@@ -82,7 +82,7 @@ pub fn explain(
     zone: &str,
 ) -> ServicePortExplanation {
     let merged = merge(&port.key, of_service);
-    let decisions = EndpointDecisions::of(service, &port, &merged);
+    let decisions = EndpointDecisions::of(service, &port, of_service, &merged);
     port.any_endpoints = decisions.any_endpoints;
     let mut endpoints = Vec::new();
     let mut last_used: Option<MergedEndpoint<'_>> = None;

@@ -8,11 +8,12 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap},
+    collections::{BTreeMap, BinaryHeap, HashMap},
     net::IpAddr,
+    sync::Arc,
 };
 
-use proto::model::{IpFamily, Protocol, ServicePortKey};
+use proto::model::{IpFamily, NodeInfo, Protocol, ServicePortKey};
 
 use crate::object::{ServiceLimits, ServiceObject, SliceEndpoint, SliceObject, SlicePort};
 
@@ -23,6 +24,14 @@ use super::merge::MergedEndpoint;
 pub struct ServiceEndpoints<'a> {
     slices: Vec<&'a SliceObject>,
     subset: Option<RankedSubset>,
+    topology: Option<KnownTopology<'a>>,
+}
+
+/// The Nodes and zones that exist: hints that name others are ignored.
+#[derive(Clone, Copy, Debug)]
+pub struct KnownTopology<'a> {
+    pub(crate) nodes: &'a HashMap<Arc<str>, Arc<NodeInfo>>,
+    pub(crate) zones: &'a BTreeMap<Arc<str>, usize>,
 }
 
 /// The endpoints of a Service by rank, and how many of them a port uses.
@@ -44,10 +53,39 @@ enum Usability {
     Unused,
 }
 
+impl KnownTopology<'_> {
+    /// Whether there may be a Node of this name. Without any Node object nothing is known about nodes: a directory of
+    /// manifests may have none, and an API server may serve a list that is older than they are.
+    pub(crate) fn has_node(self, node: &str) -> bool {
+        self.nodes.is_empty() || self.nodes.contains_key(node)
+    }
+
+    /// Whether there may be a Node in this zone.
+    fn has_zone(self, zone: &str) -> bool {
+        self.nodes.is_empty() || self.zones.contains_key(zone)
+    }
+}
+
 impl<'a> ServiceEndpoints<'a> {
     /// All endpoints of all slices.
     pub fn all(slices: impl IntoIterator<Item = &'a SliceObject>) -> Self {
-        Self { slices: slices.into_iter().collect(), subset: None }
+        Self { slices: slices.into_iter().collect(), subset: None, topology: None }
+    }
+
+    /// The same endpoints, without the hints that name a Node or a zone that does not exist.
+    #[must_use]
+    pub fn hinted_in(self, topology: KnownTopology<'a>) -> Self {
+        Self { topology: Some(topology), ..self }
+    }
+
+    /// Whether node hints may name a node.
+    pub(super) fn may_hint_node(&self, node: &str) -> bool {
+        self.topology.is_none_or(|topology| topology.has_node(node))
+    }
+
+    /// Whether zone hints may name a zone.
+    pub(super) fn may_hint_zone(&self, zone: &str) -> bool {
+        self.topology.is_none_or(|topology| topology.has_zone(zone))
     }
 
     /// As many endpoints of all slices as the limits allow.

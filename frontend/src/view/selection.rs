@@ -9,7 +9,7 @@ use proto::model::{IpFamily, PerFamily, Pool};
 
 use crate::object::SliceEndpoint;
 
-use super::{Scoped, merge::MergedEndpoint};
+use super::{Scoped, ServiceEndpoints, merge::MergedEndpoint};
 
 /// The endpoints of a set that are used.
 #[derive(Debug)]
@@ -134,12 +134,12 @@ pub(super) fn unused_by_node<'m, 'a: 'm>(
 
 impl<'a> ClusterSelection<'a> {
     /// The ready endpoints, narrowed by hints, or if there are none, all those that are terminating and still serving.
-    pub(super) fn of(endpoints: &[MergedEndpoint<'a>]) -> Self {
+    pub(super) fn of(endpoints: &[MergedEndpoint<'a>], of_service: &ServiceEndpoints<'_>) -> Self {
         let used = UsedEndpoints::of(endpoints);
         let (node_hints, zone_hints) = match used.basis {
             UseBasis::Ready => (
-                Hints::of(&used.endpoints, |endpoint| &endpoint.node_hints),
-                Hints::of(&used.endpoints, |endpoint| &endpoint.zone_hints),
+                Hints::of(&used.endpoints, |endpoint| &endpoint.node_hints, |name| of_service.may_hint_node(name)),
+                Hints::of(&used.endpoints, |endpoint| &endpoint.zone_hints, |name| of_service.may_hint_zone(name)),
             ),
             UseBasis::Fallback => (Hints::Absent, Hints::Absent),
         };
@@ -170,8 +170,12 @@ impl<'a> ClusterSelection<'a> {
 // === impl Hints ===
 
 impl<'a> Hints<'a> {
-    /// Hints of a kind apply only if every ready endpoint has some.
-    fn of(ready: &[MergedEndpoint<'a>], hints: impl Fn(&'a SliceEndpoint) -> &'a [Arc<str>]) -> Self {
+    /// Hints of a kind apply only if every ready endpoint has some, also if they name what does not exist.
+    fn of(
+        ready: &[MergedEndpoint<'a>],
+        hints: impl Fn(&'a SliceEndpoint) -> &'a [Arc<str>],
+        exists: impl Fn(&str) -> bool,
+    ) -> Self {
         if let Some(without) = ready.iter().find(|merged| hints(merged.endpoint).is_empty()) {
             let any = ready.iter().any(|merged| !hints(merged.endpoint).is_empty());
             return if any { Self::Incomplete(*without) } else { Self::Absent };
@@ -179,7 +183,8 @@ impl<'a> Hints<'a> {
         let mut by_name = BTreeMap::<Arc<str>, Vec<_>>::new();
         for merged in ready {
             // The empty name stands for a node without a zone, which no hint can mean.
-            let names: BTreeSet<_> = hints(merged.endpoint).iter().filter(|name| !name.is_empty()).collect();
+            let names: BTreeSet<_> =
+                hints(merged.endpoint).iter().filter(|name| !name.is_empty() && exists(name)).collect();
             for name in names {
                 by_name.entry(name.clone()).or_default().push(*merged);
             }

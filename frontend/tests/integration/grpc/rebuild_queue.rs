@@ -20,8 +20,12 @@ fn config(max_concurrent_rebuilds: usize) -> Config {
 
 /// A client that needs a snapshot and does not read.
 async fn stuck(server: &Server) -> Stream {
+    stuck_on(server, "node-1").await
+}
+
+async fn stuck_on(server: &Server, node: &str) -> Stream {
     let stream = Stream::open(unix_channel(server.socket()).await).await;
-    stream.send(client_message::Message::Hello(hello("node-1"))).await;
+    stream.send(client_message::Message::Hello(hello(node))).await;
     stream
 }
 
@@ -40,8 +44,8 @@ async fn until(server: &Server, wanted: impl Fn(StreamStats) -> bool) -> StreamS
 async fn only_running_snapshots_are_built() {
     let server = Server::start(Transport::Unix, config(2), cluster(SERVICES)).await;
     let mut streams = Vec::new();
-    for _ in 0..6 {
-        streams.push(stuck(&server).await);
+    for number in 0..6 {
+        streams.push(stuck_on(&server, &format!("node-{}", 11 + number)).await);
     }
     let stats = until(&server, |stats| stats.rebuilds_waiting == 4).await;
     assert_eq!((stats.rebuilds_running, stats.rebuilds), (2, 2));
@@ -53,6 +57,22 @@ async fn only_running_snapshots_are_built() {
     streams.remove(0);
     let stats = until(&server, |stats| stats.rebuilds_waiting == 0).await;
     assert_eq!((stats.rebuilds_running, stats.rebuilds), (2, 3));
+}
+
+#[tokio::test]
+async fn streams_of_one_node_take_one_permit() {
+    let server = Server::start(Transport::Unix, config(2), cluster(SERVICES)).await;
+    let mut streams = Vec::new();
+    for role in [v1::Role::Backend, v1::Role::Observer, v1::Role::Shadow] {
+        let stream = Stream::open(unix_channel(server.socket()).await).await;
+        let hello = v1::Hello { role: role.into(), ..hello("node-1") };
+        stream.send(client_message::Message::Hello(hello)).await;
+        streams.push(stream);
+    }
+    let stats = until(&server, |stats| stats.rebuilds == 3).await;
+    assert_eq!((stats.rebuilds_running, stats.rebuilds_waiting), (1, 0));
+    let mut other = server.hello(hello("node-2")).await;
+    assert!(other.commit().await.last().is_some_and(|batch| batch.commit));
 }
 
 #[tokio::test]

@@ -1,0 +1,259 @@
+//! The answers of `Status` and `Endpoints`, which are as large as the cluster: one at a time for each client, for as long
+//! as the client reads it.
+//!
+//! ```text
+//!   request ──▶ rate ──▶ turn of the client ──▶ built ──▶ AnswerBody ──sent, dropped, or unread for too long──▶ next turn
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body as _, Frame};
+use runtime::{ClientSource, Rate, TokenBucket};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep, sleep_until},
+};
+use tonic::{Status, body::Body};
+
+use crate::identity::Identity;
+
+/// How many answers a client gets.
+const ANSWERS: Rate = Rate { burst: 32, every: Duration::from_millis(50) };
+/// How long a client may take to read an answer while it asks for others.
+const UNREAD: Duration = Duration::from_secs(10);
+/// How often a waiting request looks whether the answer before it is unread for too long.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The size of a frame in bytes. A frame that HTTP/2 has taken waits there for the window of the client, and is no longer
+/// counted.
+const FRAME_BYTES: usize = 16 << 10;
+/// Entries are not cleaned up below this number.
+const MIN_CLEANUP: usize = 64;
+
+/// The answers of all clients.
+#[derive(Debug, Default)]
+pub(crate) struct Answers(Mutex<ClientTable>);
+
+#[derive(Debug, Default)]
+struct ClientTable {
+    clients: BTreeMap<AnswerClient, Arc<ClientAnswers>>,
+    /// The number of entries at which unused ones are removed.
+    cleanup_at: usize,
+}
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum AnswerClient {
+    /// A client with an identity.
+    Identified(Identity),
+    /// A client of a listener that identifies none.
+    At(ClientSource),
+    /// A client of a unix socket, which only trusted processes can open.
+    Local,
+}
+
+/// The answers of one client.
+#[derive(Debug)]
+struct ClientAnswers {
+    /// One.
+    turn: Arc<Semaphore>,
+    rate: Mutex<TokenBucket>,
+    /// The answer that the client reads.
+    current: Mutex<CurrentAnswer>,
+}
+
+#[derive(Debug, Default)]
+struct CurrentAnswer {
+    content: Weak<AnswerCell>,
+    begun: Option<Instant>,
+}
+
+/// The right to build an answer, until it is sent.
+#[derive(Debug)]
+pub(super) struct AnswerPermit {
+    client: Arc<ClientAnswers>,
+    _turn: Option<OwnedSemaphorePermit>,
+}
+
+type AnswerCell = Mutex<Option<AnswerContent>>;
+
+/// What is left of an answer.
+#[derive(Debug)]
+struct AnswerContent {
+    body: Body,
+    /// The rest of the current frame.
+    rest: Bytes,
+    _permit: Arc<AnswerPermit>,
+}
+
+/// The response body of an answer, in small frames.
+#[derive(Debug)]
+struct AnswerBody {
+    content: Arc<AnswerCell>,
+    is_ended: bool,
+}
+
+impl AnswerClient {
+    pub(super) fn new(identity: Identity, address: Option<IpAddr>) -> Self {
+        match (identity, address) {
+            (Identity::Trusted, Some(address)) => Self::At(address.into()),
+            (Identity::Trusted, None) => Self::Local,
+            (identity, _) => Self::Identified(identity),
+        }
+    }
+}
+
+impl Answers {
+    /// Waits until the client may be sent another answer.
+    pub(super) async fn acquire(&self, client: AnswerClient) -> Arc<AnswerPermit> {
+        let is_limited = client != AnswerClient::Local;
+        let client = self.client(client);
+        while is_limited && let Err(until) = client.take_token() {
+            sleep_until(until).await;
+        }
+        let turn = client.turn.clone().acquire_owned();
+        tokio::pin!(turn);
+        loop {
+            tokio::select! {
+                // Fails only when the semaphore is closed, which it never is.
+                turn = &mut turn => return Arc::new(AnswerPermit { client, _turn: turn.ok() }),
+                () = sleep(CHECK_INTERVAL) => client.drop_unread(),
+            }
+        }
+    }
+
+    fn client(&self, client: AnswerClient) -> Arc<ClientAnswers> {
+        let mut table = lock(&self.0);
+        if table.clients.len() >= table.cleanup_at.max(MIN_CLEANUP) {
+            let now = Instant::now();
+            table.clients.retain(|_, client| Arc::strong_count(client) > 1 || !lock(&client.rate).is_full(now));
+            table.cleanup_at = 2 * table.clients.len();
+        }
+        let new = || {
+            let rate = Mutex::new(TokenBucket::full(Instant::now()));
+            Arc::new(ClientAnswers { turn: Arc::new(Semaphore::new(1)), rate, current: Mutex::default() })
+        };
+        table.clients.entry(client).or_insert_with(new).clone()
+    }
+}
+
+impl ClientAnswers {
+    fn take_token(&self) -> Result<(), Instant> {
+        lock(&self.rate).take(ANSWERS, Instant::now())
+    }
+
+    /// Drops the answer that the client has not read in time.
+    fn drop_unread(&self) {
+        let content = {
+            let current = lock(&self.current);
+            let is_late = current.begun.is_some_and(|begun| begun.elapsed() >= UNREAD);
+            if is_late { current.content.upgrade() } else { None }
+        };
+        if let Some(content) = content {
+            let unread = lock(&content).take();
+            drop(unread);
+        }
+    }
+}
+
+impl AnswerPermit {
+    /// The body that holds the permit until it is sent or dropped.
+    pub(super) fn hold(self: Arc<Self>, body: Body) -> Body {
+        let client = self.client.clone();
+        let content = Arc::new(Mutex::new(Some(AnswerContent { body, rest: Bytes::new(), _permit: self })));
+        *lock(&client.current) = CurrentAnswer { content: Arc::downgrade(&content), begun: Some(Instant::now()) };
+        Body::new(AnswerBody { content, is_ended: false })
+    }
+}
+
+impl AnswerContent {
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        while self.rest.is_empty() {
+            let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(context)) else { return Poll::Ready(None) };
+            match frame.map(Frame::into_data) {
+                Ok(Ok(data)) => self.rest = data,
+                Ok(Err(trailers)) => return Poll::Ready(Some(Ok(trailers))),
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+        let bytes = self.rest.len().min(FRAME_BYTES);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(bytes)))))
+    }
+}
+
+impl http_body::Body for AnswerBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.is_ended {
+            return Poll::Ready(None);
+        }
+        let frame = match lock(&self.content).as_mut() {
+            Some(content) => ready!(content.poll_frame(context)),
+            None => Some(Err(Status::resource_exhausted(format!("the answer was not read within {UNREAD:?}")))),
+        };
+        if !matches!(frame, Some(Ok(_))) {
+            self.is_ended = true;
+            let ended = lock(&self.content).take();
+            drop(ended);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_ended
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt as _, Full};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    fn client(name: &str) -> AnswerClient {
+        AnswerClient::new(Identity::Node(name.into()), None)
+    }
+
+    fn large() -> Body {
+        Body::new(Full::new(Bytes::from(vec![1; 100_000])).map_err(|never| match never {}))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_has_one_answer_until_it_is_read_or_too_old() {
+        let answers = Answers::default();
+        let mut unread = answers.acquire(client("a")).await.hold(large());
+        let first = unread.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!(first.len(), FRAME_BYTES, "what HTTP/2 takes at once");
+        let other = answers.acquire(client("b")).await.hold(large());
+        let waits = timeout(UNREAD - CHECK_INTERVAL, answers.acquire(client("a"))).await;
+        assert!(waits.is_err());
+        let next = timeout(2 * CHECK_INTERVAL, answers.acquire(client("a"))).await.unwrap().hold(large());
+        assert!(unread.frame().await.unwrap().is_err());
+        assert_eq!(next.collect().await.unwrap().to_bytes().len(), 100_000);
+        assert_eq!(other.collect().await.unwrap().to_bytes().len(), 100_000, "nobody else asks for one");
+        timeout(CHECK_INTERVAL, answers.acquire(client("a"))).await.expect("the answer was read");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_have_a_rate() {
+        let (answers, start) = (Answers::default(), Instant::now());
+        for _ in 0..132 {
+            drop(answers.acquire(client("a")).await);
+        }
+        assert_eq!(start.elapsed(), ANSWERS.every * 100);
+    }
+}
