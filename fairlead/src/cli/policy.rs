@@ -39,7 +39,8 @@ pub(crate) struct PolicyArgs {
     #[arg(long, default_value_t = ServiceLimits::default().port_vips, value_name = "COUNT", value_parser = count())]
     pub(crate) max_service_port_vips: usize,
 
-    /// Close the load-balancer IPs of a Service with more source ranges than this (at most 4096).
+    /// Close the load-balancer IPs of a Service with more source ranges than this (at most 4096). Ranges that others
+    /// contain or complete do not count.
     #[arg(long, default_value_t = ServiceLimits::default().source_ranges, value_name = "COUNT", value_parser = list())]
     pub(crate) max_service_source_ranges: usize,
 
@@ -48,11 +49,12 @@ pub(crate) struct PolicyArgs {
     #[arg(default_value_t = ServiceLimits::default().port_source_ranges)]
     pub(crate) max_service_port_source_ranges: usize,
 
-    /// Use at most this number of endpoints of a service port: a subset that is the same on every node.
+    /// Use at most this number of endpoints of a service port in each IP family: a subset that is the same on every node.
     #[arg(long, default_value_t = ServiceLimits::default().endpoints, value_name = "COUNT", value_parser = count())]
     pub(crate) max_service_endpoints: usize,
 
-    /// Use at most this number of endpoints times ports of a Service: a subset that is the same on every node.
+    /// Use at most this number of endpoints times ports of a Service in each IP family: a subset that is the same on
+    /// every node.
     #[arg(long, value_name = "COUNT", value_parser = count())]
     #[arg(default_value_t = ServiceLimits::default().port_endpoints)]
     pub(crate) max_service_port_endpoints: usize,

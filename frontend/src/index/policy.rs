@@ -232,6 +232,9 @@ mod tests {
             ..service("s", "10.96.0.1")
         };
         let (used, problems) = ServicePolicy::default().apply(claims.clone());
+        assert_eq!((used.external_ips.len(), problems.len()), (1000, 0), "one address of each node");
+        let limits = ServiceLimits { vips: 256, ..ServiceLimits::default() };
+        let (used, problems) = ServicePolicy { limits, ..ServicePolicy::default() }.apply(claims.clone());
         assert_eq!((used.load_balancer_ips.len(), used.external_ips.len()), (1, 255));
         assert_eq!(used.external_ips, addresses(255));
         assert_eq!(fields(&problems), [EXTERNAL]);

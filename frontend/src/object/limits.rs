@@ -7,13 +7,13 @@ pub struct ServiceLimits {
     pub vips: usize,
     /// Ports times external and load-balancer IPs.
     pub port_vips: usize,
-    /// Source ranges. Beyond it the load-balancer IPs are closed. At most [`Self::MAX_LIST`].
+    /// Source ranges, without those that others contain or complete. Beyond it the load-balancer IPs are closed. At most [`Self::MAX_LIST`].
     pub source_ranges: usize,
     /// Ports times source ranges. Beyond it the load-balancer IPs are closed.
     pub port_source_ranges: usize,
-    /// Endpoints of one service port.
+    /// Endpoints of one service port, for each IP family.
     pub endpoints: usize,
-    /// Endpoints of all service ports together.
+    /// Endpoints of all service ports together, for each IP family.
     pub port_endpoints: usize,
 }
 
@@ -26,7 +26,7 @@ impl ServiceLimits {
 impl Default for ServiceLimits {
     fn default() -> Self {
         Self {
-            vips: 256,
+            vips: Self::MAX_LIST,
             port_vips: 20_000,
             source_ranges: Self::MAX_LIST,
             port_source_ranges: 50_000,

@@ -1,6 +1,7 @@
 //! The endpoints of a Service that are used: all of them, or a subset if there are more than the operator allows.
 //!
-//! The subset depends on the objects only, so that it is the same on every node. An endpoint is ranked by whether it
+//! The limits apply to each IP family: the endpoints of a dual-stack Service have an address of each, in slices of that
+//! family. The subset depends on the objects only, so that it is the same on every node. An endpoint is ranked by whether it
 //! can serve, then by its number among those of its node, then by a hash of its address: the subset covers as many
 //! nodes as possible, and a change replaces at most one other endpoint. Ranks are computed once for all ports of the
 //! Service, and each port takes the first ones: the work is the sum of what the slices list, not its product with the
@@ -13,7 +14,7 @@ use std::{
     sync::Arc,
 };
 
-use proto::model::{IpFamily, NodeInfo, Protocol, ServicePortKey};
+use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePortKey};
 
 use crate::object::{ServiceLimits, ServiceObject, SliceEndpoint, SliceObject, SlicePort};
 
@@ -40,9 +41,18 @@ struct RankedSubset {
     /// For each slice, its endpoints as (rank, index), by rank.
     slices: Vec<Vec<(u32, usize)>>,
     /// The most entries of one port.
+    per_port: PerFamily<usize>,
+    /// The numbers of the family that exceeds the limits most.
+    entries: EntryCounts,
+}
+
+/// Entries of one IP family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct EntryCounts {
+    all_ports: usize,
+    largest_port: usize,
+    /// How many of each port are used.
     per_port: usize,
-    /// Entries of all ports, and of the largest one.
-    entries: (usize, usize),
 }
 
 /// Endpoints that can serve come first.
@@ -95,21 +105,21 @@ impl<'a> ServiceEndpoints<'a> {
         limits: &ServiceLimits,
     ) -> Self {
         let mut endpoints = Self::all(slices);
-        let mut counts = vec![0; service.ports.len()];
+        let mut counts = PerFamily::from_fn(|_| vec![0; service.ports.len()]);
         for slice in &endpoints.slices {
             for SlicePort { name, protocol, .. } in &slice.ports {
                 if let Ok(at) =
                     service.ports.binary_search_by(|port| (&port.name, port.protocol).cmp(&(name, *protocol)))
                 {
-                    counts[at] += slice.endpoints.len();
+                    counts[slice.family][at] += slice.endpoints.len();
                 }
             }
         }
-        let (total, largest) = (counts.iter().sum(), counts.iter().max().copied().unwrap_or_default());
-        if total > limits.port_endpoints || largest > limits.endpoints {
-            let per_port = limits.endpoints.min(fair_share(counts, limits.port_endpoints)).max(1);
-            let slices = ranked(&endpoints.slices);
-            endpoints.subset = Some(RankedSubset { slices, per_port, entries: (total, largest) });
+        let counts = PerFamily::from_fn(|family| EntryCounts::of(&counts[family], limits));
+        let exceeding = counts.iter().filter(|(_, counts)| counts.largest_port > counts.per_port);
+        if let Some(entries) = exceeding.map(|(_, counts)| *counts).max() {
+            let (slices, per_port) = (ranked(&endpoints.slices), PerFamily::from_fn(|family| counts[family].per_port));
+            endpoints.subset = Some(RankedSubset { slices, per_port, entries });
         }
         endpoints
     }
@@ -125,10 +135,10 @@ impl<'a> ServiceEndpoints<'a> {
 
     /// What is left out. For problems.
     pub(crate) fn describe_subset(&self) -> Option<String> {
-        let RankedSubset { per_port, entries: (total, largest), .. } = self.subset.as_ref()?;
+        let EntryCounts { all_ports, largest_port, per_port } = self.subset.as_ref()?.entries;
         Some(format!(
-            "{total} endpoints of all ports, {largest} of one port: at most {per_port} of each port are used, the same \
-             on every node (--max-service-endpoints, --max-service-port-endpoints)"
+            "{all_ports} endpoints of all ports, {largest_port} of one port: at most {per_port} of each port are used, \
+             the same on every node (--max-service-endpoints, --max-service-port-endpoints)"
         ))
     }
 
@@ -144,24 +154,29 @@ impl<'a> ServiceEndpoints<'a> {
                 .flat_map(|(slice, port)| (0..slice.endpoints.len()).map(move |index| entry(slice, port, index)))
                 .collect();
         };
-        // Merges the sorted lists of the slices.
-        let lists: Vec<_> = self
-            .slices
-            .iter()
-            .zip(ranked)
-            .flat_map(|(slice, ranked)| of_port(slice).iter().map(move |port| (*slice, port, ranked)))
-            .collect();
-        let next = |list: usize, position: usize| {
-            lists[list].2.get(position).map(|(rank, index)| Reverse((*rank, list, position, *index)))
-        };
-        let mut heap: BinaryHeap<_> = (0..lists.len()).filter_map(|list| next(list, 0)).collect();
         let mut entries = Vec::new();
-        while entries.len() < *per_port
-            && let Some(Reverse((_, list, position, index))) = heap.pop()
-        {
-            let (slice, port, _) = lists[list];
-            entries.push(entry(slice, port, index));
-            heap.extend(next(list, position + 1));
+        for (family, per_port) in per_port.iter() {
+            // Merges the sorted lists of the slices.
+            let lists: Vec<_> = self
+                .slices
+                .iter()
+                .zip(ranked)
+                .filter(|(slice, _)| slice.family == family)
+                .flat_map(|(slice, ranked)| of_port(slice).iter().map(move |port| (*slice, port, ranked)))
+                .collect();
+            let next = |list: usize, position: usize| {
+                lists[list].2.get(position).map(|(rank, index)| Reverse((*rank, list, position, *index)))
+            };
+            let mut heap: BinaryHeap<_> = (0..lists.len()).filter_map(|list| next(list, 0)).collect();
+            let mut left = *per_port;
+            while left > 0
+                && let Some(Reverse((_, list, position, index))) = heap.pop()
+            {
+                let (slice, port, _) = lists[list];
+                entries.push(entry(slice, port, index));
+                heap.extend(next(list, position + 1));
+                left -= 1;
+            }
         }
         entries
     }
@@ -217,6 +232,17 @@ fn ranked(slices: &[&SliceObject]) -> Vec<Vec<(u32, usize)>> {
         ranked
     };
     slices.iter().map(of_slice).collect()
+}
+
+impl EntryCounts {
+    /// Of one IP family, by the number of entries of each port.
+    fn of(counts: &[usize], limits: &ServiceLimits) -> Self {
+        Self {
+            all_ports: counts.iter().sum(),
+            largest_port: counts.iter().max().copied().unwrap_or_default(),
+            per_port: limits.endpoints.min(fair_share(counts.to_vec(), limits.port_endpoints)).max(1),
+        }
+    }
 }
 
 impl Usability {

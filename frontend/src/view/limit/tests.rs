@@ -61,6 +61,20 @@ fn ports_times_endpoints_are_bounded() {
 }
 
 #[test]
+fn families_are_limited_apart_from_each_other() {
+    let (service, v4) = product(10, 100);
+    let mut v6 = SliceObject { family: IpFamily::V6, ..v4.clone() };
+    v6.endpoints = (0..100).map(|number| endpoint(&format!("fd00::{number:x}"), "node-0")).collect();
+    let endpoints = ServiceEndpoints::limited(&service, [&v4, &v6], &limits(100, 1000));
+    assert_eq!((endpoints.is_subset(), used(&endpoints, "port-00003").len()), (false, 200));
+    v6.endpoints.push(endpoint("fd00:1::", "node-0"));
+    let endpoints = ServiceEndpoints::limited(&service, [&v4, &v6], &limits(100, 2000));
+    assert_eq!((endpoints.is_subset(), used(&endpoints, "port-00003").len()), (true, 200));
+    let description = endpoints.describe_subset().unwrap();
+    assert!(description.starts_with("1010 endpoints of all ports, 101 of one port: at most 100"), "{description}");
+}
+
+#[test]
 fn one_name_with_many_numbers_is_bounded() {
     let (service, mut slice) = product(1, 1000);
     slice.ports = (1..=1000).map(|n| SlicePort { port: number(n), ..slice.ports[0].clone() }).collect();

@@ -299,10 +299,22 @@ fn invalid_source_range_never_opens_a_vip() {
 }
 
 #[test]
+fn source_ranges_that_others_contain_or_complete_do_not_count() {
+    let mut ranges: Vec<_> = (0..8192).map(|n| format!("10.{}.{}.0/24", n / 256, n % 256)).collect();
+    ranges.push("10.0.7.0/25".to_owned());
+    let fields = json!({ "loadBalancerSourceRanges": ranges });
+    let (service, problems) = parse_valid(&with_ingress(json!([{"ip": "203.0.113.9"}]), fields));
+    assert_eq!((texts(&service.source_ranges), problems), (vec!["10.0.0.0/11".to_owned()], vec![]));
+    let (service, problems) = ServicePolicy::default().apply(service);
+    assert_eq!((service.load_balancer_ips.len(), problems.len()), (1, 0));
+}
+
+#[test]
 fn service_of_any_size_fits_into_a_message() {
     let many = |prefix: &str| (1..=30_000).map(|n| format!("{prefix}{n:x}")).collect::<Vec<_>>();
     let ingress: Vec<_> = many("2001:db8:1::").into_iter().map(|ip| json!({"ip": ip})).collect();
-    let ranges: Vec<_> = many("::").into_iter().skip(10).take(4096).map(|ip| format!("{ip}/128")).collect();
+    // Every second one, so that none completes another one.
+    let ranges: Vec<_> = (10..).step_by(2).take(4096).map(|n| format!("::{n:x}/128")).collect();
     let fields = json!({ "externalIPs": many("2001:db8::"), "loadBalancerSourceRanges": ranges });
     let (service, problems) = parse_valid(&with_ingress(json!(ingress), fields));
     assert_eq!(problems, [""; 0]);

@@ -18,7 +18,8 @@ pub(super) fn with_vips(service: &Service, problems: &mut FieldProblems) -> Opti
 
     let path = "spec.loadBalancerSourceRanges";
     let problems_before = problems.count();
-    let source_ranges = sorted(problems.valid(path, spec.load_balancer_source_ranges.as_ref(), address::cidr));
+    let ranges = problems.valid(path, spec.load_balancer_source_ranges.as_ref(), address::cidr);
+    let source_ranges = IpNet::aggregate(&ranges);
     let all_ranges_used = problems.count() == problems_before;
 
     let path = "spec.externalIPs";
