@@ -225,6 +225,7 @@ impl Session {
             ClientMessage::Hello(_) => Err(SessionError::SecondHello.into()),
             ClientMessage::Ack(ack) => self.on_ack(ack, output).await,
             ClientMessage::DigestResponse(_, digests) if self.awaiting == Awaiting::Digests => {
+                self.status.update(|status| status.unanswered_since = Some(Instant::now()));
                 self.repair(&digests, output).await
             }
             ClientMessage::DigestResponse(..) => Err(SessionError::UnexpectedDigests.into()),
@@ -260,6 +261,9 @@ impl Session {
         let degraded = truncated_degraded(degraded);
         let mut degraded_before = degraded.clone();
         self.status.update(|status| {
+            if expected.is_some() {
+                status.unanswered_since = None;
+            }
             mem::swap(&mut status.degraded, &mut degraded_before);
             status.acked = revision;
             status.apply_time = apply_time;
@@ -465,6 +469,7 @@ impl Session {
     fn set_pending(&self, since: Instant) {
         self.status.update(|status| {
             status.pending_since.get_or_insert(since);
+            status.unanswered_since.get_or_insert_with(Instant::now);
         });
     }
 
