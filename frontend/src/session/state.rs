@@ -139,14 +139,12 @@ impl Session {
             committed_at: None,
             is_unfinished: false,
         };
-        session.set_programmed(base);
         let (source_version, kind_versions) = *session.context.cluster.source_versions().borrow();
         let welcome = Welcome { version, features: Features::SUPPORTED, epoch, mode, source_version, kind_versions };
         output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
         match (resumed, hello.digests) {
             // Confirms that the client is up to date. The digest in its Ack is checked.
             (Some((_, update)), _) if update.chunks.is_empty() => {
-                session.set_programmed(update.target);
                 session.send_bookmark(update.target, update.digest, output).await?;
             }
             (Some((_, update)), _) => {

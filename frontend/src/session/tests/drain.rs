@@ -237,3 +237,23 @@ async fn node_that_connects_again_and_again_makes_no_progress() {
     let report = ask(&fixture, LONG).await.unwrap();
     assert_eq!((report.state, report.connected.count), (DrainState::Drained, 2));
 }
+
+#[tokio::test(start_paused = true)]
+async fn node_that_resumes_is_behind_until_its_ack() {
+    let fixture = cluster().await;
+    let mut client = fixture.joined("node-0").await;
+    fixture.update(pods(&[-1, 2])).await;
+    client.batches().await;
+    // Its state is that of the last revision, its kernel not yet.
+    client.ack_unfinished(1).await;
+    assert!(matches!(state(&fixture).await, DrainState::Behind(_)));
+    let mut client = fixture.connect(client.resume()).await.with_state(client.replica);
+    assert_eq!(client.welcome().await, SyncMode::Resume);
+    client.bookmark().await;
+    assert!(matches!(state(&fixture).await, DrainState::Behind(_)));
+    client.ack_unfinished(1).await;
+    assert!(matches!(state(&fixture).await, DrainState::Behind(_)));
+    client.ack().await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(state(&fixture).await, DrainState::Drained);
+}
