@@ -56,7 +56,7 @@ pub enum Drained {
     Yes {
         /// The number of these nodes.
         absent: u64,
-        /// Why frontends have not answered.
+        /// Why frontends have not answered, and which nodes are connected and make no progress.
         silent: Vec<String>,
     },
     /// The time is over, and some node may.
@@ -156,9 +156,11 @@ fn combined(answers: &[FrontendAnswer]) -> Combined {
     }
     let nodes = clusters.iter().map(|cluster| cluster.count).max().unwrap_or_default();
     let has_left = answers.iter().any(|(_, answer)| answer.left > 0);
-    Combined::Incomplete {
-        absent: nodes.saturating_sub(programmed.count),
-        is_changing: has_left || !silent.is_empty(),
-        silent,
-    }
+    let is_changing = has_left || !silent.is_empty();
+    let stalled = |(address, answer): &(&String, &DrainedResponse)| {
+        let nodes = answer.stalled.join(", ");
+        (!nodes.is_empty()).then(|| format!("{address}: nodes that do not acknowledge: {nodes}"))
+    };
+    silent.extend(answers.iter().filter_map(stalled));
+    Combined::Incomplete { absent: nodes.saturating_sub(programmed.count), is_changing, silent }
 }

@@ -12,7 +12,7 @@
 
 mod waiting;
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, mem, net::IpAddr, sync::Arc, time::Duration};
 
 use proto::{
     model::{FailureKind, Revision},
@@ -55,7 +55,7 @@ pub(crate) enum DrainState {
     InUse,
     /// Nodes have not programmed this revision yet, in which no pool has one.
     Behind(Revision),
-    /// No node that is connected here sends new connections.
+    /// No node that is connected here and makes progress sends new connections.
     Drained,
 }
 
@@ -65,7 +65,9 @@ pub(crate) struct DrainReport {
     pub(crate) state: DrainState,
     pub(crate) services: BTreeSet<ObjectName>,
     pub(crate) behind: NodesBehind,
-    /// The nodes of the cluster that are connected here.
+    /// The nodes that make no progress, of a pod that is drained.
+    pub(crate) stalled: NodesBehind,
+    /// The nodes of the cluster that are connected here and make progress.
     pub(crate) connected: NodeSet,
     pub(crate) cluster: NodeSet,
     /// How many nodes have left this frontend, or appeared, in the last [`LEFT`].
@@ -125,23 +127,30 @@ impl<'a> Drain<'a> {
         }
         let since = *self.unused_since.get_or_insert(revision);
         let is_behind = self.context.streams.with(|fleet| {
-            fleet.programmed_on_all_nodes().is_some_and(|programmed| programmed < since)
-                || fleet.failing_backends().any(|status| fails(status, &self.services))
+            fleet.behind(since).any(|status| !status.is_stalled())
+                || fleet.failing_backends().any(|status| !status.is_stalled() && fails(status, &self.services))
         });
         if is_behind { DrainState::Behind(since) } else { DrainState::Drained }
     }
 
     fn report(mut self) -> DrainReport {
         let state = self.state();
-        let fleet = self.context.streams.fleet();
-        DrainReport {
-            state,
-            behind: NodesBehind::of(&fleet, state, &self.services),
-            services: self.services.clone(),
-            connected: fleet.connected,
-            cluster: fleet.cluster,
-            left: fleet.disconnected().filter(|(_, since)| *since < LEFT).count(),
-        }
+        let since = self.unused_since.filter(|_| state == DrainState::Drained);
+        let services = mem::take(&mut self.services);
+        self.context.streams.with(|fleet| {
+            let mut connected = fleet.connected;
+            let unprogrammed = since.map(|since| unprogrammed(fleet, since, &services)).unwrap_or_default();
+            unprogrammed.iter().filter(|node| fleet.nodes.contains_key(**node)).for_each(|node| connected.remove(node));
+            DrainReport {
+                state,
+                behind: NodesBehind::of(fleet, state, &services),
+                stalled: NodesBehind::first_of(unprogrammed),
+                services,
+                connected,
+                cluster: fleet.cluster,
+                left: fleet.left(LEFT),
+            }
+        })
     }
 }
 
@@ -151,12 +160,20 @@ impl NodesBehind {
     /// The nodes that a pod of these Services waits for.
     pub(crate) fn of(fleet: &Fleet, state: DrainState, services: &BTreeSet<ObjectName>) -> Self {
         let DrainState::Behind(since) = state else { return Self::default() };
-        let is_behind = |status: &&StreamStatus| status.programmed < since || fails(status, services);
-        let mut behind: Vec<_> = fleet.current_backends().filter(is_behind).map(|status| status.node.clone()).collect();
-        let count = behind.len();
-        behind.truncate(MAX_LISTED);
-        Self { first: behind, count }
+        Self::first_of(unprogrammed(fleet, since, services))
     }
+
+    fn first_of(nodes: BTreeSet<&Arc<str>>) -> Self {
+        let count = nodes.len();
+        Self { first: nodes.into_iter().take(MAX_LISTED).cloned().collect(), count }
+    }
+}
+
+/// The nodes that have not programmed the revision, or report that they could not program one of the Services. Those of
+/// a pod that is drained make no progress.
+fn unprogrammed<'a>(fleet: &'a Fleet, revision: Revision, services: &BTreeSet<ObjectName>) -> BTreeSet<&'a Arc<str>> {
+    let failing = fleet.failing_backends().filter(|status| fails(status, services));
+    fleet.behind(revision).chain(failing).map(|status| &status.node).collect()
 }
 
 /// Whether a node reports that it could not program one of the Services.

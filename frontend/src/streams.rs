@@ -11,7 +11,8 @@
 //! it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
+    mem,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -37,6 +38,9 @@ pub(crate) const MAX_LISTED: usize = 32;
 /// How many characters are kept of the backend name and version that a client sends.
 const MAX_LABEL_CHARS: usize = 64;
 
+/// A client that has owed an answer for this long makes no progress.
+const STALLED: Duration = Duration::from_secs(10);
+
 /// The status of one stream.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamStatus {
@@ -60,6 +64,8 @@ pub(crate) struct StreamStatus {
     pub(crate) programmed: Revision,
     /// Since when the client has had something to acknowledge; `None` when it has acknowledged everything.
     pub(crate) pending_since: Option<Instant>,
+    /// Since when the client has owed an answer, without any that helps; `None` when it owes none.
+    pub(crate) unanswered_since: Option<Instant>,
     /// How long the client took to apply what it acknowledged last.
     pub(crate) apply_time: Duration,
     /// How often the digest of the client was wrong.
@@ -90,9 +96,10 @@ pub(crate) struct Fleet {
     streams: BTreeMap<u64, StreamStatus>,
     /// The backend streams of each node. The newest one, which has the highest id, represents the node.
     backends: BTreeMap<Arc<str>, BTreeSet<u64>>,
-    /// How many nodes have programmed each revision, by their newest streams.
-    programmed: BTreeMap<Revision, usize>,
-    /// The nodes whose newest stream reports failures. Few.
+    /// What nodes have programmed by their newest streams, the oldest revision first. A node whose object was deleted
+    /// does not count.
+    programmed: BTreeSet<(Revision, Arc<str>)>,
+    /// Those whose newest stream reports failures. Few.
     failing: BTreeSet<Arc<str>>,
     /// The nodes of the cluster with a backend stream.
     pub(crate) connected: NodeSet,
@@ -102,6 +109,9 @@ pub(crate) struct Fleet {
     pub(crate) nodes: BTreeMap<Arc<str>, Instant>,
     /// Whether the cluster has, or has had, Node objects. A directory of manifests may have none.
     has_nodes: bool,
+    /// The nodes of the cluster that owed an answer when their last stream ended: since when. A node that connects again
+    /// and again makes no progress by that.
+    owing: BTreeMap<Arc<str>, Instant>,
     /// Why the frontend ended the last stream of a node, until a later stream succeeds. Nearly always empty, so that an
     /// Ack costs nothing here.
     errors: BTreeMap<Arc<str>, String>,
@@ -121,6 +131,11 @@ impl StreamStatus {
     pub(crate) fn lag(&self) -> Duration {
         self.pending_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
+
+    /// Whether the client makes no progress: its node is like one that is not connected.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.unanswered_since.is_some_and(|since| since.elapsed() >= STALLED)
+    }
 }
 
 // === impl Streams ===
@@ -139,6 +154,7 @@ impl Streams {
             acked: Revision(0),
             programmed: Revision(0),
             pending_since: Some(Instant::now()),
+            unanswered_since: Some(Instant::now()),
             apply_time: Duration::ZERO,
             repairs: 0,
             failures: Vec::new(),
@@ -234,7 +250,7 @@ impl Streams {
         let mut fleet = self.0.fleet.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut fleet);
         let programmed = fleet.programmed_on_all_nodes();
-        self.0.programmed.send_if_modified(|current| std::mem::replace(current, programmed) != programmed);
+        self.0.programmed.send_if_modified(|current| mem::replace(current, programmed) != programmed);
         result
     }
 }
@@ -274,9 +290,21 @@ impl Fleet {
         disconnected.map(|(node, since)| (node, since.elapsed()))
     }
 
+    /// How many nodes have left this frontend, or appeared, within this time, and may be about to connect to another one.
+    pub(crate) fn left(&self, within: Duration) -> usize {
+        let is_owing = |node| self.owing.get(node).is_some_and(|since| since.elapsed() >= STALLED);
+        self.disconnected().filter(|(node, since)| *since < within && !is_owing(*node)).count()
+    }
+
     /// The newest revision that every connected node has programmed; `None` when no node is connected.
     pub(crate) fn programmed_on_all_nodes(&self) -> Option<Revision> {
-        self.programmed.keys().next().copied()
+        self.programmed.first().map(|(revision, _)| *revision)
+    }
+
+    /// The newest streams of the nodes that have not programmed a revision.
+    pub(crate) fn behind(&self, revision: Revision) -> impl Iterator<Item = &StreamStatus> {
+        let behind = self.programmed.iter().take_while(move |(programmed, _)| *programmed < revision);
+        behind.filter_map(|(_, node)| self.current(node))
     }
 
     /// Whether the backend of a node is connected, and has programmed a state since.
@@ -294,12 +322,14 @@ impl Fleet {
         self.errors.get(node).map(String::as_str)
     }
 
-    fn insert(&mut self, status: StreamStatus) -> u64 {
+    fn insert(&mut self, mut status: StreamStatus) -> u64 {
         self.next_id += 1;
         let id = self.next_id;
         let node = status.node.clone();
         self.recount(&node, |fleet| {
             if status.role == Role::Backend {
+                let owing = fleet.owing.remove(&node);
+                status.unanswered_since = status.unanswered_since.map(|since| owing.unwrap_or(since));
                 fleet.backends.entry(status.node.clone()).or_default().insert(id);
             }
             fleet.streams.insert(id, status);
@@ -315,12 +345,13 @@ impl Fleet {
     fn remove(&mut self, id: u64) {
         let Some(node) = self.streams.get(&id).map(|status| status.node.clone()) else { return };
         self.recount(&node, |fleet| {
-            fleet.streams.remove(&id);
+            let owing = fleet.streams.remove(&id).and_then(|status| status.unanswered_since);
             let Some(ids) = fleet.backends.get_mut(&node) else { return };
             if ids.remove(&id) && ids.is_empty() {
                 fleet.backends.remove(&node);
                 if let Some(disconnected_since) = fleet.nodes.get_mut(&node) {
                     *disconnected_since = Instant::now();
+                    fleet.owing.extend(owing.map(|since| (node.clone(), since)));
                 }
             }
         });
@@ -328,11 +359,16 @@ impl Fleet {
 
     /// Returns whether it is new.
     fn add_node(&mut self, node: &Arc<str>) -> bool {
-        self.has_nodes = true;
+        let is_first = !mem::replace(&mut self.has_nodes, true);
         let is_new = !self.nodes.contains_key(node);
         if is_new {
             self.recount(node, |fleet| fleet.nodes.insert(node.clone(), Instant::now()));
             self.cluster.insert(node);
+        }
+        if is_first {
+            let Self { nodes, programmed, failing, .. } = self;
+            programmed.retain(|(_, node)| nodes.contains_key(node));
+            failing.retain(|node| nodes.contains_key(node));
         }
         is_new
     }
@@ -340,6 +376,7 @@ impl Fleet {
     /// Returns whether it existed.
     fn remove_node(&mut self, node: &Arc<str>) -> bool {
         self.errors.remove(node);
+        self.owing.remove(node);
         let existed = self.recount(node, |fleet| fleet.nodes.remove(node)).is_some();
         if existed {
             self.cluster.remove(node);
@@ -355,20 +392,16 @@ impl Fleet {
     /// Changes what concerns a node, and updates the sums over all nodes.
     fn recount<T>(&mut self, node: &Arc<str>, change: impl FnOnce(&mut Self) -> T) -> T {
         if let Some(programmed) = self.current(node).map(|status| status.programmed) {
-            if let Entry::Occupied(mut count) = self.programmed.entry(programmed) {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
-            }
+            self.programmed.remove(&(programmed, node.clone()));
             if self.nodes.contains_key(node) {
                 self.connected.remove(node);
             }
         }
         let result = change(self);
-        let current = self.current(node).map(|status| (status.programmed, status.failures.is_empty()));
+        let counted = self.current(node).filter(|_| !self.lacks_node(node));
+        let current = counted.map(|status| (status.programmed, status.failures.is_empty()));
         if let Some((programmed, _)) = current {
-            *self.programmed.entry(programmed).or_default() += 1;
+            self.programmed.insert((programmed, node.clone()));
             if self.nodes.contains_key(node) {
                 self.connected.insert(node);
             }

@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use runtime::{Backoff, failure::chain};
 use tokio::{
     sync::{OnceCell, OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep},
@@ -15,6 +16,7 @@ use tokio::{
 use tonic::transport::Channel;
 
 use super::{Credentials, FrontendAddress, Token, connect};
+use crate::stream::ReconnectDelays;
 
 /// The calls that a frontend accepts on one connection.
 const CALLS: usize = 16;
@@ -27,7 +29,25 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// The connections to all frontends, by their addresses.
 #[derive(Debug, Default)]
-pub(super) struct SharedConnections(Mutex<BTreeMap<FrontendAddress, Arc<[Slot; CONNECTIONS]>>>);
+pub(super) struct SharedConnections(Mutex<BTreeMap<FrontendAddress, Arc<FrontendConnections>>>);
+
+/// The connections to one frontend.
+#[derive(Debug)]
+struct FrontendConnections {
+    slots: [Slot; CONNECTIONS],
+    /// Calls attempt to connect one after the other.
+    attempt: Semaphore,
+    failure: Mutex<Option<ConnectFailure>>,
+}
+
+/// The last attempts to connect have failed.
+#[derive(Debug)]
+struct ConnectFailure {
+    backoff: Backoff,
+    /// When the next attempt may be made. Calls until then fail like the last one.
+    next: Instant,
+    error: String,
+}
 
 /// At most one connection that gets new calls.
 #[derive(Debug)]
@@ -45,7 +65,7 @@ struct SharedConnection {
 /// A call on a connection. Unless it has succeeded, the next call gets another connection.
 #[derive(Debug)]
 pub(super) struct SharedCall {
-    slots: Arc<[Slot; CONNECTIONS]>,
+    frontend: Arc<FrontendConnections>,
     slot: usize,
     connection: Arc<SharedConnection>,
     has_succeeded: bool,
@@ -62,18 +82,54 @@ impl SharedConnections {
 
     /// Waits until a connection has room for a call.
     pub(super) async fn call(&self, address: &FrontendAddress) -> Result<SharedCall> {
-        let slots = self.lock().entry(address.clone()).or_default().clone();
+        let frontend = self.lock().entry(address.clone()).or_default().clone();
+        let slots = &frontend.slots;
         let free = (0..CONNECTIONS).find_map(|slot| Some((slot, slots[slot].calls.clone().try_acquire_owned().ok()?)));
         let (slot, permit) = match free {
             Some(free) => free,
             None => (0, slots[0].calls.clone().acquire_owned().await?),
         };
         let connection = slots[slot].connection();
-        Ok(SharedCall { slots, slot, connection, has_succeeded: false, _permit: permit })
+        Ok(SharedCall { frontend, slot, connection, has_succeeded: false, _permit: permit })
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<FrontendAddress, Arc<[Slot; CONNECTIONS]>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<FrontendAddress, Arc<FrontendConnections>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl FrontendConnections ===
+
+impl Default for FrontendConnections {
+    fn default() -> Self {
+        Self { slots: Default::default(), attempt: Semaphore::new(1), failure: Mutex::default() }
+    }
+}
+
+impl FrontendConnections {
+    /// Whether an attempt may be made now; otherwise the error of the last one.
+    fn may_connect(&self) -> Result<()> {
+        match &*self.failure() {
+            Some(ConnectFailure { next, error, .. }) if Instant::now() < *next => bail!("{error}"),
+            _ => Ok(()),
+        }
+    }
+
+    fn connected(&self) {
+        *self.failure() = None;
+    }
+
+    fn failed(&self, error: String) {
+        let mut failure = self.failure();
+        let backoff = failure.take().map(|failure| failure.backoff);
+        let ReconnectDelays { min, max, .. } = ReconnectDelays::default();
+        let mut backoff = backoff.unwrap_or_else(|| Backoff::new(min, max));
+        let next = Instant::now() + backoff.next_delay();
+        *failure = Some(ConnectFailure { backoff, next, error });
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<ConnectFailure>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -115,13 +171,27 @@ impl SharedCall {
     /// The connection, which the first call opens, and the token for requests.
     ///
     /// # Errors
-    /// When it cannot be opened.
+    /// When it cannot be opened, or the last attempt of any call has just failed.
     pub(super) async fn open(
         &self,
         address: &FrontendAddress,
         credentials: &Credentials,
     ) -> Result<(Channel, Option<Token>)> {
-        self.connection.opened.get_or_try_init(|| connect(address, credentials)).await.cloned()
+        let opened = &self.connection.opened;
+        if let Some(opened) = opened.get() {
+            return Ok(opened.clone());
+        }
+        let _attempt = self.frontend.attempt.acquire().await?;
+        let connect = async || {
+            self.frontend.may_connect()?;
+            let connected = connect(address, credentials).await;
+            match &connected {
+                Ok(_) => self.frontend.connected(),
+                Err(error) => self.frontend.failed(chain(error.as_ref())),
+            }
+            connected
+        };
+        opened.get_or_try_init(connect).await.cloned()
     }
 
     pub(super) fn succeeded(&mut self) {
@@ -132,7 +202,7 @@ impl SharedCall {
 impl Drop for SharedCall {
     fn drop(&mut self) {
         if !self.has_succeeded {
-            self.slots[self.slot].give_up(&self.connection);
+            self.frontend.slots[self.slot].give_up(&self.connection);
         }
         // Pods ask again and again.
         let connection = self.connection.clone();

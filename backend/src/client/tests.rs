@@ -410,6 +410,35 @@ async fn questions_of_many_pods_share_connections() {
     task.abort();
 }
 
+/// A frontend that is away is not asked anew by each pod.
+#[tokio::test]
+async fn questions_of_many_pods_share_attempts_to_connect() {
+    // Accepts, and closes at once.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("https://{}", listener.local_addr().unwrap());
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let counter = accepted.clone();
+    let task = tokio::spawn(async move {
+        while listener.accept().await.is_ok() {
+            counter.fetch_add(1, Relaxed);
+        }
+    });
+    let grpc = mk_grpc(&[&address]);
+    let begun = tokio::time::Instant::now();
+    let questions = (0..96).map(async |_| {
+        while begun.elapsed() < Duration::from_millis(500) {
+            let answers = crate::drained::AskFrontends::ask(&grpc, v1::DrainedRequest::default()).await.unwrap();
+            assert!(answers[0].1.is_err());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    future::join_all(questions).await;
+    // With delays of 200 ms and more.
+    let accepted = accepted.load(Relaxed);
+    assert!((1..=4).contains(&accepted), "{accepted} attempts");
+    task.abort();
+}
+
 #[tokio::test]
 async fn rejection_is_an_error_with_its_reason() {
     struct Closed;

@@ -9,6 +9,7 @@ use runtime::{
     metrics::Registry,
 };
 use tokio::sync::Semaphore;
+use tracing::info;
 
 use super::{AskFrontends, Drained, metrics::DrainMetrics, wait};
 
@@ -76,6 +77,7 @@ impl Drains {
             let Question { addresses, timeout } = question;
             let drained = wait(&*frontends, &addresses, timeout).await;
             request.finish(&drained);
+            info!(?addresses, answer = ?drained, "a pod that ends has asked whether it is drained");
             drop(permit);
             described(drained).map(String::into_bytes)
         };

@@ -110,6 +110,15 @@ async fn frontend_that_does_not_answer_delays_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn node_without_progress_counts_like_one_that_is_absent() {
+    let (address, answer) = drained(&["a", "b"], 0);
+    let answer = DrainedResponse { stalled: vec!["c".to_owned()], ..answer.unwrap() };
+    let (result, seconds) = asked(vec![vec![(address, Ok(answer))]]).await;
+    let Drained::Yes { absent: 1, silent } = result else { panic!("{result:?}") };
+    assert_eq!((silent, seconds), (vec!["one: nodes that do not acknowledge: c".to_owned()], 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn frontend_that_knows_no_node_speaks_for_none() {
     let empty = DrainedResponse {
         state: DrainState::Drained.into(),

@@ -44,7 +44,7 @@ pub(crate) async fn drained(
     let patience = Duration::from_millis((*wait_millis).into()).min(MAX_WAIT);
     let waited = Duration::from_millis((*waited_millis).into()).min(MAX_WAITED);
     let report = Drain::new(context, addresses, waited).wait(patience, shutdown).await;
-    let DrainReport { state, services, behind, connected, cluster, left } = report;
+    let DrainReport { state, services, behind, stalled, connected, cluster, left } = report;
     let is_drained = state == DrainState::Drained;
     Ok(v1::DrainedResponse {
         state: v1::DrainState::from(state).into(),
@@ -54,6 +54,7 @@ pub(crate) async fn drained(
         programmed: is_drained.then(|| connected.into()),
         cluster: Some(cluster.into()),
         left: left as u64,
+        stalled: stalled.first.iter().map(ToString::to_string).collect(),
     })
 }
 

@@ -148,14 +148,12 @@ impl Session {
             committed_at: None,
             is_unfinished: false,
         };
-        session.set_programmed(base);
         let (source_version, kind_versions) = *session.context.cluster.source_versions().borrow();
         let welcome = Welcome { version, features: Features::SUPPORTED, epoch, mode, source_version, kind_versions };
         output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
         match (resumed, hello.digests) {
             // Confirms that the client is up to date. The digest in its Ack is checked.
             (Some((_, update)), _) if update.chunks.is_empty() => {
-                session.set_programmed(update.target);
                 session.send_bookmark(update.target, update.digest, output).await?;
             }
             (Some((_, update)), _) => {
@@ -234,6 +232,7 @@ impl Session {
             ClientMessage::Hello(_) => Err(SessionError::SecondHello.into()),
             ClientMessage::Ack(ack) => self.on_ack(ack, output).await,
             ClientMessage::DigestResponse(_, digests) if self.awaiting == Awaiting::Digests => {
+                self.status.update(|status| status.unanswered_since = Some(Instant::now()));
                 self.repair(&digests, output).await
             }
             ClientMessage::DigestResponse(..) => Err(SessionError::UnexpectedDigests.into()),
@@ -269,6 +268,9 @@ impl Session {
         let degraded = truncated_degraded(degraded);
         let mut degraded_before = degraded.clone();
         self.status.update(|status| {
+            if expected.is_some() {
+                status.unanswered_since = None;
+            }
             mem::swap(&mut status.degraded, &mut degraded_before);
             status.acked = revision;
             status.apply_time = apply_time;
@@ -474,6 +476,7 @@ impl Session {
     fn set_pending(&self, since: Instant) {
         self.status.update(|status| {
             status.pending_since.get_or_insert(since);
+            status.unanswered_since.get_or_insert_with(Instant::now);
         });
     }
 

@@ -608,7 +608,8 @@ pub struct DrainedResponse {
     pub behind: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint64, tag = "4")]
     pub behind_count: u64,
-    /// DRAIN_STATE_DRAINED: the nodes of the cluster whose backend is connected here. None of them sends new connections.
+    /// DRAIN_STATE_DRAINED: the nodes of the cluster whose backend is connected here and makes progress. None of them sends
+    /// new connections.
     #[prost(message, optional, tag = "5")]
     pub programmed: ::core::option::Option<NodeSet>,
     /// all nodes of the cluster, as this frontend knows them
@@ -617,6 +618,10 @@ pub struct DrainedResponse {
     /// The nodes of the cluster without a backend here that had one, or that this frontend learnt of, in the last 10 s.
     #[prost(uint64, tag = "7")]
     pub left: u64,
+    /// DRAIN_STATE_DRAINED: nodes that may still send new connections, and that have owed an answer for 10 s; the first 32
+    /// in the order of their names. They are not in programmed.
+    #[prost(string, repeated, tag = "8")]
+    pub stalled: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A set of nodes. Sets of several frontends are added: they are disjoint and complete if the sum is the whole set.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -167,3 +167,93 @@ async fn node_that_has_left_is_counted_for_a_while() {
         tokio::time::sleep(Duration::from_secs(11)).await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn stream_without_a_node_object_does_not_count() {
+    let fixture = cluster().await;
+    let mut first = fixture.joined("node-0").await;
+    let mut deleted = fixture.connect(hello("deleted")).await;
+    deleted.welcome().await;
+    fixture.update(pods(&[-1, 2])).await;
+    first.commit().await;
+    let report = ask(&fixture, LONG).await.unwrap();
+    assert_eq!((report.state, report.connected.count), (DrainState::Drained, 1));
+    assert!(report.stalled.first.is_empty(), "{:?}", report.stalled);
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_without_progress_counts_like_one_that_is_absent() {
+    let fixture = cluster().await;
+    let (mut first, _second) = (fixture.joined("node-0").await, fixture.joined("node-1").await);
+    fixture.update(pods(&[-1, 2])).await;
+    first.commit().await;
+    let begun = Instant::now();
+    let report = ask(&fixture, LONG).await.unwrap();
+    assert!((9..12).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    assert_eq!((report.state, report.connected.count, report.cluster.count), (DrainState::Drained, 1, 2));
+    assert_eq!((&report.stalled.first[..], report.stalled.count), (&["node-1".into()][..], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_that_makes_progress_is_waited_for() {
+    let fixture = cluster().await;
+    let mut client = fixture.joined("node-0").await;
+    fixture.update(pods(&[-1, 2])).await;
+    client.batches().await;
+    client.ack_unfinished(1).await;
+    let mut asked = ask(&fixture, LONG);
+    for _ in 0..3 {
+        client.bookmark().await;
+        client.ack_unfinished(1).await;
+    }
+    is_waiting(&mut asked).await;
+    client.ack().await;
+    assert_eq!(asked.await.unwrap().state, DrainState::Drained);
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_that_connects_again_and_again_makes_no_progress() {
+    let fixture = cluster().await;
+    let mut first = fixture.joined("node-0").await;
+    fixture.update(pods(&[-1, 2])).await;
+    first.commit().await;
+    for seconds in [0, 5, 10, 15] {
+        let mut second = fixture.connect(hello("node-1")).await;
+        second.welcome().await;
+        let report = ask(&fixture, Duration::ZERO).await.unwrap();
+        assert_eq!(report.state == DrainState::Drained, seconds >= 10, "after {seconds} s: {report:?}");
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        second.disconnects().await.unwrap();
+    }
+    let report = ask(&fixture, Duration::ZERO).await.unwrap();
+    assert_eq!((report.state, report.connected.count, report.left), (DrainState::Drained, 1, 0));
+    // The one that was due meanwhile, too.
+    first.is_up_to_date().await;
+    first.is_up_to_date().await;
+    let mut second = fixture.joined("node-1").await;
+    fixture.update(pods(&[-1, 2, 3])).await;
+    first.commit().await;
+    second.commit().await;
+    let report = ask(&fixture, LONG).await.unwrap();
+    assert_eq!((report.state, report.connected.count), (DrainState::Drained, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_that_resumes_is_behind_until_its_ack() {
+    let fixture = cluster().await;
+    let mut client = fixture.joined("node-0").await;
+    fixture.update(pods(&[-1, 2])).await;
+    client.batches().await;
+    // Its state is that of the last revision, its kernel not yet.
+    client.ack_unfinished(1).await;
+    assert!(matches!(state(&fixture).await, DrainState::Behind(_)));
+    let mut client = fixture.connect(client.resume()).await.with_state(client.replica);
+    assert_eq!(client.welcome().await, SyncMode::Resume);
+    client.bookmark().await;
+    assert!(matches!(state(&fixture).await, DrainState::Behind(_)));
+    client.ack_unfinished(1).await;
+    assert!(matches!(state(&fixture).await, DrainState::Behind(_)));
+    client.ack().await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(state(&fixture).await, DrainState::Drained);
+}
