@@ -210,7 +210,8 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
         let (mut writes, mut unclaimed) = (0, PerFamily::<Unclaimed>::default());
         for family in self.families.iter().collect::<Vec<_>>() {
             if let Some((written, found)) = self.observe_family(family, &base[family]).await? {
-                (writes, unclaimed[family]) = (writes + written, found);
+                writes += written;
+                unclaimed[family] = found;
             }
         }
         self.families.programmed();
@@ -262,8 +263,9 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
             plans[family] = Some(plan);
         }
         if let Some(base) = new_base {
-            let addresses = change.state.node().addresses.clone();
-            (applied.base, applied.options, applied.node_addresses) = (base, options, addresses);
+            applied.base = base;
+            applied.options = options;
+            applied.node_addresses.clone_from(&change.state.node().addresses);
         }
         let unfinished = committed(applied, &change.service_ports, plans);
         let is_complete = change.is_last && unfinished.is_empty();

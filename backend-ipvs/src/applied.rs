@@ -13,8 +13,8 @@ use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, Service
 
 use crate::{
     desired::{Desired, Excess, Rules},
+    ids::Ids,
     kernel::Rejected,
-    mark::Ids,
     object::{Object, Value, Weight},
     plan::{Objects, Operation},
 };
@@ -42,9 +42,32 @@ pub struct AppliedState {
     degraded: BTreeMap<ServicePortKey, String>,
     /// The VIPs of service ports that are in excluded ranges.
     excluded: BTreeMap<ServicePortKey, Vec<IpAddr>>,
-    /// The Services (namespace and name) that exceed limits.
-    pub(crate) excess: BTreeMap<(Arc<str>, Arc<str>), Excess>,
+    /// The Services that exceed limits.
+    pub(crate) excess: BTreeMap<ServiceName, Excess>,
 }
+
+/// The namespace and name of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ServiceName {
+    pub(crate) namespace: Arc<str>,
+    pub(crate) name: Arc<str>,
+}
+
+// === impl ServiceName ===
+
+impl ServiceName {
+    /// The Service of a service port.
+    pub(crate) fn of(key: &ServicePortKey) -> Self {
+        Self { namespace: key.namespace.clone(), name: key.name.clone() }
+    }
+
+    /// Whether a service port is one of the Service.
+    pub(crate) fn contains(&self, key: &ServicePortKey) -> bool {
+        key.namespace == self.namespace && key.name == self.name
+    }
+}
+
+// === impl AppliedState ===
 
 impl AppliedState {
     /// Without service ports.

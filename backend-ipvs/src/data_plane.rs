@@ -8,7 +8,6 @@ mod watch;
 use std::{
     collections::{BTreeSet, HashSet},
     net::IpAddr,
-    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -23,11 +22,12 @@ use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, Service
 use tokio::time::Instant;
 
 use crate::{
-    applied::AppliedState,
+    applied::{AppliedState, ServiceName},
+    convert::ipvs_protocol,
     describe,
     desired::{Context, Desired, Excess, Rules, desired, excess, rules},
     kernel::{Base, DryRun, Kernel, Listing, Ours, Prepared, UnusableFamily},
-    object::{Object, ipvs_protocol},
+    object::Object,
     plan::{Drain, plan},
     set::{self, SetContent, SetId},
     settings::Settings,
@@ -90,7 +90,8 @@ impl<K: Kernel> IpvsDataPlane<K> {
         &mut self,
         applied: &mut AppliedState,
         mut touched: BTreeSet<Object>,
-        (budget, idle): (usize, &HashSet<Object>),
+        budget: usize,
+        idle: &HashSet<Object>,
     ) -> Result<Executed> {
         let drain = self.settings.drain;
         let until = (!drain.is_zero()).then(|| now() + seconds(drain));
@@ -139,7 +140,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
             node: &state.node().addresses,
             elsewhere: &applied.foreign_addresses,
             node_ports: &node_ports,
-            excess: applied.excess.get(&service_name(key)).copied().unwrap_or_default(),
+            excess: applied.excess.get(&ServiceName::of(key)).copied().unwrap_or_default(),
         };
         Ok(desired(service_port, context, id, owns))
     }
@@ -156,7 +157,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
         let mut changed = BTreeSet::new();
         let mut last = None;
         for key in keys {
-            let name = service_name(key);
+            let name = ServiceName::of(key);
             if last.as_ref() == Some(&name) {
                 continue;
             }
@@ -256,7 +257,7 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
             applied.complete();
         }
         let Executed { operations, is_truncated, has_leftovers } =
-            self.change(applied, touched, (*budget, &HashSet::new())).await?;
+            self.change(applied, touched, *budget, &HashSet::new()).await?;
         writes += operations;
         // Destinations of virtual servers that are no longer needed do not wait for the next check.
         let unneeded = applied.draining().map(|(server, ..)| server);
@@ -322,19 +323,14 @@ impl DryRunPlane for IpvsDataPlane<DryRun> {
     }
 }
 
-/// The namespace and name of the Service.
-fn service_name(key: &ServicePortKey) -> (Arc<str>, Arc<str>) {
-    (key.namespace.clone(), key.name.clone())
-}
-
 /// The service ports of a Service.
 fn ports_of<'s>(
     state: &'s NodeState,
-    (namespace, name): &(Arc<str>, Arc<str>),
+    service: &ServiceName,
 ) -> impl Iterator<Item = (&'s ServicePortKey, &'s ServicePortState)> {
-    let first = ServicePortKey::new(namespace.clone(), name.clone(), "", Protocol::Tcp);
-    let (namespace, name) = (namespace.clone(), name.clone());
-    state.service_ports().range(first..).take_while(move |(key, _)| key.namespace == namespace && key.name == name)
+    let service = service.clone();
+    let first = ServicePortKey::new(service.namespace.clone(), service.name.clone(), "", Protocol::Tcp);
+    state.service_ports().range(first..).take_while(move |(key, _)| service.contains(key))
 }
 
 /// The set entries of a service port's VIPs that lead to marks of its own.

@@ -26,9 +26,10 @@ use ipnet::IpNet;
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
+    convert::model_protocol,
     desired::Rules,
     mark::Mark,
-    object::{Object, Value, model_protocol},
+    object::{Object, Value},
     plan::{Objects, Operation},
     set::{self, SetContent, SetId},
     settings::Arp,

@@ -9,21 +9,9 @@
 //!
 //! Bits 14 and 15 are not used: kubelet and kube-proxy use them.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fmt,
-};
+use std::fmt;
 
-use netlink::{
-    AddressFamily,
-    ipvs::{IpvsProtocol, VirtualServerKey},
-};
-use proto::model::ServicePortKey;
-
-use crate::{
-    object::{Object, Value},
-    plan::Objects,
-};
+use netlink::ipvs::IpvsProtocol;
 
 /// A mark of this backend.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,7 +35,7 @@ const KIND_MASK: u32 = 0x3;
 /// The protocols, in the order of their numbers in a mark, which start at 1.
 pub(crate) const PROTOCOLS: [IpvsProtocol; 3] = [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp];
 /// The highest id of a service port; ids start at 1.
-const MAX_ID: u32 = (1 << 18) - 1;
+pub(crate) const MAX_ID: u32 = (1 << 18) - 1;
 
 impl MarkKind {
     pub(crate) const ALL: [Self; 3] = [Self::External, Self::Inside, Self::Local];
@@ -111,61 +99,6 @@ impl Mark {
     pub(crate) fn of_kind(kind: MarkKind) -> String {
         format!("-m mark --mark {:#x}/{:#x}", TAG | kind as u32, TAG_MASK | KIND_MASK)
     }
-}
-
-/// The ids of service ports.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Ids {
-    by_key: HashMap<ServicePortKey, u32>,
-    used: HashSet<u32>,
-    last: u32,
-}
-
-impl Ids {
-    /// Allocates the id in the marks of a service port's observed VIP entries, if it is free.
-    pub(crate) fn adopt<'a>(
-        &mut self,
-        key: &ServicePortKey,
-        observed: &Objects,
-        vip_entries: impl Iterator<Item = &'a Object>,
-    ) {
-        for entry in vip_entries {
-            if let Some(Value::Mark(mark)) = observed.get(entry)
-                && let Some(id) = mark.id()
-                && self.used.insert(id)
-            {
-                self.by_key.insert(key.clone(), id);
-                return;
-            }
-        }
-    }
-
-    /// The id of a service port, or a new one that no other service port and no draining virtual server uses.
-    pub(crate) fn give(&mut self, key: &ServicePortKey, observed: &Objects) -> Option<u32> {
-        if let Some(id) = self.by_key.get(key) {
-            return Some(*id);
-        }
-        let mut candidates = (0..MAX_ID).map(|offset| (self.last + offset) % MAX_ID + 1);
-        let id = candidates.find(|id| !self.used.contains(id) && !serves(observed, *id))?;
-        self.last = id;
-        self.used.insert(id);
-        self.by_key.insert(key.clone(), id);
-        Some(id)
-    }
-
-    /// Frees the id of a service port.
-    pub(crate) fn release(&mut self, key: &ServicePortKey) {
-        if let Some(id) = self.by_key.remove(key) {
-            self.used.remove(&id);
-        }
-    }
-}
-
-/// Whether a virtual server exists for a mark with this id.
-fn serves(observed: &Objects, id: u32) -> bool {
-    let marks = PROTOCOLS.iter().flat_map(|protocol| MarkKind::ALL.map(|kind| Mark::new(id, *protocol, kind).raw()));
-    let mut servers = marks.flat_map(|mark| AddressFamily::ALL.map(|family| VirtualServerKey::FwMark(family, mark)));
-    servers.any(|server| observed.contains_key(&Object::Server(server)))
 }
 
 impl fmt::Debug for Mark {

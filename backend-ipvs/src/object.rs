@@ -11,7 +11,7 @@ use netlink::{
     ipset::IpsetEntry,
     ipvs::{IpvsProtocol, Scheduling, VirtualServerKey},
 };
-use proto::model::{IpFamily, PerFamily};
+use proto::model::IpFamily;
 
 use crate::{mark::Mark, set::SetId};
 
@@ -100,27 +100,4 @@ pub(crate) fn protocol(server: &VirtualServerKey) -> Option<IpvsProtocol> {
         VirtualServerKey::Address(protocol, _) => Some(*protocol),
         VirtualServerKey::FwMark(_, mark) => Mark::from_raw(*mark).and_then(|mark| mark.protocol()),
     }
-}
-
-/// Converts a protocol.
-pub(crate) fn ipvs_protocol(protocol: proto::model::Protocol) -> IpvsProtocol {
-    match protocol {
-        proto::model::Protocol::Tcp => IpvsProtocol::Tcp,
-        proto::model::Protocol::Udp => IpvsProtocol::Udp,
-        proto::model::Protocol::Sctp => IpvsProtocol::Sctp,
-    }
-}
-
-/// Converts a protocol back.
-pub(crate) fn model_protocol(protocol: IpvsProtocol) -> proto::model::Protocol {
-    match protocol {
-        IpvsProtocol::Tcp => proto::model::Protocol::Tcp,
-        IpvsProtocol::Udp => proto::model::Protocol::Udp,
-        IpvsProtocol::Sctp => proto::model::Protocol::Sctp,
-    }
-}
-
-/// Converts an address family.
-pub(crate) fn ipvs_family(family: IpFamily) -> AddressFamily {
-    PerFamily { v4: AddressFamily::V4, v6: AddressFamily::V6 }[family]
 }

@@ -21,8 +21,9 @@ use netlink::{
 use proto::model::IpFamily;
 
 use crate::{
+    convert::ipvs_family,
     mark::{Mark, PROTOCOLS},
-    object::{Object, Value, Weight, ipvs_family, protocol},
+    object::{Object, Value, Weight, protocol},
     set::{self, SetContent, SetId},
 };
 

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use netlink::ipset::{IpsetEntry, IpsetType, NewIpset, SkbInfo};
 use proto::model::{IpFamily, PerFamily, Protocol};
 
-use crate::object::ipvs_family;
+use crate::convert::ipvs_family;
 
 /// A set of one address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

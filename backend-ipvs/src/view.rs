@@ -21,9 +21,10 @@ use netlink::{ipset::IpsetEntry, ipvs::VirtualServerKey};
 use proto::model::{IpFamily, Protocol};
 
 use crate::{
+    convert::{ipvs_family, model_protocol},
     kernel::{ConnectionCounts, Connections},
     mark::Mark,
-    object::{Object, Value, Weight, ipvs_family, model_protocol, protocol},
+    object::{Object, Value, Weight, protocol},
     plan::{Objects, destinations},
     set::{SetContent, SetId},
 };

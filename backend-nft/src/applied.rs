@@ -13,10 +13,9 @@ use backend::{
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
-    desired::{Base, Desired, PoolChain, Slots, SourceGroupId, Update, vip_of_key},
+    desired::{Base, Desired, PoolChain, Slots, SourceGroupId, TableRole, Update, vip_of_key},
     element::Element,
-    kernel::TableRole,
-    observed::{ObservedElements, ObservedTable, slots},
+    observed::{Observed, ObservedElements, ObservedTable, slots},
     plan::{
         CurrentState, Edits, Operation, PartialServicePort, PlannedUpdate, RefCountChanges, RefCounts, Repairs, chains,
     },
@@ -34,10 +33,11 @@ pub struct AppliedState {
     observed: PerFamily<ObservedElements>,
     /// The reference counts of shared objects.
     refs: PerFamily<RefCounts>,
-    /// Which tables are programmed, and whether packets traverse the other ones until these are complete.
-    tables: PerFamily<(TableRole, bool)>,
-    /// The repairs of the base ruleset for the first transaction, and for the last one.
-    repairs: (PerFamily<Repairs>, PerFamily<Repairs>),
+    tables: PerFamily<AppliedTable>,
+    /// The repairs of the base ruleset for the first transaction.
+    repairs: PerFamily<Repairs>,
+    /// The repairs of the base ruleset for the last transaction of a reconcile.
+    later_repairs: PerFamily<Repairs>,
     /// Chains for the next transaction, while a reconcile fills empty maps.
     prepared: PerFamily<BTreeSet<PoolChain>>,
     is_cold: bool,
@@ -48,16 +48,26 @@ pub struct AppliedState {
     base: PerFamily<Base>,
 }
 
+/// The table of a family that is programmed.
+#[derive(Clone, Copy, Debug)]
+struct AppliedTable {
+    role: TableRole,
+    /// Whether packets traverse the other table until this one is complete.
+    is_deferred: bool,
+}
+
 impl AppliedState {
     /// What was read from the kernel. `updates`: what the service ports should have, in the order of their keys.
     pub(crate) fn new(
         base: PerFamily<Base>,
         options: EffectiveOptions,
         node_addresses: Vec<IpAddr>,
-        (mut tables, mut repairs): (PerFamily<ObservedTable>, PerFamily<Repairs>),
-        (updates, ownership): (Vec<Update>, &VipOwnership),
+        observed: Observed,
+        updates: Vec<Update>,
+        ownership: &VipOwnership,
     ) -> Self {
-        let later = PerFamily::from_fn(|family| repairs[family].split_off_later());
+        let Observed { mut tables, mut repairs } = observed;
+        let later_repairs = PerFamily::from_fn(|family| repairs[family].split_off_later());
         let is_cold = tables.iter().all(|(_, table)| table.elements.is_empty());
         let mut programmed = PerFamily::from_fn(|family| vec![false; tables[family].elements.len()]);
         let updates = updates.into_iter().filter_map(|update| adopt(&mut tables, &mut programmed, update));
@@ -77,9 +87,13 @@ impl AppliedState {
                 v4: not_programmed(v4.elements, IpFamily::V4),
                 v6: not_programmed(v6.elements, IpFamily::V6),
             },
-            tables: PerFamily { v4: (v4.role, v4.is_deferred), v6: (v6.role, v6.is_deferred) },
+            tables: PerFamily {
+                v4: AppliedTable { role: v4.role, is_deferred: v4.is_deferred },
+                v6: AppliedTable { role: v6.role, is_deferred: v6.is_deferred },
+            },
             refs: PerFamily { v4: v4.refs, v6: v6.refs },
-            repairs: (repairs, later),
+            repairs,
+            later_repairs,
             prepared: PerFamily::default(),
             is_reconciling: true,
             options,
@@ -91,20 +105,20 @@ impl AppliedState {
     /// Whether a table that serves is replaced in one transaction.
     pub(crate) fn rebuilds(&self) -> bool {
         let is_deleted = |family| {
-            let (role, is_deferred) = self.tables[family];
-            !is_deferred && self.repairs.0[family].first.contains(&Operation::DeleteTable(role))
+            let AppliedTable { role, is_deferred } = self.tables[family];
+            !is_deferred && self.repairs[family].first.contains(&Operation::DeleteTable(role))
         };
         IpFamily::ALL.into_iter().any(is_deleted)
     }
 
     /// The tables that are programmed.
     pub(crate) fn roles(&self) -> PerFamily<TableRole> {
-        PerFamily::from_fn(|family| self.tables[family].0)
+        PerFamily::from_fn(|family| self.tables[family].role)
     }
 
     /// The repairs that the next transaction contains, and the chains that later ones need.
     pub(crate) fn pending(&self) -> (PerFamily<Repairs>, PerFamily<BTreeSet<PoolChain>>) {
-        (self.repairs.0.clone(), self.prepared.clone())
+        (self.repairs.clone(), self.prepared.clone())
     }
 
     /// What is planned for a service port, if that was computed.
@@ -125,7 +139,7 @@ impl AppliedState {
             let (unowned, is_all) = self.observed[family].unneeded(change.ownership, is_programmed, limit);
             limit -= unowned.len();
             // Before, elements may refer to foreign chains.
-            let repairs = if is_all { self.repairs.1[family].clone() } else { Repairs::default() };
+            let repairs = if is_all { self.later_repairs[family].clone() } else { Repairs::default() };
             Repairs { unowned, ..repairs }
         })
     }
@@ -172,7 +186,9 @@ impl AppliedState {
 
     /// Records that this was written.
     pub(crate) fn rebased(&mut self, base: PerFamily<Base>, options: EffectiveOptions, addresses: Vec<IpAddr>) {
-        (self.base, self.options, self.node_addresses) = (base, options, addresses);
+        self.base = base;
+        self.options = options;
+        self.node_addresses = addresses;
     }
 
     fn base_repairs(&self, family: IpFamily, base: &Base, options: &EffectiveOptions) -> Repairs {
@@ -205,7 +221,7 @@ impl AppliedState {
         mut partial: BTreeMap<u32, PerFamily<Edits>>,
         keeps_plans: bool,
     ) {
-        self.repairs.0 = PerFamily::default();
+        self.repairs = PerFamily::default();
         self.prepared = PerFamily::default();
         for (index, planned) in (0..).zip(updates) {
             let update = &planned.update;
@@ -264,14 +280,14 @@ impl AppliedState {
         let mut is_standby = false;
         for family in IpFamily::ALL {
             if !self.observed[family].has_unneeded() {
-                self.repairs.1[family] = Repairs::default();
-                self.tables[family].1 = false;
+                self.later_repairs[family] = Repairs::default();
+                self.tables[family].is_deferred = false;
             }
-            is_standby |= self.tables[family].0 == TableRole::Standby;
+            is_standby |= self.tables[family].role == TableRole::Standby;
         }
         let remain = |family| self.observed[family].has_unneeded() || self.refs[family].has_unused_element();
         self.is_reconciling = self.is_reconciling && IpFamily::ALL.into_iter().any(remain);
-        is_standby && self.tables.iter().all(|(_, (_, is_deferred))| !is_deferred)
+        is_standby && self.tables.iter().all(|(_, table)| !table.is_deferred)
     }
 }
 

@@ -20,9 +20,9 @@ use crate::{
     applied::AppliedState,
     batch_sizer::BatchSizer,
     describe::differences,
-    desired::{Affinity, Base, EndpointKeys, Update, base, desired, table},
+    desired::{Affinity, Base, Update, base, desired, endpoint_keys, table},
     kernel::{DryRun, Kernel},
-    observed::ObservedTable,
+    observed::{Observed, ObservedTable},
     plan::{CurrentState as _, Operation, Plan, PlanOptions, PlannedUpdate, Repairs},
 };
 
@@ -155,18 +155,19 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
             let owns = |key: &_, family, vip: &_| ownership.owns(key, family, vip);
             state.service_ports().keys().map(|key| self.desired(state, owns, key)).collect()
         };
-        let listings = self.kernel.list(EndpointKeys::of(&updates)).await?;
+        let listings = self.kernel.list(endpoint_keys(&updates)).await?;
         let (base, options) = (self.base(state), self.options.effective(state.node()));
         let desired =
             updates.iter().flat_map(|update| update.desired.iter().filter_map(|(_, desired)| desired.as_ref()));
         let elements: usize = desired.map(|desired| desired.len()).sum();
         let is_large = elements > MAX_TRANSACTION_WRITES && !self.kernel.is_dry_run();
-        let mut observed = ObservedTable::of(listings, (&base, &options), is_large);
+        let mut observed = Observed::of(listings, &base, &options, is_large);
         for family in IpFamily::ALL.into_iter().filter(|family| !self.families.contains(*family)) {
-            (observed.0[family], observed.1[family]) = Default::default();
+            observed.tables[family] = ObservedTable::default();
+            observed.repairs[family] = Repairs::default();
         }
-        let (addresses, updates) = (state.node().addresses.clone(), (updates, ownership));
-        let applied = AppliedState::new(base, options, addresses, observed, updates);
+        let addresses = state.node().addresses.clone();
+        let applied = AppliedState::new(base, options, addresses, observed, updates, ownership);
         self.kernel.select(applied.roles()).await?;
         Ok(Synced { applied, writes: 0 })
     }

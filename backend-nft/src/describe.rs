@@ -6,9 +6,8 @@ use backend::{Difference, DifferenceKind, dataplane::Vip};
 use proto::model::{IpFamily, ServicePortKey};
 
 use crate::{
-    desired::{table, vip_of_key},
+    desired::{TableRole, table, vip_of_key},
     element::{Element, ElementData, Map, Verdict},
-    kernel::TableRole,
     plan::Operation,
 };
 

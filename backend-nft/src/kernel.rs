@@ -7,6 +7,7 @@ mod encode;
 #[cfg_attr(not(test), allow(dead_code, reason = "tests use all of it"))]
 #[allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 pub(crate) mod fake;
+mod listing;
 #[cfg(feature = "testing")]
 mod memory;
 mod netlink;
@@ -17,31 +18,12 @@ use anyhow::Result;
 use backend::{Drift, driver::CommitError};
 use proto::model::{IpFamily, PerFamily};
 
-use crate::{desired::EndpointKeys, observed::Listings, plan::Operation};
+use crate::{desired::TableRole, element::EndpointKeys, plan::Operation};
 pub(crate) use dry_run::DryRun;
+pub(crate) use listing::{Listing, Listings};
 #[cfg(feature = "testing")]
 pub use memory::Memory;
 pub(crate) use netlink::Netlink;
-
-/// One of the two tables of a family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum TableRole {
-    /// `fairlead`.
-    #[default]
-    Main,
-    /// `fairlead-standby`, which serves while a large main table of another layout is replaced.
-    Standby,
-}
-
-impl TableRole {
-    /// The other table.
-    pub(crate) fn other(self) -> Self {
-        match self {
-            Self::Main => Self::Standby,
-            Self::Standby => Self::Main,
-        }
-    }
-}
 
 /// A ruleset.
 pub(crate) trait Kernel: Send + 'static {

@@ -8,36 +8,22 @@ use std::collections::{BTreeMap, HashMap};
 
 use backend::dataplane::{EffectiveOptions, Vip};
 use ipnet::IpNet;
-use netlink::nft::{self, Chain, ListedRule, Rule, Set, SetFlags, Table};
+use netlink::nft::{Chain, Rule, SetFlags};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
-    desired::{Base, FixedChain, PoolChain, Slots, SourceGroupId},
+    desired::{Base, FixedChain, PoolChain, Slots, SourceGroupId, TableRole},
     element::{Element, ElementData, Map},
-    kernel::TableRole,
+    kernel::{Listing, Listings},
     plan::{Elements, Operation, RefCounts, Repairs},
 };
 pub(crate) use elements::ObservedElements;
 
-/// One table as the kernel lists it.
+/// What was read from the kernel, and the repairs of the base ruleset that it needs.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Listing {
-    /// `None`: we have no table, and the rest is empty.
-    pub(crate) table: Option<Table>,
-    pub(crate) chains: Vec<Chain>,
-    pub(crate) sets: Vec<Set>,
-    pub(crate) rules: Vec<ListedRule>,
-    /// The elements of the maps that have our definition, in any order.
-    pub(crate) elements: Vec<Element>,
-    /// The keys of elements that we never write.
-    pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
-}
-
-/// Our tables of a family as the kernel lists them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Listings {
-    pub(crate) main: Listing,
-    pub(crate) standby: Listing,
+pub(crate) struct Observed {
+    pub(crate) tables: PerFamily<ObservedTable>,
+    pub(crate) repairs: PerFamily<Repairs>,
 }
 
 /// What a table contains because of service ports.
@@ -50,23 +36,6 @@ pub(crate) struct ObservedTable {
     /// The elements, sorted; without shared elements.
     pub(crate) elements: Vec<Element>,
     pub(crate) refs: RefCounts,
-}
-
-impl Listing {
-    /// Adds a listed element.
-    pub(crate) fn insert(&mut self, map: Map, family: IpFamily, element: &nft::Element<'_>) {
-        match Element::read(map, family, element) {
-            Some(element) => self.elements.push(element),
-            None => self.foreign.push((map, element.key.into())),
-        }
-    }
-}
-
-impl Listing {
-    /// Whether packets traverse the table.
-    fn serves(&self) -> bool {
-        self.chains.iter().any(|chain| chain.base.is_some())
-    }
 }
 
 /// Which table of a family is programmed.
@@ -113,8 +82,6 @@ impl Choice {
     }
 }
 
-// === impl ObservedTable ===
-
 /// Elements are sorted by their slot. After a larger gap, another process has written the element.
 fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
     const MAX_GAP: usize = 1024;
@@ -126,15 +93,17 @@ fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
     }
 }
 
-impl ObservedTable {
-    /// Evaluates listings. Returns the repairs besides the elements of service ports. `is_large`: whether the content
-    /// of a table is more than one transaction.
+// === impl Observed ===
+
+impl Observed {
+    /// Evaluates listings. `is_large`: whether the content of a table is more than one transaction.
     pub(crate) fn of(
         listings: PerFamily<Listings>,
-        (base, effective): (&PerFamily<Base>, &EffectiveOptions),
+        base: &PerFamily<Base>,
+        effective: &EffectiveOptions,
         is_large: bool,
-    ) -> (PerFamily<Self>, PerFamily<Repairs>) {
-        let mut observed = PerFamily::<Self>::default();
+    ) -> Self {
+        let mut tables = PerFamily::<ObservedTable>::default();
         let mut repairs = PerFamily::<Repairs>::default();
         let PerFamily { v4, v6 } = listings;
         for (family, listings) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
@@ -152,7 +121,7 @@ impl ObservedTable {
             }
             repairs[family].last.extend(is_deferred.then(|| Operation::DeleteTable(role.other())));
             listing.elements.retain(|element| !element.map.is_fixed());
-            let mut table = Self { role, is_deferred, ..Self::default() };
+            let mut table = ObservedTable { role, is_deferred, ..ObservedTable::default() };
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
                 table.refs.observe_chain(chain);
             }
@@ -166,11 +135,15 @@ impl ObservedTable {
             });
             table.elements = listing.elements;
             repairs[family].foreign = listing.foreign;
-            observed[family] = table;
+            tables[family] = table;
         }
-        (observed, repairs)
+        Self { tables, repairs }
     }
+}
 
+// === impl ObservedTable ===
+
+impl ObservedTable {
     /// Collects the chains and elements of groups of source ranges.
     fn observe_groups(&mut self, family: IpFamily, listing: &Listing) {
         let mut groups: BTreeMap<SourceGroupId, (Vec<IpNet>, Option<Vec<Rule>>)> = BTreeMap::new();

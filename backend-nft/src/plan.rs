@@ -22,9 +22,8 @@ use netlink::nft::{Chain, Rule, Set};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    desired::{Desired, FixedChain, PoolChain, Slots, SourceGroupId, Update},
+    desired::{Desired, FixedChain, PoolChain, Slots, SourceGroupId, TableRole, Update},
     element::{Element, Map},
-    kernel::TableRole,
 };
 use edits::GroupEdits;
 pub(crate) use edits::{Edits, PartialServicePort, REMOVAL_RANKS, RemainingEdits, removal_rank};

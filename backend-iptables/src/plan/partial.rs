@@ -56,6 +56,13 @@ pub(crate) struct PartialPlan {
     deletions: BTreeMap<SharedChain, usize>,
 }
 
+/// A step, and where it is among the others.
+struct OrderedStep<'a> {
+    order: StepOrder,
+    owner: Owner,
+    step: Step<'a>,
+}
+
 // === impl FamilyUpdate ===
 
 impl FamilyUpdate<'_> {
@@ -71,7 +78,7 @@ impl FamilyUpdate<'_> {
         }
         let steps = self.steps();
         let mut executed = steps.len();
-        for (index, (_, owner, step)) in steps.iter().enumerate() {
+        for (index, OrderedStep { owner, step, .. }) in steps.iter().enumerate() {
             let lines = self.lines(&result, *owner, step);
             if lines > 0 && others + result.lines > 0 && result.lines + lines > limit {
                 executed = index;
@@ -83,7 +90,7 @@ impl FamilyUpdate<'_> {
         self.rewrite(&mut result);
         let (executed, skipped) = steps.split_at(executed);
         result.unfinished = vec![false; self.updates.len()];
-        for owner in skipped.iter().filter_map(|(_, owner, _)| *owner) {
+        for owner in skipped.iter().filter_map(|step| step.owner) {
             result.unfinished[owner as usize] = true;
         }
         let done = |(update, is_unfinished): (&ServicePortUpdate<Desired>, &bool)| {
@@ -98,7 +105,7 @@ impl FamilyUpdate<'_> {
     /// About how many lines the difference is.
     pub(crate) fn count_lines(&self) -> usize {
         let (mut result, mut lines) = (PartialPlan::default(), 0);
-        for (_, owner, step) in self.steps() {
+        for OrderedStep { owner, step, .. } in self.steps() {
             lines += self.lines(&result, owner, &step);
             if let Step::DeleteLine(shared, _) = step {
                 *result.deletions.entry(shared).or_default() += 1;
@@ -108,20 +115,20 @@ impl FamilyUpdate<'_> {
     }
 
     /// All steps, in order.
-    fn steps(&self) -> Vec<(StepOrder, Owner, Step<'_>)> {
+    fn steps(&self) -> Vec<OrderedStep<'_>> {
         let unclaimed = &self.applied.unclaimed[self.family];
         let mut all = Vec::new();
         for (owner, update) in (0..).zip(self.updates) {
             let old = self.applied.service_ports.get(&update.key, self.family);
             let steps = steps(old, update.desired[self.family].as_ref(), unclaimed);
-            all.extend(steps.into_iter().map(|(order, step)| (order, Some(owner), step)));
+            all.extend(steps.into_iter().map(|(order, step)| OrderedStep { order, owner: Some(owner), step }));
         }
         if self.unneeded == Unneeded::Delete {
             let desired = self.updates.iter().filter_map(|update| update.desired[self.family].as_ref());
             let steps = unneeded_steps(unclaimed, desired);
-            all.extend(steps.into_iter().map(|(order, step)| (order, None, step)));
+            all.extend(steps.into_iter().map(|(order, step)| OrderedStep { order, owner: None, step }));
         }
-        all.sort_by_key(|(order, ..)| *order);
+        all.sort_by_key(|step| step.order);
         all
     }
 
@@ -266,15 +273,15 @@ impl FamilyUpdate<'_> {
     }
 
     /// What a service port has after a part of its steps.
-    fn after(&self, owner: u32, executed: &[(StepOrder, Owner, Step<'_>)]) -> Option<Installed> {
+    fn after(&self, owner: u32, executed: &[OrderedStep<'_>]) -> Option<Installed> {
         let update = &self.updates[owner as usize];
         let old = self.applied.service_ports.get(&update.key, self.family).cloned().unwrap_or_default();
         let desired = update.desired[self.family].as_ref();
         let mut chains: BTreeMap<_, _> =
             old.chains.into_iter().map(|chain| ((chain.table, chain.name.clone()), chain)).collect();
         let mut lines: BTreeSet<_> = old.lines.into_iter().collect();
-        for (_, _, step) in executed.iter().filter(|(_, of, _)| *of == Some(owner)) {
-            match *step {
+        for executed in executed.iter().filter(|executed| executed.owner == Some(owner)) {
+            match executed.step {
                 Step::WriteChain(chain, hash) | Step::KeepChain(chain, hash) => {
                     let (table, name, rules) = (chain.table, Box::from(&*chain.name), chain.rules.len() as u32);
                     chains.insert((table, Box::clone(&name)), InstalledChain { table, name, rules, hash });

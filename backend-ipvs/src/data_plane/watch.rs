@@ -105,7 +105,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
         if idle.is_empty() {
             return Ok(0);
         }
-        Ok(self.change(applied, BTreeSet::new(), (MAX_TRANSACTION_WRITES, &idle)).await?.operations)
+        Ok(self.change(applied, BTreeSet::new(), MAX_TRANSACTION_WRITES, &idle).await?.operations)
     }
 }
 

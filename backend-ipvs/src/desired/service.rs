@@ -21,8 +21,9 @@ use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT, Scheduling};
 use proto::model::{IpFamily, Pool, SchedulerFlags, TrafficPolicy};
 
 use crate::{
+    convert::{ipvs_family, ipvs_protocol},
     mark::{Mark, MarkKind},
-    object::{Object, Value, Weight, ipvs_family, ipvs_protocol},
+    object::{Object, Value, Weight},
     set::{self, SetContent, SetId},
     settings::Settings,
 };

@@ -17,9 +17,10 @@ use proto::model::{IpFamily, PerFamily};
 
 use super::{Base, ConnectionCounts, Kernel, Listing, Ours, Prepared, Rejected, Summary, fake::Fake};
 use crate::{
+    convert::ipvs_protocol,
     data_plane::IpvsDataPlane,
     desired::Rules,
-    object::{Object, Value, Weight, ipvs_protocol},
+    object::{Object, Value, Weight},
     plan::Operation,
     settings::Settings,
 };

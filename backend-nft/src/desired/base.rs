@@ -13,10 +13,7 @@ use super::{
     nft_family,
     rule::{PacketAddress, RuleBuilder},
 };
-use crate::{
-    element::{Map, REJECT},
-    kernel::TableRole,
-};
+use crate::element::{Map, REJECT};
 
 const SERVICES: &str = "services";
 const NODEPORTS: &str = "nodeports";
@@ -38,6 +35,26 @@ pub(crate) struct Base {
 pub(crate) struct FixedChain {
     pub(crate) chain: Chain,
     pub(crate) rules: Vec<Rule>,
+}
+
+/// One of the two tables of a family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TableRole {
+    /// `fairlead`.
+    #[default]
+    Main,
+    /// `fairlead-standby`, which serves while a large main table of another layout is replaced.
+    Standby,
+}
+
+impl TableRole {
+    /// The other table.
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Main => Self::Standby,
+            Self::Standby => Self::Main,
+        }
+    }
 }
 
 /// The name of the table that serves while a large table of another layout is replaced.
@@ -68,13 +85,15 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
             family,
             &effective,
             Chain::regular(POLICY_LOCAL).comment("VIPs under external traffic policy Local"),
-            (Map::ClusterVips, Map::LocalVips),
+            Map::ClusterVips,
+            Map::LocalVips,
         ),
         policy_local(
             family,
             &effective,
             Chain::regular(NODEPORT_POLICY_LOCAL).comment("node ports under external traffic policy Local"),
-            (Map::ClusterNodePorts, Map::LocalNodePorts),
+            Map::ClusterNodePorts,
+            Map::LocalNodePorts,
         ),
         nodeports(family, options, node),
         services(family),
@@ -121,12 +140,7 @@ fn services(family: IpFamily) -> FixedChain {
 }
 
 /// Pods and the node itself reach all endpoints; other clients reach the endpoints on this node, without masquerading.
-fn policy_local(
-    family: IpFamily,
-    effective: &EffectiveOptions,
-    chain: Chain,
-    (cluster, local): (Map, Map),
-) -> FixedChain {
+fn policy_local(family: IpFamily, effective: &EffectiveOptions, chain: Chain, cluster: Map, local: Map) -> FixedChain {
     let builder = || RuleBuilder::new(family);
     let from_pods = match &effective.pods[family] {
         PodMatch::Unknown => Vec::new(),

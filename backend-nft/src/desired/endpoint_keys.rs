@@ -1,57 +1,21 @@
-//! The keys that the endpoint maps should have, so that a large map can be listed by its keys instead of dumped: the
-//! kernel finds an element by its key in constant time, but the time for a dump grows with the square of the size of
-//! the map.
+//! The keys of the endpoint elements of service ports.
 
-use std::{
-    collections::BTreeMap,
-    net::{Ipv4Addr, Ipv6Addr},
-};
-
-use backend::dataplane::Vip;
-use netlink::nft::Fields;
-use proto::model::{IpFamily, PerFamily};
+use proto::model::IpFamily;
 
 use super::Update;
-use crate::element::{Element, ElementData, Map};
+use crate::element::EndpointKeys;
 
-/// The number of slots of each VIP in each endpoint map.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct EndpointKeys(PerFamily<BTreeMap<Map, Vec<(Vip, u32)>>>);
-
-impl EndpointKeys {
-    /// The keys for these service ports.
-    pub(crate) fn of(updates: &[Update]) -> Self {
-        let mut keys = Self::default();
-        for Update { desired, .. } in updates {
-            for family in IpFamily::ALL {
-                for (map, key, slots) in desired[family].iter().flat_map(|desired| desired.endpoint_maps()) {
-                    keys.0[family].entry(map).or_default().push((key, slots));
-                }
+/// The keys that the endpoint maps should have for these service ports.
+pub(crate) fn endpoint_keys(updates: &[Update]) -> EndpointKeys {
+    let mut keys = EndpointKeys::default();
+    for Update { desired, .. } in updates {
+        for family in IpFamily::ALL {
+            for (map, vip, slots) in desired[family].iter().flat_map(|desired| desired.endpoint_maps()) {
+                keys.add(family, map, vip, slots);
             }
         }
-        keys
     }
-
-    /// The number of keys that a map should have; 0 for a map without endpoints.
-    pub(crate) fn len(&self, family: IpFamily, map: Map) -> usize {
-        self.vips(family, map).iter().map(|(_, slots)| *slots as usize).sum()
-    }
-
-    /// The keys of a map. The kernel alone stores which endpoint has which slot.
-    pub(crate) fn of_map(&self, family: IpFamily, map: Map) -> impl Iterator<Item = Fields> {
-        // The data does not matter for the key.
-        let data = match family {
-            IpFamily::V4 => ElementData::Endpoint(Ipv4Addr::UNSPECIFIED.into(), 0),
-            IpFamily::V6 => ElementData::Endpoint(Ipv6Addr::UNSPECIFIED.into(), 0),
-        };
-        self.vips(family, map)
-            .iter()
-            .flat_map(move |(vip, slots)| (0..*slots).map(move |index| Element { vip: *vip, map, index, data }.key()))
-    }
-
-    fn vips(&self, family: IpFamily, map: Map) -> &[(Vip, u32)] {
-        self.0[family].get(&map).map_or(&[], Vec::as_slice)
-    }
+    keys
 }
 
 #[cfg(test)]
@@ -60,9 +24,13 @@ mod tests {
         dataplane::Masquerade,
         testing::{mk_key, mk_state},
     };
+    use proto::model::PerFamily;
 
     use super::*;
-    use crate::desired::desired;
+    use crate::{
+        desired::desired,
+        element::{Element, ElementData, Map},
+    };
 
     #[test]
     fn endpoint_keys_are_the_keys_of_the_endpoint_elements() {
@@ -78,7 +46,7 @@ mod tests {
         let service_port = state.service_port(&key).unwrap();
         let of_family = |family| desired(service_port, family, Masquerade::Never, |_| true, &[], 1).map(Box::new);
         let update = Update { key, desired: PerFamily::from_fn(of_family) };
-        let endpoint_keys = EndpointKeys::of(std::slice::from_ref(&update));
+        let all_keys = endpoint_keys(std::slice::from_ref(&update));
         for family in IpFamily::ALL {
             let mut elements = Vec::new();
             update.desired[family].as_ref().unwrap().elements(&mut elements);
@@ -86,8 +54,8 @@ mod tests {
                 let of_map = elements.iter().filter(|element| element.map == map);
                 let endpoints = of_map.filter(|element| matches!(element.data, ElementData::Endpoint(..)));
                 let keys: Vec<_> = endpoints.map(Element::key).collect();
-                assert_eq!(endpoint_keys.len(family, map), keys.len(), "{}", map.name());
-                let found = endpoint_keys.of_map(family, map).map(|key| key.to_vec());
+                assert_eq!(all_keys.len(family, map), keys.len(), "{}", map.name());
+                let found = all_keys.of_map(family, map).map(|key| key.to_vec());
                 assert!(found.eq(keys.iter().map(|key| key.to_vec())));
             }
         }

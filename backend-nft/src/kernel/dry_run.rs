@@ -6,8 +6,8 @@ use anyhow::Result;
 use backend::{Drift, driver::CommitError};
 use proto::model::{IpFamily, PerFamily};
 
-use super::{Kernel, TableRole};
-use crate::{desired::EndpointKeys, observed::Listings, plan::Operation};
+use super::{Kernel, Listings};
+use crate::{desired::TableRole, element::EndpointKeys, plan::Operation};
 
 /// Another kernel, and the operations that it was not given.
 #[derive(Debug)]

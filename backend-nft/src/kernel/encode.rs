@@ -9,9 +9,8 @@ use netlink::{
 };
 use proto::model::{IpFamily, PerFamily};
 
-use super::TableRole;
 use crate::{
-    desired::table,
+    desired::{TableRole, table},
     element::{Element, ElementData, Map, Verdict},
     plan::{Elements, Operation},
 };

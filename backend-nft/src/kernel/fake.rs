@@ -25,12 +25,11 @@ use self::{
     reachable::reachable,
     references::{RuleReference, references},
 };
-use super::{Kernel, TableRole};
+use super::{Kernel, Listing, Listings};
 use crate::{
     data_plane::NftDataPlane,
-    desired::{EndpointKeys, PoolChain, SourceGroupId},
-    element::{Element, ElementData, Map, Verdict},
-    observed::{Listing, Listings},
+    desired::{PoolChain, SourceGroupId, TableRole},
+    element::{Element, ElementData, EndpointKeys, Map, Verdict},
     plan::{Elements, Operation},
 };
 
@@ -85,7 +84,12 @@ pub(crate) struct FakeTable {
 /// Map, VIP, slot, and data that are part of the key.
 type ElementKey = (Map, Vip, u32, Option<ElementData>);
 
-type RulesAndSets = (BTreeMap<String, (Chain, Vec<Rule>)>, BTreeMap<String, Set>);
+/// The content of a table besides its elements.
+#[derive(Clone)]
+struct RulesAndSets {
+    chains: BTreeMap<String, (Chain, Vec<Rule>)>,
+    sets: BTreeMap<String, Set>,
+}
 
 /// The update that an operation belongs to, and why it is rejected.
 type OperationError = (Option<u32>, String);
@@ -358,11 +362,11 @@ impl FakeTable {
     }
 
     fn rules_and_sets(&self) -> RulesAndSets {
-        (self.chains.clone(), self.sets.clone())
+        RulesAndSets { chains: self.chains.clone(), sets: self.sets.clone() }
     }
 
     /// The table before the current transaction.
-    fn undo(mut self, (chains, sets): RulesAndSets) -> Self {
+    fn undo(mut self, RulesAndSets { chains, sets }: RulesAndSets) -> Self {
         for (key, data) in std::mem::take(&mut self.journal).into_iter().rev() {
             match data {
                 Some(data) => self.elements.insert(key, data),

@@ -12,10 +12,10 @@ use backend::{
 use proto::model::{IpFamily, PerFamily};
 
 use super::{
-    Kernel, TableRole,
+    Kernel, Listings,
     fake::{ErrorDetail, Fake},
 };
-use crate::{data_plane::NftDataPlane, desired::EndpointKeys, observed::Listings, plan::Operation};
+use crate::{data_plane::NftDataPlane, desired::TableRole, element::EndpointKeys, plan::Operation};
 
 /// nf_tables in memory. Clones share it.
 #[derive(Clone, Debug, Default)]

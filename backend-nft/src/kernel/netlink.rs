@@ -18,13 +18,12 @@ use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
 use super::{
-    Kernel, TableRole,
+    Kernel, Listing, Listings,
     encode::{Encoded, ObjectNames},
 };
 use crate::{
-    desired::{EndpointKeys, nft_family, table},
-    element::Map,
-    observed::{Listing, Listings},
+    desired::{TableRole, nft_family, table},
+    element::{EndpointKeys, Map},
     plan::Operation,
 };
 
@@ -144,8 +143,8 @@ impl Worker {
         };
         for map in Map::ALL.into_iter().filter(|map| !map.is_written_by_rules()) {
             let ours = self.names.set(family, map);
-            if listing.sets.contains(ours) && !self.lookup((family, role), map, keys, &mut listing)? {
-                self.dump((family, role), map, &mut listing)?;
+            if listing.sets.contains(ours) && !self.lookup(family, role, map, keys, &mut listing)? {
+                self.dump(family, role, map, &mut listing)?;
             }
         }
         Ok(listing)
@@ -155,7 +154,8 @@ impl Worker {
     /// ones.
     fn lookup(
         &mut self,
-        (family, role): (IpFamily, TableRole),
+        family: IpFamily,
+        role: TableRole,
         map: Map,
         keys: &EndpointKeys,
         listing: &mut Listing,
@@ -178,7 +178,7 @@ impl Worker {
         }
     }
 
-    fn dump(&mut self, (family, role): (IpFamily, TableRole), map: Map, listing: &mut Listing) -> Result<()> {
+    fn dump(&mut self, family: IpFamily, role: TableRole, map: Map, listing: &mut Listing) -> Result<()> {
         let table = self.names.table(family, role);
         let visit = |found: &mut Listing, element: nft::Element<'_>| found.insert(map, family, &element);
         let found = self.handle.elements(table, map.name(), Listing::default, visit);

@@ -18,14 +18,14 @@ fn element(n: u8, map: Map, index: u32, to: u8) -> Element {
     Element { vip: vip(n), map, index, data: ElementData::Endpoint(endpoint(to), 80) }
 }
 
-fn observed(elements: Vec<Element>) -> (PerFamily<ObservedTable>, PerFamily<Repairs>) {
+fn observed(elements: Vec<Element>) -> Observed {
     let options = backend::dataplane::DataplaneOptions::default();
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &ClusterInfo::default()));
     let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };
     let v4 = Listings { main: v4, standby: Listing::default() };
     let listings = PerFamily { v4, v6: Listings::default() };
-    ObservedTable::of(listings, (&base, &options.effective(&node)), false)
+    Observed::of(listings, &base, &options.effective(&node), false)
 }
 
 fn last_octets(list: &[Option<Endpoint>]) -> Vec<u8> {
@@ -38,27 +38,28 @@ fn last_octets(list: &[Option<Endpoint>]) -> Vec<u8> {
 
 #[test]
 fn slots_are_kept_from_the_first_key_that_has_any() {
-    let (observed, _) = observed(vec![
+    let tables = observed(vec![
         element(2, Map::Endpoints, 1, 6),
         element(2, Map::Endpoints, 0, 5),
         element(3, Map::Endpoints, 0, 7),
         element(3, Map::LocalEndpoints, 2, 8),
-    ]);
-    let slots = slots([vip(1), vip(2), vip(3)].into_iter(), |key| observed.v4.of_key(&key).1);
+    ])
+    .tables;
+    let slots = slots([vip(1), vip(2), vip(3)].into_iter(), |key| tables.v4.of_key(&key).1);
     assert_eq!(last_octets(&slots.cluster), [5, 6]);
     assert_eq!(last_octets(&slots.local), [0, 0, 8]);
 }
 
 #[test]
 fn a_slot_after_a_large_gap_is_ignored() {
-    let (observed, _) = observed(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]);
-    let slots = slots([vip(2)].into_iter(), |key| observed.v4.of_key(&key).1);
+    let tables = observed(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]).tables;
+    let slots = slots([vip(2)].into_iter(), |key| tables.v4.of_key(&key).1);
     assert_eq!(last_octets(&slots.cluster), [5]);
 }
 
 #[test]
 fn a_table_that_exists_is_not_added() {
-    let (_, repairs) = observed(vec![element(2, Map::Endpoints, 0, 5)]);
+    let repairs = observed(vec![element(2, Map::Endpoints, 0, 5)]).repairs;
     assert_eq!(repairs.v6.first[0], Operation::AddTable);
     assert!(!repairs.v4.first.contains(&Operation::AddTable));
 }

@@ -250,13 +250,13 @@ impl TablePlan {
     ) -> RefCountChanges {
         let mut ref_changes = RefCountChanges::default();
         let chains = std::mem::take(&mut self.chains).into_iter();
-        ref_changes.chains = changed(&refs.chains, chains, (Unneeded::Keep, 0)).collect();
+        ref_changes.chains = changed(&refs.chains, chains, Unneeded::Keep, 0).collect();
         if unneeded == Unneeded::Delete {
             delete_unused(&refs.chains, broken, &mut ref_changes.chains);
         }
         let shared = std::mem::take(&mut self.shared);
         let counts = shared.iter().map(|(element, (count, _))| (*element, *count));
-        for (element, count) in changed(&refs.elements, counts, (unneeded, *left)) {
+        for (element, count) in changed(&refs.elements, counts, unneeded, *left) {
             let owner = shared.get(&element).and_then(|(_, owner)| *owner);
             match (refs.elements.contains(&element), count) {
                 (false, Some(_)) => self.add(element, owner),
@@ -294,7 +294,8 @@ fn delete_unused(before: &Counts<PoolChain>, broken: &[PoolChain], changes: &mut
 fn changed<K: Copy + Ord>(
     counts: &Counts<K>,
     changes: impl Iterator<Item = (K, i64)>,
-    (unneeded, limit): (Unneeded, usize),
+    unneeded: Unneeded,
+    limit: usize,
 ) -> impl Iterator<Item = (K, Option<u32>)> {
     let mut changes: BTreeMap<K, i64> = changes.collect();
     if unneeded == Unneeded::Delete {

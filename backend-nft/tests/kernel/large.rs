@@ -122,7 +122,8 @@ fn a_large_service_port_is_programmed_in_several_transactions() {
             for waited in 1.. {
                 report = first.apply(&current, &changes).await.unwrap();
                 assert!(report.writes <= MAX_TRANSACTION_WRITES + 100, "{} writes", report.writes);
-                (calls, writes) = (calls + 1, writes + report.writes);
+                calls += 1;
+                writes += report.writes;
                 changes = Changes::default();
                 if report.unfinished.as_ref().is_none_or(|unfinished| !unfinished.contains(&shop)) {
                     assert!(waited <= 2, "another namespace waited for {waited} transactions");

@@ -92,11 +92,11 @@ async fn a_change_of_another_namespace_waits_for_two_scripts_of_a_large_service_
 
 /// The endpoints that a VIP leads to.
 fn endpoints_of<'a>(rules: &'a Ruleset, vip: &str) -> BTreeSet<&'a str> {
-    fn add<'a>(rules: &'a Ruleset, rule: &'a str, (visited, found): (&mut BTreeSet<&'a str>, &mut BTreeSet<&'a str>)) {
+    fn add<'a>(rules: &'a Ruleset, rule: &'a str, visited: &mut BTreeSet<&'a str>, found: &mut BTreeSet<&'a str>) {
         match target(rule) {
             Some("DNAT") => drop(found.insert(rule.rsplit(' ').next().unwrap())),
             Some(chain) if visited.insert(chain) => {
-                rules.rules(Table::Nat, chain).iter().for_each(|rule| add(rules, rule, (visited, found)));
+                rules.rules(Table::Nat, chain).iter().for_each(|rule| add(rules, rule, visited, found));
             }
             _ => {}
         }
@@ -104,7 +104,7 @@ fn endpoints_of<'a>(rules: &'a Ruleset, vip: &str) -> BTreeSet<&'a str> {
     let (mut visited, mut found) = (BTreeSet::new(), BTreeSet::new());
     // The first rule decides.
     let rule = rules.rules(Table::Nat, SERVICES).iter().find(|rule| rule.contains(&format!("-d {vip}/32 ")));
-    rule.into_iter().for_each(|rule| add(rules, rule, (&mut visited, &mut found)));
+    rule.into_iter().for_each(|rule| add(rules, rule, &mut visited, &mut found));
     found
 }
 

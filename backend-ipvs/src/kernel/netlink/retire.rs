@@ -24,8 +24,9 @@ use nix::libc::IPPROTO_UDP;
 
 use super::{DEVICE, Worker, addresses_of_device, rules};
 use crate::{
+    convert::ipvs_family,
     kernel::Ours,
-    object::{Object, Value, ipvs_family, protocol},
+    object::{Object, Value, protocol},
     plan::Objects,
     set::{SetContent, SetId},
 };

@@ -17,10 +17,9 @@ use proto::model::{IpFamily, PerFamily, Protocol};
 
 use crate::{
     data_plane::NftDataPlane,
-    desired::EndpointKeys,
-    element::{ElementData, Map, Verdict},
-    kernel::{Kernel, Netlink, TableRole},
-    observed::Listings,
+    desired::TableRole,
+    element::{ElementData, EndpointKeys, Map, Verdict},
+    kernel::{Kernel, Listings, Netlink},
     plan::{Elements, Operation},
 };
 

@@ -33,8 +33,10 @@ fn with_bystander(state: StateBuilder, endpoints: u32) -> StateBuilder {
 
 /// The number of transactions until a service port is programmed.
 async fn transactions_until(
-    (driver, kernel): (&mut FakeDriver, &Fake),
-    (state, changes): (&NodeState, &Changes),
+    driver: &mut FakeDriver,
+    kernel: &Fake,
+    state: &NodeState,
+    changes: &Changes,
     key: &ServicePortKey,
 ) -> usize {
     kernel.transactions();
@@ -68,7 +70,7 @@ async fn attack(endpoints: u32, budget: usize) {
     let (key, mut most) = (mk_key("shop/web"), 0);
     for bystander in 2.. {
         let changes = change_bystander(&mut current, bystander % 20 + 1);
-        most = most.max(transactions_until((&mut driver, &kernel), (&current, &changes), &key).await);
+        most = most.max(transactions_until(&mut driver, &kernel, &current, &changes, &key).await);
         report = driver.apply(&current, &Changes::default()).await.unwrap();
         if report.unfinished.is_none() {
             break;

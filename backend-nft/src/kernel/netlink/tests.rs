@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     desired::{PoolChain, PoolChainKind, base},
     element::{Element, ElementData, Verdict},
-    observed::ObservedTable,
+    observed::Observed,
     plan::Elements,
 };
 
@@ -28,7 +28,7 @@ fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(IpFamily, Op
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| base(family, &DataplaneOptions::default(), &node, &ClusterInfo::default()));
     let effective = DataplaneOptions::default().effective(&node);
-    let (_, repairs) = ObservedTable::of(PerFamily::default(), (&base, &effective), false);
+    let repairs = Observed::of(PerFamily::default(), &base, &effective, false).repairs;
     let mut elements = Elements::default();
     for (owner, to) in (0..).zip(verdicts) {
         elements.push(verdict(owner + 1, to), Some(owner.into()));

@@ -123,7 +123,8 @@ fn ca_certificate_as_server_certificate() {
 fn expired_certificate_names_both_times() {
     let ca = authority("a");
     let mut params = leaf();
-    (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2020, 2, 1));
+    params.not_before = date_time_ymd(2020, 1, 1);
+    params.not_after = date_time_ymd(2020, 2, 1);
     let error = handshake(Server::new(&ca, &params), &ca, "api.example");
     let is_it = |found: &ConnectFailure| matches!(found, ConnectFailure::Expired { not_after: Some(_) });
     assert_advice(error, is_it, &["expired at 2020-02-01T00:00:00Z", "the local time is 2"]);
@@ -133,7 +134,8 @@ fn expired_certificate_names_both_times() {
 fn certificate_of_the_future_asks_to_compare_clocks() {
     let ca = authority("a");
     let mut params = leaf();
-    (params.not_before, params.not_after) = (date_time_ymd(2098, 1, 1), date_time_ymd(2099, 1, 1));
+    params.not_before = date_time_ymd(2098, 1, 1);
+    params.not_after = date_time_ymd(2099, 1, 1);
     let error = handshake(Server::new(&ca, &params), &ca, "api.example");
     let is_it = |found: &ConnectFailure| matches!(found, ConnectFailure::NotYetValid { not_before: Some(_) });
     assert_advice(

@@ -63,7 +63,8 @@ mod tests {
 
     fn pem(year: i32) -> String {
         let mut params = CertificateParams::new(vec!["frontend.example".to_owned()]).unwrap();
-        (params.not_before, params.not_after) = (date_time_ymd(1971, 1, 1), date_time_ymd(year, 1, 1));
+        params.not_before = date_time_ymd(1971, 1, 1);
+        params.not_after = date_time_ymd(year, 1, 1);
         params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
     }
 

@@ -101,7 +101,8 @@ mod tests {
         let path = directory.path().join("certificates.pem");
         let pem = |year| {
             let mut params = CertificateParams::new(vec!["frontend.example".to_owned()]).unwrap();
-            (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(year, 1, 1));
+            params.not_before = date_time_ymd(2020, 1, 1);
+            params.not_after = date_time_ymd(year, 1, 1);
             params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
         };
         fs::write(&path, pem(2900)).unwrap();

@@ -117,15 +117,14 @@ mod tests {
         UNIX_EPOCH + Duration::from_secs(1_000_000)
     }
 
-    fn destination(address: &str, weight: u32, connections: (u32, u32)) -> Destination {
-        let (active, inactive) = connections;
+    fn destination(address: &str, weight: u32, active: u32, inactive: u32) -> Destination {
         Destination { address: address.parse().unwrap(), weight, active, inactive, draining_until: None }
     }
 
     fn servers() -> Vec<VirtualServer> {
         let draining = Destination {
             draining_until: Some(now() + Duration::from_secs(750)),
-            ..destination("10.244.1.12:8080", 0, (1, 0))
+            ..destination("10.244.1.12:8080", 0, 1, 0)
         };
         let at_address = VirtualServer {
             family: IpFamily::V4,
@@ -133,7 +132,7 @@ mod tests {
             at: ServerMatch::Address("10.96.0.1:80".parse().unwrap()),
             vips: BTreeSet::new(),
             scheduler: "rr".into(),
-            destinations: vec![destination("10.244.1.11:8080", 1, (17, 240)), draining],
+            destinations: vec![destination("10.244.1.11:8080", 1, 17, 240), draining],
         };
         let protocol = Protocol::Udp;
         let vip = Vip::AddressPort { address: "2001:db8::1".parse().unwrap(), port: 53, protocol };
@@ -191,7 +190,7 @@ UDP IPv6 mark 0xfa000019   [2001:db8::1]:53 *:30053   mh          -             
             "draining, at most 2h5m more",
         ];
         assert_eq!(printed, expected);
-        let late = Destination { draining_until: Some(now()), ..destination("10.244.1.11:8080", 0, (0, 0)) };
+        let late = Destination { draining_until: Some(now()), ..destination("10.244.1.11:8080", 0, 0, 0) };
         assert_eq!(time_left(&late, now() + Duration::from_secs(9)), Some(Duration::ZERO));
     }
 }

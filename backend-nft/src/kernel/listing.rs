@@ -1,0 +1,44 @@
+//! What the kernel lists of our tables.
+
+use netlink::nft::{self, Chain, ListedRule, Set, Table};
+use proto::model::IpFamily;
+
+use crate::element::{Element, Map};
+
+/// One table as the kernel lists it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Listing {
+    /// `None`: we have no table, and the rest is empty.
+    pub(crate) table: Option<Table>,
+    pub(crate) chains: Vec<Chain>,
+    pub(crate) sets: Vec<Set>,
+    pub(crate) rules: Vec<ListedRule>,
+    /// The elements of the maps that have our definition, in any order.
+    pub(crate) elements: Vec<Element>,
+    /// The keys of elements that we never write.
+    pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
+}
+
+/// Our tables of a family as the kernel lists them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Listings {
+    pub(crate) main: Listing,
+    pub(crate) standby: Listing,
+}
+
+// === impl Listing ===
+
+impl Listing {
+    /// Adds a listed element.
+    pub(crate) fn insert(&mut self, map: Map, family: IpFamily, element: &nft::Element<'_>) {
+        match Element::read(map, family, element) {
+            Some(element) => self.elements.push(element),
+            None => self.foreign.push((map, element.key.into())),
+        }
+    }
+
+    /// Whether packets traverse the table.
+    pub(crate) fn serves(&self) -> bool {
+        self.chains.iter().any(|chain| chain.base.is_some())
+    }
+}
