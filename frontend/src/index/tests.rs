@@ -12,6 +12,7 @@ use crate::{
 use super::*;
 
 mod gone;
+mod pods;
 mod service_cidrs;
 
 type Views = BTreeMap<ServicePortKey, ServicePortView>;
