@@ -8,6 +8,7 @@
 //! equals one that was filled from scratch.
 
 mod addresses;
+mod age;
 mod groups;
 mod keys;
 mod policy;
@@ -523,8 +524,9 @@ fn same_content(old: Option<&SliceObject>, new: Option<&SliceObject>) -> bool {
     match (old, new) {
         (None, None) => true,
         (Some(old), Some(new)) => {
-            let SliceObject { name: _, service, family, ports, endpoints, trigger: _ } = old;
-            (service, family, ports, endpoints) == (&new.service, &new.family, &new.ports, &new.endpoints)
+            let SliceObject { name: _, created, service, family, ports, endpoints, trigger: _ } = old;
+            (created, service, family, ports, endpoints)
+                == (&new.created, &new.service, &new.family, &new.ports, &new.endpoints)
         }
         _ => false,
     }

@@ -111,6 +111,8 @@ pub struct ServiceObjectPort {
 pub struct SliceObject {
     /// Namespace and name.
     pub name: ObjectName,
+    /// `metadata.creationTimestamp`: a slice that is older than a claim protects its addresses from it.
+    pub created: Option<SystemTime>,
     /// Label `kubernetes.io/service-name`: the Service in the same namespace.
     pub service: Arc<str>,
     /// `addressType`.

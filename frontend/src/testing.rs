@@ -62,6 +62,7 @@ pub(crate) fn service(name: &str, cluster_ip: &str) -> ServiceObject {
 pub(crate) fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> SliceObject {
     SliceObject {
         name: ObjectName::new("ns", name),
+        created: Some(time(0)),
         service: service.into(),
         family: IpFamily::V4,
         ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: number(8080) }],
@@ -248,8 +249,9 @@ pub(crate) fn any_slice() -> impl Strategy<Value = SliceObject> {
     let ports = subsequence(PORTS.to_vec(), 1..=3);
     let names = (proptest::sample::select(SLICES.to_vec()), proptest::sample::select(SERVICES.to_vec()));
     let endpoints = family.prop_flat_map(|family| (Just(family), any_endpoints(family)));
-    (names, ports, endpoints, option::of(0..100u64)).prop_map(
-        |((name, service), ports, (family, endpoints), trigger)| SliceObject {
+    (names, ports, endpoints, option::of(0..3u64), option::of(0..100u64)).prop_map(
+        |((name, service), ports, (family, endpoints), created, trigger)| SliceObject {
+            created: created.map(time),
             family,
             ports: ports
                 .into_iter()

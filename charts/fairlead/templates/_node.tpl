@@ -37,8 +37,9 @@
 {{- with $traffic.detectLocalMode }}
 - --detect-local-mode={{ . }}
 {{- end }}
-{{- with $traffic.clusterCIDRs }}
-- --cluster-cidr={{ join "," . }}
+{{- /* In other modes only frontends need them. */}}
+{{- if and $traffic.clusterCIDRs (has $traffic.detectLocalMode (list "" "ClusterCIDR")) }}
+- --cluster-cidr={{ join "," $traffic.clusterCIDRs }}
 {{- end }}
 {{- with $traffic.podBridgeInterface }}
 - --pod-bridge-interface={{ . }}

@@ -26,6 +26,10 @@ pub(crate) struct FrontendArgs {
     pub(crate) source: SourceArgs,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
+    /// Treat these CIDRs, comma-separated, as those of pods: no external IP in them is served, and no load-balancer IP
+    /// that is an endpoint. Needed where Nodes have no pod CIDRs. CIDRs shorter than /8 (IPv6: /32) protect nothing.
+    #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = cidr)]
+    pub(crate) cluster_cidr: Vec<IpNet>,
     #[command(flatten)]
     pub(crate) listen: ListenArgs,
     #[command(flatten)]
@@ -96,7 +100,7 @@ pub(crate) struct SourceArgs {
 pub(crate) struct ClusterArgs {
     /// Treat these CIDRs, comma-separated, as service CIDRs, in addition to ServiceCIDR objects. Nodes drop packets to
     /// addresses in them that no Service has.
-    #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = service_cidr)]
+    #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = cidr)]
     pub(crate) service_cidr: Vec<IpNet>,
 
     /// Do not create Events for Services that are not served completely and for backends that start. Events need
@@ -114,8 +118,8 @@ pub(crate) struct ClusterArgs {
     pub(crate) policy: PolicyArgs,
 }
 
-/// Parses one CIDR of `--service-cidr`.
-fn service_cidr(text: &str) -> Result<IpNet, String> {
+/// Parses one CIDR of `--service-cidr` or `--cluster-cidr`.
+fn cidr(text: &str) -> Result<IpNet, String> {
     let cidr: IpNet = text.trim().parse().map_err(|_| format!("{text:?}: expected a CIDR such as 10.96.0.0/12"))?;
     if cidr.prefix_len() == 0 {
         return Err(format!("{cidr} contains all addresses"));
@@ -228,6 +232,8 @@ mod tests {
         assert_eq!(cidrs("10.96.0.1/16, fd00:10:96::/112"), Ok(expected));
         assert!(cidrs("10.96.0.0").unwrap_err().contains("expected a CIDR"));
         assert!(cidrs("0.0.0.0/0").unwrap_err().contains("all addresses"));
+        let pods = frontend(&["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56"]).unwrap().cluster_cidr;
+        assert_eq!(pods, ["10.244.0.0/16", "fd00:10:244::/56"].map(|cidr| cidr.parse().unwrap()));
     }
 
     #[test]

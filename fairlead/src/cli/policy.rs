@@ -82,6 +82,8 @@ impl PolicyArgs {
             external_ips: self.external_ips.clone(),
             load_balancer_ips: self.load_balancer_ips.clone(),
             protected_ports: self.protected_ports.iter().copied().chain(ports).collect(),
+            // A flag of `frontend`, and one of the traffic flags of `local`.
+            cluster_cidrs: Vec::new(),
             refuse_node_addresses: self.refuse_node_addresses,
             limits: ServiceLimits {
                 vips: self.max_service_vips,

@@ -110,6 +110,7 @@ pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shu
     let mut tasks = Tasks::new();
     let ObserveArgs { healthz, metrics, .. } = &any.common.observe;
     let mut services = cluster.policy.policy(healthz.0.into_iter().chain(metrics.0));
+    services.cluster_cidrs.clone_from(&any.common.traffic.cluster_cidr);
     services.refuse_node_addresses |= any.name()? == BackendName::Ipvs;
     let config_of_frontend = ::frontend::Config { services, ..Default::default() };
     let frontend = frontend::spawn(&source, &cluster, config_of_frontend, &mut tasks).await?;

@@ -38,7 +38,8 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let mut tasks = Tasks::new();
     let age = Some(args.listen.max_stream_age).filter(|age| !age.is_zero());
     let connections = args.listen.connection_limits();
-    let services = args.cluster.policy.policy(args.listening());
+    let mut services = args.cluster.policy.policy(args.listening());
+    services.cluster_cidrs.clone_from(&args.cluster_cidr);
     let history = args.listen.history_limits();
     let config = Config { max_stream_age: age, history, connections, services, ..Config::default() };
     let frontend = spawn(&args.source, &args.cluster, config, &mut tasks).await?;

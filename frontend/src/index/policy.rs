@@ -17,6 +17,9 @@ pub struct ServicePolicy {
     pub external_ips: AllowedIps,
     /// `status.loadBalancer.ingress[].ip` that are served.
     pub load_balancer_ips: AllowedIps,
+    /// The CIDRs of pods. An external IP in them is not served, nor a load-balancer IP that is an endpoint. They may
+    /// contain other addresses than those of pods.
+    pub cluster_cidrs: Vec<IpNet>,
     /// TCP ports that no Service gets at the address of a Node, and as a node port: those of the kubelet and of
     /// Fairlead. The ports of API servers are added from `default/kubernetes`.
     pub protected_ports: BTreeSet<u16>,

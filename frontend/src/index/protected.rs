@@ -1,6 +1,9 @@
 //! Addresses that no Service may claim as an external or load-balancer IP, and ports that none gets at the address of a
 //! Node: otherwise every user that may write a Service could take over the traffic of others.
 //!
+//! Everyone who may write an EndpointSlice chooses the addresses in it, so that an endpoint protects its address only if
+//! it is in a cluster CIDR, or if the slice is not newer than the Service that claims the address.
+//!
 //! An address of a Node itself may be claimed, except on ports of the kubelet, of API servers and of Fairlead:
 //! bare-metal clusters publish Services there. So a Node that claims the address of a load balancer takes nothing away
 //! from it but these ports.
@@ -18,11 +21,12 @@ use proto::model::{NodeInfo, Protocol};
 use crate::object::{ObjectName, ServiceObject, SliceEndpoint, SliceObject};
 
 use super::{
+    age::Age,
     groups::{GroupChange, Groups, change_group, first},
     policy::ServicePolicy,
 };
 
-/// Shorter prefixes of pod CIDRs protect nothing: a Node would take away the addresses of everyone else.
+/// Shorter prefixes of pod CIDRs and cluster CIDRs protect nothing: a Node would take away the addresses of everyone else.
 const MIN_POD_PREFIX: (u8, u8) = (8, 32);
 
 /// What external and load-balancer IPs are compared with.
@@ -30,6 +34,7 @@ const MIN_POD_PREFIX: (u8, u8) = (8, 32);
 pub(super) struct ProtectedAddresses {
     ports: BTreeSet<u16>,
     refuse_node_addresses: bool,
+    cluster_cidrs: Vec<IpNet>,
     /// By cluster IP, the Services that have it.
     cluster_ips: Groups<IpAddr, ObjectName>,
     service_cidrs: BTreeSet<IpNet>,
@@ -41,16 +46,26 @@ pub(super) struct ProtectedAddresses {
     node_addresses: Groups<IpAddr, Arc<str>>,
     /// The addresses of each Node.
     addresses_of: HashMap<Arc<str>, Vec<IpAddr>>,
-    /// By claimed address, the slices that have it as an endpoint; those first that name a node with it.
-    endpoints: HashMap<IpAddr, BTreeSet<(NodeName, ObjectName)>>,
+    /// By claimed address, the slices that have it as an endpoint.
+    endpoints: HashMap<IpAddr, EndpointSlices>,
     api_servers: BTreeSet<(IpAddr, NonZeroU16)>,
 }
 
-/// Whether an endpoint names its node, as that of a pod does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum NodeName {
-    Present,
-    Absent,
+/// The slices that have an address as an endpoint, the oldest first.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct EndpointSlices {
+    /// Those in which the endpoint names its node, as that of a pod does.
+    with_node: BTreeSet<(Age, ObjectName)>,
+    without_node: BTreeSet<(Age, ObjectName)>,
+}
+
+/// The claim of a Service to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AddressClaim {
+    pub(super) ip: IpAddr,
+    pub(super) kind: ExternalKind,
+    /// That of the Service.
+    pub(super) age: Age,
 }
 
 /// The field that claims an address.
@@ -64,8 +79,13 @@ pub(super) enum ExternalKind {
 
 impl ProtectedAddresses {
     pub(super) fn new(policy: &ServicePolicy) -> Self {
-        let ServicePolicy { protected_ports, refuse_node_addresses, .. } = policy;
-        Self { ports: protected_ports.clone(), refuse_node_addresses: *refuse_node_addresses, ..Self::default() }
+        let ServicePolicy { protected_ports, refuse_node_addresses, cluster_cidrs, .. } = policy;
+        Self {
+            ports: protected_ports.clone(),
+            refuse_node_addresses: *refuse_node_addresses,
+            cluster_cidrs: cluster_cidrs.iter().filter(|cidr| protects_pods(cidr)).copied().collect(),
+            ..Self::default()
+        }
     }
 
     // === Changes: each returns the addresses at which a claim may be decided differently ===
@@ -86,9 +106,7 @@ impl ProtectedAddresses {
             GroupChange::Add => self.addresses_of.insert(node.name.clone(), node.addresses.clone()),
             GroupChange::Remove => self.addresses_of.remove(&node.name),
         };
-        let (v4, v6) = MIN_POD_PREFIX;
-        let is_protected = |cidr: &&IpNet| cidr.prefix_len() >= if cidr.addr().is_ipv4() { v4 } else { v6 };
-        for cidr in node.pod_cidrs.iter().filter(is_protected) {
+        for cidr in node.pod_cidrs.iter().filter(|cidr| protects_pods(cidr)) {
             let existed = self.pod_cidrs.contains_key(cidr);
             change_group(&mut self.pod_cidrs, change, *cidr, &node.name);
             let prefix = (cidr.addr().is_ipv4(), cidr.prefix_len());
@@ -145,13 +163,14 @@ impl ProtectedAddresses {
         let mut changed = Vec::new();
         for SliceEndpoint { address, node, .. } in &slice.endpoints {
             let Some(slices) = self.endpoints.get_mut(address) else { continue };
-            let entry = (if node.is_some() { NodeName::Present } else { NodeName::Absent }, slice.name.clone());
-            let before = slices.first().cloned();
+            let group = if node.is_some() { &mut slices.with_node } else { &mut slices.without_node };
+            let entry = (Age::from(slice.created), slice.name.clone());
+            let before = group.first().cloned();
             match change {
-                GroupChange::Add => slices.insert(entry),
-                GroupChange::Remove => slices.remove(&entry),
+                GroupChange::Add => group.insert(entry),
+                GroupChange::Remove => group.remove(&entry),
             };
-            if slices.first() != before.as_ref() {
+            if group.first() != before.as_ref() {
                 changed.push(IpNet::from(*address));
             }
         }
@@ -161,7 +180,8 @@ impl ProtectedAddresses {
     // === Decisions ===
 
     /// What the address belongs to, so that it is served on no port. For messages.
-    pub(super) fn owner(&self, ip: IpAddr, kind: ExternalKind) -> Option<String> {
+    pub(super) fn owner(&self, claim: AddressClaim) -> Option<String> {
+        let AddressClaim { ip, kind, .. } = claim;
         if let Some(service) = first(&self.cluster_ips, &ip) {
             return Some(format!("the cluster IP of Service {service}"));
         }
@@ -175,12 +195,25 @@ impl ProtectedAddresses {
             let cidr = IpNet::new(ip, *length).ok()?.trunc();
             first(&self.pod_cidrs, &cidr).map(|node| format!("an address of the pod CIDR {cidr} of Node {node}"))
         });
-        of_pods.or_else(|| {
-            let (node, slice) = self.endpoints.get(&ip)?.first()?;
-            // A load balancer may be the endpoint of another Service, which then names no node.
-            let is_owner = *node == NodeName::Present || kind == ExternalKind::External;
-            is_owner.then(|| format!("an endpoint in EndpointSlice {slice}"))
+        of_pods.or_else(|| self.endpoint_owner(claim)).or_else(|| {
+            // The CIDR may contain more than pods: a load balancer, too.
+            let cidr = self.cluster_cidr(ip).filter(|_| kind == ExternalKind::External)?;
+            Some(format!("an address of the cluster CIDR {cidr}"))
         })
+    }
+
+    /// The slice that protects its endpoint.
+    fn endpoint_owner(&self, AddressClaim { ip, kind, age }: AddressClaim) -> Option<String> {
+        let EndpointSlices { with_node, without_node } = self.endpoints.get(&ip)?;
+        // A load balancer may be the endpoint of another Service, which then names no node.
+        let without_node = without_node.first().filter(|_| kind == ExternalKind::External);
+        let (created, slice) = with_node.first().into_iter().chain(without_node).min()?;
+        let is_owner = *created <= age || self.cluster_cidr(ip).is_some();
+        is_owner.then(|| format!("an endpoint in EndpointSlice {slice}"))
+    }
+
+    fn cluster_cidr(&self, ip: IpAddr) -> Option<&IpNet> {
+        self.cluster_cidrs.iter().find(|cidr| cidr.contains(&ip))
     }
 
     /// What uses a port of the address, so that no Service gets it. For messages.
@@ -209,4 +242,9 @@ impl ProtectedAddresses {
         let nodes = self.node_addresses.get(ip).into_iter().flatten();
         nodes.flat_map(|node| self.addresses_of.get(node).into_iter().flatten().map(move |ip| (*ip, node)))
     }
+}
+
+fn protects_pods(cidr: &IpNet) -> bool {
+    let (v4, v6) = MIN_POD_PREFIX;
+    cidr.prefix_len() >= if cidr.addr().is_ipv4() { v4 } else { v6 }
 }

@@ -13,6 +13,7 @@ use super::*;
 
 mod gone;
 mod hints;
+mod pods;
 mod service_cidrs;
 
 type Views = BTreeMap<ServicePortKey, ServicePortView>;

@@ -11,7 +11,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     num::NonZeroU16,
-    time::SystemTime,
 };
 
 use ipnet::IpNet;
@@ -20,10 +19,11 @@ use proto::model::{PerFamily, Protocol, ServicePort, ServicePortKey};
 use crate::object::{ObjectProblem, ServiceObject, ServiceObjectPort};
 
 use super::{
+    age::Age,
     groups::{GroupChange, Groups, change_group, first},
     key_of,
     policy::ServicePolicy,
-    protected::{ExternalKind, ProtectedAddresses},
+    protected::{AddressClaim, ExternalKind, ProtectedAddresses},
 };
 
 /// How many refused claims of one field are described. The others are counted.
@@ -52,8 +52,8 @@ enum VipClaim {
 struct Claimant {
     /// Whether a user has written the claim to `spec.externalIPs`.
     external: bool,
-    undated: bool,
-    created: Option<SystemTime>,
+    /// That of its Service.
+    age: Age,
     key: ServicePortKey,
 }
 
@@ -90,8 +90,7 @@ impl VipClaims {
                     self.external_ips.remove(&ip);
                 }
             }
-            let created = service.created;
-            let mut claimant = Claimant { external: false, undated: created.is_none(), created, key };
+            let mut claimant = Claimant { external: false, age: service.created.into(), key };
             for (claim, kind) in claims(service, port) {
                 claimant.external = kind == Some(ExternalKind::External);
                 if change_group(&mut self.claimants, change, claim, &claimant) {
@@ -124,7 +123,13 @@ impl VipClaims {
     /// A service port with those of its claims that it gets, and the others.
     pub(super) fn resolve(&self, service: &ServiceObject, port: &ServiceObjectPort) -> (ServicePort, RefusedClaims) {
         let key = key_of(service, port);
-        let mut resolution = Resolution { claims: self, port, key: &key, refused: RefusedClaims::default() };
+        let mut resolution = Resolution {
+            claims: self,
+            port,
+            key: &key,
+            age: service.created.into(),
+            refused: RefusedClaims::default(),
+        };
         let port = ServicePort {
             cluster_ips: PerFamily::from_fn(|family| {
                 let ip = service.cluster_ips[family];
@@ -160,6 +165,7 @@ struct Resolution<'a> {
     claims: &'a VipClaims,
     port: &'a ServiceObjectPort,
     key: &'a ServicePortKey,
+    age: Age,
     refused: RefusedClaims,
 }
 
@@ -202,7 +208,8 @@ impl Resolution<'_> {
         let mut described = 0;
         let mut used = Vec::with_capacity(ips.len());
         for ip in ips {
-            let refusal = if let Some(owner) = protected.owner(*ip, kind) {
+            let claim = AddressClaim { ip: *ip, kind, age: self.age };
+            let refusal = if let Some(owner) = protected.owner(claim) {
                 Some(format!("{ip} is not served: it would shadow {owner}; use another address"))
             } else if let Some(owner) = protected.port_owner(*ip, port, protocol) {
                 Some(format!("{ip} is not served on port {port}/{protocol}: it would shadow {owner}"))

@@ -6,7 +6,7 @@ mod service;
 mod service_cidr;
 mod slice;
 
-use std::num::NonZeroU16;
+use std::{num::NonZeroU16, time::SystemTime};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::model::{ParseProtocolError, Protocol};
@@ -100,6 +100,11 @@ pub(super) fn json_name(json: &Value) -> ObjectName {
 
 fn has_label(metadata: &ObjectMeta, label: &str) -> bool {
     metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label))
+}
+
+/// When the object was created.
+fn created(metadata: &ObjectMeta) -> Option<SystemTime> {
+    metadata.creation_timestamp.as_ref().map(|time| SystemTime::from(time.0))
 }
 
 /// The value of a label; empty if absent.

@@ -47,6 +47,7 @@ pub(crate) fn slice_on(node: &str, number: u8, endpoints: u16) -> ParsedObject {
     };
     let port = NonZeroU16::new(8080).unwrap();
     let slice = SliceObject {
+        created: None,
         service: name.name.clone(),
         family: IpFamily::V4,
         ports: vec![SlicePort { name: "".into(), protocol: Protocol::Tcp, port }],

@@ -7,7 +7,6 @@ use std::{
     fmt,
     num::{NonZeroU16, NonZeroU32},
     str::FromStr,
-    time::SystemTime,
 };
 
 use k8s_openapi::{
@@ -16,7 +15,7 @@ use k8s_openapi::{
 };
 use proto::model::TrafficPolicy;
 
-use super::{FieldProblems, Resource, has_label, items, optional_port_number, port_number, protocol};
+use super::{FieldProblems, Resource, created, has_label, items, optional_port_number, port_number, protocol};
 use crate::object::{ClusterObject, ForeignService, ObjectKind, ObjectName, ServiceObject, ServiceObjectPort};
 
 /// A Service with this label, of any value, is for another proxy.
@@ -51,7 +50,7 @@ impl Resource for Service {
         let external_policy = external_policy(spec, problems);
         Some(ClusterObject::Service(ServiceObject {
             name,
-            created: self.metadata.creation_timestamp.as_ref().map(|time| SystemTime::from(time.0)),
+            created: created(&self.metadata),
             internal_policy: policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref(), problems),
             external_policy,
             affinity_seconds: affinity_seconds(spec, problems),

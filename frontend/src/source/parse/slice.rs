@@ -9,7 +9,9 @@ use k8s_openapi::{
 };
 use proto::model::IpFamily;
 
-use super::{FieldProblems, Resource, address, has_label, items, label, optional_port_number, protocol, sorted};
+use super::{
+    FieldProblems, Resource, address, created, has_label, items, label, optional_port_number, protocol, sorted,
+};
 use crate::object::{ClusterObject, ObjectKind, ObjectName, SliceEndpoint, SliceObject, SlicePort};
 
 /// The Service that a slice belongs to.
@@ -47,6 +49,7 @@ impl Resource for EndpointSlice {
         let endpoints = items(self.endpoints.as_ref()).iter().enumerate();
         Some(ClusterObject::EndpointSlice(SliceObject {
             name,
+            created: created(&self.metadata),
             service: service.into(),
             family,
             ports: sorted(ports.filter_map(|(n, port)| slice_port(n, port, problems))),

@@ -140,6 +140,7 @@ impl TestCluster {
         let port = |name: &str, port| SlicePort { name: name.into(), protocol: Protocol::Tcp, port: number(port) };
         let slice = SliceObject {
             name: name.clone(),
+            created: None,
             service: (*self.rng.choice(&SERVICES).unwrap()).into(),
             family,
             ports: vec![port("http", 8080), port("https", 8443)],

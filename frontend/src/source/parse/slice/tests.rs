@@ -80,10 +80,12 @@ fn whole_slice() {
             {"addresses": ["10.0.1.1"], "conditions": {}, "hints": {}, "nodeName": ""},
         ]),
     );
+    slice["metadata"]["creationTimestamp"] = json!("1970-01-02T00:00:00Z");
     slice["metadata"]["annotations"] =
         json!({"endpoints.kubernetes.io/last-change-trigger-time": "1970-01-01T00:01:00.5Z"});
     let expected = SliceObject {
         name: ObjectName::new("shop", "web-x1"),
+        created: Some(UNIX_EPOCH + Duration::from_secs(86_400)),
         service: "web".into(),
         family: IpFamily::V4,
         ports: vec![port("", Protocol::Udp, 53), port("metrics", Protocol::Tcp, 9090)],
