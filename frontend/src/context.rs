@@ -1,8 +1,12 @@
 //! What all parts of a frontend share: the engine, the sessions, and what is reported to operators.
 
-use std::{sync::OnceLock, time::SystemTime};
+use std::{
+    sync::{Mutex, OnceLock, PoisonError},
+    time::SystemTime,
+};
 
 use proto::model::Epoch;
+use runtime::failure::CountedLog;
 
 use crate::{
     Config,
@@ -10,7 +14,7 @@ use crate::{
     drain::WaitingDrains,
     engine::StreamStats,
     events::EventQueue,
-    identity::NodeSources,
+    identity::{Identity, NodeSources},
     index::Index,
     log::ChangeLog,
     metrics::Metrics,
@@ -37,6 +41,8 @@ pub(crate) struct FrontendContext {
     /// The TLS configuration of the listeners, if any of them uses TLS.
     pub(crate) tls: OnceLock<ReloadingTls>,
     pub(crate) started: SystemTime,
+    /// By client: streams that were rejected or broke the protocol.
+    session_errors: Mutex<CountedLog<Identity>>,
 }
 
 /// One reason why a part of an object, or of the TLS files, is not used.
@@ -66,8 +72,15 @@ impl FrontendContext {
             freshness: Freshness::default(),
             tls: OnceLock::new(),
             started,
+            session_errors: Mutex::default(),
             config,
         }
+    }
+
+    /// Counts a stream that was rejected or broke the protocol. `Some` when it should be logged: how many there were
+    /// of this client since the last line.
+    pub(crate) fn count_session_error(&self, client: &Identity) -> Option<u64> {
+        self.session_errors.lock().unwrap_or_else(PoisonError::into_inner).record(client.clone())
     }
 
     pub(crate) fn stats(&self) -> StreamStats {
@@ -126,5 +139,18 @@ impl FrontendContext {
     /// Why the TLS files in their current form are not used.
     pub(crate) fn tls_error(&self) -> Option<String> {
         self.tls.get()?.error()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn rejected_streams_of_one_client_are_few_lines() {
+        let context = FrontendContext::new(Config::default());
+        let count = |name: &str| context.count_session_error(&Identity::Node(name.into())).is_some();
+        let lines = (0..20_000).filter(|_| count("node-1")).count();
+        assert_eq!((lines, count("node-2")), (1, true));
     }
 }

@@ -84,9 +84,8 @@ pub(crate) struct NodesBehind {
 // === impl Drain ===
 
 impl<'a> Drain<'a> {
-    /// `waited`: how long the pod has waited before this question.
-    pub(crate) fn new(context: &'a FrontendContext, addresses: Vec<IpAddr>, waited: Duration) -> Self {
-        let entry = context.drains.enter(addresses.clone(), waited);
+    pub(crate) fn new(context: &'a FrontendContext, addresses: Vec<IpAddr>) -> Self {
+        let entry = context.drains.enter(addresses.clone());
         Self { context, addresses, services: BTreeSet::new(), unused_since: None, entry }
     }
 

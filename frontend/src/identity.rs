@@ -79,6 +79,14 @@ impl Identity {
         }
     }
 
+    /// As whom a client is counted that follows this node: without an identity, as the node.
+    pub(crate) fn counted_as(&self, node: &Arc<str>) -> Self {
+        match self {
+            Self::Trusted => Self::Node(node.clone()),
+            Self::Node(_) | Self::Admin(_) => self.clone(),
+        }
+    }
+
     /// Whether the client may see what concerns all objects of the cluster: their problems, and the pods that wait.
     pub(crate) fn may_see_all_objects(&self) -> bool {
         !matches!(self, Self::Node(_))

@@ -28,7 +28,7 @@ impl Frontend {
         request: &v1::DrainedRequest,
         shutdown: Shutdown,
     ) -> Result<v1::DrainedResponse, Status> {
-        server::drained(&self.context, request, shutdown).await
+        server::drained(&self.context, &Identity::Trusted, request, shutdown).await
     }
 
     /// Starts a stream and returns its two ends: for the client's messages after Hello, and for those of the frontend.

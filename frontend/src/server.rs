@@ -206,12 +206,20 @@ impl FairleadService {
         request: v1::EndpointsRequest,
     ) -> Result<Response<v1::EndpointsResponse>, Status> {
         self.authorize(&identity, &request.node)?;
-        let permit = self.context.answers.acquire(AnswerClient::new(identity, address)).await;
-        Ok(answer(endpoints::response(&self.context.cluster, &request)?, permit))
+        let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
+        let mut response = endpoints::response(&self.context.cluster, &request)?;
+        if !identity.may_see_all_objects() {
+            endpoints::keep_own(&mut response, &request.node);
+        }
+        Ok(answer(response, permit))
     }
 
-    async fn drained(&self, request: v1::DrainedRequest) -> Result<Response<v1::DrainedResponse>, Status> {
-        drained(&self.context, &request, self.shutdown.clone()).await.map(Response::new)
+    async fn drained(
+        &self,
+        identity: Identity,
+        request: v1::DrainedRequest,
+    ) -> Result<Response<v1::DrainedResponse>, Status> {
+        drained(&self.context, &identity, &request, self.shutdown.clone()).await.map(Response::new)
     }
 }
 

@@ -48,7 +48,7 @@ use crate::{
 };
 
 pub(crate) use self::{rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage};
-use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session};
+use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session, truncated::excerpt};
 
 /// How much the age limit of a stream varies, as a fraction of the configured one.
 const AGE_JITTER: f64 = 0.2;
@@ -144,13 +144,17 @@ pub(crate) async fn run(
     }
     let span = info_span!("stream", node = %hello.node, role = ?hello.role);
     let (node, role) = (hello.node.clone(), hello.role);
+    let client = identity.counted_as(&node);
     let permit = (|| {
         identity.may_follow(&node, role)?;
         let version = VersionRange::SUPPORTED.negotiate(hello.capabilities.versions)?;
         Ok((version, context.rate_limiter.open_stream(&hello)?))
     })();
     let (version, permit) = permit.inspect_err(|error| {
-        info!(parent: &span, %error, "stream rejected");
+        match context.count_session_error(&client) {
+            Some(count) => info!(parent: &span, error = excerpt(error), count, "stream rejected"),
+            None => debug!(parent: &span, error = excerpt(error), "stream rejected"),
+        }
         let is_denied = matches!(error, SessionError::Denied(_));
         context.metrics.rejected(if is_denied { Rejection::NotPermitted } else { Rejection::Protocol });
     })?;
@@ -174,10 +178,13 @@ pub(crate) async fn run(
                 drain(&context, reason, input, output).await
             }
             SessionEnd::ProtocolError(error) => {
-                info!(%error, "stream closed after a protocol error");
+                match context.count_session_error(&client) {
+                    Some(count) => info!(error = excerpt(&error), count, "stream closed after a protocol error"),
+                    None => debug!(error = excerpt(&error), "stream closed after a protocol error"),
+                }
                 context.metrics.rejected(Rejection::Protocol);
                 if role == Role::Backend {
-                    context.streams.set_error(&node, &error);
+                    context.streams.set_error(&node, &excerpt(&error));
                 }
                 Err(error)
             }

@@ -15,12 +15,28 @@ use tokio::time::Instant;
 use super::DrainState;
 use crate::object::ObjectName;
 
+/// How long after the answer to one question about a pod the next one continues it.
+const PAUSE: Duration = Duration::from_secs(10);
+/// The most pods whose last question is remembered.
+const MAX_REMEMBERED: usize = 4096;
+
 /// All pods that this frontend is asked about at the moment.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingDrains {
     /// Those that wait longest come first.
     drains: Mutex<BTreeMap<WaitingId, WaitingDrain>>,
     next: AtomicU64,
+    /// By addresses: pods whose last question was answered.
+    answered: Mutex<BTreeMap<Vec<IpAddr>, AnsweredDrain>>,
+}
+
+/// A pod that may be asked about again.
+#[derive(Clone, Copy, Debug)]
+struct AnsweredDrain {
+    /// When it was first asked about.
+    since: Instant,
+    /// When the last question was answered.
+    at: Instant,
 }
 
 /// The time at which the pod began to wait, and a number.
@@ -53,14 +69,30 @@ impl WaitingDrains {
         self.lock().values().take(limit).cloned().collect()
     }
 
-    /// Adds a pod that has waited for this time already.
-    pub(super) fn enter(&self, addresses: Vec<IpAddr>, waited: Duration) -> WaitingEntry<'_> {
+    /// Adds a pod. It has waited since the first of its questions that followed each other.
+    pub(super) fn enter(&self, addresses: Vec<IpAddr>) -> WaitingEntry<'_> {
         let now = Instant::now();
-        let since = now.checked_sub(waited).unwrap_or(now);
+        let before = self.answered().remove(&addresses).filter(|before| now - before.at < PAUSE);
+        let since = before.map_or(now, |before| before.since);
         let id = (since, self.next.fetch_add(1, Ordering::Relaxed));
         let drain = WaitingDrain { addresses, services: BTreeSet::new(), state: DrainState::Unknown, since };
         self.lock().insert(id, drain);
         WaitingEntry { drains: self, id }
+    }
+
+    /// Remembers a pod whose question was answered.
+    fn remember(&self, drain: WaitingDrain) {
+        let (mut answered, now) = (self.answered(), Instant::now());
+        if answered.len() >= MAX_REMEMBERED {
+            answered.retain(|_, answered| now - answered.at < PAUSE);
+        }
+        if answered.len() < MAX_REMEMBERED {
+            answered.insert(drain.addresses, AnsweredDrain { since: drain.since, at: now });
+        }
+    }
+
+    fn answered(&self) -> MutexGuard<'_, BTreeMap<Vec<IpAddr>, AnsweredDrain>> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<WaitingId, WaitingDrain>> {
@@ -81,6 +113,39 @@ impl WaitingEntry<'_> {
 
 impl Drop for WaitingEntry<'_> {
     fn drop(&mut self) {
-        self.drains.lock().remove(&self.id);
+        let ended = self.drains.lock().remove(&self.id);
+        if let Some(drain) = ended {
+            self.drains.remember(drain);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn pod_has_waited_since_the_first_question_that_this_frontend_saw() {
+        let drains = WaitingDrains::default();
+        let ask = || drains.enter(vec![IpAddr::from([10, 0, 0, 1])]);
+        let first = Instant::now();
+        for _ in 0..3 {
+            let _entry = ask();
+            assert_eq!(drains.longest(1)[0].since, first);
+            tokio::time::advance(Duration::from_secs(60)).await;
+        }
+        drop(ask());
+        tokio::time::advance(PAUSE).await;
+        let _entry = ask();
+        assert_eq!(drains.longest(1)[0].since, Instant::now(), "another pod, after a pause");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn remembered_pods_are_bounded() {
+        let drains = WaitingDrains::default();
+        for number in 0..3 * MAX_REMEMBERED {
+            drop(drains.enter(vec![std::net::Ipv4Addr::from_bits(number as u32).into()]));
+        }
+        assert_eq!(drains.answered().len(), MAX_REMEMBERED);
     }
 }

@@ -1,7 +1,7 @@
 //! The call `Drained`: whether the nodes that are connected here still send new connections to a pod that ends. What
 //! the call `Status` says about the pods that wait for its answer.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use proto::{
     convert::{micros, pack_address, unpack_address},
@@ -13,14 +13,14 @@ use tonic::Status;
 use crate::{
     context::FrontendContext,
     drain::{Drain, DrainReport, DrainState, NodesBehind, WaitingDrain},
+    identity::Identity,
+    metrics::Rejection,
     object::ObjectName,
     streams::{Fleet, MAX_LISTED},
 };
 
 /// The longest that a response is delayed.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// The longest time that a pod is said to have waited before.
-const MAX_WAITED: Duration = Duration::from_secs(3600);
 /// A pod has an address of each family.
 const MAX_ADDRESSES: usize = 2;
 /// How many Services a response names.
@@ -29,21 +29,29 @@ const MAX_SERVICES: usize = 8;
 /// Answers the call.
 pub(crate) async fn drained(
     context: &FrontendContext,
+    identity: &Identity,
     request: &v1::DrainedRequest,
     shutdown: Shutdown,
 ) -> Result<v1::DrainedResponse, Status> {
-    let v1::DrainedRequest { addresses, wait_millis, waited_millis } = request;
+    // The client's own word for how long it has waited would decide what alerts say.
+    let v1::DrainedRequest { addresses, wait_millis, waited_millis: _ } = request;
     if addresses.is_empty() || addresses.len() > MAX_ADDRESSES {
         return Err(Status::invalid_argument("addresses: a pod has one, or one of each IP family"));
     }
     let addresses = addresses.iter().map(|bytes| unpack_address(bytes, "addresses"));
-    let addresses = addresses.collect::<Result<_, _>>().map_err(|error| Status::invalid_argument(error.to_string()))?;
+    let addresses = addresses.collect::<Result<Vec<_>, _>>();
+    let addresses = addresses.map_err(|error| Status::invalid_argument(error.to_string()))?;
     if !context.cluster.is_ready() {
         return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
     }
     let patience = Duration::from_millis((*wait_millis).into()).min(MAX_WAIT);
-    let waited = Duration::from_millis((*waited_millis).into()).min(MAX_WAITED);
-    let report = Drain::new(context, addresses, waited).wait(patience, shutdown).await;
+    if let Some(node) = other_node(context, identity, &addresses) {
+        context.metrics.rejected(Rejection::NotPermitted);
+        return Err(Status::permission_denied(format!(
+            "{identity} may ask for pods on its own node only, and this one is on node {node}"
+        )));
+    }
+    let report = Drain::new(context, addresses).wait(patience, shutdown).await;
     let DrainReport { state, services, behind, stalled, connected, cluster, left } = report;
     let is_drained = state == DrainState::Drained;
     Ok(v1::DrainedResponse {
@@ -56,6 +64,17 @@ pub(crate) async fn drained(
         left: left as u64,
         stalled: stalled.first.iter().map(ToString::to_string).collect(),
     })
+}
+
+/// The node of a pod that a client may not ask for: it is on none but others. The pod of an address that is in no slice
+/// is unknown, and nothing is said about it.
+fn other_node(context: &FrontendContext, identity: &Identity, addresses: &[IpAddr]) -> Option<Arc<str>> {
+    let Identity::Node(own) = identity else { return None };
+    let index = context.cluster.index();
+    let entries = addresses.iter().flat_map(|address| index.endpoints_at(*address));
+    let nodes: BTreeSet<_> = entries.map(|(_, endpoint)| endpoint.node.clone()).collect();
+    let is_own = |node: &Option<Arc<str>>| node.as_ref().is_none_or(|node| node == own);
+    if nodes.iter().any(is_own) { None } else { nodes.into_iter().flatten().next() }
 }
 
 /// What the status says about the pods that wait.
@@ -87,5 +106,30 @@ impl From<DrainState> for v1::DrainState {
             DrainState::Behind(_) => Self::Behind,
             DrainState::Drained => Self::Drained,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        Config, Frontend,
+        testing::{endpoint, ip, put, slice},
+    };
+
+    use super::*;
+
+    #[test]
+    fn node_may_ask_for_its_own_pods_only() {
+        let context = Frontend::new(Config::default()).context;
+        let endpoints = vec![endpoint("10.0.0.1", "node-1"), endpoint("10.0.0.2", "node-2")];
+        context.cluster.index().apply(put(slice("x", "web", endpoints)));
+        context.cluster.index().apply(put(slice("y", "db", vec![endpoint("10.0.0.2", "node-3")])));
+        let other = |identity: Identity, address| other_node(&context, &identity, &[ip(address)]);
+        let node = || Identity::Node("node-1".into());
+        assert_eq!(other(node(), "10.0.0.1"), None);
+        assert_eq!(other(node(), "10.0.0.2").as_deref(), Some("node-2"));
+        assert_eq!(other(node(), "10.0.0.3"), None, "in no slice");
+        assert_eq!(other(Identity::Node("node-3".into()), "10.0.0.2"), None, "the address is used again");
+        assert_eq!(other(Identity::Admin("ops".into()), "10.0.0.2"), None);
     }
 }

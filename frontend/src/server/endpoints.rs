@@ -9,6 +9,9 @@ use crate::{
     view::{EndpointExplanation, EndpointReason, ServicePortExplanation},
 };
 
+/// The reasons whose details name other nodes.
+const NAMES_NODES: [&str; 2] = ["hint-other-node", "not-on-this-node"];
+
 pub(super) fn response(
     cluster: &ClusterState,
     request: &v1::EndpointsRequest,
@@ -51,6 +54,22 @@ pub(super) fn response(
     })
 }
 
+/// Removes what concerns other nodes and the objects of others: the node itself needs only which endpoints it uses.
+pub(super) fn keep_own(response: &mut v1::EndpointsResponse, own: &str) {
+    response.problems.clear();
+    for endpoint in response.ports.iter_mut().flat_map(|port| &mut port.endpoints) {
+        endpoint.node_hints.retain(|node| node == own);
+        if endpoint.node != own {
+            endpoint.node.clear();
+        }
+        for membership in endpoint.cluster.iter_mut().chain(&mut endpoint.local) {
+            if NAMES_NODES.contains(&membership.reason.as_str()) {
+                membership.detail.clear();
+            }
+        }
+    }
+}
+
 fn port_endpoints(explanation: ServicePortExplanation) -> v1::ServicePortEndpoints {
     let ServicePortExplanation { port, endpoints, notes } = explanation;
     let endpoints = endpoints.into_iter().map(state).collect();
@@ -78,4 +97,32 @@ fn state(explained: EndpointExplanation) -> v1::SliceEndpoint {
 fn verdict(reason: &EndpointReason) -> v1::PoolMembership {
     let (code, detail) = reason.describe();
     v1::PoolMembership { in_pool: reason.is_in(), reason: code.to_owned(), detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_is_told_no_other_nodes() {
+        let membership = |reason: &str, detail: &str| {
+            Some(v1::PoolMembership { in_pool: false, reason: reason.to_owned(), detail: detail.to_owned() })
+        };
+        let endpoint = v1::SliceEndpoint {
+            node: "b".to_owned(),
+            node_hints: vec!["a".to_owned(), "b".to_owned()],
+            cluster: membership("hint-other-node", "hint for node b"),
+            local: membership("not-ready", "not ready"),
+            ..v1::SliceEndpoint::default()
+        };
+        let own = v1::SliceEndpoint { node: "a".to_owned(), ..v1::SliceEndpoint::default() };
+        let ports = vec![v1::ServicePortEndpoints { endpoints: vec![endpoint, own], ..Default::default() }];
+        let problems = vec![v1::Problem::default()];
+        let mut response = v1::EndpointsResponse { ports, problems, ..Default::default() };
+        keep_own(&mut response, "a");
+        let [other, own] = &response.ports[0].endpoints[..] else { panic!("{response:?}") };
+        assert_eq!((other.node.as_str(), &other.node_hints[..], own.node.as_str()), ("", &["a".to_owned()][..], "a"));
+        let details = [&other.cluster, &other.local].map(|membership| membership.as_ref().unwrap().detail.as_str());
+        assert_eq!((details, response.problems.len()), (["", "not ready"], 0));
+    }
 }

@@ -23,7 +23,7 @@ use crate::{
 
 use super::{
     MessageSink, OutgoingMessage, SessionEnd, SessionError, StreamPermit,
-    truncated::{truncated_degraded, truncated_failures},
+    truncated::{excerpt, truncated_degraded, truncated_failures},
 };
 
 /// The base of the first batch to a client that does not resume.
@@ -120,7 +120,7 @@ impl Session {
         if let Some(start) = BackendStart::of(&hello).filter(|_| context.streams.has_node(&node)) {
             context.events.started(start);
         }
-        info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
+        info!(backend = excerpt(&hello.backend), version = excerpt(&hello.backend_version), ?mode, "stream started");
         if hello.role == Role::Backend && context.streams.lacks_node(&node) {
             warn!("there is no Node object of this name: check --node-name of the backend, and whether it was deleted");
         }
@@ -128,11 +128,7 @@ impl Session {
             context,
             status,
             permit,
-            rebuild_client: match identity {
-                // One for all nodes would be one permit for all of them.
-                Identity::Trusted => Identity::Node(hello.node),
-                Identity::Node(_) | Identity::Admin(_) => identity.clone(),
-            },
+            rebuild_client: identity.counted_as(&hello.node),
             has_initial_token: true,
             ack_repeats: TokenBucket::full(Instant::now()),
             mismatches: TokenBucket::full(Instant::now()),

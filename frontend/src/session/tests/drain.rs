@@ -30,9 +30,7 @@ async fn cluster() -> Fixture {
 /// Asks whether pod 1 is drained.
 fn ask(fixture: &Fixture, patience: Duration) -> JoinHandle<DrainReport> {
     let (context, shutdown) = (fixture.frontend.context.clone(), fixture.shutdown.clone());
-    tokio::spawn(
-        async move { Drain::new(&context, vec![ip("10.0.0.1")], Duration::ZERO).wait(patience, shutdown).await },
-    )
+    tokio::spawn(async move { Drain::new(&context, vec![ip("10.0.0.1")]).wait(patience, shutdown).await })
 }
 
 async fn state(fixture: &Fixture) -> DrainState {
