@@ -7,14 +7,14 @@
 //!                            └▶ FAIRLEAD-IPVS-MASQ : stores in the connmark whether to masquerade
 //!   filter INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : rejects
 //!          FORWARD, OUTPUT ─▶ FAIRLEAD-IPVS-NOBODY : drops packets to unused addresses of the service CIDRs
-//!          FORWARD ─▶ FAIRLEAD-IPVS-FORWARD : drops invalid packets, accepts replies
+//!          FORWARD ─▶ FAIRLEAD-IPVS-FORWARD : accepts replies
 //!   (IPVS: after filter INPUT, before filter OUTPUT)
 //!   mangle POSTROUTING ─▶ FAIRLEAD-IPVS-END : stores in the connmark that a connection is a hairpin; clears marks
 //!                                             before packets leave the node or are encapsulated
 //!   nat    POSTROUTING ─▶ FAIRLEAD-IPVS : masquerades by connmark, and VIPs as sources
 //! ```
 
-use backend::dataplane::{DataplaneOptions, InvalidPackets, Masquerade, NodePortAddresses, PodMatch, cidrs_of_family};
+use backend::dataplane::{DataplaneOptions, Masquerade, NodePortAddresses, PodMatch, cidrs_of_family};
 use ipnet::IpNet;
 use iptables::{ChainSpec, Hook, Table};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, PerFamily};
@@ -68,7 +68,7 @@ pub(crate) fn rules(family: IpFamily, options: &DataplaneOptions, node: &NodeInf
         chain(Table::Filter, MAIN, vec![format!("{} -j {REJECT}", Mark::REJECT.exactly())]),
         chain(Table::Filter, REJECT, writer.reject()),
         chain(Table::Filter, UNUSED, writer.unused_service_ips(cluster)),
-        chain(Table::Filter, FORWARD, writer.forward()),
+        chain(Table::Filter, FORWARD, vec!["-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT".to_owned()]),
     ];
     Rules { chains, hooks: hooks() }
 }
@@ -193,13 +193,6 @@ impl Writer<'_> {
     fn reject(&self) -> Vec<String> {
         let unreachable = PerFamily { v4: "icmp-port-unreachable", v6: "icmp6-port-unreachable" }[self.family];
         vec!["-p tcp -j REJECT --reject-with tcp-reset".to_owned(), format!("-j REJECT --reject-with {unreachable}")]
-    }
-
-    /// Invalid packets are not translated, so they must not reach clients of VIPs.
-    fn forward(&self) -> Vec<String> {
-        let invalid = (self.options.invalid_packets == InvalidPackets::Drop).then_some(("INVALID", "DROP"));
-        let rules = invalid.into_iter().chain([("RELATED,ESTABLISHED", "ACCEPT")]);
-        rules.map(|(state, target)| format!("-m conntrack --ctstate {state} -j {target}")).collect()
     }
 
     fn unused_service_ips(&self, cluster: &ClusterInfo) -> Vec<String> {

@@ -2,9 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use backend::dataplane::{
-    DataplaneOptions, EffectiveOptions, InvalidPackets, NodePortAddresses, PodMatch, cidrs_of_family,
-};
+use backend::dataplane::{DataplaneOptions, EffectiveOptions, NodePortAddresses, PodMatch, cidrs_of_family};
 use ipnet::IpNet;
 use netlink::nft::{Chain, ChainType, CmpOp, Hook, Rule, Set, Table, priority};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
@@ -102,7 +100,7 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
         source_check(family, "source-ranges-output", Hook::Output),
         hook(family, "prerouting", Hook::Prerouting),
         hook(family, "output", Hook::Output),
-        forward_check(family, options.invalid_packets),
+        cluster_ips_hook(family, "forward-check", Hook::Forward),
         cluster_ips_hook(family, "output-check", Hook::Output),
         postrouting(family, effective.masquerade_mark),
     ];
@@ -220,16 +218,6 @@ fn cluster_ips_hook(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
         chain: chain.comment("addresses of services that lead nowhere"),
         rules: vec![RuleBuilder::new(family).new_connection().jump(CLUSTER_IPS_CHECK).build()],
     }
-}
-
-/// The same for forwarded packets. Invalid ones are not translated, so they must not reach clients of VIPs.
-fn forward_check(family: IpFamily, invalid_packets: InvalidPackets) -> FixedChain {
-    let mut fixed = cluster_ips_hook(family, "forward-check", Hook::Forward);
-    if invalid_packets == InvalidPackets::Drop {
-        let drop = RuleBuilder::new(family).invalid_packet().drop_packet().comment("of no connection, not translated");
-        fixed.rules.insert(0, drop);
-    }
-    fixed
 }
 
 fn hook(family: IpFamily, name: &str, hook: Hook) -> FixedChain {

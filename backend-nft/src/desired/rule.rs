@@ -146,11 +146,6 @@ impl RuleBuilder {
         self.conntrack(CtKey::State, CtKey::STATE_NEW)
     }
 
-    /// `ct state invalid`.
-    pub(super) fn invalid_packet(self) -> Self {
-        self.conntrack(CtKey::State, CtKey::STATE_INVALID)
-    }
-
     fn conntrack(self, key: CtKey, bits: u32) -> Self {
         self.push(Expr::Ct { dreg: FIRST, key, direction: None }).any_bit(bits)
     }

@@ -25,7 +25,8 @@ pub struct DataplaneOptions {
     /// Whether 127.0.0.0/8 serves node ports too: kube-proxy's `--iptables-localhost-nodeports`. Only the iptables
     /// backend supports it.
     pub localhost_nodeports: LocalhostNodePorts,
-    /// What happens to forwarded packets that conntrack cannot assign to a connection.
+    /// What happens to forwarded packets that conntrack cannot assign to a connection. Only the iptables backend drops
+    /// them.
     pub invalid_packets: InvalidPackets,
 }
 

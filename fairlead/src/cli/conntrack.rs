@@ -33,7 +33,8 @@ pub(crate) struct ConntrackArgs {
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = duration)]
     conntrack_udp_timeout_stream: Duration,
 
-    /// Accept TCP packets outside of the window as valid. Forwarded packets of no connection are then not dropped.
+    /// Accept TCP packets outside of the window as valid. With backend iptables, forwarded packets of no connection are
+    /// then not dropped.
     #[arg(long)]
     conntrack_tcp_be_liberal: bool,
 }

@@ -39,7 +39,8 @@ const CROSS_FIELD: &[(&str, &str)] = &[
     ("clusterCIDR", "`--cluster-cidr`, if `detectLocalMode` is `ClusterCIDR` or unset"),
     (
         "nodePortAddresses",
-        "`--nodeport-addresses`; a family without a CIDR means all its addresses; unset: all (nftables: `primary`)",
+        "`--nodeport-addresses`; a family without a CIDR means all its addresses; unset: all (nftables: `primary`); \
+         `localhost`: a warning, loopback addresses as far as the backend serves them; `primary` with CIDRs is rejected",
     ),
 ];
 

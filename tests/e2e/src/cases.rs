@@ -201,7 +201,7 @@ macro_rules! conformance {
                 clients_of_a_removed_endpoint_are_reset,
             }
             invalid_packets {
-                replies_outside_of_the_window_are_dropped,
+                replies_outside_of_the_window,
                 liberal_conntrack_translates_them,
             }
             takeover {

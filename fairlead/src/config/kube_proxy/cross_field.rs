@@ -221,18 +221,23 @@ impl<'a> CrossFields<'a> {
         const LOCALHOST: &str = "iptables.localhostNodePorts";
         let given = self.fields.get(PATH).and_then(|list| list.as_array()).into_iter().flatten();
         let given: Vec<_> = given.filter_map(Value::as_str).map(str::trim).collect();
+        let has_localhost = given.contains(&"localhost");
+        if has_localhost {
+            let why = "localhost: node ports are served at 127.0.0.0/8 only with backend iptables and without `primary`, \
+                       and at ::1 with none";
+            self.translation.warn(PATH, why.to_owned());
+        }
         let is_primary = match given[..] {
             [] => self.backend == BackendName::Nftables,
-            [only] => only == "primary",
-            _ => false,
+            _ => given.contains(&"primary") && given.iter().all(|address| ["primary", "localhost"].contains(address)),
         };
         let mut cidrs = Vec::new();
         if is_primary {
             self.translation.set(PATH, "nodeportAddresses", "primary");
         } else {
-            let parsed: Result<_, _> = given.into_iter().map(cidr).collect();
+            let parsed: Result<Vec<_>, _> = given.into_iter().map(address_ranges).collect();
             let parsed = parsed.map_err(|why| FieldProblem::new(PATH, format!("{why}, or `primary` alone")))?;
-            cidrs = with_both_families(parsed);
+            cidrs = with_both_families(parsed.concat());
             let list = cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
             self.translation.set(PATH, "nodeportAddresses", list);
         }
@@ -245,6 +250,15 @@ impl<'a> CrossFields<'a> {
             self.translation.warn(LOCALHOST, why);
         }
         Ok(())
+    }
+}
+
+/// The CIDRs of one entry of `nodePortAddresses`.
+fn address_ranges(entry: &str) -> Result<Vec<IpNet>, String> {
+    match entry {
+        "localhost" => ["127.0.0.0/8", "::1/128"].map(cidr).into_iter().collect(),
+        "all" => Ok(with_both_families(Vec::new())),
+        _ => cidr(entry).map(|cidr| vec![cidr]),
     }
 }
 

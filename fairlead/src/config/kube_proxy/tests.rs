@@ -323,6 +323,24 @@ fn pods_and_node_ports_depend_on_several_fields() {
 }
 
 #[test]
+fn keywords_of_node_port_addresses_are_read() {
+    for (mode, addresses, expected, opens) in [
+        ("nftables", json!(["localhost"]), "127.0.0.0/8,::1/128", false),
+        ("nftables", json!(["primary", "localhost"]), "primary", false),
+        ("ipvs", json!(["localhost", "192.168.0.0/16"]), "127.0.0.0/8,::1/128,192.168.0.0/16", false),
+        ("iptables", json!(["localhost"]), "127.0.0.0/8,::1/128", true),
+        ("iptables", json!(["all"]), "0.0.0.0/0,::/0", true),
+    ] {
+        let translation = translate(json!({"mode": mode, "nodePortAddresses": addresses}));
+        let settings = settings(&translation);
+        assert!(settings.contains(&format!("nodeportAddresses={expected}")), "{addresses}: {settings:?}");
+        assert_eq!(settings.contains("iptablesLocalhostNodeports=true"), opens, "{mode} {addresses}");
+        let warned = translation.warnings.iter().any(|warning| warning.to_string().contains("127.0.0.0/8 only with"));
+        assert_eq!(warned, addresses.to_string().contains("localhost"), "{addresses}: {:?}", translation.warnings);
+    }
+}
+
+#[test]
 fn values_that_kube_proxy_rejects_are_rejected() {
     for (document, error) in [
         (json!({"mode": "userspace"}), "mode: \"userspace\": expected one of iptables, ipvs, nftables"),
