@@ -1,7 +1,7 @@
 //! The call `Drained`: whether the nodes that are connected here still send new connections to a pod that ends. What
 //! the call `Status` says about the pods that wait for its answer.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use proto::{
     convert::{micros, pack_address, unpack_address},
@@ -23,6 +23,7 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 const MAX_WAITED: Duration = Duration::from_secs(3600);
 /// A pod has an address of each family.
 const MAX_ADDRESSES: usize = 2;
+const ADDRESSES: &str = "addresses: a pod has one, or one of each IP family";
 /// How many Services a response names.
 const MAX_SERVICES: usize = 8;
 
@@ -33,11 +34,17 @@ pub(crate) async fn drained(
     shutdown: Shutdown,
 ) -> Result<v1::DrainedResponse, Status> {
     let v1::DrainedRequest { addresses, wait_millis, waited_millis } = request;
-    if addresses.is_empty() || addresses.len() > MAX_ADDRESSES {
-        return Err(Status::invalid_argument("addresses: a pod has one, or one of each IP family"));
+    if addresses.len() > MAX_ADDRESSES {
+        return Err(Status::invalid_argument(ADDRESSES));
     }
     let addresses = addresses.iter().map(|bytes| unpack_address(bytes, "addresses"));
-    let addresses = addresses.collect::<Result<_, _>>().map_err(|error| Status::invalid_argument(error.to_string()))?;
+    let addresses: Vec<IpAddr> =
+        addresses.collect::<Result<_, _>>().map_err(|error| Status::invalid_argument(error.to_string()))?;
+    match &addresses[..] {
+        [_] => {}
+        [one, other] if one.is_ipv4() != other.is_ipv4() => {}
+        _ => return Err(Status::invalid_argument(ADDRESSES)),
+    }
     if !context.cluster.is_ready() {
         return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
     }
