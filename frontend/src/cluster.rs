@@ -92,6 +92,16 @@ impl ClusterState {
         self.source_version.subscribe()
     }
 
+    /// The number of commits so far, with those that changed nothing.
+    pub(crate) fn commit_count(&self) -> u64 {
+        *self.commits.borrow()
+    }
+
+    /// Whether every object has been committed.
+    pub(crate) fn has_committed_all(&self) -> bool {
+        self.is_current(&self.index())
+    }
+
     /// Changes with every commit.
     pub(crate) fn commits(&self) -> watch::Receiver<u64> {
         self.commits.subscribe()

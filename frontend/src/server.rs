@@ -204,7 +204,14 @@ impl FairleadService {
         endpoints::response(&self.context.cluster, request).map(Response::new)
     }
 
-    async fn drained(&self, request: v1::DrainedRequest) -> Result<Response<v1::DrainedResponse>, Status> {
+    async fn drained(
+        &self,
+        identity: Identity,
+        request: v1::DrainedRequest,
+    ) -> Result<Response<v1::DrainedResponse>, Status> {
+        if !self.context.drains.rates.count(&identity) {
+            return Err(Status::resource_exhausted("too many questions about drains: try again in a second"));
+        }
         drained(&self.context, &request, self.shutdown.clone()).await.map(Response::new)
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::DrainState;
+use super::{DrainState, rates::QuestionRates, uses::AddressUses};
 use crate::object::ObjectName;
 
 /// All pods that this frontend is asked about at the moment.
@@ -21,6 +21,8 @@ pub(crate) struct WaitingDrains {
     /// Those that wait longest come first.
     drains: Mutex<BTreeMap<WaitingId, WaitingDrain>>,
     next: AtomicU64,
+    pub(super) uses: AddressUses,
+    pub(crate) rates: QuestionRates,
 }
 
 /// The time at which the pod began to wait, and a number.
@@ -46,6 +48,12 @@ impl WaitingDrains {
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.lock().len()
+    }
+
+    /// How often was decided how addresses are used.
+    #[cfg(test)]
+    pub(crate) fn decisions(&self) -> usize {
+        self.uses.decisions()
     }
 
     /// The `limit` pods that have waited longest.

@@ -56,7 +56,7 @@ impl tower::Service<http::Request<Body>> for FairleadService {
                     };
                     unary(&service, request, body, answer).await
                 }
-                DRAINED => unary(&service, request, body, |_: Identity, request| service.drained(request)).await,
+                DRAINED => unary(&service, request, body, |identity, request| service.drained(identity, request)).await,
                 _ => Err(Status::unimplemented("unknown method")),
             };
             Ok(answered.unwrap_or_else(Status::into_http))

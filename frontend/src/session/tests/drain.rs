@@ -308,3 +308,21 @@ async fn custom_slice_does_not_keep_a_pod_that_another_slice_names() {
     fixture.committed().await;
     assert_eq!(state(&fixture).await, DrainState::Drained);
 }
+
+#[tokio::test(start_paused = true)]
+async fn questions_about_a_pod_share_a_decision_for_each_commit() {
+    let fixture = cluster().await;
+    let (mut first, mut second) = (fixture.joined("node-0").await, fixture.joined("node-1").await);
+    let decisions = || fixture.frontend.context.drains.decisions();
+    let asked: Vec<_> = (0..32).map(|_| ask(&fixture, LONG)).collect();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(decisions(), 1);
+    fixture.update(pods(&[-1, 2])).await;
+    first.commit().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    second.commit().await;
+    for asked in asked {
+        assert_eq!(asked.await.unwrap().state, DrainState::Drained);
+    }
+    assert!(decisions() <= 3, "{}", decisions());
+}
