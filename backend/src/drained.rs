@@ -12,6 +12,7 @@
 
 mod http;
 mod metrics;
+mod sources;
 #[cfg(test)]
 mod tests;
 
@@ -33,8 +34,9 @@ pub(crate) use self::metrics::DrainMetrics;
 
 /// The longest that one request to the frontends waits.
 const ROUND: Duration = Duration::from_secs(5);
-/// Between two rounds in which frontends do not wait.
+/// Between two rounds in which frontends do not wait: the first, which doubles, and the longest.
 const PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// How long an address may be in no EndpointSlice: the one that names it may not have arrived yet.
 const UNKNOWN: Duration = Duration::from_secs(5);
 /// How long nodes and frontends of which nothing is known delay the answer.
@@ -60,9 +62,18 @@ pub enum Drained {
         silent: Vec<String>,
     },
     /// The time is over, and some node may.
-    No(String),
+    No(NotDrained),
     /// No EndpointSlice has an address of the pod.
     Unknown,
+}
+
+/// Why a pod is not drained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotDrained {
+    /// For the pod.
+    pub summary: String,
+    /// For the log of the node: Services, nodes and frontends.
+    pub details: String,
 }
 
 /// The answers of one round.
@@ -76,8 +87,20 @@ enum Combined {
         /// Whether that may change soon.
         is_changing: bool,
     },
-    Waiting(String),
+    Waiting(NotDrained),
     Unknown,
+}
+
+impl fmt::Display for NotDrained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.summary, self.details)
+    }
+}
+
+impl NotDrained {
+    fn new(summary: impl Into<String>, details: &[String]) -> Self {
+        Self { summary: summary.into(), details: details.join("; ") }
+    }
 }
 
 /// Asks until no node sends new connections to a pod any more, at most for this time.
@@ -87,7 +110,7 @@ enum Combined {
 pub async fn wait(frontends: &dyn AskFrontends, addresses: &[IpAddr], patience: Duration) -> Result<Drained> {
     let begun = Instant::now();
     let addresses: Vec<_> = addresses.iter().map(pack_address).collect();
-    let mut incomplete_since = None;
+    let (mut incomplete_since, mut pause) = (None, PAUSE);
     loop {
         let remaining = patience.saturating_sub(begun.elapsed());
         let wait_millis = u32::try_from(remaining.min(ROUND).as_millis()).unwrap_or(u32::MAX);
@@ -104,17 +127,16 @@ pub async fn wait(frontends: &dyn AskFrontends, addresses: &[IpAddr], patience: 
                     return Ok(Drained::Yes { absent, silent });
                 }
                 if is_over {
-                    let silent = silent.join("; ");
-                    return Ok(Drained::No(format!(
-                        "{absent} nodes are connected to no frontend that answers {silent}"
-                    )));
+                    let summary = format!("{absent} nodes are connected to no frontend that answers");
+                    return Ok(Drained::No(NotDrained::new(summary, &silent)));
                 }
             }
             Combined::Unknown if is_over || begun.elapsed() >= UNKNOWN => return Ok(Drained::Unknown),
             Combined::Waiting(reason) if is_over => return Ok(Drained::No(reason)),
             Combined::Unknown | Combined::Waiting(_) => incomplete_since = None,
         }
-        sleep(PAUSE.min(patience.saturating_sub(begun.elapsed()))).await;
+        sleep(pause.min(patience.saturating_sub(begun.elapsed()))).await;
+        pause = (2 * pause).min(MAX_PAUSE);
     }
 }
 
@@ -127,16 +149,16 @@ fn combined(answers: &[FrontendAnswer]) -> Combined {
         answers.iter().filter_map(|(address, answer)| Some((address, answer.as_ref().ok()?))).collect();
     let of_state = |state| answers.iter().filter(move |(_, answer)| answer.state() == state);
     if answers.is_empty() {
-        return Combined::Waiting(format!("no frontend answers: {}", silent.join("; ")));
+        return Combined::Waiting(NotDrained::new("no frontend answers", &silent));
     }
     let used: Vec<_> = of_state(DrainState::InUse).flat_map(|(_, answer)| &answer.services).cloned().collect();
     if of_state(DrainState::InUse).next().is_some() {
-        return Combined::Waiting(format!("may get new connections of {}", used.join(", ")));
+        return Combined::Waiting(NotDrained::new("may get new connections of Services", &used));
     }
     if of_state(DrainState::Behind).next().is_some() {
         let count: u64 = of_state(DrainState::Behind).map(|(_, answer)| answer.behind_count).sum();
         let nodes: Vec<_> = of_state(DrainState::Behind).flat_map(|(_, answer)| &answer.behind).cloned().collect();
-        return Combined::Waiting(format!("nodes that are behind ({count}): {}", nodes.join(", ")));
+        return Combined::Waiting(NotDrained::new(format!("nodes that are behind ({count})"), &nodes));
     }
     let unknown = of_state(DrainState::Unknown).map(|(address, _)| format!("{address}: does not know the address"));
     let unknown: Vec<_> = unknown.collect();

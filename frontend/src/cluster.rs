@@ -17,7 +17,7 @@ use crate::{
     change_history::ChangeHistory,
     index::{Index, IndexChanges},
     log::ChangeLog,
-    object::ObjectName,
+    object::{ObjectName, PodId, SliceEndpoint},
     view::ServicePortView,
 };
 
@@ -42,9 +42,9 @@ pub(crate) struct ClusterState {
 }
 
 /// How addresses of a pod are used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AddressUse {
-    /// The Services that have one of them in an EndpointSlice.
+    /// The Services that have the first one in an EndpointSlice, or another one of the same pod.
     pub(crate) services: BTreeSet<ObjectName>,
     /// Whether an entry is not terminating, or an address is in a pool.
     pub(crate) is_used: bool,
@@ -92,6 +92,16 @@ impl ClusterState {
         self.source_version.subscribe()
     }
 
+    /// The number of commits so far, with those that changed nothing.
+    pub(crate) fn commit_count(&self) -> u64 {
+        *self.commits.borrow()
+    }
+
+    /// Whether every object has been committed.
+    pub(crate) fn has_committed_all(&self) -> bool {
+        self.is_current(&self.index())
+    }
+
     /// Changes with every commit.
     pub(crate) fn commits(&self) -> watch::Receiver<u64> {
         self.commits.subscribe()
@@ -99,18 +109,28 @@ impl ClusterState {
 
     /// How addresses of a pod are used now.
     pub(crate) fn use_of(&self, addresses: &[IpAddr]) -> AddressUse {
-        let index = self.index();
-        let (mut services, mut is_used) = (BTreeSet::new(), false);
-        for (service, endpoint) in addresses.iter().flat_map(|address| index.endpoints_at(*address)) {
-            is_used |= !endpoint.terminating;
-            services.insert(service);
-        }
-        let log = self.log();
-        let keys: Vec<_> = services.iter().flat_map(|service| index.keys_of(service)).collect();
-        let may_use = |view: &ServicePortView| addresses.iter().any(|address| view.may_use(*address));
-        is_used = is_used || keys.iter().filter_map(|key| log.view(key)).any(may_use);
-        let is_current = self.is_ready() && !index.is_dirty() && !self.is_committing.load(Ordering::SeqCst);
-        AddressUse { services, is_used, revision: is_current.then(|| log.revision()) }
+        let (mut used, of_pod, keys) = {
+            let index = self.index();
+            let entries = entries_of_pod(&index, addresses);
+            let services: BTreeSet<_> = entries.iter().map(|(service, _)| service.clone()).collect();
+            let is_used = entries.iter().any(|(_, endpoint)| !endpoint.terminating);
+            let of_pod: BTreeSet<_> = entries.iter().map(|(_, endpoint)| endpoint.address).collect();
+            if !self.is_current(&index) {
+                return AddressUse { services, is_used, revision: None };
+            }
+            let keys: Vec<_> = services.iter().flat_map(|service| index.keys_of(service)).collect();
+            (AddressUse { services, is_used, revision: None }, of_pod, keys)
+        };
+        let may_use = |view: &ServicePortView| of_pod.iter().any(|address| view.may_use(*address));
+        // Sessions need the log for each commit: it is not locked for all service ports together.
+        used.is_used = used.is_used || keys.iter().any(|key| self.log().view(key).is_some_and(may_use));
+        used.revision = Some(self.log().revision());
+        used
+    }
+
+    /// Whether the log has everything that the index has.
+    fn is_current(&self, index: &Index) -> bool {
+        self.is_ready() && !index.is_dirty() && !self.is_committing.load(Ordering::SeqCst)
     }
 
     /// What has changed since the last call; `None` until every kind of object has been listed.
@@ -146,4 +166,32 @@ impl ClusterState {
         });
         self.commits.send_modify(|commits| *commits += 1);
     }
+}
+
+/// An entry of an EndpointSlice, with its Service.
+type PodEntry<'a> = (ObjectName, &'a SliceEndpoint);
+
+/// The entries that use a pod: those with its first address, and those with another one if all of them name the same
+/// pod.
+fn entries_of_pod<'a>(index: &'a Index, addresses: &[IpAddr]) -> Vec<PodEntry<'a>> {
+    let mut all = addresses.iter().map(|address| entries_at(index, *address));
+    let mut entries = all.next().unwrap_or_default();
+    let pod = pod_of(&entries);
+    entries.extend(all.filter(|others| pod.is_some() && pod_of(others) == pod).flatten());
+    entries
+}
+
+/// The entries with an address. Those without a pod do not count if others name one: every tenant can write them.
+fn entries_at(index: &Index, address: IpAddr) -> Vec<PodEntry<'_>> {
+    let mut entries: Vec<_> = index.endpoints_at(address).collect();
+    if entries.iter().any(|(_, endpoint)| endpoint.pod.is_some()) {
+        entries.retain(|(_, endpoint)| endpoint.pod.is_some());
+    }
+    entries
+}
+
+/// The pod that all entries name.
+fn pod_of(entries: &[PodEntry<'_>]) -> Option<PodId> {
+    let pod = entries.first()?.1.pod;
+    entries.iter().all(|(_, endpoint)| endpoint.pod == pod).then_some(pod).flatten()
 }

@@ -10,6 +10,8 @@
 //! one that does not call it terminating, is therefore never drained. The slices of a pod are written by one controller
 //! and watched in the order of their versions: after one that is terminating, none that is ready can follow.
 
+mod rates;
+mod uses;
 mod waiting;
 
 use std::{collections::BTreeSet, mem, net::IpAddr, sync::Arc, time::Duration};
@@ -115,8 +117,8 @@ impl<'a> Drain<'a> {
     }
 
     fn state(&mut self) -> DrainState {
-        let used = self.context.cluster.use_of(&self.addresses);
-        self.services.extend(used.services);
+        let used = self.context.drains.uses.of(&self.context.cluster, &self.addresses);
+        self.services.extend(used.services.iter().cloned());
         let Some(revision) = used.revision.filter(|_| !used.is_used) else {
             self.unused_since = None;
             return if self.services.is_empty() { DrainState::Unknown } else { DrainState::InUse };

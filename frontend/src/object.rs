@@ -4,10 +4,11 @@ mod limits;
 
 use std::{
     fmt,
+    hash::{BuildHasher as _, RandomState},
     net::IpAddr,
-    num::{NonZeroU16, NonZeroU32},
+    num::{NonZeroU16, NonZeroU32, NonZeroU64},
     str::FromStr,
-    sync::Arc,
+    sync::{Arc, LazyLock},
     time::SystemTime,
 };
 
@@ -153,6 +154,21 @@ pub struct SliceEndpoint {
     pub zone_hints: Vec<Arc<str>>,
     /// `hints.forNodes[].name`, sorted.
     pub node_hints: Vec<Arc<str>>,
+    /// `targetRef`, if it is a pod in the namespace of the slice.
+    pub pod: Option<PodId>,
+}
+
+/// A pod, by a hash of its name that clients cannot predict. A name would take ten times the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodId(NonZeroU64);
+
+impl PodId {
+    /// The pod of this name.
+    #[must_use]
+    pub fn new(namespace: &str, name: &str) -> Self {
+        static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        Self(NonZeroU64::new(HASHER.hash_one((namespace, name))).unwrap_or(NonZeroU64::MIN))
+    }
 }
 
 /// A ServiceCIDR: ranges that cluster IPs are allocated from. There may be several.

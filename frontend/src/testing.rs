@@ -81,6 +81,7 @@ pub(crate) fn endpoint(address: &str, node: &str) -> SliceEndpoint {
         terminating: false,
         zone_hints: Vec::new(),
         node_hints: Vec::new(),
+        pod: None,
     }
 }
 
@@ -238,6 +239,7 @@ fn any_endpoints(family: IpFamily) -> impl Strategy<Value = Vec<SliceEndpoint>> 
                     terminating,
                     zone_hints: all(zones, ZONES[0], matches!(hints, 1 | 3)),
                     node_hints: all(nodes, NODES[0], matches!(hints, 2 | 3)),
+                    pod: None,
                 }
             };
         endpoints.into_iter().map(one).collect()

@@ -1,40 +1,39 @@
-//! `GET /drained`: a pod asks about itself, from `preStop`. It is known by its source address.
+//! `GET /drained`: a pod asks about itself, from `preStop`. It is known by its source address, or, if the kubelet asks
+//! for it, by the address that the kubelet connects to: the data plane redirects that to this node.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use hyper::{Method, Request, Response, StatusCode};
 use runtime::{
     failure::chain,
-    http::{Answer, Client, TEXT, response},
+    http::{Answer, Client, OriginalDestination, TEXT, response},
     metrics::Registry,
 };
-use tokio::sync::Semaphore;
-use tracing::info;
+use tokio::time::Instant;
+use tracing::{debug, info};
 
-use super::{AskFrontends, Drained, metrics::DrainMetrics, wait};
+use super::{AskFrontends, Drained, NotDrained, metrics::DrainMetrics, sources::Sources, wait};
 
-/// How many requests wait at the same time: pods of one node that end together.
-const MAX_WAITING: usize = 96;
 /// Without the parameter `timeout`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The longest timeout that a request may ask for.
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(300);
-/// A pod has an address of each family.
-const MAX_ADDRESSES: usize = 2;
 /// What a response takes beyond its timeout.
 const SLACK: Duration = Duration::from_secs(5);
 
 /// Answers requests for `/drained`. Clones share their bound and their metrics.
 #[derive(Clone, Debug)]
 pub struct Drains {
-    frontends: Arc<dyn AskFrontends>,
-    waiting: Arc<Semaphore>,
+    /// Or why there is no answer.
+    frontends: Result<Arc<dyn AskFrontends>, &'static str>,
+    sources: Sources,
     metrics: DrainMetrics,
 }
 
 /// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Question {
+    /// The first one is that of the client.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) timeout: Duration,
 }
@@ -43,7 +42,13 @@ impl Drains {
     /// Asks these frontends.
     #[must_use]
     pub fn new(frontends: Arc<dyn AskFrontends>) -> Self {
-        Self { frontends, waiting: Arc::new(Semaphore::new(MAX_WAITING)), metrics: DrainMetrics::default() }
+        Self { frontends: Ok(frontends), sources: Sources::default(), metrics: DrainMetrics::default() }
+    }
+
+    /// Answers that nothing is known, and why.
+    #[must_use]
+    pub fn unavailable(reason: &'static str) -> Self {
+        Self { frontends: Err(reason), sources: Sources::default(), metrics: DrainMetrics::default() }
     }
 
     /// The metrics of these requests.
@@ -61,24 +66,30 @@ impl Drains {
         if request.method() != Method::GET {
             return Some(text(StatusCode::METHOD_NOT_ALLOWED, "GET only").into());
         }
-        let source = request.extensions().get().map(|Client(address)| address.ip().to_canonical());
+        let frontends = match &self.frontends {
+            Ok(frontends) => frontends.clone(),
+            Err(reason) => return Some(text(StatusCode::NOT_IMPLEMENTED, reason).into()),
+        };
+        let extensions = request.extensions();
+        let client = extensions.get().map(|Client(address)| address.ip());
+        let source = extensions.get().map(|OriginalDestination(pod)| *pod).or(client).map(|ip| ip.to_canonical());
         let question = match Question::parse(source, request.uri().query().unwrap_or_default()) {
             Ok(question) => question,
             Err(reason) => return Some(text(StatusCode::BAD_REQUEST, &reason).into()),
         };
-        let Ok(permit) = self.waiting.clone().try_acquire_owned() else {
-            let reason = format!("{MAX_WAITING} pods of this node wait already: try again");
-            return Some(text(StatusCode::SERVICE_UNAVAILABLE, &reason).into());
+        let permit = match self.sources.admit(source.unwrap_or(question.addresses[0])) {
+            Ok(permit) => permit,
+            Err(reason) => return Some(text(StatusCode::SERVICE_UNAVAILABLE, &reason).into()),
         };
-        let frontends = self.frontends.clone();
         let timeout = question.timeout;
         let request = self.metrics.begin();
+        let begun = Instant::now();
         let response = async move {
             let Question { addresses, timeout } = question;
             let drained = wait(&*frontends, &addresses, timeout).await;
             request.finish(&drained);
-            info!(?addresses, answer = ?drained, "a pod that ends has asked whether it is drained");
             drop(permit);
+            log(&addresses, begun.elapsed(), &drained);
             described(drained).map(String::into_bytes)
         };
         Some(Answer::Deferred(timeout + SLACK, Box::pin(response)))
@@ -87,7 +98,7 @@ impl Drains {
 
 impl Question {
     /// `query`: `timeout=20s` and `address=...`, which may be repeated, or be a list. A pod may name its addresses of
-    /// both families; one of them must be the source. An error says what is wrong.
+    /// both families; one of them must be the source, which comes first. An error says what is wrong.
     pub(super) fn parse(source: Option<IpAddr>, query: &str) -> Result<Self, String> {
         let mut question = Self { addresses: Vec::new(), timeout: DEFAULT_TIMEOUT };
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
@@ -110,8 +121,6 @@ impl Question {
                 _ => return Err(format!("{name}: unknown parameter; there are timeout and address")),
             }
         }
-        question.addresses.sort_unstable();
-        question.addresses.dedup();
         let source = source.ok_or("the source address is unknown")?;
         if question.addresses.is_empty() {
             question.addresses.push(source);
@@ -119,10 +128,24 @@ impl Question {
         if !question.addresses.contains(&source) && !source.is_loopback() {
             return Err(format!("address: a pod may ask about itself only, and the request comes from {source}"));
         }
-        if question.addresses.len() > MAX_ADDRESSES {
-            return Err("address: a pod has one, or one of each IP family".to_owned());
+        question.addresses.sort_unstable_by_key(|address| (*address != source, *address));
+        question.addresses.dedup();
+        match &question.addresses[..] {
+            [_] => Ok(question),
+            [one, other] if one.is_ipv4() != other.is_ipv4() => Ok(question),
+            _ => Err("address: a pod has one, or one of each IP family".to_owned()),
         }
-        Ok(question)
+    }
+}
+
+/// What the answer to the pod does not say: it need not know of Services and nodes.
+fn log(addresses: &[IpAddr], waited: Duration, drained: &anyhow::Result<Drained>) {
+    let waited_ms = waited.as_millis();
+    match drained {
+        Ok(Drained::Yes { absent, silent }) => info!(?addresses, waited_ms, absent, ?silent, "pod is drained"),
+        Ok(Drained::No(reason)) => info!(?addresses, waited_ms, %reason, "pod is not drained in time"),
+        Ok(Drained::Unknown) => debug!(?addresses, waited_ms, "pod is in no EndpointSlice"),
+        Err(error) => info!(?addresses, error = chain(error.as_ref()), "not known whether the pod is drained"),
     }
 }
 
@@ -131,12 +154,13 @@ fn described(drained: anyhow::Result<Drained>) -> Response<String> {
         Ok(Drained::Yes { absent: 0, silent }) if silent.is_empty() => {
             text(StatusCode::OK, "drained: no node sends new connections to this pod")
         }
-        Ok(Drained::Yes { absent, silent }) => {
-            let silent = silent.iter().map(|frontend| format!("\n{frontend}")).collect::<String>();
-            let unknown = format!("except perhaps for {absent} nodes without a frontend{silent}");
+        Ok(Drained::Yes { absent, .. }) => {
+            let unknown = format!("except perhaps for {absent} nodes without a frontend");
             text(StatusCode::OK, &format!("drained: no node sends new connections to this pod, {unknown}"))
         }
-        Ok(Drained::No(reason)) => text(StatusCode::GATEWAY_TIMEOUT, &format!("not drained in time: {reason}")),
+        Ok(Drained::No(NotDrained { summary, .. })) => {
+            text(StatusCode::GATEWAY_TIMEOUT, &format!("not drained in time: {summary}"))
+        }
         Ok(Drained::Unknown) => text(StatusCode::NOT_FOUND, "no EndpointSlice has the address of this pod"),
         Err(error) => text(StatusCode::BAD_GATEWAY, &format!("not known: {}", chain(error.as_ref()))),
     }

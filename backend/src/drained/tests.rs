@@ -82,6 +82,13 @@ async fn asked(rounds: Vec<Vec<FrontendAnswer>>) -> (Drained, u64) {
     (drained, begun.elapsed().as_secs())
 }
 
+fn reason(drained: Drained) -> String {
+    match drained {
+        Drained::No(reason) => reason.to_string(),
+        drained => panic!("{drained:?}"),
+    }
+}
+
 fn yes(absent: u64) -> Drained {
     Drained::Yes { absent, silent: Vec::new() }
 }
@@ -106,7 +113,7 @@ async fn frontend_that_does_not_answer_delays_the_answer() {
     assert_eq!(silent, ["gone: connection refused"]);
     assert!((10..20).contains(&seconds), "{seconds}");
     let (result, _) = asked(vec![vec![self::silent()]]).await;
-    assert_eq!(result, Drained::No("no frontend answers: gone: connection refused".to_owned()));
+    assert_eq!(reason(result), "no frontend answers: gone: connection refused");
 }
 
 #[tokio::test(start_paused = true)]
@@ -134,12 +141,12 @@ async fn frontend_that_knows_no_node_speaks_for_none() {
 #[tokio::test(start_paused = true)]
 async fn one_frontend_with_the_pod_in_use_is_enough_to_wait() {
     let whole = || drained(&["a", "b", "c"], 0);
-    for (state, reason) in [
-        (DrainState::InUse, "may get new connections of shop/web"),
+    for (state, expected) in [
+        (DrainState::InUse, "may get new connections of Services: shop/web"),
         (DrainState::Behind, "nodes that are behind (1): node-7"),
     ] {
         let (result, seconds) = asked(vec![vec![whole(), of_state(state)]]).await;
-        assert_eq!((result, seconds), (Drained::No(reason.to_owned()), 20));
+        assert_eq!((&*reason(result), seconds), (expected, 20));
     }
     let rounds = vec![vec![whole(), of_state(DrainState::InUse)], vec![whole()]];
     assert_eq!(asked(rounds).await, (yes(0), 5));
@@ -154,13 +161,14 @@ async fn address_may_be_unknown_at_first() {
 #[tokio::test(start_paused = true)]
 async fn questions_beyond_the_bound_are_refused() {
     let drains = Drains::new(Arc::new(Rounds(Mutex::new(vec![vec![of_state(DrainState::InUse)]]))));
-    let ask = |path: &str| {
+    let ask_of = |pod: usize, path: &str| {
         let mut request = Request::get(path).body(()).unwrap();
-        request.extensions_mut().insert(Client("10.0.0.1:40000".parse().unwrap()));
+        request.extensions_mut().insert(Client(format!("10.0.0.{pod}:40000").parse().unwrap()));
         drains.answer(&request)
     };
+    let ask = |path: &str| ask_of(25, path);
     assert!(ask("/healthz").is_none());
-    let waiting: Vec<_> = (0..96).map(|_| ask("/drained").unwrap()).collect();
+    let waiting: Vec<_> = (0..96).map(|question| ask_of(question % 24, "/drained").unwrap()).collect();
     let Some(Answer::Ready(refused)) = ask("/drained") else { panic!("one more waits") };
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     let answers = waiting.into_iter().map(|answer| match answer {
@@ -186,12 +194,46 @@ fn pod_asks_about_itself() {
         ("timeout=301", "timeout"),
         ("address=10.0.0.2", "address"),
         ("address=10.0.0.1&address=10.0.0.2&address=10.0.0.3", "address"),
+        ("address=10.0.0.1,10.0.0.2", "address"),
         ("address=web", "address"),
         ("wait=1", "wait"),
     ] {
         let error = parse(query).unwrap_err();
         assert!(error.starts_with(field), "{query}: {error}");
     }
+    // The address of the client comes first: only it is known to be the pod's.
+    let question = Question::parse(Some("fd00::1".parse().unwrap()), "address=10.0.0.1,fd00::1").unwrap();
+    assert_eq!(question.addresses, ["fd00::1", "10.0.0.1"].map(|address| address.parse::<IpAddr>().unwrap()));
     // From the node itself, for tests by hand.
     assert!(Question::parse(Some("127.0.0.1".parse().unwrap()), "address=10.0.0.2").is_ok());
+}
+
+async fn body(answer: Option<Answer>) -> (StatusCode, String) {
+    match answer {
+        Some(Answer::Ready(response)) => (response.status(), response.into_body()),
+        Some(Answer::Deferred(_, response)) => {
+            let response = response.await;
+            (response.status(), String::from_utf8(response.into_body()).unwrap())
+        }
+        None => panic!("no answer"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_to_a_pod_names_no_services_and_no_nodes() {
+    for state in [DrainState::InUse, DrainState::Behind] {
+        let drains = Drains::new(Arc::new(Rounds(Mutex::new(vec![vec![of_state(state)]]))));
+        let mut request = Request::get("/drained").body(()).unwrap();
+        request.extensions_mut().insert(Client("10.0.0.1:40000".parse().unwrap()));
+        let (status, text) = body(drains.answer(&request)).await;
+        assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
+        assert!(!text.contains("web") && !text.contains("node-7"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn node_that_cannot_know_says_so() {
+    let drains = Drains::unavailable("this process knows no other node");
+    let (status, text) = body(drains.answer(&Request::get("/drained").body(()).unwrap())).await;
+    assert_eq!((status, &*text), (StatusCode::NOT_IMPLEMENTED, "this process knows no other node\n"));
 }

@@ -8,7 +8,7 @@ mod tests;
 
 use std::{
     convert::Infallible,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::{Pin, pin},
     sync::Arc,
     time::Duration,
@@ -23,6 +23,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
@@ -55,11 +56,17 @@ const ACCEPT_DELAY: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug)]
 pub struct Client(pub SocketAddr);
 
+/// The address that the client has connected to, in the extensions of a request from the machine itself that was
+/// redirected here.
+#[derive(Clone, Copy, Debug)]
+pub struct OriginalDestination(pub IpAddr);
+
 /// The response to a request.
 pub enum Answer {
     /// It is ready.
     Ready(Response<String>),
-    /// It takes about this long to compute.
+    /// It takes about this long to compute. Its connection no longer counts towards the bounds of the server, which
+    /// would close it in favour of others: what computes responses limits how many there are.
     Deferred(Duration, DeferredResponse),
 }
 
@@ -119,6 +126,18 @@ pub fn response(status: StatusCode, content_type: HeaderValue, body: String) -> 
     response
 }
 
+/// What conntrack knows of a connection to a loopback address, which only the machine itself can redirect there.
+fn original_destination(stream: &TcpStream) -> Option<OriginalDestination> {
+    let local = stream.local_addr().ok()?;
+    if !local.ip().is_loopback() {
+        return None;
+    }
+    let socket = SockRef::from(stream);
+    let original = if local.is_ipv4() { socket.original_dst_v4() } else { socket.original_dst_v6() };
+    let original = original.ok()?.as_socket()?.ip();
+    (!original.is_loopback()).then_some(OriginalDestination(original))
+}
+
 async fn connection<A, R>(stream: TcpStream, name: &'static str, permit: &HttpPermit, answer: Arc<A>)
 where
     A: Fn(&Request<Incoming>) -> R,
@@ -126,14 +145,19 @@ where
 {
     let (deadline, until) = watch::channel(Instant::now() + CONNECTION_TIMEOUT);
     let client = stream.peer_addr().map(Client);
+    let original = original_destination(&stream);
     let service = service_fn(|mut request: Request<Incoming>| {
         permit.set_busy();
         if let Ok(client) = &client {
             request.extensions_mut().insert(*client);
         }
+        if let Some(original) = original {
+            request.extensions_mut().insert(original);
+        }
         let answer = answer(&request).into();
         if let Answer::Deferred(duration, _) = &answer {
             deadline.send_modify(|deadline| *deadline += *duration);
+            permit.release();
         }
         async {
             Ok::<_, Infallible>(match answer {

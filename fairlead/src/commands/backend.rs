@@ -8,13 +8,12 @@ use ::backend::{
     Backend, Connect, ConntrackCleanup, ConntrackSettings, InProcess, Observer, ObserverPages, RunMode, Runner,
     RunnerOptions,
     dataplane::{DataplaneOptions, NodePortAddresses},
-    drained::{AskFrontends, Drains, FrontendAnswer},
+    drained::Drains,
 };
-use ::frontend::{Frontend, Listener};
+use ::frontend::Listener;
 use anyhow::Result;
-use futures::future::BoxFuture;
 use iptables::VariantSelection;
-use proto::{model::IpFamily, v1::DrainedRequest};
+use proto::model::IpFamily;
 use runtime::{Ready, Shutdown, Tasks, http::serve_at, metrics::Registry};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
@@ -85,9 +84,9 @@ struct BackendProcess<'a> {
     drains: Drains,
 }
 
-/// The frontend of `fairlead local`.
-#[derive(Debug)]
-struct LocalFrontend(Frontend, Shutdown);
+/// Why `fairlead local` does not answer `GET /drained`.
+const LOCAL_DRAINED: &str = "not known: fairlead local has no frontend that other nodes connect to, so this node does not \
+                             know what they have programmed; use sleep in preStop";
 
 /// Runs until the shutdown, which leaves the kernel unchanged.
 pub(crate) async fn run(command: BackendCommand, config: &Effective, shutdown: Shutdown) -> Result<()> {
@@ -120,9 +119,8 @@ pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shu
     }
     let registries = vec![frontend.metrics()];
     let stop = shutdown.clone();
-    let drains = Drains::new(Arc::new(LocalFrontend(frontend.clone(), shutdown.clone())));
     let connect = InProcess(move |hello| frontend.attach(hello, stop.clone()));
-    spawn(any, config, registries, connect, drains, &mut tasks)?;
+    spawn(any, config, registries, connect, Drains::unavailable(LOCAL_DRAINED), &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
@@ -274,15 +272,5 @@ fn spawn_servers(
             let answer = move |request: &_| pages.answer(request);
             Ok(serve_at(address, "metrics", on_bind_error, answer, shutdown).await?)
         });
-    }
-}
-
-impl AskFrontends for LocalFrontend {
-    fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
-        let Self(frontend, shutdown) = self;
-        Box::pin(async move {
-            let answer = frontend.drained(&request, shutdown.clone()).await;
-            Ok(vec![("this process".to_owned(), answer.map_err(Into::into))])
-        })
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::DrainState;
+use super::{DrainState, rates::QuestionRates, uses::AddressUses};
 use crate::object::ObjectName;
 
 /// How long after the answer to one question about a pod the next one continues it.
@@ -28,6 +28,8 @@ pub(crate) struct WaitingDrains {
     next: AtomicU64,
     /// By addresses: pods whose last question was answered.
     answered: Mutex<BTreeMap<Vec<IpAddr>, AnsweredDrain>>,
+    pub(super) uses: AddressUses,
+    pub(crate) rates: QuestionRates,
 }
 
 /// A pod that may be asked about again.
@@ -62,6 +64,12 @@ impl WaitingDrains {
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.lock().len()
+    }
+
+    /// How often was decided how addresses are used.
+    #[cfg(test)]
+    pub(crate) fn decisions(&self) -> usize {
+        self.uses.decisions()
     }
 
     /// The `limit` pods that have waited longest.

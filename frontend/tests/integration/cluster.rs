@@ -44,6 +44,7 @@ pub(crate) fn slice_on(node: &str, number: u8, endpoints: u16) -> ParsedObject {
         terminating: false,
         zone_hints: Vec::new(),
         node_hints: Vec::new(),
+        pod: None,
     };
     let port = NonZeroU16::new(8080).unwrap();
     let slice = SliceObject {

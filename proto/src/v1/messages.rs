@@ -586,7 +586,8 @@ pub struct PoolMembership {
 /// The frontend responds when the state is DRAIN_STATE_DRAINED, or after `wait_millis`.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainedRequest {
-    /// of one pod: one, or one of each family
+    /// Of one pod: that of its request, and perhaps one of the other family, which counts only if EndpointSlices name the
+    /// same pod for both.
     #[prost(bytes = "bytes", repeated, tag = "1")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     /// longest time to wait; at most 60000

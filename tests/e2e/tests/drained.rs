@@ -68,7 +68,7 @@ fn exit_code_says_whether_the_pod_is_drained() {
         let ready = web(deployment.cluster(), EndpointState::Ready);
         deployment.apply(&ready);
         let (code, text) = installed.run(deployment.cluster(), family, "1s");
-        assert!(code == Some(1) && text.contains("web"), "{code:?}: {text}");
+        assert!(code == Some(1) && text.contains("may get new connections"), "{code:?}: {text}");
         let draining = web(deployment.cluster(), EndpointState::Draining);
         deployment.apply(&draining);
         let (code, text) = installed.run(deployment.cluster(), family, "1m");

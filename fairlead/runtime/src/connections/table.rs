@@ -192,6 +192,11 @@ impl<K: Ord> ConnectionPermit<K> {
         self.evicted.notified().await;
     }
 
+    /// The connection no longer counts, and is not evicted any more.
+    pub fn release(&self) {
+        self.table.with(|open| open.remove(&self.key, self.id));
+    }
+
     /// The client has sent a request: idle connections are evicted first.
     pub fn set_busy(&self) {
         self.table.with(|open| {

@@ -98,3 +98,39 @@ async fn request_beyond_its_buffer_is_rejected() {
     let _ = stream.read_to_end(&mut answer).await;
     assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&answer));
 }
+
+/// A client that waits for its response keeps its connection, whatever others of the same prefix do.
+#[tokio::test]
+async fn response_that_is_waited_for_is_not_evicted() {
+    let listener = bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (respond, responds) = watch::channel(false);
+    let answer = move |_: &Request<Incoming>| {
+        let mut responds = responds.clone();
+        let response = async move {
+            let _ = responds.wait_for(|responds| *responds).await;
+            Response::new(b"ok\n".to_vec())
+        };
+        Answer::Deferred(Duration::from_secs(60), Box::pin(response))
+    };
+    let connections = HttpConnections::default();
+    let mut task = JoinSet::new();
+    task.spawn(serve(listener, "test", connections.clone(), answer));
+    let server = Server { address, connections, _task: task };
+    let ask = async |server: &Server| {
+        let mut stream = server.connect(Ipv4Addr::LOCALHOST).await;
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await.unwrap();
+        stream
+    };
+    let mut waiting = ask(&server).await;
+    let mut others = Vec::new();
+    for _ in 0..100 {
+        others.push(ask(&server).await);
+        others.push(server.connect(Ipv4Addr::LOCALHOST).await);
+        tokio::task::yield_now().await;
+    }
+    respond.send_replace(true);
+    let mut text = String::new();
+    waiting.read_to_string(&mut text).await.unwrap();
+    assert!(text.ends_with("ok\n"), "{text:?}");
+}

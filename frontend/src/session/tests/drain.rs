@@ -6,7 +6,10 @@ use proto::model::{FailureKind, Protocol, ServicePortFailure, ServicePortKey};
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::*;
-use crate::drain::{Drain, DrainReport, DrainState, NodesBehind};
+use crate::{
+    drain::{Drain, DrainReport, DrainState, NodesBehind},
+    object::PodId,
+};
 
 const LONG: Duration = Duration::from_secs(50);
 
@@ -29,8 +32,18 @@ async fn cluster() -> Fixture {
 
 /// Asks whether pod 1 is drained.
 fn ask(fixture: &Fixture, patience: Duration) -> JoinHandle<DrainReport> {
+    ask_about(fixture, &["10.0.0.1"], patience)
+}
+
+fn ask_about(fixture: &Fixture, addresses: &[&str], patience: Duration) -> JoinHandle<DrainReport> {
     let (context, shutdown) = (fixture.frontend.context.clone(), fixture.shutdown.clone());
-    tokio::spawn(async move { Drain::new(&context, vec![ip("10.0.0.1")]).wait(patience, shutdown).await })
+    let addresses = addresses.iter().map(|address| ip(address)).collect();
+    tokio::spawn(async move { Drain::new(&context, addresses).wait(patience, shutdown).await })
+}
+
+/// An endpoint of the pod of this name.
+fn of_pod(name: &str, endpoint: SliceEndpoint) -> SliceEndpoint {
+    SliceEndpoint { pod: Some(PodId::new("ns", name)), ..endpoint }
 }
 
 async fn state(fixture: &Fixture) -> DrainState {
@@ -254,4 +267,62 @@ async fn node_that_resumes_is_behind_until_its_ack() {
     client.ack().await;
     tokio::time::sleep(Duration::from_millis(1)).await;
     assert_eq!(state(&fixture).await, DrainState::Drained);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_address_counts_only_if_it_is_of_the_same_pod() {
+    let fixture = cluster().await;
+    let ends =
+        |pod, address| of_pod(pod, SliceEndpoint { terminating: true, ready: false, ..endpoint(address, "node-9") });
+    let ready = |pod, address| of_pod(pod, endpoint(address, "node-9"));
+    let slice_of = |name, service, endpoints| put(slice(name, service, endpoints));
+    fixture.update(put(service("secret", "10.96.0.2"))).await;
+    fixture.update(slice_of("x", "web", vec![ends("own", "10.0.0.1"), ready("b", "10.0.0.2")])).await;
+    fixture.update(slice_of("y", "secret", vec![ready("theirs", "10.0.0.7")])).await;
+    fixture.committed().await;
+    let asked = async |addresses: &[&str]| {
+        let report = ask_about(&fixture, addresses, Duration::ZERO).await.unwrap();
+        (report.state, report.services.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let web = || vec!["ns/web".to_owned()];
+    assert_eq!(asked(&["10.0.0.1", "10.0.0.7"]).await, (DrainState::Drained, web()));
+    // A stranger.
+    assert_eq!(asked(&["192.0.2.1", "10.0.0.7"]).await, (DrainState::Unknown, Vec::new()));
+    fixture.update(slice_of("z", "secret", vec![ready("own", "10.0.0.8")])).await;
+    fixture.committed().await;
+    let both = (DrainState::InUse, vec!["ns/secret".to_owned(), "ns/web".to_owned()]);
+    assert_eq!(asked(&["10.0.0.1", "10.0.0.8"]).await, both);
+}
+
+#[tokio::test(start_paused = true)]
+async fn custom_slice_does_not_keep_a_pod_that_another_slice_names() {
+    let fixture = cluster().await;
+    fixture.update(put(service("api", "10.96.0.2"))).await;
+    fixture.update(put(slice("y", "api", vec![endpoint("10.0.0.1", "node-9"), endpoint("10.0.0.2", "node-9")]))).await;
+    fixture.update(pods(&[-1, 2])).await;
+    fixture.committed().await;
+    assert_eq!(state(&fixture).await, DrainState::InUse, "no slice names the pod");
+    let ends = SliceEndpoint { ready: false, terminating: true, ..endpoint("10.0.0.1", "node-9") };
+    let other = of_pod("other", endpoint("10.0.0.2", "node-9"));
+    fixture.update(put(slice("x", "web", vec![of_pod("own", ends), other]))).await;
+    fixture.committed().await;
+    assert_eq!(state(&fixture).await, DrainState::Drained);
+}
+
+#[tokio::test(start_paused = true)]
+async fn questions_about_a_pod_share_a_decision_for_each_commit() {
+    let fixture = cluster().await;
+    let (mut first, mut second) = (fixture.joined("node-0").await, fixture.joined("node-1").await);
+    let decisions = || fixture.frontend.context.drains.decisions();
+    let asked: Vec<_> = (0..32).map(|_| ask(&fixture, LONG)).collect();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(decisions(), 1);
+    fixture.update(pods(&[-1, 2])).await;
+    first.commit().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    second.commit().await;
+    for asked in asked {
+        assert_eq!(asked.await.unwrap().state, DrainState::Drained);
+    }
+    assert!(decisions() <= 3, "{}", decisions());
 }

@@ -12,7 +12,7 @@ use proto::model::IpFamily;
 use super::{
     FieldProblems, Resource, address, created, has_label, items, label, optional_port_number, protocol, sorted,
 };
-use crate::object::{ClusterObject, ObjectKind, ObjectName, SliceEndpoint, SliceObject, SlicePort};
+use crate::object::{ClusterObject, ObjectKind, ObjectName, PodId, SliceEndpoint, SliceObject, SlicePort};
 
 /// The Service that a slice belongs to.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
@@ -46,15 +46,19 @@ impl Resource for EndpointSlice {
             return None;
         }
         let ports = items(self.ports.as_ref()).iter().enumerate();
-        let endpoints = items(self.endpoints.as_ref()).iter().enumerate();
+        let endpoints = items(self.endpoints.as_ref()).iter().enumerate().filter_map(|(n, endpoint)| {
+            let pod = pod(&name, endpoint);
+            Some(SliceEndpoint { pod, ..slice_endpoint(n, endpoint, family, problems)? })
+        });
+        let endpoints = endpoints.collect();
         Some(ClusterObject::EndpointSlice(SliceObject {
             name,
             created: created(&self.metadata),
             service: service.into(),
             family,
             ports: sorted(ports.filter_map(|(n, port)| slice_port(n, port, problems))),
-            endpoints: endpoints.filter_map(|(n, endpoint)| slice_endpoint(n, endpoint, family, problems)).collect(),
             trigger: trigger(&self.metadata, problems),
+            endpoints,
         }))
     }
 }
@@ -106,7 +110,16 @@ fn slice_endpoint(
         terminating: conditions.and_then(|conditions| conditions.terminating).unwrap_or(false),
         zone_hints: sorted(items(zones).iter().map(|zone| zone.name.as_str().into())),
         node_hints: sorted(items(nodes).iter().map(|node| node.name.as_str().into())),
+        pod: None,
     })
+}
+
+/// A slice can only name pods of its own namespace: its writer may have no rights in others.
+fn pod(slice: &ObjectName, endpoint: &Endpoint) -> Option<PodId> {
+    let target = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"))?;
+    let is_own = target.namespace.as_deref().is_none_or(|namespace| *namespace == *slice.namespace);
+    let name = target.name.as_deref().filter(|name| !name.is_empty() && is_own)?;
+    Some(PodId::new(&slice.namespace, name))
 }
 
 #[cfg(test)]

@@ -170,6 +170,7 @@ impl TestCluster {
             terminating,
             zone_hints: if hints & 1 == 0 { Vec::new() } else { names(zones) },
             node_hints: if hints & 2 == 0 { Vec::new() } else { names(nodes) },
+            pod: None,
         }
     }
 }

@@ -59,6 +59,7 @@ fn endpoint(address: &str) -> SliceEndpoint {
         terminating: false,
         zone_hints: Vec::new(),
         node_hints: Vec::new(),
+        pod: None,
     }
 }
 
@@ -208,4 +209,24 @@ fn invalid_trigger_time_is_ignored() {
     let (slice, problems) = parse_valid(&slice);
     assert_eq!(slice.trigger, None);
     assert_eq!(problems, ["metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]"]);
+}
+
+#[test]
+fn pod_is_one_in_the_namespace_of_the_slice() {
+    let of = |target: Value| {
+        let slice = slice("IPv4", json!([]), json!([{"addresses": ["10.0.1.1"], "targetRef": target}]));
+        parse_valid(&slice).0.endpoints[0].pod
+    };
+    let own = Some(PodId::new("shop", "web-0"));
+    assert_eq!(of(json!({"kind": "Pod", "name": "web-0", "namespace": "shop"})), own);
+    assert_eq!(of(json!({"kind": "Pod", "name": "web-0"})), own);
+    assert_ne!(of(json!({"kind": "Pod", "name": "web-1"})), own);
+    for other in [
+        json!({"kind": "Pod", "name": "web-0", "namespace": "other"}),
+        json!({"kind": "Node", "name": "web-0"}),
+        json!({"kind": "Pod"}),
+        Value::Null,
+    ] {
+        assert_eq!(of(other), None);
+    }
 }

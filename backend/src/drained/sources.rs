@@ -1,0 +1,125 @@
+//! How many questions wait, in total and for each address, and how often an address may ask.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use runtime::{Rate, TokenBucket};
+use tokio::time::Instant;
+
+/// How many questions wait at the same time: pods of one node that end together.
+pub(super) const MAX_WAITING: usize = 96;
+/// How many of them are about one pod: its containers may each have a hook.
+pub(super) const MAX_OF_POD: usize = 8;
+/// How often one address may ask.
+const QUESTIONS: Rate = Rate { burst: 10, every: Duration::from_secs(1) };
+/// How many addresses are remembered: far more than a node has pods.
+const MAX_SOURCES: usize = 1024;
+
+/// The questions that wait. Clones share the same state.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sources(Arc<Mutex<WaitingSources>>);
+
+#[derive(Debug, Default)]
+struct WaitingSources {
+    waiting: usize,
+    sources: BTreeMap<IpAddr, Source>,
+}
+
+/// One address, of a pod or of another client. It is not its prefix: the pods of a node share one.
+#[derive(Debug)]
+struct Source {
+    waiting: usize,
+    questions: TokenBucket,
+}
+
+/// The right to wait, until it is dropped.
+#[derive(Debug)]
+pub(super) struct WaitPermit {
+    sources: Sources,
+    source: IpAddr,
+}
+
+impl Sources {
+    /// Admits a question of an address. An error says why it is refused.
+    pub(super) fn admit(&self, source: IpAddr) -> Result<WaitPermit, String> {
+        let now = Instant::now();
+        let mut all = self.lock();
+        if all.sources.len() >= MAX_SOURCES {
+            all.sources.retain(|_, source| source.waiting > 0 || !source.questions.is_full(now));
+        }
+        if all.waiting >= MAX_WAITING {
+            return Err(format!("{MAX_WAITING} questions wait on this node already: try again"));
+        }
+        if all.sources.len() >= MAX_SOURCES && !all.sources.contains_key(&source) {
+            return Err("too many clients ask this node: try again".to_owned());
+        }
+        let new = || Source { waiting: 0, questions: TokenBucket::full(now) };
+        let Source { waiting, questions } = all.sources.entry(source).or_insert_with(new);
+        if *waiting >= MAX_OF_POD {
+            return Err(format!("{MAX_OF_POD} questions of {source} wait already: try again"));
+        }
+        if questions.take(QUESTIONS, now).is_err() {
+            return Err(format!("{source} asks more than {} times in a row: try again in a second", QUESTIONS.burst));
+        }
+        *waiting += 1;
+        all.waiting += 1;
+        Ok(WaitPermit { sources: self.clone(), source })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WaitingSources> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for WaitPermit {
+    fn drop(&mut self) {
+        let mut all = self.sources.lock();
+        all.waiting -= 1;
+        if let Some(source) = all.sources.get_mut(&self.source) {
+            source.waiting -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(number: u16) -> IpAddr {
+        IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, number])
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_of_one_prefix_do_not_take_the_questions_of_each_other() {
+        let sources = Sources::default();
+        let mut held: Vec<_> = (0..MAX_OF_POD).map(|_| sources.admit(pod(1)).unwrap()).collect();
+        assert!(sources.admit(pod(1)).unwrap_err().contains("fd00::1"));
+        held.extend((2..=12).flat_map(|number| [(); MAX_OF_POD].map(|()| sources.admit(pod(number)).unwrap())));
+        assert!(sources.admit(pod(13)).unwrap_err().contains("96"));
+        held.truncate(1);
+        drop(sources.admit(pod(13)).unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn questions_in_a_loop_are_refused() {
+        let sources = Sources::default();
+        let asked = |number| (0..100).filter(|_| sources.admit(pod(number)).is_ok()).count();
+        assert_eq!((asked(1), asked(2)), (10, 10));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!(asked(1), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn addresses_are_forgotten() {
+        let sources = Sources::default();
+        let asked = || (0..2000).filter(|number| sources.admit(pod(*number)).is_ok()).count();
+        assert_eq!(asked(), MAX_SOURCES);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!(asked(), MAX_SOURCES);
+        assert!(sources.lock().sources.len() <= MAX_SOURCES);
+    }
+}
