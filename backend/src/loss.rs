@@ -1,6 +1,7 @@
 //! Withholds large losses. A frontend that lost its objects, or serves another cluster, must not remove all Services
 //! from all nodes at once: Services that lose their endpoints beyond a limit keep them until a second snapshot confirms
-//! the loss. Everything else of the same commits is applied.
+//! the loss. Everything else of the same commits is applied: a VIP or node port of a Service that is not lost is taken
+//! from a lost one at once.
 //!
 //! ```text
 //!   commit ──▶ NodeState as committed ──▶ Services that lost all endpoints within WINDOW ──▶ LossLimit
@@ -12,6 +13,8 @@
 //! After a restart of the node, pods on it have other addresses than in the stored state. Until a frontend has
 //! confirmed that state, the addresses that they had are left out. Their loss does not count: all Services of a cluster
 //! with one node lose their endpoints then.
+
+mod claims;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -28,6 +31,7 @@ use proto::{
 };
 use tokio::time::Instant;
 
+use self::claims::Claims;
 use crate::{Changes, CommitResult, NodeState, ServicePortState, Stage, state::ServiceName};
 
 /// Smaller losses, in Services, are always applied, even if they are a large share of a small cluster.
@@ -187,13 +191,19 @@ impl LossGuard {
         }
         let committed = state.cluster().clone();
         let digests = state.digests().clone();
+        let (lost, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            programmed.into_iter().partition(|(key, _)| self.lost.contains_key(&ServiceName::of(key)));
+        let taken = Claims::taken(&lost, state);
         let mut service_ports = BTreeMap::new();
-        for (key, before) in programmed {
-            if self.lost.contains_key(&ServiceName::of(&key)) {
-                changes.service_ports.remove(&key);
-                let committed = state.swap_service_port(&key, before);
-                service_ports.insert(key, committed);
-            } else if state.service_port(&key) == before.as_ref() {
+        for (key, mut before) in lost {
+            let gave_up = before.as_mut().is_some_and(|before| taken.remove_from(&mut before.port));
+            let _ =
+                if gave_up { changes.service_ports.insert(key.clone()) } else { changes.service_ports.remove(&key) };
+            let committed = state.swap_service_port(&key, before);
+            service_ports.insert(key, committed);
+        }
+        for (key, before) in others {
+            if state.service_port(&key) == before.as_ref() {
                 changes.service_ports.remove(&key);
             } else {
                 changes.service_ports.insert(key);

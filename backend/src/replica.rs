@@ -27,8 +27,9 @@ use crate::{
     identity::BackendIdentity, loss::LossGuard,
 };
 
-/// How long the end of the process waits for the state file.
-const STORE_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_secs(5) };
+/// How long the end of the process waits for the state file. What is missing in it then, a frontend sends after the
+/// restart.
+const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The node's replica of what the frontend decided for it.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use futures::future;
 use proto::{
     encoded::{EncodedMessage, ReceivedMessage},
     model::{Epoch, Features, KindVersions, Operation, PoolId, Revision, SourceVersion},
@@ -230,7 +231,8 @@ impl Store {
 
     /// Waits until everything is written, for at most `timeout`.
     pub(crate) async fn finish(&self, timeout: Duration) {
-        if !self.storage.wait(self.writer.queue(), timeout).await || !self.boot.wait(timeout).await {
+        let both = future::join(self.storage.wait(self.writer.queue(), timeout), self.boot.wait(timeout));
+        if both.await != (true, true) {
             warn!(path = self.storage.name(), "the last commits are not in the state file: the disk does not answer");
         }
     }

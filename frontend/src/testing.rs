@@ -162,7 +162,8 @@ fn policy() -> impl Strategy<Value = TrafficPolicy> {
 }
 
 fn ports() -> impl Strategy<Value = Vec<ServiceObjectPort>> {
-    let node_port = option::weighted(0.4, prop_oneof![Just(30000), Just(30001)]);
+    // Also those of VIPs, which are the same at addresses of Nodes.
+    let node_port = option::weighted(0.4, prop_oneof![Just(30000), Just(30001), Just(80), Just(53)]);
     subsequence(PORTS.to_vec(), 1..=3).prop_flat_map(move |ports| {
         let count = ports.len();
         (Just(ports), vec(node_port.clone(), count)).prop_map(|(ports, node_ports)| {
@@ -185,9 +186,20 @@ pub(crate) fn any_service() -> impl Strategy<Value = ServiceObject> {
     );
     let names = proptest::sample::select(SERVICES.to_vec());
     let vips = (some_ips(EXTERNAL_IPS), prop_oneof![Just(Vec::new()), some_ips(EXTERNAL_IPS)]);
-    (names, option::of(0..3u64), cluster_ips, vips, policy(), policy(), ports()).prop_map(
-        |(name, created, (v4, v6), (external, load_balancer), internal_policy, external_policy, ports)| ServiceObject {
+    let health_check = option::weighted(0.3, proptest::sample::select(vec![30000, 80]));
+    let identity = (names, option::of(0..3u64));
+    (identity, cluster_ips, vips, policy(), policy(), ports(), health_check).prop_map(
+        |(
+            (name, created),
+            (v4, v6),
+            (external, load_balancer),
+            internal_policy,
+            external_policy,
+            ports,
+            health_check,
+        )| ServiceObject {
             created: created.map(time),
+            health_check_node_port: health_check.map(number),
             cluster_ips: PerFamily { v4: v4.map(ip), v6: v6.map(ip) },
             external_ips: external,
             load_balancer_ips: load_balancer,

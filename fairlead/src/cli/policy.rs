@@ -20,9 +20,15 @@ pub(crate) struct PolicyArgs {
     #[arg(long, default_value_t, value_name = "WHICH")]
     pub(crate) load_balancer_ips: AllowedIps,
 
-    /// Serve no Service on these TCP ports at addresses of Nodes, comma-separated: those of the kubelet and of
-    /// backends. The ports of API servers, and those that this process listens at, are protected as well.
-    #[arg(long, value_delimiter = ',', default_value = "10249,10250,10256", value_name = "PORT")]
+    /// Serve no Service on these TCP and UDP ports at addresses of Nodes, and as node ports, comma-separated: those of
+    /// sshd, BGP, etcd, API servers, the kubelet, other Kubernetes components, and backends. The ports of the endpoints
+    /// of default/kubernetes, and those that this process listens at, are protected as well.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "22,179,2379,2380,6443,9345,10249,10250,10256,10257,10258,10259",
+        value_name = "PORT"
+    )]
     pub(crate) protected_ports: Vec<u16>,
 
     /// Serve no external or load-balancer IP that is an address of a Node. Always set in `local` with IPVS, and needed
@@ -106,7 +112,7 @@ mod tests {
     fn defaults_are_those_of_the_library() {
         let policy = local("nftables", &[]).cluster.policy.policy([([127, 0, 0, 1], 7601).into()]);
         let expected = frontend::index::ServicePolicy {
-            protected_ports: [7601, 10249, 10250, 10256].into(),
+            protected_ports: [22, 179, 2379, 2380, 6443, 7601, 9345, 10249, 10250, 10256, 10257, 10258, 10259].into(),
             ..Default::default()
         };
         assert_eq!(policy, expected);

@@ -218,15 +218,15 @@ impl ProtectedAddresses {
 
     /// What uses a port of the address, so that no Service gets it. For messages.
     pub(super) fn port_owner(&self, ip: IpAddr, port: NonZeroU16, protocol: Protocol) -> Option<String> {
-        if protocol != Protocol::Tcp {
-            return None;
-        }
-        if self.api_servers.contains(&(ip, port)) {
+        if protocol == Protocol::Tcp && self.api_servers.contains(&(ip, port)) {
             return Some("the API server".to_owned());
         }
         let node = first(&self.node_addresses, &ip)?;
-        if self.ports.contains(&port.get()) {
-            return Some(format!("the kubelet or Fairlead on Node {node} (--protected-ports)"));
+        if self.is_protected_node_port(port, protocol) {
+            return Some(format!("a process on Node {node} (--protected-ports)"));
+        }
+        if protocol != Protocol::Tcp {
+            return None;
         }
         let on_same_node = self.siblings(&ip).find(|(sibling, _)| self.api_servers.contains(&(*sibling, port)));
         on_same_node.map(|(_, node)| format!("the API server on Node {node}"))
@@ -234,7 +234,20 @@ impl ProtectedAddresses {
 
     /// Whether no Service gets this node port.
     pub(super) fn is_protected_node_port(&self, port: NonZeroU16, protocol: Protocol) -> bool {
-        protocol == Protocol::Tcp && self.ports.contains(&port.get())
+        protocol != Protocol::Sctp && self.ports.contains(&port.get())
+    }
+
+    /// Whether a Node has this address.
+    pub(super) fn is_node_address(&self, ip: &IpAddr) -> bool {
+        self.node_addresses.contains_key(ip)
+    }
+
+    /// Whether a Service may have this port at this address of a Node, where it is that of a node port as well.
+    pub(super) fn shares_node_port(&self, ip: IpAddr, port: NonZeroU16, protocol: Protocol) -> bool {
+        // At an address of a Node, neither the kind nor the age of a claim decides.
+        let claim = AddressClaim { ip, kind: ExternalKind::External, age: Age::Unknown };
+        let is_protected = || self.owner(claim).is_some() || self.port_owner(ip, port, protocol).is_some();
+        self.is_node_address(&ip) && !is_protected()
     }
 
     /// All addresses of the Nodes that have an address, and their names.

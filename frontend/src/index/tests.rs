@@ -13,6 +13,7 @@ use super::*;
 
 mod gone;
 mod hints;
+mod node_ports;
 mod pods;
 mod service_cidrs;
 
@@ -298,10 +299,10 @@ fn node_address_is_served_except_on_protected_ports() {
     assert_eq!(
         messages(&index, "ingress"),
         [
-            "spec.externalIPs: 172.16.0.2 is not served on port 10250/TCP: it would shadow the kubelet or Fairlead on \
-             Node node-1 (--protected-ports)",
-            "status.loadBalancer.ingress: 172.16.0.1 is not served on port 10250/TCP: it would shadow the kubelet or \
-             Fairlead on Node node-0 (--protected-ports)",
+            "spec.externalIPs: 172.16.0.2 is not served on port 10250/TCP: it would shadow a process on Node node-1 \
+             (--protected-ports)",
+            "status.loadBalancer.ingress: 172.16.0.1 is not served on port 10250/TCP: it would shadow a process on \
+             Node node-0 (--protected-ports)",
             "status.loadBalancer.ingress: 172.16.0.1 is not served on port 6443/TCP: it would shadow the API server on \
              Node node-0",
         ]

@@ -3,13 +3,17 @@
 //! - Of several service ports that claim one (VIP, port, protocol) or one (node port, protocol), one gets it: a
 //!   load-balancer IP goes before an external IP, then the older Service before the newer one; a Service without a
 //!   creation time counts as the newest. When the winner is removed, the next one gets it.
+//! - At the address of a Node, an external or load-balancer IP, the node ports and the ports of health checks are the
+//!   same: of those that claim one port, one gets it, by the same rule. A node port is served at every Node, so that it
+//!   is not served at all if one at an address goes before it.
 //! - An external or load-balancer IP that is protected is served on no port: see `protected`.
 //!
 //! Changes of the claims report which service ports they may affect; `resolve` answers for one service port.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    fmt, iter,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::NonZeroU16,
 };
 
@@ -34,9 +38,19 @@ const MAX_DESCRIBED: usize = 8;
 pub(super) struct VipClaims {
     pub(super) protected: ProtectedAddresses,
     claimants: Groups<VipClaim, Claimant>,
-    /// By external or load-balancer IP, the service ports that claim it: they are affected when it becomes protected,
-    /// or no longer is.
-    external_ips: BTreeMap<IpAddr, BTreeSet<ServicePortKey>>,
+    /// By external or load-balancer IP, the service ports that claim it, with their numbers: they are affected when it
+    /// becomes protected or the address of a Node, or no longer is.
+    external_ips: BTreeMap<IpAddr, BTreeSet<(NonZeroU16, ServicePortKey)>>,
+    /// The claimed external and load-balancer IPs by their ports.
+    external_ports: BTreeSet<ExternalPort>,
+}
+
+/// A port of a claimed external or load-balancer IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct ExternalPort {
+    port: NonZeroU16,
+    protocol: Protocol,
+    ip: IpAddr,
 }
 
 /// What only one service port can have.
@@ -55,6 +69,23 @@ struct Claimant {
     /// That of its Service.
     age: Age,
     key: ServicePortKey,
+    /// Whether it is for the health checks of its Service.
+    health_check: bool,
+}
+
+/// What a service port claims, and with which kind of field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FieldClaim {
+    claim: VipClaim,
+    external: bool,
+    health_check: bool,
+}
+
+/// The claimant that gets a node port.
+struct NodePortOwner<'a> {
+    claimant: &'a Claimant,
+    /// The address of a Node at which it claims the port; `None`: as a node port.
+    ip: Option<IpAddr>,
 }
 
 /// Claims that a service port does not get.
@@ -82,20 +113,28 @@ impl VipClaims {
             let key = key_of(service, port);
             for (ip, _) in external_ips(service) {
                 let keys = self.external_ips.entry(ip).or_default();
+                let entry = (port.port, key.clone());
                 match change {
-                    GroupChange::Add => keys.insert(key.clone()),
-                    GroupChange::Remove => keys.remove(&key),
+                    GroupChange::Add => keys.insert(entry),
+                    GroupChange::Remove => keys.remove(&entry),
                 };
                 if keys.is_empty() {
                     self.external_ips.remove(&ip);
                 }
             }
-            let mut claimant = Claimant { external: false, age: service.created.into(), key };
-            for (claim, kind) in claims(service, port) {
-                claimant.external = kind == Some(ExternalKind::External);
+            let mut claimant = Claimant { external: false, age: service.created.into(), key, health_check: false };
+            for FieldClaim { claim, external, health_check } in claims(service, port) {
+                (claimant.external, claimant.health_check) = (external, health_check);
                 if change_group(&mut self.claimants, change, claim, &claimant) {
-                    let claimants = self.claimants.get(&claim).into_iter().flatten();
-                    affected.extend(claimants.map(|claimant| claimant.key.clone()));
+                    affected.extend(self.keys(claim));
+                    self.mark_contenders(claim, affected);
+                }
+                if let VipClaim::ExternalIp(ip, port, protocol) = claim {
+                    let external = ExternalPort { port, protocol, ip };
+                    match self.claimants.contains_key(&claim) {
+                        true => self.external_ports.insert(external),
+                        false => self.external_ports.remove(&external),
+                    };
                 }
             }
         }
@@ -111,13 +150,72 @@ impl VipClaims {
         self.external_ips.contains_key(ip)
     }
 
-    /// The service ports that claim an address in these networks as an external or load-balancer IP.
+    /// The service ports that claim an address in these networks as an external or load-balancer IP, and those that
+    /// claim the same port of Nodes.
     pub(super) fn claimants_in(&self, networks: &[IpNet]) -> BTreeSet<ServicePortKey> {
-        let claimed = networks.iter().flat_map(|network| {
+        let (mut claimants, mut ports) = (BTreeSet::new(), BTreeSet::new());
+        for network in networks {
             let (first, last) = (network.network(), network.broadcast());
-            self.external_ips.range(first..=last).flat_map(|(_, keys)| keys)
+            for (port, key) in self.external_ips.range(first..=last).flat_map(|(_, keys)| keys) {
+                if ports.insert((*port, key.protocol)) {
+                    self.mark_node_port(*port, key.protocol, &mut claimants);
+                }
+                claimants.insert(key.clone());
+            }
+        }
+        claimants
+    }
+
+    /// The service ports that claim the same thing.
+    fn keys(&self, claim: VipClaim) -> impl Iterator<Item = ServicePortKey> {
+        self.claimants.get(&claim).into_iter().flatten().map(|claimant| claimant.key.clone())
+    }
+
+    /// Another claimant gets something: marks those whose claims to the same port of Nodes depend on it.
+    fn mark_contenders(&self, claim: VipClaim, affected: &mut BTreeSet<ServicePortKey>) {
+        match claim {
+            VipClaim::ClusterIp(..) => {}
+            VipClaim::NodePort(number, protocol) => affected.extend(self.keys_at_nodes(number, protocol)),
+            VipClaim::ExternalIp(ip, port, protocol) => {
+                if self.protected.is_node_address(&ip) {
+                    self.mark_node_port(port, protocol, affected);
+                }
+            }
+        }
+    }
+
+    /// Marks all that claim a port of Nodes, if any Service has it as a node port.
+    fn mark_node_port(&self, port: NonZeroU16, protocol: Protocol, affected: &mut BTreeSet<ServicePortKey>) {
+        let claim = VipClaim::NodePort(port, protocol);
+        if self.claimants.contains_key(&claim) {
+            affected.extend(self.keys(claim));
+            affected.extend(self.keys_at_nodes(port, protocol));
+        }
+    }
+
+    /// The service ports that claim a port at the address of a Node.
+    fn keys_at_nodes(&self, port: NonZeroU16, protocol: Protocol) -> impl Iterator<Item = ServicePortKey> {
+        let at_nodes = self.external_ips_of(port, protocol).filter(|ip| self.protected.is_node_address(ip));
+        at_nodes.flat_map(move |ip| self.keys(VipClaim::ExternalIp(ip, port, protocol)))
+    }
+
+    /// The claimed external and load-balancer IPs with a port.
+    fn external_ips_of(&self, port: NonZeroU16, protocol: Protocol) -> impl Iterator<Item = IpAddr> {
+        let (first, last) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::from_bits(u128::MAX).into());
+        let of = |ip| ExternalPort { port, protocol, ip };
+        self.external_ports.range(of(first)..=of(last)).map(|external| external.ip)
+    }
+
+    /// Who gets a port that at least one Service claims as a node port or for health checks.
+    fn node_port_owner(&self, port: NonZeroU16, protocol: Protocol) -> Option<NodePortOwner<'_>> {
+        let of_port = first(&self.claimants, &VipClaim::NodePort(port, protocol))?;
+        let at_nodes = self.external_ips_of(port, protocol);
+        let at_nodes = at_nodes.filter(|ip| self.protected.shares_node_port(*ip, port, protocol)).filter_map(|ip| {
+            let claimant = first(&self.claimants, &VipClaim::ExternalIp(ip, port, protocol))?;
+            Some(NodePortOwner { claimant, ip: Some(ip) })
         });
-        claimed.cloned().collect()
+        let of_port = NodePortOwner { claimant: of_port, ip: None };
+        iter::once(of_port).chain(at_nodes).min_by(|left, right| left.claimant.cmp(right.claimant))
     }
 
     /// A service port with those of its claims that it gets, and the others.
@@ -150,7 +248,10 @@ impl VipClaims {
             internal_policy: service.internal_policy,
             external_policy: service.external_policy,
             affinity_seconds: service.affinity_seconds,
-            health_check_node_port: service.health_check_node_port,
+            health_check_node_port: service.health_check_node_port.filter(|number| {
+                let refusal = resolution.health_check(*number);
+                resolution.gets("spec.healthCheckNodePort", 0, refusal)
+            }),
             ipvs_scheduler: service.ipvs_scheduler,
             any_endpoints: PerFamily::default(),
             port: port.port,
@@ -174,27 +275,65 @@ impl Resolution<'_> {
     fn winner(&self, claim: VipClaim, kind: Option<ExternalKind>) -> Option<String> {
         let winner = first(&self.claims.claimants, &claim).filter(|winner| winner.key != *self.key)?;
         let claimed = match claim {
-            VipClaim::ClusterIp(ip, ..) | VipClaim::ExternalIp(ip, ..) => {
-                format!("{ip}, port {}/{}", self.port.port, self.port.protocol)
-            }
+            VipClaim::ClusterIp(ip, ..) | VipClaim::ExternalIp(ip, ..) => self.describe(ip),
             VipClaim::NodePort(number, protocol) => format!("{number}/{protocol}"),
         };
         let why = match kind {
             Some(ExternalKind::External) if !winner.external => "for which it is a load-balancer IP",
             _ => "whose Service is older",
         };
-        Some(format!("{claimed} is used by {}, {why}: not served here; change one of them", winner.key))
+        Some(refusal(&claimed, &winner.key.to_string(), why))
     }
 
+    fn describe(&self, ip: IpAddr) -> String {
+        format!("{ip}, port {}/{}", self.port.port, self.port.protocol)
+    }
+
+    /// Why the service port does not get its node port.
     fn node_port(&self, number: NonZeroU16) -> Option<String> {
-        let protocol = self.port.protocol;
+        let gets = |owner: &NodePortOwner<'_>| owner.claimant.key == *self.key && !owner.claimant.health_check;
+        self.number(number, self.port.protocol, gets)
+    }
+
+    /// Why the Service does not get the port for its health checks.
+    fn health_check(&self, number: NonZeroU16) -> Option<String> {
+        let gets = |NodePortOwner { claimant: Claimant { key, health_check, .. }, .. }: &NodePortOwner<'_>| {
+            *health_check && (&key.namespace, &key.name) == (&self.key.namespace, &self.key.name)
+        };
+        self.number(number, Protocol::Tcp, gets)
+    }
+
+    fn number(
+        &self,
+        number: NonZeroU16,
+        protocol: Protocol,
+        gets: impl Fn(&NodePortOwner<'_>) -> bool,
+    ) -> Option<String> {
         if self.claims.protected.is_protected_node_port(number, protocol) {
             return Some(format!(
-                "{number}/{protocol} is not served: the kubelet or Fairlead may use it \
+                "{number}/{protocol} is not served: a process on a Node may use it \
                                  (--protected-ports); use another node port"
             ));
         }
-        self.winner(VipClaim::NodePort(number, protocol), None)
+        let owner = self.claims.node_port_owner(number, protocol).filter(|owner| !gets(owner))?;
+        Some(refusal(&format!("{number}/{protocol}"), &owner.to_string(), "whose Service is older"))
+    }
+
+    /// Why a node port or health checks get this port at the address of a Node.
+    fn node_port_at(&self, ip: IpAddr, kind: ExternalKind) -> Option<String> {
+        let ServiceObjectPort { port, protocol, .. } = *self.port;
+        if !self.claims.protected.is_node_address(&ip) {
+            return None;
+        }
+        let owner = self.claims.node_port_owner(port, protocol).filter(|owner| owner.ip.is_none())?;
+        if owner.claimant.key == *self.key && !owner.claimant.health_check {
+            return None;
+        }
+        let why = match kind {
+            ExternalKind::External => "whose node port goes before an external IP",
+            ExternalKind::LoadBalancer => "whose Service is older",
+        };
+        Some(refusal(&self.describe(ip), &owner.to_string(), why))
     }
 
     /// The external or load-balancer IPs that the service port gets.
@@ -214,7 +353,8 @@ impl Resolution<'_> {
             } else if let Some(owner) = protected.port_owner(*ip, port, protocol) {
                 Some(format!("{ip} is not served on port {port}/{protocol}: it would shadow {owner}"))
             } else {
-                self.winner(VipClaim::ExternalIp(*ip, port, protocol), Some(kind))
+                let winner = self.winner(VipClaim::ExternalIp(*ip, port, protocol), Some(kind));
+                winner.or_else(|| self.node_port_at(*ip, kind))
             };
             let refused_before = self.refused.count;
             if self.gets(field, described, refusal) {
@@ -248,11 +388,31 @@ pub(super) fn external_ips(service: &ServiceObject) -> impl Iterator<Item = (IpA
     of_load_balancer.chain(external)
 }
 
-fn claims(service: &ServiceObject, port: &ServiceObjectPort) -> impl Iterator<Item = (VipClaim, Option<ExternalKind>)> {
+fn claims(service: &ServiceObject, port: &ServiceObjectPort) -> impl Iterator<Item = FieldClaim> {
+    let field = |claim| FieldClaim { claim, external: false, health_check: false };
     let cluster_ips = [service.cluster_ips.v4, service.cluster_ips.v6].into_iter().flatten();
-    let node_port = port.node_port.map(|number| VipClaim::NodePort(number, port.protocol));
     let cluster_ips = cluster_ips.map(|ip| VipClaim::ClusterIp(ip, port.port, port.protocol));
-    let external =
-        external_ips(service).map(|(ip, kind)| (VipClaim::ExternalIp(ip, port.port, port.protocol), Some(kind)));
-    cluster_ips.chain(node_port).map(|claim| (claim, None)).chain(external)
+    let node_port = port.node_port.map(|number| VipClaim::NodePort(number, port.protocol));
+    let health_check = service.health_check_node_port.map(|number| VipClaim::NodePort(number, Protocol::Tcp));
+    let health_check = health_check.map(|claim| FieldClaim { health_check: true, ..field(claim) });
+    let external = external_ips(service).map(move |(ip, kind)| {
+        let claim = VipClaim::ExternalIp(ip, port.port, port.protocol);
+        FieldClaim { external: kind == ExternalKind::External, ..field(claim) }
+    });
+    cluster_ips.chain(node_port).map(field).chain(health_check).chain(external)
+}
+
+fn refusal(claimed: &str, owner: &str, why: &str) -> String {
+    format!("{claimed} is used by {owner}, {why}: not served here; change one of them")
+}
+
+impl fmt::Display for NodePortOwner<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Claimant { key, health_check, .. } = self.claimant;
+        match self.ip {
+            Some(ip) => write!(f, "{key} at {ip}, an address of a Node"),
+            None if *health_check => write!(f, "the health checks of {}/{}", key.namespace, key.name),
+            None => write!(f, "{key}"),
+        }
+    }
 }

@@ -44,6 +44,19 @@ async fn programming_and_shutdown_do_not_wait_for_a_disk_that_does_not_write() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn end_of_the_process_waits_for_a_disk_for_a_second() {
+    let (_dir, file, _) = state_file_with_fifo(SUCCESSOR);
+    let state = mk_services(&["default/a"]);
+    let mut fixture = start(&FakeKernel::default(), Some(&file));
+    let mut peer = fixture.following(&state).await;
+    peer.bookmark(2, total(&state)).await;
+    peer.ack().await;
+    let end = std::time::Instant::now();
+    fixture.stop().await;
+    assert!(end.elapsed() < Duration::from_millis(1800), "{:?}", end.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn start_does_not_wait_for_a_disk_that_does_not_read() {
     let (_dir, file, _) = state_file_with_fifo(STATE);
     let state = mk_services(&["default/a"]);

@@ -118,6 +118,47 @@ async fn other_changes_are_applied_while_a_loss_is_withheld() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn new_service_gets_the_vip_and_node_port_of_a_withheld_one_at_once() {
+    let services = |count: usize, new_endpoint: Option<&str>| {
+        let state = (0..count).fold(mk_state(), |state, number| {
+            let cluster_ip = format!("10.96.0.{}", number + 1);
+            let port = 30000 + u16::try_from(number).unwrap();
+            state.service(&format!("default/s{number}"), |service| {
+                let service = service.cluster_ip(&cluster_ip).external_ip("192.0.2.1").port(port);
+                service.node_port(port).endpoints(["10.244.1.1:8080"])
+            })
+        });
+        // The node port of one, and the VIP of another.
+        let Some(endpoint) = new_endpoint else { return state.build() };
+        let new = state.service("default/web", |service| {
+            let service = service.cluster_ip("10.96.0.99").external_ip("192.0.2.1").port(30007);
+            service.node_port(30009).endpoints([endpoint])
+        });
+        new.build()
+    };
+    let (before, after) = (services(ALL, None), services(0, Some("10.244.1.9:8080")));
+    let later = services(0, Some("10.244.1.8:8080"));
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&before).await;
+    peer.commit(1, 2, operations_between(&before, &after)).await;
+    let ack = peer.ack().await;
+    assert_eq!((ack.digest, ack.unfinished as usize), (Some(total(&after)), ALL));
+    let (new, s7, s9) = (mk_key("default/web"), mk_key("default/s7"), mk_key("default/s9"));
+    let programmed = fixture.kernel.service_ports();
+    assert_eq!(programmed[&new], after.service_ports()[&new]);
+    assert!(programmed[&s7].port.external_ips.is_empty() && programmed[&s7].port.node_port.is_some());
+    assert!(programmed[&s9].port.node_port.is_none() && !programmed[&s9].port.external_ips.is_empty());
+    let untouched = programmed.iter().filter(|(key, service)| before.service_ports().get(*key) == Some(*service));
+    assert_eq!(untouched.count(), ALL - 2);
+    // The others are still withheld, and further commits write only what they change.
+    let calls = fixture.kernel.calls().len();
+    peer.commit(2, 3, operations_between(&after, &later)).await;
+    assert_eq!(peer.ack().await.digest, Some(total(&later)));
+    assert_eq!((fixture.keys().len(), fixture.kernel.calls().len()), (ALL + 1, calls + 1));
+    fixture.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn services_that_lose_their_endpoints_count_as_lost() {
     let empty = (0..ALL).fold(mk_state(), |state, number| {
         state.service(&format!("default/s{number}"), |service| service.cluster_ip(&format!("10.96.0.{}", number + 1)))

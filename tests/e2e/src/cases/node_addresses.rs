@@ -85,7 +85,7 @@ pub fn ports_of_kubelet_and_api_server_are_protected(backend: Backend) {
     // Other protocols are free.
     assert_answers(&deployment, Protocol::Udp, KUBELET_PORT, &["pod-b-1"]);
     assert_everywhere(&deployment, PORT, &["pod-b-1"]);
-    for owner in ["the kubelet or Fairlead on Node node-b", "it would shadow the API server"] {
+    for owner in ["a process on Node node-b", "it would shadow the API server"] {
         deployment.frontend().wait_for_line(owner, mark, TIMEOUT);
     }
 }

@@ -1,0 +1,137 @@
+//! A port at the address of a Node: external and load-balancer IPs, node ports and health checks share it.
+
+use proto::model::TrafficPolicy;
+
+use super::*;
+
+/// A Service whose port has this number, also as its node port.
+fn with_node_port(name: &str, created: u64, number: u16) -> ServiceObject {
+    let mut service = ServiceObject { created: Some(time(created)), ..service(name, "10.96.0.9") };
+    service.ports[0].node_port = Some(super::number(number));
+    service
+}
+
+/// A Service with these external and load-balancer IPs on this port.
+fn at_port(name: &str, created: u64, number: u16, ips: (&[&str], &[&str])) -> ServiceObject {
+    let mut service = ServiceObject { created: Some(time(created)), ..claims(name, "10.96.0.1", ips.0, ips.1) };
+    service.ports[0].port = super::number(number);
+    service
+}
+
+fn node_0() -> SourceUpdate {
+    put(host("node-0", &["172.16.0.1"], &[]))
+}
+
+fn vips(views: &Views, name: &str) -> usize {
+    let (external, of_load_balancer) = external_ips_of(views, name);
+    external.len() + of_load_balancer.len()
+}
+
+#[test]
+fn external_ip_of_a_node_takes_no_node_port() {
+    // A load-balancer IP would go before it if its Service were older; an external IP never does.
+    for (created, ips) in
+        [(9, (&["172.16.0.1"][..], &[][..])), (1, (&["172.16.0.1"], &[])), (9, (&[], &["172.16.0.1"]))]
+    {
+        let objects = [put(with_node_port("old", 5, 30080)), put(at_port("new", created, 30080, ips)), node_0()];
+        let (mut index, mut views) = indexed(objects.clone());
+        assert_eq!(views[&key("old")].port.node_port, Some(number(30080)));
+        assert_eq!(vips(&views, "new"), 0);
+        let (field, why) = match ips.0 {
+            [] => ("status.loadBalancer.ingress", "whose Service is older"),
+            _ => ("spec.externalIPs", "whose node port goes before an external IP"),
+        };
+        let expected = format!(
+            "{field}: 172.16.0.1, port 30080/TCP is used by ns/old:http/tcp, {why}: not served here; change one of them"
+        );
+        assert_eq!(messages(&index, "new"), [expected]);
+        assert_eq!(indexed(objects.into_iter().rev()).1, views);
+        // Served when nobody has the node port, or when no Node has the address.
+        index.apply(SourceUpdate::Delete(ObjectKind::Node, ObjectName::new("", "node-0")));
+        apply_changes(&mut index, &mut views);
+        assert_eq!((vips(&views, "new"), messages(&index, "new").len()), (1, 0));
+        index.apply(node_0());
+        apply_changes(&mut index, &mut views);
+        assert_eq!(vips(&views, "new"), 0);
+        index.apply(SourceUpdate::Delete(ObjectKind::Service, ObjectName::new("ns", "old")));
+        apply_changes(&mut index, &mut views);
+        assert_eq!((vips(&views, "new"), messages(&index, "new").len()), (1, 0));
+    }
+}
+
+#[test]
+fn older_load_balancer_ip_of_a_node_goes_before_a_node_port() {
+    let of_node = at_port("old", 1, 30080, (&[], &["172.16.0.1"]));
+    let (mut index, mut views) = indexed([put(with_node_port("new", 5, 30080)), put(of_node), node_0()]);
+    assert_eq!((views[&key("new")].port.node_port, vips(&views, "old")), (None, 1));
+    assert_eq!(
+        messages(&index, "new"),
+        ["spec.ports[http/TCP].nodePort: 30080/TCP is used by ns/old:http/tcp at 172.16.0.1, an address of a Node, \
+          whose Service is older: not served here; change one of them"]
+    );
+    index.apply(SourceUpdate::Delete(ObjectKind::Node, ObjectName::new("", "node-0")));
+    apply_changes(&mut index, &mut views);
+    assert_eq!((views[&key("new")].port.node_port, vips(&views, "old")), (Some(number(30080)), 1));
+    // With --refuse-node-addresses it is not served, and takes nothing.
+    let policy = ServicePolicy { refuse_node_addresses: true, ..ServicePolicy::default() };
+    let mut index = Index::new(UNIX_EPOCH, ClusterInfo::default(), policy);
+    let of_node = at_port("old", 1, 30080, (&[], &["172.16.0.1"]));
+    [put(with_node_port("new", 5, 30080)), put(of_node), node_0()].into_iter().for_each(|update| index.apply(update));
+    let mut views = Views::new();
+    apply_changes(&mut index, &mut views);
+    assert_eq!((views[&key("new")].port.node_port, vips(&views, "old")), (Some(number(30080)), 0));
+}
+
+#[test]
+fn health_check_node_port_is_a_node_port() {
+    let checked = |name, created| ServiceObject {
+        health_check_node_port: Some(number(30100)),
+        external_policy: TrafficPolicy::Local,
+        ..at_port(name, created, 443, (&[], &["192.0.2.9"]))
+    };
+    let external = at_port("external", 9, 30100, (&["172.16.0.1", "192.0.2.1"], &[]));
+    let other = with_node_port("other", 9, 30100);
+    let (index, views) = indexed([put(checked("old", 5)), put(external), put(other.clone()), node_0()]);
+    assert_eq!(views[&key("old")].port.health_check_node_port, Some(number(30100)));
+    assert_eq!(external_ips_of(&views, "external").0, ["192.0.2.1"]);
+    assert_eq!(views[&key("other")].port.node_port, None);
+    assert_eq!(
+        messages(&index, "external"),
+        ["spec.externalIPs: 172.16.0.1, port 30100/TCP is used by the health checks of ns/old, whose node port goes \
+          before an external IP: not served here; change one of them"]
+    );
+    assert!(messages(&index, "other")[0].contains("is used by the health checks of ns/old, whose Service is older"));
+    // The other way round.
+    let (index, views) = indexed([put(checked("new", 9)), put(ServiceObject { created: Some(time(1)), ..other })]);
+    assert_eq!(views[&key("new")].port.health_check_node_port, None);
+    assert_eq!(
+        messages(&index, "new"),
+        ["spec.healthCheckNodePort: 30100/TCP is used by ns/other:http/tcp, whose Service is older: not served here; \
+          change one of them"]
+    );
+}
+
+#[test]
+fn service_may_have_its_own_node_port_at_the_address_of_a_node() {
+    let mut service = at_port("s", 1, 30080, (&["172.16.0.1"], &[]));
+    service.ports[0].node_port = Some(number(30080));
+    let (index, views) = indexed([put(service), node_0()]);
+    assert_eq!((views[&key("s")].port.node_port, vips(&views, "s")), (Some(number(30080)), 1));
+    assert!(messages(&index, "s").is_empty());
+}
+
+#[test]
+fn protected_ports_are_those_of_tcp_and_udp() {
+    let policy = ServicePolicy { protected_ports: [179].into(), ..ServicePolicy::default() };
+    let mut index = Index::new(UNIX_EPOCH, ClusterInfo::default(), policy);
+    let mut service = at_port("s", 1, 179, (&["172.16.0.1"], &["192.0.2.1"]));
+    service.ports = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+        .map(|protocol| ServiceObjectPort { protocol, ..service.ports[0].clone() })
+        .to_vec();
+    index.apply(put(service));
+    index.apply(node_0());
+    let mut views = Views::new();
+    apply_changes(&mut index, &mut views);
+    let served = |protocol| views[&ServicePortKey::new("ns", "s", "http", protocol)].port.external_ips.len();
+    assert_eq!([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(served), [0, 0, 1]);
+}
