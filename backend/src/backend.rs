@@ -47,6 +47,13 @@ pub trait Backend: Send + 'static {
     fn cleanup(&mut self) -> impl Future<Output = Result<()>> + Send;
 }
 
+/// The method of a backend to call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Reconcile,
+    Apply(Changes),
+}
+
 /// A change of our kernel objects by another process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drift {

@@ -299,7 +299,8 @@ async fn read(
     messages: &mpsc::Sender<ReceivedMessage>,
     first_message: oneshot::Sender<()>,
 ) -> Result<(), StreamError> {
-    let (mut first_message, mut is_drained) = (Some(first_message), false);
+    let mut first_message = Some(first_message);
+    let mut is_drained = false;
     loop {
         let message = tokio::select! {
             message = incoming.message() => match message {

@@ -116,7 +116,8 @@ impl<T: Clone> FlowVips<T> {
             FlowProtocol::Tcp => Protocol::Tcp,
             FlowProtocol::Udp => Protocol::Udp,
         };
-        let (address, port) = (flow.original.destination.ip(), flow.original.destination.port());
+        let address = flow.original.destination.ip();
+        let port = flow.original.destination.port();
         let vip = self.vips.get(&Vip::AddressPort { address, port, protocol });
         let node_port = || self.vips.get(&Vip::NodePort { port, protocol });
         vip.or_else(|| node_port().filter(|_| self.addresses.contains(&address)))

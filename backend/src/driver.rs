@@ -54,7 +54,7 @@ pub use data_plane::{DataPlane, DryRunPlane, Synced};
 pub use families::UsableFamilies;
 pub use nf_tables_watch::{NfTablesWatch, Touched};
 use quarantine::Quarantine;
-use queue::{Queue, QueueBatch};
+use queue::Queue;
 pub use rejection::{CommitError, Rejection, Unneeded};
 pub use worker::WorkerThread;
 
@@ -124,8 +124,12 @@ impl<P: DataPlane> Driver<P> {
     /// Reads the kernel and queues the service ports that differ. Returns the number of writes.
     async fn observe(&mut self, state: &NodeState) -> Result<usize> {
         self.applied = None;
-        (self.is_fresh, self.is_reconciling, self.has_unneeded) = (true, true, true);
-        (self.queue, self.held, self.evicted) = (Queue::default(), HeldVips::new(), BTreeSet::new());
+        self.is_fresh = true;
+        self.is_reconciling = true;
+        self.has_unneeded = true;
+        self.queue = Queue::default();
+        self.held = HeldVips::new();
+        self.evicted = BTreeSet::new();
         self.ownership = VipOwnership::of(state);
         let Synced { applied, writes } = self.plane.observe(state, &self.ownership).await?;
         for (key, service_port) in state.service_ports() {
@@ -195,7 +199,8 @@ impl<P: DataPlane> Driver<P> {
             };
             let plane = &self.plane;
             let batch = self.queue.next(budget, |key| plane.writes(&mut applied, &change, key));
-            QueueBatch { service_ports: change.service_ports, is_last: change.is_last } = batch;
+            change.service_ports = batch.service_ports;
+            change.is_last = batch.is_last;
             change.members = change.service_ports.iter().cloned().collect();
             if change.moves_vips() {
                 let writes = change.service_ports.iter().map(|key| self.plane.writes(&mut applied, &change, key));
@@ -203,11 +208,12 @@ impl<P: DataPlane> Driver<P> {
                 change.is_last &= !change.releases_first;
             }
             let outcome = self.plane.commit(&mut applied, &change).await?;
-            let (waiting, service_ports) = (change.waiting(), change.service_ports);
+            let waiting = change.waiting();
+            let service_ports = change.service_ports;
             self.applied = Some(applied);
             match outcome {
                 CommitOutcome::Committed { writes, unfinished, has_unneeded } => {
-                    self.committed(&service_ports, (&unfinished.into_iter().collect(), writes), &waiting);
+                    self.committed(&service_ports, &unfinished.into_iter().collect(), writes, &waiting);
                     self.has_unneeded = has_unneeded;
                     self.is_reconciling &= !self.queue.is_empty();
                     if writes > 0 {
@@ -243,15 +249,17 @@ impl<P: DataPlane> Driver<P> {
         Ok(0)
     }
 
-    /// `unfinished`: those that were programmed in part, and the writes of the transaction; `waiting`: those that own a
+    /// `unfinished`: those that were programmed in part; `writes`: those of the transaction; `waiting`: those that own a
     /// VIP which another one still has in the kernel.
     fn committed(
         &mut self,
         service_ports: &[ServicePortKey],
-        (unfinished, writes): (&BTreeSet<ServicePortKey>, usize),
+        unfinished: &BTreeSet<ServicePortKey>,
+        writes: usize,
         waiting: &BTreeSet<ServicePortKey>,
     ) {
-        (self.is_fresh, self.queue.facts) = (false, false);
+        self.is_fresh = false;
+        self.queue.facts = false;
         for key in service_ports {
             if !unfinished.contains(key) {
                 if !self.evicted.remove(key) {

@@ -17,8 +17,8 @@ use proto::{
 
 use crate::{
     LossLimit, NodeState, RunMode, Stage,
+    identity::BackendIdentity,
     loss::LossGuard,
-    observe::BackendIdentity,
     replica::{Reaction, Replica},
     store::{self, frame},
 };
@@ -43,7 +43,7 @@ pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
         features: Features::SUPPORTED,
     };
     let losses = LossGuard::new(LossLimit::default(), Duration::from_secs(60));
-    let mut replica = Replica::new(Arc::new(identity), (None, None), losses, RunMode::Program);
+    let mut replica = Replica::new(Arc::new(identity), None, None, losses, RunMode::Program);
     for bytes in messages {
         let Ok(mut received) = ReceivedMessage::decode(EncodedMessage::from_bytes(Bytes::copy_from_slice(bytes)))
         else {
@@ -114,8 +114,9 @@ fn check(state: &NodeState) {
     }
     let mut frames = Vec::new();
     frame::put_welcome(&mut frames, proto::model::Epoch(1), Features::SUPPORTED);
-    let versions = (SourceVersion::default(), KindVersions::default());
-    frame::put_snapshot(&mut frames, Revision(1), versions, operations.iter());
+    let source_version = SourceVersion::default();
+    let kind_versions = KindVersions::default();
+    frame::put_snapshot(&mut frames, Revision(1), source_version, kind_versions, operations.iter());
     frame::put_bookmark(&mut frames, Revision(1), state.digests().total());
     let bytes = frames.len() as u64;
     match frame::load(NODE, frames) {

@@ -19,7 +19,7 @@ use proto::model::ServicePortFailure;
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::{NodeState, pending::Work};
+use crate::{NodeState, backend::Work};
 use checks::{Checks, ClaimChange, RejectedClaim};
 pub(crate) use servers::HealthCheckServers;
 
@@ -51,7 +51,8 @@ impl HealthChecks {
             update.claims == ClaimChange::Changed
         });
         for RejectedClaim { check_port, service, owner } in rejected {
-            let (port, family) = (check_port.port, check_port.family);
+            let port = check_port.port;
+            let family = check_port.family;
             warn!(%service, port, %family, %owner, "health-check node port belongs to another Service");
         }
     }

@@ -23,6 +23,7 @@ pub mod driver;
 #[cfg(feature = "testing")]
 pub mod fuzzing;
 mod health;
+mod identity;
 mod kernel_version;
 mod loss;
 mod metrics;
@@ -46,14 +47,14 @@ pub use backend::{Backend, Difference, DifferenceKind, Drift, InstalledObject, P
 pub use client::{Credentials, Discover, FrontendAddress, Grpc, GrpcOptions};
 pub use conntrack::ConntrackCleanup;
 pub use disk::{FileStep, FileWrite, Storage, WriteQueue};
+pub use identity::RunMode;
 pub use kernel_version::{kernel_version, parse_kernel_version};
 pub use loss::{Loss, LossLimit};
-pub use metrics::{NFT_CLIENTS, NFT_TABLE, NoLocalEndpoints};
+pub use metrics::{NFT_CLIENTS, NFT_TABLE};
 pub use observe::{Observer, ObserverPages};
-pub use progress::{ChangeCounts, Progress};
-pub use replica::ProtocolCounters;
+pub use progress::{ChangeCounts, NoLocalEndpoints, Progress, ProtocolCounters};
 pub use resets::remove_reset_rules;
-pub use runner::{RunMode, Runner, RunnerOptions};
+pub use runner::{Runner, RunnerOptions};
 pub use stage::{CommitResult, RejectedOperation, Stage};
 pub use state::{Changes, NodeState, ServicePortState};
 pub use store::{DEFAULT_STATE_FILE, StateFiles, Store, StoredState};

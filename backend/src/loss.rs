@@ -129,7 +129,8 @@ impl LossGuard {
     /// those on its host network, whose addresses stay. Returns how many service ports have any.
     pub(crate) fn restarted(&mut self, state: &mut NodeState) -> usize {
         let digests = state.digests().clone();
-        let (mut endpoints, mut without) = (HashSet::new(), Vec::new());
+        let mut endpoints = HashSet::new();
+        let mut without = Vec::new();
         let addresses = &state.node().addresses;
         let is_on_host = |endpoint: &Endpoint| addresses.contains(&endpoint.address);
         for (key, service) in state.service_ports() {
@@ -167,7 +168,8 @@ impl LossGuard {
         state: &mut NodeState,
         is_confirmed: bool,
     ) -> (CommitResult, Option<Loss>) {
-        let (node, cluster) = (state.node().clone(), state.cluster().clone());
+        let node = state.node().clone();
+        let cluster = state.cluster().clone();
         let (confirm_at, mut programmed) = self.release(state);
         let (mut result, emptied) = stage.commit_with_losses(state);
         let exceeded = if is_confirmed {
@@ -183,7 +185,8 @@ impl LossGuard {
                 programmed.entry(service.port.key.clone()).or_insert(Some(service));
             }
         }
-        let (committed, digests) = (state.cluster().clone(), state.digests().clone());
+        let committed = state.cluster().clone();
+        let digests = state.digests().clone();
         let mut service_ports = BTreeMap::new();
         for (key, before) in programmed {
             if self.lost.contains_key(&ServiceName::of(&key)) {
@@ -204,7 +207,8 @@ impl LossGuard {
             let confirm_at = Some(confirm_at.unwrap_or_else(|| Instant::now() + self.confirm_delay));
             self.withheld = Some(Withheld { service_ports, cluster: committed, digests, confirm_at });
         }
-        (changes.node, changes.cluster) = (node != *state.node(), cluster != *state.cluster());
+        changes.node = node != *state.node();
+        changes.cluster = cluster != *state.cluster();
         (result, exceeded.filter(|_| confirm_at.is_none()))
     }
 

@@ -23,11 +23,10 @@ use prometheus_client::metrics::{
 };
 use proto::model::{IpFamily, SyncMode};
 
-use crate::pending::Work;
+use crate::backend::Work;
 
 pub use affinity::{NFT_CLIENTS, NFT_TABLE};
 pub(crate) use no_local::NoLocal;
-pub use no_local::NoLocalEndpoints;
 pub(crate) use registry::registry;
 
 /// One label with its value.

@@ -14,7 +14,6 @@ use std::{sync::Arc, time::SystemTime};
 
 use hyper::{Method, Request, Response, StatusCode, header::ACCEPT};
 use jiff::Timestamp;
-use proto::model::Features;
 use runtime::{
     http::{JSON, TEXT, response},
     metrics::{self, Registry},
@@ -23,6 +22,7 @@ use tokio::sync::watch;
 
 use crate::{
     Progress,
+    identity::BackendIdentity,
     metrics::{Metrics, registry},
 };
 
@@ -32,19 +32,6 @@ pub struct Observer {
     pub(crate) identity: Arc<BackendIdentity>,
     pub(crate) progress: watch::Receiver<Progress>,
     pub(crate) metrics: Arc<Metrics>,
-}
-
-/// The identity of a backend process.
-#[derive(Debug)]
-pub(crate) struct BackendIdentity {
-    /// Node `metadata.name`.
-    pub(crate) node: Arc<str>,
-    /// [`Backend::NAME`](crate::Backend::NAME).
-    pub(crate) backend: &'static str,
-    pub(crate) version: String,
-    pub(crate) started: SystemTime,
-    /// The features that it lists.
-    pub(crate) features: Features,
 }
 
 /// The pages of the metrics address: those that kube-proxy has there.

@@ -12,7 +12,7 @@ use proto::{
 use runtime::Backoff;
 use tokio::time::Instant;
 
-use crate::{Changes, Drift, drifts::Drifts, stream::IdleTimeout};
+use crate::{Changes, Drift, backend::Work, drifts::Drifts, stream::IdleTimeout};
 
 /// The most acks that wait while the backend fails. A later ack covers the earlier ones.
 const MAX_ACKS: usize = 256;
@@ -66,13 +66,6 @@ enum SyncState {
     Unknown,
     /// The kernel contains everything except `changes` and `failures`.
     Applied,
-}
-
-/// The method of the backend to call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
-    Reconcile,
-    Apply(Changes),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -182,7 +175,8 @@ impl Pending {
     /// The session has ended, and its acks are void.
     pub(crate) fn lost(&mut self) {
         self.acks.clear();
-        (self.early_ack, self.sends_early_acks) = (None, false);
+        self.early_ack = None;
+        self.sends_early_acks = false;
     }
 
     /// Suspended while the frontend waits for an ack.
@@ -235,7 +229,8 @@ impl Pending {
     /// The work has failed. Returns the delay before the retry.
     pub(crate) fn failed(&mut self) -> Duration {
         let delay = self.backoff.next_delay();
-        (self.sync_state, self.unfinished) = (SyncState::Unknown, None);
+        self.sync_state = SyncState::Unknown;
+        self.unfinished = None;
         self.retry_at = Some(Instant::now() + delay);
         delay
     }
@@ -254,7 +249,8 @@ impl Pending {
             unfinished += self.withheld;
         }
         let is_finished = unfinished == 0;
-        let (now, failures) = (Instant::now(), self.acked_failures());
+        let now = Instant::now();
+        let failures = self.acked_failures();
         // A later ack covers the early one.
         let mut due: Vec<PendingAck> = self.acks.drain(..).collect();
         if is_finished && due.is_empty() {

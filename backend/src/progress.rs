@@ -8,8 +8,6 @@ use std::{
 use proto::model::{Epoch, IpFamily, Operation, PerFamily, Revision, ServicePortFailure};
 use tokio::time::Instant;
 
-use crate::{metrics::NoLocalEndpoints, replica::ProtocolCounters};
-
 /// The progress of a backend process. Counters are since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
@@ -80,6 +78,27 @@ pub struct ChangeCounts {
     pub service_ports: u64,
     /// Pools that are changed or replaced.
     pub pools: u64,
+}
+
+/// The deviations from the protocol since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProtocolCounters {
+    /// Operations of the frontend that could not be applied.
+    pub rejected_operations: u64,
+    /// Digests that differed from the frontend's.
+    pub digest_mismatches: u64,
+    /// Commits that reflect an older version of the cluster than the one before: those of a frontend that lags behind
+    /// another one.
+    pub rollbacks: u64,
+}
+
+/// The number of service ports with traffic policy Local and endpoints on other nodes only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NoLocalEndpoints {
+    /// By internal traffic policy.
+    pub internal: usize,
+    /// By external traffic policy.
+    pub external: usize,
 }
 
 impl ChangeCounts {

@@ -23,8 +23,8 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::{
-    ChangeCounts, Changes, CommitResult, Loss, NodeState, RunMode, Stage, Store, StoredState, loss::LossGuard,
-    observe::BackendIdentity,
+    ChangeCounts, Changes, CommitResult, Loss, NodeState, ProtocolCounters, RunMode, Stage, Store, StoredState,
+    identity::BackendIdentity, loss::LossGuard,
 };
 
 /// How long the end of the process waits for the state file.
@@ -52,18 +52,6 @@ pub(crate) struct Replica {
     /// The next commit is a snapshot, from any frontend, that confirms or voids the withheld losses.
     snapshot_pending: bool,
     pub(crate) counters: ProtocolCounters,
-}
-
-/// The deviations from the protocol since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProtocolCounters {
-    /// Operations of the frontend that could not be applied.
-    pub rejected_operations: u64,
-    /// Digests that differed from the frontend's.
-    pub digest_mismatches: u64,
-    /// Commits that reflect an older version of the cluster than the one before: those of a frontend that lags behind
-    /// another one.
-    pub rollbacks: u64,
 }
 
 /// The position of a session in the history of its frontend.
@@ -117,7 +105,8 @@ impl Replica {
     /// Starts with the stored state, if there is one.
     pub(crate) fn new(
         identity: Arc<BackendIdentity>,
-        (store, stored): (Option<Store>, Option<StoredState>),
+        store: Option<Store>,
+        stored: Option<StoredState>,
         mut losses: LossGuard,
         run_mode: RunMode,
     ) -> Self {

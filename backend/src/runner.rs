@@ -12,13 +12,13 @@ use runtime::{ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, StateFiles, Store, StreamOptions,
+    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, RunMode, StateFiles, Store, StreamOptions,
     conntrack::{ConntrackCleaner, KernelFlowTable},
     dataplane::NodePortAddresses,
     health::{HealthCheckServers, HealthChecks},
+    identity::BackendIdentity,
     loss::LossGuard,
     metrics::Metrics,
-    observe::BackendIdentity,
     pending::Pending,
     replica::Replica,
     resets::ConnectionResetter,
@@ -49,17 +49,6 @@ pub struct RunnerOptions {
     pub backend_version: String,
     /// The features that the hello contains.
     pub features: Features,
-}
-
-/// The purpose of a backend process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RunMode {
-    /// Program the node's kernel.
-    #[default]
-    Program,
-    /// Compute what would be written. The frontend does not count the process as the node's backend, and it does not
-    /// serve health-check node ports.
-    Shadow,
 }
 
 /// Keeps one node's kernel as the frontend decided.
@@ -153,7 +142,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         let files = state_files.or_else(|| state_file.as_deref().map(StateFiles::local));
         let open = async {
             match files {
-                Some(files) => Some(Store::open(files, (&node, features)).await).unzip(),
+                Some(files) => Some(Store::open(files, &node, features).await).unzip(),
                 None => (None, None),
             }
         };
@@ -162,7 +151,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             () = shutdown.recv() => return Ok(()),
         };
         let losses = LossGuard::new(max_loss, stream.loss_confirm_delay);
-        let replica = Replica::new(identity, (store, stored.flatten()), losses, run_mode);
+        let replica = Replica::new(identity, store, stored.flatten(), losses, run_mode);
         progress.send_modify(|progress| {
             progress.committed = replica.committed();
             progress.eligible = replica.state().node().eligible;

@@ -99,8 +99,13 @@ impl ServicePortState {
     /// A service port with empty pools.
     #[must_use]
     pub fn new(port: ServicePort) -> Self {
-        let (cluster, local, established, gone) = Default::default();
-        Self { port, cluster, local, established, gone }
+        Self {
+            port,
+            cluster: PerFamily::default(),
+            local: PerFamily::default(),
+            established: PerFamily::default(),
+            gone: PerFamily::default(),
+        }
     }
 
     /// The pool of a class and family.
@@ -168,8 +173,13 @@ impl NodeState {
     /// A node without service ports.
     #[must_use]
     pub fn new(node: NodeInfo) -> Self {
-        let (cluster, service_ports) = (ClusterInfo::default(), BTreeMap::new());
-        let mut state = Self { node, retained_node: None, cluster, service_ports, digests: Box::default() };
+        let mut state = Self {
+            node,
+            retained_node: None,
+            cluster: ClusterInfo::default(),
+            service_ports: BTreeMap::new(),
+            digests: Box::default(),
+        };
         state.digest_facts();
         state
     }
@@ -309,7 +319,8 @@ impl NodeState {
     pub(crate) fn set_endpoint(
         &mut self,
         id: &PoolId,
-        (address, port): (IpAddr, NonZeroU16),
+        address: IpAddr,
+        port: NonZeroU16,
         endpoint: Option<Endpoint>,
     ) -> bool {
         let Some(service) = self.service_ports.get_mut(&id.key) else { return false };

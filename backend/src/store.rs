@@ -147,21 +147,25 @@ impl Store {
     /// Opens and reads the state file of a node, as [`Self::open`] does. Blocks for at most [`disk::READ_TIMEOUT`].
     #[cfg(test)]
     pub(crate) fn open_file(path: &Path, node: &str) -> (Self, Option<StoredState>) {
-        let read = [path.to_owned(), boot::path(path)].map(|path| disk::read(&path, disk::READ_TIMEOUT));
-        Self::of(StateFiles::local(path), read, (node, Features::SUPPORTED))
+        let read = disk::read(path, disk::READ_TIMEOUT);
+        let recorded_boot = disk::read(&boot::path(path), disk::READ_TIMEOUT);
+        Self::of(StateFiles::local(path), read, recorded_boot, node, Features::SUPPORTED)
     }
 
     /// Opens and reads the state file of a node. A file that cannot be read in time, is damaged, or is of another
     /// version or node is logged and will be replaced.
-    pub(crate) async fn open(files: StateFiles, (node, features): (&str, Features)) -> (Self, Option<StoredState>) {
-        let read = [files.state.read().await, files.boot.read().await];
-        Self::of(files, read, (node, features))
+    pub(crate) async fn open(files: StateFiles, node: &str, features: Features) -> (Self, Option<StoredState>) {
+        let read = files.state.read().await;
+        let recorded_boot = files.boot.read().await;
+        Self::of(files, read, recorded_boot, node, features)
     }
 
     fn of(
         StateFiles { state, boot, boot_id }: StateFiles,
-        [read, recorded_boot]: [io::Result<Vec<u8>>; 2],
-        (node, features): (&str, Features),
+        read: io::Result<Vec<u8>>,
+        recorded_boot: io::Result<Vec<u8>>,
+        node: &str,
+        features: Features,
     ) -> (Self, Option<StoredState>) {
         let mut store = Self {
             writer: FileWriter::start(&*state),
@@ -198,7 +202,8 @@ impl Store {
                 store.file = StateFile::Open { snapshot_bytes, appended_bytes: bytes - snapshot_bytes };
                 store.written = Some((stored.epoch, stored.revision));
                 store.written_features = stored.features;
-                (store.source_version, store.kind_versions) = (stored.source_version, stored.kind_versions);
+                store.source_version = stored.source_version;
+                store.kind_versions = stored.kind_versions;
                 (store, Some(stored))
             }
             Err(error) => {
@@ -251,7 +256,8 @@ impl Store {
 
     /// Commits what was staged. Written at the next [`Self::flush`].
     pub(crate) fn commit(&mut self, epoch: Epoch, source_version: SourceVersion, kind_versions: KindVersions) {
-        (self.source_version, self.kind_versions) = (source_version, kind_versions);
+        self.source_version = source_version;
+        self.kind_versions = kind_versions;
         let batches = mem::take(&mut self.uncommitted);
         if mem::take(&mut self.is_incomplete) {
             // The file was rewritten between two batches of this commit.
@@ -264,7 +270,8 @@ impl Store {
 
     /// Discards what was staged since the last commit.
     pub(crate) fn discard(&mut self) {
-        (self.uncommitted, self.is_incomplete) = (Vec::new(), false);
+        self.uncommitted = Vec::new();
+        self.is_incomplete = false;
     }
 
     /// Submits the commits to the writer. `state` is the state after the last one. To be called regularly: it also
@@ -295,7 +302,9 @@ impl Store {
     /// Discards the commits that are not submitted. The next flush rewrites the file.
     pub(crate) fn restart(&mut self) {
         self.is_incomplete |= !self.uncommitted.is_empty();
-        (self.uncommitted, self.unwritten, self.written) = (Vec::new(), Vec::new(), None);
+        self.uncommitted = Vec::new();
+        self.unwritten = Vec::new();
+        self.written = None;
         if matches!(self.file, StateFile::Open { .. }) {
             self.file = StateFile::Absent;
         }
@@ -319,7 +328,8 @@ impl Store {
         } else if has_succeeded && !has_failed {
             self.error = None;
             if let Some(Recovery { count, duration }) = self.write_failures.recovered() {
-                let (path, after_ms) = (self.storage.name(), duration.as_millis());
+                let path = self.storage.name();
+                let after_ms = duration.as_millis();
                 info!(%path, failures = count, after_ms, "wrote the state file again");
             }
         }
@@ -327,7 +337,8 @@ impl Store {
     }
 
     fn failed(&mut self, error: String) {
-        let (path, retry_in_ms) = (self.storage.name(), RETRY.as_millis());
+        let path = self.storage.name();
+        let retry_in_ms = RETRY.as_millis();
         let text = "cannot write the state file; a restart needs a frontend, or begins with an earlier state";
         warn_if_news!(self.write_failures.failed(&error), %path, %error, retry_in_ms, "{text}");
         self.error = Some(error);
@@ -358,8 +369,7 @@ impl Store {
         let mut frames = Vec::new();
         frame::put_welcome(&mut frames, epoch, self.features);
         self.written_features = self.features;
-        let versions = (self.source_version, self.kind_versions);
-        frame::put_snapshot(&mut frames, revision, versions, snapshot(state).iter());
+        frame::put_snapshot(&mut frames, revision, self.source_version, self.kind_versions, snapshot(state).iter());
         frame::put_bookmark(&mut frames, revision, state.digests().total());
         self.file = StateFile::Open { snapshot_bytes: frames.len() as u64, appended_bytes: 0 };
         self.writer.submit(FileWrite::Replace(frames));

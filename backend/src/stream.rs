@@ -140,7 +140,9 @@ impl<C: Connect> StreamFollower<C> {
 
     /// Ends the session. After a long one the delays are short again; that of a drain replaces them.
     pub(crate) fn end_session(&mut self, reason: &str) {
-        let (now, mut until, mut failure) = (Instant::now(), None, ConnectFailure::Unreachable);
+        let now = Instant::now();
+        let mut until = None;
+        let mut failure = ConnectFailure::Unreachable;
         if let Phase::Open(session) = &self.phase {
             if now - session.opened > self.options.reconnect.max {
                 self.timer.reset();
@@ -163,7 +165,8 @@ impl<C: Connect> StreamFollower<C> {
     fn connect_failed(&mut self, error: &anyhow::Error) {
         let failure = if error.is::<Rejected>() { ConnectFailure::Rejected } else { ConnectFailure::Unreachable };
         let delay = self.timer.next_delay(failure);
-        let (error, retry_in_ms) = (chain(error.as_ref()), delay.as_millis());
+        let error = chain(error.as_ref());
+        let retry_in_ms = delay.as_millis();
         let occurrence = self.connect_failures.failed(&error);
         warn_if_news!(occurrence, error, retry_in_ms, "cannot connect to a frontend, retrying");
         self.phase = Phase::Waiting(Instant::now() + delay);

@@ -36,9 +36,10 @@ use tracing::{debug, info, warn};
 
 use crate::{
     Backend, Connect, SyncReport,
+    backend::Work,
     conntrack::ConntrackCleaner,
     health::HealthChecks,
-    pending::{Pending, Work},
+    pending::Pending,
     replica::{Reaction, Replica},
     resets::ConnectionResetter,
     stream::{IdleTimeout, StreamEvent, StreamFollower},
@@ -63,6 +64,15 @@ pub(crate) struct SyncLoop<B, C> {
     pub(crate) reporter: Reporter,
 }
 
+/// A call of the backend that has ended.
+struct EndedCall {
+    /// The part of its work that is programmed completely.
+    completed: Work,
+    took: Duration,
+    /// When it ended.
+    at: SystemTime,
+}
+
 /// The events received while the backend was working.
 type Backlog = VecDeque<(Instant, StreamEvent)>;
 
@@ -82,7 +92,8 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 continue;
             }
             self.send_acks();
-            let (retry_at, confirm_at) = (self.pending.retry_at, self.replica.confirm_at());
+            let retry_at = self.pending.retry_at;
+            let confirm_at = self.replica.confirm_at();
             let Self { backend, stream, replica, pending, health, reporter, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
@@ -124,7 +135,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         let replica = &*replica;
         let state = replica.state();
         let mut backlog = Backlog::new();
-        let (result, completed, took, at) = {
+        let (result, call) = {
             conntrack.prepare(&work, state);
             resets.prepare(&work, state);
             let call = async {
@@ -132,7 +143,8 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                     Work::Reconcile => backend.reconcile(state).await.context("reconcile"),
                     Work::Apply(changes) => backend.apply(state, changes).await.context("apply"),
                 };
-                let (took, at) = (begun.elapsed(), SystemTime::now());
+                let took = begun.elapsed();
+                let at = SystemTime::now();
                 let unfinished = result.as_ref().ok().and_then(|report| report.unfinished.as_ref());
                 let completed = pending.completed(&work, unfinished);
                 if let Ok(SyncReport { failures, unfinished, .. }) = &result {
@@ -140,7 +152,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                     conntrack.programmed(&completed, failed.chain(unfinished.iter().flatten()));
                     resets.programmed();
                 }
-                (result, completed, took, at)
+                (result, EndedCall { completed, took, at })
             };
             pin!(call);
             let mut receive = true;
@@ -155,22 +167,16 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 }
             }
         };
-        self.finish((&work, &completed), result, took, at);
+        self.finish(&work, result, &call);
         backlog
     }
 
-    /// Records the result of a call of the backend that ended at this time: its work, and what that has completed.
-    fn finish(
-        &mut self,
-        (work, completed): (&Work, &Work),
-        result: Result<SyncReport>,
-        took: Duration,
-        at: SystemTime,
-    ) {
+    /// Records the result of a call of the backend for this work.
+    fn finish(&mut self, work: &Work, result: Result<SyncReport>, call: &EndedCall) {
         let Self { replica, pending, health, reporter, .. } = self;
         match result {
             Ok(report) => {
-                health.publish(replica.state(), completed);
+                health.publish(replica.state(), &call.completed);
                 if pending.repaired(work) && report.writes > 0 {
                     reporter.metrics.repairs.inc();
                 }
@@ -179,11 +185,11 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 }
                 pending.degraded = reporter::describe_unusable(&report.unusable_families);
                 for trigger in pending.programmed_triggers() {
-                    reporter.metrics.propagated(trigger, at);
+                    reporter.metrics.propagated(trigger, call.at);
                 }
                 // Before the revision is reported as programmed: observers of that read the failures, too.
                 reporter.failures(pending);
-                reporter.succeeded(B::NAME, completed, replica, &report, (took, at));
+                reporter.succeeded(B::NAME, replica, &report, call);
             }
             Err(error) => reporter.failed(B::NAME, work, &error, pending.failed()),
         }

@@ -11,7 +11,6 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-pub(crate) use pack::pack_endpoint;
 pub use pack::{pack_address, unpack_address};
 
 /// A received message with an invalid field. No operation of a batch is applied if one of them is invalid.

@@ -4,6 +4,7 @@
 //! [`crate::convert`]): ports are not zero, and lists of addresses are sorted and without duplicates.
 
 mod capabilities;
+pub(crate) mod digest;
 mod pool;
 mod requirements;
 mod scheduler;
@@ -13,6 +14,7 @@ mod update;
 
 pub use capabilities::{Capabilities, Feature, Features, VersionMismatch, VersionRange};
 pub use pool::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, PoolId};
+pub(crate) use pool::{FLAG_TERMINATING, pack_endpoint};
 pub use scheduler::{IpvsScheduler, ParseSchedulerError, SchedulerFlags};
 pub use service_port::{ParseProtocolError, Protocol, ServicePort, ServicePortKey, TrafficPolicy};
 pub use session::{Ack, ClientMessage, FailureKind, Hello, Role, ServerMessage, ServicePortFailure, SyncMode, Welcome};

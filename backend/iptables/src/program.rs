@@ -164,7 +164,8 @@ impl Program {
             let arguments = ["--noflush", "--wait", LOCK_TIMEOUT_S];
             let output = run(&program, &arguments, script.text()).await.map_err(failed)?;
             let Output { status, stderr, .. } = output.context("it is not installed").map_err(failed)?;
-            let (code, stderr) = (status.code(), String::from_utf8_lossy(&stderr));
+            let code = status.code();
+            let stderr = String::from_utf8_lossy(&stderr);
             let took_us = begun.elapsed().as_micros() as u64;
             debug!(program, lines = script.commands(), bytes = script.text().len(), took_us, code, "restored");
             let reason = restore::reason(&stderr);

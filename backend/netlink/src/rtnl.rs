@@ -175,7 +175,8 @@ pub fn route_to(address: IpAddr) -> Result<Option<Route>> {
             Err(Error::Request { .. }) | Ok(None) => return Ok(None),
             found => found?.unwrap_or_default(),
         };
-        let (mut output, mut source) = (None, None);
+        let mut output = None;
+        let mut source = None;
         for attribute in message.attributes {
             match attribute {
                 RouteAttribute::Oif(index) => output = Some(index),
@@ -213,7 +214,8 @@ async fn list_addresses(handle: Handle) -> Result<Vec<(u32, IpAddr)>> {
 
 /// `IFA_LOCAL` where the kernel sets it: on a point-to-point link `IFA_ADDRESS` is the peer's.
 pub(crate) fn read_address(message: &AddressMessage) -> Option<IpAddr> {
-    let (mut local, mut address) = (None, None);
+    let mut local = None;
+    let mut address = None;
     for attribute in &message.attributes {
         match attribute {
             AddressAttribute::Local(ip) => local = Some(*ip),
@@ -248,7 +250,8 @@ fn vip_message(index: u32, address: IpAddr) -> AddressMessage {
             message.header.prefix_len = 128;
             let flags = AddressFlags::Nodad | AddressFlags::Noprefixroute;
             let mut lifetime = CacheInfo::default();
-            (lifetime.ifa_preferred, lifetime.ifa_valid) = (0, u32::MAX);
+            lifetime.ifa_preferred = 0;
+            lifetime.ifa_valid = u32::MAX;
             message.attributes.extend([AddressAttribute::Flags(flags), AddressAttribute::CacheInfo(lifetime)]);
         }
     }

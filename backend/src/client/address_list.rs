@@ -108,7 +108,8 @@ impl AddressList {
                 }
             }
             Err(error) => {
-                let (error, known) = (explained(error.as_ref()).to_string(), addresses.len());
+                let error = explained(error.as_ref()).to_string();
+                let known = addresses.len();
                 let text = "cannot resolve frontends, using the last known addresses";
                 warn_if_news!(failures.failed(&error), %source, error, known, "{text}");
             }

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use tracing::{debug, error, info};
 
 use super::{ConntrackCleanup, UdpServicePort, UdpVips, requests::CleanupRequests};
-use crate::{NodeState, Progress, metrics::Metrics, pending::Work};
+use crate::{NodeState, Progress, backend::Work, metrics::Metrics};
 
 /// The number of flows that are deleted together.
 const BATCH: usize = 256;
@@ -182,7 +182,8 @@ impl<T: FlowTable> CleanerThread<T> {
         while requests.wait() {
             let begun = Instant::now();
             let result = self.clean_up();
-            let (is_failing, took) = (result.is_err(), begun.elapsed());
+            let is_failing = result.is_err();
+            let took = begun.elapsed();
             self.report(result, took);
             requests.finish(is_failing);
             requests.pause(took);
@@ -275,7 +276,8 @@ pub(crate) fn clean_up(
         }
         vips[family].add_addresses(&addresses);
         let begun = Instant::now();
-        let (mut stale, mut deleted) = (Vec::new(), 0);
+        let mut stale = Vec::new();
+        let mut deleted = 0;
         let mut delete = |stale: &mut Vec<Flow>, vips: &mut PerFamily<UdpVips>| {
             if update(vips) {
                 vips[family].add_addresses(&addresses);

@@ -87,14 +87,16 @@ impl<U: Default> CleanupRequests<U> {
         let is_idle = |state: &mut RequestState<U>| !state.is_due && !state.is_closed;
         let waited = self.0.changed.wait_while(self.state(), is_idle);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        (state.is_due, state.is_cleaning) = (false, true);
+        state.is_due = false;
+        state.is_cleaning = true;
         !state.is_closed
     }
 
     /// Records the end of a cleanup.
     pub(crate) fn finish(&self, is_failing: bool) {
         let mut state = self.state();
-        (state.is_cleaning, state.is_failing) = (false, is_failing);
+        state.is_cleaning = false;
+        state.is_failing = is_failing;
         drop(state);
         self.0.changed.notify_all();
     }

@@ -139,7 +139,10 @@ impl WriteQueue {
         match result {
             Ok(()) => queue.succeeded += 1,
             // What was to follow has no file to follow in.
-            Err(error) => (queue.error, queue.next) = (Some(error), None),
+            Err(error) => {
+                queue.error = Some(error);
+                queue.next = None;
+            }
         }
         drop(queue);
         self.changed();

@@ -8,9 +8,12 @@ use proto::model::{IpFamily, PerFamily};
 use tokio::time::Instant;
 use tracing::debug;
 
-/// The time until a family that cannot be programmed is tried again: at first, and at most. It doubles with each
-/// attempt. An attempt reads the kernel, as after a restart.
-const RETRY_DELAY: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(600));
+/// The first time until a family that cannot be programmed is tried again. It doubles with each attempt. An attempt
+/// reads the kernel, as after a restart.
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(15);
+
+/// The longest one.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(600);
 
 /// The longest time until a family whose rules could not be read is read again. The reason may have been a lack of
 /// memory, and rules of an earlier process may still be there.
@@ -65,7 +68,9 @@ impl UsableFamilies {
         for family in IpFamily::ALL {
             let family = &mut self.0[family];
             if family.failure.is_none() {
-                (family.was_programmed, family.has_failed, family.delay) = (true, false, Duration::ZERO);
+                family.was_programmed = true;
+                family.has_failed = false;
+                family.delay = Duration::ZERO;
             }
         }
     }
@@ -102,12 +107,12 @@ impl UsableFamilies {
     /// # Errors
     /// If the other one cannot be programmed either.
     pub fn unavailable(&mut self, family: IpFamily, reason: String) -> Result<()> {
-        self.leave_out(family, reason, RETRY_DELAY.1)
+        self.leave_out(family, reason, MAX_RETRY_DELAY)
     }
 
     fn leave_out(&mut self, family: IpFamily, reason: String, max_delay: Duration) -> Result<()> {
         let FamilyUse { delay, .. } = self.0[family];
-        let delay = (delay * 2).clamp(RETRY_DELAY.0, max_delay);
+        let delay = (delay * 2).clamp(MIN_RETRY_DELAY, max_delay);
         debug!(%family, reason, retry_in_ms = delay.as_millis(), "cannot program an IP family");
         let failure = FamilyFailure { reason, retry_at: Instant::now() + delay, max_delay };
         self.0[family] = FamilyUse { failure: Some(failure), has_failed: true, delay, was_programmed: false };
@@ -138,7 +143,7 @@ impl UsableFamilies {
     pub fn postpone(&mut self, family: IpFamily) {
         let FamilyUse { failure, delay, .. } = &mut self.0[family];
         if let Some(FamilyFailure { retry_at, max_delay, .. }) = failure {
-            *delay = (*delay * 2).clamp(RETRY_DELAY.0, *max_delay);
+            *delay = (*delay * 2).clamp(MIN_RETRY_DELAY, *max_delay);
             *retry_at = Instant::now() + *delay;
         }
     }
@@ -181,14 +186,14 @@ mod tests {
         let mut last = Duration::ZERO;
         for _ in 0..10 {
             let delay = families.retry_at().unwrap() - Instant::now();
-            assert!(delay >= last && delay <= RETRY_DELAY.1);
+            assert!(delay >= last && delay <= MAX_RETRY_DELAY);
             tokio::time::sleep(delay).await;
             families.retry_due();
             assert!(families.contains(IpFamily::V6) && families.unusable().is_empty());
             failed(&mut families, IpFamily::V6).unwrap();
             last = delay;
         }
-        assert_eq!(last, RETRY_DELAY.1);
+        assert_eq!(last, MAX_RETRY_DELAY);
     }
 
     #[tokio::test]

@@ -55,7 +55,8 @@ impl Queue {
         self.pushed += 1;
         let is_urgent = is_urgent(&key, port);
         let entry = self.entries.entry(key).or_insert(QueueEntry { arrival, writes: None, is_urgent });
-        (entry.writes, entry.is_urgent) = (None, is_urgent);
+        entry.writes = None;
+        entry.is_urgent = is_urgent;
     }
 
     /// Adds service ports as one part of a rejected batch.
@@ -135,7 +136,9 @@ impl Queue {
         let mut order: Vec<_> = Vec::with_capacity(self.entries.len());
         let mut rest = self.entries.iter().peekable();
         while let Some(&(first, _)) = rest.peek() {
-            let (namespace, start, mut sum) = (&first.namespace, order.len(), 0_usize);
+            let namespace = &first.namespace;
+            let start = order.len();
+            let mut sum = 0_usize;
             while let Some((key, entry)) = rest.next_if(|(key, _)| key.namespace == *namespace) {
                 let writes = entry.writes.unwrap_or_default();
                 sum += writes;

@@ -148,7 +148,8 @@ impl Checks {
             for check_port in claim.check_ports() {
                 let owner = self.owners.entry(check_port).or_insert_with(|| service.clone());
                 if owner != service {
-                    let (service, owner) = (service.clone(), owner.clone());
+                    let service = service.clone();
+                    let owner = owner.clone();
                     self.rejected.insert(RejectedClaim { check_port, service, owner });
                 }
             }

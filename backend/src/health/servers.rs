@@ -33,8 +33,11 @@ use super::{
 };
 use crate::{Progress, dataplane::NodePortAddresses, state::ServiceName};
 
-/// The shortest and the longest delay before a port that cannot be opened is retried.
-const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// The shortest delay before a port that cannot be opened is retried.
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
+
+/// The longest one.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// How often the addresses of interfaces are listed, if listeners depend on them.
 const ADDRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -199,7 +202,7 @@ impl HealthCheckServers {
                 let failing = self.failing.entry(listener).or_insert_with(|| FailingPort {
                     error: String::new(),
                     repeated: Repeated::default(),
-                    backoff: Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1),
+                    backoff: Backoff::new(MIN_RETRY_DELAY, MAX_RETRY_DELAY),
                     retry_at: Instant::now(),
                 });
                 failing.failed(check_port, service, error.to_string());
@@ -214,7 +217,8 @@ impl FailingPort {
         let delay = self.backoff.next_delay();
         self.retry_at = Instant::now() + delay;
         let retry_in_ms = delay.as_millis();
-        let (occurrence, text) = (self.repeated.failed(&error), "cannot open a health-check node port, retrying");
+        let occurrence = self.repeated.failed(&error);
+        let text = "cannot open a health-check node port, retrying";
         warn_if_news!(occurrence, %service, port, %family, error, retry_in_ms, "{text}");
         self.error = error;
     }

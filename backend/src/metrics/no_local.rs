@@ -5,16 +5,7 @@ use std::collections::HashMap;
 
 use proto::model::{IpFamily, PerFamily, ServicePortKey, TrafficPolicy};
 
-use crate::{NodeState, ServicePortState, pending::Work};
-
-/// The number of service ports with traffic policy Local and endpoints on other nodes only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NoLocalEndpoints {
-    /// By internal traffic policy.
-    pub internal: usize,
-    /// By external traffic policy.
-    pub external: usize,
-}
+use crate::{NoLocalEndpoints, NodeState, ServicePortState, backend::Work};
 
 /// The service ports with such a policy and no local endpoints.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use proto::model::{IpFamily, SyncMode};
 use tokio::sync::watch;
 
 use super::{Metrics, affinity::AffinityCollector, code_label, family_label, scrape};
-use crate::{Progress, observe::BackendIdentity};
+use crate::{Progress, identity::BackendIdentity};
 
 /// One sync programs both families, so each family has its values.
 #[derive(Clone, Debug)]
@@ -40,7 +40,8 @@ pub(crate) fn registry(
     kube_proxy.register_collector(Box::new(scrape::KubeProxyCollector(progress.clone())));
     let own = registry.sub_registry_with_prefix("fairlead_backend");
     backend(metrics, own);
-    let (progress, identity) = (progress.clone(), identity.clone());
+    let progress = progress.clone();
+    let identity = identity.clone();
     if identity.backend == "nftables"
         && let Some(affinity) = AffinityCollector::open()
     {

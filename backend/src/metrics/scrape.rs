@@ -12,7 +12,7 @@ use runtime::metrics::Writer;
 use tokio::{sync::watch, time::Instant};
 
 use super::family_label;
-use crate::{Progress, observe::BackendIdentity};
+use crate::{Progress, identity::BackendIdentity};
 
 /// The metrics that kube-proxy has too.
 #[derive(Debug)]

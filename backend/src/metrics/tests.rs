@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     Changes, Observer, ObserverPages, Progress,
     drained::DrainMetrics,
-    observe::BackendIdentity,
+    identity::BackendIdentity,
     testing::{ServiceBuilder, mk_key, mk_state},
 };
 

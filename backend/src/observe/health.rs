@@ -108,7 +108,8 @@ impl Progress {
 impl HealthCondition {
     fn of(progress: &Progress, now: Instant) -> Self {
         let Progress { eligible, last_success, .. } = *progress;
-        let (alive, programmed) = (progress.is_alive(now), progress.programmed.is_some());
+        let alive = progress.is_alive(now);
+        let programmed = progress.programmed.is_some();
         let is_usable = |family| progress.unusable_families.iter().all(|(of, _)| *of != family);
         Self { alive, programmed, eligible, last_success, usable: PerFamily::from_fn(is_usable) }
     }

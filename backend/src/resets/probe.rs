@@ -56,7 +56,8 @@ impl Probe {
     /// The IP packet. Its sequence and acknowledgement numbers are arbitrary: a client of an open connection answers a
     /// SYN with an ACK, whatever they are.
     fn packet(&self) -> Vec<u8> {
-        let (source, destination) = (address(self.from.ip()), address(self.to.ip()));
+        let source = address(self.from.ip());
+        let destination = address(self.to.ip());
         let mut segment = Vec::with_capacity(TCP_HEADER);
         segment.extend(self.from.port().to_be_bytes());
         segment.extend(self.to.port().to_be_bytes());

@@ -23,7 +23,8 @@ const TCP: u8 = 6;
 
 /// Rejects packets of these routes from now on.
 pub(super) fn reject(handle: &mut NftHandle, family: IpFamily, routes: &[Route]) -> netlink::Result<()> {
-    let (table, set) = (table(family), set(family));
+    let table = table(family);
+    let set = set(family);
     let mut batch = NftBatch::new();
     batch.add_table(&table);
     batch.add_set(&table, &set);

@@ -28,11 +28,11 @@ use super::{
 };
 use crate::{
     NodeState, Progress,
+    backend::Work,
     conntrack::{
         ConntrackCleanup, FlowTable, KernelFlowTable,
         requests::{CleanupRequests, Wake},
     },
-    pending::Work,
 };
 
 /// The connections that are handled together: what they take is the most that this thread needs.
@@ -178,7 +178,8 @@ impl Worker {
 
     /// Passes over the connections until none to an endpoint that is gone is open. Returns how many were reset.
     fn reset_all(&mut self) -> Result<usize> {
-        let (mut open_before, mut reset) = (0_usize, 0);
+        let mut open_before = 0_usize;
+        let mut reset = 0;
         let mut rejecter: Option<Rejecter> = None;
         let mut pauses = PAUSES.into_iter();
         loop {

@@ -173,7 +173,8 @@ impl ServicePortEffect {
                 let mut changed = port.is_some_and(|port| state.set_port(port));
                 let mut id = PoolId { key, class: PoolClass::Cluster, family: IpFamily::V4 };
                 for ((class, family), edit) in pools {
-                    (id.class, id.family) = (class, family);
+                    id.class = class;
+                    id.family = family;
                     changed |= edit.apply(&id, state);
                 }
                 changed
@@ -210,9 +211,9 @@ impl PoolEdit {
     fn apply(self, id: &PoolId, state: &mut NodeState) -> bool {
         match self {
             Self::Whole(pool) => state.set_pool(id, pool),
-            Self::Endpoints(edits) => edits
-                .into_iter()
-                .fold(false, |changed, (identity, endpoint)| changed | state.set_endpoint(id, identity, endpoint)),
+            Self::Endpoints(edits) => edits.into_iter().fold(false, |changed, ((address, port), endpoint)| {
+                changed | state.set_endpoint(id, address, port, endpoint)
+            }),
         }
     }
 }
@@ -248,7 +249,8 @@ fn remove_unusable(operation: &mut Operation) -> Option<RejectedOperation> {
         _ => return None,
     };
     let endpoint = removed.first()?;
-    let (key, address) = (pool.key.clone(), endpoint.address);
+    let key = pool.key.clone();
+    let address = endpoint.address;
     let reason = unusable(address)?;
     Some(RejectedOperation::UnusableEndpoint { key, address, reason, count: removed.len() })
 }

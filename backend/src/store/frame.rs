@@ -55,11 +55,13 @@ pub(crate) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch, features: Features
 pub(crate) fn put_snapshot<'a>(
     frames: &mut Vec<u8>,
     target: Revision,
-    (source_version, kind_versions): (SourceVersion, KindVersions),
+    source_version: SourceVersion,
+    kind_versions: KindVersions,
     operations: impl Iterator<Item = &'a Operation>,
 ) {
     let batch = |commit| Batch { target, commit, source_version, kind_versions, ..Batch::default() };
-    let (mut part, mut bytes) = (Vec::new(), 0);
+    let mut part = Vec::new();
+    let mut bytes = 0;
     for operation in operations.map(EncodedOperation::new) {
         if bytes + operation.len() > BATCH_BYTES && !part.is_empty() {
             put(frames, &EncodedMessage::batch(&batch(false), part.drain(..)));
@@ -87,7 +89,8 @@ fn take(frames: &mut Bytes) -> Option<EncodedMessage> {
     if rest.len() < HEADER_BYTES {
         return None;
     }
-    let (length, checksum) = (rest.get_u32_le() as usize, rest.get_u64_le());
+    let length = rest.get_u32_le() as usize;
+    let checksum = rest.get_u64_le();
     if rest.len() < length {
         return None;
     }
@@ -117,8 +120,11 @@ pub(crate) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let total = frames.len();
     let mut state = NodeState::new(NodeInfo::unknown(node));
     let mut stage = Stage::default();
-    let (mut begun, mut source_version, mut kind_versions) = (None, SourceVersion::default(), KindVersions::default());
-    let (mut first, mut last) = (None, None);
+    let mut begun = None;
+    let mut source_version = SourceVersion::default();
+    let mut kind_versions = KindVersions::default();
+    let mut first = None;
+    let mut last = None;
     // They were also rejected when they were received; the digest shows whether the result is the same.
     let mut rejected = Vec::new();
     while let Some(message) = take(&mut frames) {

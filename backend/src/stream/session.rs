@@ -89,8 +89,15 @@ impl SessionMessages {
 impl OpenSession {
     pub(super) fn new(session: Session) -> Self {
         let now = Instant::now();
-        let (replies, features) = (VecDeque::new(), Features::NONE);
-        Self { session, replies, features, opened: now, is_accepted: false, last_message: now, drain_deadline: None }
+        Self {
+            session,
+            replies: VecDeque::new(),
+            features: Features::NONE,
+            opened: now,
+            is_accepted: false,
+            last_message: now,
+            drain_deadline: None,
+        }
     }
 
     /// Queues a message. One that requires a feature that the frontend has not listed is withheld.
@@ -130,7 +137,8 @@ impl OpenSession {
             }
             message = session.messages.recv() => match message {
                 Some(message) => {
-                    (*last_message, *is_accepted) = (Instant::now(), true);
+                    *last_message = Instant::now();
+                    *is_accepted = true;
                     if let ServerMessage::Welcome(welcome) = &message.message {
                         *features = Features::SUPPORTED.intersection(welcome.features);
                     }

@@ -14,10 +14,12 @@ use runtime::{
 use tokio::{sync::watch, time::Instant};
 use tracing::{debug, error, info, warn};
 
+use super::EndedCall;
 use crate::{
     ChangeCounts, Changes, Loss, NodeState, Progress, SyncReport,
+    backend::Work,
     metrics::{Metrics, NoLocal},
-    pending::{Pending, Work},
+    pending::Pending,
     replica::Replica,
 };
 
@@ -46,8 +48,14 @@ struct UnfinishedCalls {
 
 impl Reporter {
     pub(crate) fn new(progress: watch::Sender<Progress>, metrics: Arc<Metrics>, ready: Option<ReadyGuard>) -> Self {
-        let (no_local, sync_failures, unfinished) = Default::default();
-        Self { progress, metrics, no_local, ready, sync_failures, unfinished }
+        Self {
+            progress,
+            metrics,
+            no_local: NoLocal::default(),
+            ready,
+            sync_failures: Repeated::default(),
+            unfinished: UnfinishedCalls::default(),
+        }
     }
 
     /// The loop runs. Does not wake the receivers.
@@ -95,7 +103,8 @@ impl Reporter {
 
     /// The losses that are withheld after a commit; `loss` is one that begins to be.
     pub(super) fn withheld(&self, replica: &Replica, loss: Option<Loss>) {
-        let (service_ports, unconfirmed) = (replica.withheld_service_ports(), replica.unconfirmed_service_ports());
+        let service_ports = replica.withheld_service_ports();
+        let unconfirmed = replica.unconfirmed_service_ports();
         if let Some(loss) = loss {
             error!(
                 service_ports,
@@ -121,37 +130,37 @@ impl Reporter {
         });
     }
 
-    pub(super) fn succeeded(
-        &mut self,
-        backend: &str,
-        work: &Work,
-        replica: &Replica,
-        SyncReport { writes, lock_wait, unfinished, unusable_families, failures: _ }: &SyncReport,
-        (took, at): (Duration, SystemTime),
-    ) {
-        let (state, committed) = (replica.state(), replica.committed());
+    pub(super) fn succeeded(&mut self, backend: &str, replica: &Replica, report: &SyncReport, call: &EndedCall) {
+        let SyncReport { writes, lock_wait, unfinished, unusable_families, failures: _ } = report;
+        let EndedCall { completed: work, took, at } = call;
+        let state = replica.state();
+        let committed = replica.committed();
         if let Some(Recovery { count, duration }) = self.sync_failures.recovered() {
             info!(backend, failures = count, after_ms = duration.as_millis(), "kernel programmed again");
         }
         let revision = committed.map(|(_, revision)| revision.0);
         let calls = &mut self.unfinished;
         calls.writes += writes;
-        calls.took += took;
+        calls.took += *took;
         calls.lock_wait += *lock_wait;
         match work {
-            Work::Reconcile => (calls.is_reconcile, calls.service_ports) = (true, state.service_ports().len()),
+            Work::Reconcile => {
+                calls.is_reconcile = true;
+                calls.service_ports = state.service_ports().len();
+            }
             Work::Apply(_) if calls.is_reconcile => {}
             Work::Apply(changes) => calls.service_ports += changes.service_ports.len(),
         }
         if let Some(unfinished) = unfinished {
-            debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(took), "partly programmed");
+            debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(*took), "partly programmed");
         } else {
             let UnfinishedCalls { is_reconcile, service_ports, writes, took, lock_wait } = std::mem::take(calls);
-            let (took_ms, lock_wait_ms) = (milliseconds(took), (!lock_wait.is_zero()).then(|| milliseconds(lock_wait)));
+            let took_ms = milliseconds(took);
+            let lock_wait_ms = (!lock_wait.is_zero()).then(|| milliseconds(lock_wait));
             let event = if is_reconcile { "reconciled" } else { "applied" };
             info!(revision, service_ports, writes, took_ms, lock_wait_ms, "{event}");
         }
-        self.metrics.synced(work, took, *writes);
+        self.metrics.synced(work, *took, *writes);
         log_unusable_families(&self.progress.borrow().unusable_families, unusable_families);
         let no_local = self.no_local.update(state, work);
         let is_programmed = unfinished.as_ref().is_none_or(BTreeSet::is_empty);
@@ -161,10 +170,11 @@ impl Reporter {
             progress.no_local = no_local;
             progress.unusable_families.clone_from(unusable_families);
             progress.unfinished = unfinished.as_ref().map_or(0, BTreeSet::len);
-            progress.last_success = Some(at);
+            progress.last_success = Some(*at);
             if is_programmed {
                 progress.programmed = committed;
-                (progress.pending, progress.pending_since) = (ChangeCounts::default(), None);
+                progress.pending = ChangeCounts::default();
+                progress.pending_since = None;
             } else {
                 // Each transaction is progress.
                 progress.pending_since = Some(Instant::now());
@@ -178,7 +188,8 @@ impl Reporter {
     pub(super) fn failed(&mut self, backend: &str, work: &Work, error: &anyhow::Error, retry_in: Duration) {
         self.metrics.failed(work);
         self.unfinished = UnfinishedCalls::default();
-        let (error, retry_in_ms) = (format!("{error:#}"), retry_in.as_millis());
+        let error = format!("{error:#}");
+        let retry_in_ms = retry_in.as_millis();
         if self.sync_failures.failed(&error).is_news() {
             error!(backend, error, retry_in_ms, "cannot program the kernel, retrying");
         } else {

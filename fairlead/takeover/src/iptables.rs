@@ -109,7 +109,9 @@ impl TableRemoval {
         let is_fairleads = is_fairleads(rules);
         let is_removed = |name: &&str| names::is_kube_proxys(name) && !(is_fairleads && names::is_shared(name));
         let ours: BTreeSet<&str> = rules.chains_of(table).map(|(name, _)| name).filter(is_removed).collect();
-        let (mut jumps, mut kept, mut open) = (Vec::new(), Vec::new(), Vec::new());
+        let mut jumps = Vec::new();
+        let mut kept = Vec::new();
+        let mut open = Vec::new();
         for (name, chain) in rules.chains_of(table).filter(|(name, _)| !ours.contains(name)) {
             for rule in &chain.rules {
                 let Some(target) = target(rule).filter(|target| ours.contains(target)) else { continue };

@@ -7,24 +7,9 @@ use ipnet::IpNet;
 
 use super::InvalidMessage;
 use crate::{
-    model::{Endpoint, IpFamily, PoolClass},
+    model::{Endpoint, FLAG_TERMINATING, IpFamily, PoolClass, pack_endpoint},
     v1,
 };
-
-/// The flag of a terminating endpoint in a local pool.
-const FLAG_TERMINATING: u8 = 1;
-
-/// Appends the wire form of an endpoint: address, port, and in a local pool the flags.
-pub(crate) fn pack_endpoint(class: PoolClass, endpoint: &Endpoint, bytes: &mut Vec<u8>) {
-    match endpoint.address {
-        IpAddr::V4(address) => bytes.extend_from_slice(&address.octets()),
-        IpAddr::V6(address) => bytes.extend_from_slice(&address.octets()),
-    }
-    bytes.extend_from_slice(&endpoint.port.get().to_be_bytes());
-    if class == PoolClass::Local {
-        bytes.push(if endpoint.terminating { FLAG_TERMINATING } else { 0 });
-    }
-}
 
 /// The wire form of several endpoints.
 pub(super) fn pack_endpoints(class: PoolClass, endpoints: &[Endpoint]) -> Bytes {

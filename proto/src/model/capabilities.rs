@@ -97,7 +97,8 @@ impl Features {
     /// A set of these features.
     #[must_use]
     pub const fn of(features: &[Feature]) -> Self {
-        let (mut bits, mut at) = (0, 0);
+        let mut bits = 0;
+        let mut at = 0;
         while at < features.len() {
             bits |= 1 << features[at] as u64;
             at += 1;

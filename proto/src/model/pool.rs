@@ -11,6 +11,9 @@ use serde::Serialize;
 
 use super::ServicePortKey;
 
+/// The flag of a terminating endpoint in a local pool.
+pub(crate) const FLAG_TERMINATING: u8 = 1;
+
 /// An IP address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum IpFamily {
@@ -275,5 +278,17 @@ impl fmt::Display for PoolClass {
             Self::Established => "established",
             Self::Gone => "gone",
         })
+    }
+}
+
+/// Appends the wire form of an endpoint: address, port, and in a local pool the flags.
+pub(crate) fn pack_endpoint(class: PoolClass, endpoint: &Endpoint, bytes: &mut Vec<u8>) {
+    match endpoint.address {
+        IpAddr::V4(address) => bytes.extend_from_slice(&address.octets()),
+        IpAddr::V6(address) => bytes.extend_from_slice(&address.octets()),
+    }
+    bytes.extend_from_slice(&endpoint.port.get().to_be_bytes());
+    if class == PoolClass::Local {
+        bytes.push(if endpoint.terminating { FLAG_TERMINATING } else { 0 });
     }
 }

@@ -94,13 +94,17 @@ mod tests {
     use std::num::NonZeroU16;
 
     use super::*;
-    use crate::model::{IpFamily, Pool, PoolId, Protocol, Revision, ServicePortKey, SyncMode, VersionRange, Welcome};
+    use crate::model::{
+        IpFamily, KindVersions, Pool, PoolId, Protocol, Revision, ServicePortKey, SourceVersion, SyncMode,
+        VersionRange, Welcome,
+    };
 
     /// The operations with all fields set that the first version of the protocol has.
     fn operations() -> Vec<Operation> {
         let key = ServicePortKey::new("default", "web", "http", Protocol::Tcp);
         let mut port = ServicePort::new(key.clone(), NonZeroU16::MIN);
-        (port.node_port, port.health_check_node_port) = (Some(NonZeroU16::MIN), Some(NonZeroU16::MAX));
+        port.node_port = Some(NonZeroU16::MIN);
+        port.health_check_node_port = Some(NonZeroU16::MAX);
         port.ipvs_scheduler = "mh:port".parse().ok();
         let pool = PoolId { key: key.clone(), class: PoolClass::Local, family: IpFamily::V6 };
         vec![
@@ -122,8 +126,14 @@ mod tests {
         let batch = ServerMessage::Batch(Batch { operations: operations(), ..Batch::default() });
         let (epoch, mode) = (crate::model::Epoch(1), SyncMode::Snapshot);
         let (version, features) = (VersionRange::SUPPORTED.min, Features::of(&Feature::ALL));
-        let (source_version, kind_versions) = Default::default();
-        let welcome = Welcome { version, features, epoch, mode, source_version, kind_versions };
+        let welcome = Welcome {
+            version,
+            features,
+            epoch,
+            mode,
+            source_version: SourceVersion::default(),
+            kind_versions: KindVersions::default(),
+        };
         for message in [batch, ServerMessage::Welcome(welcome), ServerMessage::DigestRequest] {
             assert_eq!(message.requires(), Features::NONE, "{message:?}");
         }

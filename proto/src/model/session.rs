@@ -5,8 +5,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{Batch, Capabilities, Epoch, Features, KindVersions, Revision, ServicePortKey, SourceVersion};
-use crate::digest::{Digest, DigestVector};
+use super::{
+    Batch, Capabilities, Epoch, Features, KindVersions, Revision, ServicePortKey, SourceVersion,
+    digest::{Digest, DigestVector},
+};
 
 /// The role of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -21,7 +21,8 @@ pub(crate) fn words(line: &str) -> impl Iterator<Item = &str> {
     let mut rest = line;
     std::iter::from_fn(move || {
         rest = rest.trim_start_matches(' ');
-        let (mut quoted, mut escaped) = (false, false);
+        let mut quoted = false;
+        let mut escaped = false;
         let is_end = |byte: u8| {
             let is_escaped = std::mem::take(&mut escaped);
             match byte {
@@ -103,7 +104,8 @@ impl Rule {
 
 /// An option with its values. `None`: unknown.
 fn condition(module: &str, option: &str, values: &[&str]) -> Option<Condition> {
-    let (source, destination) = (Side::Source, Side::Destination);
+    let source = Side::Source;
+    let destination = Side::Destination;
     let value = values.first().copied().unwrap_or_default();
     Some(match option {
         "-s" => Condition::Address(source, net(value)?),

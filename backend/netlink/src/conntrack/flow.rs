@@ -22,7 +22,10 @@ pub(super) enum Tracked {
 
 /// Reads a message of a dump; `None` if a required attribute is missing.
 pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
-    let (mut original, mut reply, mut id, mut zone) = (None, None, None, ConntrackZone::Both(0));
+    let mut original = None;
+    let mut reply = None;
+    let mut id = None;
+    let mut zone = ConntrackZone::Both(0);
     let mut protocol = None;
     for attr in attributes(payload)? {
         match attr.kind {
@@ -58,7 +61,8 @@ fn is_closed(protocol_info: Attrs<'_>) -> bool {
 }
 
 pub(super) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
-    let (mut source, mut destination) = (None, None);
+    let mut source = None;
+    let mut destination = None;
     for attr in attributes.find(tuple::IP)?.nested() {
         match attr.kind {
             ip::V4_SRC | ip::V6_SRC => source = Some(attr.ip()?),

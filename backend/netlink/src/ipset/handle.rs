@@ -102,7 +102,8 @@ impl IpsetHandle {
 
     /// Sends many entries per message. The kernel stops at one that it rejects; the next message starts after it.
     fn change(&mut self, command: u16, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedRequest>> {
-        let (mut rejected, mut done) = (Vec::new(), 0);
+        let mut rejected = Vec::new();
+        let mut done = 0;
         while done < entries.len() {
             self.buf.clear();
             let count = codec::write_entries(&mut self.buf, command, name, &entries[done..]);

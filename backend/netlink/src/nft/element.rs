@@ -212,7 +212,10 @@ impl<'a> Element<'a> {
         let mut has_key = false;
         for part in attr.nested() {
             match part.kind {
-                ELEM_KEY => (element.key, has_key) = (ElementData::read(&part)?.value()?, true),
+                ELEM_KEY => {
+                    element.key = ElementData::read(&part)?.value()?;
+                    has_key = true;
+                }
                 ELEM_KEY_END => element.key_end = Some(ElementData::read(&part)?.value()?),
                 ELEM_DATA => element.data = ElementData::read(&part)?,
                 ELEM_TIMEOUT => element.timeout = Some(Duration::from_millis(part.u64()?)),

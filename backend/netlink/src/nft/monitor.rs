@@ -146,6 +146,7 @@ pub(super) fn event(message: &Message<'_>) -> Option<NftEvent> {
         msg::DELSETELEM => ("element", NftChange::Delete, None),
         _ => ("object", NftChange::New, None),
     };
-    let (family, table) = (TableFamily::from_number(body.family.into()), body.table()?.into());
+    let family = TableFamily::from_number(body.family.into());
+    let table = body.table()?.into();
     Some(NftEvent::Changed { family, table, object, chain: chain.map(Into::into), verb, port: message.port })
 }

@@ -29,7 +29,8 @@ pub(crate) fn chain_body(f: &mut fmt::Formatter<'_>, chain: &Chain) -> fmt::Resu
     }
     f.write_str(" {")?;
     if let Some(base) = &chain.base {
-        let (kind, hook) = (base.kind.name(), base.hook.name());
+        let kind = base.kind.name();
+        let hook = base.hook.name();
         write!(f, " type {kind} hook {hook} priority {} ; policy {} ;", base.priority, base.policy.name())?;
     }
     if let Some(comment) = &chain.comment {

@@ -11,6 +11,12 @@ use super::*;
 /// A CA.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
+/// A certificate and its key, both PEM.
+struct SignedCertificate {
+    certificate: String,
+    key: String,
+}
+
 impl Authority {
     fn new() -> Self {
         let mut params = CertificateParams::new(vec![]).unwrap();
@@ -22,21 +28,22 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Certificate and key, both PEM.
-    fn sign(&self, name: &str) -> (String, String) {
+    fn sign(&self, name: &str) -> SignedCertificate {
         self.sign_with(CertificateParams::new(vec![name.to_owned()]).unwrap())
     }
 
     /// An expired certificate and its key.
-    fn sign_expired(&self, name: &str) -> (String, String) {
+    fn sign_expired(&self, name: &str) -> SignedCertificate {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        (params.not_before, params.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));
+        params.not_before = date_time_ymd(2001, 1, 1);
+        params.not_after = date_time_ymd(2002, 1, 1);
         self.sign_with(params)
     }
 
-    fn sign_with(&self, params: CertificateParams) -> (String, String) {
+    fn sign_with(&self, params: CertificateParams) -> SignedCertificate {
         let key = KeyPair::generate().unwrap();
-        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+        let certificate = params.signed_by(&key, &self.0).unwrap().pem();
+        SignedCertificate { certificate, key: key.serialize_pem() }
     }
 }
 
@@ -49,7 +56,7 @@ async fn serve(authority: &Authority) -> (String, mpsc::UnboundedReceiver<Option
 /// A server with this certificate.
 async fn serve_as(
     authority: &Authority,
-    (certificate, key): (String, String),
+    SignedCertificate { certificate, key }: SignedCertificate,
 ) -> (String, mpsc::UnboundedReceiver<Option<String>>) {
     let tls = ServerTlsConfig::new()
         .identity(Identity::from_pem(certificate, key))
@@ -73,7 +80,7 @@ async fn serve_as(
 
 async fn write(dir: &Path, authorities: &Authority, signer: &Authority, token: &str) -> Credentials {
     let path = |name: &str| dir.join(name);
-    let (certificate, key) = signer.sign("node-1");
+    let SignedCertificate { certificate, key } = signer.sign("node-1");
     fs::write(path("ca.crt"), authorities.pem()).await.unwrap();
     fs::write(path("tls.crt"), certificate).await.unwrap();
     fs::write(path("tls.key"), key).await.unwrap();
@@ -176,7 +183,7 @@ async fn tls_errors_advise_what_to_do() {
     assert!(error.contains("rejects the client certificate (--tls-cert)"), "{error}");
 
     write(dir.path(), &ours, &ours, "token").await;
-    let (certificate, key) = ours.sign_expired("node-1");
+    let SignedCertificate { certificate, key } = ours.sign_expired("node-1");
     fs::write(dir.path().join("tls.crt"), certificate).await.unwrap();
     fs::write(dir.path().join("tls.key"), key).await.unwrap();
     let error = failure(address, credentials.clone()).await;

@@ -34,8 +34,15 @@ pub(super) struct GenerationTracker {
 
 impl GenerationTracker {
     pub(super) fn new(own_port: Option<u32>, touched_by: fn(&NftEvent) -> Option<Touched>, generation: u32) -> Self {
-        let (start, accounted) = (generation, generation);
-        Self { own_port, touched_by, start, accounted, unsure: false, touched: None, drift: None }
+        Self {
+            own_port,
+            touched_by,
+            start: generation,
+            accounted: generation,
+            unsure: false,
+            touched: None,
+            drift: None,
+        }
     }
 
     /// Ignores everything up to this generation.

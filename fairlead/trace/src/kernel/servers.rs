@@ -37,7 +37,8 @@ fn find(listed: &str, server: &VirtualServerKey, client: IpAddr) -> Option<Socke
         VirtualServerKey::FwMark(AddressFamily::V4, mark) => ("IP".to_owned(), (Ipv4Addr::from(*mark), 0).into()),
         VirtualServerKey::FwMark(AddressFamily::V6, mark) => {
             let [a, b, c, d] = mark.to_be_bytes().map(u16::from);
-            let (high, low) = (a << 8 | b, c << 8 | d);
+            let high = a << 8 | b;
+            let low = c << 8 | d;
             ("IP".to_owned(), ([high, low, 0, 0, 0, 0, 0, 0], 0).into())
         }
     };

@@ -26,7 +26,8 @@ impl ScriptedFrontend<'_> {
             return violation(format!("did not open a stream within {patience:?}"));
         };
         let opened = stream.opened;
-        (self.stream, self.last_ack_on_stream) = (Some(stream), None);
+        self.stream = Some(stream);
+        self.last_ack_on_stream = None;
         let hello = match self.next_message(self.patience).await? {
             Some(ClientMessage::Hello(hello)) => hello,
             Some(other) => return violation(format!("sent {} before Hello", describe(&other))),
@@ -87,7 +88,8 @@ impl ScriptedFrontend<'_> {
                 Some(other) => return violation(format!("sent {} instead of an Ack", describe(&other))),
             }
         };
-        (self.last_ack_on_stream, self.last_ack) = (Some(revision), Some((self.epoch, revision)));
+        self.last_ack_on_stream = Some(revision);
+        self.last_ack = Some((self.epoch, revision));
         let (apply_time, elapsed) = (ack.apply_time, self.sent_at.elapsed());
         if apply_time > elapsed + APPLY_TIME_TOLERANCE {
             return violation(format!(

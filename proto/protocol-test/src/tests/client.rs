@@ -159,7 +159,8 @@ impl Client {
         let mut hello = v1::ClientMessage::from(&ClientMessage::Hello(hello));
         if let (Fault::OtherVersion, Some(v1::client_message::Message::Hello(hello))) = (self.fault, &mut hello.message)
         {
-            (hello.protocol_version, hello.max_protocol_version) = (9, 9);
+            hello.protocol_version = 9;
+            hello.max_protocol_version = 9;
         }
         if self.fault == Fault::AckFirst {
             send(sender, &empty_ack(Revision(1)));
@@ -201,7 +202,8 @@ impl Client {
                     reply(self.ack(revision));
                 }
                 _ => {
-                    (self.base, self.committed) = (Some(revision), Some((self.epoch, revision)));
+                    self.base = Some(revision);
+                    self.committed = Some((self.epoch, revision));
                     reply(self.ack(revision));
                 }
             },
@@ -213,7 +215,10 @@ impl Client {
                 match self.fault {
                     Fault::IgnoresDigestRequests => return Some(()),
                     Fault::OtherDigests => digests[7].add(Digest(1)),
-                    Fault::EmptyDigests => (digests, revision) = (DigestVector::default(), Revision(0)),
+                    Fault::EmptyDigests => {
+                        digests = DigestVector::default();
+                        revision = Revision(0);
+                    }
                     _ => {}
                 }
                 reply(ClientMessage::DigestResponse(revision, Box::new(digests)));
@@ -252,7 +257,8 @@ impl Client {
         }
         self.commits += 1;
         self.source_version = batch.source_version;
-        (self.base, self.committed) = (Some(batch.target), Some((self.epoch, batch.target)));
+        self.base = Some(batch.target);
+        self.committed = Some((self.epoch, batch.target));
         if self.fault == Fault::AcksBeforeKernel {
             let (path, programmed) = (self.state_file.clone(), self.programmed());
             tokio::spawn(async move {

@@ -319,7 +319,9 @@ impl Expr {
                 let attrs = ExprAttrs::read(data, &[1, 2, 3, 4, 5, 6]).filter(|attrs| attrs.is_zero(6))?;
                 let mask: Constant = attrs.get(4)?;
                 let has_len = attrs.get::<u32>(3)? as usize == mask.len();
-                let (sreg, dreg, xor) = (attrs.get(1)?, attrs.get(2)?, attrs.get(5)?);
+                let sreg = attrs.get(1)?;
+                let dreg = attrs.get(2)?;
+                let xor = attrs.get(5)?;
                 has_len.then_some(Expr::Bitwise { sreg, dreg, mask, xor })
             }
             "immediate" => {

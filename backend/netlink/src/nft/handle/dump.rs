@@ -106,7 +106,8 @@ impl Request {
         keys: impl Iterator<Item = K>,
         visit: impl FnMut(&Body<'_>) -> Result<()>,
     ) -> Result<usize> {
-        let (start, mut count) = (self.bytes.len(), 0);
+        let start = self.bytes.len();
+        let mut count = 0;
         self.bytes.nest(abi::elements::LIST, |buf| {
             count = keys.map(|key| Element::key(&key).put(buf)).count();
         });

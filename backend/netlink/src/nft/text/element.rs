@@ -41,7 +41,8 @@ fn put_value(f: &mut fmt::Formatter<'_>, value: &[u8], end: Option<&[u8]>, field
     if fields.is_empty() {
         return put_range(f, ConstantFormat::Raw, value, end.unwrap_or(value));
     }
-    let (mut from, mut to) = (FieldReader::new(value), end.map(FieldReader::new));
+    let mut from = FieldReader::new(value);
+    let mut to = end.map(FieldReader::new);
     for (index, &kind) in fields.iter().enumerate() {
         if index > 0 {
             f.write_str(" . ")?;

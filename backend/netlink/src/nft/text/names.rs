@@ -1,14 +1,14 @@
 //! The names of loaded values in nft, and its notation of constants.
 
-use super::registers::ConstantFormat;
+use super::registers::{ConstantFormat, Value};
 use crate::nft::{
     expr::{CtDirection, CtKey, FibFlags, FibResult, MetaKey, NatFlags, PayloadBase, RejectWith},
     fields::FieldReader,
 };
 
-/// The name of a part of the packet, and the format of its constants.
-pub(super) fn payload(base: PayloadBase, offset: u32, len: u32) -> (String, ConstantFormat) {
-    let (name, kind) = match (base, offset, len) {
+/// A part of the packet.
+pub(super) fn payload(base: PayloadBase, offset: u32, len: u32) -> Value {
+    let (name, format) = match (base, offset, len) {
         (PayloadBase::Network, 9, 1) => ("ip protocol", ConstantFormat::Proto),
         (PayloadBase::Network, 12, 4) => ("ip saddr", ConstantFormat::Addr),
         (PayloadBase::Network, 16, 4) => ("ip daddr", ConstantFormat::Addr),
@@ -17,24 +17,25 @@ pub(super) fn payload(base: PayloadBase, offset: u32, len: u32) -> (String, Cons
         (PayloadBase::Transport, 0, 2) => ("th sport", ConstantFormat::Port),
         (PayloadBase::Transport, 2, 2) => ("th dport", ConstantFormat::Port),
         _ => {
-            return (format!("@{},{},{}", base.name(), offset * 8, len * 8), ConstantFormat::Raw);
+            let text = format!("@{},{},{}", base.name(), offset * 8, len * 8);
+            return Value::new(text, ConstantFormat::Raw, len as usize);
         }
     };
-    (name.into(), kind)
+    Value::new(name, format, len as usize)
 }
 
-/// The name of a key, the format of its constants, and its length in bytes.
-pub(super) fn meta(key: MetaKey) -> (&'static str, ConstantFormat, usize) {
+/// The value of a key.
+pub(super) fn meta(key: MetaKey) -> Value {
     let (format, len) = match key {
         MetaKey::Priority | MetaKey::Mark | MetaKey::Iif | MetaKey::Oif => (ConstantFormat::Number, 4),
         MetaKey::Iifname | MetaKey::Oifname => (ConstantFormat::Name, 16),
         MetaKey::Nfproto => (ConstantFormat::Raw, 1),
         MetaKey::L4proto => (ConstantFormat::Proto, 1),
     };
-    (key.name(), format, len)
+    Value::new(key.name(), format, len)
 }
 
-pub(super) fn ct(key: CtKey, direction: Option<CtDirection>) -> (String, ConstantFormat, usize) {
+pub(super) fn ct(key: CtKey, direction: Option<CtDirection>) -> Value {
     let (format, len) = match key {
         CtKey::State => (ConstantFormat::CtState, 4),
         CtKey::Direction => (ConstantFormat::Raw, 1),
@@ -44,17 +45,19 @@ pub(super) fn ct(key: CtKey, direction: Option<CtDirection>) -> (String, Constan
         CtKey::SrcIp | CtKey::DstIp => (ConstantFormat::Addr, 4),
         CtKey::SrcIp6 | CtKey::DstIp6 => (ConstantFormat::Addr, 16),
     };
-    (format!("ct {}{}", direction.map_or("", CtDirection::name), key.name()), format, len)
+    let text = format!("ct {}{}", direction.map_or("", CtDirection::name), key.name());
+    Value::new(text, format, len)
 }
 
-pub(super) fn fib(result: FibResult, flags: FibFlags) -> (String, ConstantFormat, usize) {
+pub(super) fn fib(result: FibResult, flags: FibFlags) -> Value {
     let (format, len) = match result {
         FibResult::Oif => (ConstantFormat::Number, 4),
         FibResult::Oifname => (ConstantFormat::Name, 16),
         FibResult::AddrType => (ConstantFormat::AddrType, 4),
     };
     let check = if flags.contains(FibFlags::PRESENT) { "check " } else { "" };
-    (format!("fib {} {check}{}", flags.names().join(" . "), result.name()), format, len)
+    let text = format!("fib {} {check}{}", flags.names().join(" . "), result.name());
+    Value::new(text, format, len)
 }
 
 /// A constant in this format.

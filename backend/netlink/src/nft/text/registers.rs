@@ -31,6 +31,7 @@ pub(super) enum ConstantFormat {
 }
 
 impl Value {
+    /// A value without a mask. `format`: of the constants that it is compared with; `len`: its length in bytes.
     pub(super) fn new(text: impl Into<String>, format: ConstantFormat, len: usize) -> Self {
         let registers = u8::try_from(len.div_ceil(4)).unwrap_or(u8::MAX).max(1);
         Value { text: text.into(), format, registers, mask: None, loaded_by: None }

@@ -56,41 +56,35 @@ impl Writer<'_> {
         text
     }
 
-    /// Loads a value of this text, format of constants, and length in bytes.
-    fn load(&mut self, dreg: Register, (text, format, len): (impl Into<String>, ConstantFormat, usize)) {
-        self.registers.load(dreg, Value::new(text, format, len));
-    }
-
     fn put(&mut self, expr: &Expr) {
         match expr {
             Expr::Payload { dreg, base, offset, len } => {
-                let (text, format) = names::payload(*base, *offset, *len);
-                self.load(*dreg, (text, format, *len as usize));
+                self.registers.load(*dreg, names::payload(*base, *offset, *len));
             }
-            Expr::Meta { dreg, key } => self.load(*dreg, names::meta(*key)),
+            Expr::Meta { dreg, key } => self.registers.load(*dreg, names::meta(*key)),
             Expr::MetaSet { sreg, key } => {
                 let value = self.take(*sreg, Some(1));
-                let (name, _, _) = names::meta(*key);
-                self.parts.push(format!("{name} set {value}"));
+                self.parts.push(format!("{} set {value}", key.name()));
             }
-            Expr::Ct { dreg, key, direction } => self.load(*dreg, names::ct(*key, *direction)),
-            Expr::Fib { dreg, result, flags } => self.load(*dreg, names::fib(*result, *flags)),
+            Expr::Ct { dreg, key, direction } => self.registers.load(*dreg, names::ct(*key, *direction)),
+            Expr::Fib { dreg, result, flags } => self.registers.load(*dreg, names::fib(*result, *flags)),
             Expr::Cmp { sreg, op, data } => self.compare(*sreg, *op, data),
             Expr::Range { sreg, op, from, to } => {
                 let format = self.registers.get(*sreg).map_or(ConstantFormat::Raw, |value| value.format);
                 let value = self.take(*sreg, Some(1));
-                let (from, to) = (names::constant(format, from), names::constant(format, to));
+                let from = names::constant(format, from);
+                let to = names::constant(format, to);
                 self.parts.push(format!("{value} {}{from}-{to}", op.name()));
             }
             Expr::Bitwise { sreg, dreg, mask, xor } => self.bitwise(*sreg, *dreg, mask, xor),
             Expr::Byteorder { sreg, dreg, len, .. } => {
                 // The constants of comparisons are converted as well.
                 let text = self.take(*sreg, Some((*len as usize).div_ceil(4) as u8));
-                self.load(*dreg, (text, ConstantFormat::Raw, *len as usize));
+                self.registers.load(*dreg, Value::new(text, ConstantFormat::Raw, *len as usize));
             }
             Expr::Immediate { dreg, data } => {
                 let text = names::constant(ConstantFormat::Raw, data);
-                self.load(*dreg, (text, ConstantFormat::Raw, data.len()));
+                self.registers.load(*dreg, Value::new(text, ConstantFormat::Raw, data.len()));
             }
             Expr::Verdict(verdict) => self.parts.push(verdict.to_string()),
             Expr::Lookup { set, sreg, dreg, matches } => self.lookup(set, *sreg, *dreg, *matches),
@@ -111,12 +105,12 @@ impl Writer<'_> {
                 if *offset != 0 {
                     text += &format!(" offset {offset}");
                 }
-                self.load(*dreg, (text, ConstantFormat::Number, 4));
+                self.registers.load(*dreg, Value::new(text, ConstantFormat::Number, 4));
             }
             Expr::Hash { sreg, dreg, len, modulus, seed } => {
                 let value = self.take(*sreg, Some((*len as usize).div_ceil(4) as u8));
                 let text = format!("jhash {value} mod {modulus} seed {seed:#x}");
-                self.load(*dreg, (text, ConstantFormat::Number, 4));
+                self.registers.load(*dreg, Value::new(text, ConstantFormat::Number, 4));
             }
             Expr::Nat { kind, family, addr, addr_max, port, port_max, flags } => {
                 // The result of a map that fills both registers is written once.
@@ -150,7 +144,8 @@ impl Writer<'_> {
                 format!("{text} {}{}/{prefix}", op.name(), names::constant(format, data))
             }
             (Some(mask), _) => {
-                let (mask, data) = (names::constant(format, &mask), names::constant(format, data));
+                let mask = names::constant(format, &mask);
+                let data = names::constant(format, data);
                 let operator = if op == CmpOp::Eq { "== " } else { op.name() };
                 format!("{text} & {mask} {operator}{data}")
             }

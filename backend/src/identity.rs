@@ -1,0 +1,29 @@
+//! What identifies a backend process to a frontend, and in its metrics and status.
+
+use std::{sync::Arc, time::SystemTime};
+
+use proto::model::Features;
+
+/// The identity of a backend process.
+#[derive(Debug)]
+pub(crate) struct BackendIdentity {
+    /// Node `metadata.name`.
+    pub(crate) node: Arc<str>,
+    /// [`Backend::NAME`](crate::Backend::NAME).
+    pub(crate) backend: &'static str,
+    pub(crate) version: String,
+    pub(crate) started: SystemTime,
+    /// The features that it lists.
+    pub(crate) features: Features,
+}
+
+/// The purpose of a backend process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RunMode {
+    /// Program the node's kernel.
+    #[default]
+    Program,
+    /// Compute what would be written. The frontend does not count the process as the node's backend, and it does not
+    /// serve health-check node ports.
+    Shadow,
+}
