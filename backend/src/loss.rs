@@ -189,6 +189,8 @@ impl LossGuard {
         let digests = state.digests().clone();
         let mut service_ports = BTreeMap::new();
         for (key, before) in programmed {
+            // Its loss, or the end of one, is no sign that an endpoint is gone.
+            result.departed.remove(&key);
             if self.lost.contains_key(&ServiceName::of(&key)) {
                 changes.service_ports.remove(&key);
                 let committed = state.swap_service_port(&key, before);

@@ -23,8 +23,8 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::{
-    ChangeCounts, Changes, CommitResult, Loss, NodeState, ProtocolCounters, RunMode, Stage, Store, StoredState,
-    identity::BackendIdentity, loss::LossGuard,
+    ChangeCounts, Changes, CommitResult, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RunMode, Stage, Store,
+    StoredState, identity::BackendIdentity, loss::LossGuard,
 };
 
 /// How long the end of the process waits for the state file.
@@ -60,6 +60,8 @@ struct SessionPosition {
     epoch: Epoch,
     /// The base that the next batch must have; `None` before the first commit of a repair or snapshot.
     base: Option<Revision>,
+    /// Whether anything has been committed or confirmed in this session.
+    has_committed: bool,
 }
 
 /// What follows from a message.
@@ -74,7 +76,7 @@ pub(crate) enum Reaction {
 }
 
 /// Where the changes of a commit come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CommitOrigin {
     /// When the oldest of them was made in the cluster, if known.
     pub(crate) trigger: Option<SystemTime>,
@@ -82,6 +84,9 @@ pub(crate) struct CommitOrigin {
     pub(crate) counts: ChangeCounts,
     /// The loss that begins to be withheld.
     pub(crate) loss: Option<Loss>,
+    /// The endpoints that departed since the commit before; `None` if that was another frontend's or a newer one, so
+    /// that the difference is no event in the cluster.
+    pub(crate) departed: Option<DepartedEndpoints>,
 }
 
 /// A violation of the protocol by the frontend. The session is ended.
@@ -253,7 +258,7 @@ impl Replica {
             }
         };
         info!(%epoch, ?mode, version, ?features, "following a frontend");
-        self.session = Some(SessionPosition { epoch, base });
+        self.session = Some(SessionPosition { epoch, base, has_committed: false });
         Ok(())
     }
 
@@ -271,7 +276,7 @@ impl Replica {
     fn batch(
         &mut self,
         received: ReceivedMessage,
-        SessionPosition { epoch, base: expected }: SessionPosition,
+        SessionPosition { epoch, base: expected, has_committed }: SessionPosition,
     ) -> Result<Reaction, Violation> {
         if let Some(store) = &mut self.store {
             store.stage(&received);
@@ -292,11 +297,12 @@ impl Replica {
         }
         let counts = ChangeCounts::of(self.stage.operations());
         let is_confirmed = self.committed.is_none() || self.snapshot_pending;
-        let (CommitResult { changes, rejected }, loss) =
+        let (CommitResult { changes, departed, rejected }, loss) =
             self.losses.commit(&mut self.stage, &mut self.state, is_confirmed);
         self.snapshot_pending = false;
         let older: Vec<_> = kind_versions.older_kinds(self.kind_versions).collect();
-        if is_older(source_version, self.source_version) || !older.is_empty() {
+        let is_rollback = is_older(source_version, self.source_version) || !older.is_empty();
+        if is_rollback {
             let committed = self.source_version;
             let text = "rolled back to an older version of the cluster";
             warn!(revision = %target, %source_version, %committed, ?older, "{text}");
@@ -319,14 +325,15 @@ impl Replica {
             store.confirmed();
         }
         self.advance(epoch, target);
-        Ok(Reaction::Commit(target, self.total(), changes, CommitOrigin { trigger, counts, loss }))
+        let departed = (has_committed && !is_rollback).then_some(departed);
+        Ok(Reaction::Commit(target, self.total(), changes, CommitOrigin { trigger, counts, loss, departed }))
     }
 
     fn bookmark(
         &mut self,
         revision: Revision,
         digest: Digest,
-        SessionPosition { epoch, base }: SessionPosition,
+        SessionPosition { epoch, base, has_committed }: SessionPosition,
     ) -> Result<Reaction, Violation> {
         if !self.stage.operations().is_empty() {
             debug!(%revision, "ignored a bookmark between batches of one commit");
@@ -351,7 +358,9 @@ impl Replica {
             self.counters.digest_mismatches += 1;
         }
         self.advance(epoch, revision);
-        Ok(Reaction::Commit(revision, self.total(), changes, CommitOrigin::default()))
+        let departed = has_committed.then(DepartedEndpoints::new);
+        let origin = CommitOrigin { departed, ..CommitOrigin::default() };
+        Ok(Reaction::Commit(revision, self.total(), changes, origin))
     }
 
     fn discard(&mut self) {
@@ -369,7 +378,7 @@ impl Replica {
     fn advance(&mut self, epoch: Epoch, revision: Revision) {
         self.committed = Some((epoch, revision));
         self.is_resumable = true;
-        self.session = Some(SessionPosition { epoch, base: Some(revision) });
+        self.session = Some(SessionPosition { epoch, base: Some(revision), has_committed: true });
     }
 
     fn total(&self) -> Digest {
@@ -381,3 +390,6 @@ impl Replica {
 fn is_older(version: SourceVersion, than: SourceVersion) -> bool {
     version != SourceVersion::default() && version < than
 }
+
+#[cfg(test)]
+mod tests;

@@ -192,6 +192,7 @@ impl FlowTable for BlockingTable {
                 reply: Tuple { source: address("10.244.1.9", 53), destination: address("10.9.9.9", port) },
                 id: u32::from(port),
                 zone: ConntrackZone::Both(0),
+                is_established: false,
             })
         })?;
         // Fails when the test has ended.
