@@ -30,6 +30,9 @@ use crate::{
 /// How long the end of the process waits for the state file.
 const STORE_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_secs(5) };
 
+/// How long a state that is older than the one before may lack endpoints that exist: the frontend is behind.
+const ROLLBACK: Duration = Duration::from_secs(30);
+
 /// The node's replica of what the frontend decided for it.
 #[derive(Debug)]
 pub(crate) struct Replica {
@@ -51,6 +54,8 @@ pub(crate) struct Replica {
     role: Role,
     /// The next commit is a snapshot, from any frontend, that confirms or voids the withheld losses.
     snapshot_pending: bool,
+    /// When a commit was last older than the one before.
+    rolled_back: Option<Instant>,
     pub(crate) counters: ProtocolCounters,
 }
 
@@ -149,6 +154,7 @@ impl Replica {
             losses,
             role,
             snapshot_pending: false,
+            rolled_back: None,
             counters: ProtocolCounters::default(),
         }
     }
@@ -199,6 +205,11 @@ impl Replica {
     /// Requests a snapshot at the start of the next session, which confirms or voids the withheld losses.
     pub(crate) fn request_snapshot(&mut self) {
         self.snapshot_pending = true;
+    }
+
+    /// Whether the frontend may be behind what this node has had before.
+    pub(crate) fn is_rolled_back(&self) -> bool {
+        self.rolled_back.is_some_and(|at| at.elapsed() < ROLLBACK)
     }
 
     /// The session has ended. Uncommitted batches are discarded.
@@ -307,6 +318,7 @@ impl Replica {
             let text = "rolled back to an older version of the cluster";
             warn!(revision = %target, %source_version, %committed, ?older, "{text}");
             self.counters.rollbacks += 1;
+            self.rolled_back = Some(Instant::now());
         }
         // A frontend that does not know the version leaves it as it is.
         if source_version != SourceVersion::default() {

@@ -219,6 +219,9 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 }
                 self.reporter.committed(self.replica.state(), &changes, origin.counts, at);
                 self.reporter.withheld(&self.replica, origin.loss);
+                if self.replica.is_rolled_back() {
+                    self.conntrack.rolled_back();
+                }
                 self.resets.committed(origin.departed, &changes, self.replica.state());
                 self.pending.commit(revision, digest, changes, at);
             }
@@ -251,6 +254,9 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
             // Also without a call of the backend: a commit or bookmark that changes nothing is programmed at once.
             let committed = self.replica.committed();
             self.reporter.progress.send_modify(|progress| progress.programmed = committed);
+            if !self.replica.is_rolled_back() {
+                self.conntrack.confirmed();
+            }
         }
         for ack in acks {
             self.stream.reply(ClientMessage::Ack(ack));

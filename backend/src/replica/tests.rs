@@ -80,7 +80,9 @@ fn endpoints_depart_in_a_session_and_not_between_two() {
     welcome(&mut replica, SyncMode::Resume);
     assert_eq!(commit(&mut replica, &one, 8), None, "another session");
     assert_eq!(commit(&mut replica, &both, 9), Some(0));
+    assert!(!replica.is_rolled_back());
     assert_eq!(commit(&mut replica, &one, 4), None, "the past");
+    assert!(replica.is_rolled_back());
     assert_eq!(commit(&mut replica, &both, 9), Some(0));
     assert_eq!(commit(&mut replica, &one, 10), Some(1));
     // A Service that goes, and one that comes, have none.
