@@ -6,6 +6,8 @@ mod service;
 mod service_cidr;
 mod slice;
 
+pub(crate) use self::service::RESET_CONNECTIONS_ANNOTATION;
+
 use std::num::NonZeroU16;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
