@@ -196,6 +196,8 @@ impl LossGuard {
         let taken = Claims::taken(&lost, state);
         let mut service_ports = BTreeMap::new();
         for (key, mut before) in lost {
+            // A loss, or the end of one, is no sign that an endpoint is gone.
+            result.departed.remove(&key);
             let gave_up = before.as_mut().is_some_and(|before| taken.remove_from(&mut before.port));
             let _ =
                 if gave_up { changes.service_ports.insert(key.clone()) } else { changes.service_ports.remove(&key) };
@@ -203,6 +205,7 @@ impl LossGuard {
             service_ports.insert(key, committed);
         }
         for (key, before) in others {
+            result.departed.remove(&key);
             if state.service_port(&key) == before.as_ref() {
                 changes.service_ports.remove(&key);
             } else {

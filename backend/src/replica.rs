@@ -23,13 +23,16 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::{
-    ChangeCounts, Changes, CommitResult, Loss, NodeState, ProtocolCounters, RunMode, Stage, Store, StoredState,
-    identity::BackendIdentity, loss::LossGuard,
+    ChangeCounts, Changes, CommitResult, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RunMode, Stage, Store,
+    StoredState, identity::BackendIdentity, loss::LossGuard,
 };
 
 /// How long the end of the process waits for the state file. What is missing in it then, a frontend sends after the
 /// restart.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a state that is older than the one before may lack endpoints that exist: the frontend is behind.
+const ROLLBACK: Duration = Duration::from_secs(30);
 
 /// The node's replica of what the frontend decided for it.
 #[derive(Debug)]
@@ -52,6 +55,8 @@ pub(crate) struct Replica {
     role: Role,
     /// The next commit is a snapshot, from any frontend, that confirms or voids the withheld losses.
     snapshot_pending: bool,
+    /// When a commit was last older than the one before.
+    rolled_back: Option<Instant>,
     pub(crate) counters: ProtocolCounters,
 }
 
@@ -61,6 +66,8 @@ struct SessionPosition {
     epoch: Epoch,
     /// The base that the next batch must have; `None` before the first commit of a repair or snapshot.
     base: Option<Revision>,
+    /// Whether anything has been committed or confirmed in this session.
+    has_committed: bool,
 }
 
 /// What follows from a message.
@@ -75,7 +82,7 @@ pub(crate) enum Reaction {
 }
 
 /// Where the changes of a commit come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CommitOrigin {
     /// When the oldest of them was made in the cluster, if known.
     pub(crate) trigger: Option<SystemTime>,
@@ -83,6 +90,9 @@ pub(crate) struct CommitOrigin {
     pub(crate) counts: ChangeCounts,
     /// The loss that begins to be withheld.
     pub(crate) loss: Option<Loss>,
+    /// The endpoints that departed since the commit before; `None` if that was another frontend's or a newer one, so
+    /// that the difference is no event in the cluster.
+    pub(crate) departed: Option<DepartedEndpoints>,
 }
 
 /// A violation of the protocol by the frontend. The session is ended.
@@ -145,6 +155,7 @@ impl Replica {
             losses,
             role,
             snapshot_pending: false,
+            rolled_back: None,
             counters: ProtocolCounters::default(),
         }
     }
@@ -195,6 +206,11 @@ impl Replica {
     /// Requests a snapshot at the start of the next session, which confirms or voids the withheld losses.
     pub(crate) fn request_snapshot(&mut self) {
         self.snapshot_pending = true;
+    }
+
+    /// Whether the frontend may be behind what this node has had before.
+    pub(crate) fn is_rolled_back(&self) -> bool {
+        self.rolled_back.is_some_and(|at| at.elapsed() < ROLLBACK)
     }
 
     /// The session has ended. Uncommitted batches are discarded.
@@ -254,7 +270,7 @@ impl Replica {
             }
         };
         info!(%epoch, ?mode, version, ?features, "following a frontend");
-        self.session = Some(SessionPosition { epoch, base });
+        self.session = Some(SessionPosition { epoch, base, has_committed: false });
         Ok(())
     }
 
@@ -272,7 +288,7 @@ impl Replica {
     fn batch(
         &mut self,
         received: ReceivedMessage,
-        SessionPosition { epoch, base: expected }: SessionPosition,
+        SessionPosition { epoch, base: expected, has_committed }: SessionPosition,
     ) -> Result<Reaction, Violation> {
         if let Some(store) = &mut self.store {
             store.stage(&received);
@@ -293,15 +309,17 @@ impl Replica {
         }
         let counts = ChangeCounts::of(self.stage.operations());
         let is_confirmed = self.committed.is_none() || self.snapshot_pending;
-        let (CommitResult { changes, rejected }, loss) =
+        let (CommitResult { changes, departed, rejected }, loss) =
             self.losses.commit(&mut self.stage, &mut self.state, is_confirmed);
         self.snapshot_pending = false;
         let older: Vec<_> = kind_versions.older_kinds(self.kind_versions).collect();
-        if is_older(source_version, self.source_version) || !older.is_empty() {
+        let is_rollback = is_older(source_version, self.source_version) || !older.is_empty();
+        if is_rollback {
             let committed = self.source_version;
             let text = "rolled back to an older version of the cluster";
             warn!(revision = %target, %source_version, %committed, ?older, "{text}");
             self.counters.rollbacks += 1;
+            self.rolled_back = Some(Instant::now());
         }
         // A frontend that does not know the version leaves it as it is.
         if source_version != SourceVersion::default() {
@@ -320,14 +338,15 @@ impl Replica {
             store.confirmed();
         }
         self.advance(epoch, target);
-        Ok(Reaction::Commit(target, self.total(), changes, CommitOrigin { trigger, counts, loss }))
+        let departed = (has_committed && !is_rollback).then_some(departed);
+        Ok(Reaction::Commit(target, self.total(), changes, CommitOrigin { trigger, counts, loss, departed }))
     }
 
     fn bookmark(
         &mut self,
         revision: Revision,
         digest: Digest,
-        SessionPosition { epoch, base }: SessionPosition,
+        SessionPosition { epoch, base, has_committed }: SessionPosition,
     ) -> Result<Reaction, Violation> {
         if !self.stage.operations().is_empty() {
             debug!(%revision, "ignored a bookmark between batches of one commit");
@@ -352,7 +371,9 @@ impl Replica {
             self.counters.digest_mismatches += 1;
         }
         self.advance(epoch, revision);
-        Ok(Reaction::Commit(revision, self.total(), changes, CommitOrigin::default()))
+        let departed = has_committed.then(DepartedEndpoints::new);
+        let origin = CommitOrigin { departed, ..CommitOrigin::default() };
+        Ok(Reaction::Commit(revision, self.total(), changes, origin))
     }
 
     fn discard(&mut self) {
@@ -370,7 +391,7 @@ impl Replica {
     fn advance(&mut self, epoch: Epoch, revision: Revision) {
         self.committed = Some((epoch, revision));
         self.is_resumable = true;
-        self.session = Some(SessionPosition { epoch, base: Some(revision) });
+        self.session = Some(SessionPosition { epoch, base: Some(revision), has_committed: true });
     }
 
     fn total(&self) -> Digest {
@@ -382,3 +403,6 @@ impl Replica {
 fn is_older(version: SourceVersion, than: SourceVersion) -> bool {
     version != SourceVersion::default() && version < than
 }
+
+#[cfg(test)]
+mod tests;

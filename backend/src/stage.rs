@@ -10,9 +10,9 @@
 
 mod coalesce;
 
-use std::{mem, net::IpAddr};
+use std::{collections::BTreeMap, mem, net::IpAddr};
 
-use proto::model::{Operation, PoolId, ServicePortKey};
+use proto::model::{Endpoint, Operation, PoolId, ServicePortKey};
 
 use crate::{Changes, NodeState, ServicePortState};
 use coalesce::{Coalescer, NetEffect};
@@ -23,11 +23,16 @@ pub struct Stage {
     operations: Vec<Operation>,
 }
 
+/// Endpoints that left all pools of their service ports.
+pub type DepartedEndpoints = BTreeMap<ServicePortKey, Vec<Endpoint>>;
+
 /// The result of a commit.
 #[derive(Debug, Default)]
 pub struct CommitResult {
     /// What the commit changed.
     pub changes: Changes,
+    /// The endpoints that left all pools of a TCP service port, which exists before and after the commit.
+    pub departed: DepartedEndpoints,
     /// The operations that could not be applied. The digests then differ from the frontend's, and a repair follows.
     pub rejected: Vec<RejectedOperation>,
 }
@@ -82,14 +87,16 @@ impl Stage {
     /// Applies the operations to `state`.
     pub fn commit(&mut self, state: &mut NodeState) -> CommitResult {
         let (net_effect, rejected) = self.coalesce(state);
-        CommitResult { changes: net_effect.apply(state), rejected }
+        let (changes, departed) = net_effect.apply(state);
+        CommitResult { changes, departed, rejected }
     }
 
     /// Applies the operations to `state`. Also returns the service ports that lose all their endpoints, as they were.
     pub(crate) fn commit_with_losses(&mut self, state: &mut NodeState) -> (CommitResult, Vec<ServicePortState>) {
         let (net_effect, rejected) = self.coalesce(state);
         let emptied = net_effect.emptied(state);
-        (CommitResult { changes: net_effect.apply(state), rejected }, emptied)
+        let (changes, departed) = net_effect.apply(state);
+        (CommitResult { changes, departed, rejected }, emptied)
     }
 
     fn coalesce(&mut self, state: &NodeState) -> (NetEffect, Vec<RejectedOperation>) {

@@ -155,6 +155,12 @@ impl ServicePortState {
         self.pools().filter(|(class, ..)| class.is_selectable())
     }
 
+    /// Whether any pool, except for those of endpoints that are gone, has this endpoint.
+    pub(crate) fn has_endpoint(&self, endpoint: &Endpoint) -> bool {
+        let family = IpFamily::of(&endpoint.address);
+        [&self.cluster, &self.local, &self.established].iter().any(|pools| pools[family].contains(endpoint))
+    }
+
     /// Whether a new connection has an endpoint.
     pub(crate) fn has_endpoints(&self) -> bool {
         self.selectable().any(|(.., pool)| !pool.is_empty())

@@ -130,14 +130,13 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     async fn program(&mut self, work: Work) -> Backlog {
         let begun = Instant::now();
         self.reporter.progress.send_modify(|progress| progress.pending_since = progress.pending_since.or(Some(begun)));
-        let Self { backend, stream, replica, pending, conntrack, resets, .. } = self;
+        let Self { backend, stream, replica, pending, conntrack, .. } = self;
         let pending = &*pending;
         let replica = &*replica;
         let state = replica.state();
         let mut backlog = Backlog::new();
         let (result, call) = {
             conntrack.prepare(&work, state);
-            resets.prepare(&work, state);
             let call = async {
                 let result = match &work {
                     Work::Reconcile => backend.reconcile(state).await.context("reconcile"),
@@ -150,7 +149,6 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 if let Ok(SyncReport { failures, unfinished, .. }) = &result {
                     let failed = failures.iter().map(|failure| &failure.key);
                     conntrack.programmed(&completed, failed.chain(unfinished.iter().flatten()));
-                    resets.programmed();
                 }
                 (result, EndedCall { completed, took, at })
             };
@@ -221,6 +219,10 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 }
                 self.reporter.committed(self.replica.state(), &changes, origin.counts, at);
                 self.reporter.withheld(&self.replica, origin.loss);
+                if self.replica.is_rolled_back() {
+                    self.conntrack.rolled_back();
+                }
+                self.resets.committed(origin.departed, &changes, self.replica.state());
                 self.pending.commit(revision, digest, changes, at);
             }
             Err(violation) => {
@@ -252,6 +254,9 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
             // Also without a call of the backend: a commit or bookmark that changes nothing is programmed at once.
             let committed = self.replica.committed();
             self.reporter.progress.send_modify(|progress| progress.programmed = committed);
+            if !self.replica.is_rolled_back() {
+                self.conntrack.confirmed();
+            }
         }
         for ack in acks {
             self.stream.reply(ClientMessage::Ack(ack));

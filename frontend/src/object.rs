@@ -68,20 +68,20 @@ pub struct ServiceObject {
     pub health_check_node_port: Option<NonZeroU16>,
     /// Annotation `fairlead.io/ipvs-scheduler`.
     pub ipvs_scheduler: Option<IpvsScheduler>,
-    /// Annotation `fairlead.io/reset-connections`, else the operator's choice.
+    /// Annotation `fairlead.io/reset-connections`, at most what the operator allows; else the operator's choice.
     pub connection_resets: Option<ConnectionResets>,
     /// `spec.ports`, sorted by name and protocol.
     pub ports: Vec<ServiceObjectPort>,
 }
 
 /// Which TCP connections of a Service are reset: without that, a client waits for an endpoint that does not exist any
-/// more until it gives up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// more until it gives up. Each includes the ones before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConnectionResets {
     /// None.
+    #[default]
     Never,
     /// Those to endpoints that do not serve, on a Node whose object is gone.
-    #[default]
     NodeGone,
     /// Those to addresses that no EndpointSlice of the Service has.
     Removed,

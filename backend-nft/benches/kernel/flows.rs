@@ -80,7 +80,7 @@ fn state() -> NodeState {
 
 /// Adds flows to the conntrack table of the network namespace, one in `other` of them to the second endpoint.
 fn load(flows: u32, protocol: &str, other: u32) {
-    let state = if protocol == "tcp" { " --state ESTABLISHED" } else { "" };
+    let state = if protocol == "tcp" { " --state ESTABLISHED -u SEEN_REPLY,ASSURED" } else { "" };
     let mut commands = String::new();
     for n in 0..flows {
         let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 200, 0, 1)) + n / 1_000);

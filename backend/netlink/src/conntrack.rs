@@ -51,6 +51,8 @@ pub struct Flow {
     pub id: u32,
     /// Its zone.
     pub zone: ConntrackZone,
+    /// Whether both peers of a TCP connection have answered each other, and neither has closed it.
+    pub is_established: bool,
 }
 
 impl FlowProtocol {

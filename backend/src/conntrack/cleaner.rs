@@ -37,7 +37,12 @@ const BATCH: usize = 256;
 
 /// The sync loop's side. None of its calls blocks. Dropping it ends the thread after the current cleanup.
 #[derive(Debug)]
-pub(crate) struct ConntrackCleaner(Option<CleanupRequests<Updates>>);
+pub(crate) struct ConntrackCleaner {
+    requests: Option<CleanupRequests<Updates>>,
+    /// Whether a frontend has confirmed the state that is programmed. Until then no flow is deleted: a state from the
+    /// file, or of a frontend that is behind, may lack endpoints that exist.
+    is_confirmed: bool,
+}
 
 /// What the sync loop has recorded since the thread last took it: one entry at most for each service port.
 #[derive(Debug, Default)]
@@ -108,8 +113,9 @@ impl ConntrackCleaner {
         progress: watch::Sender<Progress>,
         metrics: Arc<Metrics>,
     ) -> Self {
+        let without = Self { requests: None, is_confirmed: false };
         if mode == ConntrackCleanup::Disabled {
-            return Self(None);
+            return without;
         }
         let requests = CleanupRequests::default();
         let newest = NewestState {
@@ -122,14 +128,14 @@ impl ConntrackCleaner {
         let started = thread::Builder::new().name("conntrack".to_owned()).spawn(move || thread.run());
         if let Err(error) = started {
             error!(%error, "cannot start the thread that deletes stale UDP flows");
-            return Self(None);
+            return without;
         }
-        Self(Some(requests))
+        Self { requests: Some(requests), ..without }
     }
 
     /// Records what `work` is about to program, at a cost proportional to the change.
     pub(crate) fn prepare(&self, work: &Work, state: &NodeState) {
-        let Some(requests) = &self.0 else { return };
+        let Some(requests) = &self.requests else { return };
         let update = |key: &ServicePortKey| (key.clone(), state.service_port(key).map(UdpServicePort::of));
         let is_udp = |key: &&ServicePortKey| key.protocol == Protocol::Udp;
         requests.record(|Updates { service_ports, node_addresses, .. }| {
@@ -143,17 +149,32 @@ impl ConntrackCleaner {
         });
     }
 
-    /// Requests a cleanup after `work` has been programmed, except for these service ports.
+    /// Requests a cleanup after `work` has been programmed, except for these service ports, if the state is confirmed.
     pub(crate) fn programmed<'a>(&self, work: &Work, failed: impl Iterator<Item = &'a ServicePortKey>) {
-        let Some(requests) = &self.0 else { return };
+        let Some(requests) = &self.requests else { return };
         let udp = failed.filter(|key| key.protocol == Protocol::Udp);
-        requests.request(|updates| updates.failed = Some(udp.cloned().collect()), concerns_udp(work));
+        let needs = self.is_confirmed && concerns_udp(work);
+        requests.request(|updates| updates.failed = Some(udp.cloned().collect()), needs);
+    }
+
+    /// A frontend has confirmed the state, which is programmed. Requests the cleanup that was not before.
+    pub(crate) fn confirmed(&mut self) {
+        if !std::mem::replace(&mut self.is_confirmed, true)
+            && let Some(requests) = &self.requests
+        {
+            requests.request(|_| {}, true);
+        }
+    }
+
+    /// The state is older than what was programmed before.
+    pub(crate) fn rolled_back(&mut self) {
+        self.is_confirmed = false;
     }
 }
 
 impl Drop for ConntrackCleaner {
     fn drop(&mut self) {
-        if let Some(requests) = &self.0 {
+        if let Some(requests) = &self.requests {
             requests.close();
         }
     }

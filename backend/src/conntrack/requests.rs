@@ -57,9 +57,9 @@ impl<U: Default> Default for CleanupRequests<U> {
 }
 
 impl<U: Default> CleanupRequests<U> {
-    /// Records a change.
-    pub(crate) fn record(&self, record: impl FnOnce(&mut U)) {
-        record(&mut self.state().updates);
+    /// Records a change, or reads what was recorded.
+    pub(crate) fn record<R>(&self, record: impl FnOnce(&mut U) -> R) -> R {
+        record(&mut self.state().updates)
     }
 
     /// Records a change, and requests a cleanup if it `needs` one, or if the last one has failed.

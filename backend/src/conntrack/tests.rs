@@ -18,6 +18,7 @@ fn flow(to: &str, answered_by: &str) -> Flow {
         reply: Tuple { source: answered_by, destination: client },
         id: 1,
         zone: ConntrackZone::Both(0),
+        is_established: false,
     }
 }
 

@@ -1,7 +1,11 @@
 //! The rules that reject packets of connections to endpoints that are gone: in nf_tables or, with kernels that lack it,
 //! in iptables.
 
-use std::{collections::BTreeSet, net::SocketAddr, time::Instant};
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use iptables::{Tools, VariantSelection};
@@ -10,19 +14,22 @@ use proto::model::{IpFamily, PerFamily};
 
 use super::{chain, table};
 
-/// What rejected packets have in common: the VIP and the endpoint.
+/// How long packets are rejected.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection whose packets are rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Route {
+pub(super) struct Rejected {
+    pub(super) client: SocketAddr,
     pub(super) vip: SocketAddr,
     pub(super) endpoint: SocketAddr,
 }
 
-/// The routes that are rejected, and what rejects them.
+/// The rules, while there are any.
 #[derive(Debug)]
 pub(super) struct Rejecter {
     rules: RejectRules,
-    rejected: PerFamily<BTreeSet<Route>>,
-    opened: Instant,
+    until: PerFamily<Option<Instant>>,
 }
 
 #[derive(Debug)]
@@ -31,70 +38,69 @@ enum RejectRules {
     Chain(Tools),
 }
 
-impl Route {
+impl Rejected {
     pub(super) fn of(flow: &Flow) -> Self {
-        Self { vip: flow.original.destination, endpoint: flow.reply.source }
+        Self { client: flow.original.source, vip: flow.original.destination, endpoint: flow.reply.source }
     }
 }
 
 impl Rejecter {
+    /// Removes what a process that was killed has left.
     pub(super) fn open() -> Result<Self> {
         let rules = RejectRules::Table(NftHandle::open().context("open nf_tables")?);
-        Ok(Self { rules, rejected: PerFamily::default(), opened: Instant::now() })
+        let mut rejecter = Self { rules, until: PerFamily::from_fn(|_| Some(Instant::now())) };
+        rejecter.remove()?;
+        Ok(rejecter)
     }
 
-    /// Whether its rules may end soon.
-    pub(super) fn is_old(&self) -> bool {
-        self.opened.elapsed() > table::TIMEOUT / 2
+    /// When the rules are to be removed.
+    pub(super) fn until(&self) -> Option<Instant> {
+        self.until.iter().filter_map(|(_, until)| *until).max()
     }
 
-    pub(super) fn is_rejecting(&self, family: IpFamily, route: &Route) -> bool {
-        self.rejected[family].contains(route)
-    }
-
-    /// Rejects packets of these routes from now on, of as many as the rules may have.
-    pub(super) fn reject(&mut self, family: IpFamily, routes: impl Iterator<Item = Route>) -> Result<()> {
-        let wanted: BTreeSet<_> = routes.filter(|route| !self.rejected[family].contains(route)).collect();
+    /// Rejects packets of these connections from now on, and of no others of the family. Returns those of them that the
+    /// rules may have.
+    pub(super) fn reject(
+        &mut self,
+        family: IpFamily,
+        mut connections: BTreeSet<Rejected>,
+    ) -> Result<BTreeSet<Rejected>> {
+        self.until[family] = Some(Instant::now() + TIMEOUT);
         if let RejectRules::Table(handle) = &mut self.rules {
-            let room = table::MAX_ROUTES.saturating_sub(self.rejected[family].len());
-            let new: Vec<_> = wanted.iter().copied().take(room).collect();
-            match table::reject(handle, family, &new) {
-                Ok(()) => {
-                    self.rejected[family].extend(new);
-                    return Ok(());
-                }
-                Err(error) if error.is_unsupported() => {
-                    self.rules = RejectRules::Chain(Tools::new(VariantSelection::default()));
-                }
-                Err(error) => {
-                    return Err(error).with_context(|| format!("reject packets in table {}", table::NAME));
+            match table::reject(handle, family, &connections) {
+                Err(error) if error.is_unsupported() => self.use_chain(),
+                result => {
+                    result.with_context(|| format!("reject packets in table {}", table::NAME))?;
+                    return Ok(connections);
                 }
             }
         }
         if let RejectRules::Chain(tools) = &mut self.rules {
-            let all: BTreeSet<_> = self.rejected[family].union(&wanted).copied().take(chain::MAX_ROUTES).collect();
-            if all.len() > self.rejected[family].len() {
-                chain::reject(tools, family, &all)
-                    .with_context(|| format!("reject packets in {family} chain {}", chain::NAME))?;
-                self.rejected[family] = all;
-            }
+            connections = connections.into_iter().take(chain::MAX).collect();
+            chain::reject(tools, family, &connections)
+                .with_context(|| format!("reject packets in {family} chain {}", chain::NAME))?;
         }
-        Ok(())
+        Ok(connections)
     }
 
     /// Removes the rules, if it has written any.
     pub(super) fn remove(&mut self) -> Result<()> {
-        let rejected = std::mem::take(&mut self.rejected);
-        for (family, _) in rejected.iter().filter(|(_, routes)| !routes.is_empty()) {
-            match &mut self.rules {
-                RejectRules::Table(handle) => {
-                    table::remove(handle, family).with_context(|| format!("delete {family} table {}", table::NAME))?;
-                }
-                RejectRules::Chain(tools) => {
-                    chain::remove(tools, family).with_context(|| format!("delete {family} chain {}", chain::NAME))?;
+        for family in IpFamily::ALL.into_iter().filter(|family| self.until[*family].is_some()).collect::<Vec<_>>() {
+            if let RejectRules::Table(handle) = &mut self.rules {
+                match table::remove(handle, family) {
+                    Err(error) if error.is_unsupported() => self.use_chain(),
+                    result => result.with_context(|| format!("delete {family} table {}", table::NAME))?,
                 }
             }
+            if let RejectRules::Chain(tools) = &mut self.rules {
+                chain::remove(tools, family).with_context(|| format!("delete {family} chain {}", chain::NAME))?;
+            }
+            self.until[family] = None;
         }
         Ok(())
+    }
+
+    fn use_chain(&mut self) {
+        self.rules = RejectRules::Chain(Tools::new(VariantSelection::default()));
     }
 }

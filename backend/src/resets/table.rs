@@ -1,7 +1,7 @@
 //! The nf_tables rules that reject packets of connections to endpoints that are gone: in a table of their own, in every
 //! mode. Its elements expire, so that a process which is killed leaves none behind.
 
-use std::time::Duration;
+use std::collections::BTreeSet;
 
 use netlink::nft::{
     Chain, ChainType, CmpOp, Comment, CtDirection, CtKey, DataType, Element, Expr, Fields, Hook, LookupMatch, MetaKey,
@@ -9,32 +9,33 @@ use netlink::nft::{
 };
 use proto::model::IpFamily;
 
-use super::rejecter::Route;
+use super::rejecter::{Rejected, TIMEOUT};
 
 /// The table of each family.
 pub(super) const NAME: &str = "fairlead-resets";
 const SET: &str = "gone";
-/// How long packets are rejected, unless the rules are removed before.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
-/// The most routes. Connections of others are probed when these are closed.
-pub(super) const MAX_ROUTES: usize = 20_000;
 /// `IPPROTO_TCP`.
 const TCP: u8 = 6;
 
-/// Rejects packets of these routes from now on.
-pub(super) fn reject(handle: &mut NftHandle, family: IpFamily, routes: &[Route]) -> netlink::Result<()> {
+/// Rejects packets of these connections from now on, instead of those of earlier ones.
+pub(super) fn reject(
+    handle: &mut NftHandle,
+    family: IpFamily,
+    connections: &BTreeSet<Rejected>,
+) -> netlink::Result<()> {
     let table = table(family);
     let set = set(family);
     let mut batch = NftBatch::new();
+    batch.add_table(&table);
+    batch.delete_table(&table);
     batch.add_table(&table);
     batch.add_set(&table, &set);
     for (name, hook) in [("forward", Hook::Forward), ("output", Hook::Output)] {
         // Before those that drop what they take for invalid.
         batch.add_chain(&table, &Chain::base(name, ChainType::Filter, hook, priority::FILTER - 1));
-        batch.flush_chain(&table, name);
         batch.add_rule(&table, name, &rule(family));
     }
-    let keys: Vec<_> = routes.iter().map(key).collect();
+    let keys: Vec<_> = connections.iter().map(key).collect();
     let element = |key| Element { timeout: Some(TIMEOUT), ..Element::key(key) };
     batch.add_elements(&table, &set, keys.iter().map(|key| element(key)));
     handle.commit(&batch)
@@ -50,9 +51,10 @@ pub(super) fn remove(handle: &mut NftHandle, family: IpFamily) -> netlink::Resul
     }
 }
 
-fn key(Route { vip, endpoint }: &Route) -> Fields {
-    let fields = Fields::new().addr(vip.ip()).port(vip.port());
-    fields.addr(endpoint.ip()).port(endpoint.port())
+fn key(Rejected { client, vip, endpoint }: &Rejected) -> Fields {
+    let fields = Fields::new().addr(client.ip()).port(client.port());
+    // nft cannot list a key with more than five fields.
+    fields.addr(vip.ip()).port(vip.port()).addr(endpoint.ip())
 }
 
 pub(super) fn family(family: IpFamily) -> TableFamily {
@@ -63,7 +65,7 @@ pub(super) fn family(family: IpFamily) -> TableFamily {
 }
 
 fn table(ip_family: IpFamily) -> Table {
-    let comment = Comment::from("connections to endpoints that are gone, for at most a minute");
+    let comment = Comment::from("connections to endpoints that are gone, for some seconds");
     Table { comment: Some(comment), ..Table::new(family(ip_family), NAME) }
 }
 
@@ -72,27 +74,39 @@ fn set(family: IpFamily) -> Set {
         IpFamily::V4 => DataType::Ipv4Addr,
         IpFamily::V6 => DataType::Ipv6Addr,
     };
-    let key = [address, DataType::InetService, address, DataType::InetService];
+    let key = [address, DataType::InetService, address, DataType::InetService, address];
     Set::new(SET, key).flags(SetFlags::TIMEOUT)
 }
 
-/// `ct original ip daddr . ct original proto-dst . ip daddr . tcp dport @gone reject with tcp reset`
+/// The packets of the client in a connection that is open:
+/// `ct original ip saddr . ct original proto-src . ct original ip daddr . ct original proto-dst . ip daddr @gone`.
 fn rule(family: IpFamily) -> Rule {
-    let (vip, len, daddr_offset) = match family {
-        IpFamily::V4 => (CtKey::DstIp, 4, 16),
-        IpFamily::V6 => (CtKey::DstIp6, 16, 24),
+    let (client, vip, len, daddr_offset) = match family {
+        IpFamily::V4 => (CtKey::SrcIp, CtKey::DstIp, 4, 16),
+        IpFamily::V6 => (CtKey::SrcIp6, CtKey::DstIp6, 16, 24),
     };
     let first = Register::FIRST;
     let address_registers = (len / 4) as u8;
-    let at = |distance| first.plus(distance);
+    // Each address is followed by a port.
+    let at = |address: u8| first.plus(address * (address_registers + 1));
+    let port_at = |address: u8| at(address).plus(address_registers);
     let ct = |key, dreg| Expr::Ct { key, dreg, direction: Some(CtDirection::Original) };
+    let cmp = |op, data: &[u8]| Expr::Cmp { sreg: first, op, data: data.into() };
+    let of_packet = |key| Expr::Ct { key, dreg: first, direction: None };
+    let established = CtKey::STATE_ESTABLISHED.to_ne_bytes();
     Rule::new([
         Expr::Meta { key: MetaKey::L4proto, dreg: first },
-        Expr::Cmp { sreg: first, op: CmpOp::Eq, data: [TCP].into() },
-        ct(vip, at(0)),
-        ct(CtKey::ProtoDst, at(address_registers)),
-        Expr::Payload { dreg: at(address_registers + 1), base: PayloadBase::Network, offset: daddr_offset, len },
-        Expr::Payload { dreg: at(2 * address_registers + 1), base: PayloadBase::Transport, offset: 2, len: 2 },
+        cmp(CmpOp::Eq, &[TCP]),
+        of_packet(CtKey::State),
+        Expr::Bitwise { sreg: first, dreg: first, mask: established.into(), xor: [0; 4].into() },
+        cmp(CmpOp::Neq, &[0; 4]),
+        of_packet(CtKey::Direction),
+        cmp(CmpOp::Eq, &[CtDirection::Original as u8]),
+        ct(client, at(0)),
+        ct(CtKey::ProtoSrc, port_at(0)),
+        ct(vip, at(1)),
+        ct(CtKey::ProtoDst, port_at(1)),
+        Expr::Payload { dreg: at(2), base: PayloadBase::Network, offset: daddr_offset, len },
         Expr::Lookup { set: SET.into(), sreg: first, dreg: None, matches: LookupMatch::InSet },
         Expr::Reject(RejectWith::TcpReset),
     ])

@@ -1,6 +1,11 @@
-//! Which connections lead to endpoints that are gone, and the rules as nft lists them.
+//! Which connections are due to be reset and when, and the rules as nft and iptables list them.
 
-use std::{net::SocketAddr, num::NonZeroU16, process::Command};
+use std::{
+    net::SocketAddr,
+    num::NonZeroU16,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use iptables::{Tools, Variant, block_on};
 use netlink::{
@@ -8,13 +13,22 @@ use netlink::{
     nft::NftHandle,
     testing::in_netns,
 };
-use proto::model::{Endpoint, IpFamily, PerFamily};
+use proto::model::{Endpoint, IpFamily};
 
-use super::{GonePort, GoneVips, chain, rejecter::Route, remove_reset_rules, table};
-use crate::{
-    ServicePortState,
-    testing::{mk_key, mk_state},
+use super::{
+    chain,
+    departed::{ABSENCE, Departed, OpenConnections, PAUSES},
+    rejecter::Rejected,
+    remove_reset_rules, table,
+    worker::Rest,
 };
+use crate::{
+    Changes, DepartedEndpoints, NodeState, Stage,
+    testing::{mk_key, mk_state, operations_between},
+};
+
+const GONE: &str = "10.244.1.3:8080";
+const VIP: &str = "10.96.0.1:80";
 
 fn flow(to: &str, answered_by: &str) -> Flow {
     let (to, answered_by): (SocketAddr, SocketAddr) = (to.parse().unwrap(), answered_by.parse().unwrap());
@@ -25,6 +39,7 @@ fn flow(to: &str, answered_by: &str) -> Flow {
         reply: Tuple { source: answered_by, destination: client },
         id: 1,
         zone: ConntrackZone::Both(0),
+        is_established: true,
     }
 }
 
@@ -33,67 +48,230 @@ fn endpoint(text: &str) -> Endpoint {
     Endpoint::new(address.ip(), NonZeroU16::new(address.port()).unwrap())
 }
 
-/// A service with an endpoint, and another one that is gone.
-fn web(gone: &[Endpoint]) -> ServicePortState {
+/// A service with these endpoints and one that only keeps connections, on a node with an address.
+fn web(endpoints: &[&str], gone: &[&str]) -> NodeState {
     let state = mk_state().service("default/web", |web| {
         let web = web.port(80).cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").node_port(30080);
-        web.endpoints(["10.244.1.1:8080", "[fd00:244::1]:8080"]).established_endpoints(["10.244.1.2:8080"])
+        let web = web.endpoints(endpoints.iter().copied()).gone_endpoints(gone.to_vec());
+        if endpoints.is_empty() { web } else { web.established_endpoints(["10.244.1.2:8080"]) }
     });
-    let mut web = state.build().service_port(&mk_key("default/web")).unwrap().clone();
-    for endpoint in gone {
-        web.gone[IpFamily::of(&endpoint.address)].insert(*endpoint);
-    }
-    web
+    state.node_addresses(["172.16.0.1"]).build()
 }
 
-fn is_gone(port: &GonePort, to: &str, answered_by: &str) -> bool {
-    let node = ["172.16.0.1".parse().unwrap()];
-    let vips: PerFamily<GoneVips> = GoneVips::of_service_ports([&port.0].into_iter(), &node);
-    let flow = flow(to, answered_by);
-    vips[IpFamily::of(&flow.original.destination.ip())].is_gone(&flow)
+const ONE: [&str; 2] = ["10.244.1.1:8080", "[fd00:244::1]:8080"];
+const BOTH: [&str; 3] = ["10.244.1.1:8080", "[fd00:244::1]:8080", GONE];
+
+/// The commits that a node receives, and the time.
+struct Fixture {
+    departed: Departed,
+    state: NodeState,
+    now: Instant,
+}
+
+impl Fixture {
+    /// Begins with a baseline.
+    fn new(state: NodeState) -> Self {
+        let mut departed = Departed::default();
+        let now = Instant::now();
+        departed.committed(None, &Changes::default(), &state, now);
+        Self { departed, state, now }
+    }
+
+    /// A commit of the same session.
+    fn commit(&mut self, state: &NodeState) {
+        let departed = self.apply(state);
+        self.departed.committed(Some(departed.1), &departed.0, &self.state, self.now);
+    }
+
+    /// The first commit of another session.
+    fn baseline(&mut self, state: &NodeState) {
+        let changes = self.apply(state).0;
+        self.departed.committed(None, &changes, &self.state, self.now);
+    }
+
+    fn apply(&mut self, state: &NodeState) -> (Changes, DepartedEndpoints) {
+        let mut stage = Stage::default();
+        stage.extend(operations_between(&self.state, state));
+        let result = stage.commit(&mut self.state);
+        assert_eq!(self.state, *state);
+        (result.changes, result.departed)
+    }
+
+    fn is_due(&mut self, flow: &Flow) -> bool {
+        let due = self.departed.due(self.now);
+        due.vips[IpFamily::of(&flow.original.destination.ip())].of_gone(flow).is_some()
+    }
+
+    fn is_gone(&mut self, to: &str, answered_by: &str) -> bool {
+        self.is_due(&flow(to, answered_by))
+    }
+
+    /// A pass that finds this number of connections to the endpoint. Returns how many were reset.
+    fn pass(&mut self, open: usize) -> usize {
+        let due = self.departed.due(self.now);
+        let open: OpenConnections = [((mk_key("default/web"), endpoint(GONE)), open)].into();
+        self.departed.passed(&due, &open, self.now)
+    }
+}
+
+/// The endpoint that is gone has departed long enough ago.
+fn departed(after: &NodeState) -> Fixture {
+    let mut fixture = Fixture::new(web(&BOTH, &[]));
+    fixture.commit(after);
+    fixture.now += ABSENCE;
+    fixture
 }
 
 #[test]
 fn listed_endpoints_are_gone_at_each_vip() {
-    assert!(GonePort::of(&web(&[])).is_none());
-    let port = GonePort::of(&web(&[endpoint("10.244.1.3:8080")])).unwrap();
-    for to in ["10.96.0.1:80", "172.16.0.1:30080"] {
-        assert!(is_gone(&port, to, "10.244.1.3:8080"), "{to}");
+    assert!(!departed(&web(&ONE, &[])).is_gone(VIP, GONE), "not said to be gone");
+    let mut fixture = departed(&web(&ONE, &[GONE]));
+    for to in [VIP, "172.16.0.1:30080"] {
+        assert!(fixture.is_gone(to, GONE), "{to}");
         for other in ["10.244.1.3:8081", "10.244.1.1:8080", "10.244.1.2:8080", "10.244.1.4:8080"] {
-            assert!(!is_gone(&port, to, other), "{to}, {other}");
+            assert!(!fixture.is_gone(to, other), "{to}, {other}");
         }
     }
     for to in ["10.96.0.1:81", "10.96.0.2:80", "172.16.0.2:30080", "[fd00:96::1]:80"] {
-        let endpoint = if to.starts_with('[') { "[fd00:244::3]:8080" } else { "10.244.1.3:8080" };
-        assert!(!is_gone(&port, to, endpoint), "{to}");
+        let endpoint = if to.starts_with('[') { "[fd00:244::3]:8080" } else { GONE };
+        assert!(!fixture.is_gone(to, endpoint), "{to}");
     }
 }
 
 #[test]
 fn all_other_addresses_may_be_gone() {
-    let port = GonePort::of(&web(&[Endpoint::any_other(IpFamily::V4)])).unwrap();
-    assert!(is_gone(&port, "10.96.0.1:80", "10.244.1.3:8080"));
-    // Another port of an endpoint that exists, one that only keeps connections, and one of the other family.
-    for known in ["10.244.1.1:9090", "10.244.1.2:8080"] {
-        assert!(!is_gone(&port, "10.96.0.1:80", known), "{known}");
+    let mut fixture = departed(&web(&ONE, &["0.0.0.0:1"]));
+    assert!(fixture.is_gone(VIP, GONE));
+    // Another port of an endpoint that exists, one that only keeps connections, one that was never an endpoint, such as
+    // that of a host port, and one of the other family.
+    for known in ["10.244.1.1:9090", "10.244.1.2:8080", "10.244.1.9:8080"] {
+        assert!(!fixture.is_gone(VIP, known), "{known}");
     }
-    assert!(!is_gone(&port, "[fd00:96::1]:80", "[fd00:244::3]:8080"));
+    assert!(!fixture.is_gone("[fd00:96::1]:80", "[fd00:244::3]:8080"));
     // Older than the VIP.
-    assert!(!is_gone(&port, "10.96.0.1:80", "10.96.0.1:80"));
+    assert!(!fixture.is_gone(VIP, VIP));
+    // Not answered yet, or closed by one side.
+    assert!(!fixture.is_due(&Flow { is_established: false, ..flow(VIP, GONE) }));
+    // The endpoint serves at another port.
+    fixture.commit(&web(&["10.244.1.1:8080", "10.244.1.3:9090"], &["0.0.0.0:1"]));
+    assert!(!fixture.is_gone(VIP, GONE));
 }
 
 #[test]
-fn only_more_endpoints_that_are_gone_need_a_pass() {
-    let [one, two] = ["10.244.1.3:8080", "10.244.1.4:8080"].map(endpoint);
-    let of = |gone: &[Endpoint]| GonePort::of(&web(gone)).unwrap();
-    assert!(of(&[one]).has_more_than(None));
-    assert!(of(&[one, two]).has_more_than(Some(&of(&[one]))));
-    assert!(!of(&[one]).has_more_than(Some(&of(&[one, two]))));
-    let all_others = Endpoint::any_other(IpFamily::V4);
-    let mut fewer = web(&[all_others]);
-    fewer.established.v4.remove(&endpoint("10.244.1.2:8080"));
-    assert!(GonePort::of(&fewer).unwrap().has_more_than(Some(&of(&[all_others]))));
-    assert!(!of(&[all_others]).has_more_than(GonePort::of(&fewer).as_ref()));
+fn only_endpoints_that_this_process_saw_depart_are_gone() {
+    let after = web(&ONE, &[GONE, "10.244.1.4:8080"]);
+    let mut fixture = Fixture::new(after.clone());
+    fixture.now += ABSENCE;
+    assert!(!fixture.is_gone(VIP, GONE), "the baseline");
+    fixture = Fixture::new(web(&BOTH, &[]));
+    fixture.baseline(&after);
+    fixture.now += ABSENCE;
+    assert!(!fixture.is_gone(VIP, GONE), "a difference to another frontend");
+    fixture = departed(&after);
+    assert!(fixture.is_gone(VIP, GONE) && !fixture.is_gone(VIP, "10.244.1.4:8080"));
+    fixture.baseline(&after);
+    assert!(!fixture.is_gone(VIP, GONE) && fixture.departed.take_revoked());
+}
+
+#[test]
+fn an_endpoint_is_due_after_an_absence_without_interruption() {
+    let mut fixture = departed(&web(&ONE, &[GONE]));
+    fixture.now -= Duration::from_millis(1);
+    assert!(!fixture.is_gone(VIP, GONE));
+    // In a slice again, whatever its condition.
+    fixture.commit(&web(&ONE, &[]));
+    assert!(fixture.departed.take_revoked() && !fixture.departed.take_revoked());
+    fixture.commit(&web(&ONE, &[GONE]));
+    fixture.now += ABSENCE - Duration::from_millis(1);
+    assert!(!fixture.is_gone(VIP, GONE));
+    fixture.now += Duration::from_millis(1);
+    assert!(fixture.is_gone(VIP, GONE));
+    // It serves again.
+    fixture.commit(&web(&BOTH, &[]));
+    assert!(!fixture.is_gone(VIP, GONE) && fixture.departed.take_revoked());
+    assert_eq!(fixture.departed.next_due(), None);
+}
+
+/// A Service whose slices are replaced by others, one after the other.
+#[test]
+fn nothing_is_gone_while_no_endpoint_can_serve() {
+    let all = ["0.0.0.0:1"];
+    let mut fixture = departed(&web(&[], &all));
+    fixture.now += Duration::from_secs(60);
+    assert!(!fixture.is_gone(VIP, GONE));
+    fixture.commit(&web(&["10.244.1.8:8080"], &all));
+    assert!(!fixture.is_gone(VIP, GONE), "others may follow");
+    fixture.now += ABSENCE;
+    assert!(fixture.is_gone(VIP, GONE) && fixture.is_gone(VIP, "10.244.1.1:8080"));
+}
+
+#[test]
+fn a_service_port_that_is_recreated_or_renamed_has_no_endpoints_that_departed() {
+    let mut fixture = departed(&web(&ONE, &["0.0.0.0:1"]));
+    fixture.commit(&mk_state().node_addresses(["172.16.0.1"]).build());
+    assert!(fixture.departed.take_revoked());
+    fixture.commit(&web(&["10.244.1.8:8080"], &["0.0.0.0:1"]));
+    fixture.now += ABSENCE;
+    for endpoint in BOTH.into_iter().filter(|endpoint| endpoint.starts_with("10.")) {
+        assert!(!fixture.is_gone(VIP, endpoint), "{endpoint}");
+    }
+}
+
+#[test]
+fn passes_pause_longer_and_longer_and_end() {
+    let mut fixture = departed(&web(&ONE, &[GONE]));
+    assert_eq!(fixture.pass(10), 0);
+    for (pause, (open, reset)) in PAUSES.into_iter().zip([(7, 3), (7, 0), (5, 2), (5, 0)]) {
+        assert_eq!(fixture.departed.next_due(), Some(fixture.now + pause));
+        // Another change does not bring it forward.
+        fixture.commit(&web(&ONE[..1], &[GONE]));
+        fixture.commit(&web(&ONE, &[GONE]));
+        assert_eq!(fixture.pass(9), 0);
+        fixture.now += pause;
+        assert_eq!(fixture.pass(open), reset);
+    }
+    assert_eq!(fixture.departed.next_due(), None, "forgotten, although connections are open");
+    // Also if there is none.
+    fixture = departed(&web(&ONE, &[GONE]));
+    assert_eq!((fixture.pass(0), fixture.departed.next_due()), (0, None));
+}
+
+#[test]
+fn endpoints_that_departed_are_bounded() {
+    let addresses = |service: u32| (0..300).map(move |n| format!("10.{service}.{}.{}:80", n / 200, n % 200 + 1));
+    let state = |is_before: bool| {
+        let services = (0..40).fold(mk_state(), |state, service| {
+            state.service(&format!("default/s{service}"), |one| {
+                let gone: Vec<_> = addresses(service).collect();
+                let gone: Vec<_> = gone.iter().map(String::as_str).collect();
+                let one = one.port(80).cluster_ip(&format!("10.96.1.{service}")).endpoints(["10.244.1.1:80"]);
+                if is_before { one.endpoints(gone) } else { one.gone_endpoints(gone) }
+            })
+        });
+        services.build()
+    };
+    let mut fixture = Fixture::new(state(true));
+    fixture.commit(&state(false));
+    fixture.now += ABSENCE;
+    let count = |fixture: &mut Fixture| {
+        let flows = (0..40).flat_map(|service| {
+            addresses(service).map(move |endpoint| flow(&format!("10.96.1.{service}:80"), &endpoint))
+        });
+        let due = fixture.departed.due(fixture.now);
+        flows.filter(|flow| due.vips.v4.of_gone(flow).is_some()).count()
+    };
+    assert_eq!(count(&mut fixture), 8192);
+}
+
+#[test]
+fn the_thread_rests_longer_than_it_works_and_backs_off() {
+    let mut rest = Rest::default();
+    let of = Duration::from_millis;
+    assert_eq!([50, 250].map(|took| rest.after(of(took), false)), [of(1000), of(2500)]);
+    let failed: Vec<_> = (0..40).map(|_| rest.after(of(1), true).as_secs()).collect();
+    assert_eq!(failed[..4], [2, 4, 8, 16]);
+    assert_eq!(failed.iter().max(), Some(&600));
+    assert_eq!(rest.after(of(1), false), of(1000));
 }
 
 #[test]
@@ -106,18 +284,22 @@ fn rules_are_listed_and_removed() {
         let mut handle = NftHandle::open().unwrap();
         let routes = [flow("10.96.0.1:80", "10.244.1.3:8080"), flow("10.96.0.2:80", "10.244.1.3:8080")];
         for routes in [&routes[..1], &routes[..]] {
-            let routes: Vec<_> = routes.iter().map(Route::of).collect();
+            let routes = routes.iter().map(Rejected::of).collect();
             table::reject(&mut handle, IpFamily::V4, &routes).unwrap();
         }
-        let v6 = Route::of(&flow("[fd00:96::1]:80", "[fd00:244::3]:8080"));
-        table::reject(&mut handle, IpFamily::V6, &[v6]).unwrap();
+        let v6 = Rejected::of(&flow("[fd00:96::1]:80", "[fd00:244::3]:8080"));
+        table::reject(&mut handle, IpFamily::V6, &[v6].into()).unwrap();
         let (v4, v6) = (list("ip"), list("ip6"));
-        let rule = "ct original ip daddr . ct original proto-dst . ip daddr . tcp dport @gone reject with tcp reset";
+        let rule = "ct state established ct direction original ct original ip saddr . ct original proto-src . \
+                    ct original ip daddr . ct original proto-dst . ip daddr @gone reject with tcp reset";
         assert_eq!(v4.matches(rule).count(), 2, "{v4}");
-        for element in ["10.96.0.1 . 80 . 10.244.1.3 . 8080 timeout 1m", "10.96.0.2 . 80 . 10.244.1.3 . 8080"] {
+        for element in [
+            "10.9.9.9 . 4000 . 10.96.0.1 . 80 . 10.244.1.3 timeout 5s",
+            "10.9.9.9 . 4000 . 10.96.0.2 . 80 . 10.244.1.3 timeout 5s",
+        ] {
             assert_eq!(v4.matches(element).count(), 1, "{v4}");
         }
-        assert!(v6.contains("fd00:96::1 . 80 . fd00:244::3 . 8080"), "{v6}");
+        assert!(v6.contains("fd00:9::9 . 4000 . fd00:96::1 . 80 . fd00:244::3 timeout 5s"), "{v6}");
         for (dry_run, found) in [(true, 2), (false, 2), (false, 0)] {
             let objects = block_on(remove_reset_rules(false, dry_run)).unwrap();
             assert_eq!(objects.len(), found, "{objects:?}");
@@ -138,21 +320,22 @@ fn iptables_lists_and_removes_the_chain() {
             let mut tools = Tools::new(Some(variant));
             let v4 = [flow("10.96.0.1:80", "10.244.1.3:8080"), flow("10.96.0.2:80", "10.244.1.3:8080")];
             let v6 = [flow("[fd00:96::1]:80", "[fd00:244::3]:8080")];
-            let routes = |flows: &[Flow]| flows.iter().map(Route::of).collect();
+            let routes = |flows: &[Flow]| flows.iter().map(Rejected::of).collect();
             chain::reject(&mut tools, IpFamily::V4, &routes(&v4[..1])).unwrap();
             chain::reject(&mut tools, IpFamily::V4, &routes(&v4)).unwrap();
             chain::reject(&mut tools, IpFamily::V6, &routes(&v6)).unwrap();
             let saved = [save(IpFamily::V4), save(IpFamily::V6)].concat();
             for rule in [
-                "-d 10.244.1.3/32 -p tcp -m tcp --dport 8080 -m conntrack --ctorigdst 10.96.0.1 --ctorigdstport 80 -j",
-                "-d 10.244.1.3/32 -p tcp -m tcp --dport 8080 -m conntrack --ctorigdst 10.96.0.2 --ctorigdstport 80 -j",
-                "-d fd00:244::3/128 -p tcp -m tcp --dport 8080 -m conntrack --ctorigdst fd00:96::1 \
-                 --ctorigdstport 80 -j",
+                "-d 10.244.1.3/32 -p tcp -m tcp --dport 8080 -m conntrack --ctstate ESTABLISHED \
+                 --ctorigsrc 10.9.9.9 --ctorigdst 10.96.0.1 --ctorigsrcport 4000 --ctorigdstport 80 --ctdir ORIGINAL -j",
+                "-d 10.244.1.3/32 -p tcp -m tcp --dport 8080 -m conntrack --ctstate ESTABLISHED \
+                 --ctorigsrc 10.9.9.9 --ctorigdst 10.96.0.2 --ctorigsrcport 4000 --ctorigdstport 80 --ctdir ORIGINAL -j",
+                "-d fd00:244::3/128 -p tcp -m tcp --dport 8080 -m conntrack --ctstate ESTABLISHED \
+                 --ctorigsrc fd00:9::9 --ctorigdst fd00:96::1 --ctorigsrcport 4000 --ctorigdstport 80 --ctdir ORIGINAL -j",
             ] {
                 let rule = format!("-A {} {rule} REJECT --reject-with tcp-reset\n", chain::NAME);
                 assert_eq!(saved.matches(&rule).count(), 1, "{variant}: {rule}: {saved}");
             }
-            assert_eq!(saved.matches("-m time --datestart 20").count(), 2, "{saved}");
             assert_eq!(saved.matches(&format!("-j {}\n", chain::NAME)).count(), 4, "{saved}");
             let found = block_on(remove_reset_rules(true, true)).unwrap();
             let found: Vec<_> = found.iter().map(|object| &*object.kind).collect();

@@ -1,9 +1,9 @@
-//! The thread that resets connections, beside the sync loop: it lists them after changes that concern endpoints which
-//! are gone, and again until none is open.
+//! The thread that resets connections, beside the sync loop: it lists them only when an endpoint is due, and rests
+//! after each pass for ten times as long as that took.
 
 use std::{
-    collections::BTreeMap,
-    net::IpAddr,
+    collections::{BTreeMap, BTreeSet},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -13,7 +13,7 @@ use netlink::{
     AddressFamily,
     conntrack::{Flow, FlowProtocol},
 };
-use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, ServicePortKey};
 use runtime::{
     failure::{Recovery, Repeated},
     warn_if_news,
@@ -22,64 +22,60 @@ use tokio::sync::watch;
 use tracing::{error, info};
 
 use super::{
-    GonePort, GoneVips,
+    departed::{Departed, Due, OpenConnections},
     probe::{Probe, ProbeSocket},
-    rejecter::{Rejecter, Route},
+    rejecter::{Rejected, Rejecter},
 };
 use crate::{
-    NodeState, Progress,
-    backend::Work,
+    Changes, DepartedEndpoints, NodeState, Progress,
     conntrack::{
         ConntrackCleanup, FlowTable, KernelFlowTable,
         requests::{CleanupRequests, Wake},
     },
 };
 
-/// The connections that are handled together: what they take is the most that this thread needs.
-const BATCH: usize = 1024;
+/// The most connections that a pass resets: of a service port, and in all.
+const MAX_OF_SERVICE_PORT: usize = 1024;
+const MAX: usize = 4096;
 
-/// The time after each pass over the connections until the next one: a probe or its answer may be lost. Connections
-/// that are open after the last one have no client any more.
-const PAUSES: [Duration; 7] = [
-    Duration::from_millis(100),
-    Duration::from_millis(400),
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-    Duration::from_secs(4),
-    Duration::from_secs(8),
-    Duration::from_secs(16),
-];
+/// The shortest rest after a pass, so that at most [`MAX`] probes are sent in a second.
+const MIN_REST: Duration = Duration::from_secs(1);
+/// The rest after a pass, as a multiple of what it took.
+const REST_FACTOR: u32 = 10;
+/// The longest rest after passes that failed.
+const MAX_BACKOFF: Duration = Duration::from_secs(600);
 
-/// The sync loop's side. None of its calls blocks. Dropping it ends the thread.
+/// The thread waits for an event, at most for this time.
+const IDLE: Duration = Duration::from_secs(3600);
+/// How long the end of the process waits for the thread, which removes its rules.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The sync loop's side. Dropping it ends the thread.
 #[derive(Debug)]
-pub(crate) struct ConnectionResetter(Option<Requester>);
+pub(crate) struct ConnectionResetter(Option<Handle>);
 
 #[derive(Debug)]
-struct Requester {
-    requests: CleanupRequests<Updates>,
-    /// What was recorded last: the service ports with endpoints that can be gone.
-    recorded: BTreeMap<ServicePortKey, GonePort>,
-    is_due: bool,
-}
-
-/// What the sync loop has recorded since the thread last took it.
-#[derive(Debug, Default)]
-struct Updates {
-    /// The service ports that changed; `None`: nothing of it can be gone.
-    service_ports: BTreeMap<ServicePortKey, Option<GonePort>>,
-    /// The addresses of the Node object, if they changed.
-    node_addresses: Option<Vec<IpAddr>>,
+struct Handle {
+    departed: CleanupRequests<Departed>,
+    /// Closed by the thread when it ends.
+    ended: mpsc::Receiver<()>,
 }
 
 /// The thread's side.
 #[derive(Debug)]
 struct Worker {
-    requests: CleanupRequests<Updates>,
-    service_ports: BTreeMap<ServicePortKey, GonePort>,
-    node_addresses: Vec<IpAddr>,
+    departed: CleanupRequests<Departed>,
+    rejecter: Option<Rejecter>,
     is_ipvs: bool,
     progress: watch::Sender<Progress>,
     repeated: Repeated,
+}
+
+/// How long the thread rests after a pass.
+#[derive(Debug, Default)]
+pub(super) struct Rest {
+    /// The passes that failed since one succeeded.
+    failures: u32,
 }
 
 // === impl ConnectionResetter ===
@@ -90,187 +86,127 @@ impl ConnectionResetter {
         if mode == ConntrackCleanup::Disabled {
             return Self(None);
         }
-        let requests = CleanupRequests::default();
-        let worker = Worker {
-            requests: requests.clone(),
-            service_ports: BTreeMap::new(),
-            node_addresses: Vec::new(),
-            is_ipvs,
-            progress,
-            repeated: Repeated::default(),
+        let departed = CleanupRequests::default();
+        let worker = Worker::new(departed.clone(), is_ipvs, progress);
+        let (sender, ended) = mpsc::channel();
+        let run = move || {
+            worker.run();
+            drop(sender);
         };
-        if let Err(error) = thread::Builder::new().name("resets".to_owned()).spawn(move || worker.run()) {
+        if let Err(error) = thread::Builder::new().name("resets".to_owned()).spawn(run) {
             error!(%error, "cannot start the thread that resets connections to endpoints that are gone");
             return Self(None);
         }
-        Self(Some(Requester { requests, recorded: BTreeMap::new(), is_due: false }))
+        Self(Some(Handle { departed, ended }))
     }
 
-    /// Records what `work` is about to program, at a cost proportional to the change.
-    pub(crate) fn prepare(&mut self, work: &Work, state: &NodeState) {
-        let Some(requester) = &mut self.0 else { return };
-        match work {
-            Work::Reconcile => {
-                let former: Vec<_> = requester.recorded.keys().cloned().collect();
-                requester.record(state, former.iter().chain(state.service_ports().keys()));
-            }
-            Work::Apply(changes) => requester.record(state, changes.service_ports.iter()),
+    /// Records a commit, at a cost proportional to the change. `state` is the committed one. `departed`: the endpoints
+    /// that left service ports; `None`: the commit before is not comparable, and what departed until then is void.
+    /// Blocks for as long as the worker reads what was recorded, but not while it lists connections.
+    pub(crate) fn committed(&self, departed: Option<DepartedEndpoints>, changes: &Changes, state: &NodeState) {
+        let Some(Handle { departed: requests, .. }) = &self.0 else { return };
+        let is_due = requests.record(|known| {
+            let due_before = known.next_due();
+            known.committed(departed, changes, state, Instant::now());
+            known.is_revoked() || known.next_due() != due_before
+        });
+        if is_due {
+            requests.request(|_| {}, true);
         }
-        let is_of_node = match work {
-            Work::Reconcile => true,
-            Work::Apply(changes) => changes.node,
-        };
-        if is_of_node {
-            let addresses = state.node().addresses.clone();
-            requester.requests.record(|updates| updates.node_addresses = Some(addresses));
-        }
-    }
-
-    /// Requests a pass over all connections if what was recorded needs one.
-    pub(crate) fn programmed(&mut self) {
-        let Some(Requester { requests, is_due, .. }) = &mut self.0 else { return };
-        requests.request(|_| {}, std::mem::take(is_due));
     }
 }
 
-impl Drop for ConnectionResetter {
+impl Drop for Handle {
     fn drop(&mut self) {
-        if let Some(Requester { requests, .. }) = &self.0 {
-            requests.close();
-        }
+        self.departed.close();
+        // Nothing is sent: this waits until the thread has ended.
+        let _ = self.ended.recv_timeout(STOP_TIMEOUT);
     }
 }
 
-impl Requester {
-    fn record<'a>(&mut self, state: &NodeState, keys: impl Iterator<Item = &'a ServicePortKey>) {
-        for key in keys.filter(|key| key.protocol == Protocol::Tcp) {
-            let port = state.service_port(key).and_then(GonePort::of);
-            let before = self.recorded.get(key);
-            if port.as_ref() == before {
-                continue;
-            }
-            self.is_due |= port.as_ref().is_some_and(|port| port.has_more_than(before));
-            match &port {
-                Some(port) => self.recorded.insert(key.clone(), port.clone()),
-                None => self.recorded.remove(key),
-            };
-            self.requests.record(|updates| {
-                updates.service_ports.insert(key.clone(), port);
-            });
-        }
+// === impl Rest ===
+
+impl Rest {
+    pub(super) fn after(&mut self, took: Duration, is_failed: bool) -> Duration {
+        self.failures = if is_failed { self.failures.saturating_add(1) } else { 0 };
+        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
+        MIN_REST.saturating_mul(factor).min(MAX_BACKOFF).max(took.saturating_mul(REST_FACTOR))
     }
 }
 
 // === impl Worker ===
 
 impl Worker {
+    fn new(departed: CleanupRequests<Departed>, is_ipvs: bool, progress: watch::Sender<Progress>) -> Self {
+        Self { departed, rejecter: None, is_ipvs, progress, repeated: Repeated::default() }
+    }
+
     fn run(mut self) {
-        let requests = self.requests.clone();
-        while requests.wait() {
-            let begun = Instant::now();
-            let result = self.reset_all();
-            let is_failing = result.is_err();
-            self.report(result);
-            requests.finish(is_failing);
-            requests.pause(begun.elapsed().min(Duration::from_secs(1)));
+        match Rejecter::open() {
+            Ok(rejecter) => self.rejecter = Some(rejecter),
+            Err(error) => self.report(Err(error.context("remove the rules of an earlier process"))),
         }
-    }
-
-    /// Passes over the connections until none to an endpoint that is gone is open. Returns how many were reset.
-    fn reset_all(&mut self) -> Result<usize> {
-        let mut open_before = 0_usize;
-        let mut reset = 0;
-        let mut rejecter: Option<Rejecter> = None;
-        let mut pauses = PAUSES.into_iter();
+        let mut rest = Rest::default();
+        let mut rests_until = Instant::now();
         loop {
-            self.update();
-            if let Some(mut old) = rejecter.take_if(|rejecter| rejecter.is_old()) {
-                old.remove()?;
+            let due = self.departed.record(|departed| departed.next_due()).map(|due| due.max(rests_until));
+            let until = self.rejecter.as_ref().and_then(Rejecter::until);
+            let next = due.into_iter().chain(until).min();
+            let wake = self.departed.wait_at_most(next.map_or(IDLE, |next| next.duration_since(Instant::now())));
+            let now = Instant::now();
+            let is_closed = wake == Wake::Closed;
+            if is_closed || self.departed.record(Departed::take_revoked) || until.is_some_and(|until| until <= now) {
+                let removed = self.rejecter.as_mut().map_or(Ok(()), Rejecter::remove);
+                if let Err(error) = removed {
+                    self.report(Err(error));
+                    // What it has written expires, or is removed when this process or another one begins.
+                    self.rejecter = None;
+                }
             }
-            let pause = pauses.next();
-            let open = self.pass(&mut rejecter, pause.is_none())?;
-            reset += open_before.saturating_sub(open);
-            open_before = open;
-            let Some(pause) = pause.filter(|_| open > 0) else { break };
-            match self.requests.wait_at_most(pause) {
-                Wake::Elapsed => {}
-                Wake::Due => pauses = PAUSES.into_iter(),
-                // The rules end by themselves.
-                Wake::Closed => return Ok(reset),
+            if is_closed {
+                return;
+            }
+            if due.is_some_and(|due| due <= now) {
+                let result = self.pass();
+                rests_until = Instant::now() + rest.after(now.elapsed(), result.is_err());
+                self.report(result);
             }
         }
-        if let Some(mut rejecter) = rejecter {
-            rejecter.remove()?;
-        }
-        Ok(reset)
     }
 
-    /// Handles all open connections to endpoints that are gone, and returns how many there are. In the last pass they
-    /// are deleted: without a client, they would be found each time.
-    fn pass(&self, rejecter: &mut Option<Rejecter>, is_last: bool) -> Result<usize> {
-        let table = KernelFlowTable;
-        let vips =
-            GoneVips::of_service_ports(self.service_ports.values().map(|GonePort(port)| port), &self.node_addresses);
-        let PerFamily { v4, v6 } = vips;
-        let mut open = 0;
-        for (family, conntrack_family, mut vips) in
+    /// Handles the connections to endpoints that are due. Returns how many were reset since the passes before.
+    fn pass(&mut self) -> Result<usize> {
+        let mut due = self.departed.record(|departed| departed.due(Instant::now()));
+        let open = self.reset(&mut due)?;
+        Ok(self.departed.record(|departed| departed.passed(&due, &open, Instant::now())))
+    }
+
+    fn reset(&mut self, due: &mut Due) -> Result<OpenConnections> {
+        let mut open = OpenConnections::new();
+        let sockets = PerFamily::from_fn(|family| (!due.vips[family].is_empty()).then(|| ProbeSocket::open(family)));
+        let PerFamily { v4, v6 } = sockets;
+        for (family, of_kernel, socket) in
             [(IpFamily::V4, AddressFamily::V4, v4), (IpFamily::V6, AddressFamily::V6, v6)]
         {
-            if vips.is_empty() {
+            let Some(socket) = socket else { continue };
+            // Without one no connection is listed.
+            let socket = socket.context("open a raw socket (requires CAP_NET_RAW)")?;
+            due.vips[family].add_addresses(&KernelFlowTable.addresses().context("list the addresses of the node")?);
+            let flows = find(due, family, of_kernel, &mut open)?;
+            if flows.is_empty() || self.departed.record(|departed| departed.is_revoked()) {
                 continue;
             }
-            vips.add_addresses(&table.addresses().context("list the addresses of the node")?);
-            let mut socket = None;
-            let mut batch = Vec::new();
-            let mut handle = |batch: &mut Vec<Flow>| -> Result<()> {
-                open += batch.len();
-                if is_last {
-                    table.delete(batch).context("delete connections without a client")?;
-                } else if !batch.is_empty() {
-                    let rejecter = get_or_open(rejecter, Rejecter::open)?;
-                    let socket = get_or_open(&mut socket, || {
-                        ProbeSocket::open(family).context("open a raw socket (requires CAP_NET_RAW)")
-                    })?;
-                    rejecter.reject(family, batch.iter().map(Route::of))?;
-                    for flow in batch.iter().filter(|flow| rejecter.is_rejecting(family, &Route::of(flow))) {
-                        // A client that cannot be reached needs no reset.
-                        let _ = socket.send(&Probe::of(flow, self.is_ipvs));
-                    }
-                }
-                batch.clear();
-                Ok(())
-            };
-            let mut failed = None;
-            let visited = table.visit(conntrack_family, FlowProtocol::Tcp, &mut |flow| {
-                if failed.is_none() && vips.is_gone(&flow) {
-                    batch.push(flow);
-                    if batch.len() == BATCH {
-                        failed = handle(&mut batch).err();
-                    }
-                }
-                Ok(())
-            });
-            visited.with_context(|| format!("list {family} connections"))?;
-            match failed {
-                Some(error) => return Err(error),
-                None => handle(&mut batch)?,
+            if self.rejecter.is_none() {
+                self.rejecter = Some(Rejecter::open()?);
+            }
+            let Some(rejecter) = &mut self.rejecter else { continue };
+            let rejected = rejecter.reject(family, flows.iter().map(Rejected::of).collect::<BTreeSet<_>>())?;
+            for flow in flows.iter().filter(|flow| rejected.contains(&Rejected::of(flow))) {
+                // A client that cannot be reached needs no reset.
+                let _ = socket.send(&Probe::of(flow, self.is_ipvs));
             }
         }
         Ok(open)
-    }
-
-    /// Takes what the sync loop has recorded.
-    fn update(&mut self) {
-        let Updates { service_ports, node_addresses } = self.requests.take();
-        for (key, port) in service_ports {
-            match port {
-                Some(port) => self.service_ports.insert(key, port),
-                None => self.service_ports.remove(&key),
-            };
-        }
-        if let Some(addresses) = node_addresses {
-            self.node_addresses = addresses;
-        }
     }
 
     fn report(&mut self, result: Result<usize>) {
@@ -278,11 +214,7 @@ impl Worker {
             Err(error) => {
                 let error = format!("{error:#}");
                 let occurrence = self.repeated.failed(&error);
-                warn_if_news!(
-                    occurrence,
-                    error,
-                    "cannot reset connections to endpoints that are gone, retrying after the next change"
-                );
+                warn_if_news!(occurrence, error, "cannot reset connections to endpoints that are gone");
                 self.progress.send_modify(|progress| progress.reset_failures += 1);
             }
             Ok(reset) => {
@@ -298,24 +230,38 @@ impl Worker {
     }
 }
 
-/// The first pass over the connections of the thread's network namespace, in this state.
-#[cfg(any(test, feature = "testing"))]
-pub(crate) fn pass_once(state: &NodeState) -> Result<usize> {
-    let ports = state.service_ports().iter().filter_map(|(key, service)| Some((key.clone(), GonePort::of(service)?)));
-    let worker = Worker {
-        requests: CleanupRequests::default(),
-        service_ports: ports.collect(),
-        node_addresses: state.node().addresses.clone(),
-        is_ipvs: false,
-        progress: watch::channel(Progress::default()).0,
-        repeated: Repeated::default(),
-    };
-    worker.pass(&mut None, false)
+/// The connections to endpoints that are due, up to [`MAX`]. Counts all of them.
+fn find(due: &Due, family: IpFamily, of_kernel: AddressFamily, open: &mut OpenConnections) -> Result<Vec<Flow>> {
+    let mut of_port = BTreeMap::<ServicePortKey, usize>::new();
+    let mut flows = Vec::new();
+    let visited = KernelFlowTable.visit(of_kernel, FlowProtocol::Tcp, &mut |flow| {
+        let Some((key, endpoint)) = due.vips[family].of_gone(&flow) else { return Ok(()) };
+        let count = of_port.entry(key.clone()).or_default();
+        if flows.len() < MAX && *count < MAX_OF_SERVICE_PORT {
+            *count += 1;
+            flows.push(flow);
+        }
+        *open.entry((key, endpoint)).or_default() += 1;
+        Ok(())
+    });
+    visited.with_context(|| format!("list {family} connections"))?;
+    Ok(flows)
 }
 
-fn get_or_open<T>(opened: &mut Option<T>, open: impl FnOnce() -> Result<T>) -> Result<&mut T> {
-    match opened {
-        Some(opened) => Ok(opened),
-        none => Ok(none.insert(open()?)),
-    }
+/// A pass over the connections of the thread's network namespace, as if all endpoints that are gone in this state had
+/// departed. Returns the number of connections.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn pass_once(state: &NodeState) -> Result<usize> {
+    let gone = state.service_ports().iter().map(|(key, service)| {
+        let endpoints = service.gone.iter().flat_map(|(_, pool)| pool.iter().copied());
+        (key.clone(), endpoints.collect())
+    });
+    let changes = Changes { service_ports: state.service_ports().keys().cloned().collect(), ..Changes::default() };
+    let mut departed = Departed::default();
+    let before = Instant::now().checked_sub(super::departed::ABSENCE).context("read the clock")?;
+    departed.committed(None, &changes, state, before);
+    departed.committed(Some(gone.collect()), &changes, state, before);
+    let mut due = departed.due(Instant::now());
+    let mut worker = Worker::new(CleanupRequests::default(), false, watch::Sender::default());
+    Ok(worker.reset(&mut due)?.values().sum())
 }

@@ -9,11 +9,12 @@ use std::{
 use proto::{
     digest::{BUCKETS, KeyHash},
     model::{
-        ClusterInfo, Endpoint, IpFamily, NodeInfo, Operation, Pool, PoolClass, PoolId, ServicePort, ServicePortKey,
+        ClusterInfo, Endpoint, IpFamily, NodeInfo, Operation, Pool, PoolClass, PoolId, Protocol, ServicePort,
+        ServicePortKey,
     },
 };
 
-use super::RejectedOperation;
+use super::{DepartedEndpoints, RejectedOperation};
 use crate::{Changes, NodeState, ServicePortState};
 
 /// The state that the operations apply to, and their net effect so far.
@@ -167,6 +168,19 @@ impl ServicePortEffect {
         }
     }
 
+    /// The endpoints that leave a pool of the service port.
+    fn leaving(&self, service: &ServicePortState) -> Vec<Endpoint> {
+        let pools = service.pools().filter(|(class, ..)| *class != PoolClass::Gone);
+        match self {
+            Self::Edited { pools: edits, .. } => pools
+                .filter_map(|(class, family, pool)| Some(edits.get(&(class, family))?.leaving(pool)))
+                .flatten()
+                .collect(),
+            Self::Replaced(Some(_)) => pools.flat_map(|(.., pool)| pool.iter().copied()).collect(),
+            Self::Replaced(None) => Vec::new(),
+        }
+    }
+
     fn apply(self, key: ServicePortKey, state: &mut NodeState) -> bool {
         match self {
             Self::Edited { port, pools } => {
@@ -194,6 +208,17 @@ impl PoolEdit {
             Self::Endpoints(edits) => {
                 let is_removed = |endpoint: &Endpoint| matches!(edits.get(&endpoint.identity()), Some(None));
                 edits.values().all(Option::is_none) && pool.iter().all(is_removed)
+            }
+        }
+    }
+
+    /// The endpoints that leave the pool.
+    fn leaving(&self, pool: &Pool) -> Vec<Endpoint> {
+        match self {
+            Self::Whole(after) => pool.iter().filter(|endpoint| !after.contains(endpoint)).copied().collect(),
+            Self::Endpoints(edits) => {
+                let removed = edits.iter().filter(|(_, endpoint)| endpoint.is_none());
+                removed.filter_map(|((address, port), _)| pool.get(&Endpoint::new(*address, *port)).copied()).collect()
             }
         }
     }
@@ -291,8 +316,8 @@ impl NetEffect {
         removed.chain(emptied).cloned().collect()
     }
 
-    /// Changes the state. Returns what actually differs.
-    pub(super) fn apply(self, state: &mut NodeState) -> Changes {
+    /// Changes the state. Returns what actually differs, and which endpoints left TCP service ports.
+    pub(super) fn apply(self, state: &mut NodeState) -> (Changes, DepartedEndpoints) {
         let mut changed = self.removed_by_reset(state);
         let Self { nodes, cluster, buckets } = self;
         for key in &changed {
@@ -301,16 +326,25 @@ impl NetEffect {
         let mut effects: Vec<_> = buckets.into_iter().flat_map(|bucket| bucket.service_ports).collect();
         // Inserting a snapshot in key order appends to the state's tree.
         effects.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let mut departed = DepartedEndpoints::new();
         for (key, effect) in effects {
-            if effect.apply(key.clone(), state) {
-                changed.push(key);
+            let before = state.service_port(&key).filter(|_| key.protocol == Protocol::Tcp);
+            let mut leaving = before.map(|service| effect.leaving(service)).unwrap_or_default();
+            if !effect.apply(key.clone(), state) {
+                continue;
             }
+            leaving.retain(|endpoint| state.service_port(&key).is_some_and(|after| !after.has_endpoint(endpoint)));
+            if !leaving.is_empty() {
+                departed.insert(key.clone(), leaving);
+            }
+            changed.push(key);
         }
-        Changes {
+        let changes = Changes {
             service_ports: changed.into_iter().collect(),
             node: nodes.into_iter().fold(false, |changed, node| state.put_node(node) | changed),
             cluster: cluster.is_some_and(|cluster| state.put_cluster(cluster)),
-        }
+        };
+        (changes, departed)
     }
 
     /// The service ports of reset buckets that were not put again. Inspects the whole state, but only after a reset.

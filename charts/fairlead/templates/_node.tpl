@@ -211,6 +211,17 @@
 {{- end -}}
 
 {{/* Capabilities of the backend: netlink, raw sockets for resets and iptables programs, and oom_score_adj. */}}
+{{- define "fairlead.nodeCapabilities" -}}
+{{- $capabilities := list "NET_ADMIN" -}}
+{{- if or (ne .Values.mode "nftables") (ne .Values.services.resetConnections "never") -}}
+{{- $capabilities = append $capabilities "NET_RAW" -}}
+{{- end -}}
+{{- if not (kindIs "invalid" .Values.backend.oomScoreAdj) -}}
+{{- $capabilities = append $capabilities "SYS_RESOURCE" -}}
+{{- end -}}
+[{{ join ", " $capabilities }}]
+{{- end -}}
+
 {{- define "fairlead.nodeSecurityContext" -}}
 runAsUser: 0
 runAsGroup: 0
@@ -219,5 +230,5 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
-  add: [NET_ADMIN, NET_RAW{{ if not (kindIs "invalid" .Values.backend.oomScoreAdj) }}, SYS_RESOURCE{{ end }}]
+  add: {{ include "fairlead.nodeCapabilities" . }}
 {{- end -}}

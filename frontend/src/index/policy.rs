@@ -8,7 +8,10 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
 use ipnet::IpNet;
 use proto::model::IpFamily;
 
-use crate::object::{ConnectionResets, ObjectProblem, ServiceLimits, ServiceObject};
+use crate::{
+    object::{ConnectionResets, ObjectProblem, ServiceLimits, ServiceObject},
+    source::RESET_CONNECTIONS_ANNOTATION,
+};
 
 /// The operator's limits for Services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,7 +31,7 @@ pub struct ServicePolicy {
     pub refuse_node_addresses: bool,
     /// How much of one Service is used.
     pub limits: ServiceLimits,
-    /// Which connections are reset, unless a Service has its own choice.
+    /// Which connections are reset. A Service may choose less.
     pub connection_resets: ConnectionResets,
 }
 
@@ -94,7 +97,13 @@ impl ServicePolicy {
     /// What is used of a Service, and why the rest is not.
     pub(crate) fn apply(&self, mut service: ServiceObject) -> (ServiceObject, Vec<ObjectProblem>) {
         let mut problems = Vec::new();
-        service.connection_resets.get_or_insert(self.connection_resets);
+        let allowed = self.connection_resets;
+        if let Some(wanted) = service.connection_resets.filter(|wanted| *wanted > allowed) {
+            let field = format!("metadata.annotations[{RESET_CONNECTIONS_ANNOTATION}]");
+            let message = format!("{wanted}: not applied, because --reset-connections is {allowed}");
+            problems.push(problem(&field, message));
+        }
+        service.connection_resets = Some(service.connection_resets.unwrap_or(allowed).min(allowed));
         // The source has reported addresses of other IP families.
         let cluster_ips = service.cluster_ips;
         let has_family = |ip: &IpAddr| cluster_ips[IpFamily::of(ip)].is_some();
@@ -225,6 +234,27 @@ mod tests {
         let (used, problems) = none.apply(claims);
         assert!(used.external_ips.is_empty() && used.load_balancer_ips.is_empty());
         assert_eq!(fields(&problems), [EXTERNAL, LOAD_BALANCER]);
+    }
+
+    #[test]
+    fn a_service_chooses_at_most_the_resets_that_the_operator_allows() {
+        use ConnectionResets::{Never, NodeGone, Removed};
+        for (allowed, chosen, used) in [
+            (Never, None, Never),
+            (Never, Some(Removed), Never),
+            (NodeGone, None, NodeGone),
+            (NodeGone, Some(Removed), NodeGone),
+            (NodeGone, Some(Never), Never),
+            (Removed, Some(NodeGone), NodeGone),
+            (Removed, Some(Removed), Removed),
+        ] {
+            let policy = ServicePolicy { connection_resets: allowed, ..ServicePolicy::default() };
+            let (object, problems) =
+                policy.apply(ServiceObject { connection_resets: chosen, ..service("s", "10.96.0.1") });
+            assert_eq!(object.connection_resets, Some(used), "{allowed}, {chosen:?}");
+            let reported = chosen.is_some_and(|chosen| chosen > allowed);
+            assert_eq!(problems.len(), usize::from(reported), "{problems:?}");
+        }
     }
 
     #[test]

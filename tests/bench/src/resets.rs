@@ -22,8 +22,8 @@ use crate::report::{Goal, Report};
 const PORT: u16 = 80;
 /// In each family: those that stay, and those whose endpoint goes.
 const CONNECTIONS: [usize; 2] = [4_500, 500];
-/// The goal for the last reset.
-const GOAL: Goal = Goal::AtMost(1_000.0);
+/// The goal for the last reset: an endpoint is gone for 3 s first.
+const GOAL: Goal = Goal::AtMost(5_000.0);
 /// How long a connection waits for its reset.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -43,7 +43,8 @@ pub(crate) fn measure(report: &mut Report) -> Result<()> {
 fn measure_mode(report: &mut Report, name: &str, backend: Backend) -> Result<()> {
     let [kept, lost] = CONNECTIONS.map(|connections| connections * IpFamily::ALL.len());
     Report::progress(&format!("{name}: opening {kept} connections that stay, and {lost} others"));
-    let mut deployment = Deployment::start(backend, |_| vec![web()]);
+    let builder = Deployment::builder(backend).frontend_argument("--reset-connections=node-gone");
+    let mut deployment = builder.start(|_| vec![web()]);
     let cluster = deployment.cluster();
     let draining = ready(cluster, "pod-a-1").state(EndpointState::Terminating);
     let unserving = ready(cluster, "pod-b-1").state(EndpointState::NotReady);

@@ -199,6 +199,9 @@ macro_rules! conformance {
             resets {
                 clients_of_a_node_that_is_gone_are_reset,
                 clients_of_a_removed_endpoint_are_reset,
+                an_endpoint_that_returns_gets_connections_at_once,
+                connections_that_no_service_translated_are_kept,
+                an_older_state_and_a_service_created_again_reset_nothing,
             }
             invalid_packets {
                 replies_outside_of_the_window,

@@ -53,6 +53,7 @@ pub struct DeploymentBuilder {
     backend_kind: Backend,
     cluster: ClusterBuilder,
     arguments: Vec<String>,
+    frontend_arguments: Vec<String>,
 }
 
 /// A cluster with Fairlead. Dropping it kills its programs and, after a failed test, prints the ends of their logs.
@@ -64,6 +65,7 @@ pub struct Deployment {
     backends: Vec<NodeBackend>,
     backend_kind: Backend,
     arguments: Vec<String>,
+    frontend_arguments: Vec<String>,
     manifests: Manifests,
     fences: u16,
     starts: u32,
@@ -99,6 +101,12 @@ impl DeploymentBuilder {
         self
     }
 
+    /// Adds an argument for the frontend.
+    pub fn frontend_argument(mut self, argument: &str) -> Self {
+        self.frontend_arguments.push(argument.to_owned());
+        self
+    }
+
     /// Starts everything, and waits until `services` are programmed on every node.
     #[track_caller]
     pub fn start(self, services: impl FnOnce(&Cluster) -> Vec<Service>) -> Deployment {
@@ -113,6 +121,7 @@ impl DeploymentBuilder {
             backends: backends.collect(),
             backend_kind: self.backend_kind,
             arguments: self.arguments,
+            frontend_arguments: self.frontend_arguments,
             manifests,
             fences: 0,
             starts: 0,
@@ -132,7 +141,8 @@ impl Deployment {
     /// By default two nodes with three pods each, and backends with the cluster CIDRs.
     pub fn builder(backend: Backend) -> DeploymentBuilder {
         let arguments = vec!["--cluster-cidr".to_owned(), plan::CLUSTER_CIDRS.join(",")];
-        DeploymentBuilder { backend_kind: backend, cluster: Cluster::builder(), arguments }
+        let frontend_arguments = Vec::new();
+        DeploymentBuilder { backend_kind: backend, cluster: Cluster::builder(), arguments, frontend_arguments }
     }
 
     /// Starts the default deployment with these services.
@@ -146,6 +156,7 @@ impl Deployment {
     pub fn start_frontend(&mut self) {
         let mut command = fairlead();
         command.args(["frontend", "--listen", &self.socket(), "--manifests"]).arg(self.manifests.directory());
+        command.args(&self.frontend_arguments);
         let outside = self.cluster.outside().clone();
         let frontend = self.spawn(&outside, "frontend", command);
         frontend.wait_for_line("every kind of object has been listed", 0, TIMEOUT);

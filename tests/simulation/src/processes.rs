@@ -7,6 +7,7 @@ use fake_api_server::ApiServer;
 use fastrand::Rng;
 use frontend::{
     Config, Frontend,
+    object::ConnectionResets,
     source::{KubernetesApi, Source},
 };
 use proto::model::Features;
@@ -76,7 +77,9 @@ pub(crate) fn spawn_frontend(
     link: &watch::Receiver<bool>,
     shutdown: &Shutdown,
 ) -> (Frontend, Vec<JoinHandle<anyhow::Result<()>>>) {
-    let frontend = Frontend::new(Config::default());
+    let mut config = Config::default();
+    config.services.connection_resets = ConnectionResets::NodeGone;
+    let frontend = Frontend::new(config);
     let (updates, received) = mpsc::channel(UPDATES);
     let (api, link) = (api.clone(), link.clone());
     let api = KubernetesApi::in_process(move |request| {

@@ -9,7 +9,7 @@ pub(super) mod msg {
 }
 
 // `enum ctattr_type`.
-constants! { u16: TUPLE_ORIG = 1, TUPLE_REPLY = 2, PROTOINFO = 4, ID = 12, ZONE = 18, FILTER = 25 }
+constants! { u16: TUPLE_ORIG = 1, TUPLE_REPLY = 2, STATUS = 3, PROTOINFO = 4, ID = 12, ZONE = 18, FILTER = 25 }
 
 /// `enum ctattr_tuple`.
 pub(super) mod tuple {
@@ -37,10 +37,13 @@ pub(super) mod protoinfo {
     constants! { u16: TCP = 1, TCP_STATE = 1 }
 }
 
-/// `enum tcp_conntrack`: the states of a connection that is closed.
+/// `enum tcp_conntrack`: the state of an open connection, and those of one that is closed.
 pub(super) mod tcp_state {
-    constants! { u8: TIME_WAIT = 7, CLOSE = 8 }
+    constants! { u8: ESTABLISHED = 3, TIME_WAIT = 7, CLOSE = 8 }
 }
+
+/// `IPS_SEEN_REPLY` and `IPS_ASSURED`: the peers have answered each other.
+pub(super) const STATUS_ANSWERED: u32 = 1 << 1 | 1 << 2;
 
 /// `IPPROTO_TCP`.
 pub(super) const TCP: u8 = 6;

@@ -37,6 +37,7 @@ fn in_zone_7() -> Flow {
         reply: tuple("10.244.0.5:5353", "10.0.0.1:4000"),
         id: flows("conntrack -D -p udp -s 10.0.0.1")[0].id,
         zone: ConntrackZone::Both(7),
+        is_established: false,
     }
 }
 
@@ -48,6 +49,7 @@ fn flows_are_read_as_conntrack_prints_them() {
         reply: tuple("[fd00:244::5]:5353", "[fd00::1]:4000"),
         id,
         zone: ConntrackZone::Both(0),
+        is_established: false,
     };
     let both = flows("conntrack -L -p udp");
     assert_ne!(both[0].id, both[1].id);

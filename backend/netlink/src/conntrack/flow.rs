@@ -27,6 +27,8 @@ pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
     let mut id = None;
     let mut zone = ConntrackZone::Both(0);
     let mut protocol = None;
+    let mut tcp_state = None;
+    let mut status = 0;
     for attr in attributes(payload)? {
         match attr.kind {
             abi::TUPLE_ORIG => {
@@ -40,24 +42,29 @@ pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
                 }
             }
             abi::TUPLE_REPLY => reply = Some(read_tuple(attr.nested())?),
-            abi::PROTOINFO if is_closed(attr.nested()) => return Some(Tracked::Other),
+            abi::STATUS => status = attr.u32()?,
+            abi::PROTOINFO => {
+                tcp_state = read_tcp_state(attr.nested());
+                if matches!(tcp_state, Some(tcp_state::TIME_WAIT | tcp_state::CLOSE)) {
+                    return Some(Tracked::Other);
+                }
+            }
             abi::ID => id = Some(attr.u32()?),
             abi::ZONE => zone = ConntrackZone::Both(attr.u16()?),
             _ => {}
         }
     }
-    Some(Tracked::Open(Flow { protocol: protocol?, original: original?, reply: reply?, id: id?, zone }))
+    let is_answered = status & abi::STATUS_ANSWERED == abi::STATUS_ANSWERED;
+    let is_established = tcp_state == Some(tcp_state::ESTABLISHED) && is_answered;
+    Some(Tracked::Open(Flow { protocol: protocol?, original: original?, reply: reply?, id: id?, zone, is_established }))
 }
 
 fn protocol_number(tuple: Attrs<'_>) -> Option<u8> {
     tuple.find(tuple::PROTO)?.nested().find(proto::NUM)?.u8()
 }
 
-/// Whether a TCP connection is closed.
-fn is_closed(protocol_info: Attrs<'_>) -> bool {
-    let tcp = protocol_info.find(protoinfo::TCP);
-    let state = tcp.and_then(|tcp| tcp.nested().find(protoinfo::TCP_STATE)?.u8());
-    matches!(state, Some(tcp_state::TIME_WAIT | tcp_state::CLOSE))
+fn read_tcp_state(protocol_info: Attrs<'_>) -> Option<u8> {
+    protocol_info.find(protoinfo::TCP)?.nested().find(protoinfo::TCP_STATE)?.u8()
 }
 
 pub(super) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {

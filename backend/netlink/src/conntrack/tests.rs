@@ -74,6 +74,24 @@ fn only_udp_of_the_family_is_dumped_from_all_zones() {
 }
 
 #[test]
+fn only_an_answered_open_tcp_connection_is_established() {
+    in_netns(|| {
+        insert("tcp", 1, "--state ESTABLISHED -u SEEN_REPLY,ASSURED");
+        insert("tcp", 2, "--state ESTABLISHED");
+        insert("tcp", 3, "--state SYN_SENT");
+        insert("tcp", 4, "--state CLOSE_WAIT -u SEEN_REPLY,ASSURED");
+        let mut list = Vec::new();
+        let visit = |flow: Flow| {
+            list.push((flow.original.source.port(), flow.is_established));
+            Ok(())
+        };
+        ConntrackHandle::open().unwrap().flows(AddressFamily::V4, FlowProtocol::Tcp, visit).unwrap();
+        list.sort_unstable();
+        assert_eq!(list, [(1, true), (2, false), (3, false), (4, false)]);
+    });
+}
+
+#[test]
 fn deleting_an_old_flow_keeps_a_new_one_with_the_same_tuples() {
     in_netns(|| {
         let mut handle = ConntrackHandle::open().unwrap();

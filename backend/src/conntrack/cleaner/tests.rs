@@ -74,7 +74,9 @@ struct Fixture {
 impl Fixture {
     fn new(mode: ConntrackCleanup, table: impl FlowTable) -> Self {
         let progress = watch::Sender::default();
-        Self { cleaner: ConntrackCleaner::start(mode, table, progress.clone(), Arc::default()), progress }
+        let mut cleaner = ConntrackCleaner::start(mode, table, progress.clone(), Arc::default());
+        cleaner.is_confirmed = true;
+        Self { cleaner, progress }
     }
 
     fn of_kernel() -> Self {
@@ -85,7 +87,7 @@ impl Fixture {
     fn sync(&self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
         self.cleaner.prepare(work, state);
         self.cleaner.programmed(work, failures.iter().map(|failure| &failure.key));
-        if let Some(requests) = &self.cleaner.0 {
+        if let Some(requests) = &self.cleaner.requests {
             requests.wait_idle();
         }
     }
@@ -105,6 +107,22 @@ fn only_stale_flows_are_deleted() {
         assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (4, 0));
         fixture.sync(&Work::Reconcile, &dns(), &[]);
         assert_eq!((client_ports(), fixture.deleted_flows()), ([1, 5, 6, 7].into(), 4));
+    });
+}
+
+#[test]
+fn no_flow_is_deleted_before_a_frontend_confirms_the_state() {
+    in_netns(|| {
+        insert_all();
+        let mut fixture = Fixture::of_kernel();
+        fixture.cleaner.rolled_back();
+        fixture.sync(&Work::Reconcile, &dns(), &[]);
+        assert_eq!(fixture.deleted_flows(), 0);
+        for _ in 0..2 {
+            fixture.cleaner.confirmed();
+            fixture.cleaner.requests.as_ref().unwrap().wait_idle();
+            assert_eq!((client_ports(), fixture.deleted_flows()), ([1, 5, 6, 7].into(), 4));
+        }
     });
 }
 
@@ -145,7 +163,7 @@ fn failed_cleanup_is_repeated_after_any_change() {
         insert_all();
         let fixture = Fixture::of_kernel();
         fixture.cleaner.prepare(&Work::Reconcile, &dns());
-        fixture.cleaner.0.as_ref().unwrap().finish(true);
+        fixture.cleaner.requests.as_ref().unwrap().finish(true);
         fixture.sync(&apply("default/web"), &dns(), &[]);
         assert_eq!(fixture.deleted_flows(), 4);
     });
@@ -192,6 +210,7 @@ impl FlowTable for BlockingTable {
                 reply: Tuple { source: address("10.244.1.9", 53), destination: address("10.9.9.9", port) },
                 id: u32::from(port),
                 zone: ConntrackZone::Both(0),
+                is_established: false,
             })
         })?;
         // Fails when the test has ended.
@@ -230,7 +249,7 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
     for round in 0..1000 {
         // Returns although the first dump never ends.
         begin(&apply("default/dns/udp"), &dns_at(["10.244.1.2:53", "10.244.1.3:53"][round % 2]));
-        fixture.cleaner.0.as_ref().unwrap().record(|updates| assert_eq!(updates.service_ports.len(), 1));
+        fixture.cleaner.requests.as_ref().unwrap().record(|updates| assert_eq!(updates.service_ports.len(), 1));
     }
     permit.send(()).unwrap();
     permit.send(()).unwrap();
@@ -250,6 +269,6 @@ fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     // The endpoint of the flows is added while the dump runs, and is not programmed yet.
     fixture.cleaner.prepare(&apply("default/dns/udp"), &dns_at("10.244.1.9:53"));
     permit.send(()).unwrap();
-    fixture.cleaner.0.as_ref().unwrap().wait_idle();
+    fixture.cleaner.requests.as_ref().unwrap().wait_idle();
     assert_eq!(record.lock().unwrap().1, [0; 0]);
 }

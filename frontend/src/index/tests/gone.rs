@@ -1,12 +1,15 @@
 //! Endpoints that do not serve are gone while their Node is.
 
 use super::*;
+use crate::object::ConnectionResets;
 
 #[test]
 fn endpoints_are_gone_while_their_node_is_and_others_exist() {
     let unserving = SliceEndpoint { ready: false, serving: false, ..endpoint("10.0.0.9", "node-9") };
     let slice = slice("a", "web", vec![endpoint("10.0.0.1", "node-1"), unserving]);
-    let (mut index, mut views) = indexed([put(service("web", "10.96.0.1")), put(slice)]);
+    let policy = ServicePolicy { connection_resets: ConnectionResets::NodeGone, ..ServicePolicy::default() };
+    let (mut index, mut views) = (Index::new(UNIX_EPOCH, ClusterInfo::default(), policy), Views::new());
+    [put(service("web", "10.96.0.1")), put(slice)].into_iter().for_each(|update| index.apply(update));
     let mut gone_after = |update: SourceUpdate| {
         index.apply(update);
         apply_changes(&mut index, &mut views);

@@ -25,7 +25,7 @@ const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 const IPVS_SCHEDULER_ANNOTATION: &str = "fairlead.io/ipvs-scheduler";
 
 /// Which connections are reset, in the form of `--reset-connections`.
-const RESET_CONNECTIONS_ANNOTATION: &str = "fairlead.io/reset-connections";
+pub(crate) const RESET_CONNECTIONS_ANNOTATION: &str = "fairlead.io/reset-connections";
 
 /// The API server's default of `sessionAffinityConfig.clientIP.timeoutSeconds`: three hours.
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;

@@ -5,9 +5,13 @@
 use std::{
     io::{self, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    path::Path,
+    process::Command,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+
+use nix::sys::signal::Signal;
 
 use crate::{
     client::Client,
@@ -23,8 +27,11 @@ const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
 /// For each kind of VIP and family.
 const CONNECTIONS: usize = 2;
-/// How long a client waits that is reset within a second.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a client waits that is reset within seconds.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// After this time no connection is reset any more that was not before.
+const ABSENCE: Duration = Duration::from_secs(5);
+const REMOVED: [(&str, &str); 1] = [("fairlead.io/reset-connections", "removed")];
 
 /// A client that waits for a message.
 struct Waiting {
@@ -33,11 +40,22 @@ struct Waiting {
     ended: JoinHandle<(io::Result<usize>, Instant)>,
 }
 
+impl Waiting {
+    #[track_caller]
+    fn open(what: &str, client: &Client, to: SocketAddr, pod: &str) -> Self {
+        let what = format!("{what} {to}");
+        let (reply, reader) = client.connect(to).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+        assert_eq!(reply.pod, pod, "{what}");
+        let connection = reader.get_ref().try_clone().expect("a socket");
+        Self { what, connection, ended: thread::spawn(move || wait(reader)) }
+    }
+}
+
 // === the cases ===
 
 /// An endpoint that does not serve is gone when its Node is; the Service says nothing.
 pub fn clients_of_a_node_that_is_gone_are_reset(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &[])]);
+    let mut deployment = start(backend, "node-gone", |cluster| vec![web(cluster, &[])]);
     let [kept, lost] = connect_to_both(&mut deployment, &[]);
     let cluster = deployment.cluster();
     silence(cluster.pod("pod-b-1"));
@@ -52,8 +70,8 @@ pub fn clients_of_a_node_that_is_gone_are_reset(backend: Backend) {
 
 /// An endpoint that no slice has any more is gone if the Service says so.
 pub fn clients_of_a_removed_endpoint_are_reset(backend: Backend) {
-    let removed = [("fairlead.io/reset-connections", "removed")];
-    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &removed)]);
+    let removed = REMOVED;
+    let mut deployment = start(backend, "removed", |cluster| vec![web(cluster, &removed)]);
     let [kept, lost] = connect_to_both(&mut deployment, &removed);
     let cluster = deployment.cluster();
     silence(cluster.pod("pod-b-1"));
@@ -61,7 +79,8 @@ pub fn clients_of_a_removed_endpoint_are_reset(backend: Backend) {
     let steps = [
         // Neither is gone.
         web(cluster, &removed).endpoints([draining.clone(), ready(cluster, "pod-b-1").state(EndpointState::NotReady)]),
-        web(cluster, &removed).endpoints([draining]),
+        // Connections are reset only if another endpoint can serve.
+        web(cluster, &removed).endpoints([draining, ready(cluster, "pod-a-2")]),
     ];
     let [both, without] = steps;
     deployment.apply(&both);
@@ -70,6 +89,90 @@ pub fn clients_of_a_removed_endpoint_are_reset(backend: Backend) {
     deployment.apply(&without);
     assert_reset(lost, begun);
     assert_kept(kept);
+}
+
+/// An endpoint that returns gets new connections at once, although connections to it were reset just before.
+pub fn an_endpoint_that_returns_gets_connections_at_once(backend: Backend) {
+    let mut deployment = start(backend, "removed", |cluster| vec![web(cluster, &[])]);
+    let [kept, lost] = connect_to_both(&mut deployment, &[]);
+    let draining = ready(deployment.cluster(), "pod-a-1").state(EndpointState::Terminating);
+    let without = web(deployment.cluster(), &[]).endpoints([draining, ready(deployment.cluster(), "pod-a-2")]);
+    deployment.apply(&without);
+    assert_reset(lost, Instant::now());
+    let service = web(deployment.cluster(), &[]).endpoints([ready(deployment.cluster(), "pod-b-1")]);
+    deployment.apply(&service);
+    for _ in 0..2 {
+        let new = connect(deployment.cluster(), "pod-b-1");
+        assert_kept(new);
+    }
+    drop(kept);
+}
+
+/// A connection that another program has translated is not the Service's, although its VIP is.
+pub fn connections_that_no_service_translated_are_kept(backend: Backend) {
+    const HOST_PORT: u16 = 8088;
+    let mut deployment = start(backend, "removed", |cluster| vec![web(cluster, &[])]);
+    let cluster = deployment.cluster();
+    let (address, pod) = (plan::external_ip(2), cluster.pod("pod-a-2"));
+    let program = match backend {
+        Backend::Nft | Backend::IptablesNft => "iptables-nft",
+        Backend::IptablesLegacy | Backend::Ipvs => "iptables-legacy",
+    };
+    let rule = format!(
+        "-t nat -A PREROUTING -d {} -p tcp --dport {HOST_PORT} -j DNAT --to-destination {}:8080",
+        address.v4, pod.address.v4
+    );
+    cluster.node('a').netns.output(program, &rule.split(' ').collect::<Vec<_>>());
+    let to = SocketAddr::new(address.v4.into(), HOST_PORT);
+    let kept = Waiting::open("host port", &cluster.client(), to, "pod-a-2");
+    let service = |pods: &[&str]| {
+        let service = Service::new("other").cluster_ip(plan::cluster_ip(2)).external_ip(address);
+        service.port_all(HOST_PORT, 8080).endpoints(pods.iter().map(|pod| ready(cluster, pod)))
+    };
+    let [both, one] = [service(&["pod-a-1", "pod-b-1"]), service(&["pod-a-1"])];
+    deployment.apply(&both);
+    deployment.apply(&one);
+    thread::sleep(patience(ABSENCE));
+    assert_kept(vec![kept]);
+}
+
+/// A backend that starts with an older state than it had, and a Service that is created again, reset nothing.
+pub fn an_older_state_and_a_service_created_again_reset_nothing(backend: Backend) {
+    let mut deployment = start(backend, "removed", |cluster| vec![web(cluster, &[])]);
+    let first = web(deployment.cluster(), &[]).endpoints([ready(deployment.cluster(), "pod-a-1")]);
+    let second = web(deployment.cluster(), &[]).endpoints([ready(deployment.cluster(), "pod-b-1")]);
+    deployment.apply(&first);
+    deployment.stop_backends(Signal::SIGTERM);
+    let states: Vec<_> = deployment.cluster().nodes().iter().map(|node| deployment.state(node)).collect();
+    states.iter().for_each(|state| copy(state, &state.with_extension("older")));
+    deployment.start_backends();
+    deployment.apply(&second);
+    let kept = connect(deployment.cluster(), "pod-b-1");
+    deployment.stop_backends(Signal::SIGKILL);
+    states.iter().for_each(|state| copy(&state.with_extension("older"), state));
+    deployment.start_backends();
+    deployment.wait_until_programmed();
+    thread::sleep(patience(ABSENCE));
+    assert!(kept.iter().all(|waiting| !waiting.ended.is_finished()), "a backend with an older state");
+    deployment.delete(&second);
+    // Its slices follow one after the other.
+    deployment.apply(&first);
+    thread::sleep(patience(ABSENCE));
+    assert!(kept.iter().all(|waiting| !waiting.ended.is_finished()), "a Service that was created again");
+    // With IPVS a connection ends with its virtual server, without a reset.
+    if backend != Backend::Ipvs {
+        deployment.apply(&second);
+        assert_kept(kept);
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    let _ = std::fs::remove_dir_all(to);
+    assert!(Command::new("cp").arg("-a").args([from, to]).status().expect("cp runs").success());
+}
+
+fn start(backend: Backend, which: &str, services: impl FnOnce(&Cluster) -> Vec<Service>) -> Deployment {
+    Deployment::builder(backend).frontend_argument(&format!("--reset-connections={which}")).start(services)
 }
 
 /// Connections to pod-a-1, which terminates from then on, and to pod-b-1.
@@ -87,7 +190,7 @@ fn connect_to_both(deployment: &mut Deployment, annotations: &[(&str, &str)]) ->
 
 #[track_caller]
 fn assert_reset(lost: Vec<Waiting>, begun: Instant) {
-    let limit = patience(if uml::is_guest() { PATIENCE } else { Duration::from_secs(2) });
+    let limit = patience(if uml::is_guest() { PATIENCE } else { Duration::from_secs(6) });
     for Waiting { what, ended, .. } in lost {
         let (result, at) = ended.join().expect("a thread that does not panic");
         let error = result.expect_err(&what);
@@ -138,18 +241,11 @@ fn connect(cluster: &Cluster, pod: &str) -> Vec<Waiting> {
         ("pod to node port", &client, node.address, NODE_PORT),
         ("node to node port", &node.client(), node.address, NODE_PORT),
     ];
-    let waiting = |what: &str, client: &Client, to: SocketAddr| {
-        let what = format!("{what} {to}");
-        let (reply, reader) = client.connect(to).unwrap_or_else(|error| panic!("{what}: {error:?}"));
-        assert_eq!(reply.pod, pod, "{what}");
-        let connection = reader.get_ref().try_clone().expect("a socket");
-        Waiting { what, connection, ended: thread::spawn(move || wait(reader)) }
-    };
     let mut all = Vec::new();
     for (what, client, address, port) in targets {
         for family in IpFamily::ALL {
             let to = SocketAddr::new(address.ip(family), port);
-            all.extend((0..CONNECTIONS).map(|_| waiting(what, client, to)));
+            all.extend((0..CONNECTIONS).map(|_| Waiting::open(what, client, to, pod)));
         }
     }
     all
