@@ -56,8 +56,8 @@ enum StaleMode {
     Nftables(Vec<IpFamily>),
     /// Chains in the rules of one iptables program, and their number.
     Iptables(SavedRules, usize),
-    /// All objects of the IPVS backend.
-    Ipvs(Vec<InstalledObject>),
+    /// All objects of the IPVS backend, and the families of its virtual servers: its sets and chains are of both.
+    Ipvs(Vec<InstalledObject>, Vec<IpFamily>),
     /// Only its chains, which other objects do not need any more.
     IpvsChains(SavedRules, usize),
 }
@@ -158,7 +158,11 @@ impl OtherModes {
             ipvs = backend_ipvs::installed_objects(self.exclude.clone()).await.context("list the objects of IPVS")?;
         }
         let has_ipvs = !ipvs.is_empty();
-        found.extend(has_ipvs.then_some(StaleMode::Ipvs(ipvs)));
+        if has_ipvs {
+            let servers = backend_ipvs::virtual_servers().await.context("list the virtual servers of IPVS")?;
+            let has_servers = |family: &IpFamily| servers.iter().any(|server| server.family == *family);
+            found.push(StaleMode::Ipvs(ipvs, IpFamily::ALL.into_iter().filter(has_servers).collect()));
+        }
         let used = match self.mode {
             BackendName::Nftables => None,
             _ => Some(self.used_variant().await?),
@@ -231,7 +235,7 @@ impl StaleMode {
                 Variant::Nft => "iptables-nft",
                 Variant::Legacy => "iptables-legacy",
             },
-            Self::Ipvs(_) | Self::IpvsChains(..) => "ipvs",
+            Self::Ipvs(..) | Self::IpvsChains(..) => "ipvs",
         }
     }
 
@@ -240,7 +244,7 @@ impl StaleMode {
         match self {
             Self::Nftables(families) => families.len(),
             Self::Iptables(_, chains) | Self::IpvsChains(_, chains) => *chains,
-            Self::Ipvs(objects) => objects.iter().map(|object| object.count).sum(),
+            Self::Ipvs(objects, _) => objects.iter().map(|object| object.count).sum(),
         }
     }
 
@@ -253,7 +257,7 @@ impl StaleMode {
             Self::Iptables(saved, chains) | Self::IpvsChains(saved, chains) => {
                 format!("{chains} chains of {}", saved.program)
             }
-            Self::Ipvs(objects) => {
+            Self::Ipvs(objects, _) => {
                 let objects =
                     objects.iter().map(|object| format!("{} {} ({})", object.subsystem, object.kind, object.count));
                 objects.collect::<Vec<_>>().join(", ")
@@ -264,9 +268,8 @@ impl StaleMode {
     /// Whether all its families are among `served`.
     fn serves(&self, served: &[IpFamily]) -> bool {
         match self {
-            Self::Nftables(families) => families.iter().all(|family| served.contains(family)),
+            Self::Nftables(families) | Self::Ipvs(_, families) => families.iter().all(|family| served.contains(family)),
             Self::Iptables(saved, _) | Self::IpvsChains(saved, _) => served.contains(&saved.program.family),
-            Self::Ipvs(_) => IpFamily::ALL.iter().all(|family| served.contains(family)),
         }
     }
 
@@ -285,13 +288,33 @@ impl StaleMode {
                 let removed = backend_ipvs::remove_chains(saved).await;
                 removed.with_context(|| format!("remove the chains of mode ipvs with {}", saved.program))?;
             }
-            Self::Ipvs(_) if self.serves(served) => {
+            Self::Ipvs(..) if self.serves(served) => {
                 return backend_ipvs::retire(exclude.to_vec()).await.context("remove the objects of mode ipvs");
             }
-            Self::Iptables(..) | Self::IpvsChains(..) | Self::Ipvs(_) => {
+            Self::Iptables(..) | Self::IpvsChains(..) | Self::Ipvs(..) => {
                 warn!(mode = self.mode(), "this backend does not serve an IP family that another mode serves");
             }
         }
         Ok(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ipvs_is_replaced_by_a_backend_that_serves_the_families_of_its_virtual_servers() {
+        let of = |families: &[IpFamily]| StaleMode::Ipvs(Vec::new(), families.to_vec());
+        let (v4, v6) = (IpFamily::V4, IpFamily::V6);
+        for (families, served, is_replaced) in [
+            (&[v4][..], &[v4][..], true),
+            (&[], &[v4], true),
+            (&[v4, v6], &[v4, v6], true),
+            (&[v4, v6], &[v4], false),
+            (&[v6], &[v4], false),
+        ] {
+            assert_eq!(of(families).serves(served), is_replaced, "{families:?}, {served:?}");
+        }
     }
 }
