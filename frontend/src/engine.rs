@@ -150,6 +150,7 @@ impl Frontend {
     fn commit(&self) -> bool {
         let begun = Instant::now();
         let Some(changes) = self.context.cluster.take_changes() else { return false };
+        self.context.streams.replace_nodes(&changes.replaced_nodes);
         self.context.streams.update_nodes(&changes.nodes);
         self.context.node_sources.update_nodes(&changes.nodes);
         let (ports, trigger, source_version) = (changes.ports.len(), changes.oldest_trigger, changes.confirmed);

@@ -77,6 +77,8 @@ pub struct Index {
     zones: BTreeMap<Arc<str>, usize>,
     /// The nodes with the taint [`STARTUP_TAINT`](crate::STARTUP_TAINT).
     starting: BTreeSet<Arc<str>>,
+    /// `metadata.uid` of Nodes.
+    node_uids: HashMap<Arc<str>, Arc<str>>,
     /// From the configuration, without any object.
     configured: ClusterInfo,
     policy: ServicePolicy,
@@ -92,6 +94,8 @@ pub struct Index {
     /// changes.
     dirty: BTreeMap<ServicePortKey, Option<SystemTime>>,
     dirty_nodes: BTreeSet<Arc<str>>,
+    /// Nodes whose object was deleted, and perhaps created again, since the last `take_changes`.
+    replaced_nodes: BTreeSet<Arc<str>>,
     /// Whether the `ClusterInfo` may have changed.
     dirty_cluster: bool,
 }
@@ -103,6 +107,8 @@ pub struct IndexChanges {
     pub ports: Vec<(ServicePortKey, Option<ServicePortView>)>,
     /// Nodes.
     pub nodes: NodeChanges,
+    /// The names of Nodes that were deleted. They may have been created again.
+    pub replaced_nodes: BTreeSet<Arc<str>>,
     /// The facts about the cluster.
     pub cluster: Option<ClusterInfo>,
     /// The oldest trigger time of the changes, if any has one.
@@ -172,6 +178,7 @@ impl Index {
         let node = |name: Arc<str>| (name.clone(), self.nodes.get(&name).cloned());
         IndexChanges {
             nodes: mem::take(&mut self.dirty_nodes).into_iter().map(node).collect(),
+            replaced_nodes: mem::take(&mut self.replaced_nodes),
             cluster: mem::take(&mut self.dirty_cluster).then(|| self.cluster()),
             oldest_trigger,
             ports,
@@ -455,6 +462,17 @@ impl Index {
     fn put_node(&mut self, name: Arc<str>, new: Option<NodeObject>) {
         let is_starting = new.as_ref().is_some_and(|node| node.is_starting);
         let _ = if is_starting { self.starting.insert(name.clone()) } else { self.starting.remove(&name) };
+        let uid = new.as_ref().and_then(|node| node.uid.clone());
+        let is_replaced = match &uid {
+            Some(uid) => {
+                let old = self.node_uids.insert(name.clone(), uid.clone());
+                old.is_some_and(|old| old != *uid)
+            }
+            None => self.node_uids.remove(&name).is_some(),
+        };
+        if is_replaced || new.is_none() {
+            self.replaced_nodes.insert(name.clone());
+        }
         let new = new.map(|node| node.info);
         if self.nodes.get(&name).map(Arc::as_ref) == new.as_ref() {
             return;

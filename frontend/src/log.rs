@@ -133,7 +133,7 @@ impl ChangeLog {
 
     /// Commits changes. Returns the new revision, or `None` when nothing is different.
     pub(crate) fn commit(&mut self, changes: IndexChanges) -> Option<Revision> {
-        let IndexChanges { mut ports, mut nodes, cluster, oldest_trigger, reflected, confirmed: _ } = changes;
+        let IndexChanges { mut ports, mut nodes, cluster, oldest_trigger, reflected, .. } = changes;
         self.source_version = reflected;
         let cluster = cluster.filter(|cluster| *cluster != self.cluster);
         nodes.retain(|(name, node)| self.node(name) != node.as_ref());

@@ -169,12 +169,14 @@ pub struct NodeObject {
     pub info: NodeInfo,
     /// Whether it has the taint [`STARTUP_TAINT`](crate::STARTUP_TAINT).
     pub is_starting: bool,
+    /// `metadata.uid`; `None` in manifests.
+    pub uid: Option<Arc<str>>,
 }
 
 impl From<NodeInfo> for NodeObject {
-    /// Without the taint.
+    /// Without the taint and without a UID.
     fn from(info: NodeInfo) -> Self {
-        Self { info, is_starting: false }
+        Self { info, is_starting: false, uid: None }
     }
 }
 

@@ -219,6 +219,7 @@ async fn serve(
     // The timer is reset when it fires before the bookmark is due.
     let timer = sleep_until(session.bookmark_at);
     let closed = output.closed();
+    let reconnect = session.reconnect();
     tokio::pin!(timer, closed);
     loop {
         revisions.borrow_and_update();
@@ -227,6 +228,7 @@ async fn serve(
         let permit_expires_at = output.permit_expires_at();
         tokio::select! {
             () = &mut closed => return Err(SessionEnd::Disconnected),
+            () = reconnect.notified() => return Err(SessionEnd::Drained("another frontend may know the node better")),
             message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??, output).await?,
             changed = revisions.changed(), if idle => changed.map_err(|_| SessionEnd::Disconnected)?,
             () = sleep_until(permit_expires_at.unwrap_or_else(Instant::now)), if permit_expires_at.is_some() => {

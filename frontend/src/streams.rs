@@ -68,6 +68,10 @@ pub(crate) struct StreamStatus {
     pub(crate) failures: Vec<ServicePortFailure>,
     /// What does not work on the node.
     pub(crate) degraded: Vec<String>,
+    /// The Node was deleted since the stream was opened: a Node of the same name is another one.
+    pub(crate) is_of_deleted_node: bool,
+    /// Notified when the client is to reconnect, to this or another frontend.
+    pub(crate) reconnect: Arc<Notify>,
 }
 
 /// All streams. Clones share the same state.
@@ -143,9 +147,25 @@ impl Streams {
             repairs: 0,
             failures: Vec::new(),
             degraded: Vec::new(),
+            is_of_deleted_node: false,
+            reconnect: Arc::default(),
         };
         let id = self.with(|fleet| fleet.insert(status));
         StreamGuard { streams: self.clone(), id }
+    }
+
+    /// Records that Nodes were deleted, also if there is another one of the same name already.
+    pub(crate) fn replace_nodes(&self, nodes: &BTreeSet<Arc<str>>) {
+        if nodes.is_empty() {
+            return;
+        }
+        self.with(|fleet| {
+            for id in nodes.iter().filter_map(|node| fleet.backends.get(node)).flatten() {
+                if let Some(status) = fleet.streams.get_mut(id) {
+                    status.is_of_deleted_node = true;
+                }
+            }
+        });
     }
 
     /// Records that nodes were added to or removed from the cluster.
@@ -279,9 +299,27 @@ impl Fleet {
         self.programmed.keys().next().copied()
     }
 
-    /// Whether the backend of a node is connected, and has programmed a state since.
+    /// Whether the backend of a node is connected, and has programmed a state since. That of an earlier Node of the
+    /// same name does not count.
     pub(crate) fn has_programmed(&self, node: &str) -> bool {
-        self.current(node).is_some_and(|status| status.programmed > Revision(0))
+        self.current(node).is_some_and(|status| status.programmed > Revision(0) && !status.is_of_deleted_node)
+    }
+
+    /// Whether the newest stream of a node was opened before its Node was deleted.
+    pub(crate) fn is_of_deleted_node(&self, node: &str) -> bool {
+        self.current(node).is_some_and(|status| status.is_of_deleted_node)
+    }
+
+    /// Whether the backend of a node is connected.
+    pub(crate) fn is_connected(&self, node: &str) -> bool {
+        self.backends.contains_key(node)
+    }
+
+    /// Asks the backend of a node to reconnect.
+    pub(crate) fn reconnect(&self, node: &str) {
+        if let Some(status) = self.current(node) {
+            status.reconnect.notify_one();
+        }
     }
 
     /// The newest streams of the nodes that report failures.
@@ -384,6 +422,12 @@ impl Fleet {
 // === impl StreamGuard ===
 
 impl StreamGuard {
+    /// Notified when the client is to reconnect.
+    pub(crate) fn reconnect(&self) -> Arc<Notify> {
+        self.streams
+            .with(|fleet| fleet.streams.get(&self.id).map(|status| status.reconnect.clone()).unwrap_or_default())
+    }
+
     pub(crate) fn update(&self, change: impl FnOnce(&mut StreamStatus)) {
         self.streams.with(|fleet| fleet.change(self.id, change));
     }

@@ -10,7 +10,10 @@ use proto::{
     },
 };
 use runtime::{Rate, TokenBucket};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
 use tracing::{debug, error, info, warn};
 
 use crate::{
@@ -163,6 +166,11 @@ impl Session {
             (None, None) => session.send_snapshot(output).await?,
         }
         Ok(session)
+    }
+
+    /// Notified when the client is to reconnect.
+    pub(super) fn reconnect(&self) -> Arc<Notify> {
+        self.status.reconnect()
     }
 
     /// Whether the client owes no answer.
