@@ -20,8 +20,8 @@ use crate::{
 /// For how long an endpoint has to be gone, without interruption, before its connections are reset.
 pub(super) const ABSENCE: Duration = Duration::from_secs(3);
 
-/// For how long an endpoint that departed is remembered if the frontend does not say that it is gone: a cloud
-/// controller deletes the Node later than its pods cease to be ready.
+/// For how long an endpoint that departed is remembered if the frontend does not say that it is gone, as a cloud
+/// controller deletes the Node later than its pods cease to be ready, or if its connections cannot be reset.
 const MEMORY: Duration = Duration::from_secs(300);
 
 /// The time after each pass over the connections until the next one: a probe or its answer may be lost. After the last
@@ -146,7 +146,7 @@ impl Departed {
 
     fn forget_old(&mut self, now: Instant) {
         self.service_ports.retain(|_, DepartedOfPort { endpoints, .. }| {
-            endpoints.retain(|_, departure| departure.due.is_some() || now < departure.at + MEMORY);
+            endpoints.retain(|_, departure| now < departure.due.unwrap_or(departure.at) + MEMORY);
             !endpoints.is_empty()
         });
     }

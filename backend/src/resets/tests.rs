@@ -192,6 +192,22 @@ fn an_endpoint_is_due_after_an_absence_without_interruption() {
     assert_eq!(fixture.departed.next_due(), None);
 }
 
+#[test]
+fn an_endpoint_whose_connections_cannot_be_reset_is_forgotten() {
+    let mut fixture = departed(&web(&ONE, &[GONE]));
+    fixture.now += Duration::from_secs(299);
+    assert!(fixture.is_gone(VIP, GONE));
+    fixture.now += Duration::from_secs(1);
+    assert!(!fixture.is_gone(VIP, GONE));
+    assert_eq!(fixture.departed.next_due(), None);
+    // Also one that the frontend does not call gone.
+    fixture = departed(&web(&ONE, &[]));
+    fixture.now += Duration::from_secs(300);
+    assert!(!fixture.is_gone(VIP, GONE));
+    fixture.commit(&web(&ONE, &[GONE]));
+    assert_eq!(fixture.departed.next_due(), None);
+}
+
 /// A Service whose slices are replaced by others, one after the other.
 #[test]
 fn nothing_is_gone_while_no_endpoint_can_serve() {
