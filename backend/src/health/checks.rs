@@ -73,6 +73,8 @@ struct Claim {
     /// The first service port with the port. Failures of the Service are reported for it.
     key: ServicePortKey,
     port: NonZeroU16,
+    /// The load-balancer IPs of the Service: some load balancers send their probes there.
+    load_balancer_ips: BTreeSet<IpAddr>,
     /// The local endpoints of each family in which the Service has a cluster IP.
     local_endpoints: PerFamily<Option<usize>>,
 }
@@ -105,6 +107,12 @@ impl Checks {
         self.primary_addresses[family]
     }
 
+    /// The load-balancer IPs of a Service in a family.
+    pub(super) fn load_balancer_ips(&self, service: &ServiceName, family: IpFamily) -> impl Iterator<Item = IpAddr> {
+        let ips = self.services.get(service).into_iter().flat_map(|claim| &claim.load_balancer_ips);
+        ips.copied().filter(move |ip| IpFamily::of(ip) == family)
+    }
+
     /// All ports with their owners.
     pub(super) fn owners(&self) -> impl Iterator<Item = (CheckPort, &ServiceName)> {
         self.owners.iter().map(|(port, service)| (*port, service))
@@ -124,7 +132,10 @@ impl Checks {
         let primary_addresses = PerFamily::from_fn(|family| state.node().primary_address(family));
         let is_moved = mem::replace(&mut self.primary_addresses, primary_addresses) != primary_addresses;
         let mut claims = if is_moved { ClaimChange::Changed } else { ClaimChange::Same };
-        let identity = |claim: &Option<Claim>| claim.as_ref().map(|claim| (claim.key.clone(), claim.check_ports()));
+        let identity = |claim: &Option<Claim>| {
+            let claim = claim.as_ref()?;
+            Some((claim.key.clone(), claim.check_ports(), claim.load_balancer_ips.clone()))
+        };
         for name in names {
             let new = Claim::of(state, &name);
             let new_identity = identity(&new);
@@ -177,11 +188,12 @@ impl Claim {
                 addresses.collect::<BTreeSet<_>>().len()
             })
         });
-        Some(Self { key, port, local_endpoints })
+        let load_balancer_ips = ports().flat_map(|service| service.port.load_balancer_ips.iter().copied()).collect();
+        Some(Self { key, port, load_balancer_ips, local_endpoints })
     }
 
     fn check_ports(&self) -> BTreeSet<CheckPort> {
-        let Self { key: _, port, local_endpoints } = self;
+        let Self { key: _, port, load_balancer_ips: _, local_endpoints } = self;
         let present = local_endpoints.iter().filter(|(_, count)| count.is_some());
         present.map(|(family, _)| CheckPort { port: *port, family }).collect()
     }

@@ -139,7 +139,11 @@ impl HealthCheckServers {
         {
             let checks = self.checks.borrow_and_update().clone();
             for (port, service) in checks.owners() {
-                for address in self.addresses(port.family, &checks, &interfaces) {
+                let mut addresses = self.addresses(port.family, &checks, &interfaces);
+                if !addresses.contains(&unspecified(port.family)) {
+                    addresses.extend(checks.load_balancer_ips(service, port.family));
+                }
+                for address in addresses {
                     desired.insert(Listener { port, address }, service.clone());
                 }
             }
@@ -185,7 +189,8 @@ impl HealthCheckServers {
 
     fn open(&mut self, listener: Listener, service: &ServiceName) {
         let Listener { port: check_port @ CheckPort { port, family }, address } = listener;
-        match http::bind(SocketAddr::new(address, port.get())) {
+        // Programs of clouds give the node a load-balancer IP at any time.
+        match http::bind_early(SocketAddr::new(address, port.get())) {
             Ok(socket) => {
                 info!(%service, port, %family, %address, "opened a health-check node port");
                 let recovery = self.failing.remove(&listener).and_then(|mut failing| failing.repeated.recovered());

@@ -230,6 +230,37 @@ fn ports_are_opened_at_the_addresses_of_node_ports_only() {
 }
 
 #[test]
+fn port_is_open_at_the_load_balancer_ips_of_its_service() {
+    run(|| async {
+        let fixture = start_at(NodePortAddresses::Primary);
+        let with_ip = |ip: &'static str| {
+            mk_state().service("default/web", move |web_port| web(&["10.244.1.1:80"])(web_port).load_balancer_ip(ip))
+        };
+        fixture.reconcile(&with_ip("203.0.113.7").build());
+        // As an agent of the cloud does, later.
+        for range in ["203.0.113.0/24", "192.168.1.1"] {
+            let added = Command::new("ip").args(["route", "add", "local", range, "dev", "lo"]).status().unwrap();
+            assert!(added.success());
+        }
+        let is_open = |address: &str| {
+            let address = SocketAddr::new(address.parse().unwrap(), PORT);
+            async move { TcpStream::connect(address).await.is_ok() }
+        };
+        let until = |address, open| async move {
+            while is_open(address).await != open {
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        until("203.0.113.7", true).await;
+        until("192.168.1.1", true).await;
+        assert!(!is_open("203.0.113.8").await, "an address of another Service");
+        fixture.apply(&with_ip("203.0.113.8").build(), "default/web");
+        until("203.0.113.8", true).await;
+        until("203.0.113.7", false).await;
+    });
+}
+
+#[test]
 fn port_is_closed_with_its_service_and_opened_again() {
     run(|| async {
         let fixture = start();

@@ -35,10 +35,31 @@ pub enum OnBindError {
 /// # Errors
 /// The address cannot be bound.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    listen(socket(address)?, address)
+}
+
+/// Listens at an address that this machine need not have yet, as [`bind`] does otherwise.
+///
+/// # Errors
+/// The address cannot be bound.
+pub fn bind_early(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket(address)?;
+    match address {
+        SocketAddr::V4(_) => socket.set_freebind_v4(true)?,
+        SocketAddr::V6(_) => socket.set_freebind_v6(true)?,
+    }
+    listen(socket, address)
+}
+
+fn socket(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
+    Ok(socket)
+}
+
+fn listen(socket: Socket, address: SocketAddr) -> io::Result<TcpListener> {
     // Connections in TIME_WAIT from a previous run do not block the port.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
