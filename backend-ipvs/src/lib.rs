@@ -1,7 +1,7 @@
 //! Programs Kubernetes Services into IPVS, with ipsets and a dummy device, over netlink.
 //!
 //! ```text
-//!   packet to a VIP, an address on fairlead-ipvs0
+//!   packet to a VIP, an address on kube-ipvs0
 //!     ─▶ mangle INPUT (OUTPUT for the node itself): drop sources outside the source ranges; set a mark from the ipsets
 //!     ─▶ filter INPUT: reject or drop VIPs without endpoints and other ports of their addresses, by mark
 //!     ─▶ IPVS: a virtual server, by address for cluster IPs, by mark for other VIPs ─▶ an endpoint
@@ -10,7 +10,7 @@
 //!
 //! | kernel object | content |
 //! |---|---|
-//! | device `fairlead-ipvs0` | cluster IPs, and external and load-balancer IPs that no other device has |
+//! | device `kube-ipvs0` | cluster IPs, and external and load-balancer IPs that no other device has |
 //! | virtual server `tcp 10.96.0.1:80` | a cluster IP: the cluster pool, or the local pool under internal policy Local |
 //! | virtual server `mark 0xfa...` | the external IPs, load-balancer IPs and node port of a service port and family: the cluster pool; under external policy Local the local pool, and a second one with the cluster pool for pods and the node itself |
 //! | set `FAIRLEAD-VIPS` | address, port → mark: of a virtual server, "cluster IP", "drop" or "reject" |
@@ -23,7 +23,8 @@
 //! | chains `FAIRLEAD-IPVS...` | fixed rules that match the sets |
 //!
 //! Names of IPv6 sets begin with `FAIRLEAD-6-`. Fairlead's objects are recognised by their mark, their name, or an
-//! address on its device; no others are changed.
+//! address on its device; no others are changed. The device is Fairlead's while a set of Fairlead exists; without one it is
+//! kube-proxy's, whose addresses and virtual servers are adopted when the sets are created.
 //!
 //! A removed TCP destination gets weight 0, and is deleted when its last connection has ended or its deadline has
 //! passed. The deadline is stored in the kernel (in the thresholds of the destination), so that a restart changes

@@ -20,7 +20,7 @@ use crate::{mark::Mark, set::SetId};
 pub(crate) enum Object {
     /// An entry of a set, without its mark.
     SetEntry(SetId, IpsetEntry),
-    /// An address on the device `fairlead-ipvs0`.
+    /// An address on the device `kube-ipvs0`.
     Address(IpAddr),
     /// A virtual server.
     Server(VirtualServerKey),

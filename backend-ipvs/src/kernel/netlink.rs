@@ -15,12 +15,12 @@ use iptables::VariantSelection;
 use netlink::{
     ipset,
     ipvs::{self, Destination, VirtualServerKey},
-    rtnl,
+    rtnl::{self, Link},
 };
 use proto::model::PerFamily;
 
 use super::{
-    Base, ConnectionCounts, Connections, DEVICE, Kernel, Listing, Ours, Prepared, Rejected, Summary,
+    Base, ConnectionCounts, Connections, DEVICE, FORMER_DEVICE, Kernel, Listing, Ours, Prepared, Rejected, Summary,
     rules::{self, Iptables},
 };
 use crate::{
@@ -31,9 +31,9 @@ use crate::{
     set::SetId,
 };
 
-/// kube-proxy's device. Its addresses do not count as addresses of other devices, because it is deleted with
-/// kube-proxy.
-const KUBE_PROXYS: &str = "kube-ipvs0";
+/// Sets of kube-proxy's IPVS mode: while one exists, the device and the virtual servers at its addresses may be in use by
+/// kube-proxy, and `fairlead cleanup --of kube-proxy` removes them.
+const KUBE_PROXYS: [&str; 2] = ["KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP"];
 
 /// The kernel objects of the network namespace in which it was opened: a thread with the sockets.
 pub(crate) type Netlink = WorkerThread<Worker>;
@@ -104,7 +104,7 @@ impl Worker {
                 objects.insert(Object::SetEntry(set, entry), value);
             }
         }
-        let addresses = addresses_of_device()?.into_iter().filter(|address| !ours.excludes(address));
+        let addresses = self.addresses()?.into_iter().filter(|address| !ours.excludes(address));
         objects.extend(addresses.map(|address| (Object::Address(address), Value::Plain)));
         let mut schedulings = self.ipvs()?.schedulings()?;
         schedulings.retain(|(server, _)| ours.has(server, &objects));
@@ -136,7 +136,7 @@ impl Worker {
         };
         Ok(Summary {
             sets: SetId::all().filter_map(size).collect(),
-            addresses: addresses_of_device()?.len(),
+            addresses: self.addresses()?.len(),
             elsewhere: other_addresses()?,
             servers: self.ipvs()?.virtual_servers()?.into_iter().collect(),
         })
@@ -144,18 +144,20 @@ impl Worker {
 
     fn cleanup(&mut self, ours: &Ours) -> Result<()> {
         rules::remove().context("remove our rules")?;
+        let is_kube_proxys = self.ipset.sets()?.iter().any(|set| KUBE_PROXYS.contains(&set.name.as_str()));
         for object in self.list(ours)?.objects.into_keys() {
-            if let Object::Server(server) = object {
+            if let Object::Server(server) = object
+                && !(is_kube_proxys && matches!(server, VirtualServerKey::Address(..)))
+            {
                 self.ipvs()?.delete_virtual_server(&server)?;
             }
         }
+        // An excluded address on the device belongs to another process.
+        let is_shared = is_kube_proxys || self.addresses()?.iter().any(|address| ours.excludes(address));
+        self.delete_links(|name| name == DEVICE && is_shared)?;
+        // Last: they tell whose the device is.
         for set in SetId::all() {
             self.ipset.destroy(set.name())?;
-        }
-        // An excluded address on the device belongs to another process.
-        let is_shared = addresses_of_device()?.iter().any(|address| ours.excludes(address));
-        if !is_shared {
-            rtnl::delete_link(DEVICE)?;
         }
         Ok(())
     }
@@ -163,14 +165,11 @@ impl Worker {
     fn installed_objects(&mut self, ours: &Ours) -> Result<Vec<InstalledObject>> {
         let servers = self.list(ours)?.objects.keys().filter(|object| matches!(object, Object::Server(_))).count();
         let sets = self.observed_sets()?.len();
-        let devices = usize::from(rtnl::link(DEVICE)?.is_some());
+        let links = self.links()?.into_iter().map(|link| ("links", format!("device {}", link.name), 1));
+        let links: Vec<_> = links.collect();
         let chains = rules::count()?.into_iter().map(|(program, _, chains)| (program, "chain".to_owned(), chains));
-        let others = [
-            ("IPVS", "virtual server".to_owned(), servers),
-            ("ipset", "set".to_owned(), sets),
-            ("links", format!("device {DEVICE}"), devices),
-        ];
-        let objects = chains.chain(others).filter(|(.., count)| *count > 0);
+        let others = [("IPVS", "virtual server".to_owned(), servers), ("ipset", "set".to_owned(), sets)];
+        let objects = chains.chain(others).chain(links).filter(|(.., count)| *count > 0);
         let objects =
             objects.map(|(subsystem, kind, count)| InstalledObject { subsystem: subsystem.to_owned(), kind, count });
         Ok(objects.collect())
@@ -187,9 +186,32 @@ impl Worker {
         Ok((objects, connections))
     }
 
-    /// Whether the device or a set of ours exists.
+    /// Whether a device or a set of ours exists.
     pub(crate) fn is_programmed(&mut self) -> Result<bool> {
-        Ok(rtnl::link(DEVICE)?.is_some() || !self.observed_sets()?.is_empty())
+        Ok(!self.links()?.is_empty() || !self.observed_sets()?.is_empty())
+    }
+
+    /// Our devices that exist. Without a set of ours, the device is kube-proxy's.
+    fn links(&mut self) -> Result<Vec<Link>> {
+        let device = if self.observed_sets()?.is_empty() { None } else { rtnl::link(DEVICE)? };
+        Ok(rtnl::link(FORMER_DEVICE)?.into_iter().chain(device).collect())
+    }
+
+    /// The addresses of our devices.
+    fn addresses(&mut self) -> Result<HashSet<IpAddr>> {
+        let mut addresses = HashSet::new();
+        for link in self.links()? {
+            addresses.extend(rtnl::link_addresses(&link)?);
+        }
+        Ok(addresses)
+    }
+
+    /// Deletes our devices, except those that `is_kept` selects by name.
+    fn delete_links(&mut self, is_kept: impl Fn(&str) -> bool) -> Result<()> {
+        for link in self.links()?.into_iter().filter(|link| !is_kept(&link.name)) {
+            rtnl::delete_link(&link.name)?;
+        }
+        Ok(())
     }
 
     /// Our sets in the kernel.
@@ -207,18 +229,10 @@ impl Worker {
     }
 }
 
-/// The addresses of our device.
-fn addresses_of_device() -> Result<Vec<IpAddr>> {
-    match rtnl::link(DEVICE)? {
-        Some(link) => Ok(rtnl::link_addresses(&link)?),
-        None => Ok(Vec::new()),
-    }
-}
-
 /// The addresses of all other devices, including loopback addresses.
 fn other_addresses() -> Result<HashSet<IpAddr>> {
     let interfaces = rtnl::addresses_by_link().context("list the node's addresses")?;
-    let others = interfaces.into_iter().filter(|(name, _)| name != DEVICE && name != KUBE_PROXYS);
+    let others = interfaces.into_iter().filter(|(name, _)| name != DEVICE && name != FORMER_DEVICE);
     Ok(others.flat_map(|(_, addresses)| addresses).collect())
 }
 

@@ -46,8 +46,9 @@ pub(crate) use plan::{KubeProxyServer, ServerKind};
 
 /// The device with the addresses of Services, so that packets for them are delivered to IPVS.
 const DEVICE: &str = "kube-ipvs0";
-/// The device of Fairlead's IPVS backend, which adopts kube-proxy's virtual servers at its addresses.
-const FAIRLEAD_DEVICE: &str = "fairlead-ipvs0";
+/// Sets of Fairlead's IPVS backend. While one exists, the device is Fairlead's, which has adopted the virtual servers at
+/// its addresses.
+const FAIRLEAD_VIPS: [&str; 2] = ["FAIRLEAD-VIPS", "FAIRLEAD-6-VIPS"];
 /// The sets in which Fairlead's IPVS backend has node ports.
 const FAIRLEAD_NODE_PORTS: [&str; 2] = ["FAIRLEAD-NODE-PORTS", "FAIRLEAD-6-NODE-PORTS"];
 /// nf_tables frees rules, and their references to sets, some time after they are deleted: how often destroying a set is
@@ -150,16 +151,12 @@ impl Leftovers {
 /// kube-proxy's virtual servers with their destinations, whether its device exists, and its sets.
 pub(crate) fn observe() -> Result<(Vec<KubeProxyServer>, bool, Sets)> {
     let mut interfaces = rtnl::addresses_by_link().context("list the addresses of the links")?;
-    // Addresses that are also on Fairlead's device, and the virtual servers at them, belong to Fairlead.
-    let adopted = interfaces.get(FAIRLEAD_DEVICE).cloned().unwrap_or_default();
-    let mut device = interfaces.remove(DEVICE);
-    if let Some(addresses) = &mut device {
-        addresses.retain(|address| !adopted.contains(address));
-    }
+    let device = interfaces.remove(DEVICE);
     let local: HashSet<IpAddr> = interfaces.into_values().flatten().collect();
     let mut ipset = ipset::IpsetHandle::open()?;
     let sets = ipset.sets().context("list the sets of ipset")?;
     let existing: HashSet<String> = sets.into_iter().map(|set| set.name).collect();
+    let device = device.filter(|_| !FAIRLEAD_VIPS.iter().any(|name| existing.contains(*name)));
     let sets: Vec<_> = existing.iter().filter_map(|name| Some((names::family(name)?, name.clone()))).collect();
     let mut node_ports = NodePorts::new(local);
     for (family, name) in sets.iter().filter(|(_, name)| names::holds_node_ports(name)) {

@@ -29,6 +29,10 @@ use tracing::info;
 pub use iptables::canary::{kube_proxy_may_run, running_kube_proxies};
 pub use rules::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules, kube_proxy_rules};
 
+/// What keeps Calico's Felix in nf_tables without kube-proxy.
+pub const FELIX_REMEDY: &str = "set nftablesMode: Enabled in the FelixConfiguration `default`, or linuxDataplane: \
+                                Nftables in the operator's Installation, and wait until Felix has restarted";
+
 /// Objects of kube-proxy in the kernel, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftoverObject {
@@ -47,6 +51,7 @@ pub struct LeftoverObject {
 pub struct Leftovers {
     iptables: Vec<iptables::Removal>,
     nft: Vec<(IpFamily, Table)>,
+    has_felix: bool,
     ipvs: ipvs::Leftovers,
 }
 
@@ -67,7 +72,9 @@ impl Leftovers {
     /// When a part of the kernel cannot be read. What is not installed or not loaded contains nothing.
     pub async fn find() -> Result<Self> {
         let iptables = iptables::Removal::find().await?;
-        Ok(Self { iptables, nft: nft::tables(&mut NftHandle::open()?)?, ipvs: ipvs::Leftovers::find()? })
+        let mut handle = NftHandle::open()?;
+        let (nft, has_felix) = (nft::tables(&mut handle)?, nft::has_felix(&mut handle)?);
+        Ok(Self { iptables, nft, has_felix, ipvs: ipvs::Leftovers::find()? })
     }
 
     /// Whether there is nothing to remove.
@@ -84,11 +91,23 @@ impl Leftovers {
         iptables.chain(nft).chain(self.ipvs.objects()).collect()
     }
 
+    /// Whether Calico's Felix uses nf_tables and there are tables of kube-proxy, which it follows with `nftablesMode: Auto`.
+    pub fn felix_may_follow(&self) -> bool {
+        self.has_felix && !self.nft.is_empty()
+    }
+
     /// What is kept and why, and what the operator should know before the removal.
     pub fn notes(&self) -> Vec<String> {
         let mut notes: Vec<_> = self.iptables.iter().flat_map(|removal| removal.notes.clone()).collect();
         if self.iptables.is_empty() {
             notes.push("iptables is not installed here: rules that were made with it are not found".to_owned());
+        }
+        if self.felix_may_follow() {
+            notes.push(format!(
+                "Calico's Felix uses nf_tables: unless its nftablesMode is Enabled, it restarts with iptables within \
+                 15 s when the table kube-proxy is gone, and policies change their place in the meantime. First \
+                 {FELIX_REMEDY}"
+            ));
         }
         notes.extend(self.ipvs.notes());
         notes

@@ -6,6 +6,8 @@ use proto::model::IpFamily;
 
 /// The name of its tables.
 const NAME: &str = "kube-proxy";
+/// The table of Calico's Felix, in either family.
+const FELIX: &str = "calico";
 
 /// The tables that exist.
 pub(crate) fn tables(handle: &mut NftHandle) -> Result<Vec<(IpFamily, Table)>> {
@@ -15,6 +17,17 @@ pub(crate) fn tables(handle: &mut NftHandle) -> Result<Vec<(IpFamily, Table)>> {
         found.extend(tables.into_iter().filter(|table| table.name == NAME).map(|table| (family, table)));
     }
     Ok(found)
+}
+
+/// Whether Calico's Felix has programmed nf_tables.
+pub(crate) fn has_felix(handle: &mut NftHandle) -> Result<bool> {
+    for family in [TableFamily::Ip, TableFamily::Ip6] {
+        let tables = handle.tables(family).context("list the tables of nf_tables")?;
+        if tables.iter().any(|table| table.name == FELIX) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Deletes tables in one transaction.

@@ -111,10 +111,10 @@ fn save() -> Vec<(&'static str, Vec<&'static str>, String)> {
         assert!(Command::new(program).args(save).stdout(Stdio::from(output)).status().unwrap().success());
         saved.push((program, load, path));
     }
-    let addresses = Command::new("ip").args(["-oneline", "address", "show", "dev", "fairlead-ipvs0"]).output().unwrap();
+    let addresses = Command::new("ip").args(["-oneline", "address", "show", "dev", "kube-ipvs0"]).output().unwrap();
     let addresses = String::from_utf8(addresses.stdout).unwrap();
     let addresses = addresses.lines().filter_map(|line| line.split_whitespace().nth(3));
-    let batch: String = addresses.map(|address| format!("address add {address} dev fairlead-ipvs0\n")).collect();
+    let batch: String = addresses.map(|address| format!("address add {address} dev kube-ipvs0\n")).collect();
     let path = directory.join("addresses").display().to_string();
     fs::write(&path, batch).unwrap();
     saved.push(("ip", vec!["-batch", "-"], path));

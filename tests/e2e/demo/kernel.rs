@@ -21,7 +21,7 @@ pub(crate) fn show(show: &Show, backend: Backend, netns: &Netns) {
         Backend::Ipvs => &[
             &["ipvsadm", "-L", "-n"],
             &["ipset", "list", "FAIRLEAD-VIPS"],
-            &["ip", "-brief", "address", "show", "dev", "fairlead-ipvs0"],
+            &["ip", "-brief", "address", "show", "dev", "kube-ipvs0"],
         ],
     };
     for command in commands {

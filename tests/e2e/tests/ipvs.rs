@@ -13,6 +13,7 @@ use e2e::{
     plan::{self, IpFamily},
     uml,
 };
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use socket2::SockRef;
 
@@ -169,6 +170,61 @@ fn takeover_from_ipvs_keeps_connections_and_foreign_objects() {
         assert_eq!(everything(node), others);
         let (succeeded, output) = cleanup(node, &[]);
         assert!(succeeded && output == "nothing to remove\n", "{output}");
+    });
+}
+
+/// The backend adopts kube-proxy's device with its connections; addresses of the device of earlier versions move there.
+/// Each cleanup leaves what belongs to the other.
+#[test]
+fn backend_adopts_the_device_of_kube_proxy() {
+    uml::inside(|| {
+        uml::load(&[]);
+        let web = |cluster: &Cluster| {
+            let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080);
+            service.pods([cluster.pod("pod-a-1")])
+        };
+        let builder = Deployment::builder(Backend::Ipvs).cluster(Cluster::builder().nodes(1).pods_per_node(3));
+        let mut deployment = builder.start(|cluster| vec![web(cluster)]);
+        let node = deployment.cluster().node('a').netns.clone();
+        let state = deployment.state(deployment.cluster().node('a'));
+        let remove = ["cleanup", "--backend", "ipvs", "--state-dir", state.to_str().expect("a path in UTF-8")];
+        deployment.stop_backends(Signal::SIGTERM);
+        let (succeeded, output) = run(&node, &remove);
+        assert!(succeeded && output.contains("device kube-ipvs0"), "{output}");
+        assert!(!node.output("ip", &["link"]).contains("ipvs0"));
+
+        load(&node, &KUBE_PROXYS);
+        node.ip("link add fairlead-ipvs0 up type dummy\naddress add 10.96.0.3/32 dev fairlead-ipvs0\n");
+        let client = deployment.cluster().pod("pod-a-3").client();
+        let lasting = [client.stream(Protocol::Tcp, vip(1, IpFamily::V4), INTERVAL).expect("a connection")];
+        flow(&lasting);
+        deployment.start_backends();
+        deployment.wait_until_programmed();
+        flow(&lasting);
+        let addresses = node.output("ip", &["-brief", "address", "show"]);
+        assert!(addresses.contains("kube-ipvs0") && addresses.contains("10.96.0.1/32"), "{addresses}");
+        assert!(!addresses.contains("fairlead-ipvs0"), "{addresses}");
+        eventually("addresses of no Service are removed", TIMEOUT, || {
+            let addresses = node.output("ip", &["-brief", "address", "show"]);
+            (!addresses.contains("10.96.0.2/32") && !addresses.contains("10.96.0.3/32")).then_some(())
+        });
+
+        // kube-proxy's rules and sets go, and the device stays.
+        let (succeeded, output) = cleanup(&node, &[]);
+        assert!(succeeded && output.contains("set KUBE-CLUSTER-IP") && !output.contains("device"), "{output}");
+        flow(&lasting);
+        assert_eq!(client.tcp(vip(1, IpFamily::V4)).expect("an answer").pod, "pod-a-1");
+        for stream in lasting {
+            assert!(stream.finish().is_clean());
+        }
+
+        // The way back: kube-proxy has written its sets, and uses the device.
+        node.run_with_input("ipset", &["restore"], "create KUBE-CLUSTER-IP hash:ip,port\n");
+        deployment.stop_backends(Signal::SIGTERM);
+        let (succeeded, output) = run(&node, &remove);
+        assert!(succeeded, "{output}");
+        assert!(node.output("ip", &["link"]).contains("kube-ipvs0"));
+        assert!(node.output("ipvsadm", &["-S", "-n"]).contains("-A -t 10.96.0.1:80"));
     });
 }
 

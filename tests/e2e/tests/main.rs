@@ -4,6 +4,7 @@
 
 mod backend_python;
 mod backend_rust;
+mod calico;
 mod chart;
 mod config;
 mod crash_points;

@@ -10,14 +10,14 @@ use anyhow::{Context, Result};
 use backend::{Difference, DifferenceKind, kernel_version};
 use netlink::{
     ipvs,
-    rtnl::{self, LinkState},
+    rtnl::{self, Link, LinkState},
 };
 use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
 use super::{
     super::{Base, Prepared, UnusableFamily},
-    DEVICE, Worker,
+    DEVICE, FORMER_DEVICE, Worker,
 };
 use crate::{set::SetId, settings::Arp};
 
@@ -125,6 +125,11 @@ impl Worker {
             }
             Some(_) => {}
         }
+        if let Some(former) = rtnl::link(FORMER_DEVICE)? {
+            let object = format!("device {FORMER_DEVICE}, whose addresses {DEVICE} gets");
+            let supply = move |_: &mut Self| move_addresses(&former);
+            add(None, DifferenceKind::Remove, "links", object, 1, Box::new(supply));
+        }
         for (family, rules) in rules.iter().filter_map(|(family, rules)| Some((family, (*rules)?))) {
             let script = match self.iptables.script(family, rules) {
                 Ok(Some(script)) => script,
@@ -158,6 +163,13 @@ impl Worker {
             || differs(desired.tcp_fin, observed.tcp_fin)
             || differs(desired.udp, observed.udp))
     }
+}
+
+/// Moves the addresses of the device of earlier versions, and deletes it: they are local in between.
+fn move_addresses(former: &Link) -> Result<()> {
+    let device = rtnl::link(DEVICE)?.with_context(|| format!("device {DEVICE} does not exist"))?;
+    rtnl::add_addresses(&device, &rtnl::link_addresses(former)?).with_context(|| format!("add VIPs to {DEVICE}"))?;
+    Ok(rtnl::delete_link(FORMER_DEVICE)?)
 }
 
 fn unusable_family(family: IpFamily, reason: String, is_permanent: bool) -> UnusableFamily {

@@ -22,7 +22,7 @@ use netlink::{
 };
 use nix::libc::IPPROTO_UDP;
 
-use super::{DEVICE, Worker, addresses_of_device, rules};
+use super::{Worker, rules};
 use crate::{
     convert::ipvs_family,
     kernel::Ours,
@@ -69,9 +69,12 @@ impl Worker {
         }
         if busy.is_empty() {
             rules::remove().context("remove our rules")?;
-            self.destroy_sets()?;
         }
         self.remove_addresses(ours, &needed_addresses(&objects, &busy), busy.is_empty())?;
+        // Last: they tell whose the device is.
+        if busy.is_empty() {
+            self.destroy_sets()?;
+        }
         Ok(connections)
     }
 
@@ -101,14 +104,15 @@ impl Worker {
 
     /// Removes the addresses that no virtual server needs, and the device if none needs any.
     fn remove_addresses(&mut self, ours: &Ours, needed: &HashSet<IpAddr>, is_idle: bool) -> Result<()> {
-        let Some(link) = rtnl::link(DEVICE)? else { return Ok(()) };
         let (excluded, own): (Vec<_>, Vec<_>) =
-            addresses_of_device()?.into_iter().partition(|address| ours.excludes(address));
+            self.addresses()?.into_iter().partition(|address| ours.excludes(address));
         if is_idle && excluded.is_empty() {
-            return Ok(rtnl::delete_link(DEVICE)?);
+            return self.delete_links(|_| false);
         }
         let unneeded: Vec<_> = own.into_iter().filter(|address| !needed.contains(address)).collect();
-        rtnl::delete_addresses(&link, &unneeded).context("remove VIPs from our device")?;
+        for link in self.links()? {
+            rtnl::delete_addresses(&link, &unneeded).context("remove VIPs from our device")?;
+        }
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use backend::{InstalledObject, dataplane::DataplaneOptions};
 use backend_ipvs::Settings;
 use iptables::{Policy as ChainPolicy, Ruleset, SavedRules, Table, Variant, save_all};
 use netlink::nft::{Hook, NftHandle, Policy, TableFamily};
-use takeover::Leftovers;
+use takeover::{FELIX_REMEDY, Leftovers};
 
 use super::{CheckStage, Finding};
 use crate::config::BackendName;
@@ -45,7 +45,16 @@ async fn kube_proxy(stage: CheckStage) -> Result<Vec<Finding>> {
     objects.iter().for_each(|object| *counts.entry(object.subsystem.as_str()).or_default() += object.count);
     let counts: Vec<_> = counts.iter().map(|(subsystem, count)| format!("{count} in {subsystem}")).collect();
     let what = format!("rules of kube-proxy: {}", counts.join(", "));
-    Ok(vec![match stage {
+    let felix = leftovers.felix_may_follow().then(|| {
+        Finding::warn(
+            "calico",
+            "Felix uses nf_tables, as kube-proxy does",
+            "with nftablesMode Auto, its default, Felix restarts with iptables within 15 s after `fairlead cleanup --of \
+             kube-proxy` has deleted kube-proxy's table",
+            format!("before that command, {FELIX_REMEDY}; if it is Enabled already, ignore this"),
+        )
+    });
+    let kube_proxy = match stage {
         CheckStage::BeforeInstallation => {
             Finding::ok("kube-proxy", format!("{what}; they serve Services until Fairlead does"))
         }
@@ -55,7 +64,8 @@ async fn kube_proxy(stage: CheckStage) -> Result<Vec<Finding>> {
             "two proxies serve the same VIPs; if kube-proxy no longer runs, its endpoints are outdated",
             "remove kube-proxy from this node, then run `fairlead cleanup --of kube-proxy` (first with --dry-run)",
         ),
-    }])
+    };
+    Ok([Some(kube_proxy), felix].into_iter().flatten().collect())
 }
 
 /// What each backend of Fairlead has programmed.
@@ -179,6 +189,15 @@ fn variants(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Finding>> 
                 format!("run `{program} -P FORWARD ACCEPT`, or add rules that accept packets to and from pods"),
             ));
         }
+        if backend == BackendName::Ipvs && rules.chains().any(|(_, name, _)| name.starts_with("cali-")) {
+            findings.push(Finding::warn(
+                "calico",
+                format!("{program}: chains of Calico's Felix"),
+                "its packet marks (iptablesMarkMask, 0xffff0000 by default) have bits of the marks by which this backend \
+                 selects virtual servers: node ports and external IPs may fail",
+                "use backend nftables or iptables",
+            ));
+        }
         if rules.chains().any(|(_, name, _)| name.starts_with("ufw-")) {
             findings.push(Finding::warn(
                 "firewall",
@@ -229,5 +248,13 @@ mod tests {
         assert_eq!(levels(&both), [(Level::Warn, "iptables")]);
         let drops = rule.replace("FORWARD ACCEPT [", "FORWARD DROP [").replace("-A", ":ufw-user - [0:0]\n-A");
         assert_eq!(levels(&[saved(Variant::Nft, &drops)]), [(Level::Warn, "firewall"), (Level::Warn, "firewall")]);
+    }
+
+    #[test]
+    fn felix_shares_marks_with_backend_ipvs() {
+        let rule = "*filter\n:FORWARD ACCEPT [0:0]\n:cali-FORWARD - [0:0]\n-A FORWARD -j cali-FORWARD\nCOMMIT\n";
+        let found = |backend| variants(backend, &[saved(Variant::Nft, rule)]).unwrap().remove(0);
+        assert_eq!((found(BackendName::Ipvs).level, found(BackendName::Ipvs).check), (Level::Warn, "calico"));
+        assert_eq!(found(BackendName::Iptables).level, Level::Ok);
     }
 }

@@ -167,3 +167,19 @@ fn device_and_sets_are_removed_on_a_kernel_without_ipvs() {
         assert!(rtnl::addresses_by_link().unwrap().contains_key("not-kube-ipvs0"));
     });
 }
+
+#[test]
+fn device_of_fairleads_ipvs_backend_is_not_kube_proxys() {
+    in_netns(|| {
+        run("ip", &["link", "add", DEVICE, "type", "veth", "peer", "name", "kube-x"], "");
+        run(
+            "ipset",
+            &["restore"],
+            "create FAIRLEAD-6-VIPS hash:ip,port family inet6\ncreate KUBE-CLUSTER-IP hash:ip,port\n",
+        );
+        assert_eq!(counted(&Leftovers::find().unwrap()), [("set KUBE-CLUSTER-IP".to_owned(), 1)]);
+        run("ipset", &["destroy", "FAIRLEAD-6-VIPS"], "");
+        let expected = ["device kube-ipvs0", "set KUBE-CLUSTER-IP"];
+        assert_eq!(counted(&Leftovers::find().unwrap()), expected.map(|object| (object.to_owned(), 1)));
+    });
+}

@@ -42,7 +42,7 @@ const OTHERS_OF_IPVS: [(&str, &[&str], &str); 4] = [
 ];
 
 /// The device with the VIPs.
-pub(super) const IPVS_DEVICE: &str = "fairlead-ipvs0";
+pub(super) const IPVS_DEVICE: &str = "kube-ipvs0";
 
 /// Which backend programs the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
