@@ -80,10 +80,12 @@ pub fn ports_of_kubelet_and_api_server_are_protected(backend: Backend) {
     let greedy = greedy.fold(web(deployment.cluster()), |service, port| service.port_all(port, 8080));
     let mark = deployment.frontend().mark();
     deployment.apply(&greedy.external_ip(address).load_balancer_ip(address));
-    assert_answers(&deployment, Protocol::Tcp, KUBELET_PORT, &["node-b"]);
-    assert_answers(&deployment, Protocol::Tcp, API_PORT, &["node-b"]);
-    // Other protocols are free.
-    assert_answers(&deployment, Protocol::Udp, KUBELET_PORT, &["pod-b-1"]);
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        assert_answers(&deployment, protocol, KUBELET_PORT, &["node-b"]);
+        assert_answers(&deployment, protocol, API_PORT, &["node-b"]);
+    }
+    // Another protocol is free.
+    assert_answers(&deployment, Protocol::Sctp, KUBELET_PORT, &["pod-b-1"]);
     assert_everywhere(&deployment, PORT, &["pod-b-1"]);
     for owner in ["a process on Node node-b", "it would shadow the API server"] {
         deployment.frontend().wait_for_line(owner, mark, TIMEOUT);
