@@ -70,6 +70,12 @@ impl Client {
         self
     }
 
+    /// The same client, whose handshakes of TCP may take as long as a request. The kernel repeats a SYN that was dropped.
+    pub fn with_slow_handshakes(mut self) -> Self {
+        self.probe.handshake = self.probe.deadline;
+        self
+    }
+
     /// The source address of its packets to `to`.
     pub(crate) fn source_address_to(&self, to: SocketAddr) -> IpAddr {
         if let Some(source) = self.probe.source {
