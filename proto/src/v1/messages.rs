@@ -593,7 +593,7 @@ pub struct DrainedRequest {
     /// longest time to wait; at most 60000
     #[prost(uint32, tag = "2")]
     pub wait_millis: u32,
-    /// how long the pod has waited before this request; only for Status
+    /// ignored: a frontend counts from the first request for the pod that it saw
     #[prost(uint32, tag = "3")]
     pub waited_millis: u32,
 }
