@@ -104,7 +104,7 @@ fn added_and_deleted_rules_are_repaired() {
         repaired_after("insert rule ip fairlead pool-2 tcp dport { 1, 2 } accept", 4).await;
         repaired_after("flush chain ip fairlead postrouting", 3).await;
         repaired_after("flush chain ip fairlead cluster-ips-check", 2).await;
-        repaired_after("flush table ip6 fairlead", 34).await;
+        repaired_after("flush table ip6 fairlead", 33).await;
     });
 }
 
