@@ -249,8 +249,8 @@ impl<P: DataPlane> Driver<P> {
         Ok(0)
     }
 
-    /// `unfinished`: those that were programmed in part; `writes`: those of the transaction; `waiting`: those that own a
-    /// VIP which another one still has in the kernel.
+    /// `unfinished`: those that were programmed in part; `writes`: those of the transaction; `waiting`: those that own
+    /// a VIP which another one still has in the kernel.
     fn committed(
         &mut self,
         service_ports: &[ServicePortKey],

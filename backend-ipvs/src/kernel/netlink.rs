@@ -31,8 +31,8 @@ use crate::{
     set::SetId,
 };
 
-/// Sets of kube-proxy's IPVS mode: while one exists, the device and the virtual servers at its addresses may be in use by
-/// kube-proxy, and `fairlead cleanup --of kube-proxy` removes them.
+/// Sets of kube-proxy's IPVS mode: while one exists, the device and the virtual servers at its addresses may be in use
+/// by kube-proxy, and `fairlead cleanup --of kube-proxy` removes them.
 const KUBE_PROXYS: [&str; 2] = ["KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP"];
 
 /// The kernel objects of the network namespace in which it was opened: a thread with the sockets.

@@ -244,7 +244,7 @@ mod tests {
         let next = timeout(2 * CHECK_INTERVAL, answers.acquire(client("a"))).await.unwrap().hold(large());
         assert!(unread.frame().await.unwrap().is_err());
         assert_eq!(next.collect().await.unwrap().to_bytes().len(), 100_000);
-        assert_eq!(other.collect().await.unwrap().to_bytes().len(), 100_000, "nobody else asks for one");
+        assert_eq!(other.collect().await.unwrap().to_bytes().len(), 100_000, "no other call of this client waits");
         timeout(CHECK_INTERVAL, answers.acquire(client("a"))).await.expect("the answer was read");
     }
 

@@ -46,7 +46,7 @@ fn external_ip_of_a_node_takes_no_node_port() {
         );
         assert_eq!(messages(&index, "new"), [expected]);
         assert_eq!(indexed(objects.into_iter().rev()).1, views);
-        // Served when nobody has the node port, or when no Node has the address.
+        // Served when no Service has the node port, or when no Node has the address.
         index.apply(SourceUpdate::Delete(ObjectKind::Node, ObjectName::new("", "node-0")));
         apply_changes(&mut index, &mut views);
         assert_eq!((vips(&views, "new"), messages(&index, "new").len()), (1, 0));
