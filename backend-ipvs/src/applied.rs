@@ -3,11 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
-    sync::Arc,
 };
 
 use anyhow::{Context as _, Result};
-use backend::{dataplane::Vip, driver::Applied};
+use backend::{ServiceName, dataplane::Vip, driver::Applied};
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 
@@ -44,27 +43,6 @@ pub struct AppliedState {
     excluded: BTreeMap<ServicePortKey, Vec<IpAddr>>,
     /// The Services that exceed limits.
     pub(crate) excess: BTreeMap<ServiceName, Excess>,
-}
-
-/// The namespace and name of a Service.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ServiceName {
-    pub(crate) namespace: Arc<str>,
-    pub(crate) name: Arc<str>,
-}
-
-// === impl ServiceName ===
-
-impl ServiceName {
-    /// The Service of a service port.
-    pub(crate) fn of(key: &ServicePortKey) -> Self {
-        Self { namespace: key.namespace.clone(), name: key.name.clone() }
-    }
-
-    /// Whether a service port is one of the Service.
-    pub(crate) fn contains(&self, key: &ServicePortKey) -> bool {
-        key.namespace == self.namespace && key.name == self.name
-    }
 }
 
 // === impl AppliedState ===

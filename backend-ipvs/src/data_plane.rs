@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use backend::{
-    Difference, Drift, InstalledObject, NodeState, ServicePortState,
+    Difference, Drift, InstalledObject, NodeState, ServiceName, ServicePortState,
     dataplane::{NodePortAddresses, Vip, VipKind, VipOwnership, vips},
     driver::{Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Synced, UsableFamilies},
 };
@@ -22,7 +22,7 @@ use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, Service
 use tokio::time::Instant;
 
 use crate::{
-    applied::{AppliedState, ServiceName},
+    applied::AppliedState,
     convert::ipvs_protocol,
     describe,
     desired::{Context, Desired, Excess, Rules, desired, excess, rules},

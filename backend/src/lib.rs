@@ -56,7 +56,7 @@ pub use progress::{ChangeCounts, NoLocalEndpoints, Progress, ProtocolCounters};
 pub use resets::remove_reset_rules;
 pub use runner::{Runner, RunnerOptions};
 pub use stage::{CommitResult, DepartedEndpoints, RejectedOperation, Stage};
-pub use state::{Changes, NodeState, ServicePortState};
+pub use state::{Changes, NodeState, ServiceName, ServicePortState};
 pub use store::{DEFAULT_STATE_FILE, StateFiles, Store, StoredState};
 pub use stream::{Connect, InProcess, ReconnectDelays, Rejected, Session, SessionMessages, StreamOptions};
 pub use sysctl::{ConntrackSettings, tcp_is_liberal};

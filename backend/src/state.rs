@@ -58,17 +58,24 @@ pub struct Changes {
 
 /// A Service: several service ports share it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ServiceName {
+pub struct ServiceName {
     /// `metadata.namespace`.
-    pub(crate) namespace: Arc<str>,
+    pub namespace: Arc<str>,
     /// `metadata.name`.
-    pub(crate) name: Arc<str>,
+    pub name: Arc<str>,
 }
 
 impl ServiceName {
     /// The Service that a service port belongs to.
-    pub(crate) fn of(key: &ServicePortKey) -> Self {
+    #[must_use]
+    pub fn of(key: &ServicePortKey) -> Self {
         Self { namespace: key.namespace.clone(), name: key.name.clone() }
+    }
+
+    /// Whether a service port is one of the Service.
+    #[must_use]
+    pub fn contains(&self, key: &ServicePortKey) -> bool {
+        key.namespace == self.namespace && key.name == self.name
     }
 }
 
