@@ -8,7 +8,6 @@ use std::{
     io::Write,
     net::IpAddr,
     os::unix::fs::MetadataExt,
-    panic,
     path::{Path, PathBuf},
     process::{self, Child, Command, Stdio},
     sync::{
@@ -31,6 +30,8 @@ use crate::{fork, wait::eventually};
 /// The directory of `ip netns`.
 const DIRECTORY: &str = "/run/netns";
 const PREFIX: &str = "fl";
+/// The network namespace of the calling thread.
+const THREAD_NAMESPACE: &str = "/proc/thread-self/ns/net";
 /// Timeout of waits for the kernel.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -40,6 +41,9 @@ pub struct Netns {
     name: Arc<str>,
     file: Arc<File>,
 }
+
+/// The namespace that a thread has left for a while. Dropping this returns the thread to it.
+struct Own(File);
 
 /// The namespaces of one cluster. Dropping this removes them, also while a test panics.
 #[derive(Debug)]
@@ -56,17 +60,12 @@ impl Netns {
         &self.name
     }
 
-    /// Runs `work` on a new thread in the namespace. A panic is propagated to the caller.
-    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let inside = thread::scope(|scope| {
-            scope
-                .spawn(|| {
-                    self.enter();
-                    work()
-                })
-                .join()
-        });
-        inside.unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+    /// Runs `work` in the namespace, on the calling thread, which returns to its own namespace afterwards, also when
+    /// `work` panics. Threads and programs that `work` starts stay in the namespace.
+    pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _own = Own(File::open(THREAD_NAMESPACE).expect("procfs"));
+        self.enter();
+        work()
     }
 
     /// Starts a thread in the namespace; the caller joins it.
@@ -159,6 +158,14 @@ impl Netns {
 
     fn enter(&self) {
         setns(&*self.file, CloneFlags::CLONE_NEWNET).expect("enter a namespace (requires root)");
+    }
+}
+
+// === impl Own ===
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        setns(&self.0, CloneFlags::CLONE_NEWNET).expect("return to the own namespace");
     }
 }
 

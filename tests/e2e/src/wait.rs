@@ -7,8 +7,13 @@ use std::{
 
 use crate::pace::patience;
 
-/// Interval between checks.
-const POLL: Duration = Duration::from_millis(5);
+/// The shortest interval between checks.
+const SHORTEST_POLL: Duration = Duration::from_millis(5);
+/// The longest interval between checks.
+const LONGEST_POLL: Duration = Duration::from_millis(250);
+/// An interval is this fraction of the time waited so far: who waits for long leaves the CPU to what it waits for, and
+/// notices it little later.
+const FRACTION: u32 = 16;
 
 /// Calls `check` until it returns a value. Panics after the deadline of a quiet machine, which [`patience`] extends.
 /// Only for conditions that have no event.
@@ -20,7 +25,7 @@ pub fn eventually<T>(what: &str, deadline: Duration, mut check: impl FnMut() -> 
             return value;
         }
         assert!(start.elapsed() < deadline, "not within {deadline:?}: {what}");
-        thread::sleep(POLL);
+        thread::sleep((start.elapsed() / FRACTION).clamp(SHORTEST_POLL, LONGEST_POLL));
     }
 }
 
