@@ -23,6 +23,9 @@ pub const DEADLINE: Duration = Duration::from_secs(5);
 /// Timeout of the handshake of TCP, for which the kernel needs no process: below the second after which it retransmits
 /// a SYN, which would hide that the first one was dropped.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_millis(800);
+/// When a datagram is repeated in a guest, as TCP repeats a SYN: beside other programs, its kernel loses one in some ten
+/// thousand packets.
+const REPEAT: Duration = Duration::from_secs(2);
 
 /// A client in a namespace; cheap to clone.
 #[derive(Clone, Debug)]
@@ -38,6 +41,8 @@ pub(crate) struct Probe {
     pub(crate) deadline: Duration,
     /// Timeout of the handshake of TCP, if that is shorter.
     pub(crate) handshake: Duration,
+    /// When a datagram without an answer is repeated.
+    pub(crate) repeat: Duration,
 }
 
 // === impl Client ===
@@ -47,8 +52,8 @@ impl Client {
     pub fn new(netns: &Netns) -> Self {
         // A guest has a share of one CPU, also for its kernel.
         let deadline = patience(DEADLINE);
-        let handshake = if uml::is_guest() { deadline } else { HANDSHAKE_DEADLINE };
-        let probe = Probe { source: None, deadline, handshake };
+        let (handshake, repeat) = if uml::is_guest() { (deadline, REPEAT) } else { (HANDSHAKE_DEADLINE, deadline) };
+        let probe = Probe { source: None, deadline, handshake, repeat };
         Self { netns: netns.clone(), probe }
     }
 

@@ -76,12 +76,17 @@ impl Probe {
     }
 
     fn udp(self, to: SocketAddr) -> Result<Reply, Failure> {
+        let start = Instant::now();
         let socket = self.udp_socket(to)?;
-        sent(socket.send(b"ping"))?;
         let mut buffer = [0; 256];
-        let length = socket.recv(&mut buffer)?;
-        let (reply, _) = split_datagram(&buffer[..length])?;
-        Ok(reply)
+        loop {
+            sent(socket.send(b"ping"))?;
+            socket.set_read_timeout(Some(self.left(start).min(self.repeat)))?;
+            match socket.recv(&mut buffer) {
+                Err(error) if self.is_to_repeat(&error, start) => {}
+                received => return Ok(split_datagram(&buffer[..received?])?.0),
+            }
+        }
     }
 
     fn sctp(self, to: SocketAddr) -> Result<Reply, Failure> {
@@ -97,9 +102,15 @@ impl Probe {
         let init = Packet { source_port, destination_port: to.port(), verification_tag: 0, chunk: Chunk::Init { tag } };
         sent((&socket).write(&init.encode()))?;
         loop {
-            socket.set_read_timeout(Some(self.left(start)))?;
+            socket.set_read_timeout(Some(self.left(start).min(self.repeat)))?;
             let mut buffer = [0; 512];
-            let length = (&socket).read(&mut buffer)?;
+            let length = match (&socket).read(&mut buffer) {
+                Err(error) if self.is_to_repeat(&error, start) => {
+                    sent((&socket).write(&init.encode()))?;
+                    continue;
+                }
+                read => read?,
+            };
             let Some(packet) = Packet::decode(strip_ip_header(to, &buffer[..length])) else { continue };
             // A raw socket receives every SCTP packet of the host: answers to other probes are skipped.
             if (packet.source_port, packet.destination_port, packet.verification_tag) != (to.port(), source_port, tag) {
@@ -129,6 +140,12 @@ impl Probe {
             socket.bind(&source.into())?;
         }
         Ok(socket)
+    }
+
+    /// Whether a read failed since its answer is late, and not yet at the deadline.
+    fn is_to_repeat(self, error: &io::Error, start: Instant) -> bool {
+        // Linux reports the timeout of a socket as EAGAIN.
+        error.kind() == ErrorKind::WouldBlock && start.elapsed() < self.deadline
     }
 
     /// The time until the deadline, but not zero, which a socket takes for no timeout.
