@@ -37,7 +37,7 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings
 
 .DEFAULT_GOAL := help
 .PHONY: help help-all demo test quick lint cluster build clean
-.PHONY: setup generate charts advisories test-skew test-modes test-crash-points cluster-test simulate \
+.PHONY: setup generate charts advisories test-skew test-ipvs test-modes test-crash-points cluster-test simulate \
 	mutants differential fuzz image image-rootfs bench soak bench-peer bench-rollouts bench-resets
 
 help: ## list what a visitor needs first
@@ -109,6 +109,10 @@ test-skew: ### upgrade under traffic from the previous release or commit
 	@.ci/setup test
 	@previous=$${FAIRLEAD_PREVIOUS:-$$(.ci/previous)} && \
 	$(ROOT) env FAIRLEAD_PREVIOUS="$$previous" cargo nextest run --cargo-quiet --locked -p fairlead --test e2e upgrade::
+
+test-ipvs: ### all conformance cases with IPVS, also those that `make test` runs with the other backends only
+	@.ci/setup test
+	$(ROOT) env CASES=all cargo nextest run --cargo-quiet --locked -p fairlead --test e2e ipvs_cases::
 
 test-modes: ### change the mode of nodes under traffic, from every mode to every other
 	@.ci/setup test

@@ -45,7 +45,7 @@ const READY: &str = "fairlead-uml-ready";
 /// An environment variable of programs in a guest.
 const GUEST: &str = "FAIRLEAD_UML";
 /// Environment variables of the host that programs in a guest have too.
-const INHERITED: [&str; 2] = ["FAIRLEAD_PREVIOUS", "FAULT"];
+const INHERITED: [&str; 3] = ["CASES", "FAIRLEAD_PREVIOUS", "FAULT"];
 /// The guest's memory. The host allocates only the pages that the guest uses.
 const MEMORY: &str = "mem=1024M";
 /// Timeout of a test in a guest, including the boot. Tests take one minute on an idle machine.
