@@ -1,11 +1,12 @@
-//! Which UDP flows in the conntrack table are stale: they lead to no endpoint of their VIP.
+//! Which UDP flows in the conntrack table are stale: they lead to no endpoint of their VIP, or a Service has translated
+//! them whose VIP is withdrawn.
 //!
 //! The kernel chooses an endpoint for the first packet of a flow only, and a UDP flow lasts as long as packets arrive.
 //! So a client that keeps its socket still sends to a removed endpoint, or to the address itself if the flow is older
 //! than the VIP, until the flow is deleted. SCTP connections end by themselves, TCP connections too, or by `resets`.
 //!
 //! ```text
-//!   UdpServicePorts ──▶ UdpVips: VIP ──▶ allowed endpoints  flow: client ──▶ VIP
+//!   UdpServicePorts ──▶ UdpVips: VIP ──▶ targets            flow: client ──▶ VIP
 //!                               is_stale(flow)  ◀── compare ──    endpoint ──▶ client
 //! ```
 
@@ -13,13 +14,13 @@ mod cleaner;
 pub(crate) mod requests;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use netlink::conntrack::{Flow, FlowProtocol};
-use proto::model::{IpFamily, PerFamily, Protocol};
+use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use cleaner::clean_up;
@@ -41,13 +42,26 @@ pub enum ConntrackCleanup {
     /// They are left as they are.
     Disabled,
     /// After each change of a UDP service port and after each reconcile, UDP flows to VIPs whose replies come from no
-    /// endpoint are deleted. The next packet creates a new flow. Clients of endpoints that are gone get a reset.
+    /// endpoint are deleted, and translated ones to VIPs that were withdrawn. The next packet creates a new flow. Clients
+    /// of endpoints that are gone get a reset.
     Enabled,
 }
 
 /// What decides about the flows of one UDP service port.
 #[derive(Clone, Debug)]
-pub(crate) struct UdpServicePort(PerFamily<(Vec<Vip>, AllowedEndpoints)>);
+pub(crate) struct UdpServicePort(Arc<PerFamily<(Vec<Vip>, FlowTargets)>>);
+
+/// Where the flows to a VIP may lead.
+#[derive(Clone, Debug)]
+pub(crate) enum FlowTargets {
+    /// To these endpoints, sorted. Shared by all VIPs of a service port.
+    Endpoints(Arc<[SocketAddr]>),
+    /// To the address itself: no service port has the VIP any more.
+    Untranslated,
+}
+
+/// The VIPs that service ports have lost, each with the last one that had it.
+pub(crate) type WithdrawnVips = BTreeMap<(IpFamily, Vip), ServicePortKey>;
 
 /// What flows to VIPs are compared with, by VIP, in one family.
 #[derive(Debug)]
@@ -57,18 +71,21 @@ pub(crate) struct FlowVips<T> {
     addresses: HashSet<IpAddr>,
 }
 
-/// The VIPs of all UDP service ports in one family.
-pub(crate) type UdpVips = FlowVips<AllowedEndpoints>;
-
-/// The endpoints that a flow may lead to, sorted. Shared by all VIPs of a service port.
-type AllowedEndpoints = Arc<[SocketAddr]>;
+/// The VIPs of all UDP service ports in one family, and those that were withdrawn.
+pub(crate) type UdpVips = FlowVips<FlowTargets>;
 
 impl UdpServicePort {
     pub(crate) fn of(service: &ServicePortState) -> Self {
-        Self(PerFamily::from_fn(|family| {
+        Self(Arc::new(PerFamily::from_fn(|family| {
             let vips = vips(&service.port, family).into_iter().map(|(vip, _)| vip);
-            (vips.collect(), allowed(service, family))
-        }))
+            (vips.collect(), FlowTargets::Endpoints(allowed(service, family)))
+        })))
+    }
+
+    /// The VIPs that it has lost since it was `before`.
+    pub(crate) fn lost_since<'a>(now: Option<&'a Self>, before: &'a Self) -> impl Iterator<Item = (IpFamily, Vip)> {
+        let all = before.0.iter().flat_map(|(family, (vips, _))| vips.iter().map(move |vip| (family, *vip)));
+        all.filter(move |(family, vip)| now.is_none_or(|now| now.0[*family].0.binary_search(vip).is_err()))
     }
 }
 
@@ -125,12 +142,18 @@ impl<T: Clone> FlowVips<T> {
 }
 
 impl UdpVips {
-    /// The VIPs of service ports in key order.
+    /// The VIPs of service ports in key order, and those that were withdrawn, unless another service port has them.
     pub(crate) fn new<'a>(
         service_ports: impl Iterator<Item = &'a UdpServicePort>,
+        withdrawn: &WithdrawnVips,
         node_addresses: &[IpAddr],
     ) -> PerFamily<Self> {
-        Self::of_service_ports(service_ports.map(|UdpServicePort(service_port)| service_port), node_addresses)
+        let service_ports = service_ports.map(|UdpServicePort(service_port)| &**service_port);
+        let mut both = Self::of_service_ports(service_ports, node_addresses);
+        for (family, vip) in withdrawn.keys() {
+            both[*family].vips.entry(*vip).or_insert(FlowTargets::Untranslated);
+        }
+        both
     }
 
     /// The VIPs of a state.
@@ -138,18 +161,22 @@ impl UdpVips {
     pub(crate) fn of(state: &crate::NodeState) -> PerFamily<Self> {
         let udp = state.service_ports().iter().filter(|(key, _)| key.protocol == Protocol::Udp);
         let udp: Vec<_> = udp.map(|(_, service)| UdpServicePort::of(service)).collect();
-        Self::new(udp.iter(), &state.node().addresses)
+        Self::new(udp.iter(), &WithdrawnVips::new(), &state.node().addresses)
     }
 
     /// Whether the flow goes to one of these VIPs and its replies come from none of its endpoints. This includes flows
     /// that are not translated because they are older than the VIP, and all flows of a service port without endpoints.
+    /// To a VIP that was withdrawn, only flows are stale that were translated: others belong to the address itself.
     pub(crate) fn is_stale(&self, flow: &Flow) -> bool {
-        self.get(flow).is_some_and(|allowed| allowed.binary_search(&flow.reply.source).is_err())
+        self.get(flow).is_some_and(|targets| match targets {
+            FlowTargets::Endpoints(allowed) => allowed.binary_search(&flow.reply.source).is_err(),
+            FlowTargets::Untranslated => flow.reply.source != flow.original.destination,
+        })
     }
 }
 
 /// The endpoints of all pools, including terminating ones: a flow that began under another policy may stay.
-fn allowed(service: &ServicePortState, family: IpFamily) -> AllowedEndpoints {
+fn allowed(service: &ServicePortState, family: IpFamily) -> Arc<[SocketAddr]> {
     let endpoints = service.pools().filter(|(_, of, _)| *of == family).flat_map(|(.., pool)| pool.iter());
     let mut all: Vec<_> = endpoints.map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get())).collect();
     all.sort_unstable();

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   before a sync: prepare ──▶ updates (the latest of each service port) ──▶ thread: UdpVips ──▶ flows to delete
-//!   after a sync: programmed ──▶ due: one cleanup for all syncs meanwhile ──────▲
+//!                     └─ VIPs that are lost ─▶ updates, when programmed ─────────────▲
+//!   after a sync: programmed ──▶ due: one cleanup for all syncs meanwhile ──────────┘
 //! ```
 //!
 //! The thread compares with the newest state, even if that is being programmed: a flow to an endpoint that is about to
@@ -29,16 +30,23 @@ use runtime::{
 use tokio::sync::watch;
 use tracing::{debug, error, info};
 
-use super::{ConntrackCleanup, UdpServicePort, UdpVips, requests::CleanupRequests};
+use super::{ConntrackCleanup, UdpServicePort, UdpVips, WithdrawnVips, requests::CleanupRequests};
 use crate::{NodeState, Progress, backend::Work, metrics::Metrics};
 
 /// The number of flows that are deleted together.
 const BATCH: usize = 256;
 
+/// The most VIPs that were withdrawn and wait for a cleanup. Flows to others stay until their clients end them.
+const MAX_WITHDRAWN: usize = 65_536;
+
 /// The sync loop's side. None of its calls blocks. Dropping it ends the thread after the current cleanup.
 #[derive(Debug)]
 pub(crate) struct ConntrackCleaner {
     requests: Option<CleanupRequests<Updates>>,
+    /// The UDP service ports, as they were last recorded.
+    service_ports: BTreeMap<ServicePortKey, UdpServicePort>,
+    /// The VIPs that they have lost, while the kernel may still have these.
+    withdrawn: WithdrawnVips,
     /// Whether a frontend has confirmed the state that is programmed. Until then no flow is deleted: a state from the
     /// file, or of a frontend that is behind, may lack endpoints that exist.
     is_confirmed: bool,
@@ -49,6 +57,8 @@ pub(crate) struct ConntrackCleaner {
 struct Updates {
     /// The UDP service ports that changed; `None`: removed.
     service_ports: BTreeMap<ServicePortKey, Option<UdpServicePort>>,
+    /// The VIPs that the kernel no longer has.
+    withdrawn: WithdrawnVips,
     /// The addresses of the Node object, if they changed.
     node_addresses: Option<Vec<IpAddr>>,
     /// The UDP service ports that are not programmed, if they changed.
@@ -91,6 +101,8 @@ struct CleanerThread<T> {
 struct NewestState {
     requests: CleanupRequests<Updates>,
     service_ports: BTreeMap<ServicePortKey, UdpServicePort>,
+    /// The VIPs that the kernel no longer has, and whose flows were not deleted yet.
+    withdrawn: WithdrawnVips,
     node_addresses: Vec<IpAddr>,
     failed: BTreeSet<ServicePortKey>,
 }
@@ -113,14 +125,20 @@ impl ConntrackCleaner {
         progress: watch::Sender<Progress>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let without = Self { requests: None, is_confirmed: false };
+        let with = |requests| Self {
+            requests,
+            service_ports: BTreeMap::new(),
+            withdrawn: WithdrawnVips::new(),
+            is_confirmed: false,
+        };
         if mode == ConntrackCleanup::Disabled {
-            return without;
+            return with(None);
         }
         let requests = CleanupRequests::default();
         let newest = NewestState {
             requests: requests.clone(),
             service_ports: BTreeMap::new(),
+            withdrawn: WithdrawnVips::new(),
             node_addresses: Vec::new(),
             failed: BTreeSet::new(),
         };
@@ -128,21 +146,33 @@ impl ConntrackCleaner {
         let started = thread::Builder::new().name("conntrack".to_owned()).spawn(move || thread.run());
         if let Err(error) = started {
             error!(%error, "cannot start the thread that deletes stale UDP flows");
-            return without;
+            return with(None);
         }
-        Self { requests: Some(requests), ..without }
+        with(Some(requests))
     }
 
     /// Records what `work` is about to program, at a cost proportional to the change.
-    pub(crate) fn prepare(&self, work: &Work, state: &NodeState) {
-        let Some(requests) = &self.requests else { return };
-        let update = |key: &ServicePortKey| (key.clone(), state.service_port(key).map(UdpServicePort::of));
+    pub(crate) fn prepare(&mut self, work: &Work, state: &NodeState) {
+        let Self { requests: Some(requests), service_ports, withdrawn, .. } = self else { return };
         let is_udp = |key: &&ServicePortKey| key.protocol == Protocol::Udp;
-        requests.record(|Updates { service_ports, node_addresses, .. }| {
-            match work {
-                Work::Reconcile => service_ports.extend(state.service_ports().keys().filter(is_udp).map(update)),
-                Work::Apply(changes) => service_ports.extend(changes.service_ports.iter().filter(is_udp).map(update)),
+        let update = |key: &ServicePortKey| (key.clone(), state.service_port(key).map(UdpServicePort::of));
+        let updates: BTreeMap<_, _> = match work {
+            Work::Reconcile => {
+                let removed = service_ports.keys().filter(|key| state.service_port(key).is_none());
+                state.service_ports().keys().filter(is_udp).chain(removed).map(update).collect()
             }
+            Work::Apply(changes) => changes.service_ports.iter().filter(is_udp).map(update).collect(),
+        };
+        for (key, now) in &updates {
+            let before = match now {
+                Some(now) => service_ports.insert(key.clone(), now.clone()),
+                None => service_ports.remove(key),
+            };
+            let lost = before.iter().flat_map(|before| UdpServicePort::lost_since(now.as_ref(), before));
+            add_withdrawn(withdrawn, lost.map(|vip| (vip, key.clone())));
+        }
+        requests.record(|Updates { service_ports, node_addresses, .. }| {
+            service_ports.extend(updates);
             if concerns_node(work) {
                 *node_addresses = Some(state.node().addresses.clone());
             }
@@ -150,11 +180,22 @@ impl ConntrackCleaner {
     }
 
     /// Requests a cleanup after `work` has been programmed, except for these service ports, if the state is confirmed.
-    pub(crate) fn programmed<'a>(&self, work: &Work, failed: impl Iterator<Item = &'a ServicePortKey>) {
-        let Some(requests) = &self.requests else { return };
-        let udp = failed.filter(|key| key.protocol == Protocol::Udp);
-        let needs = self.is_confirmed && concerns_udp(work);
-        requests.request(|updates| updates.failed = Some(udp.cloned().collect()), needs);
+    pub(crate) fn programmed<'a>(&mut self, work: &Work, failed: impl Iterator<Item = &'a ServicePortKey>) {
+        let Self { requests: Some(requests), withdrawn, is_confirmed, .. } = self else { return };
+        let failed: BTreeSet<_> = failed.filter(|key| key.protocol == Protocol::Udp).cloned().collect();
+        let is_kept = |(_, key): &(_, ServicePortKey)| failed.contains(key);
+        let (kept, gone): (WithdrawnVips, WithdrawnVips) = std::mem::take(withdrawn).into_iter().partition(is_kept);
+        *withdrawn = kept;
+        let needs = concerns_udp(work) || !gone.is_empty();
+        let record = |updates: &mut Updates| {
+            add_withdrawn(&mut updates.withdrawn, gone);
+            updates.failed = Some(failed);
+        };
+        if *is_confirmed {
+            requests.request(record, needs);
+        } else {
+            requests.record(record);
+        }
     }
 
     /// A frontend has confirmed the state, which is programmed. Requests the cleanup that was not before.
@@ -178,6 +219,11 @@ impl Drop for ConntrackCleaner {
             requests.close();
         }
     }
+}
+
+/// Adds VIPs, up to [`MAX_WITHDRAWN`].
+fn add_withdrawn(withdrawn: &mut WithdrawnVips, vips: impl IntoIterator<Item = <WithdrawnVips as IntoIterator>::Item>) {
+    withdrawn.extend(vips.into_iter().take(MAX_WITHDRAWN.saturating_sub(withdrawn.len())));
 }
 
 /// Whether flows may have become stale: an endpoint, a VIP or an address of the node may have changed.
@@ -211,17 +257,23 @@ impl<T: FlowTable> CleanerThread<T> {
         }
     }
 
-    /// Deletes the stale flows of both families. A family without UDP service ports is skipped.
+    /// Deletes the stale flows of both families. A family without VIPs is skipped.
     fn clean_up(&mut self) -> Result<Vec<FamilyCleanup>> {
         let Self { table, newest, .. } = self;
         newest.update();
-        clean_up(table, newest.vips(), |vips| {
+        // Those that are withdrawn meanwhile wait for the next cleanup: this one has missed flows to them.
+        let withdrawn = std::mem::take(&mut newest.withdrawn);
+        let result = clean_up(table, newest.vips(&withdrawn), |vips| {
             let changed = newest.update();
             if changed {
-                *vips = newest.vips();
+                *vips = newest.vips(&withdrawn);
             }
             changed
-        })
+        });
+        if result.is_err() {
+            add_withdrawn(&mut newest.withdrawn, withdrawn);
+        }
+        result
     }
 
     fn report(&mut self, result: Result<Vec<FamilyCleanup>>, took: Duration) {
@@ -256,7 +308,8 @@ impl<T: FlowTable> CleanerThread<T> {
 impl NewestState {
     /// Takes what the sync loop has recorded. Returns whether anything changed.
     fn update(&mut self) -> bool {
-        let Updates { service_ports, node_addresses, failed } = self.requests.take();
+        let Updates { service_ports, withdrawn, node_addresses, failed } = self.requests.take();
+        add_withdrawn(&mut self.withdrawn, withdrawn);
         let mut changed = !service_ports.is_empty();
         for (key, service_port) in service_ports {
             match service_port {
@@ -275,9 +328,9 @@ impl NewestState {
         changed
     }
 
-    fn vips(&self) -> PerFamily<UdpVips> {
+    fn vips(&self, withdrawn: &WithdrawnVips) -> PerFamily<UdpVips> {
         let programmed = self.service_ports.iter().filter(|(key, _)| !self.failed.contains(*key));
-        UdpVips::new(programmed.map(|(_, service_port)| service_port), &self.node_addresses)
+        UdpVips::new(programmed.map(|(_, service_port)| service_port), withdrawn, &self.node_addresses)
     }
 }
 

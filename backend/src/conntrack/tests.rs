@@ -5,7 +5,7 @@ use netlink::conntrack::{ConntrackZone, FlowProtocol, Tuple};
 use super::*;
 use crate::{
     NodeState,
-    testing::{History, StateBuilder, mk_state},
+    testing::{History, StateBuilder, mk_key, mk_state},
 };
 
 fn flow(to: &str, answered_by: &str) -> Flow {
@@ -102,6 +102,38 @@ fn node_port_of_a_single_stack_service_concerns_one_family() {
     ] {
         assert_eq!(is_stale(&vips, &flow(to, to)), expected, "{to}");
     }
+}
+
+#[test]
+fn translated_flows_to_vips_that_were_withdrawn_are_stale() {
+    let before = dns().build();
+    let port = |state: &NodeState| state.service_ports().values().next().map(UdpServicePort::of);
+    let owner = |other: &'static str| {
+        mk_state()
+            .service("default/other/udp", |it| it.port(53).external_ip(other).endpoints(["10.244.1.9:53"]))
+            .build()
+    };
+    for now in [mk_state().build(), owner("198.51.100.2"), owner("198.51.100.1")] {
+        let (before, after) = (port(&before).unwrap(), port(&now));
+        let lost = UdpServicePort::lost_since(after.as_ref(), &before);
+        let withdrawn: WithdrawnVips = lost.map(|vip| (vip, mk_key("kube-system/dns/udp"))).collect();
+        assert_eq!(withdrawn.len(), if now == owner("198.51.100.1") { 5 } else { 6 });
+        let vips = UdpVips::new(after.iter(), &withdrawn, &now.node().addresses);
+        for vip in ["10.96.0.10:53", "192.0.2.1:53", "192.168.1.1:30053"] {
+            assert!(is_stale(&vips, &flow(vip, "10.244.1.5:5353")), "{vip}: translated");
+            assert!(!is_stale(&vips, &flow(vip, vip)), "{vip}: to the address itself");
+        }
+        for (to, answered_by) in [("10.96.0.10:54", "10.244.1.5:54"), ("192.168.1.2:30053", "10.244.1.5:5353")] {
+            assert!(!is_stale(&vips, &flow(to, answered_by)), "{to}: no VIP");
+        }
+    }
+    let now = owner("198.51.100.1");
+    let before = port(&before).unwrap();
+    let withdrawn = UdpServicePort::lost_since(None, &before).map(|vip| (vip, mk_key("a/b/udp")));
+    let vips = UdpVips::new(port(&now).iter(), &withdrawn.collect(), &now.node().addresses);
+    assert!(is_stale(&vips, &flow("198.51.100.1:53", "10.244.1.5:5353")), "an endpoint of the one before");
+    assert!(!is_stale(&vips, &flow("198.51.100.1:53", "10.244.1.9:53")), "an endpoint of the owner");
+    assert!(is_stale(&vips, &flow("198.51.100.1:53", "198.51.100.1:53")), "older than the VIP of the owner");
 }
 
 #[test]

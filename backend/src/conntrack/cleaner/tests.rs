@@ -17,7 +17,7 @@ use proto::model::{FailureKind, ServicePortFailure};
 use super::*;
 use crate::{
     Changes,
-    testing::{mk_key, mk_state},
+    testing::{StateBuilder, mk_key, mk_state},
 };
 
 /// Creates a flow from this client port to port 53 of a VIP, answered by this endpoint.
@@ -84,12 +84,18 @@ impl Fixture {
     }
 
     /// What the sync loop does, and waits for the cleanup.
-    fn sync(&self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
+    fn sync(&mut self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
         self.cleaner.prepare(work, state);
         self.cleaner.programmed(work, failures.iter().map(|failure| &failure.key));
         if let Some(requests) = &self.cleaner.requests {
             requests.wait_idle();
         }
+    }
+
+    /// What the sync loop does.
+    fn begin(&mut self, work: &Work, state: &NodeState) {
+        self.cleaner.prepare(work, state);
+        self.cleaner.programmed(work, std::iter::empty());
     }
 
     fn deleted_flows(&self) -> u64 {
@@ -101,7 +107,7 @@ impl Fixture {
 fn only_stale_flows_are_deleted() {
     in_netns(|| {
         insert_all();
-        let fixture = Fixture::of_kernel();
+        let mut fixture = Fixture::of_kernel();
         fixture.sync(&Work::Reconcile, &dns(), &[]);
         assert_eq!(client_ports(), [1, 5, 6, 7].into());
         assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (4, 0));
@@ -133,7 +139,7 @@ fn only_changes_that_concern_udp_clean_up() {
         let all: BTreeSet<_> = (1..=8).collect();
         Fixture::new(ConntrackCleanup::Disabled, KernelFlowTable).sync(&Work::Reconcile, &dns(), &[]);
         assert_eq!(client_ports(), all, "disabled");
-        let fixture = Fixture::of_kernel();
+        let mut fixture = Fixture::of_kernel();
         fixture.cleaner.prepare(&Work::Reconcile, &dns());
         fixture.sync(&apply("default/web"), &dns(), &[]);
         assert_eq!(client_ports(), all, "TCP");
@@ -157,11 +163,107 @@ fn a_service_port_that_is_not_programmed_keeps_its_flows() {
     });
 }
 
+/// A Service with each kind of VIP, at this external IP.
+fn exposed(external_ip: &'static str) -> NodeState {
+    let state = mk_state().service("default/dns/udp", |dns| {
+        let dns = dns.port(53).cluster_ip("10.96.0.10").cluster_ip("fd00:96::a").external_ip(external_ip);
+        dns.load_balancer_ip("192.0.2.1").node_port(53).endpoints(["10.244.1.5:53", "[fd00:244:1::5]:53"])
+    });
+    state.node_addresses(["172.16.0.1"]).build()
+}
+
+/// Flows to each VIP of [`exposed`], to its endpoints; those from port 101 on are not translated.
+fn insert_exposed() {
+    let vips = ["10.96.0.10", "198.51.100.1", "192.0.2.1", "172.16.0.1"];
+    for (port, vip) in (1..).zip(vips) {
+        insert("udp", vip, "10.244.1.5", port);
+    }
+    insert("udp", "fd00:96::a", "fd00:244:1::5", 5);
+}
+
+fn insert_untranslated() {
+    for (port, vip) in (101..).zip(["10.96.0.10", "198.51.100.1", "192.0.2.1", "172.16.0.1", "fd00:96::a"]) {
+        insert("udp", vip, vip, port);
+    }
+}
+
+#[test]
+fn translated_flows_end_with_their_vip() {
+    in_netns(|| {
+        insert_exposed();
+        let mut fixture = Fixture::of_kernel();
+        fixture.sync(&Work::Reconcile, &exposed("198.51.100.1"), &[]);
+        assert_eq!((client_ports(), fixture.deleted_flows()), ((1..=5).collect(), 0));
+        fixture.sync(&apply("default/dns/udp"), &exposed("198.51.100.2"), &[]);
+        assert_eq!(client_ports(), [1, 3, 4, 5].into(), "another external IP");
+        let without = mk_state().node_addresses(["172.16.0.1"]).build();
+        insert_untranslated();
+        insert("tcp", "10.96.0.10", "10.244.1.5", 201);
+        fixture.sync(&apply("default/dns/udp"), &without, &[]);
+        assert_eq!(client_ports(), [101, 102, 103, 104, 105, 201].into(), "the Service is deleted");
+        insert_exposed();
+        fixture.sync(&Work::Reconcile, &without, &[]);
+        assert_eq!(client_ports().len(), 11, "VIPs that other programs may use since");
+    });
+}
+
+#[test]
+fn a_reconcile_without_the_service_port_withdraws_its_vips() {
+    in_netns(|| {
+        insert_exposed();
+        let mut fixture = Fixture::of_kernel();
+        fixture.sync(&Work::Reconcile, &exposed("198.51.100.1"), &[]);
+        fixture.sync(&Work::Reconcile, &mk_state().node_addresses(["172.16.0.1"]).build(), &[]);
+        assert_eq!(client_ports(), [].into());
+    });
+}
+
+#[test]
+fn a_vip_that_another_service_port_has_is_its() {
+    in_netns(|| {
+        insert_exposed();
+        let mut fixture = Fixture::of_kernel();
+        let moved = |state: StateBuilder| {
+            state.service("default/other/udp", |other| {
+                other.port(53).cluster_ip("10.96.0.11").external_ip("198.51.100.1").endpoints(["10.244.1.6:53"])
+            })
+        };
+        fixture.sync(&Work::Reconcile, &exposed("198.51.100.1"), &[]);
+        insert("udp", "198.51.100.1", "10.244.1.6", 6);
+        let changed = [mk_key("default/dns/udp"), mk_key("default/other/udp")].into();
+        let changed = Work::Apply(Changes { service_ports: changed, ..Changes::default() });
+        fixture.sync(&changed, &moved(mk_state()).build(), &[]);
+        assert_eq!(client_ports(), [6].into());
+    });
+}
+
+#[test]
+fn a_vip_is_withdrawn_when_that_is_programmed_and_confirmed() {
+    in_netns(|| {
+        insert_exposed();
+        let mut fixture = Fixture::of_kernel();
+        fixture.sync(&Work::Reconcile, &exposed("198.51.100.1"), &[]);
+        let key = mk_key("default/dns/udp");
+        let failure =
+            ServicePortFailure { key, reason: "no memory".to_owned(), retryable: true, kind: FailureKind::Program };
+        let all: BTreeSet<_> = (1..=5).collect();
+        fixture.sync(&apply("default/dns/udp"), &exposed("198.51.100.2"), &[failure]);
+        assert_eq!(client_ports(), all, "not programmed");
+        fixture.cleaner.rolled_back();
+        fixture.cleaner.requests.as_ref().unwrap().finish(true);
+        fixture.sync(&Work::Reconcile, &exposed("198.51.100.2"), &[]);
+        assert_eq!(client_ports(), all, "not confirmed");
+        fixture.cleaner.confirmed();
+        fixture.cleaner.requests.as_ref().unwrap().wait_idle();
+        assert_eq!(client_ports(), [1, 3, 4, 5].into());
+    });
+}
+
 #[test]
 fn failed_cleanup_is_repeated_after_any_change() {
     in_netns(|| {
         insert_all();
-        let fixture = Fixture::of_kernel();
+        let mut fixture = Fixture::of_kernel();
         fixture.cleaner.prepare(&Work::Reconcile, &dns());
         fixture.cleaner.requests.as_ref().unwrap().finish(true);
         fixture.sync(&apply("default/web"), &dns(), &[]);
@@ -175,7 +277,7 @@ fn more_than_a_batch_is_deleted_among_as_many_that_stay() {
         let stale = 3 * BATCH as u16 / 2;
         (1..=stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.4", port));
         (stale + 1..=2 * stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.5", port));
-        let fixture = Fixture::of_kernel();
+        let mut fixture = Fixture::of_kernel();
         fixture.sync(&Work::Reconcile, &dns(), &[]);
         assert_eq!(fixture.deleted_flows(), u64::from(stale));
         assert_eq!(client_ports(), (stale + 1..=2 * stale).collect());
@@ -239,16 +341,12 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
     let (permit, permits) = mpsc::channel();
     let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
     let table = BlockingTable { permits, flows: 3, record: record.clone() };
-    let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
-    let begin = |work: &Work, state: &NodeState| {
-        fixture.cleaner.prepare(work, state);
-        fixture.cleaner.programmed(work, std::iter::empty());
-    };
-    begin(&Work::Reconcile, &dns_at("10.244.1.1:53"));
+    let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    fixture.begin(&Work::Reconcile, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
     for round in 0..1000 {
         // Returns although the first dump never ends.
-        begin(&apply("default/dns/udp"), &dns_at(["10.244.1.2:53", "10.244.1.3:53"][round % 2]));
+        fixture.begin(&apply("default/dns/udp"), &dns_at(["10.244.1.2:53", "10.244.1.3:53"][round % 2]));
         fixture.cleaner.requests.as_ref().unwrap().record(|updates| assert_eq!(updates.service_ports.len(), 1));
     }
     permit.send(()).unwrap();
@@ -258,11 +356,33 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
 }
 
 #[test]
+fn a_vip_that_is_withdrawn_during_a_cleanup_is_left_to_the_next_one() {
+    let (permit, permits) = mpsc::channel();
+    let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
+    let table = BlockingTable { permits, flows: 3, record: record.clone() };
+    let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    let other = |state: StateBuilder| {
+        state.service("default/other/udp", |other| other.port(53).cluster_ip("10.96.0.11")).build()
+    };
+    fixture.begin(&Work::Reconcile, &other(mk_state()));
+    until(|| record.lock().unwrap().0 == 1);
+    // It exists during the first cleanup only.
+    let dns = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10"));
+    fixture.begin(&apply("default/dns/udp"), &other(dns));
+    fixture.begin(&apply("default/dns/udp"), &other(mk_state()));
+    permit.send(()).unwrap();
+    permit.send(()).unwrap();
+    fixture.cleaner.requests.as_ref().unwrap().wait_idle();
+    assert_eq!(record.lock().unwrap().1, [1, 2, 3]);
+    assert_eq!(fixture.deleted_flows(), 3);
+}
+
+#[test]
 fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     let (permit, permits) = mpsc::channel();
     let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
     let table = BlockingTable { permits, flows: 3, record: record.clone() };
-    let fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     fixture.cleaner.prepare(&Work::Reconcile, &dns_at("10.244.1.1:53"));
     fixture.cleaner.programmed(&Work::Reconcile, std::iter::empty());
     until(|| record.lock().unwrap().0 == 1);

@@ -69,6 +69,25 @@ pub fn client_is_rejected_until_the_next_endpoint(backend: Backend) {
     wait_for(&streams, "pod-a-2");
 }
 
+/// A client at a VIP that the Service loses is no longer answered by its endpoint, nor are others when the Service is
+/// deleted.
+pub fn flows_end_with_their_vip(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
+    let streams = streams(deployment.cluster());
+    wait_for(&streams, "pod-a-1");
+    let internal = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080);
+    let internal = internal.pods([deployment.cluster().pod("pod-a-1")]);
+    deployment.apply(&internal);
+    let (kept, lost): (Vec<_>, Vec<_>) = streams.into_iter().partition(|(what, _)| what.contains("cluster IP"));
+    assert_unanswered(&lost);
+    for (what, stream) in &kept {
+        assert!(stream.wait_echoes(3, TIMEOUT), "{what}: {:?}", stream.report());
+        assert!(stream.report().is_clean() || uml::is_guest(), "{what}: {:?}", stream.report());
+    }
+    deployment.delete(&internal);
+    assert_unanswered(&kept);
+}
+
 /// Messages before the service exists follow their route or are rejected by the node. Once it exists, it answers the
 /// same flow.
 pub fn client_from_before_the_service_is_answered(backend: Backend) {
@@ -283,6 +302,21 @@ fn wait_for(streams: &[(String, Stream)], pod: &str) {
             after.pods.iter().all(|(name, answers)| name == pod || before.pods.get(name) == Some(answers)),
             "{what}, from {pod} on: {after:?}"
         );
+    }
+}
+
+/// Waits until three messages in a row were not answered.
+#[track_caller]
+fn assert_unanswered(streams: &[(String, Stream)]) {
+    for (what, stream) in streams {
+        let mut first = stream.report();
+        let unanswered = |report: &StreamReport| {
+            if report.echoed > first.echoed {
+                first = report.clone();
+            }
+            report.lost + report.resets >= first.lost + first.resets + 3
+        };
+        assert!(stream.wait_until(TIMEOUT, unanswered), "{what}: {:?}", stream.report());
     }
 }
 
