@@ -5,12 +5,17 @@
 //! So a client that keeps its socket still sends to a removed endpoint, or to the address itself if the flow is older
 //! than the VIP, until the flow is deleted. SCTP connections end by themselves, TCP connections too, or by `resets`.
 //!
+//! A connection whose SYN has not been answered is half-open: the SYN is repeated, to the same endpoint or, if it is
+//! older than the VIP, to the address itself. Half-open connections to endpoints that departed, and those that are not
+//! translated, are deleted, so that the next SYN is translated anew.
+//!
 //! ```text
 //!   UdpServicePorts ──▶ UdpVips: VIP ──▶ targets            flow: client ──▶ VIP
 //!                               is_stale(flow)  ◀── compare ──    endpoint ──▶ client
 //! ```
 
 mod cleaner;
+mod half_open;
 pub(crate) mod requests;
 
 use std::{
@@ -36,14 +41,15 @@ mod sync {
     pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 }
 
-/// Whether stale UDP flows are deleted, and TCP connections to endpoints that are gone are reset.
+/// Whether stale UDP flows and half-open TCP connections are deleted, and TCP connections to endpoints that are gone are
+/// reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConntrackCleanup {
     /// They are left as they are.
     Disabled,
     /// After each change of a UDP service port and after each reconcile, UDP flows to VIPs whose replies come from no
-    /// endpoint are deleted, and translated ones to VIPs that were withdrawn. The next packet creates a new flow. Clients
-    /// of endpoints that are gone get a reset.
+    /// endpoint are deleted, and translated ones to VIPs that were withdrawn. The next packet creates a new flow. Half-open
+    /// TCP connections are deleted after changes of TCP. Clients of endpoints that are gone get a reset.
     Enabled,
 }
 

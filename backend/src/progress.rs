@@ -49,7 +49,7 @@ pub struct Progress {
     pub lock_wait: Duration,
     /// Why the state file is out of date.
     pub state_file_error: Option<String>,
-    /// How often stale UDP flows could not be deleted.
+    /// How often stale UDP flows or half-open TCP connections could not be deleted.
     pub conntrack_failures: u64,
     /// Whether load balancers may send new traffic to this node, as of the last commit.
     pub eligible: bool,

@@ -17,7 +17,7 @@
 mod reporter;
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     ops::ControlFlow,
     time::{Duration, SystemTime},
 };
@@ -147,8 +147,11 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 let unfinished = result.as_ref().ok().and_then(|report| report.unfinished.as_ref());
                 let completed = pending.completed(&work, unfinished);
                 if let Ok(SyncReport { failures, unfinished, .. }) = &result {
-                    let failed = failures.iter().map(|failure| &failure.key);
-                    conntrack.programmed(&completed, failed.chain(unfinished.iter().flatten()));
+                    let failed = || failures.iter().map(|failure| &failure.key);
+                    conntrack.programmed(&completed, failed().chain(unfinished.iter().flatten()));
+                    if unfinished.iter().all(BTreeSet::is_empty) {
+                        conntrack.finished(state, failed());
+                    }
                 }
                 (result, EndedCall { completed, took, at })
             };
@@ -222,6 +225,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 if self.replica.is_rolled_back() {
                     self.conntrack.rolled_back();
                 }
+                self.conntrack.committed(&changes, origin.departed.as_ref());
                 self.resets.committed(origin.departed, &changes, self.replica.state());
                 self.pending.commit(revision, digest, changes, at);
             }

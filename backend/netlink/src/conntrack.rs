@@ -53,6 +53,8 @@ pub struct Flow {
     pub zone: ConntrackZone,
     /// Whether both peers of a TCP connection have answered each other, and neither has closed it.
     pub is_established: bool,
+    /// Whether it is a TCP connection whose SYN has not been answered.
+    pub is_half_open: bool,
 }
 
 impl FlowProtocol {

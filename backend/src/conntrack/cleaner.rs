@@ -1,4 +1,5 @@
-//! Deletes stale UDP flows in a thread of its own, so that a large conntrack table delays no commit.
+//! Deletes stale UDP flows and half-open TCP connections in a thread of its own, so that a large conntrack table delays
+//! no commit.
 //!
 //! ```text
 //!   before a sync: prepare ──▶ updates (the latest of each service port) ──▶ thread: UdpVips ──▶ flows to delete
@@ -30,8 +31,12 @@ use runtime::{
 use tokio::sync::watch;
 use tracing::{debug, error, info};
 
-use super::{ConntrackCleanup, UdpServicePort, UdpVips, WithdrawnVips, requests::CleanupRequests};
-use crate::{NodeState, Progress, backend::Work, metrics::Metrics};
+use super::{
+    ConntrackCleanup, UdpServicePort, UdpVips, WithdrawnVips,
+    half_open::{ChangedPorts, HalfOpenPorts},
+    requests::CleanupRequests,
+};
+use crate::{Changes, DepartedEndpoints, NodeState, Progress, backend::Work, metrics::Metrics};
 
 /// The number of flows that are deleted together.
 const BATCH: usize = 256;
@@ -47,6 +52,8 @@ pub(crate) struct ConntrackCleaner {
     service_ports: BTreeMap<ServicePortKey, UdpServicePort>,
     /// The VIPs that they have lost, while the kernel may still have these.
     withdrawn: WithdrawnVips,
+    /// The TCP service ports that changed, while the kernel may still have them as they were.
+    changed: ChangedPorts,
     /// Whether a frontend has confirmed the state that is programmed. Until then no flow is deleted: a state from the
     /// file, or of a frontend that is behind, may lack endpoints that exist.
     is_confirmed: bool,
@@ -59,6 +66,10 @@ struct Updates {
     service_ports: BTreeMap<ServicePortKey, Option<UdpServicePort>>,
     /// The VIPs that the kernel no longer has.
     withdrawn: WithdrawnVips,
+    /// The TCP service ports whose change is programmed.
+    half_open: HalfOpenPorts,
+    /// Whether UDP flows may be stale since the last cleanup.
+    is_udp_due: bool,
     /// The addresses of the Node object, if they changed.
     node_addresses: Option<Vec<IpAddr>>,
     /// The UDP service ports that are not programmed, if they changed.
@@ -77,6 +88,16 @@ pub(crate) trait FlowTable: Send + 'static {
         protocol: FlowProtocol,
         visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
     ) -> netlink::Result<()>;
+
+    /// Calls `visit` with each TCP connection whose SYN has not been answered.
+    fn visit_half_open(
+        &self,
+        family: AddressFamily,
+        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
+    ) -> netlink::Result<()>;
+
+    /// The flow as it is now.
+    fn find(&self, flow: &Flow) -> netlink::Result<Option<Flow>>;
 
     /// Deletes flows. Returns how many there were.
     fn delete(&self, flows: &[Flow]) -> netlink::Result<usize>;
@@ -103,6 +124,8 @@ struct NewestState {
     service_ports: BTreeMap<ServicePortKey, UdpServicePort>,
     /// The VIPs that the kernel no longer has, and whose flows were not deleted yet.
     withdrawn: WithdrawnVips,
+    half_open: HalfOpenPorts,
+    is_udp_due: bool,
     node_addresses: Vec<IpAddr>,
     failed: BTreeSet<ServicePortKey>,
 }
@@ -129,6 +152,7 @@ impl ConntrackCleaner {
             requests,
             service_ports: BTreeMap::new(),
             withdrawn: WithdrawnVips::new(),
+            changed: ChangedPorts::default(),
             is_confirmed: false,
         };
         if mode == ConntrackCleanup::Disabled {
@@ -139,6 +163,8 @@ impl ConntrackCleaner {
             requests: requests.clone(),
             service_ports: BTreeMap::new(),
             withdrawn: WithdrawnVips::new(),
+            half_open: HalfOpenPorts::default(),
+            is_udp_due: false,
             node_addresses: Vec::new(),
             failed: BTreeSet::new(),
         };
@@ -149,6 +175,14 @@ impl ConntrackCleaner {
             return with(None);
         }
         with(Some(requests))
+    }
+
+    /// Records a commit, at a cost proportional to the change. `departed`: the endpoints that left service ports;
+    /// `None`: the commit before is not comparable.
+    pub(crate) fn committed(&mut self, changes: &Changes, departed: Option<&DepartedEndpoints>) {
+        if self.requests.is_some() {
+            self.changed.committed(changes, departed);
+        }
     }
 
     /// Records what `work` is about to program, at a cost proportional to the change.
@@ -190,9 +224,26 @@ impl ConntrackCleaner {
         let record = |updates: &mut Updates| {
             add_withdrawn(&mut updates.withdrawn, gone);
             updates.failed = Some(failed);
+            updates.is_udp_due |= needs;
         };
         if *is_confirmed {
             requests.request(record, needs);
+        } else {
+            requests.record(record);
+        }
+    }
+
+    /// Requests a cleanup of half-open connections when everything is programmed, except for these service ports, if
+    /// the state is confirmed.
+    pub(crate) fn finished<'a>(&mut self, state: &NodeState, failed: impl Iterator<Item = &'a ServicePortKey>) {
+        let Self { requests: Some(requests), changed, is_confirmed, .. } = self else { return };
+        let half_open = changed.programmed(state, &failed.collect());
+        if half_open.is_empty() {
+            return;
+        }
+        let record = |updates: &mut Updates| updates.half_open.update(half_open);
+        if *is_confirmed {
+            requests.request(record, true);
         } else {
             requests.record(record);
         }
@@ -203,7 +254,7 @@ impl ConntrackCleaner {
         if !std::mem::replace(&mut self.is_confirmed, true)
             && let Some(requests) = &self.requests
         {
-            requests.request(|_| {}, true);
+            requests.request(|updates| updates.is_udp_due = true, true);
         }
     }
 
@@ -248,19 +299,42 @@ impl<T: FlowTable> CleanerThread<T> {
         let requests = self.newest.requests.clone();
         while requests.wait() {
             let begun = Instant::now();
+            let mut rested = Duration::ZERO;
             let result = self.clean_up();
-            let is_failing = result.is_err();
-            let took = begun.elapsed();
-            self.report(result, took);
+            let half_open = self.clean_up_half_open(|time| {
+                rested = time;
+                requests.rest(time)
+            });
+            let is_failing = result.is_err() || half_open.is_err();
+            let took = begun.elapsed().saturating_sub(rested);
+            self.report(result.and_then(|cleanups| half_open.map(|half_open| (cleanups, half_open))), took);
             requests.finish(is_failing);
             requests.pause(took);
         }
     }
 
-    /// Deletes the stale flows of both families. A family without VIPs is skipped.
+    /// Deletes the half-open connections that changes have left behind. Lists none without a change of TCP.
+    fn clean_up_half_open(&mut self, rest: impl FnOnce(Duration) -> bool) -> Result<usize> {
+        let Self { table, newest, .. } = self;
+        let mut ports = std::mem::take(&mut newest.half_open);
+        if ports.is_empty() {
+            return Ok(0);
+        }
+        let result = ports.clean_up(table, &newest.node_addresses, rest);
+        if result.is_err() {
+            ports.update(std::mem::take(&mut newest.half_open));
+            newest.half_open = ports;
+        }
+        result
+    }
+
+    /// Deletes the stale flows of both families, if there may be any. A family without VIPs is skipped.
     fn clean_up(&mut self) -> Result<Vec<FamilyCleanup>> {
         let Self { table, newest, .. } = self;
         newest.update();
+        if !std::mem::take(&mut newest.is_udp_due) {
+            return Ok(Vec::new());
+        }
         // Those that are withdrawn meanwhile wait for the next cleanup: this one has missed flows to them.
         let withdrawn = std::mem::take(&mut newest.withdrawn);
         let result = clean_up(table, newest.vips(&withdrawn), |vips| {
@@ -272,22 +346,29 @@ impl<T: FlowTable> CleanerThread<T> {
         });
         if result.is_err() {
             add_withdrawn(&mut newest.withdrawn, withdrawn);
+            newest.is_udp_due = true;
         }
         result
     }
 
-    fn report(&mut self, result: Result<Vec<FamilyCleanup>>, took: Duration) {
-        let cleanups = match result {
-            Ok(cleanups) => cleanups,
+    fn report(&mut self, result: Result<(Vec<FamilyCleanup>, usize)>, took: Duration) {
+        let (cleanups, half_open) = match result {
+            Ok(deleted) => deleted,
             Err(error) => {
                 let error = format!("{error:#}");
                 let occurrence = self.repeated.failed(&error);
-                warn_if_news!(occurrence, error, "cannot delete stale UDP flows, retrying after the next change");
+                warn_if_news!(occurrence, error, "cannot delete stale flows, retrying after the next change");
                 return self.progress.send_modify(|progress| progress.conntrack_failures += 1);
             }
         };
         if let Some(Recovery { count, duration }) = self.repeated.recovered() {
-            info!(failures = count, after_ms = duration.as_millis(), "stale UDP flows can be deleted again");
+            info!(failures = count, after_ms = duration.as_millis(), "stale flows can be deleted again");
+        }
+        if half_open > 0 {
+            info!(
+                connections = half_open,
+                "deleted half-open TCP connections to endpoints that departed or to new VIPs"
+            );
         }
         let flows: usize = cleanups.iter().map(|cleanup| cleanup.deleted).sum();
         let took_ms = took.as_micros() as f64 / 1e3;
@@ -308,8 +389,11 @@ impl<T: FlowTable> CleanerThread<T> {
 impl NewestState {
     /// Takes what the sync loop has recorded. Returns whether anything changed.
     fn update(&mut self) -> bool {
-        let Updates { service_ports, withdrawn, node_addresses, failed } = self.requests.take();
+        let updates = self.requests.take();
+        let Updates { service_ports, withdrawn, half_open, is_udp_due, node_addresses, failed } = updates;
         add_withdrawn(&mut self.withdrawn, withdrawn);
+        self.half_open.update(half_open);
+        self.is_udp_due |= is_udp_due || !service_ports.is_empty();
         let mut changed = !service_ports.is_empty();
         for (key, service_port) in service_ports {
             match service_port {
@@ -387,6 +471,18 @@ impl FlowTable for KernelFlowTable {
         visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
     ) -> netlink::Result<()> {
         ConntrackHandle::open()?.flows(family, protocol, visit)
+    }
+
+    fn visit_half_open(
+        &self,
+        family: AddressFamily,
+        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
+    ) -> netlink::Result<()> {
+        ConntrackHandle::open()?.half_open(family, visit)
+    }
+
+    fn find(&self, flow: &Flow) -> netlink::Result<Option<Flow>> {
+        ConntrackHandle::open()?.find(flow)
     }
 
     fn delete(&self, flows: &[Flow]) -> netlink::Result<usize> {

@@ -115,8 +115,13 @@ impl<U: Default> CleanupRequests<U> {
 
     /// Pauses after a cleanup that `took` this long, unless there will be none.
     pub(crate) fn pause(&self, took: Duration) {
-        let pause = (took * PAUSE_FACTOR).min(MAX_PAUSE);
-        drop(self.0.changed.wait_timeout_while(self.state(), pause, |state| !state.is_closed));
+        self.rest((took * PAUSE_FACTOR).min(MAX_PAUSE));
+    }
+
+    /// Waits for this time. Returns false as soon as there will be no more cleanups.
+    pub(crate) fn rest(&self, time: Duration) -> bool {
+        let waited = self.0.changed.wait_timeout_while(self.state(), time, |state| !state.is_closed);
+        !waited.unwrap_or_else(PoisonError::into_inner).0.is_closed
     }
 
     fn state(&self) -> MutexGuard<'_, RequestState<U>> {

@@ -19,6 +19,7 @@ fn flow(to: &str, answered_by: &str) -> Flow {
         id: 1,
         zone: ConntrackZone::Both(0),
         is_established: false,
+        is_half_open: false,
     }
 }
 

@@ -40,6 +40,7 @@ fn flow(to: &str, answered_by: &str) -> Flow {
         id: 1,
         zone: ConntrackZone::Both(0),
         is_established: true,
+        is_half_open: false,
     }
 }
 

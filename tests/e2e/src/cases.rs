@@ -10,6 +10,7 @@ pub mod drained;
 pub mod drift;
 pub mod endpoints;
 pub mod faults;
+pub mod half_open;
 pub mod health;
 pub mod instances;
 pub mod invalid_packets;
@@ -196,6 +197,10 @@ macro_rules! conformance {
                 live_flows_keep_their_endpoint,
                 flows_stay_while_their_endpoint_serves,
                 flows_of_the_other_family_are_kept,
+            }
+            half_open {
+                clients_of_a_removed_endpoint_reach_another_one,
+                clients_from_before_the_vip_are_answered,
             }
             resets {
                 clients_of_a_node_that_is_gone_are_reset,

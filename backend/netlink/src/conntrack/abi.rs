@@ -10,6 +10,7 @@ pub(super) mod msg {
 
 // `enum ctattr_type`.
 constants! { u16: TUPLE_ORIG = 1, TUPLE_REPLY = 2, STATUS = 3, PROTOINFO = 4, ID = 12, ZONE = 18, FILTER = 25 }
+constants! { u16: STATUS_MASK = 26 }
 
 /// `enum ctattr_tuple`.
 pub(super) mod tuple {
@@ -37,13 +38,15 @@ pub(super) mod protoinfo {
     constants! { u16: TCP = 1, TCP_STATE = 1 }
 }
 
-/// `enum tcp_conntrack`: the state of an open connection, and those of one that is closed.
+/// `enum tcp_conntrack`: the states of a connection that begins and of an open one, and those of one that is closed.
 pub(super) mod tcp_state {
-    constants! { u8: ESTABLISHED = 3, TIME_WAIT = 7, CLOSE = 8 }
+    constants! { u8: SYN_SENT = 1, ESTABLISHED = 3, TIME_WAIT = 7, CLOSE = 8 }
 }
 
+/// `IPS_SEEN_REPLY`: the first packet was answered.
+pub(super) const STATUS_SEEN_REPLY: u32 = 1 << 1;
 /// `IPS_SEEN_REPLY` and `IPS_ASSURED`: the peers have answered each other.
-pub(super) const STATUS_ANSWERED: u32 = 1 << 1 | 1 << 2;
+pub(super) const STATUS_ANSWERED: u32 = STATUS_SEEN_REPLY | 1 << 2;
 
 /// `IPPROTO_TCP`.
 pub(super) const TCP: u8 = 6;

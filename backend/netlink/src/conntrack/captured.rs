@@ -38,6 +38,7 @@ fn in_zone_7() -> Flow {
         id: flows("conntrack -D -p udp -s 10.0.0.1")[0].id,
         zone: ConntrackZone::Both(7),
         is_established: false,
+        is_half_open: false,
     }
 }
 
@@ -50,6 +51,7 @@ fn flows_are_read_as_conntrack_prints_them() {
         id,
         zone: ConntrackZone::Both(0),
         is_established: false,
+        is_half_open: false,
     };
     let both = flows("conntrack -L -p udp");
     assert_ne!(both[0].id, both[1].id);

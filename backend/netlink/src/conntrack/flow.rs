@@ -56,7 +56,9 @@ pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
     }
     let is_answered = status & abi::STATUS_ANSWERED == abi::STATUS_ANSWERED;
     let is_established = tcp_state == Some(tcp_state::ESTABLISHED) && is_answered;
-    Some(Tracked::Open(Flow { protocol: protocol?, original: original?, reply: reply?, id: id?, zone, is_established }))
+    let is_half_open = tcp_state == Some(tcp_state::SYN_SENT) && status & abi::STATUS_SEEN_REPLY == 0;
+    let (protocol, original, reply, id) = (protocol?, original?, reply?, id?);
+    Some(Tracked::Open(Flow { protocol, original, reply, id, zone, is_established, is_half_open }))
 }
 
 fn protocol_number(tuple: Attrs<'_>) -> Option<u8> {
@@ -87,7 +89,12 @@ pub(super) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
 
 /// Appends a request to delete this flow, but not a later one with the same tuples.
 pub(super) fn write_delete(buf: &mut Vec<u8>, flow: &Flow, more_flags: u16, seq: u32) {
-    put(buf, abi::msg::DELETE, more_flags, seq, AddressFamily::of(&flow.original.destination.ip()), |buf| {
+    write_request(buf, abi::msg::DELETE, flow, more_flags, seq);
+}
+
+/// Appends a request for this flow.
+pub(super) fn write_request(buf: &mut Vec<u8>, command: u16, flow: &Flow, more_flags: u16, seq: u32) {
+    put(buf, command, more_flags, seq, AddressFamily::of(&flow.original.destination.ip()), |buf| {
         buf.nest(abi::TUPLE_ORIG, |buf| {
             write_tuple(buf, flow.protocol.number(), &flow.original);
             if let ConntrackZone::Original(zone) = flow.zone {

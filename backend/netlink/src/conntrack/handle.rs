@@ -26,6 +26,14 @@ pub struct ConntrackHandle {
     buf: Vec<u8>,
 }
 
+/// Which flows are dumped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Selection {
+    Protocol(FlowProtocol),
+    /// TCP connections whose SYN has not been answered. Since Linux 5.19 the kernel omits answered ones if it filters.
+    HalfOpen,
+}
+
 /// Which side filters a dump by protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filter {
@@ -52,13 +60,46 @@ impl ConntrackHandle {
         &mut self,
         family: AddressFamily,
         protocol: FlowProtocol,
+        visit: impl FnMut(Flow) -> Result<()>,
+    ) -> Result<()> {
+        self.selected(family, Selection::Protocol(protocol), visit)
+    }
+
+    /// As [`Self::flows`], with the TCP connections whose SYN has not been answered.
+    ///
+    /// # Errors
+    /// When the kernel rejects the dump, or `visit` fails, which ends the dump.
+    pub fn half_open(&mut self, family: AddressFamily, visit: impl FnMut(Flow) -> Result<()>) -> Result<()> {
+        self.selected(family, Selection::HalfOpen, visit)
+    }
+
+    /// The flow as it is now; `None` if it has ended.
+    ///
+    /// # Errors
+    /// When the kernel rejects the request.
+    pub fn find(&mut self, flow: &Flow) -> Result<Option<Flow>> {
+        self.buf.clear();
+        flow::write_request(&mut self.buf, msg::GET, flow, flags::ACK, SEQ);
+        match collect(&mut self.socket, &self.buf, "look up a flow", "a flow", flow::read) {
+            Err(error) if error.is_not_found() => Ok(None),
+            replies => Ok(replies?.into_iter().find_map(|tracked| match tracked {
+                Tracked::Open(found) => Some(found).filter(|found| found.id == flow.id),
+                Tracked::Other => None,
+            })),
+        }
+    }
+
+    fn selected(
+        &mut self,
+        family: AddressFamily,
+        selection: Selection,
         mut visit: impl FnMut(Flow) -> Result<()>,
     ) -> Result<()> {
-        match self.dump(family, protocol, &mut visit) {
+        match self.dump(family, selection, &mut visit) {
             // The kernel rejects the filter before the first flow.
             Err(error) if self.filter == Filter::Kernel && is_filter_rejected(&error) => {
                 self.filter = Filter::Client;
-                self.dump(family, protocol, &mut visit)
+                self.dump(family, selection, &mut visit)
             }
             result => result,
         }
@@ -103,14 +144,15 @@ impl ConntrackHandle {
     fn dump(
         &mut self,
         family: AddressFamily,
-        protocol: FlowProtocol,
+        selection: Selection,
         visit: &mut impl FnMut(Flow) -> Result<()>,
     ) -> Result<()> {
         self.buf.clear();
-        write_dump(&mut self.buf, family, protocol, self.filter);
-        exchange(&mut self.socket, &self.buf, &format!("list {} flows", protocol.name()), |message| {
+        write_dump(&mut self.buf, family, selection, self.filter);
+        let name = format!("list {} flows", selection.protocol().name());
+        exchange(&mut self.socket, &self.buf, &name, |message| {
             match flow::read(message.payload).ok_or(Error::Malformed("a flow"))? {
-                Tracked::Open(flow) if flow.protocol == protocol => visit(flow),
+                Tracked::Open(flow) if selection.contains(&flow) => visit(flow),
                 Tracked::Open(_) | Tracked::Other => Ok(()),
             }
         })
@@ -131,8 +173,22 @@ impl ConntrackHandle {
     }
 }
 
-/// Appends a request for all flows of a family, only those of the protocol if the kernel filters.
-fn write_dump(buf: &mut Vec<u8>, family: AddressFamily, protocol: FlowProtocol, filter: Filter) {
+impl Selection {
+    fn protocol(self) -> FlowProtocol {
+        match self {
+            Self::Protocol(protocol) => protocol,
+            Self::HalfOpen => FlowProtocol::Tcp,
+        }
+    }
+
+    fn contains(self, flow: &Flow) -> bool {
+        flow.protocol == self.protocol() && (self != Self::HalfOpen || flow.is_half_open)
+    }
+}
+
+/// Appends a request for all flows of a family, only for those that are selected if the kernel filters.
+fn write_dump(buf: &mut Vec<u8>, family: AddressFamily, selection: Selection, filter: Filter) {
+    let protocol = selection.protocol();
     flow::put(buf, msg::GET, flags::DUMP, SEQ, family, |buf| {
         if filter == Filter::Kernel {
             buf.nest(abi::TUPLE_ORIG, |buf| buf.nest(tuple::PROTO, |buf| buf.put(proto::NUM, &[protocol.number()])));
@@ -141,6 +197,10 @@ fn write_dump(buf: &mut Vec<u8>, family: AddressFamily, protocol: FlowProtocol, 
                 buf.put_ne_u32(filter::ORIG_FLAGS, filter::PROTO_NUM);
                 buf.put_ne_u32(filter::REPLY_FLAGS, 0);
             });
+            if selection == Selection::HalfOpen {
+                buf.put_u32(abi::STATUS, 0);
+                buf.put_u32(abi::STATUS_MASK, abi::STATUS_SEEN_REPLY);
+            }
         }
     });
 }
@@ -157,7 +217,7 @@ mod tests {
     #[test]
     fn the_request_for_a_dump_equals_that_of_conntrack() {
         let mut ours = Vec::new();
-        write_dump(&mut ours, AddressFamily::V6, FlowProtocol::Udp, Filter::Client);
+        write_dump(&mut ours, AddressFamily::V6, Selection::Protocol(FlowProtocol::Udp), Filter::Client);
         let theirs = sent("conntrack -L -f ipv6 -p udp");
         // Except the sequence number.
         assert_eq!((&ours[..8], &ours[16..]), (&theirs[..8], &theirs[16..]));

@@ -92,6 +92,48 @@ fn only_an_answered_open_tcp_connection_is_established() {
 }
 
 #[test]
+fn only_a_tcp_connection_without_an_answer_is_half_open() {
+    in_netns(|| {
+        insert("tcp", 1, "--state SYN_SENT");
+        insert("tcp", 2, "--state SYN_SENT -u SEEN_REPLY");
+        insert("tcp", 3, "--state SYN_RECV -u SEEN_REPLY");
+        insert("tcp", 4, "--state ESTABLISHED");
+        insert("tcp", 5, "--state CLOSE");
+        insert("udp", 6, "");
+        insert("tcp", 7, "--state SYN_SENT -w 7");
+        for filter in [Filter::Kernel, Filter::Client] {
+            let mut handle = ConntrackHandle::open().unwrap();
+            handle.filter = filter;
+            let mut list = Vec::new();
+            let visit = |flow: Flow| {
+                list.push(flow);
+                Ok(())
+            };
+            handle.half_open(AddressFamily::V4, visit).unwrap();
+            list.sort_by_key(|flow| flow.original.source);
+            let ports: Vec<_> = list.iter().map(|flow| flow.original.source.port()).collect();
+            assert_eq!((ports, handle.filter), (vec![1, 7], filter));
+            for flow in &list {
+                assert!(flow.is_half_open && !flow.is_established);
+                assert_eq!(handle.find(flow), Ok(Some(*flow)));
+                assert_eq!(handle.find(&Flow { id: !flow.id, ..*flow }), Ok(None), "a later one");
+            }
+            let mut answered = Vec::new();
+            let visit = |flow: Flow| {
+                answered.extend((flow.original.source.port() == 3).then_some(flow));
+                Ok(())
+            };
+            handle.flows(AddressFamily::V4, FlowProtocol::Tcp, visit).unwrap();
+            assert!(!answered[0].is_half_open);
+            assert_eq!(handle.find(&answered[0]), Ok(Some(answered[0])));
+            run("conntrack", "-D -p tcp --sport 1");
+            assert_eq!(handle.find(&list[0]), Ok(None));
+            insert("tcp", 1, "--state SYN_SENT");
+        }
+    });
+}
+
+#[test]
 fn deleting_an_old_flow_keeps_a_new_one_with_the_same_tuples() {
     in_netns(|| {
         let mut handle = ConntrackHandle::open().unwrap();

@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
+    num::NonZeroU16,
     process::Command,
     sync::{Mutex, mpsc},
 };
@@ -12,7 +13,7 @@ use netlink::{
     conntrack::{ConntrackZone, Tuple},
     testing::in_netns,
 };
-use proto::model::{FailureKind, ServicePortFailure};
+use proto::model::{Endpoint, FailureKind, ServicePortFailure};
 
 use super::*;
 use crate::{
@@ -86,7 +87,9 @@ impl Fixture {
     /// What the sync loop does, and waits for the cleanup.
     fn sync(&mut self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
         self.cleaner.prepare(work, state);
-        self.cleaner.programmed(work, failures.iter().map(|failure| &failure.key));
+        let failed = || failures.iter().map(|failure| &failure.key);
+        self.cleaner.programmed(work, failed());
+        self.cleaner.finished(state, failed());
         if let Some(requests) = &self.cleaner.requests {
             requests.wait_idle();
         }
@@ -259,6 +262,46 @@ fn a_vip_is_withdrawn_when_that_is_programmed_and_confirmed() {
     });
 }
 
+/// Two connections to an endpoint that departs, of which one is half-open, one to an endpoint that stays, and one that
+/// is not translated.
+#[test]
+fn half_open_connections_are_deleted_when_the_change_is_programmed_and_confirmed() {
+    in_netns(|| {
+        let vip = "10.96.0.1";
+        for (endpoint, state, port) in [
+            ("10.244.1.2", "SYN_SENT", 1),
+            ("10.244.1.2", "ESTABLISHED -u SEEN_REPLY,ASSURED", 2),
+            ("10.244.1.1", "SYN_SENT", 3),
+            (vip, "SYN_SENT", 4),
+        ] {
+            let args = format!(
+                "-I -p tcp -s 10.9.9.9 -d {vip} --sport {port} --dport 80 --timeout 600 -r {endpoint} -q 10.9.9.9 \
+                 --reply-port-src 80 --reply-port-dst {port} --state {state}"
+            );
+            let output = Command::new("conntrack").args(args.split_whitespace()).output().unwrap();
+            assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        let state = mk_state()
+            .service("default/web", |web| web.port(80).cluster_ip("10.96.0.1").endpoints(["10.244.1.1:80"]))
+            .build();
+        let work = apply("default/web");
+        let Work::Apply(changes) = &work else { return };
+        let gone = Endpoint::new([10, 244, 1, 2].into(), NonZeroU16::new(80).unwrap());
+        let departed: DepartedEndpoints = [(mk_key("default/web"), vec![gone])].into();
+        let mut fixture = Fixture::of_kernel();
+        fixture.sync(&work, &state, &[]);
+        assert_eq!(client_ports(), [1, 2, 3, 4].into(), "no commit");
+        fixture.cleaner.rolled_back();
+        fixture.cleaner.committed(changes, Some(&departed));
+        fixture.sync(&work, &state, &[]);
+        assert_eq!(client_ports(), [1, 2, 3, 4].into(), "not confirmed");
+        fixture.cleaner.confirmed();
+        fixture.cleaner.requests.as_ref().unwrap().wait_idle();
+        assert_eq!(client_ports(), [2, 3].into());
+        assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (0, 0), "of UDP");
+    });
+}
+
 #[test]
 fn failed_cleanup_is_repeated_after_any_change() {
     in_netns(|| {
@@ -313,11 +356,20 @@ impl FlowTable for BlockingTable {
                 id: u32::from(port),
                 zone: ConntrackZone::Both(0),
                 is_established: false,
+                is_half_open: false,
             })
         })?;
         // Fails when the test has ended.
         let _ = self.permits.recv();
         Ok(())
+    }
+
+    fn visit_half_open(&self, _: AddressFamily, _: &mut dyn FnMut(Flow) -> netlink::Result<()>) -> netlink::Result<()> {
+        Ok(())
+    }
+
+    fn find(&self, _: &Flow) -> netlink::Result<Option<Flow>> {
+        unreachable!("no TCP service port changes")
     }
 
     fn delete(&self, flows: &[Flow]) -> netlink::Result<usize> {
@@ -375,6 +427,20 @@ fn a_vip_that_is_withdrawn_during_a_cleanup_is_left_to_the_next_one() {
     fixture.cleaner.requests.as_ref().unwrap().wait_idle();
     assert_eq!(record.lock().unwrap().1, [1, 2, 3]);
     assert_eq!(fixture.deleted_flows(), 3);
+}
+
+#[test]
+fn a_change_of_tcp_alone_lists_no_udp_flows() {
+    let (_, permits) = mpsc::channel();
+    let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
+    let table = BlockingTable { permits, flows: 3, record: record.clone() };
+    let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    fixture.sync(&Work::Reconcile, &dns_at("10.244.1.1:53"), &[]);
+    let web = mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
+    let changes = Changes { service_ports: [mk_key("default/web")].into(), ..Changes::default() };
+    fixture.cleaner.committed(&changes, None);
+    fixture.sync(&Work::Apply(changes), &web, &[]);
+    assert_eq!(record.lock().unwrap().0, 1);
 }
 
 #[test]

@@ -1,0 +1,188 @@
+//! Which half-open TCP connections are deleted after a change of their service port.
+//!
+//! ```text
+//!   commits ──▶ ChangedPorts: endpoints that departed ──programmed──▶ HalfOpenPorts: VIPs, endpoints that departed
+//!                                                                         │ connections without an answer
+//!                                                      GRACE later: the same ones, still without ──▶ deleted
+//! ```
+//!
+//! The endpoint of a connection may terminate, and be about to answer. So only a connection is deleted that has no
+//! answer for [`GRACE`], which takes longer than any answer within a cluster. An answer that comes later is rejected by
+//! the client, whose next SYN goes to another endpoint.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use netlink::{AddressFamily, conntrack::Flow};
+use proto::model::{Endpoint, IpFamily, PerFamily, Protocol, ServicePortKey};
+
+use super::{FlowTable, FlowVips};
+use crate::{
+    Changes, DepartedEndpoints, NodeState, ServicePortState,
+    dataplane::{Vip, vips},
+};
+
+/// How long a connection is half-open before it is deleted. A client repeats its SYN after a second.
+pub(super) const GRACE: Duration = Duration::from_millis(500);
+
+/// The most connections that are deleted together. Others wait for the next change, or until their clients give up.
+const MAX: usize = 4096;
+
+/// The most endpoints that are remembered of a service port.
+const MAX_DEPARTED: usize = 1024;
+
+/// The TCP service ports that commits have changed, with the endpoints that departed, until they are programmed.
+#[derive(Debug, Default)]
+pub(super) struct ChangedPorts(BTreeMap<ServicePortKey, BTreeSet<Endpoint>>);
+
+/// The TCP service ports that were programmed since the last pass over the connections.
+#[derive(Debug, Default)]
+pub(super) struct HalfOpenPorts(BTreeMap<ServicePortKey, HalfOpenPort>);
+
+/// What decides about the half-open connections of one service port.
+#[derive(Debug, Default)]
+struct HalfOpenPort {
+    vips: PerFamily<Vec<Vip>>,
+    departed: Arc<BTreeSet<SocketAddr>>,
+}
+
+/// The VIPs in one family, with the endpoints that departed.
+type HalfOpenVips = FlowVips<Arc<BTreeSet<SocketAddr>>>;
+
+// === impl ChangedPorts ===
+
+impl ChangedPorts {
+    /// Records a commit. `departed`: see [`crate::CommitResult`]; `None`: the commit before is not comparable.
+    pub(super) fn committed(&mut self, changes: &Changes, departed: Option<&DepartedEndpoints>) {
+        for key in changes.service_ports.iter().filter(|key| key.protocol == Protocol::Tcp) {
+            let known = self.0.entry(key.clone()).or_default();
+            let endpoints = departed.and_then(|departed| departed.get(key)).into_iter().flatten();
+            let room = MAX_DEPARTED.saturating_sub(known.len());
+            known.extend(endpoints.take(room).map(|endpoint| Endpoint { terminating: false, ..*endpoint }));
+        }
+    }
+
+    /// Takes those that are programmed.
+    pub(super) fn programmed(&mut self, state: &NodeState, failed: &BTreeSet<&ServicePortKey>) -> HalfOpenPorts {
+        let programmed = self.0.extract_if(.., |key, _| !failed.contains(key));
+        let port = |(key, departed): (ServicePortKey, _)| {
+            let service = state.service_port(&key)?;
+            Some((key, HalfOpenPort::new(service, &departed, &state.node().addresses)))
+        };
+        HalfOpenPorts(programmed.filter_map(port).collect())
+    }
+}
+
+// === impl HalfOpenPorts ===
+
+impl HalfOpenPorts {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds what was programmed later.
+    pub(super) fn update(&mut self, later: Self) {
+        for (key, HalfOpenPort { vips, departed }) in later.0 {
+            let known = self.0.entry(key).or_default();
+            known.vips = vips;
+            let room = MAX_DEPARTED.saturating_sub(known.departed.len());
+            Arc::make_mut(&mut known.departed).extend(departed.iter().take(room).copied());
+        }
+    }
+
+    fn vips(&self, node_addresses: &[IpAddr]) -> PerFamily<HalfOpenVips> {
+        let of_port = |HalfOpenPort { vips, departed }: &HalfOpenPort| {
+            PerFamily::from_fn(|family| (vips[family].clone(), departed.clone()))
+        };
+        let ports: Vec<_> = self.0.values().map(of_port).collect();
+        HalfOpenVips::of_service_ports(ports.iter(), node_addresses)
+    }
+
+    /// Deletes the connections of both families that `rest`, which waits for the given time, leaves half-open. Stops if
+    /// that returns false. Returns how many there were. Blocks.
+    pub(super) fn clean_up(
+        &self,
+        table: &impl FlowTable,
+        node_addresses: &[IpAddr],
+        rest: impl FnOnce(Duration) -> bool,
+    ) -> Result<usize> {
+        let found = self.find(table, node_addresses)?;
+        let mut deleted = 0;
+        if found.is_empty() || !rest(GRACE) {
+            return Ok(deleted);
+        }
+        for flow in found {
+            // One by one, so that none is deleted that was answered meanwhile.
+            if table.find(&flow)? == Some(flow) {
+                deleted += table.delete(&[flow])?;
+            }
+        }
+        Ok(deleted)
+    }
+
+    fn find(&self, table: &impl FlowTable, node_addresses: &[IpAddr]) -> Result<Vec<Flow>> {
+        let mut vips = self.vips(node_addresses);
+        let addresses: HashSet<_> = table.addresses().context("cannot list the node's addresses")?;
+        let mut found = Vec::new();
+        for (family, conntrack_family) in IpFamily::ALL.into_iter().zip(AddressFamily::ALL) {
+            let vips = &mut vips[family];
+            if vips.is_empty() {
+                continue;
+            }
+            vips.add_addresses(&addresses);
+            let visited = table.visit_half_open(conntrack_family, &mut |flow| {
+                if found.len() < MAX && vips.is_misled(&flow) {
+                    found.push(flow);
+                }
+                Ok(())
+            });
+            visited.with_context(|| format!("{family} connections"))?;
+        }
+        Ok(found)
+    }
+}
+
+// === impl HalfOpenPort ===
+
+impl HalfOpenPort {
+    fn new(service: &ServicePortState, departed: &BTreeSet<Endpoint>, node_addresses: &[IpAddr]) -> Self {
+        let is_endpoint = |address: IpAddr, port: u16| {
+            NonZeroU16::new(port).is_some_and(|port| service.has_endpoint(&Endpoint::new(address, port)))
+        };
+        // A connection to an endpoint at the VIP itself looks as if it were not translated.
+        let is_endpoint_at = |vip: &Vip| match *vip {
+            Vip::AddressPort { address, port, .. } => is_endpoint(address, port),
+            Vip::NodePort { port, .. } => node_addresses.iter().any(|address| is_endpoint(*address, port)),
+            Vip::Address(_) => false,
+        };
+        let of_family = |family| vips(&service.port, family).into_iter().map(|(vip, _)| vip);
+        let departed = departed.iter().filter(|endpoint| !service.has_endpoint(endpoint));
+        Self {
+            vips: PerFamily::from_fn(|family| of_family(family).filter(|vip| !is_endpoint_at(vip)).collect()),
+            departed: Arc::new(
+                departed.map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get())).collect(),
+            ),
+        }
+    }
+}
+
+// === impl HalfOpenVips ===
+
+impl HalfOpenVips {
+    /// Whether the SYNs of a connection to one of these VIPs are sent to an endpoint that departed, or are not
+    /// translated because the connection is older than the VIP.
+    fn is_misled(&self, flow: &Flow) -> bool {
+        let source = flow.reply.source;
+        let is_misled = |departed: &Arc<BTreeSet<_>>| source == flow.original.destination || departed.contains(&source);
+        flow.is_half_open && self.get(flow).is_some_and(is_misled)
+    }
+}
+
+#[cfg(test)]
+mod tests;

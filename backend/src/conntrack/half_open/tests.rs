@@ -1,0 +1,215 @@
+//! Which connections are deleted, in a table that the tests fill.
+
+use std::{cell::RefCell, time::Duration};
+
+use netlink::conntrack::{ConntrackZone, FlowProtocol, Tuple};
+
+use super::*;
+use crate::testing::{StateBuilder, mk_key, mk_state};
+
+const ONE: &str = "10.244.1.1:8080";
+const GONE: &str = "10.244.1.2:8080";
+const NODE_PORT: &str = "192.168.1.1:30080";
+
+/// Connections, the port of whose client is their number.
+#[derive(Default)]
+struct Table(RefCell<Vec<Flow>>);
+
+impl Table {
+    fn add(&self, to: &str, answered_by: &str) {
+        let (to, answered_by): (SocketAddr, SocketAddr) = (to.parse().unwrap(), answered_by.parse().unwrap());
+        let mut flows = self.0.borrow_mut();
+        let number = flows.len() as u16 + 1;
+        let client: IpAddr = if to.is_ipv4() { "10.9.9.9".parse() } else { "fd00:9::9".parse() }.unwrap();
+        let client = SocketAddr::new(client, number);
+        flows.push(Flow {
+            protocol: FlowProtocol::Tcp,
+            original: Tuple { source: client, destination: to },
+            reply: Tuple { source: answered_by, destination: client },
+            id: u32::from(number),
+            zone: ConntrackZone::Both(0),
+            is_established: false,
+            is_half_open: true,
+        });
+    }
+
+    /// The SYN of a connection is answered.
+    fn answer(&self, number: u32) {
+        let mut flows = self.0.borrow_mut();
+        flows.iter_mut().filter(|flow| flow.id == number).for_each(|flow| flow.is_half_open = false);
+    }
+
+    /// The numbers of those that exist.
+    fn numbers(&self) -> Vec<u32> {
+        self.0.borrow().iter().map(|flow| flow.id).collect()
+    }
+}
+
+impl FlowTable for Table {
+    fn addresses(&self) -> netlink::Result<HashSet<IpAddr>> {
+        Ok(["192.168.1.1".parse().unwrap(), "192.168.7.7".parse().unwrap()].into())
+    }
+
+    fn visit(
+        &self,
+        _: AddressFamily,
+        _: FlowProtocol,
+        _: &mut dyn FnMut(Flow) -> netlink::Result<()>,
+    ) -> netlink::Result<()> {
+        unreachable!("answered connections are not listed")
+    }
+
+    fn visit_half_open(
+        &self,
+        family: AddressFamily,
+        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
+    ) -> netlink::Result<()> {
+        let flows = self.0.borrow().clone();
+        let is_listed =
+            |flow: &Flow| flow.is_half_open && flow.original.source.is_ipv4() == (family == AddressFamily::V4);
+        flows.into_iter().filter(is_listed).try_for_each(visit)
+    }
+
+    fn find(&self, flow: &Flow) -> netlink::Result<Option<Flow>> {
+        Ok(self.0.borrow().iter().find(|found| found.id == flow.id).copied())
+    }
+
+    fn delete(&self, flows: &[Flow]) -> netlink::Result<usize> {
+        self.0.borrow_mut().retain(|flow| !flows.contains(flow));
+        Ok(flows.len())
+    }
+}
+
+fn web(endpoints: &'static [&'static str]) -> StateBuilder {
+    mk_state().service("default/web", move |web| {
+        let web = web.port(80).cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").external_ip("198.51.100.1");
+        web.node_port(30080).endpoints(endpoints.iter().copied())
+    })
+}
+
+/// What a commit records that changes this service port, from which these endpoints depart, when it is programmed.
+fn programmed(state: &NodeState, key: &str, departed: &[&str]) -> HalfOpenPorts {
+    let mut changed = ChangedPorts::default();
+    commit(&mut changed, key, departed);
+    changed.programmed(state, &BTreeSet::new())
+}
+
+fn commit(changed: &mut ChangedPorts, key: &str, departed: &[&str]) {
+    let endpoint = |text: &&str| {
+        let address: SocketAddr = text.parse().unwrap();
+        let port = NonZeroU16::new(address.port()).unwrap();
+        Endpoint { terminating: true, ..Endpoint::new(address.ip(), port) }
+    };
+    let departed: DepartedEndpoints = [(mk_key(key), departed.iter().map(endpoint).collect())].into();
+    let changes = Changes { service_ports: [mk_key(key)].into(), ..Changes::default() };
+    changed.committed(&changes, Some(&departed));
+}
+
+/// A pass, while whose rest this happens. Returns the connections that it deletes.
+fn pass_while(ports: &HalfOpenPorts, state: &NodeState, table: &Table, meanwhile: impl FnOnce(&Table)) -> Vec<u32> {
+    let before = table.numbers();
+    let rest = |time: Duration| {
+        assert_eq!((time, table.numbers()), (GRACE, before.clone()), "nothing is deleted at once");
+        meanwhile(table);
+        true
+    };
+    let count = ports.clean_up(table, &state.node().addresses, rest).unwrap();
+    let after = table.numbers();
+    let deleted: Vec<_> = before.into_iter().filter(|number| !after.contains(number)).collect();
+    assert_eq!(deleted.len(), count);
+    deleted
+}
+
+fn pass(ports: &HalfOpenPorts, state: &NodeState, table: &Table) -> Vec<u32> {
+    pass_while(ports, state, table, |_| {})
+}
+
+#[test]
+fn connections_to_endpoints_that_departed_are_deleted() {
+    let state = web(&[ONE]).build();
+    let ports = programmed(&state, "default/web", &[GONE, "[fd00:244::2]:8080"]);
+    let table = Table::default();
+    for to in ["10.96.0.1:80", "198.51.100.1:80", NODE_PORT, "192.168.7.7:30080"] {
+        table.add(to, GONE);
+    }
+    table.add("[fd00:96::1]:80", "[fd00:244::2]:8080");
+    // An endpoint, one that never was one, another port, and what is no VIP.
+    for (to, endpoint) in [
+        ("10.96.0.1:80", ONE),
+        ("10.96.0.1:80", "10.244.1.3:8080"),
+        ("10.96.0.1:80", "10.244.1.2:9090"),
+        ("10.96.0.2:80", GONE),
+        ("192.168.9.9:30080", GONE),
+    ] {
+        table.add(to, endpoint);
+    }
+    assert_eq!(pass(&ports, &state, &table), [1, 2, 3, 4, 5]);
+    assert_eq!(pass(&ports, &state, &table), [0; 0]);
+}
+
+#[test]
+fn connections_that_are_not_translated_are_deleted() {
+    let vips = ["10.96.0.1:80", "198.51.100.1:80", NODE_PORT, "[fd00:96::1]:80"];
+    let table = Table::default();
+    vips.iter().for_each(|vip| table.add(vip, vip));
+    table.add("198.51.100.2:80", "198.51.100.2:80");
+    let state = web(&[ONE]).build();
+    assert_eq!(pass(&programmed(&state, "default/web", &[]), &state, &table), [1, 2, 3, 4]);
+
+    // The endpoint is at the VIP, and at the node port.
+    let table = Table::default();
+    vips.iter().for_each(|vip| table.add(vip, vip));
+    let state = web(&[ONE, "198.51.100.1:80", NODE_PORT]).build();
+    assert_eq!(pass(&programmed(&state, "default/web", &[]), &state, &table), [1, 4]);
+}
+
+#[test]
+fn what_is_answered_meanwhile_is_kept() {
+    let state = web(&[ONE]).build();
+    let ports = programmed(&state, "default/web", &[GONE]);
+    let table = Table::default();
+    (0..3).for_each(|_| table.add("10.96.0.1:80", GONE));
+    table.answer(1);
+    assert_eq!(pass_while(&ports, &state, &table, |table| table.answer(2)), [3]);
+    table.add("10.96.0.1:80", GONE);
+    assert_eq!(ports.clean_up(&table, &[], |_| false).unwrap(), 0, "the process ends");
+    assert_eq!(table.numbers(), [1, 2, 3]);
+}
+
+#[test]
+fn only_programmed_changes_of_tcp_count() {
+    let state = web(&[ONE]).service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10")).build();
+    let mut changed = ChangedPorts::default();
+    assert!(programmed(&state, "default/dns/udp", &[]).is_empty());
+    assert!(programmed(&state, "default/removed", &[GONE]).is_empty());
+    commit(&mut changed, "default/web", &[GONE]);
+    assert!(changed.programmed(&state, &[&mk_key("default/web")].into()).is_empty());
+    let table = Table::default();
+    table.add("10.96.0.1:80", GONE);
+    table.add("10.96.0.1:80", "10.244.1.3:8080");
+    let mut ports = changed.programmed(&state, &BTreeSet::new());
+    assert!(changed.programmed(&state, &BTreeSet::new()).is_empty(), "once");
+    ports.update(programmed(&state, "default/web", &["10.244.1.3:8080"]));
+    assert_eq!(pass(&ports, &state, &table), [1, 2], "both departed");
+}
+
+#[test]
+fn an_endpoint_that_has_returned_is_one() {
+    let state = web(&[ONE, GONE]).build();
+    let table = Table::default();
+    table.add("10.96.0.1:80", GONE);
+    assert_eq!(pass(&programmed(&state, "default/web", &[GONE]), &state, &table), [0; 0]);
+}
+
+#[test]
+fn what_is_remembered_and_deleted_has_a_bound() {
+    let all: Vec<_> = (1..2 * MAX_DEPARTED).map(|port| format!("10.244.1.2:{port}")).collect();
+    let all: Vec<_> = all.iter().map(String::as_str).collect();
+    let state = web(&[ONE]).build();
+    let mut ports = programmed(&state, "default/web", &all);
+    ports.update(programmed(&state, "default/web", &[GONE]));
+    assert_eq!(ports.0[&mk_key("default/web")].departed.len(), MAX_DEPARTED);
+    let table = Table::default();
+    (0..MAX + 2).for_each(|_| table.add("10.96.0.1:80", "10.244.1.2:7"));
+    assert_eq!(pass(&ports, &state, &table).len(), MAX);
+}
