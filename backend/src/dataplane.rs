@@ -8,7 +8,7 @@ mod vip_ownership;
 
 pub use interface_name::{IFNAMSIZ, InterfaceName, InvalidInterfaceName};
 pub use options::{
-    DataplaneOptions, EffectiveOptions, InvalidPackets, LocalDetector, LocalhostNodePorts, Masquerade,
+    DataplaneOptions, DrainedRedirect, EffectiveOptions, InvalidPackets, LocalDetector, LocalhostNodePorts, Masquerade,
     NodePortAddresses, PodMatch, cidrs_of_family,
 };
 pub use vip::{Vip, VipKind, allowed_sources, allowed_sources_of_family, vips};

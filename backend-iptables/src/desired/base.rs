@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use backend::dataplane::{
-    DataplaneOptions, InvalidPackets, LocalhostNodePorts, NodePortAddresses, PodMatch, cidrs_of_family,
+    DataplaneOptions, DrainedRedirect, InvalidPackets, LocalhostNodePorts, NodePortAddresses, PodMatch, cidrs_of_family,
 };
 use ipnet::IpNet;
 use iptables::{ChainSpec, Hook, Table};
@@ -116,7 +116,8 @@ fn fixed_rules(
     match shared {
         SharedChain::Services => {
             let comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
-            tail = node_port_jumps(family, options, node, comment, names::NODEPORTS);
+            tail = drained(family, options, node);
+            tail.extend(node_port_jumps(family, options, node, comment, names::NODEPORTS));
         }
         SharedChain::UnservedExternal => {
             let comment = "node ports that nobody serves";
@@ -147,6 +148,18 @@ fn fixed_rules(
         SharedChain::NodePorts | SharedChain::UnservedNodePorts | SharedChain::HealthPorts | SharedChain::Firewall => {}
     }
     FixedRules { head, tail }
+}
+
+/// Leads the kubelet of this node from a pod that ends to the backend.
+fn drained(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> Vec<String> {
+    let Some(DrainedRedirect { port, pods, backend }) = options.drained_redirect(family, node) else {
+        return Vec::new();
+    };
+    let rule = |to_pod: RuleBuilder| {
+        let line = to_pod.comment("preStop of a pod: /drained").port(Protocol::Tcp, port.get());
+        line.matching("-m addrtype --src-type LOCAL").jump(&format!("DNAT --to-destination {backend}"))
+    };
+    RuleBuilder::new().towards(&pods).into_iter().map(rule).collect()
 }
 
 /// A jump for each address or CIDR at which node ports are served.

@@ -64,6 +64,18 @@ impl RuleBuilder {
         self
     }
 
+    /// Matches packets to these pods: one rule per CIDR or interface; none when pods are unknown.
+    pub(super) fn towards(mut self, pods: &PodMatch) -> Vec<Self> {
+        let interface = match pods {
+            PodMatch::Unknown => return Vec::new(),
+            PodMatch::Source(cidrs) => return cidrs.iter().map(|cidr| self.clone().within(cidr)).collect(),
+            PodMatch::Interface(interface) => interface.to_string(),
+            PodMatch::InterfacePrefix(prefix) => format!("{prefix}+"),
+        };
+        self.interface = format!("-o {interface} ");
+        vec![self]
+    }
+
     /// Matches packets from pods, or all others: one rule per CIDR or interface; none when pods are unknown.
     pub(super) fn pods(self, sense: MatchSense, pods: &PodMatch) -> Vec<Self> {
         match pods {

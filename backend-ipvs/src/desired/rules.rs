@@ -12,9 +12,10 @@
 //!   mangle POSTROUTING ─▶ FAIRLEAD-IPVS-END : stores in the connmark that a connection is a hairpin; clears marks
 //!                                             before packets leave the node or are encapsulated
 //!   nat    POSTROUTING ─▶ FAIRLEAD-IPVS : masquerades by connmark, and VIPs as sources
+//!          OUTPUT ─▶ FAIRLEAD-IPVS-DRAINED : leads the kubelet from a pod that ends to the backend
 //! ```
 
-use backend::dataplane::{DataplaneOptions, Masquerade, NodePortAddresses, PodMatch, cidrs_of_family};
+use backend::dataplane::{DataplaneOptions, DrainedRedirect, Masquerade, NodePortAddresses, PodMatch, cidrs_of_family};
 use ipnet::IpNet;
 use iptables::{ChainSpec, Hook, Table};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, PerFamily};
@@ -49,10 +50,11 @@ const END: &str = "FAIRLEAD-IPVS-END";
 const REJECT: &str = "FAIRLEAD-IPVS-REJECT";
 const UNUSED: &str = "FAIRLEAD-IPVS-NOBODY";
 const FORWARD: &str = "FAIRLEAD-IPVS-FORWARD";
+const DRAINED: &str = "FAIRLEAD-IPVS-DRAINED";
 
 /// Whether a chain is one of this backend.
 pub(crate) fn is_ours(chain: &str) -> bool {
-    [MAIN, PORTS, MASQ, END, REJECT, UNUSED, FORWARD].contains(&chain)
+    [MAIN, PORTS, MASQ, END, REJECT, UNUSED, FORWARD, DRAINED].contains(&chain)
 }
 
 /// The rules of a family on a node.
@@ -65,6 +67,7 @@ pub(crate) fn rules(family: IpFamily, options: &DataplaneOptions, node: &NodeInf
         chain(Table::Mangle, MASQ, writer.masquerade_decisions()),
         chain(Table::Mangle, END, writer.end()),
         chain(Table::Nat, MAIN, writer.masquerade()),
+        chain(Table::Nat, DRAINED, writer.drained()),
         chain(Table::Filter, MAIN, vec![format!("{} -j {REJECT}", Mark::REJECT.exactly())]),
         chain(Table::Filter, REJECT, writer.reject()),
         chain(Table::Filter, UNUSED, writer.unused_service_ips(cluster)),
@@ -78,6 +81,7 @@ fn hooks() -> Vec<Hook> {
     let hook = |table, chain, rule: String| Hook { table, chain, rule };
     vec![
         hook(Table::Nat, "POSTROUTING", format!("-j {MAIN}")),
+        hook(Table::Nat, "OUTPUT", format!("-j {DRAINED}")),
         hook(Table::Filter, "FORWARD", format!("-j {FORWARD}")),
         hook(Table::Filter, "FORWARD", format!("{new} {UNUSED}")),
         hook(Table::Filter, "OUTPUT", format!("{new} {UNUSED}")),
@@ -188,6 +192,19 @@ impl Writer<'_> {
             format!("-m connmark --mark {} -j MASQUERADE --random-fully", self.masquerade_bit()),
             format!("-m set --match-set {} src -j {own}", self.set(SetContent::Addresses)),
         ]
+    }
+
+    fn drained(&self) -> Vec<String> {
+        let Some(redirect) = self.options.drained_redirect(self.family, self.node) else { return Vec::new() };
+        let DrainedRedirect { port, pods, backend } = redirect;
+        let to_pods = match pods {
+            PodMatch::Unknown => Vec::new(),
+            PodMatch::Source(ranges) => ranges.iter().map(|range| within("-d", range)).collect(),
+            PodMatch::Interface(interface) => vec![format!("-o {interface} ")],
+            PodMatch::InterfacePrefix(prefix) => vec![format!("-o {prefix}+ ")],
+        };
+        let rule = |to_pod| format!("{to_pod}-p tcp -m tcp --dport {port} -j DNAT --to-destination {backend}");
+        to_pods.iter().map(rule).collect()
     }
 
     fn reject(&self) -> Vec<String> {

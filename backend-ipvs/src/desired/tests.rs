@@ -208,6 +208,27 @@ fn rules_are_as_iptables_prints_them() {
     assert!(rules.hooks.iter().all(|hook| hook.rule.contains("FAIRLEAD-IPVS")));
 }
 
+/// The node of these states has the pod CIDRs 10.244.1.0/24 and fd00:244:1::/64.
+#[test]
+fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend() {
+    let of = |local_detector, port, family| {
+        let drained_port = std::num::NonZeroU16::new(port);
+        let options = DataplaneOptions { local_detector, drained_port, ..DataplaneOptions::default() };
+        let state = mk_state().build();
+        let Rules { chains, hooks } = rules(family, &options, state.node(), state.cluster());
+        let is_hook = |hook: &iptables::Hook| (hook.table, hook.chain) == (Table::Nat, "OUTPUT");
+        assert!(hooks.iter().any(|hook| is_hook(hook) && hook.rule == "-j FAIRLEAD-IPVS-DRAINED"));
+        chains.into_iter().find(|chain| chain.name == "FAIRLEAD-IPVS-DRAINED").unwrap().rules
+    };
+    let to =
+        |pods: &str, backend: &str| format!("{pods} -p tcp -m tcp --dport 10256 -j DNAT --to-destination {backend}");
+    assert_eq!(of(LocalDetector::None, 10_256, IpFamily::V4), [to("-d 10.244.1.0/24", "127.0.0.1")]);
+    assert_eq!(of(LocalDetector::None, 10_256, IpFamily::V6), [to("-d fd00:244:1::/64", "::1")]);
+    assert_eq!(of(LocalDetector::None, 0, IpFamily::V4), [""; 0]);
+    let prefix = LocalDetector::InterfaceNamePrefix("veth".parse().unwrap());
+    assert_eq!(of(prefix, 10_256, IpFamily::V6), [to("-o veth+", "::1")]);
+}
+
 /// A rule adds an entry for each source of connections that are not masqueraded.
 #[test]
 fn set_that_rules_write_is_bounded_and_times_out() {

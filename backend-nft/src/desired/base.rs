@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use backend::dataplane::{DataplaneOptions, EffectiveOptions, NodePortAddresses, PodMatch, cidrs_of_family};
+use backend::dataplane::{
+    DataplaneOptions, DrainedRedirect, EffectiveOptions, NodePortAddresses, PodMatch, cidrs_of_family,
+};
 use ipnet::IpNet;
 use netlink::nft::{Chain, ChainType, CmpOp, Hook, Rule, Set, Table, priority};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
@@ -98,8 +100,8 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
         cluster_ips_check(family, cluster),
         source_check(family, "source-ranges-check", Hook::Prerouting),
         source_check(family, "source-ranges-output", Hook::Output),
-        hook(family, "prerouting", Hook::Prerouting),
-        hook(family, "output", Hook::Output),
+        hook(family, "prerouting", Hook::Prerouting, None),
+        hook(family, "output", Hook::Output, options.drained_redirect(family, node)),
         cluster_ips_hook(family, "forward-check", Hook::Forward),
         cluster_ips_hook(family, "output-check", Hook::Output),
         postrouting(family, effective.masquerade_mark),
@@ -220,11 +222,27 @@ fn cluster_ips_hook(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
     }
 }
 
-fn hook(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
-    FixedChain {
-        chain: Chain::base(name, ChainType::Nat, hook, priority::DSTNAT),
-        rules: vec![RuleBuilder::new(family).jump(SERVICES).build()],
-    }
+fn hook(family: IpFamily, name: &str, hook: Hook, redirect: Option<DrainedRedirect>) -> FixedChain {
+    let mut rules = vec![RuleBuilder::new(family).jump(SERVICES).build()];
+    rules.extend(redirect.iter().flat_map(|redirect| drained(family, redirect)));
+    FixedChain { chain: Chain::base(name, ChainType::Nat, hook, priority::DSTNAT), rules }
+}
+
+/// Leads the kubelet of this node from a pod that ends to the backend.
+fn drained(family: IpFamily, redirect: &DrainedRedirect) -> Vec<Rule> {
+    let builder = || RuleBuilder::new(family);
+    let to_pods = match &redirect.pods {
+        PodMatch::Unknown => Vec::new(),
+        PodMatch::Source(cidrs) => {
+            cidrs.iter().map(|cidr| builder().in_cidr(PacketAddress::Destination, cidr)).collect()
+        }
+        PodMatch::Interface(interface) => vec![builder().output_interface(interface)],
+        PodMatch::InterfacePrefix(prefix) => vec![builder().output_interface_prefix(prefix)],
+    };
+    let rule = |to_pod: RuleBuilder| {
+        to_pod.tcp_port(redirect.port).dnat_to_address(redirect.backend).comment("preStop of a pod: /drained")
+    };
+    to_pods.into_iter().map(rule).collect()
 }
 
 fn postrouting(family: IpFamily, mark: u32) -> FixedChain {

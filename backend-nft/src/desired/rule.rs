@@ -3,7 +3,10 @@
 //! The fields of a key are loaded into consecutive registers from the first one on; the result of a lookup replaces the
 //! key.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU16,
+};
 
 use backend::dataplane::{IFNAMSIZ, InterfaceName};
 use ipnet::IpNet;
@@ -94,18 +97,26 @@ impl RuleBuilder {
 
     /// `iifname "cbr0"`, or `!=`. Packets of the node itself have no input interface.
     pub(super) fn input_interface(self, op: CmpOp, interface: &InterfaceName) -> Self {
-        let mut name = interface.as_str().as_bytes().to_vec();
-        name.resize(IFNAMSIZ, 0);
-        self.interface(op, name)
+        self.interface(MetaKey::Iifname, op, full_name(interface))
     }
 
     /// `iifname "veth*"`, or `!=`.
     pub(super) fn input_interface_prefix(self, op: CmpOp, prefix: &InterfaceName) -> Self {
-        self.interface(op, prefix.as_str().as_bytes().to_vec())
+        self.interface(MetaKey::Iifname, op, prefix.as_str().as_bytes().to_vec())
     }
 
-    fn interface(self, op: CmpOp, name: Vec<u8>) -> Self {
-        self.load_meta(FIRST, MetaKey::Iifname).cmp(op, name)
+    /// `oifname "cbr0"`.
+    pub(super) fn output_interface(self, interface: &InterfaceName) -> Self {
+        self.interface(MetaKey::Oifname, CmpOp::Eq, full_name(interface))
+    }
+
+    /// `oifname "veth*"`.
+    pub(super) fn output_interface_prefix(self, prefix: &InterfaceName) -> Self {
+        self.interface(MetaKey::Oifname, CmpOp::Eq, prefix.as_str().as_bytes().to_vec())
+    }
+
+    fn interface(self, key: MetaKey, op: CmpOp, name: Vec<u8>) -> Self {
+        self.load_meta(FIRST, key).cmp(op, name)
     }
 
     fn compare(mut self, address: PacketAddress, op: CmpOp, cidr: &IpNet) -> Self {
@@ -139,6 +150,11 @@ impl RuleBuilder {
     /// `meta l4proto tcp`.
     pub(super) fn protocol(self, protocol: Protocol) -> Self {
         self.load_meta(FIRST, MetaKey::L4proto).cmp(CmpOp::Eq, [protocol.number()])
+    }
+
+    /// `tcp dport 10256`.
+    pub(super) fn tcp_port(self, port: NonZeroU16) -> Self {
+        self.protocol(Protocol::Tcp).load_port(FIRST).cmp(CmpOp::Eq, port.get().to_be_bytes())
     }
 
     /// `ct state new`.
@@ -249,16 +265,20 @@ impl RuleBuilder {
 
     /// `dnat ip to`: the address is in this register, the port after it.
     pub(super) fn dnat_to(self, endpoint: Register) -> Self {
-        let (family, port) = (nft_family(self.family), endpoint.plus(self.address_registers()));
-        self.push(Expr::Nat {
-            kind: NatType::Dnat,
-            family,
-            addr: Some(endpoint),
-            addr_max: None,
-            port: Some(port),
-            port_max: None,
-            flags: NatFlags::NONE,
-        })
+        let port = endpoint.plus(self.address_registers());
+        self.dnat_to_registers(endpoint, Some(port))
+    }
+
+    /// `dnat ip to 127.0.0.1`, at the same port.
+    pub(super) fn dnat_to_address(self, address: IpAddr) -> Self {
+        let data = (&*Fields::new().addr(address)).into();
+        self.push(Expr::Immediate { dreg: FIRST, data }).dnat_to_registers(FIRST, None)
+    }
+
+    fn dnat_to_registers(self, addr: Register, port: Option<Register>) -> Self {
+        let family = nft_family(self.family);
+        let (kind, addr, flags) = (NatType::Dnat, Some(addr), NatFlags::NONE);
+        self.push(Expr::Nat { kind, family, addr, addr_max: None, port, port_max: None, flags })
     }
 
     /// `masquerade fully-random`: with the kernel's default, two clients may select the same port at the same time.
@@ -343,8 +363,12 @@ impl RuleBuilder {
 
     /// Loads `meta l4proto . th dport`.
     fn load_protocol_port(self, dreg: Register) -> Self {
-        let port = Expr::Payload { dreg: dreg.plus(1), base: PayloadBase::Transport, offset: 2, len: 2 };
-        self.load_meta(dreg, MetaKey::L4proto).push(port)
+        self.load_meta(dreg, MetaKey::L4proto).load_port(dreg.plus(1))
+    }
+
+    /// Loads `th dport`.
+    fn load_port(self, dreg: Register) -> Self {
+        self.push(Expr::Payload { dreg, base: PayloadBase::Transport, offset: 2, len: 2 })
     }
 
     /// Loads an address.
@@ -371,6 +395,13 @@ impl RuleBuilder {
         self.exprs.push(expr);
         self
     }
+}
+
+/// An interface's name as the kernel compares it.
+fn full_name(interface: &InterfaceName) -> Vec<u8> {
+    let mut name = interface.as_str().as_bytes().to_vec();
+    name.resize(IFNAMSIZ, 0);
+    name
 }
 
 /// Loads a zero into the padding of a map's value, which is zero already.

@@ -332,6 +332,38 @@ fn masquerading_depends_on_the_options() {
     assert_eq!(with(LocalDetector::BridgeInterface("cbr0".parse().unwrap()), false), Masquerade::UnlessPod);
 }
 
+/// The node of these states has the pod CIDRs 10.244.1.0/24 and fd00:244:1::/64.
+#[test]
+fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend() {
+    let rules = |local_detector, drained_port, family| {
+        let state = mk_state().build();
+        let options = DataplaneOptions { local_detector, drained_port, ..DataplaneOptions::default() };
+        let base = base(family, &options, state.node(), state.cluster());
+        let rules = |chain: &str| base.chain(chain).unwrap().rules.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(rules("prerouting"), ["jump services"]);
+        rules("output")[1..].to_vec()
+    };
+    let port = std::num::NonZeroU16::new(10_256);
+    let to = |pods: &str, backend: &str| {
+        format!("{pods} meta l4proto tcp th dport 10256 dnat {backend} comment \"preStop of a pod: /drained\"")
+    };
+    let v4 = |pods: &str| to(pods, "ip to 0x7f000001");
+    let v6 = |pods: &str| to(pods, "ip6 to 0x00000000000000000000000000000001");
+    for (detector, expected_v4, expected_v6) in [
+        (LocalDetector::None, v4("ip daddr 10.244.1.0/24"), v6("ip6 daddr fd00:244:1::/64")),
+        (LocalDetector::NodeCidr, v4("ip daddr 10.244.1.0/24"), v6("ip6 daddr fd00:244:1::/64")),
+        (cluster_cidr(&["10.0.0.0/8", "fd00::/8"]), v4("ip daddr 10.0.0.0/8"), v6("ip6 daddr fd00::/8")),
+        // It contains the other nodes.
+        (cluster_cidr(&["0.0.0.0/0", "::/0"]), v4("ip daddr 10.244.1.0/24"), v6("ip6 daddr fd00:244:1::/64")),
+        (LocalDetector::BridgeInterface("cbr0".parse().unwrap()), v4("oifname \"cbr0\""), v6("oifname \"cbr0\"")),
+        (LocalDetector::InterfaceNamePrefix("veth".parse().unwrap()), v4("oifname \"veth*\""), v6("oifname \"veth*\"")),
+    ] {
+        assert_eq!(rules(detector.clone(), port, IpFamily::V4), [expected_v4]);
+        assert_eq!(rules(detector.clone(), port, IpFamily::V6), [expected_v6]);
+        assert_eq!(rules(detector, None, IpFamily::V4), [""; 0]);
+    }
+}
+
 /// The node of these states has the pod CIDR 10.244.1.0/24.
 #[test]
 fn pods_are_matched_by_the_local_detector() {

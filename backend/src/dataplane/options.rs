@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU16,
 };
 
 use ipnet::IpNet;
@@ -28,6 +29,8 @@ pub struct DataplaneOptions {
     /// What happens to forwarded packets that conntrack cannot assign to a connection. Only the iptables backend drops
     /// them.
     pub invalid_packets: InvalidPackets,
+    /// The port at which the backend answers `GET /drained`, at loopback addresses too: see [`DrainedRedirect`].
+    pub drained_port: Option<NonZeroU16>,
 }
 
 /// How pods of this node are detected: kube-proxy's `--detect-local-mode`.
@@ -100,17 +103,31 @@ pub enum Masquerade {
     UnlessPod,
 }
 
-/// How packets from pods of this node are matched in one family.
+/// How packets of pods of this node are matched in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodMatch {
     /// Not at all: there is nothing to match by.
     Unknown,
-    /// By a source address in one of these ranges; never empty.
+    /// By an address in one of these ranges; never empty.
     Source(Vec<IpNet>),
-    /// By this incoming interface.
+    /// By this interface.
     Interface(InterfaceName),
-    /// By this prefix of the incoming interface's name.
+    /// By this prefix of the interface's name.
     InterfacePrefix(InterfaceName),
+}
+
+/// The TCP connections of this node to a port of its pods, which lead to the backend instead. A kubelet that executes
+/// `preStop: {httpGet: {path: /drained, port: 10256}}` makes one; the backend learns the pod from its original
+/// destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DrainedRedirect {
+    /// The port, of the pods and of the backend.
+    pub port: NonZeroU16,
+    /// The pods, by destination address or output interface; never unknown. Not only those of Services: a pod that ends
+    /// leaves its Services on this node first.
+    pub pods: PodMatch,
+    /// The address of the backend.
+    pub backend: IpAddr,
 }
 
 /// The options with the node's current facts applied.
@@ -133,6 +150,7 @@ impl Default for DataplaneOptions {
             nodeport_addresses: NodePortAddresses::Primary,
             localhost_nodeports: LocalhostNodePorts::Closed,
             invalid_packets: InvalidPackets::Drop,
+            drained_port: None,
         }
     }
 }
@@ -165,17 +183,41 @@ impl DataplaneOptions {
         }
     }
 
-    fn pod_match(&self, family: IpFamily, node: &NodeInfo) -> PodMatch {
-        let by_source = |cidrs: &[IpNet]| match cidrs_of_family(cidrs, family) {
-            cidrs if cidrs.is_empty() => PodMatch::Unknown,
-            cidrs => PodMatch::Source(cidrs),
+    /// The redirect of a family: for the pods of the local detector or, without one, of the Node's pod CIDRs. A range of
+    /// all addresses, which contains other nodes, is not used.
+    #[must_use]
+    pub fn drained_redirect(&self, family: IpFamily, node: &NodeInfo) -> Option<DrainedRedirect> {
+        let port = self.drained_port?;
+        let is_usable = |pods: &PodMatch| match pods {
+            PodMatch::Unknown => false,
+            PodMatch::Source(cidrs) => cidrs.iter().all(|cidr| cidr.prefix_len() > 0),
+            PodMatch::Interface(_) | PodMatch::InterfacePrefix(_) => true,
         };
+        let pods = [self.pod_match(family, node), PodMatch::within(&node.pod_cidrs, family)];
+        let pods = pods.into_iter().find(is_usable)?;
+        let backend = match family {
+            IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),
+            IpFamily::V6 => Ipv6Addr::LOCALHOST.into(),
+        };
+        Some(DrainedRedirect { port, pods, backend })
+    }
+
+    fn pod_match(&self, family: IpFamily, node: &NodeInfo) -> PodMatch {
         match &self.local_detector {
             LocalDetector::None => PodMatch::Unknown,
-            LocalDetector::ClusterCidr(cidrs) => by_source(cidrs),
-            LocalDetector::NodeCidr => by_source(&node.pod_cidrs),
+            LocalDetector::ClusterCidr(cidrs) => PodMatch::within(cidrs, family),
+            LocalDetector::NodeCidr => PodMatch::within(&node.pod_cidrs, family),
             LocalDetector::BridgeInterface(interface) => PodMatch::Interface(interface.clone()),
             LocalDetector::InterfaceNamePrefix(prefix) => PodMatch::InterfacePrefix(prefix.clone()),
+        }
+    }
+}
+
+impl PodMatch {
+    fn within(cidrs: &[IpNet], family: IpFamily) -> Self {
+        match cidrs_of_family(cidrs, family) {
+            cidrs if cidrs.is_empty() => Self::Unknown,
+            cidrs => Self::Source(cidrs),
         }
     }
 }

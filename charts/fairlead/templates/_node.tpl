@@ -96,7 +96,7 @@
 
 {{/* The flags of the backend that commands in its container share with it, as variables: `kubectl exec POD -- fairlead test` needs no flags. */}}
 {{- define "fairlead.commandEnvironment" -}}
-{{- $shared := list "frontend" "frontend-name" "discovery-kubeconfig" "tls-ca" "tls-cert" "tls-key" "token-file" "state-dir" "detect-local-mode" "cluster-cidr" "pod-bridge-interface" "pod-interface-name-prefix" "masquerade-all" "masquerade-bit" "nodeport-addresses" "iptables-variant" "iptables-localhost-nodeports" "ipvs-scheduler" "ipvs-strict-arp" "ipvs-tcp-timeout" "ipvs-tcpfin-timeout" "ipvs-udp-timeout" "ipvs-drain-timeout" "ipvs-exclude-cidrs" -}}
+{{- $shared := list "frontend" "frontend-name" "discovery-kubeconfig" "tls-ca" "tls-cert" "tls-key" "token-file" "state-dir" "healthz" "detect-local-mode" "cluster-cidr" "pod-bridge-interface" "pod-interface-name-prefix" "masquerade-all" "masquerade-bit" "nodeport-addresses" "iptables-variant" "iptables-localhost-nodeports" "ipvs-scheduler" "ipvs-strict-arp" "ipvs-tcp-timeout" "ipvs-tcpfin-timeout" "ipvs-udp-timeout" "ipvs-drain-timeout" "ipvs-exclude-cidrs" -}}
 {{- $flags := include "fairlead.nodeFlags" . | fromYamlArray -}}
 {{- if eq .Values.deployment "split" -}}
 {{- $flags = concat (include "fairlead.streamFlags" . | fromYamlArray) $flags -}}

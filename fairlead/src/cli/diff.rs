@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{IptablesArgs, IpvsArgs, OtherProxy, TrafficArgs, ViewArgs};
+use super::{
+    HttpAddress, IptablesArgs, IpvsArgs, OtherProxy, TrafficArgs, ViewArgs,
+    observe::{HEALTHZ_PORT, with_default_port},
+};
 use crate::config::BackendName;
 
 #[derive(Debug, Args)]
@@ -35,6 +38,16 @@ pub(crate) struct DiffArgs {
     // No conflict with `--frontend`: its variable may be set for the backend of this node.
     #[arg(long, num_args = 0..=1, default_missing_value = "/var/lib/fairlead/state", value_name = "FILE")]
     pub(crate) state: Option<PathBuf>,
+
+    /// The --healthz of the backend.
+    #[arg(
+        long,
+        env = "FAIRLEAD_HEALTHZ",
+        default_value = "0.0.0.0:10256",
+        value_name = "ADDRESS",
+        value_parser = |text: &str| with_default_port(text, HEALTHZ_PORT)
+    )]
+    pub(crate) healthz: HttpAddress,
 
     #[command(flatten)]
     pub(crate) view: ViewArgs,

@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
     str::FromStr,
 };
 
@@ -12,10 +13,12 @@ use super::Effective;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ObserveArgs {
-    /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP, without authentication, at
-    /// ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP families.
+    /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) and /drained (for preStop of pods) over
+    /// HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP families,
+    /// and the kubelet's requests to this port of a pod are served, too.
     #[arg(
         long,
+        env = "FAIRLEAD_HEALTHZ",
         default_value = "0.0.0.0:10256",
         value_name = "ADDRESS",
         value_parser = |text: &str| with_default_port(text, HEALTHZ_PORT)
@@ -41,6 +44,14 @@ pub(crate) struct ObserveArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HttpAddress(pub(crate) Option<SocketAddr>);
 
+impl HttpAddress {
+    /// The port, if the server listens at loopback addresses of both IP families.
+    pub(crate) fn loopback_port(self) -> Option<NonZeroU16> {
+        let address = self.0.filter(|address| address.ip().is_unspecified())?;
+        NonZeroU16::new(address.port())
+    }
+}
+
 impl ObserveArgs {
     /// Listens only at addresses that are set: a shadow leaves the default ports to the proxy that programs the node.
     pub(crate) fn disable_defaults(&mut self, config: &Effective) {
@@ -58,12 +69,12 @@ impl ObserveArgs {
 }
 
 /// kube-proxy's `ports.ProxyHealthzPort`, for an address without a port.
-const HEALTHZ_PORT: u16 = 10256;
+pub(super) const HEALTHZ_PORT: u16 = 10256;
 /// kube-proxy's `ports.ProxyStatusPort`.
 const METRICS_PORT: u16 = 10249;
 
 /// Parses an address whose port may be missing.
-fn with_default_port(text: &str, port: u16) -> Result<HttpAddress, String> {
+pub(super) fn with_default_port(text: &str, port: u16) -> Result<HttpAddress, String> {
     text.parse().map_or_else(|_| text.parse(), |ip: IpAddr| Ok(HttpAddress(Some((ip, port).into()))))
 }
 

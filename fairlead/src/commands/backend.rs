@@ -136,7 +136,11 @@ fn spawn(
     let name = args.name()?;
     let AnyBackendArgs { common, iptables, ipvs, .. } = args;
     let CommonBackendArgs { node, traffic, conntrack, observe } = common;
-    let options = DataplaneOptions { invalid_packets: conntrack.invalid_packets(), ..traffic.options()? };
+    let options = DataplaneOptions {
+        invalid_packets: conntrack.invalid_packets(),
+        drained_port: observe.healthz.loopback_port(),
+        ..traffic.options()?
+    };
     let settings = DataplaneSettings::new(options, iptables, ipvs);
     let run_mode = node.run_mode();
     let health_check_addresses = settings.options.nodeport_addresses.clone();

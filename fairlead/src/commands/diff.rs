@@ -29,9 +29,13 @@ pub(crate) use report::summary;
 
 /// Compares, and prints the differences.
 pub(crate) async fn run(args: DiffArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
-    let DiffArgs { backend, of, state, view, traffic, iptables, ipvs } = args;
+    let DiffArgs { backend, of, state, healthz, view, traffic, iptables, ipvs } = args;
     let node = view.node_name()?;
-    let options = DataplaneOptions { invalid_packets: invalid_packets_by_sysctl(), ..traffic.options()? };
+    let options = DataplaneOptions {
+        invalid_packets: invalid_packets_by_sysctl(),
+        drained_port: healthz.loopback_port(),
+        ..traffic.options()?
+    };
     let backend = match (backend, of) {
         (_, Some(OtherProxy::KubeProxy)) => None,
         (Some(backend), None) => Some(backend),

@@ -79,6 +79,7 @@ macro_rules! conformance {
             drained {
                 pod_is_drained_when_all_nodes_have_programmed_its_end,
                 last_pod_is_not_drained,
+                kubelet_asks_for_a_pod_by_its_address,
             }
             restarts {
                 backends_are_terminated,

@@ -3,7 +3,7 @@
 use backend::dataplane::NodePortAddresses;
 
 use super::*;
-use crate::table::SharedChain;
+use crate::table::{FixedRules, SharedChain};
 
 /// The base chains, then the fixed rules of shared chains, with their position.
 fn fixed(family: IpFamily, options: &DataplaneOptions) -> Vec<String> {
@@ -79,6 +79,37 @@ first filter -A FAIRLEAD-NODEPORTS -d ::1/128 -j RETURN
 last filter -A FAIRLEAD-CLUSTER-IPS -d fd00:96::/108 -m comment --comment "no service has this address" -j DROP
 "#,
     );
+}
+
+/// Before the jumps for node ports, which come last. The node has the pod CIDRs 10.244.1.0/24 and
+/// fd00:244:1::/64.
+#[test]
+fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend() {
+    let drained_port = std::num::NonZeroU16::new(10_256);
+    let detected = |local_detector| DataplaneOptions { local_detector, drained_port, ..DataplaneOptions::default() };
+    let rules = |options: DataplaneOptions, family| {
+        let state = mk_state().build();
+        let base = base(family, &options, state.node(), state.cluster());
+        let FixedRules { head, mut tail } = base.fixed_rules(SharedChain::Services).clone();
+        assert!(head.is_empty() && tail.pop().unwrap().ends_with("-j KUBE-NODEPORTS"), "{tail:?}");
+        tail
+    };
+    let to = |pods: &str, backend: &str| {
+        format!(
+            "{pods} -p tcp -m comment --comment \"preStop of a pod: /drained\" -m tcp --dport 10256 \
+             -m addrtype --src-type LOCAL -j DNAT --to-destination {backend}"
+        )
+    };
+    assert_eq!(rules(detected(LocalDetector::None), IpFamily::V4), [to("-d 10.244.1.0/24", "127.0.0.1")]);
+    assert_eq!(rules(detected(LocalDetector::None), IpFamily::V6), [to("-d fd00:244:1::/64", "::1")]);
+    let pods = DataplaneOptions { drained_port, ..within(&["10.244.0.0/16", "fd00:244::/32"]) };
+    assert_eq!(rules(pods.clone(), IpFamily::V4), [to("-d 10.244.0.0/16", "127.0.0.1")]);
+    assert_eq!(rules(pods, IpFamily::V6), [to("-d fd00:244::/32", "::1")]);
+    let bridge = detected(LocalDetector::BridgeInterface("cbr0".parse().unwrap()));
+    assert_eq!(rules(bridge, IpFamily::V6), [to("-o cbr0", "::1")]);
+    let prefix = detected(LocalDetector::InterfaceNamePrefix("veth".parse().unwrap()));
+    assert_eq!(rules(prefix, IpFamily::V4), [to("-o veth+", "127.0.0.1")]);
+    assert_eq!(rules(super::pods(), IpFamily::V4), [""; 0]);
 }
 
 /// Those of kube-proxy, and one more: packets of the node to an external IP without endpoints are rejected too.

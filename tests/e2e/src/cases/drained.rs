@@ -1,6 +1,6 @@
 //! A pod that ends asks its node whether any node still sends new connections to it.
 
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{io::ErrorKind, net::SocketAddr, thread, time::Duration};
 
 use super::expect::assert_pods;
 use crate::{
@@ -63,10 +63,50 @@ pub fn last_pod_is_not_drained(backend: Backend) {
     assert_eq!(stranger.status, 400, "{stranger:?}");
 }
 
+/// `preStop: {httpGet: {path: /drained, port: 10256}}`: the kubelet connects to the pod's own address, from the node.
+pub fn kubelet_asks_for_a_pod_by_its_address(backend: Backend) {
+    let builder = Deployment::builder(backend).without_cluster_cidr();
+    let mut deployment = builder.start(|cluster| vec![web(cluster, [Ready, Ready])]);
+    let detectors: [&[&str]; 3] = [
+        // The pod CIDRs of the Node.
+        &[],
+        &["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "pod-a-"],
+        &["--detect-local-mode", "ClusterCIDR", "--cluster-cidr", &plan::CLUSTER_CIDRS.join(",")],
+    ];
+    for detector in detectors {
+        if !detector.is_empty() {
+            deployment.restart_backends_with(detector);
+        }
+        for family in IpFamily::ALL {
+            let early = ask_as_kubelet(deployment.cluster(), family, 1);
+            assert_eq!(early.status, 504, "{detector:?}: {early:?}");
+            assert!(early.body.contains("may get new connections"), "{early:?}");
+        }
+    }
+    let ends = web(deployment.cluster(), [Draining, Ready]);
+    deployment.apply(&ends);
+    let cluster = deployment.cluster();
+    for family in IpFamily::ALL {
+        let answered = ask_as_kubelet(cluster, family, 60);
+        assert_eq!(answered.status, 200, "{answered:?}");
+        // The port of the pod is its own for all others.
+        let to = SocketAddr::new(cluster.pod(POD).address.ip(family), HEALTH_PORT);
+        let refused = http_get(&cluster.pod("pod-a-2").netns, to, "/drained", Duration::from_secs(10));
+        assert!(refused.as_ref().is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused), "{refused:?}");
+    }
+}
+
 fn web(cluster: &Cluster, states: [EndpointState; 2]) -> Service {
     let pods = [POD, "pod-b-1"].map(|name| cluster.pod(name));
     let endpoints = pods.into_iter().zip(states).map(|(pod, state)| Endpoint::of(pod).state(state));
     Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080).endpoints(endpoints)
+}
+
+/// Asks as the kubelet of the pod's node does.
+fn ask_as_kubelet(cluster: &Cluster, family: IpFamily, seconds: u64) -> HttpResponse {
+    let to = SocketAddr::new(cluster.pod(POD).address.ip(family), HEALTH_PORT);
+    let path = format!("/drained?timeout={seconds}s");
+    http_get(&cluster.node('a').netns, to, &path, Duration::from_secs(seconds + 10)).expect("an answer")
 }
 
 /// Asks the pod's node, as the pod does.
