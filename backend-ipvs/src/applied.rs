@@ -14,6 +14,7 @@ use crate::{
     desired::{Desired, Excess, Rules},
     ids::Ids,
     kernel::Rejected,
+    mark::Mark,
     object::{Object, Value, Weight},
     plan::{Objects, Operation},
 };
@@ -69,11 +70,14 @@ impl AppliedState {
         self.degraded.remove(key);
         self.excluded.remove(key);
         let Some(removed) = self.service_ports.remove(key) else { return BTreeSet::new() };
-        for (object, _) in &removed.objects {
-            if let Some((_, count)) = self.desired.get_mut(object) {
+        for (object, value) in &removed.objects {
+            if let Some((desired, count)) = self.desired.get_mut(object) {
                 *count -= 1;
                 if *count == 0 {
                     self.desired.remove(object);
+                } else if desired == value && matches!(value, Value::Mark(mark) if mark.id().is_some()) {
+                    // Only the owner of the VIP had this mark.
+                    *desired = Value::Mark(Mark::HEALTH_CHECK);
                 }
             }
         }
@@ -87,7 +91,10 @@ impl AppliedState {
         added.objects.dedup_by_key(|(object, _)| *object);
         for (object, value) in &added.objects {
             let (desired, count) = self.desired.entry(*object).or_insert_with(|| (value.clone(), 0));
-            desired.clone_from(value);
+            // A VIP of another service port precedes a health-check node port.
+            if *value != Value::Mark(Mark::HEALTH_CHECK) {
+                desired.clone_from(value);
+            }
             *count += 1;
         }
         let touched = added.objects.iter().map(|(object, _)| *object).collect();

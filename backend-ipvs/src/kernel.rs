@@ -39,9 +39,8 @@ pub(crate) use dry_run::DryRun;
 pub use memory::Memory;
 pub(crate) use netlink::Netlink;
 
-/// The device that has the VIPs. It has the name of kube-proxy's, because other programs on nodes know the VIPs by it:
-/// Calico neither applies policies of hosts to it nor advertises its addresses. It is ours while a set of ours exists.
-pub(crate) const DEVICE: &str = "kube-ipvs0";
+/// The device that has the VIPs. It is ours while a set of ours exists.
+pub(crate) const DEVICE: &str = backend::dataplane::IPVS_DEVICE;
 /// The device of earlier versions.
 pub(crate) const FORMER_DEVICE: &str = "fairlead-ipvs0";
 

@@ -50,6 +50,8 @@ impl Mark {
     pub(crate) const REJECT: Self = Self(TAG | 0x4);
     /// The packet goes to the virtual server at its address, a cluster IP.
     pub(crate) const CLUSTER_IP: Self = Self(TAG | 0x8);
+    /// The packet is a probe of a health-check node port: it is accepted, and goes to no virtual server.
+    pub(crate) const HEALTH_CHECK: Self = Self(TAG | 0xc);
 
     /// The packet goes to the virtual server at its address, and is masqueraded like this kind.
     pub(crate) const fn by_address(kind: MarkKind) -> Self {
@@ -107,6 +109,7 @@ impl fmt::Debug for Mark {
             Self::DROP => f.write_str("drop"),
             Self::REJECT => f.write_str("reject"),
             Self::CLUSTER_IP => f.write_str("cluster-ip"),
+            Self::HEALTH_CHECK => f.write_str("health-check"),
             Self(raw) => write!(f, "{raw:#x}"),
         }
     }
@@ -133,10 +136,11 @@ mod tests {
 
     #[test]
     fn verdicts_have_no_id_and_no_protocol() {
-        for verdict in [Mark::DROP, Mark::REJECT, Mark::CLUSTER_IP, Mark::by_address(MarkKind::Local)] {
+        let verdicts = [Mark::DROP, Mark::REJECT, Mark::CLUSTER_IP, Mark::HEALTH_CHECK];
+        for verdict in verdicts.into_iter().chain([Mark::by_address(MarkKind::Local)]) {
             assert_eq!((verdict.id(), verdict.protocol()), (None, None));
         }
-        for verdict in [Mark::DROP, Mark::REJECT, Mark::CLUSTER_IP] {
+        for verdict in verdicts {
             assert_eq!(verdict.raw() & KIND_MASK, 0, "no rule for a kind matches it");
         }
         assert_eq!(Mark::from_raw(0x4000), None);

@@ -424,3 +424,36 @@ async fn unusable_family_is_left_out_until_it_can_be_prepared() {
         assert_eq!((report.unusable_families, kernel.objects()), (vec![], all.clone()));
     }
 }
+
+/// Two Services share a load-balancer IP.
+#[tokio::test]
+async fn vip_precedes_the_health_check_node_port_of_another_service() {
+    let with = |ports: &[u16]| {
+        let checked = |web: ServiceBuilder| {
+            let web = web.cluster_ip("10.96.0.1").load_balancer_ip("203.0.113.7").external_local();
+            web.health_check_node_port(32_000).endpoints([ONE])
+        };
+        let state = mk_state().service("default/web", checked);
+        let other = |state: StateBuilder, port: &u16| {
+            state.service("default/a", |other| {
+                other.cluster_ip("10.96.0.2").load_balancer_ip("203.0.113.7").port(*port).endpoints([TWO])
+            })
+        };
+        ports.iter().fold(state, other).build()
+    };
+    let probes = Object::SetEntry(
+        SetId { content: SetContent::Vips, family: IpFamily::V4 },
+        set::socket("203.0.113.7".parse().unwrap(), Protocol::Tcp, 32_000),
+    );
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = with(&[]);
+    driver.reconcile_all(&state).await.unwrap();
+    for (ports, is_vip) in [(&[32_000][..], true), (&[], false), (&[80], false), (&[32_000], true), (&[80], false)] {
+        let changes = transition(&mut state, &with(ports));
+        driver.apply_all(&state, &changes).await.unwrap();
+        let mark = kernel.objects()[&probes].clone();
+        assert_eq!(mark != Value::Mark(Mark::HEALTH_CHECK), is_vip, "{ports:?}: {mark:?}");
+        assert_eq!(from_scratch(&state).await[&probes] != Value::Mark(Mark::HEALTH_CHECK), is_vip, "{ports:?}");
+    }
+}

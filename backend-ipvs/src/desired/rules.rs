@@ -5,7 +5,7 @@
 //!                            │              then from VIPS, or from NODE-PORTS at addresses of the node;
 //!                            │              for packets of pods and this node from ..-INSIDE
 //!                            └▶ FAIRLEAD-IPVS-MASQ : stores in the connmark whether to masquerade
-//!   filter INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : rejects
+//!   filter INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : accepts probes of health-check node ports; rejects
 //!          FORWARD, OUTPUT ─▶ FAIRLEAD-IPVS-NOBODY : drops packets to unused addresses of the service CIDRs
 //!          FORWARD ─▶ FAIRLEAD-IPVS-FORWARD : accepts replies
 //!   (IPVS: after filter INPUT, before filter OUTPUT)
@@ -68,7 +68,14 @@ pub(crate) fn rules(family: IpFamily, options: &DataplaneOptions, node: &NodeInf
         chain(Table::Mangle, END, writer.end()),
         chain(Table::Nat, MAIN, writer.masquerade()),
         chain(Table::Nat, DRAINED, writer.drained()),
-        chain(Table::Filter, MAIN, vec![format!("{} -j {REJECT}", Mark::REJECT.exactly())]),
+        chain(
+            Table::Filter,
+            MAIN,
+            vec![
+                format!("{} -j ACCEPT", Mark::HEALTH_CHECK.exactly()),
+                format!("{} -j {REJECT}", Mark::REJECT.exactly()),
+            ],
+        ),
         chain(Table::Filter, REJECT, writer.reject()),
         chain(Table::Filter, UNUSED, writer.unused_service_ips(cluster)),
         chain(Table::Filter, FORWARD, vec!["-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT".to_owned()]),

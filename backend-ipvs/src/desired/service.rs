@@ -6,6 +6,7 @@
 //!                (with session affinity: a virtual server at each address, up to MAX_PERSISTENT_DESTINATIONS)
 //!                VIPS-INSIDE, NODE-PORTS-INSIDE: another mark under policy Local ─▶ cluster pool
 //!   without an endpoint: the mark is a verdict, and there is no virtual server
+//!   health-check node port, at load-balancer IPs too: the mark accepts
 //! ```
 
 use std::{
@@ -18,7 +19,7 @@ use backend::{
     dataplane::{Vip, VipKind, allowed_sources, vips},
 };
 use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT, Scheduling};
-use proto::model::{IpFamily, Pool, SchedulerFlags, TrafficPolicy};
+use proto::model::{IpFamily, Pool, Protocol, SchedulerFlags, ServicePort, TrafficPolicy};
 
 use crate::{
     convert::{ipvs_family, ipvs_protocol},
@@ -131,6 +132,7 @@ pub(crate) fn desired(
         }
         if port.desired.vips.iter().any(|(of, _)| *of == family) {
             port.hairpin();
+            port.health_checks();
         }
     }
     if let Some(SourceExcess { entries, open_ips }) = context.excess.sources.filter(|_| has_sources(&desired)) {
@@ -245,6 +247,20 @@ impl Port<'_> {
         self.mark_packets(SetContent::Vips, vip, mark);
         let server = ipvs::VirtualServerKey::Address(ipvs_protocol(protocol), SocketAddr::new(address, port));
         self.server(server, pool, self.scheduling());
+    }
+
+    /// Lets probes of the health-check node port pass to its listeners.
+    fn health_checks(&mut self) {
+        let ServicePort { health_check_node_port, load_balancer_ips, cluster_ips, .. } = &self.service.port;
+        let (Some(port), Some(_)) = (health_check_node_port, cluster_ips[self.family]) else { return };
+        let (port, protocol) = (port.get(), Protocol::Tcp);
+        self.mark_packets(SetContent::NodePorts, Vip::NodePort { port, protocol }, Mark::HEALTH_CHECK);
+        for address in load_balancer_ips.iter().copied() {
+            let is_excluded = self.context.settings.exclude.iter().any(|range| range.contains(&address));
+            if IpFamily::of(&address) == self.family && !is_excluded {
+                self.mark_packets(SetContent::Vips, Vip::AddressPort { address, port, protocol }, Mark::HEALTH_CHECK);
+            }
+        }
     }
 
     fn external(&mut self, vips: &[Vip]) {

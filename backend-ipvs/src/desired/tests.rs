@@ -67,6 +67,7 @@ fn describe(mark: Mark) -> String {
         (Mark::DROP, ..) => "drop".to_owned(),
         (Mark::REJECT, ..) => "reject".to_owned(),
         (Mark::CLUSTER_IP, ..) => "cluster-ip".to_owned(),
+        (Mark::HEALTH_CHECK, ..) => "health-check".to_owned(),
         (_, id, variant) => {
             format!("{} {}", ["?", "external", "inside", "local"][variant as usize], id.map_or("by address", |_| ""))
                 .trim()
@@ -118,6 +119,23 @@ fn a_vip_without_endpoints_has_the_mark_drop_or_reject() {
     let (marks, servers) = marks_and_servers(|web| web.external_local());
     assert!(marks.iter().all(|mark| mark.ends_with("reject")), "{marks:?}");
     assert_eq!(servers, [""; 0]);
+}
+
+#[test]
+fn probes_are_accepted_at_addresses_of_the_node_and_load_balancer_ips() {
+    let with = |port: Option<u16>| {
+        marks_and_servers(|web| {
+            let web = web.endpoints(ENDPOINTS).external_local().load_balancer_ip("203.0.113.7");
+            let web = web.load_balancer_ip("203.0.113.8").load_balancer_ip("fd00:113::7");
+            port.into_iter().fold(web, |web, port| web.health_check_node_port(port))
+        })
+    };
+    let ((marks, servers), (before, same_servers)) = (with(Some(32_000)), with(None));
+    let added: Vec<_> = marks.into_iter().filter(|mark| !before.contains(mark)).collect();
+    // The Service has no cluster IP in IPv6, so the port is not served there.
+    let at_ips = "FAIRLEAD-VIPS 32000 health-check";
+    assert_eq!(added, ["FAIRLEAD-NODE-PORTS 32000 health-check", at_ips, at_ips]);
+    assert_eq!(servers, same_servers);
 }
 
 #[test]
@@ -204,6 +222,8 @@ fn rules_are_as_iptables_prints_them() {
         "-m set --match-set FAIRLEAD-ADDRESSES src -j SNAT --to-source 192.168.1.1",
     ];
     assert_eq!(of(Table::Nat, "FAIRLEAD-IPVS"), expected);
+    let expected = ["-m mark --mark 0xfa00000c -j ACCEPT", "-m mark --mark 0xfa000004 -j FAIRLEAD-IPVS-REJECT"];
+    assert_eq!(of(Table::Filter, "FAIRLEAD-IPVS"), expected);
     assert_eq!(of(Table::Filter, "FAIRLEAD-IPVS-NOBODY"), ["-d 10.96.0.0/16 -j DROP"]);
     assert!(rules.hooks.iter().all(|hook| hook.rule.contains("FAIRLEAD-IPVS")));
 }

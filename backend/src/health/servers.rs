@@ -31,7 +31,11 @@ use super::{
     HealthChecks,
     checks::{Check, CheckPort, Checks},
 };
-use crate::{Progress, dataplane::NodePortAddresses, state::ServiceName};
+use crate::{
+    Progress,
+    dataplane::{IPVS_DEVICE, NodePortAddresses},
+    state::ServiceName,
+};
 
 /// The shortest delay before a port that cannot be opened is retried.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
@@ -236,11 +240,14 @@ fn unspecified(family: IpFamily) -> IpAddr {
     }
 }
 
-/// The addresses of the node's interfaces; `None` if they cannot be listed.
+/// The addresses of the node's interfaces, without VIPs; `None` if they cannot be listed.
 async fn interface_addresses() -> Option<HashSet<IpAddr>> {
     // The thread inherits the network namespace.
-    match tokio::task::spawn_blocking(netlink::rtnl::addresses).await {
-        Ok(Ok(addresses)) => Some(addresses),
+    match tokio::task::spawn_blocking(netlink::rtnl::addresses_by_link).await {
+        Ok(Ok(mut by_link)) => {
+            by_link.remove(IPVS_DEVICE);
+            Some(by_link.into_values().flatten().collect())
+        }
         Ok(Err(error)) => {
             warn!(error = chain(&error), "cannot list the node's addresses for health-check node ports");
             None

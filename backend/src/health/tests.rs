@@ -229,6 +229,31 @@ fn ports_are_opened_at_the_addresses_of_node_ports_only() {
     });
 }
 
+/// With IPVS they are addresses of a device: each would be a socket.
+#[test]
+fn port_is_not_open_at_vips_of_other_services() {
+    run(|| async {
+        let ip = |arguments: &str| {
+            let done = Command::new("ip").args(arguments.split(' ')).status().unwrap();
+            assert!(done.success(), "{arguments}");
+        };
+        ip("link add kube-ipvs0 type bridge");
+        ip("address add 10.96.0.1/32 dev kube-ipvs0");
+        ip("address add 10.0.0.7/8 dev lo");
+        let fixture = start_at(NodePortAddresses::Cidrs(vec!["10.0.0.0/8".parse().unwrap()]));
+        let load_balancer =
+            mk_state().service("default/web", |port| web(&["10.244.1.1:80"])(port).load_balancer_ip("10.1.0.1"));
+        fixture.reconcile(&load_balancer.build());
+        ip("address add 10.1.0.1/32 dev kube-ipvs0");
+        for open in ["10.0.0.7", "10.1.0.1"] {
+            while TcpStream::connect((open, PORT)).await.is_err() {
+                tokio::time::sleep(POLL).await;
+            }
+        }
+        assert!(TcpStream::connect(("10.96.0.1", PORT)).await.is_err());
+    });
+}
+
 #[test]
 fn port_is_open_at_the_load_balancer_ips_of_its_service() {
     run(|| async {

@@ -120,6 +120,7 @@ macro_rules! conformance {
             health {
                 health_checks_report_ready_local_endpoints,
                 health_check_ports_open_and_close,
+                health_checks_are_answered_at_load_balancer_ips,
             }
             cluster_ips {
                 other_ports_are_rejected,

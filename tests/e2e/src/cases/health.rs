@@ -1,6 +1,9 @@
 //! Answers of health-check node ports to a load balancer in front of the cluster.
 
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
 
 use nix::sys::signal::Signal;
 
@@ -69,6 +72,37 @@ pub fn health_check_ports_open_and_close(backend: Backend) {
     until_refused(&deployment);
 }
 
+/// Some clouds send their probes to the load-balancer IP, which their agent makes an address of the node.
+pub fn health_checks_are_answered_at_load_balancer_ips(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Ready, Ready, NotReady, NotReady])]);
+    let ip = plan::load_balancer_ip(1);
+    // With IPVS it is one already.
+    for node in deployment.cluster().nodes().iter().filter(|_| backend != Backend::Ipvs) {
+        for (family, version) in [(IpFamily::V4, "-4"), (IpFamily::V6, "-6")] {
+            node.netns.output("ip", &[version, "route", "add", "local", &ip.ip(family).to_string(), "dev", "lo"]);
+        }
+    }
+    let until_answers = |deployment: &Deployment, expected: [Option<Answer>; 2]| {
+        let cluster = deployment.cluster();
+        for (node, expected) in cluster.nodes().iter().zip(expected) {
+            cluster.route_vips_through(node);
+            for family in IpFamily::ALL {
+                let at = ip.ip(family);
+                let what = format!("{} answers {expected:?} at {at}", node.name);
+                eventually(&what, TIMEOUT, || (ask_at(cluster, at).ok() == expected).then_some(()));
+            }
+        }
+    };
+    until_answers(&deployment, [Some((200, 2)), Some((503, 0))]);
+    // Another port of the address.
+    let moved = web(deployment.cluster(), [Ready; 4]).health_check_node_port(HEALTH_PORT + 1);
+    deployment.apply(&moved);
+    until_answers(&deployment, [None, None]);
+    let service = web(deployment.cluster(), [Ready; 4]);
+    deployment.apply(&service);
+    until_answers(&deployment, [Some((200, 2)), Some((200, 2))]);
+}
+
 fn web(cluster: &Cluster, states: [EndpointState; 4]) -> Service {
     let endpoints = PODS.into_iter().zip(states);
     Service::new("web")
@@ -105,7 +139,11 @@ fn until(what: &str, deployment: &Deployment, condition: impl Fn(io::Result<Answ
 
 /// Sends a health check to a node from outside.
 fn ask(cluster: &Cluster, node: &Node, family: IpFamily) -> io::Result<Answer> {
-    let to = SocketAddr::new(node.address.ip(family), HEALTH_PORT);
+    ask_at(cluster, node.address.ip(family))
+}
+
+fn ask_at(cluster: &Cluster, address: IpAddr) -> io::Result<Answer> {
+    let to = SocketAddr::new(address, HEALTH_PORT);
     let response = http_get(cluster.outside(), to, "/healthz", DEADLINE)?;
     let weight = response.head.lines().find_map(|line| line.strip_prefix("X-Load-Balancing-Endpoint-Weight: "));
     let weight = weight.and_then(|weight| weight.parse().ok());
