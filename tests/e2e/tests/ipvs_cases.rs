@@ -159,6 +159,7 @@ fn run(share: usize) {
     };
     let is_run = |name: &str| is_wanted(name) && ![&DIFFERENT[..], &NEED_NF_TABLES].concat().contains(&name);
     let cases: Vec<Case> = CASES.iter().copied().filter(|(name, _)| is_run(name)).collect();
+    assert!(!cases.is_empty(), "CASES={}: no case has a name that begins so", wanted.unwrap_or_default());
     let cases: Vec<Case> = cases.into_iter().skip(share).step_by(GUESTS).collect();
     suite::run(&cases, Backend::Ipvs, PARALLEL_CASES);
 }
