@@ -51,7 +51,7 @@ help-all: ## list all targets
 
 demo: ## two nodes, real packets; BACKEND=nftables, iptables or ipvs
 	@.ci/setup demo $(BACKEND)
-	@echo 'Building fairlead and the demo: two minutes the first time, seconds after that.'
+	@echo 'Building fairlead and the demo: three minutes the first time on two cores, seconds after that.'
 	@cargo build --locked -p fairlead --bin fairlead -p fairlead-e2e --bin demo
 	@$(ROOT) $(TARGET_DIR)/debug/demo $(BACKEND)
 
