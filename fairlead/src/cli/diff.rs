@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{
     HttpAddress, IptablesArgs, IpvsArgs, OtherProxy, TrafficArgs, ViewArgs,
-    observe::{HEALTHZ_PORT, with_default_port},
+    observe::{DEFAULT_HEALTHZ, healthz_address},
 };
 use crate::config::BackendName;
 
@@ -43,9 +43,9 @@ pub(crate) struct DiffArgs {
     #[arg(
         long,
         env = "FAIRLEAD_HEALTHZ",
-        default_value = "0.0.0.0:10256",
+        default_value = DEFAULT_HEALTHZ,
         value_name = "ADDRESS",
-        value_parser = |text: &str| with_default_port(text, HEALTHZ_PORT)
+        value_parser = healthz_address
     )]
     pub(crate) healthz: HttpAddress,
 

@@ -19,9 +19,9 @@ pub(crate) struct ObserveArgs {
     #[arg(
         long,
         env = "FAIRLEAD_HEALTHZ",
-        default_value = "0.0.0.0:10256",
+        default_value = DEFAULT_HEALTHZ,
         value_name = "ADDRESS",
-        value_parser = |text: &str| with_default_port(text, HEALTHZ_PORT)
+        value_parser = healthz_address
     )]
     pub(crate) healthz: HttpAddress,
 
@@ -69,12 +69,19 @@ impl ObserveArgs {
 }
 
 /// kube-proxy's `ports.ProxyHealthzPort`, for an address without a port.
-pub(super) const HEALTHZ_PORT: u16 = 10256;
+const HEALTHZ_PORT: u16 = 10256;
+/// The address of --healthz where none is given.
+pub(super) const DEFAULT_HEALTHZ: &str = "0.0.0.0:10256";
 /// kube-proxy's `ports.ProxyStatusPort`.
 const METRICS_PORT: u16 = 10249;
 
+/// Parses the address of --healthz.
+pub(super) fn healthz_address(text: &str) -> Result<HttpAddress, String> {
+    with_default_port(text, HEALTHZ_PORT)
+}
+
 /// Parses an address whose port may be missing.
-pub(super) fn with_default_port(text: &str, port: u16) -> Result<HttpAddress, String> {
+fn with_default_port(text: &str, port: u16) -> Result<HttpAddress, String> {
     text.parse().map_or_else(|_| text.parse(), |ip: IpAddr| Ok(HttpAddress(Some((ip, port).into()))))
 }
 

@@ -23,8 +23,8 @@ pub const DEADLINE: Duration = Duration::from_secs(5);
 /// Timeout of the handshake of TCP, for which the kernel needs no process: below the second after which it retransmits
 /// a SYN, which would hide that the first one was dropped.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_millis(800);
-/// When a datagram is repeated in a guest, as TCP repeats a SYN: beside other programs, its kernel loses one in some ten
-/// thousand packets.
+/// When a datagram is repeated in a guest, as TCP repeats a SYN: beside other programs, its kernel loses one in some
+/// ten thousand packets.
 const REPEAT: Duration = Duration::from_secs(2);
 
 /// A client in a namespace; cheap to clone.

@@ -1,9 +1,9 @@
 //! The Service conformance cases with the IPVS backend, in user-mode-linux: each of a few guests runs a share of them.
 //! Cases in which IPVS differs are listed with the reason, as in `docs/semantics.md`.
 //!
-//! In a guest a program starts fifteen times as slowly as on the host. Cases of what all backends share therefore run only
-//! where asked for; they always run on the host, with the other backends. The variable `CASES` has the beginning of the
-//! names of the cases to run, or `all`.
+//! In a guest a program starts fifteen times as slowly as on the host. Cases of what all backends share therefore run
+//! only where asked for; they always run on the host, with the other backends. The variable `CASES` has the beginning of
+//! the names of the cases to run, or `all`.
 
 use std::{env, time::Duration};
 
@@ -73,8 +73,8 @@ const DIFFERENT: [&str; 8] = [
 ];
 /// Cases that need nf_tables for IPv4 and IPv6, which user-mode-linux lacks.
 const NEED_NF_TABLES: [&str; 2] = ["takeover::from_iptables_nft", "takeover::from_nftables"];
-/// Cases of what all backends share: what the frontend decides, the stream, the state file, the command line, and a second
-/// kind of VIP with the same detection of local traffic.
+/// Cases of what all backends share: what the frontend decides, the stream, the state file, the command line, and a
+/// second kind of VIP with the same detection of local traffic.
 const SHARED: [&str; 41] = [
     "packets::external_ip_without_cluster_cidr",
     "packets::node_port_with_node_cidr",

@@ -4,7 +4,7 @@
 use std::{
     net::SocketAddr,
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use netlink::{AddressFamily, conntrack::ConntrackHandle};
@@ -17,6 +17,7 @@ use crate::{
     netns::Netns,
     pace::patience,
     plan::{self, IpFamily},
+    wait::eventually,
     wire::{Failure, Reply},
 };
 
@@ -98,11 +99,8 @@ fn silence(netns: &Netns, networks: &[String]) {
 /// Waits until the node knows as many connections without an answer.
 #[track_caller]
 fn wait_until_half_open(netns: &Netns, expected: usize) {
-    let begun = Instant::now();
-    while half_open(netns) != expected {
-        assert!(begun.elapsed() < patience(TIMEOUT), "{} of {expected} connections are half-open", half_open(netns));
-        thread::sleep(Duration::from_millis(5));
-    }
+    let what = format!("{expected} connections are half-open");
+    eventually(&what, TIMEOUT, || (half_open(netns) == expected).then_some(()));
 }
 
 fn half_open(netns: &Netns) -> usize {
