@@ -171,7 +171,8 @@ impl Metrics {
         );
         registry.register(
             "digest_mismatches",
-            "Acknowledgements with a wrong digest: the state of the node differed and was repaired; each is a bug",
+            "Acknowledgements with a wrong digest: the state of the node differed and was repaired; a bug, \
+             unless the node lies",
             mismatches.clone(),
         );
         registry.register(

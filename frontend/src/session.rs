@@ -212,7 +212,7 @@ async fn serve(
     };
     before_welcome(ready, input, output).await?;
     if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.log().epoch()) {
-        catch_up(context, hello.source_version, hello.kind_versions, input, output).await?;
+        catch_up(context, &hello, input, output).await?;
     }
     let mut session = Session::start(context.clone(), identity, hello, version, permit, output).await?;
     // One timer and one listener for the whole stream: creating them for each message would cost more than the message.
@@ -249,11 +249,11 @@ async fn serve(
 /// is served what there is: the API may have been restored from a backup.
 async fn catch_up(
     context: &FrontendContext,
-    client_version: SourceVersion,
-    client_kinds: KindVersions,
+    hello: &Hello,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &MessageSink,
 ) -> Result<(), SessionEnd> {
+    let (client_version, client_kinds) = (hello.source_version, hello.kind_versions);
     let mut versions = context.cluster.source_versions();
     let (version, kinds) = *versions.borrow_and_update();
     let is_behind = |(version, kinds): (SourceVersion, KindVersions)| {
@@ -273,6 +273,9 @@ async fn catch_up(
             return caught_up.map(drop).map_err(|_| SessionEnd::Disconnected);
         }
         context.metrics.rollbacks.inc();
+        if hello.role == Role::Backend {
+            context.streams.rolled_back(&hello.node);
+        }
         let text = "did not catch up in time, rolling the client back to an older version";
         warn!(%client_version, %version, ?older, "{text}");
         Ok(())

@@ -41,6 +41,9 @@ const MAX_LABEL_CHARS: usize = 64;
 /// A client that has owed an answer for this long makes no progress.
 const STALLED: Duration = Duration::from_secs(10);
 
+/// For how long a node counts whose state differed, or that was rolled back.
+const RECENT: Duration = Duration::from_secs(3600);
+
 /// The status of one stream.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamStatus {
@@ -119,6 +122,10 @@ pub(crate) struct Fleet {
     /// Why the frontend ended the last stream of a node, until a later stream succeeds. Nearly always empty, so that an
     /// Ack costs nothing here.
     errors: BTreeMap<Arc<str>, String>,
+    /// The nodes of the cluster whose state differed from what was sent, as they say: when last.
+    differed: BTreeMap<Arc<str>, Instant>,
+    /// Those that were rolled back from what they say that they had: when last.
+    rolled_back: BTreeMap<Arc<str>, Instant>,
 }
 
 /// Removes the stream when it is dropped.
@@ -230,6 +237,14 @@ impl Streams {
             if let Some((name, _)) = fleet.nodes.get_key_value(node) {
                 fleet.errors.insert(name.clone(), error.to_string());
             }
+        });
+    }
+
+    /// Records that the backend of a node was rolled back.
+    pub(crate) fn rolled_back(&self, node: &str) {
+        self.with(|fleet| {
+            let node = fleet.nodes.get_key_value(node).map(|(node, _)| (node.clone(), Instant::now()));
+            fleet.rolled_back.extend(node);
         });
     }
 
@@ -360,6 +375,16 @@ impl Fleet {
         self.errors.get(node).map(String::as_str)
     }
 
+    /// How many nodes have said within [`RECENT`] that their state differs from what they were sent.
+    pub(crate) fn differed(&self) -> usize {
+        recent(&self.differed)
+    }
+
+    /// How many nodes were rolled back within [`RECENT`].
+    pub(crate) fn rolled_back(&self) -> usize {
+        recent(&self.rolled_back)
+    }
+
     fn insert(&mut self, mut status: StreamStatus) -> u64 {
         self.next_id += 1;
         let id = self.next_id;
@@ -415,6 +440,8 @@ impl Fleet {
     fn remove_node(&mut self, node: &Arc<str>) -> bool {
         self.errors.remove(node);
         self.owing.remove(node);
+        self.differed.remove(node);
+        self.rolled_back.remove(node);
         let existed = self.recount(node, |fleet| fleet.nodes.remove(node)).is_some();
         if existed {
             self.cluster.remove(node);
@@ -452,6 +479,10 @@ impl Fleet {
     }
 }
 
+fn recent(nodes: &BTreeMap<Arc<str>, Instant>) -> usize {
+    nodes.values().filter(|last| last.elapsed() < RECENT).count()
+}
+
 // === impl StreamGuard ===
 
 impl StreamGuard {
@@ -463,6 +494,15 @@ impl StreamGuard {
 
     pub(crate) fn update(&self, change: impl FnOnce(&mut StreamStatus)) {
         self.streams.with(|fleet| fleet.change(self.id, change));
+    }
+
+    /// Records that the state of the client's node differed from what was sent.
+    pub(crate) fn differed(&self) {
+        self.streams.with(|fleet| {
+            let status = fleet.streams.get(&self.id).filter(|status| status.role == Role::Backend);
+            let node = status.and_then(|status| fleet.nodes.get_key_value(&status.node));
+            fleet.differed.extend(node.map(|(node, _)| (node.clone(), Instant::now())));
+        });
     }
 
     /// Clears the error of an earlier stream: the client has acknowledged a revision on this one.

@@ -389,6 +389,14 @@ class Documentation(unittest.TestCase):
             self.assertEqual(rule["annotations"]["runbook_url"], f"RUNBOOKS#{rule['alert'].lower()}")
         self.assertEqual(headings, {rule["alert"].lower() for rule in rules})
 
+    def test_no_single_node_raises_an_alert_about_the_state_of_nodes(self):
+        groups = render.load((CHART / "files/alerts.yaml").read_text())[0]["groups"]
+        alerts = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+        for name, metric in [("FairleadRepairs", "nodes_repaired"), ("FairleadRollbacks", "nodes_rolled_back")]:
+            self.assertEqual(alerts[name], f"max(fairlead_frontend_{metric}) > 1")
+        for counter in ["digest_mismatches", "rollbacks"]:
+            self.assertNotIn(f"fairlead_frontend_{counter}_total", " ".join(alerts.values()))
+
     def test_the_chart_has_the_version_of_the_program(self):
         chart = render.values(CHART / "Chart.yaml")
         version = re.search(r'(?m)^version = "(.*)"$', (TOP / "Cargo.toml").read_text())[1]

@@ -337,6 +337,7 @@ impl Session {
             status.repairs += 1;
             status.programmed = NO_REVISION;
         });
+        self.status.differed();
         self.set_pending(Instant::now());
         if self.mismatches.take(MISMATCHES, Instant::now()).is_err() {
             error!("too many digest mismatches on this stream, its state is not repaired; compare the versions");

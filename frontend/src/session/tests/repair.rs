@@ -4,12 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
-    model::{ClientMessage, Operation, ServerMessage, SyncMode},
+    model::{ClientMessage, Hello, Operation, Role, ServerMessage, SourceVersion, SyncMode},
 };
 
 use crate::{
     Config,
     config::HistoryLimits,
+    object::{ObjectKind, ObjectName, SourceUpdate, VersionProgress},
     testing::{node, put},
 };
 
@@ -73,6 +74,45 @@ async fn client_with_other_digests_is_sent_one_snapshot_and_no_longer_checked() 
     client.send(wrong(&client)).await;
     client.receives_nothing(Duration::from_secs(9)).await;
     assert_eq!(fixture.frontend.context.streams.fleet().backends().next().unwrap().repairs, 3);
+}
+
+/// A node may lie in its Acks and in its Hello.
+#[tokio::test(start_paused = true)]
+async fn node_that_claims_anything_counts_once() {
+    let mut objects = small();
+    objects.push(node("node-1", "zone-a").into());
+    let fixture = Fixture::of(objects).await;
+    let confirmed = VersionProgress::Confirmed(SourceVersion(100));
+    fixture.update(SourceUpdate::Progress(ObjectKind::Node, confirmed)).await;
+    fixture.committed().await;
+    let counts = || {
+        let fleet = fixture.frontend.context.streams.fleet();
+        (fleet.differed(), fleet.rolled_back())
+    };
+    let lie = async |role, name| {
+        let newer = Hello { role, source_version: SourceVersion(500), ..hello(name) };
+        let mut client = fixture.connect(newer).await;
+        assert_eq!(client.welcome().await, SyncMode::Snapshot);
+        client.batches().await;
+        client.send(ClientMessage::Ack(client.ack_of(Some(Digest(1)), Vec::new()))).await;
+        client.message().await;
+    };
+    for (role, name, expected) in [
+        (Role::Backend, "node-0", 1),
+        (Role::Backend, "node-0", 1),
+        (Role::Shadow, "node-1", 1),
+        (Role::Backend, "node-9", 1),
+        (Role::Backend, "node-1", 2),
+    ] {
+        lie(role, name).await;
+        assert_eq!(counts(), (expected, expected), "{name} {role:?}");
+    }
+    assert_eq!(fixture.frontend.context.metrics.rollbacks.get(), 5);
+    fixture.update(SourceUpdate::Delete(ObjectKind::Node, ObjectName::new("", "node-1"))).await;
+    fixture.committed().await;
+    assert_eq!(counts(), (1, 1), "a node without Node object");
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert_eq!(counts(), (0, 0));
 }
 
 /// As of a backend that ignores an endpoint which comes and goes, and that the frontend sends.
