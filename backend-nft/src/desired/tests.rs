@@ -347,8 +347,8 @@ fn connections_of_the_node_to_the_drained_port_of_its_pods_lead_to_the_backend()
     let to = |pods: &str, backend: &str| {
         format!("{pods} meta l4proto tcp th dport 10256 dnat {backend} comment \"preStop of a pod: /drained\"")
     };
-    let v4 = |pods: &str| to(pods, "ip to 0x7f000001");
-    let v6 = |pods: &str| to(pods, "ip6 to 0x00000000000000000000000000000001");
+    let v4 = |pods: &str| to(pods, "ip to 127.0.0.1");
+    let v6 = |pods: &str| to(pods, "ip6 to ::1");
     for (detector, expected_v4, expected_v6) in [
         (LocalDetector::None, v4("ip daddr 10.244.1.0/24"), v6("ip6 daddr fd00:244:1::/64")),
         (LocalDetector::NodeCidr, v4("ip daddr 10.244.1.0/24"), v6("ip6 daddr fd00:244:1::/64")),

@@ -116,6 +116,27 @@ fn rules_are_printed_in_nft_syntax() {
     assert_eq!(masquerade.to_string(), expected);
 }
 
+#[test]
+fn constants_to_translate_to_are_addresses_and_ports() {
+    let constant = |dreg, data: &[u8]| Expr::Immediate { dreg: r(dreg), data: data.into() };
+    let to = |address: &[u8], nat| Rule::new([constant(8, address), constant(12, &8080u16.to_be_bytes()), nat]);
+    assert_eq!(to(&[127, 0, 0, 1], dnat(8, 12)).to_string(), "dnat ip to 127.0.0.1:8080");
+    let nat = |kind, addr, addr_max, port| Expr::Nat {
+        kind,
+        family: TableFamily::Ip6,
+        addr: Some(r(addr)),
+        addr_max,
+        port,
+        port_max: None,
+        flags: NatFlags::NONE,
+    };
+    let loopback = std::net::Ipv6Addr::LOCALHOST.octets();
+    let dnat = to(&loopback, nat(NatType::Dnat, 8, None, None));
+    assert_eq!(dnat.to_string(), "dnat ip6 to ::1");
+    let range = [constant(8, &[10, 0, 0, 1]), constant(9, &[10, 0, 0, 9]), nat(NatType::Snat, 8, Some(r(9)), None)];
+    assert!(Rule::new(range).to_string().ends_with("to 10.0.0.1-10.0.0.9"));
+}
+
 /// Unlike nft's, the text has the lookups whose results later expressions read.
 #[test]
 fn affinity_rules_are_printed() {

@@ -12,6 +12,8 @@ pub(super) struct Value {
     pub(super) registers: u8,
     /// The mask of a `bitwise` expression without XOR.
     pub(super) mask: Option<Constant>,
+    /// The bytes of a constant, whose use tells its format.
+    pub(super) constant: Option<Constant>,
     /// The part of the rule's text that a use of this value replaces: see [`Registers::take`].
     pub(super) loaded_by: Option<usize>,
 }
@@ -34,7 +36,7 @@ impl Value {
     /// A value without a mask. `format`: of the constants that it is compared with; `len`: its length in bytes.
     pub(super) fn new(text: impl Into<String>, format: ConstantFormat, len: usize) -> Self {
         let registers = u8::try_from(len.div_ceil(4)).unwrap_or(u8::MAX).max(1);
-        Value { text: text.into(), format, registers, mask: None, loaded_by: None }
+        Value { text: text.into(), format, registers, mask: None, constant: None, loaded_by: None }
     }
 
     /// The text, with the mask.

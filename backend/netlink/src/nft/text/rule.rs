@@ -84,7 +84,8 @@ impl Writer<'_> {
             }
             Expr::Immediate { dreg, data } => {
                 let text = names::constant(ConstantFormat::Raw, data);
-                self.registers.load(*dreg, Value::new(text, ConstantFormat::Raw, data.len()));
+                let value = Value::new(text, ConstantFormat::Raw, data.len());
+                self.registers.load(*dreg, Value { constant: Some(data.clone()), ..value });
             }
             Expr::Verdict(verdict) => self.parts.push(verdict.to_string()),
             Expr::Lookup { set, sreg, dreg, matches } => self.lookup(set, *sreg, *dreg, *matches),
@@ -115,9 +116,9 @@ impl Writer<'_> {
             Expr::Nat { kind, family, addr, addr_max, port, port_max, flags } => {
                 // The result of a map that fills both registers is written once.
                 let covered = addr.and_then(|addr| self.registers.get(addr)?.end(addr));
-                let mut to = addr.map_or_else(String::new, |addr| self.span(addr, *addr_max));
+                let mut to = addr.map_or_else(String::new, |addr| self.span(addr, *addr_max, ConstantFormat::Addr));
                 if let Some(port) = port.filter(|port| covered.is_none_or(|end| end <= port.number())) {
-                    to += &format!(":{}", self.span(port, *port_max));
+                    to += &format!(":{}", self.span(port, *port_max, ConstantFormat::Port));
                 }
                 self.parts.push(format!("{} {family} to {to}{}", kind.name(), names::nat_flags(*flags)));
             }
@@ -183,11 +184,16 @@ impl Writer<'_> {
         }
     }
 
-    /// A value or a range.
-    fn span(&mut self, min: Register, max: Option<Register>) -> String {
-        let min = self.take(min, Some(1));
+    /// A value or a range, with constants in this format.
+    fn span(&mut self, min: Register, max: Option<Register>, format: ConstantFormat) -> String {
+        let mut text = |register| {
+            let constant = self.registers.get(register).and_then(|value| value.constant.as_deref());
+            let constant = constant.map(|data| names::constant(format, data));
+            constant.unwrap_or_else(|| self.take(register, Some(1)))
+        };
+        let min = text(min);
         match max {
-            Some(max) => format!("{min}-{}", self.take(max, Some(1))),
+            Some(max) => format!("{min}-{}", text(max)),
             None => min,
         }
     }
