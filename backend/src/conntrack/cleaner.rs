@@ -96,11 +96,11 @@ pub(crate) trait FlowTable: Send + 'static {
         visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
     ) -> netlink::Result<()>;
 
-    /// The flow as it is now.
-    fn find(&self, flow: &Flow) -> netlink::Result<Option<Flow>>;
-
     /// Deletes flows. Returns how many there were.
     fn delete(&self, flows: &[Flow]) -> netlink::Result<usize>;
+
+    /// Deletes those that are still as they were listed, one by one. Returns how many there were.
+    fn delete_unchanged(&self, flows: &[Flow]) -> netlink::Result<usize>;
 }
 
 /// The flows of the network namespace of the calling thread.
@@ -307,7 +307,7 @@ impl<T: FlowTable> CleanerThread<T> {
             });
             let is_failing = result.is_err() || half_open.is_err();
             let took = begun.elapsed().saturating_sub(rested);
-            self.report(result.and_then(|cleanups| half_open.map(|half_open| (cleanups, half_open))), took);
+            self.report(result, half_open, took);
             requests.finish(is_failing);
             requests.pause(took);
         }
@@ -351,25 +351,21 @@ impl<T: FlowTable> CleanerThread<T> {
         result
     }
 
-    fn report(&mut self, result: Result<(Vec<FamilyCleanup>, usize)>, took: Duration) {
-        let (cleanups, half_open) = match result {
-            Ok(deleted) => deleted,
-            Err(error) => {
-                let error = format!("{error:#}");
-                let occurrence = self.repeated.failed(&error);
-                warn_if_news!(occurrence, error, "cannot delete stale flows, retrying after the next change");
-                return self.progress.send_modify(|progress| progress.conntrack_failures += 1);
-            }
-        };
-        if let Some(Recovery { count, duration }) = self.repeated.recovered() {
+    /// Reports what each half has deleted, also if the other one has failed.
+    fn report(&mut self, cleanups: Result<Vec<FamilyCleanup>>, half_open: Result<usize>, took: Duration) {
+        let errors: Vec<_> = [cleanups.as_ref().err(), half_open.as_ref().err()].into_iter().flatten().collect();
+        if !errors.is_empty() {
+            let error = errors.iter().map(|error| format!("{error:#}")).collect::<Vec<_>>().join("; ");
+            let occurrence = self.repeated.failed(&error);
+            warn_if_news!(occurrence, error, "cannot delete stale flows, retrying after the next change");
+            self.progress.send_modify(|progress| progress.conntrack_failures += 1);
+        } else if let Some(Recovery { count, duration }) = self.repeated.recovered() {
             info!(failures = count, after_ms = duration.as_millis(), "stale flows can be deleted again");
         }
-        if half_open > 0 {
-            info!(
-                connections = half_open,
-                "deleted half-open TCP connections to endpoints that departed or to new VIPs"
-            );
+        if let Ok(connections @ 1..) = half_open {
+            info!(connections, "deleted half-open TCP connections to endpoints that departed or to new VIPs");
         }
+        let Ok(cleanups) = cleanups else { return };
         let flows: usize = cleanups.iter().map(|cleanup| cleanup.deleted).sum();
         let took_ms = took.as_micros() as f64 / 1e3;
         if flows == 0 {
@@ -481,12 +477,19 @@ impl FlowTable for KernelFlowTable {
         ConntrackHandle::open()?.half_open(family, visit)
     }
 
-    fn find(&self, flow: &Flow) -> netlink::Result<Option<Flow>> {
-        ConntrackHandle::open()?.find(flow)
-    }
-
     fn delete(&self, flows: &[Flow]) -> netlink::Result<usize> {
         if flows.is_empty() { Ok(0) } else { ConntrackHandle::open()?.delete(flows) }
+    }
+
+    fn delete_unchanged(&self, flows: &[Flow]) -> netlink::Result<usize> {
+        let mut handle = ConntrackHandle::open()?;
+        let mut deleted = 0;
+        for flow in flows {
+            if handle.find(flow)?.as_ref() == Some(flow) {
+                deleted += handle.delete(std::slice::from_ref(flow))?;
+            }
+        }
+        Ok(deleted)
     }
 }
 

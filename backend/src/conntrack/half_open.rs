@@ -113,17 +113,11 @@ impl HalfOpenPorts {
         rest: impl FnOnce(Duration) -> bool,
     ) -> Result<usize> {
         let found = self.find(table, node_addresses)?;
-        let mut deleted = 0;
         if found.is_empty() || !rest(GRACE) {
-            return Ok(deleted);
+            return Ok(0);
         }
-        for flow in found {
-            // One by one, so that none is deleted that was answered meanwhile.
-            if table.find(&flow)? == Some(flow) {
-                deleted += table.delete(&[flow])?;
-            }
-        }
-        Ok(deleted)
+        // None that was answered meanwhile.
+        Ok(table.delete_unchanged(&found)?)
     }
 
     fn find(&self, table: &impl FlowTable, node_addresses: &[IpAddr]) -> Result<Vec<Flow>> {

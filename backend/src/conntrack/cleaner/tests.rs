@@ -333,6 +333,8 @@ struct BlockingTable {
     flows: u16,
     /// How many dumps were begun, and which client ports were deleted.
     record: Arc<Mutex<(usize, Vec<u16>)>>,
+    /// Whether half-open connections can be listed.
+    half_open: netlink::Result<()>,
 }
 
 impl FlowTable for BlockingTable {
@@ -365,11 +367,11 @@ impl FlowTable for BlockingTable {
     }
 
     fn visit_half_open(&self, _: AddressFamily, _: &mut dyn FnMut(Flow) -> netlink::Result<()>) -> netlink::Result<()> {
-        Ok(())
+        self.half_open.clone()
     }
 
-    fn find(&self, _: &Flow) -> netlink::Result<Option<Flow>> {
-        unreachable!("no TCP service port changes")
+    fn delete_unchanged(&self, _: &[Flow]) -> netlink::Result<usize> {
+        unreachable!("no half-open connection is listed")
     }
 
     fn delete(&self, flows: &[Flow]) -> netlink::Result<usize> {
@@ -392,7 +394,7 @@ fn until(condition: impl Fn() -> bool) {
 fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
     let (permit, permits) = mpsc::channel();
     let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
-    let table = BlockingTable { permits, flows: 3, record: record.clone() };
+    let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     fixture.begin(&Work::Reconcile, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
@@ -411,7 +413,7 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
 fn a_vip_that_is_withdrawn_during_a_cleanup_is_left_to_the_next_one() {
     let (permit, permits) = mpsc::channel();
     let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
-    let table = BlockingTable { permits, flows: 3, record: record.clone() };
+    let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     let other = |state: StateBuilder| {
         state.service("default/other/udp", |other| other.port(53).cluster_ip("10.96.0.11")).build()
@@ -430,10 +432,29 @@ fn a_vip_that_is_withdrawn_during_a_cleanup_is_left_to_the_next_one() {
 }
 
 #[test]
+fn what_is_deleted_counts_although_half_open_connections_cannot_be_listed() {
+    let (permit, permits) = mpsc::channel();
+    drop(permit);
+    let half_open = Err(netlink::Error::Malformed("test"));
+    let table = BlockingTable { permits, flows: 3, record: Arc::default(), half_open };
+    let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+    let changes = Changes { service_ports: [mk_key("default/web")].into(), ..Changes::default() };
+    fixture.cleaner.committed(&changes, None);
+    let dns = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10"));
+    let state = dns.service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
+    // One cleanup for both halves.
+    fixture.cleaner.rolled_back();
+    fixture.sync(&Work::Reconcile, &state, &[]);
+    fixture.cleaner.confirmed();
+    fixture.cleaner.requests.as_ref().unwrap().wait_idle();
+    assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (3, 1));
+}
+
+#[test]
 fn a_change_of_tcp_alone_lists_no_udp_flows() {
     let (_, permits) = mpsc::channel();
     let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
-    let table = BlockingTable { permits, flows: 3, record: record.clone() };
+    let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     fixture.sync(&Work::Reconcile, &dns_at("10.244.1.1:53"), &[]);
     let web = mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
@@ -447,7 +468,7 @@ fn a_change_of_tcp_alone_lists_no_udp_flows() {
 fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     let (permit, permits) = mpsc::channel();
     let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
-    let table = BlockingTable { permits, flows: 3, record: record.clone() };
+    let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     fixture.cleaner.prepare(&Work::Reconcile, &dns_at("10.244.1.1:53"));
     fixture.cleaner.programmed(&Work::Reconcile, std::iter::empty());

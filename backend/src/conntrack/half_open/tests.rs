@@ -1,6 +1,9 @@
 //! Which connections are deleted, in a table that the tests fill.
 
-use std::{cell::RefCell, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
 
 use netlink::conntrack::{ConntrackZone, FlowProtocol, Tuple};
 
@@ -13,12 +16,16 @@ const NODE_PORT: &str = "192.168.1.1:30080";
 
 /// Connections, the port of whose client is their number.
 #[derive(Default)]
-struct Table(RefCell<Vec<Flow>>);
+struct Table {
+    flows: RefCell<Vec<Flow>>,
+    /// How often some were deleted: each time opens a socket.
+    deletions: Cell<usize>,
+}
 
 impl Table {
     fn add(&self, to: &str, answered_by: &str) {
         let (to, answered_by): (SocketAddr, SocketAddr) = (to.parse().unwrap(), answered_by.parse().unwrap());
-        let mut flows = self.0.borrow_mut();
+        let mut flows = self.flows.borrow_mut();
         let number = flows.len() as u16 + 1;
         let client: IpAddr = if to.is_ipv4() { "10.9.9.9".parse() } else { "fd00:9::9".parse() }.unwrap();
         let client = SocketAddr::new(client, number);
@@ -35,13 +42,13 @@ impl Table {
 
     /// The SYN of a connection is answered.
     fn answer(&self, number: u32) {
-        let mut flows = self.0.borrow_mut();
+        let mut flows = self.flows.borrow_mut();
         flows.iter_mut().filter(|flow| flow.id == number).for_each(|flow| flow.is_half_open = false);
     }
 
     /// The numbers of those that exist.
     fn numbers(&self) -> Vec<u32> {
-        self.0.borrow().iter().map(|flow| flow.id).collect()
+        self.flows.borrow().iter().map(|flow| flow.id).collect()
     }
 }
 
@@ -64,19 +71,21 @@ impl FlowTable for Table {
         family: AddressFamily,
         visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
     ) -> netlink::Result<()> {
-        let flows = self.0.borrow().clone();
+        let flows = self.flows.borrow().clone();
         let is_listed =
             |flow: &Flow| flow.is_half_open && flow.original.source.is_ipv4() == (family == AddressFamily::V4);
         flows.into_iter().filter(is_listed).try_for_each(visit)
     }
 
-    fn find(&self, flow: &Flow) -> netlink::Result<Option<Flow>> {
-        Ok(self.0.borrow().iter().find(|found| found.id == flow.id).copied())
+    fn delete(&self, _: &[Flow]) -> netlink::Result<usize> {
+        unreachable!("connections may have been answered")
     }
 
-    fn delete(&self, flows: &[Flow]) -> netlink::Result<usize> {
-        self.0.borrow_mut().retain(|flow| !flows.contains(flow));
-        Ok(flows.len())
+    fn delete_unchanged(&self, flows: &[Flow]) -> netlink::Result<usize> {
+        self.deletions.set(self.deletions.get() + 1);
+        let before = self.flows.borrow().len();
+        self.flows.borrow_mut().retain(|flow| !flows.contains(flow));
+        Ok(before - self.flows.borrow().len())
     }
 }
 
@@ -212,4 +221,5 @@ fn what_is_remembered_and_deleted_has_a_bound() {
     let table = Table::default();
     (0..MAX + 2).for_each(|_| table.add("10.96.0.1:80", "10.244.1.2:7"));
     assert_eq!(pass(&ports, &state, &table).len(), MAX);
+    assert_eq!(table.deletions.get(), 1);
 }
