@@ -23,8 +23,8 @@
 //! | chains `FAIRLEAD-IPVS...` | fixed rules that match the sets |
 //!
 //! Names of IPv6 sets begin with `FAIRLEAD-6-`. Fairlead's objects are recognised by their mark, their name, or an
-//! address on its device; no others are changed. The device is Fairlead's while a set of Fairlead exists; without one it
-//! is kube-proxy's, whose addresses and virtual servers are adopted when the sets are created.
+//! address on its device; no others are changed. The device is Fairlead's while a set of Fairlead exists; without one
+//! it is kube-proxy's, whose addresses and virtual servers are adopted when the sets are created.
 //!
 //! A removed TCP destination gets weight 0, and is deleted when its last connection has ended or its deadline has
 //! passed. The deadline is stored in the kernel (in the thresholds of the destination), so that a restart changes

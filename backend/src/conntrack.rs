@@ -41,15 +41,15 @@ mod sync {
     pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 }
 
-/// Whether stale UDP flows and half-open TCP connections are deleted, and TCP connections to endpoints that are gone are
-/// reset.
+/// Whether stale UDP flows and half-open TCP connections are deleted, and TCP connections to endpoints that are gone
+/// are reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConntrackCleanup {
     /// They are left as they are.
     Disabled,
     /// After each change of a UDP service port and after each reconcile, UDP flows to VIPs whose replies come from no
-    /// endpoint are deleted, and translated ones to VIPs that were withdrawn. The next packet creates a new flow. Half-open
-    /// TCP connections are deleted after changes of TCP. Clients of endpoints that are gone get a reset.
+    /// endpoint are deleted, and translated ones to VIPs that were withdrawn. The next packet creates a new flow.
+    /// Half-open TCP connections are deleted after changes of TCP. Clients of endpoints that are gone get a reset.
     Enabled,
 }
 

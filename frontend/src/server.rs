@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A session lives as long as the response stream of its call. Limits on connections are enforced here, in `admission`
-//! and in `connection`, limits on streams by the session, limits on answers in `answers`. The body of a call is read once its client is identified.
+//! and in `connection`, limits on streams by the session, limits on answers in `answers`. The body of a call is read
+//! once its client is identified.
 
 mod admission;
 mod answers;

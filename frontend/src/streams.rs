@@ -116,8 +116,8 @@ pub(crate) struct Fleet {
     pub(crate) nodes: BTreeMap<Arc<str>, Instant>,
     /// Whether the cluster has, or has had, Node objects. A directory of manifests may have none.
     has_nodes: bool,
-    /// The nodes of the cluster that owed an answer when their last stream ended: since when. A node that connects again
-    /// and again makes no progress by that.
+    /// The nodes of the cluster that owed an answer when their last stream ended: since when. A node that connects
+    /// again and again makes no progress by that.
     owing: BTreeMap<Arc<str>, Instant>,
     /// Why the frontend ended the last stream of a node, until a later stream succeeds. Nearly always empty, so that an
     /// Ack costs nothing here.
@@ -325,7 +325,8 @@ impl Fleet {
         disconnected.map(|(node, since)| (node, since.elapsed()))
     }
 
-    /// How many nodes have left this frontend, or appeared, within this time, and may be about to connect to another one.
+    /// How many nodes have left this frontend, or appeared, within this time, and may be about to connect to another
+    /// one.
     pub(crate) fn left(&self, within: Duration) -> usize {
         let is_owing = |node| self.owing.get(node).is_some_and(|since| since.elapsed() >= STALLED);
         self.disconnected().filter(|(node, since)| *since < within && !is_owing(*node)).count()

@@ -183,8 +183,8 @@ impl DataplaneOptions {
         }
     }
 
-    /// The redirect of a family: for the pods of the local detector or, without one, of the Node's pod CIDRs. A range of
-    /// all addresses, which contains other nodes, is not used.
+    /// The redirect of a family: for the pods of the local detector or, without one, of the Node's pod CIDRs. A range
+    /// of all addresses, which contains other nodes, is not used.
     #[must_use]
     pub fn drained_redirect(&self, family: IpFamily, node: &NodeInfo) -> Option<DrainedRedirect> {
         let port = self.drained_port?;

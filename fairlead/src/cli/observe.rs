@@ -13,9 +13,9 @@ use super::Effective;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ObserveArgs {
-    /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) and /drained (for preStop of pods) over
-    /// HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP families,
-    /// and the kubelet's requests to this port of a pod are served, too.
+    /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) and /drained (for preStop of pods)
+    /// over HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP
+    /// families, and the kubelet's requests to this port of a pod are served, too.
     #[arg(
         long,
         env = "FAIRLEAD_HEALTHZ",

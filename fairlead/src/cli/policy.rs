@@ -55,7 +55,8 @@ pub(crate) struct PolicyArgs {
     #[arg(default_value_t = ServiceLimits::default().port_source_ranges)]
     pub(crate) max_service_port_source_ranges: usize,
 
-    /// Use at most this number of endpoints of a service port in each IP family: a subset that is the same on every node.
+    /// Use at most this number of endpoints of a service port in each IP family: a subset that is the same on every
+    /// node.
     #[arg(long, default_value_t = ServiceLimits::default().endpoints, value_name = "COUNT", value_parser = count())]
     pub(crate) max_service_endpoints: usize,
 

@@ -46,8 +46,8 @@ pub(crate) use plan::{KubeProxyServer, ServerKind};
 
 /// The device with the addresses of Services, so that packets for them are delivered to IPVS.
 const DEVICE: &str = "kube-ipvs0";
-/// Sets of Fairlead's IPVS backend. While one exists, the device is Fairlead's, which has adopted the virtual servers at
-/// its addresses.
+/// Sets of Fairlead's IPVS backend. While one exists, the device is Fairlead's, which has adopted the virtual servers
+/// at its addresses.
 const FAIRLEAD_VIPS: [&str; 2] = ["FAIRLEAD-VIPS", "FAIRLEAD-6-VIPS"];
 /// The sets in which Fairlead's IPVS backend has node ports.
 const FAIRLEAD_NODE_PORTS: [&str; 2] = ["FAIRLEAD-NODE-PORTS", "FAIRLEAD-6-NODE-PORTS"];

@@ -91,7 +91,8 @@ impl Leftovers {
         iptables.chain(nft).chain(self.ipvs.objects()).collect()
     }
 
-    /// Whether Calico's Felix uses nf_tables and there are tables of kube-proxy, which it follows with `nftablesMode: Auto`.
+    /// Whether Calico's Felix uses nf_tables and there are tables of kube-proxy, which it follows with
+    /// `nftablesMode: Auto`.
     pub fn felix_may_follow(&self) -> bool {
         self.has_felix && !self.nft.is_empty()
     }

@@ -23,8 +23,8 @@ pub struct ServicePolicy {
     /// The CIDRs of pods. An external IP in them is not served, nor a load-balancer IP that is an endpoint. They may
     /// contain other addresses than those of pods.
     pub cluster_cidrs: Vec<IpNet>,
-    /// TCP and UDP ports that no Service gets at the address of a Node, and as a node port: those of what runs on nodes.
-    /// The ports of API servers are added from `default/kubernetes`.
+    /// TCP and UDP ports that no Service gets at the address of a Node, and as a node port: those of what runs on
+    /// nodes. The ports of API servers are added from `default/kubernetes`.
     pub protected_ports: BTreeSet<u16>,
     /// Whether addresses of Nodes are served on no port at all. With IPVS a VIP is an address of every node, so that
     /// they could not reach the Node that has it.

@@ -1,8 +1,8 @@
 //! Addresses that no Service may claim as an external or load-balancer IP, and ports that none gets at the address of a
 //! Node: otherwise every user that may write a Service could take over the traffic of others.
 //!
-//! Everyone who may write an EndpointSlice chooses the addresses in it, so that an endpoint protects its address only if
-//! it is in a cluster CIDR, or if the slice is not newer than the Service that claims the address.
+//! Everyone who may write an EndpointSlice chooses the addresses in it, so that an endpoint protects its address only
+//! if it is in a cluster CIDR, or if the slice is not newer than the Service that claims the address.
 //!
 //! An address of a Node itself may be claimed, except on ports of the kubelet, of API servers and of Fairlead:
 //! bare-metal clusters publish Services there. So a Node that claims the address of a load balancer takes nothing away
@@ -26,7 +26,8 @@ use super::{
     policy::ServicePolicy,
 };
 
-/// Shorter prefixes of pod CIDRs and cluster CIDRs protect nothing: a Node would take away the addresses of everyone else.
+/// Shorter prefixes of pod CIDRs and cluster CIDRs protect nothing: a Node would take away the addresses of everyone
+/// else.
 const MIN_POD_PREFIX: (u8, u8) = (8, 32);
 
 /// What external and load-balancer IPs are compared with.

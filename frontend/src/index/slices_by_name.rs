@@ -1,5 +1,5 @@
-//! EndpointSlices by a name in them that stands for a Node or a zone: when that comes or goes, the views that the slices
-//! contribute to change.
+//! EndpointSlices by a name in them that stands for a Node or a zone: when that comes or goes, the views that the
+//! slices contribute to change.
 
 use std::{collections::BTreeSet, sync::Arc};
 

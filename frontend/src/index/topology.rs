@@ -1,5 +1,5 @@
-//! What of EndpointSlices depends on the existence of Nodes and zones: whether endpoints that do not serve are gone, and
-//! which topology hints count.
+//! What of EndpointSlices depends on the existence of Nodes and zones: whether endpoints that do not serve are gone,
+//! and which topology hints count.
 
 use std::{collections::BTreeSet, sync::Arc};
 

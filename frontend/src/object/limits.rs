@@ -7,7 +7,8 @@ pub struct ServiceLimits {
     pub vips: usize,
     /// Ports times external and load-balancer IPs.
     pub port_vips: usize,
-    /// Source ranges, without those that others contain or complete. Beyond it the load-balancer IPs are closed. At most [`Self::MAX_LIST`].
+    /// Source ranges, without those that others contain or complete. Beyond it the load-balancer IPs are closed. At
+    /// most [`Self::MAX_LIST`].
     pub source_ranges: usize,
     /// Ports times source ranges. Beyond it the load-balancer IPs are closed.
     pub port_source_ranges: usize,

@@ -1,8 +1,8 @@
-//! The answers of `Status` and `Endpoints`, which are as large as the cluster: one at a time for each client, for as long
-//! as the client reads it.
+//! The answers of `Status` and `Endpoints`, which are as large as the cluster: one at a time for each client, for as
+//! long as the client reads it.
 //!
 //! ```text
-//!   request ──▶ rate ──▶ turn of the client ──▶ built ──▶ AnswerBody ──sent, dropped, or unread for too long──▶ next turn
+//!   request ──▶ rate ──▶ turn of the client ──▶ built ──▶ AnswerBody ──sent, dropped, unread for long──▶ next turn
 //! ```
 
 use std::{
@@ -31,8 +31,8 @@ const ANSWERS: Rate = Rate { burst: 32, every: Duration::from_millis(50) };
 const UNREAD: Duration = Duration::from_secs(10);
 /// How often a waiting request looks whether the answer before it is unread for too long.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// The size of a frame in bytes. A frame that HTTP/2 has taken waits there for the window of the client, and is no longer
-/// counted.
+/// The size of a frame in bytes. A frame that HTTP/2 has taken waits there for the window of the client, and is no
+/// longer counted.
 const FRAME_BYTES: usize = 16 << 10;
 /// Entries are not cleaned up below this number.
 const MIN_CLEANUP: usize = 64;

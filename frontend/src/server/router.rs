@@ -29,7 +29,8 @@ const DRAINED: &str = "/fairlead.v1.Fairlead/Drained";
 const ENCODING: &str = "grpc-encoding";
 /// The maximum size of a unary request in bytes. Names in requests have at most 253 characters each.
 const MAX_UNARY_BYTES: usize = 4 << 10;
-/// The maximum size of the answer to a unary request in bytes: that of the status of 5,000 nodes which all report failures.
+/// The maximum size of the answer to a unary request in bytes: that of the status of 5,000 nodes which all report
+/// failures.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 

@@ -1,11 +1,11 @@
 //! The endpoints of a Service that are used: all of them, or a subset if there are more than the operator allows.
 //!
 //! The limits apply to each IP family: the endpoints of a dual-stack Service have an address of each, in slices of that
-//! family. The subset depends on the objects only, so that it is the same on every node. An endpoint is ranked by whether it
-//! can serve, then by its number among those of its node, then by a hash of its address: the subset covers as many
-//! nodes as possible, and a change replaces at most one other endpoint. Ranks are computed once for all ports of the
-//! Service, and each port takes the first ones: the work is the sum of what the slices list, not its product with the
-//! ports.
+//! family. The subset depends on the objects only, so that it is the same on every node. An endpoint is ranked by
+//! whether it can serve, then by its number among those of its node, then by a hash of its address: the subset covers
+//! as many nodes as possible, and a change replaces at most one other endpoint. Ranks are computed once for all ports
+//! of the Service, and each port takes the first ones: the work is the sum of what the slices list, not its product
+//! with the ports.
 
 use std::{
     cmp::Reverse,

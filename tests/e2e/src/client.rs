@@ -75,7 +75,8 @@ impl Client {
         self
     }
 
-    /// The same client, whose handshakes of TCP may take as long as a request. The kernel repeats a SYN that was dropped.
+    /// The same client, whose handshakes of TCP may take as long as a request. The kernel repeats a SYN that was
+    /// dropped.
     pub fn with_slow_handshakes(mut self) -> Self {
         self.probe.handshake = self.probe.deadline;
         self

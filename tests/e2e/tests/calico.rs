@@ -1,5 +1,6 @@
 //! Calico's Felix beside Fairlead: with `nftablesMode: Auto` it uses nf_tables while kube-proxy does, and is restarted
-//! when the cleanup deletes kube-proxy's table. Its test for kube-proxy is written here anew; Calico itself does not run.
+//! when the cleanup deletes kube-proxy's table. Its test for kube-proxy is written here anew; Calico itself does not
+//! run.
 
 use e2e::{Cluster, Netns, fairlead};
 use serde_json::Value;

@@ -2,8 +2,8 @@
 //! Cases in which IPVS differs are listed with the reason, as in `docs/semantics.md`.
 //!
 //! In a guest a program starts fifteen times as slowly as on the host. Cases of what all backends share therefore run
-//! only where asked for; they always run on the host, with the other backends. The variable `CASES` has the beginning of
-//! the names of the cases to run, or `all`.
+//! only where asked for; they always run on the host, with the other backends. The variable `CASES` has the beginning
+//! of the names of the cases to run, or `all`.
 
 use std::{env, time::Duration};
 

@@ -5,7 +5,7 @@
 //! | module | rules |
 //! |---|---|
 //! | `crates` | which crate may use which, and that it uses what it declares |
-//! | `files` | every file is compiled and has an opening comment; no paths of one machine |
+//! | `files` | every file is compiled and has an opening comment; comments fit the width; no paths of one machine |
 //! | `cases` | docs/semantics.md names every Service conformance case |
 //! | `supply_chain` | actions and images are pinned; no check is skipped, no test retried |
 //! | `threats` | every test that docs/security.md names exists |

@@ -1,5 +1,5 @@
-//! TCP packets outside of the window. To conntrack they belong to no connection, as packets of connections do of which a
-//! node sees one direction. NAT does not translate them: a reply reaches the client with the source address of the
+//! TCP packets outside of the window. To conntrack they belong to no connection, as packets of connections do of which
+//! a node sees one direction. NAT does not translate them: a reply reaches the client with the source address of the
 //! endpoint, and its kernel resets the connection. IPVS translates them.
 
 use std::{

@@ -1,10 +1,14 @@
-//! Every file of a crate belongs to a module and says what it contains; no file names a path of one machine.
+//! Every file of a crate belongs to a module and says what it contains; comments fit the line width; no file names a
+//! path of one machine.
 
 use std::{fs, path::Path};
 
 use anyhow::Result;
 
 use super::{all_files, assert_about, assert_none, rust_files, top, tree};
+
+/// That of `.rustfmt.toml`.
+const LINE_WIDTH: usize = 120;
 
 /// Paths of a developer's own machine. In halves, so that this file does not contain them.
 const LOCAL_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
@@ -27,12 +31,16 @@ fn no_local_paths() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn comments_fit_the_line_width() -> Result<()> {
+    assert_none(&wide_comments(&top()?)?);
+    Ok(())
+}
+
 fn without_opening(dir: &Path) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for path in rust_files(dir)? {
-        if !fs::read_to_string(&path)?.starts_with("//!")
-            && !path.parent().is_some_and(|folder| folder.ends_with("src/v1"))
-        {
+        if !fs::read_to_string(&path)?.starts_with("//!") && !is_generated(&path) {
             problems.push(format!("{}: open it with `//!` and what it contains", path.display()));
         }
     }
@@ -71,6 +79,24 @@ fn local_paths(dir: &Path) -> Result<Vec<String>> {
     Ok(problems)
 }
 
+/// rustfmt leaves comments as they are. Rows of tables cannot be wrapped.
+fn wide_comments(dir: &Path) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    for path in rust_files(dir)?.into_iter().filter(|path| !is_generated(path)) {
+        for (number, line) in fs::read_to_string(&path)?.lines().enumerate() {
+            let comment = line.trim_start().strip_prefix("//").map(|text| text.trim_start_matches(['/', '!', ' ']));
+            if comment.is_some_and(|text| !text.starts_with('|')) && line.chars().count() > LINE_WIDTH {
+                problems.push(format!("{}:{}: more than {LINE_WIDTH} columns", path.display(), number + 1));
+            }
+        }
+    }
+    Ok(problems)
+}
+
+fn is_generated(path: &Path) -> bool {
+    path.parent().is_some_and(|folder| folder.ends_with("src/v1"))
+}
+
 // === Each rule can fail ===
 
 #[test]
@@ -91,6 +117,20 @@ fn orphans_are_found() -> Result<()> {
         ("a/tests/five.rs", ""),
     ])?;
     assert_about(&orphans(dir.path())?, &["three.rs"]);
+    Ok(())
+}
+
+#[test]
+fn wide_comments_are_found() -> Result<()> {
+    let wide = "x".repeat(LINE_WIDTH);
+    let table = format!("//! | {wide} |\n    // {}\n", "─".repeat(LINE_WIDTH - 7));
+    let code = format!("const A: &str = \"{wide}\";\n");
+    let dir = tree(&[
+        ("a.rs", &format!("/// {wide}\n")),
+        ("b.rs", &(table + &code)),
+        ("src/v1/c.rs", &format!("// {wide}")),
+    ])?;
+    assert_about(&wide_comments(dir.path())?, &["a.rs:1"]);
     Ok(())
 }
 
