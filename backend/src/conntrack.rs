@@ -135,6 +135,12 @@ impl<T: Clone> FlowVips<T> {
 
     /// That of the VIP to which a flow goes.
     pub(crate) fn get(&self, flow: &Flow) -> Option<&T> {
+        let [vip, node_port] = self.candidates(flow);
+        vip.or(node_port)
+    }
+
+    /// Those of the address and port to which a flow goes: of a VIP with this address, and of a node port.
+    fn candidates(&self, flow: &Flow) -> [Option<&T>; 2] {
         let protocol = match flow.protocol {
             FlowProtocol::Tcp => Protocol::Tcp,
             FlowProtocol::Udp => Protocol::Udp,
@@ -142,8 +148,8 @@ impl<T: Clone> FlowVips<T> {
         let address = flow.original.destination.ip();
         let port = flow.original.destination.port();
         let vip = self.vips.get(&Vip::AddressPort { address, port, protocol });
-        let node_port = || self.vips.get(&Vip::NodePort { port, protocol });
-        vip.or_else(|| node_port().filter(|_| self.addresses.contains(&address)))
+        let node_port = self.vips.get(&Vip::NodePort { port, protocol });
+        [vip, node_port.filter(|_| self.addresses.contains(&address))]
     }
 }
 
@@ -172,9 +178,14 @@ impl UdpVips {
 
     /// Whether the flow goes to one of these VIPs and its replies come from none of its endpoints. This includes flows
     /// that are not translated because they are older than the VIP, and all flows of a service port without endpoints.
-    /// To a VIP that was withdrawn, only flows are stale that were translated: others belong to the address itself.
+    /// To a VIP that was withdrawn, only flows are stale that were translated: others belong to the address itself. A
+    /// node port serves such an address at once, if it is one of the node.
     pub(crate) fn is_stale(&self, flow: &Flow) -> bool {
-        self.get(flow).is_some_and(|targets| match targets {
+        let targets = match self.candidates(flow) {
+            [Some(FlowTargets::Untranslated), Some(node_port)] => Some(node_port),
+            [vip, node_port] => vip.or(node_port),
+        };
+        targets.is_some_and(|targets| match targets {
             FlowTargets::Endpoints(allowed) => allowed.binary_search(&flow.reply.source).is_err(),
             FlowTargets::Untranslated => flow.reply.source != flow.original.destination,
         })

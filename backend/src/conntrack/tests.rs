@@ -137,6 +137,33 @@ fn translated_flows_to_vips_that_were_withdrawn_are_stale() {
     assert!(is_stale(&vips, &flow("198.51.100.1:53", "198.51.100.1:53")), "older than the VIP of the owner");
 }
 
+/// The external IP is an address of the node, whose node port has the same number.
+#[test]
+fn live_flows_of_a_node_port_survive_the_end_of_an_external_ip() {
+    let (of_node_port, of_external_ip) = ("10.244.1.5:5353", "10.244.1.9:53");
+    let exposed = mk_state().service("default/other/udp", |other| {
+        other.port(30053).external_ip("192.168.1.1").external_ip("198.51.100.1").endpoints([of_external_ip])
+    });
+    let (exposed, dns) = (exposed.build(), dns().build());
+    let port = |state: &NodeState| state.service_ports().values().next().map(UdpServicePort::of);
+    let without = |gone: &NodeState, state: &NodeState| {
+        let gone = port(gone).unwrap();
+        let withdrawn = UdpServicePort::lost_since(None, &gone).map(|vip| (vip, mk_key("default/gone/udp")));
+        UdpVips::new(port(state).iter(), &withdrawn.collect(), &state.node().addresses)
+    };
+    let vips = without(&exposed, &dns);
+    assert!(!is_stale(&vips, &flow("192.168.1.1:30053", of_node_port)));
+    assert!(is_stale(&vips, &flow("192.168.1.1:30053", of_external_ip)), "an endpoint of the one before");
+    assert!(is_stale(&vips, &flow("192.168.1.1:30053", "192.168.1.1:30053")), "older than the node port");
+    assert!(is_stale(&vips, &flow("198.51.100.1:30053", of_node_port)), "no address of the node");
+    assert!(!is_stale(&vips, &flow("198.51.100.1:30053", "198.51.100.1:30053")), "to the address itself");
+
+    // The other way round.
+    let vips = without(&dns, &exposed);
+    assert!(!is_stale(&vips, &flow("192.168.1.1:30053", of_external_ip)));
+    assert!(is_stale(&vips, &flow("192.168.1.1:30053", of_node_port)));
+}
+
 #[test]
 fn an_endpoint_at_the_vip_itself_is_one() {
     let state = mk_state()
