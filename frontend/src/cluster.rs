@@ -172,12 +172,17 @@ impl ClusterState {
 type PodEntry<'a> = (ObjectName, &'a SliceEndpoint);
 
 /// The entries that use a pod: those with its first address, and those with another one if all of them name the same
-/// pod.
+/// pod. A kubelet asks for the first address only; the other one is that in the slices of the same Services.
 fn entries_of_pod<'a>(index: &'a Index, addresses: &[IpAddr]) -> Vec<PodEntry<'a>> {
-    let mut all = addresses.iter().map(|address| entries_at(index, *address));
-    let mut entries = all.next().unwrap_or_default();
-    let pod = pod_of(&entries);
-    entries.extend(all.filter(|others| pod.is_some() && pod_of(others) == pod).flatten());
+    let Some(first) = addresses.first() else { return Vec::new() };
+    let mut entries = entries_at(index, *first);
+    let Some(pod) = pod_of(&entries) else { return entries };
+    let in_slices = || entries.iter().find_map(|(service, _)| index.address_of_other_family(service, pod, *first));
+    let other = addresses.get(1).copied().or_else(in_slices);
+    let others = other.map(|address| entries_at(index, address)).unwrap_or_default();
+    if pod_of(&others) == Some(pod) {
+        entries.extend(others);
+    }
     entries
 }
 

@@ -12,7 +12,7 @@ use super::{
     Index,
     keys::{key_of, sibling},
 };
-use crate::object::{ObjectName, SliceEndpoint, SliceObject};
+use crate::object::{ObjectName, PodId, SliceEndpoint, SliceObject};
 
 /// The slices of each address.
 #[derive(Debug, Default)]
@@ -34,6 +34,14 @@ impl Index {
             let endpoints = endpoints.filter(move |endpoint| endpoint.address == address);
             service.into_iter().cycle().zip(endpoints)
         })
+    }
+
+    /// The address of a pod in the EndpointSlices of a Service, of another IP family than one that is known.
+    pub fn address_of_other_family(&self, service: &ObjectName, pod: PodId, known: IpAddr) -> Option<IpAddr> {
+        let mut endpoints = self.slices.get(service)?.values().flat_map(|slice| &slice.endpoints);
+        let is_other =
+            |endpoint: &&SliceEndpoint| endpoint.pod == Some(pod) && endpoint.address.is_ipv4() != known.is_ipv4();
+        endpoints.find(is_other).map(|endpoint| endpoint.address)
     }
 
     /// The keys of the service ports of a Service.

@@ -295,6 +295,24 @@ async fn other_address_counts_only_if_it_is_of_the_same_pod() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn pod_of_both_families_is_drained_when_the_slices_of_both_say_that_it_ends() {
+    let fixture = cluster().await;
+    let slice_of = |name, addresses: [&str; 2], ends: bool| {
+        let own = SliceEndpoint { ready: !ends, terminating: ends, ..endpoint(addresses[0], "node-9") };
+        put(slice(name, "web", vec![of_pod("own", own), of_pod("other", endpoint(addresses[1], "node-9"))]))
+    };
+    fixture.update(slice_of("x", ["10.0.0.1", "10.0.0.2"], true)).await;
+    fixture.update(slice_of("z", ["fd00::1", "fd00::2"], false)).await;
+    fixture.committed().await;
+    for asked in ["10.0.0.1", "fd00::1"] {
+        assert_eq!(ask_about(&fixture, &[asked], Duration::ZERO).await.unwrap().state, DrainState::InUse, "{asked}");
+    }
+    fixture.update(slice_of("z", ["fd00::1", "fd00::2"], true)).await;
+    fixture.committed().await;
+    assert_eq!(state(&fixture).await, DrainState::Drained);
+}
+
+#[tokio::test(start_paused = true)]
 async fn custom_slice_does_not_keep_a_pod_that_another_slice_names() {
     let fixture = cluster().await;
     fixture.update(put(service("api", "10.96.0.2"))).await;
