@@ -71,7 +71,7 @@ fn single(cluster: &Cluster) -> Service {
 fn start_traffic(cluster: &Cluster) -> BackgroundTraffic {
     let mut traffic = BackgroundTraffic::default();
     // A guest has a share of one CPU, which the packets of a few hundred new connections per second fill.
-    let interval = Duration::from_millis(if uml::is_guest() { 200 } else { 5 });
+    let interval = Duration::from_millis(if uml::is_guest() { 200 } else { 15 });
     for family in IpFamily::ALL {
         for (client, vip) in clients(cluster, family) {
             if !uml::is_guest() {
@@ -154,7 +154,7 @@ fn change_with_many_services(modes: &[Backend]) {
     let client = deployment.cluster().pod("pod-a-3").client();
     let mut traffic = BackgroundTraffic::default();
     for vip in IpFamily::ALL.into_iter().flat_map(many_vips) {
-        traffic.churns.push(client.churn(Protocol::Tcp, vip, 100, IPVS_TIMEOUT * 2));
+        traffic.churns.push(client.churn(Protocol::Tcp, vip, 30, IPVS_TIMEOUT * 2));
     }
     traffic.wait(ATTEMPTS, TIMEOUT);
     let mut old = *first;

@@ -11,7 +11,7 @@ use e2e::{Cluster, DEADLINE, Failure, IpFamily, Node, Pod, Protocol, StreamRepor
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of requests that should be dropped.
 const SHORT: Duration = Duration::from_millis(100);
-const INTERVAL: Duration = Duration::from_millis(5);
+const INTERVAL: Duration = Duration::from_millis(15);
 
 /// Adds rules on `node` that translate port 80 of the first VIP of each range to `pod`, with masquerade of the pod's
 /// traffic to itself.

@@ -13,8 +13,8 @@ use crate::{
 };
 
 const PORT: u16 = 80;
-const INTERVAL: Duration = Duration::from_millis(5);
-const PER_SECOND: u32 = 200;
+const INTERVAL: Duration = Duration::from_millis(15);
+const PER_SECOND: u32 = 100;
 /// Enough to notice a gap, and to reach each of a few endpoints.
 const ATTEMPTS: u64 = 60;
 

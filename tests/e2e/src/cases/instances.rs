@@ -19,7 +19,7 @@ use crate::{
 
 const PORT: u16 = 80;
 const PODS: [&str; 2] = ["pod-a-1", "pod-b-1"];
-const INTERVAL: Duration = Duration::from_millis(5);
+const INTERVAL: Duration = Duration::from_millis(15);
 const ATTEMPTS: u64 = 40;
 const READY: &str = "ready: node state programmed";
 

@@ -25,7 +25,7 @@ enum Component {
 }
 
 const PORT: u16 = 80;
-const INTERVAL: Duration = Duration::from_millis(5);
+const INTERVAL: Duration = Duration::from_millis(15);
 const ATTEMPTS: u64 = 40;
 const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 
@@ -204,7 +204,7 @@ fn start_traffic(cluster: &Cluster) -> BackgroundTraffic {
         }
     }
     let churn = |(client, protocol, family): (&Client, Protocol, IpFamily)| {
-        client.churn(protocol, vip(family), 100, TIMEOUT * 3)
+        client.churn(protocol, vip(family), 40, TIMEOUT * 3)
     };
     let [pod, node, outside] = &clients;
     let churns = [

@@ -17,8 +17,8 @@ use crate::{
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
 const CLIENT_PORT: u16 = 40_000;
-const INTERVAL: Duration = Duration::from_millis(5);
-const PER_SECOND: u32 = 200;
+const INTERVAL: Duration = Duration::from_millis(15);
+const PER_SECOND: u32 = 100;
 /// Enough to notice a gap.
 const ATTEMPTS: u64 = 60;
 

@@ -16,7 +16,7 @@ use crate::{
 use EndpointState::{Draining, NotReady, Ready, Terminating};
 
 const PORT: u16 = 80;
-const PER_SECOND: u32 = 200;
+const PER_SECOND: u32 = 100;
 /// Enough to notice a gap.
 const ATTEMPTS: u64 = 60;
 

@@ -20,8 +20,8 @@ const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
 const NEAR: [&str; 2] = ["203.0.113.0/30", "2001:db8:203::/126"];
 const FAR: [&str; 2] = ["203.0.113.4/30", "2001:db8:203::4/126"];
-const INTERVAL: Duration = Duration::from_millis(5);
-const PER_SECOND: u32 = 200;
+const INTERVAL: Duration = Duration::from_millis(15);
+const PER_SECOND: u32 = 100;
 /// Enough to notice a gap.
 const ATTEMPTS: u64 = 60;
 

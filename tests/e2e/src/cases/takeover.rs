@@ -21,7 +21,7 @@ use rules::Mode;
 
 const PORT: u16 = 80;
 const PODS: [&str; 2] = ["pod-b-1", "pod-b-2"];
-const INTERVAL: Duration = Duration::from_millis(5);
+const INTERVAL: Duration = Duration::from_millis(15);
 const ATTEMPTS: u64 = 20;
 
 /// From mode iptables, variant nft.
