@@ -13,12 +13,12 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use backend::{
-    Difference, Drift, InstalledObject, NodeState, ServiceName, ServicePortState,
+    Difference, Drift, InstalledObject, NodeState, ServiceName,
     dataplane::{NodePortAddresses, Vip, VipKind, VipOwnership, vips},
     driver::{Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Synced, UsableFamilies},
 };
 use netlink::ipvs::VirtualServerKey;
-use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
+use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
 use tokio::time::Instant;
 
 use crate::{
@@ -161,14 +161,14 @@ impl<K: Kernel> IpvsDataPlane<K> {
             if last.as_ref() == Some(&name) {
                 continue;
             }
-            let ports = ports_of(state, &name).map(|(_, service)| service);
+            let ports = state.ports_of(&name).map(|(_, service)| service);
             let new = excess(ports, &state.node().addresses, &node_ports);
             let before = match new {
                 Excess { destinations: None, sources: None } => applied.excess.remove(&name),
                 _ => applied.excess.insert(name.clone(), new),
             };
             if before.unwrap_or_default().differs(&new) {
-                changed.extend(ports_of(state, &name).map(|(key, _)| key.clone()));
+                changed.extend(state.ports_of(&name).map(|(key, _)| key.clone()));
             }
             last = Some(name);
         }
@@ -321,16 +321,6 @@ impl DryRunPlane for IpvsDataPlane<DryRun> {
         differences.extend(describe::differences(&operations, &before, &applied.owners(&objects)));
         Ok(differences)
     }
-}
-
-/// The service ports of a Service.
-fn ports_of<'s>(
-    state: &'s NodeState,
-    service: &ServiceName,
-) -> impl Iterator<Item = (&'s ServicePortKey, &'s ServicePortState)> {
-    let service = service.clone();
-    let first = ServicePortKey::new(service.namespace.clone(), service.name.clone(), "", Protocol::Tcp);
-    state.service_ports().range(first..).take_while(move |(key, _)| service.contains(key))
 }
 
 /// The set entries of a service port's VIPs that lead to marks of its own.

@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
 use backend::{
-    Difference, Drift, InstalledObject, NodeState,
+    Difference, Drift, InstalledObject, NodeState, ServiceName,
     dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership},
     driver::{
         Change, CommitError, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, Synced,
         Unneeded, UsableFamilies,
     },
 };
-use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
+use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
 
 use crate::{
     applied::AppliedState,
@@ -133,11 +133,11 @@ impl<K: Kernel> NftDataPlane<K> {
 }
 
 /// The service ports with session affinity of the Service of a service port, which share its client buckets.
-fn affine_siblings<'a>(state: &'a NodeState, key: &ServicePortKey) -> impl Iterator<Item = &'a ServicePortKey> {
-    let (namespace, name) = (key.namespace.clone(), key.name.clone());
-    let first = ServicePortKey { port_name: "".into(), protocol: Protocol::ALL[0], ..key.clone() };
-    let is_sibling = move |key: &ServicePortKey| key.namespace == namespace && key.name == name;
-    let siblings = state.service_ports().range(first..).take_while(move |(key, _)| is_sibling(key));
+fn affine_siblings<'a>(
+    state: &'a NodeState,
+    key: &ServicePortKey,
+) -> impl Iterator<Item = &'a ServicePortKey> + use<'a> {
+    let siblings = state.ports_of(&ServiceName::of(key));
     siblings.filter(|(_, service)| service.port.affinity_seconds.is_some()).map(|(key, _)| key)
 }
 

@@ -16,11 +16,11 @@ use proto::{
 };
 
 use crate::{
-    LossLimit, NodeState, RunMode, Stage,
+    LossLimit, NodeState, RunMode,
     identity::BackendIdentity,
     loss::LossGuard,
     replica::{Reaction, Replica},
-    store::{self, frame},
+    store::frame,
 };
 
 /// The node of the fuzz targets.
@@ -72,7 +72,7 @@ pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
 pub fn state_file(bytes: &[u8]) {
     let _ = frame::load(NODE, bytes.to_vec());
     let mut frames = Vec::new();
-    let (mut stage, mut state) = (Stage::default(), NodeState::new(NodeInfo::unknown(NODE)));
+    let mut state = NodeState::new(NodeInfo::unknown(NODE));
     let mut rest = bytes;
     while let Some((header, content)) = rest.split_at_checked(frame::HEADER_BYTES) {
         let length = usize::from(u16::from_le_bytes([header[0], header[1]]));
@@ -81,11 +81,10 @@ pub fn state_file(bytes: &[u8]) {
         let encoded = EncodedMessage::from_bytes(Bytes::copy_from_slice(message));
         let encoded = match ReceivedMessage::decode(encoded.clone()).map(|received| received.message) {
             Ok(ServerMessage::Batch(batch)) => {
-                stage.extend(batch.operations);
+                state.apply(batch.operations);
                 encoded
             }
             Ok(ServerMessage::Bookmark(revision, digest)) if digest.0 % 2 == 0 => {
-                stage.commit(&mut state);
                 EncodedMessage::new(&ServerMessage::Bookmark(revision, state.digests().total()))
             }
             _ => encoded,
@@ -98,9 +97,8 @@ pub fn state_file(bytes: &[u8]) {
 
 /// Applies the operations of an update to a node without state, and compares the digest.
 pub fn apply(operations: Vec<Operation>, digest: Digest) {
-    let (mut stage, mut state) = (Stage::default(), NodeState::new(NodeInfo::unknown(NODE)));
-    stage.extend(operations);
-    let rejected = stage.commit(&mut state).rejected;
+    let mut state = NodeState::new(NodeInfo::unknown(NODE));
+    let rejected = state.apply(operations);
     assert!(rejected.is_empty(), "a frontend sends what a node rejects: {rejected:?}");
     assert_eq!(state.digests().total(), digest, "the frontend and the node have different states");
     check(&state);
@@ -108,7 +106,7 @@ pub fn apply(operations: Vec<Operation>, digest: Digest) {
 
 /// The state is the same after it is written to a file and read again.
 fn check(state: &NodeState) {
-    let operations = store::snapshot(state);
+    let operations = state.snapshot();
     if operations.len() > MAX_WRITTEN {
         return;
     }

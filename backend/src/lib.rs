@@ -2,7 +2,7 @@
 //! [`Backend`], and what it reports.
 //!
 //! ```text
-//!   Connect ──▶ stream ──▶ replica ──stage──commit──▶ NodeState + Changes ──▶ pending ──▶ Backend ──▶ kernel
+//!   Connect ──▶ stream ──▶ replica ──────── commit ──▶ NodeState + Changes ──▶ pending ──▶ Backend ──▶ kernel
 //!    (gRPC,       ▲                                     │                                 │
 //!     in-process) └──────────── acks, digests ──────────┼─────────────────────────────────┤
 //!                                                       ▼                                 ▼
@@ -33,8 +33,6 @@ mod progress;
 mod replica;
 mod resets;
 mod runner;
-mod stage;
-mod state;
 mod store;
 mod stream;
 mod sync;
@@ -53,10 +51,9 @@ pub use loss::{Loss, LossLimit};
 pub use metrics::{NFT_CLIENTS, NFT_TABLE};
 pub use observe::{Observer, ObserverPages};
 pub use progress::{ChangeCounts, NoLocalEndpoints, Progress, ProtocolCounters};
+pub use proto::state::{Changes, DepartedEndpoints, NodeState, RejectedOperation, ServiceName, ServicePortState};
 pub use resets::remove_reset_rules;
 pub use runner::{Runner, RunnerOptions};
-pub use stage::{CommitResult, DepartedEndpoints, RejectedOperation, Stage};
-pub use state::{Changes, NodeState, ServiceName, ServicePortState};
 pub use store::{DEFAULT_STATE_FILE, StateFiles, Store, StoredState};
 pub use stream::{Connect, InProcess, ReconnectDelays, Rejected, Session, SessionMessages, StreamOptions};
 pub use sysctl::{ConntrackSettings, tcp_is_liberal};

@@ -26,13 +26,13 @@ use std::{
 };
 
 use proto::{
-    digest::DigestVector,
     model::{ClusterInfo, Endpoint, ServicePortKey},
+    state::ServicePortChange,
 };
 use tokio::time::Instant;
 
 use self::claims::Claims;
-use crate::{Changes, CommitResult, NodeState, ServicePortState, Stage, state::ServiceName};
+use crate::{DepartedEndpoints, NodeState, ServiceName, ServicePortState};
 
 /// Smaller losses, in Services, are always applied, even if they are a large share of a small cluster.
 const MIN_LOST: usize = 10;
@@ -77,15 +77,22 @@ struct BeforeBoot {
     until: Instant,
 }
 
-/// The committed content that is not programmed.
+/// What is programmed otherwise than it is committed.
 #[derive(Debug)]
 struct Withheld {
-    /// The service ports of lost Services, or with endpoints that this node had before it restarted; `None`: removed.
-    service_ports: BTreeMap<ServicePortKey, Option<ServicePortState>>,
-    cluster: ClusterInfo,
-    digests: DigestVector,
+    /// The service ports of lost Services, or with endpoints that this node had before it restarted.
+    service_ports: BTreeSet<ServicePortKey>,
     /// When a loss is due to be confirmed; `None`: any message of a frontend confirms the state.
     confirm_at: Option<Instant>,
+}
+
+/// A commit: the committed states before and after it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Commit<'a> {
+    pub(crate) before: &'a NodeState,
+    pub(crate) after: &'a NodeState,
+    /// Whether its losses are not limited.
+    pub(crate) is_confirmed: bool,
 }
 
 /// The Services of one namespace that had endpoints within [`WINDOW`], and how many of them lost all.
@@ -100,11 +107,6 @@ struct NamespaceLoss {
 impl LossGuard {
     pub(crate) fn new(limit: LossLimit, confirm_delay: Duration) -> Self {
         Self { limit, confirm_delay, lost: BTreeMap::new(), withheld: None, before_boot: None }
-    }
-
-    /// The digests of the committed state. `state` is what is programmed.
-    pub(crate) fn digests<'a>(&'a self, state: &'a NodeState) -> &'a DigestVector {
-        self.withheld.as_ref().map_or(state.digests(), |withheld| &withheld.digests)
     }
 
     /// When a snapshot is due that confirms the withheld loss; `None` if nothing is withheld.
@@ -129,125 +131,79 @@ impl LossGuard {
         withheld.map_or(0, |withheld| withheld.service_ports.len())
     }
 
-    /// The node has restarted since a frontend confirmed `state`. Leaves out the endpoints on the node, except for
-    /// those on its host network, whose addresses stay. Returns how many service ports have any.
-    pub(crate) fn restarted(&mut self, state: &mut NodeState) -> usize {
-        let digests = state.digests().clone();
+    /// The node has restarted since a frontend confirmed this state. Returns the state to program: without the
+    /// endpoints on the node, except for those on its host network, whose addresses stay.
+    pub(crate) fn restarted(&mut self, committed: &NodeState) -> NodeState {
         let mut endpoints = HashSet::new();
-        let mut without = Vec::new();
-        let addresses = &state.node().addresses;
-        let is_on_host = |endpoint: &Endpoint| addresses.contains(&endpoint.address);
-        for (key, service) in state.service_ports() {
+        let mut service_ports = BTreeSet::new();
+        let mut state = committed.clone();
+        let addresses = &committed.node().addresses;
+        for (key, service) in committed.service_ports() {
             endpoints.extend(service.local.iter().flat_map(|(_, pool)| pool.iter().map(Endpoint::identity)));
-            without.extend(service.without_local(is_on_host).map(|service| (key.clone(), service)));
+            if let Some(without) = service.without_local(|endpoint| addresses.contains(&endpoint.address)) {
+                state.set_service_port(key, Some(without));
+                service_ports.insert(key.clone());
+            }
         }
         self.before_boot = Some(BeforeBoot { endpoints, until: Instant::now() + AFTER_BOOT });
-        let swap = |(key, service): (ServicePortKey, ServicePortState)| {
-            let committed = state.swap_service_port(&key, Some(service));
-            (key, committed)
-        };
-        let service_ports: BTreeMap<_, _> = without.into_iter().map(swap).collect();
-        let count = service_ports.len();
-        if count > 0 {
-            let cluster = state.cluster().clone();
-            self.withheld = Some(Withheld { service_ports, cluster, digests, confirm_at: None });
+        if !service_ports.is_empty() {
+            self.withheld = Some(Withheld { service_ports, confirm_at: None });
         }
-        count
+        state
     }
 
-    /// A frontend has confirmed the committed state. Returns what changes in the one to program.
-    pub(crate) fn confirmed(&mut self, state: &mut NodeState) -> Changes {
-        if self.withheld.as_ref().is_none_or(|withheld| withheld.confirm_at.is_some()) {
-            return Changes::default();
-        }
-        let (_, programmed) = self.release(state);
-        Changes { service_ports: programmed.into_keys().collect(), ..Changes::default() }
+    /// A frontend has confirmed the committed state. Returns whether that is to be programmed now.
+    pub(crate) fn confirmed(&mut self) -> bool {
+        self.withheld.take_if(|withheld| withheld.confirm_at.is_none()).is_some()
     }
 
-    /// Commits what is staged. `state` and the changes are then what to program. A confirmed commit is not limited.
-    /// Also returns the loss that begins to be withheld.
+    /// Decides what of a commit is programmed; `programmed` was before. Returns the state to program, and the loss that
+    /// begins to be withheld. What a Service loses or gets back is no sign that an endpoint has departed.
     pub(crate) fn commit(
         &mut self,
-        stage: &mut Stage,
-        state: &mut NodeState,
-        is_confirmed: bool,
-    ) -> (CommitResult, Option<Loss>) {
-        let node = state.node().clone();
-        let cluster = state.cluster().clone();
-        let (confirm_at, mut programmed) = self.release(state);
-        let (mut result, emptied) = stage.commit_with_losses(state);
+        commit: &Commit<'_>,
+        programmed: &NodeState,
+        departed: &mut DepartedEndpoints,
+    ) -> (NodeState, Option<Loss>) {
+        let Commit { after, is_confirmed, .. } = *commit;
+        let (mut candidates, confirm_at) = match self.withheld.take() {
+            Some(Withheld { service_ports, confirm_at }) => (service_ports, confirm_at),
+            None => (BTreeSet::new(), None),
+        };
+        let emptied = commit.emptied();
         let exceeded = if is_confirmed {
             self.lost.clear();
             None
         } else {
-            self.record(&emptied, &programmed, state);
-            self.check(state).err()
+            self.record(&emptied, &candidates, after);
+            self.check(after).err()
         };
-        let changes = &mut result.changes;
         if exceeded.is_some() {
-            for service in emptied {
-                programmed.entry(service.port.key.clone()).or_insert(Some(service));
+            candidates.extend(emptied.iter().map(|service| service.port.key.clone()));
+        }
+        departed.retain(|key, _| !candidates.contains(key));
+        candidates.retain(|key| self.lost.contains_key(&ServiceName::of(key)));
+        let mut state = after.clone();
+        if !candidates.is_empty() {
+            let lost = candidates.iter().map(|key| (key.clone(), programmed.service_port(key).cloned()));
+            let mut lost: BTreeMap<_, _> = lost.collect();
+            let taken = Claims::taken(&lost, after);
+            lost.values_mut().flatten().for_each(|service| taken.remove_from(&mut service.port));
+            for (key, service) in lost {
+                state.set_service_port(&key, service);
             }
-        }
-        let committed = state.cluster().clone();
-        let digests = state.digests().clone();
-        let (lost, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            programmed.into_iter().partition(|(key, _)| self.lost.contains_key(&ServiceName::of(key)));
-        let taken = Claims::taken(&lost, state);
-        let mut service_ports = BTreeMap::new();
-        for (key, mut before) in lost {
-            // A loss, or the end of one, is no sign that an endpoint is gone.
-            result.departed.remove(&key);
-            let gave_up = before.as_mut().is_some_and(|before| taken.remove_from(&mut before.port));
-            let _ =
-                if gave_up { changes.service_ports.insert(key.clone()) } else { changes.service_ports.remove(&key) };
-            let committed = state.swap_service_port(&key, before);
-            service_ports.insert(key, committed);
-        }
-        for (key, before) in others {
-            result.departed.remove(&key);
-            if state.service_port(&key) == before.as_ref() {
-                changes.service_ports.remove(&key);
-            } else {
-                changes.service_ports.insert(key);
-            }
-        }
-        if !service_ports.is_empty() {
             // A frontend that lost its objects does not know the facts either. Those of the node are retained anyway.
-            if committed == ClusterInfo::default() {
-                state.put_cluster(cluster.clone());
+            if *after.cluster() == ClusterInfo::default() {
+                state.put_cluster(programmed.cluster().clone());
             }
             let confirm_at = Some(confirm_at.unwrap_or_else(|| Instant::now() + self.confirm_delay));
-            self.withheld = Some(Withheld { service_ports, cluster: committed, digests, confirm_at });
+            self.withheld = Some(Withheld { service_ports: candidates, confirm_at });
         }
-        changes.node = node != *state.node();
-        changes.cluster = cluster != *state.cluster();
-        (result, exceeded.filter(|_| confirm_at.is_none()))
-    }
-
-    /// Makes `state` the committed one. Returns what was programmed instead, and when its confirmation is due.
-    fn release(
-        &mut self,
-        state: &mut NodeState,
-    ) -> (Option<Instant>, BTreeMap<ServicePortKey, Option<ServicePortState>>) {
-        let Some(Withheld { service_ports, cluster, confirm_at, .. }) = self.withheld.take() else {
-            return (None, BTreeMap::new());
-        };
-        state.put_cluster(cluster);
-        let programmed = service_ports.into_iter().map(|(key, committed)| {
-            let programmed = state.swap_service_port(&key, committed);
-            (key, programmed)
-        });
-        (confirm_at, programmed.collect())
+        (state, exceeded.filter(|_| confirm_at.is_none()))
     }
 
     /// Records which Services have lost all their endpoints. `state` is the committed one.
-    fn record(
-        &mut self,
-        emptied: &[ServicePortState],
-        withheld: &BTreeMap<ServicePortKey, Option<ServicePortState>>,
-        state: &NodeState,
-    ) {
+    fn record(&mut self, emptied: &[&ServicePortState], withheld: &BTreeSet<ServicePortKey>, state: &NodeState) {
         let now = Instant::now();
         self.before_boot.take_if(|before_boot| now >= before_boot.until);
         let before_boot = self.before_boot.as_ref();
@@ -261,10 +217,10 @@ impl LossGuard {
         if self.lost.is_empty() {
             return;
         }
-        let withheld: BTreeSet<_> = withheld.keys().map(ServiceName::of).collect();
+        let withheld: BTreeSet<_> = withheld.iter().map(ServiceName::of).collect();
         self.lost.retain(|name, lost| {
             let counts = now - *lost < WINDOW || withheld.contains(name);
-            counts && !state.ports_of(name).any(ServicePortState::has_endpoints)
+            counts && !state.ports_of(name).any(|(_, service)| service.has_endpoints())
         });
     }
 
@@ -286,6 +242,18 @@ impl LossGuard {
             namespaces.entry(namespace).or_default().of += 1;
         }
         self.limit.check(namespaces.into_values().collect())
+    }
+}
+
+// === impl Commit ===
+
+impl<'a> Commit<'a> {
+    /// The service ports that lose all their endpoints, as they were.
+    pub(crate) fn emptied(&self) -> Vec<&'a ServicePortState> {
+        let emptied = self.before.diff(self.after).filter_map(|ServicePortChange { before, after, .. }| {
+            before.filter(|before| before.has_endpoints() && !after.is_some_and(ServicePortState::has_endpoints))
+        });
+        emptied.collect()
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Welcome ──▶ where the stream starts: at the committed revision (resume), or anywhere (repair, snapshot)
-//!   Batch   ──▶ stage; with commit: NodeState, Changes
+//!   Batch   ──▶ a staged state; with commit: the committed one, and the one to program
 //!   Bookmark, DigestRequest ──▶ an answer
 //! ```
 
@@ -23,8 +23,10 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::{
-    ChangeCounts, Changes, CommitResult, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RunMode, Stage, Store,
-    StoredState, identity::BackendIdentity, loss::LossGuard,
+    ChangeCounts, Changes, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RejectedOperation, RunMode, Store,
+    StoredState,
+    identity::BackendIdentity,
+    loss::{Commit, LossGuard},
 };
 
 /// How long the end of the process waits for the state file. What is missing in it then, a frontend sends after the
@@ -40,14 +42,16 @@ pub(crate) struct Replica {
     identity: Arc<BackendIdentity>,
     /// The file that stores the state.
     store: Option<Store>,
-    /// The committed state, except for the losses that are withheld.
+    /// The state to program: the committed one, except for the losses that are withheld.
     state: NodeState,
-    stage: Stage,
-    /// The revision of `state`, once anything has been committed.
+    committed_state: NodeState,
+    /// What was received since the last commit.
+    staged: Option<Staged>,
+    /// The revision of `committed_state`, once anything has been committed.
     committed: Option<(Epoch, Revision)>,
     /// Whether it was committed with the features of this process: a difference from it would be another one.
     is_resumable: bool,
-    /// The version of the cluster that `state` reflects, from any frontend.
+    /// The version of the cluster that `committed_state` reflects, from any frontend.
     source_version: SourceVersion,
     kind_versions: KindVersions,
     session: Option<SessionPosition>,
@@ -58,6 +62,16 @@ pub(crate) struct Replica {
     /// When a commit was last older than the one before.
     rolled_back: Option<Instant>,
     pub(crate) counters: ProtocolCounters,
+}
+
+/// The state that the next commit leads to.
+#[derive(Debug)]
+struct Staged {
+    state: NodeState,
+    counts: ChangeCounts,
+    /// The operations that could not be applied. The digests then differ from the frontend's, and a repair follows.
+    rejected: u64,
+    first_rejected: Option<RejectedOperation>,
 }
 
 /// The position of a session in the history of its frontend.
@@ -122,7 +136,7 @@ impl Replica {
         run_mode: RunMode,
     ) -> Self {
         let is_resumable = stored.as_ref().is_none_or(|stored| stored.features == identity.features);
-        let (mut state, committed, source_version, kind_versions) = match stored {
+        let (committed_state, committed, source_version, kind_versions) = match stored {
             Some(StoredState { state, epoch, revision, source_version, kind_versions, .. }) => {
                 (state, Some((epoch, revision)), source_version, kind_versions)
             }
@@ -131,8 +145,10 @@ impl Replica {
                 (state, None, SourceVersion::default(), KindVersions::default())
             }
         };
+        let mut state = committed_state.clone();
         if store.as_ref().is_some_and(Store::is_of_earlier_boot) {
-            let service_ports = losses.restarted(&mut state);
+            state = losses.restarted(&committed_state);
+            let service_ports = losses.unconfirmed_service_ports();
             if service_ports > 0 {
                 let text = "the node has restarted, its former endpoints are left out until a frontend confirms them";
                 warn!(service_ports, "{text}");
@@ -146,7 +162,8 @@ impl Replica {
             identity,
             store,
             state,
-            stage: Stage::default(),
+            committed_state,
+            staged: None,
             committed,
             is_resumable,
             source_version,
@@ -181,7 +198,7 @@ impl Replica {
             backend: (*backend).to_owned(),
             backend_version: version.clone(),
             resume: claimed.filter(|_| self.is_resumable),
-            digests: claimed.map(|_| Box::new(self.losses.digests(&self.state).clone())),
+            digests: claimed.map(|_| Box::new(self.committed_state.digests().clone())),
             source_version: self.source_version,
             kind_versions: self.kind_versions,
             started: Some(*started),
@@ -224,7 +241,7 @@ impl Replica {
         let store = self.store.as_mut()?;
         // A restart must not apply a loss that is not confirmed.
         if let Some((epoch, revision)) = self.committed.filter(|_| !self.losses.is_withholding()) {
-            store.flush(&self.state, epoch, revision);
+            store.flush(&self.committed_state, epoch, revision);
         }
         store.error()
     }
@@ -277,12 +294,25 @@ impl Replica {
     /// Removes everything that the snapshot does not contain.
     fn stage_reset(&mut self) {
         let mut operations: Vec<_> = (0..=u8::MAX).take(BUCKETS).map(Operation::ResetBucket).collect();
-        operations.push(Operation::PutNode(NodeInfo::unknown(self.state.node().name.clone())));
+        operations.push(Operation::PutNode(NodeInfo::unknown(self.identity.node.clone())));
         operations.push(Operation::PutCluster(ClusterInfo::default()));
         if let Some(store) = &mut self.store {
             store.stage_operations(operations.clone());
         }
-        self.stage.extend(operations);
+        self.stage(operations);
+    }
+
+    fn stage(&mut self, operations: Vec<Operation>) {
+        let staged = self.staged.get_or_insert_with(|| Staged {
+            state: self.committed_state.clone(),
+            counts: ChangeCounts::default(),
+            rejected: 0,
+            first_rejected: None,
+        });
+        staged.counts += ChangeCounts::of(&operations);
+        let rejected = staged.state.apply(operations);
+        staged.rejected += rejected.len() as u64;
+        staged.first_rejected = staged.first_rejected.take().or(rejected.into_iter().next());
     }
 
     fn batch(
@@ -303,14 +333,17 @@ impl Replica {
                 return Err(Violation::Backwards { target, committed });
             }
         }
-        self.stage.extend(operations);
-        if !commit {
+        self.stage(operations);
+        let Some(Staged { state: staged, counts, rejected, first_rejected }) = self.staged.take_if(|_| commit) else {
             return Ok(Reaction::None);
-        }
-        let counts = ChangeCounts::of(self.stage.operations());
+        };
         let is_confirmed = self.committed.is_none() || self.snapshot_pending;
-        let (CommitResult { changes, departed, rejected }, loss) =
-            self.losses.commit(&mut self.stage, &mut self.state, is_confirmed);
+        let commit = Commit { before: &self.committed_state, after: &staged, is_confirmed };
+        let mut departed = commit.before.departed(commit.after);
+        let (state, loss) = self.losses.commit(&commit, &self.state, &mut departed);
+        let changes = Changes::between(&self.state, &state);
+        self.state = state;
+        self.committed_state = staged;
         self.snapshot_pending = false;
         let older: Vec<_> = kind_versions.older_kinds(self.kind_versions).collect();
         let is_rollback = is_older(source_version, self.source_version) || !older.is_empty();
@@ -326,9 +359,9 @@ impl Replica {
             self.source_version = source_version;
             self.kind_versions = self.kind_versions.updated(kind_versions);
         }
-        if let Some(first) = rejected.first() {
-            warn!(revision = %target, count = rejected.len(), %first, "operations rejected");
-            self.counters.rejected_operations += rejected.len() as u64;
+        if let Some(first) = first_rejected {
+            warn!(revision = %target, count = rejected, %first, "operations rejected");
+            self.counters.rejected_operations += rejected;
         }
         if let Some(store) = &mut self.store {
             store.commit(epoch, self.source_version, self.kind_versions);
@@ -348,7 +381,7 @@ impl Replica {
         digest: Digest,
         SessionPosition { epoch, base, has_committed }: SessionPosition,
     ) -> Result<Reaction, Violation> {
-        if !self.stage.operations().is_empty() {
+        if self.staged.is_some() {
             debug!(%revision, "ignored a bookmark between batches of one commit");
             return Ok(Reaction::None);
         }
@@ -362,7 +395,10 @@ impl Replica {
         }
         let mut changes = Changes::default();
         if digest == self.total() {
-            changes = self.losses.confirmed(&mut self.state);
+            if self.losses.confirmed() {
+                changes = Changes::between(&self.state, &self.committed_state);
+                self.state = self.committed_state.clone();
+            }
             if let Some(store) = &mut self.store {
                 store.confirmed();
             }
@@ -377,7 +413,7 @@ impl Replica {
     }
 
     fn discard(&mut self) {
-        self.stage.clear();
+        self.staged = None;
         if let Some(store) = &mut self.store {
             store.discard();
         }
@@ -385,7 +421,7 @@ impl Replica {
 
     fn digests(&self) -> ClientMessage {
         let revision = self.committed.map_or(Revision(0), |(_, revision)| revision);
-        ClientMessage::DigestResponse(revision, Box::new(self.losses.digests(&self.state).clone()))
+        ClientMessage::DigestResponse(revision, Box::new(self.committed_state.digests().clone()))
     }
 
     fn advance(&mut self, epoch: Epoch, revision: Revision) {
@@ -395,7 +431,7 @@ impl Replica {
     }
 
     fn total(&self) -> Digest {
-        self.losses.digests(&self.state).total()
+        self.committed_state.digests().total()
     }
 }
 

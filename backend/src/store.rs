@@ -19,7 +19,7 @@ use std::{
 use futures::future;
 use proto::{
     encoded::{EncodedMessage, ReceivedMessage},
-    model::{Epoch, Features, KindVersions, Operation, PoolId, Revision, SourceVersion},
+    model::{Epoch, Features, KindVersions, Operation, Revision, SourceVersion},
 };
 use runtime::{
     failure::{Recovery, Repeated},
@@ -371,24 +371,11 @@ impl Store {
         let mut frames = Vec::new();
         frame::put_welcome(&mut frames, epoch, self.features);
         self.written_features = self.features;
-        frame::put_snapshot(&mut frames, revision, self.source_version, self.kind_versions, snapshot(state).iter());
+        frame::put_snapshot(&mut frames, revision, self.source_version, self.kind_versions, state.snapshot().iter());
         frame::put_bookmark(&mut frames, revision, state.digests().total());
         self.file = StateFile::Open { snapshot_bytes: frames.len() as u64, appended_bytes: 0 };
         self.writer.submit(FileWrite::Replace(frames));
     }
-}
-
-/// The operations that create a state.
-pub(crate) fn snapshot(state: &NodeState) -> Vec<Operation> {
-    let mut operations = state.put_facts();
-    for (key, service) in state.service_ports() {
-        operations.push(Operation::PutServicePort(service.port.clone()));
-        for (class, family, endpoints) in service.pools().filter(|(.., endpoints)| !endpoints.is_empty()) {
-            let pool = PoolId { key: key.clone(), class, family };
-            operations.push(Operation::ReplacePool { pool, endpoints: endpoints.clone() });
-        }
-    }
-    operations
 }
 
 #[cfg(test)]

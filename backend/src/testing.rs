@@ -20,6 +20,8 @@ mod fake;
 mod history;
 mod memory;
 mod program_all;
+#[cfg(test)]
+mod state_tests;
 mod synthetic;
 mod transition;
 

@@ -6,8 +6,8 @@
 //!
 //! All crates work with the types of [`model`], which cannot hold invalid values. [`v1`] is the generated wire form,
 //! used here, where gRPC is served or called, and in the status commands. [`convert`] maps one to the other,
-//! [`encoded`] has messages in wire form, and [`digest`] compares the states of two peers. The rules of the protocol
-//! are in `docs/protocol.md`.
+//! [`encoded`] has messages in wire form, [`state`] is what the operations lead to, and [`digest`] compares the states
+//! of two peers. The rules of the protocol are in `docs/protocol.md`.
 
 pub mod convert;
 pub mod digest;
@@ -16,6 +16,7 @@ pub mod encoded;
 pub mod fuzzing;
 pub mod model;
 pub mod node_set;
+pub mod state;
 
 /// The generated messages and client of `fairlead.v1`, documented in the `.proto` file. `make generate` writes them.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all)]

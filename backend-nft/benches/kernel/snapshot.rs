@@ -1,7 +1,7 @@
 //! A snapshot as it is sent over the wire, in messages of the size that a frontend sends.
 
 use backend::{
-    NodeState, Stage,
+    NodeState,
     testing::{Stack, mk_state, operations_between, synthetic},
 };
 use proto::{
@@ -33,13 +33,12 @@ pub(crate) fn encode(services: u32, each: u32) -> Vec<Vec<u8>> {
 
 /// The state of a backend that receives these messages.
 pub(crate) fn decode(messages: &[Vec<u8>]) -> NodeState {
-    let (mut state, mut stage) = (empty_state(), Stage::default());
+    let mut state = empty_state();
     for message in messages {
         let message = EncodedMessage::from_bytes(message.clone().into()).decode().unwrap();
         let ServerMessage::Batch(batch) = message.try_into().unwrap() else { panic!("not a batch") };
-        stage.extend(batch.operations);
+        assert!(state.apply(batch.operations).is_empty());
     }
-    assert!(stage.commit(&mut state).rejected.is_empty());
     state
 }
 

@@ -58,7 +58,7 @@ type HalfOpenVips = FlowVips<Arc<BTreeSet<SocketAddr>>>;
 // === impl ChangedPorts ===
 
 impl ChangedPorts {
-    /// Records a commit. `departed`: see [`crate::CommitResult`]; `None`: the commit before is not comparable.
+    /// Records a commit. `departed`: see [`NodeState::departed`]; `None`: the commit before is not comparable.
     pub(super) fn committed(&mut self, changes: &Changes, departed: Option<&DepartedEndpoints>) {
         for key in changes.service_ports.iter().filter(|key| key.protocol == Protocol::Tcp) {
             let known = self.0.entry(key.clone()).or_default();

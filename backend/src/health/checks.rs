@@ -11,7 +11,7 @@ use std::{
 
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
-use crate::{Changes, NodeState, ServicePortState, state::ServiceName};
+use crate::{Changes, NodeState, ServiceName, ServicePortState};
 
 /// A port that a load balancer probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -176,7 +176,7 @@ impl Checks {
 impl Claim {
     /// The claim of the Service with this name, if it has one.
     fn of(state: &NodeState, name: &ServiceName) -> Option<Self> {
-        let ports = || state.ports_of(name);
+        let ports = || state.ports_of(name).map(|(_, service)| service);
         let (key, port) =
             ports().find_map(|ServicePortState { port, .. }| Some((&port.key, port.health_check_node_port?)))?;
         let key = key.clone();

@@ -32,9 +32,8 @@ use super::{
     checks::{Check, CheckPort, Checks},
 };
 use crate::{
-    Progress,
+    Progress, ServiceName,
     dataplane::{IPVS_DEVICE, NodePortAddresses},
-    state::ServiceName,
 };
 
 /// The shortest delay before a port that cannot be opened is retried.

@@ -32,11 +32,8 @@ impl Claims {
         Self(live.filter(|claim| had.contains(claim)).collect())
     }
 
-    /// Removes them from a service port. Whether it had any.
-    pub(super) fn remove_from(&self, service_port: &mut ServicePort) -> bool {
-        if !claims(service_port).any(|claim| self.0.contains(&claim)) {
-            return false;
-        }
+    /// Removes them from a service port.
+    pub(super) fn remove_from(&self, service_port: &mut ServicePort) {
         let (port, protocol) = (service_port.port, service_port.key.protocol);
         let is_free = |ip: &IpAddr| !self.0.contains(&Claim::Vip(*ip, port, protocol));
         let is_free_number = |number: &NonZeroU16, of| !self.0.contains(&Claim::NodePort(*number, of));
@@ -48,7 +45,6 @@ impl Claims {
         service_port.node_port = service_port.node_port.filter(|number| is_free_number(number, protocol));
         let health_check = service_port.health_check_node_port;
         service_port.health_check_node_port = health_check.filter(|number| is_free_number(number, Protocol::Tcp));
-        true
     }
 }
 

@@ -86,7 +86,7 @@ pub(super) type OpenConnections = BTreeMap<(ServicePortKey, Endpoint), usize>;
 // === impl Departed ===
 
 impl Departed {
-    /// Records a commit. `state` is the committed one. `departed`: see [`crate::CommitResult`]; `None`: what departed
+    /// Records a commit. `state` is the committed one. `departed`: see [`NodeState::departed`]; `None`: what departed
     /// before is void.
     pub(super) fn committed(
         &mut self,

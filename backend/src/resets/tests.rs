@@ -23,7 +23,7 @@ use super::{
     worker::Rest,
 };
 use crate::{
-    Changes, DepartedEndpoints, NodeState, Stage,
+    Changes, DepartedEndpoints, NodeState,
     testing::{mk_key, mk_state, operations_between},
 };
 
@@ -91,11 +91,10 @@ impl Fixture {
     }
 
     fn apply(&mut self, state: &NodeState) -> (Changes, DepartedEndpoints) {
-        let mut stage = Stage::default();
-        stage.extend(operations_between(&self.state, state));
-        let result = stage.commit(&mut self.state);
+        let before = self.state.clone();
+        assert_eq!(self.state.apply(operations_between(&before, state)), []);
         assert_eq!(self.state, *state);
-        (result.changes, result.departed)
+        (Changes::between(&before, state), before.departed(state))
     }
 
     fn is_due(&mut self, flow: &Flow) -> bool {

@@ -21,7 +21,7 @@ use proto::{
 use xxhash_rust::xxh64::xxh64;
 
 use super::StoredState;
-use crate::{NodeState, Stage};
+use crate::NodeState;
 
 /// Length and checksum.
 pub(crate) const HEADER_BYTES: usize = 4 + 8;
@@ -118,8 +118,7 @@ pub(crate) struct Loaded {
 pub(crate) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let mut frames = Bytes::from(bytes);
     let total = frames.len();
-    let mut state = NodeState::new(NodeInfo::unknown(node));
-    let mut stage = Stage::default();
+    let mut staged = NodeState::new(NodeInfo::unknown(node));
     let mut begun = None;
     let mut source_version = SourceVersion::default();
     let mut kind_versions = KindVersions::default();
@@ -137,24 +136,23 @@ pub(crate) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
                     source_version = batch.source_version;
                     kind_versions = kind_versions.updated(batch.kind_versions);
                 }
-                stage.extend(batch.operations);
+                rejected.append(&mut staged.apply(batch.operations));
             }
             ServerMessage::Bookmark(revision, digest) => {
-                rejected.append(&mut stage.commit(&mut state).rejected);
-                let matches = state.digests().total() == digest;
+                let matches = staged.digests().total() == digest;
                 let reason = rejected.first().map(|first| format!(": {first}")).unwrap_or_default();
                 ensure!(matches, "the state at revision {revision} differs from its digest{reason}");
                 let begun: (Epoch, Features) = begun.context("the file does not begin with a Welcome")?;
                 let len = total - frames.len();
                 first.get_or_insert(len);
-                last = Some((begun, revision, (source_version, kind_versions), len));
+                last = Some((staged.clone(), begun, revision, (source_version, kind_versions), len));
             }
             ServerMessage::Drain(_) | ServerMessage::DigestRequest => {
                 bail!("a frame contains a message that does not belong in a state file")
             }
         }
     }
-    let ((epoch, features), revision, (source_version, kind_versions), len) =
+    let (state, (epoch, features), revision, (source_version, kind_versions), len) =
         last.context("the file contains no complete commit")?;
     let snapshot_bytes = first.unwrap_or(len) as u64;
     Ok(Loaded {

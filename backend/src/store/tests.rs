@@ -5,10 +5,7 @@ use std::os::unix::fs::symlink;
 use proto::model::{Batch, NodeInfo, ServerMessage};
 
 use super::*;
-use crate::{
-    Stage,
-    testing::{History, NODE_NAME, apply, mk_key, mk_state, operations_between, transition},
-};
+use crate::testing::{History, NODE_NAME, apply, mk_key, mk_state, operations_between, transition};
 
 const EPOCH: Epoch = Epoch(7);
 
@@ -255,9 +252,7 @@ fn commit_with_a_refused_operation_is_read_back() {
     commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
     let operations = vec![Operation::PutNode(NodeInfo::unknown("another"))];
     stage(&mut store, EPOCH, 2, operations.clone());
-    let mut stage = Stage::default();
-    stage.extend(operations);
-    assert_eq!(stage.commit(&mut state).rejected.len(), 1);
+    assert_eq!(state.apply(operations).len(), 1);
     flush(&mut store, &state, EPOCH, 2);
     assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
 }

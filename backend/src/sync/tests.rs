@@ -83,7 +83,7 @@ impl Fixture {
 
     /// The programmed service ports.
     fn keys(&self) -> Vec<ServicePortKey> {
-        self.kernel.service_ports().into_keys().collect()
+        self.kernel.service_ports().keys().cloned().collect()
     }
 
     async fn stop(self) {

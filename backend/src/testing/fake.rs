@@ -8,10 +8,13 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use proto::model::{ClusterInfo, NodeInfo, ServicePortFailure, ServicePortKey};
+use proto::{
+    model::{ClusterInfo, NodeInfo, ServicePortFailure, ServicePortKey},
+    state::ServicePorts,
+};
 use tokio::sync::{Notify, watch};
 
-use crate::{Backend, Changes, Drift, NodeState, ServicePortState, SyncReport};
+use crate::{Backend, Changes, Drift, NodeState, SyncReport};
 
 /// Programs a [`FakeKernel`]. A second backend may program the same kernel, as after a restart.
 #[derive(Debug)]
@@ -54,7 +57,7 @@ enum Knowledge {
 #[derive(Debug, Default)]
 struct FakeContent {
     facts: Option<(NodeInfo, ClusterInfo)>,
-    service_ports: BTreeMap<ServicePortKey, ServicePortState>,
+    service_ports: ServicePorts,
     rejected: BTreeMap<ServicePortKey, ServicePortFailure>,
     failing: Option<String>,
     delay: Duration,
@@ -72,7 +75,7 @@ impl FakeKernel {
 
     /// The programmed service ports.
     #[must_use]
-    pub fn service_ports(&self) -> BTreeMap<ServicePortKey, ServicePortState> {
+    pub fn service_ports(&self) -> ServicePorts {
         self.lock().service_ports.clone()
     }
 
@@ -159,7 +162,7 @@ impl FakeContent {
             if self.service_ports.get(&key) != desired {
                 writes += 1;
                 match desired {
-                    Some(service) => drop(self.service_ports.insert(key.clone(), service.clone())),
+                    Some(service) => drop(self.service_ports.insert(service.clone())),
                     None => drop(self.service_ports.remove(&key)),
                 }
             }
@@ -225,7 +228,7 @@ impl Backend for FakeBackend {
         self.kernel.begin().await?;
         {
             let mut inner = self.kernel.lock();
-            inner.service_ports.clear();
+            inner.service_ports = ServicePorts::default();
             inner.facts = None;
         }
         self.kernel.end(Call::Cleanup);

@@ -2,18 +2,16 @@
 
 use proto::model::{IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
 
-use crate::{Changes, NodeState, ServicePortState, Stage};
+use crate::{Changes, NodeState, ServicePortState};
 
 /// Commits operations to a state. Returns the changes.
 ///
 /// # Panics
 /// If an operation is rejected.
 pub fn apply(state: &mut NodeState, operations: impl IntoIterator<Item = Operation>) -> Changes {
-    let mut stage = Stage::default();
-    stage.extend(operations);
-    let committed = stage.commit(state);
-    assert_eq!(committed.rejected, []);
-    committed.changes
+    let before = state.clone();
+    assert_eq!(state.apply(operations), []);
+    Changes::between(&before, state)
 }
 
 /// Makes `state` equal to `target`. Returns the changes.

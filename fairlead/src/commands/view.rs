@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use backend::{Connect as _, NodeState, Session, Stage};
+use backend::{Connect as _, NodeState, Session};
 use proto::model::{
     Ack, Batch, Capabilities, ClientMessage, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, Welcome,
 };
@@ -17,7 +17,8 @@ const FIRST_COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A stream of the role observer, and the state that it has committed.
 pub(crate) struct View {
     session: Session,
-    stage: Stage,
+    /// Includes what is not committed yet.
+    staged: NodeState,
     pub(crate) state: NodeState,
 }
 
@@ -63,7 +64,8 @@ impl View {
             let addresses = frontend.addresses.join(", ");
             format!("cannot open a stream to a frontend at {addresses}: check that one runs there, and --frontend")
         })?;
-        Ok(Self { session, stage: Stage::default(), state: NodeState::new(NodeInfo::unknown(node)) })
+        let state = NodeState::new(NodeInfo::unknown(node));
+        Ok(Self { session, staged: state.clone(), state })
     }
 
     /// The next message. Acknowledges commits and bookmarks, and answers digest requests.
@@ -75,9 +77,9 @@ impl View {
             match event.message {
                 ServerMessage::Welcome(welcome) => return Ok(Event::Welcome(welcome)),
                 ServerMessage::Batch(batch) => {
-                    self.stage.extend(batch.operations.iter().cloned());
+                    self.staged.apply(batch.operations.iter().cloned());
                     if batch.commit {
-                        self.stage.commit(&mut self.state);
+                        self.state = self.staged.clone();
                         self.ack(batch.target).await?;
                     }
                     return Ok(Event::Batch(batch));

@@ -60,7 +60,7 @@ const TYPES: &[ErrorType] = &[
               the versions of both, and report it.",
     },
     ErrorType {
-        file: "backend/src/stage.rs",
+        file: "proto/src/state/apply.rs",
         name: "RejectedOperation",
         heading: "A backend rejects an operation",
         fix: "An invalid operation of the frontend. The backend skips it; the digests then differ, and the \

@@ -1,7 +1,7 @@
 //! Endpoints, and pools: sorted sets of endpoints.
 
 use std::{
-    fmt,
+    fmt, iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::NonZeroU16,
     ops,
@@ -237,11 +237,16 @@ impl Pool {
     /// The difference from `self` to `target`: endpoints to add (or whose flags change), and endpoints to remove.
     #[must_use]
     pub fn diff(&self, target: &Self) -> (Vec<Endpoint>, Vec<Endpoint>) {
-        let add = target.0.iter().filter(|endpoint| match self.position(endpoint) {
-            Ok(at) => self.0[at] != **endpoint,
-            Err(_) => true,
-        });
-        let remove = self.0.iter().filter(|endpoint| !target.contains(endpoint));
+        // Most differences are small, and pools may be large.
+        let same_ends = |one: &[Endpoint], other: &[Endpoint]| {
+            let first = iter::zip(one, other).take_while(|(one, other)| one == other).count();
+            let ends = iter::zip(one[first..].iter().rev(), other[first..].iter().rev());
+            (first, ends.take_while(|(one, other)| one == other).count())
+        };
+        let (first, last) = same_ends(&self.0, &target.0);
+        let differing = |pool: &[Endpoint]| first..pool.len() - last;
+        let add = target.0[differing(&target.0)].iter().filter(|endpoint| self.get(endpoint) != Some(endpoint));
+        let remove = self.0[differing(&self.0)].iter().filter(|endpoint| !target.contains(endpoint));
         (add.copied().collect(), remove.copied().collect())
     }
 

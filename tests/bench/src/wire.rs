@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use backend::{NodeState, Stage};
+use backend::NodeState;
 use frontend::{Config, Frontend, source::Source};
 use proto::{
     encoded::EncodedMessage,
@@ -34,7 +34,6 @@ const BOOKMARK_INTERVAL: Duration = Duration::from_millis(200);
 struct Client {
     replies: mpsc::Sender<ClientMessage>,
     events: mpsc::Receiver<ServerMessage>,
-    stage: Stage,
     state: NodeState,
     epoch: Epoch,
     revision: Revision,
@@ -113,7 +112,6 @@ impl Client {
         Self {
             replies,
             events,
-            stage: Stage::default(),
             state: NodeState::new(NodeInfo::unknown(NODE)),
             epoch: Epoch::default(),
             revision: Revision::default(),
@@ -154,9 +152,8 @@ impl Client {
         match &event {
             ServerMessage::Welcome(welcome) => (self.epoch, self.mode) = (welcome.epoch, Some(welcome.mode)),
             ServerMessage::Batch(batch) => {
-                self.stage.extend(batch.operations.iter().cloned());
+                self.state.apply(batch.operations.iter().cloned());
                 if batch.commit {
-                    self.stage.commit(&mut self.state);
                     self.ack(batch.target).await?;
                 }
             }

@@ -148,7 +148,7 @@ async fn new_service_gets_the_vip_and_node_port_of_a_withheld_one_at_once() {
     assert_eq!(programmed[&new], after.service_ports()[&new]);
     assert!(programmed[&s7].port.external_ips.is_empty() && programmed[&s7].port.node_port.is_some());
     assert!(programmed[&s9].port.node_port.is_none() && !programmed[&s9].port.external_ips.is_empty());
-    let untouched = programmed.iter().filter(|(key, service)| before.service_ports().get(*key) == Some(*service));
+    let untouched = programmed.iter().filter(|(key, service)| before.service_ports().get(key) == Some(*service));
     assert_eq!(untouched.count(), ALL - 2);
     // The others are still withheld, and further commits write only what they change.
     let calls = fixture.kernel.calls().len();

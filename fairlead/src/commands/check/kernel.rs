@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use backend::{Backend, Changes, NodeState, Stage, parse_kernel_version};
+use backend::{Backend, Changes, NodeState, parse_kernel_version};
 use nix::{
     errno::Errno,
     sched::{CloneFlags, unshare},
@@ -117,10 +117,10 @@ async fn program(mut backend: impl Backend, state: &NodeState) -> Result<()> {
 /// A state that uses all features: both IP families, all protocols, session affinity (with nftables the module
 /// nft_hash, which nothing else needs), both traffic policies, source ranges, and service ports without endpoints.
 fn sample_state() -> Result<NodeState> {
-    let mut stage = Stage::default();
+    let mut state = NodeState::new(NodeInfo::unknown("example"));
     for (number, protocol) in (1..).zip([Protocol::Tcp, Protocol::Udp, Protocol::Sctp]) {
         let port = service_port(number, protocol)?;
-        stage.extend([Operation::PutServicePort(port.clone())]);
+        state.apply([Operation::PutServicePort(port.clone())]);
         for class in [PoolClass::Cluster, PoolClass::Local] {
             for family in IpFamily::ALL {
                 let mut pool = Pool::default();
@@ -128,14 +128,12 @@ fn sample_state() -> Result<NodeState> {
                     pool.insert(Endpoint::new(address(family, 244, host)?, PORT));
                 }
                 let id = PoolId { key: port.key.clone(), class, family };
-                stage.extend([Operation::ReplacePool { pool: id, endpoints: pool }]);
+                state.apply([Operation::ReplacePool { pool: id, endpoints: pool }]);
             }
         }
         // One without endpoints.
-        stage.extend([Operation::PutServicePort(service_port(number + 100, protocol)?)]);
+        state.apply([Operation::PutServicePort(service_port(number + 100, protocol)?)]);
     }
-    let mut state = NodeState::new(NodeInfo::unknown("example"));
-    stage.commit(&mut state);
     Ok(state)
 }
 

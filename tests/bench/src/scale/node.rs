@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use backend::{NodeState, Stage};
+use backend::NodeState;
 use proto::{
     digest::{Digest, DigestVector},
     encoded::{self, EncodedMessage},
@@ -77,7 +77,6 @@ pub(crate) struct Node {
 
 #[derive(Debug)]
 pub(crate) struct Replica {
-    stage: Stage,
     state: NodeState,
 }
 
@@ -245,18 +244,15 @@ impl Node {
 
 impl Replica {
     pub(crate) fn new(node: u32) -> Self {
-        Self { stage: Stage::default(), state: NodeState::new(NodeInfo::unknown(node_name(node))) }
+        Self { state: NodeState::new(NodeInfo::unknown(node_name(node))) }
     }
 
     /// Applies a message and returns the digest of the state.
     fn apply(&mut self, message: &[u8]) -> Result<Digest> {
         let message = EncodedMessage::from_bytes(message.to_vec().into()).decode().context("a message")?;
         if let ServerMessage::Batch(batch) = message.try_into().context("a message")? {
-            self.stage.extend(batch.operations);
-            if batch.commit {
-                let rejected = self.stage.commit(&mut self.state).rejected;
-                ensure!(rejected.is_empty(), "rejected: {rejected:?}");
-            }
+            let rejected = self.state.apply(batch.operations);
+            ensure!(rejected.is_empty(), "rejected: {rejected:?}");
         }
         Ok(self.state.digests().total())
     }

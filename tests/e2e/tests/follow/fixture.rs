@@ -11,7 +11,7 @@ use std::{
 
 use backend::{
     Connect, Grpc, GrpcOptions, InProcess, NodeState, Progress, ReconnectDelays, Runner, RunnerOptions, Session,
-    SessionMessages, Stage, StoredState, StreamOptions,
+    SessionMessages, StoredState, StreamOptions,
     testing::{Call, FakeKernel},
 };
 use frontend::{Config, Frontend, HistoryLimits, Listener, NodeLimits, Rate, object::SourceUpdate};
@@ -279,7 +279,7 @@ impl Fixture {
             started: None,
         };
         let (replies, mut events) = self.server.lock().unwrap().attach(hello);
-        let (mut stage, mut state) = (Stage::default(), NodeState::new(NodeInfo::unknown(NODE)));
+        let mut state = NodeState::new(NodeInfo::unknown(NODE));
         let mut epoch = Epoch(0);
         loop {
             let event = timeout(TIMEOUT, events.recv()).await.expect("an event").expect("a stream");
@@ -289,11 +289,10 @@ impl Fixture {
                     continue;
                 }
                 ServerMessage::Batch(batch) => {
-                    stage.extend(batch.operations);
+                    assert_eq!(state.apply(batch.operations), []);
                     if !batch.commit {
                         continue;
                     }
-                    assert_eq!(stage.commit(&mut state).rejected, []);
                     batch.target
                 }
                 ServerMessage::Bookmark(revision, digest) => {

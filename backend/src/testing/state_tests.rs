@@ -1,22 +1,22 @@
-//! Staging: rejected operations, exact changes, random histories.
+//! States: rejected operations, exact changes, random histories.
 
 use proto::{
     digest::{BUCKETS, DigestVector, KeyHash},
-    model::{ClusterInfo, Endpoint, IpFamily, NodeInfo, Operation, Pool, PoolClass, ServicePort},
+    model::{ClusterInfo, Endpoint, IpFamily, NodeInfo, Operation, Pool, PoolClass, PoolId, ServicePort},
 };
 
-use super::*;
-use crate::{
-    ServicePortState,
-    testing::{History, mk_key, mk_state, operations_between},
-};
+use super::{History, mk_key, mk_state, operations_between};
+use crate::{Changes, NodeState, RejectedOperation, ServicePortState, loss::Commit};
 
-fn commit(state: &mut NodeState, operations: Vec<Operation>) -> CommitResult {
-    let mut stage = Stage::default();
-    stage.extend(operations);
-    let committed = stage.commit(state);
-    assert!(stage.operations().is_empty());
-    committed
+struct Committed {
+    changes: Changes,
+    rejected: Vec<RejectedOperation>,
+}
+
+fn commit(state: &mut NodeState, operations: Vec<Operation>) -> Committed {
+    let before = state.clone();
+    let rejected = state.apply(operations);
+    Committed { changes: Changes::between(&before, state), rejected }
 }
 
 /// The digests computed from an empty state, one service port at a time.
@@ -70,7 +70,7 @@ fn one_commit_or_many_lead_to_the_same_state() {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut history = History::new(seed);
         let mut state = history.state().clone();
-        let mut stage = Stage::default();
+        let mut staged = state.clone();
         for step in 0..30 {
             let before = history.state().clone();
             if rng.u8(0..10) == 0 {
@@ -78,18 +78,17 @@ fn one_commit_or_many_lead_to_the_same_state() {
             } else {
                 history.step()
             };
-            match rng.u8(0..4) {
-                0 => stage.extend(everything(history.state())),
+            let operations = match rng.u8(0..4) {
+                0 => everything(history.state()),
                 // A repair of the buckets that changed.
-                1 => stage.extend(repair(&before, history.state())),
-                _ => stage.extend(operations_between(&before, history.state())),
-            }
+                1 => repair(&before, history.state()),
+                _ => operations_between(&before, history.state()),
+            };
+            assert_eq!(staged.apply(operations), [], "seed {seed}, step {step}");
             if rng.bool() {
-                let before = state.clone();
-                let committed = stage.commit(&mut state);
-                assert_eq!(committed.rejected, [], "seed {seed}, step {step}");
+                let before = std::mem::replace(&mut state, staged.clone());
                 assert_eq!(state, *history.state(), "seed {seed}, step {step}");
-                assert_eq!(committed.changes, compared(&before, &state), "seed {seed}, step {step}");
+                assert_eq!(Changes::between(&before, &state), compared(&before, &state), "seed {seed}, step {step}");
                 assert_eq!(*state.digests(), recomputed(&state), "seed {seed}, step {step}");
             }
         }
@@ -97,7 +96,7 @@ fn one_commit_or_many_lead_to_the_same_state() {
 }
 
 #[test]
-fn loss_computed_before_a_commit_equals_a_comparison() {
+fn loss_of_a_commit_equals_a_comparison() {
     let serves = |state: &NodeState, key: &_| state.service_port(key).is_some_and(ServicePortState::has_endpoints);
     let mut seen = 0;
     for seed in 0..200 {
@@ -112,9 +111,10 @@ fn loss_computed_before_a_commit_equals_a_comparison() {
             let after = history.state();
             let lost = before.service_ports().keys().filter(|key| serves(&before, key) && !serves(after, key)).count();
             for operations in [everything(after), repair(&before, after), operations_between(&before, after)] {
-                let mut stage = Stage::default();
-                stage.extend(operations);
-                assert_eq!(stage.coalesce(&before).0.emptied(&before).len(), lost, "seed {seed}, step {step}");
+                let mut applied = before.clone();
+                applied.apply(operations);
+                let commit = Commit { before: &before, after: &applied, is_confirmed: false };
+                assert_eq!(commit.emptied().len(), lost, "seed {seed}, step {step}");
             }
             seen += lost;
         }
@@ -254,14 +254,4 @@ fn endpoints_on_the_node_its_link_or_many_hosts_are_ignored_and_the_others_appli
             assert_eq!(*count, bad.len());
         }
     }
-}
-
-#[test]
-fn cleared_operations_are_not_applied() {
-    let mut state = web();
-    let mut stage = Stage::default();
-    stage.extend([Operation::RemoveServicePort(mk_key("default/web"))]);
-    stage.clear();
-    assert!(stage.commit(&mut state).changes.is_empty());
-    assert_eq!(state, web());
 }

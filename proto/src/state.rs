@@ -1,0 +1,223 @@
+//! The state of a node as a value: what it is to program. A commit makes a new one that shares what is equal, and what
+//! changed is the difference of two.
+//!
+//! ```text
+//!   NodeState ──apply(operations)──▶ NodeState'        cost: what the operations touch
+//!       └─────────────diff──────────────┘              cost: what differs
+//! ```
+
+mod apply;
+mod service_port;
+mod service_ports;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use crate::{
+    digest::{Digest, DigestVector, INFO_ENTRY, KeyHash},
+    model::{ClusterInfo, Endpoint, NodeInfo, Operation, PoolId, Protocol, ServicePortKey},
+};
+
+pub use apply::RejectedOperation;
+pub use service_port::{ServiceName, ServicePortState};
+pub use service_ports::{ServicePortChange, ServicePorts};
+
+/// The state of a node: the facts of the node and the cluster, service ports with their pools, and the digests of all
+/// of them. Cloning it costs three pointers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeState {
+    facts: Arc<Facts>,
+    service_ports: ServicePorts,
+    digests: Arc<DigestVector>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Facts {
+    node: NodeInfo,
+    /// The last facts of the Node object, while there is none: it may have been deleted by mistake, and the node is
+    /// still there.
+    retained_node: Option<NodeInfo>,
+    cluster: ClusterInfo,
+}
+
+/// What differs between two states, so that a backend need not inspect the rest. Exact: a key is listed only if its
+/// service port or one of its pools differs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// The service ports that were added, removed or changed, or whose pools changed.
+    pub service_ports: BTreeSet<ServicePortKey>,
+    /// Whether the node's facts changed.
+    pub node: bool,
+    /// Whether the cluster's facts changed.
+    pub cluster: bool,
+}
+
+/// Endpoints that left all pools of their service ports, except for those of endpoints that are gone.
+pub type DepartedEndpoints = BTreeMap<ServicePortKey, Vec<Endpoint>>;
+
+// === impl Changes ===
+
+impl Changes {
+    /// What differs.
+    #[must_use]
+    pub fn between(before: &NodeState, after: &NodeState) -> Self {
+        Self {
+            service_ports: before.diff(after).map(|change| change.key.clone()).collect(),
+            node: before.node() != after.node(),
+            cluster: before.cluster() != after.cluster(),
+        }
+    }
+
+    /// Whether nothing changed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Adds the changes of a later commit.
+    pub fn merge(&mut self, later: Self) {
+        let Self { service_ports, node, cluster } = later;
+        self.service_ports.extend(service_ports);
+        self.node |= node;
+        self.cluster |= cluster;
+    }
+}
+
+// === impl NodeState ===
+
+impl NodeState {
+    /// A node without service ports.
+    #[must_use]
+    pub fn new(node: NodeInfo) -> Self {
+        let facts = Facts { node, retained_node: None, cluster: ClusterInfo::default() };
+        let mut state =
+            Self { facts: Arc::new(facts), service_ports: ServicePorts::default(), digests: Arc::default() };
+        state.digest_facts();
+        state
+    }
+
+    /// The node's facts: the last known ones while it has no Node object.
+    #[must_use]
+    pub fn node(&self) -> &NodeInfo {
+        self.facts.retained_node.as_ref().unwrap_or(&self.facts.node)
+    }
+
+    /// Whether the Node object is gone, and its last facts are retained.
+    #[must_use]
+    pub fn retains_node(&self) -> bool {
+        self.facts.retained_node.is_some()
+    }
+
+    /// The cluster's facts.
+    #[must_use]
+    pub fn cluster(&self) -> &ClusterInfo {
+        &self.facts.cluster
+    }
+
+    /// The service ports, in the order of their keys.
+    #[must_use]
+    pub fn service_ports(&self) -> &ServicePorts {
+        &self.service_ports
+    }
+
+    /// One service port.
+    #[must_use]
+    pub fn service_port(&self, key: &ServicePortKey) -> Option<&ServicePortState> {
+        self.service_ports.get(key)
+    }
+
+    /// All service ports of a Service, which are adjacent in key order.
+    pub fn ports_of<'a>(
+        &'a self,
+        service: &ServiceName,
+    ) -> impl Iterator<Item = (&'a ServicePortKey, &'a ServicePortState)> + use<'a> {
+        let service = service.clone();
+        // The lowest port name and protocol.
+        let first = ServicePortKey::new(service.namespace.clone(), service.name.clone(), "", Protocol::Tcp);
+        self.service_ports.iter_from(&first).take_while(move |(key, _)| service.contains(key))
+    }
+
+    /// The service ports in which a later state differs, with what they were and are.
+    pub fn diff<'a>(&'a self, after: &'a Self) -> impl Iterator<Item = ServicePortChange<'a>> {
+        self.service_ports.diff(&after.service_ports)
+    }
+
+    /// The endpoints that departed from TCP service ports which exist in this and a later state.
+    #[must_use]
+    pub fn departed(&self, after: &Self) -> DepartedEndpoints {
+        let tcp = self.diff(after).filter(|change| change.key.protocol == Protocol::Tcp);
+        let departed = tcp.filter_map(|change| {
+            let endpoints = change.before?.departed(change.after?);
+            (!endpoints.is_empty()).then(|| (change.key.clone(), endpoints))
+        });
+        departed.collect()
+    }
+
+    /// The operations that create this state.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<Operation> {
+        let Facts { node, retained_node, cluster } = &*self.facts;
+        let nodes = retained_node.iter().chain([node]).cloned().map(Operation::PutNode);
+        let mut operations: Vec<_> = nodes.chain([Operation::PutCluster(cluster.clone())]).collect();
+        for (key, service_port) in &self.service_ports {
+            operations.push(Operation::PutServicePort(service_port.port.clone()));
+            for (class, family, endpoints) in service_port.pools().filter(|(.., endpoints)| !endpoints.is_empty()) {
+                let pool = PoolId { key: key.clone(), class, family };
+                operations.push(Operation::ReplacePool { pool, endpoints: endpoints.clone() });
+            }
+        }
+        operations
+    }
+
+    /// The digests of the whole state.
+    #[must_use]
+    pub fn digests(&self) -> &DigestVector {
+        &self.digests
+    }
+
+    /// Replaces the node's facts. Those of a Node object that is gone are retained.
+    pub fn put_node(&mut self, node: NodeInfo) {
+        let before = self.node().clone();
+        let retained_node = (node.is_unknown() && !before.is_unknown()).then_some(before);
+        let cluster = self.facts.cluster.clone();
+        self.facts = Arc::new(Facts { node, retained_node, cluster });
+        self.digest_facts();
+    }
+
+    /// Replaces the cluster's facts.
+    pub fn put_cluster(&mut self, cluster: ClusterInfo) {
+        Arc::make_mut(&mut self.facts).cluster = cluster;
+        self.digest_facts();
+    }
+
+    /// Sets or removes a service port with its pools. `service_port` has this key.
+    pub fn set_service_port(&mut self, key: &ServicePortKey, service_port: Option<ServicePortState>) {
+        if self.service_port(key) == service_port.as_ref() {
+            return;
+        }
+        let mut change = Digest::default();
+        service_port.iter().for_each(|service_port| change.add(service_port.digest()));
+        let before = match service_port {
+            Some(service_port) => self.service_ports.insert(service_port),
+            None => self.service_ports.remove(key),
+        };
+        before.iter().for_each(|before| change.remove(before.digest()));
+        self.digest_mut(KeyHash::of(key)).add(change);
+    }
+
+    fn digest_facts(&mut self) {
+        let mut sum = Digest::of_node(&self.facts.node);
+        sum.add(Digest::of_cluster(&self.facts.cluster));
+        Arc::make_mut(&mut self.digests)[INFO_ENTRY] = sum;
+    }
+
+    /// The digest of the bucket of a key.
+    fn digest_mut(&mut self, hash: KeyHash) -> &mut Digest {
+        &mut Arc::make_mut(&mut self.digests)[hash.bucket()]
+    }
+}
+
+#[cfg(test)]
+mod tests;

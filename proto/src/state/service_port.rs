@@ -1,0 +1,145 @@
+//! A service port with its pools.
+
+use std::{fmt, sync::Arc};
+
+use crate::{
+    digest::{Digest, KeyHash},
+    model::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, ServicePort, ServicePortKey},
+};
+
+/// A service port with its pools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePortState {
+    /// The service port.
+    pub port: ServicePort,
+    /// The pools for traffic policy Cluster.
+    pub cluster: PerFamily<Pool>,
+    /// The pools for traffic policy Local: the endpoints on this node.
+    pub local: PerFamily<Pool>,
+    /// The endpoints that established flows may keep, besides those of the other pools.
+    pub established: PerFamily<Pool>,
+    /// The endpoints whose TCP connections are reset.
+    pub gone: PerFamily<Pool>,
+}
+
+/// A Service: several service ports share it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServiceName {
+    /// `metadata.namespace`.
+    pub namespace: Arc<str>,
+    /// `metadata.name`.
+    pub name: Arc<str>,
+}
+
+impl ServiceName {
+    /// The Service that a service port belongs to.
+    #[must_use]
+    pub fn of(key: &ServicePortKey) -> Self {
+        Self { namespace: key.namespace.clone(), name: key.name.clone() }
+    }
+
+    /// Whether a service port is one of the Service.
+    #[must_use]
+    pub fn contains(&self, key: &ServicePortKey) -> bool {
+        key.namespace == self.namespace && key.name == self.name
+    }
+}
+
+impl fmt::Display for ServiceName {
+    /// `namespace/name`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl ServicePortState {
+    /// A service port with empty pools.
+    #[must_use]
+    pub fn new(port: ServicePort) -> Self {
+        Self {
+            port,
+            cluster: PerFamily::default(),
+            local: PerFamily::default(),
+            established: PerFamily::default(),
+            gone: PerFamily::default(),
+        }
+    }
+
+    /// The pool of a class and family.
+    #[must_use]
+    pub fn pool(&self, class: PoolClass, family: IpFamily) -> &Pool {
+        match class {
+            PoolClass::Cluster => &self.cluster[family],
+            PoolClass::Local => &self.local[family],
+            PoolClass::Established => &self.established[family],
+            PoolClass::Gone => &self.gone[family],
+        }
+    }
+
+    /// The pool of a class and family, mutable.
+    pub fn pool_mut(&mut self, class: PoolClass, family: IpFamily) -> &mut Pool {
+        match class {
+            PoolClass::Cluster => &mut self.cluster[family],
+            PoolClass::Local => &mut self.local[family],
+            PoolClass::Established => &mut self.established[family],
+            PoolClass::Gone => &mut self.gone[family],
+        }
+    }
+
+    /// All pools.
+    pub fn pools(&self) -> impl Iterator<Item = (PoolClass, IpFamily, &Pool)> {
+        let of_class = |class| IpFamily::ALL.map(|family| (class, family, self.pool(class, family)));
+        PoolClass::ALL.into_iter().flat_map(of_class)
+    }
+
+    /// The pools that new connections use.
+    pub fn selectable(&self) -> impl Iterator<Item = (PoolClass, IpFamily, &Pool)> {
+        self.pools().filter(|(class, ..)| class.is_selectable())
+    }
+
+    /// Whether any pool, except for those of endpoints that are gone, has this endpoint.
+    #[must_use]
+    pub fn has_endpoint(&self, endpoint: &Endpoint) -> bool {
+        let family = IpFamily::of(&endpoint.address);
+        [&self.cluster, &self.local, &self.established].iter().any(|pools| pools[family].contains(endpoint))
+    }
+
+    /// The endpoints that are in none of the pools of a later state, except for those of endpoints that are gone.
+    pub(super) fn departed(&self, after: &Self) -> Vec<Endpoint> {
+        let pools = self.pools().filter(|(class, ..)| *class != PoolClass::Gone);
+        let removed = pools.flat_map(|(class, family, pool)| pool.diff(after.pool(class, family)).1);
+        let mut departed: Vec<_> = removed.filter(|endpoint| !after.has_endpoint(endpoint)).collect();
+        departed.sort_unstable();
+        departed.dedup_by_key(|endpoint| endpoint.identity());
+        departed
+    }
+
+    /// Whether a new connection has an endpoint.
+    #[must_use]
+    pub fn has_endpoints(&self) -> bool {
+        self.selectable().any(|(.., pool)| !pool.is_empty())
+    }
+
+    /// The service port without the endpoints of the local pools that are not `kept`, in any pool; `None` if it has no
+    /// such endpoints. One that has no other endpoints is as one without endpoints in the cluster: it is rejected.
+    pub fn without_local(&self, kept: impl Fn(&Endpoint) -> bool) -> Option<Self> {
+        let mut without = self.clone();
+        for family in IpFamily::ALL {
+            for endpoint in self.local[family].iter().filter(|endpoint| !kept(endpoint)) {
+                without.local[family].remove(endpoint);
+                without.cluster[family].remove(endpoint);
+            }
+            without.port.any_endpoints[family] &=
+                !(without.local[family].is_empty() && without.cluster[family].is_empty());
+        }
+        (without != *self).then_some(without)
+    }
+
+    /// The sum of the content hashes of the service port and of all its endpoints.
+    pub(super) fn digest(&self) -> Digest {
+        let hash = KeyHash::of(&self.port.key);
+        let mut sum = Digest::of_service_port(&self.port);
+        self.pools().for_each(|(class, _, pool)| sum.add(hash.pool(class, pool)));
+        sum
+    }
+}
