@@ -2,7 +2,7 @@
 //!
 //! A test says how long it waits on a quiet machine. Beside other work, and in a guest kernel, the same takes longer,
 //! so the bound is multiplied by how much longer a known job takes here. The job is measured once in a run of nextest,
-//! and once in each guest.
+//! and once in each guest; later work shows in the load of the machine.
 
 use std::{
     env, fs,
@@ -10,6 +10,7 @@ use std::{
     path::PathBuf,
     process::Command,
     sync::LazyLock,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -28,7 +29,15 @@ const MAX: f64 = 30.0;
 #[must_use]
 pub fn patience(bound: Duration) -> Duration {
     static FACTOR: LazyLock<f64> = LazyLock::new(factor);
-    bound.mul_f64(*FACTOR)
+    bound.mul_f64(FACTOR.max(load()).min(MAX))
+}
+
+/// How many threads have wanted to run for each CPU in the last minute.
+fn load() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: Option<f64> = text.split(' ').next().and_then(|load| load.parse().ok());
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    load.unwrap_or_default() / cpus as f64
 }
 
 fn factor() -> f64 {

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{netns::Netns, pace::patience};
+use crate::{netns::Netns, pace::patience, uml};
 
 mod background;
 mod churn;
@@ -15,6 +15,15 @@ mod stream;
 pub use background::BackgroundTraffic;
 pub use churn::{Churn, ChurnReport};
 pub use stream::{Stream, StreamReport};
+
+/// How much longer the pauses of traffic are in a guest. It has a share of one CPU, which a few hundred packets per
+/// second fill.
+const IN_GUEST: u32 = 5;
+
+/// The pause between two messages or connections.
+fn pause(on_host: Duration) -> Duration {
+    if uml::is_guest() { on_host * IN_GUEST } else { on_host }
+}
 
 /// Traffic from a thread of its own, with a report of type `R`. Dropping it stops it.
 #[derive(Debug)]

@@ -70,8 +70,7 @@ fn single(cluster: &Cluster) -> Service {
 
 fn start_traffic(cluster: &Cluster) -> BackgroundTraffic {
     let mut traffic = BackgroundTraffic::default();
-    // A guest has a share of one CPU, which the packets of a few hundred new connections per second fill.
-    let interval = Duration::from_millis(if uml::is_guest() { 200 } else { 15 });
+    let interval = Duration::from_millis(15);
     for family in IpFamily::ALL {
         for (client, vip) in clients(cluster, family) {
             if !uml::is_guest() {

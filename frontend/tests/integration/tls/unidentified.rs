@@ -223,7 +223,8 @@ impl tracing::Subscriber for LineCounter {
 #[tokio::test]
 async fn rejections_are_counted_in_the_log_and_not_repeated() {
     let lines = LineCounter::default();
-    let server = Server::plain().await;
+    let connections = ConnectionLimits { identification: Duration::from_secs(600), ..ConnectionLimits::default() };
+    let server = Server::with(Config { connections, ..Config::default() }, AuthnOptions::default()).await;
     let _subscriber = tracing::subscriber::set_default(lines.clone());
     let client = server.client(None).await;
     for _ in 0..1000 {

@@ -132,7 +132,7 @@ pub fn connections_that_no_service_translated_are_kept(backend: Backend) {
     let [both, one] = [service(&["pod-a-1", "pod-b-1"]), service(&["pod-a-1"])];
     deployment.apply(&both);
     deployment.apply(&one);
-    thread::sleep(patience(ABSENCE));
+    thread::sleep(ABSENCE);
     assert_kept(vec![kept]);
 }
 
@@ -152,12 +152,12 @@ pub fn an_older_state_and_a_service_created_again_reset_nothing(backend: Backend
     states.iter().for_each(|state| copy(&state.with_extension("older"), state));
     deployment.start_backends();
     deployment.wait_until_programmed();
-    thread::sleep(patience(ABSENCE));
+    thread::sleep(ABSENCE);
     assert!(kept.iter().all(|waiting| !waiting.ended.is_finished()), "a backend with an older state");
     deployment.delete(&second);
     // Its slices follow one after the other.
     deployment.apply(&first);
-    thread::sleep(patience(ABSENCE));
+    thread::sleep(ABSENCE);
     assert!(kept.iter().all(|waiting| !waiting.ended.is_finished()), "a Service that was created again");
     // With IPVS a connection ends with its virtual server, without a reset.
     if backend != Backend::Ipvs {

@@ -153,7 +153,7 @@ fn start_traffic(cluster: &Cluster) -> BackgroundTraffic {
             }
         }
     }
-    traffic
+    traffic.that_fits_a_guest()
 }
 
 fn web(cluster: &Cluster) -> Service {

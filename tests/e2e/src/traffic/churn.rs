@@ -41,7 +41,7 @@ impl Churn {
         per_second: u32,
         bound: Duration,
     ) -> Self {
-        let interval = Duration::from_secs(1) / per_second;
+        let interval = super::pause(Duration::from_secs(1) / per_second);
         Self::spawn(netns, "churn", move |progress| run(probe, protocol, to, interval, bound, progress))
     }
 

@@ -52,6 +52,7 @@ impl Stream {
         interval: Duration,
     ) -> Result<Self, Failure> {
         let mut channel = netns.run(|| Channel::open(probe, protocol, to))?;
+        let interval = super::pause(interval);
         Ok(Self::spawn(netns, "stream", move |progress| run(&mut channel, interval, progress)))
     }
 
