@@ -221,6 +221,7 @@ impl Operation {
     }
 
     /// Phases are executed in ascending order. Within a phase only a virtual server has to precede its destinations.
+    /// The node has a VIP last: until then it answers nobody, and then it serves and rejects as it should.
     fn phase(&self) -> u8 {
         match self {
             Self::Change(Object::Destination(..), Value::Weight(Weight::Draining(_) | Weight::Of(0))) => 8,
@@ -228,12 +229,12 @@ impl Operation {
                 Object::SetEntry(set, _) => match set.content {
                     SetContent::Hairpin | SetContent::Returning | SetContent::Sources => 0,
                     SetContent::Restricted => 1,
-                    SetContent::Addresses => 2,
-                    SetContent::VipsInside | SetContent::NodePortsInside => 5,
-                    SetContent::Vips | SetContent::NodePorts => 6,
+                    SetContent::VipsInside | SetContent::NodePortsInside => 3,
+                    SetContent::Vips | SetContent::NodePorts => 4,
+                    SetContent::Addresses => 5,
                 },
-                Object::Address(_) => 3,
-                Object::Server(_) | Object::Destination(..) => 4,
+                Object::Server(_) | Object::Destination(..) => 2,
+                Object::Address(_) => 6,
             },
             Self::Remove(object) => match object {
                 Object::SetEntry(set, _) if set.content.marks_packets() => 7,

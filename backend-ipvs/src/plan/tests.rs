@@ -51,13 +51,13 @@ fn names(operations: &[Operation]) -> Vec<String> {
 }
 
 #[test]
-fn marking_entries_are_added_after_their_targets() {
+fn marking_entries_are_added_after_their_targets_and_before_the_address() {
     let expected = [
-        "add FAIRLEAD-ADDRESSES 10.96.0.1",
-        "add address 10.96.0.1",
         "add virtual server tcp 10.96.0.1:80",
         "add destination 10.244.1.1:80 of tcp 10.96.0.1:80",
         "add FAIRLEAD-VIPS 10.96.0.1 80",
+        "add FAIRLEAD-ADDRESSES 10.96.0.1",
+        "add address 10.96.0.1",
     ];
     assert_eq!(names(&diff(&Objects::new(), &objects(), None)), expected);
 }
