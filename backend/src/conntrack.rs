@@ -30,6 +30,8 @@ use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use cleaner::clean_up;
 pub(crate) use cleaner::{ConntrackCleaner, FlowTable, KernelFlowTable};
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use half_open::delete_half_open;
 
 use crate::{
     ServicePortState,

@@ -44,6 +44,15 @@ pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize>
     Ok(cleanups.iter().map(|cleanup| cleanup.deleted).sum())
 }
 
+/// Deletes the half-open TCP connections of the thread's network namespace that a change misleads, as after a sync, but
+/// without waiting for late answers. Returns their number.
+///
+/// # Errors
+/// When they cannot be listed or deleted.
+pub fn delete_half_open_connections(before: &crate::NodeState, after: &crate::NodeState) -> anyhow::Result<usize> {
+    crate::conntrack::delete_half_open(before, after)
+}
+
 /// Handles the TCP connections of the thread's network namespace to endpoints that are gone in this state, as one pass
 /// after a sync does. Returns their number.
 ///

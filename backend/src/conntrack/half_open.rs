@@ -178,5 +178,14 @@ impl HalfOpenVips {
     }
 }
 
+/// Deletes the half-open connections that a change misleads, without waiting for late answers. Returns their number.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn delete_half_open(before: &NodeState, after: &NodeState) -> Result<usize> {
+    let mut changed = ChangedPorts::default();
+    changed.committed(&Changes::between(before, after), Some(&before.departed(after)));
+    let ports = changed.programmed(after, &BTreeSet::new());
+    ports.clean_up(&super::KernelFlowTable, &after.node().addresses, |_| true)
+}
+
 #[cfg(test)]
 mod tests;
