@@ -221,7 +221,8 @@ impl Operation {
     }
 
     /// Phases are executed in ascending order. Within a phase only a virtual server has to precede its destinations.
-    /// The node has a VIP last: until then it answers nobody, and then it serves and rejects as it should.
+    /// The address of a VIP is added last: until then the node accepts no packets to it, and then it has all that
+    /// serves and rejects them.
     fn phase(&self) -> u8 {
         match self {
             Self::Change(Object::Destination(..), Value::Weight(Weight::Draining(_) | Weight::Of(0))) => 8,

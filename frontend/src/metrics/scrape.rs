@@ -78,8 +78,8 @@ impl Scrape {
         let text = "Service ports that nodes connected to this replica could not program, summed over the nodes.";
         let failures = failing().map(|status| status.failures.len()).sum::<usize>();
         writer.gauge("failures", text, None, failures as f64)?;
-        let text = "Nodes that have acknowledged a wrong digest to this replica within the last hour: their state differed \
-                    and was repaired. A compromised node can claim that; several are a bug.";
+        let text = "Nodes that have acknowledged a wrong digest to this replica within the last hour: their state \
+                    differed and was repaired. A compromised node can claim that; several are a bug.";
         writer.gauge("nodes_repaired", text, None, fleet.differed() as f64)?;
         let text = "Nodes that this replica has rolled back within the last hour, because they claimed a newer source \
                     version and it did not catch up in time.";

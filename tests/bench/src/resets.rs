@@ -51,7 +51,7 @@ fn measure_mode(report: &mut Report, name: &str, backend: Backend) -> Result<()>
     let steps = [
         web().endpoints([ready(cluster, "pod-a-1")]),
         web().endpoints([draining.clone(), ready(cluster, "pod-b-1")]),
-        // Nothing is reset while nobody else serves.
+        // Connections are reset only while another endpoint is ready.
         web().endpoints([draining, unserving, ready(cluster, "pod-a-2")]),
     ];
     let [first, second, third] = &steps;

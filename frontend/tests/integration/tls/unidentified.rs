@@ -63,8 +63,8 @@ async fn seven_nodes(server: &Server) {
     }
 }
 
-/// The memory that this process has written to, in bytes. Pages of the executable are not counted: they are read at
-/// the first call of their code, whoever calls it, and those of a test executable are many.
+/// The memory that this process has written to, in bytes. Pages of the executable are not counted: the first call of
+/// their code reads them, in any test, and a test executable has many.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
