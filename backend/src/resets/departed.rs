@@ -29,8 +29,8 @@ const MEMORY: Duration = Duration::from_secs(300);
 pub(super) const PAUSES: [Duration; 4] =
     [Duration::from_secs(2), Duration::from_secs(4), Duration::from_secs(8), Duration::from_secs(16)];
 
-/// The most endpoints that are remembered of a service port, and in all. Connections to others are not reset.
-const MAX_OF_SERVICE_PORT: usize = 256;
+/// The most endpoints that are remembered of a namespace, and in all. Connections to others are not reset.
+const MAX_OF_NAMESPACE: usize = 1024;
 const MAX: usize = 8192;
 
 /// The endpoints that departed from service ports. The sync loop records, the worker reads.
@@ -102,26 +102,34 @@ impl Departed {
         if changes.node || departed.is_none() {
             self.node_addresses.clone_from(&state.node().addresses);
         }
-        for (key, endpoints) in departed.into_iter().flatten() {
-            self.remember(key, endpoints, now);
-        }
+        self.remember(departed.unwrap_or_default(), now);
         let known = changes.service_ports.iter().filter(|key| self.service_ports.contains_key(*key));
         for key in known.cloned().collect::<Vec<_>>() {
             self.update(&key, state.service_port(&key), now);
         }
     }
 
-    fn remember(&mut self, key: ServicePortKey, endpoints: Vec<Endpoint>, now: Instant) {
-        let count = |departed: &Self| -> usize { departed.service_ports.values().map(|of| of.endpoints.len()).sum() };
-        if count(self) + endpoints.len() > MAX {
-            self.forget_old(now);
+    fn remember(&mut self, departed: DepartedEndpoints, now: Instant) {
+        if departed.is_empty() {
+            return;
         }
-        let room = MAX.saturating_sub(count(self));
-        let known = &mut self.service_ports.entry(key).or_default().endpoints;
-        let room = room.min(MAX_OF_SERVICE_PORT.saturating_sub(known.len()));
-        let departure = Departure { at: now, due: None, passes: 0, open: 0 };
-        let endpoints = endpoints.into_iter().map(|endpoint| Endpoint { terminating: false, ..endpoint });
-        known.extend(endpoints.take(room).map(|endpoint| (endpoint, departure)));
+        self.forget_old(now);
+        let mut counts = BTreeMap::<_, usize>::new();
+        for (key, of_port) in &self.service_ports {
+            *counts.entry(key.namespace.clone()).or_default() += of_port.endpoints.len();
+        }
+        let mut room = MAX.saturating_sub(counts.values().sum());
+        for (key, endpoints) in departed {
+            let count = counts.entry(key.namespace.clone()).or_default();
+            let known = &mut self.service_ports.entry(key).or_default().endpoints;
+            for endpoint in endpoints.into_iter().take(room.min(MAX_OF_NAMESPACE.saturating_sub(*count))) {
+                let departure = Departure { at: now, due: None, passes: 0, open: 0 };
+                if known.insert(Endpoint { terminating: false, ..endpoint }, departure).is_none() {
+                    *count += 1;
+                    room -= 1;
+                }
+            }
+        }
     }
 
     /// Compares what departed from a service port with its state.

@@ -255,28 +255,33 @@ fn passes_pause_longer_and_longer_and_end() {
 #[test]
 fn endpoints_that_departed_are_bounded() {
     let addresses = |service: u32| (0..300).map(move |n| format!("10.{service}.{}.{}:80", n / 200, n % 200 + 1));
-    let state = |is_before: bool| {
-        let services = (0..40).fold(mk_state(), |state, service| {
-            state.service(&format!("default/s{service}"), |one| {
-                let gone: Vec<_> = addresses(service).collect();
-                let gone: Vec<_> = gone.iter().map(String::as_str).collect();
-                let one = one.port(80).cluster_ip(&format!("10.96.1.{service}")).endpoints(["10.244.1.1:80"]);
-                if is_before { one.endpoints(gone) } else { one.gone_endpoints(gone) }
-            })
-        });
-        services.build()
-    };
-    let mut fixture = Fixture::new(state(true));
-    fixture.commit(&state(false));
-    fixture.now += ABSENCE;
-    let count = |fixture: &mut Fixture| {
-        let flows = (0..40).flat_map(|service| {
-            addresses(service).map(move |endpoint| flow(&format!("10.96.1.{service}:80"), &endpoint))
-        });
+    // How many endpoints are remembered of each of 40 Services.
+    let remembered = |namespace_of: fn(u32) -> u32| -> Vec<usize> {
+        let state = |is_before: bool| {
+            let services = (0..40).fold(mk_state(), |state, service| {
+                state.service(&format!("tenant-{}/s{service}", namespace_of(service)), |one| {
+                    let gone: Vec<_> = addresses(service).collect();
+                    let gone: Vec<_> = gone.iter().map(String::as_str).collect();
+                    let one = one.port(80).cluster_ip(&format!("10.96.1.{service}")).endpoints(["10.244.1.1:80"]);
+                    if is_before { one.endpoints(gone) } else { one.gone_endpoints(gone) }
+                })
+            });
+            services.build()
+        };
+        let mut fixture = Fixture::new(state(true));
+        fixture.commit(&state(false));
+        fixture.now += ABSENCE;
         let due = fixture.departed.due(fixture.now);
-        flows.filter(|flow| due.vips.v4.of_gone(flow).is_some()).count()
+        let of_service = |service: u32| {
+            let mut flows = addresses(service).map(|endpoint| flow(&format!("10.96.1.{service}:80"), &endpoint));
+            flows.by_ref().filter(|flow| due.vips.v4.of_gone(flow).is_some()).count()
+        };
+        (0..40).map(of_service).collect()
     };
-    assert_eq!(count(&mut fixture), 8192);
+    assert_eq!(remembered(|service| service % 10).iter().sum::<usize>(), 8192);
+    // One tenant does not take the places of another one.
+    let of_two = remembered(|service| u32::from(service == 39));
+    assert_eq!((of_two[..39].iter().sum::<usize>(), of_two[39]), (1024, 300));
 }
 
 #[test]
