@@ -27,7 +27,6 @@
 //! | `events` | Kubernetes Events about nodes |
 //! | `discovery` | addresses of frontends |
 //! | `permissions` | checks the RBAC permissions of the frontend |
-//! | `renewal` | renews the certificates of the chart |
 
 mod change_history;
 mod cluster;
@@ -47,7 +46,6 @@ mod metrics;
 pub mod object;
 mod page;
 mod permissions;
-mod renewal;
 mod server;
 mod session;
 pub mod source;
@@ -61,7 +59,6 @@ pub use config::{Config, ConnectionLimits, HistoryLimits, NodeLimits};
 pub use discovery::discover_frontends;
 pub use engine::{Frontend, StreamStats};
 pub use permissions::{Permission, check_permissions};
-pub use renewal::{CertificateLifetimes, CertificateObjectsName, RenewalOptions};
 pub use runtime::Rate;
 pub use server::{Listener, ReloadingTls, TlsAuth, TlsFiles};
 pub use session::SessionError;

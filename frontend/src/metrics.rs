@@ -17,7 +17,6 @@ use prometheus_client::{
     metrics::{
         counter::Counter,
         family::Family,
-        gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
     },
     registry::{Registry, Unit},
@@ -48,9 +47,6 @@ pub(crate) struct Metrics {
     rejections: Family<Label, Counter>,
     evictions: Family<Label, Counter>,
     pub(crate) rollbacks: Counter,
-    renewals: Family<Label, Counter>,
-    /// 1 if the last attempt to renew certificates failed.
-    pub(crate) certificate_renewal_failing: Gauge,
     pub(crate) chunks: EncodingCounters,
 }
 
@@ -81,8 +77,6 @@ impl Default for Metrics {
             rejections: Family::default(),
             evictions: Family::default(),
             rollbacks: Counter::default(),
-            renewals: Family::default(),
-            certificate_renewal_failing: Gauge::default(),
             chunks: EncodingCounters::default(),
         }
     }
@@ -110,17 +104,6 @@ impl Metrics {
         self.evictions.get_or_create(&client_label(is_identified)).inc();
     }
 
-    /// This replica has issued a certificate: `ca` or `server`.
-    pub(crate) fn certificate_renewed(&self, certificate: &'static str) {
-        self.renewals.get_or_create(&[("certificate", certificate)]).inc();
-    }
-
-    /// How many certificates this replica has issued.
-    #[cfg(test)]
-    pub(crate) fn certificates_renewed(&self, certificate: &'static str) -> u64 {
-        self.renewals.get_or_create(&[("certificate", certificate)]).get()
-    }
-
     /// All metrics of this replica.
     fn registry(context: &Arc<FrontendContext>) -> Registry {
         let Self { commits, acks, messages, bytes, starts, mismatches, rejections, evictions, rollbacks, .. } =
@@ -131,9 +114,6 @@ impl Metrics {
         }
         for why in Rejection::ALL {
             drop(rejections.get_or_create(&why.label()));
-        }
-        for certificate in ["ca", "server"] {
-            drop(context.metrics.renewals.get_or_create(&[("certificate", certificate)]));
         }
         for is_identified in [false, true] {
             drop(evictions.get_or_create(&client_label(is_identified)));
@@ -192,16 +172,6 @@ impl Metrics {
             "Streams whose client was rolled back: it had a newer source version than this replica, which did not \
              catch up in time",
             rollbacks.clone(),
-        );
-        registry.register(
-            "certificate_renewals",
-            "Certificates that this replica has renewed (--renew-certificates), by certificate: server or ca",
-            context.metrics.renewals.clone(),
-        );
-        registry.register(
-            "certificate_renewal_failing",
-            "Whether the last attempt to check and renew certificates (--renew-certificates) failed: 1, otherwise 0",
-            context.metrics.certificate_renewal_failing.clone(),
         );
         registry.register_collector(Box::new(Scrape(context.clone())));
         registry

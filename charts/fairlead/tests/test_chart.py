@@ -257,38 +257,12 @@ class Matrix(unittest.TestCase):
         for objects in self.each():
             for item in objects:
                 for rule in item.get("rules", []):
-                    if item["metadata"]["name"] == "fairlead-certificates":
-                        continue
                     allowed = {"tokenreviews": {"create"}, "events": {"create", "patch"}}
                     if any(item["kind"] == "ValidatingAdmissionPolicy" for item in objects):
                         allowed["nodes"] = {"list", "watch", "get", "patch"}
                     for resource in rule["resources"]:
                         self.assertLessEqual(set(rule["verbs"]), allowed.get(resource, {"list", "watch"}))
                     self.assertNotIn("secrets", rule["resources"])
-
-    def test_only_a_frontend_that_renews_certificates_may_read_their_keys(self):
-        named = {"secrets": ["fairlead-ca", "fairlead-tls"], "configmaps": ["fairlead-ca"]}
-        for values, renews in [
-            (API, True),
-            ({**API, "tls": {"selfSigned": {"renew": False}}}, False),
-            *(({**API, "tls": tls}, False) for tls in TLS[1:]),
-            ({**API, "deployment": "local"}, False),
-        ]:
-            objects = render.objects(values)
-            ours = [item for item in objects if item["metadata"]["name"] == "fairlead-certificates"]
-            arguments = [arg for _, pod in pods(objects) for one in pod["spec"]["containers"] for arg in one["args"]]
-            flags = [arg for arg in arguments if arg.startswith("--renew-certificates")]
-            with self.subTest(values):
-                self.assertEqual(len(flags), int(renews))
-                self.assertEqual([item["kind"] for item in ours], ["Role", "RoleBinding"] if renews else [])
-                for item in ours:
-                    self.assertEqual(item["metadata"]["namespace"], render.NAMESPACE)
-                    for rule in item.get("rules", []):
-                        [resource] = rule["resources"]
-                        self.assertEqual(rule["resourceNames"], named[resource])
-                        self.assertEqual(rule["verbs"], ["get", "patch"])
-                    for subject in item.get("subjects", []):
-                        self.assertEqual(subject["name"], "fairlead-frontend")
 
     def test_the_matrix_covers_every_template(self):
         covered = set()

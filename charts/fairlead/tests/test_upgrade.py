@@ -128,30 +128,35 @@ class Upgrade(unittest.TestCase):
             self.assertEqual(by_name(second, kind), by_name(self.first, kind))
 
     def renewed(self):
-        """The objects while the frontend replaces the authority."""
+        """The objects of a release whose frontend renewed certificates, while it replaced the authority."""
         objects = copy.deepcopy(self.first)
-        secret, trusted = by_name(objects, "Secret")["fairlead-ca"], by_name(objects, "ConfigMap")["fairlead-ca"]
+        secrets, trusted = by_name(objects, "Secret"), by_name(objects, "ConfigMap")["fairlead-ca"]
         old = trusted["data"]["ca.crt"]
         with tempfile.TemporaryDirectory() as directory:
             current, following = authority(directory, "current"), authority(directory, "next")
         fields = ["tls.crt", "tls.key", "next.crt", "next.key", "previous.crt"]
         for key, text in zip(fields, [*current, *following, old], strict=True):
-            secret["data"][key] = base64.b64encode(text.encode()).decode()
+            secrets["fairlead-ca"]["data"][key] = base64.b64encode(text.encode()).decode()
+        secrets["fairlead-tls"]["metadata"]["annotations"]["fairlead.io/generation"] = "1"
         trusted["data"]["ca.crt"] = old + current[0] + following[0]
         return objects
 
-    def test_an_upgrade_keeps_what_the_frontend_has_renewed(self):
+    def test_an_upgrade_keeps_a_renewed_authority(self):
         live = self.renewed()
         second = upgrade(live, VALUES)
-        for kind in ["Secret", "ConfigMap"]:
-            self.assertEqual(by_name(second, kind), by_name(live, kind))
-        # A new generation is signed by the renewed authority.
-        values = {**VALUES, "tls": {"selfSigned": {"generation": 2}}}
-        second = upgrade(live, values)
+        self.assertEqual(by_name(second, "ConfigMap"), by_name(live, "ConfigMap"))
+        authorities = [by_name(objects, "Secret")["fairlead-ca"] for objects in [live, second]]
+        self.assertEqual(set(authorities[1]["data"]), {"tls.crt", "tls.key"})
+        for key in ["tls.crt", "tls.key"]:
+            self.assertEqual(decoded(authorities[1], key), decoded(authorities[0], key))
+        # The certificate of the other release would expire: nothing renews it now.
         certificate = decoded(by_name(second, "Secret")["fairlead-tls"], "tls.crt")
         self.assertNotEqual(certificate, decoded(by_name(live, "Secret")["fairlead-tls"], "tls.crt"))
         self.assertTrue(verifies(certificate, by_name(second, "ConfigMap")["fairlead-ca"]["data"]["ca.crt"]))
-        self.assertTrue(verifies(certificate, decoded(by_name(live, "Secret")["fairlead-ca"], "tls.crt")))
+        self.assertTrue(verifies(certificate, decoded(authorities[1], "tls.crt")))
+        third = upgrade(second, VALUES)
+        for kind in ["Secret", "ConfigMap"]:
+            self.assertEqual(by_name(third, kind), by_name(second, kind))
 
     def test_the_bundle_always_has_the_authority_that_signs(self):
         live = self.renewed()

@@ -58,12 +58,6 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
         let frontend = frontend.clone();
         tasks.spawn("TLS files", move |shutdown| async move { frontend.watch_tls_files(tls, shutdown).await });
     }
-    if let Some(renewal) = args.tls.renewal() {
-        let (frontend, kubeconfig) = (frontend.clone(), args.source.kubeconfig());
-        tasks.spawn("certificates", move |shutdown| async move {
-            frontend.renew_certificates(kubeconfig.as_deref(), renewal, shutdown).await
-        });
-    }
     for listener in listeners {
         let frontend = frontend.clone();
         // Writing to thousands of streams must not delay the source and the engine.

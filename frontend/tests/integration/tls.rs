@@ -3,7 +3,6 @@
 mod certificates;
 mod files;
 mod handshakes;
-mod renewal;
 mod server;
 mod unidentified;
 

@@ -8,11 +8,6 @@
 {{- end -}}
 {{- end -}}
 
-{{/* "true" if the frontend renews the certificates that this chart creates. */}}
-{{- define "fairlead.renews" -}}
-{{- and (eq .Values.deployment "split") (eq .Values.tls.mode "selfSigned") .Values.tls.selfSigned.renew -}}
-{{- end -}}
-
 {{/* Never the frontend's Secret: a node can read every key of a Secret that one of its pods mounts. */}}
 {{- define "fairlead.caVolume" -}}
 {{- $name := include "fairlead.fullname" . -}}

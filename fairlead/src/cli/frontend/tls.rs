@@ -5,15 +5,10 @@ use std::{collections::BTreeSet, num::NonZeroU32, path::PathBuf, time::Duration}
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use frontend::{
-    CertificateLifetimes, CertificateObjectsName, Rate, ReloadingTls, RenewalOptions, TlsAuth, TlsFiles,
+    Rate, ReloadingTls, TlsAuth, TlsFiles,
     identity::{Authenticator, AuthnOptions, ServiceAccount, TokenLimits, TokenOptions},
 };
 use runtime::metrics::CertificateFile;
-
-use super::duration;
-
-/// The shortest lifetime of a renewed certificate.
-const MIN_LIFETIME: Duration = Duration::from_secs(10);
 
 /// TLS on the TCP addresses of `--listen`: docs/credentials.md.
 #[derive(Clone, Debug, Args)]
@@ -71,26 +66,6 @@ pub(crate) struct TlsArgs {
     /// with --backend-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
     #[arg(long, value_name = "NAME")]
     pub(crate) admin_identity: Vec<String>,
-
-    /// Renew the certificates that the chart has generated, when two thirds of their lifetime have passed: of the
-    /// Secrets NAME-ca and NAME-tls, and of the ConfigMap NAME-ca, in this namespace. Certificates of another owner are
-    /// not changed. Needs --tls-cert, and permission to get and patch these objects.
-    #[arg(long, value_name = "NAMESPACE/NAME")]
-    pub(crate) renew_certificates: Option<CertificateObjectsName>,
-
-    /// Issue certificates that are valid for this time.
-    #[arg(long, value_name = "TIME", default_value = "17520h", value_parser = lifetime)]
-    pub(crate) certificate_lifetime: Duration,
-
-    /// Create CAs that are valid for this time.
-    #[arg(long, value_name = "TIME", default_value = "87600h", value_parser = lifetime)]
-    pub(crate) ca_lifetime: Duration,
-
-    /// Distribute a new CA for this time before it signs, and keep the old one for this time afterwards: longer than
-    /// nodes take to update a mounted ConfigMap. At most a quarter of --certificate-lifetime and an eighth of
-    /// --ca-lifetime are used.
-    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = duration)]
-    pub(crate) ca_overlap: Duration,
 }
 
 impl TlsArgs {
@@ -110,23 +85,12 @@ impl TlsArgs {
                 !self.backend_service_account.is_empty(),
             ),
             ("--admin-identity", !self.admin_identity.is_empty(), "--tls-cert", cert),
-            ("--renew-certificates", self.renew_certificates.is_some(), "--tls-cert", cert),
         ] {
             if is_set && !is_given {
                 bail!("{flag} needs {needed}");
             }
         }
         Ok(())
-    }
-
-    /// Which certificates are renewed.
-    pub(crate) fn renewal(&self) -> Option<RenewalOptions> {
-        let lifetimes = CertificateLifetimes {
-            certificate: self.certificate_lifetime,
-            authority: self.ca_lifetime,
-            overlap: self.ca_overlap,
-        };
-        Some(RenewalOptions { objects: self.renew_certificates.clone()?, lifetimes })
     }
 
     /// `--max-token-reviews-...`
@@ -181,12 +145,6 @@ impl TlsArgs {
     }
 }
 
-/// Parses a lifetime of certificates.
-fn lifetime(text: &str) -> Result<Duration, String> {
-    let lifetime = duration(text)?;
-    if lifetime < MIN_LIFETIME { Err(format!("{text:?}: at least {MIN_LIFETIME:?}")) } else { Ok(lifetime) }
-}
-
 /// Parses `--node-uri-prefix`. Without the slash, `spiffe://a/node` would make `spiffe://a/node-admin` the node
 /// `-admin`.
 fn node_uri_prefix(text: &str) -> Result<String, String> {
@@ -238,10 +196,5 @@ mod tests {
         with_tls(&["--tls-client-ca", "a", "--node-uri-prefix", "spiffe://a/node"]).unwrap_err();
         with_tls(&["--backend-service-account", "fairlead"]).unwrap_err();
         with_tls(&["--insecure"]).unwrap_err();
-        assert_eq!(with_tls(&["--renew-certificates", "kube-system/fairlead", "--ca-lifetime", "10s"]), Ok(()));
-        for wrong in [&["--renew-certificates", "fairlead"], &["--certificate-lifetime", "9s"]] {
-            with_tls(wrong).unwrap_err();
-        }
-        assert!(frontend(&["--renew-certificates", "a/b"]).unwrap_err().contains("needs --tls-cert"));
     }
 }

@@ -1,7 +1,5 @@
 //! Generates CAs and certificates.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
     date_time_ymd, string::Ia5String,
@@ -21,19 +19,6 @@ impl Authority {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    /// A CA with a common name, of whose validity of 300 days 250 have passed, and its key.
-    pub(crate) fn due(name: &str) -> (Self, String) {
-        const DAY: Duration = Duration::from_secs(86_400);
-        let time = |time: SystemTime| date_time_ymd(1970, 1, 1) + time.duration_since(UNIX_EPOCH).unwrap();
-        let mut params = subject(name, "");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.not_before = time(SystemTime::now() - 250 * DAY);
-        params.not_after = time(SystemTime::now() + 50 * DAY);
-        let key = KeyPair::generate().unwrap();
-        let pem = key.serialize_pem();
-        (Self(CertifiedIssuer::self_signed(params, key).unwrap()), pem)
     }
 
     pub(crate) fn pem(&self) -> String {
