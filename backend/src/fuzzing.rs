@@ -12,7 +12,7 @@ use bytes::Bytes;
 use proto::{
     digest::Digest,
     encoded::{EncodedMessage, ReceivedMessage},
-    model::{Features, KindVersions, NodeInfo, Operation, Revision, ServerMessage, SourceVersion},
+    model::{KindVersions, NodeInfo, Operation, Revision, ServerMessage, SourceVersion},
 };
 
 use crate::{
@@ -35,13 +35,7 @@ const MAX_WRITTEN: usize = 64;
 ///
 /// After each commit the state is the one that its own operations lead to.
 pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
-    let identity = BackendIdentity {
-        node: NODE.into(),
-        backend: "fuzz",
-        version: String::new(),
-        started: UNIX_EPOCH,
-        features: Features::SUPPORTED,
-    };
+    let identity = BackendIdentity { node: NODE.into(), backend: "fuzz", version: String::new(), started: UNIX_EPOCH };
     let losses = LossGuard::new(LossLimit::default(), Duration::from_secs(60));
     let mut replica = Replica::new(Arc::new(identity), None, None, losses, RunMode::Program);
     for bytes in messages {
@@ -111,7 +105,7 @@ fn check(state: &NodeState) {
         return;
     }
     let mut frames = Vec::new();
-    frame::put_welcome(&mut frames, proto::model::Epoch(1), Features::SUPPORTED);
+    frame::put_welcome(&mut frames, proto::model::Epoch(1));
     let source_version = SourceVersion::default();
     let kind_versions = KindVersions::default();
     frame::put_snapshot(&mut frames, Revision(1), source_version, kind_versions, operations.iter());

@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use proto::model::Features;
-
 /// The identity of a backend process.
 #[derive(Debug)]
 pub(crate) struct BackendIdentity {
@@ -13,8 +11,6 @@ pub(crate) struct BackendIdentity {
     pub(crate) backend: &'static str,
     pub(crate) version: String,
     pub(crate) started: SystemTime,
-    /// The features that it lists.
-    pub(crate) features: Features,
 }
 
 /// The purpose of a backend process.

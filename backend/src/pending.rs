@@ -39,8 +39,6 @@ pub(crate) struct Pending {
     early_ack: Option<PendingAck>,
     /// The service ports whose loss is withheld: the kernel has endpoints that the commit has not.
     pub(crate) withheld: usize,
-    /// Whether the frontend understands acks of commits that are not programmed yet.
-    pub(crate) sends_early_acks: bool,
     /// When to reconcile: [`Self::begin`] has work then, even if nothing happens before.
     pub(crate) retry_at: Option<Instant>,
     backoff: Backoff,
@@ -85,7 +83,6 @@ impl Pending {
             acks: VecDeque::new(),
             early_ack: None,
             withheld: 0,
-            sends_early_acks: false,
             retry_at: None,
             backoff: Backoff::new(retry_delay.0, retry_delay.1),
             drifts: Drifts::default(),
@@ -176,7 +173,6 @@ impl Pending {
     pub(crate) fn lost(&mut self) {
         self.acks.clear();
         self.early_ack = None;
-        self.sends_early_acks = false;
     }
 
     /// Suspended while the frontend waits for an ack.
@@ -235,19 +231,13 @@ impl Pending {
         delay
     }
 
-    /// Takes the acks that are due: everything except the failures is programmed, or the frontend also understands acks
-    /// of commits that are unfinished.
+    /// Takes the acks that are due: the last call of the backend has included all commits. Service ports may be
+    /// unfinished.
     pub(crate) fn acks(&mut self) -> Vec<Ack> {
         if self.sync_state != SyncState::Applied || !self.changes.is_empty() {
             return Vec::new();
         }
-        if !self.is_finished() && !self.sends_early_acks {
-            return Vec::new();
-        }
-        let mut unfinished = self.unfinished.as_ref().map_or(0, BTreeSet::len);
-        if self.sends_early_acks {
-            unfinished += self.withheld;
-        }
+        let unfinished = self.unfinished.as_ref().map_or(0, BTreeSet::len) + self.withheld;
         let is_finished = unfinished == 0;
         let now = Instant::now();
         let failures = self.acked_failures();

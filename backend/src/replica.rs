@@ -12,11 +12,12 @@ use std::{
 };
 
 use proto::{
+    PROTOCOL_VERSION,
     digest::{BUCKETS, Digest},
     encoded::ReceivedMessage,
     model::{
-        Batch, Capabilities, ClientMessage, ClusterInfo, Epoch, Hello, KindVersions, NodeInfo, Operation, Revision,
-        Role, ServerMessage, SourceVersion, SyncMode, Welcome,
+        Batch, ClientMessage, ClusterInfo, Epoch, Hello, KindVersions, NodeInfo, Operation, Revision, Role,
+        ServerMessage, SourceVersion, SyncMode, Welcome,
     },
 };
 use tokio::time::Instant;
@@ -49,8 +50,6 @@ pub(crate) struct Replica {
     staged: Option<Staged>,
     /// The revision of `committed_state`, once anything has been committed.
     committed: Option<(Epoch, Revision)>,
-    /// Whether it was committed with the features of this process: a difference from it would be another one.
-    is_resumable: bool,
     /// The version of the cluster that `committed_state` reflects, from any frontend.
     source_version: SourceVersion,
     kind_versions: KindVersions,
@@ -135,9 +134,8 @@ impl Replica {
         mut losses: LossGuard,
         run_mode: RunMode,
     ) -> Self {
-        let is_resumable = stored.as_ref().is_none_or(|stored| stored.features == identity.features);
         let (committed_state, committed, source_version, kind_versions) = match stored {
-            Some(StoredState { state, epoch, revision, source_version, kind_versions, .. }) => {
+            Some(StoredState { state, epoch, revision, source_version, kind_versions }) => {
                 (state, Some((epoch, revision)), source_version, kind_versions)
             }
             None => {
@@ -165,7 +163,6 @@ impl Replica {
             committed_state,
             staged: None,
             committed,
-            is_resumable,
             source_version,
             kind_versions,
             session: None,
@@ -189,15 +186,15 @@ impl Replica {
 
     /// The first message of the next session. To confirm a loss it claims no state, so a snapshot follows.
     pub(crate) fn hello(&self) -> Hello {
-        let BackendIdentity { node, backend, version, started, features } = &*self.identity;
+        let BackendIdentity { node, backend, version, started } = &*self.identity;
         let claimed = self.committed.filter(|_| !self.snapshot_pending);
         Hello {
-            capabilities: Capabilities { features: *features, ..Capabilities::SUPPORTED },
+            version: PROTOCOL_VERSION,
             node: node.clone(),
             role: self.role,
             backend: (*backend).to_owned(),
             backend_version: version.clone(),
-            resume: claimed.filter(|_| self.is_resumable),
+            resume: claimed,
             digests: claimed.map(|_| Box::new(self.committed_state.digests().clone())),
             source_version: self.source_version,
             kind_versions: self.kind_versions,
@@ -269,7 +266,7 @@ impl Replica {
     }
 
     fn welcome(&mut self, welcome: Welcome) -> Result<(), Violation> {
-        let Welcome { version, features, epoch, mode, source_version, kind_versions } = welcome;
+        let Welcome { epoch, mode, source_version, kind_versions } = welcome;
         for (kind, version, committed) in kind_versions.older_kinds(self.kind_versions) {
             warn!(kind, %version, %committed, "the frontend has older objects of a kind than this node");
         }
@@ -286,7 +283,7 @@ impl Replica {
                 None
             }
         };
-        info!(%epoch, ?mode, version, ?features, "following a frontend");
+        info!(%epoch, ?mode, "following a frontend");
         self.session = Some(SessionPosition { epoch, base, has_committed: false });
         Ok(())
     }
@@ -426,7 +423,6 @@ impl Replica {
 
     fn advance(&mut self, epoch: Epoch, revision: Revision) {
         self.committed = Some((epoch, revision));
-        self.is_resumable = true;
         self.session = Some(SessionPosition { epoch, base: Some(revision), has_committed: true });
     }
 

@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use proto::model::Features;
 use runtime::{ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 
@@ -47,8 +46,6 @@ pub struct RunnerOptions {
     pub run_mode: RunMode,
     /// The version that the hello contains.
     pub backend_version: String,
-    /// The features that the hello contains.
-    pub features: Features,
 }
 
 /// Keeps one node's kernel as the frontend decided.
@@ -78,7 +75,6 @@ impl RunnerOptions {
             health_check_addresses: NodePortAddresses::all(),
             run_mode: RunMode::Program,
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
-            features: Features::SUPPORTED,
         }
     }
 }
@@ -93,7 +89,6 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             backend: B::NAME,
             version: backend_version.clone(),
             started: SystemTime::now(),
-            features: options.features,
         });
         Self {
             options,
@@ -137,12 +132,12 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     /// When the task of the health-check node ports panicked. All other failures are logged and retried.
     pub async fn run(self, mut shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, identity, progress, metrics, ready, state_files } = self;
-        let RunnerOptions { node, state_file, stream, retry_delay, max_loss, features, .. } = options;
+        let RunnerOptions { node, state_file, stream, retry_delay, max_loss, .. } = options;
         let RunnerOptions { conntrack, health_check_addresses, run_mode, .. } = options;
         let files = state_files.or_else(|| state_file.as_deref().map(StateFiles::local));
         let open = async {
             match files {
-                Some(files) => Some(Store::open(files, &node, features).await).unzip(),
+                Some(files) => Some(Store::open(files, &node).await).unzip(),
                 None => (None, None),
             }
         };

@@ -19,7 +19,7 @@ use std::{
 use futures::future;
 use proto::{
     encoded::{EncodedMessage, ReceivedMessage},
-    model::{Epoch, Features, KindVersions, Operation, Revision, SourceVersion},
+    model::{Epoch, KindVersions, Operation, Revision, SourceVersion},
 };
 use runtime::{
     failure::{Recovery, Repeated},
@@ -62,9 +62,6 @@ pub struct Store {
     unwritten: Vec<u8>,
     /// The revision at the end of the file and `unwritten`.
     written: Option<(Epoch, Revision)>,
-    /// The features of this process, and those of the process that has written the end of the file.
-    features: Features,
-    written_features: Features,
     /// The version of the cluster that the last commit reflects.
     source_version: SourceVersion,
     kind_versions: KindVersions,
@@ -96,8 +93,6 @@ pub struct StoredState {
     pub state: NodeState,
     /// The frontend's epoch.
     pub epoch: Epoch,
-    /// The features of the process that committed it.
-    pub features: Features,
     /// The revision of the state.
     pub revision: Revision,
     /// The version of the cluster that it reflects.
@@ -150,15 +145,15 @@ impl Store {
     pub(crate) fn open_file(path: &Path, node: &str) -> (Self, Option<StoredState>) {
         let read = disk::read(path, disk::READ_TIMEOUT);
         let recorded_boot = disk::read(&boot::path(path), disk::READ_TIMEOUT);
-        Self::of(StateFiles::local(path), read, recorded_boot, node, Features::SUPPORTED)
+        Self::of(StateFiles::local(path), read, recorded_boot, node)
     }
 
     /// Opens and reads the state file of a node. A file that cannot be read in time, is damaged, or is of another
     /// version or node is logged and will be replaced.
-    pub(crate) async fn open(files: StateFiles, node: &str, features: Features) -> (Self, Option<StoredState>) {
+    pub(crate) async fn open(files: StateFiles, node: &str) -> (Self, Option<StoredState>) {
         let read = files.state.read().await;
         let recorded_boot = files.boot.read().await;
-        Self::of(files, read, recorded_boot, node, features)
+        Self::of(files, read, recorded_boot, node)
     }
 
     fn of(
@@ -166,7 +161,6 @@ impl Store {
         read: io::Result<Vec<u8>>,
         recorded_boot: io::Result<Vec<u8>>,
         node: &str,
-        features: Features,
     ) -> (Self, Option<StoredState>) {
         let mut store = Self {
             writer: FileWriter::start(&*state),
@@ -177,8 +171,6 @@ impl Store {
             is_incomplete: false,
             unwritten: Vec::new(),
             written: None,
-            features,
-            written_features: features,
             source_version: SourceVersion::default(),
             kind_versions: KindVersions::default(),
             succeeded: 0,
@@ -202,7 +194,6 @@ impl Store {
                 store.writer.submit(FileWrite::Reopen(bytes, Vec::new()));
                 store.file = StateFile::Open { snapshot_bytes, appended_bytes: bytes - snapshot_bytes };
                 store.written = Some((stored.epoch, stored.revision));
-                store.written_features = stored.features;
                 store.source_version = stored.source_version;
                 store.kind_versions = stored.kind_versions;
                 (store, Some(stored))
@@ -348,11 +339,10 @@ impl Store {
 
     fn put_epoch(&mut self, epoch: Epoch) {
         if let Some((written, revision)) = self.written
-            && (written, self.written_features) != (epoch, self.features)
+            && written != epoch
         {
-            frame::put_welcome(&mut self.unwritten, epoch, self.features);
+            frame::put_welcome(&mut self.unwritten, epoch);
             self.written = Some((epoch, revision));
-            self.written_features = self.features;
         }
     }
 
@@ -369,8 +359,7 @@ impl Store {
     fn rewrite(&mut self, state: &NodeState, epoch: Epoch, revision: Revision) {
         self.unwritten = Vec::new();
         let mut frames = Vec::new();
-        frame::put_welcome(&mut frames, epoch, self.features);
-        self.written_features = self.features;
+        frame::put_welcome(&mut frames, epoch);
         frame::put_snapshot(&mut frames, revision, self.source_version, self.kind_versions, state.snapshot().iter());
         frame::put_bookmark(&mut frames, revision, state.digests().total());
         self.file = StateFile::Open { snapshot_bytes: frames.len() as u64, appended_bytes: 0 };

@@ -25,7 +25,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use proto::{
     encoded::ReceivedMessage,
-    model::{ClientMessage, Feature, ServerMessage},
+    model::{ClientMessage, ServerMessage},
 };
 use runtime::Shutdown;
 use tokio::{
@@ -209,7 +209,6 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     fn handle_message(&mut self, at: Instant, received: ReceivedMessage) -> ControlFlow<()> {
         if let ServerMessage::Welcome(welcome) = &received.message {
             self.reporter.metrics.session(welcome.mode);
-            self.pending.sends_early_acks = welcome.features.contains(Feature::UnfinishedAcks);
         }
         let reaction = self.replica.handle(received);
         self.reporter.received(at, &self.replica);

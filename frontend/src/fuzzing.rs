@@ -14,7 +14,7 @@ use futures::StreamExt as _;
 use http::Response;
 use proto::{
     digest::Digest,
-    model::{Ack, ClientMessage, ClusterInfo, Epoch, Features, Operation, Revision, ServerMessage},
+    model::{Ack, ClientMessage, ClusterInfo, Epoch, Operation, Revision, ServerMessage},
 };
 use runtime::Shutdown;
 use rustls::pki_types::CertificateDer;
@@ -28,7 +28,7 @@ use crate::{
         certificate::{self, Names},
     },
     index::{AllowedIps, Index, ServicePolicy},
-    log::{ChangeLog, NodeClient},
+    log::ChangeLog,
     object::{ObjectKind, ParsedObject, SourceUpdate},
     session,
     source::{KubernetesApi, parse_manifests},
@@ -112,21 +112,20 @@ pub fn manifests(text: &str, is_json: bool, node: &str) -> Option<(Vec<Operation
         index.apply(SourceUpdate::Replace(kind, Vec::new()));
     }
     log.commit(index.take_changes());
-    let client = NodeClient { node, features: Features::SUPPORTED };
-    let empty = log.digest(client);
+    let empty = log.digest(node);
     for kind in ObjectKind::ALL {
         let of_kind = objects.iter().filter(|parsed| parsed.kind == kind).cloned();
         index.apply(SourceUpdate::Replace(kind, of_kind.collect()));
     }
     log.commit(index.take_changes());
-    let update = log.snapshot(client);
+    let update = log.snapshot(node);
     let operations = update.chunks.iter().flat_map(|chunk| chunk.operations()).cloned().collect();
     for ParsedObject { kind, name, .. } in objects {
         index.apply(SourceUpdate::Delete(kind, name));
     }
     log.commit(index.take_changes());
     assert!(
-        log.digest(client) == empty && log.service_ports == 0 && log.endpoints == 0,
+        log.digest(node) == empty && log.service_ports == 0 && log.endpoints == 0,
         "deleted objects have an effect"
     );
     Some((operations, update.digest))
@@ -177,8 +176,7 @@ impl Sessions {
                             if let (Some(digest), Some(node)) = (digest, &node)
                                 && digest.0 % 2 == 0
                             {
-                                *digest =
-                                    context.cluster.log().digest(NodeClient { node, features: Features::SUPPORTED });
+                                *digest = context.cluster.log().digest(node);
                             }
                         }
                         ClientMessage::DigestResponse(..) => {}

@@ -28,7 +28,7 @@ use std::{
 
 use proto::{
     digest::{BUCKETS, Digest, DigestVector, INFO_ENTRY, KeyHash},
-    model::{ClusterInfo, Epoch, Features, KindVersions, NodeInfo, Revision, ServicePortKey, SourceVersion},
+    model::{ClusterInfo, Epoch, KindVersions, NodeInfo, Revision, ServicePortKey, SourceVersion},
 };
 use tokio::time::Instant;
 
@@ -37,22 +37,13 @@ use crate::{change_history::ChangeKind, config::HistoryLimits, index::IndexChang
 use self::{
     buckets::Bucket,
     difference::DifferenceCache,
-    digest_index::{ApplyDigest, ByFeature, DigestIndex},
+    digest_index::{ApplyDigest, DigestIndex},
     history::{CommitRecord, History},
     node_entry::NodeEntry,
     port_change::PortChange,
 };
 
 pub(crate) use self::chunk::{CHUNK_BYTES, EncodedChunk, EncodingCounters};
-
-/// A client that follows a node. Both fields decide what is in its state.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NodeClient<'a> {
-    /// The name of the node.
-    pub(crate) node: &'a str,
-    /// The features that the client and this frontend support.
-    pub(crate) features: Features,
-}
 
 /// An update that brings a node to the current revision.
 #[derive(Clone, Debug)]
@@ -172,11 +163,10 @@ impl ChangeLog {
     }
 
     /// The expected digests of a node at the current revision.
-    pub(crate) fn digests(&self, client: NodeClient<'_>) -> DigestVector {
-        let NodeClient { node: name, features } = client;
+    pub(crate) fn digests(&self, name: &str) -> DigestVector {
         let node_entry = self.nodes.get(name);
-        let mut digests = self.digest_index.digests(self.zone(name), features);
-        for own in node_entry.into_iter().flat_map(|node_entry| node_entry.own.of(features)).flatten() {
+        let mut digests = self.digest_index.digests(self.zone(name));
+        if let Some(own) = node_entry.and_then(|node_entry| node_entry.own.as_deref()) {
             digests.add_all(own);
         }
         digests[INFO_ENTRY].add(self.info_digest(name, node_entry));
@@ -184,11 +174,10 @@ impl ChangeLog {
     }
 
     /// The sum of [`Self::digests`], computed without building them: it is needed for every message.
-    pub(crate) fn digest(&self, client: NodeClient<'_>) -> Digest {
-        let NodeClient { node: name, features } = client;
+    pub(crate) fn digest(&self, name: &str) -> Digest {
         let node_entry = self.nodes.get(name);
-        let mut sum = self.digest_index.digest(node_entry.map_or("", NodeEntry::zone), features);
-        for own in node_entry.into_iter().flat_map(|node_entry| node_entry.own.of(features)).flatten() {
+        let mut sum = self.digest_index.digest(node_entry.map_or("", NodeEntry::zone));
+        if let Some(own) = node_entry.and_then(|node_entry| node_entry.own.as_deref()) {
             sum.add(own.total());
         }
         sum.add(self.info_digest(name, node_entry));
@@ -218,14 +207,11 @@ impl ChangeLog {
         if moved {
             // The digests of a node are relative to those of its zone.
             let zone = node_entry.zone();
-            let mut own = ByFeature::<Option<Box<DigestVector>>>::default();
+            let mut own: Option<Box<DigestVector>> = None;
             for (bucket, key) in &node_entry.ports {
                 if let Some(view) = self.buckets[usize::from(*bucket)].get(key) {
                     let digest = digest_index::own_digest(KeyHash::of(key), view, &name, zone);
-                    own.common.get_or_insert_default()[*bucket].add(digest.common);
-                    if digest.established != Digest::default() {
-                        own.established.get_or_insert_default()[*bucket].add(digest.established);
-                    }
+                    own.get_or_insert_default()[*bucket].add(digest);
                 }
             }
             node_entry.own = own;
@@ -269,14 +255,9 @@ impl ChangeLog {
     fn account(&mut self, hash: KeyHash, view: &ServicePortView, apply: ApplyDigest) {
         let zone_digests = self.digest_index.account(hash, view, apply);
         let own = digest_index::own_digests(hash, view, &zone_digests, |node| self.zone(node));
-        for (name, digest) in own.common {
+        for (name, digest) in own {
             if let Some(node_entry) = self.nodes.get_mut(name) {
-                apply(&mut node_entry.own.common.get_or_insert_default()[hash.bucket()], digest);
-            }
-        }
-        for (name, digest) in own.established {
-            if let Some(node_entry) = self.nodes.get_mut(name) {
-                apply(&mut node_entry.own.established.get_or_insert_default()[hash.bucket()], digest);
+                apply(&mut node_entry.own.get_or_insert_default()[hash.bucket()], digest);
             }
         }
     }

@@ -29,10 +29,7 @@ use std::{sync::Arc, time::Duration};
 use futures::{Stream, StreamExt as _};
 use proto::{
     InvalidMessage,
-    model::{
-        ClientMessage, Features, Hello, KindVersions, Revision, Role, ServerMessage, SourceVersion, VersionMismatch,
-        VersionRange,
-    },
+    model::{ClientMessage, Hello, KindVersions, Revision, Role, ServerMessage, SourceVersion, VersionMismatch},
 };
 use runtime::{Rate, Shutdown};
 use tokio::{
@@ -147,10 +144,10 @@ pub(crate) async fn run(
     let client = identity.counted_as(&node);
     let permit = (|| {
         identity.may_follow(&node, role)?;
-        let version = VersionRange::SUPPORTED.negotiate(hello.capabilities.versions)?;
-        Ok((version, context.rate_limiter.open_stream(&hello)?))
+        hello.check_version()?;
+        context.rate_limiter.open_stream(&hello)
     })();
-    let (version, permit) = permit.inspect_err(|error| {
+    let permit = permit.inspect_err(|error: &SessionError| {
         match context.count_session_error(&client) {
             Some(count) => info!(parent: &span, error = excerpt(error), count, "stream rejected"),
             None => debug!(parent: &span, error = excerpt(error), "stream rejected"),
@@ -159,11 +156,10 @@ pub(crate) async fn run(
         context.metrics.rejected(if is_denied { Rejection::NotPermitted } else { Rejection::Protocol });
     })?;
     async {
-        let features = Features::SUPPORTED.intersection(hello.capabilities.features);
-        let mut output = MessageSink::new(output, features);
+        let mut output = MessageSink::new(output);
         let age = context.config.max_stream_age.map(jittered);
         let end = tokio::select! {
-            Err(end) = serve(&context, &identity, hello, version, permit, &mut input, &mut output) => end,
+            Err(end) = serve(&context, &identity, hello, permit, &mut input, &mut output) => end,
             // Both interrupt a session wherever it waits: its client may have stopped reading.
             () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Drained("the stream is too old"),
             () = until_drain(&context, shutdown) => SessionEnd::Drained("the frontend shuts down"),
@@ -194,12 +190,11 @@ pub(crate) async fn run(
     .await
 }
 
-/// Everything after Hello. `version`: of the protocol, as negotiated.
+/// Everything after Hello.
 async fn serve(
     context: &Arc<FrontendContext>,
     identity: &Identity,
     hello: Hello,
-    version: u32,
     permit: StreamPermit,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &mut MessageSink,
@@ -214,7 +209,7 @@ async fn serve(
     if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.log().epoch()) {
         catch_up(context, &hello, input, output).await?;
     }
-    let mut session = Session::start(context.clone(), identity, hello, version, permit, output).await?;
+    let mut session = Session::start(context.clone(), identity, hello, permit, output).await?;
     // One timer and one listener for the whole stream: creating them for each message would cost more than the message.
     // The timer is reset when it fires before the bookmark is due.
     let timer = sleep_until(session.bookmark_at);

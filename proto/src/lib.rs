@@ -32,5 +32,8 @@ pub mod v1 {
 
 pub use convert::InvalidMessage;
 
+/// The version of the protocol that this build supports. A peer of another version is rejected.
+pub const PROTOCOL_VERSION: u32 = 1;
+
 /// The maximum size of a message on the stream in bytes. Senders split batches accordingly.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;

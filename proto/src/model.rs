@@ -3,19 +3,18 @@
 //! Values are validated once, when they are parsed (from Kubernetes objects in `frontend`, from the wire in
 //! [`crate::convert`]): ports are not zero, and lists of addresses are sorted and without duplicates.
 
-mod capabilities;
 pub(crate) mod digest;
 mod pool;
-mod requirements;
 mod scheduler;
 mod service_port;
 mod session;
 mod update;
 
-pub use capabilities::{Capabilities, Feature, Features, VersionMismatch, VersionRange};
 pub use pool::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, PoolId};
 pub(crate) use pool::{FLAG_TERMINATING, pack_endpoint};
 pub use scheduler::{IpvsScheduler, ParseSchedulerError, SchedulerFlags};
 pub use service_port::{ParseProtocolError, Protocol, ServicePort, ServicePortKey, TrafficPolicy};
-pub use session::{Ack, ClientMessage, FailureKind, Hello, Role, ServerMessage, ServicePortFailure, SyncMode, Welcome};
+pub use session::{
+    Ack, ClientMessage, FailureKind, Hello, Role, ServerMessage, ServicePortFailure, SyncMode, VersionMismatch, Welcome,
+};
 pub use update::{Batch, ClusterInfo, Epoch, KindVersions, NodeInfo, Operation, Revision, SourceVersion};

@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt};
 
-use proto::{InvalidMessage, model::VersionRange};
+use proto::{InvalidMessage, PROTOCOL_VERSION};
 use runtime::{
     connect_advice::{ConnectSettings, causes, connect_advice},
     failure::chain,
@@ -42,8 +42,9 @@ pub(super) fn advice(error: &(dyn Error + 'static)) -> Option<String> {
              --tls-cert or --token-file are not another node's"
         }
         Some(Code::FailedPrecondition) => {
-            let supported = VersionRange::SUPPORTED;
-            return Some(format!("this backend supports protocol {supported}: upgrade it or the frontend"));
+            return Some(format!(
+                "this backend supports protocol version {PROTOCOL_VERSION}: upgrade it or the frontend"
+            ));
         }
         _ if causes(error).any(|cause| cause.to_string().starts_with("HTTP/2 was not negotiated")) => {
             "the server at that address is not a frontend: check the host and the port in --frontend"

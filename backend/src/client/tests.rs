@@ -13,12 +13,10 @@ use std::{
 
 use futures::Stream;
 use proto::{
+    PROTOCOL_VERSION,
     digest::Digest,
     encoded::EncodedMessage,
-    model::{
-        Ack, Batch, Capabilities, Epoch, Feature, Features, Operation, Revision, ServerMessage, SourceVersion,
-        SyncMode, VersionRange, Welcome,
-    },
+    model::{Ack, Batch, Epoch, Operation, Revision, ServerMessage, SourceVersion, SyncMode, Welcome},
     v1::{self, server},
 };
 use tokio::{
@@ -114,7 +112,7 @@ async fn next_message(session: &mut Session) -> Option<ServerMessage> {
 fn mk_hello() -> Hello {
     let state = mk_state().build();
     Hello {
-        capabilities: Capabilities::SUPPORTED,
+        version: PROTOCOL_VERSION,
         node: "node-1".into(),
         role: Default::default(),
         backend: "fake".to_owned(),
@@ -129,8 +127,6 @@ fn mk_hello() -> Hello {
 
 fn mk_welcome() -> ServerMessage {
     ServerMessage::Welcome(Welcome {
-        version: VersionRange::SUPPORTED.max,
-        features: Features::of(&Feature::ALL),
         epoch: Epoch(9),
         mode: SyncMode::Repair,
         source_version: SourceVersion(0),

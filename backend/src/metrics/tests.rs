@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::UNIX_EPOCH};
 
-use proto::model::{Features, PerFamily};
+use proto::model::PerFamily;
 use tokio::sync::watch;
 
 use super::*;
@@ -23,7 +23,7 @@ fn scraped(backend: &'static str, metrics: &Arc<Metrics>, start: &str) -> Vec<St
     let last_contact = Some(tokio::time::Instant::now());
     let progress = watch::Sender::new(Progress { last_contact, ..Progress::default() });
     let (version, started) = ("1".to_owned(), SystemTime::now());
-    let identity = BackendIdentity { node: "node".into(), backend, version, started, features: Features::SUPPORTED };
+    let identity = BackendIdentity { node: "node".into(), backend, version, started };
     let observer = Observer { identity: identity.into(), progress: progress.subscribe(), metrics: metrics.clone() };
     let pages =
         ObserverPages::new(observer, String::new(), [runtime::metrics::process(), DrainMetrics::default().registry()]);

@@ -6,7 +6,7 @@ use hyper::{
     Request, StatusCode,
     header::{ACCEPT, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
 };
-use proto::model::{Epoch, FailureKind, Features, Revision, ServicePortFailure};
+use proto::model::{Epoch, FailureKind, Revision, ServicePortFailure};
 use serde_json::Value;
 use tokio::time::{Instant, advance};
 
@@ -27,8 +27,7 @@ struct FakeLoop {
 fn mk_loop() -> FakeLoop {
     let progress = watch::Sender::default();
     let (version, started) = ("1.2.3".to_owned(), SystemTime::now());
-    let identity =
-        BackendIdentity { node: "node-a".into(), backend: "nftables", version, started, features: Features::SUPPORTED };
+    let identity = BackendIdentity { node: "node-a".into(), backend: "nftables", version, started };
     let observer = Observer { identity: identity.into(), progress: progress.subscribe(), metrics: Arc::default() };
     FakeLoop { progress, observer }
 }

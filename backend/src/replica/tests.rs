@@ -2,10 +2,7 @@
 
 use std::time::UNIX_EPOCH;
 
-use proto::{
-    encoded::EncodedMessage,
-    model::{Features, VersionRange},
-};
+use proto::encoded::EncodedMessage;
 
 use super::*;
 use crate::{
@@ -22,13 +19,8 @@ fn web(endpoints: &[&str]) -> NodeState {
 }
 
 fn replica() -> Replica {
-    let identity = BackendIdentity {
-        node: NODE_NAME.into(),
-        backend: "test",
-        version: String::new(),
-        started: UNIX_EPOCH,
-        features: Features::SUPPORTED,
-    };
+    let identity =
+        BackendIdentity { node: NODE_NAME.into(), backend: "test", version: String::new(), started: UNIX_EPOCH };
     let losses = LossGuard::new(LossLimit::default(), Duration::from_secs(60));
     Replica::new(Arc::new(identity), None, None, losses, RunMode::Program)
 }
@@ -40,8 +32,6 @@ fn handle(replica: &mut Replica, message: &ServerMessage) -> Reaction {
 fn welcome(replica: &mut Replica, mode: SyncMode) {
     replica.lost();
     let welcome = Welcome {
-        version: VersionRange::SUPPORTED.max,
-        features: Features::SUPPORTED,
         epoch: Epoch(1),
         mode,
         source_version: SourceVersion::default(),

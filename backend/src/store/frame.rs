@@ -14,8 +14,7 @@ use proto::{
     digest::Digest,
     encoded::{EncodedMessage, EncodedOperation},
     model::{
-        Batch, Epoch, Features, KindVersions, NodeInfo, Operation, Revision, ServerMessage, SourceVersion, SyncMode,
-        VersionRange, Welcome,
+        Batch, Epoch, KindVersions, NodeInfo, Operation, Revision, ServerMessage, SourceVersion, SyncMode, Welcome,
     },
 };
 use xxhash_rust::xxh64::xxh64;
@@ -38,11 +37,9 @@ pub(crate) fn put(frames: &mut Vec<u8>, message: &EncodedMessage) {
     frames.extend_from_slice(&message);
 }
 
-/// Appends the epoch of the revisions that follow, and the features of the process that received them.
-pub(crate) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch, features: Features) {
+/// Appends the epoch of the revisions that follow.
+pub(crate) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch) {
     let welcome = Welcome {
-        version: VersionRange::SUPPORTED.max,
-        features,
         epoch,
         mode: SyncMode::Snapshot,
         source_version: SourceVersion::default(),
@@ -119,7 +116,7 @@ pub(crate) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let mut frames = Bytes::from(bytes);
     let total = frames.len();
     let mut staged = NodeState::new(NodeInfo::unknown(node));
-    let mut begun = None;
+    let mut epoch = None;
     let mut source_version = SourceVersion::default();
     let mut kind_versions = KindVersions::default();
     let mut first = None;
@@ -129,7 +126,7 @@ pub(crate) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     while let Some(message) = take(&mut frames) {
         let message = message.decode().context("a frame contains no message")?;
         match ServerMessage::try_from(message).context("a frame contains an invalid message")? {
-            ServerMessage::Welcome(welcome) => begun = Some((welcome.epoch, welcome.features)),
+            ServerMessage::Welcome(welcome) => epoch = Some(welcome.epoch),
             ServerMessage::Batch(batch) => {
                 // A frontend that does not know the version leaves it as it is.
                 if batch.source_version != SourceVersion::default() {
@@ -142,21 +139,21 @@ pub(crate) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
                 let matches = staged.digests().total() == digest;
                 let reason = rejected.first().map(|first| format!(": {first}")).unwrap_or_default();
                 ensure!(matches, "the state at revision {revision} differs from its digest{reason}");
-                let begun: (Epoch, Features) = begun.context("the file does not begin with a Welcome")?;
+                let epoch: Epoch = epoch.context("the file does not begin with a Welcome")?;
                 let len = total - frames.len();
                 first.get_or_insert(len);
-                last = Some((staged.clone(), begun, revision, (source_version, kind_versions), len));
+                last = Some((staged.clone(), epoch, revision, (source_version, kind_versions), len));
             }
             ServerMessage::Drain(_) | ServerMessage::DigestRequest => {
                 bail!("a frame contains a message that does not belong in a state file")
             }
         }
     }
-    let (state, (epoch, features), revision, (source_version, kind_versions), len) =
+    let (state, epoch, revision, (source_version, kind_versions), len) =
         last.context("the file contains no complete commit")?;
     let snapshot_bytes = first.unwrap_or(len) as u64;
     Ok(Loaded {
-        stored: StoredState { state, epoch, features, revision, source_version, kind_versions },
+        stored: StoredState { state, epoch, revision, source_version, kind_versions },
         snapshot_bytes,
         bytes: len as u64,
     })

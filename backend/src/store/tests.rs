@@ -78,7 +78,6 @@ fn state_survives_restarts_in_random_histories() {
                 let expected = StoredState {
                     state: state.clone(),
                     epoch,
-                    features: Features::SUPPORTED,
                     revision: Revision(revision),
                     source_version: version(revision),
                     kind_versions: KindVersions::default(),
@@ -96,8 +95,8 @@ fn file_of_an_older_version_is_read_and_appended_to() {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(&path, FILE_BEFORE_0_1).unwrap();
     let (mut store, stored) = Store::open_file(&path, "node-a");
-    let StoredState { mut state, epoch, features, revision, .. } = stored.unwrap();
-    assert_eq!((revision, features), (Revision(3), Features::NONE));
+    let StoredState { mut state, epoch, revision, .. } = stored.unwrap();
+    assert_eq!(revision, Revision(3));
     let keys: Vec<_> = state.service_ports().keys().map(ToString::to_string).collect();
     assert_eq!(keys, ["default/empty/tcp", "default/web:http/tcp"]);
     assert_eq!(state.service_port(&mk_key("default/web:http")).unwrap().cluster.v4.len(), 3);
@@ -108,8 +107,8 @@ fn file_of_an_older_version_is_read_and_appended_to() {
     flush(&mut store, &state, epoch, 4);
     assert!(fs::read(&path).unwrap().starts_with(FILE_BEFORE_0_1), "appended, not rewritten");
     let stored = Store::open_file(&path, "node-a").1;
-    let stored = stored.map(|stored| (stored.state, stored.revision, stored.features));
-    assert_eq!(stored, Some((state, Revision(4), Features::SUPPORTED)));
+    let stored = stored.map(|stored| (stored.state, stored.revision));
+    assert_eq!(stored, Some((state, Revision(4))));
 }
 
 #[test]
@@ -149,7 +148,6 @@ fn file_truncated_at_any_byte_yields_the_last_complete_commit() {
         let expected = expected.map(|(_, revision, state)| StoredState {
             state: state.clone(),
             epoch: EPOCH,
-            features: Features::SUPPORTED,
             revision: Revision(*revision),
             source_version: version(*revision),
             kind_versions: KindVersions::default(),

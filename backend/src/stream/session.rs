@@ -6,13 +6,13 @@ use anyhow::Result;
 use futures::future::{self, BoxFuture};
 use proto::{
     encoded::ReceivedMessage,
-    model::{ClientMessage, Features, Hello, ServerMessage},
+    model::{ClientMessage, Hello, ServerMessage},
 };
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until},
 };
-use tracing::{debug, info};
+use tracing::info;
 
 /// The most queued replies. A frontend that does not read loses the oldest; each later ack covers the earlier ones.
 const MAX_REPLIES: usize = 256;
@@ -55,8 +55,6 @@ pub struct InProcess<F>(pub F);
 pub(super) struct OpenSession {
     session: Session,
     replies: VecDeque<ClientMessage>,
-    /// The features that both peers support; none before Welcome.
-    features: Features,
     pub(super) opened: Instant,
     /// Whether the frontend has sent anything.
     pub(super) is_accepted: bool,
@@ -92,7 +90,6 @@ impl OpenSession {
         Self {
             session,
             replies: VecDeque::new(),
-            features: Features::NONE,
             opened: now,
             is_accepted: false,
             last_message: now,
@@ -100,12 +97,8 @@ impl OpenSession {
         }
     }
 
-    /// Queues a message. One that requires a feature that the frontend has not listed is withheld.
+    /// Queues a message.
     pub(super) fn reply(&mut self, message: ClientMessage) {
-        if !self.features.contains_all(message.requires()) {
-            debug!(features = ?self.features, "withheld a message that the frontend does not support");
-            return;
-        }
         if self.replies.len() == MAX_REPLIES {
             self.replies.pop_front();
         }
@@ -118,7 +111,7 @@ impl OpenSession {
         &mut self,
         idle_timeout: Option<Duration>,
     ) -> Result<Option<ReceivedMessage>, &'static str> {
-        let Self { session, replies, features, is_accepted, last_message, drain_deadline, .. } = self;
+        let Self { session, replies, is_accepted, last_message, drain_deadline, .. } = self;
         let leave = drain_deadline.unwrap_or(*last_message);
         let idle = *last_message + idle_timeout.unwrap_or_default();
         tokio::select! {
@@ -139,9 +132,6 @@ impl OpenSession {
                 Some(message) => {
                     *last_message = Instant::now();
                     *is_accepted = true;
-                    if let ServerMessage::Welcome(welcome) = &message.message {
-                        *features = Features::SUPPORTED.intersection(welcome.features);
-                    }
                     Ok(Some(message))
                 }
                 None => Err("the frontend closed it"),

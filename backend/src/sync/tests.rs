@@ -13,8 +13,8 @@ use std::path::Path;
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, Epoch, FailureKind, Features, Hello, KindVersions, Operation, Revision, ServerMessage,
-        ServicePortFailure, ServicePortKey, SourceVersion, SyncMode, VersionRange, Welcome,
+        Ack, Batch, Epoch, FailureKind, Hello, KindVersions, Operation, Revision, ServerMessage, ServicePortFailure,
+        ServicePortKey, SourceVersion, SyncMode, Welcome,
     },
 };
 use runtime::{Ready, Trigger};
@@ -146,15 +146,7 @@ fn mk_batch(base: u64, target: u64, version: u64, operations: Vec<Operation>) ->
 }
 
 fn mk_welcome(epoch: Epoch, mode: SyncMode, version: u64) -> Welcome {
-    let (version, source_version) = (VersionRange::SUPPORTED.max, SourceVersion(version));
-    Welcome {
-        version,
-        features: Features::SUPPORTED,
-        epoch,
-        mode,
-        source_version,
-        kind_versions: KindVersions::default(),
-    }
+    Welcome { epoch, mode, source_version: SourceVersion(version), kind_versions: KindVersions::default() }
 }
 
 /// The operations of a snapshot.

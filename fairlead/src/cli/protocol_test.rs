@@ -9,7 +9,7 @@ use super::{OutputArgs, conntrack::duration};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each scenario plays a short session and checks the backend against docs/protocol.md: PASS, FAIL, or SKIP for
-an optional feature that the backend does not have. With COMMAND, the backend is started for each scenario.
+an optional part that the backend does not support. With COMMAND, the backend is started for each scenario.
 Without, start it when the address is printed.
 
 Exit codes:

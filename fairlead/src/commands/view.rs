@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use backend::{Connect as _, NodeState, Session};
-use proto::model::{
-    Ack, Batch, Capabilities, ClientMessage, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, Welcome,
-};
+use proto::model::{Ack, Batch, ClientMessage, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, Welcome};
 use tokio::time::timeout;
 
 use crate::cli::FrontendAddressArgs;
@@ -49,7 +47,7 @@ impl View {
     pub(crate) async fn open(frontend: &FrontendAddressArgs, node: &str) -> Result<Self> {
         let mut grpc = frontend.grpc(None)?;
         let hello = Hello {
-            capabilities: Capabilities::SUPPORTED,
+            version: proto::PROTOCOL_VERSION,
             node: node.into(),
             role: Role::Observer,
             backend: "fairlead".to_owned(),

@@ -12,7 +12,7 @@ use proto::{
 
 use crate::view::ServicePortView;
 
-use super::{ChangeLog, NodeClient, NodeUpdate, chunk::EncodedChunk, port_change};
+use super::{ChangeLog, NodeUpdate, chunk::EncodedChunk, port_change};
 
 /// The service ports whose keys fall into one digest bucket.
 #[derive(Debug, Default)]
@@ -80,13 +80,12 @@ impl ChangeLog {
     }
 
     /// The full state of a node at the current revision.
-    pub(crate) fn snapshot(&mut self, client: NodeClient<'_>) -> NodeUpdate {
-        self.rebuild(client, (0..=BUCKETS).collect())
+    pub(crate) fn snapshot(&mut self, node: &str) -> NodeUpdate {
+        self.rebuild(node, (0..=BUCKETS).collect())
     }
 
     /// Replaces the given digest entries (buckets and [`INFO_ENTRY`]) of a node.
-    pub(crate) fn rebuild(&mut self, client: NodeClient<'_>, entries: BTreeSet<usize>) -> NodeUpdate {
-        let node = client.node;
+    pub(crate) fn rebuild(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
         self.rebuilds += 1;
         let zone: Arc<str> = self.zone(node).into();
         let mut chunks = Vec::new();
@@ -107,7 +106,7 @@ impl ChangeLog {
             }
         }
         chunks.extend(EncodedChunk::pack(own));
-        let digest = self.digest(client);
+        let digest = self.digest(node);
         NodeUpdate { target: self.revision, chunks, oldest_trigger: None, digest, source_version: self.source_version }
     }
 

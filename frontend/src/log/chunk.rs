@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use prometheus_client::metrics::counter::Counter;
 use proto::{
     encoded::EncodedOperation,
-    model::{Endpoint, Features, Operation, Pool, PoolId, ServicePort, ServicePortKey},
+    model::{Endpoint, Operation, Pool, PoolId, ServicePort, ServicePortKey},
 };
 
 /// The target size of a chunk in bytes; a single operation may be larger. Far below the message size limit, because the
@@ -29,8 +29,6 @@ const FIXED_BYTES: usize = 128;
 pub(crate) struct EncodedChunk {
     operations: Box<[Operation]>,
     size: usize,
-    /// The features that the operations require of a client.
-    requires: Features,
     encoded: OnceLock<EncodedOperation>,
 }
 
@@ -45,8 +43,7 @@ pub(crate) struct EncodingCounters {
 
 impl EncodedChunk {
     fn new(operations: Vec<Operation>, size: usize) -> Arc<Self> {
-        let requires = operations.iter().fold(Features::NONE, |all, operation| all.union(operation.requires()));
-        Arc::new(Self { operations: operations.into(), size, requires, encoded: OnceLock::new() })
+        Arc::new(Self { operations: operations.into(), size, encoded: OnceLock::new() })
     }
 
     /// The operations, in order.
@@ -67,15 +64,6 @@ impl EncodedChunk {
         };
         counters.sent.inc();
         self.encoded.get_or_init(encode).clone()
-    }
-
-    /// The operations that a client with these features may receive. The chunk is shared unless some are left out.
-    pub(crate) fn permitted(self: &Arc<Self>, features: Features) -> Arc<Self> {
-        if features.contains_all(self.requires) {
-            return self.clone();
-        }
-        let permitted = self.operations.iter().filter(|operation| features.contains_all(operation.requires()));
-        Self::new(permitted.cloned().collect(), self.size)
     }
 
     /// Packs operations into chunks of about [`CHUNK_BYTES`], in order.

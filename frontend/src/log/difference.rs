@@ -8,7 +8,7 @@ use std::{
 use proto::model::{Operation, PoolId, Revision, ServicePortKey};
 
 use super::{
-    ChangeLog, NodeClient, NodeUpdate,
+    ChangeLog, NodeUpdate,
     chunk::EncodedChunk,
     port_change::{self, OverriddenPools, PortChange},
 };
@@ -73,8 +73,7 @@ impl DifferenceCache {
 impl ChangeLog {
     /// The difference between a revision and the current one. `None` when the revision is older than the history, or
     /// the zone of the node has changed since: then digests must be compared.
-    pub(crate) fn difference(&mut self, client: NodeClient<'_>, from: Revision) -> Option<NodeUpdate> {
-        let node = client.node;
+    pub(crate) fn difference(&mut self, node: &str, from: Revision) -> Option<NodeUpdate> {
         if from > self.revision || self.nodes.get(node).is_some_and(|node_entry| node_entry.moved_since(from)) {
             return None;
         }
@@ -102,7 +101,7 @@ impl ChangeLog {
             chunks.extend_from_slice(&self.replaced_pool(pool, &zone));
         }
         chunks.extend(EncodedChunk::pack(own));
-        let digest = self.digest(client);
+        let digest = self.digest(node);
         Some(NodeUpdate { target: self.revision, chunks, oldest_trigger, digest, source_version: self.source_version })
     }
 

@@ -1,28 +1,18 @@
 //! The expected digests of nodes, updated with each change: one vector for all nodes, one per zone with what differs
-//! there, and (in `node_entry`) one per node with what differs on it. Established and gone pools have vectors of their
-//! own: they are added for clients with that feature.
+//! there, and (in `node_entry`) one per node with what differs on it.
 
-use std::{collections::HashMap, iter, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use proto::{
     digest::{Digest, DigestVector, KeyHash},
-    model::{Feature, Features, IpFamily, PerFamily, Pool, PoolClass},
+    model::{PerFamily, Pool, PoolClass},
 };
 
 use crate::view::{Scoped, ServicePortView};
 
-/// One `T` for what every client has, and one for what is added with [`Feature::EstablishedPools`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct ByFeature<T> {
-    pub(super) common: T,
-    pub(super) established: T,
-}
-
 /// The digests for all nodes and for zones.
-pub(super) type DigestIndex = ByFeature<SharedDigests>;
-
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct SharedDigests {
+pub(super) struct DigestIndex {
     all_nodes: DigestVector,
     /// What is added for a zone.
     zones: HashMap<Arc<str>, DigestVector>,
@@ -31,67 +21,51 @@ pub(super) struct SharedDigests {
 /// [`Digest::add`] or [`Digest::remove`].
 pub(super) type ApplyDigest = fn(&mut Digest, Digest);
 
-/// The digests of the pools of a service port and class by zone.
-pub(super) type ZoneDigests = PerFamily<Scoped<Digest>>;
+/// The digests of the pools of a service port by zone, for each of its [`scoped_pools`].
+pub(super) type ZoneDigests = [PerFamily<Scoped<Digest>>; 2];
 
-impl<T> ByFeature<T> {
-    /// What a client with these features has.
-    pub(super) fn of(&self, features: Features) -> impl Iterator<Item = &T> {
-        let established = features.contains(Feature::EstablishedPools).then_some(&self.established);
-        iter::once(&self.common).chain(established)
-    }
+/// The classes whose pools zones and nodes may have of their own.
+fn scoped_pools(view: &ServicePortView) -> [(PoolClass, &PerFamily<Scoped<Pool>>); 2] {
+    [(PoolClass::Cluster, &view.cluster), (PoolClass::Established, &view.established)]
 }
 
 impl DigestIndex {
     /// The digests of all service ports and shared pools in a zone.
-    pub(super) fn digests(&self, zone: &str, features: Features) -> DigestVector {
-        let mut digests = DigestVector::default();
-        for SharedDigests { all_nodes, zones } in self.of(features) {
-            digests.add_all(all_nodes);
-            if let Some(zone_sum) = zones.get(zone) {
-                digests.add_all(zone_sum);
-            }
+    pub(super) fn digests(&self, zone: &str) -> DigestVector {
+        let mut digests = self.all_nodes.clone();
+        if let Some(zone_sum) = self.zones.get(zone) {
+            digests.add_all(zone_sum);
         }
         digests
     }
 
     /// The sum of [`Self::digests`].
-    pub(super) fn digest(&self, zone: &str, features: Features) -> Digest {
-        let mut sum = Digest::default();
-        for SharedDigests { all_nodes, zones } in self.of(features) {
-            sum.add(all_nodes.total());
-            if let Some(zone_sum) = zones.get(zone) {
-                sum.add(zone_sum.total());
-            }
+    pub(super) fn digest(&self, zone: &str) -> Digest {
+        let mut sum = self.all_nodes.total();
+        if let Some(zone_sum) = self.zones.get(zone) {
+            sum.add(zone_sum.total());
         }
         sum
     }
 
     /// Adds or removes a service port with its shared pools. Returns the digests of the pools, for [`own_digests`].
-    pub(super) fn account(
-        &mut self,
-        hash: KeyHash,
-        view: &ServicePortView,
-        apply: ApplyDigest,
-    ) -> ByFeature<ZoneDigests> {
-        apply(&mut self.common.all_nodes[hash.bucket()], Digest::of_service_port(&view.port));
-        // Gone pools are the same for all nodes.
-        self.established.account(hash, PoolClass::Gone, &view.gone, apply);
-        ByFeature {
-            common: self.common.account(hash, PoolClass::Cluster, &view.cluster, apply),
-            established: self.established.account(hash, PoolClass::Established, &view.established, apply),
+    pub(super) fn account(&mut self, hash: KeyHash, view: &ServicePortView, apply: ApplyDigest) -> ZoneDigests {
+        let all_nodes = &mut self.all_nodes[hash.bucket()];
+        apply(all_nodes, Digest::of_service_port(&view.port));
+        for (_, pools) in view.gone.iter() {
+            // Gone pools are the same for all nodes.
+            apply(all_nodes, hash.pool(PoolClass::Gone, &pools.default));
         }
+        scoped_pools(view).map(|(class, pools)| self.account_scoped(hash, class, pools, apply))
     }
-}
 
-impl SharedDigests {
-    fn account(
+    fn account_scoped(
         &mut self,
         hash: KeyHash,
         class: PoolClass,
         pools: &PerFamily<Scoped<Pool>>,
         apply: ApplyDigest,
-    ) -> ZoneDigests {
+    ) -> PerFamily<Scoped<Digest>> {
         let bucket = hash.bucket();
         PerFamily::from_fn(|family| {
             let pools = &pools[family];
@@ -117,41 +91,32 @@ impl SharedDigests {
 pub(super) fn own_digests<'a, 'z>(
     hash: KeyHash,
     view: &'a ServicePortView,
-    zone_digests: &ByFeature<ZoneDigests>,
+    zone_digests: &ZoneDigests,
     zone_of: impl Fn(&str) -> &'z str,
-) -> ByFeature<Vec<(&'a Arc<str>, Digest)>> {
-    let own_of = |class, pools: &'a PerFamily<Scoped<Pool>>, zone_digests: &ZoneDigests| {
-        let mut own = Vec::new();
+) -> Vec<(&'a Arc<str>, Digest)> {
+    let mut own: Vec<_> = view.local.iter().map(|(node, pools)| (node, local_digest(hash, pools))).collect();
+    for ((class, pools), zone_digests) in scoped_pools(view).into_iter().zip(zone_digests) {
         for (family, pools) in pools.iter() {
             for (node, pool) in &pools.nodes {
                 let in_zone = *zone_digests[family].in_zone(zone_of(node));
                 own.push((node, difference(hash.pool(class, pool), in_zone)));
             }
         }
-        own
-    };
-    let mut common = own_of(PoolClass::Cluster, &view.cluster, &zone_digests.common);
-    common.extend(view.local.iter().map(|(node, pools)| (node, local_digest(hash, pools))));
-    ByFeature { common, established: own_of(PoolClass::Established, &view.established, &zone_digests.established) }
+    }
+    own
 }
 
 /// What a service port adds to the digests of one node, relative to its zone.
-pub(super) fn own_digest(hash: KeyHash, view: &ServicePortView, node: &str, zone: &str) -> ByFeature<Digest> {
-    let own_of = |class, pools: &PerFamily<Scoped<Pool>>| {
-        let mut own = Digest::default();
-        for family in IpFamily::ALL {
-            let pools = &pools[family];
+pub(super) fn own_digest(hash: KeyHash, view: &ServicePortView, node: &str, zone: &str) -> Digest {
+    let mut own = view.local.get(node).map_or_else(Digest::default, |pools| local_digest(hash, pools));
+    for (class, pools) in scoped_pools(view) {
+        for (_, pools) in pools.iter() {
             if let Some(pool) = pools.nodes.get(node) {
                 own.add(difference(hash.pool(class, pool), hash.pool(class, pools.in_zone(zone))));
             }
         }
-        own
-    };
-    let mut common = own_of(PoolClass::Cluster, &view.cluster);
-    if let Some(pools) = view.local.get(node) {
-        common.add(local_digest(hash, pools));
     }
-    ByFeature { common, established: own_of(PoolClass::Established, &view.established) }
+    own
 }
 
 fn local_digest(hash: KeyHash, pools: &PerFamily<Pool>) -> Digest {

@@ -7,8 +7,6 @@ use proto::{
     model::{NodeInfo, Revision, ServicePortKey},
 };
 
-use super::digest_index::ByFeature;
-
 /// A node that has a Node object or endpoints, or had one recently.
 #[derive(Debug, Default)]
 pub(super) struct NodeEntry {
@@ -21,7 +19,7 @@ pub(super) struct NodeEntry {
     /// The service ports with pools specific to this node, with their buckets.
     pub(super) ports: BTreeSet<(u8, ServicePortKey)>,
     /// What is added to the digests of its zone; `None` when there is nothing.
-    pub(super) own: ByFeature<Option<Box<DigestVector>>>,
+    pub(super) own: Option<Box<DigestVector>>,
 }
 
 impl NodeEntry {
@@ -61,7 +59,7 @@ impl NodeEntry {
     pub(super) fn remove_port(&mut self, bucket: u8, key: &ServicePortKey) {
         self.ports.remove(&(bucket, key.clone()));
         if self.ports.is_empty() {
-            self.own = ByFeature::default();
+            self.own = None;
         }
     }
 

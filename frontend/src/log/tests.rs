@@ -79,10 +79,9 @@ impl Cluster {
     }
 
     /// The expected state of a node, computed from the views.
-    fn expected(&self, client: NodeClient<'_>) -> NodeReplica {
-        let NodeClient { node: name, features } = client;
+    fn expected(&self, name: &str) -> NodeReplica {
         let node = self.nodes.get(name).map_or_else(|| NodeInfo::unknown(name), |node| NodeInfo::clone(node));
-        let mut replica = NodeReplica::with(name, features);
+        let mut replica = NodeReplica::new(name);
         for view in self.views.values() {
             replica.put(view, name, &node.zone);
         }
@@ -95,37 +94,31 @@ impl Cluster {
     /// Brings a node up to date as a session would. Returns whether anything was sent.
     fn sync(&mut self, replica: &mut NodeReplica) -> bool {
         let name = replica.name.clone();
-        let client = NodeClient { node: &name, features: replica.features };
-        let update = self.log.difference(client, replica.revision);
+        let update = self.log.difference(&name, replica.revision);
         let update = update.unwrap_or_else(|| {
-            let differing = self.log.digests(client).differing(&replica.state.digests()).collect();
-            self.log.rebuild(client, differing)
+            let differing = self.log.digests(&name).differing(&replica.state.digests()).collect();
+            self.log.rebuild(&name, differing)
         });
         let sent = !update.chunks.is_empty();
         let digest = update.digest;
         replica.apply(update);
-        assert_eq!(*replica, self.expected(client), "wrong state of {name}");
-        assert_eq!(replica.state.digests(), self.log.digests(client), "wrong digests for {name}");
+        assert_eq!(*replica, self.expected(&name), "wrong state of {name}");
+        assert_eq!(replica.state.digests(), self.log.digests(&name), "wrong digests for {name}");
         assert_eq!(replica.state.digests().total(), digest);
         sent
     }
 
-    fn joined(&mut self, client: NodeClient<'_>) -> NodeReplica {
-        let mut replica = NodeReplica::with(client.node, client.features);
-        replica.apply(self.log.snapshot(client));
+    fn joined(&mut self, name: &str) -> NodeReplica {
+        let mut replica = NodeReplica::new(name);
+        replica.apply(self.log.snapshot(name));
         replica
     }
 
     /// The operations from a revision to the current one, as lines.
     fn difference(&mut self, name: &str, from: Revision) -> Vec<String> {
-        let update = self.log.difference(all(name), from).expect("the history is long enough");
+        let update = self.log.difference(name, from).expect("the history is long enough");
         update.chunks.iter().flat_map(|chunk| chunk.operations()).map(describe).collect()
     }
-}
-
-/// A client with all features.
-fn all(node: &str) -> NodeClient<'_> {
-    NodeClient { node, features: Features::SUPPORTED }
 }
 
 fn describe(operation: &Operation) -> String {
@@ -166,10 +159,8 @@ fn any_event() -> impl Strategy<Value = Event> {
 
 fn check_history(events: Vec<Event>, limits: HistoryLimits) {
     let mut cluster = Cluster::new(limits);
-    // Every other node has a client of an earlier version.
-    let features = [Features::SUPPORTED, Features::NONE].into_iter().cycle();
-    let clients = NODES.into_iter().chain(["unknown"]).zip(features);
-    let mut replicas: Vec<_> = clients.map(|(node, features)| cluster.joined(NodeClient { node, features })).collect();
+    let nodes = NODES.into_iter().chain(["unknown"]);
+    let mut replicas: Vec<_> = nodes.map(|node| cluster.joined(node)).collect();
     for event in events {
         match event {
             Event::Change(change) => cluster.apply(*change),
@@ -184,7 +175,7 @@ fn check_history(events: Vec<Event>, limits: HistoryLimits) {
     cluster.commit([]);
     for replica in &mut replicas {
         cluster.sync(replica);
-        let fresh = cluster.joined(NodeClient { node: &replica.name, features: replica.features });
+        let fresh = cluster.joined(&replica.name);
         assert_eq!(fresh, *replica, "wrong snapshot for {}", replica.name);
         assert!(!cluster.sync(replica), "sent operations without a change");
     }
@@ -242,7 +233,7 @@ fn completely_changed_pool_is_replaced() {
 #[test]
 fn recreated_service_is_sent_completely() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2))]);
-    let mut replica = cluster.joined(all("node-9"));
+    let mut replica = cluster.joined("node-9");
     let from = replica.revision;
     cluster.commit([Change::Delete(ObjectKind::Service, ObjectName::new("ns", "web"))]);
     cluster.commit([put(service("web", "10.96.0.1")), web(endpoints(1..=1))]);
@@ -281,19 +272,19 @@ fn nodes_at_one_revision_share_chunks() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
     let from = cluster.log.revision();
     cluster.commit([web(endpoints(1..=4)), put(node("node-0", "zone-a"))]);
-    let mut chunks = |name, from| cluster.log.difference(all(name), from).unwrap().chunks;
+    let mut chunks = |name, from| cluster.log.difference(name, from).unwrap().chunks;
     let (first, second) = (chunks("node-1", from), chunks("node-2", from));
     assert!(Arc::ptr_eq(&first[0], &second[0]));
     assert_eq!(first.len(), 1);
     let own = chunks("node-9", from);
     assert!(Arc::ptr_eq(&first[0], &own[0]), "node-specific operations are appended");
     assert_eq!(own.len(), 2);
-    let (first, second) = (cluster.log.snapshot(all("node-1")).chunks, cluster.log.snapshot(all("node-2")).chunks);
+    let (first, second) = (cluster.log.snapshot("node-1").chunks, cluster.log.snapshot("node-2").chunks);
     let shared = first.iter().zip(&second).filter(|(first, second)| Arc::ptr_eq(first, second)).count();
     assert_eq!(shared, first.len() - 1, "all but the facts about the node");
-    let unchanged = cluster.log.snapshot(all("node-1")).chunks;
+    let unchanged = cluster.log.snapshot("node-1").chunks;
     cluster.commit([web(endpoints(1..=5))]);
-    let changed = cluster.log.snapshot(all("node-1")).chunks;
+    let changed = cluster.log.snapshot("node-1").chunks;
     let kept = unchanged.iter().zip(&changed).filter(|(first, second)| Arc::ptr_eq(first, second)).count();
     assert_eq!(kept, changed.len() - 2, "all but the facts about the node and one bucket");
 }
@@ -314,7 +305,7 @@ fn nodes_of_a_zone_share_chunks_and_receive_its_changes_only() {
     assert!(cluster.difference("node-0", from).is_empty(), "nothing changed in zone-a");
     assert_eq!(cluster.difference("unknown", from), ["change web cluster +10.0.0.5 -"]);
     cluster.commit([web(vec![a(1), a(2), a(6), b(3), b(4), b(5)])]);
-    let mut chunks = |name| cluster.log.difference(all(name), from).unwrap().chunks;
+    let mut chunks = |name| cluster.log.difference(name, from).unwrap().chunks;
     assert!(Arc::ptr_eq(&chunks("node-0")[0], &chunks("node-1")[0]));
 }
 
@@ -322,18 +313,18 @@ fn nodes_of_a_zone_share_chunks_and_receive_its_changes_only() {
 fn node_that_changes_its_zone_has_no_difference() {
     let mut cluster = Cluster::of([put(node("node-0", "zone-a")), put(node("node-1", "zone-a"))]);
     let from = cluster.log.revision();
-    let mut replica = cluster.joined(all("node-0"));
+    let mut replica = cluster.joined("node-0");
     cluster.commit([put(node("node-0", "zone-b"))]);
-    assert!(cluster.log.difference(all("node-0"), from).is_none());
-    assert!(cluster.log.difference(all("node-1"), from).is_some_and(|update| update.chunks.is_empty()));
+    assert!(cluster.log.difference("node-0", from).is_none());
+    assert!(cluster.log.difference("node-1", from).is_some_and(|update| update.chunks.is_empty()));
     cluster.sync(&mut replica);
-    assert!(cluster.log.difference(all("node-0"), replica.revision).is_some());
+    assert!(cluster.log.difference("node-0", replica.revision).is_some());
 }
 
 #[test]
 fn changed_cluster_facts_are_sent_to_all_nodes() {
     let mut cluster = Cluster::of([put(node("node-0", "zone-a"))]);
-    let (first, mut replica) = (cluster.log.revision(), cluster.joined(all("node-0")));
+    let (first, mut replica) = (cluster.log.revision(), cluster.joined("node-0"));
     cluster.commit([put(service_cidr("one", &["10.96.0.0/16"]))]);
     let second = cluster.log.revision();
     assert_ne!(second, first);
@@ -366,10 +357,10 @@ fn history_is_limited_by_number_and_by_memory() {
             cluster.commit([web(endpoints(1..=last))]);
         }
         let revision = cluster.log.revision();
-        assert!(cluster.log.difference(all("node-0"), Revision(2)).is_none());
-        assert!(cluster.log.difference(all("node-0"), Revision(revision.0 - 1)).is_some());
-        assert!(cluster.log.difference(all("node-0"), revision).is_some());
-        assert!(cluster.log.difference(all("node-0"), Revision(revision.0 + 1)).is_none());
+        assert!(cluster.log.difference("node-0", Revision(2)).is_none());
+        assert!(cluster.log.difference("node-0", Revision(revision.0 - 1)).is_some());
+        assert!(cluster.log.difference("node-0", revision).is_some());
+        assert!(cluster.log.difference("node-0", Revision(revision.0 + 1)).is_none());
     }
 }
 
@@ -380,8 +371,8 @@ fn history_can_be_cleared() {
     cluster.commit([web(endpoints(1..=4))]);
     let second = cluster.log.revision();
     cluster.log.forget_past();
-    assert!(cluster.log.difference(all("node-0"), first).is_none());
-    assert!(cluster.log.difference(all("node-0"), second).is_some_and(|update| update.chunks.is_empty()));
+    assert!(cluster.log.difference("node-0", first).is_none());
+    assert!(cluster.log.difference("node-0", second).is_some_and(|update| update.chunks.is_empty()));
     cluster.commit([web(endpoints(1..=3))]);
     assert_eq!(cluster.difference("node-0", second), ["change web cluster + -10.0.0.4"]);
 }
@@ -398,7 +389,7 @@ fn cached_differences_are_limited() {
     }
     cluster.commit([web(endpoints(0..=250))]);
     for from in 0..cluster.log.revision().0 {
-        cluster.log.difference(all("node-0"), Revision(from));
+        cluster.log.difference("node-0", Revision(from));
         assert!(cluster.log.differences.size <= LARGE.bytes, "{from}");
     }
 }
@@ -446,8 +437,8 @@ fn update_has_its_oldest_trigger_time() {
     cluster.commit([triggered(1, 30)]);
     cluster.commit([triggered(2, 20)]);
     let at = cluster.commit([triggered(3, 40)]).unwrap();
-    assert_eq!(cluster.log.difference(all("node-0"), from).unwrap().oldest_trigger, Some(time(20)));
-    let last = cluster.log.difference(all("node-0"), Revision(at.0 - 1)).unwrap();
+    assert_eq!(cluster.log.difference("node-0", from).unwrap().oldest_trigger, Some(time(20)));
+    let last = cluster.log.difference("node-0", Revision(at.0 - 1)).unwrap();
     assert_eq!(last.oldest_trigger, Some(time(40)));
 }
 
@@ -464,7 +455,7 @@ fn digest_is_the_sum_of_all_entries() {
         put(node("node-0", "zone-a")),
     ]);
     for name in ["node-0", "node-1", "unknown"] {
-        assert_eq!(cluster.log.digest(all(name)), cluster.log.digests(all(name)).total(), "{name}");
+        assert_eq!(cluster.log.digest(name), cluster.log.digests(name).total(), "{name}");
     }
 }
 
@@ -486,11 +477,11 @@ fn repair_has_the_requested_buckets_only() {
     let describe_all = |update: NodeUpdate| -> Vec<_> {
         update.chunks.iter().flat_map(|chunk| chunk.operations()).map(describe).collect()
     };
-    assert_eq!(describe_all(cluster.log.rebuild(all("node-9"), BTreeSet::new())), [""; 0]);
-    let facts = describe_all(cluster.log.rebuild(all("node-9"), [usize::from(INFO_ENTRY)].into()));
+    assert_eq!(describe_all(cluster.log.rebuild("node-9", BTreeSet::new())), [""; 0]);
+    let facts = describe_all(cluster.log.rebuild("node-9", [usize::from(INFO_ENTRY)].into()));
     assert_eq!(facts, ["node node-9", "cluster"]);
     assert_eq!(
-        describe_all(cluster.log.rebuild(all("node-9"), [bucket].into())),
+        describe_all(cluster.log.rebuild("node-9", [bucket].into())),
         [
             format!("reset {bucket}").as_str(),
             "put web",
@@ -522,7 +513,7 @@ fn hints_cost_their_sum_and_not_its_product_with_the_endpoints() {
     let plain = || hinted(|_| Vec::new());
     let mut cluster = Cluster::new(HistoryLimits { entries: 1000, bytes: 64 << 20 });
     cluster.commit(nodes.chain([put(service("web", "10.96.0.1")), plain()]));
-    let mut replicas = ["node-7", "node-8", "node-1000"].map(|name| cluster.joined(all(name)));
+    let mut replicas = ["node-7", "node-8", "node-1000"].map(|name| cluster.joined(name));
     let floor = cluster.log.history.floor;
     // Of 8,000 names, 1,000 are those of Nodes.
     let changes = [
@@ -553,9 +544,9 @@ fn nodes_that_lose_their_hints_share_the_pool_that_they_get() {
     let narrow = web((1..=9).map(|last| hints(last, ["node-0", "node-1", "node-9"][usize::from(last % 3)])).collect());
     let mut cluster = Cluster::of(nodes.into_iter().chain([put(service("web", "10.96.0.1")), narrow]));
     let from = cluster.log.revision();
-    let mut replica = cluster.joined(all("node-0"));
+    let mut replica = cluster.joined("node-0");
     cluster.commit([web(endpoints(1..=9)), put(service("other", "10.96.0.2"))]);
-    let mut chunks = |name| cluster.log.difference(all(name), from).unwrap().chunks;
+    let mut chunks = |name| cluster.log.difference(name, from).unwrap().chunks;
     let (first, second) = (chunks("node-0"), chunks("node-1"));
     assert_eq!(first.len(), 2);
     assert!(first.iter().zip(&second).all(|(first, second)| Arc::ptr_eq(first, second)));

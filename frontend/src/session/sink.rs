@@ -4,13 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use proto::{
     encoded::EncodedMessage,
-    model::{Batch, Features, ServerMessage},
+    model::{Batch, ServerMessage},
 };
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
     time::{Instant, sleep_until},
 };
-use tracing::{debug, info};
+use tracing::info;
 
 use crate::log::{EncodedChunk, EncodingCounters};
 
@@ -34,26 +34,10 @@ pub(crate) enum OutgoingMessage {
 #[derive(Debug)]
 pub(super) struct MessageSink {
     messages: mpsc::Sender<OutgoingMessage>,
-    /// The features that both peers support.
-    features: Features,
     permit: Option<RebuildPermit>,
 }
 
 impl OutgoingMessage {
-    /// The message as a client with these features may receive it; `None` if it may not. Operations that it does not
-    /// know are left out of a batch.
-    fn permitted(self, features: Features) -> Option<Self> {
-        match self {
-            Self::Plain(message) => features.contains_all(message.requires()).then_some(Self::Plain(message)),
-            Self::Batch { header, mut chunks } => {
-                for chunk in &mut chunks {
-                    *chunk = chunk.permitted(features);
-                }
-                Some(Self::Batch { header, chunks })
-            }
-        }
-    }
-
     /// Encodes the message. Chunks that another stream has sent already are not encoded again.
     pub(crate) fn encode(&self, counters: &EncodingCounters) -> EncodedMessage {
         match self {
@@ -77,20 +61,19 @@ impl OutgoingMessage {
 }
 
 impl MessageSink {
-    pub(super) fn new(messages: mpsc::Sender<OutgoingMessage>, features: Features) -> Self {
-        Self { messages, features, permit: None }
+    pub(super) fn new(messages: mpsc::Sender<OutgoingMessage>) -> Self {
+        Self { messages, permit: None }
     }
 
     /// Waits until the transport accepts the message, which takes as long as the client does not read. The permit is
     /// released when it expires meanwhile.
     pub(super) async fn send(&mut self, message: OutgoingMessage) -> Result<(), SessionEnd> {
-        let Some(message) = self.permitted(message) else { return Ok(()) };
         let message = match self.messages.try_send(message) {
             Ok(()) => return Ok(()),
             Err(TrySendError::Closed(_)) => return Err(SessionEnd::Disconnected),
             Err(TrySendError::Full(message)) => message,
         };
-        let Self { messages, permit, .. } = self;
+        let Self { messages, permit } = self;
         let sending = messages.send(message);
         tokio::pin!(sending);
         loop {
@@ -107,7 +90,6 @@ impl MessageSink {
 
     /// Sends the message if the transport accepts it now, and discards it otherwise.
     pub(super) fn try_send(&self, message: OutgoingMessage) -> Result<(), SessionEnd> {
-        let Some(message) = self.permitted(message) else { return Ok(()) };
         match self.messages.try_send(message) {
             Ok(()) | Err(TrySendError::Full(_)) => Ok(()),
             Err(TrySendError::Closed(_)) => Err(SessionEnd::Disconnected),
@@ -117,17 +99,7 @@ impl MessageSink {
     /// Like [`Self::send`], without a permit.
     pub(super) async fn send_last(&mut self, message: OutgoingMessage) -> Result<(), SessionEnd> {
         self.permit = None;
-        let Some(message) = self.permitted(message) else { return Ok(()) };
         self.messages.send(message).await.map_err(|_| SessionEnd::Disconnected)
-    }
-
-    /// Everything that is sent passes here: what requires a feature that the client has not listed is withheld.
-    fn permitted(&self, message: OutgoingMessage) -> Option<OutgoingMessage> {
-        let permitted = message.permitted(self.features);
-        if permitted.is_none() {
-            debug!(features = ?self.features, "withheld a message that the client does not support");
-        }
-        permitted
     }
 
     /// Holds the permit for what is sent from now on.

@@ -4,10 +4,7 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use proto::{
     digest::{Digest, DigestVector},
-    model::{
-        Ack, Batch, ClientMessage, Features, Hello, Revision, Role, ServerMessage, ServicePortFailure, SyncMode,
-        Welcome,
-    },
+    model::{Ack, Batch, ClientMessage, Hello, Revision, Role, ServerMessage, ServicePortFailure, SyncMode, Welcome},
 };
 use runtime::{Rate, TokenBucket};
 use tokio::{
@@ -20,7 +17,7 @@ use crate::{
     context::FrontendContext,
     events::{BackendStart, DegradedNode},
     identity::Identity,
-    log::{CHUNK_BYTES, NodeClient, NodeUpdate},
+    log::{CHUNK_BYTES, NodeUpdate},
     streams::StreamGuard,
 };
 
@@ -54,8 +51,6 @@ pub(super) struct Session {
     ack_repeats: TokenBucket,
     mismatches: TokenBucket,
     node: Arc<str>,
-    /// The features that both peers support.
-    features: Features,
     /// The revision that the client is at, or will be at once it has applied what was sent.
     cursor: Revision,
     /// The last revision that was sent to the client. Lower than `cursor` while nothing changes for its node.
@@ -100,17 +95,14 @@ impl Session {
         context: Arc<FrontendContext>,
         identity: &Identity,
         hello: Hello,
-        version: u32,
         permit: StreamPermit,
         output: &mut MessageSink,
     ) -> Result<Self, SessionEnd> {
         let node = hello.node.clone();
-        let features = Features::SUPPORTED.intersection(hello.capabilities.features);
         let (epoch, resumed) = {
             let mut log = context.cluster.log();
-            let client = NodeClient { node: &node, features };
             let resume = hello.resume.filter(|(epoch, _)| *epoch == log.epoch());
-            let resumed = resume.and_then(|(_, from)| Some((from, log.difference(client, from)?)));
+            let resumed = resume.and_then(|(_, from)| Some((from, log.difference(&node, from)?)));
             (log.epoch(), resumed)
         };
         let (mode, base) = match (&resumed, &hello.digests) {
@@ -136,7 +128,6 @@ impl Session {
             ack_repeats: TokenBucket::full(Instant::now()),
             mismatches: TokenBucket::full(Instant::now()),
             node,
-            features,
             cursor: base,
             sent: base,
             acked: NO_REVISION,
@@ -148,7 +139,7 @@ impl Session {
             is_unfinished: false,
         };
         let (source_version, kind_versions) = *session.context.cluster.source_versions().borrow();
-        let welcome = Welcome { version, features: Features::SUPPORTED, epoch, mode, source_version, kind_versions };
+        let welcome = Welcome { epoch, mode, source_version, kind_versions };
         output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
         match (resumed, hello.digests) {
             // Confirms that the client is up to date. The digest in its Ack is checked.
@@ -176,10 +167,6 @@ impl Session {
         self.awaiting == Awaiting::Nothing
     }
 
-    fn client(&self) -> NodeClient<'_> {
-        NodeClient { node: &self.node, features: self.features }
-    }
-
     /// Sends what has changed, unless the client still owes an answer.
     pub(super) async fn advance(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         if !self.is_idle() {
@@ -190,7 +177,7 @@ impl Session {
             if log.revision() == self.cursor {
                 return Ok(());
             }
-            (log.changed_since(self.cursor), log.difference(self.client(), self.cursor))
+            (log.changed_since(self.cursor), log.difference(&self.node, self.cursor))
         };
         match update {
             Some(update) if update.chunks.is_empty() => {
@@ -217,7 +204,7 @@ impl Session {
     pub(super) async fn bookmark(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let (revision, digest) = {
             let log = self.context.cluster.log();
-            (log.revision(), log.digest(self.client()))
+            (log.revision(), log.digest(&self.node))
         };
         if revision != self.cursor {
             // A commit came in between; `advance` sends it first.
@@ -380,8 +367,8 @@ impl Session {
         self.acquire_sync(output).await?;
         let empty = {
             let mut log = self.context.cluster.log();
-            let agrees = log.digests(self.client()).differing(digests).next().is_none();
-            agrees.then(|| log.rebuild(self.client(), BTreeSet::new()))
+            let agrees = log.digests(&self.node).differing(digests).next().is_none();
+            agrees.then(|| log.rebuild(&self.node, BTreeSet::new()))
         };
         if let Some(update) = empty {
             return self.send(update, output).await;
@@ -389,8 +376,8 @@ impl Session {
         self.acquire_rebuild_permit(output).await?;
         let (buckets, update) = {
             let mut log = self.context.cluster.log();
-            let differing: BTreeSet<_> = log.digests(self.client()).differing(digests).collect();
-            (differing.len(), log.rebuild(self.client(), differing))
+            let differing: BTreeSet<_> = log.digests(&self.node).differing(digests).collect();
+            (differing.len(), log.rebuild(&self.node, differing))
         };
         info!(buckets, revision = %update.target, "sending a repair");
         self.send(update, output).await?;
@@ -401,7 +388,7 @@ impl Session {
     async fn send_snapshot(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         self.acquire_sync(output).await?;
         self.acquire_rebuild_permit(output).await?;
-        let update = self.context.cluster.log().snapshot(self.client());
+        let update = self.context.cluster.log().snapshot(&self.node);
         debug!(revision = %update.target, "sending a snapshot");
         self.send(update, output).await?;
         output.release_permit_within(DELIVERY_TIMEOUT);

@@ -9,14 +9,13 @@ mod unfinished;
 
 use std::time::{Duration, SystemTime};
 
-use proto::model::{Ack, ClientMessage, Features, Hello, Operation, Revision, Role, ServerMessage, SyncMode};
+use proto::model::{Ack, ClientMessage, Hello, Operation, Revision, Role, ServerMessage, SyncMode};
 
 use tokio::time::Instant;
 
 use crate::{
     Config, SessionError,
     events::EventReport,
-    log::NodeClient,
     object::{ClusterObject, ObjectKind, ObjectName, SliceEndpoint, SliceObject, SourceUpdate},
     testing::{endpoint, initial, ip, node, put, service, slice},
 };
@@ -375,10 +374,7 @@ async fn client_in_the_same_process_receives_values() {
     let mut replica = Client::replica_of("node-0");
     batch.operations.into_iter().for_each(|operation| replica.state.apply(operation));
     assert!(batch.commit);
-    assert_eq!(
-        replica.state.digests(),
-        fixture.frontend.context.cluster.log().digests(NodeClient { node: "node-0", features: Features::SUPPORTED })
-    );
+    assert_eq!(replica.state.digests(), fixture.frontend.context.cluster.log().digests("node-0"));
     drop(to_session);
     assert!(updates.recv().await.is_none());
     let (_events, updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());

@@ -182,12 +182,12 @@ async fn streams_receive_changes_over_both_transports() {
 #[tokio::test]
 async fn other_protocol_version_is_rejected() {
     let server = Server::of(1).await;
-    let newer = v1::Hello { protocol_version: 2, max_protocol_version: 3, ..hello("node-1") };
+    let newer = v1::Hello { protocol_version: 2, ..hello("node-1") };
     let status = server.hello(newer).await.expect_rejected().await;
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert_eq!(
         status.message(),
-        "no common protocol version: the client supports versions 2 to 3, this frontend version 1; upgrade the frontend"
+        "no common protocol version: the client supports version 2, this frontend version 1; upgrade the frontend"
     );
 }
 

@@ -12,7 +12,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
-    model::{Ack, Epoch, Features, Hello, Revision, SourceVersion, SyncMode, VersionRange, Welcome},
+    model::{Ack, Epoch, Hello, Revision, SourceVersion, SyncMode, Welcome},
 };
 use tokio::time::Instant;
 
@@ -62,8 +62,6 @@ pub(crate) struct ScriptedFrontend<'a> {
     pub(crate) patience: Duration,
     stream: Option<ClientStream>,
     epoch: Epoch,
-    /// The features that the Welcome lists.
-    pub(crate) features: Features,
     /// The current revision.
     pub(crate) revision: Revision,
     /// The state that the client must have committed.
@@ -91,7 +89,6 @@ impl<'a> ScriptedFrontend<'a> {
             patience,
             stream: None,
             epoch: random_epoch(),
-            features: Features::NONE,
             revision: Revision(FIRST_REVISION),
             state: CommittedState::new(&node),
             last_ack: None,
@@ -136,8 +133,6 @@ impl<'a> ScriptedFrontend<'a> {
     /// The Welcome of this frontend.
     pub(crate) fn welcome(&self, mode: SyncMode) -> Welcome {
         Welcome {
-            version: VersionRange::SUPPORTED.max,
-            features: self.features,
             epoch: self.epoch,
             mode,
             source_version: self.source_version(),

@@ -59,7 +59,7 @@ scenarios! {
         "Each operation has the effect in the table: a replaced service port keeps its pools, and a pool of an unknown \
          one is ignored."
     "established-pools", "the-state-of-a-node", commit::established_pools:
-        "Established and gone pools get no new connections. Optional: for clients that list the feature."
+        "Established and gone pools get no new connections."
     "reset-bucket", "operations", commit::reset_bucket:
         "After reset_bucket the bucket has only the service ports that are sent again."
     "snapshot-again", "the-stream", commit::snapshot_again:

@@ -2,7 +2,7 @@
 
 use super::InvalidMessage;
 use crate::{
-    model::{FailureKind, Feature, IpFamily, PoolClass, Protocol, Role, SyncMode, TrafficPolicy},
+    model::{FailureKind, IpFamily, PoolClass, Protocol, Role, SyncMode, TrafficPolicy},
     v1,
 };
 
@@ -62,6 +62,5 @@ wire_enums! {
     IpFamily = "IP family": V4 V6;
     Role = "role": Backend Observer Shadow;
     SyncMode = "sync mode": Resume Repair Snapshot;
-    Feature = "feature": UnfinishedAcks EstablishedPools;
     FailureKind = "failure kind": Program HealthCheck;
 }

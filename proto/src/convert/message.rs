@@ -7,10 +7,11 @@ use super::{
     service_port::required_key, unix_micros,
 };
 use crate::{
+    PROTOCOL_VERSION,
     digest::{BUCKETS, Digest, DigestVector},
     model::{
-        Ack, Capabilities, ClientMessage, Epoch, FailureKind, Feature, Features, Hello, KindVersions, Revision, Role,
-        ServerMessage, ServicePortFailure, SourceVersion, SyncMode, VersionRange, Welcome,
+        Ack, ClientMessage, Epoch, FailureKind, Hello, KindVersions, Revision, Role, ServerMessage, ServicePortFailure,
+        SourceVersion, SyncMode, Welcome,
     },
     v1,
 };
@@ -18,24 +19,6 @@ use crate::{
 fn digests(entries: &[u64], field: &str) -> Result<Box<DigestVector>, InvalidMessage> {
     let digests = DigestVector::from_slice(entries).map(Box::new);
     digests.ok_or_else(|| InvalidMessage::new(field, format!("{} entries, expected {}", entries.len(), BUCKETS + 1)))
-}
-
-fn features(wire: &[i32]) -> Features {
-    wire.iter().filter_map(|feature| Feature::known(*feature)).collect()
-}
-
-fn wire_features(features: Features) -> Vec<i32> {
-    features.iter().map(Feature::to_wire).collect()
-}
-
-/// The versions of a client. One that sends a single version supports only this one.
-fn versions(lowest: u32, highest: u32) -> Result<VersionRange, InvalidMessage> {
-    let versions = VersionRange { min: lowest, max: if highest == 0 { lowest } else { highest } };
-    if versions.min == 0 || versions.max < versions.min {
-        let reason = format!("{lowest} to {highest} is not a range of versions");
-        return Err(InvalidMessage::new("protocol_version", reason));
-    }
-    Ok(versions)
 }
 
 impl From<&ServerMessage> for v1::ServerMessage {
@@ -74,10 +57,9 @@ impl TryFrom<v1::ServerMessage> for ServerMessage {
 
 impl From<&Welcome> for v1::Welcome {
     fn from(welcome: &Welcome) -> Self {
-        let Welcome { version, features, epoch, mode, source_version, kind_versions } = welcome;
+        let Welcome { epoch, mode, source_version, kind_versions } = welcome;
         Self {
-            protocol_version: *version,
-            features: wire_features(*features),
+            protocol_version: PROTOCOL_VERSION,
             epoch: epoch.0,
             mode: mode.to_wire(),
             source_version: source_version.0,
@@ -91,10 +73,11 @@ impl TryFrom<v1::Welcome> for Welcome {
 
     fn try_from(wire: v1::Welcome) -> Result<Self, InvalidMessage> {
         let version = wire.protocol_version;
-        if !VersionRange::SUPPORTED.contains(version) {
-            let supported = VersionRange::SUPPORTED;
-            let reason =
-                format!("the frontend chose version {version}, this client supports {supported}; upgrade the client");
+        if version != PROTOCOL_VERSION {
+            let reason = format!(
+                "the frontend chose version {version}, this client supports version {PROTOCOL_VERSION}; upgrade the {}",
+                if version < PROTOCOL_VERSION { "frontend" } else { "client" }
+            );
             return Err(InvalidMessage::new("protocol_version", reason));
         }
         let mode = SyncMode::from_wire(wire.mode, "mode")?;
@@ -102,8 +85,6 @@ impl TryFrom<v1::Welcome> for Welcome {
             return Err(InvalidMessage::new("epoch", "is 0"));
         }
         Ok(Self {
-            version,
-            features: features(&wire.features),
             epoch: Epoch(wire.epoch),
             mode,
             source_version: SourceVersion(wire.source_version),
@@ -181,13 +162,11 @@ pub(super) fn kind_versions(wire: Option<v1::KindVersions>) -> KindVersions {
 
 impl From<&Hello> for v1::Hello {
     fn from(hello: &Hello) -> Self {
-        let Hello { capabilities, node, role, backend, backend_version, resume, digests, .. } = hello;
+        let Hello { version, node, role, backend, backend_version, resume, digests, .. } = hello;
         let Hello { source_version, kind_versions, started, .. } = hello;
         let (epoch, revision) = resume.unwrap_or_default();
         Self {
-            protocol_version: capabilities.versions.min,
-            max_protocol_version: capabilities.versions.max,
-            features: wire_features(capabilities.features),
+            protocol_version: *version,
             node: node.to_string(),
             role: role.to_wire(),
             backend: backend.clone(),
@@ -206,12 +185,11 @@ impl TryFrom<v1::Hello> for Hello {
     type Error = InvalidMessage;
 
     fn try_from(wire: v1::Hello) -> Result<Self, InvalidMessage> {
-        let versions = versions(wire.protocol_version, wire.max_protocol_version)?;
         if wire.node.is_empty() {
             return Err(InvalidMessage::new("node", "is empty: set the name of the node"));
         }
         Ok(Self {
-            capabilities: Capabilities { versions, features: features(&wire.features) },
+            version: wire.protocol_version,
             node: wire.node.into(),
             role: Role::from_wire_or(Role::Backend, wire.role, "role")?,
             backend: wire.backend,

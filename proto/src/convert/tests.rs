@@ -173,29 +173,15 @@ fn kind_versions() -> impl Strategy<Value = KindVersions> {
 fn server_message() -> impl Strategy<Value = ServerMessage> {
     let mode = prop_oneof![Just(SyncMode::Resume), Just(SyncMode::Repair), Just(SyncMode::Snapshot)];
     prop_oneof![
-        (1..u64::MAX, mode, any::<u64>(), features(), kind_versions()).prop_map(
-            |(epoch, mode, version, features, kind_versions)| {
-                let (epoch, source_version) = (Epoch(epoch), SourceVersion(version));
-                let version = VersionRange::SUPPORTED.max;
-                ServerMessage::Welcome(Welcome { version, features, epoch, mode, source_version, kind_versions })
-            }
-        ),
+        (1..u64::MAX, mode, any::<u64>(), kind_versions()).prop_map(|(epoch, mode, version, kind_versions)| {
+            let (epoch, source_version) = (Epoch(epoch), SourceVersion(version));
+            ServerMessage::Welcome(Welcome { epoch, mode, source_version, kind_versions })
+        }),
         batch().prop_map(ServerMessage::Batch),
         any::<(u64, u64)>().prop_map(|(revision, sum)| ServerMessage::Bookmark(Revision(revision), Digest(sum))),
         any::<u32>().prop_map(|millis| ServerMessage::Drain(Duration::from_millis(millis.into()))),
         Just(ServerMessage::DigestRequest),
     ]
-}
-
-fn features() -> impl Strategy<Value = Features> {
-    proptest::sample::subsequence(Feature::ALL.to_vec(), 0..=Feature::ALL.len()).prop_map(Features::from_iter)
-}
-
-fn capabilities() -> impl Strategy<Value = Capabilities> {
-    (1..u32::MAX, any::<u16>(), features()).prop_map(|(min, more, features)| {
-        let versions = VersionRange { min, max: min.saturating_add(more.into()) };
-        Capabilities { versions, features }
-    })
 }
 
 fn digests() -> impl Strategy<Value = Box<DigestVector>> {
@@ -206,18 +192,18 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
     let resume = option::of((1..u64::MAX, any::<u64>()));
     let roles = prop_oneof![Just(Role::Backend), Just(Role::Observer), Just(Role::Shadow)];
     let started = option::of(1..u64::MAX / 1_000_000);
-    let hello = (capabilities(), "[a-z]{1,9}", roles, resume, option::of(digests()), any::<u64>(), started).prop_map(
-        |(capabilities, node, role, resume, digests, version, started)| {
+    let hello = (any::<u32>(), "[a-z]{1,9}", roles, resume, option::of(digests()), any::<u64>(), started).prop_map(
+        |(version, node, role, resume, digests, source_version, started)| {
             ClientMessage::Hello(Hello {
-                capabilities,
+                version,
                 node: node.into(),
                 role,
                 backend: "nftables".into(),
                 backend_version: "1".into(),
                 resume: resume.map(|(epoch, revision)| (Epoch(epoch), Revision(revision))),
                 digests,
-                source_version: SourceVersion(version),
-                kind_versions: KindVersions { services: SourceVersion(version), ..KindVersions::default() },
+                source_version: SourceVersion(source_version),
+                kind_versions: KindVersions { services: SourceVersion(source_version), ..KindVersions::default() },
                 started: started.map(|micros| UNIX_EPOCH + Duration::from_micros(micros)),
             })
         },
@@ -371,28 +357,31 @@ fn hello_from_wire(hello: v1::Hello) -> Result<Hello, String> {
 }
 
 #[test]
-fn a_hello_without_a_highest_version_supports_one_version() {
-    let versions = |min, max| {
-        let hello = v1::Hello { protocol_version: min, max_protocol_version: max, node: "a".into(), ..<_>::default() };
-        hello_from_wire(hello).map(|hello| hello.capabilities.versions)
+fn other_versions_are_rejected_with_both_and_what_to_upgrade() {
+    let checked = |version| {
+        let hello = v1::Hello { protocol_version: version, node: "a".into(), ..Default::default() };
+        hello_from_wire(hello).unwrap().check_version().map_err(|error| error.to_string())
     };
-    assert_eq!(versions(1, 0), Ok(VersionRange { min: 1, max: 1 }));
-    assert_eq!(versions(2, 5), Ok(VersionRange { min: 2, max: 5 }));
-    for (min, max) in [(0, 0), (0, 1), (2, 1)] {
-        let reason = format!("hello.protocol_version: {min} to {max} is not a range of versions");
-        assert_eq!(versions(min, max), Err(reason));
+    assert_eq!(checked(1), Ok(()));
+    for (version, peer) in [(0, "client"), (2, "frontend")] {
+        let expected = format!(
+            "no common protocol version: the client supports version {version}, this frontend version 1; \
+             upgrade the {peer}"
+        );
+        assert_eq!(checked(version), Err(expected));
     }
 }
 
+/// Peers of later versions announce optional parts of the protocol in field 2.
 #[test]
-fn unknown_features_are_ignored() {
-    let known = Feature::ALL.map(|feature| v1::Feature::from(feature) as i32);
-    let wire = [&known[..], &[0, 9_999, -1]].concat();
-    let hello = v1::Hello { protocol_version: 1, features: wire.clone(), node: "a".into(), ..Default::default() };
-    assert_eq!(hello_from_wire(hello).unwrap().capabilities.features, Features::of(&Feature::ALL));
-    let mode = v1::SyncMode::Repair.into();
-    let welcome = v1::Welcome { protocol_version: 1, features: wire, epoch: 1, mode, ..Default::default() };
-    assert_eq!(Welcome::try_from(welcome).unwrap().features, Features::of(&Feature::ALL));
+fn the_field_for_features_is_ignored() {
+    let features = [0x12, 2, 1, 2];
+    let hello = v1::Hello { protocol_version: 1, node: "a".into(), ..Default::default() };
+    let bytes = [hello.encode_to_vec(), features.to_vec()].concat();
+    assert_eq!(v1::Hello::decode(&bytes[..]), Ok(hello));
+    let welcome = v1::Welcome { protocol_version: 1, epoch: 1, ..Default::default() };
+    let bytes = [welcome.encode_to_vec(), features.to_vec()].concat();
+    assert_eq!(v1::Welcome::decode(&bytes[..]), Ok(welcome));
 }
 
 #[test]

@@ -6,9 +6,10 @@ use std::{
 };
 
 use super::{
-    Batch, Capabilities, Epoch, Features, KindVersions, Revision, ServicePortKey, SourceVersion,
+    Batch, Epoch, KindVersions, Revision, ServicePortKey, SourceVersion,
     digest::{Digest, DigestVector},
 };
+use crate::PROTOCOL_VERSION;
 
 /// The role of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,8 +52,8 @@ impl SyncMode {
 /// The first message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// What the client supports.
-    pub capabilities: Capabilities,
+    /// The protocol version that the client supports.
+    pub version: u32,
     /// Node `metadata.name`; never empty.
     pub node: Arc<str>,
     /// The role of the client.
@@ -73,13 +74,31 @@ pub struct Hello {
     pub started: Option<SystemTime>,
 }
 
+/// A client and a frontend of this build support different protocol versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no common protocol version: the client supports version {client}, this frontend version {PROTOCOL_VERSION}; \
+     upgrade the {}",
+    if *.client < PROTOCOL_VERSION { "client" } else { "frontend" }
+)]
+pub struct VersionMismatch {
+    /// The version of the client.
+    pub client: u32,
+}
+
+impl Hello {
+    /// Whether this build can serve the client.
+    ///
+    /// # Errors
+    /// If it supports another protocol version.
+    pub fn check_version(&self) -> Result<(), VersionMismatch> {
+        if self.version == PROTOCOL_VERSION { Ok(()) } else { Err(VersionMismatch { client: self.version }) }
+    }
+}
+
 /// The first message of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// The protocol version of the stream: one that both peers support.
-    pub version: u32,
-    /// The features that the frontend supports.
-    pub features: Features,
     /// Identifies this run of the frontend.
     pub epoch: Epoch,
     /// How the client is brought up to date.
@@ -101,8 +120,7 @@ pub struct Ack {
     pub apply_time: Duration,
     /// All current failures, including those of earlier commits.
     pub failures: Vec<ServicePortFailure>,
-    /// The service ports that are committed, but not programmed yet. Not 0 only with
-    /// [`Feature::UnfinishedAcks`](super::Feature::UnfinishedAcks); the Ack is repeated when it is 0.
+    /// The service ports that are committed, but not programmed yet. The Ack is repeated when it is 0.
     pub unfinished: u32,
     /// What does not work on the node, for people: an IP family that the kernel cannot program.
     pub degraded: Vec<String>,

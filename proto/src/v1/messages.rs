@@ -21,11 +21,9 @@ pub mod client_message {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Hello {
-    /// the lowest version that the client supports; 1 for this file
+    /// 1 for this file; a frontend rejects other versions
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
-    #[prost(enumeration = "Feature", repeated, tag = "2")]
-    pub features: ::prost::alloc::vec::Vec<i32>,
     /// Node metadata.name; never empty
     #[prost(string, tag = "3")]
     pub node: ::prost::alloc::string::String,
@@ -51,11 +49,8 @@ pub struct Hello {
     /// start of the client process, Unix time in microseconds; 0: unknown
     #[prost(uint64, tag = "11")]
     pub started_micros: u64,
-    /// the highest version that the client supports; 0: `protocol_version`
-    #[prost(uint32, tag = "12")]
-    pub max_protocol_version: u32,
     /// Batch.kind_versions of the last commit, from any frontend; none if the client does not store it.
-    #[prost(message, optional, tag = "13")]
+    #[prost(message, optional, tag = "12")]
     pub kind_versions: ::core::option::Option<KindVersions>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -71,8 +66,8 @@ pub struct Ack {
     pub apply_micros: u64,
     #[prost(message, repeated, tag = "4")]
     pub failures: ::prost::alloc::vec::Vec<ServicePortFailure>,
-    /// With FEATURE_UNFINISHED_ACKS: the service ports of this and earlier revisions that are committed, but not
-    /// programmed yet. The client repeats the Ack with 0 when all are programmed.
+    /// The service ports of this and earlier revisions that are committed, but not programmed yet. The client repeats the
+    /// Ack with 0 when all are programmed.
     #[prost(uint32, tag = "5")]
     pub unfinished: u32,
     /// What does not work on the node, for people: an IP family that the kernel cannot program, and why. Everything else
@@ -124,14 +119,11 @@ pub mod server_message {
         DigestRequest(super::DigestRequest),
     }
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Welcome {
-    /// of this stream: the highest that both peers support
+    /// as in Hello
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
-    /// that the frontend supports
-    #[prost(enumeration = "Feature", repeated, tag = "2")]
-    pub features: ::prost::alloc::vec::Vec<i32>,
     /// identifies this run of the frontend; never 0
     #[prost(fixed64, tag = "3")]
     pub epoch: u64,
@@ -633,39 +625,6 @@ pub struct NodeSet {
     #[prost(fixed64, tag = "2")]
     pub hash: u64,
 }
-/// Optional capabilities. A peer sends a message, operation or field of a feature only if the other peer listed that
-/// feature. Receivers ignore features that they do not know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
-#[repr(i32)]
-pub enum Feature {
-    Unspecified = 0,
-    /// acks of commits that are received, but not programmed completely yet
-    UnfinishedAcks = 1,
-    /// Established and gone pools. They count in the digests of a stream only if both peers list the feature.
-    EstablishedPools = 2,
-}
-impl Feature {
-    /// String value of the enum field names used in the ProtoBuf definition.
-    ///
-    /// The values are not transformed in any way and thus are considered stable
-    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
-    pub fn as_str_name(&self) -> &'static str {
-        match self {
-            Self::Unspecified => "FEATURE_UNSPECIFIED",
-            Self::UnfinishedAcks => "FEATURE_UNFINISHED_ACKS",
-            Self::EstablishedPools => "FEATURE_ESTABLISHED_POOLS",
-        }
-    }
-    /// Creates an enum from field names used in the ProtoBuf definition.
-    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
-        match value {
-            "FEATURE_UNSPECIFIED" => Some(Self::Unspecified),
-            "FEATURE_UNFINISHED_ACKS" => Some(Self::UnfinishedAcks),
-            "FEATURE_ESTABLISHED_POOLS" => Some(Self::EstablishedPools),
-            _ => None,
-        }
-    }
-}
 /// The role of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -843,14 +802,13 @@ pub enum PoolClass {
     Cluster = 1,
     /// endpoints on this node: for traffic policy Local, hairpin and health checks
     Local = 2,
-    /// With FEATURE_ESTABLISHED_POOLS, for UDP: endpoints that established flows may keep, besides those of the other
-    /// pools. They still serve, but terminate while others are ready, or are left to other nodes by topology hints. New
-    /// flows never use them.
+    /// For UDP: endpoints that established flows may keep, besides those of the other pools. They still serve, but
+    /// terminate while others are ready, or are left to other nodes by topology hints. New flows never use them.
     /// For TCP, if the gone pool has the unspecified address: all other endpoints of the EndpointSlices, whatever their
     /// conditions.
     Established = 3,
-    /// With FEATURE_ESTABLISHED_POOLS, for TCP: endpoints that are gone. Connections to them through the service port are
-    /// reset. The unspecified address (with port 1) stands for all addresses that are in no other pool.
+    /// For TCP: endpoints that are gone. Connections to them through the service port are reset. The unspecified address
+    /// (with port 1) stands for all addresses that are in no other pool.
     Gone = 4,
 }
 impl PoolClass {

@@ -8,10 +8,7 @@ use backend::NodeState;
 use frontend::{Config, Frontend, source::Source};
 use proto::{
     encoded::EncodedMessage,
-    model::{
-        Ack, Capabilities, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion,
-        SyncMode,
-    },
+    model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, SyncMode},
 };
 use runtime::{Ready, Shutdown};
 use tokio::{sync::mpsc, time::timeout};
@@ -97,7 +94,7 @@ impl Client {
     /// Opens a stream, as a new client or with the state of `before`.
     fn attach(frontend: &Frontend, shutdown: &Shutdown, before: Option<&Self>) -> Self {
         let hello = Hello {
-            capabilities: Capabilities::SUPPORTED,
+            version: proto::PROTOCOL_VERSION,
             node: NODE.into(),
             role: Role::Observer,
             backend: "bench".to_owned(),

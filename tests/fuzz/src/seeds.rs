@@ -9,8 +9,8 @@ use proto::{
     digest::{Digest, DigestVector},
     encoded::{EncodedMessage, encode_client_message},
     model::{
-        Ack, Batch, Capabilities, ClientMessage, Epoch, Features, Hello, KindVersions, NodeInfo, Revision, Role,
-        ServerMessage, SourceVersion, SyncMode, VersionRange, Welcome,
+        Ack, Batch, ClientMessage, Epoch, Hello, KindVersions, NodeInfo, Revision, Role, ServerMessage, SourceVersion,
+        SyncMode, Welcome,
     },
 };
 
@@ -85,14 +85,8 @@ pub(crate) fn server_messages() -> Vec<Vec<u8>> {
 
 fn history(seed: u64) -> Vec<Vec<u8>> {
     let mode = if seed.is_multiple_of(2) { SyncMode::Snapshot } else { SyncMode::Repair };
-    let welcome = Welcome {
-        version: VersionRange::SUPPORTED.max,
-        features: Features::SUPPORTED,
-        epoch: Epoch(7),
-        mode,
-        source_version: SourceVersion(1000),
-        kind_versions: KindVersions::default(),
-    };
+    let welcome =
+        Welcome { epoch: Epoch(7), mode, source_version: SourceVersion(1000), kind_versions: KindVersions::default() };
     let mut messages = vec![ServerMessage::Welcome(welcome)];
     let mut history = History::new(seed);
     let mut before = NodeState::new(NodeInfo::unknown(NODE_NAME));
@@ -131,7 +125,7 @@ pub(crate) fn state_files() -> Vec<Vec<u8>> {
 pub(crate) fn client_messages() -> Vec<Vec<u8>> {
     let hello = |resume, digests| {
         ClientMessage::Hello(Hello {
-            capabilities: Capabilities::SUPPORTED,
+            version: proto::PROTOCOL_VERSION,
             node: "node-a".into(),
             role: Role::Backend,
             backend: "nftables".to_owned(),

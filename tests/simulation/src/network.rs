@@ -1,5 +1,5 @@
 //! The network between nodes and frontends: connections with latency, that are refused, stall for a while, deliver
-//! slowly, or end at one side before the other. A peer may be of an older version.
+//! slowly, or end at one side before the other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use proto::{
     encoded::{EncodedMessage, ReceivedMessage, encode_client_message},
     fuzzing::client_message,
-    model::{Batch, ClientMessage, Features, Hello, ServerMessage},
+    model::{Batch, ClientMessage, Hello, ServerMessage},
 };
 use runtime::Shutdown;
 use tokio::{
@@ -46,14 +46,6 @@ struct NetworkState {
 struct NetworkInner {
     rng: Rng,
     frontends: Vec<Option<Listening>>,
-    /// Frontends and nodes that are of an older version, which lists no features, after their next start.
-    older_frontends: BTreeSet<usize>,
-    older_nodes: BTreeSet<usize>,
-    had_other_versions: bool,
-    /// The frontends that run an older version.
-    running_older: BTreeSet<usize>,
-    /// The nodes whose last stream was between peers of the current version.
-    current: BTreeSet<usize>,
     /// Pairs of node and frontend between which nothing arrives.
     partitions: BTreeSet<(usize, usize)>,
     /// How the connections of a pair end, up to the one with this number.
@@ -102,11 +94,6 @@ impl Network {
         let inner = NetworkInner {
             rng,
             frontends: vec![None; frontends],
-            older_frontends: BTreeSet::new(),
-            older_nodes: BTreeSet::new(),
-            had_other_versions: false,
-            running_older: BTreeSet::new(),
-            current: BTreeSet::new(),
             partitions: BTreeSet::new(),
             cuts: BTreeMap::new(),
             connections: 0,
@@ -119,15 +106,7 @@ impl Network {
     }
 
     pub(crate) fn listen(&self, frontend: usize, listening: Option<Listening>) {
-        let mut inner = self.lock();
-        if listening.is_some() {
-            match inner.older_frontends.contains(&frontend) {
-                true => inner.running_older.insert(frontend),
-                false => inner.running_older.remove(&frontend),
-            };
-        }
-        inner.frontends[frontend] = listening;
-        drop(inner);
+        self.lock().frontends[frontend] = listening;
         self.changed();
     }
 
@@ -165,34 +144,6 @@ impl Network {
 
     pub(crate) fn set_lossy(&self, node: usize) {
         self.lock().lossy.insert(node);
-    }
-
-    /// A frontend or node is of the current version, or of an older one, after its next start.
-    pub(crate) fn set_older(&self, (node, frontend): (Option<usize>, Option<usize>), older: bool) {
-        let inner = &mut *self.lock();
-        inner.had_other_versions |= older;
-        for (numbers, number) in [(&mut inner.older_nodes, node), (&mut inner.older_frontends, frontend)] {
-            match (number, older) {
-                (Some(number), true) => drop(numbers.insert(number)),
-                (Some(number), false) => drop(numbers.remove(&number)),
-                (None, _) => {}
-            }
-        }
-    }
-
-    /// Whether the next process of a node is of an older version.
-    pub(crate) fn is_older(&self, node: usize) -> bool {
-        self.lock().older_nodes.contains(&node)
-    }
-
-    /// Whether anything has been of an older version, or will be.
-    pub(crate) fn has_other_versions(&self) -> bool {
-        self.lock().had_other_versions
-    }
-
-    /// Whether the last stream of a node had all features.
-    pub(crate) fn has_features(&self, node: usize) -> bool {
-        self.lock().current.contains(&node)
     }
 
     /// Ends all connections of a pair.
@@ -286,7 +237,7 @@ impl Network {
 }
 
 impl Connect for NodeConnect {
-    fn connect(&mut self, mut hello: Hello) -> BoxFuture<'static, Result<Session>> {
+    fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
         let Self { network, node, oracle, kernel } = self;
         let (network, node, oracle) = (network.clone(), *node, oracle.clone());
         let mirror = oracle.stream(&hello, kernel);
@@ -294,13 +245,9 @@ impl Connect for NodeConnect {
             sleep(network.latency()).await;
             let (frontend, listening, connection) = {
                 let mut inner = network.lock();
-                let NetworkInner { rng, frontends, connections, running_older, .. } = &mut *inner;
+                let NetworkInner { rng, frontends, connections, .. } = &mut *inner;
                 let frontend = rng.usize(..frontends.len());
                 *connections += 1;
-                // A frontend of an older version knows no feature that the node lists.
-                if running_older.contains(&frontend) {
-                    hello.capabilities.features = Features::NONE;
-                }
                 (frontend, frontends[frontend].clone(), *connections)
             };
             let Some(ClientMessage::Hello(hello)) = network.client_message(&ClientMessage::Hello(hello)) else {
@@ -314,7 +261,6 @@ impl Connect for NodeConnect {
             }
             let trace = &network.0.trace;
             trace!(trace, "node {node} connects to frontend {frontend}, resume {:?}", hello.resume);
-            let features = hello.capabilities.features;
             let (to_frontend, mut from_frontend) = target.attach(hello, shutdown);
             let (to_node, messages) = mpsc::channel(4);
             let (replies, mut from_node) = mpsc::channel(4);
@@ -328,7 +274,7 @@ impl Connect for NodeConnect {
                     }
                 }
             };
-            let pumps = Pumps { network, pair, oracle, mirror: Arc::new(Mutex::new(mirror)), features };
+            let pumps = Pumps { network, pair, oracle, mirror: Arc::new(Mutex::new(mirror)) };
             tokio::spawn(async move {
                 let cut = tokio::select! {
                     biased;
@@ -362,8 +308,6 @@ struct Pumps {
     pair: (usize, usize),
     oracle: NodeOracle,
     mirror: Arc<Mutex<StreamMirror>>,
-    /// Those of the node that the frontend knows.
-    features: Features,
 }
 
 impl Pumps {
@@ -375,17 +319,7 @@ impl Pumps {
                 () = to.closed() => return,
                 message = from.recv() => message,
             };
-            let Some(mut message) = message else { return };
-            if let ServerMessage::Welcome(welcome) = &mut message {
-                let mut inner = network.lock();
-                match self.features {
-                    Features::NONE => inner.current.remove(node),
-                    _ => inner.current.insert(*node),
-                };
-                if inner.running_older.contains(frontend) {
-                    welcome.features = Features::NONE;
-                }
-            }
+            let Some(message) = message else { return };
             for (number, part) in network.parts(*node, message, oracle).into_iter().enumerate() {
                 network.passes(self.pair).await;
                 sleep(network.latency() + network.delay(*node, number)).await;

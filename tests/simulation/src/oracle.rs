@@ -67,8 +67,6 @@ struct ProcessHistory {
     progress: watch::Receiver<Progress>,
     /// What it must begin with.
     start: Option<Position>,
-    /// What it must resume: nothing that a process of another version has committed.
-    resumes: Option<Position>,
     /// The index of that state.
     begin: usize,
     /// Whether the node has restarted since a frontend confirmed the state, as far as the process can tell.
@@ -96,11 +94,11 @@ impl NodeOracle {
         Self { node: node.into(), trace, history: Arc::default() }
     }
 
-    /// A process starts, with a state file with this position, which it resumes if it is of the version that wrote it.
+    /// A process starts, with a state file with this position.
     pub(crate) fn process_started(
         &self,
         progress: watch::Receiver<Progress>,
-        (start, is_of_its_version): (Option<Position>, bool),
+        start: Option<Position>,
         is_unconfirmed: bool,
     ) {
         let mut history = self.lock();
@@ -110,7 +108,6 @@ impl NodeOracle {
         history.process = Some(ProcessHistory {
             progress,
             start,
-            resumes: start.filter(|_| is_of_its_version),
             begin,
             is_unconfirmed,
             has_received: false,
@@ -132,14 +129,11 @@ impl NodeOracle {
         let history = self.lock();
         if let Some(process) = history.process.as_ref().filter(|process| !process.has_received)
             && !history.is_corrupted
-            && hello.resume != process.resumes
+            && hello.resume != process.start
         {
-            let (start, resumes) = (process.start, process.resumes);
+            let start = process.start;
             drop(history);
-            self.violation(format_args!(
-                "the process resumes {:?}, not {resumes:?}: the file contains {start:?}",
-                hello.resume
-            ));
+            self.violation(format_args!("the process resumes {:?}, but the file contains {start:?}", hello.resume));
         }
         StreamMirror::new(self.clone(), hello, kernel.clone(), self.trace.elapsed())
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fake_api_server::ApiServer;
 use frontend::Frontend;
-use proto::model::{Capabilities, Hello, KindVersions, Role, ServerMessage, SourceVersion};
+use proto::model::{Hello, KindVersions, Role, ServerMessage, SourceVersion};
 use runtime::Shutdown;
 use tokio::{sync::watch, task::JoinHandle};
 
@@ -23,7 +23,7 @@ pub(crate) async fn state_of(api: &ApiServer, node: usize) -> MirroredState {
 pub(crate) async fn view(frontend: &Frontend, node: usize, shutdown: Shutdown) -> MirroredState {
     let node: Arc<str> = node_name(node).into();
     let hello = Hello {
-        capabilities: Capabilities::SUPPORTED,
+        version: proto::PROTOCOL_VERSION,
         node: node.clone(),
         role: Role::Observer,
         backend: "probe".to_owned(),

@@ -10,7 +10,6 @@ use frontend::{
     object::ConnectionResets,
     source::{KubernetesApi, Source},
 };
-use proto::model::Features;
 use proto::model::{Epoch, Revision};
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
@@ -191,8 +190,7 @@ impl NodeProcess {
         trace!(self.trace, "start node {}, {}", self.number, self.kernel.name());
         let (network, oracle) = (self.network.clone(), self.oracle.clone());
         let connect = NodeConnect { network, node: self.number, oracle, kernel: self.kernel.clone() };
-        let features = if self.network.is_older(self.number) { Features::NONE } else { Features::SUPPORTED };
-        let options = RunnerOptions { max_loss: self.max_loss, features, ..RunnerOptions::new(node_name(self.number)) };
+        let options = RunnerOptions { max_loss: self.max_loss, ..RunnerOptions::new(node_name(self.number)) };
         let boot = self.boots.to_string();
         let files = StateFiles {
             state: Arc::new(self.disk.clone()),
@@ -203,8 +201,7 @@ impl NodeProcess {
         let mut progress = runner.progress();
         let recorded = self.boot_disk.content();
         let is_unconfirmed = recorded.is_some_and(|recorded| recorded.trim_ascii() != boot.as_bytes());
-        let written_by = self.disk.content().and_then(|file| state_file::position(&file)).map(|(_, features)| features);
-        self.oracle.process_started(progress.clone(), (self.stored(), written_by == Some(features)), is_unconfirmed);
+        self.oracle.process_started(progress.clone(), self.stored(), is_unconfirmed);
         let (trigger, shutdown) = Shutdown::channel();
         self.running = Some((trigger, tokio::spawn(runner.run(shutdown))));
         let oracle = self.oracle.clone();
@@ -261,7 +258,7 @@ impl NodeProcess {
 
     /// The position in the stream that the state file has.
     fn stored(&self) -> Option<(Epoch, Revision)> {
-        state_file::position(&self.disk.content()?).map(|(position, _)| position)
+        state_file::position(&self.disk.content()?)
     }
 
     /// Whether the process has panicked.

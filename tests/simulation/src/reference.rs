@@ -49,19 +49,8 @@ impl ReferenceEndpoint<'_> {
 }
 
 /// How a state differs from what the objects of the API server mean for the node; `None` if it does not.
-/// `has_features`: whether both peers know established and gone pools.
-pub(crate) fn difference(
-    api: &ApiServer,
-    node: &str,
-    (service_ports, has_features): (&ServicePorts, bool),
-) -> Option<String> {
-    let (mut expected, mut decided) = (reference(api, node), decided(service_ports));
-    if !has_features {
-        expected.values_mut().chain(decided.values_mut()).for_each(|port| {
-            port.established.clear();
-            port.gone.clear();
-        });
-    }
+pub(crate) fn difference(api: &ApiServer, node: &str, service_ports: &ServicePorts) -> Option<String> {
+    let (expected, decided) = (reference(api, node), decided(service_ports));
     let keys: BTreeSet<_> = expected.keys().chain(decided.keys()).collect();
     let mut text = String::new();
     for key in keys {

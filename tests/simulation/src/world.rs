@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     disk::DiskFaults,
-    kernel::{KernelFaults, without_established},
+    kernel::KernelFaults,
     network::{Listening, Network},
     objects::{self, ClusterSize},
     oracle::{MirroredState, differences},
@@ -183,13 +183,7 @@ impl World {
     fn writes(&self) -> u64 {
         let known: BTreeSet<_> = objects::node_names(&self.api);
         let nodes = self.nodes.iter().filter(|node| known.contains(&objects::node_name(node.number)));
-        nodes.filter(|node| !self.depends_on_versions(node)).map(|node| node.kernel.writes()).sum()
-    }
-
-    /// Whether a stream to a peer of another version writes to the kernel: destinations of IPVS that only established
-    /// flows use.
-    fn depends_on_versions(&self, node: &NodeProcess) -> bool {
-        node.kernel.name() == "ipvs" && self.network.has_other_versions()
+        nodes.map(|node| node.kernel.writes()).sum()
     }
 
     /// Each kernel must be what the objects mean.
@@ -200,8 +194,7 @@ impl World {
                 return self.trace.violation(format_args!("{name} has not restored what another program has removed"));
             }
             let ports = node.kernel.service_ports();
-            let has_features = self.network.has_features(node.number);
-            if let Some(differences) = reference::difference(&self.api, &name, (&ports, has_features)) {
+            if let Some(differences) = reference::difference(&self.api, &name, &ports) {
                 let text = format!("{name} does not have a change, without faults: {differences}");
                 return self.trace.violation(format_args!("{text}"));
             }
@@ -214,7 +207,7 @@ impl World {
         for node in &self.nodes {
             let state = probe::state_of(&self.api, node.number).await;
             let name = objects::node_name(node.number);
-            if let Some(differences) = reference::difference(&self.api, &name, (&state.service_ports, true)) {
+            if let Some(differences) = reference::difference(&self.api, &name, &state.service_ports) {
                 self.trace.violation(format_args!("a new frontend decides for {name}: {differences}"));
             }
             if !reference::are_service_cidrs(&self.api, &state.cluster.service_cidrs) {
@@ -227,12 +220,8 @@ impl World {
         loop {
             self.check().await?;
             let missing = self.nodes.iter().zip(&expected).find_map(|(node, expected): (_, &MirroredState)| {
-                let mut kernel = node.kernel.service_ports();
-                let mut expected = expected.service_ports.clone();
-                if !self.network.has_features(node.number) {
-                    kernel.values_mut().chain(expected.values_mut()).for_each(|port| *port = without_established(port));
-                }
-                (kernel != expected).then(|| (node.number, differences(&kernel, &expected)))
+                let (kernel, expected) = (node.kernel.service_ports(), &expected.service_ports);
+                (kernel != *expected).then(|| (node.number, differences(&kernel, expected)))
             });
             let missing = match missing {
                 Some((node, differences)) => Some((format!("node {node}"), differences)),
@@ -277,7 +266,7 @@ impl World {
             sleep(Duration::from_secs(30)).await;
             let node = &self.nodes[number];
             let written = node.kernel.writes() - writes;
-            if written > 0 && !self.depends_on_versions(node) {
+            if written > 0 {
                 self.trace.violation(format_args!("the restart of node {} wrote {written} service ports", node.number));
             }
         }

@@ -53,24 +53,6 @@ async fn a_commit_that_arrives_meanwhile_is_programmed_and_acked_with_the_rest()
     fixture.stop().await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_frontend_without_the_feature_gets_one_ack_when_everything_is_programmed() {
-    let (old, new) = (services(1), services(6));
-    let mut fixture = start(&FakeKernel::default(), None);
-    let mut peer = fixture.session().await;
-    let welcome = Welcome { features: Features::NONE, ..mk_welcome(EPOCH, SyncMode::Snapshot, 0) };
-    peer.send(ServerMessage::Welcome(welcome)).await;
-    peer.commit(0, 1, everything(&old)).await;
-    assert_eq!(peer.ack().await.revision, Revision(1));
-    fixture.kernel.limit(2);
-    peer.commit(1, 2, operations_between(&old, &new)).await;
-    let ack = peer.ack().await;
-    assert_eq!((ack.revision, ack.unfinished), (Revision(2), 0));
-    assert_eq!(fixture.kernel.service_ports(), *new.service_ports());
-    assert_eq!(peer.barrier().await, total(&new), "no further ack");
-    fixture.stop().await;
-}
-
 /// The liveness probe and health-check node ports act on the time without progress.
 #[tokio::test(start_paused = true)]
 async fn each_transaction_is_progress() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use proto::model::{Feature, Features, PerFamily, Pool, Revision};
+use proto::model::{PerFamily, Revision};
 
 use super::{
     super::NodeUpdate,
@@ -13,18 +13,13 @@ use crate::view::ServicePortView;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeReplica {
     pub(crate) name: Arc<str>,
-    pub(crate) features: Features,
     pub(crate) revision: Revision,
     pub(crate) state: Replica,
 }
 
 impl NodeReplica {
     pub(crate) fn new(name: &str) -> Self {
-        Self::with(name, Features::SUPPORTED)
-    }
-
-    pub(crate) fn with(name: &str, features: Features) -> Self {
-        Self { name: name.into(), features, revision: Revision(0), state: Replica::default() }
+        Self { name: name.into(), revision: Revision(0), state: Replica::default() }
     }
 
     /// Adds a service port with the pools that a node in a zone uses.
@@ -32,23 +27,15 @@ impl NodeReplica {
         let service = ReplicaServicePort {
             port: view.port.clone(),
             cluster: PerFamily::from_fn(|family| view.cluster_pool(family, node, zone).clone()),
-            established: PerFamily::from_fn(|family| {
-                let pools = &view.established[family];
-                let has_established = self.features.contains(Feature::EstablishedPools);
-                Some(pools.resolve(node, zone)).filter(|_| has_established).cloned().unwrap_or_default()
-            }),
-            gone: PerFamily::from_fn(|family| {
-                let has_gone = self.features.contains(Feature::EstablishedPools);
-                if has_gone { view.gone[family].default.clone() } else { Pool::default() }
-            }),
+            established: PerFamily::from_fn(|family| view.established[family].resolve(node, zone).clone()),
+            gone: PerFamily::from_fn(|family| view.gone[family].default.clone()),
             local: PerFamily::from_fn(|family| view.local_pool(family, node).cloned().unwrap_or_default()),
         };
         self.state.services.insert(view.port.key.clone(), service);
     }
 
     pub(crate) fn apply(&mut self, update: NodeUpdate) {
-        let chunks: Vec<_> = update.chunks.iter().map(|chunk| chunk.permitted(self.features)).collect();
-        for operation in chunks.iter().flat_map(|chunk| chunk.operations()) {
+        for operation in update.chunks.iter().flat_map(|chunk| chunk.operations()) {
             self.state.apply(operation.clone());
         }
         self.revision = update.target;

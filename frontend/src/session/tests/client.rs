@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, Capabilities, ClientMessage, Epoch, Hello, Revision, Role, ServerMessage, ServicePortFailure,
-        SourceVersion, SyncMode, Welcome,
+        Ack, Batch, ClientMessage, Epoch, Hello, Revision, Role, ServerMessage, ServicePortFailure, SourceVersion,
+        SyncMode, Welcome,
     },
 };
 use runtime::{Ready, Shutdown, Trigger};
@@ -50,7 +50,7 @@ pub(super) struct Client {
 /// The Hello of a node without state.
 pub(in crate::session) fn hello(node: &str) -> Hello {
     Hello {
-        capabilities: Capabilities::SUPPORTED,
+        version: proto::PROTOCOL_VERSION,
         node: node.into(),
         role: Role::Backend,
         backend: "nft".to_owned(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proto::{
     digest::{Digest, DigestVector},
-    model::{Ack, ClientMessage, Hello, Role, ServerMessage, VersionRange},
+    model::{Ack, ClientMessage, Hello, Role, ServerMessage},
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -41,7 +41,7 @@ impl ScriptedFrontend<'_> {
         if *hello.node != *self.node {
             return violation(format!("sent Hello for node {:?} instead of {:?}", hello.node, self.node));
         }
-        if let Err(error) = VersionRange::SUPPORTED.negotiate(hello.capabilities.versions) {
+        if let Err(error) = hello.check_version() {
             return violation(format!("sent Hello, but there is {error}"));
         }
         if hello.role != Role::Backend {
@@ -80,6 +80,8 @@ impl ScriptedFrontend<'_> {
         let ack = loop {
             match self.receive(deadline).await? {
                 None => return violation(format!("did not ack revision {revision} within {:?}", self.patience)),
+                // It is repeated when everything is programmed.
+                Some(ClientMessage::Ack(ack)) if ack.revision == revision && ack.unfinished > 0 => {}
                 Some(ClientMessage::Ack(ack)) if ack.revision == revision => break ack,
                 Some(message) if self.is_repeated_ack(&message) => {}
                 Some(ClientMessage::Ack(ack)) => {

@@ -2,13 +2,12 @@
 
 use proto::{
     digest::KeyHash,
-    model::{Batch, Endpoint, Feature, Features, IpFamily, Operation, PoolClass, Protocol},
+    model::{Batch, Endpoint, IpFamily, Operation, PoolClass, Protocol},
 };
 
 use crate::{
     frontend::{Outcome, QUIET_PERIOD, ScriptedFrontend, batch, unsupported},
     samples,
-    state::CommittedState,
 };
 
 /// The service ports that change at once, and how often.
@@ -78,13 +77,7 @@ pub(super) async fn deltas(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
 }
 
 pub(super) async fn established_pools(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
-    let hello = frontend.expect_hello().await?;
-    if !hello.capabilities.features.contains(Feature::EstablishedPools) {
-        return unsupported("does not list the feature");
-    }
-    frontend.features = Features::of(&[Feature::EstablishedPools]);
-    let target = CommittedState::new(&frontend.node).with(&samples::initial_operations());
-    frontend.sync(&hello, target).await?;
+    frontend.sync_samples().await?;
     let (web, dns) = (samples::key("web", Protocol::Tcp), samples::key("dns", Protocol::Udp));
     let replace = |key, class, number| {
         samples::replace_pool(key, class, IpFamily::V4, &[samples::endpoint(IpFamily::V4, number)])

@@ -3,12 +3,12 @@
 use std::{convert::Infallible, fs, path::PathBuf, time::Duration};
 
 use proto::{
-    MAX_MESSAGE_BYTES,
+    MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
     digest::{Digest, DigestVector},
     encoded::{self, EncodedMessage},
     model::{
-        Ack, Batch, Capabilities, ClientMessage, Epoch, FailureKind, Hello, Operation, Protocol, Revision, Role,
-        ServerMessage, ServicePortFailure, ServicePortKey, SourceVersion, SyncMode,
+        Ack, Batch, ClientMessage, Epoch, FailureKind, Hello, Operation, Protocol, Revision, Role, ServerMessage,
+        ServicePortFailure, ServicePortKey, SourceVersion, SyncMode,
     },
     v1,
 };
@@ -141,7 +141,7 @@ impl Client {
     fn send_hello(&self, sender: &ClientSender) {
         let resume = self.committed.filter(|_| self.fault != Fault::Minimal);
         let hello = Hello {
-            capabilities: Capabilities::SUPPORTED,
+            version: PROTOCOL_VERSION,
             node: if self.fault == Fault::OtherNode { "other" } else { NODE }.into(),
             role: Role::Backend,
             backend: "test".to_owned(),
@@ -160,7 +160,6 @@ impl Client {
         if let (Fault::OtherVersion, Some(v1::client_message::Message::Hello(hello))) = (self.fault, &mut hello.message)
         {
             hello.protocol_version = 9;
-            hello.max_protocol_version = 9;
         }
         if self.fault == Fault::AckFirst {
             send(sender, &empty_ack(Revision(1)));

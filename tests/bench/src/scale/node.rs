@@ -16,7 +16,7 @@ use backend::NodeState;
 use proto::{
     digest::{Digest, DigestVector},
     encoded::{self, EncodedMessage},
-    model::{Ack, Capabilities, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion},
+    model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion},
 };
 use runtime::Backoff;
 use rustls::{ClientConfig, pki_types::ServerName};
@@ -228,7 +228,7 @@ impl Node {
             Start::Digests(digests) => (Some(resume), Some(digests)),
         };
         Hello {
-            capabilities: Capabilities::SUPPORTED,
+            version: proto::PROTOCOL_VERSION,
             node: node_name(self.number).into(),
             role: Role::Backend,
             backend: "bench".to_owned(),

@@ -16,10 +16,7 @@ use backend::{
 };
 use frontend::{Config, Frontend, HistoryLimits, Listener, NodeLimits, Rate, object::SourceUpdate};
 use proto::{
-    model::{
-        Ack, Capabilities, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, ServicePortKey,
-        SourceVersion,
-    },
+    model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, ServicePortKey, SourceVersion},
     v1::{StatusRequest, fairlead_client::FairleadClient},
 };
 use runtime::{Ready, Shutdown, Trigger};
@@ -267,7 +264,7 @@ impl Fixture {
     /// Follows a stream without a committed state until it has received the marker and then a bookmark.
     async fn observe(&self, cluster: &TestCluster) -> ObservedState {
         let hello = Hello {
-            capabilities: Capabilities::SUPPORTED,
+            version: proto::PROTOCOL_VERSION,
             node: NODE.into(),
             role: Role::Observer,
             backend: "observer".to_owned(),

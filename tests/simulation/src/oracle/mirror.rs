@@ -163,12 +163,7 @@ impl StreamMirror {
         }
         let known = match (welcome.mode, self.resume) {
             (SyncMode::Snapshot, _) => Some((MirroredState::empty(&self.oracle.node), None)),
-            // It was committed by a process of another version, which the node does not resume.
-            (_, None) => {
-                let history = self.oracle.lock();
-                let known = history.states.iter().rev().find(|known| Some(known.digest) == self.claimed);
-                known.map(|known| (known.state.clone(), Some(known.digest)))
-            }
+            (_, None) => None,
             (_, Some(position)) => {
                 let history = self.oracle.lock();
                 let mut known = history.indexes(position).into_iter().flatten().map(|index| &history.states[*index]);

@@ -173,12 +173,7 @@ impl World {
                 trace!(self.trace, "node {node} reads a message each {slow} us");
                 self.network.set_slow(node, slow);
             }
-            26 => {
-                let (of, older) = (if rng.bool() { (Some(node), None) } else { (None, Some(frontend)) }, rng.bool());
-                trace!(self.trace, "{of:?} is of an older version: {older}");
-                self.network.set_older(of, older);
-            }
-            27 => {
+            26 | 27 => {
                 let jump = rng.i64(-DAY..=DAY);
                 trace!(self.trace, "the clock jumps by {jump} s");
                 clock::jump(jump);
