@@ -1,7 +1,7 @@
 //! The state of the cluster: written by the engine, read by sessions, status requests, the page and metrics.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
     net::IpAddr,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -111,9 +111,9 @@ impl ClusterState {
     pub(crate) fn use_of(&self, addresses: &[IpAddr]) -> AddressUse {
         let (mut used, of_pod, keys) = {
             let index = self.index();
-            let entries = entries_of_pod(&index, addresses);
+            let PodEntries { entries, is_ambiguous } = entries_of_pod(&index, addresses);
             let services: BTreeSet<_> = entries.iter().map(|(service, _)| service.clone()).collect();
-            let is_used = entries.iter().any(|(_, endpoint)| !endpoint.terminating);
+            let is_used = is_ambiguous || entries.iter().any(|(_, endpoint)| !endpoint.terminating);
             let of_pod: BTreeSet<_> = entries.iter().map(|(_, endpoint)| endpoint.address).collect();
             if !self.is_current(&index) {
                 return AddressUse { services, is_used, revision: None };
@@ -171,19 +171,37 @@ impl ClusterState {
 /// An entry of an EndpointSlice, with its Service.
 type PodEntry<'a> = (ObjectName, &'a SliceEndpoint);
 
-/// The entries that use a pod: those with its first address, and those with another one if all of them name the same
-/// pod. A kubelet asks for the first address only; the other one is that in the slices of the same Services.
-fn entries_of_pod<'a>(index: &'a Index, addresses: &[IpAddr]) -> Vec<PodEntry<'a>> {
-    let Some(first) = addresses.first() else { return Vec::new() };
+/// The entries that use a pod.
+struct PodEntries<'a> {
+    entries: Vec<PodEntry<'a>>,
+    /// Whether they name so many pods that their other addresses are not looked for.
+    is_ambiguous: bool,
+}
+
+/// How many pods the slices may name at one address: that which has it, and one that had it before. Every tenant can
+/// name others.
+const MAX_PODS: usize = 4;
+
+/// The entries with the first address, and, of each pod that they name, those with its other address, if they name no
+/// other pod. A kubelet asks for the first address only; the other one is that in the slices of the same Services.
+fn entries_of_pod<'a>(index: &'a Index, addresses: &[IpAddr]) -> PodEntries<'a> {
+    let Some(first) = addresses.first() else { return PodEntries { entries: Vec::new(), is_ambiguous: false } };
     let mut entries = entries_at(index, *first);
-    let Some(pod) = pod_of(&entries) else { return entries };
-    let in_slices = || entries.iter().find_map(|(service, _)| index.address_of_other_family(service, pod, *first));
-    let other = addresses.get(1).copied().or_else(in_slices);
-    let others = other.map(|address| entries_at(index, address)).unwrap_or_default();
-    if pod_of(&others) == Some(pod) {
-        entries.extend(others);
+    let pods: HashSet<PodId> = entries.iter().filter_map(|(_, endpoint)| endpoint.pod).collect();
+    if pods.len() > MAX_PODS {
+        return PodEntries { entries, is_ambiguous: true };
     }
-    entries
+    // A slice may list an address many times.
+    let services: BTreeSet<_> = entries.iter().map(|(service, _)| service.clone()).collect();
+    for pod in pods {
+        let in_slices = || services.iter().find_map(|service| index.address_of_other_family(service, pod, *first));
+        let other = addresses.get(1).copied().or_else(in_slices);
+        let others = other.map(|address| entries_at(index, address)).unwrap_or_default();
+        if pod_of(&others) == Some(pod) {
+            entries.extend(others);
+        }
+    }
+    PodEntries { entries, is_ambiguous: false }
 }
 
 /// The entries with an address. Those without a pod do not count if others name one: every tenant can write them.

@@ -45,6 +45,9 @@ pub(crate) struct FrontendContext {
     session_errors: Mutex<CountedLog<Identity>>,
 }
 
+/// The most problems that are listed: a response has 16 MiB.
+const MAX_PROBLEMS: usize = 1000;
+
 /// One reason why a part of an object, or of the TLS files, is not used.
 #[derive(Debug)]
 pub(crate) struct ReportedProblem {
@@ -95,7 +98,7 @@ impl FrontendContext {
         }
     }
 
-    /// All problems: of the TLS files first, then missing Nodes, then of objects.
+    /// All problems, up to [`MAX_PROBLEMS`]: of the TLS files first, then missing Nodes, then of objects.
     pub(crate) fn problems(&self) -> Vec<ReportedProblem> {
         let missing = self.missing_nodes();
         let tls = self.tls_error().map(|message| ReportedProblem {
@@ -111,7 +114,14 @@ impl FrontendContext {
                 message: problem.message,
             })
         });
-        tls.into_iter().chain(missing).chain(of_objects).collect()
+        let mut all = tls.into_iter().chain(missing).chain(of_objects);
+        let mut problems: Vec<_> = all.by_ref().take(MAX_PROBLEMS).collect();
+        let others = all.count();
+        if others > 0 {
+            let message = format!("{others} more problems are not listed");
+            problems.push(ReportedProblem { object: "more".to_owned(), field: String::new(), message });
+        }
+        problems
     }
 
     /// The Nodes that do not exist although their backends are connected.
@@ -144,6 +154,8 @@ impl FrontendContext {
 
 #[cfg(test)]
 mod tests {
+    use crate::object::{ObjectProblem, SourceUpdate};
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -152,5 +164,17 @@ mod tests {
         let count = |name: &str| context.count_session_error(&Identity::Node(name.into())).is_some();
         let lines = (0..20_000).filter(|_| count("node-1")).count();
         assert_eq!((lines, count("node-2")), (1, true));
+    }
+
+    #[test]
+    fn problems_are_bounded() {
+        let context = FrontendContext::new(Config::default());
+        for number in 0..2000 {
+            let mut service = crate::testing::parsed(crate::testing::service(&format!("web-{number}"), "10.96.0.1"));
+            service.problems = vec![ObjectProblem { field: "spec".to_owned(), message: "wrong".to_owned() }];
+            context.cluster.index().apply(SourceUpdate::Apply(service));
+        }
+        let problems = context.problems();
+        assert_eq!((problems.len(), &*problems[1000].message), (1001, "1000 more problems are not listed"));
     }
 }

@@ -33,6 +33,8 @@ use crate::{
 
 /// How long a node without a stream may be about to connect to another frontend.
 const LEFT: Duration = Duration::from_secs(10);
+/// For how long a node that acknowledges, but does not program, is waited for.
+const MAX_LAG: Duration = Duration::from_secs(60);
 /// How often is checked whether failures of nodes have ended, of which there is no notification.
 const FAILURES_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -72,7 +74,7 @@ pub(crate) struct DrainReport {
     /// The nodes of the cluster that are connected here and make progress.
     pub(crate) connected: NodeSet,
     pub(crate) cluster: NodeSet,
-    /// How many nodes have left this frontend, or appeared, in the last [`LEFT`].
+    /// Of a pod that is drained: how many nodes have left this frontend, or appeared, in the last [`LEFT`].
     pub(crate) left: usize,
 }
 
@@ -128,8 +130,8 @@ impl<'a> Drain<'a> {
         }
         let since = *self.unused_since.get_or_insert(revision);
         let is_behind = self.context.streams.with(|fleet| {
-            fleet.behind(since).any(|status| !status.is_stalled())
-                || fleet.failing_backends().any(|status| !status.is_stalled() && fails(status, &self.services))
+            fleet.behind(since).any(is_waited_for)
+                || fleet.failing_backends(MAX_LAG).any(|status| is_waited_for(status) && fails(status, &self.services))
         });
         if is_behind { DrainState::Behind(since) } else { DrainState::Drained }
     }
@@ -149,7 +151,8 @@ impl<'a> Drain<'a> {
                 services,
                 connected,
                 cluster: fleet.cluster,
-                left: fleet.left(LEFT),
+                // Only those that ask for the last nodes need it: it looks at all of them.
+                left: if state == DrainState::Drained { fleet.left(LEFT) } else { 0 },
             }
         })
     }
@@ -173,8 +176,13 @@ impl NodesBehind {
 /// The nodes that have not programmed the revision, or report that they could not program one of the Services. Those of
 /// a pod that is drained make no progress.
 fn unprogrammed<'a>(fleet: &'a Fleet, revision: Revision, services: &BTreeSet<ObjectName>) -> BTreeSet<&'a Arc<str>> {
-    let failing = fleet.failing_backends().filter(|status| fails(status, services));
+    let failing = fleet.failing_backends(Duration::MAX).filter(|status| fails(status, services));
     fleet.behind(revision).chain(failing).map(|status| &status.node).collect()
+}
+
+/// Whether a node that has not programmed a revision makes progress.
+fn is_waited_for(status: &StreamStatus) -> bool {
+    !status.is_stalled() && status.lag() < MAX_LAG
 }
 
 /// Whether a node reports that it could not program one of the Services.

@@ -387,9 +387,12 @@ impl Index {
             let is_claimed = self.claims.is_claimed(ip);
             self.claims.protected.compare_endpoints(*ip, is_claimed);
         }
+        let claimed = addresses.iter().filter(|ip| self.claims.is_claimed(ip));
+        let slices: BTreeSet<_> = claimed.flat_map(|ip| self.addresses.slices(*ip)).collect();
         let mut changed = Vec::new();
-        for slice in self.slices.values().flat_map(BTreeMap::values) {
-            if slice.endpoints.iter().any(|endpoint| addresses.contains(&endpoint.address)) {
+        for name in slices {
+            let service = self.slice_services.get(name).map(|service| sibling(name, service));
+            if let Some(slice) = service.and_then(|service| self.slices.get(&service)?.get(&name.name)) {
                 changed.extend(self.claims.protected.change_slice(slice, GroupChange::Add));
             }
         }

@@ -159,7 +159,7 @@ pub struct SliceEndpoint {
 }
 
 /// A pod, by a hash of its name that clients cannot predict. A name would take ten times the memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PodId(NonZeroU64);
 
 impl PodId {

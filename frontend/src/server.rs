@@ -191,13 +191,7 @@ impl FairleadService {
         self.authorize(&identity, &request.node)?;
         status::wait(&self.context, &request, self.shutdown.clone()).await?;
         let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
-        let mut response = status::response(&self.context, &request);
-        if !identity.may_see_all_objects() {
-            response.problems.clear();
-            response.waiting_drains.clear();
-            response.waiting_drain_count = 0;
-        }
-        Ok(answer(response, permit))
+        Ok(answer(status::response(&self.context, &request, identity.may_see_all_objects()), permit))
     }
 
     async fn endpoints(
@@ -208,8 +202,9 @@ impl FairleadService {
     ) -> Result<Response<v1::EndpointsResponse>, Status> {
         self.authorize(&identity, &request.node)?;
         let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
-        let mut response = endpoints::response(&self.context.cluster, &request)?;
-        if !identity.may_see_all_objects() {
+        let sees_all = identity.may_see_all_objects();
+        let mut response = endpoints::response(&self.context.cluster, &request, sees_all)?;
+        if !sees_all {
             endpoints::keep_own(&mut response, &request.node);
         }
         Ok(answer(response, permit))

@@ -106,8 +106,8 @@ pub(crate) struct Fleet {
     /// What nodes have programmed by their newest streams, the oldest revision first. A node whose object was deleted
     /// does not count.
     programmed: BTreeSet<(Revision, Arc<str>)>,
-    /// Those whose newest stream reports failures. Few.
-    failing: BTreeSet<Arc<str>>,
+    /// Those whose newest stream reports failures, and since when. Few.
+    failing: BTreeMap<Arc<str>, Instant>,
     /// The nodes of the cluster with a backend stream.
     pub(crate) connected: NodeSet,
     /// All nodes of the cluster.
@@ -366,9 +366,10 @@ impl Fleet {
         }
     }
 
-    /// The newest streams of the nodes that report failures.
-    pub(crate) fn failing_backends(&self) -> impl Iterator<Item = &StreamStatus> {
-        self.failing.iter().filter_map(|node| self.current(node))
+    /// The newest streams of the nodes that report failures, for less than this time.
+    pub(crate) fn failing_backends(&self, within: Duration) -> impl Iterator<Item = &StreamStatus> {
+        let failing = self.failing.iter().filter(move |(_, since)| since.elapsed() < within);
+        failing.filter_map(|(node, _)| self.current(node))
     }
 
     /// Why the node's last stream was ended, until a later stream succeeds.
@@ -432,7 +433,7 @@ impl Fleet {
         if is_first {
             let Self { nodes, programmed, failing, .. } = self;
             programmed.retain(|(_, node)| nodes.contains_key(node));
-            failing.retain(|node| nodes.contains_key(node));
+            failing.retain(|node, _| nodes.contains_key(node));
         }
         is_new
     }
@@ -473,7 +474,7 @@ impl Fleet {
             }
         }
         match current {
-            Some((_, false)) => drop(self.failing.insert(node.clone())),
+            Some((_, false)) => drop(self.failing.entry(node.clone()).or_insert_with(Instant::now)),
             _ => drop(self.failing.remove(node)),
         }
         result

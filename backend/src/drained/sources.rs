@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 /// How many questions wait at the same time: pods of one node that end together.
 pub(super) const MAX_WAITING: usize = 96;
-/// How many of them are about one pod: its containers may each have a hook.
+/// How many of them are about one pod, whose containers may each have a hook; one, when half of all places are taken.
 pub(super) const MAX_OF_POD: usize = 8;
 /// How often one address may ask.
 const QUESTIONS: Rate = Rate { burst: 10, every: Duration::from_secs(1) };
@@ -57,10 +57,12 @@ impl Sources {
         if all.sources.len() >= MAX_SOURCES && !all.sources.contains_key(&source) {
             return Err("too many clients ask this node: try again".to_owned());
         }
+        let is_scarce = all.waiting >= MAX_WAITING / 2;
         let new = || Source { waiting: 0, questions: TokenBucket::full(now) };
         let Source { waiting, questions } = all.sources.entry(source).or_insert_with(new);
-        if *waiting >= MAX_OF_POD {
-            return Err(format!("{MAX_OF_POD} questions of {source} wait already: try again"));
+        let limit = if is_scarce { 1 } else { MAX_OF_POD };
+        if *waiting >= limit {
+            return Err(format!("{waiting} questions of {source} wait already: try again"));
         }
         if questions.take(QUESTIONS, now).is_err() {
             return Err(format!("{source} asks more than {} times in a row: try again in a second", QUESTIONS.burst));
@@ -98,8 +100,12 @@ mod tests {
         let sources = Sources::default();
         let mut held: Vec<_> = (0..MAX_OF_POD).map(|_| sources.admit(pod(1)).unwrap()).collect();
         assert!(sources.admit(pod(1)).unwrap_err().contains("fd00::1"));
-        held.extend((2..=12).flat_map(|number| [(); MAX_OF_POD].map(|()| sources.admit(pod(number)).unwrap())));
-        assert!(sources.admit(pod(13)).unwrap_err().contains("96"));
+        held.extend((2..=6).flat_map(|number| [(); MAX_OF_POD].map(|()| sources.admit(pod(number)).unwrap())));
+        // Half of all places are taken: the others are for one question of a pod each.
+        held.push(sources.admit(pod(7)).unwrap());
+        assert!(sources.admit(pod(7)).unwrap_err().contains("1 questions"));
+        held.extend((8..=54).map(|number| sources.admit(pod(number)).unwrap()));
+        assert!(sources.admit(pod(55)).unwrap_err().contains("96"));
         held.truncate(1);
         drop(sources.admit(pod(13)).unwrap());
     }

@@ -13,7 +13,7 @@ use netlink::{
     AddressFamily,
     conntrack::{Flow, FlowProtocol},
 };
-use proto::model::{IpFamily, PerFamily, ServicePortKey};
+use proto::model::{IpFamily, PerFamily};
 use runtime::{
     failure::{Recovery, Repeated},
     warn_if_news,
@@ -34,8 +34,8 @@ use crate::{
     },
 };
 
-/// The most connections that a pass resets: of a service port, and in all.
-const MAX_OF_SERVICE_PORT: usize = 1024;
+/// The most connections that a pass resets: of a namespace, and in all.
+const MAX_OF_NAMESPACE: usize = 1024;
 const MAX: usize = 4096;
 
 /// The shortest rest after a pass, so that at most [`MAX`] probes are sent in a second.
@@ -232,12 +232,12 @@ impl Worker {
 
 /// The connections to endpoints that are due, up to [`MAX`]. Counts all of them.
 fn find(due: &Due, family: IpFamily, of_kernel: AddressFamily, open: &mut OpenConnections) -> Result<Vec<Flow>> {
-    let mut of_port = BTreeMap::<ServicePortKey, usize>::new();
+    let mut of_namespace = BTreeMap::<_, usize>::new();
     let mut flows = Vec::new();
     let visited = KernelFlowTable.visit(of_kernel, FlowProtocol::Tcp, &mut |flow| {
         let Some((key, endpoint)) = due.vips[family].of_gone(&flow) else { return Ok(()) };
-        let count = of_port.entry(key.clone()).or_default();
-        if flows.len() < MAX && *count < MAX_OF_SERVICE_PORT {
+        let count = of_namespace.entry(key.namespace.clone()).or_default();
+        if flows.len() < MAX && *count < MAX_OF_NAMESPACE {
             *count += 1;
             flows.push(flow);
         }

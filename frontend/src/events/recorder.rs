@@ -41,8 +41,11 @@ const EXPIRY: Duration = Duration::from_secs(3600);
 const MAX_STARTS: usize = 1024;
 /// The most problems of objects that wait to be sent, and the most of one namespace. Further ones are dropped.
 const MAX_PROBLEMS: (usize, usize) = (1024, 64);
-/// The most reasons of one namespace that are counted.
+/// The most reasons of one namespace that are counted, and the most that one node was the first to report.
 const MAX_SERIES_OF_NAMESPACE: usize = 256;
+const MAX_SERIES_OF_NODE: usize = 512;
+/// The most requests in a tick that are about failures, which come again and again.
+const FAILURES_PER_TICK: usize = 3;
 /// How long nothing is sent to a namespace after the API server has answered 403 there: the namespace terminates, or
 /// the permission is missing.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
@@ -52,12 +55,16 @@ const MAX_PAUSED: usize = 1024;
 /// What has been reported, and what of it has been sent.
 pub(super) struct EventRecorder {
     sender: EventSender,
-    series: HashMap<SeriesKey, EventSeries>,
+    failures: FailureSeries,
     /// Not sent yet.
     starts: VecDeque<BackendStart>,
     /// Not sent yet: each with its namespace.
     problems: VecDeque<(Arc<str>, Event)>,
 }
+
+/// The failures that were reported within [`EXPIRY`].
+#[derive(Debug, Default)]
+pub(super) struct FailureSeries(HashMap<SeriesKey, EventSeries>);
 
 /// Sends requests to the API server.
 struct EventSender {
@@ -82,7 +89,7 @@ struct NamespacePauses {
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
         let sender = EventSender { client, instance, pauses: NamespacePauses::default() };
-        Self { sender, series: HashMap::new(), starts: VecDeque::new(), problems: VecDeque::new() }
+        Self { sender, failures: FailureSeries::default(), starts: VecDeque::new(), problems: VecDeque::new() }
     }
 
     /// Runs until the queue is closed.
@@ -92,7 +99,7 @@ impl EventRecorder {
         loop {
             tokio::select! {
                 report = reports.recv() => match report {
-                    Some(EventReport::Failed(node, failure)) => self.count(node, failure),
+                    Some(EventReport::Failed(node, failure)) => drop(self.failures.count(node, failure)),
                     Some(EventReport::Started(start)) => self.add_start(start),
                     Some(EventReport::Degraded(node)) => self.add_degraded(&node),
                     Some(EventReport::Problem(notice)) => self.add_problem(&notice),
@@ -100,19 +107,6 @@ impl EventRecorder {
                 },
                 _ = ticks.tick() => self.send_due().await,
             }
-        }
-    }
-
-    fn count(&mut self, node: Arc<str>, failure: ServicePortFailure) {
-        let now = Timestamp::now();
-        let key = SeriesKey::of(failure);
-        let of_namespace = |namespace: &Arc<str>| {
-            self.series.keys().filter(|series| series.port.namespace == *namespace).count() < MAX_SERIES_OF_NAMESPACE
-        };
-        let fits =
-            self.series.contains_key(&key) || self.series.len() < MAX_SERIES && of_namespace(&key.port.namespace);
-        if fits {
-            self.series.entry(key).or_insert_with(|| EventSeries::new(node, now)).add(now);
         }
     }
 
@@ -143,15 +137,15 @@ impl EventRecorder {
         }
     }
 
-    /// Sends what is due, at most `REQUESTS_PER_TICK` requests. Failures come first. A start or problem that cannot be
-    /// sent is dropped.
+    /// Sends what is due, at most [`REQUESTS_PER_TICK`] requests. Failures come first, but leave room for others. A
+    /// start or problem that cannot be sent is dropped.
     async fn send_due(&mut self) {
-        let Self { sender, series, starts, problems } = self;
+        let Self { sender, failures: FailureSeries(series), starts, problems } = self;
         series.retain(|_, series| series.last_report.elapsed() < EXPIRY);
         let mut left = REQUESTS_PER_TICK;
         for (key, series) in series.iter_mut().filter(|(_, series)| series.is_due()) {
-            if left == 0 {
-                return;
+            if left == REQUESTS_PER_TICK - FAILURES_PER_TICK {
+                break;
             }
             if sender.pauses.contain(&key.port.namespace) {
                 continue;
@@ -172,6 +166,26 @@ impl EventRecorder {
                 }
             }
         }
+    }
+}
+
+// === impl FailureSeries ===
+
+impl FailureSeries {
+    /// Counts a report. Returns whether there is room for it.
+    pub(super) fn count(&mut self, node: Arc<str>, failure: ServicePortFailure) -> bool {
+        let Self(series) = self;
+        let (key, now) = (SeriesKey::of(failure), Timestamp::now());
+        if !series.contains_key(&key) {
+            let of_namespace = series.keys().filter(|other| other.port.namespace == key.port.namespace).count();
+            let of_node = series.values().filter(|series| series.node == node).count();
+            let has_room = of_namespace < MAX_SERIES_OF_NAMESPACE && of_node < MAX_SERIES_OF_NODE;
+            if series.len() >= MAX_SERIES || !has_room {
+                return false;
+            }
+        }
+        series.entry(key).or_insert_with(|| EventSeries::new(node, now)).add(now);
+        true
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) struct EventSeries {
     last: Timestamp,
     count: u32,
     /// The node that reported it first.
-    node: Arc<str>,
+    pub(super) node: Arc<str>,
     /// When the Event was last sent, and its count.
     sent: Option<(Instant, u32)>,
     pub(super) last_report: Instant,

@@ -11,7 +11,7 @@ use kube::{Client, Config};
 use proto::model::{FailureKind, Protocol, ServicePortKey};
 use serde_json::{Value, json};
 
-use super::*;
+use super::{recorder::FailureSeries, *};
 use crate::{index::ProblemCause, object::ObjectProblem};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -178,13 +178,41 @@ async fn namespace_with_many_failures_leaves_others_their_events() {
         fixture.failed_in("greedy", FailureKind::Program, "node-a", &format!("web-{number}"), "invalid argument");
     }
     fixture.failed("node-a", "web", "invalid argument");
-    // At most 256 of the greedy namespace are counted, and sent at 5 a second.
+    // At most 256 of the greedy namespace are counted, and sent at 3 a second.
     for request in 0.. {
         assert!(request <= 256);
         if fixture.call().await.0.contains("/shop/") {
             return;
         }
     }
+}
+
+#[tokio::test]
+async fn failures_leave_room_for_other_events() {
+    let mut fixture = start().await;
+    for number in 0..100 {
+        fixture.failed("node-a", &format!("web-{number}"), "invalid argument");
+    }
+    fixture.events.degraded(DegradedNode { node: "node-b".into(), text: "no IPv6".to_owned() });
+    for request in 0.. {
+        assert!(request <= 50);
+        if fixture.call().await.0.contains("/default/") {
+            return;
+        }
+    }
+}
+
+#[test]
+fn node_with_many_failures_leaves_others_their_events() {
+    let mut failures = FailureSeries::default();
+    let mut count = |node: &str, number: usize| {
+        let key = ServicePortKey::new(format!("shop-{}", number % 16), "web", "http", Protocol::Tcp);
+        let reason = format!("reason {number}");
+        failures.count(node.into(), ServicePortFailure { key, reason, retryable: true, kind: FailureKind::Program })
+    };
+    assert_eq!((0..4000).filter(|number| count("node-a", *number)).count(), 512);
+    assert!(count("node-b", 4000));
+    assert!(count("node-a", 0), "one that is known");
 }
 
 #[tokio::test]

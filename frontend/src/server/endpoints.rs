@@ -12,9 +12,11 @@ use crate::{
 /// The reasons whose details name other nodes.
 const NAMES_NODES: [&str; 2] = ["hint-other-node", "not-on-this-node"];
 
+/// `sees_all`: the client may see the problems of objects.
 pub(super) fn response(
     cluster: &ClusterState,
     request: &v1::EndpointsRequest,
+    sees_all: bool,
 ) -> Result<v1::EndpointsResponse, Status> {
     let v1::EndpointsRequest { namespace, name, node, port } = request;
     if node.is_empty() {
@@ -38,25 +40,28 @@ pub(super) fn response(
     if explanations.is_empty() {
         return Err(Status::not_found(format!("Service {name} has no port with the name or number {port}")));
     }
-    let problems = index.problems_of(&name).map(|(kind, name, problem)| v1::Problem {
+    let problems = sees_all.then(|| index.problems_of(&name)).into_iter().flatten();
+    let problems = problems.map(|(kind, name, problem)| v1::Problem {
         object: format!("{kind} {name}"),
         field: problem.field,
         message: problem.message,
     });
-    let node_info = index.node(node);
+    let problems = problems.collect();
+    let zone = index.node(node).map(|node| node.zone.to_string());
+    // Commits need it.
+    drop(index);
     Ok(v1::EndpointsResponse {
         epoch: epoch.0,
         revision: revision.0,
-        node_known: node_info.is_some(),
-        zone: node_info.map(|node| node.zone.to_string()).unwrap_or_default(),
+        node_known: zone.is_some(),
+        zone: zone.unwrap_or_default(),
         ports: explanations.into_iter().map(port_endpoints).collect(),
-        problems: problems.collect(),
+        problems,
     })
 }
 
-/// Removes what concerns other nodes and the objects of others: the node itself needs only which endpoints it uses.
+/// Removes what concerns other nodes: the node itself needs only which endpoints it uses.
 pub(super) fn keep_own(response: &mut v1::EndpointsResponse, own: &str) {
-    response.problems.clear();
     for endpoint in response.ports.iter_mut().flat_map(|port| &mut port.endpoints) {
         endpoint.node_hints.retain(|node| node == own);
         if endpoint.node != own {
@@ -117,12 +122,11 @@ mod tests {
         };
         let own = v1::SliceEndpoint { node: "a".to_owned(), ..v1::SliceEndpoint::default() };
         let ports = vec![v1::ServicePortEndpoints { endpoints: vec![endpoint, own], ..Default::default() }];
-        let problems = vec![v1::Problem::default()];
-        let mut response = v1::EndpointsResponse { ports, problems, ..Default::default() };
+        let mut response = v1::EndpointsResponse { ports, ..Default::default() };
         keep_own(&mut response, "a");
         let [other, own] = &response.ports[0].endpoints[..] else { panic!("{response:?}") };
         assert_eq!((other.node.as_str(), &other.node_hints[..], own.node.as_str()), ("", &["a".to_owned()][..], "a"));
         let details = [&other.cluster, &other.local].map(|membership| membership.as_ref().unwrap().detail.as_str());
-        assert_eq!((details, response.problems.len()), (["", "not ready"], 0));
+        assert_eq!(details, ["", "not ready"]);
     }
 }

@@ -57,26 +57,40 @@ pub(super) async fn wait(
     Ok(())
 }
 
-pub(super) fn response(context: &FrontendContext, request: &v1::StatusRequest) -> v1::StatusResponse {
+/// `sees_all`: the client may see the problems of objects, and the pods that wait.
+pub(super) fn response(context: &FrontendContext, request: &v1::StatusRequest, sees_all: bool) -> v1::StatusResponse {
     let fleet = context.streams.fleet();
-    let problems = context.problems().into_iter().map(problem).collect();
     let watches = context.freshness.snapshot().into_iter().map(kind).collect();
-    let log = context.cluster.log();
-    v1::StatusResponse {
-        epoch: log.epoch().0,
-        revision: log.revision().0,
-        service_ports: log.service_ports as u64,
-        endpoints: log.endpoints as u64,
+    let programmed = fleet.programmed_on_all_nodes();
+    // Commits need the log.
+    let of_log = {
+        let log = context.cluster.log();
+        v1::StatusResponse {
+            epoch: log.epoch().0,
+            revision: log.revision().0,
+            service_ports: log.service_ports as u64,
+            endpoints: log.endpoints as u64,
+            programmed_on_all_nodes: programmed.unwrap_or_else(|| log.revision()).0,
+            ..v1::StatusResponse::default()
+        }
+    };
+    let response = v1::StatusResponse {
         nodes: nodes(&fleet, &request.node),
-        problems,
-        programmed_on_all_nodes: fleet.programmed_on_all_nodes().unwrap_or_else(|| log.revision()).0,
         nodes_without_backend: fleet.disconnected().count() as u64,
         ready: context.cluster.is_ready(),
         started_micros: unix_micros(context.started),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         watches,
+        ..of_log
+    };
+    if !sees_all {
+        return response;
+    }
+    v1::StatusResponse {
+        problems: context.problems().into_iter().map(problem).collect(),
         waiting_drains: drained::waiting(context, &fleet),
         waiting_drain_count: context.drains.count() as u64,
+        ..response
     }
 }
 

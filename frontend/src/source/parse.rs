@@ -28,6 +28,9 @@ pub(super) trait Resource: DeserializeOwned {
 /// How many invalid fields of an object are described. The others are counted.
 const MAX_DESCRIBED: usize = 64;
 
+/// The most characters of a field and of a message: values may have 256 KiB.
+const MAX_CHARS: usize = 256;
+
 /// Collects the invalid fields of an object.
 #[derive(Debug, Default)]
 pub(super) struct FieldProblems {
@@ -41,7 +44,7 @@ impl FieldProblems {
     /// `message` has the value of the field at `path`, what is wrong with it, and what is used instead.
     fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {
         if self.described.len() < MAX_DESCRIBED {
-            self.described.push(ObjectProblem { field: path.into(), message: message.into() });
+            self.described.push(ObjectProblem { field: shortened(path.into()), message: shortened(message.into()) });
         } else {
             self.more += 1;
         }
@@ -74,6 +77,17 @@ impl FieldProblems {
         let texts = items(list).iter().enumerate();
         texts.filter_map(|(n, text)| self.ignored(format!("{path}[{n}]"), parse(text))).collect()
     }
+}
+
+/// A text without its middle, if it is long: the end says what is done about the value at the start.
+fn shortened(text: String) -> String {
+    const END: usize = 64;
+    let chars = text.chars().count();
+    if chars <= MAX_CHARS {
+        return text;
+    }
+    let start = text.chars().take(MAX_CHARS - END - 1);
+    start.chain(['…']).chain(text.chars().skip(chars - END)).collect()
 }
 
 // === From JSON ===

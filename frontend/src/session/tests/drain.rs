@@ -99,7 +99,8 @@ async fn address_in_no_slice_is_unknown() {
     let fixture = cluster().await;
     fixture.update(pods(&[2])).await;
     fixture.committed().await;
-    assert_eq!(state(&fixture).await, DrainState::Unknown);
+    let report = ask(&fixture, Duration::ZERO).await.unwrap();
+    assert_eq!((report.state, report.left), (DrainState::Unknown, 0), "no node is looked at");
 }
 
 #[tokio::test(start_paused = true)]
@@ -223,6 +224,25 @@ async fn node_that_makes_progress_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn node_that_acknowledges_and_does_not_program_is_waited_for_a_minute() {
+    let fixture = cluster().await;
+    let mut client = fixture.joined("node-0").await;
+    let mut other = fixture.joined("node-1").await;
+    fixture.update(pods(&[-1, 2])).await;
+    other.commit().await;
+    client.batches().await;
+    client.ack_unfinished(1).await;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(60) {
+        assert_ne!(state(&fixture).await, DrainState::Drained);
+        client.bookmark().await;
+        client.ack_unfinished(1).await;
+    }
+    let report = ask(&fixture, LONG).await.unwrap();
+    assert_eq!((report.state, &report.stalled.first[..]), (DrainState::Drained, &["node-0".into()][..]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn node_that_connects_again_and_again_makes_no_progress() {
     let fixture = cluster().await;
     let mut first = fixture.joined("node-0").await;
@@ -292,6 +312,46 @@ async fn other_address_counts_only_if_it_is_of_the_same_pod() {
     fixture.committed().await;
     let both = (DrainState::InUse, vec!["ns/secret".to_owned(), "ns/web".to_owned()]);
     assert_eq!(asked(&["10.0.0.1", "10.0.0.8"]).await, both);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slice_that_names_another_pod_does_not_hide_the_other_address() {
+    let fixture = cluster().await;
+    let ends =
+        |pod, address| of_pod(pod, SliceEndpoint { terminating: true, ready: false, ..endpoint(address, "node-9") });
+    let others = vec![of_pod("other", endpoint("10.0.0.2", "node-9"))];
+    fixture.update(put(slice("x", "web", [vec![ends("own", "10.0.0.1")], others].concat()))).await;
+    fixture.update(put(slice("z", "web", vec![of_pod("own", endpoint("fd00::1", "node-9"))]))).await;
+    fixture.update(put(slice("theirs", "web", vec![ends("theirs", "10.0.0.1")]))).await;
+    fixture.committed().await;
+    for addresses in [&["10.0.0.1"][..], &["10.0.0.1", "fd00::1"]] {
+        let report = ask_about(&fixture, addresses, Duration::ZERO).await.unwrap();
+        assert_eq!(report.state, DrainState::InUse, "{addresses:?}");
+    }
+    fixture.update(put(slice("z", "web", vec![ends("own", "fd00::1")]))).await;
+    fixture.committed().await;
+    assert_eq!(state(&fixture).await, DrainState::Drained);
+    // More than it can be.
+    let many = ["a", "b", "c", "d"].map(|pod| ends(pod, "10.0.0.1"));
+    fixture.update(put(slice("theirs", "web", many.to_vec()))).await;
+    fixture.committed().await;
+    assert_eq!(state(&fixture).await, DrainState::InUse);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slices_that_list_an_address_many_times_cost_their_sum() {
+    let fixture = cluster().await;
+    let slices = 20;
+    for number in 0..slices {
+        let entry = SliceEndpoint { terminating: true, ready: false, ..endpoint("10.0.0.1", "node-9") };
+        let entries = vec![of_pod("own", entry); 1000];
+        fixture.update(put(slice(&format!("many-{number}"), "web", entries))).await;
+    }
+    fixture.committed().await;
+    let begun = std::time::Instant::now();
+    state(&fixture).await;
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}: for each of {slices},000 entries all were looked at");
 }
 
 #[tokio::test(start_paused = true)]

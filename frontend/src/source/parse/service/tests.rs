@@ -480,3 +480,12 @@ fn unknown_fields_are_tolerated() {
     let (_, problems) = parse_valid(&with_spec(json!({"fieldOfTheFuture": {"a": [1]}})));
     assert_eq!(problems, Vec::<String>::new());
 }
+
+#[test]
+fn long_values_are_shortened_in_problems() {
+    let mut service = with_dual_spec(json!({}));
+    service["metadata"]["annotations"] = json!({RESET_CONNECTIONS_ANNOTATION: "\u{1}".repeat(255 << 10)});
+    let [problem] = &parsed(&service).problems[..] else { panic!("{:?}", parsed(&service).problems.len()) };
+    assert_eq!(problem.message.chars().count(), 256);
+    assert!(problem.message.contains("\\u{1}") && problem.message.contains('…'), "{}", problem.message);
+}
