@@ -1,7 +1,7 @@
 //! What stands between the last commit and the kernel: what the backend has to do, when, and which acks wait for it.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::{Duration, SystemTime},
 };
 
@@ -13,6 +13,9 @@ use runtime::Backoff;
 use tokio::time::Instant;
 
 use crate::{Changes, Drift, backend::Work, drifts::Drifts, stream::IdleTimeout};
+
+/// For how long the ack of a commit waits until the commit is programmed: most are, and then need no second ack.
+const ACK_DELAY: Duration = Duration::from_millis(100);
 
 /// The most acks that wait while the backend fails. A later ack covers the earlier ones.
 const MAX_ACKS: usize = 256;
@@ -32,13 +35,17 @@ pub(crate) struct Pending {
     sync_state: SyncState,
     /// Commits since the backend's last success.
     changes: Changes,
-    /// See [`SyncReport::unfinished`](crate::SyncReport::unfinished).
-    unfinished: Option<BTreeSet<ServicePortKey>>,
+    /// Whether the backend is to be called again. See [`SyncReport::unfinished`](crate::SyncReport::unfinished).
+    is_interrupted: bool,
+    /// The last commit of the session. Revisions before that are 0.
+    committed: Revision,
+    /// The service ports that do not have it, with the last commit that each of them has; 0 if that is unknown.
+    unfinished: BTreeMap<ServicePortKey, Revision>,
+    /// The same for those whose loss is withheld: the kernel has endpoints that are not committed.
+    withheld: Option<Revision>,
     acks: VecDeque<PendingAck>,
-    /// The last ack that was sent while service ports were unfinished; it is repeated when all are programmed.
-    early_ack: Option<PendingAck>,
-    /// The service ports whose loss is withheld: the kernel has endpoints that the commit has not.
-    pub(crate) withheld: usize,
+    /// The last ack of the session, and when its commit was received.
+    sent: Option<(Instant, Ack)>,
     /// When to reconcile: [`Self::begin`] has work then, even if nothing happens before.
     pub(crate) retry_at: Option<Instant>,
     backoff: Backoff,
@@ -66,11 +73,13 @@ enum SyncState {
     Applied,
 }
 
+/// A commit or bookmark that is not acked.
 #[derive(Clone, Copy, Debug)]
-struct PendingAck {
-    revision: Revision,
-    digest: Digest,
-    received: Instant,
+pub(crate) struct PendingAck {
+    pub(crate) revision: Revision,
+    /// Of the committed state.
+    pub(crate) digest: Digest,
+    pub(crate) received_at: Instant,
 }
 
 impl Pending {
@@ -79,10 +88,12 @@ impl Pending {
         Self {
             sync_state: SyncState::NothingCommitted,
             changes: Changes::default(),
-            unfinished: None,
+            is_interrupted: false,
+            committed: Revision(0),
+            unfinished: BTreeMap::new(),
+            withheld: None,
             acks: VecDeque::new(),
-            early_ack: None,
-            withheld: 0,
+            sent: None,
             retry_at: None,
             backoff: Backoff::new(retry_delay.0, retry_delay.1),
             drifts: Drifts::default(),
@@ -94,14 +105,22 @@ impl Pending {
         }
     }
 
-    /// Records a commit, or a bookmark, which changes nothing.
-    pub(crate) fn commit(&mut self, revision: Revision, digest: Digest, changes: Changes, received: Instant) {
+    /// Records a commit, or a bookmark, which changes nothing. `is_withholding`: a loss of it, or of an earlier commit,
+    /// is not among the changes.
+    pub(crate) fn commit(&mut self, ack: PendingAck, changes: Changes, is_withholding: bool) {
         self.restored();
+        // A repair may be of the revision that is committed already.
+        let before = self.committed.min(Revision(ack.revision.0.saturating_sub(1)));
+        for key in &changes.service_ports {
+            self.unfinished.entry(key.clone()).or_insert(before);
+        }
         self.changes.merge(changes);
+        self.withheld = is_withholding.then(|| self.withheld.unwrap_or(before));
+        self.committed = ack.revision;
         if self.acks.len() == MAX_ACKS {
             self.acks.pop_front();
         }
-        self.acks.push_back(PendingAck { revision, digest, received });
+        self.acks.push_back(ack);
     }
 
     /// Records when the last commit was changed in the cluster.
@@ -113,16 +132,21 @@ impl Pending {
 
     /// Takes the triggers of the commits that are programmed.
     pub(crate) fn programmed_triggers(&mut self) -> Vec<SystemTime> {
-        let unfinished = self.unfinished.as_ref();
+        let unfinished = &self.unfinished;
         let is_programmed = |(_, service_ports): &mut (_, BTreeSet<ServicePortKey>)| {
-            unfinished.is_none_or(|unfinished| service_ports.is_disjoint(unfinished))
+            !service_ports.iter().any(|key| unfinished.contains_key(key))
         };
         self.triggers.extract_if(.., is_programmed).map(|(trigger, _)| trigger).collect()
     }
 
-    /// Whether everything of the last work is programmed.
+    /// Whether everything is programmed.
     pub(crate) fn is_finished(&self) -> bool {
-        self.unfinished.as_ref().is_none_or(BTreeSet::is_empty)
+        self.unfinished.is_empty()
+    }
+
+    /// The newest commit up to which everything is programmed, except for the failures.
+    fn programmed(&self) -> Revision {
+        self.unfinished.values().chain(&self.withheld).copied().fold(self.committed, Revision::min)
     }
 
     /// There is a committed state, and the content of the kernel is unknown.
@@ -157,22 +181,18 @@ impl Pending {
     /// that are `unfinished` now.
     pub(crate) fn completed(&self, work: &Work, unfinished: Option<&BTreeSet<ServicePortKey>>) -> Work {
         let Work::Apply(changes) = work else { return work.clone() };
-        let mut changes = changes.clone();
-        match (&self.unfinished, unfinished) {
-            (Some(before), Some(unfinished)) => changes.service_ports.extend(before.difference(unfinished).cloned()),
-            (Some(before), None) => changes.service_ports.extend(before.iter().cloned()),
-            (None, _) => {}
-        }
-        if let Some(unfinished) = unfinished {
-            changes.service_ports.retain(|key| !unfinished.contains(key));
-        }
-        Work::Apply(changes)
+        let is_completed = |key: &&ServicePortKey| unfinished.is_none_or(|unfinished| !unfinished.contains(*key));
+        let service_ports = self.unfinished.keys().filter(is_completed).cloned().collect();
+        Work::Apply(Changes { service_ports, ..changes.clone() })
     }
 
     /// The session has ended, and its acks are void.
     pub(crate) fn lost(&mut self) {
         self.acks.clear();
-        self.early_ack = None;
+        self.sent = None;
+        for revision in self.unfinished.values_mut().chain(&mut self.withheld).chain([&mut self.committed]) {
+            *revision = Revision(0);
+        }
     }
 
     /// Suspended while the frontend waits for an ack.
@@ -183,14 +203,14 @@ impl Pending {
     /// The work that is due. The caller must report its result.
     pub(crate) fn begin(&mut self) -> Option<Work> {
         self.drifts.end_incident();
-        let is_interrupted = self.sync_state == SyncState::Applied && self.unfinished.is_some() && !self.repair_due;
+        let is_interrupted = self.sync_state == SyncState::Applied && self.is_interrupted && !self.repair_due;
         if self.retry_at.is_some_and(|retry_at| retry_at <= Instant::now()) && !is_interrupted {
             self.retry_at = None;
             self.sync_state = SyncState::Unknown;
             self.changes = Changes::default();
             return Some(Work::Reconcile);
         }
-        if self.sync_state == SyncState::Applied && (!self.changes.is_empty() || self.unfinished.is_some()) {
+        if self.sync_state == SyncState::Applied && (!self.changes.is_empty() || self.is_interrupted) {
             self.sync_state = SyncState::Unknown;
             return Some(Work::Apply(std::mem::take(&mut self.changes)));
         }
@@ -204,7 +224,12 @@ impl Pending {
         unfinished: Option<BTreeSet<ServicePortKey>>,
     ) -> bool {
         self.sync_state = SyncState::Applied;
-        self.unfinished = unfinished;
+        self.is_interrupted = unfinished.is_some();
+        let unfinished = unfinished.unwrap_or_default();
+        self.unfinished.retain(|key, _| unfinished.contains(key));
+        for key in unfinished {
+            self.unfinished.entry(key).or_default();
+        }
         if !failures.iter().any(|failure| failure.retryable) {
             self.retry_at = None;
             self.backoff.reset();
@@ -226,37 +251,42 @@ impl Pending {
     pub(crate) fn failed(&mut self) -> Duration {
         let delay = self.backoff.next_delay();
         self.sync_state = SyncState::Unknown;
-        self.unfinished = None;
+        self.is_interrupted = false;
         self.retry_at = Some(Instant::now() + delay);
         delay
     }
 
-    /// Takes the acks that are due: the last call of the backend has included all commits. Service ports may be
-    /// unfinished.
+    /// Takes the acks that are due. While the backend fails or hangs there are none.
     pub(crate) fn acks(&mut self) -> Vec<Ack> {
         if self.sync_state != SyncState::Applied || !self.changes.is_empty() {
             return Vec::new();
         }
-        let unfinished = self.unfinished.as_ref().map_or(0, BTreeSet::len) + self.withheld;
-        let is_finished = unfinished == 0;
-        let now = Instant::now();
-        let failures = self.acked_failures();
-        // A later ack covers the early one.
-        let mut due: Vec<PendingAck> = self.acks.drain(..).collect();
-        if is_finished && due.is_empty() {
-            due.extend(self.early_ack.take());
-        } else if !due.is_empty() {
-            self.early_ack = due.last().filter(|_| !is_finished).copied();
+        let (now, is_finished, programmed) = (Instant::now(), self.is_finished(), self.programmed());
+        let (failures, degraded) = (self.acked_failures(), self.degraded.clone());
+        let Some(first) = self.acks.front() else {
+            let Some((received_at, sent)) = &mut self.sent else { return Vec::new() };
+            let is_more = sent.programmed != programmed;
+            // Failures that change with each part of a large change wait for the last one.
+            let differs = is_more || is_finished && (sent.failures != failures || sent.degraded != degraded);
+            if differs {
+                let apply_time = if is_more { now - *received_at } else { sent.apply_time };
+                *sent = Ack { programmed, apply_time, failures, degraded, ..sent.clone() };
+            }
+            return differs.then(|| sent.clone()).into_iter().collect();
+        };
+        if !is_finished && now < first.received_at + ACK_DELAY {
+            return Vec::new();
         }
-        let acks = due.into_iter().map(|PendingAck { revision, digest, received }| Ack {
-            revision,
+        let ack = |PendingAck { revision, digest, received_at }| Ack {
+            received: revision,
+            programmed: programmed.min(revision),
             digest: Some(digest),
-            apply_time: now - received,
+            apply_time: now - received_at,
             failures: failures.clone(),
-            unfinished: u32::try_from(unfinished).unwrap_or(u32::MAX),
-            degraded: self.degraded.clone(),
-        });
-        acks.collect()
+            degraded: degraded.clone(),
+        };
+        self.sent = self.acks.back().map(|last| (last.received_at, ack(*last)));
+        self.acks.drain(..).map(ack).collect()
     }
 
     /// The first failures, up to [`MAX_FAILURE_BYTES`].

@@ -39,7 +39,7 @@ use crate::{
     backend::Work,
     conntrack::ConntrackCleaner,
     health::HealthChecks,
-    pending::Pending,
+    pending::{Pending, PendingAck},
     replica::{Reaction, Replica},
     resets::ConnectionResetter,
     stream::{IdleTimeout, StreamEvent, StreamFollower},
@@ -104,7 +104,6 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
                 () = sleep_until(Instant::now() + MAX_IDLE) => {}
                 () = health.changed() => {
-                    // The next ack reports it; a bookmark arrives within seconds.
                     pending.health_check_failures = health.failures();
                     reporter.failures(pending);
                 }
@@ -226,7 +225,8 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 }
                 self.conntrack.committed(&changes, origin.departed.as_ref());
                 self.resets.committed(origin.departed, &changes, self.replica.state());
-                self.pending.commit(revision, digest, changes, at);
+                let ack = PendingAck { revision, digest, received_at: at };
+                self.pending.commit(ack, changes, self.replica.withheld_service_ports() > 0);
             }
             Err(violation) => {
                 warn!(%violation, "the frontend violated the protocol");
@@ -251,7 +251,6 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     /// Acks and stores what is programmed.
     fn send_acks(&mut self) {
         self.pending.health_check_failures = self.health.failures();
-        self.pending.withheld = self.replica.withheld_service_ports();
         let acks = self.pending.acks();
         if !acks.is_empty() && self.pending.is_finished() {
             // Also without a call of the backend: a commit or bookmark that changes nothing is programmed at once.

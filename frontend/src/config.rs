@@ -43,7 +43,7 @@ pub struct Config {
     pub history: HistoryLimits,
     /// What one node may request.
     pub node_limits: NodeLimits,
-    /// How often a client may repeat its last Ack on one stream.
+    /// How often a client may send its last Ack again on one stream, unless everything is programmed then.
     pub repeated_acks: Rate,
     /// What one connection may do.
     pub connections: ConnectionLimits,
@@ -78,7 +78,7 @@ impl Default for Config {
             // Hours of a busy cluster. A reconnect beyond that costs a comparison of digests.
             history: HistoryLimits::default(),
             node_limits: NodeLimits { streams: 16, syncs: Rate { burst: 4, every: Duration::from_secs(1) } },
-            repeated_acks: Rate { burst: 64, every: Duration::from_millis(125) },
+            repeated_acks: Rate { burst: 64, every: Duration::from_millis(100) },
             connections: ConnectionLimits::default(),
             max_stream_age: None,
         }

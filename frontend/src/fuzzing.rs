@@ -169,10 +169,11 @@ impl Sessions {
                 Some(mut message) => {
                     match &mut message {
                         ClientMessage::Hello(hello) => node = Some(hello.node.clone()),
-                        ClientMessage::Ack(Ack { revision, digest, .. }) => {
-                            if revision.0 % 2 == 0 {
-                                *revision = sent;
+                        ClientMessage::Ack(Ack { received, programmed, digest, .. }) => {
+                            if received.0 % 2 == 0 {
+                                *received = sent;
                             }
+                            *programmed = (*programmed).min(*received);
                             if let (Some(digest), Some(node)) = (digest, &node)
                                 && digest.0 % 2 == 0
                             {

@@ -71,7 +71,7 @@ pub enum SessionError {
     #[error("a message before the Welcome: after Hello, wait for Welcome")]
     TooEarly,
     /// The client acknowledged a revision that it was not sent.
-    #[error("ack.revision: is {acked}, but the last revision sent on this stream is {sent}")]
+    #[error("ack.received: is {acked}, but the last revision sent on this stream is {sent}")]
     UnexpectedAck {
         /// The revision in the Ack.
         acked: Revision,

@@ -165,12 +165,8 @@ async fn messages_pass_in_both_directions() {
     let state = mk_state().build();
     let replies = [
         ClientMessage::Ack(Ack {
-            revision: Revision(1),
-            digest: Some(Digest(5)),
             apply_time: Duration::from_micros(17),
-            failures: vec![],
-            unfinished: 0,
-            degraded: Vec::new(),
+            ..Ack::complete(Revision(1), Some(Digest(5)))
         }),
         ClientMessage::DigestResponse(Revision(1), Box::new(state.digests().clone())),
     ];

@@ -77,7 +77,7 @@ impl Fixture {
         let mut peer = self.session().await;
         peer.welcome(EPOCH, SyncMode::Snapshot).await;
         peer.commit(0, 1, everything(state)).await;
-        assert_eq!(peer.ack().await.revision, Revision(1));
+        assert_eq!(peer.ack().await.received, Revision(1));
         peer
     }
 

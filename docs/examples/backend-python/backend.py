@@ -147,7 +147,7 @@ def follow(stub, args, state, committed):
     call = stub.Watch(iter(outgoing.get, None))
     try:
         for message in messages(call):
-            started, revision, kind = time.monotonic(), None, message.WhichOneof("message")
+            revision, kind = None, message.WhichOneof("message")
             if kind == "welcome":
                 epoch, resumes = message.welcome.epoch, message.welcome.mode == PROTO.SYNC_MODE_RESUME
                 base = committed[1] if resumes else None
@@ -166,7 +166,7 @@ def follow(stub, args, state, committed):
                 break
             if revision is not None:
                 base, committed = revision, (epoch, revision)
-                outgoing.put(ack(state, revision, time.monotonic() - started))  # rule 6
+                outgoing.put(ack(state.ports.values(), revision))  # rule 6
     except (grpc.RpcError, ValueError) as error:
         print(f"stream ended: {error.details() if isinstance(error, grpc.RpcError) else error}", flush=True)
     finally:
@@ -175,10 +175,9 @@ def follow(stub, args, state, committed):
     return committed
 
 
-def ack(state, revision, seconds):
-    rejected = [port for port in state.ports.values() if failure(port)]
-    failures = [PROTO.ServicePortFailure(key=port.key, reason=failure(port)) for port in rejected]
-    return PROTO.ClientMessage(ack=PROTO.Ack(revision=revision, apply_micros=int(seconds * 1e6), failures=failures))
+def ack(ports, revision):
+    failures = [PROTO.ServicePortFailure(key=port.key, reason=why) for port in ports if (why := failure(port))]
+    return PROTO.ClientMessage(ack=PROTO.Ack(received=revision, programmed=revision, failures=failures))
 
 
 def main():

@@ -157,8 +157,8 @@ fn lags(writer: &mut Writer<'_>, fleet: &Fleet, revision: Revision) -> fmt::Resu
     let text = "By how many revisions nodes connected to this replica lag behind: median (0.5), 0.99 and maximum (1). \
                 A node whose programmed revision is unknown lags by all.";
     writer.labelled_gauge("node_lag_revisions", text, None, quantiles(&mut revisions))?;
-    let text = "For how long nodes connected to this replica have had a change to acknowledge: median (0.5), 0.99 and \
-                maximum (1); 0 for nodes that have acknowledged everything.";
+    let text = "For how long nodes connected to this replica have had a change to program: median (0.5), 0.99 and \
+                maximum (1); 0 for nodes that have programmed everything.";
     writer.labelled_gauge("node_lag", text, Some(Unit::Seconds), quantiles(&mut seconds))
 }
 

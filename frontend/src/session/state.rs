@@ -65,8 +65,8 @@ pub(super) struct Session {
     pub(super) bookmark_at: Instant,
     /// When the oldest change in the difference being sent was committed; `None` for anything but a difference.
     committed_at: Option<Instant>,
-    /// Whether service ports of the last acknowledged revision are not programmed yet.
-    is_unfinished: bool,
+    /// The newest revision that the client has programmed, according to its last Ack.
+    programmed: Revision,
 }
 
 /// The answer that the client owes before anything else is sent.
@@ -136,7 +136,7 @@ impl Session {
             digest_trust: DigestTrust::Agreed,
             bookmark_at: Instant::now(),
             committed_at: None,
-            is_unfinished: false,
+            programmed: NO_REVISION,
         };
         let (source_version, kind_versions) = *session.context.cluster.source_versions().borrow();
         let welcome = Welcome { epoch, mode, source_version, kind_versions };
@@ -182,8 +182,8 @@ impl Session {
         match update {
             Some(update) if update.chunks.is_empty() => {
                 self.cursor = update.target;
-                if !self.is_unfinished {
-                    self.set_programmed(update.target);
+                if self.programmed == self.acked {
+                    self.set_programmed();
                 }
                 Ok(())
             }
@@ -231,29 +231,22 @@ impl Session {
     }
 
     async fn on_ack(&mut self, ack: Ack, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        let Ack { revision, digest, apply_time, failures, unfinished, degraded } = ack;
-        // The Ack that ends an unfinished one is no repetition: there is one for each commit at most.
-        let finishes = unfinished == 0 && mem::take(&mut self.is_unfinished);
+        let Ack { received, programmed, digest, apply_time, failures, degraded } = ack;
         let expected = match self.awaiting {
-            Awaiting::Ack(expected) if revision == self.sent => Some(expected),
-            _ if revision == self.acked && revision != NO_REVISION && finishes => {
-                // Nothing between this revision and the cursor concerns the node, unless an answer is due.
-                if self.is_idle() {
-                    self.observe_programmed();
-                    self.set_programmed(self.cursor);
-                }
-                None
-            }
-            // The last Ack may be repeated at any time, to report other failures.
-            _ if revision == self.acked && revision != NO_REVISION => {
+            Awaiting::Ack(expected) if received == self.sent => Some(expected),
+            // There is one for each commit at most.
+            _ if received == self.acked && programmed == received && self.programmed < received => None,
+            // It may be sent again at any time, when more is programmed or other failures are to be reported.
+            _ if received == self.acked && received != NO_REVISION => {
                 let rate = self.context.config.repeated_acks;
                 let taken = self.ack_repeats.take(rate, Instant::now());
                 taken.map_err(|_| SessionError::TooManyRepeats(rate))?;
                 None
             }
-            _ => return Err(SessionError::UnexpectedAck { acked: revision, sent: self.sent }.into()),
+            _ => return Err(SessionError::UnexpectedAck { acked: received, sent: self.sent }.into()),
         };
-        self.acked = revision;
+        self.acked = received;
+        self.programmed = programmed;
         let failures = truncated_failures(failures);
         let mut previous = failures.clone();
         let degraded = truncated_degraded(degraded);
@@ -263,7 +256,7 @@ impl Session {
                 status.unanswered_since = None;
             }
             mem::swap(&mut status.degraded, &mut degraded_before);
-            status.acked = revision;
+            status.acked = received;
             status.apply_time = apply_time;
             mem::swap(&mut status.failures, &mut previous);
         });
@@ -273,25 +266,22 @@ impl Session {
             self.context.events.degraded(DegradedNode { node: self.node.clone(), text });
         }
         self.sends_digests |= digest.is_some();
-        let Some(expected) = expected else { return Ok(()) };
+        let Some(expected) = expected else {
+            self.set_programmed();
+            return Ok(());
+        };
         self.awaiting = Awaiting::Nothing;
         output.release_permit();
         self.status.clear_error();
-        if unfinished == 0 {
-            self.observe_programmed();
-        }
         if let Some(digest) = digest {
             if digest != expected && self.digest_trust != DigestTrust::Disabled {
-                return self.on_mismatch(revision, digest, expected, output).await;
+                return self.on_mismatch(received, digest, expected, output).await;
             }
             if digest == expected {
                 self.digest_trust = DigestTrust::Agreed;
             }
         }
-        self.is_unfinished = unfinished > 0;
-        if !self.is_unfinished {
-            self.set_programmed(revision);
-        }
+        self.set_programmed();
         Ok(())
     }
 
@@ -328,7 +318,7 @@ impl Session {
         self.set_pending(Instant::now());
         if self.mismatches.take(MISMATCHES, Instant::now()).is_err() {
             error!("too many digest mismatches on this stream, its state is not repaired; compare the versions");
-            self.set_programmed(revision);
+            self.set_programmed();
             return Ok(());
         }
         match self.digest_trust {
@@ -346,7 +336,7 @@ impl Session {
                      no longer checking them on this stream; compare their versions"
                 );
                 self.digest_trust = DigestTrust::Disabled;
-                self.set_programmed(revision);
+                self.set_programmed();
                 Ok(())
             }
         }
@@ -446,20 +436,22 @@ impl Session {
         Ok(())
     }
 
-    /// Measures how long the node took to program a difference.
-    fn observe_programmed(&mut self) {
-        if let Some(committed_at) = self.committed_at.take() {
-            self.context.metrics.acks.observe(committed_at.elapsed().as_secs_f64());
+    /// Records what the node has programmed: if everything that it was sent, what concerns it up to the cursor.
+    fn set_programmed(&mut self) {
+        let programmed = self.programmed;
+        if programmed == self.acked && self.is_idle() {
+            if let Some(committed_at) = self.committed_at.take() {
+                self.context.metrics.acks.observe(committed_at.elapsed().as_secs_f64());
+            }
+            let cursor = self.cursor;
+            return self.status.update(|status| (status.programmed, status.pending_since) = (cursor, None));
         }
-    }
-
-    /// Records that the node has programmed everything that concerns it up to this revision. [`NO_REVISION`] does not
-    /// end its lag.
-    fn set_programmed(&self, revision: Revision) {
+        let since = self.context.cluster.log().changed_since(programmed);
         self.status.update(|status| {
-            status.programmed = revision;
-            if revision != NO_REVISION {
-                status.pending_since = None;
+            // Unknown before the node had everything once on this stream, and after a mismatch.
+            if status.programmed != NO_REVISION && programmed > status.programmed {
+                status.programmed = programmed;
+                status.pending_since = since.or(status.pending_since);
             }
         });
     }

@@ -8,7 +8,7 @@ use fairlead_frontend::object::{
 };
 use proto::{
     model::{IpFamily, PerFamily, Protocol},
-    v1::Hello,
+    v1::{Ack, Hello},
 };
 
 /// A Service without endpoints.
@@ -78,4 +78,9 @@ pub(crate) fn cluster_on(node: &str, services: u8) -> Vec<SourceUpdate> {
 /// The Hello of a backend without state that computes no digests.
 pub(crate) fn hello(node: &str) -> Hello {
     Hello { protocol_version: 1, node: node.to_owned(), backend: "nftables".to_owned(), ..Hello::default() }
+}
+
+/// The Ack of a backend that has programmed this revision.
+pub(crate) fn ack(revision: u64) -> Ack {
+    Ack { received: revision, programmed: revision, ..Ack::default() }
 }

@@ -24,7 +24,7 @@ use tonic::{
 };
 
 use crate::{
-    cluster::{cluster_on, hello, service, slice_on},
+    cluster::{ack, cluster_on, hello, service, slice_on},
     running::RunningFrontend,
 };
 
@@ -143,8 +143,7 @@ impl Stream {
             }
         }
         let revision = batches.last().unwrap().target_revision;
-        let ack = v1::Ack { revision, ..v1::Ack::default() };
-        self.send(client_message::Message::Ack(ack)).await;
+        self.send(client_message::Message::Ack(ack(revision))).await;
         batches
     }
 
@@ -154,7 +153,7 @@ impl Stream {
             match self.next().await.unwrap().unwrap() {
                 server_message::Message::Batch(batch) if batch.commit => return batch,
                 server_message::Message::Bookmark(v1::Bookmark { revision, .. }) => {
-                    self.send(client_message::Message::Ack(v1::Ack { revision, ..v1::Ack::default() })).await;
+                    self.send(client_message::Message::Ack(ack(revision))).await;
                 }
                 other => panic!("{other:?}"),
             }

@@ -65,7 +65,7 @@ scenarios! {
     "snapshot-again", "the-stream", commit::snapshot_again:
         "A snapshot may be sent again on an open stream."
     "ack-after-kernel", "drained", commit::acks_what_is_programmed:
-        "An Ack is sent when the kernel is programmed, not before: pods that end rely on it. Needs --state-command."
+        "What an Ack says is programmed is in the kernel: pods that end rely on it. Needs --state-command."
     "bookmark", "rule-7", digest::bookmark:
         "A bookmark is acked like a commit, and the next difference starts from its revision."
     "wrong-base", "rule-5", digest::wrong_base:

@@ -91,6 +91,13 @@ async fn a_correct_client_passes() {
 }
 
 #[tokio::test]
+async fn a_client_that_acks_before_it_has_programmed_passes() {
+    for result in run_scenarios(Fault::ProgramsLater, &["snapshot", "several-batches", "ack-after-kernel"]).await {
+        assert_eq!(result.verdict, Verdict::Pass, "{}: {}", result.scenario, result.observed);
+    }
+}
+
+#[tokio::test]
 async fn unsupported_optional_parts_are_skipped() {
     let names = ["digest-request", "repair", "resume", "source-version"];
     for result in run_scenarios(Fault::Minimal, &names).await {

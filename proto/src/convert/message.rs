@@ -98,13 +98,13 @@ impl From<&ClientMessage> for v1::ClientMessage {
         use v1::client_message::Message;
         let message = match message {
             ClientMessage::Hello(hello) => Message::Hello(hello.into()),
-            ClientMessage::Ack(Ack { revision, digest, apply_time, failures, unfinished, degraded }) => {
+            ClientMessage::Ack(Ack { received, programmed, digest, apply_time, failures, degraded }) => {
                 Message::Ack(v1::Ack {
-                    revision: revision.0,
+                    received: received.0,
                     digest: digest.map_or(0, |digest| digest.0),
                     apply_micros: micros(*apply_time),
                     failures: failures.iter().map(Into::into).collect(),
-                    unfinished: *unfinished,
+                    programmed: programmed.0,
                     degraded: degraded.clone(),
                 })
             }
@@ -123,12 +123,16 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
         use v1::client_message::Message;
         Ok(match required(wire.message, "message")? {
             Message::Hello(hello) => Self::Hello(hello.try_into().within("hello")?),
+            Message::Ack(ack) if ack.programmed > ack.received => {
+                let reason = format!("is {}, but only {} is received", ack.programmed, ack.received);
+                return Err(InvalidMessage::new("ack.programmed", reason));
+            }
             Message::Ack(ack) => Self::Ack(Ack {
-                revision: Revision(ack.revision),
+                received: Revision(ack.received),
+                programmed: Revision(ack.programmed),
                 digest: (ack.digest != 0).then_some(Digest(ack.digest)),
                 apply_time: Duration::from_micros(ack.apply_micros),
                 failures: each(ack.failures, "ack.failures")?,
-                unfinished: ack.unfinished,
                 degraded: ack.degraded,
             }),
             Message::DigestResponse(response) => Self::DigestResponse(

@@ -211,18 +211,17 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
     let kind = prop_oneof![Just(FailureKind::Program), Just(FailureKind::HealthCheck)];
     let failure = (key(), "[ -~]{0,20}", any::<bool>(), kind)
         .prop_map(|(key, reason, retryable, kind)| ServicePortFailure { key, reason, retryable, kind });
-    let ack = (any::<u64>(), option::of(1..u64::MAX), 0..u64::MAX / 1_000_000, vec(failure, 0..3)).prop_map(
-        |(revision, digest, micros, failures)| {
+    let ack = (any::<u64>(), any::<u64>(), option::of(1..u64::MAX), 0..u64::MAX / 1_000_000, vec(failure, 0..3))
+        .prop_map(|(one, other, digest, micros, failures)| {
             ClientMessage::Ack(Ack {
-                revision: Revision(revision),
+                received: Revision(one.max(other)),
+                programmed: Revision(one.min(other)),
                 digest: digest.map(Digest),
                 apply_time: Duration::from_micros(micros),
                 failures,
-                unfinished: 0,
                 degraded: Vec::new(),
             })
-        },
-    );
+        });
     prop_oneof![
         hello,
         ack,
@@ -392,6 +391,14 @@ fn a_welcome_with_an_unsupported_version_is_rejected() {
         error,
         "protocol_version: the frontend chose version 9, this client supports version 1; upgrade the client"
     );
+}
+
+#[test]
+fn an_ack_of_more_than_was_received_is_rejected() {
+    let ack = v1::Ack { received: 5, programmed: 6, ..Default::default() };
+    let message = v1::ClientMessage { message: Some(v1::client_message::Message::Ack(ack)) };
+    let error = ClientMessage::try_from(message).unwrap_err().to_string();
+    assert_eq!(error, "ack.programmed: is 6, but only 5 is received");
 }
 
 #[test]

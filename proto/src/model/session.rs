@@ -112,16 +112,17 @@ pub struct Welcome {
 /// Acknowledges a commit or a bookmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ack {
-    /// The target revision of the batch, or the revision of the bookmark.
-    pub revision: Revision,
+    /// The last commit or bookmark: the target revision of the batch, or the revision of the bookmark.
+    pub received: Revision,
+    /// The newest commit or bookmark of the stream up to which everything is in the kernel, except for the failures; 0
+    /// if there is none.
+    pub programmed: Revision,
     /// The digest of the committed state; `None` if the client computes no digests.
     pub digest: Option<Digest>,
     /// The time from receiving the commit until the kernel was programmed.
     pub apply_time: Duration,
     /// All current failures, including those of earlier commits.
     pub failures: Vec<ServicePortFailure>,
-    /// The service ports that are committed, but not programmed yet. The Ack is repeated when it is 0.
-    pub unfinished: u32,
     /// What does not work on the node, for people: an IP family that the kernel cannot program.
     pub degraded: Vec<String>,
 }
@@ -130,7 +131,8 @@ impl Ack {
     /// Of a client on whose node everything is programmed.
     #[must_use]
     pub const fn complete(revision: Revision, digest: Option<Digest>) -> Self {
-        Self { revision, digest, apply_time: Duration::ZERO, failures: Vec::new(), unfinished: 0, degraded: Vec::new() }
+        let (received, programmed) = (revision, revision);
+        Self { received, programmed, digest, apply_time: Duration::ZERO, failures: Vec::new(), degraded: Vec::new() }
     }
 }
 
@@ -162,7 +164,7 @@ pub enum FailureKind {
 pub enum ClientMessage {
     /// The first message, exactly once.
     Hello(Hello),
-    /// One per commit and per bookmark.
+    /// Of each commit and bookmark, and when more is programmed.
     Ack(Ack),
     /// The digest vector at a revision, in response to [`ServerMessage::DigestRequest`].
     DigestResponse(Revision, Box<DigestVector>),

@@ -11,7 +11,7 @@ pub mod client_message {
         /// first message, exactly once
         #[prost(message, tag = "1")]
         Hello(super::Hello),
-        /// one per committed batch and per bookmark; the last one may be repeated
+        /// of each committed batch and bookmark, and when more is programmed
         #[prost(message, tag = "2")]
         Ack(super::Ack),
         /// only in response to a DigestRequest
@@ -55,27 +55,27 @@ pub struct Hello {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Ack {
-    /// target revision of the batch, or revision of the bookmark
+    /// the last commit or bookmark: target revision of the batch, or revision of the bookmark
     #[prost(uint64, tag = "1")]
-    pub revision: u64,
-    /// sum of the digest vector at that revision; 0 if the client does not compute digests
+    pub received: u64,
+    /// sum of the digest vector at `received`; 0 if the client does not compute digests
     #[prost(fixed64, tag = "2")]
     pub digest: u64,
-    /// time from receiving the commit until the kernel was programmed, in microseconds
+    /// time from receiving it until the kernel was programmed, in microseconds; 0: unknown
     #[prost(uint64, tag = "3")]
     pub apply_micros: u64,
     #[prost(message, repeated, tag = "4")]
     pub failures: ::prost::alloc::vec::Vec<ServicePortFailure>,
-    /// The service ports of this and earlier revisions that are committed, but not programmed yet. The client repeats the
-    /// Ack with 0 when all are programmed.
-    #[prost(uint32, tag = "5")]
-    pub unfinished: u32,
+    /// The newest commit or bookmark of the stream up to which everything is in the kernel, except for the failures; 0
+    /// until that is true of one.
+    #[prost(uint64, tag = "5")]
+    pub programmed: u64,
     /// What does not work on the node, for people: an IP family that the kernel cannot program, and why. Everything else
     /// in the Ack is about what works. At most 8 texts of 512 bytes.
     #[prost(string, repeated, tag = "6")]
     pub degraded: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-/// A service port that the node could not program completely. Everything else of the acked revision is programmed.
+/// A service port that the node could not program completely. Everything else of the programmed revision is.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ServicePortFailure {
     #[prost(message, optional, tag = "1")]
@@ -415,6 +415,7 @@ pub struct NodeStatus {
     pub backend: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub backend_version: ::prost::alloc::string::String,
+    /// the last one received
     #[prost(uint64, tag = "5")]
     pub acked_revision: u64,
     #[prost(uint64, tag = "6")]

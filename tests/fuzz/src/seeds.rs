@@ -138,14 +138,8 @@ pub(crate) fn client_messages() -> Vec<Vec<u8>> {
         })
     };
     let ack = |digest| {
-        ClientMessage::Ack(Ack {
-            revision: Revision(0),
-            digest,
-            apply_time: std::time::Duration::from_micros(300),
-            failures: Vec::new(),
-            unfinished: 0,
-            degraded: Vec::new(),
-        })
+        let apply_time = std::time::Duration::from_micros(300);
+        ClientMessage::Ack(Ack { apply_time, ..Ack::complete(Revision(0), digest) })
     };
     let digests = || Box::<DigestVector>::default();
     let streams = [

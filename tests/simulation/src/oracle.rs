@@ -6,8 +6,8 @@
 //!   committed last. Two cases are excepted, and reported by the process: service ports whose loss is withheld keep an
 //!   earlier state of the same process; after a restart of the node, its former endpoints are left out until a frontend
 //!   has confirmed the state.
-//! - An Ack without failures means that each service port in the kernel is that of the acknowledged state or of a later
-//!   one.
+//! - An Ack means that each service port in the kernel, except for its failures, is that of the programmed state or of
+//!   a later one.
 //! - No state has a VIP twice, or an endpoint that its Service never had.
 //! - A commit with older objects than the one before is counted, and follows only after the frontend has waited.
 
@@ -207,28 +207,30 @@ impl NodeOracle {
     }
 
     /// The node sends an Ack on a stream of this epoch, with this state in its kernel.
-    fn acked(&self, epoch: Epoch, Ack { revision, failures, unfinished, digest, .. }: &Ack, kernel: &SimulatedKernel) {
+    fn acked(&self, epoch: Epoch, Ack { received, programmed, failures, digest, .. }: &Ack, kernel: &SimulatedKernel) {
         let history = self.lock();
-        let Some(indexes) = history.indexes((epoch, *revision)) else {
+        let Some(indexes) = history.indexes((epoch, *received)) else {
             drop(history);
-            return self.violation(format_args!("ack of {epoch}/{revision}, which is not committed"));
+            return self.violation(format_args!("ack of {epoch}/{received}, which is not committed"));
         };
         let digests: Vec<_> = indexes.iter().map(|index| history.states[*index].digest).collect();
         if digest.is_none_or(|digest| !digests.contains(&digest)) {
             drop(history);
             return self
-                .violation(format_args!("ack of {epoch}/{revision} with {digest:?}, the state has {digests:?}"));
+                .violation(format_args!("ack of {epoch}/{received} with {digest:?}, the state has {digests:?}"));
         }
         let Some(process) = &history.process else { return };
         {
             let progress = process.progress.borrow();
             let was_withheld = process.withheld_at.is_some_and(|at| self.trace.elapsed() < at + AFTER_WITHHELD);
             let is_partial = progress.withheld_service_ports > 0 || progress.unconfirmed_service_ports > 0;
-            if *unfinished > 0 || was_withheld || is_partial || kernel.is_degraded() {
+            if was_withheld || is_partial || kernel.is_degraded() {
                 return;
             }
         }
-        let later = &history.states[indexes[0]..];
+        let known = history.by_revision.range((epoch.0, Revision(0))..=(epoch.0, *programmed)).next_back();
+        let Some(first) = known.and_then(|(_, indexes)| indexes.first()) else { return };
+        let later = &history.states[*first..];
         let (kernel, tampered) = (kernel.service_ports(), kernel.tampered());
         let failed: BTreeSet<_> = failures.iter().map(|failure| &failure.key).chain(&tampered).collect();
         let keys = kernel.keys().chain(later.iter().flat_map(|known| known.state.service_ports.keys()));
@@ -241,7 +243,9 @@ impl NodeOracle {
             let text =
                 format!("{key} is {:?}\n  expected {:?}", kernel.get(key), later[0].state.service_ports.get(key));
             drop(history);
-            self.violation(format_args!("ack of {epoch}/{revision}, but in the kernel {text}"));
+            self.violation(format_args!(
+                "ack of {epoch}/{received}, programmed {programmed}, but in the kernel {text}"
+            ));
         }
     }
 

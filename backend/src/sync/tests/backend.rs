@@ -27,7 +27,7 @@ async fn ack_waits_until_the_backend_has_recovered() {
     fixture.kernel.recover();
     for (revision, state) in [(2, 1), (3, 2), (4, 2)] {
         let ack = peer.ack().await;
-        assert_eq!((ack.revision, ack.digest), (Revision(revision), Some(total(&states[state]))));
+        assert_eq!((ack.received, ack.digest), (Revision(revision), Some(total(&states[state]))));
         assert!(ack.apply_time > Duration::ZERO);
     }
     assert_eq!(fixture.kernel.service_ports(), *states[2].service_ports());
@@ -123,7 +123,7 @@ async fn commits_received_while_the_backend_works_are_applied_together() {
     let expected = [(2, total(&b), SECOND), (3, total(&c), SECOND * 3 / 2), (4, total(&a), SECOND * 3 / 2)];
     for (revision, digest, time) in expected {
         let ack = peer.ack().await;
-        assert_eq!((ack.revision, ack.digest), (Revision(revision), Some(digest)));
+        assert_eq!((ack.received, ack.digest), (Revision(revision), Some(digest)));
         assert!(ack.apply_time.abs_diff(time) < SECOND / 10, "{ack:?}");
     }
     assert!(begin.elapsed() < 3 * SECOND);
@@ -242,7 +242,7 @@ async fn acks_of_an_ended_session_are_not_sent_in_the_next() {
     peer.bookmark(7, total(&b)).await;
     peer.barrier().await;
     fixture.kernel.recover();
-    assert_eq!(peer.ack().await.revision, Revision(7));
+    assert_eq!(peer.ack().await.received, Revision(7));
     fixture.stop().await;
 }
 
@@ -256,7 +256,7 @@ async fn idle_timeout_is_suspended_while_an_ack_is_due() {
     tokio::time::sleep(300 * SECOND).await;
     fixture.kernel.slow(300 * SECOND);
     fixture.kernel.recover();
-    assert_eq!(peer.ack().await.revision, Revision(2));
+    assert_eq!(peer.ack().await.received, Revision(2));
 
     let begin = Instant::now();
     fixture.session().await;

@@ -34,7 +34,7 @@ async fn withheld_loss(kernel: &FakeKernel, left: usize) -> (Fixture, Peer) {
     peer.commit(1, 2, operations_between(&services(ALL), &services(left))).await;
     let ack = peer.ack().await;
     assert_eq!(ack.digest, Some(total(&services(left))), "the frontend's state is committed");
-    assert_eq!(ack.unfinished as usize, ALL - left, "the kernel has more: pods that end wait for it");
+    assert_eq!((ack.received, ack.programmed), (Revision(2), Revision(1)), "pods that end wait for it");
     assert_eq!(fixture.keys().len(), ALL, "the kernel is unchanged");
     let progress = fixture.progress.borrow().clone();
     assert_eq!((progress.rejected_losses, progress.withheld_service_ports), (1, ALL - left));
@@ -52,7 +52,7 @@ async fn large_loss_is_applied_when_a_second_snapshot_confirms_it() {
     peer.welcome(Epoch(7), SyncMode::Snapshot).await;
     peer.commit(0, 9, everything(&services(3))).await;
     let ack = peer.ack().await;
-    assert_eq!((ack.digest, ack.unfinished), (Some(total(&services(3))), 0));
+    assert_eq!((ack.digest, ack.programmed), (Some(total(&services(3))), Revision(9)));
     assert_eq!(fixture.keys().len(), 3);
     assert_eq!(fixture.progress.borrow().withheld_service_ports, 0);
 
@@ -117,6 +117,19 @@ async fn other_changes_are_applied_while_a_loss_is_withheld() {
     fixture.stop().await;
 }
 
+/// Revisions of another frontend are not those that the kernel lacks.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_programmed_for_another_frontend_while_a_loss_is_withheld() {
+    let (mut fixture, first) = withheld_loss(&FakeKernel::default(), 3).await;
+    drop(first);
+    let mut peer = fixture.session().await;
+    peer.welcome(Epoch(7), SyncMode::Repair).await;
+    peer.commit(0, 9, Vec::new()).await;
+    let ack = peer.ack().await;
+    assert_eq!((ack.received, ack.programmed), (Revision(9), Revision(0)));
+    fixture.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn new_service_gets_the_vip_and_node_port_of_a_withheld_one_at_once() {
     let services = |count: usize, new_endpoint: Option<&str>| {
@@ -142,7 +155,7 @@ async fn new_service_gets_the_vip_and_node_port_of_a_withheld_one_at_once() {
     let mut peer = fixture.following(&before).await;
     peer.commit(1, 2, operations_between(&before, &after)).await;
     let ack = peer.ack().await;
-    assert_eq!((ack.digest, ack.unfinished as usize), (Some(total(&after)), ALL));
+    assert_eq!((ack.digest, ack.programmed), (Some(total(&after)), Revision(1)));
     let (new, s7, s9) = (mk_key("default/web"), mk_key("default/s7"), mk_key("default/s9"));
     let programmed = fixture.kernel.service_ports();
     assert_eq!(programmed[&new], after.service_ports()[&new]);
@@ -178,7 +191,7 @@ async fn losses_within_the_limit_are_applied() {
         let mut fixture = start(&FakeKernel::default(), None);
         let mut peer = fixture.following(&services(before)).await;
         peer.commit(1, 2, operations_between(&services(before), &services(after))).await;
-        assert_eq!(peer.ack().await.revision, Revision(2));
+        assert_eq!(peer.ack().await.received, Revision(2));
         assert_eq!(fixture.keys().len(), after);
         fixture.stop().await;
     }

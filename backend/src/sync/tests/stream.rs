@@ -16,7 +16,7 @@ async fn snapshot_is_programmed_and_acked() {
     peer.welcome(EPOCH, SyncMode::Snapshot).await;
     peer.commit(0, 5, everything(&state)).await;
     let ack = peer.ack().await;
-    assert_eq!((ack.revision, ack.digest, ack.failures), (Revision(5), Some(total(&state)), vec![]));
+    assert_eq!((ack.received, ack.digest, ack.failures), (Revision(5), Some(total(&state)), vec![]));
     assert_eq!(fixture.kernel.service_ports(), *state.service_ports());
     assert!(fixture.ready.is_ready());
     let progress = fixture.progress.borrow().clone();
@@ -54,7 +54,7 @@ async fn empty_snapshot_commits() {
     peer.barrier().await;
     assert_eq!(fixture.keys(), [mk_key("default/old")], "the kernel is unchanged until the first commit");
     peer.commit(0, 1, vec![]).await;
-    assert_eq!(peer.ack().await.revision, Revision(1));
+    assert_eq!(peer.ack().await.received, Revision(1));
     assert_eq!(fixture.keys(), []);
     assert!(fixture.ready.is_ready());
     fixture.stop().await;
@@ -140,7 +140,7 @@ async fn another_frontend_with_the_same_state_changes_nothing() {
     let mut peer = fixture.session().await;
     peer.welcome(Epoch(0xe2), SyncMode::Repair).await;
     peer.bookmark(900, total(&state)).await;
-    assert_eq!(peer.ack().await.revision, Revision(900));
+    assert_eq!(peer.ack().await.received, Revision(900));
     assert_eq!(fixture.kernel.calls(), calls);
     assert_eq!(fixture.progress.borrow().programmed, Some((Epoch(0xe2), Revision(900))));
     drop(peer);
@@ -235,7 +235,7 @@ async fn drained_session_is_left_after_a_random_part_of_the_delay() {
     let begin = Instant::now();
     peer.send(ServerMessage::Drain(MINUTE / 3)).await;
     peer.commit(1, 2, operations_between(&old, &new)).await;
-    assert_eq!(peer.ack().await.revision, Revision(2), "the stream continues until then");
+    assert_eq!(peer.ack().await.received, Revision(2), "the stream continues until then");
     let next = fixture.session().await;
     assert!(begin.elapsed() <= MINUTE / 3, "{:?}", begin.elapsed());
     assert!(peer.messages.is_closed());
@@ -275,7 +275,7 @@ async fn frontend_that_does_not_read_blocks_nothing() {
     let mut programmed = fixture.progress.clone();
     programmed.wait_for(|progress| progress.programmed == Some((EPOCH, Revision(1000)))).await.unwrap();
     assert_eq!(fixture.kernel.service_ports(), *state.service_ports());
-    let last = async { while peer.ack().await.revision != Revision(1000) {} };
+    let last = async { while peer.ack().await.received != Revision(1000) {} };
     timeout(MINUTE / 3, last).await.unwrap();
     fixture.stop().await;
 }

@@ -255,22 +255,15 @@ impl Client {
         self.send(ClientMessage::Ack(self.ack_of(digest, failures))).await;
     }
 
-    /// Acknowledges the current revision, of which this many service ports are not programmed yet.
-    pub(super) async fn ack_unfinished(&self, service_ports: u32) {
+    /// Acknowledges the current revision, when only this one is programmed.
+    pub(super) async fn ack_programmed(&self, programmed: Revision) {
         let ack = self.ack_of(Some(self.replica.state.digests().total()), Vec::new());
-        self.send(ClientMessage::Ack(Ack { unfinished: service_ports, ..ack })).await;
+        self.send(ClientMessage::Ack(Ack { programmed, ..ack })).await;
     }
 
     /// An Ack of the current revision with the given digest.
     pub(super) fn ack_of(&self, digest: Option<Digest>, failures: Vec<ServicePortFailure>) -> Ack {
-        Ack {
-            revision: self.replica.revision,
-            digest,
-            apply_time: Duration::from_millis(1),
-            failures,
-            unfinished: 0,
-            degraded: Vec::new(),
-        }
+        Ack { apply_time: Duration::from_millis(1), failures, ..Ack::complete(self.replica.revision, digest) }
     }
 
     /// Receives a bookmark with the expected digest, and acknowledges it.

@@ -210,13 +210,14 @@ async fn node_without_progress_counts_like_one_that_is_absent() {
 async fn node_that_makes_progress_is_waited_for() {
     let fixture = cluster().await;
     let mut client = fixture.joined("node-0").await;
+    let before = client.replica.revision;
     fixture.update(pods(&[-1, 2])).await;
     client.batches().await;
-    client.ack_unfinished(1).await;
+    client.ack_programmed(before).await;
     let mut asked = ask(&fixture, LONG);
     for _ in 0..3 {
         client.bookmark().await;
-        client.ack_unfinished(1).await;
+        client.ack_programmed(before).await;
     }
     is_waiting(&mut asked).await;
     client.ack().await;
@@ -273,16 +274,17 @@ async fn node_that_connects_again_and_again_makes_no_progress() {
 async fn node_that_resumes_is_behind_until_its_ack() {
     let fixture = cluster().await;
     let mut client = fixture.joined("node-0").await;
+    let before = client.replica.revision;
     fixture.update(pods(&[-1, 2])).await;
     client.batches().await;
     // Its state is that of the last revision, its kernel not yet.
-    client.ack_unfinished(1).await;
+    client.ack_programmed(before).await;
     assert!(matches!(state(&fixture).await, DrainState::Behind(_)));
     let mut client = fixture.connect(client.resume()).await.with_state(client.replica);
     assert_eq!(client.welcome().await, SyncMode::Resume);
     client.bookmark().await;
     assert!(matches!(state(&fixture).await, DrainState::Behind(_)));
-    client.ack_unfinished(1).await;
+    client.ack_programmed(before).await;
     assert!(matches!(state(&fixture).await, DrainState::Behind(_)));
     client.ack().await;
     tokio::time::sleep(Duration::from_millis(1)).await;

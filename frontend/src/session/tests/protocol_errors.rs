@@ -56,7 +56,7 @@ async fn ack_of_an_unsent_revision_ends_the_stream() {
     let sent = client.replica.revision;
     client.replica.revision = Revision(77);
     client.ack().await;
-    ends_with(client, &format!("ack.revision: is 77, but the last revision sent on this stream is {sent}")).await;
+    ends_with(client, &format!("ack.received: is 77, but the last revision sent on this stream is {sent}")).await;
 }
 
 #[tokio::test(start_paused = true)]

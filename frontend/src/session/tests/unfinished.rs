@@ -1,29 +1,52 @@
-//! Backends that program a large change in several transactions, and acknowledge it before the last one.
+//! Backends that acknowledge a large change before they have programmed it.
 
 use super::{client::Client, *};
 
-/// A node that has acknowledged a change which it has programmed in part.
-async fn unfinished() -> (Fixture, Client) {
+/// A node that has acknowledged a change which it has programmed in part, and the revision before.
+async fn unfinished() -> (Fixture, Client, Revision) {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
+    let before = client.replica.revision;
     fixture.update(put(web(1..=6))).await;
     client.batches().await;
-    client.ack_unfinished(3).await;
-    (fixture, client)
+    client.ack_programmed(before).await;
+    (fixture, client, before)
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_unfinished_ack_releases_the_next_difference_but_is_not_programmed() {
-    let (fixture, mut client) = unfinished().await;
-    let before = fixture.programmed().await;
-    assert!(before < client.replica.revision);
+    let (fixture, mut client, before) = unfinished().await;
+    let first = client.replica.revision;
+    assert_eq!(fixture.programmed().await, before);
 
     fixture.update(put(web(1..=7))).await;
     client.batches().await;
-    client.ack_unfinished(2).await;
+    client.ack_programmed(before).await;
     assert_eq!(fixture.programmed().await, before);
+    client.ack_programmed(first).await;
+    assert_eq!(fixture.programmed().await, first);
     client.ack().await;
     assert_eq!(fixture.programmed().await, client.replica.revision);
+}
+
+/// The lag is that of the oldest change that is not programmed.
+#[tokio::test(start_paused = true)]
+async fn the_lag_ends_with_the_oldest_change() {
+    let (fixture, mut client, before) = unfinished().await;
+    let first = client.replica.revision;
+    let lag = || fixture.frontend.context.streams.fleet().backends().next().unwrap().lag().as_secs();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    fixture.update(put(web(1..=7))).await;
+    client.batches().await;
+    client.ack_programmed(before).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(lag(), 7);
+    client.ack_programmed(first).await;
+    fixture.programmed().await;
+    assert_eq!(lag(), 2);
+    client.ack().await;
+    fixture.programmed().await;
+    assert_eq!(lag(), 0);
 }
 
 /// There is one of them for each commit, so that they are not limited as repeated acks are.
@@ -32,9 +55,10 @@ async fn acks_that_finish_a_commit_are_not_counted_as_repeated() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
     for round in 0..100u8 {
+        let before = client.replica.revision;
         fixture.update(put(web(1..=6 + round % 2))).await;
         client.batches().await;
-        client.ack_unfinished(1).await;
+        client.ack_programmed(before).await;
         client.ack().await;
         assert_eq!(fixture.programmed().await, client.replica.revision);
     }
@@ -44,7 +68,7 @@ async fn acks_that_finish_a_commit_are_not_counted_as_repeated() {
 /// The ack of a difference that was sent meanwhile is still expected.
 #[tokio::test(start_paused = true)]
 async fn an_ack_that_finishes_the_previous_commit_may_cross_the_next_one() {
-    let (fixture, mut client) = unfinished().await;
+    let (fixture, mut client, _) = unfinished().await;
     let finishing = client.ack_of(Some(client.replica.state.digests().total()), Vec::new());
     fixture.update(put(web(1..=7))).await;
     client.batches().await;
@@ -58,8 +82,8 @@ async fn an_ack_that_finishes_the_previous_commit_may_cross_the_next_one() {
 /// A change of another node does not end the lag of this one.
 #[tokio::test(start_paused = true)]
 async fn a_commit_without_changes_for_the_node_does_not_finish_it() {
-    let (fixture, client) = unfinished().await;
-    let before = fixture.programmed().await;
+    let (fixture, client, before) = unfinished().await;
+    assert_eq!(fixture.programmed().await, before);
     fixture.update(put(node("node-7", "zone-b"))).await;
     let now = fixture.committed().await;
     assert!(now > client.replica.revision);

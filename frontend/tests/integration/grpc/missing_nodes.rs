@@ -6,7 +6,7 @@ use proto::v1::{self, client_message, operation, server_message};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{Duration, RunningFrontend, Server, Stream, TIMEOUT, Transport, hello, timeout};
+use super::{Duration, RunningFrontend, Server, Stream, TIMEOUT, Transport, ack, hello, timeout};
 
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 
@@ -67,7 +67,7 @@ async fn facts(stream: &mut Stream) -> v1::NodeInfo {
             Some(server_message::Message::Batch(batch)) => {
                 if batch.commit {
                     let revision = batch.target_revision;
-                    stream.send(client_message::Message::Ack(v1::Ack { revision, ..v1::Ack::default() })).await;
+                    stream.send(client_message::Message::Ack(ack(revision))).await;
                 }
                 for operation in batch.operations {
                     if let Some(operation::Operation::PutNode(node)) = operation.operation {
@@ -76,7 +76,7 @@ async fn facts(stream: &mut Stream) -> v1::NodeInfo {
                 }
             }
             Some(server_message::Message::Bookmark(v1::Bookmark { revision, .. })) => {
-                stream.send(client_message::Message::Ack(v1::Ack { revision, ..v1::Ack::default() })).await;
+                stream.send(client_message::Message::Ack(ack(revision))).await;
             }
             other => panic!("{other:?}"),
         }

@@ -78,7 +78,7 @@ async fn receive(stream: &mut Stream) -> u64 {
 }
 
 async fn ack(stream: &Stream, revision: u64, failures: Vec<v1::ServicePortFailure>) {
-    let ack = v1::Ack { revision, failures, ..v1::Ack::default() };
+    let ack = v1::Ack { failures, ..super::ack(revision) };
     stream.send(client_message::Message::Ack(ack)).await;
 }
 

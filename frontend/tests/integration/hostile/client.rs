@@ -8,6 +8,7 @@ use proto::{
 use tonic::transport::Channel;
 
 use super::{
+    cluster::ack,
     fixture::{Server, Stream, hello},
     replica::Replica,
 };
@@ -94,7 +95,7 @@ impl Client {
 
     /// Acknowledges the last message with the given digest.
     pub(crate) async fn ack(&mut self, digest: u64) {
-        let ack = v1::Ack { revision: self.revision, digest, ..v1::Ack::default() };
+        let ack = v1::Ack { digest, ..ack(self.revision) };
         assert!(self.stream.send(ClientMessage::Ack(ack)).await, "the stream ended");
     }
 

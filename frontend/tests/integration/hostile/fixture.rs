@@ -28,7 +28,7 @@ use tonic::{
 use super::{
     TIMEOUT,
     client::Client,
-    cluster::{cluster_on, slice_on},
+    cluster::{ack, cluster_on, slice_on},
     running::RunningFrontend,
     transport::{self, ReadRate},
 };
@@ -171,7 +171,7 @@ impl Stream {
     }
 
     pub(crate) async fn ack(&self, revision: u64) -> bool {
-        self.send(ClientMessage::Ack(v1::Ack { revision, ..v1::Ack::default() })).await
+        self.send(ClientMessage::Ack(ack(revision))).await
     }
 
     pub(crate) async fn next(&mut self) -> Result<Option<Message>, Status> {

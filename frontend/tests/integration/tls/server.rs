@@ -222,8 +222,7 @@ impl Stream {
             if let server_message::Message::Batch(batch) = self.next().await.unwrap()
                 && batch.commit
             {
-                let ack = v1::Ack { revision: batch.target_revision, ..v1::Ack::default() };
-                let message = Some(client_message::Message::Ack(ack));
+                let message = Some(client_message::Message::Ack(crate::cluster::ack(batch.target_revision)));
                 self.messages.send(v1::ClientMessage { message }).await.unwrap();
                 return;
             }

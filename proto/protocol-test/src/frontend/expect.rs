@@ -69,29 +69,38 @@ impl ScriptedFrontend<'_> {
         }
     }
 
-    /// Waits for the Ack of the commit or bookmark in flight.
+    /// Waits until the commit or bookmark in flight is acked and programmed.
     pub(crate) async fn expect_ack(&mut self) -> Outcome<Ack> {
         self.expect_ack_with(Some(self.digest())).await
     }
 
-    /// Waits for the Ack of the commit or bookmark in flight. `None`: its digest is not checked.
+    /// Waits until the commit or bookmark in flight is acked and programmed. `None`: its digest is not checked.
     pub(crate) async fn expect_ack_with(&mut self, expected: Option<Digest>) -> Outcome<Ack> {
         let (revision, deadline) = (self.revision, Instant::now() + self.patience);
-        let ack = loop {
-            match self.receive(deadline).await? {
+        loop {
+            let ack = match self.receive(deadline).await? {
+                None if self.last_ack_on_stream == Some(revision) => {
+                    return violation(format!("did not program revision {revision} within {:?}", self.patience));
+                }
                 None => return violation(format!("did not ack revision {revision} within {:?}", self.patience)),
-                // It is repeated when everything is programmed.
-                Some(ClientMessage::Ack(ack)) if ack.revision == revision && ack.unfinished > 0 => {}
-                Some(ClientMessage::Ack(ack)) if ack.revision == revision => break ack,
-                Some(message) if self.is_repeated_ack(&message) => {}
+                Some(ClientMessage::Ack(ack)) if ack.received == revision => ack,
+                Some(message) if self.is_repeated_ack(&message) => continue,
                 Some(ClientMessage::Ack(ack)) => {
-                    return violation(format!("acked revision {}, but {revision} was sent", ack.revision));
+                    return violation(format!("acked revision {}, but {revision} was sent", ack.received));
                 }
                 Some(other) => return violation(format!("sent {} instead of an Ack", describe(&other))),
+            };
+            self.last_ack_on_stream = Some(revision);
+            self.last_ack = Some((self.epoch, revision));
+            self.check_ack(&ack, expected)?;
+            if ack.programmed == revision {
+                self.check_programmed(&ack).await?;
+                return Ok(ack);
             }
-        };
-        self.last_ack_on_stream = Some(revision);
-        self.last_ack = Some((self.epoch, revision));
+        }
+    }
+
+    fn check_ack(&mut self, ack: &Ack, expected: Option<Digest>) -> Outcome<()> {
         let (apply_time, elapsed) = (ack.apply_time, self.sent_at.elapsed());
         if apply_time > elapsed + APPLY_TIME_TOLERANCE {
             return violation(format!(
@@ -102,19 +111,16 @@ impl ScriptedFrontend<'_> {
             return violation(format!("reported a failure of {}, which is not in the committed state", failure.key));
         }
         match (ack.digest, expected) {
-            (None, _) if self.has_digests => {
-                return violation("sent an Ack without a digest, after messages with digests");
+            (None, _) if self.has_digests => violation("sent an Ack without a digest, after messages with digests"),
+            (Some(digest), Some(expected)) if digest != expected => violation(format!(
+                "acked revision {} with digest {:016x}, but that of the committed state is {:016x}",
+                ack.received, digest.0, expected.0
+            )),
+            _ => {
+                self.has_digests |= ack.digest.is_some();
+                Ok(())
             }
-            (Some(digest), Some(expected)) if digest != expected => {
-                return violation(format!(
-                    "acked revision {revision} with digest {:016x}, but that of the committed state is {:016x}",
-                    digest.0, expected.0
-                ));
-            }
-            _ => self.has_digests |= ack.digest.is_some(),
         }
-        self.check_programmed(&ack).await?;
-        Ok(ack)
     }
 
     /// Sends a DigestRequest, and waits for the response.
@@ -174,14 +180,14 @@ impl ScriptedFrontend<'_> {
     }
 
     fn is_repeated_ack(&self, message: &ClientMessage) -> bool {
-        matches!(message, ClientMessage::Ack(ack) if self.last_ack_on_stream == Some(ack.revision))
+        matches!(message, ClientMessage::Ack(ack) if self.last_ack_on_stream == Some(ack.received))
     }
 }
 
 fn describe(message: &ClientMessage) -> String {
     match message {
         ClientMessage::Hello(_) => "a second Hello".to_owned(),
-        ClientMessage::Ack(ack) => format!("an Ack of revision {}", ack.revision),
+        ClientMessage::Ack(ack) => format!("an Ack of revision {}", ack.received),
         ClientMessage::DigestResponse(..) => "a DigestResponse without a request".to_owned(),
     }
 }

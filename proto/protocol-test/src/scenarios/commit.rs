@@ -112,7 +112,7 @@ pub(super) async fn snapshot_again(frontend: &mut ScriptedFrontend<'_>) -> Outco
 }
 
 /// Removes an endpoint of many service ports at once, as when a pod ends, and puts it back. The state is read as soon
-/// as the Ack arrives: a backend that acks early is still at work then.
+/// as the Ack says that it is programmed: a backend that says so early is still at work then.
 pub(super) async fn acks_what_is_programmed(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     if !frontend.backend.has_state_command() {
         return unsupported("cannot be inspected without --state-command");

@@ -28,7 +28,7 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Rule 10.
 const BACKOFF: Duration = Duration::from_millis(300);
 
-/// How long the kernel takes for a change, with [`Fault::AcksBeforeKernel`].
+/// How long the kernel takes for a change, if the client does not wait for it.
 const PROGRAMMING: Duration = Duration::from_millis(500);
 
 /// How the client violates the protocol.
@@ -38,6 +38,8 @@ pub(super) enum Fault {
     None,
     /// No fault, but the client computes no digests and never resumes.
     Minimal,
+    /// No fault, but the client acks what it has received, and again when it is programmed.
+    ProgramsLater,
     AckFirst,
     OtherNode,
     OtherVersion,
@@ -258,20 +260,32 @@ impl Client {
         self.source_version = batch.source_version;
         self.base = Some(batch.target);
         self.committed = Some((self.epoch, batch.target));
-        if self.fault == Fault::AcksBeforeKernel {
-            let (path, programmed) = (self.state_file.clone(), self.programmed());
-            tokio::spawn(async move {
-                sleep(PROGRAMMING).await;
-                // The test may have ended.
-                let _ = fs::write(path, programmed);
-            });
-        } else {
-            fs::write(&self.state_file, self.programmed()).unwrap();
+        let ack = self.ack(batch.target);
+        match (self.fault, &ack) {
+            (Fault::AcksBeforeKernel, _) => self.program_later(None),
+            (Fault::ProgramsLater, ClientMessage::Ack(complete)) => {
+                self.program_later(Some((sender.clone(), ack.clone())));
+                send(sender, &ClientMessage::Ack(Ack { programmed: Revision(0), ..complete.clone() }));
+                return Some(());
+            }
+            _ => fs::write(&self.state_file, self.programmed()).unwrap(),
         }
         if self.fault != Fault::NoAck {
-            send(sender, &self.ack(batch.target));
+            send(sender, &ack);
         }
         Some(())
+    }
+
+    fn program_later(&self, ack: Option<(ClientSender, ClientMessage)>) {
+        let (path, programmed) = (self.state_file.clone(), self.programmed());
+        tokio::spawn(async move {
+            sleep(PROGRAMMING).await;
+            // The test may have ended.
+            let _ = fs::write(path, programmed);
+            if let Some((sender, ack)) = ack {
+                send(&sender, &ack);
+            }
+        });
     }
 
     /// In the format of `--state-command`.
@@ -286,6 +300,7 @@ impl Client {
         if self.fault == Fault::OtherDigest {
             digest.add(Digest(1));
         }
+        let received = if self.fault == Fault::OtherRevision { Revision(revision.0 + 1) } else { revision };
         let unknown = ServicePortFailure {
             key: ServicePortKey::new("elsewhere", "nothing", "", Protocol::Tcp),
             reason: "no reason".to_owned(),
@@ -293,11 +308,11 @@ impl Client {
             kind: FailureKind::Program,
         };
         ClientMessage::Ack(Ack {
-            revision: if self.fault == Fault::OtherRevision { Revision(revision.0 + 1) } else { revision },
+            received,
+            programmed: received,
             digest: (self.fault != Fault::Minimal).then_some(digest),
             apply_time: Duration::from_secs(if self.fault == Fault::WrongApplyTimeUnit { 1000 } else { 0 }),
             failures: if self.fault == Fault::UnknownFailure { vec![unknown] } else { Vec::new() },
-            unfinished: 0,
             degraded: Vec::new(),
         })
     }

@@ -134,7 +134,7 @@ impl StreamMirror {
     pub(crate) fn sent(&mut self, message: &ClientMessage) {
         let ClientMessage::Ack(ack) = message else { return };
         self.oracle.acked(self.epoch, ack, &self.kernel);
-        if self.rollback.is_some_and(|revision| revision <= ack.revision) {
+        if self.rollback.is_some_and(|revision| revision <= ack.received) {
             self.rollback = None;
             let mut history = self.oracle.lock();
             let Some(process) = &mut history.process else { return };
