@@ -229,15 +229,16 @@ async fn node_that_acknowledges_and_does_not_program_is_waited_for_a_minute() {
     let fixture = cluster().await;
     let mut client = fixture.joined("node-0").await;
     let mut other = fixture.joined("node-1").await;
+    let before = client.replica.revision;
     fixture.update(pods(&[-1, 2])).await;
     other.commit().await;
     client.batches().await;
-    client.ack_unfinished(1).await;
+    client.ack_programmed(before).await;
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(60) {
         assert_ne!(state(&fixture).await, DrainState::Drained);
         client.bookmark().await;
-        client.ack_unfinished(1).await;
+        client.ack_programmed(before).await;
     }
     let report = ask(&fixture, LONG).await.unwrap();
     assert_eq!((report.state, &report.stalled.first[..]), (DrainState::Drained, &["node-0".into()][..]));
