@@ -341,6 +341,16 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
         Ok(objects)
     }
 
+    /// Reads a family only if the one before is not programmed.
+    async fn is_programmed(&mut self) -> Result<bool> {
+        for family in IpFamily::ALL {
+            if observe(&mut self.kernel, family).await?.is_some_and(|observed| observed.is_programmed()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     fn lock_wait(&mut self) -> Duration {
         self.kernel.lock_wait()
     }

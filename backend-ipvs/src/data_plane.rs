@@ -302,6 +302,10 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         let exclude = self.settings.exclude.clone();
         self.kernel.installed_objects(Ours { exclude, ..Ours::default() }).await
     }
+
+    async fn is_programmed(&mut self) -> Result<bool> {
+        self.kernel.is_programmed().await
+    }
 }
 
 impl DryRunPlane for IpvsDataPlane<DryRun> {

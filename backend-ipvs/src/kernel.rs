@@ -65,6 +65,9 @@ pub(crate) trait Kernel: Send + 'static {
     /// Whether the rules are what they should be.
     fn has_rules(&mut self, rules: PerFamily<Rules>) -> impl Future<Output = Result<bool>> + Send;
 
+    /// Whether a device or a set of ours exists. Loads no module.
+    fn is_programmed(&mut self) -> impl Future<Output = Result<bool>> + Send;
+
     /// The numbers of our objects.
     fn installed_objects(&mut self, ours: Ours) -> impl Future<Output = Result<Vec<InstalledObject>>> + Send;
 

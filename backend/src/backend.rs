@@ -25,6 +25,16 @@ pub trait Backend: Send + 'static {
     /// then unchanged or partly reconciled, and `reconcile` is called again after a delay.
     fn reconcile(&mut self, state: &NodeState) -> impl Future<Output = Result<SyncReport>> + Send;
 
+    /// Whether the kernel contains anything that an earlier process has programmed. Then it may be newer than the stored
+    /// state, and is left as it is until a frontend answers, for up to 10 s. Asked after a second without a frontend, and
+    /// after a reboot. By default the answer is no.
+    ///
+    /// # Errors
+    /// When the kernel could not be read. It is then left as it is, too.
+    fn is_programmed(&mut self) -> impl Future<Output = Result<bool>> + Send {
+        async { Ok(false) }
+    }
+
     /// Applies one commit on top of the last success, or continues it without a change if it is
     /// [unfinished](SyncReport::unfinished). The cost is proportional to the change, and the result is the same as that
     /// of `reconcile`: the contract tests check that.

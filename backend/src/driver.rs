@@ -382,6 +382,10 @@ impl<P: DataPlane> Backend for Driver<P> {
         Ok(self.report(prepared + writes))
     }
 
+    async fn is_programmed(&mut self) -> Result<bool> {
+        self.plane.is_programmed().await
+    }
+
     async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
         let is_based = !self.is_fresh || !(changes.node || changes.cluster);
         if self.applied.is_none() || !is_based {

@@ -12,15 +12,15 @@ use bytes::Bytes;
 use proto::{
     digest::Digest,
     encoded::{EncodedMessage, ReceivedMessage},
-    model::{KindVersions, NodeInfo, Operation, Revision, ServerMessage, SourceVersion},
+    model::{Epoch, KindVersions, NodeInfo, Operation, Revision, ServerMessage, SourceVersion},
 };
 
 use crate::{
-    LossLimit, NodeState, RunMode,
+    LossLimit, NodeState, RunMode, StoredState,
     identity::BackendIdentity,
     loss::LossGuard,
     replica::{Reaction, Replica},
-    store::frame,
+    store::snapshot,
 };
 
 /// The node of the fuzz targets.
@@ -61,32 +61,31 @@ pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
     }
 }
 
-/// A state file with these bytes, and one with the same messages, valid checksums and, where they are even, valid
-/// digests. What is read is the same after it is written and read again.
+/// A state file with these bytes, and one with chunks of them, a valid checksum and, where it is even, a valid digest.
+/// What is read is the same after it is written and read again.
 pub fn state_file(bytes: &[u8]) {
-    let _ = frame::load(NODE, bytes.to_vec());
-    let mut frames = Vec::new();
+    let _ = StoredState::decode(NODE, bytes.to_vec());
+    let mut chunks = Vec::new();
     let mut state = NodeState::new(NodeInfo::unknown(NODE));
     let mut rest = bytes;
-    while let Some((header, content)) = rest.split_at_checked(frame::HEADER_BYTES) {
-        let length = usize::from(u16::from_le_bytes([header[0], header[1]]));
-        let (message, others) = content.split_at(length.min(content.len()));
+    while let Some((length, content)) = rest.split_first_chunk::<2>() {
+        let (chunk, others) = content.split_at(usize::from(u16::from_le_bytes(*length)).min(content.len()));
         rest = others;
-        let encoded = EncodedMessage::from_bytes(Bytes::copy_from_slice(message));
-        let encoded = match ReceivedMessage::decode(encoded.clone()).map(|received| received.message) {
+        let encoded = EncodedMessage::from_bytes(Bytes::copy_from_slice(chunk));
+        match ReceivedMessage::decode(encoded).map(|received| received.message) {
+            Ok(ServerMessage::Bookmark(revision, digest)) if digest.0 % 2 == 0 => {
+                let end = ServerMessage::Bookmark(revision, state.digests().total());
+                snapshot::put(&mut chunks, &EncodedMessage::new(&end).to_bytes());
+            }
             Ok(ServerMessage::Batch(batch)) => {
                 state.apply(batch.operations);
-                encoded
+                snapshot::put(&mut chunks, chunk);
             }
-            Ok(ServerMessage::Bookmark(revision, digest)) if digest.0 % 2 == 0 => {
-                EncodedMessage::new(&ServerMessage::Bookmark(revision, state.digests().total()))
-            }
-            _ => encoded,
-        };
-        frame::put(&mut frames, &encoded);
+            _ => snapshot::put(&mut chunks, chunk),
+        }
     }
-    let Ok(loaded) = frame::load(NODE, frames) else { return };
-    check(&loaded.stored.state);
+    let Ok(stored) = StoredState::decode(NODE, snapshot::file(&chunks)) else { return };
+    check(&stored.state);
 }
 
 /// Applies the operations of an update to a node without state, and compares the digest.
@@ -100,22 +99,20 @@ pub fn apply(operations: Vec<Operation>, digest: Digest) {
 
 /// The state is the same after it is written to a file and read again.
 fn check(state: &NodeState) {
-    let operations = state.snapshot();
+    let operations: Vec<_> = state.snapshot().take(MAX_WRITTEN + 1).collect();
     if operations.len() > MAX_WRITTEN {
         return;
     }
-    let mut frames = Vec::new();
-    frame::put_welcome(&mut frames, proto::model::Epoch(1));
-    let source_version = SourceVersion::default();
-    let kind_versions = KindVersions::default();
-    frame::put_snapshot(&mut frames, Revision(1), source_version, kind_versions, operations.iter());
-    frame::put_bookmark(&mut frames, Revision(1), state.digests().total());
-    let bytes = frames.len() as u64;
-    match frame::load(NODE, frames) {
-        Ok(loaded) => {
-            assert_eq!((loaded.bytes, loaded.snapshot_bytes), (bytes, bytes));
-            assert!(loaded.stored.state == *state, "{:?}\n is read as\n{:?}", state, loaded.stored.state);
-        }
+    let stored = StoredState {
+        revision: Revision(1),
+        epoch: Epoch(1),
+        source_version: SourceVersion::default(),
+        kind_versions: KindVersions::default(),
+        boot: None,
+        state: state.clone(),
+    };
+    match StoredState::decode(NODE, stored.encode()) {
+        Ok(read) => assert!(read == stored, "{stored:?}\n is read as\n{read:?}"),
         Err(error) => panic!("what was written cannot be read: {error:#}: {operations:?}"),
     }
 }

@@ -1,4 +1,4 @@
-//! The node's side of the protocol: what each message does to the state and to its file, and what to answer.
+//! The node's side of the protocol: what each message does to the state, and what to answer.
 //!
 //! ```text
 //!   Welcome ──▶ where the stream starts: at the committed revision (resume), or anywhere (repair, snapshot)
@@ -135,7 +135,7 @@ impl Replica {
         run_mode: RunMode,
     ) -> Self {
         let (committed_state, committed, source_version, kind_versions) = match stored {
-            Some(StoredState { state, epoch, revision, source_version, kind_versions }) => {
+            Some(StoredState { state, epoch, revision, source_version, kind_versions, boot: _ }) => {
                 (state, Some((epoch, revision)), source_version, kind_versions)
             }
             None => {
@@ -184,6 +184,11 @@ impl Replica {
         self.committed
     }
 
+    /// Whether the node has restarted since a frontend confirmed the stored state.
+    pub(crate) fn is_of_earlier_boot(&self) -> bool {
+        self.store.as_ref().is_some_and(Store::is_of_earlier_boot)
+    }
+
     /// The first message of the next session. To confirm a loss it claims no state, so a snapshot follows.
     pub(crate) fn hello(&self) -> Hello {
         let BackendIdentity { node, backend, version, started } = &*self.identity;
@@ -230,35 +235,42 @@ impl Replica {
     /// The session has ended. Uncommitted batches are discarded.
     pub(crate) fn lost(&mut self) {
         self.session = None;
-        self.discard();
+        self.staged = None;
     }
 
-    /// Submits the committed state to the writer of its file. Returns why the file is out of date.
-    pub(crate) fn flush(&mut self) -> Option<&str> {
-        let store = self.store.as_mut()?;
+    /// Stores the committed state in its file. Returns why the file is out of date.
+    pub(crate) fn flush(&self) -> Option<String> {
+        let store = self.store.as_ref()?;
         // A restart must not apply a loss that is not confirmed.
         if let Some((epoch, revision)) = self.committed.filter(|_| !self.losses.is_withholding()) {
-            store.flush(&self.committed_state, epoch, revision);
+            store.put(StoredState {
+                revision,
+                epoch,
+                source_version: self.source_version,
+                kind_versions: self.kind_versions,
+                boot: None,
+                state: self.committed_state.clone(),
+            });
         }
         store.error()
     }
 
-    /// Writes the committed state to its file, if the disk answers in time. Ends the use of the file.
-    pub(crate) async fn finish(&mut self) {
+    /// Writes the committed state to its file, if the disk answers in time.
+    pub(crate) async fn finish(mut self) {
         self.flush();
         if let Some(store) = self.store.take() {
             store.finish(STORE_TIMEOUT).await;
         }
     }
 
-    /// Handles a message. Batches and commits are recorded in the store too.
+    /// Handles a message.
     pub(crate) fn handle(&mut self, received: ReceivedMessage) -> Result<Reaction, Violation> {
-        match (&received.message, self.session) {
-            (ServerMessage::Welcome(welcome), None) => self.welcome(*welcome).map(|()| Reaction::None),
+        match (received.message, self.session) {
+            (ServerMessage::Welcome(welcome), None) => self.welcome(welcome).map(|()| Reaction::None),
             (ServerMessage::Welcome(_), Some(_)) => Err(Violation::SecondWelcome),
             (_, None) => Err(Violation::NoWelcome),
-            (ServerMessage::Batch(_), Some(position)) => self.batch(received, position),
-            (ServerMessage::Bookmark(revision, digest), Some(position)) => self.bookmark(*revision, *digest, position),
+            (ServerMessage::Batch(batch), Some(position)) => self.batch(batch, position),
+            (ServerMessage::Bookmark(revision, digest), Some(position)) => self.bookmark(revision, digest, position),
             (ServerMessage::DigestRequest, Some(_)) => Ok(Reaction::Reply(self.digests())),
             // The stream follower handles it.
             (ServerMessage::Drain(_), Some(_)) => Ok(Reaction::None),
@@ -293,9 +305,6 @@ impl Replica {
         let mut operations: Vec<_> = (0..=u8::MAX).take(BUCKETS).map(Operation::ResetBucket).collect();
         operations.push(Operation::PutNode(NodeInfo::unknown(self.identity.node.clone())));
         operations.push(Operation::PutCluster(ClusterInfo::default()));
-        if let Some(store) = &mut self.store {
-            store.stage_operations(operations.clone());
-        }
         self.stage(operations);
     }
 
@@ -314,13 +323,9 @@ impl Replica {
 
     fn batch(
         &mut self,
-        received: ReceivedMessage,
+        batch: Batch,
         SessionPosition { epoch, base: expected, has_committed }: SessionPosition,
     ) -> Result<Reaction, Violation> {
-        if let Some(store) = &mut self.store {
-            store.stage(&received);
-        }
-        let ServerMessage::Batch(batch) = received.message else { return Ok(Reaction::None) };
         let Batch { base, target, operations, commit, oldest_trigger: trigger, source_version, kind_versions } = batch;
         if let Some(committed) = expected {
             if base != committed {
@@ -361,10 +366,6 @@ impl Replica {
             self.counters.rejected_operations += rejected;
         }
         if let Some(store) = &mut self.store {
-            store.commit(epoch, self.source_version, self.kind_versions);
-            if self.losses.is_withholding() {
-                store.restart();
-            }
             store.confirmed();
         }
         self.advance(epoch, target);
@@ -407,13 +408,6 @@ impl Replica {
         let departed = has_committed.then(DepartedEndpoints::new);
         let origin = CommitOrigin { departed, ..CommitOrigin::default() };
         Ok(Reaction::Commit(revision, self.total(), changes, origin))
-    }
-
-    fn discard(&mut self) {
-        self.staged = None;
-        if let Some(store) = &mut self.store {
-            store.discard();
-        }
     }
 
     fn digests(&self) -> ClientMessage {

@@ -11,7 +11,7 @@ use runtime::{ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, RunMode, StateFiles, Store, StreamOptions,
+    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, RunMode, StateFile, Store, StreamOptions,
     conntrack::{ConntrackCleaner, KernelFlowTable},
     dataplane::NodePortAddresses,
     health::{HealthCheckServers, HealthChecks},
@@ -58,7 +58,7 @@ pub struct Runner<B, C> {
     progress: watch::Sender<Progress>,
     metrics: Arc<Metrics>,
     ready: Option<ReadyGuard>,
-    state_files: Option<StateFiles>,
+    state_file: Option<StateFile>,
 }
 
 impl RunnerOptions {
@@ -98,7 +98,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             progress: watch::Sender::default(),
             metrics: Arc::default(),
             ready: None,
-            state_files: None,
+            state_file: None,
         }
     }
 
@@ -108,10 +108,10 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         Self { ready: Some(guard), ..self }
     }
 
-    /// Keeps the state in these files instead of at [`RunnerOptions::state_file`].
+    /// Keeps the state in this file instead of at [`RunnerOptions::state_file`].
     #[must_use]
-    pub fn with_state_files(self, files: StateFiles) -> Self {
-        Self { state_files: Some(files), ..self }
+    pub fn with_state_file(self, file: StateFile) -> Self {
+        Self { state_file: Some(file), ..self }
     }
 
     /// Subscribes to the progress.
@@ -126,18 +126,19 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         Observer { identity: self.identity.clone(), progress: self.progress(), metrics: self.metrics.clone() }
     }
 
-    /// Runs until `shutdown`. A stored state is programmed before a frontend is reached.
+    /// Runs until `shutdown`. A stored state is programmed before a frontend is reached, unless the kernel may have a
+    /// newer one of an earlier process: then after 10 s without a frontend.
     ///
     /// # Errors
     /// When the task of the health-check node ports panicked. All other failures are logged and retried.
     pub async fn run(self, mut shutdown: Shutdown) -> anyhow::Result<()> {
-        let Self { options, backend, connect, identity, progress, metrics, ready, state_files } = self;
-        let RunnerOptions { node, state_file, stream, retry_delay, max_loss, .. } = options;
+        let Self { options, backend, connect, identity, progress, metrics, ready, state_file } = self;
+        let RunnerOptions { node, state_file: path, stream, retry_delay, max_loss, .. } = options;
         let RunnerOptions { conntrack, health_check_addresses, run_mode, .. } = options;
-        let files = state_files.or_else(|| state_file.as_deref().map(StateFiles::local));
+        let file = state_file.or_else(|| path.as_deref().map(StateFile::local));
         let open = async {
-            match files {
-                Some(files) => Some(Store::open(files, &node).await).unzip(),
+            match file {
+                Some(file) => Some(Store::open(file, &node).await).unzip(),
                 None => (None, None),
             }
         };
@@ -169,6 +170,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             resets: ConnectionResetter::start(conntrack, B::NAME == "ipvs", progress.clone()),
             health,
             reporter: Reporter::new(progress, metrics, ready),
+            restoring: None,
         };
         tokio::select! {
             () = sync_loop.run(shutdown) => Ok(()),

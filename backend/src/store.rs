@@ -1,370 +1,283 @@
 //! The last committed state in a file, so that a node starts with it while no frontend is reachable, and resumes its
 //! stream.
 //!
-//! The file is a stream as a frontend would send it: a snapshot, then the commits since, in the bytes that were
-//! received. A commit is appended, at a cost proportional to the change; when the commits outgrow the snapshot, the
-//! file is rewritten. Neither a failure of the disk nor a disk that hangs stops the backend: a [`FileWriter`] writes in
-//! a thread of its own, and commits that do not fit into its queue are replaced by one rewrite.
+//! ```text
+//!   Replica ──▶ the newest state ──▶ task: one write at a time, none before its time ──▶ Storage: a thread ──▶ file
+//! ```
+//!
+//! The file is a snapshot, and is replaced as a whole: a state that is not written yet gives way to a newer one. So
+//! neither a failure of the disk nor a disk that hangs delays anything but the file. A file may therefore be older than
+//! the kernel: see [`Backend::is_programmed`](crate::Backend::is_programmed).
 
-mod boot;
-pub(crate) mod frame;
+pub(crate) mod snapshot;
+mod storage;
 
 use std::{
-    fs, io, mem,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use futures::future;
-use proto::{
-    encoded::{EncodedMessage, ReceivedMessage},
-    model::{Epoch, KindVersions, Operation, Revision, SourceVersion},
-};
+use proto::model::{Epoch, KindVersions, Revision, SourceVersion};
 use runtime::{
     failure::{Recovery, Repeated},
     warn_if_news,
 };
-use tokio::time::Instant;
+use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::{info, warn};
 
-use crate::{
-    NodeState,
-    disk::{self, FileWrite, FileWriter, LocalFile, OnWriteError, Storage, WriterProgress},
-};
-use boot::BootRecord;
-use frame::{Loaded, load};
+use crate::{NodeState, disk};
+pub use storage::Storage;
 
 /// The default path of the state file.
 pub const DEFAULT_STATE_FILE: &str = "/var/lib/fairlead/state";
 
-/// Commits are appended until they exceed the snapshot, but at least up to this size.
-const MIN_APPENDED_BYTES: u64 = 1 << 20;
+/// Where the kernel tells its boot: a UUID, the same in all namespaces.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The delay after a failed write: the retry rewrites the file, which costs as much as the whole state.
+/// The shortest time between two writes.
+const MIN_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The most bytes per second: 2.8 GB per day.
+const MAX_RATE: usize = 32 << 10;
+
+/// The delay after a failed write.
 const RETRY: Duration = Duration::from_secs(60);
 
 /// Without a finished write for this long, the disk is reported to hang.
 const HUNG: Duration = Duration::from_secs(10);
 
-/// Writes the state file.
+/// Keeps the state file.
 #[derive(Debug)]
 pub struct Store {
-    storage: Arc<dyn Storage>,
-    writer: FileWriter,
-    /// The file, once everything that was submitted is written.
-    file: StateFile,
-    /// Received batches whose commit has not arrived.
-    uncommitted: Vec<EncodedMessage>,
-    /// Whether batches of that commit are missing in `uncommitted`, because there was no file to append to.
-    is_incomplete: bool,
-    /// Frames of commits that are not written yet.
-    unwritten: Vec<u8>,
-    /// The revision at the end of the file and `unwritten`.
-    written: Option<(Epoch, Revision)>,
-    /// The version of the cluster that the last commit reflects.
-    source_version: SourceVersion,
-    kind_versions: KindVersions,
-    /// The boot in which a frontend confirmed the content.
-    boot: BootRecord,
-    /// The number of successful writes.
-    succeeded: u64,
-    /// Since when the writer has been busy without a successful write.
-    busy_since: Option<Instant>,
-    write_failures: Repeated,
-    error: Option<String>,
+    /// What the file is to contain.
+    newest: watch::Sender<Option<StoredState>>,
+    /// Why the file is out of date.
+    error: watch::Receiver<Option<String>>,
+    /// Writes the file. Ends after the last write when `newest` is dropped.
+    writer: JoinSet<()>,
+    /// The current boot of the node; `None`: unknown.
+    current_boot: Option<Arc<str>>,
+    /// The boot in which a frontend confirmed the content; `None`: unknown.
+    confirmed_boot: Option<Arc<str>>,
 }
 
-/// Where a [`Store`] keeps its files.
+/// Where a [`Store`] keeps its file.
 #[derive(Clone, Debug)]
-pub struct StateFiles {
-    /// The state file.
-    pub state: Arc<dyn Storage>,
-    /// The file with the boot of its content.
-    pub boot: Arc<dyn Storage>,
+pub struct StateFile {
+    /// The file.
+    pub storage: Arc<dyn Storage>,
     /// Identifies the current boot of the node; `None`: unknown.
-    pub boot_id: Option<String>,
+    pub boot: Option<Arc<str>>,
 }
 
-/// A state that was read from a file, and its position in the stream.
-#[derive(Debug, PartialEq, Eq)]
+/// The content of a state file: a state, and its position in the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredState {
-    /// The last committed state.
-    pub state: NodeState,
-    /// The frontend's epoch.
-    pub epoch: Epoch,
     /// The revision of the state.
     pub revision: Revision,
+    /// The frontend's epoch.
+    pub epoch: Epoch,
     /// The version of the cluster that it reflects.
     pub source_version: SourceVersion,
     /// The version of each kind.
     pub kind_versions: KindVersions,
-}
-
-#[derive(Debug)]
-enum StateFile {
-    /// There is no file to append to.
-    Absent,
-    /// Writing failed at that time.
-    Failed(Instant),
-    Open {
-        snapshot_bytes: u64,
-        appended_bytes: u64,
-    },
+    /// The boot of the node in which a frontend confirmed it; `None`: unknown.
+    pub boot: Option<Arc<str>>,
+    /// The last committed state.
+    pub state: NodeState,
 }
 
 impl StoredState {
-    /// Reads the state file of a node without changing it.
-    ///
-    /// # Errors
-    /// When the file cannot be read, is damaged, or is of another version or node.
-    pub fn read(path: &Path, node: &str) -> anyhow::Result<Self> {
-        Ok(load(node, fs::read(path)?)?.stored)
+    /// Whether only the position differs. It also advances without a change: then a frontend has nothing to send after
+    /// a restart with the earlier one.
+    fn differs_by_position(&self, other: &Self) -> bool {
+        let Self { revision, epoch, .. } = *other;
+        Self { revision, epoch, ..self.clone() } == *other
+    }
+
+    /// Whether it is not to wait for the interval: the last facts of a Node object that is gone are nowhere else.
+    fn is_urgent_after(&self, written: &Self) -> bool {
+        self.state.retains_node() && !written.state.retains_node()
     }
 }
 
-impl StateFiles {
-    /// Files on a disk of this machine.
+impl StateFile {
+    /// A file on a disk of this machine.
     pub(crate) fn local(path: &Path) -> Self {
-        let file = |path| -> Arc<dyn Storage> { Arc::new(LocalFile { path, on_error: OnWriteError::Remove }) };
-        Self { state: file(path.to_owned()), boot: file(boot::path(path)), boot_id: boot::current() }
+        let boot = fs::read_to_string(BOOT_ID)
+            .inspect_err(|error| warn!(path = BOOT_ID, %error, "cannot read the boot id"))
+            .map(|boot| boot.trim().into());
+        Self { storage: Arc::new(storage::LocalFile(path.to_owned())), boot: boot.ok() }
     }
 }
 
 impl Store {
-    /// The files of a store at this path: the state file, that with the boot of its content, and the successor of each
-    /// while that is written.
+    /// The files of a store at this path: the state file, and its successor while that is written.
     #[must_use]
-    pub fn files(path: &Path) -> [PathBuf; 4] {
-        let boot = boot::path(path);
-        [path.to_owned(), disk::successor(path), boot.clone(), disk::successor(&boot)]
-    }
-
-    /// Opens and reads the state file of a node, as [`Self::open`] does. Blocks for at most [`disk::READ_TIMEOUT`].
-    #[cfg(test)]
-    pub(crate) fn open_file(path: &Path, node: &str) -> (Self, Option<StoredState>) {
-        let read = disk::read(path, disk::READ_TIMEOUT);
-        let recorded_boot = disk::read(&boot::path(path), disk::READ_TIMEOUT);
-        Self::of(StateFiles::local(path), read, recorded_boot, node)
+    pub fn files(path: &Path) -> [PathBuf; 2] {
+        [path.to_owned(), disk::successor(path)]
     }
 
     /// Opens and reads the state file of a node. A file that cannot be read in time, is damaged, or is of another
     /// version or node is logged and will be replaced.
-    pub(crate) async fn open(files: StateFiles, node: &str) -> (Self, Option<StoredState>) {
-        let read = files.state.read().await;
-        let recorded_boot = files.boot.read().await;
-        Self::of(files, read, recorded_boot, node)
-    }
-
-    fn of(
-        StateFiles { state, boot, boot_id }: StateFiles,
-        read: io::Result<Vec<u8>>,
-        recorded_boot: io::Result<Vec<u8>>,
-        node: &str,
-    ) -> (Self, Option<StoredState>) {
-        let mut store = Self {
-            writer: FileWriter::start(&*state),
-            boot: BootRecord::new(boot, boot_id, recorded_boot),
-            storage: state,
-            file: StateFile::Absent,
-            uncommitted: Vec::new(),
-            is_incomplete: false,
-            unwritten: Vec::new(),
-            written: None,
-            source_version: SourceVersion::default(),
-            kind_versions: KindVersions::default(),
-            succeeded: 0,
-            busy_since: None,
-            write_failures: Repeated::default(),
-            error: None,
-        };
-        let path = store.storage.name();
-        let loaded = match read {
-            Ok(bytes) => load(node, bytes),
+    pub(crate) async fn open(StateFile { storage, boot }: StateFile, node: &str) -> (Self, Option<StoredState>) {
+        let path = storage.name();
+        let stored = match storage.read().await {
+            Ok(bytes) if !bytes.starts_with(snapshot::MAGIC) => {
+                info!(%path, "ignored a state file of another version, a frontend sends the state");
+                None
+            }
+            Ok(bytes) => StoredState::decode(node, bytes)
+                .inspect_err(|error| {
+                    warn!(%path, error = format!("{error:#}"), "ignored the state file, it will be replaced");
+                })
+                .ok(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 info!(%path, "no state file, the kernel is left unchanged until the first commit");
-                return (store, None);
-            }
-            Err(error) => Err(error.into()),
-        };
-        match loaded {
-            Ok(Loaded { stored, snapshot_bytes, bytes }) => {
-                info!(%path, epoch = %stored.epoch, revision = %stored.revision,
-                    service_ports = stored.state.service_ports().len(), "read the state file");
-                store.writer.submit(FileWrite::Reopen(bytes, Vec::new()));
-                store.file = StateFile::Open { snapshot_bytes, appended_bytes: bytes - snapshot_bytes };
-                store.written = Some((stored.epoch, stored.revision));
-                store.source_version = stored.source_version;
-                store.kind_versions = stored.kind_versions;
-                (store, Some(stored))
+                None
             }
             Err(error) => {
-                warn!(%path, error = format!("{error:#}"), "ignored the state file, it will be replaced");
-                (store, None)
+                warn!(%path, %error, "cannot read the state file, it will be replaced");
+                None
             }
+        };
+        if let Some(StoredState { epoch, revision, state, .. }) = &stored {
+            info!(%path, %epoch, %revision, service_ports = state.service_ports().len(), "read the state file");
         }
+        let (newest, to_write) = watch::channel(None);
+        let (report, error) = watch::channel(None);
+        let writer =
+            Writer { storage, newest: to_write, written: stored.clone(), report, failures: Repeated::default() };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(writer.run());
+        let confirmed_boot = stored.as_ref().and_then(|stored| stored.boot.clone());
+        (Self { newest, error, writer: tasks, current_boot: boot, confirmed_boot }, stored)
     }
 
     /// Whether the node has restarted since a frontend confirmed the content: pods may have other addresses now.
     pub(crate) fn is_of_earlier_boot(&self) -> bool {
-        self.boot.is_earlier()
+        let both = self.confirmed_boot.as_ref().zip(self.current_boot.as_ref());
+        both.is_some_and(|(confirmed, current)| confirmed != current)
     }
 
     /// A frontend has confirmed the content in this boot.
     pub(crate) fn confirmed(&mut self) {
-        self.boot.confirmed();
+        if self.is_of_earlier_boot() {
+            info!("a frontend has confirmed the state after a restart of the node");
+        }
+        self.confirmed_boot.clone_from(&self.current_boot);
+    }
+
+    /// The file is to contain this state, confirmed in the boot that is known here. Does not block.
+    pub(crate) fn put(&self, stored: StoredState) {
+        let stored = StoredState { boot: self.confirmed_boot.clone(), ..stored };
+        self.newest.send_if_modified(|newest| {
+            let differs = newest.as_ref() != Some(&stored);
+            if differs {
+                *newest = Some(stored);
+            }
+            differs
+        });
     }
 
     /// Why the file is out of date; `None` while it is written.
-    pub(crate) fn error(&self) -> Option<&str> {
-        self.error.as_deref()
+    pub(crate) fn error(&self) -> Option<String> {
+        self.error.borrow().clone()
     }
 
-    /// Waits until everything is written, for at most `timeout`.
-    pub(crate) async fn finish(&self, timeout: Duration) {
-        let both = future::join(self.storage.wait(self.writer.queue(), timeout), self.boot.wait(timeout));
-        if both.await != (true, true) {
-            warn!(path = self.storage.name(), "the last commits are not in the state file: the disk does not answer");
+    /// Writes the newest state, within `limit`.
+    pub(crate) async fn finish(self, limit: Duration) {
+        let Self { newest, mut writer, .. } = self;
+        drop(newest);
+        if timeout(limit, writer.join_next()).await.is_err() {
+            warn!("the last commits are not in the state file: the disk does not answer");
         }
     }
+}
 
-    /// Adds a received batch to the next commit.
-    pub fn stage(&mut self, batch: &ReceivedMessage) {
-        self.stage_encoded(|| batch.encoded());
-    }
+/// Writes the newest state whenever that is due.
+struct Writer {
+    storage: Arc<dyn Storage>,
+    newest: watch::Receiver<Option<StoredState>>,
+    /// What the file contains; `None`: unknown, or there is no file.
+    written: Option<StoredState>,
+    report: watch::Sender<Option<String>>,
+    failures: Repeated,
+}
 
-    /// Adds operations that did not arrive in a batch to the next commit.
-    pub(crate) fn stage_operations(&mut self, operations: Vec<Operation>) {
-        self.stage_encoded(|| frame::batch_of(operations));
-    }
-
-    fn stage_encoded(&mut self, batch: impl FnOnce() -> EncodedMessage) {
-        // Without a file to append to, the state is written as a whole.
-        if matches!(self.file, StateFile::Open { .. }) {
-            self.uncommitted.push(batch());
-        } else {
-            self.is_incomplete = true;
-        }
-    }
-
-    /// Commits what was staged. Written at the next [`Self::flush`].
-    pub(crate) fn commit(&mut self, epoch: Epoch, source_version: SourceVersion, kind_versions: KindVersions) {
-        self.source_version = source_version;
-        self.kind_versions = kind_versions;
-        let batches = mem::take(&mut self.uncommitted);
-        if mem::take(&mut self.is_incomplete) {
-            // The file was rewritten between two batches of this commit.
-            self.restart();
-        } else if matches!(self.file, StateFile::Open { .. }) {
-            self.put_epoch(epoch);
-            batches.iter().for_each(|batch| frame::put(&mut self.unwritten, batch));
-        }
-    }
-
-    /// Discards what was staged since the last commit.
-    pub(crate) fn discard(&mut self) {
-        self.uncommitted = Vec::new();
-        self.is_incomplete = false;
-    }
-
-    /// Submits the commits to the writer. `state` is the state after the last one. To be called regularly: it also
-    /// takes the results of earlier writes. Does not block.
-    pub fn flush(&mut self, state: &NodeState, epoch: Epoch, revision: Revision) {
-        let is_busy = self.check_writer();
-        if self.written == Some((epoch, revision)) && self.unwritten.is_empty() {
-            return;
-        }
-        match &self.file {
-            StateFile::Failed(when) if when.elapsed() < RETRY => return,
-            StateFile::Open { snapshot_bytes, appended_bytes }
-                if is_busy || *appended_bytes <= MIN_APPENDED_BYTES.max(*snapshot_bytes) =>
-            {
-                self.put_epoch(epoch);
-                frame::put_bookmark(&mut self.unwritten, revision, state.digests().total());
-                if !self.append() {
-                    return self.restart();
+impl Writer {
+    /// Ends after the last write when the sender of the newest state is dropped.
+    async fn run(mut self) {
+        loop {
+            let is_last = self.newest.changed().await.is_err();
+            let newest = self.newest.borrow_and_update().clone();
+            let is_due = |newest: &StoredState| match &self.written {
+                Some(written) if is_last => written != newest,
+                Some(written) => !written.differs_by_position(newest),
+                None => true,
+            };
+            if let Some(newest) = newest.filter(is_due) {
+                let interval = self.write(newest).await;
+                let mut next = self.newest.clone();
+                let is_urgent = |next: &Option<StoredState>| {
+                    next.as_ref()
+                        .zip(self.written.as_ref())
+                        .is_some_and(|(next, written)| next.is_urgent_after(written))
+                };
+                let has_ended = matches!(timeout(interval, next.wait_for(is_urgent)).await, Ok(Err(_)));
+                if self.written.is_none() && !has_ended {
+                    self.newest.mark_changed();
                 }
             }
-            // One copy of the whole state at a time.
-            _ if is_busy => return,
-            StateFile::Open { .. } | StateFile::Failed(_) | StateFile::Absent => self.rewrite(state, epoch, revision),
-        }
-        self.written = Some((epoch, revision));
-    }
-
-    /// Discards the commits that are not submitted. The next flush rewrites the file.
-    pub(crate) fn restart(&mut self) {
-        self.is_incomplete |= !self.uncommitted.is_empty();
-        self.uncommitted = Vec::new();
-        self.unwritten = Vec::new();
-        self.written = None;
-        if matches!(self.file, StateFile::Open { .. }) {
-            self.file = StateFile::Absent;
-        }
-    }
-
-    /// Handles what the writer has done since the last call. Returns whether it is busy.
-    fn check_writer(&mut self) -> bool {
-        let WriterProgress { is_busy, succeeded, error } = self.writer.progress();
-        let has_failed = error.is_some();
-        if let Some(error) = error {
-            self.restart();
-            self.file = StateFile::Failed(Instant::now());
-            self.failed(error.to_string());
-        }
-        let has_succeeded = mem::replace(&mut self.succeeded, succeeded) != succeeded;
-        if has_succeeded || !is_busy {
-            self.busy_since = None;
-        }
-        if is_busy && self.busy_since.get_or_insert_with(Instant::now).elapsed() >= HUNG {
-            self.failed(format!("no write has finished for {} s", HUNG.as_secs()));
-        } else if has_succeeded && !has_failed {
-            self.error = None;
-            if let Some(Recovery { count, duration }) = self.write_failures.recovered() {
-                let path = self.storage.name();
-                let after_ms = duration.as_millis();
-                info!(%path, failures = count, after_ms, "wrote the state file again");
+            if is_last {
+                return;
             }
         }
-        is_busy
+    }
+
+    /// Returns when the next write may begin.
+    async fn write(&mut self, stored: StoredState) -> Duration {
+        let mut write = self.storage.replace(stored.clone());
+        let result = match timeout(HUNG, &mut write).await {
+            Ok(result) => result,
+            Err(_) => {
+                self.failed(format!("no write has finished for {} s", HUNG.as_secs()));
+                write.await
+            }
+        };
+        match result {
+            Ok(bytes) => {
+                self.written = Some(stored);
+                self.report.send_replace(None);
+                if let Some(Recovery { count, duration }) = self.failures.recovered() {
+                    let path = self.storage.name();
+                    let after_ms = duration.as_millis();
+                    info!(%path, failures = count, after_ms, "wrote the state file again");
+                }
+                interval(bytes)
+            }
+            Err(error) => {
+                self.written = None;
+                self.failed(error.to_string());
+                RETRY
+            }
+        }
     }
 
     fn failed(&mut self, error: String) {
         let path = self.storage.name();
         let retry_in_ms = RETRY.as_millis();
         let text = "cannot write the state file; a restart needs a frontend, or begins with an earlier state";
-        warn_if_news!(self.write_failures.failed(&error), %path, %error, retry_in_ms, "{text}");
-        self.error = Some(error);
+        warn_if_news!(self.failures.failed(&error), %path, %error, retry_in_ms, "{text}");
+        self.report.send_replace(Some(error));
     }
+}
 
-    fn put_epoch(&mut self, epoch: Epoch) {
-        if let Some((written, revision)) = self.written
-            && written != epoch
-        {
-            frame::put_welcome(&mut self.unwritten, epoch);
-            self.written = Some((epoch, revision));
-        }
-    }
-
-    /// Returns whether the writer accepts them.
-    fn append(&mut self) -> bool {
-        let frames = mem::take(&mut self.unwritten);
-        if let StateFile::Open { appended_bytes, .. } = &mut self.file {
-            *appended_bytes += frames.len() as u64;
-        }
-        self.writer.submit(FileWrite::Append(frames))
-    }
-
-    /// Replaces the file by one with a snapshot.
-    fn rewrite(&mut self, state: &NodeState, epoch: Epoch, revision: Revision) {
-        self.unwritten = Vec::new();
-        let mut frames = Vec::new();
-        frame::put_welcome(&mut frames, epoch);
-        frame::put_snapshot(&mut frames, revision, self.source_version, self.kind_versions, state.snapshot().iter());
-        frame::put_bookmark(&mut frames, revision, state.digests().total());
-        self.file = StateFile::Open { snapshot_bytes: frames.len() as u64, appended_bytes: 0 };
-        self.writer.submit(FileWrite::Replace(frames));
-    }
+/// The time between two writes of a file of this size.
+fn interval(bytes: usize) -> Duration {
+    Duration::from_secs((bytes / MAX_RATE) as u64).max(MIN_INTERVAL)
 }
 
 #[cfg(test)]

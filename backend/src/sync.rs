@@ -1,7 +1,7 @@
 //! The sync loop: when the kernel is programmed, and when the frontend gets an ack.
 //!
 //! ```text
-//!   stored state ──▶ reconcile
+//!   stored state ──▶ reconcile: at once, or when a frontend has answered or does not
 //!                        │
 //!        ┌───────────────▼───────────────────────────────────────────────────┐
 //!        │ event ──▶ replica  ──▶ pending ──▶ apply | reconcile ──▶ acks     │──▶ until shutdown
@@ -49,6 +49,13 @@ pub(crate) use reporter::Reporter;
 /// The most events that are received while the backend works. Beyond that the stream's flow control stops the frontend.
 const MAX_BACKLOG: usize = 32;
 
+/// How long a frontend has to answer before the kernel is read for whether an earlier process has programmed it.
+const FIRST_ANSWER: Duration = Duration::from_secs(1);
+
+/// How long a kernel that an earlier process has programmed is left as it is until a frontend answers: the stored state
+/// may be older.
+const ADOPTION: Duration = Duration::from_secs(10);
+
 /// The loop runs at least this often, so that a liveness probe can detect that it hangs.
 pub(crate) const MAX_IDLE: Duration = Duration::from_secs(10);
 
@@ -62,6 +69,8 @@ pub(crate) struct SyncLoop<B, C> {
     pub(crate) resets: ConnectionResetter,
     pub(crate) health: HealthChecks,
     pub(crate) reporter: Reporter,
+    /// Since when a stored state waits for a frontend.
+    pub(crate) restoring: Option<Instant>,
 }
 
 /// A call of the backend that has ended.
@@ -80,10 +89,15 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
     /// Follows the frontend until `shutdown`. The kernel is left as it is then.
     pub(crate) async fn run(mut self, mut shutdown: Shutdown) {
         if self.replica.committed().is_some() {
-            self.pending.restored();
+            let begun = Instant::now();
+            // After a reboot the kernel is empty, which is soon known.
+            let wait = if self.replica.is_of_earlier_boot() { Duration::ZERO } else { FIRST_ANSWER };
+            self.restoring = Some(begun);
+            self.pending.retry_at = Some(begun + wait);
         }
         while !shutdown.is_triggered() {
             self.reporter.iterated();
+            self.postpone().await;
             if let Some(work) = self.pending.begin() {
                 let backlog = self.program(work).await;
                 self.send_acks();
@@ -122,6 +136,21 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         }
         self.replica.finish().await;
         info!("stopped, the kernel is left as it is");
+    }
+
+    /// The stored state is due. Postpones it once if the kernel may be newer.
+    async fn postpone(&mut self) {
+        let is_due = self.pending.retry_at.is_some_and(|at| at <= Instant::now());
+        let Some(begun) = self.restoring.take_if(|_| is_due) else { return };
+        let is_programmed = self.backend.is_programmed().await.unwrap_or_else(|error| {
+            warn!(error = format!("{error:#}"), "cannot find out whether the kernel is programmed");
+            true
+        });
+        if is_programmed {
+            let wait_ms = ADOPTION.as_millis();
+            info!(wait_ms, "the kernel is programmed, it is left as it is until a frontend answers");
+            self.pending.retry_at = Some(begun + ADOPTION);
+        }
     }
 
     /// Lets the backend work. Events of the open session are received meanwhile, but no new session begins: its hello
@@ -215,6 +244,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
             Ok(Reaction::None) => {}
             Ok(Reaction::Reply(reply)) => self.stream.reply(reply),
             Ok(Reaction::Commit(revision, digest, changes, origin)) => {
+                self.restoring = None;
                 if let Some(trigger) = origin.trigger.filter(|_| !changes.is_empty()) {
                     self.pending.triggered(trigger, changes.service_ports.clone());
                 }
@@ -263,7 +293,7 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         for ack in acks {
             self.stream.reply(ClientMessage::Ack(ack));
         }
-        self.reporter.state_file(self.replica.flush());
+        self.reporter.state_file(self.replica.flush().as_deref());
     }
 }
 

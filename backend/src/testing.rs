@@ -33,6 +33,13 @@ pub use program_all::{ProgramAll, rejected_by_test};
 pub use synthetic::{Stack, synthetic};
 pub use transition::{apply, operations_between, transition};
 
+/// Makes the state file of [`NODE_NAME`] one that a frontend has confirmed in another boot.
+pub fn set_boot(file: &std::path::Path, boot: &str) {
+    let stored = crate::StoredState::read(file, NODE_NAME).expect("a state file");
+    let stored = crate::StoredState { boot: Some(boot.into()), ..stored };
+    std::fs::write(file, stored.encode()).expect("a writable file");
+}
+
 /// Deletes the UDP flows of the thread's network namespace that are stale in this state, as after each sync. Returns
 /// their number.
 ///

@@ -12,6 +12,7 @@ mod service_ports;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    iter,
     sync::Arc,
 };
 
@@ -155,20 +156,19 @@ impl NodeState {
         departed.collect()
     }
 
-    /// The operations that create this state.
-    #[must_use]
-    pub fn snapshot(&self) -> Vec<Operation> {
+    /// The operations that create this state, one after the other.
+    pub fn snapshot(&self) -> impl Iterator<Item = Operation> {
         let Facts { node, retained_node, cluster } = &*self.facts;
         let nodes = retained_node.iter().chain([node]).cloned().map(Operation::PutNode);
-        let mut operations: Vec<_> = nodes.chain([Operation::PutCluster(cluster.clone())]).collect();
-        for (key, service_port) in &self.service_ports {
-            operations.push(Operation::PutServicePort(service_port.port.clone()));
-            for (class, family, endpoints) in service_port.pools().filter(|(.., endpoints)| !endpoints.is_empty()) {
+        let service_ports = self.service_ports.iter().flat_map(|(key, service_port)| {
+            let pools = service_port.pools().filter(|(.., endpoints)| !endpoints.is_empty());
+            let pools = pools.map(|(class, family, endpoints)| {
                 let pool = PoolId { key: key.clone(), class, family };
-                operations.push(Operation::ReplacePool { pool, endpoints: endpoints.clone() });
-            }
-        }
-        operations
+                Operation::ReplacePool { pool, endpoints: endpoints.clone() }
+            });
+            iter::once(Operation::PutServicePort(service_port.port.clone())).chain(pools)
+        });
+        nodes.chain([Operation::PutCluster(cluster.clone())]).chain(service_ports)
     }
 
     /// The digests of the whole state.

@@ -62,6 +62,10 @@ impl Kernel for DryRun {
         self.kernel.has_rules(rules).await
     }
 
+    async fn is_programmed(&mut self) -> Result<bool> {
+        self.kernel.is_programmed().await
+    }
+
     async fn installed_objects(&mut self, ours: Ours) -> Result<Vec<InstalledObject>> {
         self.kernel.installed_objects(ours).await
     }

@@ -200,6 +200,11 @@ impl Kernel for Fake {
         Ok(self.lock().base.as_ref().is_some_and(|base| base.rules == rules))
     }
 
+    async fn is_programmed(&mut self) -> Result<bool> {
+        let inner = self.lock();
+        Ok(inner.base.is_some() || !inner.objects.is_empty())
+    }
+
     async fn installed_objects(&mut self, _: Ours) -> Result<Vec<InstalledObject>> {
         Ok(Vec::new())
     }

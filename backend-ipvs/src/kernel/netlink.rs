@@ -78,6 +78,10 @@ impl Kernel for Netlink {
         self.run(move |worker| worker.iptables.has(&rules)).await?
     }
 
+    async fn is_programmed(&mut self) -> Result<bool> {
+        self.run(Worker::is_programmed).await?
+    }
+
     async fn installed_objects(&mut self, ours: Ours) -> Result<Vec<InstalledObject>> {
         self.run(move |worker| worker.installed_objects(&ours)).await?
     }

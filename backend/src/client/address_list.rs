@@ -26,7 +26,7 @@ use super::{
     address::{AddressSource, FrontendAddress},
     error::explained,
 };
-use crate::disk::{self, FileWrite, FileWriter, LocalFile, OnWriteError};
+use crate::disk::{self, LatestFile};
 
 /// Addresses of this age are resolved again when a session begins: there may be more replicas by now.
 const REFRESH: Duration = Duration::from_secs(600);
@@ -38,7 +38,7 @@ pub(super) struct AddressList {
     failed: HashMap<FrontendAddress, Instant>,
     /// The frontend of the last session. Others are preferred.
     last: Option<FrontendAddress>,
-    cache: Option<FileWriter>,
+    cache: Option<LatestFile>,
 }
 
 /// A source with its addresses.
@@ -55,13 +55,12 @@ impl AddressList {
     /// Starts with the cached addresses.
     pub(super) fn new(sources: Vec<AddressSource>, cache: Option<PathBuf>) -> Self {
         let cached = cache.as_deref().map(read).unwrap_or_default();
-        let cache = cache.map(|path| FileWriter::start(&LocalFile { path, on_error: OnWriteError::Keep }));
         let resolved_source = |source: AddressSource| {
             let addresses = cached.get(&source.to_string()).cloned().unwrap_or_default();
             ResolvedSource { source, addresses, resolved: None, is_resolving: false, failures: Repeated::default() }
         };
         let sources = sources.into_iter().map(resolved_source).collect();
-        Self { sources, failed: HashMap::new(), last: None, cache }
+        Self { sources, failed: HashMap::new(), last: None, cache: cache.map(LatestFile::new) }
     }
 
     /// The sources to resolve before the next attempt, with their indices: those that were never resolved, or long ago,
@@ -149,19 +148,15 @@ impl AddressList {
             addresses.iter().map(line)
         });
         let text: String = lines.collect();
-        if text.is_empty() {
-            return;
+        if !text.is_empty() {
+            cache.put(text.into_bytes());
         }
-        if let Some(error) = cache.progress().error {
-            warn!(%error, "cannot write cached frontend addresses");
-        }
-        cache.submit(FileWrite::Replace(text.into_bytes()));
     }
 }
 
 /// The cached addresses by source. Invalid lines are ignored.
 fn read(path: &Path) -> BTreeMap<String, Vec<FrontendAddress>> {
-    let bytes = disk::read(path, disk::READ_TIMEOUT).unwrap_or_else(|error| {
+    let bytes = disk::read(path).unwrap_or_else(|error| {
         if error.kind() != io::ErrorKind::NotFound {
             warn!(path = %path.display(), %error, "cannot read cached frontend addresses");
         }
@@ -261,7 +256,9 @@ mod tests {
         let without_name = FrontendAddress { server_name: None, ..address("https://10.0.0.2:1") };
         let found = vec![address("https://10.0.0.1:1"), without_name];
         list.resolved(0, Ok(found.clone()));
-        assert!(list.cache.as_ref().unwrap().queue().wait_idle(Duration::from_secs(20)));
+        while !file.exists() {
+            std::thread::yield_now();
+        }
 
         let mut list = AddressList::new(dns_source(), Some(file.clone()));
         list.resolved(0, (|| bail!("no such name"))());

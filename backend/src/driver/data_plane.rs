@@ -87,6 +87,14 @@ pub trait DataPlane: Send + 'static {
     /// When the kernel could not be read.
     fn installed_objects(&mut self) -> impl Future<Output = Result<Vec<InstalledObject>>> + Send;
 
+    /// See [`Backend::is_programmed`](crate::Backend::is_programmed).
+    ///
+    /// # Errors
+    /// When the kernel could not be read.
+    fn is_programmed(&mut self) -> impl Future<Output = Result<bool>> + Send {
+        async { Ok(!self.installed_objects().await?.is_empty()) }
+    }
+
     /// How long locks of other processes were waited for since the last call.
     fn lock_wait(&mut self) -> Duration {
         Duration::ZERO

@@ -1,21 +1,37 @@
-//! The state file: histories, truncated and damaged files, failing writes.
+//! The state file: histories, truncated and damaged files, when it is written, failing writes.
 
 use std::os::unix::fs::symlink;
 
-use proto::model::{Batch, NodeInfo, ServerMessage};
+use futures::{FutureExt as _, future::BoxFuture};
+use proto::model::NodeInfo;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep},
+};
 
 use super::*;
-use crate::testing::{History, NODE_NAME, apply, mk_key, mk_state, operations_between, transition};
+use crate::testing::{History, NODE_NAME, mk_state, synthetic};
 
 const EPOCH: Epoch = Epoch(7);
 
-fn open(path: &Path) -> (Store, Option<StoredState>) {
-    Store::open_file(path, NODE_NAME)
+/// Written by `fairlead local` before 0.1: a log.
+const FILE_BEFORE_0_1: &[u8] = include_bytes!("testdata/state-before-0.1");
+
+async fn open(path: &Path) -> (Store, Option<StoredState>) {
+    Store::open(StateFile::local(path), NODE_NAME).await
 }
 
-/// Written by `fairlead local` before 0.1: a snapshot of `docs/examples/manifests`, and the removal of
-/// `local-only.yaml`.
-const FILE_BEFORE_0_1: &[u8] = include_bytes!("testdata/state-before-0.1");
+/// Waits for the disk.
+async fn close(store: Store) {
+    store.finish(Duration::from_secs(20)).await;
+}
+
+/// Stores a state in a file that has none or another one.
+async fn store(path: &Path, stored: &StoredState) {
+    let store = open(path).await.0;
+    store.put(stored.clone());
+    close(store).await;
+}
 
 /// A file in a directory that does not exist yet.
 fn file() -> (tempfile::TempDir, PathBuf) {
@@ -24,64 +40,32 @@ fn file() -> (tempfile::TempDir, PathBuf) {
     (dir, path)
 }
 
-/// The version of the cluster that a revision reflects.
-fn version(revision: u64) -> SourceVersion {
-    SourceVersion(1000 + revision)
-}
-
-fn batch(revision: u64, operations: Vec<Operation>) -> Batch {
-    Batch {
-        base: Revision(revision - 1),
-        target: Revision(revision),
-        operations,
-        commit: true,
-        oldest_trigger: None,
-        source_version: version(revision),
-        kind_versions: KindVersions::default(),
+fn mk_stored(state: &NodeState, epoch: Epoch, revision: u64) -> StoredState {
+    StoredState {
+        revision: Revision(revision),
+        epoch,
+        // The version of the cluster that the revision reflects.
+        source_version: SourceVersion(1000 + revision),
+        kind_versions: KindVersions { nodes: SourceVersion(2000 + revision), ..KindVersions::default() },
+        boot: None,
+        state: state.clone(),
     }
 }
 
-/// Receives and commits operations.
-fn stage(store: &mut Store, epoch: Epoch, revision: u64, operations: Vec<Operation>) {
-    store.stage(&ReceivedMessage::from(ServerMessage::Batch(batch(revision, operations))));
-    store.commit(epoch, version(revision), KindVersions::default());
-}
-
-/// Receives, commits and writes a change.
-fn commit(store: &mut Store, state: &mut NodeState, target: &NodeState, epoch: Epoch, revision: u64) {
-    let operations = operations_between(state, target);
-    stage(store, epoch, revision, operations.clone());
-    apply(state, operations);
-    flush(store, state, epoch, revision);
-}
-
-/// Writes what is committed, and waits for the disk.
-fn flush(store: &mut Store, state: &NodeState, epoch: Epoch, revision: u64) {
-    store.flush(state, epoch, Revision(revision));
-    assert!(store.writer.queue().wait_idle(Duration::from_secs(20)));
-}
-
-#[test]
-fn state_survives_restarts_in_random_histories() {
+#[tokio::test(start_paused = true)]
+async fn state_survives_restarts_in_random_histories() {
     for seed in 0..50 {
         let (_dir, path) = file();
         let mut history = History::new(seed);
-        let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-        let (mut store, stored) = open(&path);
+        let (mut store, stored) = open(&path).await;
         assert_eq!(stored, None);
         for revision in 1..40 {
             history.step();
-            let epoch = Epoch(1 + revision / 15);
-            commit(&mut store, &mut state, history.state(), epoch, revision);
+            let expected = mk_stored(history.state(), Epoch(1 + revision / 15), revision);
+            store.put(expected.clone());
             if revision % 7 == 0 {
-                let (reopened, stored) = open(&path);
-                let expected = StoredState {
-                    state: state.clone(),
-                    epoch,
-                    revision: Revision(revision),
-                    source_version: version(revision),
-                    kind_versions: KindVersions::default(),
-                };
+                close(store).await;
+                let (reopened, stored) = open(&path).await;
                 assert_eq!(stored, Some(expected), "seed {seed}");
                 store = reopened;
             }
@@ -89,206 +73,233 @@ fn state_survives_restarts_in_random_histories() {
     }
 }
 
-#[test]
-fn file_of_an_older_version_is_read_and_appended_to() {
+#[tokio::test(start_paused = true)]
+async fn file_of_an_older_version_is_ignored_and_replaced() {
     let (_dir, path) = file();
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(&path, FILE_BEFORE_0_1).unwrap();
-    let (mut store, stored) = Store::open_file(&path, "node-a");
-    let StoredState { mut state, epoch, revision, .. } = stored.unwrap();
-    assert_eq!(revision, Revision(3));
-    let keys: Vec<_> = state.service_ports().keys().map(ToString::to_string).collect();
-    assert_eq!(keys, ["default/empty/tcp", "default/web:http/tcp"]);
-    assert_eq!(state.service_port(&mk_key("default/web:http")).unwrap().cluster.v4.len(), 3);
-
-    let operations: Vec<_> = state.service_ports().keys().cloned().map(Operation::RemoveServicePort).collect();
-    stage(&mut store, epoch, 4, operations.clone());
-    apply(&mut state, operations);
-    flush(&mut store, &state, epoch, 4);
-    assert!(fs::read(&path).unwrap().starts_with(FILE_BEFORE_0_1), "appended, not rewritten");
-    let stored = Store::open_file(&path, "node-a").1;
-    let stored = stored.map(|stored| (stored.state, stored.revision));
-    assert_eq!(stored, Some((state, Revision(4))));
+    assert_eq!(Store::open(StateFile::local(&path), "node-a").await.1, None);
+    let stored = mk_stored(&mk_state().build(), EPOCH, 1);
+    store(&path, &stored).await;
+    assert_eq!(open(&path).await.1, Some(stored));
 }
 
 #[test]
-fn received_bytes_are_stored_unchanged() {
-    let (_dir, path) = file();
-    let (mut store, _) = open(&path);
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
-    // Field 1000 is unknown to this version.
-    let batch = EncodedMessage::new(&ServerMessage::Batch(batch(2, Vec::new())));
-    let wire = EncodedMessage::from_bytes([&batch.to_bytes()[..], &[0xc2, 0x3e, 1, 5]].concat().into());
-    store.stage(&ReceivedMessage::decode(wire.clone()).unwrap());
-    store.commit(EPOCH, version(2), KindVersions::default());
-    flush(&mut store, &state, EPOCH, 2);
-    let bytes = fs::read(&path).unwrap();
-    assert!(bytes.windows(wire.len()).any(|window| window == &wire.to_bytes()[..]));
-    assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
-}
-
-#[test]
-fn file_truncated_at_any_byte_yields_the_last_complete_commit() {
-    let (_dir, path) = file();
+fn truncated_file_is_ignored() {
     let mut history = History::new(3);
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    let (mut store, _) = open(&path);
-    let mut ends = Vec::new();
-    for revision in 1..6 {
-        history.step();
-        commit(&mut store, &mut state, history.state(), EPOCH, revision);
-        ends.push((fs::metadata(&path).unwrap().len() as usize, revision, state.clone()));
+    history.jump();
+    let stored = mk_stored(history.state(), EPOCH, 5);
+    let whole = stored.encode();
+    for len in 0..whole.len() {
+        assert!(StoredState::decode(NODE_NAME, whole[..len].to_vec()).is_err(), "{len} bytes");
     }
-    let whole = fs::read(&path).unwrap();
-    assert_eq!(ends.last().unwrap().0, whole.len());
-    for len in 0..=whole.len() {
-        let expected = ends.iter().rev().find(|(end, ..)| *end <= len);
-        let stored = load(NODE_NAME, whole[..len].to_vec()).ok().map(|loaded| loaded.stored);
-        let expected = expected.map(|(_, revision, state)| StoredState {
-            state: state.clone(),
-            epoch: EPOCH,
-            revision: Revision(*revision),
-            source_version: version(*revision),
-            kind_versions: KindVersions::default(),
-        });
-        assert_eq!(stored, expected, "{len} bytes");
-    }
-}
-
-#[test]
-fn commits_after_a_truncated_one_are_read_back() {
-    let (_dir, path) = file();
-    let mut history = History::new(4);
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    let (mut store, _) = open(&path);
-    for revision in 1..4 {
-        history.jump();
-        commit(&mut store, &mut state, history.state(), EPOCH, revision);
-    }
-    let whole = fs::read(&path).unwrap();
-    fs::write(&path, &whole[..whole.len() - 1]).unwrap();
-    let (mut store, stored) = open(&path);
-    let StoredState { mut state, revision, .. } = stored.unwrap();
-    assert_eq!(revision, Revision(2));
-    commit(&mut store, &mut state, history.state(), EPOCH, 3);
-    assert_eq!(open(&path).1.map(|stored| stored.state).as_ref(), Some(history.state()));
+    let more = [&whole[..], b"0"].concat();
+    assert!(StoredState::decode(NODE_NAME, more).is_err());
+    assert_eq!(StoredState::decode(NODE_NAME, whole).unwrap(), stored);
 }
 
 #[test]
 fn flipped_bit_is_detected() {
-    let (_dir, path) = file();
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    let (mut store, _) = open(&path);
-    let target = mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
-    commit(&mut store, &mut state, &target, EPOCH, 1);
-    let whole = fs::read(&path).unwrap();
+    let state = mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
+    let whole = StoredState { boot: Some("a boot".into()), ..mk_stored(&state, EPOCH, 1) }.encode();
     for at in 0..whole.len() {
         let mut damaged = whole.clone();
         damaged[at] ^= 1;
-        assert!(load(NODE_NAME, damaged).is_err(), "byte {at}");
+        assert!(StoredState::decode(NODE_NAME, damaged).is_err(), "byte {at}");
     }
 }
 
-#[test]
-fn file_of_another_node_or_without_content_is_replaced() {
+#[tokio::test(start_paused = true)]
+async fn file_of_another_node_or_without_content_is_replaced() {
     let (_dir, path) = file();
-    let (mut store, _) = open(&path);
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
-    assert_eq!(Store::open_file(&path, "another").1, None);
+    let stored = mk_stored(&mk_state().build(), EPOCH, 1);
+    store(&path, &stored).await;
+    assert_eq!(Store::open(StateFile::local(&path), "another").await.1, None);
 
     fs::write(&path, "not a state file").unwrap();
-    let (mut store, stored) = open(&path);
-    assert_eq!(stored, None);
-    stage(&mut store, EPOCH, 2, Vec::new());
-    flush(&mut store, &state, EPOCH, 2);
-    assert_eq!(open(&path).1.map(|stored| stored.revision), Some(Revision(2)));
+    assert_eq!(open(&path).await.1, None);
+    let stored = StoredState { revision: Revision(2), ..stored };
+    store(&path, &stored).await;
+    assert_eq!(open(&path).await.1, Some(stored));
 }
 
-#[test]
-fn file_is_rewritten_when_commits_outgrow_the_snapshot() {
+#[tokio::test(start_paused = true)]
+async fn another_boot_is_noticed_until_it_is_confirmed() {
     let (_dir, path) = file();
-    let (mut store, _) = open(&path);
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    let small = mk_state().build();
-    let large = crate::testing::synthetic(1000, 10, crate::testing::Stack::Dual);
-    let (mut largest, mut revision) = (0, 0);
-    while revision < 60 {
-        for target in [&large, &small] {
-            revision += 1;
-            commit(&mut store, &mut state, target, EPOCH, revision);
-            largest = largest.max(fs::metadata(&path).unwrap().len());
-        }
+    let stored = mk_stored(&mk_state().build(), EPOCH, 1);
+    let in_boot = |boot: &str| StateFile { boot: Some(boot.into()), ..StateFile::local(&path) };
+    let mut store = Store::open(in_boot("first"), NODE_NAME).await.0;
+    assert!(!store.is_of_earlier_boot(), "there is no file");
+    store.confirmed();
+    store.put(stored.clone());
+    close(store).await;
+    let store = Store::open(in_boot("first"), NODE_NAME).await.0;
+    assert!(!store.is_of_earlier_boot(), "only the process has restarted");
+    close(store).await;
+
+    let mut store = Store::open(in_boot("second"), NODE_NAME).await.0;
+    assert!(store.is_of_earlier_boot());
+    store.put(stored.clone());
+    assert!(store.is_of_earlier_boot());
+    store.confirmed();
+    assert!(!store.is_of_earlier_boot());
+    store.put(stored);
+    close(store).await;
+    let (store, stored) = Store::open(in_boot("second"), NODE_NAME).await;
+    assert!(!store.is_of_earlier_boot());
+    assert_eq!(stored.unwrap().boot.as_deref(), Some("second"));
+}
+
+// === when it is written ===
+
+/// A disk that the test plays.
+#[derive(Debug)]
+struct PlayedDisk(mpsc::UnboundedSender<PlayedWrite>);
+
+/// A write, when it began, and how to end it.
+struct PlayedWrite {
+    stored: StoredState,
+    begun: Instant,
+    end: oneshot::Sender<io::Result<usize>>,
+}
+
+impl Storage for PlayedDisk {
+    fn name(&self) -> String {
+        "played".to_owned()
     }
-    assert!(largest > MIN_APPENDED_BYTES && largest < 3 * MIN_APPENDED_BYTES, "{largest}");
-    assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((small, Revision(60))));
-}
 
-#[test]
-fn restarts_do_not_postpone_rewriting() {
-    let (_dir, path) = file();
-    let mut store = open(&path).0;
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    let small = mk_state().build();
-    let large = crate::testing::synthetic(1000, 10, crate::testing::Stack::Dual);
-    let mut largest = 0;
-    for revision in 1..30 {
-        let target = if revision % 2 == 0 { &large } else { &small };
-        commit(&mut store, &mut state, target, EPOCH, revision);
-        store = open(&path).0;
-        largest = largest.max(fs::metadata(&path).unwrap().len());
+    fn read(&self) -> BoxFuture<'static, io::Result<Vec<u8>>> {
+        async { Err(io::ErrorKind::NotFound.into()) }.boxed()
     }
-    assert!(largest > MIN_APPENDED_BYTES && largest < 3 * MIN_APPENDED_BYTES, "{largest}");
+
+    fn replace(&self, stored: StoredState) -> BoxFuture<'static, io::Result<usize>> {
+        let (end, ended) = oneshot::channel();
+        self.0.send(PlayedWrite { stored, begun: Instant::now(), end }).unwrap();
+        async { ended.await.unwrap() }.boxed()
+    }
 }
 
-#[test]
-fn commit_with_a_refused_operation_is_read_back() {
-    let (_dir, path) = file();
-    let (mut store, _) = open(&path);
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
-    let operations = vec![Operation::PutNode(NodeInfo::unknown("another"))];
-    stage(&mut store, EPOCH, 2, operations.clone());
-    assert_eq!(state.apply(operations).len(), 1);
-    flush(&mut store, &state, EPOCH, 2);
-    assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
+async fn played() -> (Store, mpsc::UnboundedReceiver<PlayedWrite>) {
+    let (writes, received) = mpsc::unbounded_channel();
+    (Store::open(StateFile { storage: Arc::new(PlayedDisk(writes)), boot: None }, NODE_NAME).await.0, received)
 }
 
-#[test]
-fn file_that_is_rewritten_between_two_batches_of_a_commit_gets_all_of_it() {
-    let (_dir, path) = file();
-    let (mut store, _) = open(&path);
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    let target = mk_state().service("shop/web", |web| web.endpoints(["10.0.0.1:80"])).build();
-    let mut operations = operations_between(&state, &target);
-    let last = operations.split_off(1);
-    let part = |operations, commit| ServerMessage::Batch(Batch { commit, ..batch(2, operations) });
-    store.stage(&ReceivedMessage::from(part(operations.clone(), false)));
-    flush(&mut store, &state, EPOCH, 1);
-    store.stage(&ReceivedMessage::from(part(last.clone(), true)));
-    store.commit(EPOCH, version(2), KindVersions::default());
-    apply(&mut state, operations.into_iter().chain(last));
-    flush(&mut store, &state, EPOCH, 2);
-    assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
+/// A state that differs by its revision only in its content.
+fn numbered(revision: u64) -> StoredState {
+    let ip = format!("10.96.0.{revision}");
+    mk_stored(&mk_state().service("default/web", |web| web.cluster_ip(&ip)).build(), EPOCH, revision)
 }
 
-#[test]
-fn commit_appends_only_the_change() {
-    let (_dir, path) = file();
-    let (mut store, _) = open(&path);
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    let large = crate::testing::synthetic(1000, 10, crate::testing::Stack::V4);
-    commit(&mut store, &mut state, &large, EPOCH, 1);
-    let before = fs::metadata(&path).unwrap().len();
-    let removed = large.service_ports().keys().take(1).cloned();
-    let operations: Vec<_> = removed.map(Operation::RemoveServicePort).collect();
-    stage(&mut store, EPOCH, 2, operations.clone());
-    apply(&mut state, operations);
-    flush(&mut store, &state, EPOCH, 2);
-    flush(&mut store, &state, EPOCH, 2);
-    let appended = fs::metadata(&path).unwrap().len() - before;
-    assert!((1..200).contains(&appended), "{appended}");
+#[tokio::test(start_paused = true)]
+async fn newest_state_is_written_when_the_interval_is_over() {
+    for (bytes, interval) in [(1000, 10), (MAX_RATE * 10, 10), (MAX_RATE * 60, 60)] {
+        let (store, mut writes) = played().await;
+        let begun = Instant::now();
+        store.put(numbered(1));
+        let first = writes.recv().await.unwrap();
+        assert_eq!((&first.stored, first.begun), (&numbered(1), begun), "at once");
+        store.put(numbered(2));
+        sleep(Duration::from_secs(3)).await;
+        store.put(numbered(3));
+        first.end.send(Ok(bytes)).unwrap();
+        let next = writes.recv().await.unwrap();
+        assert_eq!(next.stored, numbered(3));
+        assert_eq!(next.begun - begun, Duration::from_secs(3 + interval));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn facts_of_a_node_object_that_is_gone_are_written_at_once() {
+    let (store, mut writes) = played().await;
+    let mut stored = numbered(1);
+    stored.state.put_node(NodeInfo { zone: "zone-a".into(), ..NodeInfo::unknown(NODE_NAME) });
+    store.put(stored.clone());
+    let begun = Instant::now();
+    let first = writes.recv().await.unwrap();
+    stored.state.put_node(NodeInfo::unknown(NODE_NAME));
+    assert!(stored.state.retains_node());
+    store.put(stored.clone());
+    first.end.send(Ok(1)).unwrap();
+    let next = writes.recv().await.unwrap();
+    assert_eq!((&next.stored, next.begun), (&stored, begun));
+    // Not so on a disk that fails.
+    next.end.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
+    assert_eq!(writes.recv().await.unwrap().begun, begun + RETRY);
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_position_is_written_at_the_end_only() {
+    let (store, mut writes) = played().await;
+    let stored = numbered(1);
+    store.put(stored.clone());
+    writes.recv().await.unwrap().end.send(Ok(1)).unwrap();
+    let later = StoredState { revision: Revision(9), epoch: Epoch(8), ..stored };
+    store.put(later.clone());
+    sleep(Duration::from_secs(600)).await;
+    assert!(writes.try_recv().is_err());
+    let (closed, last) = tokio::join!(close(store), async {
+        let last = writes.recv().await.unwrap();
+        last.end.send(Ok(1)).unwrap();
+        last.stored
+    });
+    assert_eq!((closed, last), ((), later));
+    assert!(writes.recv().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn end_writes_the_newest_state_at_once_and_nothing_that_is_written() {
+    let (store, mut writes) = played().await;
+    store.put(numbered(1));
+    writes.recv().await.unwrap().end.send(Ok(1)).unwrap();
+    let begun = Instant::now();
+    store.put(numbered(2));
+    let closed = tokio::spawn(close(store));
+    let last = writes.recv().await.unwrap();
+    assert_eq!((last.stored, last.begun), (numbered(2), begun));
+    last.end.send(Ok(1)).unwrap();
+    closed.await.unwrap();
+    assert!(writes.recv().await.is_none(), "once");
+
+    let (store, mut writes) = played().await;
+    store.put(numbered(1));
+    writes.recv().await.unwrap().end.send(Ok(1)).unwrap();
+    close(store).await;
+    assert!(writes.recv().await.is_none(), "it is written");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failing_disk_ends_the_process_after_a_bounded_number_of_writes() {
+    let (store, mut writes) = played().await;
+    store.put(numbered(1));
+    let closed = tokio::spawn(close(store));
+    let mut count = 0;
+    while let Some(write) = writes.recv().await {
+        write.end.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
+        count += 1;
+    }
+    closed.await.unwrap();
+    assert_eq!(count, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hung_disk_is_reported_and_delays_the_end_by_the_limit() {
+    let (mut store, mut writes) = played().await;
+    store.put(numbered(1));
+    let write = writes.recv().await.unwrap();
+    assert_eq!(store.error(), None);
+    let begun = Instant::now();
+    store.error.changed().await.unwrap();
+    assert_eq!(begun.elapsed(), HUNG);
+    assert_eq!(store.error().as_deref(), Some("no write has finished for 10 s"));
+    (2..100).for_each(|revision| store.put(numbered(revision)));
+    write.end.send(Ok(1)).unwrap();
+    store.error.changed().await.unwrap();
+    assert_eq!(store.error(), None);
+    let next = writes.recv().await.unwrap();
+    assert_eq!(next.stored, numbered(99), "those between give way");
+    let begun = Instant::now();
+    store.finish(Duration::from_secs(1)).await;
+    assert_eq!(begun.elapsed(), Duration::from_secs(1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -296,46 +307,38 @@ async fn full_disk_is_retried_later() {
     let (dir, path) = file();
     fs::create_dir(dir.path().join("fairlead")).unwrap();
     symlink("/dev/full", path.with_added_extension("new")).unwrap();
-    let (mut store, _) = open(&path);
-    let mut history = History::new(5);
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    for revision in 1..4 {
-        history.jump();
-        commit(&mut store, &mut state, history.state(), EPOCH, revision);
-    }
-    assert!(!path.exists());
+    let mut store = open(&path).await.0;
+    let begun = Instant::now();
+    store.put(numbered(1));
+    store.error.changed().await.unwrap();
+    assert!(store.error().unwrap().starts_with("No space left on device"));
+    store.put(numbered(2));
     fs::remove_file(path.with_added_extension("new")).unwrap();
-    flush(&mut store, &state, EPOCH, 4);
     assert!(!path.exists(), "the retry is not due");
-    tokio::time::advance(RETRY).await;
-    flush(&mut store, &state, EPOCH, 4);
-    assert_eq!(open(&path).1.map(|stored| stored.state), Some(state.clone()));
-    transition(&mut state, &mk_state().build());
+    store.error.changed().await.unwrap();
+    assert_eq!((store.error(), begun.elapsed() >= RETRY), (None, true));
+    close(store).await;
+    assert_eq!(open(&path).await.1, Some(numbered(2)));
 }
 
 /// Otherwise a restart would roll the kernel back.
-#[test]
-fn outdated_file_is_removed() {
+#[tokio::test(start_paused = true)]
+async fn outdated_file_is_removed() {
     let (_dir, path) = file();
-    let mut history = History::new(9);
-    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
-    let (mut store, _) = open(&path);
-    // A directory in place of the new file makes rewriting fail.
-    fs::create_dir_all(path.with_added_extension("new")).unwrap();
-    commit(&mut store, &mut state, history.state(), EPOCH, 1);
-    assert!(!path.exists(), "the write failed");
-
-    fs::remove_dir(path.with_added_extension("new")).unwrap();
-    let (mut store, _) = open(&path);
-    commit(&mut store, &mut state, history.state(), EPOCH, 1);
+    store(&path, &numbered(1)).await;
     assert!(path.exists());
+    // A directory in place of the new file makes the write fail.
     fs::create_dir_all(path.with_added_extension("new")).unwrap();
-    let mut revision = 1;
-    while path.exists() {
-        history.jump();
-        revision += 1;
-        commit(&mut store, &mut state, history.state(), EPOCH, revision);
-        assert!(revision < 100_000, "the file is never rewritten");
-    }
-    assert_eq!(open(&path).1, None);
+    store(&path, &numbered(2)).await;
+    assert_eq!(open(&path).await.1, None);
+    assert!(!path.exists());
+}
+
+/// 10,000 service ports with 25 endpoints each.
+#[test]
+fn node_with_250_000_endpoints_writes_less_than_3_gb_a_day() {
+    let state = synthetic(10_000, 25, crate::testing::Stack::V4);
+    let bytes = mk_stored(&state, EPOCH, 1).encode().len();
+    let per_day = 86_400 / interval(bytes).as_secs() as usize * bytes;
+    assert!(bytes > 1_000_000 && per_day < 3_000_000_000, "{bytes} bytes, {per_day} a day");
 }

@@ -1,5 +1,6 @@
 //! The sync loop with a fake backend and a frontend played by the test.
 
+mod adoption;
 mod backend;
 mod disk;
 mod facts;

@@ -51,20 +51,26 @@ pub async fn reconcile_works_from_any_state<B: Backend>(mut make: impl FnMut() -
     }
 }
 
-/// `cleanup` may be called at any time, and a reconcile restores what it removed.
+/// `cleanup` may be called at any time, and a reconcile restores what it removed. A fresh instance notices both.
 pub async fn cleanup_removes_everything<B: Backend>(mut make: impl FnMut() -> B, seed: u64) {
     let mut history = History::new(seed);
     history.jump();
     let mut backend = make();
     reconcile(&mut backend, history.state(), "before cleanup").await;
+    assert!(is_programmed(&mut make()).await, "a fresh instance takes the kernel for empty");
     for round in 0..2 {
         backend.cleanup().await.unwrap_or_else(|error| panic!("cleanup, round {round}: {error:#}"));
     }
+    assert!(!is_programmed(&mut make()).await, "a fresh instance does not notice the cleanup");
     let restored = reconcile(&mut backend, history.state(), "after cleanup").await;
     assert_ne!(restored.writes, 0, "cleanup removed nothing");
     assert_programmed(&mut make, history.state(), "after cleanup").await;
     make().cleanup().await.expect("cleanup by a fresh instance");
     make().cleanup().await.expect("cleanup of an empty kernel");
+}
+
+async fn is_programmed<B: Backend>(backend: &mut B) -> bool {
+    backend.is_programmed().await.unwrap_or_else(|error| panic!("is it programmed: {error:#}"))
 }
 
 /// A fresh instance finds nothing to write.

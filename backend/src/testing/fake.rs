@@ -200,6 +200,10 @@ impl Backend for FakeBackend {
         Ok(report)
     }
 
+    async fn is_programmed(&mut self) -> Result<bool> {
+        Ok(self.kernel.lock().facts.is_some())
+    }
+
     async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
         assert_eq!(self.knowledge, Knowledge::Known, "apply must follow a success");
         self.knowledge = Knowledge::Unknown;

@@ -105,18 +105,13 @@ fn history(seed: u64) -> Vec<Vec<u8>> {
     messages.iter().map(|message| EncodedMessage::new(message).to_bytes().to_vec()).collect()
 }
 
-/// A file of an earlier version, and the messages of histories as frames, whose checksums the target computes.
+/// A file of an earlier version, and the messages of histories as chunks after a boot id. The target computes the
+/// checksum.
 pub(crate) fn state_files() -> Vec<Vec<u8>> {
-    let frame = |message: &Vec<u8>| {
-        let mut frame = (message.len() as u32).to_le_bytes().to_vec();
-        frame.extend([0; 8]);
-        frame.extend_from_slice(message);
-        frame
-    };
     let histories = (0..HISTORIES).map(|seed| {
-        let mut messages = history(seed);
-        messages.pop();
-        messages.iter().flat_map(frame).collect()
+        let messages = history(seed);
+        // Welcome, the first batch, and a bookmark, which ends the file.
+        join([&b"a boot"[..]].into_iter().chain(messages[..3].iter().map(Vec::as_slice)))
     });
     [STATE_FILE.to_vec()].into_iter().chain(histories).collect()
 }

@@ -4,7 +4,6 @@
 //!
 //! | model | code |
 //! |---|---|
-//! | `disk` | `backend/src/disk/queue.rs` |
 //! | `tokens` | `frontend/src/identity/tokens/cache.rs` |
 //! | `connections` | `fairlead/runtime/src/connections/table.rs` |
 //! | `conntrack` | `backend/src/conntrack/requests.rs` |
@@ -13,7 +12,6 @@
 
 mod connections;
 mod conntrack;
-mod disk;
 mod tokens;
 
 /// How many interleavings of each model are tried.

@@ -7,26 +7,31 @@ use std::{
     time::Duration,
 };
 
-use backend::{FileStep, FileWrite, Storage, WriteQueue};
+use backend::{Storage, StoredState};
 use fastrand::Rng;
 use futures::{FutureExt as _, future::BoxFuture};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 /// The disk of a node with its one file. Clones share it.
 #[derive(Clone)]
 pub(crate) struct SimulatedDisk(Arc<Mutex<DiskState>>);
 
+/// The disk as one process uses it: after its end, no write of it takes effect.
+struct ProcessDisk {
+    disk: SimulatedDisk,
+    process: u64,
+}
+
 struct DiskState {
     rng: Rng,
-    /// What a process finds under the name of the file, and under that of its successor.
+    /// What a process finds under the name of the file.
     file: Option<Inode>,
-    successor: Option<Inode>,
     /// What has the name of the file on the medium.
     medium: Option<Inode>,
     faults: DiskFaults,
     /// The last time at which it had faults.
     faulty: Option<Instant>,
-    /// The number of the process that may write: a write of an earlier one does not take effect.
+    /// The number of the process that may write.
     process: u64,
 }
 
@@ -47,11 +52,28 @@ pub(crate) struct DiskFaults {
     pub(crate) stalls: u8,
 }
 
+/// A step of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Create,
+    Write,
+    Sync,
+    Rename,
+}
+
+const STEPS: [Step; 4] = [Step::Create, Step::Write, Step::Sync, Step::Rename];
+
 impl SimulatedDisk {
     pub(crate) fn new(rng: Rng) -> Self {
-        let (file, successor, medium) = (None, None, None);
-        let state = DiskState { rng, file, successor, medium, faults: DiskFaults::default(), faulty: None, process: 0 };
+        let state =
+            DiskState { rng, file: None, medium: None, faults: DiskFaults::default(), faulty: None, process: 0 };
         Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// For the process that runs now.
+    pub(crate) fn storage(&self) -> Arc<dyn Storage> {
+        let process = self.lock().process;
+        Arc::new(ProcessDisk { disk: self.clone(), process })
     }
 
     pub(crate) fn set_faults(&self, faults: DiskFaults) {
@@ -82,7 +104,7 @@ impl SimulatedDisk {
     pub(crate) fn power_lost(&self) {
         let mut state = self.lock();
         state.process += 1;
-        let DiskState { rng, file, successor, medium, .. } = &mut *state;
+        let DiskState { rng, file, medium, .. } = &mut *state;
         if rng.bool() {
             medium.clone_from(file);
         }
@@ -99,26 +121,25 @@ impl SimulatedDisk {
             }
             written.clone_from(synced);
         }
-        *successor = None;
         file.clone_from(medium);
     }
 
-    async fn perform(&self, process: u64, opened: &mut Option<Inode>, write: FileWrite) -> io::Result<()> {
-        let steps = write.steps();
-        let (delay, failing) = {
+    async fn perform(&self, process: u64, bytes: &[u8]) -> io::Result<()> {
+        let (delay, failing, slow) = {
             let DiskState { rng, faults, .. } = &mut *self.lock();
             let stalls = rng.u8(0..100) < faults.stalls;
             let delay = if stalls { rng.u64(1_000_000..60_000_000) } else { rng.u64(50..5_000) };
-            (delay, (rng.u8(0..100) < faults.fails).then(|| rng.usize(..steps.len())))
+            let failing = if rng.u8(0..100) < faults.fails { rng.choice(STEPS) } else { None };
+            (delay, failing, rng.choice(STEPS))
         };
-        let slow = { self.lock().rng.usize(..steps.len()) };
-        for (number, step) in steps.into_iter().enumerate() {
-            sleep(Duration::from_micros(if number == slow { delay } else { 50 })).await;
+        let inode = Inode::default();
+        for step in STEPS {
+            sleep(Duration::from_micros(if slow == Some(step) { delay } else { 50 })).await;
             let mut state = self.lock();
             if state.process != process {
                 return Err(io::Error::other("the process has ended"));
             }
-            state.step(opened, step, failing == Some(number))?;
+            state.step(&inode, bytes, step, failing == Some(step))?;
         }
         Ok(())
     }
@@ -139,39 +160,22 @@ impl SimulatedDisk {
 }
 
 impl DiskState {
-    fn step(&mut self, opened: &mut Option<Inode>, step: FileStep, fails: bool) -> io::Result<()> {
-        let Self { rng, file, successor, medium, .. } = self;
-        let error = || io::Error::from(io::ErrorKind::StorageFull);
-        let open = |opened: &Option<Inode>| opened.clone().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
+    fn step(&mut self, inode: &Inode, bytes: &[u8], step: Step, fails: bool) -> io::Result<()> {
+        let Self { rng, file, medium, .. } = self;
+        if fails {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let Content { written, synced } = &mut *content(inode);
         match step {
-            FileStep::Write(bytes) => {
-                let inode = open(opened)?;
-                let Content { written, synced } = &mut *content(&inode);
-                let length = if fails { rng.usize(0..=bytes.len()) } else { bytes.len() };
-                written.extend_from_slice(&bytes[..length]);
-                if fails {
-                    return Err(error());
-                }
+            Step::Create => {}
+            Step::Write => {
+                written.extend_from_slice(bytes);
                 if rng.u8(0..4) == 0 {
                     synced.clone_from(written);
                 }
             }
-            _ if fails => return Err(error()),
-            FileStep::Open => *opened = Some(open(file)?),
-            FileStep::Truncate(length) => {
-                content(&open(opened)?).written.truncate(usize::try_from(length).unwrap_or(usize::MAX));
-            }
-            FileStep::CreateSuccessor => {
-                let inode = Inode::default();
-                *successor = Some(inode.clone());
-                *opened = Some(inode);
-            }
-            FileStep::Sync => {
-                let inode = open(opened)?;
-                let Content { written, synced } = &mut *content(&inode);
-                synced.clone_from(written);
-            }
-            FileStep::RenameSuccessor => *file = Some(open(successor)?),
+            Step::Sync => synced.clone_from(written),
+            Step::Rename => *file = Some(inode.clone()),
         }
         if rng.u8(0..4) == 0 {
             medium.clone_from(file);
@@ -184,19 +188,19 @@ fn content(inode: &Inode) -> MutexGuard<'_, Content> {
     inode.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl fmt::Debug for SimulatedDisk {
+impl fmt::Debug for ProcessDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SimulatedDisk")
     }
 }
 
-impl Storage for SimulatedDisk {
+impl Storage for ProcessDisk {
     fn name(&self) -> String {
         "simulated".to_owned()
     }
 
     fn read(&self) -> BoxFuture<'static, io::Result<Vec<u8>>> {
-        let disk = self.clone();
+        let disk = self.disk.clone();
         async move {
             let delay = disk.lock().rng.u64(50..5_000);
             sleep(Duration::from_micros(delay)).await;
@@ -205,24 +209,16 @@ impl Storage for SimulatedDisk {
         .boxed()
     }
 
-    fn serve(&self, queue: WriteQueue) -> io::Result<()> {
-        let disk = self.clone();
-        let process = disk.lock().process;
-        tokio::spawn(async move {
-            let mut opened = None;
-            while let Some(write) = queue.next().await {
-                let result = disk.perform(process, &mut opened, write).await;
-                if result.is_err() {
-                    opened = None;
-                    disk.remove(process);
-                }
-                queue.finished(result);
+    fn replace(&self, stored: StoredState) -> BoxFuture<'static, io::Result<usize>> {
+        let (disk, process) = (self.disk.clone(), self.process);
+        async move {
+            let bytes = stored.encode();
+            let result = disk.perform(process, &bytes).await;
+            if result.is_err() {
+                disk.remove(process);
             }
-        });
-        Ok(())
-    }
-
-    fn wait(&self, queue: WriteQueue, limit: Duration) -> BoxFuture<'static, bool> {
-        async move { timeout(limit, queue.idle()).await.is_ok() }.boxed()
+            result.map(|()| bytes.len())
+        }
+        .boxed()
     }
 }

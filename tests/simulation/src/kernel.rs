@@ -118,6 +118,12 @@ impl SimulatedKernel {
         state.repaired_changes == state.memory_changes
     }
 
+    /// Whether a new process finds something programmed, also if another program removes something before it looks.
+    pub(crate) fn is_certainly_programmed(&self) -> bool {
+        let state = self.lock();
+        matches!(state.memory, Memory::Map) && state.service_ports.len() > 1
+    }
+
     /// Whether the backend has reported that it cannot program an IP family.
     pub(crate) fn is_degraded(&self) -> bool {
         self.lock().is_degraded
@@ -263,6 +269,10 @@ impl Backend for SimulatedBackend {
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.queue = self.kernel.lock().service_ports.keys().chain(state.service_ports().keys()).cloned().collect();
         self.program(state).await
+    }
+
+    async fn is_programmed(&mut self) -> Result<bool> {
+        Ok(!self.kernel.lock().service_ports.is_empty())
     }
 
     async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {

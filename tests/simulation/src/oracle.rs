@@ -6,6 +6,7 @@
 //!   committed last. Two cases are excepted, and reported by the process: service ports whose loss is withheld keep an
 //!   earlier state of the same process; after a restart of the node, its former endpoints are left out until a frontend
 //!   has confirmed the state.
+//! - A process on a kernel that is programmed writes nothing until a frontend has answered, or for ten seconds.
 //! - An Ack means that each service port in the kernel, except for its failures, is that of the programmed state or of
 //!   a later one.
 //! - No state has a VIP twice, or an endpoint that its Service never had.
@@ -15,6 +16,8 @@ mod mirror;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    num::NonZeroU16,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -32,6 +35,20 @@ pub(crate) use mirror::{MirroredState, ServicePorts, StreamMirror};
 /// For how long after a loss was withheld the kernel may still contain what it was.
 const AFTER_WITHHELD: Duration = Duration::from_secs(5);
 
+/// How long a process leaves a kernel that is programmed as it is, unless a frontend answers.
+const ADOPTION: Duration = Duration::from_secs(10);
+
+/// What a process starts with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProcessStart {
+    /// The position of the state file.
+    pub(crate) stored: Option<Position>,
+    /// Whether the node has restarted since a frontend confirmed the state, as far as the process can tell.
+    pub(crate) is_unconfirmed: bool,
+    /// Whether the kernel is programmed.
+    pub(crate) adopts: bool,
+}
+
 /// The oracle of a node. Clones share it.
 #[derive(Clone)]
 pub(crate) struct NodeOracle {
@@ -41,7 +58,7 @@ pub(crate) struct NodeOracle {
 }
 
 /// The position in a stream.
-type Position = (Epoch, Revision);
+pub(crate) type Position = (Epoch, Revision);
 
 #[derive(Default)]
 struct NodeHistory {
@@ -71,6 +88,8 @@ struct ProcessHistory {
     begin: usize,
     /// Whether the node has restarted since a frontend confirmed the state, as far as the process can tell.
     is_unconfirmed: bool,
+    /// Before this time, in that of the simulation, nothing is written unless a frontend has answered.
+    may_write_at: Duration,
     /// Whether a frontend has committed or confirmed anything.
     has_received: bool,
     /// When it last started, or received a change, in the time of the simulation.
@@ -94,13 +113,9 @@ impl NodeOracle {
         Self { node: node.into(), trace, history: Arc::default() }
     }
 
-    /// A process starts, with a state file with this position.
-    pub(crate) fn process_started(
-        &self,
-        progress: watch::Receiver<Progress>,
-        start: Option<Position>,
-        is_unconfirmed: bool,
-    ) {
+    /// A process starts.
+    pub(crate) fn process_started(&self, progress: watch::Receiver<Progress>, start: ProcessStart) {
+        let ProcessStart { stored: start, is_unconfirmed, adopts } = start;
         let mut history = self.lock();
         // After a lost operation the file may contain the earlier of two states.
         let begin = start.and_then(|start| history.indexes(start)?.first().copied()).unwrap_or_default();
@@ -110,6 +125,7 @@ impl NodeOracle {
             start,
             begin,
             is_unconfirmed,
+            may_write_at: self.trace.elapsed() + if adopts { ADOPTION } else { Duration::ZERO },
             has_received: false,
             changed_at: self.trace.elapsed(),
             rollbacks: 0,
@@ -145,7 +161,7 @@ impl NodeOracle {
 
     /// A service port is written to the kernel.
     pub(crate) fn written(&self, key: &ServicePortKey, service: Option<&ServicePortState>) {
-        if let Err(reason) = self.lock().check_write(key, service) {
+        if let Err(reason) = self.lock().check_write(key, service, self.trace.elapsed()) {
             self.violation(format_args!("the kernel got {key}, {reason}: {service:?}"));
         }
     }
@@ -279,12 +295,20 @@ impl NodeHistory {
         self.by_revision.get(&(epoch.0, revision)).map(Vec::as_slice)
     }
 
-    fn check_write(&self, key: &ServicePortKey, service: Option<&ServicePortState>) -> Result<(), String> {
+    fn check_write(
+        &self,
+        key: &ServicePortKey,
+        service: Option<&ServicePortState>,
+        now: Duration,
+    ) -> Result<(), String> {
         let process = self.process.as_ref().ok_or("of no process")?;
         let progress = process.progress.borrow();
         let position = progress.committed.ok_or("before anything was committed")?;
         if !process.has_received && Some(position) != process.start {
             return Err(format!("of {position:?}, but the file contained {:?}", process.start));
+        }
+        if !process.has_received && now < process.may_write_at {
+            return Err("before a frontend has answered, although it was programmed".to_owned());
         }
         let indexes = self.indexes(position).ok_or("of an unknown state")?;
         let states = || indexes.iter().map(|index| &self.states[*index].state);
@@ -312,7 +336,10 @@ impl NodeHistory {
         };
         if progress.withheld_service_ports > 0
             && states().any(has_lost)
-            && self.states[process.begin..].iter().any(|known| is_part_of(&known.state))
+            && self.states[process.begin..].iter().any(|known| {
+                let whole = known.state.service_ports.get(key);
+                whole.is_some_and(|whole| states().any(|state| is_part(service, &without_taken(whole, service, state))))
+            })
         {
             return Ok(());
         }
@@ -337,6 +364,37 @@ fn is_part(part: &ServicePortState, whole: &ServicePortState) -> bool {
     let mut pools = part.cluster.iter().zip(whole.cluster.iter()).chain(part.local.iter().zip(whole.local.iter()));
     part.port == ServicePort { any_endpoints, ..whole.port.clone() }
         && pools.all(|((_, part), (_, whole))| part.endpoints().iter().all(|endpoint| whole.contains(endpoint)))
+}
+
+/// A withheld service port without what it lacks because another one has that in the committed state.
+fn without_taken(whole: &ServicePortState, part: &ServicePortState, committed: &MirroredState) -> ServicePortState {
+    let mut without = whole.clone();
+    let ServicePort { key, port, .. } = &whole.port;
+    let others = || committed.service_ports.values().map(|other| &other.port).filter(|other| other.key != *key);
+    let is_free = |ip: &IpAddr| {
+        let mut same = others().filter(|other| (other.port, other.key.protocol) == (*port, key.protocol));
+        !same.any(|other| vips(other).any(|vip| vip == *ip))
+    };
+    let is_free_number = |number: &NonZeroU16| {
+        !others().any(|other| other.node_port == Some(*number) || other.health_check_node_port == Some(*number))
+    };
+    let (had, has) = (&mut without.port, &part.port);
+    had.external_ips.retain(|ip| has.external_ips.contains(ip) || is_free(ip));
+    had.load_balancer_ips.retain(|ip| has.load_balancer_ips.contains(ip) || is_free(ip));
+    for (had, has) in [(&mut had.cluster_ips.v4, has.cluster_ips.v4), (&mut had.cluster_ips.v6, has.cluster_ips.v6)] {
+        *had = had.filter(|ip| has.is_some() || is_free(ip));
+    }
+    had.node_port = had.node_port.filter(|number| has.node_port.is_some() || is_free_number(number));
+    let health_check = had.health_check_node_port;
+    had.health_check_node_port =
+        health_check.filter(|number| has.health_check_node_port.is_some() || is_free_number(number));
+    without
+}
+
+fn vips(service_port: &ServicePort) -> impl Iterator<Item = IpAddr> {
+    let ServicePort { cluster_ips, external_ips, load_balancer_ips, .. } = service_port;
+    let others = external_ips.iter().chain(load_balancer_ips).copied();
+    [cluster_ips.v4, cluster_ips.v6].into_iter().flatten().chain(others)
 }
 
 /// The service ports that differ, for people.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use backend::{LossLimit, Runner, RunnerOptions, StateFiles};
+use backend::{LossLimit, Runner, RunnerOptions, StateFile};
 use fake_api_server::ApiServer;
 use fastrand::Rng;
 use frontend::{
@@ -22,8 +22,8 @@ use crate::{
     kernel::SimulatedKernel,
     network::{Listening, Network, NodeConnect},
     objects::node_name,
-    oracle::NodeOracle,
-    state_file,
+    oracle::{NodeOracle, ProcessStart},
+    state_file::{self, Header},
     trace::{Trace, trace},
 };
 
@@ -33,7 +33,7 @@ const UPDATES: usize = 1024;
 /// After this time a disk has recovered from its faults: the longest stall, and the delay of a retry.
 const DISK_RECOVERS: Duration = Duration::from_secs(150);
 
-/// How far the state file may be behind: calls of a slow kernel, one of which may precede each write.
+/// How far the state file may be behind: the shortest interval between two writes, and calls of a slow kernel.
 const STATE_FILE_LAG: Duration = Duration::from_secs(30);
 
 /// A replica of the frontend.
@@ -60,8 +60,6 @@ pub(crate) struct NodeProcess {
     pub(crate) number: usize,
     pub(crate) kernel: SimulatedKernel,
     pub(crate) disk: SimulatedDisk,
-    /// The file beside the state file, with the boot of its content.
-    boot_disk: SimulatedDisk,
     boots: u64,
     pub(crate) oracle: NodeOracle,
     network: Network,
@@ -172,7 +170,6 @@ impl NodeProcess {
             number,
             kernel: SimulatedKernel::new(rng.fork(), oracle.clone()),
             disk: SimulatedDisk::new(rng.fork()),
-            boot_disk: SimulatedDisk::new(rng.fork()),
             boots: 0,
             oracle,
             network,
@@ -192,16 +189,16 @@ impl NodeProcess {
         let connect = NodeConnect { network, node: self.number, oracle, kernel: self.kernel.clone() };
         let options = RunnerOptions { max_loss: self.max_loss, ..RunnerOptions::new(node_name(self.number)) };
         let boot = self.boots.to_string();
-        let files = StateFiles {
-            state: Arc::new(self.disk.clone()),
-            boot: Arc::new(self.boot_disk.clone()),
-            boot_id: Some(boot.clone()),
-        };
-        let runner = Runner::new(options, self.kernel.backend(), connect).with_state_files(files);
+        let file = StateFile { storage: self.disk.storage(), boot: Some(boot.as_str().into()) };
+        let runner = Runner::new(options, self.kernel.backend(), connect).with_state_file(file);
         let mut progress = runner.progress();
-        let recorded = self.boot_disk.content();
-        let is_unconfirmed = recorded.is_some_and(|recorded| recorded.trim_ascii() != boot.as_bytes());
-        self.oracle.process_started(progress.clone(), self.stored(), is_unconfirmed);
+        let header = self.disk.content().and_then(|file| state_file::header(&file));
+        let start = ProcessStart {
+            stored: self.stored(),
+            is_unconfirmed: header.is_some_and(|header| !header.boot.is_empty() && header.boot != boot),
+            adopts: self.kernel.is_certainly_programmed(),
+        };
+        self.oracle.process_started(progress.clone(), start);
         let (trigger, shutdown) = Shutdown::channel();
         self.running = Some((trigger, tokio::spawn(runner.run(shutdown))));
         let oracle = self.oracle.clone();
@@ -240,7 +237,6 @@ impl NodeProcess {
         self.kill();
         trace!(self.trace, "node {} loses power", self.number);
         self.disk.power_lost();
-        self.boot_disk.power_lost();
         self.boots += 1;
         if self.disk.content().is_some() && self.stored().is_none() {
             self.trace.violation(format_args!("node {}: the loss of power destroyed the state file", self.number));
@@ -250,7 +246,6 @@ impl NodeProcess {
 
     fn process_ended(&self) {
         self.disk.process_ended();
-        self.boot_disk.process_ended();
         if self.disk.is_healthy_for(DISK_RECOVERS) {
             self.oracle.ended(self.stored(), STATE_FILE_LAG);
         }
@@ -258,7 +253,7 @@ impl NodeProcess {
 
     /// The position in the stream that the state file has.
     fn stored(&self) -> Option<(Epoch, Revision)> {
-        state_file::position(&self.disk.content()?)
+        state_file::header(&self.disk.content()?).map(|Header { position, .. }| position)
     }
 
     /// Whether the process has panicked.

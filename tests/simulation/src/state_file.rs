@@ -1,4 +1,4 @@
-//! Reads the position in the stream from a state file, with none of the code that writes it.
+//! Reads what a state file says about its state, with none of the code that writes it.
 
 use bytes::Bytes;
 use proto::{
@@ -7,25 +7,38 @@ use proto::{
 };
 use xxhash_rust::xxh64::xxh64;
 
-/// Length and checksum.
-const HEADER: usize = 4 + 8;
+/// What a state file says about its state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// The position in the stream.
+    pub(crate) position: (Epoch, Revision),
+    /// The boot in which a frontend has confirmed it; empty: unknown.
+    pub(crate) boot: String,
+}
 
-/// The position of the last complete commit; `None` if there is none.
-pub(crate) fn position(file: &[u8]) -> Option<(Epoch, Revision)> {
-    let (mut epoch, mut last, mut rest) = (None, None, file);
-    while rest.len() >= HEADER {
-        let length = u32::from_le_bytes(rest[..4].try_into().ok()?) as usize;
-        let checksum = u64::from_le_bytes(rest[4..HEADER].try_into().ok()?);
-        let Some(message) = rest.get(HEADER..HEADER + length).filter(|message| xxh64(message, 0) == checksum) else {
-            break;
-        };
-        rest = &rest[HEADER + length..];
-        let message = EncodedMessage::from_bytes(Bytes::copy_from_slice(message)).decode().ok()?;
-        match ServerMessage::try_from(message).ok()? {
-            ServerMessage::Welcome(welcome) => epoch = Some(welcome.epoch),
-            ServerMessage::Bookmark(revision, _) => last = Some((epoch?, revision)),
-            _ => {}
-        }
+/// The header of a file; `None` if the file is not valid.
+pub(crate) fn header(file: &[u8]) -> Option<Header> {
+    let rest = file.strip_prefix(b"FlState1")?;
+    let (checksum, mut rest) = rest.split_first_chunk::<8>()?;
+    if u64::from_le_bytes(*checksum) != xxh64(rest, 0) {
+        return None;
     }
-    last
+    let mut chunks = Vec::new();
+    while let Some((length, others)) = rest.split_first_chunk::<4>() {
+        let length = u32::from_le_bytes(*length) as usize;
+        chunks.push(others.get(..length)?);
+        rest = &others[length..];
+    }
+    let message = |chunk: &[u8]| {
+        let message = EncodedMessage::from_bytes(Bytes::copy_from_slice(chunk)).decode().ok()?;
+        ServerMessage::try_from(message).ok()
+    };
+    let [boot, welcome, .., bookmark] = &chunks[..] else { return None };
+    let (ServerMessage::Welcome(welcome), ServerMessage::Bookmark(revision, _)) =
+        (message(welcome)?, message(bookmark)?)
+    else {
+        return None;
+    };
+    let boot = String::from_utf8(boot.to_vec()).ok()?;
+    Some(Header { position: (welcome.epoch, revision), boot })
 }

@@ -28,7 +28,7 @@ async fn restart(state: &NodeState, boot: Option<&str>) -> (tempfile::TempDir, F
     drop(fixture.following(state).await);
     fixture.stop().await;
     if let Some(boot) = boot {
-        std::fs::write(file.with_added_extension("boot"), boot).unwrap();
+        crate::testing::set_boot(&file, boot);
     }
     let fixture = start(&FakeKernel::default(), Some(&file));
     fixture.ready.wait().await;

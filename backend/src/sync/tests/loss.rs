@@ -339,7 +339,7 @@ async fn restarted(state: &NodeState) -> (tempfile::TempDir, Fixture) {
     let mut fixture = start(&FakeKernel::default(), Some(&file));
     drop(fixture.following(state).await);
     fixture.stop().await;
-    std::fs::write(file.with_added_extension("boot"), "an-earlier-boot").unwrap();
+    crate::testing::set_boot(&file, "an-earlier-boot");
     let fixture = start(&FakeKernel::default(), Some(&file));
     fixture.ready.wait().await;
     (directory, fixture)

@@ -3,6 +3,7 @@
 
 use std::{fs, net::SocketAddr, time::Duration};
 
+use backend::StoredState;
 use nix::sys::signal::Signal;
 
 use super::expect::assert_pods;
@@ -129,7 +130,10 @@ pub fn rebooted_node_leaves_out_its_former_pods(backend: Backend) {
     let rebooted = Cluster::start();
     let processes = rebooted.nodes().iter().map(|node| {
         let state = deployment.state(node);
-        fs::write(state.join("state.boot"), "an-earlier-boot").expect("a file");
+        let file = state.join("state");
+        let stored = StoredState::read(&file, &node.name).expect("a state file");
+        let stored = StoredState { boot: Some("an-earlier-boot".into()), ..stored };
+        fs::write(file, stored.encode()).expect("a file");
         let command = backend.follow(&deployment.address(), &node.name, &state, &[]);
         Process::spawn(&node.netns, command, &deployment.path(&format!("rebooted-{}.log", node.name)))
     });

@@ -52,6 +52,8 @@ pub(crate) struct Fixture {
     server: Arc<Mutex<RunningFrontend>>,
     backend: RunningBackend,
     cutter: StreamCutter,
+    /// What was observed last.
+    seen: Option<ObservedState>,
 }
 
 /// One run of a frontend.
@@ -163,7 +165,7 @@ impl Fixture {
         let address = format!("unix:{}", directory.path().join("socket").display());
         let server = Arc::new(Mutex::new(RunningFrontend::start(&address, cluster, 1000).await));
         let backend = RunningBackend::start(transport, &address, &directory, &kernel, &server, &cutter);
-        Self { transport, directory, kernel, server, backend, cutter }
+        Self { transport, directory, kernel, server, backend, cutter, seen: None }
     }
 
     fn address(&self) -> String {
@@ -204,10 +206,20 @@ impl Fixture {
     pub(crate) async fn restart_backend(&mut self, mode: StopMode) {
         match mode {
             StopMode::Graceful => self.backend.trigger.fire(),
-            StopMode::Killed => self.backend.task.abort(),
+            StopMode::Killed => {
+                // The facts of a Node object that was deleted are only there. There is no event for that.
+                while self.backend.progress.borrow().retains_node && !self.stored().is_some_and(|it| it.retains_node())
+                {
+                    sleep(Duration::from_millis(1)).await;
+                }
+                self.backend.task.abort();
+            }
         }
         let ended = timeout(TIMEOUT, &mut self.backend.task).await.expect("the backend ends");
         assert_eq!(ended.is_ok(), matches!(mode, StopMode::Graceful));
+        if matches!(mode, StopMode::Graceful) {
+            self.assert_stored();
+        }
         let address = self.address();
         self.backend =
             RunningBackend::start(self.transport, &address, &self.directory, &self.kernel, &self.server, &self.cutter);
@@ -230,26 +242,26 @@ impl Fixture {
         assert_eq!(progress.committed, progress.programmed);
         assert_eq!((progress.protocol.rejected_operations, progress.protocol.digest_mismatches), (0, 0));
         assert_eq!(self.kernel.service_ports(), *seen.state.service_ports());
-        let mut stored = self.stored();
-        while !reached(stored.as_ref().map(|stored| stored.0)) {
-            // The backend stores a commit after it has programmed it. There is no event for that.
-            sleep(Duration::from_millis(1)).await;
-            stored = self.stored();
-        }
-        let (_, stored) = stored.unwrap();
-        assert_eq!(stored.digests(), seen.state.digests());
-        assert_eq!(stored.service_ports(), seen.state.service_ports());
-        // The facts of a Node object that was deleted are retained.
-        assert!(stored.retains_node() || stored.node() == seen.state.node());
         self.assert_no_repairs().await;
+        self.seen = Some(seen);
     }
 
-    /// The contents of the state file.
-    fn stored(&self) -> Option<((Epoch, Revision), NodeState)> {
-        let copy = self.directory.path().join("copy");
-        std::fs::copy(self.directory.path().join("state"), &copy).ok()?;
-        let stored = StoredState::read(&copy, NODE).ok()?;
-        Some(((stored.epoch, stored.revision), stored.state))
+    /// The state in the file.
+    fn stored(&self) -> Option<NodeState> {
+        Some(StoredState::read(&self.directory.path().join("state"), NODE).ok()?.state)
+    }
+
+    /// Checks that a backend that has ended in order has stored the state that was observed last.
+    fn assert_stored(&self) {
+        let seen = self.seen.as_ref().unwrap();
+        let StoredState { epoch, revision, state, .. } =
+            StoredState::read(&self.directory.path().join("state"), NODE).unwrap();
+        assert_eq!(Some((epoch, revision)), self.backend.progress.borrow().committed);
+        assert!(epoch == seen.at.0 && revision >= seen.at.1);
+        assert_eq!(state.digests(), seen.state.digests());
+        assert_eq!(state.service_ports(), seen.state.service_ports());
+        // The facts of a Node object that was deleted are retained.
+        assert!(state.retains_node() || state.node() == seen.state.node());
     }
 
     /// Checks that the frontend has detected no digest mismatch.

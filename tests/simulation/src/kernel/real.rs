@@ -117,6 +117,15 @@ impl Backend for NodeBackend {
         }
     }
 
+    async fn is_programmed(&mut self) -> Result<bool> {
+        match self {
+            Self::Map(backend) => backend.is_programmed().await,
+            Self::Nft(backend) => backend.backend.is_programmed().await,
+            Self::Iptables(backend) => backend.backend.is_programmed().await,
+            Self::Ipvs(backend) => backend.backend.is_programmed().await,
+        }
+    }
+
     async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
         match self {
             Self::Map(backend) => backend.apply(state, changes).await,

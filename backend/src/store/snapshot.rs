@@ -1,0 +1,126 @@
+//! The format of the state file: a checksum, and the messages that a frontend would send to a node without state.
+//!
+//! ```text
+//!   file:   magic (8 bytes) | xxh64 of the rest, seed 0 (8 bytes, little-endian) | chunk*
+//!   chunk:  length (4 bytes, little-endian) | content
+//!   chunks: the boot id, Welcome, Batch*, Bookmark
+//! ```
+
+use std::{fs, path::Path, sync::Arc};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use bytes::{Buf as _, BufMut as _, Bytes};
+use proto::{
+    encoded::{EncodedMessage, EncodedOperation},
+    model::{Batch, NodeInfo, ServerMessage, SyncMode, Welcome},
+};
+use xxhash_rust::xxh64::xxh64;
+
+use super::StoredState;
+use crate::NodeState;
+
+/// Identifies the format and its version.
+pub(super) const MAGIC: &[u8; 8] = b"FlState1";
+
+/// Magic and checksum.
+const HEADER_BYTES: usize = MAGIC.len() + 8;
+
+/// The operations of a batch: what is decoded at the same time.
+const BATCH: usize = 256;
+
+impl StoredState {
+    /// Reads the state file of a node without changing it.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is damaged, or is of another version or node.
+    pub fn read(path: &Path, node: &str) -> Result<Self> {
+        Self::decode(node, fs::read(path)?)
+    }
+
+    /// The content of a file with this state.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let Self { state, epoch, revision, source_version, kind_versions, boot } = self;
+        let welcome = Welcome {
+            epoch: *epoch,
+            mode: SyncMode::Snapshot,
+            source_version: *source_version,
+            kind_versions: *kind_versions,
+        };
+        let mut chunks = Vec::new();
+        put(&mut chunks, boot.as_deref().unwrap_or_default().as_bytes());
+        put_message(&mut chunks, &EncodedMessage::new(&ServerMessage::Welcome(welcome)));
+        let mut operations = state.snapshot().peekable();
+        while operations.peek().is_some() {
+            let part = operations.by_ref().take(BATCH).map(|operation| EncodedOperation::new(&operation));
+            put_message(&mut chunks, &EncodedMessage::batch(&Batch::default(), part));
+        }
+        let end = ServerMessage::Bookmark(*revision, state.digests().total());
+        put_message(&mut chunks, &EncodedMessage::new(&end));
+        file(&chunks)
+    }
+
+    /// The state in a file.
+    ///
+    /// # Errors
+    /// When the file is damaged, or of another version or node.
+    pub(crate) fn decode(node: &str, bytes: Vec<u8>) -> Result<Self> {
+        let mut file = Bytes::from(bytes);
+        ensure!(file.starts_with(MAGIC), "it is no state file, or one of another version");
+        ensure!(file.len() >= HEADER_BYTES, "it is truncated");
+        file.advance(MAGIC.len());
+        let checksum = file.get_u64_le();
+        ensure!(xxh64(&file, 0) == checksum, "its checksum is wrong");
+        let boot = String::from_utf8(take(&mut file)?.into()).context("the boot id is invalid")?;
+        let ServerMessage::Welcome(welcome) = take_message(&mut file)? else { bail!("there is no Welcome") };
+        let mut state = NodeState::new(NodeInfo::unknown(node));
+        let mut rejected = Vec::new();
+        let revision = loop {
+            match take_message(&mut file)? {
+                ServerMessage::Batch(batch) => rejected.append(&mut state.apply(batch.operations)),
+                ServerMessage::Bookmark(revision, digest) => {
+                    let reason = rejected.first().map(|first| format!(": {first}")).unwrap_or_default();
+                    ensure!(state.digests().total() == digest, "the state differs from its digest{reason}");
+                    break revision;
+                }
+                _ => bail!("there is a message that does not belong in a state file"),
+            }
+        };
+        ensure!(file.is_empty(), "there is more after the last message");
+        let Welcome { epoch, source_version, kind_versions, .. } = welcome;
+        let boot = Some(boot.into()).filter(|boot: &Arc<str>| !boot.is_empty());
+        Ok(Self { state, epoch, revision, source_version, kind_versions, boot })
+    }
+}
+
+/// A file with these chunks.
+pub(crate) fn file(chunks: &[u8]) -> Vec<u8> {
+    let mut file = Vec::with_capacity(HEADER_BYTES + chunks.len());
+    file.extend_from_slice(MAGIC);
+    file.put_u64_le(xxh64(chunks, 0));
+    file.extend_from_slice(chunks);
+    file
+}
+
+/// Appends a chunk.
+pub(crate) fn put(chunks: &mut Vec<u8>, content: &[u8]) {
+    // Batches are far below 4 GiB; a wrong length would only invalidate the file.
+    chunks.put_u32_le(u32::try_from(content.len()).unwrap_or(u32::MAX));
+    chunks.extend_from_slice(content);
+}
+
+fn put_message(chunks: &mut Vec<u8>, message: &EncodedMessage) {
+    put(chunks, &message.to_bytes());
+}
+
+/// Takes the first chunk.
+fn take(chunks: &mut Bytes) -> Result<Bytes> {
+    let length = chunks.try_get_u32_le().context("a chunk is missing")? as usize;
+    ensure!(chunks.len() >= length, "a chunk is truncated");
+    Ok(chunks.split_to(length))
+}
+
+fn take_message(chunks: &mut Bytes) -> Result<ServerMessage> {
+    let message = EncodedMessage::from_bytes(take(chunks)?).decode().context("a chunk is no message")?;
+    ServerMessage::try_from(message).context("a message is invalid")
+}
