@@ -22,7 +22,7 @@ use futures::{
 };
 use proto::{
     MAX_MESSAGE_BYTES,
-    encoded::{self, EncodedMessage, ReceivedMessage},
+    encoded::{self, EncodedMessage},
     model::{ClientMessage, Hello, ServerMessage},
     v1,
 };
@@ -39,7 +39,7 @@ use tonic::{
 };
 use tracing::{debug, error, info, warn};
 
-use crate::{Connect, Rejected, Session, SessionMessages};
+use crate::{Connect, Rejected, Session};
 use address::AddressSource;
 pub use address::{Discover, FrontendAddress};
 use address_list::AddressList;
@@ -289,14 +289,14 @@ async fn open(address: &FrontendAddress, credentials: &Credentials, hello: Hello
             },
         }
     });
-    Ok(OpenedSession { session: Session { messages: SessionMessages::Remote(received), replies }, first_message })
+    Ok(OpenedSession { session: Session { messages: received, replies }, first_message })
 }
 
 /// Reads until the stream or its reader ends. Notifies of the first message. After a Drain, the end of the stream is no
 /// error, however it ends.
 async fn read(
     mut incoming: Streaming<EncodedMessage>,
-    messages: &mpsc::Sender<ReceivedMessage>,
+    messages: &mpsc::Sender<ServerMessage>,
     first_message: oneshot::Sender<()>,
 ) -> Result<(), StreamError> {
     let mut first_message = Some(first_message);
@@ -317,8 +317,8 @@ async fn read(
         let Some(message) = message else { return Ok(()) };
         // Fails if the receiver no longer waits for it.
         let _ = first_message.take().map(|notify| notify.send(()));
-        let message = ReceivedMessage::decode(message)?;
-        is_drained |= matches!(message.message, ServerMessage::Drain(_));
+        let message = ServerMessage::try_from(message)?;
+        is_drained |= matches!(message, ServerMessage::Drain(_));
         if messages.send(message).await.is_err() {
             return Ok(());
         }

@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use proto::{
     digest::Digest,
-    encoded::{EncodedMessage, ReceivedMessage},
+    encoded::EncodedMessage,
     model::{Epoch, KindVersions, NodeInfo, Operation, Revision, ServerMessage, SourceVersion},
 };
 
@@ -39,17 +39,16 @@ pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
     let losses = LossGuard::new(LossLimit::default(), Duration::from_secs(60));
     let mut replica = Replica::new(Arc::new(identity), None, None, losses, RunMode::Program);
     for bytes in messages {
-        let Ok(mut received) = ReceivedMessage::decode(EncodedMessage::from_bytes(Bytes::copy_from_slice(bytes)))
-        else {
+        let Ok(mut message) = ServerMessage::try_from(EncodedMessage::from_bytes(Bytes::copy_from_slice(bytes))) else {
             continue;
         };
         let committed = replica.committed().map(|(_, revision)| revision);
-        match &mut received.message {
+        match &mut message {
             ServerMessage::Batch(batch) if batch.base.0 % 2 == 0 => batch.base = committed.unwrap_or_default(),
             ServerMessage::Bookmark(_, digest) if digest.0 % 2 == 0 => *digest = replica.state().digests().total(),
             _ => {}
         }
-        match replica.handle(received) {
+        match replica.handle(message) {
             Err(violation) => {
                 let _ = violation.to_string();
                 replica.lost();
@@ -72,7 +71,7 @@ pub fn state_file(bytes: &[u8]) {
         let (chunk, others) = content.split_at(usize::from(u16::from_le_bytes(*length)).min(content.len()));
         rest = others;
         let encoded = EncodedMessage::from_bytes(Bytes::copy_from_slice(chunk));
-        match ReceivedMessage::decode(encoded).map(|received| received.message) {
+        match ServerMessage::try_from(encoded) {
             Ok(ServerMessage::Bookmark(revision, digest)) if digest.0 % 2 == 0 => {
                 let end = ServerMessage::Bookmark(revision, state.digests().total());
                 snapshot::put(&mut chunks, &EncodedMessage::new(&end).to_bytes());

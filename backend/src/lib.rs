@@ -54,5 +54,5 @@ pub use proto::state::{Changes, DepartedEndpoints, NodeState, RejectedOperation,
 pub use resets::remove_reset_rules;
 pub use runner::{Runner, RunnerOptions};
 pub use store::{DEFAULT_STATE_FILE, StateFile, Storage, Store, StoredState};
-pub use stream::{Connect, InProcess, ReconnectDelays, Rejected, Session, SessionMessages, StreamOptions};
+pub use stream::{Connect, InProcess, ReconnectDelays, Rejected, Session, StreamOptions};
 pub use sysctl::{ConntrackSettings, tcp_is_liberal};

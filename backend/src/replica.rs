@@ -14,7 +14,6 @@ use std::{
 use proto::{
     PROTOCOL_VERSION,
     digest::{BUCKETS, Digest},
-    encoded::ReceivedMessage,
     model::{
         Batch, ClientMessage, ClusterInfo, Epoch, Hello, KindVersions, NodeInfo, Operation, Revision, Role,
         ServerMessage, SourceVersion, SyncMode, Welcome,
@@ -264,8 +263,8 @@ impl Replica {
     }
 
     /// Handles a message.
-    pub(crate) fn handle(&mut self, received: ReceivedMessage) -> Result<Reaction, Violation> {
-        match (received.message, self.session) {
+    pub(crate) fn handle(&mut self, message: ServerMessage) -> Result<Reaction, Violation> {
+        match (message, self.session) {
             (ServerMessage::Welcome(welcome), None) => self.welcome(welcome).map(|()| Reaction::None),
             (ServerMessage::Welcome(_), Some(_)) => Err(Violation::SecondWelcome),
             (_, None) => Err(Violation::NoWelcome),

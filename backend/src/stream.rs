@@ -13,10 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use futures::future::BoxFuture;
-use proto::{
-    encoded::ReceivedMessage,
-    model::{ClientMessage, Hello, ServerMessage},
-};
+use proto::model::{ClientMessage, Hello, ServerMessage};
 use runtime::{
     failure::{Recovery, Repeated, chain},
     warn_if_news,
@@ -27,7 +24,7 @@ use tracing::info;
 pub use reconnect::ReconnectDelays;
 use reconnect::{ConnectFailure, ReconnectTimer};
 use session::OpenSession;
-pub use session::{Connect, InProcess, Rejected, Session, SessionMessages};
+pub use session::{Connect, InProcess, Rejected, Session};
 
 /// Establishing a session takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,7 +46,7 @@ pub(crate) enum StreamEvent {
     /// A session has begun.
     Connected,
     /// A message from the frontend.
-    Message(ReceivedMessage),
+    Message(ServerMessage),
     /// The session has ended. Its uncommitted batches are void.
     Lost,
 }
@@ -119,7 +116,7 @@ impl<C: Connect> StreamFollower<C> {
                     Err(error) => self.connect_failed(&error),
                 },
                 Phase::Open(session) => match session.next(limit).await {
-                    Ok(Some(ReceivedMessage { message: ServerMessage::Drain(max), .. })) => session.drain(max),
+                    Ok(Some(ServerMessage::Drain(max))) => session.drain(max),
                     Ok(Some(message)) => return StreamEvent::Message(message),
                     Ok(None) => {}
                     Err(reason) => {

@@ -23,10 +23,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use proto::{
-    encoded::ReceivedMessage,
-    model::{ClientMessage, ServerMessage},
-};
+use proto::model::{ClientMessage, ServerMessage};
 use runtime::Shutdown;
 use tokio::{
     pin,
@@ -234,11 +231,11 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
         ControlFlow::Continue(())
     }
 
-    fn handle_message(&mut self, at: Instant, received: ReceivedMessage) -> ControlFlow<()> {
-        if let ServerMessage::Welcome(welcome) = &received.message {
+    fn handle_message(&mut self, at: Instant, message: ServerMessage) -> ControlFlow<()> {
+        if let ServerMessage::Welcome(welcome) = &message {
             self.reporter.metrics.session(welcome.mode);
         }
-        let reaction = self.replica.handle(received);
+        let reaction = self.replica.handle(message);
         self.reporter.received(at, &self.replica);
         match reaction {
             Ok(Reaction::None) => {}

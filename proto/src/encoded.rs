@@ -1,10 +1,9 @@
-//! Messages of the stream in wire form: encoded once and sent to many clients, or received and stored unchanged.
+//! Messages of the stream in wire form: encoded once and sent to many clients.
 //!
 //! A protobuf message is the concatenation of its fields. The operations of a batch are therefore encoded one by one,
 //! once, and combined for each stream without another copy.
 
 mod codec;
-mod received;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::{
@@ -13,9 +12,8 @@ use prost::{
 };
 
 pub use codec::{ServerCodec, ServerEncoder, watch};
-pub use received::ReceivedMessage;
 
-use crate::{model, v1};
+use crate::{InvalidMessage, model, v1};
 
 /// The field number of `ServerMessage.batch`.
 const BATCH_FIELD: u32 = 2;
@@ -155,9 +153,23 @@ impl EncodedMessage {
     }
 }
 
+impl TryFrom<EncodedMessage> for model::ServerMessage {
+    type Error = InvalidMessage;
+
+    fn try_from(wire: EncodedMessage) -> Result<Self, InvalidMessage> {
+        wire.decode().map_err(|error| InvalidMessage::new("message", error))?.try_into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_that_are_no_message_are_rejected() {
+        let no_message = EncodedMessage::from_bytes(Bytes::from_static(&[0xff; 16]));
+        assert_eq!(model::ServerMessage::try_from(no_message).unwrap_err().field, "message");
+    }
 
     fn message(sizes: &[usize]) -> EncodedMessage {
         EncodedMessage(sizes.iter().zip(1..).map(|(size, byte)| Bytes::from(vec![byte; *size])).collect())

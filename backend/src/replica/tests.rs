@@ -26,7 +26,7 @@ fn replica() -> Replica {
 }
 
 fn handle(replica: &mut Replica, message: &ServerMessage) -> Reaction {
-    replica.handle(ReceivedMessage::decode(EncodedMessage::new(message)).unwrap()).unwrap()
+    replica.handle(EncodedMessage::new(message).try_into().unwrap()).unwrap()
 }
 
 fn welcome(replica: &mut Replica, mode: SyncMode) {

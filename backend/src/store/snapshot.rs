@@ -121,6 +121,5 @@ fn take(chunks: &mut Bytes) -> Result<Bytes> {
 }
 
 fn take_message(chunks: &mut Bytes) -> Result<ServerMessage> {
-    let message = EncodedMessage::from_bytes(take(chunks)?).decode().context("a chunk is no message")?;
-    ServerMessage::try_from(message).context("a message is invalid")
+    ServerMessage::try_from(EncodedMessage::from_bytes(take(chunks)?)).context("a chunk is no valid message")
 }

@@ -4,10 +4,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use anyhow::Result;
 use futures::future::{self, BoxFuture};
-use proto::{
-    encoded::ReceivedMessage,
-    model::{ClientMessage, Hello, ServerMessage},
-};
+use proto::model::{ClientMessage, Hello, ServerMessage};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until},
@@ -21,18 +18,9 @@ const MAX_REPLIES: usize = 256;
 #[derive(Debug)]
 pub struct Session {
     /// From the frontend.
-    pub messages: SessionMessages,
+    pub messages: mpsc::Receiver<ServerMessage>,
     /// To the frontend. The hello has been sent already.
     pub replies: mpsc::Sender<ClientMessage>,
-}
-
-/// The messages of a session.
-#[derive(Debug)]
-pub enum SessionMessages {
-    /// From a connection, with their wire form.
-    Remote(mpsc::Receiver<ReceivedMessage>),
-    /// From a frontend in the same process.
-    Local(mpsc::Receiver<ServerMessage>),
 }
 
 /// A frontend answered and rejected the client: it will do so again soon.
@@ -70,17 +58,7 @@ where
 {
     fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
         let (replies, messages) = self.0(hello);
-        Box::pin(future::ready(Ok(Session { messages: SessionMessages::Local(messages), replies })))
-    }
-}
-
-impl SessionMessages {
-    /// The next message; `None` when the session has ended. Cancel-safe.
-    pub async fn recv(&mut self) -> Option<ReceivedMessage> {
-        match self {
-            Self::Remote(messages) => messages.recv().await,
-            Self::Local(messages) => messages.recv().await.map(ReceivedMessage::from),
-        }
+        Box::pin(future::ready(Ok(Session { messages, replies })))
     }
 }
 
@@ -107,10 +85,7 @@ impl OpenSession {
 
     /// The next message; `None` after a reply was sent. An error is the reason to end the session, such as no message
     /// for `idle_timeout`. Cancel-safe.
-    pub(super) async fn next(
-        &mut self,
-        idle_timeout: Option<Duration>,
-    ) -> Result<Option<ReceivedMessage>, &'static str> {
+    pub(super) async fn next(&mut self, idle_timeout: Option<Duration>) -> Result<Option<ServerMessage>, &'static str> {
         let Self { session, replies, is_accepted, last_message, drain_deadline, .. } = self;
         let leave = drain_deadline.unwrap_or(*last_message);
         let idle = *last_message + idle_timeout.unwrap_or_default();

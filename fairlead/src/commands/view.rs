@@ -69,10 +69,10 @@ impl View {
     /// The next message. Acknowledges commits and bookmarks, and answers digest requests.
     pub(crate) async fn next(&mut self) -> Result<Event> {
         loop {
-            let Some(event) = self.session.messages.recv().await else {
+            let Some(message) = self.session.messages.recv().await else {
                 bail!("the frontend ended the stream");
             };
-            match event.message {
+            match message {
                 ServerMessage::Welcome(welcome) => return Ok(Event::Welcome(welcome)),
                 ServerMessage::Batch(batch) => {
                     self.staged.apply(batch.operations.iter().cloned());

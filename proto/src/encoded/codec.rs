@@ -37,7 +37,7 @@ struct ClientCodec;
 #[derive(Clone, Copy, Debug, Default)]
 struct ClientDecoder;
 
-/// Opens the stream `Watch`, whose messages keep their wire form (see [`super::ReceivedMessage`]).
+/// Opens the stream `Watch`, whose messages are decoded by their reader.
 ///
 /// # Errors
 /// If the server cannot be reached, or rejects the call.

@@ -8,12 +8,12 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use backend::{Connect, Session, SessionMessages};
+use backend::{Connect, Session};
 use fastrand::Rng;
 use frontend::Frontend;
 use futures::{FutureExt as _, future::BoxFuture};
 use proto::{
-    encoded::{EncodedMessage, ReceivedMessage, encode_client_message},
+    encoded::{EncodedMessage, encode_client_message},
     fuzzing::client_message,
     model::{Batch, ClientMessage, Hello, ServerMessage},
 };
@@ -296,7 +296,7 @@ impl Connect for NodeConnect {
                     }
                 }
             });
-            Ok(Session { messages: SessionMessages::Remote(messages), replies })
+            Ok(Session { messages, replies })
         }
         .boxed()
     }
@@ -311,7 +311,7 @@ struct Pumps {
 }
 
 impl Pumps {
-    async fn to_node(&self, from: &mut mpsc::Receiver<ServerMessage>, to: &mpsc::Sender<ReceivedMessage>) {
+    async fn to_node(&self, from: &mut mpsc::Receiver<ServerMessage>, to: &mpsc::Sender<ServerMessage>) {
         let Self { network, pair: (node, frontend), oracle, .. } = self;
         loop {
             let message = tokio::select! {
@@ -360,11 +360,11 @@ impl Pumps {
     }
 
     /// A message as the node decodes it; `None`: it is another one.
-    fn over_the_wire(&self, sent: &ServerMessage) -> Option<ReceivedMessage> {
+    fn over_the_wire(&self, sent: &ServerMessage) -> Option<ServerMessage> {
         let bytes = EncodedMessage::new(sent).to_bytes();
-        let received = ReceivedMessage::decode(EncodedMessage::from_bytes(bytes));
+        let received = ServerMessage::try_from(EncodedMessage::from_bytes(bytes));
         match received {
-            Ok(received) if received.message == *sent => Some(received),
+            Ok(received) if received == *sent => Some(received),
             other => {
                 self.network.0.trace.violation(format_args!("{sent:?} arrives as {other:?}"));
                 None

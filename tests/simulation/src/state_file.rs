@@ -29,10 +29,8 @@ pub(crate) fn header(file: &[u8]) -> Option<Header> {
         chunks.push(others.get(..length)?);
         rest = &others[length..];
     }
-    let message = |chunk: &[u8]| {
-        let message = EncodedMessage::from_bytes(Bytes::copy_from_slice(chunk)).decode().ok()?;
-        ServerMessage::try_from(message).ok()
-    };
+    let message =
+        |chunk: &[u8]| ServerMessage::try_from(EncodedMessage::from_bytes(Bytes::copy_from_slice(chunk))).ok();
     let [boot, welcome, .., bookmark] = &chunks[..] else { return None };
     let (ServerMessage::Welcome(welcome), ServerMessage::Bookmark(revision, _)) =
         (message(welcome)?, message(bookmark)?)

@@ -11,7 +11,7 @@ use std::{
 
 use backend::{
     Connect, Grpc, GrpcOptions, InProcess, NodeState, Progress, ReconnectDelays, Runner, RunnerOptions, Session,
-    SessionMessages, StoredState, StreamOptions,
+    StoredState, StreamOptions,
     testing::{Call, FakeKernel},
 };
 use frontend::{Config, Frontend, HistoryLimits, Listener, NodeLimits, Rate, object::SourceUpdate};
@@ -119,7 +119,7 @@ impl<C: Connect> Connect for CuttableConnect<C> {
                     }
                 }
             });
-            Ok(Session { messages: SessionMessages::Remote(receiver), replies })
+            Ok(Session { messages: receiver, replies })
         })
     }
 }
