@@ -57,11 +57,15 @@ impl Drains {
         self.metrics.registry()
     }
 
-    /// Answers a request for `/drained`; `None`: it is for another path.
+    /// Answers a request for `/drained`, and one for anything else that was redirected here: the kubelet asks a pod at
+    /// this port whether it is healthy, and must not take the answer of this process for that of the pod. `None`: it is
+    /// for another path of this process.
     #[must_use]
     pub fn answer<B>(&self, request: &Request<B>) -> Option<Answer> {
         if request.uri().path() != "/drained" {
-            return None;
+            let is_redirected = request.extensions().get::<OriginalDestination>().is_some();
+            return is_redirected
+                .then(|| text(StatusCode::NOT_FOUND, "of a pod, this port answers /drained only").into());
         }
         if request.method() != Method::GET {
             return Some(text(StatusCode::METHOD_NOT_ALLOWED, "GET only").into());

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::anyhow;
 use hyper::{Request, StatusCode};
 use proto::v1;
-use runtime::http::{Answer, Client};
+use runtime::http::{Answer, Client, OriginalDestination};
 
 use super::{http::Question, *};
 
@@ -179,6 +179,16 @@ async fn questions_beyond_the_bound_are_refused() {
         assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
     }
     assert!(matches!(ask("/drained"), Some(Answer::Deferred(..))));
+}
+
+#[test]
+fn health_of_a_pod_is_not_answered() {
+    let drains = Drains::unavailable("no frontend");
+    let mut request = Request::get("/healthz").body(()).unwrap();
+    assert!(drains.answer(&request).is_none());
+    request.extensions_mut().insert(OriginalDestination("10.0.0.1".parse().unwrap()));
+    let Some(Answer::Ready(answer)) = drains.answer(&request) else { panic!("no answer") };
+    assert_eq!(answer.status(), StatusCode::NOT_FOUND);
 }
 
 #[test]
