@@ -163,11 +163,13 @@ impl SimulatedKernel {
         state.reach_memory();
     }
 
-    /// Whether it may have rejected this service port. It rejects any one whose objects are missing, too.
-    fn may_reject(&self, key: &ServicePortKey) -> bool {
+    /// Whether it may have caused this failure. It rejects any service port whose objects are missing, too, and what a
+    /// rejected Service shares with another one, such as a line for the cluster IP that one of them had before.
+    fn may_cause(&self, ServicePortFailure { key, reason, .. }: &ServicePortFailure) -> bool {
         let state = self.lock();
         let is_tampered = state.repaired_changes < state.memory_changes;
-        is_tampered || state.has_lacked_family || state.rejected.contains(&*key.name)
+        let is_rejected = |name: &String| **name == *key.name || reason.contains(name.as_str());
+        is_tampered || state.has_lacked_family || state.rejected.iter().any(is_rejected)
     }
 
     /// The machine boots: nothing is programmed.

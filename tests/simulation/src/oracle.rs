@@ -186,12 +186,13 @@ impl NodeOracle {
         let Some(committed) = progress.committed.filter(|_| !process.is_withholding() && !was_withholding) else {
             return;
         };
-        let age = |position| history.indexes(position)?.first().map(|index| history.states[*index].state.committed_at);
-        let (Some(committed_at), stored_at) = (age(committed), stored.and_then(age)) else { return };
-        let now = self.trace.elapsed();
-        // What was committed long ago must be in the file.
+        let states =
+            |position| history.indexes(position).into_iter().flatten().map(|index| &history.states[*index].state);
+        let Some(expected) = states(committed).next() else { return };
+        let (now, committed_at) = (self.trace.elapsed(), expected.committed_at);
+        // What was committed long ago must be in the file, perhaps as an equal state at another position.
         if committed_at.max(process.changed_at) + lag < now
-            && stored_at != Some(committed_at)
+            && !stored.is_some_and(|stored| states(stored).any(|state| state == expected))
             && stored != Some(committed)
         {
             drop(history);

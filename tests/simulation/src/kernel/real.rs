@@ -179,7 +179,7 @@ impl<M: MemoryKernel> RealBackend<M> {
     async fn programmed(&mut self, state: &NodeState, report: SyncReport) -> Result<SyncReport> {
         let is_mixed = self.kernel.oracle.is_mixed();
         let has_reason = |failure: &&ServicePortFailure| {
-            if failure.retryable { self.kernel.may_reject(&failure.key) } else { is_mixed }
+            if failure.retryable { self.kernel.may_cause(failure) } else { is_mixed }
         };
         if let Some(failure) = report.failures.iter().find(|failure| !has_reason(failure)) {
             self.kernel.oracle.violation(format_args!("the kernel has not caused {failure:?}"));
