@@ -25,9 +25,9 @@ pub trait Backend: Send + 'static {
     /// then unchanged or partly reconciled, and `reconcile` is called again after a delay.
     fn reconcile(&mut self, state: &NodeState) -> impl Future<Output = Result<SyncReport>> + Send;
 
-    /// Whether the kernel contains anything that an earlier process has programmed. Then it may be newer than the stored
-    /// state, and is left as it is until a frontend answers, for up to 10 s. Asked after a second without a frontend, and
-    /// after a reboot. By default the answer is no.
+    /// Whether the kernel contains anything that an earlier process has programmed. Then it may be newer than the
+    /// stored state, and is left as it is until a frontend answers, for up to 10 s. Asked after a second without a
+    /// frontend, and after a reboot. By default the answer is no.
     ///
     /// # Errors
     /// When the kernel could not be read. It is then left as it is, too.
