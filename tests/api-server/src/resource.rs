@@ -15,8 +15,6 @@ pub enum Resource {
     ServiceCidr,
     /// events.k8s.io/v1 Event.
     Event,
-    /// core/v1 Secret.
-    Secret,
     /// core/v1 ConfigMap.
     ConfigMap,
 }
@@ -35,8 +33,8 @@ pub(crate) struct Route {
 
 impl Resource {
     /// All kinds.
-    pub const ALL: [Self; 7] =
-        [Self::Node, Self::Service, Self::EndpointSlice, Self::ServiceCidr, Self::Event, Self::Secret, Self::ConfigMap];
+    pub const ALL: [Self; 6] =
+        [Self::Node, Self::Service, Self::EndpointSlice, Self::ServiceCidr, Self::Event, Self::ConfigMap];
 
     /// `kind`.
     #[must_use]
@@ -47,7 +45,6 @@ impl Resource {
             Self::EndpointSlice => "EndpointSlice",
             Self::ServiceCidr => "ServiceCIDR",
             Self::Event => "Event",
-            Self::Secret => "Secret",
             Self::ConfigMap => "ConfigMap",
         }
     }
@@ -56,7 +53,7 @@ impl Resource {
     #[must_use]
     pub const fn api_version(self) -> &'static str {
         match self {
-            Self::Node | Self::Service | Self::Secret | Self::ConfigMap => "v1",
+            Self::Node | Self::Service | Self::ConfigMap => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
             Self::ServiceCidr => "networking.k8s.io/v1",
             Self::Event => "events.k8s.io/v1",
@@ -72,7 +69,6 @@ impl Resource {
             Self::EndpointSlice => "endpointslices",
             Self::ServiceCidr => "servicecidrs",
             Self::Event => "events",
-            Self::Secret => "secrets",
             Self::ConfigMap => "configmaps",
         }
     }
