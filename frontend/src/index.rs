@@ -377,18 +377,18 @@ impl Index {
 
     /// Finds the slices that have newly claimed addresses as endpoints, and forgets addresses that are not claimed any
     /// more.
-    fn compare_endpoints(&mut self, mut addresses: BTreeSet<IpAddr>) {
-        let VipClaims { protected, .. } = &self.claims;
-        addresses.retain(|ip| self.claims.is_claimed(ip) != protected.compares_endpoints(ip));
-        if addresses.is_empty() {
-            return;
+    fn compare_endpoints(&mut self, addresses: BTreeSet<IpAddr>) {
+        let mut slices = BTreeSet::new();
+        for ip in addresses {
+            let is_claimed = self.claims.is_claimed(&ip);
+            if is_claimed == self.claims.protected.compares_endpoints(&ip) {
+                continue;
+            }
+            self.claims.protected.compare_endpoints(ip, is_claimed);
+            if is_claimed {
+                slices.extend(self.addresses.slices(ip));
+            }
         }
-        for ip in &addresses {
-            let is_claimed = self.claims.is_claimed(ip);
-            self.claims.protected.compare_endpoints(*ip, is_claimed);
-        }
-        let claimed = addresses.iter().filter(|ip| self.claims.is_claimed(ip));
-        let slices: BTreeSet<_> = claimed.flat_map(|ip| self.addresses.slices(*ip)).collect();
         let mut changed = Vec::new();
         for name in slices {
             let service = self.slice_services.get(name).map(|service| sibling(name, service));

@@ -202,11 +202,7 @@ impl FairleadService {
     ) -> Result<Response<v1::EndpointsResponse>, Status> {
         self.authorize(&identity, &request.node)?;
         let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
-        let sees_all = identity.may_see_all_objects();
-        let mut response = endpoints::response(&self.context.cluster, &request, sees_all)?;
-        if !sees_all {
-            endpoints::keep_own(&mut response, &request.node);
-        }
+        let response = endpoints::response(&self.context.cluster, &request, identity.may_see_all_objects())?;
         Ok(answer(response, permit))
     }
 

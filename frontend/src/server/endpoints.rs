@@ -12,7 +12,7 @@ use crate::{
 /// The reasons whose details name other nodes.
 const NAMES_NODES: [&str; 2] = ["hint-other-node", "not-on-this-node"];
 
-/// `sees_all`: the client may see the problems of objects.
+/// `sees_all`: the client may see other nodes, and the problems of objects.
 pub(super) fn response(
     cluster: &ClusterState,
     request: &v1::EndpointsRequest,
@@ -50,18 +50,22 @@ pub(super) fn response(
     let zone = index.node(node).map(|node| node.zone.to_string());
     // Commits need it.
     drop(index);
-    Ok(v1::EndpointsResponse {
+    let mut response = v1::EndpointsResponse {
         epoch: epoch.0,
         revision: revision.0,
         node_known: zone.is_some(),
         zone: zone.unwrap_or_default(),
         ports: explanations.into_iter().map(port_endpoints).collect(),
         problems,
-    })
+    };
+    if !sees_all {
+        keep_own(&mut response, node);
+    }
+    Ok(response)
 }
 
 /// Removes what concerns other nodes: the node itself needs only which endpoints it uses.
-pub(super) fn keep_own(response: &mut v1::EndpointsResponse, own: &str) {
+fn keep_own(response: &mut v1::EndpointsResponse, own: &str) {
     for endpoint in response.ports.iter_mut().flat_map(|port| &mut port.endpoints) {
         endpoint.node_hints.retain(|node| node == own);
         if endpoint.node != own {

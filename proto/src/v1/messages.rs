@@ -808,8 +808,8 @@ pub enum PoolClass {
     /// For TCP, if the gone pool has the unspecified address: all other endpoints of the EndpointSlices, whatever their
     /// conditions.
     Established = 3,
-    /// For TCP: endpoints that are gone. Connections to them through the service port are reset. The unspecified address
-    /// (with port 1) stands for all addresses that are in no other pool.
+    /// For TCP: endpoints that are gone. Connections to them through the service port are reset. The unspecified
+    /// address (with port 1) stands for all addresses that are in no other pool.
     Gone = 4,
 }
 impl PoolClass {
