@@ -150,7 +150,7 @@ impl ClusterState {
         if !self.is_ready() {
             log.forget_past();
         } else if is_new {
-            self.change_history().record(log.revision(), log.last_changes());
+            self.change_history().record(log.revision(), &log.last_changes);
         }
         (log.revision(), is_new)
     }

@@ -4,7 +4,7 @@
 //!   source ──SourceUpdate──▶ Frontend::run: index ──▶ view ──▶ log    one writer
 //!                                                        │
 //!                            node 1 ◀── session ◀────────┤ watch: a new revision
-//!                            node 2 ◀── session ◀────────┘    each computes its own net difference, from shared chunks
+//!                            node 2 ◀── session ◀────────┘    each sends what the commits since sent, in shared chunks
 //!                                          ▲
 //!                 server (gRPC) or local (channels in one process)
 //! ```

@@ -1,34 +1,32 @@
 //! The current state of the cluster as nodes see it, and the changes that led to it, for nodes at any revision.
 //!
 //! ```text
-//!   changed views ──commit──▶ current views, by digest bucket ──rebuild──▶ whole buckets  (snapshot, repair)
-//!                        └──▶ history: changes by revision ──difference──▶ net changes    (resume, every commit)
+//!   changed views ──commit──▶ current views, by digest bucket ──rebuild──▶ whole buckets       (snapshot, repair)
+//!                        └──▶ history: operations by commit ──difference──▶ those after a revision
 //!                        └──▶ digests: all nodes + zone + node ──▶ the expected digest of a node
 //! ```
 //!
-//! Nothing is queued for a node: it is a name and a revision. Operations for all nodes or for a zone are built and
-//! encoded once, as shared [`EncodedChunk`]s. Those for a single node are appended.
+//! Nothing is queued for a node: it is a name and a revision, and receives what the commits after it sent, in order.
+//! Operations for all nodes or for a zone are built and encoded once, as shared [`EncodedChunk`]s.
 
 mod buckets;
 mod chunk;
-mod difference;
 mod digest_index;
 mod history;
 mod node_entry;
-mod pool_delta;
-mod port_change;
+mod operations;
 #[cfg(test)]
 pub(crate) mod tests;
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
     time::SystemTime,
 };
 
 use proto::{
     digest::{BUCKETS, Digest, DigestVector, INFO_ENTRY, KeyHash},
-    model::{ClusterInfo, Epoch, KindVersions, NodeInfo, Revision, ServicePortKey, SourceVersion},
+    model::{ClusterInfo, Epoch, KindVersions, NodeInfo, Operation, Revision, ServicePortKey, SourceVersion},
 };
 use tokio::time::Instant;
 
@@ -36,11 +34,10 @@ use crate::{change_history::ChangeKind, config::HistoryLimits, index::IndexChang
 
 use self::{
     buckets::Bucket,
-    difference::DifferenceCache,
     digest_index::{ApplyDigest, DigestIndex},
     history::{CommitRecord, History},
     node_entry::NodeEntry,
-    port_change::PortChange,
+    operations::CommitOperations,
 };
 
 pub(crate) use self::chunk::{CHUNK_BYTES, EncodedChunk, EncodingCounters};
@@ -66,15 +63,12 @@ pub(crate) struct ChangeLog {
     epoch: Epoch,
     revision: Revision,
     cluster: ClusterInfo,
-    /// The revision of the last change of `cluster`.
-    cluster_changed: Revision,
     buckets: Vec<Bucket>,
     digest_index: DigestIndex,
     nodes: HashMap<Arc<str>, NodeEntry>,
-    /// Removed nodes, with the revision of their removal. Clients at older revisions still have to receive it.
-    retired: VecDeque<(Revision, Arc<str>)>,
     history: History,
-    differences: DifferenceCache,
+    /// What the last commit changed.
+    pub(crate) last_changes: Vec<(ServicePortKey, ChangeKind)>,
     /// How many service ports there are.
     pub(crate) service_ports: usize,
     /// How many endpoints they have.
@@ -92,13 +86,11 @@ impl ChangeLog {
             epoch,
             revision,
             cluster: ClusterInfo::default(),
-            cluster_changed: revision,
             buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(),
             digest_index: DigestIndex::default(),
             nodes: HashMap::new(),
-            retired: VecDeque::new(),
             history: History::new(limits, revision),
-            differences: DifferenceCache::new(limits.bytes),
+            last_changes: Vec::new(),
             service_ports: 0,
             endpoints: 0,
             rebuilds: 0,
@@ -133,33 +125,63 @@ impl ChangeLog {
             return None;
         }
         self.revision.0 += 1;
+        let (mut operations, mut moved) = (CommitOperations::default(), BTreeSet::new());
         if let Some(cluster) = cluster {
+            operations.all.push(Operation::PutCluster(cluster.clone()));
             self.cluster = cluster;
-            self.cluster_changed = self.revision;
         }
         for (name, node) in nodes {
-            self.put_node(name, node);
+            if self.put_node(&name, node) {
+                moved.insert(name.clone());
+            }
+            operations.own.entry(name.clone()).or_default().push(Operation::PutNode(self.facts(&name)));
         }
-        let mut record = CommitRecord::new(oldest_trigger);
+        self.last_changes.clear();
         for (key, view) in ports {
-            self.put_view(key, view, &mut record);
+            operations.change(&key, self.view(&key), view.as_ref(), |node| self.zone(node));
+            self.last_changes.push((key.clone(), ChangeKind::between(self.view(&key), view.as_ref())));
+            self.put_view(key, view);
         }
-        self.history.push(record);
-        self.differences.clear();
-        self.prune();
+        self.history.push(CommitRecord::new(operations, moved, oldest_trigger));
         Some(self.revision)
-    }
-
-    /// What the last commit changed.
-    pub(crate) fn last_changes(&self) -> impl Iterator<Item = (&ServicePortKey, ChangeKind)> {
-        let changes = self.history.commits.back().map(|record| &record.changes);
-        changes.into_iter().flatten().map(|(key, change)| (key, change.kind()))
     }
 
     /// Clears the history. To be called after the first commit: no client has an older revision.
     pub(crate) fn forget_past(&mut self) {
-        self.history = History::new(self.history.limits, self.revision);
-        self.prune();
+        self.history.clear();
+    }
+
+    /// The difference between a revision and the current one. `None` when the revision is older than the history, when
+    /// the zone of the node has changed since, or when the whole state is less: then digests must be compared.
+    pub(crate) fn difference(&self, node: &str, from: Revision) -> Option<NodeUpdate> {
+        let records = self.history.since(from)?;
+        if records.clone().any(|record| record.moved.contains(node)) {
+            return None;
+        }
+        let zone = self.zone(node);
+        let chunks: Vec<_> = records.clone().flat_map(|record| record.chunks(node, zone)).cloned().collect();
+        let size: usize = chunks.iter().map(|chunk| chunk.size()).sum();
+        if records.len() > 1 && size > self.snapshot_size() {
+            return None;
+        }
+        let oldest_trigger = records.filter_map(|record| record.oldest_trigger).min();
+        Some(self.update(node, chunks, oldest_trigger))
+    }
+
+    /// The update of a node with these operations.
+    fn update(&self, node: &str, chunks: Vec<Arc<EncodedChunk>>, oldest_trigger: Option<SystemTime>) -> NodeUpdate {
+        let Self { revision: target, source_version, .. } = *self;
+        NodeUpdate { target, chunks, oldest_trigger, digest: self.digest(node), source_version }
+    }
+
+    /// About the size of a snapshot, in bytes.
+    fn snapshot_size(&self) -> usize {
+        /// Node, cluster, and 128 buckets.
+        const FACTS: usize = 16 << 10;
+        /// With its key and those of its pools.
+        const SERVICE_PORT: usize = 512;
+        const ENDPOINT: usize = 20;
+        FACTS + self.service_ports * SERVICE_PORT + self.endpoints * ENDPOINT
     }
 
     /// The expected digests of a node at the current revision.
@@ -201,34 +223,34 @@ impl ChangeLog {
         self.nodes.get(name).map_or("", NodeEntry::zone)
     }
 
-    fn put_node(&mut self, name: Arc<str>, node: Option<Arc<NodeInfo>>) {
+    /// Replaces the facts about a node. Returns whether its zone has changed.
+    fn put_node(&mut self, name: &Arc<str>, node: Option<Arc<NodeInfo>>) -> bool {
         let node_entry = self.nodes.entry(name.clone()).or_default();
-        let moved = node_entry.put_node(node, self.revision);
+        let moved = node_entry.put_node(node);
         if moved {
             // The digests of a node are relative to those of its zone.
             let zone = node_entry.zone();
             let mut own: Option<Box<DigestVector>> = None;
             for (bucket, key) in &node_entry.ports {
                 if let Some(view) = self.buckets[usize::from(*bucket)].get(key) {
-                    let digest = digest_index::own_digest(KeyHash::of(key), view, &name, zone);
+                    let digest = digest_index::own_digest(KeyHash::of(key), view, name, zone);
                     own.get_or_insert_default()[*bucket].add(digest);
                 }
             }
             node_entry.own = own;
         }
-        self.retire(name);
+        self.forget_if_empty(name);
+        moved
     }
 
-    fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>, record: &mut CommitRecord) {
+    fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>) {
         let hash = KeyHash::of(&key);
         let bucket = hash.bucket();
         let old = self.buckets[usize::from(bucket)].remove(&key);
-        let change = PortChange::between(old.as_ref(), view.as_ref(), |node| self.zone(node));
-        record.add(&key, change, view.as_ref());
         let mut left = BTreeSet::new();
         if let Some(old) = old {
             self.account(hash, &old, Digest::remove);
-            for name in port_change::nodes_of_view(&old) {
+            for name in operations::nodes_of_view(&old) {
                 if let Some(node_entry) = self.nodes.get_mut(name) {
                     node_entry.remove_port(bucket, &key);
                 }
@@ -238,7 +260,7 @@ impl ChangeLog {
             self.endpoints -= old.endpoints();
         }
         if let Some(view) = view {
-            for name in port_change::nodes_of_view(&view) {
+            for name in operations::nodes_of_view(&view) {
                 self.nodes.entry(name.clone()).or_default().ports.insert((bucket, key.clone()));
             }
             self.account(hash, &view, Digest::add);
@@ -247,7 +269,7 @@ impl ChangeLog {
             self.buckets[usize::from(bucket)].put(key, view);
         }
         for name in left {
-            self.retire(name);
+            self.forget_if_empty(&name);
         }
     }
 
@@ -262,23 +284,9 @@ impl ChangeLog {
         }
     }
 
-    /// Schedules the removal of a node entry that is no longer needed.
-    fn retire(&mut self, name: Arc<str>) {
-        if self.nodes.get(&name).is_some_and(NodeEntry::is_retired) {
-            self.retired.push_back((self.revision, name));
-        }
-    }
-
-    /// Removes the entries of nodes whose removal is older than the history.
-    fn prune(&mut self) {
-        while let Some((revision, name)) = self.retired.front() {
-            if *revision > self.history.floor {
-                break;
-            }
-            if self.nodes.get(name).is_some_and(|node_entry| node_entry.is_forgettable(self.history.floor)) {
-                self.nodes.remove(name);
-            }
-            self.retired.pop_front();
+    fn forget_if_empty(&mut self, name: &Arc<str>) {
+        if self.nodes.get(name).is_some_and(NodeEntry::is_empty) {
+            self.nodes.remove(name);
         }
     }
 }

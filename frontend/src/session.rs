@@ -7,8 +7,8 @@
 //!                                     DigestRequest ─▶ AwaitingDigests ──DigestResponse─▶ repair ─▶ AwaitingAck
 //! ```
 //!
-//! The next difference is computed only when the last one has been acknowledged, so a slow node is sent less often, and
-//! the net difference each time. Welcome is sent once every kind of object has been listed; nothing is sent before.
+//! The next difference is sent only when the last one has been acknowledged, so a slow node is sent less often, and all
+//! commits since at once. Welcome is sent once every kind of object has been listed; nothing is sent before.
 //!
 //! Snapshots and repairs wait in the [`RebuildQueue`], which limits how many are sent at the same time, to one client
 //! one. A node that asks for them too often is delayed by the [`RateLimiter`].

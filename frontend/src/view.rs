@@ -161,6 +161,11 @@ impl<T> Scoped<T> {
         self.nodes.get(node).unwrap_or_else(|| self.in_zone(zone))
     }
 
+    /// Whether no zone and no node has a value of its own.
+    pub(crate) fn is_everywhere(&self) -> bool {
+        self.zones.is_empty() && self.nodes.is_empty()
+    }
+
     /// The value for nodes of a zone that have none of their own.
     #[must_use]
     pub fn in_zone(&self, zone: &str) -> &T {
@@ -169,6 +174,12 @@ impl<T> Scoped<T> {
 }
 
 impl ServicePortView {
+    /// A service port without endpoints.
+    pub(crate) fn without_endpoints(port: ServicePort) -> Self {
+        let (local, established) = (BTreeMap::new(), PerFamily::default());
+        Self { port, cluster: PerFamily::default(), local, established, gone: PerFamily::default() }
+    }
+
     /// Whether any node may send new connections to an endpoint with this address. The pools of policy Local, which all
     /// nodes have, count only where that policy applies.
     #[must_use]

@@ -51,7 +51,7 @@ pub struct NodeLimits {
 pub struct HistoryLimits {
     /// The number of commits.
     pub entries: usize,
-    /// The approximate memory in bytes. Cached differences may take as much again.
+    /// The approximate memory in bytes. The last commit is kept even if it takes more.
     pub bytes: usize,
 }
 

@@ -12,7 +12,11 @@ use proto::{
 
 use crate::view::ServicePortView;
 
-use super::{ChangeLog, NodeUpdate, chunk::EncodedChunk, port_change};
+use super::{
+    ChangeLog, NodeUpdate,
+    chunk::{Chunks, EncodedChunk},
+    operations,
+};
 
 /// The service ports whose keys fall into one digest bucket.
 #[derive(Debug, Default)]
@@ -28,7 +32,7 @@ struct BucketChunks {
     /// Zones with pools of their own in this bucket.
     zones: BTreeSet<Arc<str>>,
     /// By zone; the empty name stands for all other zones.
-    chunks: HashMap<Arc<str>, Vec<Arc<EncodedChunk>>>,
+    chunks: HashMap<Arc<str>, Chunks>,
 }
 
 impl Bucket {
@@ -54,7 +58,7 @@ impl Bucket {
         chunks.entry(zone).or_insert_with_key(|zone| {
             let mut operations = vec![Operation::ResetBucket(bucket)];
             for view in ports.values() {
-                port_change::put_for_zone(view, zone, &mut operations);
+                operations::put_for_zone(view, zone, &mut operations);
             }
             EncodedChunk::pack(operations)
         })
@@ -63,7 +67,7 @@ impl Bucket {
 
 impl BucketChunks {
     fn of(ports: &BTreeMap<ServicePortKey, ServicePortView>) -> Self {
-        let zones = ports.values().flat_map(port_change::zones_of_view).cloned().collect();
+        let zones = ports.values().flat_map(operations::zones_of_view).cloned().collect();
         Self { zones, chunks: HashMap::new() }
     }
 }
@@ -90,7 +94,8 @@ impl ChangeLog {
         let zone: Arc<str> = self.zone(node).into();
         let mut chunks = Vec::new();
         if entries.contains(&usize::from(INFO_ENTRY)) {
-            chunks.extend(EncodedChunk::pack([self.facts(node), Operation::PutCluster(self.cluster.clone())]));
+            let cluster = Operation::PutCluster(self.cluster.clone());
+            chunks.extend_from_slice(&EncodedChunk::pack([Operation::PutNode(self.facts(node)), cluster]));
         }
         for (number, bucket) in (0..=u8::MAX).zip(&mut self.buckets) {
             if entries.contains(&usize::from(number)) {
@@ -102,17 +107,15 @@ impl ChangeLog {
             if entries.contains(&usize::from(*bucket))
                 && let Some(view) = self.buckets[usize::from(*bucket)].get(key)
             {
-                port_change::put_for_node(view, node, &mut own);
+                operations::put_for_node(view, node, &mut own);
             }
         }
-        chunks.extend(EncodedChunk::pack(own));
-        let digest = self.digest(node);
-        NodeUpdate { target: self.revision, chunks, oldest_trigger: None, digest, source_version: self.source_version }
+        chunks.extend_from_slice(&EncodedChunk::pack(own));
+        self.update(node, chunks, None)
     }
 
-    /// The operation that sets the facts about a node.
-    pub(super) fn facts(&self, name: &str) -> Operation {
-        let node = self.node(name).map_or_else(|| NodeInfo::unknown(name), |node| NodeInfo::clone(node));
-        Operation::PutNode(node)
+    /// The facts about a node.
+    pub(super) fn facts(&self, name: &str) -> NodeInfo {
+        self.node(name).map_or_else(|| NodeInfo::unknown(name), |node| NodeInfo::clone(node))
     }
 }

@@ -24,6 +24,9 @@ const ENDPOINT_BYTES: usize = 19;
 /// An upper bound for all fixed-size fields, tags and lengths of any operation.
 const FIXED_BYTES: usize = 128;
 
+/// Operations that are sent together, in chunks of about [`CHUNK_BYTES`].
+pub(super) type Chunks = Arc<[Arc<EncodedChunk>]>;
+
 /// Some operations, as values and, after the first use, in encoded form.
 #[derive(Debug)]
 pub(crate) struct EncodedChunk {
@@ -66,8 +69,13 @@ impl EncodedChunk {
         self.encoded.get_or_init(encode).clone()
     }
 
-    /// Packs operations into chunks of about [`CHUNK_BYTES`], in order.
-    pub(super) fn pack(operations: impl IntoIterator<Item = Operation>) -> Vec<Arc<Self>> {
+    /// About the memory that it takes, in bytes.
+    pub(super) fn memory(&self) -> usize {
+        size_of::<Self>() + self.operations.len() * size_of::<Operation>() + self.size
+    }
+
+    /// Packs operations into chunks, in order.
+    pub(super) fn pack(operations: impl IntoIterator<Item = Operation>) -> Chunks {
         let mut chunks = Vec::new();
         let (mut pending, mut size) = (Vec::new(), 0);
         for operation in operations {
@@ -82,7 +90,7 @@ impl EncodedChunk {
         if !pending.is_empty() {
             chunks.push(Self::new(pending, size));
         }
-        chunks
+        chunks.into()
     }
 }
 

@@ -1,39 +1,43 @@
-//! The changes of recent commits, limited by number and by memory.
+//! What recent commits sent to nodes, limited by number and by memory.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
+    iter,
     sync::Arc,
     time::SystemTime,
 };
 
-use proto::model::{Revision, ServicePortKey};
+use proto::model::Revision;
 use tokio::time::Instant;
 
-use crate::{config::HistoryLimits, view::ServicePortView};
+use crate::{config::HistoryLimits, view::Scoped};
 
-use super::port_change::PortChange;
+use super::{
+    chunk::{Chunks, EncodedChunk},
+    operations::CommitOperations,
+};
 
 /// The commits after revision `floor`.
 #[derive(Debug)]
 pub(super) struct History {
-    pub(super) limits: HistoryLimits,
-    /// The oldest revision from which a difference can be computed.
+    limits: HistoryLimits,
+    /// The oldest revision from which a node can be brought up to date.
     pub(super) floor: Revision,
-    pub(super) commits: VecDeque<CommitRecord>,
+    commits: VecDeque<CommitRecord>,
     /// The approximate size of all commits, in bytes.
     pub(super) size: usize,
 }
 
-/// The changes of one commit.
+/// What one commit sends, and to whom.
 #[derive(Debug)]
 pub(super) struct CommitRecord {
     pub(super) committed: Instant,
-    pub(super) changes: BTreeMap<ServicePortKey, PortChange>,
-    /// By node, the service ports whose change differs from that for its zone.
-    pub(super) own: HashMap<Arc<str>, BTreeSet<ServicePortKey>>,
-    /// The zones for which a change differs from that for all nodes.
-    pub(super) zones: BTreeSet<Arc<str>>,
     pub(super) oldest_trigger: Option<SystemTime>,
+    all: Chunks,
+    scoped: Vec<Scoped<Chunks>>,
+    own: BTreeMap<Arc<str>, Chunks>,
+    /// The nodes whose zone has changed: what earlier commits sent them depends on the zone that they had.
+    pub(super) moved: BTreeSet<Arc<str>>,
     size: usize,
 }
 
@@ -43,62 +47,56 @@ impl History {
         Self { limits, floor, commits: VecDeque::new(), size: 0 }
     }
 
-    /// Adds the next commit, and removes the oldest ones beyond the limits.
+    /// Adds the next commit, and removes the oldest ones beyond the limits. The newest one stays: connected nodes need
+    /// it.
     pub(super) fn push(&mut self, commit: CommitRecord) {
         self.size += commit.size;
         self.commits.push_back(commit);
-        while self.commits.len() > self.limits.entries || self.size > self.limits.bytes {
+        while self.commits.len() > 1 && (self.commits.len() > self.limits.entries || self.size > self.limits.bytes) {
             let Some(oldest) = self.commits.pop_front() else { break };
             self.size -= oldest.size;
             self.floor.0 += 1;
         }
     }
 
+    /// Removes all commits.
+    pub(super) fn clear(&mut self) {
+        *self = Self::new(self.limits, Revision(self.floor.0 + self.commits.len() as u64));
+    }
+
     /// The commits after a revision, oldest first; `None` when some of them have been removed.
-    pub(super) fn since(&self, from: Revision) -> Option<impl Iterator<Item = &CommitRecord> + Clone> {
+    pub(super) fn since(&self, from: Revision) -> Option<impl ExactSizeIterator<Item = &CommitRecord> + Clone> {
         let skip = usize::try_from(from.0.checked_sub(self.floor.0)?).ok()?;
         (skip <= self.commits.len()).then(|| self.commits.range(skip..))
     }
 }
 
 impl CommitRecord {
-    pub(super) fn new(oldest_trigger: Option<SystemTime>) -> Self {
-        Self {
-            committed: Instant::now(),
-            changes: BTreeMap::new(),
-            own: HashMap::new(),
-            zones: BTreeSet::new(),
-            oldest_trigger,
-            size: size_of::<Self>(),
-        }
-    }
-
-    /// Adds the change of a service port whose view is now `new`.
-    pub(super) fn add(&mut self, key: &ServicePortKey, change: PortChange, new: Option<&ServicePortView>) {
+    pub(super) fn new(
+        operations: CommitOperations,
+        moved: BTreeSet<Arc<str>>,
+        oldest_trigger: Option<SystemTime>,
+    ) -> Self {
         /// The overhead of a map entry.
         const MAP_ENTRY: usize = 64;
-        let nodes = change.nodes(new);
-        self.size += size_of::<ServicePortKey>() + change.size();
-        self.size += nodes.len() * (size_of::<ServicePortKey>() + MAP_ENTRY);
-        for node in nodes {
-            self.own.entry(node.clone()).or_default().insert(key.clone());
+        let CommitOperations { all, scoped, own } = operations;
+        let all = EncodedChunk::pack(all);
+        let own: BTreeMap<_, _> =
+            own.into_iter().map(|(node, operations)| (node, EncodedChunk::pack(operations))).collect();
+        let scoped_chunks = scoped.iter().flat_map(|Scoped { default, zones, nodes }| {
+            iter::once(default).chain(zones.values()).chain(nodes.values())
+        });
+        let (mut size, mut counted) = (size_of::<Self>(), HashSet::new());
+        for chunks in scoped_chunks.chain(own.values()).chain([&all]) {
+            let unshared = chunks.iter().filter(|chunk| counted.insert(Arc::as_ptr(chunk)));
+            size += MAP_ENTRY + unshared.map(|chunk| chunk.memory()).sum::<usize>();
         }
-        self.zones.extend(change.zones(new).into_iter().cloned());
-        self.changes.insert(key.clone(), change);
+        Self { committed: Instant::now(), oldest_trigger, all, scoped, own, moved, size }
     }
 
-    /// Appends the changes of some service ports.
-    pub(super) fn changes_of<'a>(&'a self, some: &mut BTreeMap<&ServicePortKey, Vec<&'a PortChange>>) {
-        if some.len() < self.changes.len() {
-            for (key, changes) in some {
-                changes.extend(self.changes.get(*key));
-            }
-        } else {
-            for (key, change) in &self.changes {
-                if let Some(changes) = some.get_mut(key) {
-                    changes.push(change);
-                }
-            }
-        }
+    /// What a node in a zone receives.
+    pub(super) fn chunks<'a>(&'a self, node: &'a str, zone: &'a str) -> impl Iterator<Item = &'a Arc<EncodedChunk>> {
+        let scoped = self.scoped.iter().flat_map(move |pools| pools.resolve(node, zone).iter());
+        self.all.iter().chain(scoped).chain(self.own.get(node).into_iter().flat_map(|chunks| chunks.iter()))
     }
 }

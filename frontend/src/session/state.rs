@@ -100,7 +100,7 @@ impl Session {
     ) -> Result<Self, SessionEnd> {
         let node = hello.node.clone();
         let (epoch, resumed) = {
-            let mut log = context.cluster.log();
+            let log = context.cluster.log();
             let resume = hello.resume.filter(|(epoch, _)| *epoch == log.epoch());
             let resumed = resume.and_then(|(_, from)| Some((from, log.difference(&node, from)?)));
             (log.epoch(), resumed)
@@ -173,7 +173,7 @@ impl Session {
             return Ok(());
         }
         let (committed_at, update) = {
-            let mut log = self.context.cluster.log();
+            let log = self.context.cluster.log();
             if log.revision() == self.cursor {
                 return Ok(());
             }

@@ -108,9 +108,8 @@ pub(super) fn unused_of_cluster<'m, 'a: 'm>(
     endpoints: impl Iterator<Item = &'m MergedEndpoint<'a>>,
     cluster: &Scoped<Pool>,
 ) -> Pool {
-    let is_narrowed = !(cluster.zones.is_empty() && cluster.nodes.is_empty());
     let endpoints = endpoints.map(|merged| merged.to_endpoint(false));
-    endpoints.filter(|endpoint| is_narrowed || !cluster.default.contains(endpoint)).collect()
+    endpoints.filter(|endpoint| !cluster.is_everywhere() || !cluster.default.contains(endpoint)).collect()
 }
 
 /// What established flows may keep, besides the local pools: on each node its own endpoints.

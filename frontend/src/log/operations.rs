@@ -1,0 +1,170 @@
+//! The operations that a commit leads to, by the nodes that receive them.
+//!
+//! ```text
+//!   views before and after ──▶ all:    the service port, and pools that no zone or node has of its own
+//!                              scoped: a pool that zones or nodes have of their own: one entry for each, and a default
+//!                              own:    what a node receives in addition: its facts and its local pools
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    iter,
+    sync::Arc,
+};
+
+use proto::model::{IpFamily, Operation, PerFamily, Pool, PoolClass, PoolId, ServicePortKey};
+
+use crate::view::{Scoped, ServicePortView};
+
+use super::chunk::{self, Chunks, EncodedChunk};
+
+/// The operations of one commit.
+#[derive(Debug, Default)]
+pub(super) struct CommitOperations {
+    /// For all nodes.
+    pub(super) all: Vec<Operation>,
+    /// For each pool that zones or nodes have of their own, before or after: what each node receives.
+    pub(super) scoped: Vec<Scoped<Chunks>>,
+    /// For one node, in addition.
+    pub(super) own: BTreeMap<Arc<str>, Vec<Operation>>,
+}
+
+impl CommitOperations {
+    /// Adds the change of a service port from one view to another. `zone_of` returns the zone of a node.
+    pub(super) fn change<'a>(
+        &mut self,
+        key: &ServicePortKey,
+        before: Option<&ServicePortView>,
+        after: Option<&ServicePortView>,
+        zone_of: impl Fn(&str) -> &'a str,
+    ) {
+        let Some(after) = after else {
+            self.all.push(Operation::RemoveServicePort(key.clone()));
+            return;
+        };
+        if before.is_none_or(|before| before.port != after.port) {
+            self.all.push(Operation::PutServicePort(after.port.clone()));
+        }
+        let new = ServicePortView::without_endpoints(after.port.clone());
+        let before = before.unwrap_or(&new);
+        for ((class, family, before), (.., after)) in iter::zip(before.shared(), after.shared()) {
+            let id = PoolId { key: key.clone(), class, family };
+            if before.is_everywhere() && after.is_everywhere() {
+                change_pool(id, &before.default, &after.default, &mut self.all);
+            } else {
+                self.scoped.push(change_scoped(&id, before, after, &zone_of));
+            }
+        }
+        let none = PerFamily::default();
+        for (node, (before, after)) in pairs(&before.local, &after.local) {
+            let (before, after) = (before.unwrap_or(&none), after.unwrap_or(&none));
+            if before == after {
+                continue;
+            }
+            let own = self.own.entry(node.clone()).or_default();
+            for family in IpFamily::ALL {
+                let id = PoolId { key: key.clone(), class: PoolClass::Local, family };
+                change_pool(id, &before[family], &after[family], own);
+            }
+        }
+    }
+}
+
+/// Appends the operations that create a service port with the pools that nodes of a zone share.
+pub(super) fn put_for_zone(view: &ServicePortView, zone: &str, operations: &mut Vec<Operation>) {
+    operations.push(Operation::PutServicePort(view.port.clone()));
+    for (class, family, pools) in view.shared() {
+        let id = PoolId { key: view.port.key.clone(), class, family };
+        change_pool(id, &Pool::default(), pools.in_zone(zone), operations);
+    }
+}
+
+/// Appends what a node needs in addition to [`put_for_zone`]: its local pools, and others that are specific to it.
+pub(super) fn put_for_node(view: &ServicePortView, node: &str, operations: &mut Vec<Operation>) {
+    for (class, family, pools) in view.shared() {
+        if let Some(pool) = pools.nodes.get(node) {
+            chunk::replace(PoolId { key: view.port.key.clone(), class, family }, pool, operations);
+        }
+    }
+    for family in IpFamily::ALL {
+        if let Some(pool) = view.local_pool(family, node) {
+            let id = PoolId { key: view.port.key.clone(), class: PoolClass::Local, family };
+            chunk::replace(id, pool, operations);
+        }
+    }
+}
+
+/// The nodes for which a view differs from that of their zone.
+pub(super) fn nodes_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc<str>> {
+    view.shared().flat_map(|(.., pools)| pools.nodes.keys()).chain(view.local.keys())
+}
+
+/// The zones for which a view differs from that for all nodes.
+pub(super) fn zones_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc<str>> {
+    view.shared().flat_map(|(.., pools)| pools.zones.keys())
+}
+
+/// What each node receives when a pool changes that zones or nodes have of their own. Those that gain or lose their own
+/// pool are sent the one that they have now: nodes that lose theirs share one message.
+fn change_scoped<'a>(
+    id: &PoolId,
+    before: &Scoped<Pool>,
+    after: &Scoped<Pool>,
+    zone_of: impl Fn(&str) -> &'a str,
+) -> Scoped<Chunks> {
+    let change = |before: &Pool, after: &Pool| {
+        let mut operations = Vec::new();
+        change_pool(id.clone(), before, after, &mut operations);
+        EncodedChunk::pack(operations)
+    };
+    let replace = |pool: &Pool| {
+        let mut operations = Vec::new();
+        chunk::replace(id.clone(), pool, &mut operations);
+        EncodedChunk::pack(operations)
+    };
+    // By zone; the empty name stands for zones without a pool of their own.
+    let mut of_zones = BTreeMap::<&str, Chunks>::new();
+    let mut in_zone = |zone: &'a str| {
+        let zone = if after.zones.contains_key(zone) { zone } else { "" };
+        of_zones.entry(zone).or_insert_with(|| replace(after.in_zone(zone))).clone()
+    };
+    // A zone or node without a change is listed too: otherwise the change of the wider scope would apply to it.
+    let zones = pairs(&before.zones, &after.zones).map(|(zone, pools)| {
+        let chunks = match pools {
+            (Some(before), Some(after)) => change(before, after),
+            (_, narrow) => replace(narrow.unwrap_or(&after.default)),
+        };
+        (zone.clone(), chunks)
+    });
+    let nodes = pairs(&before.nodes, &after.nodes).map(|(node, pools)| {
+        let chunks = match pools {
+            (Some(before), Some(after)) => change(before, after),
+            (_, Some(narrow)) => replace(narrow),
+            (_, None) => in_zone(zone_of(node)),
+        };
+        (node.clone(), chunks)
+    });
+    Scoped { default: change(&before.default, &after.default), zones: zones.collect(), nodes: nodes.collect() }
+}
+
+/// Appends the operations that change a pool; none if it stays as it is.
+fn change_pool(id: PoolId, before: &Pool, after: &Pool, operations: &mut Vec<Operation>) {
+    let (add, remove) = before.diff(after);
+    match add.len() + remove.len() {
+        0 => {}
+        changes if changes >= after.len() => chunk::replace(id, after, operations),
+        _ => chunk::change(id, add, remove, operations),
+    }
+}
+
+/// A value before and after; `None` where there is none.
+type Pair<'a, T> = (Option<&'a T>, Option<&'a T>);
+
+/// The values of two maps by their keys.
+fn pairs<'a, T>(
+    before: &'a BTreeMap<Arc<str>, T>,
+    after: &'a BTreeMap<Arc<str>, T>,
+) -> impl Iterator<Item = (&'a Arc<str>, Pair<'a, T>)> {
+    let keys: BTreeSet<_> = before.keys().chain(after.keys()).collect();
+    keys.into_iter().map(|key| (key, (before.get(key), after.get(key))))
+}
