@@ -3,10 +3,8 @@
 use std::{
     collections::{BTreeSet, HashSet},
     net::IpAddr,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
 };
 
 use proto::model::{KindVersions, Revision, SourceVersion};
@@ -31,14 +29,25 @@ pub(crate) struct ClusterState {
     index: Mutex<Index>,
     log: Mutex<ChangeLog>,
     change_history: Mutex<ChangeHistory>,
-    /// Whether changes have been taken from the index that are not in the log yet.
-    is_committing: AtomicBool,
     /// Changes with every commit, whether there is a new revision or not.
     commits: watch::Sender<u64>,
     /// `None` until every kind of object has been listed.
     revision: watch::Sender<Option<Revision>>,
     /// The version up to which the source has reported every change.
     source_version: watch::Sender<(SourceVersion, KindVersions)>,
+}
+
+/// The result of [`ClusterState::commit`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Commit {
+    /// The current revision.
+    pub(crate) revision: Revision,
+    /// Whether it is new; otherwise nothing is different.
+    pub(crate) is_new: bool,
+    /// When the oldest change was made, according to the API.
+    pub(crate) trigger: Option<SystemTime>,
+    /// The version up to which the source has reported every change.
+    pub(crate) source_version: (SourceVersion, KindVersions),
 }
 
 /// How addresses of a pod are used.
@@ -58,7 +67,6 @@ impl ClusterState {
             index: Mutex::new(index),
             log: Mutex::new(log),
             change_history: Mutex::default(),
-            is_committing: AtomicBool::new(false),
             commits: watch::Sender::default(),
             revision: watch::Sender::new(None),
             source_version: watch::Sender::default(),
@@ -130,29 +138,28 @@ impl ClusterState {
 
     /// Whether the log has everything that the index has.
     fn is_current(&self, index: &Index) -> bool {
-        self.is_ready() && !index.is_dirty() && !self.is_committing.load(Ordering::SeqCst)
+        self.is_ready() && !index.is_dirty()
     }
 
-    /// What has changed since the last call; `None` until every kind of object has been listed.
-    pub(crate) fn take_changes(&self) -> Option<IndexChanges> {
+    /// Commits what has changed in the index since the last call to the log. `before` is called with it. The index stays
+    /// locked, so that what it has is in the log when it is not dirty. `None` until every kind of object has been
+    /// listed.
+    pub(crate) fn commit(&self, before: impl FnOnce(&IndexChanges)) -> Option<Commit> {
         let mut index = self.index();
-        index.is_complete().then(|| {
-            self.is_committing.store(true, Ordering::SeqCst);
-            index.take_changes()
-        })
-    }
-
-    /// Commits changes to the log. Returns the current revision, and whether it is new.
-    pub(crate) fn commit(&self, changes: IndexChanges) -> (Revision, bool) {
+        if !index.is_complete() {
+            return None;
+        }
+        let changes = index.take_changes();
+        before(&changes);
+        let (trigger, source_version) = (changes.oldest_trigger, changes.confirmed);
         let mut log = self.log();
         let is_new = log.commit(changes).is_some();
-        self.is_committing.store(false, Ordering::SeqCst);
         if !self.is_ready() {
             log.forget_past();
         } else if is_new {
             self.change_history().record(log.revision(), &log.last_changes);
         }
-        (log.revision(), is_new)
+        Some(Commit { revision: log.revision(), is_new, trigger, source_version })
     }
 
     /// Notifies the receivers of [`Self::source_versions`] and [`Self::revisions`].

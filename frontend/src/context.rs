@@ -10,18 +10,17 @@ use runtime::failure::CountedLog;
 
 use crate::{
     Config,
+    clients::{Answers, RateLimiter, RebuildQueue},
     cluster::ClusterState,
     drain::WaitingDrains,
-    engine::StreamStats,
     events::EventQueue,
     identity::{Identity, NodeSources},
     index::Index,
     log::ChangeLog,
     metrics::Metrics,
-    server::{Answers, ReloadingTls},
-    session::{RateLimiter, RebuildQueue},
     source::Freshness,
     streams::{MAX_LISTED, Streams},
+    tls::ReloadingTls,
 };
 
 /// What all parts of a frontend share.
@@ -43,6 +42,23 @@ pub(crate) struct FrontendContext {
     pub(crate) started: SystemTime,
     /// By client: streams that were rejected or broke the protocol.
     session_errors: Mutex<CountedLog<Identity>>,
+}
+
+/// Counts of the work done for streams, and how many streams are waiting for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamStats {
+    /// Clients that are being sent a snapshot or a repair, whatever the number of their streams.
+    pub rebuilds_running: usize,
+    /// Streams that wait for their turn to be sent one.
+    pub rebuilds_waiting: usize,
+    /// Snapshots and repairs built so far.
+    pub rebuilds: u64,
+    /// Chunks of operations encoded so far.
+    pub chunks_encoded: u64,
+    /// Chunks of operations sent so far, each counted once per stream.
+    pub chunks_sent: u64,
+    /// Streams that started although their client had a newer source version than this frontend.
+    pub rollbacks: u64,
 }
 
 /// The most problems that are listed: a response has 16 MiB.

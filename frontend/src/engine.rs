@@ -14,7 +14,13 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use crate::{Config, context::FrontendContext, object::SourceUpdate, source::Freshness};
+use crate::{
+    Config,
+    cluster::Commit,
+    context::{FrontendContext, StreamStats},
+    object::SourceUpdate,
+    source::Freshness,
+};
 
 /// How many updates are applied before the clock is read again.
 const UPDATES_PER_COMMIT: usize = 4096;
@@ -23,23 +29,6 @@ const UPDATES_PER_COMMIT: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct Frontend {
     pub(crate) context: Arc<FrontendContext>,
-}
-
-/// Counts of the work done for streams, and how many streams are waiting for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamStats {
-    /// Clients that are being sent a snapshot or a repair, whatever the number of their streams.
-    pub rebuilds_running: usize,
-    /// Streams that wait for their turn to be sent one.
-    pub rebuilds_waiting: usize,
-    /// Snapshots and repairs built so far.
-    pub rebuilds: u64,
-    /// Chunks of operations encoded so far.
-    pub chunks_encoded: u64,
-    /// Chunks of operations sent so far, each counted once per stream.
-    pub chunks_sent: u64,
-    /// Streams that started although their client had a newer source version than this frontend.
-    pub rollbacks: u64,
 }
 
 impl Frontend {
@@ -139,6 +128,15 @@ impl Frontend {
         self.context.stats()
     }
 
+    /// Creates Events for the failures and starts of nodes, until the shutdown. `instance` is the `reportingInstance`.
+    ///
+    /// # Errors
+    /// None; the type is that of a task.
+    pub async fn record_events(&self, client: kube::Client, instance: String, shutdown: Shutdown) -> Result<()> {
+        self.context.events.record(client, instance, shutdown).await;
+        Ok(())
+    }
+
     /// The minimum time from one commit to the next.
     fn interval(&self) -> Duration {
         let Config { commit_interval, commit_interval_per_stream, .. } = &self.context.config;
@@ -149,17 +147,18 @@ impl Frontend {
     /// Commits pending changes. Returns whether every kind of object has been listed; nothing is committed before.
     fn commit(&self) -> bool {
         let begun = Instant::now();
-        let Some(changes) = self.context.cluster.take_changes() else { return false };
-        self.context.streams.replace_nodes(&changes.replaced_nodes);
-        self.context.streams.update_nodes(&changes.nodes);
-        self.context.node_sources.update_nodes(&changes.nodes);
-        let (ports, trigger, source_version) = (changes.ports.len(), changes.oldest_trigger, changes.confirmed);
-        let (revision, is_new) = self.context.cluster.commit(changes);
+        let FrontendContext { cluster, streams, node_sources, metrics, .. } = &*self.context;
+        let commit = cluster.commit(|changes| {
+            streams.replace_nodes(&changes.replaced_nodes);
+            streams.update_nodes(&changes.nodes);
+            node_sources.update_nodes(&changes.nodes);
+        });
+        let Some(Commit { revision, is_new, trigger, source_version }) = commit else { return false };
         if is_new {
-            self.context.metrics.commits.observe(begun.elapsed().as_secs_f64());
-            debug!(%revision, ports, ?trigger, "committed");
+            metrics.commits.observe(begun.elapsed().as_secs_f64());
+            debug!(%revision, ?trigger, "committed");
         }
-        self.context.cluster.publish(revision, source_version);
+        cluster.publish(revision, source_version);
         true
     }
 }

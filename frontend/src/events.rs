@@ -30,7 +30,7 @@ use tracing::debug;
 
 use self::recorder::EventRecorder;
 pub(crate) use self::start::{BackendStart, DegradedNode};
-use crate::{Frontend, index::ObjectNotice, object::ObjectKind};
+use crate::{index::ObjectNotice, object::ObjectKind};
 
 /// The most reports that wait. Further ones are dropped.
 const QUEUE_LEN: usize = 4096;
@@ -83,32 +83,21 @@ impl EventQueue {
         }
     }
 
-    fn report(&self, report: impl FnOnce() -> EventReport) {
-        let Some(reports) = self.0.get() else { return };
-        if let Err(error) = reports.try_send(report()) {
-            debug!(report = ?error.into_inner(), "event queue full, report dropped");
-        }
-    }
-}
-
-impl Frontend {
-    /// Creates Events for the failures and starts of nodes, until the shutdown. `instance` is the `reportingInstance`.
-    ///
-    /// # Errors
-    /// None; the type is that of a task.
-    pub async fn record_events(
-        &self,
-        client: kube::Client,
-        instance: String,
-        mut shutdown: Shutdown,
-    ) -> anyhow::Result<()> {
-        if let Some(reports) = self.context.events.receiver() {
+    /// Creates Events for what is reported, until the shutdown. `instance` is the `reportingInstance`.
+    pub(crate) async fn record(&self, client: kube::Client, instance: String, mut shutdown: Shutdown) {
+        if let Some(reports) = self.receiver() {
             tokio::select! {
                 () = EventRecorder::new(client, instance).run(reports) => {}
                 () = shutdown.recv() => {}
             }
         }
         shutdown.recv().await;
-        Ok(())
+    }
+
+    fn report(&self, report: impl FnOnce() -> EventReport) {
+        let Some(reports) = self.0.get() else { return };
+        if let Err(error) = reports.try_send(report()) {
+            debug!(report = ?error.into_inner(), "event queue full, report dropped");
+        }
     }
 }

@@ -76,7 +76,7 @@ pub struct Index {
     nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
     /// With the number of nodes in each.
     zones: BTreeMap<Arc<str>, usize>,
-    /// The nodes with the taint [`STARTUP_TAINT`](crate::STARTUP_TAINT).
+    /// The nodes with the taint [`STARTUP_TAINT`](crate::object::STARTUP_TAINT).
     starting: BTreeSet<Arc<str>>,
     /// `metadata.uid` of Nodes.
     node_uids: HashMap<Arc<str>, Arc<str>>,
@@ -238,7 +238,7 @@ impl Index {
         self.nodes.get(name).map(Arc::as_ref)
     }
 
-    /// The nodes with the taint [`STARTUP_TAINT`](crate::STARTUP_TAINT), by name.
+    /// The nodes with the taint [`STARTUP_TAINT`](crate::object::STARTUP_TAINT), by name.
     pub(crate) fn starting_nodes(&self) -> Vec<Arc<str>> {
         self.starting.iter().cloned().collect()
     }

@@ -23,12 +23,14 @@
 //! | `server`, `local` | transports |
 //! | `streams` | the open streams and the nodes that should have one |
 //! | `context` | what all parts share |
-//! | `page`, `change_history`, `metrics` | what operators see |
+//! | `clients` | what one client may take |
+//! | `page`, `change_history`, `metrics`, `scrape` | what operators see |
 //! | `events` | Kubernetes Events about nodes |
 //! | `discovery` | addresses of frontends |
 //! | `permissions` | checks the RBAC permissions of the frontend |
 
 mod change_history;
+mod clients;
 mod cluster;
 mod config;
 mod context;
@@ -46,6 +48,7 @@ mod metrics;
 pub mod object;
 mod page;
 mod permissions;
+mod scrape;
 mod server;
 mod session;
 pub mod source;
@@ -53,13 +56,15 @@ mod startup_taint;
 mod streams;
 #[cfg(test)]
 mod testing;
+mod tls;
 pub mod view;
 
 pub use config::{Config, ConnectionLimits, HistoryLimits, NodeLimits};
+pub use context::StreamStats;
 pub use discovery::discover_frontends;
-pub use engine::{Frontend, StreamStats};
+pub use engine::Frontend;
 pub use permissions::{Permission, check_permissions};
 pub use runtime::Rate;
-pub use server::{Listener, ReloadingTls, TlsAuth, TlsFiles};
+pub use server::{Listener, TlsAuth};
 pub use session::SessionError;
-pub use startup_taint::STARTUP_TAINT;
+pub use tls::{ReloadingTls, TlsFiles};

@@ -2,16 +2,9 @@
 //!
 //! ```text
 //!   engine, session, server ──▶ Metrics: counters and histograms, updated as things happen ──┐
-//!                                                                                            ├──▶ http: /metrics
-//!   log, index, streams, freshness ──▶ scrape: gauges, read on each scrape ──────────────────┘
+//!                                                                                            ├──▶ `scrape`: /metrics
+//!   log, index, streams, freshness ──▶ `scrape`: gauges, read on each scrape ────────────────┘
 //! ```
-
-mod http;
-mod scrape;
-#[cfg(test)]
-mod tests;
-
-use std::sync::Arc;
 
 use prometheus_client::{
     metrics::{
@@ -23,12 +16,10 @@ use prometheus_client::{
 };
 use proto::model::SyncMode;
 
-use crate::{context::FrontendContext, log::EncodingCounters};
-
-use self::scrape::Scrape;
+use crate::log::EncodingCounters;
 
 /// The prefix of all names.
-const PREFIX: &str = "fairlead_frontend";
+pub(crate) const PREFIX: &str = "fairlead_frontend";
 
 /// One label with its value.
 type Label = [(&'static str, &'static str); 1];
@@ -104,10 +95,9 @@ impl Metrics {
         self.evictions.get_or_create(&client_label(is_identified)).inc();
     }
 
-    /// All metrics of this replica.
-    fn registry(context: &Arc<FrontendContext>) -> Registry {
-        let Self { commits, acks, messages, bytes, starts, mismatches, rejections, evictions, rollbacks, .. } =
-            &context.metrics;
+    /// These metrics.
+    pub(crate) fn registry(&self) -> Registry {
+        let Self { commits, acks, messages, bytes, starts, mismatches, rejections, evictions, rollbacks, .. } = self;
         // Exported as 0 from the start, so that `increase()` sees the first occurrence.
         for mode in SyncMode::ALL {
             drop(starts.get_or_create(&[("mode", mode.name())]));
@@ -173,7 +163,6 @@ impl Metrics {
              catch up in time",
             rollbacks.clone(),
         );
-        registry.register_collector(Box::new(Scrape(context.clone())));
         registry
     }
 }

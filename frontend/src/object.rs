@@ -18,6 +18,12 @@ use serde::Serialize;
 
 pub use self::limits::ServiceLimits;
 
+/// The annotation of a Service for which connections are reset, in the form of `--reset-connections`.
+pub(crate) const RESET_CONNECTIONS_ANNOTATION: &str = "fairlead.io/reset-connections";
+
+/// The taint that keeps pods off a node until its Services work. Its effect and value do not matter.
+pub(crate) const STARTUP_TAINT: &str = "fairlead.io/starting";
+
 /// The kinds of objects that a source delivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectKind {
@@ -185,7 +191,7 @@ pub struct ServiceCidrObject {
 pub struct NodeObject {
     /// In the form that is sent to the node itself.
     pub info: NodeInfo,
-    /// Whether it has the taint [`STARTUP_TAINT`](crate::STARTUP_TAINT).
+    /// Whether it has the taint [`STARTUP_TAINT`].
     pub is_starting: bool,
     /// `metadata.uid`; `None` in manifests.
     pub uid: Option<Arc<str>>,

@@ -1,25 +1,24 @@
 //! The gRPC server: connections, encoding, and errors as gRPC statuses.
 //!
 //! ```text
-//!   TLS listener ──▶ admission ──▶ tls: handshake ──┐
-//!   unix socket ────────────────────────────────────┴─▶ authn: Identity ──▶ watch: a session
-//!                                                       (headers only)  └──▶ status, endpoints
+//!   TLS listener ──▶ admission ──▶ incoming: handshake ──┐
+//!   unix socket ─────────────────────────────────────────┴─▶ authn: Identity ──▶ watch: a session
+//!                                                            (headers only)  └──▶ status, endpoints
 //! ```
 //!
 //! A session lives as long as the response stream of its call. Limits on connections are enforced here, in `admission`
-//! and in `connection`, limits on streams by the session, limits on answers in `answers`. The body of a call is read
+//! and in `connection`, limits on streams by the session, limits on answers in `clients`. The body of a call is read
 //! once its client is identified.
 
 mod admission;
-mod answers;
 mod authn;
 mod connection;
 mod drained;
 mod endpoints;
+mod incoming;
 mod listener;
 mod router;
 mod status;
-mod tls;
 mod watch;
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
@@ -33,22 +32,23 @@ use tonic::{Code, Response, Status, Streaming, transport::Server};
 use tracing::info;
 
 use crate::{
-    Config, Frontend, context::FrontendContext, identity::Identity, metrics::Rejection, session::max_jittered,
+    Config, Frontend,
+    clients::{AnswerClient, AnswerPermit},
+    context::FrontendContext,
+    identity::Identity,
+    metrics::Rejection,
+    session::max_jittered,
+    tls::ReloadingTls,
 };
 
+pub(crate) use self::drained::drained;
 use self::{
     admission::Admission,
-    answers::{AnswerClient, AnswerPermit},
     authn::ListenerAuth,
     connection::{Connection, Peer},
     watch::WatchBody,
 };
-pub(crate) use self::{answers::Answers, drained::drained};
-pub use self::{
-    authn::TlsAuth,
-    listener::Listener,
-    tls::{ReloadingTls, TlsFiles},
-};
+pub use self::{authn::TlsAuth, listener::Listener};
 
 /// The HTTP/2 flow-control window of a stream, in bytes: how much of the client's messages is buffered for its session.
 const STREAM_WINDOW: u32 = 16 << 10;
@@ -96,7 +96,7 @@ impl Frontend {
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }
                 Listener::Tls(incoming, _, auth) => {
-                    let connections = ReceiverStream::new(tls::accept(incoming, auth, admission));
+                    let connections = ReceiverStream::new(incoming::accept(incoming, auth, admission));
                     let connections = connections.map(Ok::<_, std::convert::Infallible>);
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }

@@ -10,14 +10,12 @@
 //! The next difference is sent only when the last one has been acknowledged, so a slow node is sent less often, and all
 //! commits since at once. Welcome is sent once every kind of object has been listed; nothing is sent before.
 //!
-//! Snapshots and repairs wait in the [`RebuildQueue`], which limits how many are sent at the same time, to one client
-//! one. A node that asks for them too often is delayed by the [`RateLimiter`].
+//! Snapshots and repairs wait in the rebuild queue (`clients`), which limits how many are sent at the same time, to one
+//! client one. A node that asks for them too often is delayed by the rate limiter.
 //!
 //! `Batch.base` is the last revision that was sent to the client, also when buckets are repaired. It is 0 in the
 //! snapshot or repair that a stream starts with.
 
-mod rate_limiter;
-mod rebuild_queue;
 mod sink;
 mod state;
 #[cfg(test)]
@@ -39,13 +37,14 @@ use tokio::{
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use crate::{
+    clients::StreamPermit,
     context::FrontendContext,
     identity::{AccessDenied, Identity},
     metrics::Rejection,
 };
 
-pub(crate) use self::{rate_limiter::RateLimiter, rebuild_queue::RebuildQueue, sink::OutgoingMessage};
-use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session, truncated::excerpt};
+pub(crate) use self::sink::OutgoingMessage;
+use self::{sink::MessageSink, state::Session, truncated::excerpt};
 
 /// How much the age limit of a stream varies, as a fraction of the configured one.
 const AGE_JITTER: f64 = 0.2;
@@ -145,7 +144,8 @@ pub(crate) async fn run(
     let permit = (|| {
         identity.may_follow(&node, role)?;
         hello.check_version()?;
-        context.rate_limiter.open_stream(&hello)
+        let streams = context.config.node_limits.streams;
+        context.rate_limiter.open_stream(&hello).ok_or(SessionError::TooManyStreams(streams))
     })();
     let permit = permit.inspect_err(|error: &SessionError| {
         match context.count_session_error(&client) {

@@ -18,7 +18,6 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 
 use self::kubernetes::Deadlines;
-pub(crate) use self::parse::RESET_CONNECTIONS_ANNOTATION;
 pub use self::{
     freshness::{Freshness, KindFreshness, WatchPhase},
     kubernetes::KubernetesApi,

@@ -31,10 +31,12 @@ use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::info;
 
-use crate::{Frontend, context::FrontendContext, object::ObjectKind, source::KindFreshness};
-
-/// The taint's key. Its effect and value do not matter.
-pub const STARTUP_TAINT: &str = "fairlead.io/starting";
+use crate::{
+    Frontend,
+    context::FrontendContext,
+    object::{ObjectKind, STARTUP_TAINT},
+    source::KindFreshness,
+};
 
 /// How often nodes are looked for. An Ack of one node has no notification of its own.
 const INTERVAL: Duration = Duration::from_millis(250);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use proptest::{collection::vec, option, prelude::*, sample::subsequence};
-use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, TrafficPolicy};
+use proto::model::{Hello, IpFamily, NodeInfo, PerFamily, Protocol, Role, SourceVersion, TrafficPolicy};
 
 use crate::object::{
     ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceCidrObject, ServiceObject, ServiceObjectPort,
@@ -325,4 +325,20 @@ pub(crate) fn any_update() -> impl Strategy<Value = SourceUpdate> {
         1 => any_object().prop_map(unusable),
         1 => vec(any_object(), 0..6).prop_map(all),
     ]
+}
+
+/// The Hello of a node without state.
+pub(crate) fn hello(node: &str) -> Hello {
+    Hello {
+        version: proto::PROTOCOL_VERSION,
+        node: node.into(),
+        role: Role::Backend,
+        backend: "nft".to_owned(),
+        backend_version: "1.2.3".to_owned(),
+        resume: None,
+        digests: None,
+        source_version: SourceVersion(0),
+        kind_versions: proto::model::KindVersions::default(),
+        started: None,
+    }
 }

@@ -8,10 +8,7 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
 use ipnet::IpNet;
 use proto::model::IpFamily;
 
-use crate::{
-    object::{ConnectionResets, ObjectProblem, ServiceLimits, ServiceObject},
-    source::RESET_CONNECTIONS_ANNOTATION,
-};
+use crate::object::{ConnectionResets, ObjectProblem, RESET_CONNECTIONS_ANNOTATION, ServiceLimits, ServiceObject};
 
 /// The operator's limits for Services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

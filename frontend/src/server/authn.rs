@@ -6,8 +6,11 @@ use http::{HeaderMap, header::AUTHORIZATION, request::Parts};
 use tonic::Status;
 use tracing::{debug, info};
 
-use super::{connection::Peer, tls::ReloadingTls};
-use crate::identity::{AccessDenied, Authenticator, AuthnError, Identity, TokenSource, certificate::Names};
+use super::connection::Peer;
+use crate::{
+    identity::{AccessDenied, Authenticator, AuthnError, Identity, TokenSource, certificate::Names},
+    tls::ReloadingTls,
+};
 
 /// What TLS listeners need: the certificate of the frontend, and the means to identify clients.
 #[derive(Clone, Debug)]

@@ -18,8 +18,8 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::{FairleadService, answers::AnswerPermit, connection::Peer};
-use crate::identity::Identity;
+use super::{FairleadService, connection::Peer};
+use crate::{clients::AnswerPermit, identity::Identity};
 
 const WATCH: &str = "/fairlead.v1.Fairlead/Watch";
 const STATUS: &str = "/fairlead.v1.Fairlead/Status";

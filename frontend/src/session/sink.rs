@@ -12,9 +12,12 @@ use tokio::{
 };
 use tracing::info;
 
-use crate::log::{EncodedChunk, EncodingCounters};
+use crate::{
+    clients::RebuildPermit,
+    log::{EncodedChunk, EncodingCounters},
+};
 
-use super::{SessionEnd, rebuild_queue::RebuildPermit};
+use super::SessionEnd;
 
 /// One message to a client: a batch whose operations are shared with other streams, or anything else.
 #[derive(Clone, Debug)]

@@ -14,6 +14,7 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use crate::{
+    clients::StreamPermit,
     context::FrontendContext,
     events::{BackendStart, DegradedNode},
     identity::Identity,
@@ -22,7 +23,7 @@ use crate::{
 };
 
 use super::{
-    MessageSink, OutgoingMessage, SessionEnd, SessionError, StreamPermit,
+    MessageSink, OutgoingMessage, SessionEnd, SessionError,
     truncated::{excerpt, truncated_degraded, truncated_failures},
 };
 

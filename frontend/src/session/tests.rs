@@ -17,10 +17,9 @@ use crate::{
     Config, SessionError,
     events::EventReport,
     object::{ClusterObject, ObjectKind, ObjectName, SliceEndpoint, SliceObject, SourceUpdate},
-    testing::{endpoint, initial, ip, node, put, service, slice},
+    testing::{endpoint, hello, initial, ip, node, put, service, slice},
 };
 
-pub(super) use self::client::hello;
 use self::client::{Client, Fixture};
 
 fn web(last: impl IntoIterator<Item = u8>) -> SliceObject {

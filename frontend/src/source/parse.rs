@@ -13,7 +13,6 @@ use proto::model::{ParseProtocolError, Protocol};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub(crate) use self::service::RESET_CONNECTIONS_ANNOTATION;
 use crate::object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject};
 
 /// A Kubernetes type that a source can deliver.

@@ -4,10 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
-    model::{
-        Ack, Batch, ClientMessage, Epoch, Hello, Revision, Role, ServerMessage, ServicePortFailure, SourceVersion,
-        SyncMode, Welcome,
-    },
+    model::{Ack, Batch, ClientMessage, Epoch, Hello, Revision, ServerMessage, ServicePortFailure, SyncMode, Welcome},
 };
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
@@ -23,7 +20,7 @@ use crate::{
     log::tests::node_replica::NodeReplica,
     object::{ClusterObject, SourceUpdate},
     session::{self, OutgoingMessage, SessionError},
-    testing::initial,
+    testing::{hello, initial},
 };
 
 pub(super) struct Fixture {
@@ -45,22 +42,6 @@ pub(super) struct Client {
     to_session: mpsc::Sender<Result<ClientMessage, SessionError>>,
     from_session: mpsc::Receiver<OutgoingMessage>,
     session: JoinHandle<Result<(), SessionError>>,
-}
-
-/// The Hello of a node without state.
-pub(in crate::session) fn hello(node: &str) -> Hello {
-    Hello {
-        version: proto::PROTOCOL_VERSION,
-        node: node.into(),
-        role: Role::Backend,
-        backend: "nft".to_owned(),
-        backend_version: "1.2.3".to_owned(),
-        resume: None,
-        digests: None,
-        source_version: SourceVersion(0),
-        kind_versions: proto::model::KindVersions::default(),
-        started: None,
-    }
 }
 
 impl Fixture {

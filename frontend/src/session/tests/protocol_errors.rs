@@ -7,10 +7,10 @@ use proto::model::{ClientMessage, Revision};
 use crate::{
     Config,
     session::SessionError,
-    testing::{put, service},
+    testing::{hello, put, service},
 };
 
-use super::{Client, Fixture, hello, small};
+use super::{Client, Fixture, small};
 
 async fn ends_with(client: Client, expected: &str) {
     assert_eq!(client.ends().await.unwrap_err().to_string(), expected);

@@ -11,10 +11,10 @@ use crate::{
     Config,
     config::HistoryLimits,
     object::{ObjectKind, ObjectName, SourceUpdate, VersionProgress},
-    testing::{node, put},
+    testing::{hello, node, put},
 };
 
-use super::{Client, Fixture, hello, large, small, web};
+use super::{Client, Fixture, large, small, web};
 
 async fn answer_digest_request(client: &mut Client) {
     let message = client.message().await;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::*;
-use crate::{STARTUP_TAINT, object::NodeObject};
+use crate::object::{NodeObject, STARTUP_TAINT};
 
 /// Longer than the pause between two attempts.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -7,10 +7,7 @@ use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use proto::model::NodeInfo;
 
 use super::{FieldProblems, Resource, address, items, label};
-use crate::{
-    STARTUP_TAINT,
-    object::{ClusterObject, NodeObject, ObjectKind, ObjectName},
-};
+use crate::object::{ClusterObject, NodeObject, ObjectKind, ObjectName, STARTUP_TAINT};
 
 /// The label with the zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";

@@ -16,16 +16,16 @@ use k8s_openapi::{
 use proto::model::TrafficPolicy;
 
 use super::{FieldProblems, Resource, created, has_label, items, optional_port_number, port_number, protocol};
-use crate::object::{ClusterObject, ForeignService, ObjectKind, ObjectName, ServiceObject, ServiceObjectPort};
+use crate::object::{
+    ClusterObject, ForeignService, ObjectKind, ObjectName, RESET_CONNECTIONS_ANNOTATION, ServiceObject,
+    ServiceObjectPort,
+};
 
 /// A Service with this label, of any value, is for another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
 /// The IPVS scheduler, in the form of `--ipvs-scheduler`.
 const IPVS_SCHEDULER_ANNOTATION: &str = "fairlead.io/ipvs-scheduler";
-
-/// Which connections are reset, in the form of `--reset-connections`.
-pub(crate) const RESET_CONNECTIONS_ANNOTATION: &str = "fairlead.io/reset-connections";
 
 /// The API server's default of `sessionAffinityConfig.clientIP.timeoutSeconds`: three hours.
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;

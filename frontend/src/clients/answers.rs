@@ -52,7 +52,7 @@ struct ClientTable {
 
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum AnswerClient {
+pub(crate) enum AnswerClient {
     /// A client with an identity.
     Identified(Identity),
     /// A client of a listener that identifies none.
@@ -79,7 +79,7 @@ struct CurrentAnswer {
 
 /// The right to build an answer, until it is sent.
 #[derive(Debug)]
-pub(super) struct AnswerPermit {
+pub(crate) struct AnswerPermit {
     client: Arc<ClientAnswers>,
     _turn: Option<OwnedSemaphorePermit>,
 }
@@ -103,7 +103,7 @@ struct AnswerBody {
 }
 
 impl AnswerClient {
-    pub(super) fn new(identity: Identity, address: Option<IpAddr>) -> Self {
+    pub(crate) fn new(identity: Identity, address: Option<IpAddr>) -> Self {
         match (identity, address) {
             (Identity::Trusted, Some(address)) => Self::At(address.into()),
             (Identity::Trusted, None) => Self::Local,
@@ -123,7 +123,7 @@ impl AnswerClient {
 
 impl Answers {
     /// Waits until the client may be sent another answer.
-    pub(super) async fn acquire(&self, client: AnswerClient) -> Arc<AnswerPermit> {
+    pub(crate) async fn acquire(&self, client: AnswerClient) -> Arc<AnswerPermit> {
         let rate = client.rate();
         let client = self.client(client);
         while let Some(rate) = rate
@@ -178,7 +178,7 @@ impl ClientAnswers {
 
 impl AnswerPermit {
     /// The body that holds the permit until it is sent or dropped.
-    pub(super) fn hold(self: Arc<Self>, body: Body) -> Body {
+    pub(crate) fn hold(self: Arc<Self>, body: Body) -> Body {
         let client = self.client.clone();
         let content = Arc::new(Mutex::new(Some(AnswerContent { body, rest: Bytes::new(), _permit: self })));
         *lock(&client.current) = CurrentAnswer { content: Arc::downgrade(&content), begun: Some(Instant::now()) };

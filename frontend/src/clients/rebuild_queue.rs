@@ -54,9 +54,9 @@ type PermitCell = Mutex<Option<OwnedSemaphorePermit>>;
 
 /// The right to be sent a snapshot or a repair, until it is dropped.
 #[derive(Debug)]
-pub(super) struct RebuildPermit {
+pub(crate) struct RebuildPermit {
     /// When it is released although the client has not received everything.
-    pub(super) expires_at: Instant,
+    pub(crate) expires_at: Instant,
     _permit: Arc<PermitCell>,
     _share: Arc<ClientShare>,
 }
@@ -82,7 +82,7 @@ impl RebuildQueue {
     }
 
     /// Waits for a permit. Dropping the future leaves the queue.
-    pub(super) async fn acquire(&self, client: &Identity) -> RebuildPermit {
+    pub(crate) async fn acquire(&self, client: &Identity) -> RebuildPermit {
         let _waiting = WaitingGuard::new(&self.waiting);
         let share = self.share(client);
         // Both fail only when their semaphore is closed, which it never is.

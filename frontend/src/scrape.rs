@@ -1,23 +1,38 @@
-//! Gauges that are read on each scrape.
+//! The metrics of this replica, over HTTP: counters and histograms of `metrics`, and gauges that are read on each
+//! scrape.
+
+mod http;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::UNIX_EPOCH};
 
-use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
+use prometheus_client::{
+    collector::Collector,
+    encoding::DescriptorEncoder,
+    registry::{Registry, Unit},
+};
 use proto::model::{Revision, Role};
 use runtime::metrics::{Labels, Writer};
 
 use crate::{
-    context::FrontendContext,
-    engine::StreamStats,
+    context::{FrontendContext, StreamStats},
     index::ProblemCounts,
     object::ObjectKind,
     source::{KindFreshness, WatchPhase},
     streams::Fleet,
 };
 
-/// Reads them.
+/// Reads the gauges.
 #[derive(Debug)]
-pub(super) struct Scrape(pub(super) Arc<FrontendContext>);
+struct Scrape(Arc<FrontendContext>);
+
+/// All metrics of this replica.
+fn registry(context: &Arc<FrontendContext>) -> Registry {
+    let mut registry = context.metrics.registry();
+    registry.register_collector(Box::new(Scrape(context.clone())));
+    registry
+}
 
 impl Scrape {
     fn cluster(&self, writer: &mut Writer<'_>) -> fmt::Result {
@@ -172,18 +187,4 @@ fn quantiles(values: &mut [f64]) -> Vec<(Labels<'static, 1>, f64)> {
     };
     let quantiles = [("0.5", 0.5), ("0.99", 0.99), ("1", 1.0)];
     quantiles.into_iter().filter_map(|(name, quantile)| Some(([("quantile", name)], at(quantile)?))).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantiles_are_values_that_occur() {
-        let values =
-            |mut values: Vec<f64>| -> Vec<f64> { quantiles(&mut values).into_iter().map(|(_, value)| value).collect() };
-        assert_eq!(values(Vec::new()), [0.0; 0]);
-        assert_eq!(values(vec![3.0]), [3.0; 3]);
-        assert_eq!(values((1..=200).rev().map(f64::from).collect()), [100.0, 198.0, 200.0]);
-    }
 }

@@ -12,13 +12,13 @@ use tracing::info;
 
 use crate::{Frontend, cluster::ClusterState};
 
-use super::Metrics;
+use super::registry;
 
 impl Frontend {
     /// The metrics of this replica, to be served together with others.
     #[must_use]
     pub fn metrics(&self) -> Registry {
-        Metrics::registry(&self.context)
+        registry(&self.context)
     }
 
     /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown.

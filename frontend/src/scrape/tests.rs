@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use prometheus_client::encoding::text;
 
-use crate::{Config, Frontend};
+use crate::{Config, Frontend, metrics::PREFIX};
 
-use super::{Metrics, PREFIX};
+use super::{quantiles, registry};
 
 const PAGE: &str = include_str!("../../../docs/metrics.md");
 
@@ -14,7 +14,7 @@ const PAGE: &str = include_str!("../../../docs/metrics.md");
 fn scraped(start: &str) -> Vec<String> {
     let frontend = Frontend::new(Config::default());
     let mut body = String::new();
-    text::encode(&mut body, &Metrics::registry(&frontend.context)).unwrap();
+    text::encode(&mut body, &registry(&frontend.context)).unwrap();
     body.lines().filter_map(|line| line.strip_prefix(start)).map(str::to_owned).collect()
 }
 
@@ -52,4 +52,13 @@ fn labelled_counters_start_at_zero() {
     assert_eq!(counters.len(), 3);
     assert!(counters.iter().all(|line| line.ends_with(" 0")), "{counters:?}");
     assert_eq!(scraped("fairlead_frontend_rejections_total").len(), 4);
+}
+
+#[test]
+fn quantiles_are_values_that_occur() {
+    let values =
+        |mut values: Vec<f64>| -> Vec<f64> { quantiles(&mut values).into_iter().map(|(_, value)| value).collect() };
+    assert_eq!(values(Vec::new()), [0.0; 0]);
+    assert_eq!(values(vec![3.0]), [3.0; 3]);
+    assert_eq!(values((1..=200).rev().map(f64::from).collect()), [100.0, 198.0, 200.0]);
 }

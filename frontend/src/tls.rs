@@ -10,7 +10,6 @@
 //! time.
 
 mod files;
-mod incoming;
 
 use std::{
     path::PathBuf,
@@ -24,7 +23,6 @@ use rustls::ServerConfig;
 use tracing::{error, info};
 
 use self::files::Contents;
-pub(super) use self::incoming::accept;
 
 /// How often the files are read.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
@@ -120,7 +118,7 @@ impl ReloadingTls {
     }
 
     /// The configuration for a new handshake.
-    fn config(&self) -> Arc<ServerConfig> {
+    pub(crate) fn config(&self) -> Arc<ServerConfig> {
         self.with(|current| current.config.clone())
     }
 

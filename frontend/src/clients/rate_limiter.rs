@@ -17,7 +17,6 @@ use runtime::TokenBucket;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::SessionError;
 use crate::config::NodeLimits;
 
 /// Entries are not cleaned up below this number.
@@ -32,7 +31,7 @@ pub(crate) struct RateLimiter {
 
 /// An open stream, until it is dropped.
 #[derive(Debug)]
-pub(super) struct StreamPermit {
+pub(crate) struct StreamPermit {
     rate_limiter: RateLimiter,
     key: UsageKey,
 }
@@ -57,8 +56,8 @@ impl RateLimiter {
         Self { limits, usage: Arc::default() }
     }
 
-    /// Counts another stream, if the node may have it.
-    pub(super) fn open_stream(&self, hello: &Hello) -> Result<StreamPermit, SessionError> {
+    /// Counts another stream; `None` if the node may not have it.
+    pub(crate) fn open_stream(&self, hello: &Hello) -> Option<StreamPermit> {
         let key = (hello.node.clone(), hello.role);
         let now = Instant::now();
         let is_permitted = self.with(|usage| {
@@ -69,11 +68,7 @@ impl RateLimiter {
             node.streams += usize::from(is_permitted);
             is_permitted
         });
-        if is_permitted {
-            Ok(StreamPermit { rate_limiter: self.clone(), key })
-        } else {
-            Err(SessionError::TooManyStreams(self.limits.streams))
-        }
+        is_permitted.then(|| StreamPermit { rate_limiter: self.clone(), key })
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut UsageTable) -> T) -> T {
@@ -88,7 +83,7 @@ impl RateLimiter {
 
 impl StreamPermit {
     /// Waits until the node may be sent its state again, and takes the token. Cancelling it takes none.
-    pub(super) async fn acquire_sync(&self) {
+    pub(crate) async fn acquire_sync(&self) {
         let RateLimiter { limits, .. } = self.rate_limiter;
         loop {
             let taken = self.rate_limiter.with(|usage| match usage.nodes.get_mut(&self.key) {
@@ -134,7 +129,7 @@ mod tests {
     use runtime::Rate;
 
     use super::*;
-    use crate::session::tests::hello;
+    use crate::testing::hello;
 
     const LIMITS: NodeLimits = NodeLimits { streams: 2, syncs: Rate { burst: 1, every: Duration::from_secs(1) } };
 
@@ -144,8 +139,7 @@ mod tests {
         let observer = Hello { role: Role::Observer, ..hello("node-0") };
         let first = rate_limiter.open_stream(&hello("node-0")).unwrap();
         let _second = rate_limiter.open_stream(&hello("node-0")).unwrap();
-        let refused = rate_limiter.open_stream(&hello("node-0")).unwrap_err();
-        assert!(matches!(refused, SessionError::TooManyStreams(2)), "{refused}");
+        assert!(rate_limiter.open_stream(&hello("node-0")).is_none());
         let _others =
             [rate_limiter.open_stream(&observer).unwrap(), rate_limiter.open_stream(&hello("node-1")).unwrap()];
         drop(first);

@@ -19,14 +19,12 @@ use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
 use tracing::{debug, info, warn};
 
-use crate::{
-    identity::certificate::Names,
-    server::{
-        admission::Admission,
-        authn::TlsAuth,
-        connection::{Connection, Peer},
-    },
+use super::{
+    admission::Admission,
+    authn::TlsAuth,
+    connection::{Connection, Peer},
 };
+use crate::identity::certificate::Names;
 
 /// The delay after `accept` has failed: without free file descriptors it would fail again at once.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);
@@ -34,7 +32,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);
 const MAX_READY_CONNECTIONS: usize = 16;
 
 /// The connections that have completed their handshake. Dropping the receiver ends the task.
-pub(in crate::server) fn accept(
+pub(super) fn accept(
     mut incoming: TcpIncoming,
     auth: TlsAuth,
     admission: Arc<Admission>,
