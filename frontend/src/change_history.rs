@@ -45,15 +45,12 @@ impl ChangeKind {
 }
 
 impl ChangeHistory {
-    /// Records one commit, up to [`MAX_CHANGES`] of its changes.
-    pub(crate) fn record(&mut self, revision: Revision, changes: &[(ServicePortKey, ChangeKind)]) {
-        let at = SystemTime::now();
-        for (key, kind) in changes.iter().take(MAX_CHANGES) {
-            if self.0.len() == MAX_CHANGES {
-                self.0.pop_front();
-            }
-            self.0.push_back(ChangeRecord { at, revision, key: key.clone(), kind: *kind });
+    /// Records a change.
+    pub(crate) fn push(&mut self, change: ChangeRecord) {
+        if self.0.len() == MAX_CHANGES {
+            self.0.pop_front();
         }
+        self.0.push_back(change);
     }
 
     /// Newest first.
@@ -70,17 +67,16 @@ mod tests {
 
     #[test]
     fn new_changes_replace_the_oldest() {
-        let changes: Vec<_> = (0..MAX_CHANGES + 50)
-            .map(|number| (ServicePortKey::new("ns", format!("s{number}"), "", Protocol::Tcp), ChangeKind::Added))
-            .collect();
-        let first = &changes[0].0;
+        let change = |revision, number: usize, kind| {
+            let key = ServicePortKey::new("ns", format!("s{number}"), "", Protocol::Tcp);
+            ChangeRecord { at: SystemTime::UNIX_EPOCH, revision: Revision(revision), key, kind }
+        };
         let mut history = ChangeHistory::default();
-        history.record(Revision(2), &changes);
-        assert_eq!(history.iter().count(), MAX_CHANGES);
-        history.record(Revision(3), &[(first.clone(), ChangeKind::Removed)]);
-        let newest = history.iter().next().unwrap();
-        assert_eq!((newest.revision, newest.kind), (Revision(3), ChangeKind::Removed));
-        assert_eq!(history.iter().count(), MAX_CHANGES);
-        assert!(history.iter().all(|change| change.key != *first || change.kind == ChangeKind::Removed));
+        (0..MAX_CHANGES + 50).for_each(|number| history.push(change(2, number, ChangeKind::Added)));
+        history.push(change(3, 0, ChangeKind::Removed));
+        let changes: Vec<_> = history.iter().collect();
+        assert_eq!(changes.len(), MAX_CHANGES);
+        assert_eq!(*changes[0], change(3, 0, ChangeKind::Removed));
+        assert_eq!(*changes[MAX_CHANGES - 1], change(2, 51, ChangeKind::Added));
     }
 }

@@ -12,7 +12,6 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::{
-    change_history::ChangeHistory,
     index::{Index, IndexChanges},
     log::ChangeLog,
     object::{ObjectName, PodId, SliceEndpoint},
@@ -23,12 +22,11 @@ use crate::{
 ///
 /// Each mutex is held for microseconds and never across an await. Every session locks the change log for every commit;
 /// only the engine and requests of operators and drains lock the index. The change log may be locked while the index
-/// is, and the change history while the change log is, never the other way round.
+/// is, never the other way round.
 #[derive(Debug)]
 pub(crate) struct ClusterState {
     index: Mutex<Index>,
     log: Mutex<ChangeLog>,
-    change_history: Mutex<ChangeHistory>,
     /// Changes with every commit, whether there is a new revision or not.
     commits: watch::Sender<u64>,
     /// `None` until every kind of object has been listed.
@@ -66,7 +64,6 @@ impl ClusterState {
         Self {
             index: Mutex::new(index),
             log: Mutex::new(log),
-            change_history: Mutex::default(),
             commits: watch::Sender::default(),
             revision: watch::Sender::new(None),
             source_version: watch::Sender::default(),
@@ -79,10 +76,6 @@ impl ClusterState {
 
     pub(crate) fn log(&self) -> MutexGuard<'_, ChangeLog> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn change_history(&self) -> MutexGuard<'_, ChangeHistory> {
-        self.change_history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether every kind of object has been listed.
@@ -156,8 +149,6 @@ impl ClusterState {
         let is_new = log.commit(changes).is_some();
         if !self.is_ready() {
             log.forget_past();
-        } else if is_new {
-            self.change_history().record(log.revision(), &log.last_changes);
         }
         Some(Commit { revision: log.revision(), is_new, trigger, source_version })
     }

@@ -30,7 +30,12 @@ use proto::{
 };
 use tokio::time::Instant;
 
-use crate::{change_history::ChangeKind, config::HistoryLimits, index::IndexChanges, view::ServicePortView};
+use crate::{
+    change_history::{ChangeHistory, ChangeKind, ChangeRecord},
+    config::HistoryLimits,
+    index::IndexChanges,
+    view::ServicePortView,
+};
 
 use self::{
     buckets::Bucket,
@@ -67,8 +72,8 @@ pub(crate) struct ChangeLog {
     digest_index: DigestIndex,
     nodes: HashMap<Arc<str>, NodeEntry>,
     history: History,
-    /// What the last commit changed.
-    pub(crate) last_changes: Vec<(ServicePortKey, ChangeKind)>,
+    /// What the last commits changed, for people.
+    pub(crate) changes: ChangeHistory,
     /// How many service ports there are.
     pub(crate) service_ports: usize,
     /// How many endpoints they have.
@@ -90,7 +95,7 @@ impl ChangeLog {
             digest_index: DigestIndex::default(),
             nodes: HashMap::new(),
             history: History::new(limits, revision),
-            last_changes: Vec::new(),
+            changes: ChangeHistory::default(),
             service_ports: 0,
             endpoints: 0,
             rebuilds: 0,
@@ -136,10 +141,11 @@ impl ChangeLog {
             }
             operations.own.entry(name.clone()).or_default().push(Operation::PutNode(self.facts(&name)));
         }
-        self.last_changes.clear();
+        let at = SystemTime::now();
         for (key, view) in ports {
             operations.change(&key, self.view(&key), view.as_ref(), |node| self.zone(node));
-            self.last_changes.push((key.clone(), ChangeKind::between(self.view(&key), view.as_ref())));
+            let kind = ChangeKind::between(self.view(&key), view.as_ref());
+            self.changes.push(ChangeRecord { at, revision: self.revision, key: key.clone(), kind });
             self.put_view(key, view);
         }
         self.history.push(CommitRecord::new(operations, moved, oldest_trigger));
@@ -149,6 +155,7 @@ impl ChangeLog {
     /// Clears the history. To be called after the first commit: no client has an older revision.
     pub(crate) fn forget_past(&mut self) {
         self.history.clear();
+        self.changes = ChangeHistory::default();
     }
 
     /// The difference between a revision and the current one. `None` when the revision is older than the history, when

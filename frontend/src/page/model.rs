@@ -151,7 +151,7 @@ impl PageModel {
             endpoints: services.iter().map(|service| service.endpoints).sum(),
             nodes,
             services,
-            changes: cluster.change_history().iter().cloned().collect(),
+            changes: cluster.log().changes.iter().cloned().collect(),
             problems: context.problems(),
             drains: context.drains.longest(MAX_LISTED).into_iter().map(|drain| DrainRow::of(drain, &fleet)).collect(),
             waiting_drains: context.drains.count(),
