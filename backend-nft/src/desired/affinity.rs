@@ -40,6 +40,10 @@ use crate::element::Map;
 /// The maximum number of client buckets of the service ports of one Service together.
 pub(crate) const MAX_CLIENT_BUCKETS: u32 = 16_384;
 
+/// The client buckets of a service port of a Service with at most eight ports. They do not depend on the number of
+/// ports, so that few Services lose the endpoints of their clients when a port is added or removed.
+pub(crate) const PORT_CLIENT_BUCKETS: u32 = MAX_CLIENT_BUCKETS / 8;
+
 /// How clients of a service port are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Affinity {
@@ -76,11 +80,12 @@ impl Affinity {
     /// than [`MAX_CLIENT_BUCKETS`] ports.)
     pub(crate) const MAX_PORTS: usize = 1_024;
 
-    /// The buckets of each of `ports` service ports of a Service: their number, rounded up to a power of two, shares
-    /// [`MAX_CLIENT_BUCKETS`], so that a port more or less seldom changes it. At least one.
+    /// The buckets of each of `ports` service ports of a Service: [`PORT_CLIENT_BUCKETS`], as long as all ports together
+    /// have at most [`MAX_CLIENT_BUCKETS`]. More ports share these by their number, rounded up to a power of two, so
+    /// that a port more or less seldom changes it. At least one.
     pub(crate) fn new(timeout: NonZeroU32, ports: usize) -> Self {
         let buckets = match u32::try_from(ports.next_power_of_two()) {
-            Ok(shares) if ports < Self::MAX_PORTS => MAX_CLIENT_BUCKETS / shares,
+            Ok(shares) if ports < Self::MAX_PORTS => (MAX_CLIENT_BUCKETS / shares).min(PORT_CLIENT_BUCKETS),
             _ => 1,
         };
         let buckets = NonZeroU32::new(buckets).unwrap_or(NonZeroU32::MIN);

@@ -6,7 +6,7 @@
 //!   vips      ──▶ masq-alias-pool-3 (mark) ──▶ alias-pool-3 ──aliases { other } = VIP──▶ endpoints { VIP . 0, ... }
 //!   nodeports ──▶ masq-nodeport-alias-pool-3 ─▶ nodeport-alias-pool-3 ── ... ──▶ endpoints { VIP . 0, ... }
 //!
-//!   with session affinity, one chain for each number, timeout and (if it is not the maximum) number of client buckets:
+//!   with session affinity, one chain for each number, timeout and (if there are many ports) number of client buckets:
 //!   vips ──▶ affine-cluster-ip-pool-3-60s (mark, ...) ──▶ affine-pool-3-60s ──set full──▶ pool-3
 //! ```
 
@@ -17,7 +17,7 @@ use netlink::nft::{CmpOp, Rule};
 use proto::model::{IpFamily, TrafficPolicy};
 
 use super::{
-    affinity::{self, Affinity, AffinityMaps, MAX_CLIENT_BUCKETS},
+    affinity::{self, Affinity, AffinityMaps, PORT_CLIENT_BUCKETS},
     rule::{PacketAddress, PoolAccess, RuleBuilder},
 };
 use crate::element::Map;
@@ -140,10 +140,10 @@ impl PoolChain {
             None => (name, None),
             Some(affine) => {
                 let (affine, buckets) = match affine.strip_suffix('s') {
-                    Some(affine) => (affine, NonZeroU32::new(MAX_CLIENT_BUCKETS)?),
+                    Some(affine) => (affine, NonZeroU32::new(PORT_CLIENT_BUCKETS)?),
                     None => {
                         let (affine, buckets) = affine.rsplit_once('-')?;
-                        let is_less = |buckets: &NonZeroU32| buckets.get() < MAX_CLIENT_BUCKETS;
+                        let is_less = |buckets: &NonZeroU32| buckets.get() < PORT_CLIENT_BUCKETS;
                         (affine.strip_suffix('s')?, number(buckets).filter(is_less)?)
                     }
                 };
@@ -237,7 +237,7 @@ impl fmt::Display for PoolChain {
             None => write!(f, "{prefix}{count}"),
             Some(Affinity { timeout, buckets }) => {
                 write!(f, "{AFFINE}{prefix}{count}-{timeout}s")?;
-                if buckets.get() == MAX_CLIENT_BUCKETS { Ok(()) } else { write!(f, "-{buckets}") }
+                if buckets.get() == PORT_CLIENT_BUCKETS { Ok(()) } else { write!(f, "-{buckets}") }
             }
         }
     }

@@ -274,6 +274,7 @@ fn names_of_pool_chains_are_parsed() {
         "affine-pool-3-010s",
         "affine-pool-3-10",
         "affine-pool-3-10s-16384",
+        "affine-pool-3-10s-2048",
         "affine-pool-3-10s-0",
         "affine-pool-3-10s-512s",
         "masq-pool-2",
@@ -289,7 +290,7 @@ fn names_of_pool_chains_are_parsed() {
 fn ports_of_a_service_share_its_client_buckets() {
     let timeout = std::num::NonZeroU32::MIN;
     let buckets = |ports: usize| Affinity::new(timeout, ports).buckets.get();
-    assert_eq!([1, 2, 3, 20, 511, 512, 1_000].map(buckets), [16_384, 8_192, 4_096, 512, 32, 32, 16]);
+    assert_eq!([1, 2, 3, 20, 511, 512, 1_000].map(buckets), [2_048, 2_048, 2_048, 512, 32, 32, 16]);
     for ports in 1..2_000 {
         let counted = ports.min(Affinity::MAX_PORTS);
         assert!(buckets(counted) as usize * ports <= affinity::MAX_CLIENT_BUCKETS as usize, "{ports} ports");

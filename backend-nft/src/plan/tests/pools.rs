@@ -68,7 +68,7 @@ async fn the_key_of_a_pool_changes_in_one_transaction() {
 }
 
 /// A port with session affinity that is added changes the chains of the others only when their number of client buckets
-/// changes.
+/// changes: a Service with few ports keeps its clients.
 #[tokio::test]
 async fn client_buckets_follow_the_number_of_ports() {
     let kernel = Fake::default();
@@ -80,11 +80,19 @@ async fn client_buckets_follow_the_number_of_ports() {
         });
         services.build()
     };
+    let of_first_port = || {
+        let mut found = Vec::new();
+        let is_first = |vip: &Vip| matches!(vip, Vip::AddressPort { port: 1, .. });
+        kernel.tamper(|elements| found.extend(elements.clone().into_iter().filter(|((_, vip, ..), _)| is_first(vip))));
+        found
+    };
     let mut state = with(1);
     driver.reconcile_all(&state).await.unwrap();
-    for ports in [2, 3, 4, 5, 1, 0, 7] {
+    let alone = of_first_port();
+    for ports in [2, 3, 4, 5, 1, 0, 7, 8, 9, 2] {
         let changes = backend::testing::transition(&mut state, &with(ports));
         driver.apply_all(&state, &changes).await.unwrap();
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ports} ports");
+        assert_eq!(of_first_port() == alone, (1..=8).contains(&ports), "{ports} ports");
     }
 }
