@@ -123,13 +123,19 @@ impl Base {
 }
 
 /// Looks up the VIP of every new connection.
+///
+/// Each lookup sees the elements before or after a transaction, which may move the VIP between the two maps. So the first
+/// one is looked up again: only two transactions within one traversal hide a VIP. That one is the set, because the kernel
+/// walks all elements of `vips` for each rule with it, at each change. A verdict that is replaced is in one map: if the
+/// transaction takes effect during the lookup, the kernel repeats that (Linux 6.17).
 fn services(family: IpFamily) -> FixedChain {
     let loopback = loopback(family);
     FixedChain {
         chain: Chain::regular(SERVICES),
         rules: vec![
-            RuleBuilder::new(family).vmap(Map::Vips).build(),
             RuleBuilder::new(family).vip_in_set(Map::PolicyLocalVips).goto(POLICY_LOCAL).build(),
+            RuleBuilder::new(family).vmap(Map::Vips).build(),
+            just_moved(family, Map::PolicyLocalVips),
             RuleBuilder::new(family)
                 .address_is_local(PacketAddress::Destination)
                 .not_in_cidrs(PacketAddress::Destination, [&loopback])
@@ -137,6 +143,11 @@ fn services(family: IpFamily) -> FixedChain {
                 .comment("to the node itself, not loopback"),
         ],
     }
+}
+
+/// Drops a packet whose VIP a transaction has moved to this set since the first lookup. The client repeats it.
+fn just_moved(family: IpFamily, policy_local: Map) -> Rule {
+    RuleBuilder::new(family).vip_in_set(policy_local).drop_packet().comment("the service has just changed")
 }
 
 /// Pods and the node itself reach all endpoints; other clients reach the endpoints on this node, without masquerading.
@@ -163,6 +174,7 @@ fn policy_local(family: IpFamily, effective: &EffectiveOptions, chain: Chain, cl
     FixedChain { chain, rules }
 }
 
+/// Looks up a node port, as [`services`] does.
 fn nodeports(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> FixedChain {
     let (cidrs, comment) = match &options.nodeport_addresses {
         NodePortAddresses::Primary => {
@@ -181,8 +193,9 @@ fn nodeports(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> F
         );
     }
     rules.extend([
-        RuleBuilder::new(family).vmap(Map::NodePorts).build(),
         RuleBuilder::new(family).vip_in_set(Map::PolicyLocalNodePorts).goto(NODEPORT_POLICY_LOCAL).build(),
+        RuleBuilder::new(family).vmap(Map::NodePorts).build(),
+        just_moved(family, Map::PolicyLocalNodePorts),
     ]);
     FixedChain { chain: Chain::regular(NODEPORTS), rules }
 }

@@ -5,6 +5,7 @@ use backend::{
     dataplane::{DataplaneOptions, EffectiveOptions, LocalDetector, Masquerade, Vip, VipKind, vips},
     testing::{ServiceBuilder, mk_state},
 };
+use netlink::nft::Expr;
 use proto::model::IpFamily;
 
 use super::*;
@@ -331,6 +332,30 @@ fn masquerading_depends_on_the_options() {
     assert_eq!(with(LocalDetector::NodeCidr, false), Masquerade::UnlessPod);
     assert_eq!(with(LocalDetector::NodeCidr, true), Masquerade::Always);
     assert_eq!(with(LocalDetector::BridgeInterface("cbr0".parse().unwrap()), false), Masquerade::UnlessPod);
+}
+
+/// A transaction takes effect between two lookups, each of which sees only the elements before it or those after it.
+#[test]
+fn a_vip_that_moves_while_a_packet_is_matched_is_found() {
+    let state = mk_state().build();
+    let base = base(IpFamily::V4, &DataplaneOptions::default(), state.node(), state.cluster());
+    for (chain, maps) in
+        [("services", [Map::Vips, Map::PolicyLocalVips]), ("nodeports", [Map::NodePorts, Map::PolicyLocalNodePorts])]
+    {
+        let exprs = base.chain(chain).unwrap().rules.iter().flat_map(|rule| &rule.exprs);
+        let lookups: Vec<_> = exprs
+            .filter_map(|expr| match expr {
+                Expr::Lookup { set, .. } => maps.iter().find(|map| map.name() == set.as_str()),
+                _ => None,
+            })
+            .collect();
+        for (before, after) in [(maps[0], maps[1]), (maps[1], maps[0])] {
+            for moved in 0..=lookups.len() {
+                let (earlier, later) = lookups.split_at(moved);
+                assert!(earlier.contains(&&before) || later.contains(&&after), "{chain}: {before:?}, {moved}");
+            }
+        }
+    }
 }
 
 /// The node of these states has the pod CIDRs 10.244.1.0/24 and fd00:244:1::/64.

@@ -249,8 +249,8 @@ async fn a_changed_node_address_changes_a_rule() {
     driver.reconcile_all(&state).await.unwrap();
     let target = mk_state().node_addresses(["192.168.1.9", "fd00:1::1"]).build();
     let changes = backend::testing::transition(&mut state, &target);
-    // The chain is flushed, and has three rules.
-    assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, 4);
+    // The chain is flushed, and has four rules.
+    assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, 5);
     assert_eq!(kernel.tables(), from_scratch(&target).await.tables());
 }
 

@@ -100,11 +100,11 @@ fn changed_source_ranges_are_repaired() {
 fn added_and_deleted_rules_are_repaired() {
     run(|| async {
         // A chain is flushed (unless it is empty and of the base ruleset), and its rules are added.
-        repaired_after("add rule ip fairlead services counter", 4).await;
+        repaired_after("add rule ip fairlead services counter", 5).await;
         repaired_after("insert rule ip fairlead pool-2 tcp dport { 1, 2 } accept", 4).await;
         repaired_after("flush chain ip fairlead postrouting", 3).await;
         repaired_after("flush chain ip fairlead cluster-ips-check", 2).await;
-        repaired_after("flush table ip6 fairlead", 33).await;
+        repaired_after("flush table ip6 fairlead", 35).await;
     });
 }
 
@@ -117,7 +117,7 @@ fn added_and_deleted_chains_and_sets_are_repaired() {
             "add chain ip fairlead other ; add chain ip fairlead foreign ; \
              add rule ip fairlead foreign jump other ; add rule ip fairlead services jump foreign ; \
              add element ip fairlead vips { 1.2.3.4 . udp . 53 : goto other }",
-            8,
+            9,
         )
         .await;
         repaired_after("add chain ip fairlead pool-77", 1).await;

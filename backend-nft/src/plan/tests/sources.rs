@@ -104,7 +104,7 @@ async fn a_changed_node_address_changes_the_allowed_sources() {
     for (address, writes) in [("192.168.1.2", 0), ("192.168.2.1", removed), ("192.168.2.2", 0), ("192.168.1.1", added)]
     {
         let changes = backend::testing::transition(&mut state, &on(address));
-        assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, 4 + writes, "{address}");
+        assert_eq!(driver.apply_all(&state, &changes).await.unwrap().writes, 5 + writes, "{address}");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
     }
 }
