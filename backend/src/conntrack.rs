@@ -75,7 +75,7 @@ pub(crate) type WithdrawnVips = BTreeMap<(IpFamily, Vip), ServicePortKey>;
 #[derive(Debug)]
 pub(crate) struct FlowVips<T> {
     vips: HashMap<Vip, T>,
-    /// The addresses that serve node ports: those of the Node object and of the node's interfaces.
+    /// The addresses that serve node ports, of those of the Node object and of the node's interfaces.
     addresses: HashSet<IpAddr>,
 }
 

@@ -40,8 +40,8 @@ pub struct RunnerOptions {
     pub max_loss: LossLimit,
     /// Whether stale UDP flows of this network namespace are deleted. Not for a backend that programs another kernel.
     pub conntrack: ConntrackCleanup,
-    /// The addresses of health-check node ports.
-    pub health_check_addresses: NodePortAddresses,
+    /// The addresses of node ports and of health-check node ports.
+    pub nodeport_addresses: NodePortAddresses,
     /// Whether the backend writes.
     pub run_mode: RunMode,
     /// The version that the hello contains.
@@ -72,7 +72,7 @@ impl RunnerOptions {
             retry_delay: (Duration::from_millis(200), Duration::from_secs(30)),
             max_loss: LossLimit::default(),
             conntrack: ConntrackCleanup::Disabled,
-            health_check_addresses: NodePortAddresses::all(),
+            nodeport_addresses: NodePortAddresses::all(),
             run_mode: RunMode::Program,
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
         }
@@ -134,7 +134,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     pub async fn run(self, mut shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, identity, progress, metrics, ready, state_file } = self;
         let RunnerOptions { node, state_file: path, stream, retry_delay, max_loss, .. } = options;
-        let RunnerOptions { conntrack, health_check_addresses, run_mode, .. } = options;
+        let RunnerOptions { conntrack, nodeport_addresses, run_mode, .. } = options;
         let file = state_file.or_else(|| path.as_deref().map(StateFile::local));
         let open = async {
             match file {
@@ -159,14 +159,16 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         // A task of its own, so that a load balancer need not wait for the loop. Dropping it closes all listeners.
         let mut servers = JoinSet::new();
         if run_mode == RunMode::Program {
-            servers.spawn(HealthCheckServers::new(&health, health_check_addresses, progress.subscribe()).run());
+            let addresses = nodeport_addresses.clone();
+            servers.spawn(HealthCheckServers::new(&health, addresses, progress.subscribe()).run());
         }
+        let table = KernelFlowTable(nodeport_addresses.clone());
         let sync_loop = SyncLoop {
             backend,
             stream: StreamFollower::new(connect, stream),
             replica,
             pending: Pending::new(retry_delay),
-            conntrack: ConntrackCleaner::start(conntrack, KernelFlowTable, progress.clone(), metrics.clone()),
+            conntrack: ConntrackCleaner::start(conntrack, nodeport_addresses, table, progress.clone(), metrics.clone()),
             resets: ConnectionResetter::start(conntrack, B::NAME == "ipvs", progress.clone()),
             health,
             reporter: Reporter::new(progress, metrics, ready),

@@ -36,7 +36,9 @@ use super::{
     half_open::{ChangedPorts, HalfOpenPorts},
     requests::CleanupRequests,
 };
-use crate::{Changes, DepartedEndpoints, NodeState, Progress, backend::Work, metrics::Metrics};
+use crate::{
+    Changes, DepartedEndpoints, NodeState, Progress, backend::Work, dataplane::NodePortAddresses, metrics::Metrics,
+};
 
 /// The number of flows that are deleted together.
 const BATCH: usize = 256;
@@ -48,6 +50,7 @@ const MAX_WITHDRAWN: usize = 65_536;
 #[derive(Debug)]
 pub(crate) struct ConntrackCleaner {
     requests: Option<CleanupRequests<Updates>>,
+    nodeport_addresses: NodePortAddresses,
     /// The UDP service ports, as they were last recorded.
     service_ports: BTreeMap<ServicePortKey, UdpServicePort>,
     /// The VIPs that they have lost, while the kernel may still have these.
@@ -70,7 +73,7 @@ struct Updates {
     half_open: HalfOpenPorts,
     /// Whether UDP flows may be stale since the last cleanup.
     is_udp_due: bool,
-    /// The addresses of the Node object, if they changed.
+    /// The addresses of the Node object that serve node ports, if they changed.
     node_addresses: Option<Vec<IpAddr>>,
     /// The UDP service ports that are not programmed, if they changed.
     failed: Option<BTreeSet<ServicePortKey>>,
@@ -78,7 +81,7 @@ struct Updates {
 
 /// The flows of the kernel. Every call blocks.
 pub(crate) trait FlowTable: Send + 'static {
-    /// The addresses of the node's interfaces.
+    /// The addresses of the node's interfaces that may serve node ports.
     fn addresses(&self) -> netlink::Result<HashSet<IpAddr>>;
 
     /// Calls `visit` with each flow. It may delete flows.
@@ -103,9 +106,9 @@ pub(crate) trait FlowTable: Send + 'static {
     fn delete_unchanged(&self, flows: &[Flow]) -> netlink::Result<usize>;
 }
 
-/// The flows of the network namespace of the calling thread.
+/// The flows of the network namespace of the calling thread, with the addresses that serve node ports there.
 #[derive(Debug)]
-pub(crate) struct KernelFlowTable;
+pub(crate) struct KernelFlowTable(pub(crate) NodePortAddresses);
 
 /// The thread's side.
 #[derive(Debug)]
@@ -144,12 +147,14 @@ impl ConntrackCleaner {
     /// Starts the thread, in the network namespace of the calling thread.
     pub(crate) fn start(
         mode: ConntrackCleanup,
+        nodeport_addresses: NodePortAddresses,
         table: impl FlowTable,
         progress: watch::Sender<Progress>,
         metrics: Arc<Metrics>,
     ) -> Self {
         let with = |requests| Self {
             requests,
+            nodeport_addresses,
             service_ports: BTreeMap::new(),
             withdrawn: WithdrawnVips::new(),
             changed: ChangedPorts::default(),
@@ -187,7 +192,7 @@ impl ConntrackCleaner {
 
     /// Records what `work` is about to program, at a cost proportional to the change.
     pub(crate) fn prepare(&mut self, work: &Work, state: &NodeState) {
-        let Self { requests: Some(requests), service_ports, withdrawn, .. } = self else { return };
+        let Self { requests: Some(requests), nodeport_addresses, service_ports, withdrawn, .. } = self else { return };
         let is_udp = |key: &&ServicePortKey| key.protocol == Protocol::Udp;
         let update = |key: &ServicePortKey| (key.clone(), state.service_port(key).map(UdpServicePort::of));
         let updates: BTreeMap<_, _> = match work {
@@ -208,7 +213,7 @@ impl ConntrackCleaner {
         requests.record(|Updates { service_ports, node_addresses, .. }| {
             service_ports.extend(updates);
             if concerns_node(work) {
-                *node_addresses = Some(state.node().addresses.clone());
+                *node_addresses = Some(nodeport_addresses.of_node(state.node()));
             }
         });
     }
@@ -457,7 +462,10 @@ pub(crate) fn clean_up(
 
 impl FlowTable for KernelFlowTable {
     fn addresses(&self) -> netlink::Result<HashSet<IpAddr>> {
-        netlink::rtnl::addresses()
+        let mut addresses = netlink::rtnl::addresses()?;
+        // Loopback addresses may serve node ports of iptables, whatever the option says.
+        addresses.retain(|address| address.is_loopback() || self.0.contain(address));
+        Ok(addresses)
     }
 
     fn visit(

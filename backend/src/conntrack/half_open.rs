@@ -184,7 +184,8 @@ pub(crate) fn delete_half_open(before: &NodeState, after: &NodeState) -> Result<
     let mut changed = ChangedPorts::default();
     changed.committed(&Changes::between(before, after), Some(&before.departed(after)));
     let ports = changed.programmed(after, &BTreeSet::new());
-    ports.clean_up(&super::KernelFlowTable, &after.node().addresses, |_| true)
+    let table = super::KernelFlowTable(crate::dataplane::NodePortAddresses::all());
+    ports.clean_up(&table, &after.node().addresses, |_| true)
 }
 
 #[cfg(test)]

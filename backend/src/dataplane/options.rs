@@ -67,6 +67,19 @@ impl NodePortAddresses {
         let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         Self::Cidrs(any.iter().filter_map(|address| IpNet::new(*address, 0).ok()).collect())
     }
+
+    /// Those of a Node object that serve node ports.
+    pub(crate) fn of_node(&self, node: &NodeInfo) -> Vec<IpAddr> {
+        match self {
+            Self::Primary => IpFamily::ALL.into_iter().filter_map(|family| node.primary_address(family)).collect(),
+            Self::Cidrs(_) => node.addresses.iter().copied().filter(|address| self.contain(address)).collect(),
+        }
+    }
+
+    /// Whether an address is in the ranges.
+    pub(crate) fn contain(&self, address: &IpAddr) -> bool {
+        matches!(self, Self::Cidrs(ranges) if ranges.iter().any(|range| range.contains(address)))
+    }
 }
 
 /// Whether 127.0.0.0/8 serves node ports. `::1` never does.

@@ -32,6 +32,7 @@ use crate::{
         ConntrackCleanup, FlowTable, KernelFlowTable,
         requests::{CleanupRequests, Wake},
     },
+    dataplane::NodePortAddresses,
 };
 
 /// The most connections that a pass resets: of a namespace, and in all.
@@ -183,6 +184,8 @@ impl Worker {
 
     fn reset(&mut self, due: &mut Due) -> Result<OpenConnections> {
         let mut open = OpenConnections::new();
+        // What a Service has translated at an address without node ports, it did before a restart with other addresses.
+        let table = KernelFlowTable(NodePortAddresses::all());
         let sockets = PerFamily::from_fn(|family| (!due.vips[family].is_empty()).then(|| ProbeSocket::open(family)));
         let PerFamily { v4, v6 } = sockets;
         for (family, of_kernel, socket) in
@@ -191,8 +194,8 @@ impl Worker {
             let Some(socket) = socket else { continue };
             // Without one no connection is listed.
             let socket = socket.context("open a raw socket (requires CAP_NET_RAW)")?;
-            due.vips[family].add_addresses(&KernelFlowTable.addresses().context("list the addresses of the node")?);
-            let flows = find(due, family, of_kernel, &mut open)?;
+            due.vips[family].add_addresses(&table.addresses().context("list the addresses of the node")?);
+            let flows = find(due, &table, family, of_kernel, &mut open)?;
             if flows.is_empty() || self.departed.record(|departed| departed.is_revoked()) {
                 continue;
             }
@@ -231,10 +234,16 @@ impl Worker {
 }
 
 /// The connections to endpoints that are due, up to [`MAX`]. Counts all of them.
-fn find(due: &Due, family: IpFamily, of_kernel: AddressFamily, open: &mut OpenConnections) -> Result<Vec<Flow>> {
+fn find(
+    due: &Due,
+    table: &KernelFlowTable,
+    family: IpFamily,
+    of_kernel: AddressFamily,
+    open: &mut OpenConnections,
+) -> Result<Vec<Flow>> {
     let mut of_namespace = BTreeMap::<_, usize>::new();
     let mut flows = Vec::new();
-    let visited = KernelFlowTable.visit(of_kernel, FlowProtocol::Tcp, &mut |flow| {
+    let visited = table.visit(of_kernel, FlowProtocol::Tcp, &mut |flow| {
         let Some((key, endpoint)) = due.vips[family].of_gone(&flow) else { return Ok(()) };
         let count = of_namespace.entry(key.namespace.clone()).or_default();
         if flows.len() < MAX && *count < MAX_OF_NAMESPACE {

@@ -75,7 +75,7 @@ struct BackendProcess<'a> {
     mode: BackendName,
     other_modes: OtherModes,
     node: NodeArgs,
-    health_check_addresses: NodePortAddresses,
+    nodeport_addresses: NodePortAddresses,
     conntrack: ConntrackArgs,
     observe: ObserveArgs,
     config: &'a Effective,
@@ -143,13 +143,13 @@ fn spawn(
     };
     let settings = DataplaneSettings::new(options, iptables, ipvs);
     let run_mode = node.run_mode();
-    let health_check_addresses = settings.options.nodeport_addresses.clone();
+    let nodeport_addresses = settings.options.nodeport_addresses.clone();
     let other_modes = OtherModes::new(name, &settings);
     let process = BackendProcess {
         mode: name,
         other_modes,
         node,
-        health_check_addresses,
+        nodeport_addresses,
         conntrack,
         observe,
         config,
@@ -176,7 +176,7 @@ pub(super) async fn programmed() -> Result<[(BackendName, Vec<IpFamily>); 3]> {
 impl BackendProcess<'_> {
     /// Starts the tasks of a backend.
     fn spawn(self, backend: impl Backend, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
-        let Self { mode, other_modes, node, health_check_addresses, conntrack, .. } = self;
+        let Self { mode, other_modes, node, nodeport_addresses, conntrack, .. } = self;
         let Self { mut observe, config, mut registries, drains, .. } = self;
         let name = node.name()?;
         if let Some(score) = node.oom_score_adj
@@ -185,7 +185,7 @@ impl BackendProcess<'_> {
             warn!(score, %error, "cannot set the OOM score adjustment, leaving it unchanged");
         }
         let defaults =
-            RunnerOptions { max_loss: node.max_loss, health_check_addresses, ..RunnerOptions::new(name.as_str()) };
+            RunnerOptions { max_loss: node.max_loss, nodeport_addresses, ..RunnerOptions::new(name.as_str()) };
         let run_mode = node.run_mode();
         let (options, ready_message) = match run_mode {
             RunMode::Program => {

@@ -74,14 +74,18 @@ struct Fixture {
 
 impl Fixture {
     fn new(mode: ConntrackCleanup, table: impl FlowTable) -> Self {
+        Self::serving(NodePortAddresses::all(), mode, table)
+    }
+
+    fn serving(addresses: NodePortAddresses, mode: ConntrackCleanup, table: impl FlowTable) -> Self {
         let progress = watch::Sender::default();
-        let mut cleaner = ConntrackCleaner::start(mode, table, progress.clone(), Arc::default());
+        let mut cleaner = ConntrackCleaner::start(mode, addresses, table, progress.clone(), Arc::default());
         cleaner.is_confirmed = true;
         Self { cleaner, progress }
     }
 
     fn of_kernel() -> Self {
-        Self::new(ConntrackCleanup::Enabled, KernelFlowTable)
+        Self::new(ConntrackCleanup::Enabled, KernelFlowTable(NodePortAddresses::all()))
     }
 
     /// What the sync loop does, and waits for the cleanup.
@@ -119,6 +123,35 @@ fn only_stale_flows_are_deleted() {
     });
 }
 
+/// They may belong to other programs, for example to one that publishes the ports of containers.
+#[test]
+fn flows_to_addresses_without_node_ports_stay() {
+    let state = mk_state().node_addresses(["192.168.1.1", "192.168.2.2"]).service("default/dns/udp", |dns| {
+        dns.port(53).cluster_ip("10.96.0.10").node_port(53).endpoints(["10.244.1.5:53"])
+    });
+    let state = state.build();
+    let addresses = ["192.168.1.1", "192.168.2.2", "192.168.3.3"];
+    for (serving, deleted) in [
+        (NodePortAddresses::Primary, &[1][..]),
+        (NodePortAddresses::Cidrs(vec!["192.168.2.0/24".parse().unwrap()]), &[2]),
+        (NodePortAddresses::Cidrs(vec!["192.168.3.0/24".parse().unwrap()]), &[3]),
+        (NodePortAddresses::all(), &[1, 2, 3]),
+    ] {
+        let state = state.clone();
+        in_netns(move || {
+            for (port, address) in (1..).zip(addresses) {
+                let added = Command::new("ip").args(["address", "add", address, "dev", "lo"]).status();
+                assert!(added.unwrap().success());
+                insert("udp", address, "10.244.1.4", port);
+            }
+            let table = KernelFlowTable(serving.clone());
+            Fixture::serving(serving, ConntrackCleanup::Enabled, table).sync(&Work::Reconcile, &state, &[]);
+            let kept: BTreeSet<u16> = (1..=3).filter(|port| !deleted.contains(port)).collect();
+            assert_eq!(client_ports(), kept);
+        });
+    }
+}
+
 #[test]
 fn no_flow_is_deleted_before_a_frontend_confirms_the_state() {
     in_netns(|| {
@@ -140,7 +173,11 @@ fn only_changes_that_concern_udp_clean_up() {
     in_netns(|| {
         insert_all();
         let all: BTreeSet<_> = (1..=8).collect();
-        Fixture::new(ConntrackCleanup::Disabled, KernelFlowTable).sync(&Work::Reconcile, &dns(), &[]);
+        Fixture::new(ConntrackCleanup::Disabled, KernelFlowTable(NodePortAddresses::all())).sync(
+            &Work::Reconcile,
+            &dns(),
+            &[],
+        );
         assert_eq!(client_ports(), all, "disabled");
         let mut fixture = Fixture::of_kernel();
         fixture.cleaner.prepare(&Work::Reconcile, &dns());
