@@ -38,7 +38,7 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings
 .DEFAULT_GOAL := help
 .PHONY: help help-all demo test quick lint cluster build clean
 .PHONY: setup generate charts advisories test-skew test-ipvs test-modes test-crash-points cluster-test simulate \
-	mutants differential fuzz image image-rootfs bench soak bench-peer bench-rollouts bench-resets
+	mutants differential fuzz image image-rootfs bench bench-quick soak bench-peer bench-rollouts bench-resets
 
 help: ## list what a visitor needs first
 	@awk -F ':.*## ' '/^[a-z-]+:.*[^#]## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -169,6 +169,10 @@ bench: ### measure every figure of docs/performance.md
 	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel -- --full
 	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-iptables --bench kernel -- --full
 	$(ROOT) cargo bench --quiet --locked -p fairlead-bench --bench ipvs
+
+bench-quick: ### compare the tree with BASE=HEAD~, built beside it: ratios, in three minutes after the builds
+	@.ci/setup test
+	@$(ROOT) .ci/bench-quick $(BASE)
 
 soak: ### a cluster under load: nothing may grow or break; HOURS=1 STREAMS=5000
 	$(bench_build)

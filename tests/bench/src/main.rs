@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   bench                       everything but the adversary, as a table
-//!   bench latency               one part: latency, node, wire, api, scale or adversary
+//!   bench latency               one part: state, latency, node, wire, api, scale or adversary
 //!   bench scale --nodes 200     a smaller cluster
 //!   bench adversary --backend iptables
 //!   bench --kube-proxy PATH     beside kube-proxy in nftables mode; PATH is its binary
@@ -15,6 +15,7 @@
 //!
 //! | module | measures |
 //! |---|---|
+//! | `state` | the state of a node as a value: a commit of one endpoint |
 //! | `latency` | from the edit of a file to the commit in the kernel |
 //! | `node` | memory, cold starts, restarts of one backend |
 //! | `wire` | bytes on a stream |
@@ -42,6 +43,7 @@ mod resets;
 mod rollouts;
 mod scale;
 mod soak;
+mod state;
 mod wire;
 mod worker;
 
@@ -53,7 +55,7 @@ use lab::Lab;
 use report::Report;
 use soak::SoakOptions;
 
-const PARTS: [&str; 6] = ["latency", "node", "wire", "api", "scale", "adversary"];
+const PARTS: [&str; 7] = ["state", "latency", "node", "wire", "api", "scale", "adversary"];
 
 fn main() -> ExitCode {
     match run() {
@@ -126,6 +128,9 @@ fn run() -> Result<()> {
     let wanted = |part| parts.is_empty() || parts.contains(&part);
     let mut super_linear = Vec::new();
 
+    if wanted("state") {
+        state::measure(&mut report)?;
+    }
     if wanted("latency") {
         latency::measure(&mut report, &Lab::new()?)?;
     }
