@@ -318,7 +318,7 @@ impl<T: FlowTable> CleanerThread<T> {
         }
     }
 
-    /// Deletes the half-open connections that changes have left behind. Lists none without a change of TCP.
+    /// Deletes the half-open connections that changes have left behind. Lists none without such a change.
     fn clean_up_half_open(&mut self, rest: impl FnOnce(Duration) -> bool) -> Result<usize> {
         let Self { table, newest, .. } = self;
         let mut ports = std::mem::take(&mut newest.half_open);

@@ -37,9 +37,15 @@ const MAX: usize = 4096;
 /// The most endpoints that are remembered of a service port.
 const MAX_DEPARTED: usize = 1024;
 
-/// The TCP service ports that commits have changed, with the endpoints that departed, until they are programmed.
+/// The TCP service ports that commits have changed, until they are programmed.
 #[derive(Debug, Default)]
-pub(super) struct ChangedPorts(BTreeMap<ServicePortKey, BTreeSet<Endpoint>>);
+pub(super) struct ChangedPorts {
+    /// With the endpoints that departed.
+    changed: BTreeMap<ServicePortKey, BTreeSet<Endpoint>>,
+    /// The VIPs of service ports when a change of them was last programmed. Only of those from which an endpoint has
+    /// departed, so that few are remembered after a start.
+    vips: BTreeMap<ServicePortKey, Box<[Vip]>>,
+}
 
 /// The TCP service ports that were programmed since the last pass over the connections.
 #[derive(Debug, Default)]
@@ -61,19 +67,31 @@ impl ChangedPorts {
     /// Records a commit. `departed`: see [`NodeState::departed`]; `None`: the commit before is not comparable.
     pub(super) fn committed(&mut self, changes: &Changes, departed: Option<&DepartedEndpoints>) {
         for key in changes.service_ports.iter().filter(|key| key.protocol == Protocol::Tcp) {
-            let known = self.0.entry(key.clone()).or_default();
+            let known = self.changed.entry(key.clone()).or_default();
             let endpoints = departed.and_then(|departed| departed.get(key)).into_iter().flatten();
             let room = MAX_DEPARTED.saturating_sub(known.len());
             known.extend(endpoints.take(room).map(|endpoint| Endpoint { terminating: false, ..*endpoint }));
         }
     }
 
-    /// Takes those that are programmed.
+    /// Takes those that are programmed, except for changes that are known to mislead no connection: no endpoint departed,
+    /// and the VIPs are the same.
     pub(super) fn programmed(&mut self, state: &NodeState, failed: &BTreeSet<&ServicePortKey>) -> HalfOpenPorts {
-        let programmed = self.0.extract_if(.., |key, _| !failed.contains(key));
-        let port = |(key, departed): (ServicePortKey, _)| {
+        let Self { changed, vips: known } = self;
+        for key in failed {
+            known.remove(*key);
+        }
+        let programmed = changed.extract_if(.., |key, _| !failed.contains(key));
+        let port = |(key, departed): (ServicePortKey, BTreeSet<_>)| {
+            let before = known.remove(&key);
             let service = state.service_port(&key)?;
-            Some((key, HalfOpenPort::new(service, &departed, &state.node().addresses)))
+            let vips = IpFamily::ALL.into_iter().flat_map(|family| vips(&service.port, family));
+            let vips: Box<[Vip]> = vips.map(|(vip, _)| vip).collect();
+            let is_misleading = !departed.is_empty() || before.as_ref() != Some(&vips);
+            if !departed.is_empty() || before.is_some() {
+                known.insert(key.clone(), vips);
+            }
+            is_misleading.then(|| (key, HalfOpenPort::new(service, &departed, &state.node().addresses)))
         };
         HalfOpenPorts(programmed.filter_map(port).collect())
     }

@@ -223,3 +223,28 @@ fn what_is_remembered_and_deleted_has_a_bound() {
     assert_eq!(pass(&ports, &state, &table).len(), MAX);
     assert_eq!(table.deletions.get(), 1);
 }
+
+/// Most changes add endpoints, or let some terminate that keep their flows.
+#[test]
+fn changes_that_mislead_no_connection_list_none() {
+    let mut changed = ChangedPorts::default();
+    let key = mk_key("default/web");
+    let mut lists = |state: &NodeState, departed: &[&str], failed: &[&ServicePortKey]| {
+        commit(&mut changed, "default/web", departed);
+        !changed.programmed(state, &failed.iter().copied().collect()).is_empty()
+    };
+    let (one, two) = (web(&[ONE]).build(), web(&[ONE, GONE]).build());
+    assert!(lists(&two, &[], &[]), "a new service port");
+    assert!(lists(&one, &[GONE], &[]), "an endpoint less");
+    assert!(!lists(&two, &[], &[]), "an endpoint more");
+    assert!(lists(&one, &[GONE], &[]), "an endpoint less again");
+    let more =
+        mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").load_balancer_ip("192.0.2.1")).build();
+    assert!(lists(&more, &[], &[]), "another VIP");
+    assert!(!lists(&more, &[], &[]), "no other VIP");
+    assert!(!lists(&mk_state().build(), &[], &[]), "removed");
+    assert!(lists(&more, &[], &[]), "added again");
+    assert!(lists(&more, &[GONE], &[]), "an endpoint less");
+    assert!(!lists(&more, &[], &[&key]), "not programmed");
+    assert!(lists(&more, &[], &[]), "programmed again");
+}
