@@ -31,7 +31,9 @@ use crate::{
 /// How long a connection is half-open before it is deleted. A client repeats its SYN after a second.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
 
-/// The most connections that are deleted together. Others wait for the next change, or until their clients give up.
+/// The most connections that are deleted together: to Services of a namespace, and in all. Others wait for the next
+/// change, or until their clients give up.
+const MAX_OF_NAMESPACE: usize = 1024;
 const MAX: usize = 4096;
 
 /// The most endpoints that are remembered of a service port.
@@ -58,8 +60,15 @@ struct HalfOpenPort {
     departed: Arc<BTreeSet<SocketAddr>>,
 }
 
-/// The VIPs in one family, with the endpoints that departed.
-type HalfOpenVips = FlowVips<Arc<BTreeSet<SocketAddr>>>;
+/// What is compared with the connections to a VIP.
+#[derive(Clone, Debug)]
+struct HalfOpenTarget {
+    namespace: Arc<str>,
+    departed: Arc<BTreeSet<SocketAddr>>,
+}
+
+/// The VIPs in one family.
+type HalfOpenVips = FlowVips<HalfOpenTarget>;
 
 // === impl ChangedPorts ===
 
@@ -115,10 +124,11 @@ impl HalfOpenPorts {
     }
 
     fn vips(&self, node_addresses: &[IpAddr]) -> PerFamily<HalfOpenVips> {
-        let of_port = |HalfOpenPort { vips, departed }: &HalfOpenPort| {
-            PerFamily::from_fn(|family| (vips[family].clone(), departed.clone()))
+        let of_port = |(key, HalfOpenPort { vips, departed }): (&ServicePortKey, &HalfOpenPort)| {
+            let target = HalfOpenTarget { namespace: key.namespace.clone(), departed: departed.clone() };
+            PerFamily::from_fn(|family| (vips[family].clone(), target.clone()))
         };
-        let ports: Vec<_> = self.0.values().map(of_port).collect();
+        let ports: Vec<_> = self.0.iter().map(of_port).collect();
         HalfOpenVips::of_service_ports(ports.iter(), node_addresses)
     }
 
@@ -142,6 +152,7 @@ impl HalfOpenPorts {
         let mut vips = self.vips(node_addresses);
         let addresses: HashSet<_> = table.addresses().context("cannot list the node's addresses")?;
         let mut found = Vec::new();
+        let mut of_namespace = BTreeMap::<_, usize>::new();
         for (family, conntrack_family) in IpFamily::ALL.into_iter().zip(AddressFamily::ALL) {
             let vips = &mut vips[family];
             if vips.is_empty() {
@@ -149,7 +160,10 @@ impl HalfOpenPorts {
             }
             vips.add_addresses(&addresses);
             let visited = table.visit_half_open(conntrack_family, &mut |flow| {
-                if found.len() < MAX && vips.is_misled(&flow) {
+                let Some(HalfOpenTarget { namespace, .. }) = vips.misleading(&flow) else { return Ok(()) };
+                let count = of_namespace.entry(namespace.clone()).or_default();
+                if found.len() < MAX && *count < MAX_OF_NAMESPACE {
+                    *count += 1;
                     found.push(flow);
                 }
                 Ok(())
@@ -187,12 +201,12 @@ impl HalfOpenPort {
 // === impl HalfOpenVips ===
 
 impl HalfOpenVips {
-    /// Whether the SYNs of a connection to one of these VIPs are sent to an endpoint that departed, or are not
+    /// That of the VIP to which the SYNs of a connection are sent, if they reach an endpoint that departed, or are not
     /// translated because the connection is older than the VIP.
-    fn is_misled(&self, flow: &Flow) -> bool {
+    fn misleading(&self, flow: &Flow) -> Option<&HalfOpenTarget> {
         let source = flow.reply.source;
-        let is_misled = |departed: &Arc<BTreeSet<_>>| source == flow.original.destination || departed.contains(&source);
-        flow.is_half_open && self.get(flow).is_some_and(is_misled)
+        let target = self.get(flow).filter(|_| flow.is_half_open)?;
+        (source == flow.original.destination || target.departed.contains(&source)).then_some(target)
     }
 }
 

@@ -218,10 +218,23 @@ fn what_is_remembered_and_deleted_has_a_bound() {
     let mut ports = programmed(&state, "default/web", &all);
     ports.update(programmed(&state, "default/web", &[GONE]));
     assert_eq!(ports.0[&mk_key("default/web")].departed.len(), MAX_DEPARTED);
+    // Those of another namespace are deleted, too.
+    let other = |n: usize| format!("10.96.1.{n}:80");
+    let namespaces = MAX / MAX_OF_NAMESPACE + 1;
+    let state = (1..namespaces).fold(web(&[ONE]), |state, n| {
+        state.service(&format!("ns-{n}/web"), |web| web.port(80).cluster_ip(other(n).trim_end_matches(":80")))
+    });
+    let state = state.build();
+    (1..namespaces).for_each(|n| ports.update(programmed(&state, &format!("ns-{n}/web"), &["10.244.1.2:7"])));
     let table = Table::default();
-    (0..MAX + 2).for_each(|_| table.add("10.96.0.1:80", "10.244.1.2:7"));
-    assert_eq!(pass(&ports, &state, &table).len(), MAX);
+    (0..MAX_OF_NAMESPACE + 2).for_each(|_| table.add("10.96.0.1:80", "10.244.1.2:7"));
+    table.add(&other(1), "10.244.1.2:7");
+    assert_eq!(pass(&ports, &state, &table).len(), MAX_OF_NAMESPACE + 1);
     assert_eq!(table.deletions.get(), 1);
+    for n in 1..namespaces {
+        (0..MAX_OF_NAMESPACE).for_each(|_| table.add(&other(n), "10.244.1.2:7"));
+    }
+    assert_eq!(pass(&ports, &state, &table).len(), MAX);
 }
 
 /// Most changes add endpoints, or let some terminate that keep their flows.
