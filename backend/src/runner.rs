@@ -1,4 +1,4 @@
-//! Assembles a backend process: options in, one sync loop out.
+//! Assembles a backend process: options in, the two halves of `sync` out.
 
 use std::{
     path::PathBuf,
@@ -9,6 +9,7 @@ use std::{
 use anyhow::Context as _;
 use runtime::{ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
+use tracing::info;
 
 use crate::{
     Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, RunMode, StateFile, Store, StreamOptions,
@@ -18,11 +19,10 @@ use crate::{
     identity::BackendIdentity,
     loss::LossGuard,
     metrics::Metrics,
-    pending::Pending,
     replica::Replica,
     resets::ConnectionResetter,
     stream::StreamFollower,
-    sync::{Reporter, SyncLoop},
+    sync::{Follower, Programmed, Programmer, ProgrammerOptions, Reporter, Target},
 };
 
 /// The options of a [`Runner`].
@@ -161,19 +161,22 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         if run_mode == RunMode::Program {
             servers.spawn(HealthCheckServers::new(&health, health_check_addresses, progress.subscribe()).run());
         }
-        let sync_loop = SyncLoop {
-            backend,
-            stream: StreamFollower::new(connect, stream),
-            replica,
-            pending: Pending::new(retry_delay),
-            conntrack: ConntrackCleaner::start(conntrack, KernelFlowTable, progress.clone(), metrics.clone()),
-            resets: ConnectionResetter::start(conntrack, B::NAME == "ipvs", progress.clone()),
-            health,
-            reporter: Reporter::new(progress, metrics, ready),
-            restoring: None,
+        let cleaner = ConntrackCleaner::start(conntrack, KernelFlowTable, progress.clone(), metrics.clone());
+        let resets = ConnectionResetter::start(conntrack, B::NAME == "ipvs", progress.clone());
+        let (target, targets) = watch::channel(Target::stored(&replica));
+        let (reached, programmed) = watch::channel(Programmed::default());
+        let options = ProgrammerOptions { retry_delay, is_earlier_boot: replica.is_of_earlier_boot() };
+        let reporter = Reporter::new(progress.clone(), metrics.clone(), ready);
+        let stream = StreamFollower::new(connect, stream);
+        let mut programmer = Programmer::new(options, backend, targets, reached, cleaner, health, reporter);
+        let follower = Follower::new(stream, replica, target, programmed, resets, progress, metrics);
+        let both = async {
+            // What is programmed is acked before more is. The listeners stay open until the state is stored.
+            tokio::join!(biased; follower.run(shutdown.clone()), programmer.run(shutdown));
+            info!("stopped, the kernel is left as it is");
         };
         tokio::select! {
-            () = sync_loop.run(shutdown) => Ok(()),
+            () = both => Ok(()),
             Some(ended) = servers.join_next() => ended.context("the task of the health-check node ports failed"),
         }
     }
