@@ -26,7 +26,7 @@ use proto::model::{IpFamily, SyncMode};
 use crate::backend::Work;
 
 pub use affinity::{NFT_CLIENTS, NFT_TABLE};
-pub(crate) use no_local::NoLocal;
+pub(crate) use no_local::count_no_local;
 pub(crate) use registry::registry;
 
 /// One label with its value.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use runtime::{ReadyGuard, Shutdown};
+use runtime::{Backoff, ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::info;
 
@@ -15,6 +15,7 @@ use crate::{
     Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, RunMode, StateFile, Store, StreamOptions,
     conntrack::{ConntrackCleaner, KernelFlowTable},
     dataplane::NodePortAddresses,
+    drifts::Drifts,
     health::{HealthCheckServers, HealthChecks},
     identity::BackendIdentity,
     loss::LossGuard,
@@ -22,7 +23,7 @@ use crate::{
     replica::Replica,
     resets::ConnectionResetter,
     stream::StreamFollower,
-    sync::{Follower, Programmed, Programmer, ProgrammerOptions, Reporter, Target},
+    sync::{Acks, Follower, Kernel, Programmed, Programmer, Reporter, Target},
 };
 
 /// The options of a [`Runner`].
@@ -156,23 +157,39 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             progress.service_ports = replica.state().service_ports().len();
         });
         let health = HealthChecks::default();
-        // A task of its own, so that a load balancer need not wait for the loop. Dropping it closes all listeners.
+        // A task of its own, so that a load balancer need not wait for the backend. Dropping it closes all listeners.
         let mut servers = JoinSet::new();
         if run_mode == RunMode::Program {
             servers.spawn(HealthCheckServers::new(&health, health_check_addresses, progress.subscribe()).run());
         }
-        let cleaner = ConntrackCleaner::start(conntrack, KernelFlowTable, progress.clone(), metrics.clone());
-        let resets = ConnectionResetter::start(conntrack, B::NAME == "ipvs", progress.clone());
-        let (target, targets) = watch::channel(Target::stored(&replica));
+        let stored = Target::unconfirmed(replica.state().clone(), replica.committed());
+        let (target, targets) = watch::channel(stored.clone());
         let (reached, programmed) = watch::channel(Programmed::default());
-        let options = ProgrammerOptions { retry_delay, is_earlier_boot: replica.is_of_earlier_boot() };
-        let reporter = Reporter::new(progress.clone(), metrics.clone(), ready);
-        let stream = StreamFollower::new(connect, stream);
-        let mut programmer = Programmer::new(options, backend, targets, reached, cleaner, health, reporter);
-        let follower = Follower::new(stream, replica, target, programmed, resets, progress, metrics);
+        let is_after_boot = replica.is_of_earlier_boot();
+        let mut programmer = Programmer {
+            backend,
+            targets,
+            programmed: reached,
+            kernel: Kernel::unknown(stored),
+            backoff: Backoff::new(retry_delay.0, retry_delay.1),
+            drifts: Drifts::default(),
+            conntrack: ConntrackCleaner::start(conntrack, KernelFlowTable, progress.clone(), metrics.clone()),
+            health,
+            reporter: Reporter::new(progress.clone(), metrics.clone(), ready),
+        };
+        let follower = Follower {
+            stream: StreamFollower::new(connect, stream),
+            replica,
+            acks: Acks::default(),
+            target,
+            programmed,
+            resets: ConnectionResetter::start(conntrack, B::NAME == "ipvs", progress.clone()),
+            progress,
+            metrics,
+        };
         let both = async {
             // What is programmed is acked before more is. The listeners stay open until the state is stored.
-            tokio::join!(biased; follower.run(shutdown.clone()), programmer.run(shutdown));
+            tokio::join!(biased; follower.run(shutdown.clone()), programmer.run(is_after_boot, shutdown));
             info!("stopped, the kernel is left as it is");
         };
         tokio::select! {

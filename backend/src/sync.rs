@@ -16,17 +16,15 @@ mod follow;
 mod program;
 mod reporter;
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use proto::model::{Epoch, Revision, ServicePortFailure, ServicePortKey};
 use tokio::time::Instant;
 
-use crate::{ChangeCounts, NodeState, replica::Replica};
+use crate::{ChangeCounts, NodeState};
+pub(crate) use acks::Acks;
 pub(crate) use follow::Follower;
-pub(crate) use program::{Programmer, ProgrammerOptions};
+pub(crate) use program::{Kernel, Programmer};
 pub(crate) use reporter::Reporter;
 
 /// Both halves run at least this often, so that a liveness probe can detect that the process hangs.
@@ -62,7 +60,7 @@ pub(crate) struct Target {
 }
 
 /// What the kernel has, after each success of the backend.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Programmed {
     /// The number of the newest target that the backend has accepted.
     number: u64,
@@ -74,34 +72,19 @@ pub(crate) struct Programmed {
     failures: Vec<ServicePortFailure>,
     /// What does not work on the node, for people; at most one text for each IP family.
     degraded: Vec<String>,
-    /// When the last call of the backend ended.
-    at: SystemTime,
 }
 
 impl Target {
-    /// The stored state, or none.
-    pub(crate) fn stored(replica: &Replica) -> Self {
+    /// A state that no frontend has confirmed in this process.
+    pub(crate) fn unconfirmed(state: NodeState, committed: Option<(Epoch, Revision)>) -> Self {
         Self {
-            state: replica.state().clone(),
+            state,
             number: 0,
             complete: Position::default(),
-            committed: replica.committed(),
+            committed,
             is_confirmed: false,
             changed_at: Instant::now(),
             received: ChangeCounts::default(),
-        }
-    }
-}
-
-impl Default for Programmed {
-    fn default() -> Self {
-        Self {
-            number: 0,
-            complete: Position::default(),
-            unfinished: BTreeSet::new(),
-            failures: Vec::new(),
-            degraded: Vec::new(),
-            at: SystemTime::UNIX_EPOCH,
         }
     }
 }

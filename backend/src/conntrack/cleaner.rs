@@ -54,6 +54,10 @@ pub(crate) struct ConntrackCleaner {
     withdrawn: WithdrawnVips,
     /// The TCP service ports that changed, while the kernel may still have them as they were.
     changed: ChangedPorts,
+    /// The UDP service ports that are not programmed as they were last recorded.
+    unfinished: BTreeSet<ServicePortKey>,
+    /// Whether any flow may become stale by what is programmed now: it is a reconcile, or changes the node's addresses.
+    concerns_all: bool,
     /// Whether a frontend has confirmed the state that is programmed. Until then no flow is deleted: a state from the
     /// file, or of a frontend that is behind, may lack endpoints that exist.
     is_confirmed: bool,
@@ -153,6 +157,8 @@ impl ConntrackCleaner {
             service_ports: BTreeMap::new(),
             withdrawn: WithdrawnVips::new(),
             changed: ChangedPorts::default(),
+            unfinished: BTreeSet::new(),
+            concerns_all: false,
             is_confirmed: false,
         };
         if mode == ConntrackCleanup::Disabled {
@@ -187,15 +193,23 @@ impl ConntrackCleaner {
 
     /// Records what `work` is about to program, at a cost proportional to the change.
     pub(crate) fn prepare(&mut self, work: &Work, state: &NodeState) {
-        let Self { requests: Some(requests), service_ports, withdrawn, .. } = self else { return };
+        let Self { requests: Some(requests), service_ports, withdrawn, unfinished, concerns_all, .. } = self else {
+            return;
+        };
         let is_udp = |key: &&ServicePortKey| key.protocol == Protocol::Udp;
         let update = |key: &ServicePortKey| (key.clone(), state.service_port(key).map(UdpServicePort::of));
         let updates: BTreeMap<_, _> = match work {
             Work::Reconcile => {
+                unfinished.clear();
+                *concerns_all = true;
                 let removed = service_ports.keys().filter(|key| state.service_port(key).is_none());
                 state.service_ports().keys().filter(is_udp).chain(removed).map(update).collect()
             }
-            Work::Apply(changes) => changes.service_ports.iter().filter(is_udp).map(update).collect(),
+            Work::Apply(changes) => {
+                unfinished.extend(changes.service_ports.iter().filter(is_udp).cloned());
+                *concerns_all = changes.node;
+                changes.service_ports.iter().filter(is_udp).map(update).collect()
+            }
         };
         for (key, now) in &updates {
             let before = match now {
@@ -207,20 +221,24 @@ impl ConntrackCleaner {
         }
         requests.record(|Updates { service_ports, node_addresses, .. }| {
             service_ports.extend(updates);
-            if concerns_node(work) {
+            if *concerns_all {
                 *node_addresses = Some(state.node().addresses.clone());
             }
         });
     }
 
-    /// Requests a cleanup after `work` has been programmed, except for these service ports, if the state is confirmed.
-    pub(crate) fn programmed<'a>(&mut self, work: &Work, failed: impl Iterator<Item = &'a ServicePortKey>) {
-        let Self { requests: Some(requests), withdrawn, is_confirmed, .. } = self else { return };
+    /// Requests a cleanup after a call that has programmed all but these service ports, if the state is confirmed.
+    pub(crate) fn programmed<'a>(&mut self, failed: impl Iterator<Item = &'a ServicePortKey>) {
+        let Self { requests: Some(requests), withdrawn, unfinished, concerns_all, is_confirmed, .. } = self else {
+            return;
+        };
         let failed: BTreeSet<_> = failed.filter(|key| key.protocol == Protocol::Udp).cloned().collect();
         let is_kept = |(_, key): &(_, ServicePortKey)| failed.contains(key);
         let (kept, gone): (WithdrawnVips, WithdrawnVips) = std::mem::take(withdrawn).into_iter().partition(is_kept);
         *withdrawn = kept;
-        let needs = concerns_udp(work) || !gone.is_empty();
+        let programmed = unfinished.extract_if(.., |key| !failed.contains(key)).count();
+        let needs = *concerns_all || programmed > 0 || !gone.is_empty();
+        unfinished.extend(failed.iter().cloned());
         let record = |updates: &mut Updates| {
             add_withdrawn(&mut updates.withdrawn, gone);
             updates.failed = Some(failed);
@@ -275,21 +293,6 @@ impl Drop for ConntrackCleaner {
 /// Adds VIPs, up to [`MAX_WITHDRAWN`].
 fn add_withdrawn(withdrawn: &mut WithdrawnVips, vips: impl IntoIterator<Item = <WithdrawnVips as IntoIterator>::Item>) {
     withdrawn.extend(vips.into_iter().take(MAX_WITHDRAWN.saturating_sub(withdrawn.len())));
-}
-
-/// Whether flows may have become stale: an endpoint, a VIP or an address of the node may have changed.
-fn concerns_udp(work: &Work) -> bool {
-    match work {
-        Work::Reconcile => true,
-        Work::Apply(changes) => changes.node || changes.service_ports.iter().any(|key| key.protocol == Protocol::Udp),
-    }
-}
-
-fn concerns_node(work: &Work) -> bool {
-    match work {
-        Work::Reconcile => true,
-        Work::Apply(changes) => changes.node,
-    }
 }
 
 // === impl CleanerThread ===

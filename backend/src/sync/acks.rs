@@ -31,7 +31,9 @@ const FAILURE_OVERHEAD: usize = 32;
 
 /// The commits that wait for the kernel.
 #[derive(Debug, Default)]
-pub(super) struct Acks {
+pub(crate) struct Acks {
+    /// The number of sessions before this one.
+    session: u64,
     /// The commits and bookmarks of the session that are not acked.
     waiting: VecDeque<Received>,
     /// The last one that was acked in the session, and how.
@@ -42,11 +44,11 @@ pub(super) struct Acks {
 
 /// A commit or bookmark.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Received {
-    pub(super) position: Position,
+struct Received {
+    position: Position,
     /// Of the committed state.
-    pub(super) digest: Digest,
-    pub(super) at: Instant,
+    digest: Digest,
+    at: Instant,
 }
 
 /// When the oldest change of a commit was made in the cluster.
@@ -59,11 +61,14 @@ pub(super) struct Trigger {
 }
 
 impl Acks {
-    pub(super) fn received(&mut self, received: Received) {
+    /// Records a commit or bookmark of the session.
+    pub(super) fn received(&mut self, number: u64, revision: Revision, digest: Digest) -> Position {
         if self.waiting.len() == MAX_WAITING {
             self.waiting.pop_front();
         }
-        self.waiting.push_back(received);
+        let position = Position { number, session: self.session, revision };
+        self.waiting.push_back(Received { position, digest, at: Instant::now() });
+        position
     }
 
     pub(super) fn triggered(&mut self, trigger: Trigger) {
@@ -74,6 +79,7 @@ impl Acks {
 
     /// The session has ended, and its acks are void.
     pub(super) fn lost(&mut self) {
+        self.session += 1;
         self.waiting.clear();
         self.sent = None;
     }

@@ -14,8 +14,8 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use super::{
-    MAX_IDLE, Position, Programmed, Target,
-    acks::{Acks, Received, Trigger},
+    MAX_IDLE, Programmed, Target,
+    acks::{Acks, Trigger},
 };
 use crate::{
     ChangeCounts, Changes, Connect, NodeState, Progress,
@@ -27,31 +27,17 @@ use crate::{
 
 /// The half that follows the frontend.
 pub(crate) struct Follower<C> {
-    stream: StreamFollower<C>,
-    replica: Replica,
-    /// The sessions until now, including this one.
-    sessions: u64,
-    acks: Acks,
-    target: watch::Sender<Target>,
-    programmed: watch::Receiver<Programmed>,
-    resets: ConnectionResetter,
-    progress: watch::Sender<Progress>,
-    metrics: Arc<Metrics>,
+    pub(crate) stream: StreamFollower<C>,
+    pub(crate) replica: Replica,
+    pub(crate) acks: Acks,
+    pub(crate) target: watch::Sender<Target>,
+    pub(crate) programmed: watch::Receiver<Programmed>,
+    pub(crate) resets: ConnectionResetter,
+    pub(crate) progress: watch::Sender<Progress>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl<C: Connect> Follower<C> {
-    pub(crate) fn new(
-        stream: StreamFollower<C>,
-        replica: Replica,
-        target: watch::Sender<Target>,
-        programmed: watch::Receiver<Programmed>,
-        resets: ConnectionResetter,
-        progress: watch::Sender<Progress>,
-        metrics: Arc<Metrics>,
-    ) -> Self {
-        Self { stream, replica, sessions: 1, acks: Acks::default(), target, programmed, resets, progress, metrics }
-    }
-
     /// Follows the frontend until `shutdown`.
     pub(crate) async fn run(mut self, mut shutdown: Shutdown) {
         while !shutdown.is_triggered() {
@@ -112,12 +98,11 @@ impl<C: Connect> Follower<C> {
         let CommitOrigin { trigger, counts, loss, departed } = origin;
         let at = Instant::now();
         let number = self.target.borrow().number + 1;
-        let position = Position { number, session: self.sessions, revision };
+        let position = self.acks.received(number, revision, digest);
         let state = self.replica.state();
         self.resets.committed(departed, &changes, state);
         self.progress.send_modify(|progress| progress.committed(state, &changes, counts, at));
         self.report_loss(loss);
-        self.acks.received(Received { position, digest, at });
         let is_changed = !changes.is_empty();
         if let Some(time) = trigger.filter(|_| is_changed) {
             self.acks.triggered(Trigger { number, time, service_ports: changes.service_ports });
@@ -139,7 +124,6 @@ impl<C: Connect> Follower<C> {
 
     fn lost(&mut self) {
         self.replica.lost();
-        self.sessions += 1;
         self.acks.lost();
         self.progress.send_modify(|progress| progress.connected = false);
     }
@@ -148,7 +132,7 @@ impl<C: Connect> Follower<C> {
     fn send_acks(&mut self) {
         let programmed = self.programmed.borrow_and_update();
         for trigger in self.acks.propagated(&programmed) {
-            self.metrics.propagated(trigger, programmed.at);
+            self.metrics.propagated(trigger, SystemTime::now());
         }
         for ack in self.acks.due(&programmed) {
             self.stream.reply(ClientMessage::Ack(ack));

@@ -7,12 +7,17 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
-    time::{Duration, SystemTime},
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    sync::Arc,
+    time::Duration,
 };
 
 use anyhow::Context as _;
-use proto::model::{ServicePortFailure, ServicePortKey};
+use proto::{
+    model::{NodeInfo, ServicePortFailure, ServicePortKey},
+    state::ServicePortChange,
+};
 use runtime::{Backoff, Shutdown};
 use tokio::{
     sync::watch,
@@ -22,10 +27,10 @@ use tracing::{debug, info, warn};
 
 use super::{
     MAX_IDLE, Position, Programmed, Reporter, Target,
-    reporter::{EndedCall, describe_unusable, log_failures},
+    reporter::{describe_unusable, log_failures},
 };
 use crate::{
-    Backend, Changes, Drift, SyncReport, backend::Work, conntrack::ConntrackCleaner, drifts::Drifts,
+    Backend, Changes, Drift, NodeState, SyncReport, backend::Work, conntrack::ConntrackCleaner, drifts::Drifts,
     health::HealthChecks,
 };
 
@@ -38,125 +43,49 @@ pub(super) const ADOPTION: Duration = Duration::from_secs(10);
 
 /// The half that programs. It owns the backend.
 pub(crate) struct Programmer<B> {
-    options: ProgrammerOptions,
-    backend: B,
-    targets: watch::Receiver<Target>,
-    programmed: watch::Sender<Programmed>,
+    pub(crate) backend: B,
+    pub(crate) targets: watch::Receiver<Target>,
+    pub(crate) programmed: watch::Sender<Programmed>,
+    pub(crate) kernel: Kernel,
+    /// The delays after failures.
+    pub(crate) backoff: Backoff,
+    pub(crate) drifts: Drifts,
+    pub(crate) conntrack: ConntrackCleaner,
+    pub(crate) health: HealthChecks,
+    pub(crate) reporter: Reporter,
+}
+
+/// What is known of the kernel, and when the backend is to be called.
+pub(crate) struct Kernel {
     /// The target of the last call of the backend.
-    current: Target,
+    current: Arc<Target>,
     /// Whether the kernel contains it, except for failures and what is unfinished.
     is_known: bool,
     /// Whether the backend is to be called again. See [`SyncReport::unfinished`].
     is_interrupted: bool,
-    /// The service ports that lack the current target, with the newest commit that each of them has.
-    unfinished: BTreeMap<ServicePortKey, Position>,
+    /// The service ports that lack the current target, with the target that each of them has.
+    unfinished: BTreeMap<ServicePortKey, Arc<Target>>,
     /// The service ports that the last successful call could not program.
     failures: Vec<ServicePortFailure>,
     /// When to reconcile.
     reconcile_at: Option<Instant>,
-    backoff: Backoff,
-    drifts: Drifts,
     /// Whether the next reconcile follows drift.
     repair_due: bool,
-    conntrack: ConntrackCleaner,
-    health: HealthChecks,
-    reporter: Reporter,
 }
 
-/// When a [`Programmer`] programs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ProgrammerOptions {
-    /// The shortest and the longest delay after a failure.
-    pub(crate) retry_delay: (Duration, Duration),
-    /// Whether the node has restarted since a frontend confirmed the stored state.
-    pub(crate) is_earlier_boot: bool,
-}
-
-impl<B: Backend> Programmer<B> {
-    pub(crate) fn new(
-        options: ProgrammerOptions,
-        backend: B,
-        targets: watch::Receiver<Target>,
-        programmed: watch::Sender<Programmed>,
-        conntrack: ConntrackCleaner,
-        health: HealthChecks,
-        reporter: Reporter,
-    ) -> Self {
-        let current = targets.borrow().clone();
+impl Kernel {
+    /// Nothing of a stored state is known to be programmed.
+    pub(crate) fn unknown(stored: Target) -> Self {
+        let none = NodeState::new(NodeInfo::unknown(stored.state.node().name.clone()));
+        let none = Arc::new(Target::unconfirmed(none, None));
         Self {
-            options,
-            backend,
-            targets,
-            programmed,
-            current,
+            unfinished: stored.state.service_ports().keys().map(|key| (key.clone(), none.clone())).collect(),
+            current: Arc::new(stored),
             is_known: false,
             is_interrupted: false,
-            unfinished: BTreeMap::new(),
             failures: Vec::new(),
             reconcile_at: None,
-            backoff: Backoff::new(options.retry_delay.0, options.retry_delay.1),
-            drifts: Drifts::default(),
             repair_due: false,
-            conntrack,
-            health,
-            reporter,
-        }
-    }
-
-    /// Programs until `shutdown`. The kernel is left as it is then.
-    pub(crate) async fn run(&mut self, mut shutdown: Shutdown) {
-        tokio::select! {
-            () = shutdown.recv() => {}
-            () = self.adopt() => self.reconcile_at = Some(Instant::now()),
-        }
-        while !shutdown.is_triggered() {
-            self.drifts.end_incident();
-            let target = self.targets.borrow_and_update().clone();
-            let changes = Changes::between(&self.current.state, &target.state);
-            if let Some(work) = self.work(&changes) {
-                self.call(work, target, &changes).await;
-                continue;
-            }
-            if self.is_known && self.current.number != target.number {
-                // A commit or bookmark that changes nothing is programmed at once.
-                self.take(target, &changes);
-                self.publish(None);
-            }
-            let reconcile_at = self.reconcile_at;
-            tokio::select! {
-                () = shutdown.recv() => {}
-                // Fails only at the end of the process.
-                Ok(()) = self.targets.changed() => {}
-                () = sleep_until(reconcile_at.unwrap_or_else(Instant::now)), if reconcile_at.is_some() => {}
-                () = self.health.changed() => self.publish_failures(),
-                drift = self.backend.drifted(), if self.is_known => self.drifted(&drift),
-                () = sleep_until(Instant::now() + MAX_IDLE) => {}
-            }
-        }
-    }
-
-    /// Waits for a first commit or bookmark, or until the stored state is due: later if the kernel may be newer.
-    async fn adopt(&mut self) {
-        let begun = Instant::now();
-        let is_answered = |target: &Target| target.number > 0;
-        if self.current.committed.is_none() {
-            // Fails only at the end of the process.
-            let _ = self.targets.wait_for(is_answered).await;
-            return;
-        }
-        // After a reboot the kernel is empty, which is soon known.
-        let wait = if self.options.is_earlier_boot { Duration::ZERO } else { FIRST_ANSWER };
-        if timeout_at(begun + wait, self.targets.wait_for(is_answered)).await.is_ok() {
-            return;
-        }
-        let is_programmed = self.backend.is_programmed().await.unwrap_or_else(|error| {
-            warn!(error = format!("{error:#}"), "cannot find out whether the kernel is programmed");
-            true
-        });
-        if is_programmed {
-            let wait_ms = ADOPTION.as_millis();
-            info!(wait_ms, "the kernel is programmed, it is left as it is until a frontend answers");
-            let _ = timeout_at(begun + ADOPTION, self.targets.wait_for(is_answered)).await;
         }
     }
 
@@ -176,115 +105,194 @@ impl<B: Backend> Programmer<B> {
     /// Makes a target, which differs so, the current one.
     fn take(&mut self, target: Target, changes: &Changes) {
         for key in &changes.service_ports {
-            self.unfinished.entry(key.clone()).or_insert(self.current.complete);
+            self.unfinished.entry(key.clone()).or_insert_with(|| self.current.clone());
         }
-        self.conntrack.committed(changes, Some(&self.current.state.departed(&target.state)));
+        self.current = Arc::new(target);
+    }
+
+    /// A call of the backend has succeeded. Returns the service ports that have the current target now, with the one
+    /// that they had before.
+    fn succeeded(&mut self, report: &SyncReport) -> BTreeMap<ServicePortKey, Arc<Target>> {
+        self.is_known = true;
+        self.is_interrupted = report.unfinished.is_some();
+        let none = BTreeSet::new();
+        let unfinished = report.unfinished.as_ref().unwrap_or(&none);
+        let completed = self.unfinished.extract_if(.., |key, _| !unfinished.contains(key)).collect();
+        // After a reconcile. What the kernel has of them is unknown.
+        let unknown = Arc::new(Target { complete: Position::default(), ..(*self.current).clone() });
+        for key in unfinished {
+            self.unfinished.entry(key.clone()).or_insert_with(|| unknown.clone());
+        }
+        completed
+    }
+
+    /// The newest commit up to which the kernel lacks nothing, except for the failures.
+    fn complete(&self) -> Position {
+        self.unfinished.values().map(|target| target.complete).fold(self.current.complete, Position::min)
+    }
+
+    /// Its content is unknown until a reconcile, which is due by then.
+    fn lost(&mut self, reconcile_at: Instant) {
+        self.is_known = false;
+        self.reconcile_at = Some(self.reconcile_at.map_or(reconcile_at, |at| at.min(reconcile_at)));
+    }
+}
+
+impl<B: Backend> Programmer<B> {
+    /// Programs until `shutdown`. The kernel is left as it is then. `is_after_boot`: the node has restarted since a
+    /// frontend confirmed the stored state.
+    pub(crate) async fn run(&mut self, is_after_boot: bool, mut shutdown: Shutdown) {
+        tokio::select! {
+            () = shutdown.recv() => {}
+            () = self.adopt(is_after_boot) => self.kernel.lost(Instant::now()),
+        }
+        while !shutdown.is_triggered() {
+            self.drifts.end_incident();
+            let target = self.targets.borrow_and_update().clone();
+            let changes = Changes::between(&self.kernel.current.state, &target.state);
+            if let Some(work) = self.kernel.work(&changes) {
+                self.take(target, &changes);
+                self.call(&work).await;
+                continue;
+            }
+            if self.kernel.is_known && self.kernel.current.number != target.number {
+                // A commit or bookmark that changes nothing is programmed at once.
+                self.take(target, &changes);
+                self.publish(None);
+            }
+            let reconcile_at = self.kernel.reconcile_at;
+            tokio::select! {
+                () = shutdown.recv() => {}
+                // Fails only at the end of the process.
+                Ok(()) = self.targets.changed() => {}
+                () = sleep_until(reconcile_at.unwrap_or_else(Instant::now)), if reconcile_at.is_some() => {}
+                () = self.health.changed() => self.publish_failures(),
+                drift = self.backend.drifted(), if self.kernel.is_known => self.drifted(&drift),
+                () = sleep_until(Instant::now() + MAX_IDLE) => {}
+            }
+        }
+    }
+
+    /// Waits for a first commit or bookmark, or until the stored state is due: later if the kernel may be newer.
+    async fn adopt(&mut self, is_after_boot: bool) {
+        let begun = Instant::now();
+        let is_answered = |target: &Target| target.number > 0;
+        // It fails only at the end of the process.
+        if self.kernel.current.committed.is_none() {
+            let _ = self.targets.wait_for(is_answered).await;
+            return;
+        }
+        // After a reboot the kernel is empty, which is soon known.
+        let wait = if is_after_boot { Duration::ZERO } else { FIRST_ANSWER };
+        if timeout_at(begun + wait, self.targets.wait_for(is_answered)).await.is_ok() {
+            return;
+        }
+        let is_programmed = self.backend.is_programmed().await.unwrap_or_else(|error| {
+            warn!(error = format!("{error:#}"), "cannot find out whether the kernel is programmed");
+            true
+        });
+        if is_programmed {
+            let wait_ms = ADOPTION.as_millis();
+            info!(wait_ms, "the kernel is programmed, it is left as it is until a frontend answers");
+            let _ = timeout_at(begun + ADOPTION, self.targets.wait_for(is_answered)).await;
+        }
+    }
+
+    fn take(&mut self, target: Target, changes: &Changes) {
+        self.conntrack.committed(changes, Some(&self.kernel.current.state.departed(&target.state)));
         if !target.is_confirmed {
             self.conntrack.rolled_back();
         }
-        self.current = target;
+        self.kernel.take(target, changes);
     }
 
-    /// Lets the backend work.
-    async fn call(&mut self, work: Work, target: Target, changes: &Changes) {
+    /// Lets the backend work on the current target.
+    async fn call(&mut self, work: &Work) {
         let begun = Instant::now();
-        self.take(target, changes);
         self.reporter.begun(begun);
-        self.is_known = false;
-        let state = &self.current.state;
-        self.conntrack.prepare(&work, state);
-        let result = match &work {
+        self.kernel.is_known = false;
+        let state = &self.kernel.current.state;
+        self.conntrack.prepare(work, state);
+        let result = match work {
             Work::Reconcile => self.backend.reconcile(state).await.context("reconcile"),
             Work::Apply(changes) => self.backend.apply(state, changes).await.context("apply"),
         };
-        let (took, at) = (begun.elapsed(), SystemTime::now());
         match result {
-            Ok(report) => self.succeeded(work, report, took, at),
+            Ok(report) => self.succeeded(work, report, begun.elapsed()),
             Err(error) => {
-                self.is_interrupted = false;
                 let delay = self.backoff.next_delay();
-                self.reconcile_at = Some(Instant::now() + delay);
-                self.reporter.failed(B::NAME, &work, &error, delay);
+                self.kernel.lost(Instant::now() + delay);
+                self.reporter.failed(B::NAME, work, &error, delay);
             }
         }
     }
 
-    fn succeeded(&mut self, work: Work, report: SyncReport, took: Duration, at: SystemTime) {
-        let unfinished = report.unfinished.as_ref();
-        self.is_known = true;
-        self.is_interrupted = unfinished.is_some();
-        // What this call has programmed completely, also of earlier ones.
-        let is_completed = |key: &&ServicePortKey| unfinished.is_none_or(|unfinished| !unfinished.contains(*key));
-        let completed = match &work {
-            Work::Reconcile => Work::Reconcile,
-            Work::Apply(changes) => {
-                let service_ports = self.unfinished.keys().filter(is_completed).cloned().collect();
-                Work::Apply(Changes { service_ports, ..changes.clone() })
-            }
-        };
-        self.unfinished.retain(|key, _| !is_completed(&key));
-        for key in unfinished.into_iter().flatten() {
-            self.unfinished.entry(key.clone()).or_default();
-        }
-        let state = &self.current.state;
+    fn succeeded(&mut self, work: &Work, report: SyncReport, took: Duration) {
+        let completed = self.kernel.succeeded(&report);
+        let Kernel { current, unfinished, failures, reconcile_at, repair_due, .. } = &mut self.kernel;
+        let state = &current.state;
+        let completed = completed.iter().map(|(key, had)| {
+            let (before, after) = (had.state.service_port(key), state.service_port(key));
+            ServicePortChange { key, before, after }
+        });
+        let completed: Vec<_> = completed.collect();
         let failed = || report.failures.iter().map(|failure| &failure.key);
-        self.conntrack.programmed(&completed, failed().chain(unfinished.into_iter().flatten()));
-        if self.unfinished.is_empty() {
+        self.conntrack.programmed(failed().chain(unfinished.keys()));
+        if unfinished.is_empty() {
             self.conntrack.finished(state, failed());
         }
         self.health.publish(state, &completed);
-        if work == Work::Reconcile && std::mem::take(&mut self.repair_due) && report.writes > 0 {
+        if *work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
         }
         if !report.failures.iter().any(|failure| failure.retryable) {
-            self.reconcile_at = None;
+            *reconcile_at = None;
             self.backoff.reset();
-        } else if self.reconcile_at.is_none() {
+        } else if reconcile_at.is_none() {
             // A commit in between must not postpone it.
-            self.reconcile_at = Some(Instant::now() + self.backoff.next_delay());
+            *reconcile_at = Some(Instant::now() + self.backoff.next_delay());
         }
-        if self.failures != report.failures {
+        if *failures != report.failures {
             log_failures(&report.failures);
-            self.failures.clone_from(&report.failures);
+            failures.clone_from(&report.failures);
         }
-        self.reporter.succeeded(B::NAME, &self.current, &report, &EndedCall { completed, took, at });
-        self.publish(Some((report, at)));
+        self.reporter.succeeded(B::NAME, current, work, &completed, &report, took);
+        self.publish(Some(report));
     }
 
     /// Publishes what is programmed after a call, or without one.
-    fn publish(&mut self, ended: Option<(SyncReport, SystemTime)>) {
-        let failures = self.all_failures();
-        let is_finished = self.unfinished.is_empty();
+    fn publish(&mut self, report: Option<SyncReport>) {
+        let Kernel { current, unfinished, .. } = &self.kernel;
+        let failures = self.failures();
         // Before the revision is reported as programmed: observers of that read the failures, too.
         self.reporter.failures(&failures);
-        if is_finished {
-            self.reporter.finished(&self.current, &self.targets.borrow());
-            if self.current.is_confirmed {
+        if unfinished.is_empty() {
+            self.reporter.finished(current, &self.targets.borrow());
+            if current.is_confirmed {
                 self.conntrack.confirmed();
             }
         }
         self.programmed.send_modify(|programmed| {
-            programmed.number = self.current.number;
-            programmed.complete = self.unfinished.values().copied().fold(self.current.complete, Position::min);
+            programmed.number = current.number;
+            programmed.complete = self.kernel.complete();
             programmed.failures = failures;
-            if let Some((report, at)) = ended {
+            if let Some(report) = report {
                 programmed.unfinished = report.unfinished.unwrap_or_default();
                 programmed.degraded = describe_unusable(&report.unusable_families);
-                programmed.at = at;
             }
         });
     }
 
     /// Everything that is not programmed or served although the backend has succeeded.
-    fn all_failures(&self) -> Vec<ServicePortFailure> {
-        self.failures.iter().cloned().chain(self.health.failures()).collect()
+    fn failures(&self) -> Vec<ServicePortFailure> {
+        self.kernel.failures.iter().cloned().chain(self.health.failures()).collect()
     }
 
-    /// Publishes other failures. While the backend fails they wait.
+    /// Publishes other failures. While the backend fails, they wait.
     fn publish_failures(&self) {
-        let failures = self.all_failures();
+        let failures = self.failures();
         self.reporter.failures(&failures);
-        if self.is_known {
+        if self.kernel.is_known {
             self.programmed.send_modify(|programmed| programmed.failures = failures);
         }
     }
@@ -293,10 +301,8 @@ impl<B: Backend> Programmer<B> {
     fn drifted(&mut self, drift: &Drift) {
         let repair_in = self.drifts.record(drift);
         debug!(?drift, repair_in_ms = repair_in.as_millis(), "drift");
-        let repair_at = Instant::now() + repair_in;
-        self.is_known = false;
-        self.repair_due = true;
-        self.reconcile_at = Some(self.reconcile_at.map_or(repair_at, |at| at.min(repair_at)));
+        self.kernel.lost(Instant::now() + repair_in);
+        self.kernel.repair_due = true;
         self.reporter.drifted(self.drifts.count);
     }
 }

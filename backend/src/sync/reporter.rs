@@ -6,7 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{IpFamily, ServicePortFailure};
+use proto::{
+    model::{IpFamily, ServicePortFailure},
+    state::ServicePortChange,
+};
 use runtime::{
     ReadyGuard,
     failure::{Recovery, Repeated},
@@ -18,7 +21,7 @@ use super::Target;
 use crate::{
     Progress, SyncReport,
     backend::Work,
-    metrics::{Metrics, NoLocal},
+    metrics::{Metrics, count_no_local},
 };
 
 /// Publishes [`Progress`] and counts [`Metrics`].
@@ -26,21 +29,11 @@ use crate::{
 pub(crate) struct Reporter {
     progress: watch::Sender<Progress>,
     pub(super) metrics: Arc<Metrics>,
-    no_local: NoLocal,
     /// Released when the kernel contains a state for the first time.
     ready: Option<ReadyGuard>,
     sync_failures: Repeated,
     /// The calls of the backend since everything was programmed.
     unfinished: UnfinishedCalls,
-}
-
-/// A call of the backend that has succeeded.
-pub(super) struct EndedCall {
-    /// The part of its work that is programmed completely.
-    pub(super) completed: Work,
-    pub(super) took: Duration,
-    /// When it ended.
-    pub(super) at: SystemTime,
 }
 
 /// Calls of the backend that together program one change or state, for one log line.
@@ -55,14 +48,7 @@ struct UnfinishedCalls {
 
 impl Reporter {
     pub(crate) fn new(progress: watch::Sender<Progress>, metrics: Arc<Metrics>, ready: Option<ReadyGuard>) -> Self {
-        Self {
-            progress,
-            metrics,
-            no_local: NoLocal::default(),
-            ready,
-            sync_failures: Repeated::default(),
-            unfinished: UnfinishedCalls::default(),
-        }
+        Self { progress, metrics, ready, sync_failures: Repeated::default(), unfinished: UnfinishedCalls::default() }
     }
 
     /// A call of the backend begins.
@@ -88,28 +74,35 @@ impl Reporter {
         self.ready = None;
     }
 
-    pub(super) fn succeeded(&mut self, backend: &str, target: &Target, report: &SyncReport, call: &EndedCall) {
+    /// A call of the backend has succeeded, which has completed these changes.
+    pub(super) fn succeeded(
+        &mut self,
+        backend: &str,
+        target: &Target,
+        work: &Work,
+        completed: &[ServicePortChange<'_>],
+        report: &SyncReport,
+        took: Duration,
+    ) {
         let SyncReport { writes, lock_wait, unfinished, unusable_families, failures: _ } = report;
-        let EndedCall { completed: work, took, at } = call;
-        let state = &target.state;
         if let Some(Recovery { count, duration }) = self.sync_failures.recovered() {
             info!(backend, failures = count, after_ms = duration.as_millis(), "kernel programmed again");
         }
         let revision = target.committed.map(|(_, revision)| revision.0);
         let calls = &mut self.unfinished;
         calls.writes += writes;
-        calls.took += *took;
+        calls.took += took;
         calls.lock_wait += *lock_wait;
         match work {
             Work::Reconcile => {
                 calls.is_reconcile = true;
-                calls.service_ports = state.service_ports().len();
+                calls.service_ports = target.state.service_ports().len();
             }
             Work::Apply(_) if calls.is_reconcile => {}
-            Work::Apply(changes) => calls.service_ports += changes.service_ports.len(),
+            Work::Apply(_) => calls.service_ports += completed.len(),
         }
         if let Some(unfinished) = unfinished {
-            debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(*took), "partly programmed");
+            debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(took), "partly programmed");
         } else {
             let UnfinishedCalls { is_reconcile, service_ports, writes, took, lock_wait } = std::mem::take(calls);
             let took_ms = milliseconds(took);
@@ -117,16 +110,15 @@ impl Reporter {
             let event = if is_reconcile { "reconciled" } else { "applied" };
             info!(revision, service_ports, writes, took_ms, lock_wait_ms, "{event}");
         }
-        self.metrics.synced(work, *took, *writes);
+        self.metrics.synced(work, took, *writes);
         log_unusable_families(&self.progress.borrow().unusable_families, unusable_families);
-        let no_local = self.no_local.update(state, work);
         self.progress.send_modify(|progress| {
             progress.error = None;
             progress.lock_wait += *lock_wait;
-            progress.no_local = no_local;
+            count_no_local(&mut progress.no_local, completed);
             progress.unusable_families.clone_from(unusable_families);
             progress.unfinished = unfinished.as_ref().map_or(0, BTreeSet::len);
-            progress.last_success = Some(*at);
+            progress.last_success = Some(SystemTime::now());
             // Each transaction is progress.
             progress.pending_since = Some(Instant::now());
         });

@@ -88,7 +88,7 @@ impl Fixture {
     fn sync(&mut self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
         self.cleaner.prepare(work, state);
         let failed = || failures.iter().map(|failure| &failure.key);
-        self.cleaner.programmed(work, failed());
+        self.cleaner.programmed(failed());
         self.cleaner.finished(state, failed());
         if let Some(requests) = &self.cleaner.requests {
             requests.wait_idle();
@@ -98,7 +98,7 @@ impl Fixture {
     /// What the sync loop does.
     fn begin(&mut self, work: &Work, state: &NodeState) {
         self.cleaner.prepare(work, state);
-        self.cleaner.programmed(work, std::iter::empty());
+        self.cleaner.programmed(std::iter::empty());
     }
 
     fn deleted_flows(&self) -> u64 {
@@ -161,8 +161,11 @@ fn a_service_port_that_is_not_programmed_keeps_its_flows() {
         let key = mk_key("default/dns/udp");
         let failure =
             ServicePortFailure { key, reason: "no memory".to_owned(), retryable: true, kind: FailureKind::Program };
-        Fixture::of_kernel().sync(&Work::Reconcile, &dns(), &[failure]);
+        let mut fixture = Fixture::of_kernel();
+        fixture.sync(&Work::Reconcile, &dns(), &[failure]);
         assert_eq!(client_ports(), [1, 2, 3, 5, 6, 7, 8].into());
+        fixture.sync(&Work::Apply(Changes::default()), &dns(), &[]);
+        assert_eq!(client_ports(), [1, 5, 6, 7].into(), "programmed by a later call");
     });
 }
 
@@ -471,7 +474,7 @@ fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     fixture.cleaner.prepare(&Work::Reconcile, &dns_at("10.244.1.1:53"));
-    fixture.cleaner.programmed(&Work::Reconcile, std::iter::empty());
+    fixture.cleaner.programmed(std::iter::empty());
     until(|| record.lock().unwrap().0 == 1);
     // The endpoint of the flows is added while the dump runs, and is not programmed yet.
     fixture.cleaner.prepare(&apply("default/dns/udp"), &dns_at("10.244.1.9:53"));
