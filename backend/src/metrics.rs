@@ -78,19 +78,19 @@ impl Default for Metrics {
 
 impl Metrics {
     /// A sync has succeeded with this many kernel operations.
-    pub(crate) fn synced(&self, work: &Work, took: Duration, operations: usize) {
+    pub(crate) fn synced(&self, work: Work, took: Duration, operations: usize) {
         self.syncs.observe(took.as_secs_f64());
         match work {
             Work::Reconcile => self.full.observe(took.as_secs_f64()),
-            Work::Apply(_) => self.partial.observe(took.as_secs_f64()),
+            Work::Apply => self.partial.observe(took.as_secs_f64()),
         }
         self.operations.observe(operations as f64);
     }
 
     /// A sync has failed as a whole.
-    pub(crate) fn failed(&self, work: &Work) {
+    pub(crate) fn failed(&self, work: Work) {
         self.failures.inc();
-        if matches!(work, Work::Apply(_)) {
+        if work == Work::Apply {
             self.partial_failures.inc();
         }
     }

@@ -162,7 +162,8 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         if run_mode == RunMode::Program {
             servers.spawn(HealthCheckServers::new(&health, health_check_addresses, progress.subscribe()).run());
         }
-        let stored = Target::unconfirmed(replica.state().clone(), replica.committed());
+        let state = replica.state().clone();
+        let stored = Target::unconfirmed(state.clone(), replica.committed());
         let (target, targets) = watch::channel(stored.clone());
         let (reached, programmed) = watch::channel(Programmed::default());
         let is_after_boot = replica.is_of_earlier_boot();
@@ -173,7 +174,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             kernel: Kernel::unknown(stored),
             backoff: Backoff::new(retry_delay.0, retry_delay.1),
             drifts: Drifts::default(),
-            conntrack: ConntrackCleaner::start(conntrack, KernelFlowTable, progress.clone(), metrics.clone()),
+            conntrack: ConntrackCleaner::start(conntrack, KernelFlowTable, state, progress.clone(), metrics.clone()),
             health,
             reporter: Reporter::new(progress.clone(), metrics.clone(), ready),
         };

@@ -46,7 +46,7 @@ pub fn set_boot(file: &std::path::Path, boot: &str) {
 /// # Errors
 /// When they cannot be listed or deleted.
 pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize> {
-    let vips = crate::conntrack::UdpVips::of(state);
+    let vips = crate::conntrack::UdpVips::of(state, &Default::default(), &Default::default());
     let cleanups = crate::conntrack::clean_up(&crate::conntrack::KernelFlowTable, vips, |_| false)?;
     Ok(cleanups.iter().map(|cleanup| cleanup.deleted).sum())
 }

@@ -1,7 +1,7 @@
 //! Which half-open TCP connections are deleted after a change of their service port.
 //!
 //! ```text
-//!   commits ──▶ ChangedPorts: endpoints that departed ──programmed──▶ HalfOpenPorts: VIPs, endpoints that departed
+//!   changes ──▶ ChangedPorts: endpoints that departed ──programmed──▶ HalfOpenPorts: VIPs, endpoints that departed
 //!                                                                         │ connections without an answer
 //!                                                      GRACE later: the same ones, still without ──▶ deleted
 //! ```
@@ -24,7 +24,7 @@ use proto::model::{Endpoint, IpFamily, PerFamily, Protocol, ServicePortKey};
 
 use super::{FlowTable, FlowVips};
 use crate::{
-    Changes, DepartedEndpoints, NodeState, ServicePortState,
+    NodeState, ServicePortState,
     dataplane::{Vip, vips},
 };
 
@@ -37,7 +37,7 @@ const MAX: usize = 4096;
 /// The most endpoints that are remembered of a service port.
 const MAX_DEPARTED: usize = 1024;
 
-/// The TCP service ports that commits have changed, with the endpoints that departed, until they are programmed.
+/// The TCP service ports that changed, with the endpoints that departed, until they are programmed.
 #[derive(Debug, Default)]
 pub(super) struct ChangedPorts(BTreeMap<ServicePortKey, BTreeSet<Endpoint>>);
 
@@ -58,18 +58,19 @@ type HalfOpenVips = FlowVips<Arc<BTreeSet<SocketAddr>>>;
 // === impl ChangedPorts ===
 
 impl ChangedPorts {
-    /// Records a commit. `departed`: see [`NodeState::departed`]; `None`: the commit before is not comparable.
-    pub(super) fn committed(&mut self, changes: &Changes, departed: Option<&DepartedEndpoints>) {
-        for key in changes.service_ports.iter().filter(|key| key.protocol == Protocol::Tcp) {
-            let known = self.0.entry(key.clone()).or_default();
-            let endpoints = departed.and_then(|departed| departed.get(key)).into_iter().flatten();
-            let room = MAX_DEPARTED.saturating_sub(known.len());
-            known.extend(endpoints.take(room).map(|endpoint| Endpoint { terminating: false, ..*endpoint }));
+    /// Records a change, with the endpoints that departed. Only those of TCP matter.
+    pub(super) fn record(&mut self, key: &ServicePortKey, departed: Option<Vec<Endpoint>>) {
+        if key.protocol != Protocol::Tcp {
+            return;
         }
+        let known = self.0.entry(key.clone()).or_default();
+        let room = MAX_DEPARTED.saturating_sub(known.len());
+        let departed = departed.into_iter().flatten().take(room);
+        known.extend(departed.map(|endpoint| Endpoint { terminating: false, ..endpoint }));
     }
 
     /// Takes those that are programmed.
-    pub(super) fn programmed(&mut self, state: &NodeState, failed: &BTreeSet<&ServicePortKey>) -> HalfOpenPorts {
+    pub(super) fn programmed(&mut self, state: &NodeState, failed: &BTreeSet<ServicePortKey>) -> HalfOpenPorts {
         let programmed = self.0.extract_if(.., |key, _| !failed.contains(key));
         let port = |(key, departed): (ServicePortKey, _)| {
             let service = state.service_port(&key)?;
@@ -182,7 +183,9 @@ impl HalfOpenVips {
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn delete_half_open(before: &NodeState, after: &NodeState) -> Result<usize> {
     let mut changed = ChangedPorts::default();
-    changed.committed(&Changes::between(before, after), Some(&before.departed(after)));
+    for change in before.diff(after) {
+        changed.record(change.key, change.departed().map(|(_, departed)| departed));
+    }
     let ports = changed.programmed(after, &BTreeSet::new());
     ports.clean_up(&super::KernelFlowTable, &after.node().addresses, |_| true)
 }

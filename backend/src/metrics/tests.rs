@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::{
-    Changes, Observer, ObserverPages, Progress,
+    Observer, ObserverPages, Progress,
     drained::DrainMetrics,
     identity::BackendIdentity,
     testing::{ServiceBuilder, mk_state},
@@ -77,9 +77,9 @@ fn programming_buckets_are_those_of_kube_proxy() {
 #[test]
 fn sync_counts_under_each_family_and_by_kind() {
     let metrics = Arc::new(Metrics::default());
-    metrics.synced(&Work::Reconcile, Duration::from_millis(3), 12);
-    metrics.synced(&Work::Apply(Changes::default()), Duration::from_millis(1), 1);
-    metrics.failed(&Work::Reconcile);
+    metrics.synced(Work::Reconcile, Duration::from_millis(3), 12);
+    metrics.synced(Work::Apply, Duration::from_millis(1), 1);
+    metrics.failed(Work::Reconcile);
     let count = |name: &str| scraped("iptables", &metrics, name);
     for family in ["IPv4", "IPv6"] {
         let labels = format!("{{ip_family=\"{family}\"}}");

@@ -93,7 +93,7 @@ impl Kernel {
     fn work(&mut self, changes: &Changes) -> Option<Work> {
         let is_due = self.reconcile_at.is_some_and(|at| at <= Instant::now());
         match self.is_known {
-            true if self.is_interrupted || !is_due && !changes.is_empty() => Some(Work::Apply(changes.clone())),
+            true if self.is_interrupted || !is_due && !changes.is_empty() => Some(Work::Apply),
             _ if is_due => {
                 self.reconcile_at = None;
                 Some(Work::Reconcile)
@@ -152,7 +152,7 @@ impl<B: Backend> Programmer<B> {
             let changes = Changes::between(&self.kernel.current.state, &target.state);
             if let Some(work) = self.kernel.work(&changes) {
                 self.take(target, &changes);
-                self.call(&work).await;
+                self.call(work, &changes).await;
                 continue;
             }
             if self.kernel.is_known && self.kernel.current.number != target.number {
@@ -199,7 +199,6 @@ impl<B: Backend> Programmer<B> {
     }
 
     fn take(&mut self, target: Target, changes: &Changes) {
-        self.conntrack.committed(changes, Some(&self.kernel.current.state.departed(&target.state)));
         if !target.is_confirmed {
             self.conntrack.rolled_back();
         }
@@ -207,15 +206,15 @@ impl<B: Backend> Programmer<B> {
     }
 
     /// Lets the backend work on the current target.
-    async fn call(&mut self, work: &Work) {
+    async fn call(&mut self, work: Work, changes: &Changes) {
         let begun = Instant::now();
         self.reporter.begun(begun);
         self.kernel.is_known = false;
         let state = &self.kernel.current.state;
-        self.conntrack.prepare(work, state);
+        self.conntrack.prepare(state);
         let result = match work {
             Work::Reconcile => self.backend.reconcile(state).await.context("reconcile"),
-            Work::Apply(changes) => self.backend.apply(state, changes).await.context("apply"),
+            Work::Apply => self.backend.apply(state, changes).await.context("apply"),
         };
         match result {
             Ok(report) => self.succeeded(work, report, begun.elapsed()),
@@ -227,7 +226,7 @@ impl<B: Backend> Programmer<B> {
         }
     }
 
-    fn succeeded(&mut self, work: &Work, report: SyncReport, took: Duration) {
+    fn succeeded(&mut self, work: Work, report: SyncReport, took: Duration) {
         let completed = self.kernel.succeeded(&report);
         let Kernel { current, unfinished, failures, reconcile_at, repair_due, .. } = &mut self.kernel;
         let state = &current.state;
@@ -236,13 +235,10 @@ impl<B: Backend> Programmer<B> {
             ServicePortChange { key, before, after }
         });
         let completed: Vec<_> = completed.collect();
-        let failed = || report.failures.iter().map(|failure| &failure.key);
-        self.conntrack.programmed(failed().chain(unfinished.keys()));
-        if unfinished.is_empty() {
-            self.conntrack.finished(state, failed());
-        }
+        let failed = report.failures.iter().map(|failure| &failure.key).chain(unfinished.keys());
+        self.conntrack.programmed(work == Work::Reconcile, unfinished.is_empty(), failed);
         self.health.publish(state, &completed);
-        if *work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
+        if work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
         }
         if !report.failures.iter().any(|failure| failure.retryable) {

@@ -79,7 +79,7 @@ impl Reporter {
         &mut self,
         backend: &str,
         target: &Target,
-        work: &Work,
+        work: Work,
         completed: &[ServicePortChange<'_>],
         report: &SyncReport,
         took: Duration,
@@ -98,8 +98,8 @@ impl Reporter {
                 calls.is_reconcile = true;
                 calls.service_ports = target.state.service_ports().len();
             }
-            Work::Apply(_) if calls.is_reconcile => {}
-            Work::Apply(_) => calls.service_ports += completed.len(),
+            Work::Apply if calls.is_reconcile => {}
+            Work::Apply => calls.service_ports += completed.len(),
         }
         if let Some(unfinished) = unfinished {
             debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(took), "partly programmed");
@@ -124,7 +124,7 @@ impl Reporter {
         });
     }
 
-    pub(super) fn failed(&mut self, backend: &str, work: &Work, error: &anyhow::Error, retry_in: Duration) {
+    pub(super) fn failed(&mut self, backend: &str, work: Work, error: &anyhow::Error, retry_in: Duration) {
         self.metrics.failed(work);
         self.unfinished = UnfinishedCalls::default();
         let error = format!("{error:#}");

@@ -109,9 +109,7 @@ fn commit(changed: &mut ChangedPorts, key: &str, departed: &[&str]) {
         let port = NonZeroU16::new(address.port()).unwrap();
         Endpoint { terminating: true, ..Endpoint::new(address.ip(), port) }
     };
-    let departed: DepartedEndpoints = [(mk_key(key), departed.iter().map(endpoint).collect())].into();
-    let changes = Changes { service_ports: [mk_key(key)].into(), ..Changes::default() };
-    changed.committed(&changes, Some(&departed));
+    changed.record(&mk_key(key), Some(departed.iter().map(endpoint).collect()));
 }
 
 /// A pass, while whose rest this happens. Returns the connections that it deletes.
@@ -192,7 +190,7 @@ fn only_programmed_changes_of_tcp_count() {
     assert!(programmed(&state, "default/dns/udp", &[]).is_empty());
     assert!(programmed(&state, "default/removed", &[GONE]).is_empty());
     commit(&mut changed, "default/web", &[GONE]);
-    assert!(changed.programmed(&state, &[&mk_key("default/web")].into()).is_empty());
+    assert!(changed.programmed(&state, &[mk_key("default/web")].into()).is_empty());
     let table = Table::default();
     table.add("10.96.0.1:80", GONE);
     table.add("10.96.0.1:80", "10.244.1.3:8080");
