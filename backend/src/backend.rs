@@ -58,10 +58,10 @@ pub trait Backend: Send + 'static {
 }
 
 /// The method of a backend to call.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Reconcile,
-    Apply(Changes),
+    Apply,
 }
 
 /// A change of our kernel objects by another process.

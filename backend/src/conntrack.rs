@@ -19,7 +19,7 @@ mod half_open;
 pub(crate) mod requests;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -34,7 +34,7 @@ pub(crate) use cleaner::{ConntrackCleaner, FlowTable, KernelFlowTable};
 pub(crate) use half_open::delete_half_open;
 
 use crate::{
-    ServicePortState,
+    NodeState, ServicePortState,
     dataplane::{Vip, vips},
 };
 
@@ -56,8 +56,8 @@ pub enum ConntrackCleanup {
 }
 
 /// What decides about the flows of one UDP service port.
-#[derive(Clone, Debug)]
-pub(crate) struct UdpServicePort(Arc<PerFamily<(Vec<Vip>, FlowTargets)>>);
+#[derive(Debug)]
+pub(crate) struct UdpServicePort(PerFamily<(Vec<Vip>, FlowTargets)>);
 
 /// Where the flows to a VIP may lead.
 #[derive(Clone, Debug)]
@@ -84,10 +84,10 @@ pub(crate) type UdpVips = FlowVips<FlowTargets>;
 
 impl UdpServicePort {
     pub(crate) fn of(service: &ServicePortState) -> Self {
-        Self(Arc::new(PerFamily::from_fn(|family| {
+        Self(PerFamily::from_fn(|family| {
             let vips = vips(&service.port, family).into_iter().map(|(vip, _)| vip);
             (vips.collect(), FlowTargets::Endpoints(allowed(service, family)))
-        })))
+        }))
     }
 
     /// The VIPs that it has lost since it was `before`.
@@ -162,7 +162,7 @@ impl UdpVips {
         withdrawn: &WithdrawnVips,
         node_addresses: &[IpAddr],
     ) -> PerFamily<Self> {
-        let service_ports = service_ports.map(|UdpServicePort(service_port)| &**service_port);
+        let service_ports = service_ports.map(|UdpServicePort(service_port)| service_port);
         let mut both = Self::of_service_ports(service_ports, node_addresses);
         for (family, vip) in withdrawn.keys() {
             both[*family].vips.entry(*vip).or_insert(FlowTargets::Untranslated);
@@ -170,12 +170,18 @@ impl UdpVips {
         both
     }
 
-    /// The VIPs of a state.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn of(state: &crate::NodeState) -> PerFamily<Self> {
-        let udp = state.service_ports().iter().filter(|(key, _)| key.protocol == Protocol::Udp);
+    /// The VIPs of a state, except for those of some service ports, and those that were withdrawn. `node_addresses`:
+    /// those of the Node object that serve node ports.
+    pub(crate) fn of(
+        state: &NodeState,
+        node_addresses: &[IpAddr],
+        except: &BTreeSet<ServicePortKey>,
+        withdrawn: &WithdrawnVips,
+    ) -> PerFamily<Self> {
+        let is_included = |key: &ServicePortKey| key.protocol == Protocol::Udp && !except.contains(key);
+        let udp = state.service_ports().iter().filter(|(key, _)| is_included(key));
         let udp: Vec<_> = udp.map(|(_, service)| UdpServicePort::of(service)).collect();
-        Self::new(udp.iter(), &WithdrawnVips::new(), &state.node().addresses)
+        Self::new(udp.iter(), withdrawn, node_addresses)
     }
 
     /// Whether the flow goes to one of these VIPs and its replies come from none of its endpoints. This includes flows

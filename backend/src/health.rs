@@ -2,7 +2,7 @@
 //! policy Local.
 //!
 //! ```text
-//!   NodeState, Changes ──publish──▶ Checks ──▶ HealthCheckServers: one listener for each port and family
+//!   what is programmed ──publish──▶ Checks ──▶ HealthCheckServers: one listener for each port and family
 //!   (after each success)               │                      │
 //!                                      └──▶ answer ◀──────────┴──── a request
 //!   Progress ─────────────────────────────▶   │
@@ -15,15 +15,15 @@
 mod checks;
 mod servers;
 
-use proto::model::ServicePortFailure;
+use proto::{model::ServicePortFailure, state::ServicePortChange};
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::{NodeState, backend::Work};
+use crate::NodeState;
 use checks::{Checks, ClaimChange, RejectedClaim};
 pub(crate) use servers::HealthCheckServers;
 
-/// The sync loop's side: it publishes what is programmed, and receives the failures.
+/// The programmer's side: it publishes what is programmed, and receives the failures.
 #[derive(Debug)]
 pub(crate) struct HealthChecks {
     checks: watch::Sender<Checks>,
@@ -38,14 +38,11 @@ impl Default for HealthChecks {
 }
 
 impl HealthChecks {
-    /// Publishes what the backend has just programmed.
-    pub(crate) fn publish(&self, state: &NodeState, work: &Work) {
+    /// Publishes what the backend has just programmed of a state.
+    pub(crate) fn publish(&self, state: &NodeState, changes: &[ServicePortChange<'_>]) {
         let mut rejected = Vec::new();
         self.checks.send_if_modified(|checks| {
-            let update = match work {
-                Work::Reconcile => checks.reconcile(state),
-                Work::Apply(changes) => checks.apply(state, changes),
-            };
+            let update = checks.update(state, changes.iter().map(|change| change.key));
             rejected = update.rejected;
             // The next request reads a changed count anyway.
             update.claims == ClaimChange::Changed

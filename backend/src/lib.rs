@@ -2,15 +2,15 @@
 //! [`Backend`], and what it reports.
 //!
 //! ```text
-//!   Connect ──▶ stream ──▶ replica ──────── commit ──▶ NodeState + Changes ──▶ pending ──▶ Backend ──▶ kernel
-//!    (gRPC,       ▲                                     │                                 │
-//!     in-process) └──────────── acks, digests ──────────┼─────────────────────────────────┤
-//!                                                       ▼                                 ▼
-//!                     store (the last committed state, in a file)         health (health-check node ports)
-//!                                                                         Progress, metrics ──▶ observe (HTTP)
+//!   Connect ──▶ stream ──▶ replica ──── commit ──▶ Target: the newest state ──▶ Backend ──▶ kernel
+//!    (gRPC,       ▲                       │                                        │
+//!     in-process) └──── acks, digests ────┼────────────────────────────────────────┤
+//!                                         ▼                                        ▼
+//!            store (the last committed state, in a file)           health (health-check node ports)
+//!                                                                  Progress, metrics ──▶ observe (HTTP)
 //! ```
 //!
-//! [`Runner`] assembles these; `sync` is the loop that runs them, and the only caller of the backend.
+//! [`Runner`] assembles these; `sync` runs them, and is the only caller of the backend.
 
 mod backend;
 mod client;
@@ -28,7 +28,6 @@ mod kernel_version;
 mod loss;
 mod metrics;
 mod observe;
-mod pending;
 mod progress;
 mod replica;
 mod resets;

@@ -95,6 +95,17 @@ pub(crate) struct Commit<'a> {
     pub(crate) is_confirmed: bool,
 }
 
+/// What follows from a commit.
+#[derive(Debug)]
+pub(crate) struct Decision {
+    /// The state to program.
+    pub(crate) state: NodeState,
+    /// The endpoints that departed. What a withheld Service loses or gets back is no sign of that.
+    pub(crate) departed: DepartedEndpoints,
+    /// The loss that begins to be withheld.
+    pub(crate) loss: Option<Loss>,
+}
+
 /// The Services of one namespace that had endpoints within [`WINDOW`], and how many of them lost all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct NamespaceLoss {
@@ -157,20 +168,19 @@ impl LossGuard {
         self.withheld.take_if(|withheld| withheld.confirm_at.is_none()).is_some()
     }
 
-    /// Decides what of a commit is programmed; `programmed` was before. Returns the state to program, and the loss that
-    /// begins to be withheld. What a Service loses or gets back is no sign that an endpoint has departed.
-    pub(crate) fn commit(
-        &mut self,
-        commit: &Commit<'_>,
-        programmed: &NodeState,
-        departed: &mut DepartedEndpoints,
-    ) -> (NodeState, Option<Loss>) {
-        let Commit { after, is_confirmed, .. } = *commit;
+    /// Decides what of a commit is programmed; `programmed` was before.
+    pub(crate) fn commit(&mut self, commit: &Commit<'_>, programmed: &NodeState) -> Decision {
+        let Commit { before, after, is_confirmed } = *commit;
         let (mut candidates, confirm_at) = match self.withheld.take() {
             Some(Withheld { service_ports, confirm_at }) => (service_ports, confirm_at),
             None => (BTreeSet::new(), None),
         };
-        let emptied = commit.emptied();
+        let mut departed = DepartedEndpoints::new();
+        let mut emptied = Vec::new();
+        for change in before.diff(after) {
+            departed.extend(change.departed());
+            emptied.extend(emptied_by(&change));
+        }
         let exceeded = if is_confirmed {
             self.lost.clear();
             None
@@ -199,7 +209,7 @@ impl LossGuard {
             let confirm_at = Some(confirm_at.unwrap_or_else(|| Instant::now() + self.confirm_delay));
             self.withheld = Some(Withheld { service_ports: candidates, confirm_at });
         }
-        (state, exceeded.filter(|_| confirm_at.is_none()))
+        Decision { state, departed, loss: exceeded.filter(|_| confirm_at.is_none()) }
     }
 
     /// Records which Services have lost all their endpoints. `state` is the committed one.
@@ -242,18 +252,6 @@ impl LossGuard {
             namespaces.entry(namespace).or_default().of += 1;
         }
         self.limit.check(namespaces.into_values().collect())
-    }
-}
-
-// === impl Commit ===
-
-impl<'a> Commit<'a> {
-    /// The service ports that lose all their endpoints, as they were.
-    pub(crate) fn emptied(&self) -> Vec<&'a ServicePortState> {
-        let emptied = self.before.diff(self.after).filter_map(|ServicePortChange { before, after, .. }| {
-            before.filter(|before| before.has_endpoints() && !after.is_some_and(ServicePortState::has_endpoints))
-        });
-        emptied.collect()
     }
 }
 
@@ -306,6 +304,12 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} Services with endpoints lost them all", self.lost, self.of)
     }
+}
+
+/// The service port as it was, if it loses all its endpoints.
+pub(crate) fn emptied_by<'a>(change: &ServicePortChange<'a>) -> Option<&'a ServicePortState> {
+    let is_empty = !change.after.is_some_and(ServicePortState::has_endpoints);
+    change.before.filter(|before| before.has_endpoints() && is_empty)
 }
 
 #[cfg(test)]

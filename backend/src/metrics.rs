@@ -26,7 +26,7 @@ use proto::model::{IpFamily, SyncMode};
 use crate::backend::Work;
 
 pub use affinity::{NFT_CLIENTS, NFT_TABLE};
-pub(crate) use no_local::NoLocal;
+pub(crate) use no_local::count_no_local;
 pub(crate) use registry::registry;
 
 /// One label with its value.
@@ -78,19 +78,19 @@ impl Default for Metrics {
 
 impl Metrics {
     /// A sync has succeeded with this many kernel operations.
-    pub(crate) fn synced(&self, work: &Work, took: Duration, operations: usize) {
+    pub(crate) fn synced(&self, work: Work, took: Duration, operations: usize) {
         self.syncs.observe(took.as_secs_f64());
         match work {
             Work::Reconcile => self.full.observe(took.as_secs_f64()),
-            Work::Apply(_) => self.partial.observe(took.as_secs_f64()),
+            Work::Apply => self.partial.observe(took.as_secs_f64()),
         }
         self.operations.observe(operations as f64);
     }
 
     /// A sync has failed as a whole.
-    pub(crate) fn failed(&self, work: &Work) {
+    pub(crate) fn failed(&self, work: Work) {
         self.failures.inc();
-        if matches!(work, Work::Apply(_)) {
+        if work == Work::Apply {
             self.partial_failures.inc();
         }
     }

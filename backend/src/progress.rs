@@ -1,7 +1,7 @@
 //! The progress of a backend process, for health checks, metrics and the status page.
 
 use std::{
-    ops::AddAssign,
+    ops::{AddAssign, Sub},
     time::{Duration, SystemTime},
 };
 
@@ -65,7 +65,7 @@ pub struct Progress {
     pub last_queued: Option<SystemTime>,
     /// When the last sync succeeded.
     pub last_success: Option<SystemTime>,
-    /// When the sync loop last ran.
+    /// When the process last followed the frontend.
     pub last_iteration: Option<Instant>,
     /// The programmed service ports with traffic policy Local and endpoints on other nodes only.
     pub no_local: PerFamily<NoLocalEndpoints>,
@@ -120,5 +120,13 @@ impl AddAssign for ChangeCounts {
     fn add_assign(&mut self, Self { service_ports, pools }: Self) {
         self.service_ports += service_ports;
         self.pools += pools;
+    }
+}
+
+impl Sub for ChangeCounts {
+    type Output = Self;
+
+    fn sub(self, Self { service_ports, pools }: Self) -> Self {
+        Self { service_ports: self.service_ports - service_ports, pools: self.pools - pools }
     }
 }

@@ -26,7 +26,7 @@ use crate::{
     ChangeCounts, Changes, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RejectedOperation, RunMode, Store,
     StoredState,
     identity::BackendIdentity,
-    loss::{Commit, LossGuard},
+    loss::{Commit, Decision, LossGuard},
 };
 
 /// How long the end of the process waits for the state file. What is missing in it then, a frontend sends after the
@@ -340,8 +340,7 @@ impl Replica {
         };
         let is_confirmed = self.committed.is_none() || self.snapshot_pending;
         let commit = Commit { before: &self.committed_state, after: &staged, is_confirmed };
-        let mut departed = commit.before.departed(commit.after);
-        let (state, loss) = self.losses.commit(&commit, &self.state, &mut departed);
+        let Decision { state, departed, loss } = self.losses.commit(&commit, &self.state);
         let changes = Changes::between(&self.state, &state);
         self.state = state;
         self.committed_state = staged;

@@ -1,4 +1,4 @@
-//! Assembles a backend process: options in, one sync loop out.
+//! Assembles a backend process: options in, the two halves of `sync` out.
 
 use std::{
     path::PathBuf,
@@ -7,22 +7,23 @@ use std::{
 };
 
 use anyhow::Context as _;
-use runtime::{ReadyGuard, Shutdown};
+use runtime::{Backoff, ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
+use tracing::info;
 
 use crate::{
     Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, RunMode, StateFile, Store, StreamOptions,
     conntrack::{ConntrackCleaner, KernelFlowTable},
     dataplane::NodePortAddresses,
+    drifts::Drifts,
     health::{HealthCheckServers, HealthChecks},
     identity::BackendIdentity,
     loss::LossGuard,
     metrics::Metrics,
-    pending::Pending,
     replica::Replica,
     resets::ConnectionResetter,
     stream::StreamFollower,
-    sync::{Reporter, SyncLoop},
+    sync::{Acks, Follower, Kernel, Programmed, Programmer, Reporter, Target},
 };
 
 /// The options of a [`Runner`].
@@ -156,26 +157,52 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             progress.service_ports = replica.state().service_ports().len();
         });
         let health = HealthChecks::default();
-        // A task of its own, so that a load balancer need not wait for the loop. Dropping it closes all listeners.
+        // A task of its own, so that a load balancer need not wait for the backend. Dropping it closes all listeners.
         let mut servers = JoinSet::new();
         if run_mode == RunMode::Program {
             let addresses = nodeport_addresses.clone();
             servers.spawn(HealthCheckServers::new(&health, addresses, progress.subscribe()).run());
         }
-        let table = KernelFlowTable(nodeport_addresses.clone());
-        let sync_loop = SyncLoop {
+        let state = replica.state().clone();
+        let stored = Target::unconfirmed(state.clone(), replica.committed());
+        let (target, targets) = watch::channel(stored.clone());
+        let (reached, programmed) = watch::channel(Programmed::default());
+        let is_after_boot = replica.is_of_earlier_boot();
+        let mut programmer = Programmer {
             backend,
+            targets,
+            programmed: reached,
+            kernel: Kernel::unknown(stored),
+            backoff: Backoff::new(retry_delay.0, retry_delay.1),
+            drifts: Drifts::default(),
+            conntrack: ConntrackCleaner::start(
+                conntrack,
+                nodeport_addresses.clone(),
+                KernelFlowTable(nodeport_addresses),
+                state,
+                progress.clone(),
+                metrics.clone(),
+            ),
+            health,
+            reporter: Reporter::new(progress.clone(), metrics.clone(), ready),
+        };
+        let follower = Follower {
             stream: StreamFollower::new(connect, stream),
             replica,
-            pending: Pending::new(retry_delay),
-            conntrack: ConntrackCleaner::start(conntrack, nodeport_addresses, table, progress.clone(), metrics.clone()),
+            acks: Acks::default(),
+            target,
+            programmed,
             resets: ConnectionResetter::start(conntrack, B::NAME == "ipvs", progress.clone()),
-            health,
-            reporter: Reporter::new(progress, metrics, ready),
-            restoring: None,
+            progress,
+            metrics,
+        };
+        let both = async {
+            // What is programmed is acked before more is. The listeners stay open until the state is stored.
+            tokio::join!(biased; follower.run(shutdown.clone()), programmer.run(is_after_boot, shutdown));
+            info!("stopped, the kernel is left as it is");
         };
         tokio::select! {
-            () = sync_loop.run(shutdown) => Ok(()),
+            () = both => Ok(()),
             Some(ended) = servers.join_next() => ended.context("the task of the health-check node ports failed"),
         }
     }

@@ -46,7 +46,8 @@ pub fn set_boot(file: &std::path::Path, boot: &str) {
 /// # Errors
 /// When they cannot be listed or deleted.
 pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize> {
-    let vips = crate::conntrack::UdpVips::of(state);
+    let addresses = &state.node().addresses;
+    let vips = crate::conntrack::UdpVips::of(state, addresses, &Default::default(), &Default::default());
     let table = crate::conntrack::KernelFlowTable(crate::dataplane::NodePortAddresses::all());
     let cleanups = crate::conntrack::clean_up(&table, vips, |_| false)?;
     Ok(cleanups.iter().map(|cleanup| cleanup.deleted).sum())

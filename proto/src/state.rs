@@ -148,12 +148,7 @@ impl NodeState {
     /// The endpoints that departed from TCP service ports which exist in this and a later state.
     #[must_use]
     pub fn departed(&self, after: &Self) -> DepartedEndpoints {
-        let tcp = self.diff(after).filter(|change| change.key.protocol == Protocol::Tcp);
-        let departed = tcp.filter_map(|change| {
-            let endpoints = change.before?.departed(change.after?);
-            (!endpoints.is_empty()).then(|| (change.key.clone(), endpoints))
-        });
-        departed.collect()
+        self.diff(after).filter_map(|change| change.departed()).collect()
     }
 
     /// The operations that create this state, one after the other.
@@ -197,14 +192,15 @@ impl NodeState {
         if self.service_port(key) == service_port.as_ref() {
             return;
         }
+        let hash = KeyHash::of(key);
         let mut change = Digest::default();
-        service_port.iter().for_each(|service_port| change.add(service_port.digest()));
+        service_port.iter().for_each(|service_port| change.add(service_port.digest(hash)));
         let before = match service_port {
-            Some(service_port) => self.service_ports.insert(service_port),
+            Some(service_port) => self.service_ports.insert_hashed(hash, service_port),
             None => self.service_ports.remove(key),
         };
-        before.iter().for_each(|before| change.remove(before.digest()));
-        self.digest_mut(KeyHash::of(key)).add(change);
+        before.iter().for_each(|before| change.remove(before.digest(hash)));
+        self.digest_mut(hash).add(change);
     }
 
     fn digest_facts(&mut self) {

@@ -2,16 +2,17 @@
 //! no commit.
 //!
 //! ```text
-//!   before a sync: prepare ──▶ updates (the latest of each service port) ──▶ thread: UdpVips ──▶ flows to delete
-//!                     └─ VIPs that are lost ─▶ updates, when programmed ─────────────▲
-//!   after a sync: programmed ──▶ due: one cleanup for all syncs meanwhile ──────────┘
+//!   before a sync: prepare ──▶ updates: the newest state ──▶ thread: UdpVips ──▶ flows to delete
+//!                     └─ what differs from the state before: VIPs that are lost, endpoints that departed
+//!   after a sync: programmed ──▶ updates, and due: one cleanup for all syncs meanwhile
 //! ```
 //!
 //! The thread compares with the newest state, even if that is being programmed: a flow to an endpoint that is about to
 //! be added is not stale. A flow that the kernel creates by the previous state is deleted after the sync.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeSet, HashSet},
+    mem,
     net::IpAddr,
     sync::Arc,
     thread,
@@ -23,7 +24,10 @@ use netlink::{
     AddressFamily,
     conntrack::{ConntrackHandle, Flow, FlowProtocol},
 };
-use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
+use proto::{
+    model::{IpFamily, PerFamily, Protocol, ServicePortKey},
+    state::ServicePortChange,
+};
 use runtime::{
     failure::{Recovery, Repeated},
     warn_if_news,
@@ -36,9 +40,7 @@ use super::{
     half_open::{ChangedPorts, HalfOpenPorts},
     requests::CleanupRequests,
 };
-use crate::{
-    Changes, DepartedEndpoints, NodeState, Progress, backend::Work, dataplane::NodePortAddresses, metrics::Metrics,
-};
+use crate::{NodeState, Progress, dataplane::NodePortAddresses, metrics::Metrics};
 
 /// The number of flows that are deleted together.
 const BATCH: usize = 256;
@@ -46,35 +48,36 @@ const BATCH: usize = 256;
 /// The most VIPs that were withdrawn and wait for a cleanup. Flows to others stay until their clients end them.
 const MAX_WITHDRAWN: usize = 65_536;
 
-/// The sync loop's side. None of its calls blocks. Dropping it ends the thread after the current cleanup.
+/// The programmer's side. None of its calls blocks. Dropping it ends the thread after the current cleanup.
 #[derive(Debug)]
 pub(crate) struct ConntrackCleaner {
     requests: Option<CleanupRequests<Updates>>,
-    nodeport_addresses: NodePortAddresses,
-    /// The UDP service ports, as they were last recorded.
-    service_ports: BTreeMap<ServicePortKey, UdpServicePort>,
-    /// The VIPs that they have lost, while the kernel may still have these.
+    /// The state that was last recorded.
+    state: NodeState,
+    /// The UDP service ports that changed, while the kernel may still have them as they were.
+    changed_udp: BTreeSet<ServicePortKey>,
+    /// The same of TCP, with the endpoints that departed.
+    changed_tcp: ChangedPorts,
+    /// The VIPs that UDP service ports have lost, while the kernel may still have these.
     withdrawn: WithdrawnVips,
-    /// The TCP service ports that changed, while the kernel may still have them as they were.
-    changed: ChangedPorts,
+    /// Whether the facts of the node changed.
+    is_node_changed: bool,
     /// Whether a frontend has confirmed the state that is programmed. Until then no flow is deleted: a state from the
     /// file, or of a frontend that is behind, may lack endpoints that exist.
     is_confirmed: bool,
 }
 
-/// What the sync loop has recorded since the thread last took it: one entry at most for each service port.
+/// What was recorded since the thread last took it.
 #[derive(Debug, Default)]
 struct Updates {
-    /// The UDP service ports that changed; `None`: removed.
-    service_ports: BTreeMap<ServicePortKey, Option<UdpServicePort>>,
+    /// The newest state, which is programmed or about to be.
+    state: Option<NodeState>,
     /// The VIPs that the kernel no longer has.
     withdrawn: WithdrawnVips,
     /// The TCP service ports whose change is programmed.
     half_open: HalfOpenPorts,
     /// Whether UDP flows may be stale since the last cleanup.
     is_udp_due: bool,
-    /// The addresses of the Node object that serve node ports, if they changed.
-    node_addresses: Option<Vec<IpAddr>>,
     /// The UDP service ports that are not programmed, if they changed.
     failed: Option<BTreeSet<ServicePortKey>>,
 }
@@ -124,12 +127,12 @@ struct CleanerThread<T> {
 #[derive(Debug)]
 struct NewestState {
     requests: CleanupRequests<Updates>,
-    service_ports: BTreeMap<ServicePortKey, UdpServicePort>,
+    nodeport_addresses: NodePortAddresses,
+    state: NodeState,
     /// The VIPs that the kernel no longer has, and whose flows were not deleted yet.
     withdrawn: WithdrawnVips,
     half_open: HalfOpenPorts,
     is_udp_due: bool,
-    node_addresses: Vec<IpAddr>,
     failed: BTreeSet<ServicePortKey>,
 }
 
@@ -144,111 +147,90 @@ pub(crate) struct FamilyCleanup {
 // === impl ConntrackCleaner ===
 
 impl ConntrackCleaner {
-    /// Starts the thread, in the network namespace of the calling thread.
+    /// Starts the thread, in the network namespace of the calling thread. `state`: what the kernel may have.
     pub(crate) fn start(
         mode: ConntrackCleanup,
         nodeport_addresses: NodePortAddresses,
         table: impl FlowTable,
+        state: NodeState,
         progress: watch::Sender<Progress>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let with = |requests| Self {
-            requests,
-            nodeport_addresses,
-            service_ports: BTreeMap::new(),
+        let mut cleaner = Self {
+            requests: None,
+            state: state.clone(),
+            changed_udp: BTreeSet::new(),
+            changed_tcp: ChangedPorts::default(),
             withdrawn: WithdrawnVips::new(),
-            changed: ChangedPorts::default(),
+            is_node_changed: false,
             is_confirmed: false,
         };
         if mode == ConntrackCleanup::Disabled {
-            return with(None);
+            return cleaner;
         }
         let requests = CleanupRequests::default();
         let newest = NewestState {
             requests: requests.clone(),
-            service_ports: BTreeMap::new(),
+            nodeport_addresses,
+            state,
             withdrawn: WithdrawnVips::new(),
             half_open: HalfOpenPorts::default(),
             is_udp_due: false,
-            node_addresses: Vec::new(),
             failed: BTreeSet::new(),
         };
         let thread = CleanerThread { table, newest, progress, metrics, repeated: Repeated::default() };
-        let started = thread::Builder::new().name("conntrack".to_owned()).spawn(move || thread.run());
-        if let Err(error) = started {
-            error!(%error, "cannot start the thread that deletes stale UDP flows");
-            return with(None);
+        match thread::Builder::new().name("conntrack".to_owned()).spawn(move || thread.run()) {
+            Ok(_) => cleaner.requests = Some(requests),
+            Err(error) => error!(%error, "cannot start the thread that deletes stale UDP flows"),
         }
-        with(Some(requests))
+        cleaner
     }
 
-    /// Records a commit, at a cost proportional to the change. `departed`: the endpoints that left service ports;
-    /// `None`: the commit before is not comparable.
-    pub(crate) fn committed(&mut self, changes: &Changes, departed: Option<&DepartedEndpoints>) {
-        if self.requests.is_some() {
-            self.changed.committed(changes, departed);
-        }
-    }
-
-    /// Records what `work` is about to program, at a cost proportional to the change.
-    pub(crate) fn prepare(&mut self, work: &Work, state: &NodeState) {
-        let Self { requests: Some(requests), nodeport_addresses, service_ports, withdrawn, .. } = self else { return };
-        let is_udp = |key: &&ServicePortKey| key.protocol == Protocol::Udp;
-        let update = |key: &ServicePortKey| (key.clone(), state.service_port(key).map(UdpServicePort::of));
-        let updates: BTreeMap<_, _> = match work {
-            Work::Reconcile => {
-                let removed = service_ports.keys().filter(|key| state.service_port(key).is_none());
-                state.service_ports().keys().filter(is_udp).chain(removed).map(update).collect()
+    /// Records the state that is about to be programmed, at a cost proportional to the change.
+    pub(crate) fn prepare(&mut self, state: &NodeState) {
+        let Self { requests: Some(requests), changed_udp, changed_tcp, withdrawn, .. } = self else { return };
+        let before = mem::replace(&mut self.state, state.clone());
+        self.is_node_changed = before.node() != state.node();
+        for change in before.diff(state) {
+            let ServicePortChange { key, before, after } = change;
+            changed_tcp.record(&change);
+            if key.protocol == Protocol::Udp {
+                let [before, after] = [before, after].map(|service| service.map(UdpServicePort::of));
+                let lost = before.iter().flat_map(|before| UdpServicePort::lost_since(after.as_ref(), before));
+                add_withdrawn(withdrawn, lost.map(|vip| (vip, key.clone())));
+                changed_udp.insert(key.clone());
             }
-            Work::Apply(changes) => changes.service_ports.iter().filter(is_udp).map(update).collect(),
-        };
-        for (key, now) in &updates {
-            let before = match now {
-                Some(now) => service_ports.insert(key.clone(), now.clone()),
-                None => service_ports.remove(key),
-            };
-            let lost = before.iter().flat_map(|before| UdpServicePort::lost_since(now.as_ref(), before));
-            add_withdrawn(withdrawn, lost.map(|vip| (vip, key.clone())));
         }
-        requests.record(|Updates { service_ports, node_addresses, .. }| {
-            service_ports.extend(updates);
-            if concerns_node(work) {
-                *node_addresses = Some(nodeport_addresses.of_node(state.node()));
-            }
-        });
+        requests.record(|updates| updates.state = Some(state.clone()));
     }
 
-    /// Requests a cleanup after `work` has been programmed, except for these service ports, if the state is confirmed.
-    pub(crate) fn programmed<'a>(&mut self, work: &Work, failed: impl Iterator<Item = &'a ServicePortKey>) {
-        let Self { requests: Some(requests), withdrawn, is_confirmed, .. } = self else { return };
-        let failed: BTreeSet<_> = failed.filter(|key| key.protocol == Protocol::Udp).cloned().collect();
+    /// A call has programmed what was recorded last, except for these service ports: some that cannot be, and, unless
+    /// it `is_finished`, some that will be. Requests a cleanup if the state is confirmed.
+    pub(crate) fn programmed<'a>(
+        &mut self,
+        is_reconcile: bool,
+        is_finished: bool,
+        failed: impl Iterator<Item = &'a ServicePortKey>,
+    ) {
+        let Self { requests: Some(requests), state, changed_udp, changed_tcp, withdrawn, .. } = self else { return };
+        let failed: BTreeSet<_> = failed.cloned().collect();
+        let half_open = if is_finished { changed_tcp.programmed(state, &failed) } else { HalfOpenPorts::default() };
         let is_kept = |(_, key): &(_, ServicePortKey)| failed.contains(key);
-        let (kept, gone): (WithdrawnVips, WithdrawnVips) = std::mem::take(withdrawn).into_iter().partition(is_kept);
+        let (kept, gone): (WithdrawnVips, WithdrawnVips) = mem::take(withdrawn).into_iter().partition(is_kept);
         *withdrawn = kept;
-        let needs = concerns_udp(work) || !gone.is_empty();
+        let failed: BTreeSet<_> = failed.into_iter().filter(|key| key.protocol == Protocol::Udp).collect();
+        let programmed = changed_udp.extract_if(.., |key| !failed.contains(key)).count();
+        changed_udp.extend(failed.iter().cloned());
+        let is_udp_due = is_reconcile || self.is_node_changed || programmed > 0 || !gone.is_empty();
+        let is_due = is_udp_due || !half_open.is_empty();
         let record = |updates: &mut Updates| {
             add_withdrawn(&mut updates.withdrawn, gone);
+            updates.half_open.update(half_open);
             updates.failed = Some(failed);
-            updates.is_udp_due |= needs;
+            updates.is_udp_due |= is_udp_due;
         };
-        if *is_confirmed {
-            requests.request(record, needs);
-        } else {
-            requests.record(record);
-        }
-    }
-
-    /// Requests a cleanup of half-open connections when everything is programmed, except for these service ports, if
-    /// the state is confirmed.
-    pub(crate) fn finished<'a>(&mut self, state: &NodeState, failed: impl Iterator<Item = &'a ServicePortKey>) {
-        let Self { requests: Some(requests), changed, is_confirmed, .. } = self else { return };
-        let half_open = changed.programmed(state, &failed.collect());
-        if half_open.is_empty() {
-            return;
-        }
-        let record = |updates: &mut Updates| updates.half_open.update(half_open);
-        if *is_confirmed {
-            requests.request(record, true);
+        if self.is_confirmed {
+            requests.request(record, is_due);
         } else {
             requests.record(record);
         }
@@ -256,7 +238,7 @@ impl ConntrackCleaner {
 
     /// A frontend has confirmed the state, which is programmed. Requests the cleanup that was not before.
     pub(crate) fn confirmed(&mut self) {
-        if !std::mem::replace(&mut self.is_confirmed, true)
+        if !mem::replace(&mut self.is_confirmed, true)
             && let Some(requests) = &self.requests
         {
             requests.request(|updates| updates.is_udp_due = true, true);
@@ -280,21 +262,6 @@ impl Drop for ConntrackCleaner {
 /// Adds VIPs, up to [`MAX_WITHDRAWN`].
 fn add_withdrawn(withdrawn: &mut WithdrawnVips, vips: impl IntoIterator<Item = <WithdrawnVips as IntoIterator>::Item>) {
     withdrawn.extend(vips.into_iter().take(MAX_WITHDRAWN.saturating_sub(withdrawn.len())));
-}
-
-/// Whether flows may have become stale: an endpoint, a VIP or an address of the node may have changed.
-fn concerns_udp(work: &Work) -> bool {
-    match work {
-        Work::Reconcile => true,
-        Work::Apply(changes) => changes.node || changes.service_ports.iter().any(|key| key.protocol == Protocol::Udp),
-    }
-}
-
-fn concerns_node(work: &Work) -> bool {
-    match work {
-        Work::Reconcile => true,
-        Work::Apply(changes) => changes.node,
-    }
 }
 
 // === impl CleanerThread ===
@@ -321,13 +288,13 @@ impl<T: FlowTable> CleanerThread<T> {
     /// Deletes the half-open connections that changes have left behind. Lists none without such a change.
     fn clean_up_half_open(&mut self, rest: impl FnOnce(Duration) -> bool) -> Result<usize> {
         let Self { table, newest, .. } = self;
-        let mut ports = std::mem::take(&mut newest.half_open);
+        let mut ports = mem::take(&mut newest.half_open);
         if ports.is_empty() {
             return Ok(0);
         }
-        let result = ports.clean_up(table, &newest.node_addresses, rest);
+        let result = ports.clean_up(table, &newest.node_addresses(), rest);
         if result.is_err() {
-            ports.update(std::mem::take(&mut newest.half_open));
+            ports.update(mem::take(&mut newest.half_open));
             newest.half_open = ports;
         }
         result
@@ -337,11 +304,11 @@ impl<T: FlowTable> CleanerThread<T> {
     fn clean_up(&mut self) -> Result<Vec<FamilyCleanup>> {
         let Self { table, newest, .. } = self;
         newest.update();
-        if !std::mem::take(&mut newest.is_udp_due) {
+        if !mem::take(&mut newest.is_udp_due) {
             return Ok(Vec::new());
         }
         // Those that are withdrawn meanwhile wait for the next cleanup: this one has missed flows to them.
-        let withdrawn = std::mem::take(&mut newest.withdrawn);
+        let withdrawn = mem::take(&mut newest.withdrawn);
         let result = clean_up(table, newest.vips(&withdrawn), |vips| {
             let changed = newest.update();
             if changed {
@@ -388,24 +355,20 @@ impl<T: FlowTable> CleanerThread<T> {
 // === impl NewestState ===
 
 impl NewestState {
-    /// Takes what the sync loop has recorded. Returns whether anything changed.
+    /// Takes what was recorded. Returns whether anything changed.
     fn update(&mut self) -> bool {
-        let updates = self.requests.take();
-        let Updates { service_ports, withdrawn, half_open, is_udp_due, node_addresses, failed } = updates;
+        let Updates { state, withdrawn, half_open, is_udp_due, failed } = self.requests.take();
         add_withdrawn(&mut self.withdrawn, withdrawn);
         self.half_open.update(half_open);
-        self.is_udp_due |= is_udp_due || !service_ports.is_empty();
-        let mut changed = !service_ports.is_empty();
-        for (key, service_port) in service_ports {
-            match service_port {
-                Some(service_port) => self.service_ports.insert(key, service_port),
-                None => self.service_ports.remove(&key),
-            };
+        let mut changed = false;
+        if let Some(state) = state {
+            let before = mem::replace(&mut self.state, state);
+            let is_udp = |change: ServicePortChange<'_>| change.key.protocol == Protocol::Udp;
+            let is_udp_changed = before.diff(&self.state).any(is_udp);
+            self.is_udp_due |= is_udp_changed;
+            changed = is_udp_changed || before.node().addresses != self.state.node().addresses;
         }
-        if let Some(addresses) = node_addresses {
-            changed |= self.node_addresses != addresses;
-            self.node_addresses = addresses;
-        }
+        self.is_udp_due |= is_udp_due;
         if let Some(failed) = failed {
             changed |= self.failed != failed;
             self.failed = failed;
@@ -413,9 +376,13 @@ impl NewestState {
         changed
     }
 
+    /// The addresses of the Node object that serve node ports.
+    fn node_addresses(&self) -> Vec<IpAddr> {
+        self.nodeport_addresses.of_node(self.state.node())
+    }
+
     fn vips(&self, withdrawn: &WithdrawnVips) -> PerFamily<UdpVips> {
-        let programmed = self.service_ports.iter().filter(|(key, _)| !self.failed.contains(*key));
-        UdpVips::new(programmed.map(|(_, service_port)| service_port), withdrawn, &self.node_addresses)
+        UdpVips::of(&self.state, &self.node_addresses(), &self.failed, withdrawn)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which half-open TCP connections are deleted after a change of their service port.
 //!
 //! ```text
-//!   commits ──▶ ChangedPorts: endpoints that departed ──programmed──▶ HalfOpenPorts: VIPs, endpoints that departed
+//!   changes ──▶ ChangedPorts: endpoints that departed ──programmed──▶ HalfOpenPorts: VIPs, endpoints that departed
 //!                                                                         │ connections without an answer
 //!                                                      GRACE later: the same ones, still without ──▶ deleted
 //! ```
@@ -20,11 +20,14 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use netlink::{AddressFamily, conntrack::Flow};
-use proto::model::{Endpoint, IpFamily, PerFamily, Protocol, ServicePortKey};
+use proto::{
+    model::{Endpoint, IpFamily, PerFamily, Protocol, ServicePortKey},
+    state::ServicePortChange,
+};
 
 use super::{FlowTable, FlowVips};
 use crate::{
-    Changes, DepartedEndpoints, NodeState, ServicePortState,
+    NodeState, ServicePortState,
     dataplane::{Vip, vips},
 };
 
@@ -39,15 +42,10 @@ const MAX: usize = 4096;
 /// The most endpoints that are remembered of a service port.
 const MAX_DEPARTED: usize = 1024;
 
-/// The TCP service ports that commits have changed, until they are programmed.
+/// The TCP service ports that lost endpoints or changed their VIPs, with the endpoints that departed, until they are
+/// programmed. Other changes mislead no connection.
 #[derive(Debug, Default)]
-pub(super) struct ChangedPorts {
-    /// With the endpoints that departed.
-    changed: BTreeMap<ServicePortKey, BTreeSet<Endpoint>>,
-    /// The VIPs of service ports when a change of them was last programmed. Only of those from which an endpoint has
-    /// departed, so that few are remembered after a start.
-    vips: BTreeMap<ServicePortKey, Box<[Vip]>>,
-}
+pub(super) struct ChangedPorts(BTreeMap<ServicePortKey, BTreeSet<Endpoint>>);
 
 /// The TCP service ports that were programmed since the last pass over the connections.
 #[derive(Debug, Default)]
@@ -70,37 +68,40 @@ struct HalfOpenTarget {
 /// The VIPs in one family.
 type HalfOpenVips = FlowVips<HalfOpenTarget>;
 
+/// The VIPs of a service port; empty if there is none.
+fn all_vips(service: Option<&ServicePortState>) -> Vec<(IpFamily, Vip)> {
+    let of_family = |service: &ServicePortState, family| vips(&service.port, family).into_iter().map(|(vip, _)| vip);
+    let families = |service| IpFamily::ALL.map(|family| of_family(service, family).map(move |vip| (family, vip)));
+    service.into_iter().flat_map(families).flatten().collect()
+}
+
 // === impl ChangedPorts ===
 
 impl ChangedPorts {
-    /// Records a commit. `departed`: see [`NodeState::departed`]; `None`: the commit before is not comparable.
-    pub(super) fn committed(&mut self, changes: &Changes, departed: Option<&DepartedEndpoints>) {
-        for key in changes.service_ports.iter().filter(|key| key.protocol == Protocol::Tcp) {
-            let known = self.changed.entry(key.clone()).or_default();
-            let endpoints = departed.and_then(|departed| departed.get(key)).into_iter().flatten();
-            let room = MAX_DEPARTED.saturating_sub(known.len());
-            known.extend(endpoints.take(room).map(|endpoint| Endpoint { terminating: false, ..*endpoint }));
+    /// Records a change that is about to be programmed, if it may mislead connections.
+    pub(super) fn record(&mut self, change: &ServicePortChange<'_>) {
+        let ServicePortChange { key, before, after } = change;
+        let departed = change.departed().map(|(_, departed)| departed).unwrap_or_default();
+        if !departed.is_empty() || all_vips(*before) != all_vips(*after) {
+            self.add(key, departed);
         }
     }
 
-    /// Takes those that are programmed, except for changes that are known to mislead no connection: no endpoint departed,
-    /// and the VIPs are the same.
-    pub(super) fn programmed(&mut self, state: &NodeState, failed: &BTreeSet<&ServicePortKey>) -> HalfOpenPorts {
-        let Self { changed, vips: known } = self;
-        for key in failed {
-            known.remove(*key);
+    fn add(&mut self, key: &ServicePortKey, departed: Vec<Endpoint>) {
+        if key.protocol != Protocol::Tcp {
+            return;
         }
-        let programmed = changed.extract_if(.., |key, _| !failed.contains(key));
-        let port = |(key, departed): (ServicePortKey, BTreeSet<_>)| {
-            let before = known.remove(&key);
+        let known = self.0.entry(key.clone()).or_default();
+        let room = MAX_DEPARTED.saturating_sub(known.len());
+        known.extend(departed.into_iter().take(room).map(|endpoint| Endpoint { terminating: false, ..endpoint }));
+    }
+
+    /// Takes those that are programmed.
+    pub(super) fn programmed(&mut self, state: &NodeState, failed: &BTreeSet<ServicePortKey>) -> HalfOpenPorts {
+        let programmed = self.0.extract_if(.., |key, _| !failed.contains(key));
+        let port = |(key, departed): (ServicePortKey, _)| {
             let service = state.service_port(&key)?;
-            let vips = IpFamily::ALL.into_iter().flat_map(|family| vips(&service.port, family));
-            let vips: Box<[Vip]> = vips.map(|(vip, _)| vip).collect();
-            let is_misleading = !departed.is_empty() || before.as_ref() != Some(&vips);
-            if !departed.is_empty() || before.is_some() {
-                known.insert(key.clone(), vips);
-            }
-            is_misleading.then(|| (key, HalfOpenPort::new(service, &departed, &state.node().addresses)))
+            Some((key, HalfOpenPort::new(service, &departed, &state.node().addresses)))
         };
         HalfOpenPorts(programmed.filter_map(port).collect())
     }
@@ -214,7 +215,7 @@ impl HalfOpenVips {
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn delete_half_open(before: &NodeState, after: &NodeState) -> Result<usize> {
     let mut changed = ChangedPorts::default();
-    changed.committed(&Changes::between(before, after), Some(&before.departed(after)));
+    before.diff(after).for_each(|change| changed.record(&change));
     let ports = changed.programmed(after, &BTreeSet::new());
     let table = super::KernelFlowTable(crate::dataplane::NodePortAddresses::all());
     ports.clean_up(&table, &after.node().addresses, |_| true)

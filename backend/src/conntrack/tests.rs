@@ -3,10 +3,7 @@
 use netlink::conntrack::{ConntrackZone, FlowProtocol, Tuple};
 
 use super::*;
-use crate::{
-    NodeState,
-    testing::{History, StateBuilder, mk_key, mk_state},
-};
+use crate::testing::{History, StateBuilder, mk_key, mk_state};
 
 fn flow(to: &str, answered_by: &str) -> Flow {
     let (to, answered_by): (SocketAddr, SocketAddr) = (to.parse().unwrap(), answered_by.parse().unwrap());
@@ -21,6 +18,10 @@ fn flow(to: &str, answered_by: &str) -> Flow {
         is_established: false,
         is_half_open: false,
     }
+}
+
+fn of_state(state: &NodeState) -> PerFamily<UdpVips> {
+    UdpVips::of(state, &state.node().addresses, &BTreeSet::new(), &WithdrawnVips::new())
 }
 
 fn is_stale(vips: &PerFamily<UdpVips>, flow: &Flow) -> bool {
@@ -50,7 +51,7 @@ fn flows_to_endpoints_of_the_vip_are_live_and_all_others_stale() {
             web.port(80).cluster_ip("10.96.0.1").node_port(30080).endpoints(["10.244.1.8:80"])
         })
         .build();
-    let vips = UdpVips::of(&state);
+    let vips = of_state(&state);
     for vip in ["10.96.0.10:53", "198.51.100.1:53", "192.0.2.1:53", "192.168.1.1:30053"] {
         assert!(!is_stale(&vips, &flow(vip, "10.244.1.5:5353")), "{vip}: an endpoint");
         assert!(!is_stale(&vips, &flow(vip, "10.244.1.6:5353")), "{vip}: a local terminating endpoint");
@@ -82,7 +83,7 @@ fn without_endpoints_every_flow_is_stale() {
     let state = mk_state()
         .service("default/empty/udp", |empty| empty.port(53).cluster_ip("10.96.0.10").node_port(30053))
         .build();
-    let vips = UdpVips::of(&state);
+    let vips = of_state(&state);
     assert!(is_stale(&vips, &flow("10.96.0.10:53", "10.244.1.5:53")));
     assert!(is_stale(&vips, &flow("192.168.1.1:30053", "10.244.1.5:53")));
     assert!(!vips.v4.vips.is_empty());
@@ -94,7 +95,7 @@ fn node_port_of_a_single_stack_service_concerns_one_family() {
         .service("default/v4/udp", |v4| v4.port(53).cluster_ip("10.96.0.10").node_port(30053))
         .service("default/v6/udp", |v6| v6.port(53).cluster_ip("fd00:96::a").node_port(30054))
         .build();
-    let vips = UdpVips::of(&state);
+    let vips = of_state(&state);
     for (to, expected) in [
         ("192.168.1.1:30053", true),
         ("[fd00:1::1]:30053", false),
@@ -168,7 +169,7 @@ fn live_flows_of_a_node_port_survive_the_end_of_an_external_ip() {
 fn an_endpoint_at_the_vip_itself_is_one() {
     let state = mk_state()
         .service("default/host/udp", |host| host.port(53).external_ip("192.168.1.1").endpoints(["192.168.1.1:53"]));
-    assert!(!is_stale(&UdpVips::of(&state.build()), &flow("192.168.1.1:53", "192.168.1.1:53")));
+    assert!(!is_stale(&of_state(&state.build()), &flow("192.168.1.1:53", "192.168.1.1:53")));
 }
 
 #[test]
@@ -183,7 +184,7 @@ fn first_of_two_service_ports_with_a_vip_owns_it() {
             a.endpoints(["10.244.1.1:1"])
         })
         .build();
-    let vips = UdpVips::of(&state);
+    let vips = of_state(&state);
     for vip in ["192.0.2.1:53", "192.168.1.1:30053"] {
         assert!(!is_stale(&vips, &flow(vip, "10.244.1.1:1")));
         assert!(is_stale(&vips, &flow(vip, "10.244.1.2:1")));
@@ -236,7 +237,7 @@ fn lookup_agrees_with_a_search_in_random_histories() {
         for _ in 0..20 {
             history.step();
             let state = history.state();
-            let vips = UdpVips::of(state);
+            let vips = of_state(state);
             let all_vips = all_vips(state);
             let all_pools = state
                 .service_ports()

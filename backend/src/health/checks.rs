@@ -11,7 +11,7 @@ use std::{
 
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
-use crate::{Changes, NodeState, ServiceName, ServicePortState};
+use crate::{NodeState, ServiceName, ServicePortState};
 
 /// A port that a load balancer probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,19 +82,6 @@ struct Claim {
 // === impl Checks ===
 
 impl Checks {
-    /// Makes the checks those of `state`.
-    pub(super) fn reconcile(&mut self, state: &NodeState) -> CheckUpdate {
-        let before = self.services.keys().cloned();
-        let with_port = state.service_ports().values().filter(|service| service.port.health_check_node_port.is_some());
-        let names = before.chain(with_port.map(|service| ServiceName::of(&service.port.key))).collect();
-        self.update(state, names)
-    }
-
-    /// Makes the checks those of `state`, given the changes since the last update.
-    pub(super) fn apply(&mut self, state: &NodeState, changes: &Changes) -> CheckUpdate {
-        self.update(state, changes.service_ports.iter().map(ServiceName::of).collect())
-    }
-
     /// The answer at `port`.
     pub(super) fn get(&self, port: CheckPort) -> Option<Check<'_>> {
         let service = self.owners.get(&port)?;
@@ -128,7 +115,12 @@ impl Checks {
         self.services.get(service).map(|claim| &claim.key)
     }
 
-    fn update(&mut self, state: &NodeState, names: BTreeSet<ServiceName>) -> CheckUpdate {
+    /// Makes the checks those of `state`, given the service ports that changed since the last update.
+    pub(super) fn update<'a>(
+        &mut self,
+        state: &NodeState,
+        changed: impl Iterator<Item = &'a ServicePortKey>,
+    ) -> CheckUpdate {
         let primary_addresses = PerFamily::from_fn(|family| state.node().primary_address(family));
         let is_moved = mem::replace(&mut self.primary_addresses, primary_addresses) != primary_addresses;
         let mut claims = if is_moved { ClaimChange::Changed } else { ClaimChange::Same };
@@ -136,7 +128,7 @@ impl Checks {
             let claim = claim.as_ref()?;
             Some((claim.key.clone(), claim.check_ports(), claim.load_balancer_ips.clone()))
         };
-        for name in names {
+        for name in changed.map(ServiceName::of).collect::<BTreeSet<_>>() {
             let new = Claim::of(state, &name);
             let new_identity = identity(&new);
             let old = match new {

@@ -1,6 +1,7 @@
 //! Real listeners, in a network namespace for each test, and an HTTP client on a plain TCP stream.
 
 use std::{
+    cell::RefCell,
     future::Future,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -19,9 +20,9 @@ use tokio::{
 
 use super::*;
 use crate::{
-    Changes, Progress,
+    Progress,
     dataplane::NodePortAddresses,
-    testing::{ServiceBuilder, mk_key, mk_state},
+    testing::{ServiceBuilder, mk_state},
 };
 
 const PORT: u16 = 32_000;
@@ -33,6 +34,7 @@ const POLL: Duration = Duration::from_millis(5);
 struct Fixture {
     health: HealthChecks,
     progress: watch::Sender<Progress>,
+    published: RefCell<NodeState>,
     _servers: JoinSet<()>,
 }
 
@@ -53,17 +55,13 @@ fn start_at(addresses: NodePortAddresses) -> Fixture {
     progress.send_modify(|progress| progress.last_iteration = Some(tokio::time::Instant::now()));
     let mut servers = JoinSet::new();
     servers.spawn(HealthCheckServers::new(&health, addresses, progress.subscribe()).run());
-    Fixture { health, progress, _servers: servers }
+    Fixture { health, progress, published: RefCell::new(mk_state().build()), _servers: servers }
 }
 
 impl Fixture {
-    fn reconcile(&self, state: &NodeState) {
-        self.health.publish(state, &Work::Reconcile);
-    }
-
-    fn apply(&self, state: &NodeState, key: &str) {
-        let changes = Changes { service_ports: [mk_key(key)].into(), ..Changes::default() };
-        self.health.publish(state, &Work::Apply(changes));
+    fn publish(&self, state: &NodeState) {
+        let before = self.published.replace(state.clone());
+        self.health.publish(state, &before.diff(state).collect::<Vec<_>>());
     }
 }
 
@@ -148,7 +146,7 @@ fn answer(status: u16, weight: usize, healthy: &str) -> Answer {
 fn each_family_has_its_own_answer() {
     run(|| async {
         let fixture = start();
-        fixture.reconcile(&state(&["10.244.1.1:80", "10.244.1.2:80"]));
+        fixture.publish(&state(&["10.244.1.1:80", "10.244.1.2:80"]));
         assert_eq!(eventually(IpFamily::V4).await, answer(200, 2, "true"));
         assert_eq!(eventually(IpFamily::V6).await, answer(503, 0, "true"));
     });
@@ -158,12 +156,12 @@ fn each_family_has_its_own_answer() {
 fn count_changes_without_reopening_the_port() {
     run(|| async {
         let fixture = start();
-        fixture.reconcile(&state(&[]));
+        fixture.publish(&state(&[]));
         assert_eq!(eventually(IpFamily::V4).await, answer(503, 0, "true"));
         let mut early = TcpStream::connect(at(IpFamily::V4)).await.unwrap();
         early.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
         // No `eventually`: the very next request, and a connection that a new listener would have closed.
-        fixture.apply(&state(&["10.244.1.1:80"]), "default/web");
+        fixture.publish(&state(&["10.244.1.1:80"]));
         assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
         early.write_all(b"Host: node\r\n\r\n").await.unwrap();
         let mut text = String::new();
@@ -176,7 +174,7 @@ fn count_changes_without_reopening_the_port() {
 fn answer_is_unhealthy_when_syncs_have_failed_for_a_minute() {
     run(|| async {
         let fixture = start();
-        fixture.reconcile(&state(&["10.244.1.1:80"]));
+        fixture.publish(&state(&["10.244.1.1:80"]));
         assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
         let failing_for = |seconds| {
             fixture.progress.send_modify(|progress| {
@@ -216,7 +214,7 @@ fn ports_are_opened_at_the_addresses_of_node_ports_only() {
         ] {
             let fixture = start_at(addresses.clone());
             // A node at 192.168.1.1 and fd00:1::1.
-            fixture.reconcile(&state(&["10.244.1.1:80"]));
+            fixture.publish(&state(&["10.244.1.1:80"]));
             for address in expected {
                 while !is_open(address).await {
                     tokio::time::sleep(POLL).await;
@@ -243,7 +241,7 @@ fn port_is_not_open_at_vips_of_other_services() {
         let fixture = start_at(NodePortAddresses::Cidrs(vec!["10.0.0.0/8".parse().unwrap()]));
         let load_balancer =
             mk_state().service("default/web", |port| web(&["10.244.1.1:80"])(port).load_balancer_ip("10.1.0.1"));
-        fixture.reconcile(&load_balancer.build());
+        fixture.publish(&load_balancer.build());
         ip("address add 10.1.0.1/32 dev kube-ipvs0");
         for open in ["10.0.0.7", "10.1.0.1"] {
             while TcpStream::connect((open, PORT)).await.is_err() {
@@ -261,7 +259,7 @@ fn port_is_open_at_the_load_balancer_ips_of_its_service() {
         let with_ip = |ip: &'static str| {
             mk_state().service("default/web", move |web_port| web(&["10.244.1.1:80"])(web_port).load_balancer_ip(ip))
         };
-        fixture.reconcile(&with_ip("203.0.113.7").build());
+        fixture.publish(&with_ip("203.0.113.7").build());
         // As an agent of the cloud does, later.
         for range in ["203.0.113.0/24", "192.168.1.1"] {
             let added = Command::new("ip").args(["route", "add", "local", range, "dev", "lo"]).status().unwrap();
@@ -279,7 +277,7 @@ fn port_is_open_at_the_load_balancer_ips_of_its_service() {
         until("203.0.113.7", true).await;
         until("192.168.1.1", true).await;
         assert!(!is_open("203.0.113.8").await, "an address of another Service");
-        fixture.apply(&with_ip("203.0.113.8").build(), "default/web");
+        fixture.publish(&with_ip("203.0.113.8").build());
         until("203.0.113.8", true).await;
         until("203.0.113.7", false).await;
     });
@@ -291,10 +289,10 @@ fn port_is_closed_with_its_service_and_opened_again() {
         let fixture = start();
         let with_port = state(&["10.244.1.1:80"]);
         for _ in 0..3 {
-            fixture.apply(&with_port, "default/web");
+            fixture.publish(&with_port);
             assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
             assert_eq!(eventually(IpFamily::V6).await.status, 503);
-            fixture.apply(&mk_state().build(), "default/web");
+            fixture.publish(&mk_state().build());
             until_refused(IpFamily::V4).await;
             until_refused(IpFamily::V6).await;
         }
@@ -306,10 +304,10 @@ fn port_moves_to_the_remaining_service() {
     run(|| async {
         let fixture = start();
         let both = mk_state().service("default/other", web(&[])).service("default/web", web(&["10.244.1.1:80"]));
-        fixture.reconcile(&both.build());
+        fixture.publish(&both.build());
         let other = eventually(IpFamily::V4).await;
         assert!(other.status == 503 && other.body.contains(r#""name":"other""#), "{other:?}");
-        fixture.apply(&state(&["10.244.1.1:80"]), "default/other");
+        fixture.publish(&state(&["10.244.1.1:80"]));
         assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
     });
 }
@@ -319,7 +317,7 @@ fn port_of_another_process_is_opened_when_it_is_free() {
     run(|| async {
         let taken = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await.unwrap();
         let fixture = start();
-        fixture.reconcile(&state(&["10.244.1.1:80"]));
+        fixture.publish(&state(&["10.244.1.1:80"]));
         // The other family is independent of it.
         assert_eq!(eventually(IpFamily::V6).await.status, 503);
         drop(taken);
@@ -332,9 +330,9 @@ fn port_of_a_removed_service_is_not_retried() {
     run(|| async {
         let taken = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await.unwrap();
         let fixture = start();
-        fixture.reconcile(&state(&[]));
+        fixture.publish(&state(&[]));
         eventually(IpFamily::V6).await;
-        fixture.apply(&mk_state().build(), "default/web");
+        fixture.publish(&mk_state().build());
         until_refused(IpFamily::V6).await;
         drop(taken);
         // Longer than the longest first delay.
@@ -347,7 +345,7 @@ fn port_of_a_removed_service_is_not_retried() {
 fn silent_clients_do_not_prevent_health_checks() {
     run(|| async {
         let fixture = start();
-        fixture.reconcile(&state(&["10.244.1.1:80"]));
+        fixture.publish(&state(&["10.244.1.1:80"]));
         eventually(IpFamily::V4).await;
         let mut silent = Vec::new();
         for number in 0..1000 {
@@ -370,7 +368,7 @@ fn silent_clients_do_not_prevent_health_checks() {
 fn invalid_http_is_rejected() {
     run(|| async {
         let fixture = start();
-        fixture.reconcile(&state(&["10.244.1.1:80"]));
+        fixture.publish(&state(&["10.244.1.1:80"]));
         eventually(IpFamily::V4).await;
         let answer = exchange(IpFamily::V4, "what is this\r\n\r\n").await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");

@@ -7,10 +7,10 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::{
-    Changes, Observer, ObserverPages, Progress,
+    Observer, ObserverPages, Progress,
     drained::DrainMetrics,
     identity::BackendIdentity,
-    testing::{ServiceBuilder, mk_key, mk_state},
+    testing::{ServiceBuilder, mk_state},
 };
 
 const PAGE: &str = include_str!("../../../docs/metrics.md");
@@ -77,9 +77,9 @@ fn programming_buckets_are_those_of_kube_proxy() {
 #[test]
 fn sync_counts_under_each_family_and_by_kind() {
     let metrics = Arc::new(Metrics::default());
-    metrics.synced(&Work::Reconcile, Duration::from_millis(3), 12);
-    metrics.synced(&Work::Apply(Changes::default()), Duration::from_millis(1), 1);
-    metrics.failed(&Work::Reconcile);
+    metrics.synced(Work::Reconcile, Duration::from_millis(3), 12);
+    metrics.synced(Work::Apply, Duration::from_millis(1), 1);
+    metrics.failed(Work::Reconcile);
     let count = |name: &str| scraped("iptables", &metrics, name);
     for family in ["IPv4", "IPv6"] {
         let labels = format!("{{ip_family=\"{family}\"}}");
@@ -114,18 +114,14 @@ fn service_ports_without_local_endpoints_are_counted() {
     let far = mk_state().service("default/web", local).service("default/other", local).build();
     let near = |web| local(web).local_endpoints(["10.244.1.1:80"]);
     let near = mk_state().service("default/web", near).service("default/other", local).build();
-    let mut no_local = NoLocal::default();
-    let mut counts = |state, work: &Work| -> PerFamily<_> {
-        let counts = no_local.update(state, work);
-        PerFamily::from_fn(|family| (counts[family].internal, counts[family].external))
-    };
-    let change = Work::Apply(Changes { service_ports: [mk_key("default/web")].into(), ..Changes::default() });
+    let one = mk_state().service("default/other", local).build();
+    let mut before = mk_state().build();
+    let mut counts = PerFamily::default();
     let [v4, v6] = IpFamily::ALL;
-    for (state, work, expected) in
-        [(&far, &Work::Reconcile, 2), (&near, &change, 1), (&far, &change, 2), (&near, &Work::Reconcile, 1)]
-    {
-        let counts = counts(state, work);
-        assert_eq!((counts[v4], counts[v6]), ((expected, expected), (0, 0)));
+    for (state, expected) in [(&far, 2), (&near, 1), (&far, 2), (&near, 1), (&one, 1)] {
+        count_no_local(&mut counts, &before.diff(state).collect::<Vec<_>>());
+        let count = |family| (counts[family].internal, counts[family].external);
+        assert_eq!((count(v4), count(v6)), ((expected, expected), (0, 0)));
+        before = state.clone();
     }
-    assert_eq!(counts(&mk_state().build(), &change)[v4], (1, 1));
 }

@@ -27,7 +27,7 @@ pub(super) const SYNC_FAILING: Duration = Duration::from_secs(60);
 /// A change that has not failed, but does not end: the longest that programming a large cluster with the slowest
 /// backend takes.
 pub(super) const SYNC_HUNG: Duration = Duration::from_secs(300);
-/// A sync loop that does not run for this long hangs: without work it runs every ten seconds.
+/// A process that does not follow the frontend for this long hangs: without messages it does every ten seconds.
 pub(super) const LOOP_HUNG: Duration = Duration::from_secs(60);
 
 /// The health conditions.
@@ -99,7 +99,6 @@ impl Progress {
         match (&self.pending_since, &self.error) {
             (Some(_), Some(_)) => waiting < SYNC_FAILING,
             (Some(_), None) => waiting < SYNC_HUNG,
-            // The loop does not run while the backend works.
             (None, _) => since(self.last_iteration) < LOOP_HUNG,
         }
     }

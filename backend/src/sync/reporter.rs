@@ -1,4 +1,4 @@
-//! What the loop reports: progress, metrics and log lines.
+//! What programming reports: progress, metrics and log lines.
 
 use std::{
     collections::BTreeSet,
@@ -6,7 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{IpFamily, NodeInfo, ServicePortFailure};
+use proto::{
+    model::{IpFamily, ServicePortFailure},
+    state::ServicePortChange,
+};
 use runtime::{
     ReadyGuard,
     failure::{Recovery, Repeated},
@@ -14,21 +17,18 @@ use runtime::{
 use tokio::{sync::watch, time::Instant};
 use tracing::{debug, error, info, warn};
 
-use super::EndedCall;
+use super::Target;
 use crate::{
-    ChangeCounts, Changes, Loss, NodeState, Progress, SyncReport,
+    Progress, SyncReport,
     backend::Work,
-    metrics::{Metrics, NoLocal},
-    pending::Pending,
-    replica::Replica,
+    metrics::{Metrics, count_no_local},
 };
 
 /// Publishes [`Progress`] and counts [`Metrics`].
 #[derive(Debug)]
 pub(crate) struct Reporter {
-    pub(super) progress: watch::Sender<Progress>,
+    progress: watch::Sender<Progress>,
     pub(super) metrics: Arc<Metrics>,
-    no_local: NoLocal,
     /// Released when the kernel contains a state for the first time.
     ready: Option<ReadyGuard>,
     sync_failures: Repeated,
@@ -48,111 +48,61 @@ struct UnfinishedCalls {
 
 impl Reporter {
     pub(crate) fn new(progress: watch::Sender<Progress>, metrics: Arc<Metrics>, ready: Option<ReadyGuard>) -> Self {
-        Self {
-            progress,
-            metrics,
-            no_local: NoLocal::default(),
-            ready,
-            sync_failures: Repeated::default(),
-            unfinished: UnfinishedCalls::default(),
-        }
+        Self { progress, metrics, ready, sync_failures: Repeated::default(), unfinished: UnfinishedCalls::default() }
     }
 
-    /// The loop runs. Does not wake the receivers.
-    pub(super) fn iterated(&self) {
-        self.progress.send_if_modified(|progress| {
-            progress.last_iteration = Some(Instant::now());
-            false
-        });
+    /// A call of the backend begins.
+    pub(super) fn begun(&self, at: Instant) {
+        self.progress.send_modify(|progress| progress.pending_since = progress.pending_since.or(Some(at)));
     }
 
-    pub(super) fn received(&self, at: Instant, replica: &Replica) {
+    pub(super) fn drifted(&self, count: u64) {
+        self.progress.send_modify(|progress| progress.drifts = count);
+    }
+
+    pub(super) fn failures(&self, failures: &[ServicePortFailure]) {
+        self.progress.send_modify(|progress| progress.failures = failures.to_vec());
+    }
+
+    /// Everything of a target is programmed, except for the failures. `newest`: the newest target.
+    pub(super) fn finished(&mut self, current: &Target, newest: &Target) {
         self.progress.send_modify(|progress| {
-            progress.last_contact = Some(at);
-            progress.committed = replica.committed();
-            progress.protocol = replica.counters;
+            progress.programmed = current.committed;
+            progress.pending = newest.received - current.received;
+            progress.pending_since = (newest.state != current.state).then_some(newest.changed_at);
         });
+        self.ready = None;
     }
 
-    pub(super) fn committed(&self, state: &NodeState, changes: &Changes, counts: ChangeCounts, at: Instant) {
-        self.progress.send_modify(|progress| {
-            let retained = std::mem::replace(&mut progress.retains_node, state.retains_node());
-            let NodeInfo { name: node, addresses, pod_cidrs, .. } = state.node();
-            match (retained, progress.retains_node) {
-                (false, true) => {
-                    let text = "the Node object is gone, its last addresses and pod CIDRs are used";
-                    warn!(%node, ?addresses, ?pod_cidrs, "{text}");
-                }
-                (true, false) => info!(%node, "the Node object exists again"),
-                _ => {}
-            }
-            progress.eligible = state.node().eligible;
-            progress.service_ports = state.service_ports().len();
-            progress.received += counts;
-            if !changes.is_empty() {
-                progress.pending += counts;
-                progress.pending_since.get_or_insert(at);
-                progress.last_queued = Some(SystemTime::now());
-            }
-        });
-    }
-
-    pub(super) fn failures(&self, pending: &Pending) {
-        self.progress.send_modify(|progress| progress.failures = pending.failures());
-    }
-
-    /// The losses that are withheld after a commit; `loss` is one that begins to be.
-    pub(super) fn withheld(&self, replica: &Replica, loss: Option<Loss>) {
-        let service_ports = replica.withheld_service_ports();
-        let unconfirmed = replica.unconfirmed_service_ports();
-        if let Some(loss) = loss {
-            error!(
-                service_ports,
-                "withholding a loss that exceeds --max-loss: {loss}; these service ports keep their endpoints until a \
-                 snapshot confirms the loss, everything else is applied"
-            );
-        }
-        self.progress.send_if_modified(|progress| {
-            progress.rejected_losses += u64::from(loss.is_some());
-            progress.unconfirmed_service_ports = unconfirmed;
-            std::mem::replace(&mut progress.withheld_service_ports, service_ports) != service_ports || loss.is_some()
-        });
-    }
-
-    /// Why the state file is out of date.
-    pub(super) fn state_file(&self, error: Option<&str>) {
-        self.progress.send_if_modified(|progress| {
-            let differs = progress.state_file_error.as_deref() != error;
-            if differs {
-                progress.state_file_error = error.map(str::to_owned);
-            }
-            differs
-        });
-    }
-
-    pub(super) fn succeeded(&mut self, backend: &str, replica: &Replica, report: &SyncReport, call: &EndedCall) {
+    /// A call of the backend has succeeded, which has completed these changes.
+    pub(super) fn succeeded(
+        &mut self,
+        backend: &str,
+        target: &Target,
+        work: Work,
+        completed: &[ServicePortChange<'_>],
+        report: &SyncReport,
+        took: Duration,
+    ) {
         let SyncReport { writes, lock_wait, unfinished, unusable_families, failures: _ } = report;
-        let EndedCall { completed: work, took, at } = call;
-        let state = replica.state();
-        let committed = replica.committed();
         if let Some(Recovery { count, duration }) = self.sync_failures.recovered() {
             info!(backend, failures = count, after_ms = duration.as_millis(), "kernel programmed again");
         }
-        let revision = committed.map(|(_, revision)| revision.0);
+        let revision = target.committed.map(|(_, revision)| revision.0);
         let calls = &mut self.unfinished;
         calls.writes += writes;
-        calls.took += *took;
+        calls.took += took;
         calls.lock_wait += *lock_wait;
         match work {
             Work::Reconcile => {
                 calls.is_reconcile = true;
-                calls.service_ports = state.service_ports().len();
+                calls.service_ports = target.state.service_ports().len();
             }
-            Work::Apply(_) if calls.is_reconcile => {}
-            Work::Apply(changes) => calls.service_ports += changes.service_ports.len(),
+            Work::Apply if calls.is_reconcile => {}
+            Work::Apply => calls.service_ports += completed.len(),
         }
         if let Some(unfinished) = unfinished {
-            debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(*took), "partly programmed");
+            debug!(revision, unfinished = unfinished.len(), writes, took_ms = milliseconds(took), "partly programmed");
         } else {
             let UnfinishedCalls { is_reconcile, service_ports, writes, took, lock_wait } = std::mem::take(calls);
             let took_ms = milliseconds(took);
@@ -160,32 +110,21 @@ impl Reporter {
             let event = if is_reconcile { "reconciled" } else { "applied" };
             info!(revision, service_ports, writes, took_ms, lock_wait_ms, "{event}");
         }
-        self.metrics.synced(work, *took, *writes);
+        self.metrics.synced(work, took, *writes);
         log_unusable_families(&self.progress.borrow().unusable_families, unusable_families);
-        let no_local = self.no_local.update(state, work);
-        let is_programmed = unfinished.as_ref().is_none_or(BTreeSet::is_empty);
         self.progress.send_modify(|progress| {
             progress.error = None;
             progress.lock_wait += *lock_wait;
-            progress.no_local = no_local;
+            count_no_local(&mut progress.no_local, completed);
             progress.unusable_families.clone_from(unusable_families);
             progress.unfinished = unfinished.as_ref().map_or(0, BTreeSet::len);
-            progress.last_success = Some(*at);
-            if is_programmed {
-                progress.programmed = committed;
-                progress.pending = ChangeCounts::default();
-                progress.pending_since = None;
-            } else {
-                // Each transaction is progress.
-                progress.pending_since = Some(Instant::now());
-            }
+            progress.last_success = Some(SystemTime::now());
+            // Each transaction is progress.
+            progress.pending_since = Some(Instant::now());
         });
-        if is_programmed {
-            self.ready = None;
-        }
     }
 
-    pub(super) fn failed(&mut self, backend: &str, work: &Work, error: &anyhow::Error, retry_in: Duration) {
+    pub(super) fn failed(&mut self, backend: &str, work: Work, error: &anyhow::Error, retry_in: Duration) {
         self.metrics.failed(work);
         self.unfinished = UnfinishedCalls::default();
         let error = format!("{error:#}");

@@ -1,4 +1,4 @@
-//! The sync loop with a fake backend and a frontend played by the test.
+//! Both halves with a fake backend and a frontend played by the test.
 
 mod adoption;
 mod backend;
@@ -11,22 +11,26 @@ mod unfinished;
 
 use std::path::Path;
 
+use anyhow::Result;
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, Epoch, FailureKind, Hello, KindVersions, Operation, Revision, ServerMessage, ServicePortFailure,
-        ServicePortKey, SourceVersion, SyncMode, Welcome,
+        Ack, Batch, ClientMessage, Epoch, FailureKind, Hello, KindVersions, Operation, Revision, ServerMessage,
+        ServicePortFailure, ServicePortKey, SourceVersion, SyncMode, Welcome,
     },
 };
-use runtime::{Ready, Trigger};
+use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
 };
 
-use super::*;
+use super::{
+    program::{ADOPTION, FIRST_ANSWER},
+    *,
+};
 use crate::{
-    ChangeCounts, InProcess, NodeState, Progress, Runner, RunnerOptions,
+    Backend, ChangeCounts, InProcess, NodeState, Progress, Runner, RunnerOptions,
     testing::{Call, FakeKernel, NODE_NAME, mk_key, mk_state, operations_between},
 };
 

@@ -135,9 +135,8 @@ impl ServicePortState {
         (without != *self).then_some(without)
     }
 
-    /// The sum of the content hashes of the service port and of all its endpoints.
-    pub(super) fn digest(&self) -> Digest {
-        let hash = KeyHash::of(&self.port.key);
+    /// The sum of the content hashes of the service port, whose key has this hash, and of all its endpoints.
+    pub(super) fn digest(&self, hash: KeyHash) -> Digest {
         let mut sum = Digest::of_service_port(&self.port);
         self.pools().for_each(|(class, _, pool)| sum.add(hash.pool(class, pool)));
         sum

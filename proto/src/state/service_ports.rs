@@ -11,7 +11,7 @@ use std::{cmp::Ordering, fmt, iter, mem, ops, ptr, slice, sync::Arc};
 use super::ServicePortState;
 use crate::{
     digest::{BUCKETS, KeyHash},
-    model::ServicePortKey,
+    model::{Endpoint, Protocol, ServicePortKey},
 };
 
 /// The most service ports of a chunk. A change copies up to so many pointers; a clone of 50,000 service ports has 400
@@ -142,8 +142,16 @@ impl ServicePorts {
 
     /// Adds or replaces a service port. Returns the earlier one.
     pub fn insert(&mut self, service_port: ServicePortState) -> Option<Arc<ServicePortState>> {
+        self.insert_hashed(KeyHash::of(&service_port.port.key), service_port)
+    }
+
+    /// As [`Self::insert`], with the hash of the key.
+    pub(super) fn insert_hashed(
+        &mut self,
+        hash: KeyHash,
+        service_port: ServicePortState,
+    ) -> Option<Arc<ServicePortState>> {
         let place = self.find(&service_port.port.key);
-        let hash = KeyHash::of(&service_port.port.key);
         let new = Entry { hash, service_port: Arc::new(service_port) };
         match place {
             Ok(Place { chunk, entry }) => {
@@ -296,6 +304,14 @@ impl ExactSizeIterator for Iter<'_> {}
 // === impl ServicePortChange ===
 
 impl<'a> ServicePortChange<'a> {
+    /// The endpoints that departed, if it is a TCP service port that existed and exists.
+    #[must_use]
+    pub fn departed(&self) -> Option<(ServicePortKey, Vec<Endpoint>)> {
+        let before = self.before.filter(|_| self.key.protocol == Protocol::Tcp)?;
+        let endpoints = before.departed(self.after?);
+        (!endpoints.is_empty()).then(|| (self.key.clone(), endpoints))
+    }
+
     /// The change of the lower one of the next keys.
     fn of_heads(before: Option<&'a Entry>, after: Option<&'a Entry>) -> Option<Self> {
         let (before, after) = match (before, after) {

@@ -4,7 +4,6 @@
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
-    num::NonZeroU16,
     process::Command,
     sync::{Mutex, mpsc},
 };
@@ -13,13 +12,10 @@ use netlink::{
     conntrack::{ConntrackZone, Tuple},
     testing::in_netns,
 };
-use proto::model::{Endpoint, FailureKind, ServicePortFailure};
+use proto::model::{FailureKind, ServicePortFailure};
 
 use super::*;
-use crate::{
-    Changes,
-    testing::{StateBuilder, mk_key, mk_state},
-};
+use crate::testing::{StateBuilder, mk_key, mk_state};
 
 /// Creates a flow from this client port to port 53 of a VIP, answered by this endpoint.
 fn insert(protocol: &str, vip: &str, endpoint: &str, port: u16) {
@@ -42,13 +38,16 @@ fn client_ports() -> BTreeSet<u16> {
 }
 
 fn dns() -> NodeState {
+    mk_dns().build()
+}
+
+fn mk_dns() -> StateBuilder {
     mk_state()
         .service("default/dns/udp", |dns| {
             let dns = dns.port(53).cluster_ip("10.96.0.10").cluster_ip("fd00:96::a");
             dns.endpoints(["10.244.1.5:53", "[fd00:244:1::5]:53"])
         })
         .service("default/empty/udp", |empty| empty.port(53).cluster_ip("10.96.0.11"))
-        .build()
 }
 
 fn insert_all() {
@@ -62,8 +61,8 @@ fn insert_all() {
     insert("udp", "fd00:96::a", "fd00:244:1::4", 8);
 }
 
-fn apply(key: &str) -> Work {
-    Work::Apply(Changes { service_ports: [mk_key(key)].into(), ..Changes::default() })
+fn of_kernel() -> KernelFlowTable {
+    KernelFlowTable(NodePortAddresses::all())
 }
 
 /// A cleaner with the progress that it reports.
@@ -74,35 +73,46 @@ struct Fixture {
 
 impl Fixture {
     fn new(mode: ConntrackCleanup, table: impl FlowTable) -> Self {
-        Self::serving(NodePortAddresses::all(), mode, table)
+        Self::from(mode, table, mk_state().build())
     }
 
-    fn serving(addresses: NodePortAddresses, mode: ConntrackCleanup, table: impl FlowTable) -> Self {
+    /// The kernel may have this state.
+    fn from(mode: ConntrackCleanup, table: impl FlowTable, state: NodeState) -> Self {
+        Self::serving(NodePortAddresses::all(), mode, table, state)
+    }
+
+    fn serving(addresses: NodePortAddresses, mode: ConntrackCleanup, table: impl FlowTable, state: NodeState) -> Self {
         let progress = watch::Sender::default();
-        let mut cleaner = ConntrackCleaner::start(mode, addresses, table, progress.clone(), Arc::default());
+        let mut cleaner = ConntrackCleaner::start(mode, addresses, table, state, progress.clone(), Arc::default());
         cleaner.is_confirmed = true;
         Self { cleaner, progress }
     }
 
     fn of_kernel() -> Self {
-        Self::new(ConntrackCleanup::Enabled, KernelFlowTable(NodePortAddresses::all()))
+        Self::new(ConntrackCleanup::Enabled, of_kernel())
     }
 
-    /// What the sync loop does, and waits for the cleanup.
-    fn sync(&mut self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
-        self.cleaner.prepare(work, state);
-        let failed = || failures.iter().map(|failure| &failure.key);
-        self.cleaner.programmed(work, failed());
-        self.cleaner.finished(state, failed());
+    /// What the programmer does, and waits for the cleanup.
+    fn reconcile(&mut self, state: &NodeState, failures: &[ServicePortFailure]) {
+        self.sync(true, state, failures);
+    }
+
+    fn apply(&mut self, state: &NodeState, failures: &[ServicePortFailure]) {
+        self.sync(false, state, failures);
+    }
+
+    fn sync(&mut self, is_reconcile: bool, state: &NodeState, failures: &[ServicePortFailure]) {
+        self.cleaner.prepare(state);
+        self.cleaner.programmed(is_reconcile, true, failures.iter().map(|failure| &failure.key));
         if let Some(requests) = &self.cleaner.requests {
             requests.wait_idle();
         }
     }
 
-    /// What the sync loop does.
-    fn begin(&mut self, work: &Work, state: &NodeState) {
-        self.cleaner.prepare(work, state);
-        self.cleaner.programmed(work, std::iter::empty());
+    /// What the programmer does.
+    fn begin(&mut self, is_reconcile: bool, state: &NodeState) {
+        self.cleaner.prepare(state);
+        self.cleaner.programmed(is_reconcile, true, std::iter::empty());
     }
 
     fn deleted_flows(&self) -> u64 {
@@ -115,10 +125,10 @@ fn only_stale_flows_are_deleted() {
     in_netns(|| {
         insert_all();
         let mut fixture = Fixture::of_kernel();
-        fixture.sync(&Work::Reconcile, &dns(), &[]);
+        fixture.reconcile(&dns(), &[]);
         assert_eq!(client_ports(), [1, 5, 6, 7].into());
         assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (4, 0));
-        fixture.sync(&Work::Reconcile, &dns(), &[]);
+        fixture.reconcile(&dns(), &[]);
         assert_eq!((client_ports(), fixture.deleted_flows()), ([1, 5, 6, 7].into(), 4));
     });
 }
@@ -145,7 +155,8 @@ fn flows_to_addresses_without_node_ports_stay() {
                 insert("udp", address, "10.244.1.4", port);
             }
             let table = KernelFlowTable(serving.clone());
-            Fixture::serving(serving, ConntrackCleanup::Enabled, table).sync(&Work::Reconcile, &state, &[]);
+            let mut fixture = Fixture::serving(serving, ConntrackCleanup::Enabled, table, mk_state().build());
+            fixture.reconcile(&state, &[]);
             let kept: BTreeSet<u16> = (1..=3).filter(|port| !deleted.contains(port)).collect();
             assert_eq!(client_ports(), kept);
         });
@@ -158,7 +169,7 @@ fn no_flow_is_deleted_before_a_frontend_confirms_the_state() {
         insert_all();
         let mut fixture = Fixture::of_kernel();
         fixture.cleaner.rolled_back();
-        fixture.sync(&Work::Reconcile, &dns(), &[]);
+        fixture.reconcile(&dns(), &[]);
         assert_eq!(fixture.deleted_flows(), 0);
         for _ in 0..2 {
             fixture.cleaner.confirmed();
@@ -173,20 +184,17 @@ fn only_changes_that_concern_udp_clean_up() {
     in_netns(|| {
         insert_all();
         let all: BTreeSet<_> = (1..=8).collect();
-        Fixture::new(ConntrackCleanup::Disabled, KernelFlowTable(NodePortAddresses::all())).sync(
-            &Work::Reconcile,
-            &dns(),
-            &[],
-        );
+        Fixture::new(ConntrackCleanup::Disabled, of_kernel()).reconcile(&dns(), &[]);
         assert_eq!(client_ports(), all, "disabled");
-        let mut fixture = Fixture::of_kernel();
-        fixture.cleaner.prepare(&Work::Reconcile, &dns());
-        fixture.sync(&apply("default/web"), &dns(), &[]);
+        let mut fixture = Fixture::from(ConntrackCleanup::Enabled, of_kernel(), dns());
+        let web = |state: StateBuilder| state.service("default/web", |web| web.cluster_ip("10.96.0.1"));
+        fixture.apply(&web(mk_dns()).build(), &[]);
         assert_eq!(client_ports(), all, "TCP");
-        fixture.sync(&apply("default/gone/udp"), &dns(), &[]);
+        let more = |state| web(state).service("default/more/udp", |more| more.port(53).cluster_ip("10.96.0.13"));
+        fixture.apply(&more(mk_dns()).build(), &[]);
         assert_eq!(fixture.deleted_flows(), 4, "any UDP service port");
         insert("udp", "10.96.0.10", "10.244.1.4", 2);
-        fixture.sync(&Work::Apply(Changes { node: true, ..Changes::default() }), &dns(), &[]);
+        fixture.apply(&more(mk_dns()).node_addresses(["192.168.1.2"]).build(), &[]);
         assert_eq!(fixture.deleted_flows(), 5, "the node's addresses");
     });
 }
@@ -198,8 +206,11 @@ fn a_service_port_that_is_not_programmed_keeps_its_flows() {
         let key = mk_key("default/dns/udp");
         let failure =
             ServicePortFailure { key, reason: "no memory".to_owned(), retryable: true, kind: FailureKind::Program };
-        Fixture::of_kernel().sync(&Work::Reconcile, &dns(), &[failure]);
+        let mut fixture = Fixture::of_kernel();
+        fixture.reconcile(&dns(), &[failure]);
         assert_eq!(client_ports(), [1, 2, 3, 5, 6, 7, 8].into());
+        fixture.apply(&dns(), &[]);
+        assert_eq!(client_ports(), [1, 5, 6, 7].into(), "programmed by a later call");
     });
 }
 
@@ -232,17 +243,17 @@ fn translated_flows_end_with_their_vip() {
     in_netns(|| {
         insert_exposed();
         let mut fixture = Fixture::of_kernel();
-        fixture.sync(&Work::Reconcile, &exposed("198.51.100.1"), &[]);
+        fixture.reconcile(&exposed("198.51.100.1"), &[]);
         assert_eq!((client_ports(), fixture.deleted_flows()), ((1..=5).collect(), 0));
-        fixture.sync(&apply("default/dns/udp"), &exposed("198.51.100.2"), &[]);
+        fixture.apply(&exposed("198.51.100.2"), &[]);
         assert_eq!(client_ports(), [1, 3, 4, 5].into(), "another external IP");
         let without = mk_state().node_addresses(["172.16.0.1"]).build();
         insert_untranslated();
         insert("tcp", "10.96.0.10", "10.244.1.5", 201);
-        fixture.sync(&apply("default/dns/udp"), &without, &[]);
+        fixture.apply(&without, &[]);
         assert_eq!(client_ports(), [101, 102, 103, 104, 105, 201].into(), "the Service is deleted");
         insert_exposed();
-        fixture.sync(&Work::Reconcile, &without, &[]);
+        fixture.reconcile(&without, &[]);
         assert_eq!(client_ports().len(), 11, "VIPs that other programs may use since");
     });
 }
@@ -252,8 +263,8 @@ fn a_reconcile_without_the_service_port_withdraws_its_vips() {
     in_netns(|| {
         insert_exposed();
         let mut fixture = Fixture::of_kernel();
-        fixture.sync(&Work::Reconcile, &exposed("198.51.100.1"), &[]);
-        fixture.sync(&Work::Reconcile, &mk_state().node_addresses(["172.16.0.1"]).build(), &[]);
+        fixture.reconcile(&exposed("198.51.100.1"), &[]);
+        fixture.reconcile(&mk_state().node_addresses(["172.16.0.1"]).build(), &[]);
         assert_eq!(client_ports(), [].into());
     });
 }
@@ -268,11 +279,9 @@ fn a_vip_that_another_service_port_has_is_its() {
                 other.port(53).cluster_ip("10.96.0.11").external_ip("198.51.100.1").endpoints(["10.244.1.6:53"])
             })
         };
-        fixture.sync(&Work::Reconcile, &exposed("198.51.100.1"), &[]);
+        fixture.reconcile(&exposed("198.51.100.1"), &[]);
         insert("udp", "198.51.100.1", "10.244.1.6", 6);
-        let changed = [mk_key("default/dns/udp"), mk_key("default/other/udp")].into();
-        let changed = Work::Apply(Changes { service_ports: changed, ..Changes::default() });
-        fixture.sync(&changed, &moved(mk_state()).build(), &[]);
+        fixture.apply(&moved(mk_state().node_addresses(["172.16.0.1"])).build(), &[]);
         assert_eq!(client_ports(), [6].into());
     });
 }
@@ -282,16 +291,16 @@ fn a_vip_is_withdrawn_when_that_is_programmed_and_confirmed() {
     in_netns(|| {
         insert_exposed();
         let mut fixture = Fixture::of_kernel();
-        fixture.sync(&Work::Reconcile, &exposed("198.51.100.1"), &[]);
+        fixture.reconcile(&exposed("198.51.100.1"), &[]);
         let key = mk_key("default/dns/udp");
         let failure =
             ServicePortFailure { key, reason: "no memory".to_owned(), retryable: true, kind: FailureKind::Program };
         let all: BTreeSet<_> = (1..=5).collect();
-        fixture.sync(&apply("default/dns/udp"), &exposed("198.51.100.2"), &[failure]);
+        fixture.apply(&exposed("198.51.100.2"), &[failure]);
         assert_eq!(client_ports(), all, "not programmed");
         fixture.cleaner.rolled_back();
         fixture.cleaner.requests.as_ref().unwrap().finish(true);
-        fixture.sync(&Work::Reconcile, &exposed("198.51.100.2"), &[]);
+        fixture.reconcile(&exposed("198.51.100.2"), &[]);
         assert_eq!(client_ports(), all, "not confirmed");
         fixture.cleaner.confirmed();
         fixture.cleaner.requests.as_ref().unwrap().wait_idle();
@@ -318,19 +327,17 @@ fn half_open_connections_are_deleted_when_the_change_is_programmed_and_confirmed
             let output = Command::new("conntrack").args(args.split_whitespace()).output().unwrap();
             assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
         }
-        let state = mk_state()
-            .service("default/web", |web| web.port(80).cluster_ip("10.96.0.1").endpoints(["10.244.1.1:80"]))
-            .build();
-        let work = apply("default/web");
-        let Work::Apply(changes) = &work else { return };
-        let gone = Endpoint::new([10, 244, 1, 2].into(), NonZeroU16::new(80).unwrap());
-        let departed: DepartedEndpoints = [(mk_key("default/web"), vec![gone])].into();
-        let mut fixture = Fixture::of_kernel();
-        fixture.sync(&work, &state, &[]);
-        assert_eq!(client_ports(), [1, 2, 3, 4].into(), "no commit");
+        let web = |endpoints: &'static [&'static str]| {
+            mk_state()
+                .service("default/web", |web| web.port(80).cluster_ip("10.96.0.1").endpoints(endpoints.iter().copied()))
+                .build()
+        };
+        let both = web(&["10.244.1.1:80", "10.244.1.2:80"]);
+        let mut fixture = Fixture::from(ConntrackCleanup::Enabled, of_kernel(), both.clone());
+        fixture.apply(&both, &[]);
+        assert_eq!(client_ports(), [1, 2, 3, 4].into(), "no change");
         fixture.cleaner.rolled_back();
-        fixture.cleaner.committed(changes, Some(&departed));
-        fixture.sync(&work, &state, &[]);
+        fixture.apply(&web(&["10.244.1.1:80"]), &[]);
         assert_eq!(client_ports(), [1, 2, 3, 4].into(), "not confirmed");
         fixture.cleaner.confirmed();
         fixture.cleaner.requests.as_ref().unwrap().wait_idle();
@@ -344,9 +351,10 @@ fn failed_cleanup_is_repeated_after_any_change() {
     in_netns(|| {
         insert_all();
         let mut fixture = Fixture::of_kernel();
-        fixture.cleaner.prepare(&Work::Reconcile, &dns());
+        fixture.cleaner.prepare(&dns());
+        fixture.cleaner.changed_udp.clear();
         fixture.cleaner.requests.as_ref().unwrap().finish(true);
-        fixture.sync(&apply("default/web"), &dns(), &[]);
+        fixture.apply(&dns(), &[]);
         assert_eq!(fixture.deleted_flows(), 4);
     });
 }
@@ -358,7 +366,7 @@ fn more_than_a_batch_is_deleted_among_as_many_that_stay() {
         (1..=stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.4", port));
         (stale + 1..=2 * stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.5", port));
         let mut fixture = Fixture::of_kernel();
-        fixture.sync(&Work::Reconcile, &dns(), &[]);
+        fixture.reconcile(&dns(), &[]);
         assert_eq!(fixture.deleted_flows(), u64::from(stale));
         assert_eq!(client_ports(), (stale + 1..=2 * stale).collect());
     });
@@ -433,12 +441,12 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
     let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
     let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
-    fixture.begin(&Work::Reconcile, &dns_at("10.244.1.1:53"));
+    fixture.begin(true, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
     for round in 0..1000 {
         // Returns although the first dump never ends.
-        fixture.begin(&apply("default/dns/udp"), &dns_at(["10.244.1.2:53", "10.244.1.3:53"][round % 2]));
-        fixture.cleaner.requests.as_ref().unwrap().record(|updates| assert_eq!(updates.service_ports.len(), 1));
+        fixture.begin(false, &dns_at(["10.244.1.2:53", "10.244.1.3:53"][round % 2]));
+        fixture.cleaner.requests.as_ref().unwrap().record(|updates| assert!(updates.state.is_some()));
     }
     permit.send(()).unwrap();
     permit.send(()).unwrap();
@@ -455,12 +463,12 @@ fn a_vip_that_is_withdrawn_during_a_cleanup_is_left_to_the_next_one() {
     let other = |state: StateBuilder| {
         state.service("default/other/udp", |other| other.port(53).cluster_ip("10.96.0.11")).build()
     };
-    fixture.begin(&Work::Reconcile, &other(mk_state()));
+    fixture.begin(true, &other(mk_state()));
     until(|| record.lock().unwrap().0 == 1);
     // It exists during the first cleanup only.
     let dns = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10"));
-    fixture.begin(&apply("default/dns/udp"), &other(dns));
-    fixture.begin(&apply("default/dns/udp"), &other(mk_state()));
+    fixture.begin(false, &other(dns));
+    fixture.begin(false, &other(mk_state()));
     permit.send(()).unwrap();
     permit.send(()).unwrap();
     fixture.cleaner.requests.as_ref().unwrap().wait_idle();
@@ -475,13 +483,11 @@ fn what_is_deleted_counts_although_half_open_connections_cannot_be_listed() {
     let half_open = Err(netlink::Error::Malformed("test"));
     let table = BlockingTable { permits, flows: 3, record: Arc::default(), half_open };
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
-    let changes = Changes { service_ports: [mk_key("default/web")].into(), ..Changes::default() };
-    fixture.cleaner.committed(&changes, None);
     let dns = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10"));
     let state = dns.service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
     // One cleanup for both halves.
     fixture.cleaner.rolled_back();
-    fixture.sync(&Work::Reconcile, &state, &[]);
+    fixture.reconcile(&state, &[]);
     fixture.cleaner.confirmed();
     fixture.cleaner.requests.as_ref().unwrap().wait_idle();
     assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (3, 1));
@@ -493,11 +499,10 @@ fn a_change_of_tcp_alone_lists_no_udp_flows() {
     let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
     let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
-    fixture.sync(&Work::Reconcile, &dns_at("10.244.1.1:53"), &[]);
-    let web = mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
-    let changes = Changes { service_ports: [mk_key("default/web")].into(), ..Changes::default() };
-    fixture.cleaner.committed(&changes, None);
-    fixture.sync(&Work::Apply(changes), &web, &[]);
+    fixture.reconcile(&dns_at("10.244.1.1:53"), &[]);
+    let dns =
+        mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10").endpoints(["10.244.1.1:53"]));
+    fixture.apply(&dns.service("default/web", |web| web.cluster_ip("10.96.0.1")).build(), &[]);
     assert_eq!(record.lock().unwrap().0, 1);
 }
 
@@ -507,11 +512,10 @@ fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
     let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
-    fixture.cleaner.prepare(&Work::Reconcile, &dns_at("10.244.1.1:53"));
-    fixture.cleaner.programmed(&Work::Reconcile, std::iter::empty());
+    fixture.begin(true, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
     // The endpoint of the flows is added while the dump runs, and is not programmed yet.
-    fixture.cleaner.prepare(&apply("default/dns/udp"), &dns_at("10.244.1.9:53"));
+    fixture.cleaner.prepare(&dns_at("10.244.1.9:53"));
     permit.send(()).unwrap();
     fixture.cleaner.requests.as_ref().unwrap().wait_idle();
     assert_eq!(record.lock().unwrap().1, [0; 0]);

@@ -109,9 +109,7 @@ fn commit(changed: &mut ChangedPorts, key: &str, departed: &[&str]) {
         let port = NonZeroU16::new(address.port()).unwrap();
         Endpoint { terminating: true, ..Endpoint::new(address.ip(), port) }
     };
-    let departed: DepartedEndpoints = [(mk_key(key), departed.iter().map(endpoint).collect())].into();
-    let changes = Changes { service_ports: [mk_key(key)].into(), ..Changes::default() };
-    changed.committed(&changes, Some(&departed));
+    changed.add(&mk_key(key), departed.iter().map(endpoint).collect());
 }
 
 /// A pass, while whose rest this happens. Returns the connections that it deletes.
@@ -192,7 +190,7 @@ fn only_programmed_changes_of_tcp_count() {
     assert!(programmed(&state, "default/dns/udp", &[]).is_empty());
     assert!(programmed(&state, "default/removed", &[GONE]).is_empty());
     commit(&mut changed, "default/web", &[GONE]);
-    assert!(changed.programmed(&state, &[&mk_key("default/web")].into()).is_empty());
+    assert!(changed.programmed(&state, &[mk_key("default/web")].into()).is_empty());
     let table = Table::default();
     table.add("10.96.0.1:80", GONE);
     table.add("10.96.0.1:80", "10.244.1.3:8080");
@@ -241,23 +239,27 @@ fn what_is_remembered_and_deleted_has_a_bound() {
 #[test]
 fn changes_that_mislead_no_connection_list_none() {
     let mut changed = ChangedPorts::default();
-    let key = mk_key("default/web");
-    let mut lists = |state: &NodeState, departed: &[&str], failed: &[&ServicePortKey]| {
-        commit(&mut changed, "default/web", departed);
-        !changed.programmed(state, &failed.iter().copied().collect()).is_empty()
+    let mut before = mk_state().build();
+    let mut lists = |after: NodeState, failed: &[ServicePortKey]| {
+        before.diff(&after).for_each(|change| changed.record(&change));
+        before = after;
+        !changed.programmed(&before, &failed.iter().cloned().collect()).is_empty()
     };
-    let (one, two) = (web(&[ONE]).build(), web(&[ONE, GONE]).build());
-    assert!(lists(&two, &[], &[]), "a new service port");
-    assert!(lists(&one, &[GONE], &[]), "an endpoint less");
-    assert!(!lists(&two, &[], &[]), "an endpoint more");
-    assert!(lists(&one, &[GONE], &[]), "an endpoint less again");
-    let more =
-        mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").load_balancer_ip("192.0.2.1")).build();
-    assert!(lists(&more, &[], &[]), "another VIP");
-    assert!(!lists(&more, &[], &[]), "no other VIP");
-    assert!(!lists(&mk_state().build(), &[], &[]), "removed");
-    assert!(lists(&more, &[], &[]), "added again");
-    assert!(lists(&more, &[GONE], &[]), "an endpoint less");
-    assert!(!lists(&more, &[], &[&key]), "not programmed");
-    assert!(lists(&more, &[], &[]), "programmed again");
+    let (one, two) = (|| web(&[ONE]).build(), || web(&[ONE, GONE]).build());
+    assert!(lists(two(), &[]), "a new service port");
+    assert!(lists(one(), &[]), "an endpoint less");
+    assert!(!lists(two(), &[]), "an endpoint more");
+    assert!(lists(one(), &[]), "an endpoint less again");
+    let more = |endpoints: &[&str]| {
+        let state = mk_state().service("default/web", |web| {
+            web.cluster_ip("10.96.0.1").load_balancer_ip("192.0.2.1").endpoints(endpoints.iter().copied())
+        });
+        state.build()
+    };
+    assert!(lists(more(&[ONE]), &[]), "another VIP");
+    assert!(!lists(more(&[ONE, GONE]), &[]), "no other VIP");
+    assert!(!lists(mk_state().build(), &[]), "removed");
+    assert!(lists(more(&[ONE, GONE]), &[]), "added again");
+    assert!(!lists(more(&[ONE]), &[mk_key("default/web")]), "an endpoint less, not programmed");
+    assert!(lists(more(&[ONE]), &[]), "programmed");
 }

@@ -16,7 +16,7 @@ fn answers(checks: &Checks) -> Vec<(u16, IpFamily, String, usize)> {
 
 fn of(state: &NodeState) -> Checks {
     let mut checks = Checks::default();
-    checks.reconcile(state);
+    checks.update(state, state.service_ports().keys());
     checks
 }
 
@@ -112,7 +112,8 @@ fn first_service_in_order_owns_the_port_and_others_are_reported_once() {
         let state = services.iter().fold(mk_state(), |state, name| claim(state, name)).build();
         let mut copy = last.clone();
         let changes = apply(&mut copy, operations_between(&last, &state));
-        for update in [reconciled.reconcile(&state), applied.apply(&state, &changes)] {
+        let all = last.service_ports().keys().chain(state.service_ports().keys());
+        for update in [reconciled.update(&state, all), applied.update(&state, changes.service_ports.iter())] {
             assert_eq!((update.claims, rejected(&update)), (claims, names(losers)), "{services:?}");
         }
         let owners = answers(&applied).into_iter().map(|(_, _, service, _)| service).collect::<Vec<_>>();
@@ -130,10 +131,10 @@ fn changed_counts_are_no_change_of_claims() {
         mk_state().service("default/web", service).build()
     };
     let mut checks = of(&mk(PORT, &["10.244.1.1:80"]));
-    let changes = Changes { service_ports: [mk_key("default/web")].into(), ..Changes::default() };
-    assert_eq!(checks.apply(&mk(PORT, &[]), &changes).claims, ClaimChange::Same);
+    let changed = [mk_key("default/web")];
+    assert_eq!(checks.update(&mk(PORT, &[]), changed.iter()).claims, ClaimChange::Same);
     assert_eq!(answers(&checks)[0].3, 0);
-    assert_eq!(checks.apply(&mk(PORT + 1, &[]), &changes).claims, ClaimChange::Changed);
+    assert_eq!(checks.update(&mk(PORT + 1, &[]), changed.iter()).claims, ClaimChange::Changed);
     assert_eq!(answers(&checks), [(PORT + 1, IpFamily::V4, "default/web".to_owned(), 0)]);
 }
 
@@ -145,7 +146,7 @@ fn apply_equals_reconcile_in_random_histories() {
         let mut checks = Checks::default();
         for _ in 0..50 {
             let changes = history.step();
-            checks.apply(history.state(), &changes);
+            checks.update(history.state(), changes.service_ports.iter());
             assert_eq!(checks, of(history.state()), "seed {seed}");
             seen += answers(&checks).len();
         }

@@ -1,0 +1,191 @@
+//! Follows the frontend: applies what it sends to the replica, publishes what is to be programmed, and acks what is.
+
+use std::{mem, sync::Arc, time::SystemTime};
+
+use proto::{
+    digest::Digest,
+    model::{ClientMessage, NodeInfo, Revision, ServerMessage},
+};
+use runtime::Shutdown;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+use tracing::{error, info, warn};
+
+use super::{
+    MAX_IDLE, Programmed, Target,
+    acks::{Acks, Trigger},
+};
+use crate::{
+    ChangeCounts, Changes, Connect, NodeState, Progress,
+    metrics::Metrics,
+    replica::{CommitOrigin, Reaction, Replica},
+    resets::ConnectionResetter,
+    stream::{IdleTimeout, StreamEvent, StreamFollower},
+};
+
+/// The half that follows the frontend.
+pub(crate) struct Follower<C> {
+    pub(crate) stream: StreamFollower<C>,
+    pub(crate) replica: Replica,
+    pub(crate) acks: Acks,
+    pub(crate) target: watch::Sender<Target>,
+    pub(crate) programmed: watch::Receiver<Programmed>,
+    pub(crate) resets: ConnectionResetter,
+    pub(crate) progress: watch::Sender<Progress>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl<C: Connect> Follower<C> {
+    /// Follows the frontend until `shutdown`.
+    pub(crate) async fn run(mut self, mut shutdown: Shutdown) {
+        while !shutdown.is_triggered() {
+            self.report();
+            let is_waiting = self.acks.is_waiting(&self.programmed.borrow());
+            let idle_timeout = if is_waiting { IdleTimeout::Suspended } else { IdleTimeout::Enforced };
+            let confirm_at = self.replica.confirm_at();
+            let Self { stream, replica, programmed, .. } = &mut self;
+            tokio::select! {
+                () = shutdown.recv() => {}
+                event = stream.next(idle_timeout, || replica.hello()) => self.handle(event),
+                // Fails only at the end of the process.
+                Ok(()) = programmed.changed() => self.send_acks(),
+                () = sleep_until(confirm_at.unwrap_or_else(Instant::now)), if confirm_at.is_some() => {
+                    info!("requesting a snapshot from another frontend to confirm the withheld loss");
+                    replica.request_snapshot();
+                    stream.change_frontend();
+                    self.lost();
+                }
+                () = sleep_until(Instant::now() + MAX_IDLE) => {}
+            }
+        }
+        self.replica.finish().await;
+    }
+
+    fn handle(&mut self, event: StreamEvent) {
+        match event {
+            StreamEvent::Connected => self.progress.send_modify(|progress| progress.connected = true),
+            StreamEvent::Lost => self.lost(),
+            StreamEvent::Message(message) => self.handle_message(message),
+        }
+    }
+
+    fn handle_message(&mut self, message: ServerMessage) {
+        if let ServerMessage::Welcome(welcome) = &message {
+            self.metrics.session(welcome.mode);
+        }
+        let reaction = self.replica.handle(message);
+        self.progress.send_modify(|progress| {
+            progress.last_contact = Some(Instant::now());
+            progress.committed = self.replica.committed();
+            progress.protocol = self.replica.counters;
+        });
+        match reaction {
+            Ok(Reaction::None) => {}
+            Ok(Reaction::Reply(reply)) => self.stream.reply(reply),
+            Ok(Reaction::Commit(revision, digest, changes, origin)) => self.commit(revision, digest, changes, origin),
+            Err(violation) => {
+                warn!(%violation, "the frontend violated the protocol");
+                self.stream.end_session("protocol violation");
+                self.lost();
+            }
+        }
+    }
+
+    /// Publishes what is to be programmed after a commit, or a bookmark.
+    fn commit(&mut self, revision: Revision, digest: Digest, changes: Changes, origin: CommitOrigin) {
+        let CommitOrigin { trigger, counts, loss, departed } = origin;
+        let at = Instant::now();
+        let number = self.target.borrow().number + 1;
+        let position = self.acks.received(number, revision, digest);
+        let state = self.replica.state();
+        self.resets.committed(departed, &changes, state);
+        self.progress.send_modify(|progress| progress.committed(state, &changes, counts, at));
+        self.report_loss(loss);
+        let is_changed = !changes.is_empty();
+        if let Some(time) = trigger.filter(|_| is_changed) {
+            self.acks.triggered(Trigger { number, time, service_ports: changes.service_ports });
+        }
+        self.target.send_modify(|target| {
+            target.state = state.clone();
+            target.number = number;
+            if self.replica.withheld_service_ports() == 0 {
+                target.complete = position;
+            }
+            target.committed = self.replica.committed();
+            target.is_confirmed = !self.replica.is_rolled_back();
+            target.received += counts;
+            if is_changed {
+                target.changed_at = at;
+            }
+        });
+    }
+
+    fn lost(&mut self) {
+        self.replica.lost();
+        self.acks.lost();
+        self.progress.send_modify(|progress| progress.connected = false);
+    }
+
+    /// Only what the backend has reached since the last time is acked: while it fails or hangs, nothing is.
+    fn send_acks(&mut self) {
+        let programmed = self.programmed.borrow_and_update();
+        for trigger in self.acks.propagated(&programmed) {
+            self.metrics.propagated(trigger, SystemTime::now());
+        }
+        for ack in self.acks.due(&programmed) {
+            self.stream.reply(ClientMessage::Ack(ack));
+        }
+    }
+
+    /// The losses that are withheld after a commit; `loss` is one that begins to be.
+    fn report_loss(&self, loss: Option<crate::Loss>) {
+        let service_ports = self.replica.withheld_service_ports();
+        if let Some(loss) = loss {
+            error!(
+                service_ports,
+                "withholding a loss that exceeds --max-loss: {loss}; these service ports keep their endpoints until a \
+                 snapshot confirms the loss, everything else is applied"
+            );
+        }
+        self.progress.send_modify(|progress| {
+            progress.rejected_losses += u64::from(loss.is_some());
+            progress.unconfirmed_service_ports = self.replica.unconfirmed_service_ports();
+            progress.withheld_service_ports = service_ports;
+        });
+    }
+
+    /// Stores the committed state. Reports that this half runs, and why the file is out of date.
+    fn report(&self) {
+        let error = self.replica.flush();
+        self.progress.send_if_modified(|progress| {
+            progress.last_iteration = Some(Instant::now());
+            mem::replace(&mut progress.state_file_error, error.clone()) != error
+        });
+    }
+}
+
+impl Progress {
+    /// Records a commit, with its operations.
+    fn committed(&mut self, state: &NodeState, changes: &Changes, counts: ChangeCounts, at: Instant) {
+        let retained = mem::replace(&mut self.retains_node, state.retains_node());
+        let NodeInfo { name: node, addresses, pod_cidrs, eligible, .. } = state.node();
+        match (retained, self.retains_node) {
+            (false, true) => {
+                let text = "the Node object is gone, its last addresses and pod CIDRs are used";
+                warn!(%node, ?addresses, ?pod_cidrs, "{text}");
+            }
+            (true, false) => info!(%node, "the Node object exists again"),
+            _ => {}
+        }
+        self.eligible = *eligible;
+        self.service_ports = state.service_ports().len();
+        self.received += counts;
+        self.pending += counts;
+        if !changes.is_empty() {
+            self.pending_since.get_or_insert(at);
+            self.last_queued = Some(SystemTime::now());
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Programs the newest target: when the backend is called, and with what.
+//!
+//! ```text
+//!   stored state ─▶ adopt: wait for a frontend ─▶ reconcile ─▶ apply the difference to the newest target ─┐
+//!                                                   ▲ a retry, drift  ▲                                   │
+//!                                                   └─────────────────┴───────────────────────────────────┘
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use proto::{
+    model::{NodeInfo, ServicePortFailure, ServicePortKey},
+    state::ServicePortChange,
+};
+use runtime::{Backoff, Shutdown};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout_at},
+};
+use tracing::{debug, info, warn};
+
+use super::{
+    MAX_IDLE, Position, Programmed, Reporter, Target,
+    reporter::{describe_unusable, log_failures},
+};
+use crate::{
+    Backend, Changes, Drift, NodeState, SyncReport, backend::Work, conntrack::ConntrackCleaner, drifts::Drifts,
+    health::HealthChecks,
+};
+
+/// How long a frontend has to answer before the kernel is read for whether an earlier process has programmed it.
+pub(super) const FIRST_ANSWER: Duration = Duration::from_secs(1);
+
+/// How long a kernel that an earlier process has programmed is left as it is until a frontend answers: the stored state
+/// may be older.
+pub(super) const ADOPTION: Duration = Duration::from_secs(10);
+
+/// The half that programs. It owns the backend.
+pub(crate) struct Programmer<B> {
+    pub(crate) backend: B,
+    pub(crate) targets: watch::Receiver<Target>,
+    pub(crate) programmed: watch::Sender<Programmed>,
+    pub(crate) kernel: Kernel,
+    /// The delays after failures.
+    pub(crate) backoff: Backoff,
+    pub(crate) drifts: Drifts,
+    pub(crate) conntrack: ConntrackCleaner,
+    pub(crate) health: HealthChecks,
+    pub(crate) reporter: Reporter,
+}
+
+/// What is known of the kernel, and when the backend is to be called.
+pub(crate) struct Kernel {
+    /// The target of the last call of the backend.
+    current: Arc<Target>,
+    /// Whether the kernel contains it, except for failures and what is unfinished.
+    is_known: bool,
+    /// Whether the backend is to be called again. See [`SyncReport::unfinished`].
+    is_interrupted: bool,
+    /// The service ports that lack the current target, with the target that each of them has.
+    unfinished: BTreeMap<ServicePortKey, Arc<Target>>,
+    /// The service ports that the last successful call could not program.
+    failures: Vec<ServicePortFailure>,
+    /// When to reconcile.
+    reconcile_at: Option<Instant>,
+    /// Whether the next reconcile follows drift.
+    repair_due: bool,
+}
+
+impl Kernel {
+    /// Nothing of a stored state is known to be programmed.
+    pub(crate) fn unknown(stored: Target) -> Self {
+        let none = NodeState::new(NodeInfo::unknown(stored.state.node().name.clone()));
+        let none = Arc::new(Target::unconfirmed(none, None));
+        Self {
+            unfinished: stored.state.service_ports().keys().map(|key| (key.clone(), none.clone())).collect(),
+            current: Arc::new(stored),
+            is_known: false,
+            is_interrupted: false,
+            failures: Vec::new(),
+            reconcile_at: None,
+            repair_due: false,
+        }
+    }
+
+    /// What the backend has to do now, if the newest target differs so from the current one.
+    fn work(&mut self, changes: &Changes) -> Option<Work> {
+        let is_due = self.reconcile_at.is_some_and(|at| at <= Instant::now());
+        match self.is_known {
+            true if self.is_interrupted || !is_due && !changes.is_empty() => Some(Work::Apply),
+            _ if is_due => {
+                self.reconcile_at = None;
+                Some(Work::Reconcile)
+            }
+            _ => None,
+        }
+    }
+
+    /// Makes a target, which differs so, the current one.
+    fn take(&mut self, target: Target, changes: &Changes) {
+        for key in &changes.service_ports {
+            self.unfinished.entry(key.clone()).or_insert_with(|| self.current.clone());
+        }
+        self.current = Arc::new(target);
+    }
+
+    /// A call of the backend has succeeded. Returns the service ports that have the current target now, with the one
+    /// that they had before.
+    fn succeeded(&mut self, report: &SyncReport) -> BTreeMap<ServicePortKey, Arc<Target>> {
+        self.is_known = true;
+        self.is_interrupted = report.unfinished.is_some();
+        let none = BTreeSet::new();
+        let unfinished = report.unfinished.as_ref().unwrap_or(&none);
+        let completed = self.unfinished.extract_if(.., |key, _| !unfinished.contains(key)).collect();
+        // After a reconcile. What the kernel has of them is unknown.
+        let unknown = Arc::new(Target { complete: Position::default(), ..(*self.current).clone() });
+        for key in unfinished {
+            self.unfinished.entry(key.clone()).or_insert_with(|| unknown.clone());
+        }
+        completed
+    }
+
+    /// The newest commit up to which the kernel lacks nothing, except for the failures.
+    fn complete(&self) -> Position {
+        self.unfinished.values().map(|target| target.complete).fold(self.current.complete, Position::min)
+    }
+
+    /// Its content is unknown until a reconcile, which is due by then.
+    fn lost(&mut self, reconcile_at: Instant) {
+        self.is_known = false;
+        self.reconcile_at = Some(self.reconcile_at.map_or(reconcile_at, |at| at.min(reconcile_at)));
+    }
+}
+
+impl<B: Backend> Programmer<B> {
+    /// Programs until `shutdown`. The kernel is left as it is then. `is_after_boot`: the node has restarted since a
+    /// frontend confirmed the stored state.
+    pub(crate) async fn run(&mut self, is_after_boot: bool, mut shutdown: Shutdown) {
+        tokio::select! {
+            () = shutdown.recv() => {}
+            () = self.adopt(is_after_boot) => self.kernel.lost(Instant::now()),
+        }
+        while !shutdown.is_triggered() {
+            self.drifts.end_incident();
+            let target = self.targets.borrow_and_update().clone();
+            let changes = Changes::between(&self.kernel.current.state, &target.state);
+            if let Some(work) = self.kernel.work(&changes) {
+                self.take(target, &changes);
+                self.call(work, &changes).await;
+                continue;
+            }
+            if self.kernel.is_known && self.kernel.current.number != target.number {
+                // A commit or bookmark that changes nothing is programmed at once.
+                self.take(target, &changes);
+                self.publish(None);
+            }
+            let reconcile_at = self.kernel.reconcile_at;
+            tokio::select! {
+                () = shutdown.recv() => {}
+                // Fails only at the end of the process.
+                Ok(()) = self.targets.changed() => {}
+                () = sleep_until(reconcile_at.unwrap_or_else(Instant::now)), if reconcile_at.is_some() => {}
+                () = self.health.changed() => self.publish_failures(),
+                drift = self.backend.drifted(), if self.kernel.is_known => self.drifted(&drift),
+                () = sleep_until(Instant::now() + MAX_IDLE) => {}
+            }
+        }
+    }
+
+    /// Waits for a first commit or bookmark, or until the stored state is due: later if the kernel may be newer.
+    async fn adopt(&mut self, is_after_boot: bool) {
+        let begun = Instant::now();
+        let is_answered = |target: &Target| target.number > 0;
+        // It fails only at the end of the process.
+        if self.kernel.current.committed.is_none() {
+            let _ = self.targets.wait_for(is_answered).await;
+            return;
+        }
+        // After a reboot the kernel is empty, which is soon known.
+        let wait = if is_after_boot { Duration::ZERO } else { FIRST_ANSWER };
+        if timeout_at(begun + wait, self.targets.wait_for(is_answered)).await.is_ok() {
+            return;
+        }
+        let is_programmed = self.backend.is_programmed().await.unwrap_or_else(|error| {
+            warn!(error = format!("{error:#}"), "cannot find out whether the kernel is programmed");
+            true
+        });
+        if is_programmed {
+            let wait_ms = ADOPTION.as_millis();
+            info!(wait_ms, "the kernel is programmed, it is left as it is until a frontend answers");
+            let _ = timeout_at(begun + ADOPTION, self.targets.wait_for(is_answered)).await;
+        }
+    }
+
+    fn take(&mut self, target: Target, changes: &Changes) {
+        if !target.is_confirmed {
+            self.conntrack.rolled_back();
+        }
+        self.kernel.take(target, changes);
+    }
+
+    /// Lets the backend work on the current target.
+    async fn call(&mut self, work: Work, changes: &Changes) {
+        let begun = Instant::now();
+        self.reporter.begun(begun);
+        self.kernel.is_known = false;
+        let state = &self.kernel.current.state;
+        self.conntrack.prepare(state);
+        let result = match work {
+            Work::Reconcile => self.backend.reconcile(state).await.context("reconcile"),
+            Work::Apply => self.backend.apply(state, changes).await.context("apply"),
+        };
+        match result {
+            Ok(report) => self.succeeded(work, report, begun.elapsed()),
+            Err(error) => {
+                let delay = self.backoff.next_delay();
+                self.kernel.lost(Instant::now() + delay);
+                self.reporter.failed(B::NAME, work, &error, delay);
+            }
+        }
+    }
+
+    fn succeeded(&mut self, work: Work, report: SyncReport, took: Duration) {
+        let completed = self.kernel.succeeded(&report);
+        let Kernel { current, unfinished, failures, reconcile_at, repair_due, .. } = &mut self.kernel;
+        let state = &current.state;
+        let completed = completed.iter().map(|(key, had)| {
+            let (before, after) = (had.state.service_port(key), state.service_port(key));
+            ServicePortChange { key, before, after }
+        });
+        let completed: Vec<_> = completed.collect();
+        let failed = report.failures.iter().map(|failure| &failure.key).chain(unfinished.keys());
+        self.conntrack.programmed(work == Work::Reconcile, unfinished.is_empty(), failed);
+        self.health.publish(state, &completed);
+        if work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
+            self.reporter.metrics.repairs.inc();
+        }
+        if !report.failures.iter().any(|failure| failure.retryable) {
+            *reconcile_at = None;
+            self.backoff.reset();
+        } else if reconcile_at.is_none() {
+            // A commit in between must not postpone it.
+            *reconcile_at = Some(Instant::now() + self.backoff.next_delay());
+        }
+        if *failures != report.failures {
+            log_failures(&report.failures);
+            failures.clone_from(&report.failures);
+        }
+        self.reporter.succeeded(B::NAME, current, work, &completed, &report, took);
+        self.publish(Some(report));
+    }
+
+    /// Publishes what is programmed after a call, or without one.
+    fn publish(&mut self, report: Option<SyncReport>) {
+        let Kernel { current, unfinished, .. } = &self.kernel;
+        let failures = self.failures();
+        // Before the revision is reported as programmed: observers of that read the failures, too.
+        self.reporter.failures(&failures);
+        if unfinished.is_empty() {
+            self.reporter.finished(current, &self.targets.borrow());
+            if current.is_confirmed {
+                self.conntrack.confirmed();
+            }
+        }
+        self.programmed.send_modify(|programmed| {
+            programmed.number = current.number;
+            programmed.complete = self.kernel.complete();
+            programmed.failures = failures;
+            if let Some(report) = report {
+                programmed.unfinished = report.unfinished.unwrap_or_default();
+                programmed.degraded = describe_unusable(&report.unusable_families);
+            }
+        });
+    }
+
+    /// Everything that is not programmed or served although the backend has succeeded.
+    fn failures(&self) -> Vec<ServicePortFailure> {
+        self.kernel.failures.iter().cloned().chain(self.health.failures()).collect()
+    }
+
+    /// Publishes other failures. While the backend fails, they wait.
+    fn publish_failures(&self) {
+        let failures = self.failures();
+        self.reporter.failures(&failures);
+        if self.kernel.is_known {
+            self.programmed.send_modify(|programmed| programmed.failures = failures);
+        }
+    }
+
+    /// Lets a repair follow drift.
+    fn drifted(&mut self, drift: &Drift) {
+        let repair_in = self.drifts.record(drift);
+        debug!(?drift, repair_in_ms = repair_in.as_millis(), "drift");
+        self.kernel.lost(Instant::now() + repair_in);
+        self.kernel.repair_due = true;
+        self.reporter.drifted(self.drifts.count);
+    }
+}
