@@ -2,8 +2,8 @@
 //! applied one after the other, without the code of the backend.
 //!
 //! - The digest of a bookmark, and that of an Ack, is that of the mirrored state.
-//! - A process begins with the last complete commit in the state file, and programs exactly the state that it has
-//!   committed last. Two cases are excepted, and reported by the process: service ports whose loss is withheld keep an
+//! - A process begins with the last complete commit in the state file, and a call of its backend programs exactly the
+//!   state that it had committed last by then. Two cases are excepted, and reported by the process: service ports whose loss is withheld keep an
 //!   earlier state of the same process; after a restart of the node, its former endpoints are left out until a frontend
 //!   has confirmed the state.
 //! - A process on a kernel that is programmed writes nothing until a frontend has answered, or for ten seconds.
@@ -82,6 +82,8 @@ struct KnownState {
 /// The process that runs on the node.
 struct ProcessHistory {
     progress: watch::Receiver<Progress>,
+    /// What it was when the backend was last called.
+    called: Progress,
     /// What it must begin with.
     start: Option<Position>,
     /// The index of that state.
@@ -103,9 +105,12 @@ struct ProcessHistory {
 impl ProcessHistory {
     /// Whether service ports keep endpoints that are not committed, or do not have some that are.
     fn is_withholding(&self) -> bool {
-        let progress = self.progress.borrow();
-        progress.withheld_service_ports > 0 || progress.unconfirmed_service_ports > 0
+        is_withholding(&self.progress.borrow())
     }
+}
+
+fn is_withholding(progress: &Progress) -> bool {
+    progress.withheld_service_ports > 0 || progress.unconfirmed_service_ports > 0
 }
 
 impl NodeOracle {
@@ -122,6 +127,7 @@ impl NodeOracle {
         history.starts += 1;
         history.process = Some(ProcessHistory {
             progress,
+            called: Progress::default(),
             start,
             begin,
             is_unconfirmed,
@@ -157,6 +163,13 @@ impl NodeOracle {
     /// An operation was lost on its way to the node.
     pub(crate) fn operation_lost(&self) {
         self.lock().is_corrupted = true;
+    }
+
+    /// The backend is called with the newest state.
+    pub(crate) fn called(&self) {
+        if let Some(process) = &mut self.lock().process {
+            process.called = process.progress.borrow().clone();
+        }
     }
 
     /// A service port is written to the kernel.
@@ -210,7 +223,8 @@ impl NodeOracle {
     /// Whether some service ports may be of another state than the rest, so that two may have the same VIP.
     pub(crate) fn is_mixed(&self) -> bool {
         let history = self.lock();
-        history.is_corrupted || history.process.as_ref().is_some_and(ProcessHistory::is_withholding)
+        let is_mixed = |process: &ProcessHistory| process.is_withholding() || is_withholding(&process.called);
+        history.is_corrupted || history.process.as_ref().is_some_and(is_mixed)
     }
 
     /// The number of committed states.
@@ -303,7 +317,7 @@ impl NodeHistory {
         now: Duration,
     ) -> Result<(), String> {
         let process = self.process.as_ref().ok_or("of no process")?;
-        let progress = process.progress.borrow();
+        let progress = &process.called;
         let position = progress.committed.ok_or("before anything was committed")?;
         if !process.has_received && Some(position) != process.start {
             return Err(format!("of {position:?}, but the file contained {:?}", process.start));

@@ -14,6 +14,7 @@ use proto::model::{IpFamily, ServicePortFailure, ServicePortKey};
 use tokio::time::sleep;
 
 use super::{KernelState, SimulatedBackend, SimulatedKernel};
+use crate::oracle::NodeOracle;
 
 /// What a node's kernel consists of.
 #[derive(Clone, Debug)]
@@ -105,10 +106,22 @@ impl Memory {
     }
 }
 
+impl NodeBackend {
+    fn oracle(&self) -> &NodeOracle {
+        match self {
+            Self::Map(backend) => &backend.kernel.oracle,
+            Self::Nft(backend) => &backend.kernel.oracle,
+            Self::Iptables(backend) => &backend.kernel.oracle,
+            Self::Ipvs(backend) => &backend.kernel.oracle,
+        }
+    }
+}
+
 impl Backend for NodeBackend {
     const NAME: &'static str = SimulatedBackend::NAME;
 
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
+        self.oracle().called();
         match self {
             Self::Map(backend) => backend.reconcile(state).await,
             Self::Nft(backend) => backend.reconcile(state).await,
@@ -127,6 +140,7 @@ impl Backend for NodeBackend {
     }
 
     async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
+        self.oracle().called();
         match self {
             Self::Map(backend) => backend.apply(state, changes).await,
             Self::Nft(backend) => backend.apply(state, changes).await,
