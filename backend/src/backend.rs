@@ -11,8 +11,8 @@ use crate::{Changes, NodeState};
 /// Programs one node's kernel.
 ///
 /// The trait is level-triggered: `reconcile` and `apply` both get the whole desired state. A backend never sees a
-/// Service, an EndpointSlice or a stream. The sync loop calls one method at a time and waits for it, so a call should
-/// not do more than one transaction of limited size, and return what remains.
+/// Service, an EndpointSlice or a stream. One method is called at a time and waited for, so a call should not do more
+/// than one transaction of limited size, and return what remains.
 pub trait Backend: Send + 'static {
     /// Its name on the wire, in metrics and in logs: `nftables`, `iptables`, `ipvs`.
     const NAME: &'static str;

@@ -63,7 +63,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Twice the size that a frontend may send.
 const MAX_RECEIVED_BYTES: usize = 2 * MAX_MESSAGE_BYTES;
-/// The messages between the connection and the sync loop. Beyond that the stream's flow control stops the frontend.
+/// The messages between the connection and its follower. Beyond that the stream's flow control stops the frontend.
 const QUEUE: usize = 8;
 
 /// Where the frontends are, and how to authenticate.

@@ -51,11 +51,11 @@ pub struct LossLimit(u8);
 
 /// A loss that exceeds the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Loss {
+pub(crate) struct Loss {
     /// The Services that lost all their endpoints.
-    pub lost: usize,
+    pub(crate) lost: usize,
     /// The Services that had endpoints.
-    pub of: usize,
+    pub(crate) of: usize,
 }
 
 /// Decides which losses of a commit are applied.

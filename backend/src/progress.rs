@@ -1,7 +1,7 @@
 //! The progress of a backend process, for health checks, metrics and the status page.
 
 use std::{
-    ops::{AddAssign, Sub},
+    ops::AddAssign,
     time::{Duration, SystemTime},
 };
 
@@ -120,13 +120,5 @@ impl AddAssign for ChangeCounts {
     fn add_assign(&mut self, Self { service_ports, pools }: Self) {
         self.service_ports += service_ports;
         self.pools += pools;
-    }
-}
-
-impl Sub for ChangeCounts {
-    type Output = Self;
-
-    fn sub(self, Self { service_ports, pools }: Self) -> Self {
-        Self { service_ports: self.service_ports - service_ports, pools: self.pools - pools }
     }
 }

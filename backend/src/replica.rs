@@ -87,16 +87,21 @@ struct SessionPosition {
 pub(crate) enum Reaction {
     /// Nothing.
     None,
-    /// Program these changes, then ack the revision.
-    Commit(Revision, Digest, Changes, CommitOrigin),
+    /// Program the state, then ack the revision.
+    Commit(Committed),
     /// Send this at once.
     Reply(ClientMessage),
 }
 
-/// Where the changes of a commit come from.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CommitOrigin {
-    /// When the oldest of them was made in the cluster, if known.
+/// A commit, or a bookmark.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Committed {
+    pub(crate) revision: Revision,
+    /// Of the committed state.
+    pub(crate) digest: Digest,
+    /// What changes in the state to program.
+    pub(crate) changes: Changes,
+    /// When the oldest change was made in the cluster, if known.
     pub(crate) trigger: Option<SystemTime>,
     /// The operations of the commit.
     pub(crate) counts: ChangeCounts,
@@ -368,7 +373,8 @@ impl Replica {
         }
         self.advance(epoch, target);
         let departed = (has_committed && !is_rollback).then_some(departed);
-        Ok(Reaction::Commit(target, self.total(), changes, CommitOrigin { trigger, counts, loss, departed }))
+        let digest = self.total();
+        Ok(Reaction::Commit(Committed { revision: target, digest, changes, trigger, counts, loss, departed }))
     }
 
     fn bookmark(
@@ -404,8 +410,8 @@ impl Replica {
         }
         self.advance(epoch, revision);
         let departed = has_committed.then(DepartedEndpoints::new);
-        let origin = CommitOrigin { departed, ..CommitOrigin::default() };
-        Ok(Reaction::Commit(revision, self.total(), changes, origin))
+        let (digest, counts) = (self.total(), ChangeCounts::default());
+        Ok(Reaction::Commit(Committed { revision, digest, changes, trigger: None, counts, loss: None, departed }))
     }
 
     fn digests(&self) -> ClientMessage {

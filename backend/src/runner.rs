@@ -68,7 +68,7 @@ impl RunnerOptions {
     pub fn new(node: impl Into<Arc<str>>) -> Self {
         Self {
             node: node.into(),
-            state_file: Some(crate::DEFAULT_STATE_FILE.into()),
+            state_file: Some(crate::store::DEFAULT_STATE_FILE.into()),
             stream: StreamOptions::default(),
             retry_delay: (Duration::from_millis(200), Duration::from_secs(30)),
             max_loss: LossLimit::default(),

@@ -31,7 +31,7 @@ use crate::{NodeState, disk};
 pub use storage::Storage;
 
 /// The default path of the state file.
-pub const DEFAULT_STATE_FILE: &str = "/var/lib/fairlead/state";
+pub(crate) const DEFAULT_STATE_FILE: &str = "/var/lib/fairlead/state";
 
 /// Where the kernel tells its boot: a UUID, the same in all namespaces.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";

@@ -51,14 +51,6 @@ pub(crate) enum StreamEvent {
     Lost,
 }
 
-/// Whether a session without messages is ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum IdleTimeout {
-    Enforced,
-    /// The frontend waits for an ack, so it sends nothing. HTTP/2 pings detect a lost connection.
-    Suspended,
-}
-
 /// Follows one session after the other.
 pub(crate) struct StreamFollower<C> {
     connect: C,
@@ -91,9 +83,10 @@ impl<C: Connect> StreamFollower<C> {
         Self { connect, options, timer, phase: Phase::Waiting(Instant::now()), connect_failures: Repeated::default() }
     }
 
-    /// The next event. `hello` is called when a session begins. Cancel-safe.
-    pub(crate) async fn next(&mut self, idle_timeout: IdleTimeout, hello: impl Fn() -> Hello) -> StreamEvent {
-        let limit = (idle_timeout == IdleTimeout::Enforced).then_some(self.options.idle_timeout);
+    /// The next event. `hello` is called when a session begins. While the frontend waits for an ack, it sends nothing, so
+    /// a session may be idle: HTTP/2 pings detect a lost connection. Cancel-safe.
+    pub(crate) async fn next(&mut self, may_be_idle: bool, hello: impl Fn() -> Hello) -> StreamEvent {
+        let limit = (!may_be_idle).then_some(self.options.idle_timeout);
         loop {
             match &mut self.phase {
                 Phase::Waiting(until) => {

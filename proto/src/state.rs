@@ -76,14 +76,6 @@ impl Changes {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
-
-    /// Adds the changes of a later commit.
-    pub fn merge(&mut self, later: Self) {
-        let Self { service_ports, node, cluster } = later;
-        self.service_ports.extend(service_ports);
-        self.node |= node;
-        self.cluster |= cluster;
-    }
 }
 
 // === impl NodeState ===
@@ -143,12 +135,6 @@ impl NodeState {
     /// The service ports in which a later state differs, with what they were and are.
     pub fn diff<'a>(&'a self, after: &'a Self) -> impl Iterator<Item = ServicePortChange<'a>> {
         self.service_ports.diff(&after.service_ports)
-    }
-
-    /// The endpoints that departed from TCP service ports which exist in this and a later state.
-    #[must_use]
-    pub fn departed(&self, after: &Self) -> DepartedEndpoints {
-        self.diff(after).filter_map(|change| change.departed()).collect()
     }
 
     /// The operations that create this state, one after the other.

@@ -1,4 +1,4 @@
-//! What the sync loop has recorded for the thread that deletes flows, and when that is due. Compiled again in
+//! What others have recorded for the thread that deletes flows, and when that is due. Compiled again in
 //! `tests/simulation/concurrency/`, where the primitives of `sync` are those of a scheduler that tries many
 //! interleavings.
 
@@ -12,7 +12,7 @@ const PAUSE_FACTOR: u32 = 1;
 /// The longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 
-/// Shared by the sync loop, whose calls never block, and the thread.
+/// Shared by those who record, whose calls never block, and the thread.
 #[derive(Debug)]
 pub(crate) struct CleanupRequests<U>(Arc<Shared<U>>);
 

@@ -18,7 +18,7 @@ use crate::testing::mk_key;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A sync loop played by the test.
+/// A process played by the test.
 struct FakeLoop {
     progress: watch::Sender<Progress>,
     observer: Observer,

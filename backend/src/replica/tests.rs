@@ -52,9 +52,9 @@ fn commit(replica: &mut Replica, to: &NodeState, source_version: u64) -> Option<
         source_version: SourceVersion(source_version),
         kind_versions: KindVersions::default(),
     };
-    let Reaction::Commit(_, _, _, origin) = handle(replica, &ServerMessage::Batch(batch)) else { panic!("no commit") };
+    let Reaction::Commit(committed) = handle(replica, &ServerMessage::Batch(batch)) else { panic!("no commit") };
     assert_eq!(replica.state().service_ports(), to.service_ports());
-    let departed = origin.departed?;
+    let departed = committed.departed?;
     assert!(departed.keys().all(|key| *key == mk_key("default/web")));
     Some(departed.values().map(Vec::len).sum())
 }
@@ -90,7 +90,7 @@ fn a_bookmark_confirms_the_state_of_a_session() {
     let digest = replica.state().digests().total();
     for departed in [None, Some(DepartedEndpoints::new())] {
         let reaction = handle(&mut replica, &ServerMessage::Bookmark(Revision(1), digest));
-        assert!(matches!(reaction, Reaction::Commit(_, _, _, origin) if origin.departed == departed));
+        assert!(matches!(reaction, Reaction::Commit(committed) if committed.departed == departed));
     }
     assert_eq!(commit(&mut replica, &one, 6), Some(1));
 }

@@ -33,7 +33,7 @@ pub(super) const PAUSES: [Duration; 4] =
 const MAX_OF_NAMESPACE: usize = 1024;
 const MAX: usize = 8192;
 
-/// The endpoints that departed from service ports. The sync loop records, the worker reads.
+/// The endpoints that departed from service ports. The follower of the stream records, the worker reads.
 #[derive(Debug, Default)]
 pub(super) struct Departed {
     service_ports: BTreeMap<ServicePortKey, DepartedOfPort>,
@@ -86,8 +86,8 @@ pub(super) type OpenConnections = BTreeMap<(ServicePortKey, Endpoint), usize>;
 // === impl Departed ===
 
 impl Departed {
-    /// Records a commit. `state` is the committed one. `departed`: see [`NodeState::departed`]; `None`: what departed
-    /// before is void.
+    /// Records a commit. `state` is the committed one. `departed`: the endpoints that departed; `None`: what
+    /// departed before is void.
     pub(super) fn committed(
         &mut self,
         departed: Option<DepartedEndpoints>,

@@ -94,7 +94,7 @@ impl Fixture {
         let before = self.state.clone();
         assert_eq!(self.state.apply(operations_between(&before, state)), []);
         assert_eq!(self.state, *state);
-        (Changes::between(&before, state), before.departed(state))
+        (Changes::between(&before, state), before.diff(state).filter_map(|change| change.departed()).collect())
     }
 
     fn is_due(&mut self, flow: &Flow) -> bool {

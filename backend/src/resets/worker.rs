@@ -1,4 +1,4 @@
-//! The thread that resets connections, beside the sync loop: it lists them only when an endpoint is due, and rests
+//! The thread that resets connections, beside what programs: it lists them only when an endpoint is due, and rests
 //! after each pass for ten times as long as that took.
 
 use std::{
@@ -51,7 +51,7 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// How long the end of the process waits for the thread, which removes its rules.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The sync loop's side. Dropping it ends the thread.
+/// The side of the follower of the stream. Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct ConnectionResetter(Option<Handle>);
 

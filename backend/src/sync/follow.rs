@@ -2,10 +2,7 @@
 
 use std::{mem, sync::Arc, time::SystemTime};
 
-use proto::{
-    digest::Digest,
-    model::{ClientMessage, NodeInfo, Revision, ServerMessage},
-};
+use proto::model::{ClientMessage, NodeInfo, ServerMessage};
 use runtime::Shutdown;
 use tokio::{
     sync::watch,
@@ -20,9 +17,9 @@ use super::{
 use crate::{
     ChangeCounts, Changes, Connect, NodeState, Progress,
     metrics::Metrics,
-    replica::{CommitOrigin, Reaction, Replica},
+    replica::{Committed, Reaction, Replica},
     resets::ConnectionResetter,
-    stream::{IdleTimeout, StreamEvent, StreamFollower},
+    stream::{StreamEvent, StreamFollower},
 };
 
 /// The half that follows the frontend.
@@ -42,13 +39,12 @@ impl<C: Connect> Follower<C> {
     pub(crate) async fn run(mut self, mut shutdown: Shutdown) {
         while !shutdown.is_triggered() {
             self.report();
-            let is_waiting = self.acks.is_waiting(&self.programmed.borrow());
-            let idle_timeout = if is_waiting { IdleTimeout::Suspended } else { IdleTimeout::Enforced };
+            let may_be_idle = self.acks.is_waiting(&self.programmed.borrow());
             let confirm_at = self.replica.confirm_at();
             let Self { stream, replica, programmed, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
-                event = stream.next(idle_timeout, || replica.hello()) => self.handle(event),
+                event = stream.next(may_be_idle, || replica.hello()) => self.handle(event),
                 // Fails only at the end of the process.
                 Ok(()) = programmed.changed() => self.send_acks(),
                 () = sleep_until(confirm_at.unwrap_or_else(Instant::now)), if confirm_at.is_some() => {
@@ -84,7 +80,7 @@ impl<C: Connect> Follower<C> {
         match reaction {
             Ok(Reaction::None) => {}
             Ok(Reaction::Reply(reply)) => self.stream.reply(reply),
-            Ok(Reaction::Commit(revision, digest, changes, origin)) => self.commit(revision, digest, changes, origin),
+            Ok(Reaction::Commit(committed)) => self.commit(committed),
             Err(violation) => {
                 warn!(%violation, "the frontend violated the protocol");
                 self.stream.end_session("protocol violation");
@@ -94,15 +90,26 @@ impl<C: Connect> Follower<C> {
     }
 
     /// Publishes what is to be programmed after a commit, or a bookmark.
-    fn commit(&mut self, revision: Revision, digest: Digest, changes: Changes, origin: CommitOrigin) {
-        let CommitOrigin { trigger, counts, loss, departed } = origin;
+    fn commit(&mut self, Committed { revision, digest, changes, trigger, counts, loss, departed }: Committed) {
         let at = Instant::now();
         let number = self.target.borrow().number + 1;
         let position = self.acks.received(number, revision, digest);
         let state = self.replica.state();
         self.resets.committed(departed, &changes, state);
-        self.progress.send_modify(|progress| progress.committed(state, &changes, counts, at));
-        self.report_loss(loss);
+        let withheld = self.replica.withheld_service_ports();
+        if let Some(loss) = loss {
+            error!(
+                service_ports = withheld,
+                "withholding a loss that exceeds --max-loss: {loss}; these service ports keep their endpoints until a \
+                 snapshot confirms the loss, everything else is applied"
+            );
+        }
+        self.progress.send_modify(|progress| {
+            progress.committed(state, &changes, counts, at);
+            progress.rejected_losses += u64::from(loss.is_some());
+            progress.withheld_service_ports = withheld;
+            progress.unconfirmed_service_ports = self.replica.unconfirmed_service_ports();
+        });
         let is_changed = !changes.is_empty();
         if let Some(time) = trigger.filter(|_| is_changed) {
             self.acks.triggered(Trigger { number, time, service_ports: changes.service_ports });
@@ -110,7 +117,7 @@ impl<C: Connect> Follower<C> {
         self.target.send_modify(|target| {
             target.state = state.clone();
             target.number = number;
-            if self.replica.withheld_service_ports() == 0 {
+            if withheld == 0 {
                 target.complete = position;
             }
             target.committed = self.replica.committed();
@@ -137,23 +144,6 @@ impl<C: Connect> Follower<C> {
         for ack in self.acks.due(&programmed) {
             self.stream.reply(ClientMessage::Ack(ack));
         }
-    }
-
-    /// The losses that are withheld after a commit; `loss` is one that begins to be.
-    fn report_loss(&self, loss: Option<crate::Loss>) {
-        let service_ports = self.replica.withheld_service_ports();
-        if let Some(loss) = loss {
-            error!(
-                service_ports,
-                "withholding a loss that exceeds --max-loss: {loss}; these service ports keep their endpoints until a \
-                 snapshot confirms the loss, everything else is applied"
-            );
-        }
-        self.progress.send_modify(|progress| {
-            progress.rejected_losses += u64::from(loss.is_some());
-            progress.unconfirmed_service_ports = self.replica.unconfirmed_service_ports();
-            progress.withheld_service_ports = service_ports;
-        });
     }
 
     /// Stores the committed state. Reports that this half runs, and why the file is out of date.

@@ -166,7 +166,7 @@ impl<B: Backend> Programmer<B> {
                 // Fails only at the end of the process.
                 Ok(()) = self.targets.changed() => {}
                 () = sleep_until(reconcile_at.unwrap_or_else(Instant::now)), if reconcile_at.is_some() => {}
-                () = self.health.changed() => self.publish_failures(),
+                () = self.health.changed() => self.publish(None),
                 drift = self.backend.drifted(), if self.kernel.is_known => self.drifted(&drift),
                 () = sleep_until(Instant::now() + MAX_IDLE) => {}
             }
@@ -187,6 +187,8 @@ impl<B: Backend> Programmer<B> {
         if timeout_at(begun + wait, self.targets.wait_for(is_answered)).await.is_ok() {
             return;
         }
+        // It may hang, which a liveness probe has to detect.
+        self.reporter.begun(Instant::now());
         let is_programmed = self.backend.is_programmed().await.unwrap_or_else(|error| {
             warn!(error = format!("{error:#}"), "cannot find out whether the kernel is programmed");
             true
@@ -256,12 +258,15 @@ impl<B: Backend> Programmer<B> {
         self.publish(Some(report));
     }
 
-    /// Publishes what is programmed after a call, or without one.
+    /// Publishes what is programmed: after a call, or because the target or the health checks have changed without one.
     fn publish(&mut self, report: Option<SyncReport>) {
-        let Kernel { current, unfinished, .. } = &self.kernel;
-        let failures = self.failures();
+        let Kernel { current, is_known, unfinished, failures, .. } = &self.kernel;
+        let failures: Vec<_> = failures.iter().cloned().chain(self.health.failures()).collect();
         // Before the revision is reported as programmed: observers of that read the failures, too.
-        self.reporter.failures(&failures);
+        self.reporter.progress.send_modify(|progress| progress.failures.clone_from(&failures));
+        if !is_known {
+            return;
+        }
         if unfinished.is_empty() {
             self.reporter.finished(current, &self.targets.borrow());
             if current.is_confirmed {
@@ -279,26 +284,12 @@ impl<B: Backend> Programmer<B> {
         });
     }
 
-    /// Everything that is not programmed or served although the backend has succeeded.
-    fn failures(&self) -> Vec<ServicePortFailure> {
-        self.kernel.failures.iter().cloned().chain(self.health.failures()).collect()
-    }
-
-    /// Publishes other failures. While the backend fails, they wait.
-    fn publish_failures(&self) {
-        let failures = self.failures();
-        self.reporter.failures(&failures);
-        if self.kernel.is_known {
-            self.programmed.send_modify(|programmed| programmed.failures = failures);
-        }
-    }
-
     /// Lets a repair follow drift.
     fn drifted(&mut self, drift: &Drift) {
         let repair_in = self.drifts.record(drift);
         debug!(?drift, repair_in_ms = repair_in.as_millis(), "drift");
         self.kernel.lost(Instant::now() + repair_in);
         self.kernel.repair_due = true;
-        self.reporter.drifted(self.drifts.count);
+        self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
     }
 }

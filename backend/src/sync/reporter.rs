@@ -27,7 +27,7 @@ use crate::{
 /// Publishes [`Progress`] and counts [`Metrics`].
 #[derive(Debug)]
 pub(crate) struct Reporter {
-    progress: watch::Sender<Progress>,
+    pub(super) progress: watch::Sender<Progress>,
     pub(super) metrics: Arc<Metrics>,
     /// Released when the kernel contains a state for the first time.
     ready: Option<ReadyGuard>,
@@ -56,19 +56,12 @@ impl Reporter {
         self.progress.send_modify(|progress| progress.pending_since = progress.pending_since.or(Some(at)));
     }
 
-    pub(super) fn drifted(&self, count: u64) {
-        self.progress.send_modify(|progress| progress.drifts = count);
-    }
-
-    pub(super) fn failures(&self, failures: &[ServicePortFailure]) {
-        self.progress.send_modify(|progress| progress.failures = failures.to_vec());
-    }
-
     /// Everything of a target is programmed, except for the failures. `newest`: the newest target.
     pub(super) fn finished(&mut self, current: &Target, newest: &Target) {
         self.progress.send_modify(|progress| {
             progress.programmed = current.committed;
-            progress.pending = newest.received - current.received;
+            progress.pending.service_ports = newest.received.service_ports - current.received.service_ports;
+            progress.pending.pools = newest.received.pools - current.received.pools;
             progress.pending_since = (newest.state != current.state).then_some(newest.changed_at);
         });
         self.ready = None;

@@ -304,7 +304,8 @@ impl ExactSizeIterator for Iter<'_> {}
 // === impl ServicePortChange ===
 
 impl<'a> ServicePortChange<'a> {
-    /// The endpoints that departed, if it is a TCP service port that existed and exists.
+    /// The endpoints that departed, if it is a TCP service port that existed and exists: those that left all its pools,
+    /// except for those of endpoints that are gone.
     #[must_use]
     pub fn departed(&self) -> Option<(ServicePortKey, Vec<Endpoint>)> {
         let before = self.before.filter(|_| self.key.protocol == Protocol::Tcp)?;
