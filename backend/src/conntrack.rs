@@ -10,7 +10,7 @@
 //! translated, are deleted, so that the next SYN is translated anew.
 //!
 //! ```text
-//!   UdpServicePorts ──▶ UdpVips: VIP ──▶ targets            flow: client ──▶ VIP
+//!   service ports ────▶ UdpVips: VIP ──▶ targets            flow: client ──▶ VIP
 //!                               is_stale(flow)  ◀── compare ──    endpoint ──▶ client
 //! ```
 
@@ -25,7 +25,10 @@ use std::{
 };
 
 use netlink::conntrack::{Flow, FlowProtocol};
-use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
+use proto::{
+    model::{IpFamily, PerFamily, Protocol, ServicePortKey},
+    state::ServicePortChange,
+};
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use cleaner::clean_up;
@@ -55,10 +58,6 @@ pub enum ConntrackCleanup {
     Enabled,
 }
 
-/// What decides about the flows of one UDP service port.
-#[derive(Debug)]
-pub(crate) struct UdpServicePort(PerFamily<(Vec<Vip>, FlowTargets)>);
-
 /// Where the flows to a VIP may lead.
 #[derive(Clone, Debug)]
 pub(crate) enum FlowTargets {
@@ -81,21 +80,6 @@ pub(crate) struct FlowVips<T> {
 
 /// The VIPs of all UDP service ports in one family, and those that were withdrawn.
 pub(crate) type UdpVips = FlowVips<FlowTargets>;
-
-impl UdpServicePort {
-    pub(crate) fn of(service: &ServicePortState) -> Self {
-        Self(PerFamily::from_fn(|family| {
-            let vips = vips(&service.port, family).into_iter().map(|(vip, _)| vip);
-            (vips.collect(), FlowTargets::Endpoints(allowed(service, family)))
-        }))
-    }
-
-    /// The VIPs that it has lost since it was `before`.
-    pub(crate) fn lost_since<'a>(now: Option<&'a Self>, before: &'a Self) -> impl Iterator<Item = (IpFamily, Vip)> {
-        let all = before.0.iter().flat_map(|(family, (vips, _))| vips.iter().map(move |vip| (family, *vip)));
-        all.filter(move |(family, vip)| now.is_none_or(|now| now.0[*family].0.binary_search(vip).is_err()))
-    }
-}
 
 impl<T> Default for FlowVips<T> {
     fn default() -> Self {
@@ -156,22 +140,8 @@ impl<T: Clone> FlowVips<T> {
 }
 
 impl UdpVips {
-    /// The VIPs of service ports in key order, and those that were withdrawn, unless another service port has them.
-    pub(crate) fn new<'a>(
-        service_ports: impl Iterator<Item = &'a UdpServicePort>,
-        withdrawn: &WithdrawnVips,
-        node_addresses: &[IpAddr],
-    ) -> PerFamily<Self> {
-        let service_ports = service_ports.map(|UdpServicePort(service_port)| service_port);
-        let mut both = Self::of_service_ports(service_ports, node_addresses);
-        for (family, vip) in withdrawn.keys() {
-            both[*family].vips.entry(*vip).or_insert(FlowTargets::Untranslated);
-        }
-        both
-    }
-
-    /// The VIPs of a state, except for those of some service ports, and those that were withdrawn. `node_addresses`:
-    /// those of the Node object that serve node ports.
+    /// The VIPs of the UDP service ports of a state, `except` for some, and those that were withdrawn, unless another
+    /// service port has them. `node_addresses`: those of the Node object that serve node ports.
     pub(crate) fn of(
         state: &NodeState,
         node_addresses: &[IpAddr],
@@ -179,9 +149,16 @@ impl UdpVips {
         withdrawn: &WithdrawnVips,
     ) -> PerFamily<Self> {
         let is_included = |key: &ServicePortKey| key.protocol == Protocol::Udp && !except.contains(key);
-        let udp = state.service_ports().iter().filter(|(key, _)| is_included(key));
-        let udp: Vec<_> = udp.map(|(_, service)| UdpServicePort::of(service)).collect();
-        Self::new(udp.iter(), withdrawn, node_addresses)
+        let included = state.service_ports().iter().filter(|(key, _)| is_included(key));
+        let included = included.map(|(_, service)| {
+            PerFamily::from_fn(|family| (vips_of(service, family), FlowTargets::Endpoints(allowed(service, family))))
+        });
+        let included: Vec<_> = included.collect();
+        let mut both = Self::of_service_ports(included.iter(), node_addresses);
+        for (family, vip) in withdrawn.keys() {
+            both[*family].vips.entry(*vip).or_insert(FlowTargets::Untranslated);
+        }
+        both
     }
 
     /// Whether the flow goes to one of these VIPs and its replies come from none of its endpoints. This includes flows
@@ -198,6 +175,20 @@ impl UdpVips {
             FlowTargets::Untranslated => flow.reply.source != flow.original.destination,
         })
     }
+}
+
+/// The VIPs that a service port has lost.
+pub(crate) fn lost_vips(change: &ServicePortChange<'_>) -> Vec<(IpFamily, Vip)> {
+    let of_family = |family| {
+        let [before, after] = [change.before, change.after].map(|service| service.map(|it| vips_of(it, family)));
+        let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
+        before.into_iter().filter(move |vip| after.binary_search(vip).is_err()).map(move |vip| (family, vip))
+    };
+    IpFamily::ALL.into_iter().flat_map(of_family).collect()
+}
+
+fn vips_of(service: &ServicePortState, family: IpFamily) -> Vec<Vip> {
+    vips(&service.port, family).into_iter().map(|(vip, _)| vip).collect()
 }
 
 /// The endpoints of all pools, including terminating ones: a flow that began under another policy may stay.

@@ -36,8 +36,9 @@ use tokio::sync::watch;
 use tracing::{debug, error, info};
 
 use super::{
-    ConntrackCleanup, UdpServicePort, UdpVips, WithdrawnVips,
+    ConntrackCleanup, UdpVips, WithdrawnVips,
     half_open::{ChangedPorts, HalfOpenPorts},
+    lost_vips,
     requests::CleanupRequests,
 };
 use crate::{NodeState, Progress, dataplane::NodePortAddresses, metrics::Metrics};
@@ -192,12 +193,10 @@ impl ConntrackCleaner {
         let before = mem::replace(&mut self.state, state.clone());
         self.is_node_changed = before.node() != state.node();
         for change in before.diff(state) {
-            let ServicePortChange { key, before, after } = change;
+            let key = change.key;
             changed_tcp.record(&change);
             if key.protocol == Protocol::Udp {
-                let [before, after] = [before, after].map(|service| service.map(UdpServicePort::of));
-                let lost = before.iter().flat_map(|before| UdpServicePort::lost_since(after.as_ref(), before));
-                add_withdrawn(withdrawn, lost.map(|vip| (vip, key.clone())));
+                add_withdrawn(withdrawn, lost_vips(&change).into_iter().map(|vip| (vip, key.clone())));
                 changed_udp.insert(key.clone());
             }
         }

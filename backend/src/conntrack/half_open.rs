@@ -25,11 +25,8 @@ use proto::{
     state::ServicePortChange,
 };
 
-use super::{FlowTable, FlowVips};
-use crate::{
-    NodeState, ServicePortState,
-    dataplane::{Vip, vips},
-};
+use super::{FlowTable, FlowVips, vips_of};
+use crate::{NodeState, ServicePortState, dataplane::Vip};
 
 /// How long a connection is half-open before it is deleted. A client repeats its SYN after a second.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
@@ -68,13 +65,6 @@ struct HalfOpenTarget {
 /// The VIPs in one family.
 type HalfOpenVips = FlowVips<HalfOpenTarget>;
 
-/// The VIPs of a service port; empty if there is none.
-fn all_vips(service: Option<&ServicePortState>) -> Vec<(IpFamily, Vip)> {
-    let of_family = |service: &ServicePortState, family| vips(&service.port, family).into_iter().map(|(vip, _)| vip);
-    let families = |service| IpFamily::ALL.map(|family| of_family(service, family).map(move |vip| (family, vip)));
-    service.into_iter().flat_map(families).flatten().collect()
-}
-
 // === impl ChangedPorts ===
 
 impl ChangedPorts {
@@ -82,7 +72,10 @@ impl ChangedPorts {
     pub(super) fn record(&mut self, change: &ServicePortChange<'_>) {
         let ServicePortChange { key, before, after } = change;
         let departed = change.departed().map(|(_, departed)| departed).unwrap_or_default();
-        if !departed.is_empty() || all_vips(*before) != all_vips(*after) {
+        let vips = |service: Option<&ServicePortState>| {
+            service.map(|service| PerFamily::from_fn(|family| vips_of(service, family)))
+        };
+        if !departed.is_empty() || vips(*before) != vips(*after) {
             self.add(key, departed);
         }
     }
@@ -188,7 +181,7 @@ impl HalfOpenPort {
             Vip::NodePort { port, .. } => node_addresses.iter().any(|address| is_endpoint(*address, port)),
             Vip::Address(_) => false,
         };
-        let of_family = |family| vips(&service.port, family).into_iter().map(|(vip, _)| vip);
+        let of_family = |family| vips_of(service, family).into_iter();
         let departed = departed.iter().filter(|endpoint| !service.has_endpoint(endpoint));
         Self {
             vips: PerFamily::from_fn(|family| of_family(family).filter(|vip| !is_endpoint_at(vip)).collect()),

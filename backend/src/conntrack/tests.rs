@@ -24,6 +24,13 @@ fn of_state(state: &NodeState) -> PerFamily<UdpVips> {
     UdpVips::of(state, &state.node().addresses, &BTreeSet::new(), &WithdrawnVips::new())
 }
 
+/// The VIPs that the service port of one state loses if it is that of another one.
+fn withdrawn(before: &NodeState, after: &NodeState) -> WithdrawnVips {
+    let [before, after] = [before, after].map(|state| state.service_ports().values().next());
+    let key = &mk_key("kube-system/dns/udp");
+    lost_vips(&ServicePortChange { key, before, after }).into_iter().map(|vip| (vip, key.clone())).collect()
+}
+
 fn is_stale(vips: &PerFamily<UdpVips>, flow: &Flow) -> bool {
     vips[IpFamily::of(&flow.original.destination.ip())].is_stale(flow)
 }
@@ -109,18 +116,15 @@ fn node_port_of_a_single_stack_service_concerns_one_family() {
 #[test]
 fn translated_flows_to_vips_that_were_withdrawn_are_stale() {
     let before = dns().build();
-    let port = |state: &NodeState| state.service_ports().values().next().map(UdpServicePort::of);
     let owner = |other: &'static str| {
         mk_state()
             .service("default/other/udp", |it| it.port(53).external_ip(other).endpoints(["10.244.1.9:53"]))
             .build()
     };
     for now in [mk_state().build(), owner("198.51.100.2"), owner("198.51.100.1")] {
-        let (before, after) = (port(&before).unwrap(), port(&now));
-        let lost = UdpServicePort::lost_since(after.as_ref(), &before);
-        let withdrawn: WithdrawnVips = lost.map(|vip| (vip, mk_key("kube-system/dns/udp"))).collect();
+        let withdrawn = withdrawn(&before, &now);
         assert_eq!(withdrawn.len(), if now == owner("198.51.100.1") { 5 } else { 6 });
-        let vips = UdpVips::new(after.iter(), &withdrawn, &now.node().addresses);
+        let vips = UdpVips::of(&now, &now.node().addresses, &BTreeSet::new(), &withdrawn);
         for vip in ["10.96.0.10:53", "192.0.2.1:53", "192.168.1.1:30053"] {
             assert!(is_stale(&vips, &flow(vip, "10.244.1.5:5353")), "{vip}: translated");
             assert!(!is_stale(&vips, &flow(vip, vip)), "{vip}: to the address itself");
@@ -130,9 +134,7 @@ fn translated_flows_to_vips_that_were_withdrawn_are_stale() {
         }
     }
     let now = owner("198.51.100.1");
-    let before = port(&before).unwrap();
-    let withdrawn = UdpServicePort::lost_since(None, &before).map(|vip| (vip, mk_key("a/b/udp")));
-    let vips = UdpVips::new(port(&now).iter(), &withdrawn.collect(), &now.node().addresses);
+    let vips = UdpVips::of(&now, &now.node().addresses, &BTreeSet::new(), &withdrawn(&before, &mk_state().build()));
     assert!(is_stale(&vips, &flow("198.51.100.1:53", "10.244.1.5:5353")), "an endpoint of the one before");
     assert!(!is_stale(&vips, &flow("198.51.100.1:53", "10.244.1.9:53")), "an endpoint of the owner");
     assert!(is_stale(&vips, &flow("198.51.100.1:53", "198.51.100.1:53")), "older than the VIP of the owner");
@@ -146,11 +148,8 @@ fn live_flows_of_a_node_port_survive_the_end_of_an_external_ip() {
         other.port(30053).external_ip("192.168.1.1").external_ip("198.51.100.1").endpoints([of_external_ip])
     });
     let (exposed, dns) = (exposed.build(), dns().build());
-    let port = |state: &NodeState| state.service_ports().values().next().map(UdpServicePort::of);
     let without = |gone: &NodeState, state: &NodeState| {
-        let gone = port(gone).unwrap();
-        let withdrawn = UdpServicePort::lost_since(None, &gone).map(|vip| (vip, mk_key("default/gone/udp")));
-        UdpVips::new(port(state).iter(), &withdrawn.collect(), &state.node().addresses)
+        UdpVips::of(state, &state.node().addresses, &BTreeSet::new(), &withdrawn(gone, &mk_state().build()))
     };
     let vips = without(&exposed, &dns);
     assert!(!is_stale(&vips, &flow("192.168.1.1:30053", of_node_port)));

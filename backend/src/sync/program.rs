@@ -222,6 +222,7 @@ impl<B: Backend> Programmer<B> {
             Ok(report) => self.succeeded(work, report, begun.elapsed()),
             Err(error) => {
                 let delay = self.backoff.next_delay();
+                self.kernel.reconcile_at = None;
                 self.kernel.lost(Instant::now() + delay);
                 self.reporter.failed(B::NAME, work, &error, delay);
             }
