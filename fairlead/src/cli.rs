@@ -34,7 +34,7 @@ pub(crate) use self::{
     check::{BundleArgs, CheckArgs, HereArgs},
     cleanup::{CleanupArgs, OtherProxy, OwnerArgs},
     config::{ConfigArgs, ConfigCommand, ConvertArgs, ValidateArgs},
-    conntrack::{ConntrackArgs, invalid_packets_by_sysctl},
+    conntrack::{ConntrackArgs, duration, invalid_packets_by_sysctl},
     diff::DiffArgs,
     drained::DrainedArgs,
     effective::Effective,

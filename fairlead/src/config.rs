@@ -16,7 +16,7 @@ mod settings;
 pub(crate) use backend_name::BackendName;
 pub(crate) use document::{Document, Kind};
 #[cfg(test)]
-pub(crate) use kube_proxy::{Effect, FIELDS, mode_of};
+pub(crate) use kube_proxy::{Effect, FIELDS};
 pub(crate) use kube_proxy::{Target, TargetRole, from_flags};
 pub(crate) use parse::{Parsed, command, load, parse, validate};
 #[cfg(test)]

@@ -65,27 +65,31 @@ impl From<ConntrackArgs> for ConntrackSettings {
     }
 }
 
-/// Parses a time as Kubernetes writes it: `24h`, `1h30m`, `90s`, `0`. The kernel's unit is the second.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?}: expected a time such as 24h, 1h30m, 90s or 0");
-    if text == "0" {
-        return Ok(Duration::ZERO);
-    }
-    let (mut seconds, mut rest) = (0u64, text);
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-        let (number, tail) = rest.split_at(digits);
-        let unit = match tail.as_bytes().first() {
-            Some(b'h') => 3600,
-            Some(b'm') => 60,
-            Some(b's') => 1,
-            _ => return Err(wrong()),
-        };
-        rest = &tail[1..];
-        let number: u64 = number.parse().map_err(|_| wrong())?;
-        seconds = number.checked_mul(unit).and_then(|more| seconds.checked_add(more)).ok_or_else(wrong)?;
-    }
-    if text.is_empty() || seconds > u64::from(u32::MAX) { Err(wrong()) } else { Ok(Duration::from_secs(seconds)) }
+/// Parses a time as Go writes it: `24h`, `1h30m`, `1.5s`, `500ms`, `0`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    // `ms` comes before `m`, its prefix.
+    const UNITS: [(&str, f64); 8] = [
+        ("ns", 1e-9),
+        ("us", 1e-6),
+        ("\u{b5}s", 1e-6),
+        ("\u{3bc}s", 1e-6),
+        ("ms", 1e-3),
+        ("s", 1.0),
+        ("m", 60.0),
+        ("h", 3600.0),
+    ];
+    let parse = || {
+        let (mut seconds, mut rest) = (0.0, text);
+        while !rest.is_empty() {
+            let (number, tail) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit() && c != '.')?);
+            let (unit, length) = UNITS.into_iter().find(|(unit, _)| tail.starts_with(unit))?;
+            seconds += number.parse::<f64>().ok()? * length;
+            rest = &tail[unit.len()..];
+        }
+        (!text.is_empty() && seconds <= f64::from(u32::MAX)).then(|| Duration::from_secs_f64(seconds))
+    };
+    let parsed = if text == "0" { Some(Duration::ZERO) } else { parse() };
+    parsed.ok_or_else(|| format!("{text:?}: expected a time such as 24h, 1h30m, 90s or 0"))
 }
 
 #[cfg(test)]
@@ -125,11 +129,24 @@ mod tests {
 
     #[test]
     fn times_are_parsed_as_in_kubernetes() {
-        let seconds = |text| duration(text).map(|time| time.as_secs());
-        let times = ["24h", "1h30m", "90s", "0", "0s", "24h0m0s"].map(|text| seconds(text).unwrap());
-        assert_eq!(times, [86_400, 5_400, 90, 0, 0, 86_400]);
-        for text in ["", "24", "h", "1d", "-1s", "1.5h", "99999999999h", "1h "] {
-            assert!(seconds(text).unwrap_err().contains("1h30m"), "{text}");
+        for (text, millis) in [
+            ("24h", 86_400_000),
+            ("1h30m", 5_400_000),
+            ("90s", 90_000),
+            ("0", 0),
+            ("0s", 0),
+            ("24h0m0s", 86_400_000),
+            ("1.5h", 5_400_000),
+            ("1500ms", 1_500),
+            ("3000000000ns", 3_000),
+            ("7us", 0),
+            ("7\u{b5}s", 0),
+            ("2m5s10ms", 125_010),
+        ] {
+            assert_eq!(duration(text).map(|time| time.as_millis()), Ok(millis), "{text}");
+        }
+        for text in ["", "24", "h", "1d", "-1s", "99999999999h", "1h ", "5", "s", "1h-5m", "h1", "1..5s", "-"] {
+            assert!(duration(text).unwrap_err().contains("1h30m"), "{text}");
         }
     }
 }

@@ -1,9 +1,9 @@
 //! kube-proxy's configuration (`kubeproxy.config.k8s.io/v1alpha1`) and its flags, translated to our settings.
 //!
 //! ```text
-//!   flags ─▶ document ─▶ for each field of the table: decode ─┬─ becomes a field of ours ──▶ settings
-//!                                                             ├─ has no effect ────────────▶ warnings
-//!                                                             └─ cross_field ──────────────▶ both
+//!   flags ─▶ document ─▶ for each field of the table ─┬─ becomes a field of ours ──▶ settings, which check values
+//!                                                     ├─ has no effect ────────────▶ warnings
+//!                                                     └─ cross_field ──────────────▶ both
 //! ```
 //!
 //! Each field has an effect or a warning.
@@ -14,10 +14,7 @@ mod flags;
 #[cfg(test)]
 mod tests;
 mod translate;
-mod values;
 
-#[cfg(test)]
-pub(crate) use cross_field::mode_of;
 #[cfg(test)]
 pub(crate) use fields::Effect;
 pub(crate) use fields::FIELDS;

@@ -70,7 +70,7 @@ fn kube_proxy_configuration_is_converted() {
     let (_directory, config) = file(&kube_proxys.replace("-5", "-5000"));
     let output = run(&["config", "validate", &config], &[]);
     assert!(
-        !output.status.success() && stderr(&output).contains("oomScoreAdj: -5000: expected"),
+        !output.status.success() && stderr(&output).contains("oomScoreAdj: invalid value '-5000'"),
         "{}",
         stderr(&output)
     );

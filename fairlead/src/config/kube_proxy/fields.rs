@@ -1,49 +1,20 @@
-//! The table of all fields of KubeProxyConfiguration: kube-proxy's flag, the type of the value, the modes that read it,
-//! its effect here.
+//! The table of all fields of KubeProxyConfiguration: kube-proxy's flag, the modes that read it, its effect here.
 
 use Effect::{Becomes, CrossField, Nothing, SameFlag};
-use Shape::{Any, Bool, Cidrs, Integer, Map, Number, Text, Time};
 
 use crate::config::BackendName::{self, Iptables, Ipvs, Nftables};
 
-/// One field of the document.
+/// One field of the document, or several without effect.
 pub(crate) struct Field {
-    /// Its path, with dots.
+    /// Its path, with dots. One that ends with a dot stands for all fields below it that are not listed themselves; an
+    /// empty one for flags without a field.
     pub(crate) path: &'static str,
-    /// kube-proxy's flag; empty if there is none. One flag may set different fields in different modes.
-    pub(crate) flag: &'static str,
-    pub(super) shape: Shape,
-    /// Whether the zero value of its type (`""`, `0`, `0s`, `false`) sets it, as it does for pointers in kube-proxy, or
-    /// leaves it unset.
-    pub(super) zero: Zero,
-    /// The modes in which kube-proxy reads it; empty: all.
-    pub(crate) modes: &'static [BackendName],
+    /// kube-proxy's flag; empty if there is none. One flag may set different fields in different modes. Fields without
+    /// effect may have several, separated by spaces.
+    pub(crate) flags: &'static str,
     pub(crate) effect: Effect,
-}
-
-/// The type of a field's value.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Shape {
-    Text,
-    Bool,
-    /// A number in this range.
-    Integer(i64, i64),
-    /// With a fraction.
-    Number,
-    /// A duration of Go, such as `1h30m`, not negative.
-    Time,
-    /// A list of CIDRs.
-    Cidrs,
-    /// Names with booleans.
-    Map,
-    /// Not checked.
-    Any,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Zero {
-    Unset,
-    Value,
+    /// A pointer in kube-proxy: the zero value of its type (`0`, `0s`, `false`) sets it.
+    pub(super) is_pointer: bool,
 }
 
 /// The effect of a field in Fairlead.
@@ -59,101 +30,111 @@ pub(crate) enum Effect {
     Nothing(&'static str),
 }
 
-const MAX: i64 = i32::MAX as i64;
+const fn field(path: &'static str, flags: &'static str, effect: Effect) -> Field {
+    Field { path, flags, effect, is_pointer: false }
+}
+
+impl Field {
+    const fn pointer(self) -> Self {
+        Self { is_pointer: true, ..self }
+    }
+
+    /// The field at a path.
+    pub(super) fn at(path: &str) -> Option<&'static Self> {
+        FIELDS.iter().find(|field| field.path == path || field.is_section() && path.starts_with(field.path))
+    }
+
+    /// Whether there are fields below this path, which ends with a dot.
+    pub(super) fn has_section(path: &str) -> bool {
+        FIELDS.iter().any(|field| field.path.starts_with(path) || field.is_section() && path.starts_with(field.path))
+    }
+
+    fn is_section(&self) -> bool {
+        self.path.ends_with('.')
+    }
+}
+
+/// The modes in which kube-proxy reads a field.
+pub(super) fn modes(path: &str) -> &'static [BackendName] {
+    match path.split_once('.') {
+        Some(("iptables", "masqueradeBit" | "masqueradeAll")) => &[Iptables, Ipvs],
+        Some(("iptables", _)) => &[Iptables],
+        Some(("ipvs", _)) => &[Ipvs],
+        Some(("nftables", _)) => &[Nftables],
+        _ => &[Iptables, Ipvs, Nftables],
+    }
+}
 
 const NO_CLIENT: &str = "Fairlead's API client has no such setting: it makes one list and one watch per kind";
 const NO_PERIOD: &str = "Fairlead has no periodic sync: it writes changes when they arrive, and detects changes by \
                          other programs";
-const NO_HIDDEN: &str = "Fairlead has no hidden metrics";
 const NO_PROFILES: &str = "Fairlead serves no profiles: `perf` records them from outside of the process";
 const NO_BUFFER: &str = "log lines are written to stderr without buffering";
 const NO_RELIST: &str = "Fairlead lists again when it has missed changes, not periodically";
-const NO_PORTS: &str = "kube-proxy ignores it too; no ports are opened for Services";
-const NO_VMODULE: &str = "use `log` with directives such as info,fairlead_backend=debug";
 const WINDOWS: &str = "Fairlead runs only on Linux";
+const WINDOWS_FLAGS: &str = "network-name source-vip enable-dsr root-hnsendpoint-name forward-healthcheck-vip";
 
-const fn field(path: &'static str, flag: &'static str, shape: Shape, effect: Effect) -> Field {
-    Field { path, flag, shape, zero: Zero::Unset, modes: &[], effect }
-}
-
-impl Field {
-    /// Whether kube-proxy reads it in the mode of this backend.
-    pub(super) fn is_read_in(&self, backend: BackendName) -> bool {
-        self.modes.is_empty() || self.modes.contains(&backend)
-    }
-
-    /// Its zero value sets it.
-    const fn pointer(self) -> Self {
-        Self { zero: Zero::Value, ..self }
-    }
-
-    const fn only(self, modes: &'static [BackendName]) -> Self {
-        Self { modes, ..self }
-    }
-}
-
-/// All fields, in the order of kube-proxy's type.
+/// All fields, then flags without a field.
 pub(crate) const FIELDS: &[Field] = &[
-    field("featureGates", "feature-gates", Map, CrossField).pointer(),
-    field("clientConnection.kubeconfig", "kubeconfig", Text, CrossField),
-    field("clientConnection.acceptContentTypes", "", Text, Nothing(NO_CLIENT)),
-    field("clientConnection.contentType", "kube-api-content-type", Text, Nothing(NO_CLIENT)),
-    field("clientConnection.qps", "kube-api-qps", Number, Nothing(NO_CLIENT)),
-    field("clientConnection.burst", "kube-api-burst", Integer(-MAX, MAX), Nothing(NO_CLIENT)),
-    field("logging.format", "logging-format", Text, CrossField),
-    field("logging.flushFrequency", "log-flush-frequency", Any, Nothing(NO_BUFFER)),
-    field("logging.verbosity", "v", Integer(0, MAX), CrossField),
-    field("logging.vmodule", "vmodule", Any, Nothing(NO_VMODULE)),
-    field("logging.options.text.splitStream", "log-text-split-stream", Bool, Nothing(NO_BUFFER)),
-    field("logging.options.text.infoBufferSize", "log-text-info-buffer-size", Any, Nothing(NO_BUFFER)),
-    field("logging.options.json.splitStream", "log-json-split-stream", Bool, Nothing(NO_BUFFER)),
-    field("logging.options.json.infoBufferSize", "log-json-info-buffer-size", Any, Nothing(NO_BUFFER)),
-    field("hostnameOverride", "hostname-override", Text, Becomes("nodeName")),
-    field("bindAddress", "bind-address", Text, CrossField),
-    field("healthzBindAddress", "healthz-bind-address", Text, CrossField),
-    field("metricsBindAddress", "metrics-bind-address", Text, CrossField),
-    field("bindAddressHardFail", "bind-address-hard-fail", Bool, SameFlag),
-    field("enableProfiling", "profiling", Bool, Nothing(NO_PROFILES)),
-    field("showHiddenMetricsForVersion", "show-hidden-metrics-for-version", Text, Nothing(NO_HIDDEN)),
-    field("mode", "proxy-mode", Text, CrossField),
-    field("iptables.masqueradeBit", "iptables-masquerade-bit", Integer(0, 31), Becomes("masqueradeBit"))
-        .pointer()
-        .only(&[Iptables, Ipvs]),
-    field("iptables.masqueradeAll", "masquerade-all", Bool, SameFlag).only(&[Iptables, Ipvs]),
-    field("iptables.localhostNodePorts", "iptables-localhost-nodeports", Bool, CrossField).pointer().only(&[Iptables]),
-    field("iptables.syncPeriod", "iptables-sync-period", Time, Nothing(NO_PERIOD)).only(&[Iptables]),
-    field("iptables.minSyncPeriod", "iptables-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Iptables]),
-    field("ipvs.syncPeriod", "ipvs-sync-period", Time, Nothing(NO_PERIOD)).only(&[Ipvs]),
-    field("ipvs.minSyncPeriod", "ipvs-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Ipvs]),
-    field("ipvs.scheduler", "ipvs-scheduler", Text, SameFlag).only(&[Ipvs]),
-    field("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", Cidrs, SameFlag).only(&[Ipvs]),
-    field("ipvs.strictARP", "ipvs-strict-arp", Bool, SameFlag).only(&[Ipvs]),
-    field("ipvs.tcpTimeout", "ipvs-tcp-timeout", Time, SameFlag).only(&[Ipvs]),
-    field("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", Time, SameFlag).only(&[Ipvs]),
-    field("ipvs.udpTimeout", "ipvs-udp-timeout", Time, SameFlag).only(&[Ipvs]),
-    field("nftables.masqueradeBit", "", Integer(0, 31), Becomes("masqueradeBit")).pointer().only(&[Nftables]),
-    field("nftables.masqueradeAll", "masquerade-all", Bool, SameFlag).only(&[Nftables]),
-    field("nftables.syncPeriod", "iptables-sync-period", Time, Nothing(NO_PERIOD)).only(&[Nftables]),
-    field("nftables.minSyncPeriod", "iptables-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Nftables]),
-    field("winkernel.networkName", "network-name", Text, Nothing(WINDOWS)),
-    field("winkernel.sourceVip", "source-vip", Text, Nothing(WINDOWS)),
-    field("winkernel.enableDSR", "enable-dsr", Bool, Nothing(WINDOWS)),
-    field("winkernel.rootHnsEndpointName", "root-hnsendpoint-name", Text, Nothing(WINDOWS)),
-    field("winkernel.forwardHealthCheckVip", "forward-healthcheck-vip", Bool, Nothing(WINDOWS)),
-    field("detectLocalMode", "detect-local-mode", Text, CrossField),
-    field("detectLocal.bridgeInterface", "pod-bridge-interface", Text, CrossField),
-    field("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", Text, CrossField),
-    field("clusterCIDR", "cluster-cidr", Text, CrossField),
-    field("nodePortAddresses", "nodeport-addresses", Cidrs, CrossField),
-    field("oomScoreAdj", "oom-score-adj", Integer(-1000, 1000), SameFlag).pointer(),
-    field("conntrack.maxPerCore", "conntrack-max-per-core", Integer(0, MAX), SameFlag).pointer(),
-    field("conntrack.min", "conntrack-min", Integer(0, MAX), SameFlag).pointer(),
-    field("conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established", Time, SameFlag).pointer(),
-    field("conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait", Time, SameFlag).pointer(),
-    field("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", Bool, SameFlag),
-    field("conntrack.udpTimeout", "conntrack-udp-timeout", Time, SameFlag),
-    field("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", Time, SameFlag),
-    field("configSyncPeriod", "config-sync-period", Time, Nothing(NO_RELIST)),
-    field("portRange", "proxy-port-range", Text, Nothing(NO_PORTS)),
-    field("windowsRunAsService", "windows-service", Bool, Nothing(WINDOWS)),
+    field("featureGates", "feature-gates", CrossField).pointer(),
+    field("clientConnection.kubeconfig", "kubeconfig", CrossField),
+    field("clientConnection.", "kube-api-content-type kube-api-qps kube-api-burst", Nothing(NO_CLIENT)),
+    field("logging.format", "logging-format", Becomes("logFormat")),
+    field("logging.verbosity", "v", CrossField),
+    field("logging.vmodule", "vmodule", Nothing("use `log` with directives such as info,fairlead_backend=debug")),
+    field("logging.flushFrequency", "log-flush-frequency", Nothing(NO_BUFFER)),
+    field("logging.options.text.", "log-text-split-stream log-text-info-buffer-size", Nothing(NO_BUFFER)),
+    field("logging.options.json.", "log-json-split-stream log-json-info-buffer-size", Nothing(NO_BUFFER)),
+    field("hostnameOverride", "hostname-override", Becomes("nodeName")),
+    field("bindAddress", "bind-address", CrossField),
+    field("healthzBindAddress", "healthz-bind-address", Becomes("healthz")),
+    field("metricsBindAddress", "metrics-bind-address", Becomes("metrics")),
+    field("bindAddressHardFail", "bind-address-hard-fail", SameFlag),
+    field("enableProfiling", "profiling", Nothing(NO_PROFILES)),
+    field("showHiddenMetricsForVersion", "show-hidden-metrics-for-version", Nothing("Fairlead has no hidden metrics")),
+    field("mode", "proxy-mode", CrossField),
+    field("iptables.masqueradeBit", "iptables-masquerade-bit", Becomes("masqueradeBit")).pointer(),
+    field("iptables.masqueradeAll", "masquerade-all", SameFlag),
+    field("iptables.localhostNodePorts", "iptables-localhost-nodeports", CrossField).pointer(),
+    field("iptables.syncPeriod", "iptables-sync-period", Nothing(NO_PERIOD)),
+    field("iptables.minSyncPeriod", "iptables-min-sync-period", Nothing(NO_PERIOD)),
+    field("ipvs.syncPeriod", "ipvs-sync-period", Nothing(NO_PERIOD)),
+    field("ipvs.minSyncPeriod", "ipvs-min-sync-period", Nothing(NO_PERIOD)),
+    field("ipvs.scheduler", "ipvs-scheduler", SameFlag),
+    field("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", SameFlag),
+    field("ipvs.strictARP", "ipvs-strict-arp", SameFlag),
+    field("ipvs.tcpTimeout", "ipvs-tcp-timeout", SameFlag),
+    field("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", SameFlag),
+    field("ipvs.udpTimeout", "ipvs-udp-timeout", SameFlag),
+    field("nftables.masqueradeBit", "", Becomes("masqueradeBit")).pointer(),
+    field("nftables.masqueradeAll", "masquerade-all", SameFlag),
+    field("nftables.syncPeriod", "iptables-sync-period", Nothing(NO_PERIOD)),
+    field("nftables.minSyncPeriod", "iptables-min-sync-period", Nothing(NO_PERIOD)),
+    field("winkernel.", WINDOWS_FLAGS, Nothing(WINDOWS)),
+    field("detectLocalMode", "detect-local-mode", CrossField),
+    field("detectLocal.bridgeInterface", "pod-bridge-interface", CrossField),
+    field("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", CrossField),
+    field("clusterCIDR", "cluster-cidr", CrossField),
+    field("nodePortAddresses", "nodeport-addresses", CrossField),
+    field("oomScoreAdj", "oom-score-adj", SameFlag).pointer(),
+    field("conntrack.maxPerCore", "conntrack-max-per-core", SameFlag).pointer(),
+    field("conntrack.min", "conntrack-min", SameFlag).pointer(),
+    field("conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established", SameFlag).pointer(),
+    field("conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait", SameFlag).pointer(),
+    field("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", SameFlag),
+    field("conntrack.udpTimeout", "conntrack-udp-timeout", SameFlag),
+    field("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", SameFlag),
+    field("configSyncPeriod", "config-sync-period", Nothing(NO_RELIST)),
+    field("portRange", "proxy-port-range", Nothing("kube-proxy ignores it too; no ports are opened for Services")),
+    field("windowsRunAsService", "windows-service", Nothing(WINDOWS)),
+    field(
+        "",
+        "config",
+        Nothing("convert that file with `fairlead config convert`; kube-proxy ignores other flags then"),
+    ),
+    field("", "master", Nothing("set the API server in a kubeconfig, and use --kubeconfig")),
+    field("", "healthz-port metrics-port", Nothing("kube-proxy takes ports from the flags of the addresses")),
+    field("", "cleanup", Nothing("use `fairlead cleanup --of kube-proxy`")),
+    field("", "init-only version write-config-to", Nothing("kube-proxy serves no Services with it")),
+    field("", "boot-id-file machine-id-file", Nothing("these files are not read")),
 ];

@@ -2,25 +2,12 @@
 
 use serde_json::{Map, Value};
 
-use super::{FIELDS, Translation, cross_field, fields::Shape};
+use super::{
+    FIELDS,
+    fields::{Effect, modes},
+    translate::backend_of,
+};
 use crate::config::{Document, FieldErrors, FieldProblem, Kind};
-
-/// Flags without a field, and what to use instead.
-const OTHERS: &[(&str, &str)] = &[
-    ("config", "convert that file with `fairlead config convert`; kube-proxy ignores most other flags then"),
-    ("write-config-to", "`fairlead config convert` prints the configuration"),
-    ("master", "set the API server in a kubeconfig, and use --kubeconfig"),
-    ("cleanup", "use `fairlead cleanup --of kube-proxy`"),
-    (
-        "init-only",
-        "Fairlead has no such mode: load modules and write sysctls in a privileged container before, as the chart does",
-    ),
-    ("healthz-port", "kube-proxy takes it from --healthz-bind-address"),
-    ("metrics-port", "kube-proxy takes it from --metrics-bind-address"),
-    ("boot-id-file", "it is not read"),
-    ("machine-id-file", "it is not read"),
-    ("version", "use `fairlead --version`"),
-];
 
 /// The configuration that these flags set. Each is written as `--proxy-mode=ipvs`, `proxy-mode=ipvs` or
 /// `--masquerade-all`.
@@ -30,16 +17,19 @@ const OTHERS: &[(&str, &str)] = &[
 pub(crate) fn document(flags: &[String]) -> Result<Document, FieldErrors> {
     let pairs: Vec<_> = flags.iter().map(|flag| pair(flag)).collect();
     let mode = pairs.iter().rev().find(|(name, _)| *name == "proxy-mode").map(|(_, mode)| Value::from(*mode));
-    let backend = cross_field::backend(None, mode.as_ref(), &mut Translation::default())
+    let backend = backend_of(mode.as_ref().filter(|mode| *mode != ""))
         .map_err(|reason| FieldErrors(vec![FieldProblem::new("--proxy-mode", reason)]))?;
     let (mut fields, mut warnings, mut errors) = (Map::new(), Vec::new(), Vec::new());
     for (name, text) in pairs {
-        let all: Vec<_> = FIELDS.iter().filter(|field| field.flag == name && !name.is_empty()).collect();
-        let other = OTHERS.iter().find(|(other, _)| *other == name);
-        match (all.iter().find(|field| field.is_read_in(backend)).or(all.first()), other) {
-            (Some(field), _) => set(&mut fields, field.path, value(field.shape, text)),
-            (None, Some((_, why))) => warnings.push(FieldProblem::new(format!("--{name}"), *why)),
-            (None, None) => errors.push(FieldProblem::new(format!("--{name}"), "kube-proxy has no such flag")),
+        let flag = format!("--{name}");
+        let of_flag = || FIELDS.iter().filter(|field| field.flags.split(' ').any(|flag| flag == name));
+        let in_mode = of_flag().find(|field| modes(field.path).contains(&backend));
+        match in_mode.or_else(|| of_flag().next()).filter(|_| !name.is_empty()) {
+            Some(field) => match field.effect {
+                Effect::Nothing(why) => warnings.push(FieldProblem::new(flag, format!("has no effect: {why}"))),
+                _ => set(&mut fields, field.path, value(name, text)),
+            },
+            None => errors.push(FieldProblem::new(flag, "kube-proxy has no such flag")),
         }
     }
     if errors.is_empty() { Ok(Document { kind: Kind::KubeProxy, fields, warnings }) } else { Err(FieldErrors(errors)) }
@@ -50,19 +40,16 @@ fn pair(flag: &str) -> (&str, &str) {
     flag.split_once('=').unwrap_or((flag, "true"))
 }
 
-/// The value as in a file. What cannot be parsed stays text, which the field then rejects.
-fn value(shape: Shape, text: &str) -> Value {
-    let bool = |text: &str| text.parse::<bool>().map_or_else(|_| text.into(), Value::Bool);
-    match shape {
-        Shape::Text | Shape::Time | Shape::Any => text.into(),
-        Shape::Bool => bool(text),
-        Shape::Integer(..) => text.parse::<i64>().map_or_else(|_| text.into(), Value::from),
-        Shape::Number => text.parse::<f64>().map_or_else(|_| text.into(), Value::from),
-        Shape::Cidrs => text.split(',').filter(|part| !part.is_empty()).collect(),
-        Shape::Map => {
-            let gates = text.split(',').filter_map(|gate| gate.split_once('='));
-            gates.map(|(name, state)| (name.to_owned(), bool(state))).collect()
+/// The value as in a file. Numbers and lists stay text, as our settings accept them.
+fn value(flag: &str, text: &str) -> Value {
+    match (flag, text) {
+        ("feature-gates", gates) => {
+            let gates = gates.split(',').filter_map(|gate| gate.split_once('='));
+            gates.map(|(name, state)| (name.to_owned(), value("", state))).collect()
         }
+        (_, "true") => true.into(),
+        (_, "false") => false.into(),
+        (_, text) => text.into(),
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::*;
-use crate::config::{BackendName, Document, FieldProblem, Setting, field_of};
+use super::{fields::Field, *};
+use crate::config::{BackendName, Document, FieldProblem, Kind, Setting, field_of, load, validate};
 
 /// As kubeadm writes it: unset fields are null, zero or empty.
 const KUBEADM: &str = r#"
@@ -134,7 +134,9 @@ fn of_file(text: &str) -> Translation {
 fn each_field_has_an_effect_or_a_warning() {
     let mut all = BTreeSet::new();
     paths(&everything(), "", &mut all);
-    assert_eq!(all, FIELDS.iter().map(|field| field.path.to_owned()).collect(), "the table, and the type");
+    let known: BTreeSet<_> = all.iter().map(|path| Field::at(path).unwrap_or_else(|| panic!("{path}")).path).collect();
+    let paths = FIELDS.iter().map(|field| field.path).filter(|path| !path.is_empty());
+    assert_eq!(known, paths.collect(), "the table, and the type");
     for mode in ["iptables", "ipvs", "nftables"] {
         let mut document = fields(everything());
         document.insert("mode".to_owned(), mode.into());
@@ -308,7 +310,7 @@ fn pods_and_node_ports_depend_on_several_fields() {
     let localhost = "iptablesLocalhostNodeports=true";
     for (addresses, localhost_node_ports, expected, opens) in [
         (json!(["primary"]), json!(null), "primary", false),
-        (json!(["192.168.0.7/16"]), json!(null), "192.168.0.0/16,::/0", false),
+        (json!(["192.168.0.7/16"]), json!(null), "192.168.0.7/16,::/0", false),
         (json!(["fd00::/8"]), json!(null), "fd00::/8,0.0.0.0/0", true),
         (json!(["127.0.0.0/8", "192.168.0.0/16"]), json!(true), "127.0.0.0/8,192.168.0.0/16,::/0", true),
         (json!([]), json!(false), "0.0.0.0/0,::/0", false),
@@ -341,36 +343,53 @@ fn keywords_of_node_port_addresses_are_read() {
 }
 
 #[test]
-fn values_that_kube_proxy_rejects_are_rejected() {
-    for (document, error) in [
+fn invalid_values_are_rejected_by_field() {
+    let error = |document: &Value| {
+        let document = Document { kind: Kind::KubeProxy, fields: fields(document.clone()), warnings: Vec::new() };
+        let target = Target { role: TargetRole::Local, backend: None };
+        let loaded = load(document, target, Kind::Local.command());
+        loaded.and_then(|(settings, _)| validate(Kind::Local, &settings)).unwrap_err().to_string()
+    };
+    for (document, expected) in [
         (json!({"mode": "userspace"}), "mode: \"userspace\": expected one of iptables, ipvs, nftables"),
         (json!({"mode": "kernelspace"}), "mode: \"kernelspace\""),
-        (json!({"iptables": {"masqueradeBit": 32}}), "iptables.masqueradeBit: 32: expected a number from 0 to 31"),
-        (json!({"oomScoreAdj": -1001}), "oomScoreAdj: -1001: expected a number from -1000 to 1000"),
-        (json!({"iptables": {"syncPeriod": "-1s"}}), "iptables.syncPeriod: \"-1s\": expected a time of 0 or more"),
-        (json!({"iptables": {"minSyncPeriod": "31s"}}), "iptables.minSyncPeriod: is longer than iptables.syncPeriod"),
-        (json!({"configSyncPeriod": "-1m"}), "configSyncPeriod: \"-1m\""),
-        (json!({"clusterCIDR": "10.0.0.0/8,10.1.0.0/16"}), "clusterCIDR: \"10.0.0.0/8,10.1.0.0/16\": expected one"),
-        (json!({"clusterCIDR": "10.0.0.0"}), "clusterCIDR: \"10.0.0.0\": expected a CIDR"),
-        (json!({"nodePortAddresses": ["primary", "10.0.0.0/8"]}), "nodePortAddresses: \"primary\""),
-        (json!({"nodePortAddresses": ["10.0.0.1"]}), "nodePortAddresses: \"10.0.0.1\""),
-        (json!({"detectLocalMode": "Bridge"}), "detectLocalMode: \"Bridge\""),
-        (json!({"detectLocalMode": "BridgeInterface"}), "detectLocal.bridgeInterface: is required"),
-        (json!({"detectLocalMode": "InterfaceNamePrefix"}), "detectLocal.interfaceNamePrefix: is required"),
-        (json!({"conntrack": {"maxPerCore": -1}}), "conntrack.maxPerCore: -1: expected a number from 0"),
-        (json!({"conntrack": {"udpTimeout": "-1s"}}), "conntrack.udpTimeout: \"-1s\""),
+        (json!({"iptables": {"masqueradeBit": 32}}), "iptables.masqueradeBit: invalid value '32': 32 is not in 0..=31"),
+        (json!({"iptables": {"masqueradeAll": "x"}}), "iptables.masqueradeAll: \"x\": expected true or false"),
+        (
+            json!({"iptables": {"localhostNodePorts": "x"}}),
+            "iptables.localhostNodePorts: \"x\": expected true or false",
+        ),
+        (json!({"oomScoreAdj": -1001}), "oomScoreAdj: invalid value '-1001': -1001 is not in -1000..=1000"),
+        (json!({"clusterCIDR": "10.0.0.0"}), "clusterCIDR: invalid value '10.0.0.0'"),
+        (json!({"clusterCIDR": true}), "clusterCIDR: true: expected text"),
+        (json!({"nodePortAddresses": ["primary", "10.0.0.0/8"]}), "nodePortAddresses: invalid value 'primary,"),
+        (json!({"nodePortAddresses": ["10.0.0.1"]}), "nodePortAddresses: invalid value '10.0.0.1,"),
+        (json!({"nodePortAddresses": [7]}), "nodePortAddresses: invalid value '7,"),
+        (json!({"detectLocalMode": "Bridge"}), "detectLocalMode: invalid value 'Bridge'"),
+        (json!({"detectLocalMode": "BridgeInterface"}), "--detect-local-mode BridgeInterface needs --pod-bridge"),
+        (json!({"detectLocalMode": "InterfaceNamePrefix"}), "--detect-local-mode InterfaceNamePrefix needs --pod-int"),
+        (json!({"conntrack": {"maxPerCore": -1}}), "conntrack.maxPerCore: invalid value '-1'"),
+        (json!({"conntrack": {"udpTimeout": "-1s"}}), "conntrack.udpTimeout: invalid value '-1s'"),
+        (json!({"conntrack": {"udpTimeout": 30}}), "conntrack.udpTimeout: invalid value '30'"),
         (json!({"bindAddress": "node-a"}), "bindAddress: \"node-a\": expected an IP address"),
-        (json!({"healthzBindAddress": "node-a:10256"}), "healthzBindAddress: \"node-a:10256\": expected an IP"),
-        (json!({"metricsBindAddress": "127.0.0.1:0"}), "metricsBindAddress: \"127.0.0.1:0\": expected an IP"),
-        (json!({"logging": {"verbosity": "5"}}), "logging.verbosity: \"5\": expected a number"),
+        (json!({"bindAddress": 7}), "bindAddress: 7: expected an IP address"),
+        (json!({"healthzBindAddress": "node-a:10256"}), "healthzBindAddress: invalid value 'node-a:10256'"),
+        (json!({"logging": {"verbosity": "high"}}), "logging.verbosity: \"high\": expected a number"),
+        (json!({"featureGates": ["AllowServiceExternalIPs"]}), "featureGates: [\"AllowServiceExternalIPs\"]: expected"),
+        (
+            json!({"featureGates": {"AllowServiceExternalIPs": "x"}}),
+            "featureGates.AllowServiceExternalIPs: \"x\": expected true or false",
+        ),
     ] {
-        let target = Target { role: TargetRole::Local, backend: None };
-        let found = target.translate(&fields(document.clone())).unwrap_err().to_string();
-        assert!(found.starts_with(error), "{document}: {found}");
+        let found = error(&document);
+        assert!(found.starts_with(expected), "{document}: {found}");
     }
-    let two = json!({"oomScoreAdj": 1001, "bindAddress": "a"});
-    let problems = Target { role: TargetRole::Local, backend: None }.translate(&fields(two)).unwrap_err();
-    assert_eq!(problems.0.len(), 2);
+    for two in [
+        json!({"logging": {"verbosity": "high"}, "bindAddress": "a"}),
+        json!({"oomScoreAdj": 1001, "healthzBindAddress": "a"}),
+    ] {
+        assert_eq!(error(&two).matches("; ").count(), 1, "{}", error(&two));
+    }
 }
 
 #[test]

@@ -1,15 +1,15 @@
 //! Translates kube-proxy's configuration to our settings, field by field.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use clap::ValueEnum;
 use serde_json::{Map, Value};
 
 use super::{
-    cross_field::{self, CrossFields},
-    fields::{Effect, FIELDS, Field, Zero},
-    values::{decode, is_zero},
+    cross_field::CrossFields,
+    fields::{Effect, Field, modes},
 };
+use crate::cli::duration;
 use crate::config::{BackendName, FieldErrors, FieldProblem, Setting, field_of};
 
 /// The process that a configuration of kube-proxy is translated for.
@@ -39,49 +39,67 @@ pub(crate) struct Translation {
 /// kube-proxy's default.
 const OOM_SCORE_ADJ: i64 = -999;
 
+/// kube-proxy's modes, the default first.
+const MODES: [BackendName; 3] = [BackendName::Iptables, BackendName::Ipvs, BackendName::Nftables];
+
+/// The backend of a mode of kube-proxy.
+///
+/// # Errors
+/// Which modes there are.
+pub(super) fn backend_of(mode: Option<&Value>) -> Result<BackendName, String> {
+    let Some(mode) = mode else { return Ok(MODES[0]) };
+    MODES.into_iter().find(|backend| mode == backend.name()).ok_or_else(|| {
+        let names = MODES.map(BackendName::name);
+        format!("{mode}: expected one of {}, or nothing for {}", names.join(", "), names[0])
+    })
+}
+
 impl Target {
-    /// Translates all fields, with kube-proxy's defaults for missing ones.
+    /// Translates all fields, with kube-proxy's defaults for missing ones. Values that our settings have in the same
+    /// form are not checked here.
     ///
     /// # Errors
-    /// Values that kube-proxy rejects, all at once.
+    /// Values that cannot be translated, all at once.
     pub(crate) fn translate(self, document: &Map<String, Value>) -> Result<Translation, FieldErrors> {
-        let (mut translation, mut errors) = (Translation::default(), Vec::new());
+        let mut translation = Translation::default();
         let mut values = BTreeMap::new();
-        flatten(document, "", &mut values, &mut translation);
-        let backend = cross_field::backend(self.backend, values.get("mode").copied(), &mut translation)
-            .map_err(|reason| FieldErrors(vec![FieldProblem::new("mode", reason)]))?;
+        flatten(document, "", &mut values);
+        let mode = values.get("mode").copied().filter(|mode| !is_zero(mode));
+        let of_mode = backend_of(mode).map_err(|reason| FieldErrors(vec![FieldProblem::new("mode", reason)]))?;
+        let backend = self.backend.unwrap_or(of_mode);
+        let name = backend.name();
+        if mode.is_some() && backend != of_mode {
+            translation.warn("mode", format!("{} has no effect: the command line sets {name}", of_mode.name()));
+        }
+        translation.set("mode", "backend", name);
 
-        translation.set("mode", "backend", backend.name());
         let mut fields = BTreeMap::new();
-        for field in FIELDS {
-            let Some(value) = values.get(field.path).copied().filter(|value| !value.is_null()) else {
+        for (path, value) in values {
+            let Some(field) = Field::at(&path) else {
+                translation.warn(path, "kube-proxy has no such field, and ignores it too");
                 continue;
             };
-            let is_unset = field.zero == Zero::Unset && is_zero(value);
-            if !field.is_read_in(backend) {
-                if !is_unset {
-                    translation.warn(field.path, other_mode(field, backend));
-                }
+            if !field.is_pointer && is_zero(value) {
                 continue;
             }
-            // kube-proxy rejects what it cannot decode even in fields without effect.
-            match (decode(value, field.shape), field.effect) {
-                (Err(reason), _) => {
-                    errors.push(FieldProblem::new(field.path, reason));
-                    continue;
-                }
-                (Ok(_), _) if is_unset => continue,
-                (Ok(decoded), Effect::Becomes(name)) => translation.set(field.path, name, decoded),
-                (Ok(decoded), Effect::SameFlag) => translation.set(field.path, field_of(field.flag), decoded),
-                (Ok(_), Effect::CrossField) => {}
-                (Ok(_), Effect::Nothing(why)) => translation.warn(field.path, format!("{value} has no effect: {why}")),
+            let modes = modes(&path);
+            if !modes.contains(&backend) {
+                let modes = modes.iter().map(|mode| mode.name()).collect::<Vec<_>>().join(" and ");
+                translation.warn(path, format!("kube-proxy reads it only in mode {modes}, and this is {name}"));
+                continue;
             }
-            fields.insert(field.path, value);
+            match field.effect {
+                Effect::SameFlag => translation.set(&path, field_of(field.flags), value.clone()),
+                Effect::Becomes(ours) => translation.set(&path, ours, value.clone()),
+                Effect::CrossField => {}
+                Effect::Nothing(why) => translation.warn(&path, format!("{value} has no effect: {why}")),
+            }
+            fields.insert(path, value);
         }
         if !fields.contains_key("oomScoreAdj") {
             translation.set("oomScoreAdj", "oomScoreAdj", OOM_SCORE_ADJ);
         }
-        errors.extend(CrossFields { backend, role: self.role, fields, translation: &mut translation }.translate());
+        let errors = CrossFields { backend, role: self.role, fields, translation: &mut translation }.translate();
         if errors.is_empty() { Ok(translation) } else { Err(FieldErrors(errors)) }
     }
 }
@@ -96,28 +114,44 @@ impl Translation {
     }
 }
 
-/// The values of all fields in the table, by path.
-fn flatten<'a>(
-    document: &'a Map<String, Value>,
-    prefix: &str,
-    values: &mut BTreeMap<&'static str, &'a Value>,
-    translation: &mut Translation,
-) {
+/// The values of all fields that are set, by path.
+fn flatten<'a>(document: &'a Map<String, Value>, prefix: &str, values: &mut BTreeMap<String, &'a Value>) {
     for (name, value) in document {
         let path = format!("{prefix}{name}");
-        let inner = format!("{path}.");
-        match (FIELDS.iter().find(|field| field.path == path), value) {
-            (Some(field), value) => drop(values.insert(field.path, value)),
-            (None, Value::Object(fields)) if FIELDS.iter().any(|field| field.path.starts_with(&inner)) => {
-                flatten(fields, &inner, values, translation);
-            }
-            (None, Value::Null) => {}
-            (None, _) => translation.warn(path, "kube-proxy has no such field, and ignores it too"),
+        let section = format!("{path}.");
+        match value {
+            Value::Null => {}
+            Value::Object(fields) if Field::has_section(&section) => flatten(fields, &section, values),
+            _ => drop(values.insert(path, value)),
         }
     }
 }
 
-fn other_mode(field: &Field, backend: BackendName) -> String {
-    let modes: Vec<_> = field.modes.iter().map(|mode| cross_field::mode_of(*mode)).collect();
-    format!("kube-proxy reads it only in mode {}, and this is {}", modes.join(" and "), cross_field::mode_of(backend))
+/// Whether it is the zero value of its type in Go.
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(on) => !on,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty() || duration(text) == Ok(Duration::ZERO),
+        Value::Array(values) => values.is_empty(),
+        Value::Object(fields) => fields.values().all(is_zero),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn zero_values_are_recognized() {
+        for zero in [json!(null), json!(""), json!(0), json!("0s"), json!(false), json!([]), json!({"a": {"b": "0"}})] {
+            assert!(is_zero(&zero), "{zero}");
+        }
+        for value in [json!("a"), json!(1), json!("1s"), json!(true), json!(["a"]), json!({"a": 1}), json!(-1)] {
+            assert!(!is_zero(&value), "{value}");
+        }
+    }
 }

@@ -166,5 +166,5 @@ fn kube_proxys_file_is_read() {
     let error = File::kube_proxys("mode: ipvs\nipvs: {scheduler: best}\n").error(&["local"]);
     assert!(error.contains("config.yaml: ipvs.scheduler: invalid value 'best'"), "{error}");
     let error = File::kube_proxys("oomScoreAdj: 5000\n").error(&["local"]);
-    assert!(error.contains("config.yaml: oomScoreAdj: 5000: expected"), "{error}");
+    assert!(error.contains("config.yaml: oomScoreAdj: invalid value '5000'"), "{error}");
 }
