@@ -47,6 +47,10 @@ use self::{
 
 pub(crate) use self::chunk::{CHUNK_BYTES, EncodedChunk, EncodingCounters};
 
+/// The bytes of the changes since a revision that a node is sent, however small the whole state is: nodes that are some
+/// commits behind must not all compare digests, which are answered to few at a time.
+const MAX_DIFFERENCE: usize = 1 << 20;
+
 /// An update that brings a node to the current revision.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeUpdate {
@@ -168,7 +172,7 @@ impl ChangeLog {
         let zone = self.zone(node);
         let chunks: Vec<_> = records.clone().flat_map(|record| record.chunks(node, zone)).cloned().collect();
         let size: usize = chunks.iter().map(|chunk| chunk.size()).sum();
-        if records.len() > 1 && size > self.snapshot_size() {
+        if records.len() > 1 && size > MAX_DIFFERENCE.max(self.snapshot_size()) {
             return None;
         }
         let oldest_trigger = records.filter_map(|record| record.oldest_trigger).min();
@@ -183,12 +187,10 @@ impl ChangeLog {
 
     /// About the size of a snapshot, in bytes.
     fn snapshot_size(&self) -> usize {
-        /// Node, cluster, and 128 buckets.
-        const FACTS: usize = 16 << 10;
         /// With its key and those of its pools.
         const SERVICE_PORT: usize = 512;
         const ENDPOINT: usize = 20;
-        FACTS + self.service_ports * SERVICE_PORT + self.endpoints * ENDPOINT
+        self.service_ports * SERVICE_PORT + self.endpoints * ENDPOINT
     }
 
     /// The expected digests of a node at the current revision.
