@@ -5,7 +5,7 @@
 //!   sysctls    forwarding, conntrack, bridges
 //!   rules      of kube-proxy, other backends, other programs            ──▶ findings ──▶ table | document, exit code
 //!   node       ports, state directory, file limits
-//!   frontend   certificates, tokens, a stream; with --kubeconfig its permissions
+//!   frontend   certificates, a stream; with --kubeconfig its permissions
 //! ```
 
 mod certificate;
@@ -80,8 +80,8 @@ pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode> {
 
 /// Runs all checks; those of permissions only with a kubeconfig. A failed check is a finding.
 pub(crate) async fn inspect(here: &HereArgs, stage: CheckStage, kubeconfig: Option<&Path>) -> Result<CheckReport> {
-    let mut findings = kernel::check(here.backend);
-    findings.extend(sysctl::check(here.backend));
+    let mut findings = vec![kernel::check(here.backend)];
+    findings.extend(sysctl::check());
     findings.extend(rules::check(here.backend, stage).await);
     findings.extend(node::check(&here.state_dir, stage));
     if stage == CheckStage::Installed {

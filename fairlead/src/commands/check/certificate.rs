@@ -1,91 +1,51 @@
-//! Certificates, keys and tokens in files: whether they can be read, and how long certificates are valid.
+//! Certificates in files: how long they are valid.
 
-use std::{fs, path::Path, time::SystemTime};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
-use anyhow::{Context as _, Result, bail};
-use x509_parser::pem::Pem;
+use anyhow::{Context as _, Result};
+use runtime::certificate::{Validity, validities};
 
 use super::Finding;
 
 /// A certificate that expires sooner should be renewed.
-const RENEWAL_DAYS: i64 = 14;
-const DAY_SECONDS: i64 = 86_400;
+const RENEWAL_DAYS: u64 = 14;
+const DAY_SECONDS: u64 = 86_400;
 
-/// Checks the certificates of a file.
-pub(super) fn certificate(flag: &'static str, path: &Path) -> Finding {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+/// Checks the certificate of a file that expires first.
+pub(super) fn certificate(flag: &'static str, path: &Path, now: SystemTime) -> Finding {
     let file = format!("{flag} {}", path.display());
-    match read(path, i64::try_from(now.as_secs()).unwrap_or(i64::MAX)) {
-        Ok(Validity::Valid { names, days }) if days >= RENEWAL_DAYS => {
-            Finding::ok("certificate", format!("{file}: {names}, valid for {days} days"))
-        }
-        Ok(Validity::Valid { names, days }) => Finding::warn(
-            "certificate",
-            format!("{file}: {names}, valid for {days} days"),
-            "when it has expired, frontend and backend reject each other, and this node receives no changes",
-            "renew it; the file is read for each connection, so no restart is needed",
-        ),
-        Ok(Validity::Invalid { names, from, to }) => Finding::fail(
-            "certificate",
-            format!("{file}: {names}, valid only from {from} to {to}"),
-            "TLS peers reject it",
-            "renew the certificate, or correct the clock of this machine",
-        ),
-        Err(error) => Finding::fail(
-            "certificate",
-            format!("{file}: {error:#}"),
-            "without it no https connection is possible",
-            "write a PEM certificate that this user can read to that file",
-        ),
-    }
-}
-
-/// Checks that a key or a token can be read. Its content is never printed.
-pub(super) fn secret(flag: &'static str, path: &Path) -> Finding {
-    let file = format!("{flag} {}", path.display());
-    let (what, fix) = match fs::read(path) {
-        Ok(bytes) if !bytes.is_empty() => return Finding::ok("certificate", format!("{file}: readable")),
-        Ok(_) => (format!("{file} is empty"), "write the key or token to that file"),
-        Err(error) => {
-            (format!("{file}: {error}"), "write the key or token to that file, and allow this user to read it")
-        }
+    let invalid = |reason: String| {
+        let fix = "write a valid PEM certificate that this user can read to that file, or correct the clock";
+        Finding::fail("certificate", format!("{file}: {reason}"), "without it no https connection is possible", fix)
     };
-    Finding::fail("certificate", what, "without it the frontend cannot authenticate this node", fix)
+    let validity = match first_to_expire(path) {
+        Ok(validity) => validity,
+        Err(error) => return invalid(format!("{error:#}")),
+    };
+    if let Some(reason) = validity.invalid_at(now) {
+        return invalid(reason);
+    }
+    let end = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(validity.not_after).unwrap_or_default());
+    let days = end.duration_since(now).unwrap_or_default().as_secs() / DAY_SECONDS;
+    let what = format!("{file}: valid for {days} days");
+    if days >= RENEWAL_DAYS {
+        return Finding::ok("certificate", what);
+    }
+    Finding::warn(
+        "certificate",
+        what,
+        "when it has expired, frontend and backend reject each other, and this node receives no changes",
+        "renew it; the file is read for each connection, so no restart is needed",
+    )
 }
 
-/// Of the certificate in a file that expires first.
-#[derive(Debug)]
-enum Validity {
-    Valid { names: String, days: i64 },
-    Invalid { names: String, from: String, to: String },
-}
-
-/// `now`: in seconds since 1970.
-fn read(path: &Path, now: i64) -> Result<Validity> {
-    let bytes = fs::read(path).context("cannot read the file")?;
-    let mut first = None::<(i64, Validity)>;
-    for pem in Pem::iter_from_buffer(&bytes) {
-        let pem = pem.context("not a PEM file")?;
-        if pem.label != "CERTIFICATE" {
-            continue;
-        }
-        let certificate = pem.parse_x509().context("no certificate in the file")?;
-        let (from, to) = (certificate.validity().not_before, certificate.validity().not_after);
-        let names = certificate.subject().to_string();
-        let names = if names.is_empty() { "no name".to_owned() } else { names };
-        let validity = if (from.timestamp()..=to.timestamp()).contains(&now) {
-            Validity::Valid { names, days: (to.timestamp() - now) / DAY_SECONDS }
-        } else {
-            Validity::Invalid { names, from: from.to_string(), to: to.to_string() }
-        };
-        if first.as_ref().is_none_or(|(end, _)| to.timestamp() < *end) {
-            first = Some((to.timestamp(), validity));
-        }
-    }
-    match first {
-        Some((_, validity)) => Ok(validity),
-        None => bail!("no certificate in the file"),
-    }
+fn first_to_expire(path: &Path) -> Result<Validity> {
+    let all = validities(&fs::read(path).context("cannot read the file")?)?;
+    all.into_iter().min_by_key(|validity| validity.not_after).context("no certificate in the file")
 }
 
 #[cfg(test)]
@@ -94,6 +54,10 @@ mod tests {
 
     use super::*;
     use crate::commands::check::Level;
+
+    fn check(path: &Path) -> Finding {
+        certificate("--tls-ca", path, SystemTime::now())
+    }
 
     #[test]
     fn certificate_that_expires_first_counts() {
@@ -106,25 +70,23 @@ mod tests {
             params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
         };
         fs::write(&path, pem(2900)).unwrap();
-        assert_eq!(certificate("--tls-ca", &path).level, Level::Ok);
+        assert_eq!(check(&path).level, Level::Ok);
         fs::write(&path, pem(2900) + &pem(2021)).unwrap();
-        let expired = certificate("--tls-ca", &path);
+        let expired = check(&path);
         assert_eq!(expired.level, Level::Fail);
         assert!(expired.what.contains("2021"), "{}", expired.what);
-        let end = 1_609_459_200; // 2021-01-01
-        assert!(matches!(read(&path, end - 3 * DAY_SECONDS), Ok(Validity::Valid { days: 3, .. })));
+        let end = SystemTime::UNIX_EPOCH + Duration::from_secs(1_609_459_200); // 2021-01-01
+        let expires = certificate("--tls-ca", &path, end - Duration::from_secs(3 * DAY_SECONDS));
+        assert_eq!(expires.level, Level::Warn);
+        assert!(expires.what.ends_with("valid for 3 days"), "{}", expires.what);
     }
 
     #[test]
     fn unreadable_files_fail() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        assert_eq!(certificate("--tls-ca", &path).level, Level::Fail);
-        assert_eq!(secret("--tls-key", &path).level, Level::Fail);
+        assert_eq!(check(&path).level, Level::Fail);
         fs::write(&path, "content").unwrap();
-        assert_eq!(certificate("--tls-ca", &path).level, Level::Fail);
-        let key = secret("--tls-key", &path);
-        assert_eq!(key.level, Level::Ok);
-        assert!(!key.what.contains("content"));
+        assert_eq!(check(&path).level, Level::Fail);
     }
 }

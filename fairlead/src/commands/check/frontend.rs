@@ -1,28 +1,27 @@
 //! Checks the way from this node to a frontend: credentials and a stream. With a kubeconfig also what RBAC allows a
 //! frontend.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context as _, Result};
 use tokio::time::timeout;
 
-use super::{
-    Finding,
-    certificate::{certificate, secret},
-};
+use super::{Finding, certificate::certificate};
 use crate::{cli::HereArgs, commands::view};
 
 /// How long the API server may take to respond.
 const API_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Checks the files, and opens a stream.
+/// Checks the certificates, and opens a stream, which reads all files.
 pub(super) async fn check(here: &HereArgs) -> Result<Vec<Finding>> {
     let of = &here.frontend;
+    let now = SystemTime::now();
     let certificates = [("--tls-ca", &of.tls_ca), ("--tls-cert", &of.tls_cert)];
-    let secrets = [("--tls-key", &of.tls_key), ("--token-file", &of.token_file)];
     let mut findings: Vec<_> =
-        certificates.into_iter().filter_map(|(flag, path)| Some(certificate(flag, path.as_ref()?))).collect();
-    findings.extend(secrets.into_iter().filter_map(|(flag, path)| Some(secret(flag, path.as_ref()?))));
+        certificates.into_iter().filter_map(|(flag, path)| Some(certificate(flag, path.as_ref()?, now))).collect();
     let node = here.node()?;
     findings.push(match view::committed_in_time(of, &node).await {
         Ok(state) => {
@@ -47,30 +46,18 @@ pub(super) async fn permissions(kubeconfig: &Path) -> Vec<Finding> {
     let permissions = match checked {
         Ok(permissions) => permissions,
         Err(error) => {
-            return vec![Finding::fail(
-                "rbac",
-                format!("cannot ask the API server for permissions: {error:#}"),
-                "a frontend gets all objects from the API server",
-                "check the kubeconfig, and that the API server is reachable from here",
-            )];
+            let what = format!("cannot ask the API server for permissions: {error:#}");
+            let fix = "check the kubeconfig, and that the API server is reachable from here";
+            return vec![Finding::fail("rbac", what, "a frontend gets all objects from the API server", fix)];
         }
     };
     let finding = |permission: frontend::Permission| {
-        let what = permission.to_string();
+        let fix = "bind the ClusterRole of the chart to its ServiceAccount";
+        let forbidden = format!("a frontend may not {permission}");
         match (permission.allowed, permission.optional) {
-            (true, _) => Finding::ok("rbac", format!("a frontend may {what}")),
-            (false, Some(without)) => Finding::warn(
-                "rbac",
-                format!("a frontend may not {what}"),
-                without,
-                "to use it, bind the ClusterRole of the chart to its ServiceAccount",
-            ),
-            (false, None) => Finding::fail(
-                "rbac",
-                format!("a frontend may not {what}"),
-                "a frontend with this identity never becomes ready",
-                "bind the ClusterRole of the chart to its ServiceAccount",
-            ),
+            (true, _) => Finding::ok("rbac", format!("a frontend may {permission}")),
+            (false, Some(without)) => Finding::warn("rbac", forbidden, without, fix),
+            (false, None) => Finding::fail("rbac", forbidden, "a frontend with this identity never becomes ready", fix),
         }
     };
     permissions.into_iter().map(finding).collect()

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use backend::{Backend, Changes, NodeState, parse_kernel_version};
+use backend::{Backend, Changes, NodeState};
 use nix::{
     errno::Errno,
     sched::{CloneFlags, unshare},
@@ -25,58 +25,40 @@ use crate::{
     config::BackendName,
 };
 
-/// The first version whose nf_tables has all that the nftables backend uses (docs/architecture.md).
-const MIN_VERSION: (u32, u32) = (5, 13);
-
 /// The port of the Services and endpoints in the sample state.
 const PORT: NonZeroU16 = NonZeroU16::MIN.saturating_add(79);
 
-/// Checks the version, and that the backend can program this kernel.
-pub(super) fn check(backend: BackendName) -> Vec<Finding> {
+/// Checks that the backend can program this kernel.
+pub(super) fn check(backend: BackendName) -> Finding {
     let name = backend.name();
-    let programmed = match program_sample(backend) {
-        Ok(()) => Finding::ok("kernel", format!("it has all features that backend {name} uses")),
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let kernel = format!("Linux {}", release.trim());
+    match program_sample(backend) {
+        Ok(()) => Finding::ok("kernel", format!("{kernel} has all features that backend {name} uses")),
         Err(error) if error.is::<NoNamespace>() => Finding::warn(
             "kernel",
-            format!("features that backend {name} uses were not tested: {error:#}"),
+            format!("features of {kernel} that backend {name} uses were not tested: {error:#}"),
             "a missing feature would be detected only when a Service uses it",
             "run this command as root, with CAP_SYS_ADMIN",
         ),
         Err(error) => Finding::fail(
             "kernel",
-            format!("backend {name} cannot program this kernel: {error:#}"),
+            format!("backend {name} cannot program {kernel}: {error:#}"),
             "Services do not work on this node with this backend",
             requirements(backend),
         ),
-    };
-    vec![version(), programmed]
-}
-
-fn version() -> Finding {
-    let Ok(release) = fs::read_to_string("/proc/sys/kernel/osrelease") else {
-        return Finding::warn("kernel", "unknown version", "before 5.13 nf_tables lacks features", "run `uname -r`");
-    };
-    let release = release.trim();
-    match parse_kernel_version(release) {
-        Some(version) if version < MIN_VERSION => Finding::warn(
-            "kernel",
-            format!("Linux {release}"),
-            "before 5.13 nf_tables lacks features; the next finding shows whether this kernel has those that are used",
-            "upgrade the kernel, or use backend iptables",
-        ),
-        _ => Finding::ok("kernel", format!("Linux {release}")),
     }
 }
 
 fn requirements(backend: BackendName) -> &'static str {
     match backend {
         BackendName::Nftables => {
-            "load the modules nf_tables, nft_chain_nat, nft_numgen, nft_hash, nft_fib_ipv4, nft_fib_ipv6, nft_masq, \
-             nft_reject_ipv4, nft_reject_ipv6, nft_ct, nft_nat; or use backend iptables"
+            "upgrade to Linux 5.13 or later, load the modules nf_tables, nft_chain_nat, nft_numgen, nft_hash, \
+             nft_fib_inet, nft_masq, nft_reject_inet; or use backend iptables"
         }
         BackendName::Iptables => {
-            "install iptables 1.8 or later, load the modules xt_comment, xt_conntrack, xt_mark, xt_MASQUERADE, xt_nat, \
-             xt_recent, xt_statistic, xt_addrtype; or use backend nftables"
+            "install iptables 1.8.9 or later, load the modules xt_comment, xt_conntrack, xt_mark, xt_MASQUERADE, \
+             xt_nat, xt_recent, xt_statistic, xt_addrtype; or use backend nftables"
         }
         BackendName::Ipvs => {
             "load the modules ip_vs, ip_vs_rr, ip_set, ip_set_hash_ip, ip_set_hash_ipport, ip_set_hash_net, xt_set, \
@@ -164,12 +146,6 @@ fn address(family: IpFamily, net: u8, host: u8) -> Result<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_are_compared_as_numbers() {
-        let version = |release| parse_kernel_version(release).unwrap();
-        assert!(version("5.9.1") < MIN_VERSION && version("5.15.0") > MIN_VERSION);
-    }
 
     #[test]
     fn the_sample_state_uses_all_features() {

@@ -26,26 +26,29 @@ pub(super) fn check(state_dir: &Path, stage: CheckStage) -> Vec<Finding> {
 
 /// Whether a port is free, or which process listens on it.
 fn port_finding(port: u16, address: Ipv4Addr, stage: CheckStage) -> Finding {
-    match TcpListener::bind(SocketAddr::from((address, port))) {
-        Ok(_) => Finding::ok("ports", format!("{address}:{port} is free")),
-        Err(error) if error.kind() != ErrorKind::AddrInUse => Finding::warn(
+    let socket = SocketAddr::from((address, port));
+    let Err(error) = TcpListener::bind(socket) else {
+        return Finding::ok("ports", format!("{socket} is free"));
+    };
+    if error.kind() != ErrorKind::AddrInUse {
+        return Finding::warn(
             "ports",
-            format!("cannot bind {address}:{port}: {error}"),
+            format!("cannot bind {socket}: {error}"),
             "the backend serves health checks and metrics at this port",
             "run this command as root, or set --healthz and --metrics to addresses of this machine",
+        );
+    }
+    let name = listener_name(port).unwrap_or_else(|| "another process".to_owned());
+    let what = format!("{name} listens on {socket}");
+    match (name.as_str(), stage) {
+        ("fairlead", _) => Finding::ok("ports", what),
+        ("kube-proxy", CheckStage::BeforeInstallation) => Finding::ok("ports", format!("{what} until it is removed")),
+        _ => Finding::warn(
+            "ports",
+            what,
+            "health checks of load balancers and Prometheus reach that process instead of the backend",
+            format!("stop it, or change its port; `ss -ltnp 'sport = :{port}'` shows it"),
         ),
-        Err(_) => match (listener_name(port).as_deref(), stage) {
-            (Some(name @ "fairlead"), _) => Finding::ok("ports", format!("{name} listens on {address}:{port}")),
-            (Some(name @ "kube-proxy"), CheckStage::BeforeInstallation) => {
-                Finding::ok("ports", format!("{name} listens on {address}:{port} until it is removed"))
-            }
-            (name, _) => Finding::warn(
-                "ports",
-                format!("{} listens on {address}:{port}", name.unwrap_or("another process")),
-                "health checks of load balancers and Prometheus reach that process instead of the backend",
-                format!("stop it, or change its port; `ss -ltnp 'sport = :{port}'` shows it"),
-            ),
-        },
     }
 }
 
@@ -101,17 +104,13 @@ fn writable(dir: &Path, stage: CheckStage) -> Finding {
 /// The limit of open files, from the content of `/proc/self/limits`.
 fn open_files(limits: &str) -> Finding {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
-    let soft = line.and_then(|line| line.split_whitespace().next());
-    match soft.map(|soft| (soft, soft.parse::<u64>())) {
-        Some((soft, Ok(number))) if number < MIN_OPEN_FILES => Finding::warn(
-            "limits",
-            format!("limit of open files: {soft}"),
-            "each health-check node port and each connection uses one",
-            "raise it with `ulimit -n 65536`, LimitNOFILE= of the systemd unit, or in the container runtime",
-        ),
-        Some((soft, _)) => Finding::ok("limits", format!("limit of open files: {soft}")),
-        None => Finding::ok("limits", "limit of open files: unknown"),
+    let soft = line.and_then(|line| line.split_whitespace().next()).unwrap_or("unknown");
+    let what = format!("limit of open files: {soft}");
+    if soft.parse::<u64>().is_ok_and(|number| number < MIN_OPEN_FILES) {
+        let fix = "raise it with `ulimit -n 65536`, LimitNOFILE= of the systemd unit, or in the container runtime";
+        return Finding::warn("limits", what, "each health-check node port and each connection uses one", fix);
     }
+    Finding::ok("limits", what)
 }
 
 #[cfg(test)]
