@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result};
 use backend::{InstalledObject, Progress};
 use backend_iptables::LoopbackRouting;
 use ipnet::IpNet;
-use iptables::{SavedRules, Tools, Variant, VariantSelection, save_variants};
+use iptables::{Program, SavedRules, Tools, Variant, VariantSelection, save_variants};
 use proto::model::IpFamily;
 use runtime::{Shutdown, failure::Repeated, warn_if_news};
 use tokio::{
@@ -51,15 +51,25 @@ pub(super) struct OtherModes {
 
 /// Objects of another mode in the kernel.
 #[derive(Debug)]
-enum StaleMode {
-    /// The tables of these families.
-    Nftables(Vec<IpFamily>),
-    /// Chains in the rules of one iptables program, and their number.
-    Iptables(SavedRules, usize),
-    /// All objects of the IPVS backend, and the families of its virtual servers: its sets and chains are of both.
-    Ipvs(Vec<InstalledObject>, Vec<IpFamily>),
-    /// Only its chains, which other objects do not need any more.
-    IpvsChains(SavedRules, usize),
+struct StaleMode {
+    /// The mode, in logs and metrics.
+    mode: &'static str,
+    /// The number of objects, and their description.
+    count: usize,
+    objects: String,
+    /// What they serve. The sets and chains of IPVS are of both families; these are those of its virtual servers.
+    families: Vec<IpFamily>,
+    removal: Removal,
+}
+
+/// How the objects of a mode are removed.
+#[derive(Debug)]
+enum Removal {
+    Nftables,
+    Iptables(Program),
+    Ipvs,
+    /// Of IPVS only the chains, which other objects do not need any more.
+    IpvsChains(SavedRules),
 }
 
 /// What is left after a removal.
@@ -104,8 +114,8 @@ impl OtherModes {
                 gauge.set(&stale);
                 for stale in &stale {
                     warn!(
-                        mode = stale.mode(),
-                        objects = stale.describe(),
+                        mode = stale.mode,
+                        objects = stale.objects,
                         "found objects of another mode of Fairlead, which are removed when this mode has programmed \
                          all service ports"
                     );
@@ -151,17 +161,18 @@ impl OtherModes {
         let mut found = Vec::new();
         if self.mode != BackendName::Nftables {
             let families = backend_nft::programmed_families().await.context("list the tables of nf_tables")?;
-            found.extend((!families.is_empty()).then_some(StaleMode::Nftables(families)));
+            found.extend((!families.is_empty()).then(|| StaleMode::nftables(families)));
         }
-        let mut ipvs = Vec::new();
+        let mut has_ipvs = false;
         if self.mode != BackendName::Ipvs {
-            ipvs = backend_ipvs::installed_objects(self.exclude.clone()).await.context("list the objects of IPVS")?;
-        }
-        let has_ipvs = !ipvs.is_empty();
-        if has_ipvs {
-            let servers = backend_ipvs::virtual_servers().await.context("list the virtual servers of IPVS")?;
-            let has_servers = |family: &IpFamily| servers.iter().any(|server| server.family == *family);
-            found.push(StaleMode::Ipvs(ipvs, IpFamily::ALL.into_iter().filter(has_servers).collect()));
+            let objects = backend_ipvs::installed_objects(self.exclude.clone()).await;
+            let objects = objects.context("list the objects of IPVS")?;
+            has_ipvs = !objects.is_empty();
+            if has_ipvs {
+                let servers = backend_ipvs::virtual_servers().await.context("list the virtual servers of IPVS")?;
+                let has_servers = |family: &IpFamily| servers.iter().any(|server| server.family == *family);
+                found.push(StaleMode::ipvs(&objects, IpFamily::ALL.into_iter().filter(has_servers).collect()));
+            }
         }
         let used = match self.mode {
             BackendName::Nftables => None,
@@ -174,11 +185,11 @@ impl OtherModes {
             let ipvs_chains = backend_ipvs::count_chains(&saved)?;
             let is_own = self.mode == BackendName::Ipvs && Some(saved.program.variant) == used;
             if ipvs_chains > 0 && !has_ipvs && !is_own {
-                found.push(StaleMode::IpvsChains(saved.clone(), ipvs_chains));
+                found.push(StaleMode::chains(ipvs_chains, saved.program, Removal::IpvsChains(saved.clone())));
             }
             let chains = backend_iptables::count_chains(&saved)?;
             if chains > 0 {
-                found.push(StaleMode::Iptables(saved, chains));
+                found.push(StaleMode::chains(chains, saved.program, Removal::Iptables(saved.program)));
             }
         }
         Ok(found)
@@ -208,10 +219,8 @@ impl OtherModes {
         for stale in found {
             let connections = stale.remove(&served, self.loopback, &self.exclude).await?;
             remainder.connections += connections;
-            let (is_removed, mode, objects) =
-                (connections == 0 && stale.serves(&served), stale.mode(), stale.describe());
-            if is_removed {
-                info!(mode, objects, "removed the objects of another mode of Fairlead");
+            if connections == 0 && stale.is_served_by(&served) {
+                info!(mode = stale.mode, objects = stale.objects, "removed the objects of another mode of Fairlead");
             } else {
                 remainder.stale.push(stale);
             }
@@ -227,72 +236,54 @@ fn has_no_retryable_failure(progress: &Progress) -> bool {
 // === impl StaleMode ===
 
 impl StaleMode {
-    /// The mode, in logs and metrics.
-    fn mode(&self) -> &'static str {
-        match self {
-            Self::Nftables(_) => "nftables",
-            Self::Iptables(SavedRules { program, .. }, _) => match program.variant {
-                Variant::Nft => "iptables-nft",
-                Variant::Legacy => "iptables-legacy",
-            },
-            Self::Ipvs(..) | Self::IpvsChains(..) => "ipvs",
-        }
+    fn nftables(families: Vec<IpFamily>) -> Self {
+        let tables: Vec<_> = families.iter().map(|family| format!("{family} table")).collect();
+        let (count, objects) = (tables.len(), tables.join(", "));
+        Self { mode: "nftables", count, objects, families, removal: Removal::Nftables }
     }
 
-    /// The number of objects.
-    fn count(&self) -> usize {
-        match self {
-            Self::Nftables(families) => families.len(),
-            Self::Iptables(_, chains) | Self::IpvsChains(_, chains) => *chains,
-            Self::Ipvs(objects, _) => objects.iter().map(|object| object.count).sum(),
-        }
+    fn ipvs(objects: &[InstalledObject], families: Vec<IpFamily>) -> Self {
+        let count = objects.iter().map(|object| object.count).sum();
+        let objects = objects.iter().map(|object| format!("{} {} ({})", object.subsystem, object.kind, object.count));
+        let objects = objects.collect::<Vec<_>>().join(", ");
+        Self { mode: "ipvs", count, objects, families, removal: Removal::Ipvs }
     }
 
-    fn describe(&self) -> String {
-        match self {
-            Self::Nftables(families) => {
-                let tables: Vec<_> = families.iter().map(|family| format!("{family} table")).collect();
-                tables.join(", ")
-            }
-            Self::Iptables(saved, chains) | Self::IpvsChains(saved, chains) => {
-                format!("{chains} chains of {}", saved.program)
-            }
-            Self::Ipvs(objects, _) => {
-                let objects =
-                    objects.iter().map(|object| format!("{} {} ({})", object.subsystem, object.kind, object.count));
-                objects.collect::<Vec<_>>().join(", ")
-            }
-        }
+    /// Chains in the rules of one iptables program.
+    fn chains(count: usize, program: Program, removal: Removal) -> Self {
+        let mode = match (&removal, program.variant) {
+            (Removal::IpvsChains(_), _) => "ipvs",
+            (_, Variant::Nft) => "iptables-nft",
+            (_, Variant::Legacy) => "iptables-legacy",
+        };
+        Self { mode, count, objects: format!("{count} chains of {program}"), families: vec![program.family], removal }
     }
 
     /// Whether all its families are among `served`.
-    fn serves(&self, served: &[IpFamily]) -> bool {
-        match self {
-            Self::Nftables(families) | Self::Ipvs(_, families) => families.iter().all(|family| served.contains(family)),
-            Self::Iptables(saved, _) | Self::IpvsChains(saved, _) => served.contains(&saved.program.family),
-        }
+    fn is_served_by(&self, served: &[IpFamily]) -> bool {
+        self.families.iter().all(|family| served.contains(family))
     }
 
     /// Removes what serves these families. Returns the number of connections because of which objects are kept.
     async fn remove(&self, served: &[IpFamily], loopback: LoopbackRouting, exclude: &[IpNet]) -> Result<u64> {
-        match self {
-            Self::Nftables(families) => {
-                let families: Vec<_> = families.iter().copied().filter(|family| served.contains(family)).collect();
+        match &self.removal {
+            Removal::Nftables => {
+                let families: Vec<_> = self.families.iter().copied().filter(|family| served.contains(family)).collect();
                 backend_nft::remove(&families).await.context("delete the tables of mode nftables")?;
             }
-            Self::Iptables(saved, _) if self.serves(served) => {
-                let removed = backend_iptables::remove(saved.program, loopback).await;
-                removed.with_context(|| format!("remove the chains of {}", saved.program))?;
+            _ if !self.is_served_by(served) => {
+                warn!(mode = self.mode, "this backend does not serve an IP family that another mode serves");
             }
-            Self::IpvsChains(saved, _) if self.serves(served) => {
+            Removal::Iptables(program) => {
+                let removed = backend_iptables::remove(*program, loopback).await;
+                removed.with_context(|| format!("remove the chains of {program}"))?;
+            }
+            Removal::IpvsChains(saved) => {
                 let removed = backend_ipvs::remove_chains(saved).await;
                 removed.with_context(|| format!("remove the chains of mode ipvs with {}", saved.program))?;
             }
-            Self::Ipvs(..) if self.serves(served) => {
+            Removal::Ipvs => {
                 return backend_ipvs::retire(exclude.to_vec()).await.context("remove the objects of mode ipvs");
-            }
-            Self::Iptables(..) | Self::IpvsChains(..) | Self::Ipvs(..) => {
-                warn!(mode = self.mode(), "this backend does not serve an IP family that another mode serves");
             }
         }
         Ok(0)
@@ -305,7 +296,7 @@ mod tests {
 
     #[test]
     fn ipvs_is_replaced_by_a_backend_that_serves_the_families_of_its_virtual_servers() {
-        let of = |families: &[IpFamily]| StaleMode::Ipvs(Vec::new(), families.to_vec());
+        let of = |families: &[IpFamily]| StaleMode::ipvs(&[], families.to_vec());
         let (v4, v6) = (IpFamily::V4, IpFamily::V6);
         for (families, served, is_replaced) in [
             (&[v4][..], &[v4][..], true),
@@ -314,7 +305,7 @@ mod tests {
             (&[v4, v6], &[v4], false),
             (&[v6], &[v4], false),
         ] {
-            assert_eq!(of(families).serves(served), is_replaced, "{families:?}, {served:?}");
+            assert_eq!(of(families).is_served_by(served), is_replaced, "{families:?}, {served:?}");
         }
     }
 }

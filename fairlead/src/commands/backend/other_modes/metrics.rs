@@ -25,7 +25,7 @@ impl StaleObjects {
 
     pub(super) fn set(&self, stale: &[StaleMode]) {
         for mode in MODES {
-            let count: usize = stale.iter().filter(|stale| stale.mode() == mode).map(StaleMode::count).sum();
+            let count: usize = stale.iter().filter(|stale| stale.mode == mode).map(|stale| stale.count).sum();
             self.0.get_or_create(&[("mode", mode)]).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
     }
