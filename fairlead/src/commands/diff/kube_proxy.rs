@@ -102,24 +102,20 @@ impl KubeProxyReport {
                 (Some(ours), _) if theirs.mode == IPVS && ours.policy == TrafficPolicy::Local => Some(IPVS_LOCAL),
                 _ => None,
             };
-            report.add(vip, ours, Some(theirs), why);
+            report.add(&vip, ours.as_ref(), Some(&theirs), why);
         }
         // Without any rules, kube-proxy does not run here.
         let is_running = !report.modes.is_empty();
         for (vip, ours) in ours.into_iter().filter(|_| is_running) {
-            report.add(vip, Some(ours), None, None);
+            report.add(&vip, Some(&ours), None, None);
         }
         report
     }
 
-    fn add(&mut self, vip: VipKey, ours: Option<FairleadVip>, theirs: Option<VipRules>, why: Option<&'static str>) {
-        let verdicts =
-            |ours: Option<&ConnectionVerdict>, theirs: Option<&ConnectionVerdict>| (ours.cloned(), theirs.cloned());
-        let (fairlead, kube_proxy) = (ours.as_ref(), theirs.as_ref());
-        let inside = verdicts(fairlead.map(|ours| &ours.inside), kube_proxy.map(|theirs| &theirs.internal));
-        let outside = verdicts(fairlead.map(|ours| &ours.outside), kube_proxy.map(|theirs| &theirs.external));
-        let service_port = fairlead.map(|ours| ours.service_port.clone());
-        let service_port = service_port.or_else(|| kube_proxy?.service.clone());
+    fn add(&mut self, vip: &VipKey, ours: Option<&FairleadVip>, theirs: Option<&VipRules>, why: Option<&'static str>) {
+        let inside = (ours.map(|ours| &ours.inside), theirs.map(|theirs| &theirs.internal));
+        let outside = (ours.map(|ours| &ours.outside), theirs.map(|theirs| &theirs.external));
+        let service_port = ours.map(|ours| &ours.service_port).or_else(|| theirs?.service.as_ref());
         let cases = if inside == outside {
             vec![(ClientLocation::Everywhere, inside)]
         } else {
@@ -129,10 +125,10 @@ impl KubeProxyReport {
         let differences: Vec<_> = different
             .map(|(from, (fairlead, kube_proxy))| VipDifference {
                 vip: vip.to_string(),
-                service_port: service_port.clone(),
+                service_port: service_port.cloned(),
                 from,
-                fairlead,
-                kube_proxy,
+                fairlead: fairlead.cloned(),
+                kube_proxy: kube_proxy.cloned(),
                 why,
             })
             .collect();
@@ -164,30 +160,22 @@ impl KubeProxyReport {
 
     /// Tables of differences, notes and totals.
     pub(crate) fn text(&self) -> String {
-        let mut text = String::new();
         if self.modes.is_empty() {
             return "kube-proxy has no rules on this node that serve a VIP\n".to_owned();
         }
-        if !self.differences.is_empty() {
-            let mut table = Table::new(&["SERVICE PORT", "VIP", "FROM", "KUBE-PROXY", "FAIRLEAD"]);
-            self.differences.iter().for_each(|difference| table.row(difference.cells()));
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "{table}");
+        let Self { equal, differences, documented, modes, notes } = self;
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        if !differences.is_empty() {
+            let _ = writeln!(text, "{}", table("SERVICE PORT", differences));
         }
-        if !self.documented.is_empty() {
-            let mut table = Table::new(&["DOCUMENTED DIFFERENCE", "VIP", "FROM", "KUBE-PROXY", "FAIRLEAD"]);
-            self.documented.iter().for_each(|difference| table.row(difference.cells()));
-            let reasons: BTreeSet<_> = self.documented.iter().filter_map(|difference| difference.why).collect();
-            let _ = write!(text, "{table}");
-            for reason in reasons {
-                let _ = writeln!(text, "note: {reason}");
-            }
+        if !documented.is_empty() {
+            let _ = write!(text, "{}", table("DOCUMENTED DIFFERENCE", documented));
+            let reasons: BTreeSet<_> = documented.iter().filter_map(|difference| difference.why).collect();
+            reasons.into_iter().for_each(|reason| text += &format!("note: {reason}\n"));
             text.push('\n');
         }
-        for note in &self.notes {
-            let _ = writeln!(text, "note: {note}");
-        }
-        let Self { equal, differences, documented, modes, .. } = self;
+        notes.iter().for_each(|note| text += &format!("note: {note}\n"));
         let modes: Vec<_> = modes.iter().copied().collect();
         let _ = writeln!(
             text,
@@ -198,6 +186,12 @@ impl KubeProxyReport {
         );
         text
     }
+}
+
+fn table(first: &str, differences: &[VipDifference]) -> Table {
+    let mut table = Table::new(&[first, "VIP", "FROM", "KUBE-PROXY", "FAIRLEAD"]);
+    differences.iter().for_each(|difference| table.row(difference.cells()));
+    table
 }
 
 impl VipDifference {
@@ -254,15 +248,13 @@ fn fairlead_vips(state: &NodeState) -> BTreeMap<VipKey, FairleadVip> {
                 };
                 let port = &service.port;
                 let policy = if kind == VipKind::ClusterIp { port.internal_policy } else { port.external_policy };
-                let inside = match (kind, policy) {
-                    (VipKind::ClusterIp, TrafficPolicy::Local) => PoolClass::Local,
-                    _ => PoolClass::Cluster,
-                };
-                let outside = match policy {
+                let class = match policy {
                     TrafficPolicy::Cluster => PoolClass::Cluster,
                     TrafficPolicy::Local => PoolClass::Local,
                 };
-                let [inside, outside] = [inside, outside].map(|class| verdict(service, class, family));
+                // External policy Local does not apply to clients on the node.
+                let inside = if kind == VipKind::ClusterIp { class } else { PoolClass::Cluster };
+                let [inside, outside] = [inside, class].map(|class| verdict(service, class, family));
                 let vip = VipKey { family, address, protocol: key.protocol };
                 fairlead_vips.insert(vip, FairleadVip { service_port: key.to_string(), policy, inside, outside });
             }
