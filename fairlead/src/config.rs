@@ -17,8 +17,8 @@ pub(crate) use backend_name::BackendName;
 pub(crate) use document::{Document, Kind};
 #[cfg(test)]
 pub(crate) use kube_proxy::{Effect, FIELDS};
-pub(crate) use kube_proxy::{Target, TargetRole, from_flags};
-pub(crate) use parse::{Parsed, command, load, parse, validate};
+pub(crate) use kube_proxy::{TargetRole, from_flags};
+pub(crate) use parse::{Parsed, check, command, parse};
 #[cfg(test)]
 pub(crate) use settings::flags;
 pub(crate) use settings::{FieldErrors, FieldProblem, Setting, field_of, to_yaml};

@@ -3,7 +3,7 @@
 // A panic is how a fuzz target fails.
 #![allow(clippy::missing_panics_doc, clippy::expect_used)]
 
-use crate::config::{self, Document, Kind, Target, TargetRole};
+use crate::config::{self, Document, TargetRole};
 
 /// Reads a configuration for each command that accepts it. A valid one means the same after it is printed as ours.
 pub fn configuration(text: &str) {
@@ -12,17 +12,10 @@ pub fn configuration(text: &str) {
         Err(error) => return drop(format!("{error:#}")),
     };
     for role in [TargetRole::Local, TargetRole::Backend] {
-        let kind = match (document.kind, role) {
-            (Kind::KubeProxy, TargetRole::Local) => Kind::Local,
-            (Kind::KubeProxy, TargetRole::Backend) => Kind::Backend,
-            (kind, _) => kind,
-        };
-        let target = Target { role, backend: None };
-        let Ok((settings, _)) = config::load(document.clone(), target, kind.command()) else { continue };
-        let Ok(()) = config::validate(kind, &settings) else { continue };
+        let Ok((kind, settings, _)) = config::check(document.clone(), role) else { continue };
         let printed = config::to_yaml(kind, &settings).expect("settings can be printed");
-        let again = Document::parse(&printed).and_then(|document| config::load(document, target, kind.command()));
-        let (again, _) = again.unwrap_or_else(|error| panic!("{error:#}: {printed}"));
+        let again = Document::parse(&printed).and_then(|document| config::check(document, role));
+        let (_, again, _) = again.unwrap_or_else(|error| panic!("{error:#}: {printed}"));
         let values = |list: &[config::Setting]| {
             let mut values: Vec<_> = list.iter().map(|one| (one.field.clone(), one.value.clone())).collect();
             values.sort_by(|one, other| one.0.cmp(&other.0));

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{
     cli::{ConfigArgs, ConfigCommand, ConvertArgs, ValidateArgs},
-    config::{self, Document, FieldProblem, Kind, Setting, Target, TargetRole},
+    config::{self, Document, Kind, Setting, TargetRole},
     exit_code::ExitCode,
     print,
 };
@@ -41,7 +41,7 @@ fn checked(
     name: &str,
     then: impl FnOnce(Kind, &[Setting]) -> Result<()>,
 ) -> Result<ExitCode> {
-    match document.and_then(|document| check(document, role)).with_context(|| name.to_owned()) {
+    match document.and_then(|document| config::check(document, role)).with_context(|| name.to_owned()) {
         Ok((kind, settings, warnings)) => {
             warnings.iter().for_each(|warning| eprintln!("fairlead: {name}: {warning}"));
             then(kind, &settings)?;
@@ -52,15 +52,4 @@ fn checked(
             Ok(ExitCode::FoundProblems)
         }
     }
-}
-
-fn check(document: Document, role: TargetRole) -> Result<(Kind, Vec<Setting>, Vec<FieldProblem>)> {
-    let kind = match (document.kind, role) {
-        (Kind::KubeProxy, TargetRole::Local) => Kind::Local,
-        (Kind::KubeProxy, TargetRole::Backend) => Kind::Backend,
-        (kind, _) => kind,
-    };
-    let (settings, warnings) = config::load(document, Target { role, backend: None }, kind.command())?;
-    config::validate(kind, &settings)?;
-    Ok((kind, settings, warnings))
 }

@@ -6,7 +6,9 @@ use anyhow::{Context as _, Result, bail};
 use clap::{ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches as _, ValueEnum as _, value_parser};
 
 use super::{
-    BackendName, Document, FieldProblem, Kind, Setting, Target, TargetRole, kube_proxy::Translation, settings,
+    BackendName, Document, FieldProblem, Kind, Setting, TargetRole,
+    kube_proxy::{Target, Translation},
+    settings,
 };
 use crate::{
     cli::{Cli, Effective},
@@ -90,11 +92,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) ->
 ///
 /// # Errors
 /// [`FieldErrors`](super::FieldErrors), all at once.
-pub(crate) fn load(
-    document: Document,
-    target: Target,
-    path: &[impl AsRef<str>],
-) -> Result<(Vec<Setting>, Vec<FieldProblem>)> {
+fn load(document: Document, target: Target, path: &[impl AsRef<str>]) -> Result<(Vec<Setting>, Vec<FieldProblem>)> {
     let Document { kind, fields, mut warnings } = document;
     let mut command = command();
     command.build();
@@ -113,14 +111,21 @@ pub(crate) fn load(
     Ok((settings, warnings))
 }
 
-/// Checks the settings of a file together, without flags.
+/// The settings of a document without flags, and the kind of the file that has them.
 ///
 /// # Errors
-/// Settings that contradict each other.
-pub(crate) fn validate(kind: Kind, settings: &[Setting]) -> Result<()> {
+/// See [`load`]; also settings that contradict each other.
+pub(crate) fn check(document: Document, role: TargetRole) -> Result<(Kind, Vec<Setting>, Vec<FieldProblem>)> {
+    let kind = match (document.kind, role) {
+        (Kind::KubeProxy, TargetRole::Local) => Kind::Local,
+        (Kind::KubeProxy, TargetRole::Backend) => Kind::Backend,
+        (kind, _) => kind,
+    };
+    let (settings, warnings) = load(document, Target { role, backend: None }, kind.command())?;
     let arguments = [&["fairlead"], kind.command()].concat();
-    let command = settings::with_defaults(command(), settings);
-    Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)?.validate()
+    let command = settings::with_defaults(command(), &settings);
+    Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)?.validate()?;
+    Ok((kind, settings, warnings))
 }
 
 /// The settings of a file for the command that is called.

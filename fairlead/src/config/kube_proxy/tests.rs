@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::{fields::Field, *};
-use crate::config::{BackendName, Document, FieldProblem, Kind, Setting, field_of, load, validate};
+use crate::config::{BackendName, Document, FieldProblem, Kind, Setting, check, field_of};
 
 /// As kubeadm writes it: unset fields are null, zero or empty.
 const KUBEADM: &str = r#"
@@ -346,9 +346,7 @@ fn keywords_of_node_port_addresses_are_read() {
 fn invalid_values_are_rejected_by_field() {
     let error = |document: &Value| {
         let document = Document { kind: Kind::KubeProxy, fields: fields(document.clone()), warnings: Vec::new() };
-        let target = Target { role: TargetRole::Local, backend: None };
-        let loaded = load(document, target, Kind::Local.command());
-        loaded.and_then(|(settings, _)| validate(Kind::Local, &settings)).unwrap_err().to_string()
+        check(document, TargetRole::Local).unwrap_err().to_string()
     };
     for (document, expected) in [
         (json!({"mode": "userspace"}), "mode: \"userspace\": expected one of iptables, ipvs, nftables"),
