@@ -90,21 +90,18 @@ impl Overview {
     /// Merges the answers. A frontend with two addresses counts once; of several streams of a node the newest counts.
     pub(super) fn of(answers: Vec<(String, Result<StatusResponse, Error>)>, limits: &Limits) -> Self {
         let (mut frontends, mut unreachable) = (Vec::<(String, StatusResponse)>::new(), Vec::new());
+        for (address, answer) in answers {
+            match answer {
+                Err(error) => unreachable.push((address, error)),
+                Ok(status) if frontends.iter().any(|(_, known)| known.epoch == status.epoch) => {}
+                Ok(status) => frontends.push((address, status)),
+            }
+        }
         let (mut nodes, mut observers) = (BTreeMap::<String, NodeRow>::new(), 0);
         let mut drains = BTreeMap::<Vec<_>, WaitingDrain>::new();
-        for (address, answer) in answers {
-            let mut status = match answer {
-                Ok(status) => status,
-                Err(error) => {
-                    unreachable.push((address, error));
-                    continue;
-                }
-            };
-            if frontends.iter().any(|(_, known)| known.epoch == status.epoch) {
-                continue;
-            }
+        for (address, status) in &mut frontends {
             for drain in mem::take(&mut status.waiting_drains) {
-                match drains.get_mut(&drain.addresses) {
+                match drains.get(&drain.addresses) {
                     Some(known) if rank(known) >= rank(&drain) => {}
                     _ => drop(drains.insert(drain.addresses.clone(), drain)),
                 }
@@ -124,7 +121,6 @@ impl Overview {
                     nodes.insert(row.status.node.clone(), row);
                 }
             }
-            frontends.push((address, status));
         }
         if let Some(name) = limits.node.as_ref().filter(|name| !nodes.contains_key(*name)) {
             nodes.insert(name.clone(), NodeRow::unknown(name));

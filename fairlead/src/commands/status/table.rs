@@ -44,11 +44,19 @@ fn nodes(text: &mut String, overview: &Overview, shown: usize) {
     for row in overview.nodes.iter().take(shown) {
         let status = &row.status;
         let connected = |text: String| if status.connected { text } else { String::new() };
-        let revision = connected(status.programmed_revision.to_string());
-        let (lag, applied_in, state) = (lag(row), connected(short(status.apply_micros)), state(row));
-        let cells = [&status.node, &status.backend, &status.backend_version, &revision, &lag, &applied_in, &state];
-        let frontend = several.then_some(row.frontend.as_ref()).map(|frontend| frontend.map_or("", String::as_str));
-        table.row(cells.into_iter().map(String::as_str).chain(frontend));
+        let mut cells = vec![
+            status.node.clone(),
+            status.backend.clone(),
+            status.backend_version.clone(),
+            connected(status.programmed_revision.to_string()),
+            lag(row),
+            connected(short(status.apply_micros)),
+            state(row),
+        ];
+        if several {
+            cells.push(row.frontend.clone().unwrap_or_default());
+        }
+        table.row(cells);
     }
     let _ = write!(text, "{table}");
     if let Some(hidden) = overview.nodes.get(shown..).filter(|hidden| !hidden.is_empty()) {
@@ -82,14 +90,17 @@ fn state(row: &NodeRow) -> String {
         NodeHealth::Failing | NodeHealth::Healthy => None,
     };
     let rejected = status.failures.first().map(|first| {
-        let more = status.failure_count - 1;
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let more = and_more(status.failure_count.saturating_sub(1));
         format!("rejected: {} ({}){more}", key(first.key.as_ref()), first.reason)
     });
     let error = Some(status.last_error.clone()).filter(|error| !error.is_empty());
     let degraded = status.degraded.iter().map(|text| format!("degraded: {text}"));
     let problems: Vec<_> = [health, rejected].into_iter().flatten().chain(degraded).chain(error).collect();
     if problems.is_empty() { "ok".to_owned() } else { problems.join(", ") }
+}
+
+fn and_more(count: u64) -> String {
+    if count > 0 { format!(" and {count} more") } else { String::new() }
 }
 
 /// A service port in its usual form; an invalid one as it was received.
@@ -120,8 +131,8 @@ fn drains(text: &mut String, overview: &Overview) {
     }
     let mut table = Table::new(&["DRAINING POD", "WAITING", "SERVICES", "FOR"]);
     for drain in &overview.drains {
-        let (addresses, waited) = (addresses(drain).join(","), short(drain.waited_micros));
-        table.row([&addresses, &waited, &drain.services.join(","), &waits_for(drain)]);
+        let waited = short(drain.waited_micros);
+        table.row([addresses(drain).join(","), waited, drain.services.join(","), waits_for(drain)]);
     }
     let _ = write!(text, "\n{table}\n");
 }
@@ -137,8 +148,7 @@ fn waits_for(drain: &WaitingDrain) -> String {
         DrainState::Unspecified | DrainState::Unknown => "an EndpointSlice with its address".to_owned(),
         DrainState::InUse => "another endpoint, or its EndpointSlice".to_owned(),
         DrainState::Behind => {
-            let more = drain.behind_count.saturating_sub(drain.behind.len() as u64);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let more = and_more(drain.behind_count.saturating_sub(drain.behind.len() as u64));
             format!("nodes {}{more}", drain.behind.join(","))
         }
         DrainState::Drained => "nodes without a frontend".to_owned(),
