@@ -53,7 +53,7 @@ pub(super) fn page() -> String {
             _ => format!("`--{flag}`"),
         });
         let effect = match field.effect {
-            Effect::SameFlag => code(&field_of(field.flags)),
+            Effect::SameFlag | Effect::Switch => code(&field_of(field.flags)),
             Effect::Becomes(field) => code(field),
             Effect::CrossField => {
                 let effect = CROSS_FIELD.iter().find(|(path, _)| *path == field.path);

@@ -1,6 +1,6 @@
 //! The table of all fields of KubeProxyConfiguration: kube-proxy's flag, the modes that read it, its effect here.
 
-use Effect::{Becomes, CrossField, Nothing, SameFlag};
+use Effect::{Becomes, CrossField, Nothing, SameFlag, Switch};
 
 use crate::config::BackendName::{self, Iptables, Ipvs, Nftables};
 
@@ -22,6 +22,8 @@ pub(crate) struct Field {
 pub(crate) enum Effect {
     /// Our flag has the same name as kube-proxy's, and gets the same value.
     SameFlag,
+    /// The same, and it is a switch: `false` leaves it unset.
+    Switch,
     /// It sets our field of this name to the same value.
     Becomes(&'static str),
     /// Its meaning depends on other fields, or its value is written differently: `cross_field`.
@@ -89,12 +91,12 @@ pub(crate) const FIELDS: &[Field] = &[
     field("bindAddress", "bind-address", CrossField),
     field("healthzBindAddress", "healthz-bind-address", Becomes("healthz")),
     field("metricsBindAddress", "metrics-bind-address", Becomes("metrics")),
-    field("bindAddressHardFail", "bind-address-hard-fail", SameFlag),
+    field("bindAddressHardFail", "bind-address-hard-fail", Switch),
     field("enableProfiling", "profiling", Nothing(NO_PROFILES)),
     field("showHiddenMetricsForVersion", "show-hidden-metrics-for-version", Nothing("Fairlead has no hidden metrics")),
     field("mode", "proxy-mode", CrossField),
     field("iptables.masqueradeBit", "iptables-masquerade-bit", Becomes("masqueradeBit")).pointer(),
-    field("iptables.masqueradeAll", "masquerade-all", SameFlag),
+    field("iptables.masqueradeAll", "masquerade-all", Switch),
     field("iptables.localhostNodePorts", "iptables-localhost-nodeports", CrossField).pointer(),
     field("iptables.syncPeriod", "iptables-sync-period", Nothing(NO_PERIOD)),
     field("iptables.minSyncPeriod", "iptables-min-sync-period", Nothing(NO_PERIOD)),
@@ -102,12 +104,12 @@ pub(crate) const FIELDS: &[Field] = &[
     field("ipvs.minSyncPeriod", "ipvs-min-sync-period", Nothing(NO_PERIOD)),
     field("ipvs.scheduler", "ipvs-scheduler", SameFlag),
     field("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", SameFlag),
-    field("ipvs.strictARP", "ipvs-strict-arp", SameFlag),
+    field("ipvs.strictARP", "ipvs-strict-arp", Switch),
     field("ipvs.tcpTimeout", "ipvs-tcp-timeout", SameFlag),
     field("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", SameFlag),
     field("ipvs.udpTimeout", "ipvs-udp-timeout", SameFlag),
     field("nftables.masqueradeBit", "", Becomes("masqueradeBit")).pointer(),
-    field("nftables.masqueradeAll", "masquerade-all", SameFlag),
+    field("nftables.masqueradeAll", "masquerade-all", Switch),
     field("nftables.syncPeriod", "iptables-sync-period", Nothing(NO_PERIOD)),
     field("nftables.minSyncPeriod", "iptables-min-sync-period", Nothing(NO_PERIOD)),
     field("winkernel.", WINDOWS_FLAGS, Nothing(WINDOWS)),
@@ -121,7 +123,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("conntrack.min", "conntrack-min", SameFlag).pointer(),
     field("conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established", SameFlag).pointer(),
     field("conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait", SameFlag).pointer(),
-    field("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", SameFlag),
+    field("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", Switch),
     field("conntrack.udpTimeout", "conntrack-udp-timeout", SameFlag),
     field("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", SameFlag),
     field("configSyncPeriod", "config-sync-period", Nothing(NO_RELIST)),

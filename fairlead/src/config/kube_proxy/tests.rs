@@ -351,6 +351,7 @@ fn invalid_values_are_rejected_by_field() {
     for (document, expected) in [
         (json!({"mode": "userspace"}), "mode: \"userspace\": expected one of iptables, ipvs, nftables"),
         (json!({"mode": "kernelspace"}), "mode: \"kernelspace\""),
+        (json!({"mode": false}), "mode: false: expected one of"),
         (json!({"iptables": {"masqueradeBit": 32}}), "iptables.masqueradeBit: invalid value '32': 32 is not in 0..=31"),
         (json!({"iptables": {"masqueradeAll": "x"}}), "iptables.masqueradeAll: \"x\": expected true or false"),
         (
@@ -371,6 +372,7 @@ fn invalid_values_are_rejected_by_field() {
         (json!({"conntrack": {"udpTimeout": 30}}), "conntrack.udpTimeout: invalid value '30'"),
         (json!({"bindAddress": "node-a"}), "bindAddress: \"node-a\": expected an IP address"),
         (json!({"bindAddress": 7}), "bindAddress: 7: expected an IP address"),
+        (json!({"hostnameOverride": false}), "hostnameOverride: false: expected text (quote it)"),
         (json!({"healthzBindAddress": "node-a:10256"}), "healthzBindAddress: invalid value 'node-a:10256'"),
         (json!({"logging": {"verbosity": "high"}}), "logging.verbosity: \"high\": expected a number"),
         (json!({"featureGates": ["AllowServiceExternalIPs"]}), "featureGates: [\"AllowServiceExternalIPs\"]: expected"),

@@ -64,7 +64,7 @@ impl Target {
         let mut translation = Translation::default();
         let mut values = BTreeMap::new();
         flatten(document, "", &mut values);
-        let mode = values.get("mode").copied().filter(|mode| !is_zero(mode));
+        let mode = values.get("mode").copied().filter(|mode| **mode != "");
         let of_mode = backend_of(mode).map_err(|reason| FieldErrors(vec![FieldProblem::new("mode", reason)]))?;
         let backend = self.backend.unwrap_or(of_mode);
         let name = backend.name();
@@ -79,7 +79,8 @@ impl Target {
                 translation.warn(path, "kube-proxy has no such field, and ignores it too");
                 continue;
             };
-            if !field.is_pointer && is_zero(value) {
+            let may_be_false = matches!(field.effect, Effect::Switch | Effect::Nothing(_));
+            if !field.is_pointer && is_zero(value) && (may_be_false || !value.is_boolean()) {
                 continue;
             }
             let modes = modes(&path);
@@ -89,7 +90,7 @@ impl Target {
                 continue;
             }
             match field.effect {
-                Effect::SameFlag => translation.set(&path, field_of(field.flags), value.clone()),
+                Effect::SameFlag | Effect::Switch => translation.set(&path, field_of(field.flags), value.clone()),
                 Effect::Becomes(ours) => translation.set(&path, ours, value.clone()),
                 Effect::CrossField => {}
                 Effect::Nothing(why) => translation.warn(&path, format!("{value} has no effect: {why}")),
