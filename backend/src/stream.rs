@@ -83,8 +83,8 @@ impl<C: Connect> StreamFollower<C> {
         Self { connect, options, timer, phase: Phase::Waiting(Instant::now()), connect_failures: Repeated::default() }
     }
 
-    /// The next event. `hello` is called when a session begins. While the frontend waits for an ack, it sends nothing, so
-    /// a session may be idle: HTTP/2 pings detect a lost connection. Cancel-safe.
+    /// The next event. `hello` is called when a session begins. While the frontend waits for an ack, it sends nothing,
+    /// so a session may be idle: HTTP/2 pings detect a lost connection. Cancel-safe.
     pub(crate) async fn next(&mut self, may_be_idle: bool, hello: impl Fn() -> Hello) -> StreamEvent {
         let limit = (!may_be_idle).then_some(self.options.idle_timeout);
         loop {

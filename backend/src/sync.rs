@@ -2,14 +2,15 @@
 //! the other, and both read what the other one has reached.
 //!
 //! ```text
-//!   stream ──▶ Follower: replica ────── Target, the newest ──────▶ Programmer ──▶ Backend ──▶ kernel
-//!     ▲           │  └─▶ state file, resets                          │  └─▶ UDP flows, health-check node ports, metrics
-//!     └── acks ◀──┴──────────────── Programmed ◀─────────────────────┘
+//!   stream ──▶ Follower: replica ───── Target, the newest ─────▶ Programmer ──▶ Backend ──▶ kernel
+//!     ▲           │  └─▶ state file, resets                        │  └─▶ UDP flows, health-check node ports, metrics
+//!     └── acks ◀──┴─────────────── Programmed ◀────────────────────┘
 //! ```
 //!
-//! A target replaces the one before, so a backend that is slow skips states. What it has to do is the difference between
-//! the target of its last call and the newest one. A call programs a limited part of a large change, and between two
-//! calls the newest target is taken. Acks follow from comparing the commits of the session with what is programmed.
+//! A target replaces the one before, so a backend that is slow skips states. What it has to do is the difference
+//! between the target of its last call and the newest one. A call programs a limited part of a large change, and
+//! between two calls the newest target is taken. Acks follow from comparing the commits of the session with what is
+//! programmed.
 
 mod acks;
 mod follow;

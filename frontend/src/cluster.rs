@@ -134,8 +134,8 @@ impl ClusterState {
         self.is_ready() && !index.is_dirty()
     }
 
-    /// Commits what has changed in the index since the last call to the log. `before` is called with it. The index stays
-    /// locked, so that what it has is in the log when it is not dirty. `None` until every kind of object has been
+    /// Commits what has changed in the index since the last call to the log. `before` is called with it. The index
+    /// stays locked, so that what it has is in the log when it is not dirty. `None` until every kind of object has been
     /// listed.
     pub(crate) fn commit(&self, before: impl FnOnce(&IndexChanges)) -> Option<Commit> {
         let mut index = self.index();

@@ -80,9 +80,9 @@ impl Affinity {
     /// than [`MAX_CLIENT_BUCKETS`] ports.)
     pub(crate) const MAX_PORTS: usize = 1_024;
 
-    /// The buckets of each of `ports` service ports of a Service: [`PORT_CLIENT_BUCKETS`], as long as all ports together
-    /// have at most [`MAX_CLIENT_BUCKETS`]. More ports share these by their number, rounded up to a power of two, so
-    /// that a port more or less seldom changes it. At least one.
+    /// The buckets of each of `ports` service ports of a Service: [`PORT_CLIENT_BUCKETS`], as long as all ports
+    /// together have at most [`MAX_CLIENT_BUCKETS`]. More ports share these by their number, rounded up to a power of
+    /// two, so that a port more or less seldom changes it. At least one.
     pub(crate) fn new(timeout: NonZeroU32, ports: usize) -> Self {
         let buckets = match u32::try_from(ports.next_power_of_two()) {
             Ok(shares) if ports < Self::MAX_PORTS => (MAX_CLIENT_BUCKETS / shares).min(PORT_CLIENT_BUCKETS),

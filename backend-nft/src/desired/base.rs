@@ -124,10 +124,10 @@ impl Base {
 
 /// Looks up the VIP of every new connection.
 ///
-/// Each lookup sees the elements before or after a transaction, which may move the VIP between the two maps. So the first
-/// one is looked up again: only two transactions within one traversal hide a VIP. That one is the set, because the kernel
-/// walks all elements of `vips` for each rule with it, at each change. A verdict that is replaced is in one map: if the
-/// transaction takes effect during the lookup, the kernel repeats that (Linux 6.17).
+/// Each lookup sees the elements before or after a transaction, which may move the VIP between the two maps. So the
+/// first one is looked up again: only two transactions within one traversal hide a VIP. That one is the set, because
+/// the kernel walks all elements of `vips` for each rule with it, at each change. A verdict that is replaced is in one
+/// map: if the transaction takes effect during the lookup, the kernel repeats that (Linux 6.17).
 fn services(family: IpFamily) -> FixedChain {
     let loopback = loopback(family);
     FixedChain {

@@ -3,9 +3,9 @@
 //!
 //! - The digest of a bookmark, and that of an Ack, is that of the mirrored state.
 //! - A process begins with the last complete commit in the state file, and a call of its backend programs exactly the
-//!   state that it had committed last by then. Two cases are excepted, and reported by the process: service ports whose loss is withheld keep an
-//!   earlier state of the same process; after a restart of the node, its former endpoints are left out until a frontend
-//!   has confirmed the state.
+//!   state that it had committed last by then. Two cases are excepted, and reported by the process: service ports whose
+//!   loss is withheld keep an earlier state of the same process; after a restart of the node, its former endpoints are
+//!   left out until a frontend has confirmed the state.
 //! - A process on a kernel that is programmed writes nothing until a frontend has answered, or for ten seconds.
 //! - An Ack means that each service port in the kernel, except for its failures, is that of the programmed state or of
 //!   a later one.
