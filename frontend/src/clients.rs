@@ -1,5 +1,5 @@
-//! What one client may take of the frontend: how often it gets its state, a place in the queue of those that are sent
-//! everything, and large answers. Nothing here knows a stream or a call.
+//! What one client may take of the frontend: streams, how often it gets its state, a place in the queue of those that
+//! are sent everything, and large answers.
 
 mod answers;
 mod rate_limiter;

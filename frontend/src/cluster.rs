@@ -20,7 +20,7 @@ use crate::{
 
 /// The index, the change log, and the current revision.
 ///
-/// Each mutex is held for microseconds and never across an await. Every session locks the change log for every commit;
+/// Neither mutex is held across an await, and the log is for microseconds: every session locks it for every commit;
 /// only the engine and requests of operators and drains lock the index. The change log may be locked while the index
 /// is, never the other way round.
 #[derive(Debug)]
@@ -146,10 +146,12 @@ impl ClusterState {
         before(&changes);
         let (trigger, source_version) = (changes.oldest_trigger, changes.confirmed);
         let mut log = self.log();
-        let is_new = log.commit(changes).is_some();
-        if !self.is_ready() {
-            log.forget_past();
-        }
+        let is_new = if self.is_ready() {
+            log.commit(changes).is_some()
+        } else {
+            log.start(changes);
+            true
+        };
         Some(Commit { revision: log.revision(), is_new, trigger, source_version })
     }
 

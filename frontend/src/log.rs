@@ -123,9 +123,29 @@ impl ChangeLog {
         self.history.since(revision)?.next().map(|record| record.committed)
     }
 
+    /// The first commit: no client has an older revision, so that no history is kept of it.
+    pub(crate) fn start(&mut self, changes: IndexChanges) {
+        self.apply(changes, None);
+        self.history.start(self.revision);
+        self.changes = ChangeHistory::default();
+    }
+
     /// Commits changes. Returns the new revision, or `None` when nothing is different.
     pub(crate) fn commit(&mut self, changes: IndexChanges) -> Option<Revision> {
-        let IndexChanges { mut ports, mut nodes, cluster, oldest_trigger, reflected, .. } = changes;
+        let (mut operations, oldest_trigger) = (CommitOperations::default(), changes.oldest_trigger);
+        let moved = self.apply(changes, Some(&mut operations))?;
+        self.history.push(CommitRecord::new(operations, moved, oldest_trigger));
+        Some(self.revision)
+    }
+
+    /// Applies changes, and adds the operations that they lead to. Returns the nodes whose zone has changed, or `None`
+    /// when nothing is different.
+    fn apply(
+        &mut self,
+        changes: IndexChanges,
+        mut operations: Option<&mut CommitOperations>,
+    ) -> Option<BTreeSet<Arc<str>>> {
+        let IndexChanges { mut ports, mut nodes, cluster, reflected, .. } = changes;
         self.source_version = reflected;
         let cluster = cluster.filter(|cluster| *cluster != self.cluster);
         nodes.retain(|(name, node)| self.node(name) != node.as_ref());
@@ -134,46 +154,54 @@ impl ChangeLog {
             return None;
         }
         self.revision.0 += 1;
-        let (mut operations, mut moved) = (CommitOperations::default(), BTreeSet::new());
+        let mut moved = BTreeSet::new();
         if let Some(cluster) = cluster {
-            operations.all.push(Operation::PutCluster(cluster.clone()));
+            if let Some(operations) = &mut operations {
+                operations.all.push(Operation::PutCluster(cluster.clone()));
+            }
             self.cluster = cluster;
         }
         for (name, node) in nodes {
             if self.put_node(&name, node) {
-                moved.insert(name.clone());
+                // It gets a repair.
+                moved.insert(name);
+            } else if let Some(operations) = &mut operations {
+                let facts = Operation::PutNode(self.facts(&name));
+                operations.own.entry(name).or_default().push(facts);
             }
-            operations.own.entry(name.clone()).or_default().push(Operation::PutNode(self.facts(&name)));
         }
         let at = SystemTime::now();
         for (key, view) in ports {
-            operations.change(&key, self.view(&key), view.as_ref(), |node| self.zone(node));
-            let kind = ChangeKind::between(self.view(&key), view.as_ref());
+            let before = self.view(&key);
+            let kind = ChangeKind::between(before, view.as_ref());
+            if let Some(operations) = &mut operations {
+                operations.change(&key, before, view.as_ref(), |node| self.zone(node));
+            }
             self.changes.push(ChangeRecord { at, revision: self.revision, key: key.clone(), kind });
             self.put_view(key, view);
         }
-        self.history.push(CommitRecord::new(operations, moved, oldest_trigger));
-        Some(self.revision)
-    }
-
-    /// Clears the history. To be called after the first commit: no client has an older revision.
-    pub(crate) fn forget_past(&mut self) {
-        self.history.clear();
-        self.changes = ChangeHistory::default();
+        Some(moved)
     }
 
     /// The difference between a revision and the current one. `None` when the revision is older than the history, when
-    /// the zone of the node has changed since, or when the whole state is less: then digests must be compared.
+    /// the zone of the node has changed since, or when several commits have more than [`MAX_DIFFERENCE`] and the whole
+    /// state: then digests must be compared.
     pub(crate) fn difference(&self, node: &str, from: Revision) -> Option<NodeUpdate> {
         let records = self.history.since(from)?;
         if records.clone().any(|record| record.moved.contains(node)) {
             return None;
         }
         let zone = self.zone(node);
-        let chunks: Vec<_> = records.clone().flat_map(|record| record.chunks(node, zone)).cloned().collect();
-        let size: usize = chunks.iter().map(|chunk| chunk.size()).sum();
-        if records.len() > 1 && size > MAX_DIFFERENCE.max(self.snapshot_size()) {
-            return None;
+        let (mut chunks, mut size, limit) = (Vec::new(), 0, MAX_DIFFERENCE.max(self.snapshot_size()));
+        for record in records.clone() {
+            let is_first = chunks.is_empty();
+            for chunk in record.chunks(node, zone) {
+                size += chunk.size();
+                chunks.push(chunk.clone());
+            }
+            if size > limit && !is_first {
+                return None;
+            }
         }
         let oldest_trigger = records.filter_map(|record| record.oldest_trigger).min();
         Some(self.update(node, chunks, oldest_trigger))

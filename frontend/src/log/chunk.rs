@@ -69,9 +69,9 @@ impl EncodedChunk {
         self.encoded.get_or_init(encode).clone()
     }
 
-    /// About the memory that it takes, in bytes.
+    /// About the memory that it takes, in bytes: the values, and their encoded form.
     pub(super) fn memory(&self) -> usize {
-        size_of::<Self>() + self.operations.len() * size_of::<Operation>() + self.size
+        size_of::<Self>() + self.operations.len() * size_of::<Operation>() + 2 * self.size
     }
 
     /// Packs operations into chunks, in order.

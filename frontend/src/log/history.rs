@@ -59,9 +59,9 @@ impl History {
         }
     }
 
-    /// Removes all commits.
-    pub(super) fn clear(&mut self) {
-        *self = Self::new(self.limits, Revision(self.floor.0 + self.commits.len() as u64));
+    /// Starts with another revision.
+    pub(super) fn start(&mut self, floor: Revision) {
+        *self = Self::new(self.limits, floor);
     }
 
     /// The commits after a revision, oldest first; `None` when some of them have been removed.

@@ -48,6 +48,9 @@ impl CommitOperations {
         let new = ServicePortView::without_endpoints(after.port.clone());
         let before = before.unwrap_or(&new);
         for ((class, family, before), (.., after)) in iter::zip(before.shared(), after.shared()) {
+            if before == after {
+                continue;
+            }
             let id = PoolId { key: key.clone(), class, family };
             if before.is_everywhere() && after.is_everywhere() {
                 change_pool(id, &before.default, &after.default, &mut self.all);
@@ -105,7 +108,7 @@ pub(super) fn zones_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc
 }
 
 /// What each node receives when a pool changes that zones or nodes have of their own. Those that gain or lose their own
-/// pool are sent the one that they have now: nodes that lose theirs share one message.
+/// pool are sent the one that they have now: those that lose theirs share one message.
 fn change_scoped<'a>(
     id: &PoolId,
     before: &Scoped<Pool>,
@@ -128,23 +131,17 @@ fn change_scoped<'a>(
         let zone = if after.zones.contains_key(zone) { zone } else { "" };
         of_zones.entry(zone).or_insert_with(|| replace(after.in_zone(zone))).clone()
     };
+    let mut of_scope = |pools: Pair<'_, Pool>, zone: &'a str| match pools {
+        (Some(before), Some(after)) => change(before, after),
+        (_, Some(narrow)) => replace(narrow),
+        (_, None) => in_zone(zone),
+    };
     // A zone or node without a change is listed too: otherwise the change of the wider scope would apply to it.
-    let zones = pairs(&before.zones, &after.zones).map(|(zone, pools)| {
-        let chunks = match pools {
-            (Some(before), Some(after)) => change(before, after),
-            (_, narrow) => replace(narrow.unwrap_or(&after.default)),
-        };
-        (zone.clone(), chunks)
-    });
-    let nodes = pairs(&before.nodes, &after.nodes).map(|(node, pools)| {
-        let chunks = match pools {
-            (Some(before), Some(after)) => change(before, after),
-            (_, Some(narrow)) => replace(narrow),
-            (_, None) => in_zone(zone_of(node)),
-        };
-        (node.clone(), chunks)
-    });
-    Scoped { default: change(&before.default, &after.default), zones: zones.collect(), nodes: nodes.collect() }
+    let zones = pairs(&before.zones, &after.zones);
+    let zones = zones.map(|(zone, pools)| (zone.clone(), of_scope(pools, ""))).collect();
+    let nodes = pairs(&before.nodes, &after.nodes);
+    let nodes = nodes.map(|(node, pools)| (node.clone(), of_scope(pools, zone_of(node)))).collect();
+    Scoped { default: change(&before.default, &after.default), zones, nodes }
 }
 
 /// Appends the operations that change a pool; none if it stays as it is.

@@ -1,5 +1,5 @@
 //! After random histories with random interruptions, nodes have the state that the objects alone lead to. Single tests
-//! for what is shared, merged, and removed from the history.
+//! for what is shared, sent, and removed from the history.
 
 pub(crate) mod node_replica;
 #[path = "../../tests/integration/replica.rs"]
@@ -362,16 +362,16 @@ fn history_is_limited_by_number_and_by_memory() {
 }
 
 #[test]
-fn history_can_be_cleared() {
-    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
+fn history_starts_with_the_first_commit() {
+    let mut cluster = Cluster::new(LARGE);
+    [put(service("web", "10.96.0.1")), web(endpoints(1..=4))].into_iter().for_each(|change| cluster.apply(change));
+    let (before, changes) = (cluster.log.revision(), cluster.index.take_changes());
+    cluster.log.start(changes);
     let first = cluster.log.revision();
-    cluster.commit([web(endpoints(1..=4))]);
-    let second = cluster.log.revision();
-    cluster.log.forget_past();
-    assert!(cluster.log.difference("node-0", first).is_none());
-    assert!(cluster.log.difference("node-0", second).is_some_and(|update| update.chunks.is_empty()));
+    assert!(cluster.log.difference("node-0", before).is_none() && cluster.log.changes.iter().next().is_none());
+    assert!(cluster.log.difference("node-0", first).is_some_and(|update| update.chunks.is_empty()));
     cluster.commit([web(endpoints(1..=3))]);
-    assert_eq!(cluster.difference("node-0", second), ["change web cluster + -10.0.0.4"]);
+    assert_eq!(cluster.difference("node-0", first), ["change web cluster + -10.0.0.4"]);
 }
 
 #[test]
@@ -497,6 +497,15 @@ fn hinted(hints: impl Fn(usize) -> Vec<Arc<str>>) -> Change {
     put(slice("x", "web", (0..1000).map(hinted).collect()))
 }
 
+/// 1,000 endpoints, hinted to 100 zones.
+fn hinted_to_zones() -> Change {
+    let hinted = |at: usize| SliceEndpoint {
+        zone_hints: vec![format!("zone-{}", at % 100).into()],
+        ..endpoint(&format!("10.0.{}.{}", at / 250, at % 250), &format!("node-{at}"))
+    };
+    put(slice("x", "web", (0..1000).map(hinted).collect()))
+}
+
 /// The memory of this process, in KiB.
 fn resident_kib() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -506,7 +515,7 @@ fn resident_kib() -> usize {
 
 #[test]
 fn hints_cost_their_sum_and_not_its_product_with_the_endpoints() {
-    let nodes = (0..1000).map(|number| put(node(&format!("node-{number}"), "zone-a")));
+    let nodes = (0..1000).map(|number| put(node(&format!("node-{number}"), &format!("zone-{}", number % 100))));
     let plain = || hinted(|_| Vec::new());
     let mut cluster = Cluster::new(HistoryLimits { entries: 1000, bytes: 64 << 20 });
     cluster.commit(nodes.chain([put(service("web", "10.96.0.1")), plain()]));
@@ -516,6 +525,8 @@ fn hints_cost_their_sum_and_not_its_product_with_the_endpoints() {
     let changes = [
         hinted(|at| (0..8).map(|n| format!("node-{}", 8 * at + n).into()).collect()),
         hinted(|at| vec![format!("node-{at}").into()]),
+        plain(),
+        hinted_to_zones(),
         plain(),
     ];
     for change in changes {

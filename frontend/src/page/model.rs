@@ -141,7 +141,11 @@ impl PageModel {
             }));
         }
         services.sort_by(|left, right| left.key.cmp(&right.key));
-        let revision = cluster.log().revision();
+        // The index, which the problems lock, is never locked while the log is.
+        let (revision, changes) = {
+            let log = cluster.log();
+            (log.revision(), log.changes.iter().cloned().collect())
+        };
         Self {
             now: SystemTime::now(),
             started: *started,
@@ -151,7 +155,7 @@ impl PageModel {
             endpoints: services.iter().map(|service| service.endpoints).sum(),
             nodes,
             services,
-            changes: cluster.log().changes.iter().cloned().collect(),
+            changes,
             problems: context.problems(),
             drains: context.drains.longest(MAX_LISTED).into_iter().map(|drain| DrainRow::of(drain, &fleet)).collect(),
             waiting_drains: context.drains.count(),

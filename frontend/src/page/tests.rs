@@ -1,6 +1,10 @@
 //! The page as a browser receives it: hostile names, many rows, and other Host headers.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, SystemTime},
+};
 
 use hyper::{Request, StatusCode, header::HOST};
 use proto::model::{Protocol, Revision, ServicePortKey};
@@ -14,7 +18,8 @@ use super::{
 use crate::{
     Config, Frontend,
     change_history::{ChangeKind, ChangeRecord},
-    context::ReportedProblem,
+    context::{FrontendContext, ReportedProblem},
+    testing::{initial, put, service},
 };
 
 const HOSTILE: &str = "<script>alert('1')</script>\" onload=\"x";
@@ -132,4 +137,29 @@ fn page_rejects_other_host_names_and_allows_no_external_content() {
     }
     let post = Request::post("/").header(HOST, "localhost").body(()).unwrap();
     assert_eq!(page.answer(&post).status(), StatusCode::METHOD_NOT_ALLOWED);
+}
+
+/// The page and the engine lock the index and the log.
+#[test]
+fn page_is_built_while_the_cluster_changes() {
+    let context = Arc::new(FrontendContext::new(Config::default()));
+    initial([]).into_iter().for_each(|update| context.cluster.index().apply(update));
+    let (done, ended) = mpsc::channel();
+    let in_thread = |act: fn(&FrontendContext, u16)| {
+        let (context, done) = (context.clone(), done.clone());
+        thread::spawn(move || {
+            (1..2000).for_each(|number| act(&context, number));
+            done.send(()).unwrap();
+        });
+    };
+    in_thread(|context, number| {
+        let mut web = service("web", "10.96.0.1");
+        web.ports[0].port = crate::testing::number(number);
+        context.cluster.index().apply(put(web));
+        context.cluster.commit(|_| {}).unwrap();
+    });
+    in_thread(|context, _| drop(PageModel::of(context)));
+    for _ in 0..2 {
+        ended.recv_timeout(Duration::from_secs(60)).expect("neither waits for the other");
+    }
 }

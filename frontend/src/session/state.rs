@@ -195,7 +195,7 @@ impl Session {
                 self.send(update, output).await
             }
             None => {
-                info!(revision = %self.cursor, "no history for the node's revision, comparing digests");
+                info!(revision = %self.cursor, "no difference for the node's revision, comparing digests");
                 self.compare(output).await
             }
         }
