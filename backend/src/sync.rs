@@ -28,7 +28,7 @@ pub(crate) use follow::Follower;
 pub(crate) use program::{Kernel, Programmer};
 pub(crate) use reporter::Reporter;
 
-/// Both halves run at least this often, so that a liveness probe can detect that the process hangs.
+/// The follower runs at least this often, so that a liveness probe can detect that the process hangs.
 const MAX_IDLE: Duration = Duration::from_secs(10);
 
 /// A commit or bookmark of any session, in the order in which they are received.

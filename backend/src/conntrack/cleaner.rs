@@ -200,7 +200,10 @@ impl ConntrackCleaner {
                 changed_udp.insert(key.clone());
             }
         }
-        requests.record(|updates| updates.state = Some(state.clone()));
+        // A cleanup that was requested before must not follow from a state that may lack endpoints.
+        if self.is_confirmed {
+            requests.record(|updates| updates.state = Some(state.clone()));
+        }
     }
 
     /// A call has programmed what was recorded last, except for these service ports: some that cannot be, and, unless
@@ -240,7 +243,11 @@ impl ConntrackCleaner {
         if !mem::replace(&mut self.is_confirmed, true)
             && let Some(requests) = &self.requests
         {
-            requests.request(|updates| updates.is_udp_due = true, true);
+            let record = |updates: &mut Updates| {
+                updates.state = Some(self.state.clone());
+                updates.is_udp_due = true;
+            };
+            requests.request(record, true);
         }
     }
 
@@ -288,6 +295,7 @@ impl<T: FlowTable> CleanerThread<T> {
     fn clean_up_half_open(&mut self, rest: impl FnOnce(Duration) -> bool) -> Result<usize> {
         let Self { table, newest, .. } = self;
         let mut ports = mem::take(&mut newest.half_open);
+        ports.retain_departed(&newest.state);
         if ports.is_empty() {
             return Ok(0);
         }

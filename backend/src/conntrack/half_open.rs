@@ -117,6 +117,18 @@ impl HalfOpenPorts {
         }
     }
 
+    /// Forgets endpoints that have returned since.
+    pub(super) fn retain_departed(&mut self, state: &NodeState) {
+        for (key, HalfOpenPort { departed, .. }) in &mut self.0 {
+            let Some(service) = state.service_port(key) else { continue };
+            let has_departed = |address: &SocketAddr| {
+                let port = NonZeroU16::new(address.port());
+                port.is_none_or(|port| !service.has_endpoint(&Endpoint::new(address.ip(), port)))
+            };
+            Arc::make_mut(departed).retain(has_departed);
+        }
+    }
+
     fn vips(&self, node_addresses: &[IpAddr]) -> PerFamily<HalfOpenVips> {
         let of_port = |(key, HalfOpenPort { vips, departed }): (&ServicePortKey, &HalfOpenPort)| {
             let target = HalfOpenTarget { namespace: key.namespace.clone(), departed: departed.clone() };

@@ -32,7 +32,7 @@ const FAILURE_OVERHEAD: usize = 32;
 /// The commits that wait for the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
-    /// The number of sessions before this one.
+    /// Changes with every session.
     session: u64,
     /// The commits and bookmarks of the session that are not acked.
     waiting: VecDeque<Received>,
@@ -101,10 +101,11 @@ impl Acks {
     pub(super) fn due(&mut self, programmed: &Programmed) -> Vec<Ack> {
         let is_finished = programmed.unfinished.is_empty();
         let accepted = self.waiting.partition_point(|received| received.position.number <= programmed.number);
-        let Some(first) = self.waiting.front().filter(|_| accepted > 0) else {
+        let Some(first) = self.waiting.front() else {
             return self.again(programmed).into_iter().collect();
         };
-        if !is_finished && first.at.elapsed() < ACK_DELAY {
+        // None is repeated while another one is owed: a repair may have the same revision.
+        if accepted == 0 || !is_finished && first.at.elapsed() < ACK_DELAY {
             return Vec::new();
         }
         let failures = acked_failures(&programmed.failures);
@@ -148,7 +149,7 @@ impl Received {
         match complete {
             _ if complete.session != session => Revision(0),
             _ if complete.number >= number => revision,
-            // A repair may be of the revision that was programmed before.
+            // Less than this commit, which may be a repair of the same revision.
             _ => complete.revision.min(Revision(revision.0.saturating_sub(1))),
         }
     }
@@ -163,4 +164,35 @@ fn acked_failures(failures: &[ServicePortFailure]) -> Vec<ServicePortFailure> {
         bytes <= MAX_FAILURE_BYTES
     };
     failures.iter().take_while(fits).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn acked(acks: &mut Acks, programmed: &Programmed) -> Vec<(Revision, Revision, usize)> {
+        let acks = acks.due(programmed).into_iter();
+        acks.map(|ack| (ack.received, ack.programmed, ack.failures.len())).collect()
+    }
+
+    /// The frontend would take it for the ack of the repair.
+    #[test]
+    fn no_ack_is_repeated_while_one_of_the_same_revision_is_owed() {
+        let mut acks = Acks::default();
+        let complete = acks.received(1, Revision(10), Digest::default());
+        let mut programmed = Programmed { number: 1, complete, ..Programmed::default() };
+        assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 0)]);
+        let repair = acks.received(2, Revision(10), Digest::default());
+        programmed.failures = vec![ServicePortFailure {
+            key: crate::testing::mk_key("default/web"),
+            reason: "rejected".to_owned(),
+            retryable: true,
+            kind: proto::model::FailureKind::Program,
+        }];
+        assert_eq!(acked(&mut acks, &programmed), []);
+        (programmed.number, programmed.complete) = (2, repair);
+        assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 1)]);
+        programmed.failures.clear();
+        assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 0)]);
+    }
 }

@@ -63,6 +63,8 @@ pub(crate) struct Kernel {
     is_known: bool,
     /// Whether the backend is to be called again. See [`SyncReport::unfinished`].
     is_interrupted: bool,
+    /// Whether a reconcile is not complete: what the state lacks may still be in the kernel.
+    is_reconciling: bool,
     /// The service ports that lack the current target, with the target that each of them has.
     unfinished: BTreeMap<ServicePortKey, Arc<Target>>,
     /// The service ports that the last successful call could not program.
@@ -83,6 +85,7 @@ impl Kernel {
             current: Arc::new(stored),
             is_known: false,
             is_interrupted: false,
+            is_reconciling: false,
             failures: Vec::new(),
             reconcile_at: None,
             repair_due: false,
@@ -112,12 +115,16 @@ impl Kernel {
 
     /// A call of the backend has succeeded. Returns the service ports that have the current target now, with the one
     /// that they had before.
-    fn succeeded(&mut self, report: &SyncReport) -> BTreeMap<ServicePortKey, Arc<Target>> {
+    fn succeeded(&mut self, work: Work, report: &SyncReport) -> BTreeMap<ServicePortKey, Arc<Target>> {
         self.is_known = true;
         self.is_interrupted = report.unfinished.is_some();
+        self.is_reconciling = self.is_interrupted && (self.is_reconciling || work == Work::Reconcile);
         let none = BTreeSet::new();
         let unfinished = report.unfinished.as_ref().unwrap_or(&none);
-        let completed = self.unfinished.extract_if(.., |key, _| !unfinished.contains(key)).collect();
+        let Self { current, is_reconciling, .. } = self;
+        let is_removed = |key: &ServicePortKey| current.state.service_port(key).is_none();
+        let lacks = |key: &ServicePortKey| unfinished.contains(key) || *is_reconciling && is_removed(key);
+        let completed = self.unfinished.extract_if(.., |key, _| !lacks(key)).collect();
         // After a reconcile. What the kernel has of them is unknown.
         let unknown = Arc::new(Target { complete: Position::default(), ..(*self.current).clone() });
         for key in unfinished {
@@ -230,7 +237,7 @@ impl<B: Backend> Programmer<B> {
     }
 
     fn succeeded(&mut self, work: Work, report: SyncReport, took: Duration) {
-        let completed = self.kernel.succeeded(&report);
+        let completed = self.kernel.succeeded(work, &report);
         let Kernel { current, unfinished, failures, reconcile_at, repair_due, .. } = &mut self.kernel;
         let state = &current.state;
         let completed = completed.iter().map(|(key, had)| {

@@ -235,6 +235,16 @@ fn what_is_remembered_and_deleted_has_a_bound() {
     assert_eq!(pass(&ports, &state, &table).len(), MAX);
 }
 
+#[test]
+fn endpoints_that_return_have_not_departed() {
+    let mut ports = programmed(&web(&[ONE]).build(), "default/web", &[GONE]);
+    let table = Table::default();
+    table.add("10.96.0.1:80", GONE);
+    let returned = web(&[ONE, GONE]).build();
+    ports.retain_departed(&returned);
+    assert_eq!(pass(&ports, &returned, &table), [0; 0]);
+}
+
 /// Most changes add endpoints, or let some terminate that keep their flows.
 #[test]
 fn changes_that_mislead_no_connection_list_none() {
