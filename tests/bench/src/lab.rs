@@ -1,7 +1,9 @@
 //! The network namespace of a node and the programs in it, with their logs and memory, and the kernel's notifications.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsStr,
+    fs,
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
@@ -74,7 +76,7 @@ impl Lab {
     }
 
     /// Starts `fairlead` with these arguments.
-    pub(crate) fn spawn_program(&self, arguments: &[&str], log: &str) -> Process {
+    pub(crate) fn spawn_program(&self, arguments: &[impl AsRef<OsStr>], log: &str) -> Process {
         self.spawn(self.command(arguments), log)
     }
 
@@ -131,7 +133,7 @@ impl Lab {
     }
 
     /// `fairlead` with these arguments and an empty environment, which could contain `FAIRLEAD_*` settings.
-    fn command(&self, arguments: &[&str]) -> Command {
+    fn command(&self, arguments: &[impl AsRef<OsStr>]) -> Command {
         let mut command = Command::new(&self.program);
         command.env_clear().args(arguments);
         // `FAIRLEAD_LOG=debug bench api` shows more in the logs below the temporary directory.

@@ -5,6 +5,7 @@
 //!   bench                       everything but the adversary, as a table
 //!   bench latency               one part: state, latency, node, wire, api, scale or adversary
 //!   bench scale --nodes 200     a smaller cluster
+//!   bench scale --tls           each node over TLS, with a certificate of its own
 //!   bench adversary --backend iptables
 //!   bench --kube-proxy PATH     beside kube-proxy in nftables mode; PATH is its binary
 //!   bench resets                clients of a pod whose node goes; not a part of everything
@@ -26,13 +27,14 @@
 //! | `rollouts` | failed connections of rollouts with and without the barrier, and the wait of each pod |
 //! | `soak` | whether memory or kernel objects grow, or connections break, in hours of load |
 //! | `peer` | Fairlead and kube-proxy beside each other |
-//! | `manifests`, `api_server`, `lab`, `worker`, `report` | nothing; they are shared by the others |
+//! | `manifests`, `api_server`, `credentials`, `lab`, `worker`, `report` | nothing; they are shared by the others |
 //!
 //! Requires root. The goals apply to two otherwise idle CPUs.
 
 mod adversary;
 mod api;
 mod api_server;
+mod credentials;
 mod lab;
 mod latency;
 mod manifests;
@@ -70,8 +72,8 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let arguments = env::args().skip(1).collect::<Vec<_>>();
     let arguments = arguments.iter().map(String::as_str).collect::<Vec<_>>();
-    let (mut output, mut parts, mut nodes, mut backend) =
-        (Report::print as fn(&Report), Vec::new(), scale::NODES, "nftables");
+    let (mut output, mut parts, mut nodes, mut tls, mut backend) =
+        (Report::print as fn(&Report), Vec::new(), scale::NODES, false, "nftables");
     let mut rest = &arguments[..];
     loop {
         rest = match rest {
@@ -82,6 +84,10 @@ fn run() -> Result<()> {
             }
             ["--nodes", number, more @ ..] => {
                 nodes = number.parse().with_context(|| format!("--nodes {number}"))?;
+                more
+            }
+            ["--tls", more @ ..] => {
+                tls = true;
                 more
             }
             ["--backend", name, more @ ..] => {
@@ -144,7 +150,7 @@ fn run() -> Result<()> {
         api::measure(&mut report, &Lab::new()?)?;
     }
     if wanted("scale") {
-        scale::measure(&mut report, &Lab::new()?, nodes)?;
+        scale::measure(&mut report, &Lab::new()?, nodes, tls)?;
     }
     if parts.contains(&"adversary") {
         super_linear = adversary::measure(&mut report, backend)?;

@@ -27,6 +27,7 @@ mod node;
 pub(crate) mod process;
 
 use std::{
+    ffi::OsString,
     net::SocketAddr,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
@@ -37,6 +38,7 @@ use e2e::Process;
 use nix::sys::signal::Signal;
 
 use crate::{
+    credentials::{Credentials, NAME},
     lab::{DEADLINE, Lab, memory},
     report::{Goal, Report},
     worker::Worker,
@@ -68,6 +70,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// The processes and threads of the benchmark.
 struct Stage<'a> {
     lab: &'a Lab,
+    /// `None`: nodes connect without TLS.
+    credentials: Option<Credentials>,
     api: ClusterApi,
     size: Size,
     metrics: Arc<FleetMetrics>,
@@ -83,9 +87,10 @@ struct Latency {
     p99: Goal,
 }
 
-pub(crate) fn measure(report: &mut Report, lab: &Lab, nodes: u32) -> Result<()> {
+pub(crate) fn measure(report: &mut Report, lab: &Lab, nodes: u32, tls: bool) -> Result<()> {
     runtime::raise_file_limit().context("raise the limit of open files")?;
-    let stage = Stage::new(lab, Size::of_nodes(nodes))?;
+    let credentials = tls.then(|| Credentials::create(&lab.path(""))).transpose()?;
+    let stage = Stage::new(lab, credentials, Size::of_nodes(nodes))?;
     let frontend = stage.start(report, "frontend, start to serving")?;
     stage.snapshots(report, &frontend)?;
     stage.quiet(report, &frontend)?;
@@ -99,15 +104,21 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab, nodes: u32) -> Result<()> 
 }
 
 impl<'a> Stage<'a> {
-    fn new(lab: &'a Lab, size: Size) -> Result<Self> {
+    fn new(lab: &'a Lab, credentials: Option<Credentials>, size: Size) -> Result<Self> {
         let Size { nodes, services, endpoints, .. } = size;
         Report::progress(&format!("{nodes} nodes, {services} services, {endpoints} endpoints"));
         let address: SocketAddr = ADDRESS.parse()?;
         let metrics = Arc::new(FleetMetrics::new());
         let worker = Worker::start(lab.netns())?;
         let api = ClusterApi::start(lab, &worker, Cluster::new(size))?;
-        let fleet = Fleet::new(lab.netns(), address, metrics.clone(), nodes)?;
-        Ok(Self { lab, api, size, metrics, fleet, worker })
+        let fleet = match &credentials {
+            None => Fleet::new(lab.netns(), address, metrics.clone(), nodes)?,
+            Some(credentials) => {
+                let nodes = (NAME, credentials.nodes(nodes)?);
+                Fleet::over_tls(lab.netns(), vec![address], metrics.clone(), nodes)?
+            }
+        };
+        Ok(Self { lab, credentials, api, size, metrics, fleet, worker })
     }
 
     fn start(&self, report: &mut Report, what: &str) -> Result<Process> {
@@ -115,7 +126,15 @@ impl<'a> Stage<'a> {
         let started = Instant::now();
         let kubeconfig = self.lab.kubeconfig();
         let kubeconfig = kubeconfig.to_str().context("the path of the kubeconfig is not UTF-8")?;
-        let arguments = ["frontend", "--kubeconfig", kubeconfig, "--listen", ADDRESS, "--insecure"];
+        let mut arguments = ["frontend", "--kubeconfig", kubeconfig, "--listen", ADDRESS].map(OsString::from).to_vec();
+        match &self.credentials {
+            None => arguments.push("--insecure".into()),
+            Some(credentials) => {
+                arguments.extend(credentials.frontend_flags());
+                // All nodes connect from one address.
+                arguments.extend(["--max-connections-per-source".into(), self.size.nodes.to_string().into()]);
+            }
+        }
         let frontend = self.lab.spawn_program(&arguments, "scale.log");
         frontend.wait_for_line("every kind of object has been listed", 0, DEADLINE);
         report.duration(what, started.elapsed(), Goal::None);

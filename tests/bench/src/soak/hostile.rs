@@ -18,7 +18,7 @@ use e2e::Netns;
 use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
 
 use super::stage::{self, Stage};
-use crate::scale::http2;
+use crate::{credentials::NAME, scale::http2};
 
 /// How many silent connections are open.
 const SILENT: usize = 200;
@@ -112,7 +112,7 @@ fn attack(
         }
         _ => {
             // Without a certificate, with a token that was never issued.
-            let connection = ClientConnection::new(tls.clone(), ServerName::try_from(stage::NAME)?)?;
+            let connection = ClientConnection::new(tls.clone(), ServerName::try_from(NAME)?)?;
             let mut stream = StreamOwned::new(connection, stream);
             let token: String = (0..64).map(|_| fastrand::alphanumeric()).collect();
             let head = http2::call("/fairlead.v1.Fairlead/Watch", "frontend", Some(&token), &[]);

@@ -2,25 +2,21 @@
 //! restart does.
 
 use std::{
-    ffi::OsString,
     fs,
     net::{Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use e2e::{
-    Authority, Backend, Cluster, Node, Process,
+    Backend, Cluster, Node, Process,
     manifests::{Manifests, Service},
     plan,
 };
 use nix::sys::signal::Signal;
-use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-};
+use rustls::ClientConfig;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -29,12 +25,11 @@ use super::{
     sample::{self, Measured},
 };
 use crate::{
+    credentials::{Credentials, NAME},
     lab,
     scale::{cluster::node_name, fleet::Fleet, metrics::FleetMetrics},
 };
 
-/// The name in the certificate of the frontends.
-pub(super) const NAME: &str = "fairlead.example";
 /// The port of the first frontend; that of the second one is higher by one.
 const PORT: u16 = 7600;
 const NODES: u8 = 10;
@@ -60,7 +55,7 @@ pub(crate) struct Stage {
     frontends: Vec<Process>,
     starts: u32,
     max_stream_age: Duration,
-    authority: Authority,
+    credentials: Credentials,
     manifests: Manifests,
     cluster: Cluster,
     directory: TempDir,
@@ -76,6 +71,7 @@ impl Stage {
         let cluster = Cluster::builder().nodes(NODES).pods_per_node(PODS_PER_NODE).ports(&[8080]).start();
         let directory = tempfile::tempdir().context("make a temporary directory")?;
         let manifests = cluster.manifests(&directory.path().join("manifests"));
+        let credentials = Credentials::create(directory.path())?;
         let mut stage = Self {
             fleet: None,
             metrics: Arc::new(FleetMetrics::new()),
@@ -83,7 +79,7 @@ impl Stage {
             frontends: Vec::new(),
             starts: 0,
             max_stream_age,
-            authority: Authority::new("authority", &[]),
+            credentials,
             manifests,
             cluster,
             directory,
@@ -93,15 +89,11 @@ impl Stage {
         stage.manifests.apply(&steady);
         (0..u64::from(CHANGING)).for_each(|number| stage.change(number));
         stage.write_synthetic_nodes(streams);
-        fs::write(stage.path("ca.crt"), stage.authority.pem())?;
-        stage.sign("frontend", "frontend", "", &[NAME])?;
         for number in 0..frontend_addresses().len() {
             let frontend = stage.frontend(number)?;
             stage.frontends.push(frontend);
         }
         for number in 0..usize::from(NODES) {
-            let name = stage.cluster.nodes()[number].name.clone();
-            stage.sign(&name, &format!("system:node:{name}"), "system:nodes", &[])?;
             let backend = stage.backend(number)?;
             stage.backends.push(backend);
         }
@@ -120,7 +112,7 @@ impl Stage {
 
     /// A client without a certificate, which trusts the frontends.
     pub(super) fn stranger(&self) -> Arc<ClientConfig> {
-        Arc::new(self.roots().with_no_client_auth())
+        self.credentials.stranger()
     }
 
     pub(crate) fn backends(&self) -> &[Process] {
@@ -210,13 +202,6 @@ impl Stage {
         self.directory.path().join(name)
     }
 
-    /// Writes `<file>.crt` and `<file>.key`.
-    fn sign(&self, file: &str, name: &str, organization: &str, hosts: &[&str]) -> Result<()> {
-        let (certificate, key) = self.authority.sign(name, organization, hosts);
-        fs::write(self.path(&format!("{file}.crt")), certificate)?;
-        Ok(fs::write(self.path(&format!("{file}.key")), key)?)
-    }
-
     /// The objects of the nodes of the synthetic streams, which connect from the address outside.
     fn write_synthetic_nodes(&self, streams: u32) {
         let node = |number| {
@@ -233,10 +218,10 @@ impl Stage {
     fn frontend(&mut self, number: usize) -> Result<Process> {
         let mut command = lab::program()?;
         command.args(["frontend", "--metrics", "none", "--listen", &frontend_addresses()[number].to_string()]);
-        command.arg("--manifests").arg(self.manifests.directory()).arg("--tls-client-ca").arg(self.path("ca.crt"));
+        command.arg("--manifests").arg(self.manifests.directory());
         command.args(["--max-history", &HISTORY_MIB.to_string()]);
         command.args(["--max-stream-age", &format!("{}s", self.max_stream_age.as_secs())]);
-        command.args(certificate_flags(self.directory.path(), "frontend"));
+        command.args(self.credentials.frontend_flags());
         let log = self.log(&format!("frontend-{number}"));
         let frontend = Process::spawn(self.cluster.outside(), command, &log);
         frontend.wait_for_line("listening", 0, TIMEOUT);
@@ -254,8 +239,7 @@ impl Stage {
         for address in frontend_addresses() {
             command.args(["--frontend", &format!("https://{address}")]);
         }
-        command.args(["--frontend-name", NAME, "--tls-ca"]).arg(self.path("ca.crt"));
-        command.args(certificate_flags(self.directory.path(), &name));
+        command.args(self.credentials.backend_flags(&name)?);
         command.arg("--state-dir").arg(self.path(&format!("state-{name}"))).args(kind.arguments());
         Ok(Process::spawn(&netns, command, &self.log(&name)))
     }
@@ -265,44 +249,15 @@ impl Stage {
         self.path(&format!("{name}-{}.log", self.starts))
     }
 
-    fn roots(&self) -> rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert> {
-        let mut roots = RootCertStore::empty();
-        if let Ok(authority) = CertificateDer::from_pem_slice(self.authority.pem().as_bytes()) {
-            // The frontends would not have started with a certificate that is not valid.
-            let _ = roots.add(authority);
-        }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap_or_else(|error| panic!("TLS versions: {error}"))
-            .with_root_certificates(roots)
-    }
-
     fn fleet(&self, streams: u32) -> Result<Fleet> {
-        let config = |number: u32| {
-            let name = format!("system:node:{}", node_name(number));
-            let (certificate, key) = self.authority.sign(&name, "system:nodes", &[]);
-            let certificate = CertificateDer::from_pem_slice(certificate.as_bytes())?;
-            let key = PrivateKeyDer::from_pem_slice(key.as_bytes())?;
-            let mut config = self.roots().with_client_auth_cert(vec![certificate], key)?;
-            config.alpn_protocols = vec![b"h2".to_vec()];
-            Ok(Arc::new(config))
-        };
-        let configs = (0..streams).map(config).collect::<Result<Vec<_>>>()?;
-        let netns = self.cluster.outside();
-        Fleet::over_tls(netns, frontend_addresses().into(), self.metrics.clone(), (NAME, configs))
+        let nodes = (NAME, self.credentials.nodes(streams)?);
+        Fleet::over_tls(self.cluster.outside(), frontend_addresses().into(), self.metrics.clone(), nodes)
     }
 }
 
 /// The kind of the backend of a node, by its number.
 fn kind(node: usize) -> Backend {
     KINDS[node % KINDS.len()]
-}
-
-/// The flags for a certificate and its key.
-fn certificate_flags(directory: &Path, certificate: &str) -> [OsString; 4] {
-    let file = |extension: &str| directory.join(format!("{certificate}.{extension}")).into_os_string();
-    ["--tls-cert".into(), file("crt"), "--tls-key".into(), file("key")]
 }
 
 /// A cluster IP on port 80.
