@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Read, Write},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket},
     process,
     sync::atomic::{AtomicU32, Ordering},
     thread,
@@ -29,10 +29,23 @@ impl Probe {
     /// Makes one request.
     pub(crate) fn ask(self, protocol: Protocol, to: SocketAddr) -> Result<Reply, Failure> {
         match protocol {
-            Protocol::Tcp => self.connect(to).map(|(reply, _)| reply),
+            Protocol::Tcp => self.tcp(to),
             Protocol::Udp => self.udp(to),
             Protocol::Sctp => self.sctp(to),
         }
+    }
+
+    /// Opens a TCP connection, reads its greeting, and closes it. With any source port, the server has closed it too:
+    /// no node counts it as a connection any more, which a withdrawn virtual server of IPVS would wait for.
+    fn tcp(self, to: SocketAddr) -> Result<Reply, Failure> {
+        let (reply, stream) = self.connect(to)?;
+        if self.source.is_none_or(|source| source.port() == 0) {
+            let mut stream = stream.into_inner();
+            let closed = stream.set_read_timeout(Some(self.deadline.min(self.handshake)));
+            // What happens after the answer is not what was asked for.
+            let _ = closed.and_then(|()| stream.shutdown(Shutdown::Write)).and_then(|()| stream.read(&mut [0]));
+        }
+        Ok(reply)
     }
 
     /// Opens a TCP connection and reads its greeting; what is sent on it is echoed.
