@@ -65,7 +65,7 @@ impl History {
     }
 
     /// The commits after a revision, oldest first; `None` when some of them have been removed.
-    pub(super) fn since(&self, from: Revision) -> Option<impl ExactSizeIterator<Item = &CommitRecord> + Clone> {
+    pub(super) fn since(&self, from: Revision) -> Option<impl Iterator<Item = &CommitRecord> + Clone> {
         let skip = usize::try_from(from.0.checked_sub(self.floor.0)?).ok()?;
         (skip <= self.commits.len()).then(|| self.commits.range(skip..))
     }
