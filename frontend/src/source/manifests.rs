@@ -8,7 +8,6 @@
 
 mod catalog;
 mod document;
-mod notice;
 mod watch;
 
 use std::{
@@ -29,8 +28,7 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use self::{
-    catalog::{Catalog, RefreshResult, RefreshScope},
-    notice::FileNotice,
+    catalog::{Catalog, FileNotice, RefreshResult, RefreshScope},
     watch::{DirectoryWatch, FileEvents},
 };
 use crate::object::{ObjectKind, SourceUpdate};

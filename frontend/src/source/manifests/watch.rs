@@ -5,10 +5,9 @@
 use std::{
     collections::BTreeSet,
     ffi::OsString,
-    fs,
+    fs, mem,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use anyhow::{Context, Result};
@@ -16,7 +15,7 @@ use notify::{
     Event, INotifyWatcher, RecursiveMode, Watcher,
     event::{AccessKind, AccessMode, EventKind, MetadataKind, ModifyKind, RenameMode},
 };
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use super::document::ManifestFormat;
@@ -26,7 +25,9 @@ use super::document::ManifestFormat;
 pub(super) struct DirectoryWatch {
     directory: PathBuf,
     watcher: INotifyWatcher,
-    collected: Arc<CollectedEvents>,
+    /// The thread of the inotify watcher adds to it.
+    collected: watch::Sender<FileEvents>,
+    any: watch::Receiver<FileEvents>,
 }
 
 /// The events since the last [`DirectoryWatch::take`].
@@ -44,24 +45,20 @@ pub(super) struct FileEvents {
     pub(super) directory: bool,
 }
 
-#[derive(Default)]
-struct CollectedEvents {
-    events: Mutex<FileEvents>,
-    any: Notify,
-}
-
 // === impl DirectoryWatch ===
 
 impl DirectoryWatch {
     /// Starts to watch an existing directory. The path must be absolute.
     pub(super) fn new(directory: PathBuf) -> Result<Self> {
-        let collected = Arc::<CollectedEvents>::default();
+        let collected = watch::Sender::<FileEvents>::default();
         let handler = {
             let (directory, collected) = (directory.clone(), collected.clone());
-            move |event| collected.add(&directory, event)
+            move |event| {
+                collected.send_if_modified(|events| events.collect(&directory, event));
+            }
         };
         let watcher = INotifyWatcher::new(handler, notify::Config::default()).context("start inotify")?;
-        let mut watch = Self { directory, watcher, collected };
+        let mut watch = Self { directory, watcher, any: collected.subscribe(), collected };
         watch.attach()?;
         Ok(watch)
     }
@@ -85,52 +82,39 @@ impl DirectoryWatch {
     }
 
     /// Waits for an event.
-    pub(super) async fn any(&self) {
-        self.collected.any.notified().await;
+    pub(super) async fn any(&mut self) {
+        // Fails only without the sender, which is here.
+        let _ = self.any.changed().await;
     }
 
     /// Takes the collected events.
     pub(super) fn take(&self) -> FileEvents {
-        std::mem::take(&mut *self.collected.lock())
-    }
-}
-
-// === impl CollectedEvents ===
-
-impl CollectedEvents {
-    /// Runs on the thread of the inotify watcher.
-    fn add(&self, directory: &Path, event: notify::Result<Event>) {
-        let mut events = self.lock();
-        let mut added = true;
-        match event {
-            Ok(event) if !event.need_rescan() => {
-                added = false;
-                for path in &event.paths {
-                    added |= events.add(directory, path, event.kind);
-                }
-            }
-            Ok(_) => events.rescan = true,
-            Err(error) => {
-                warn!(%error, "inotify failed, reading all files again");
-                events.rescan = true;
-            }
-        }
-        drop(events);
-        if added {
-            self.any.notify_one();
-        }
-    }
-
-    /// No panic can leave the events in an inconsistent state.
-    fn lock(&self) -> MutexGuard<'_, FileEvents> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut taken = FileEvents::default();
+        self.collected.send_if_modified(|events| {
+            taken = mem::take(events);
+            false
+        });
+        taken
     }
 }
 
 // === impl FileEvents ===
 
 impl FileEvents {
-    /// Adds an event. Whether it is relevant.
+    /// Adds what inotify reports. Whether it is relevant.
+    fn collect(&mut self, directory: &Path, event: notify::Result<Event>) -> bool {
+        match event {
+            Ok(event) if !event.need_rescan() => {
+                return event.paths.iter().fold(false, |any, path| self.add(directory, path, event.kind) || any);
+            }
+            Ok(_) => {}
+            Err(error) => warn!(%error, "inotify failed, reading all files again"),
+        }
+        self.rescan = true;
+        true
+    }
+
+    /// Adds an event of one path. Whether it is relevant.
     fn add(&mut self, directory: &Path, path: &Path, kind: EventKind) -> bool {
         let is_removed = matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
         let is_created = matches!(kind, EventKind::Modify(ModifyKind::Name(RenameMode::To)))
