@@ -6,10 +6,9 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
     net::IpAddr,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -23,6 +22,7 @@ use tokio::{
 };
 use tonic::{Status, body::Body};
 
+use super::{PerClient, lock};
 use crate::identity::Identity;
 
 /// How many answers a client gets.
@@ -36,19 +36,10 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The size of a frame in bytes. A frame that HTTP/2 has taken waits there for the window of the client, and is no
 /// longer counted.
 const FRAME_BYTES: usize = 16 << 10;
-/// Entries are not cleaned up below this number.
-const MIN_CLEANUP: usize = 64;
 
 /// The answers of all clients.
 #[derive(Debug, Default)]
-pub(crate) struct Answers(Mutex<ClientTable>);
-
-#[derive(Debug, Default)]
-struct ClientTable {
-    clients: BTreeMap<AnswerClient, Arc<ClientAnswers>>,
-    /// The number of entries at which unused ones are removed.
-    cleanup_at: usize,
-}
+pub(crate) struct Answers(Mutex<PerClient<AnswerClient, Arc<ClientAnswers>>>);
 
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -143,17 +134,13 @@ impl Answers {
     }
 
     fn client(&self, client: AnswerClient) -> Arc<ClientAnswers> {
-        let mut table = lock(&self.0);
-        if table.clients.len() >= table.cleanup_at.max(MIN_CLEANUP) {
-            let now = Instant::now();
-            table.clients.retain(|_, client| Arc::strong_count(client) > 1 || !lock(&client.rate).is_full(now));
-            table.cleanup_at = 2 * table.clients.len();
-        }
+        let now = Instant::now();
+        let is_used = |client: &Arc<ClientAnswers>| Arc::strong_count(client) > 1 || !lock(&client.rate).is_full(now);
         let new = || {
-            let rate = Mutex::new(TokenBucket::full(Instant::now()));
+            let rate = Mutex::new(TokenBucket::full(now));
             Arc::new(ClientAnswers { turn: Arc::new(Semaphore::new(1)), rate, current: Mutex::default() })
         };
-        table.clients.entry(client).or_insert_with(new).clone()
+        lock(&self.0).entry(client, is_used, new).clone()
     }
 }
 
@@ -224,10 +211,6 @@ impl http_body::Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         self.is_ended
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

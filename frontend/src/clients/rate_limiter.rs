@@ -7,118 +7,67 @@
 //!
 //! The entry of a node without streams is removed once its token bucket is full.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::{Arc, Mutex};
 
 use proto::model::{Hello, Role};
-use runtime::TokenBucket;
+use runtime::{Rate, TokenBucket};
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
+use super::{PerClient, lock};
 use crate::config::NodeLimits;
 
-/// Entries are not cleaned up below this number.
-const MIN_CLEANUP: usize = 64;
-
-/// The limits of all nodes. Clones share the same state.
-#[derive(Clone, Debug)]
+/// The limits of all nodes.
+#[derive(Debug)]
 pub(crate) struct RateLimiter {
     limits: NodeLimits,
-    usage: Arc<Mutex<UsageTable>>,
+    nodes: Mutex<PerClient<UsageKey, NodeUsage>>,
 }
 
 /// An open stream, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct StreamPermit {
-    rate_limiter: RateLimiter,
-    key: UsageKey,
+    syncs: Rate,
+    usage: NodeUsage,
 }
 
 type UsageKey = (Arc<str>, Role);
 
-#[derive(Debug, Default)]
-struct UsageTable {
-    nodes: BTreeMap<UsageKey, NodeUsage>,
-    /// The number of entries at which unused ones are removed.
-    cleanup_at: usize,
-}
-
-#[derive(Debug)]
-struct NodeUsage {
-    streams: usize,
-    syncs: TokenBucket,
-}
+/// How often a node may still be sent its state. Each of its streams has a reference, besides that of the table.
+type NodeUsage = Arc<Mutex<TokenBucket>>;
 
 impl RateLimiter {
     pub(crate) fn new(limits: NodeLimits) -> Self {
-        Self { limits, usage: Arc::default() }
+        Self { limits, nodes: Mutex::default() }
     }
 
     /// Counts another stream; `None` if the node may not have it.
     pub(crate) fn open_stream(&self, hello: &Hello) -> Option<StreamPermit> {
-        let key = (hello.node.clone(), hello.role);
+        let NodeLimits { streams, syncs } = self.limits;
         let now = Instant::now();
-        let is_permitted = self.with(|usage| {
-            usage.clean_up(now);
-            let node = usage.nodes.entry(key.clone());
-            let node = node.or_insert_with(|| NodeUsage { streams: 0, syncs: TokenBucket::full(now) });
-            let is_permitted = node.streams < self.limits.streams;
-            node.streams += usize::from(is_permitted);
-            is_permitted
-        });
-        is_permitted.then(|| StreamPermit { rate_limiter: self.clone(), key })
-    }
-
-    fn with<T>(&self, act: impl FnOnce(&mut UsageTable) -> T) -> T {
-        act(&mut self.usage.lock().unwrap_or_else(PoisonError::into_inner))
+        let open = |usage: &NodeUsage| Arc::strong_count(usage) - 1;
+        let is_used = |usage: &NodeUsage| open(usage) > 0 || !lock(usage).is_full(now);
+        let new = || Arc::new(Mutex::new(TokenBucket::full(now)));
+        let mut nodes = lock(&self.nodes);
+        let usage = nodes.entry((hello.node.clone(), hello.role), is_used, new);
+        (open(usage) < streams).then(|| StreamPermit { syncs, usage: usage.clone() })
     }
 
     #[cfg(test)]
     fn entries(&self) -> usize {
-        self.with(|usage| usage.nodes.len())
+        lock(&self.nodes).len()
     }
 }
 
 impl StreamPermit {
     /// Waits until the node may be sent its state again, and takes the token. Cancelling it takes none.
     pub(crate) async fn acquire_sync(&self) {
-        let RateLimiter { limits, .. } = self.rate_limiter;
         loop {
-            let taken = self.rate_limiter.with(|usage| match usage.nodes.get_mut(&self.key) {
-                Some(node) => node.syncs.take(limits.syncs, Instant::now()),
-                None => Ok(()),
-            });
-            match taken {
-                Ok(()) => return,
-                Err(available_at) => {
-                    debug!("node exceeds its rate of stream starts, snapshots and repairs, delaying this one");
-                    sleep_until(available_at).await;
-                }
-            }
+            let taken = lock(&self.usage).take(self.syncs, Instant::now());
+            let Err(available_at) = taken else { return };
+            debug!("node exceeds its rate of stream starts, snapshots and repairs, delaying this one");
+            sleep_until(available_at).await;
         }
-    }
-}
-
-impl Drop for StreamPermit {
-    fn drop(&mut self) {
-        self.rate_limiter.with(|usage| {
-            if let Some(node) = usage.nodes.get_mut(&self.key) {
-                node.streams -= 1;
-            }
-        });
-    }
-}
-
-impl UsageTable {
-    /// Removes unused entries when there may be many.
-    fn clean_up(&mut self, now: Instant) {
-        if self.nodes.len() < self.cleanup_at.max(MIN_CLEANUP) {
-            return;
-        }
-        self.nodes.retain(|_, node| node.streams > 0 || !node.syncs.is_full(now));
-        self.cleanup_at = 2 * self.nodes.len();
     }
 }
 
@@ -126,10 +75,8 @@ impl UsageTable {
 mod tests {
     use std::time::Duration;
 
-    use runtime::Rate;
-
     use super::*;
-    use crate::testing::hello;
+    use crate::{clients::per_client::MIN_CLEANUP, testing::hello};
 
     const LIMITS: NodeLimits = NodeLimits { streams: 2, syncs: Rate { burst: 1, every: Duration::from_secs(1) } };
 

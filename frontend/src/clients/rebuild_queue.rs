@@ -11,10 +11,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -23,6 +20,7 @@ use tokio::{
     time::Instant,
 };
 
+use super::lock;
 use crate::identity::Identity;
 
 /// The queue, first in, first out.
@@ -31,7 +29,8 @@ pub(crate) struct RebuildQueue {
     permits: Arc<Semaphore>,
     max_concurrent: usize,
     timeout: Duration,
-    waiting: AtomicUsize,
+    /// Each stream that waits has a reference.
+    waiting: Arc<()>,
     /// The clients that wait or hold a permit.
     clients: Arc<ClientTable>,
 }
@@ -61,14 +60,11 @@ pub(crate) struct RebuildPermit {
     _share: Arc<ClientShare>,
 }
 
-/// Counts a waiting client until it is dropped.
-struct WaitingGuard<'a>(&'a AtomicUsize);
-
 impl RebuildQueue {
     pub(crate) fn new(max_concurrent: usize, timeout: Duration) -> Self {
         let max_concurrent = max_concurrent.clamp(1, Semaphore::MAX_PERMITS);
         let permits = Arc::new(Semaphore::new(max_concurrent));
-        Self { permits, max_concurrent, timeout, waiting: AtomicUsize::new(0), clients: Arc::default() }
+        Self { permits, max_concurrent, timeout, waiting: Arc::default(), clients: Arc::default() }
     }
 
     /// How many clients hold a permit.
@@ -78,12 +74,12 @@ impl RebuildQueue {
 
     /// How many streams wait for a permit.
     pub(crate) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+        Arc::strong_count(&self.waiting) - 1
     }
 
     /// Waits for a permit. Dropping the future leaves the queue.
     pub(crate) async fn acquire(&self, client: &Identity) -> RebuildPermit {
-        let _waiting = WaitingGuard::new(&self.waiting);
+        let _waiting = self.waiting.clone();
         let share = self.share(client);
         // Both fail only when their semaphore is closed, which it never is.
         let turn = share.turn.acquire().await.ok();
@@ -128,23 +124,6 @@ impl Drop for ClientShare {
         if clients.get(&self.client).is_some_and(|share| share.strong_count() == 0) {
             clients.remove(&self.client);
         }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl<'a> WaitingGuard<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for WaitingGuard<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -1,7 +1,6 @@
 //! How often a client may ask.
 
 use std::{
-    collections::BTreeMap,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -9,29 +8,14 @@ use std::{
 use runtime::{Rate, TokenBucket};
 use tokio::time::Instant;
 
-use crate::identity::Identity;
+use crate::{clients::PerClient, identity::Identity};
 
 /// A node on which 96 pods end asks for each of them at once, and again each second.
 const QUESTIONS: Rate = Rate { burst: 512, every: Duration::from_millis(5) };
-/// Full buckets are removed at this number of clients.
-const MIN_CLEANUP: usize = 64;
 
-/// The clients that have asked.
-#[derive(Debug)]
-pub(crate) struct QuestionRates(Mutex<Buckets>);
-
-#[derive(Debug)]
-struct Buckets {
-    /// Those that are not full. Clients are authenticated, so there are not more than nodes and administrators.
-    clients: BTreeMap<Identity, TokenBucket>,
-    cleanup_at: usize,
-}
-
-impl Default for QuestionRates {
-    fn default() -> Self {
-        Self(Mutex::new(Buckets { clients: BTreeMap::new(), cleanup_at: MIN_CLEANUP }))
-    }
-}
+/// The clients that have asked. They are authenticated, so there are not more than nodes and administrators.
+#[derive(Debug, Default)]
+pub(crate) struct QuestionRates(Mutex<PerClient<Identity, TokenBucket>>);
 
 impl QuestionRates {
     /// Counts a question. Returns whether the client may ask it.
@@ -40,13 +24,8 @@ impl QuestionRates {
             return true;
         }
         let now = Instant::now();
-        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Buckets { clients, cleanup_at } = &mut *buckets;
-        if clients.len() >= *cleanup_at {
-            clients.retain(|_, bucket| !bucket.is_full(now));
-            *cleanup_at = MIN_CLEANUP.max(2 * clients.len());
-        }
-        clients.entry(client.clone()).or_insert_with(|| TokenBucket::full(now)).take(QUESTIONS, now).is_ok()
+        let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.bucket(client.clone(), now).take(QUESTIONS, now).is_ok()
     }
 }
 

@@ -10,7 +10,6 @@
 //! Each share has permits of its own for concurrent reviews.
 
 use std::{
-    collections::BTreeMap,
     net::IpAddr,
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -22,8 +21,7 @@ use tokio::{
     time::Instant,
 };
 
-/// Sources are not cleaned up below this number.
-const MIN_CLEANUP: usize = 64;
+use crate::clients::PerClient;
 
 /// How many tokens the API server is asked to review.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,10 +71,7 @@ pub(super) struct ReviewLimiter {
 struct Buckets {
     unknown: TokenBucket,
     opaque: TokenBucket,
-    /// Of sources whose bucket is not full.
-    sources: BTreeMap<Option<ClientSource>, TokenBucket>,
-    /// The number of sources at which full buckets are removed.
-    cleanup_at: usize,
+    sources: PerClient<Option<ClientSource>, TokenBucket>,
 }
 
 impl Default for TokenLimits {
@@ -95,9 +90,8 @@ impl Default for TokenLimits {
 
 impl ReviewLimiter {
     pub(super) fn new(limits: TokenLimits) -> Self {
-        let now = Instant::now();
-        let full = TokenBucket::full(now);
-        let buckets = Buckets { unknown: full, opaque: full, sources: BTreeMap::new(), cleanup_at: MIN_CLEANUP };
+        let full = TokenBucket::full(Instant::now());
+        let buckets = Buckets { unknown: full, opaque: full, sources: PerClient::default() };
         Self {
             limits,
             buckets: Mutex::new(buckets),
@@ -111,17 +105,17 @@ impl ReviewLimiter {
     pub(super) fn count(&self, share: ReviewShare, source: TokenSource) -> Result<(), Duration> {
         let now = Instant::now();
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        buckets.clean_up(now);
-        let key = source.address.map(ClientSource::from);
+        let Buckets { unknown, opaque, sources } = &mut *buckets;
+        let in_table = sources.bucket(source.address.map(ClientSource::from), now);
         // Changed in the table only when all buckets have a token.
-        let mut of_source = buckets.sources.get(&key).copied().unwrap_or_else(|| TokenBucket::full(now));
+        let mut of_source = *in_table;
         let counted = of_source.take(self.limits.source, now).and_then(|()| match share {
             ReviewShare::Node => Ok(()),
-            ReviewShare::Unknown => buckets.unknown.take(self.limits.unknown, now),
-            ReviewShare::Opaque => buckets.opaque.take(self.limits.opaque, now),
+            ReviewShare::Unknown => unknown.take(self.limits.unknown, now),
+            ReviewShare::Opaque => opaque.take(self.limits.opaque, now),
         });
         counted.map_err(|available_at| available_at - now)?;
-        buckets.sources.insert(key, of_source);
+        *in_table = of_source;
         Ok(())
     }
 
@@ -138,14 +132,5 @@ impl ReviewLimiter {
     #[cfg(test)]
     pub(super) fn sources(&self) -> usize {
         self.buckets.lock().unwrap().sources.len()
-    }
-}
-
-impl Buckets {
-    fn clean_up(&mut self, now: Instant) {
-        if self.sources.len() >= self.cleanup_at {
-            self.sources.retain(|_, bucket| !bucket.is_full(now));
-            self.cleanup_at = (2 * self.sources.len()).max(MIN_CLEANUP);
-        }
     }
 }
