@@ -5,7 +5,7 @@
 //! ```text
 //!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ EventSeries: Service, reason
 //!            Hello of a new run                                             ├────────▶ BackendStart, DegradedNode
-//!   engine: ObjectNotice                                                    └────────▶ problem
+//!   engine: ObjectNotice                                                    └────────▶ event
 //!                                                                                      │ rate-limited
 //!                                                                                      ▼
 //!                                                              create; if the series exists: patch its count
@@ -14,7 +14,7 @@
 //! A session never waits for this: reports that do not fit into the queue are dropped. Replicas do not know of each
 //! other: the name of an Event is a hash of its content, so that they create one Event and count it together.
 
-mod problem;
+mod event;
 mod recorder;
 mod series;
 mod start;

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::{api::events::v1::Event, jiff::Timestamp};
+use k8s_openapi::{api::events::v1::Event, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kube::{
     Api, Client, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
@@ -21,12 +21,12 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    BackendStart, DegradedNode, EventReport, problem,
-    series::{CONTROLLER, EventSeries, SeriesKey},
-    start::NODE_NAMESPACE,
+    EventReport, event,
+    series::{EventSeries, SeriesKey},
 };
-use crate::index::ObjectNotice;
 
+/// `reportingController`.
+const CONTROLLER: &str = "fairlead.io/frontend";
 /// How often Events are sent. Reports within this time are sent together.
 const TICK: Duration = Duration::from_secs(1);
 /// The most requests in that time.
@@ -40,7 +40,8 @@ const EXPIRY: Duration = Duration::from_secs(3600);
 /// The most starts that wait to be sent. Further ones are dropped.
 const MAX_STARTS: usize = 1024;
 /// The most problems of objects that wait to be sent, and the most of one namespace. Further ones are dropped.
-const MAX_PROBLEMS: (usize, usize) = (1024, 64);
+const MAX_PROBLEMS: usize = 1024;
+const MAX_PROBLEMS_OF_NAMESPACE: usize = 64;
 /// The most reasons of one namespace that are counted, and the most that one node was the first to report.
 const MAX_SERIES_OF_NAMESPACE: usize = 256;
 const MAX_SERIES_OF_NODE: usize = 512;
@@ -57,9 +58,9 @@ pub(super) struct EventRecorder {
     sender: EventSender,
     failures: FailureSeries,
     /// Not sent yet.
-    starts: VecDeque<BackendStart>,
-    /// Not sent yet: each with its namespace.
-    problems: VecDeque<(Arc<str>, Event)>,
+    starts: VecDeque<Event>,
+    /// Not sent yet.
+    problems: VecDeque<Event>,
 }
 
 /// The failures that were reported within [`EXPIRY`].
@@ -100,9 +101,11 @@ impl EventRecorder {
             tokio::select! {
                 report = reports.recv() => match report {
                     Some(EventReport::Failed(node, failure)) => drop(self.failures.count(node, failure)),
-                    Some(EventReport::Started(start)) => self.add_start(start),
-                    Some(EventReport::Degraded(node)) => self.add_degraded(&node),
-                    Some(EventReport::Problem(notice)) => self.add_problem(&notice),
+                    Some(EventReport::Started(start)) => add(&mut self.starts, start.event(), MAX_STARTS, MAX_STARTS),
+                    Some(EventReport::Degraded(node)) => self.add_problem(node.event(Timestamp::now())),
+                    Some(EventReport::Problem(notice)) => {
+                        self.add_problem(event::of_problems(&notice, Timestamp::now()));
+                    }
                     None => return,
                 },
                 _ = ticks.tick() => self.send_due().await,
@@ -110,31 +113,8 @@ impl EventRecorder {
         }
     }
 
-    fn add_problem(&mut self, notice: &ObjectNotice) {
-        self.add_event(problem::event(notice, Timestamp::now()), &notice.name.namespace);
-    }
-
-    fn add_degraded(&mut self, node: &DegradedNode) {
-        self.add_event(node.event(Timestamp::now()), &NODE_NAMESPACE.into());
-    }
-
-    fn add_event(&mut self, event: Event, namespace: &Arc<str>) {
-        if let Some((_, waiting)) = self.problems.iter_mut().find(|(_, waiting)| {
-            (&waiting.metadata.name, &waiting.metadata.namespace) == (&event.metadata.name, &event.metadata.namespace)
-        }) {
-            *waiting = event;
-            return;
-        }
-        let of_namespace = self.problems.iter().filter(|(waiting, _)| waiting == namespace).count();
-        if self.problems.len() < MAX_PROBLEMS.0 && of_namespace < MAX_PROBLEMS.1 {
-            self.problems.push_back((namespace.clone(), event));
-        }
-    }
-
-    fn add_start(&mut self, start: BackendStart) {
-        if self.starts.len() < MAX_STARTS && !self.starts.contains(&start) {
-            self.starts.push_back(start);
-        }
+    fn add_problem(&mut self, event: Event) {
+        add(&mut self.problems, event, MAX_PROBLEMS, MAX_PROBLEMS_OF_NAMESPACE);
     }
 
     /// Sends what is due, at most [`REQUESTS_PER_TICK`] requests. Failures come first, but leave room for others. A
@@ -157,15 +137,25 @@ impl EventRecorder {
         }
         // Both take turns.
         while left > 0 && !(starts.is_empty() && problems.is_empty()) {
-            let start = starts.pop_front().map(|start| start.event());
-            let problem = problems.pop_front().map(|(_, event)| event);
-            for event in start.into_iter().chain(problem) {
+            for event in starts.pop_front().into_iter().chain(problems.pop_front()) {
                 if !sender.pauses.contain(event.metadata.namespace.as_deref().unwrap_or_default()) {
                     left = left.saturating_sub(1);
                     sender.send(event, None).await;
                 }
             }
         }
+    }
+}
+
+/// Adds an Event to those that wait, in place of one of the same name.
+fn add(waiting: &mut VecDeque<Event>, event: Event, most: usize, most_of_namespace: usize) {
+    let ObjectMeta { name, namespace, .. } = &event.metadata;
+    let same = waiting.iter().position(|other| (&other.metadata.name, &other.metadata.namespace) == (name, namespace));
+    let of_namespace = waiting.iter().filter(|other| other.metadata.namespace == *namespace).count();
+    if let Some(other) = same.and_then(|at| waiting.get_mut(at)) {
+        *other = event;
+    } else if waiting.len() < most && of_namespace < most_of_namespace {
+        waiting.push_back(event);
     }
 }
 

@@ -2,18 +2,14 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::{
-    api::{core::v1::ObjectReference, events::v1::Event},
-    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
-    jiff::Timestamp,
-};
+use k8s_openapi::{api::events::v1::Event, apimachinery::pkg::apis::meta::v1::MicroTime, jiff::Timestamp};
 use proto::model::{FailureKind, ServicePortFailure, ServicePortKey};
-use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
-/// `reportingController`.
-pub(super) const CONTROLLER: &str = "fairlead.io/frontend";
+use super::event::EventParts;
+use crate::object::{ObjectKind, ObjectName};
+
 /// The most bytes of a reason; a note may have 1024.
 const REASON_BYTES: usize = 512;
 /// The shortest time between two patches of the count.
@@ -43,36 +39,9 @@ pub(super) struct EventSeries {
 impl SeriesKey {
     pub(super) fn of(failure: ServicePortFailure) -> Self {
         let ServicePortFailure { key: port, mut reason, kind, retryable: _ } = failure;
-        let end = (0..=REASON_BYTES).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or_default();
-        reason.truncate(end);
+        reason.truncate(reason.floor_char_boundary(REASON_BYTES));
         Self { port, reason, kind }
     }
-
-    /// `SERVICE.HASH`: the same on each replica.
-    fn name(&self) -> String {
-        format!("{}.{}", self.port.name, hash(&format!("{}\n{}", self.port, self.reason)))
-    }
-
-    /// `reason`, `action` and `note` of the Event.
-    fn describe(&self, node: &str) -> (&'static str, &'static str, String) {
-        let Self { port, reason, kind } = self;
-        match kind {
-            FailureKind::Program => {
-                let note = format!("{port} is not programmed, first on node {node}: {reason}");
-                ("FailedToProgram", "Program", note)
-            }
-            FailureKind::HealthCheck => {
-                // The reason is that of kube-proxy. A health check belongs to the Service, not to one of its ports.
-                let note = format!("{}/{}, first on node {node}: {reason}", port.namespace, port.name);
-                ("FailedToStartServiceHealthcheck", "StartServiceHealthcheck", note)
-            }
-        }
-    }
-}
-
-/// 16 hexadecimal digits.
-pub(super) fn hash(text: &str) -> String {
-    digest(&SHA256, text.as_bytes()).as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl EventSeries {
@@ -97,26 +66,30 @@ impl EventSeries {
     }
 
     /// The Event to create.
-    pub(super) fn event(&self, key: &SeriesKey) -> Event {
-        let port = &key.port;
-        let (reason, action, note) = key.describe(&self.node);
-        let namespace = Some(port.namespace.to_string());
-        Event {
-            metadata: ObjectMeta { name: Some(key.name()), namespace: namespace.clone(), ..Default::default() },
-            event_time: Some(MicroTime(self.first)),
-            type_: Some("Warning".to_owned()),
-            reason: Some(reason.to_owned()),
-            action: Some(action.to_owned()),
-            note: Some(note),
-            regarding: Some(ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Service".to_owned()),
-                namespace,
-                name: Some(port.name.to_string()),
-                ..Default::default()
-            }),
-            ..Default::default()
+    pub(super) fn event(&self, SeriesKey { port, reason: why, kind }: &SeriesKey) -> Event {
+        let node = &self.node;
+        let (reason, action, note) = match kind {
+            FailureKind::Program => {
+                let note = format!("{port} is not programmed, first on node {node}: {why}");
+                ("FailedToProgram", "Program", note)
+            }
+            FailureKind::HealthCheck => {
+                // The reason is that of kube-proxy. A health check belongs to the Service, not to one of its ports.
+                let note = format!("{}/{}, first on node {node}: {why}", port.namespace, port.name);
+                ("FailedToStartServiceHealthcheck", "StartServiceHealthcheck", note)
+            }
+        };
+        EventParts {
+            kind: ObjectKind::Service,
+            name: ObjectName::new(port.namespace.clone(), port.name.clone()),
+            identity: format!("{port}\n{why}"),
+            time: self.first,
+            r#type: "Warning",
+            reason,
+            action,
+            note,
         }
+        .into()
     }
 
     /// The patch for an existing Event.

@@ -6,24 +6,17 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use k8s_openapi::{
-    api::{core::v1::ObjectReference, events::v1::Event},
-    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
-    jiff::Timestamp,
-};
+use k8s_openapi::{api::events::v1::Event, jiff::Timestamp};
 use proto::model::{Hello, Role};
 
-use super::series::hash;
+use super::event::EventParts;
+use crate::object::{ObjectKind, ObjectName};
 
-/// The namespace of Events of cluster-scoped objects.
-pub(super) const NODE_NAMESPACE: &str = "default";
 /// Runs that began earlier get no Event: the backend has only reconnected. Shorter than Kubernetes keeps Events, so
 /// that an existing one is found; longer than a backend may need to find a frontend, and than clocks differ.
 const RECENT: Duration = Duration::from_secs(600);
 /// The most characters of the name and version of a backend.
 const BACKEND_CHARS: usize = 128;
-/// The most characters of a Node's name in that of the Event, which may have 253 bytes with the hash.
-const NAME_CHARS: usize = 230;
 
 /// Something that does not work on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,30 +53,22 @@ impl BackendStart {
         self.at.elapsed().unwrap_or_default() < RECENT
     }
 
-    /// `NODE.HASH`: the same for each session of the run, with any replica.
-    fn name(&self) -> String {
-        let micros = self.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-        event_name(&self.node, &micros.to_string())
-    }
-
-    /// The Event to create, like that of kube-proxy.
+    /// The Event to create, like that of kube-proxy: the same for each session of the run, with any replica.
     pub(super) fn event(&self) -> Event {
         let Self { node, at, backend } = self;
-        Event {
-            metadata: ObjectMeta {
-                name: Some(self.name()),
-                namespace: Some(NODE_NAMESPACE.to_owned()),
-                ..Default::default()
-            },
+        let micros = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        EventParts {
+            kind: ObjectKind::Node,
+            name: ObjectName::new("", node.clone()),
+            identity: format!("{node}\n{micros}"),
             // The client may send any time; one out of range is replaced.
-            event_time: Some(MicroTime(Timestamp::try_from(*at).unwrap_or_else(|_| Timestamp::now()))),
-            type_: Some("Normal".to_owned()),
-            reason: Some("Starting".to_owned()),
-            action: Some("Start".to_owned()),
-            note: Some(format!("Starting fairlead backend {backend}")),
-            regarding: Some(reference(node)),
-            ..Default::default()
+            time: Timestamp::try_from(*at).unwrap_or_else(|_| Timestamp::now()),
+            r#type: "Normal",
+            reason: "Starting",
+            action: "Start",
+            note: format!("Starting fairlead backend {backend}"),
         }
+        .into()
     }
 }
 
@@ -91,38 +76,18 @@ impl BackendStart {
 
 impl DegradedNode {
     /// The Event to create: one for each Node, so that a node cannot create any number of them.
-    pub(super) fn event(&self, now: Timestamp) -> Event {
+    pub(super) fn event(&self, time: Timestamp) -> Event {
         let Self { node, text } = self;
-        Event {
-            metadata: ObjectMeta {
-                name: Some(event_name(node, "degraded")),
-                namespace: Some(NODE_NAMESPACE.to_owned()),
-                ..Default::default()
-            },
-            event_time: Some(MicroTime(now)),
-            type_: Some("Warning".to_owned()),
-            reason: Some("Degraded".to_owned()),
-            action: Some("Program".to_owned()),
-            note: Some(text.clone()),
-            regarding: Some(reference(node)),
-            ..Default::default()
+        EventParts {
+            kind: ObjectKind::Node,
+            name: ObjectName::new("", node.clone()),
+            identity: format!("{node}\ndegraded"),
+            time,
+            r#type: "Warning",
+            reason: "Degraded",
+            action: "Program",
+            note: text.clone(),
         }
-    }
-}
-
-/// `NODE.HASH`.
-fn event_name(node: &str, content: &str) -> String {
-    let name: String = node.chars().take(NAME_CHARS).collect();
-    format!("{}.{}", name.trim_end_matches(['.', '-']), hash(&format!("{node}\n{content}")))
-}
-
-fn reference(node: &str) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Node".to_owned()),
-        name: Some(node.to_owned()),
-        // The name in place of the UID, as the kubelet does: `kubectl describe node` shows both.
-        uid: Some(node.to_owned()),
-        ..Default::default()
+        .into()
     }
 }

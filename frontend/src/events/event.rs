@@ -1,0 +1,93 @@
+//! What all Events have in common, and the Event on an object of which parts are not used. Pure.
+
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff::Timestamp,
+};
+use ring::digest::{SHA256, digest};
+
+use crate::{
+    index::{ObjectNotice, ProblemCause},
+    object::{ObjectKind, ObjectName},
+};
+
+/// The namespace of Events of cluster-scoped objects.
+const CLUSTER_NAMESPACE: &str = "default";
+/// The most bytes of the note; Kubernetes accepts 1024.
+const NOTE_BYTES: usize = 1000;
+/// The most characters of an object's name in that of the Event, which may have 253 bytes with the hash.
+const NAME_CHARS: usize = 230;
+
+/// In what Events differ.
+pub(super) struct EventParts {
+    /// The object that it is on.
+    pub(super) kind: ObjectKind,
+    pub(super) name: ObjectName,
+    /// The Event is named `OBJECT.HASH`, with the hash of this: it exists once, whichever replica creates it.
+    pub(super) identity: String,
+    pub(super) time: Timestamp,
+    pub(super) r#type: &'static str,
+    pub(super) reason: &'static str,
+    pub(super) action: &'static str,
+    pub(super) note: String,
+}
+
+impl From<EventParts> for Event {
+    fn from(parts: EventParts) -> Self {
+        let EventParts { kind, name: ObjectName { namespace, name }, identity, time, r#type, reason, action, note } =
+            parts;
+        let namespace = Some(namespace.to_string()).filter(|namespace| !namespace.is_empty());
+        let object: String = name.chars().take(NAME_CHARS).collect();
+        let hash: String =
+            digest(&SHA256, identity.as_bytes()).as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        Self {
+            metadata: ObjectMeta {
+                name: Some(format!("{}.{hash}", object.trim_end_matches(['.', '-']))),
+                namespace: Some(namespace.clone().unwrap_or_else(|| CLUSTER_NAMESPACE.to_owned())),
+                ..Default::default()
+            },
+            event_time: Some(MicroTime(time)),
+            type_: Some(r#type.to_owned()),
+            reason: Some(reason.to_owned()),
+            action: Some(action.to_owned()),
+            note: Some(note[..note.floor_char_boundary(NOTE_BYTES)].to_owned()),
+            regarding: Some(ObjectReference {
+                api_version: Some(
+                    if kind == ObjectKind::EndpointSlice { "discovery.k8s.io/v1" } else { "v1" }.to_owned(),
+                ),
+                kind: Some(kind.to_string()),
+                namespace,
+                name: Some(name.to_string()),
+                // Of a Node the name in place of the UID, as the kubelet does: `kubectl describe node` shows both.
+                uid: (kind == ObjectKind::Node).then(|| name.to_string()),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+}
+
+/// The Event on a Service or EndpointSlice of which parts are not used. One with the same object, reason and first field
+/// exists once.
+pub(super) fn of_problems(notice: &ObjectNotice, time: Timestamp) -> Event {
+    let ObjectNotice { kind, name, problems, count, cause, .. } = notice;
+    let reason = match cause {
+        ProblemCause::Limit => "LimitExceeded",
+        ProblemCause::Conflict => "VIPConflict",
+        ProblemCause::Invalid => "InvalidField",
+    };
+    let field = problems.first().map_or("", |problem| &problem.field);
+    let described = notice.describe();
+    EventParts {
+        kind: *kind,
+        name: name.clone(),
+        identity: format!("{kind} {name}\n{reason}\n{field}"),
+        time,
+        r#type: "Warning",
+        reason,
+        action: "Serve",
+        note: if *count > problems.len() { format!("{count} problems: {described}") } else { described },
+    }
+    .into()
+}
