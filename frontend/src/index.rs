@@ -248,7 +248,7 @@ impl Index {
         let is_related = move |kind, object: &ObjectName| match kind {
             ObjectKind::Service => object == name,
             ObjectKind::EndpointSlice => {
-                self.slice_services.get(object).is_some_and(|service| sibling(object, service) == *name)
+                self.slice(object).is_some_and(|slice| sibling(object, &slice.service) == *name)
             }
             ObjectKind::Node | ObjectKind::ServiceCidr => false,
         };
@@ -400,8 +400,7 @@ impl Index {
     }
 
     fn put_slice(&mut self, name: &ObjectName, new: Option<SliceObject>) {
-        let old_service = self.slice_services.get(name).map(|service| sibling(name, service));
-        let old = old_service.as_ref().and_then(|service| self.slices.get(service)?.get(&name.name));
+        let old = self.slice(name);
         if same_content(old, new.as_ref()) {
             // At most the trigger time differs, and that belongs to an earlier change.
             return;
@@ -409,7 +408,7 @@ impl Index {
         let trigger = self.new_trigger(old, new.as_ref());
         let keys: BTreeSet<_> = old.into_iter().chain(&new).flat_map(slice_keys).collect();
         let mut removed = None;
-        if let Some(service) = old_service
+        if let Some(service) = self.slice_services.remove(name).map(|service| sibling(name, &service))
             && let Some(slices) = self.slices.get_mut(&service)
         {
             removed = slices.remove(&name.name);
@@ -417,7 +416,6 @@ impl Index {
                 self.slices.remove(&service);
             }
         }
-        self.slice_services.remove(name);
         if new.as_ref().map(|slice| &slice.service) != removed.as_ref().map(|slice| &slice.service) {
             self.problems.set_hints(name, None);
         }
@@ -442,6 +440,11 @@ impl Index {
             changed.extend(self.claims.protected.set_api_servers(self.api_servers()));
         }
         self.mark_claimants_dirty(&changed);
+    }
+
+    fn slice(&self, name: &ObjectName) -> Option<&SliceObject> {
+        let service = sibling(name, self.slice_services.get(name)?);
+        self.slices.get(&service)?.get(&name.name)
     }
 
     /// The addresses and ports of the API servers.

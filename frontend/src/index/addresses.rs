@@ -27,12 +27,9 @@ pub(super) struct AddressIndex {
 impl Index {
     /// All entries of EndpointSlices with an address, with the Service of each.
     pub fn endpoints_at(&self, address: IpAddr) -> impl Iterator<Item = (ObjectName, &SliceEndpoint)> {
-        self.addresses.slices(address).flat_map(move |name| {
-            let service = self.slice_services.get(name).map(|service| sibling(name, service));
-            let slice = service.as_ref().and_then(|service| self.slices.get(service)?.get(&name.name));
-            let endpoints = slice.into_iter().flat_map(|slice| &slice.endpoints);
-            let endpoints = endpoints.filter(move |endpoint| endpoint.address == address);
-            service.into_iter().cycle().zip(endpoints)
+        self.addresses.slices(address).filter_map(|name| self.slice(name)).flat_map(move |slice| {
+            let endpoints = slice.endpoints.iter().filter(move |endpoint| endpoint.address == address);
+            endpoints.map(move |endpoint| (sibling(&slice.name, &slice.service), endpoint))
         })
     }
 

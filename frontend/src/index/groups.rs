@@ -1,12 +1,9 @@
 //! Sets by key, without empty ones.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    hash::Hash,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Sets by key, without empty ones.
-pub(super) type Groups<K, V> = HashMap<K, BTreeSet<V>>;
+pub(super) type Groups<K, V> = BTreeMap<K, BTreeSet<V>>;
 
 /// Whether members are added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,20 +12,27 @@ pub(super) enum GroupChange {
     Remove,
 }
 
+impl GroupChange {
+    /// Adds or removes a member. Whether this changes the first member of the group.
+    pub(super) fn apply<V: Ord + Clone>(self, group: &mut BTreeSet<V>, member: &V) -> bool {
+        let before = group.first().cloned();
+        match self {
+            Self::Add => group.insert(member.clone()),
+            Self::Remove => group.remove(member),
+        };
+        group.first() != before.as_ref()
+    }
+}
+
 /// Adds or removes a member. Whether this changes the first member of the group.
-pub(super) fn change_group<K: Copy + Eq + Hash, V: Ord + Clone>(
+pub(super) fn change_group<K: Copy + Ord, V: Ord + Clone>(
     groups: &mut Groups<K, V>,
     change: GroupChange,
     key: K,
     member: &V,
 ) -> bool {
     let group = groups.entry(key).or_default();
-    let before = group.first().cloned();
-    match change {
-        GroupChange::Add => group.insert(member.clone()),
-        GroupChange::Remove => group.remove(member),
-    };
-    let changed = group.first() != before.as_ref();
+    let changed = change.apply(group, member);
     if group.is_empty() {
         groups.remove(&key);
     }
@@ -36,6 +40,6 @@ pub(super) fn change_group<K: Copy + Eq + Hash, V: Ord + Clone>(
 }
 
 /// The first member of a group.
-pub(super) fn first<'a, K: Eq + Hash, V: Ord>(groups: &'a Groups<K, V>, key: &K) -> Option<&'a V> {
+pub(super) fn first<'a, K: Ord, V: Ord>(groups: &'a Groups<K, V>, key: &K) -> Option<&'a V> {
     groups.get(key)?.first()
 }

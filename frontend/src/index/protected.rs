@@ -165,13 +165,7 @@ impl ProtectedAddresses {
         for SliceEndpoint { address, node, .. } in &slice.endpoints {
             let Some(slices) = self.endpoints.get_mut(address) else { continue };
             let group = if node.is_some() { &mut slices.with_node } else { &mut slices.without_node };
-            let entry = (Age::from(slice.created), slice.name.clone());
-            let before = group.first().cloned();
-            match change {
-                GroupChange::Add => group.insert(entry),
-                GroupChange::Remove => group.remove(&entry),
-            };
-            if group.first() != before.as_ref() {
+            if change.apply(group, &(slice.created.into(), slice.name.clone())) {
                 changed.push(IpNet::from(*address));
             }
         }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Index, keys::sibling, slices_by_name::SlicesByName};
+use super::{Index, slices_by_name::SlicesByName};
 use crate::{
     object::{ObjectName, ObjectProblem, SliceEndpoint, SliceObject},
     view::KnownTopology,
@@ -45,11 +45,6 @@ impl Index {
     /// The slices whose views depend on any Node or zone; some more than once.
     pub(super) fn slices_of_any_node(&self) -> impl Iterator<Item = &SliceObject> {
         self.references.nodes.all().chain(self.references.zones.all()).filter_map(|name| self.slice(name))
-    }
-
-    fn slice(&self, name: &ObjectName) -> Option<&SliceObject> {
-        let service = sibling(name, self.slice_services.get(name)?);
-        self.slices.get(&service)?.get(&name.name)
     }
 }
 

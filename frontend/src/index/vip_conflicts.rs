@@ -11,7 +11,7 @@
 //! Changes of the claims report which service ports they may affect; `resolve` answers for one service port.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fmt, iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::NonZeroU16,
@@ -38,9 +38,6 @@ const MAX_DESCRIBED: usize = 8;
 pub(super) struct VipClaims {
     pub(super) protected: ProtectedAddresses,
     claimants: Groups<VipClaim, Claimant>,
-    /// By external or load-balancer IP, the service ports that claim it, with their numbers: they are affected when it
-    /// becomes protected or the address of a Node, or no longer is.
-    external_ips: BTreeMap<IpAddr, BTreeSet<(NonZeroU16, ServicePortKey)>>,
     /// The claimed external and load-balancer IPs by their ports.
     external_ports: BTreeSet<ExternalPort>,
 }
@@ -53,8 +50,8 @@ struct ExternalPort {
     ip: IpAddr,
 }
 
-/// What only one service port can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What only one service port can have. Ordered by address, so that the claims to those of a network are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum VipClaim {
     ClusterIp(IpAddr, NonZeroU16, Protocol),
     ExternalIp(IpAddr, NonZeroU16, Protocol),
@@ -110,19 +107,8 @@ impl VipClaims {
         let changed = self.protected.change_service(service, change);
         affected.extend(self.claimants_in(&changed));
         for port in &service.ports {
-            let key = key_of(service, port);
-            for (ip, _) in external_ips(service) {
-                let keys = self.external_ips.entry(ip).or_default();
-                let entry = (port.port, key.clone());
-                match change {
-                    GroupChange::Add => keys.insert(entry),
-                    GroupChange::Remove => keys.remove(&entry),
-                };
-                if keys.is_empty() {
-                    self.external_ips.remove(&ip);
-                }
-            }
-            let mut claimant = Claimant { external: false, age: service.created.into(), key, health_check: false };
+            let (age, key) = (service.created.into(), key_of(service, port));
+            let mut claimant = Claimant { external: false, age, key, health_check: false };
             for FieldClaim { claim, external, health_check } in claims(service, port) {
                 (claimant.external, claimant.health_check) = (external, health_check);
                 if change_group(&mut self.claimants, change, claim, &claimant) {
@@ -147,7 +133,7 @@ impl VipClaims {
 
     /// Whether any Service claims this address as an external or load-balancer IP.
     pub(super) fn is_claimed(&self, ip: &IpAddr) -> bool {
-        self.external_ips.contains_key(ip)
+        self.external_claims(*ip, *ip).next().is_some()
     }
 
     /// The service ports that claim an address in these networks as an external or load-balancer IP, and those that
@@ -155,15 +141,24 @@ impl VipClaims {
     pub(super) fn claimants_in(&self, networks: &[IpNet]) -> BTreeSet<ServicePortKey> {
         let (mut claimants, mut ports) = (BTreeSet::new(), BTreeSet::new());
         for network in networks {
-            let (first, last) = (network.network(), network.broadcast());
-            for (port, key) in self.external_ips.range(first..=last).flat_map(|(_, keys)| keys) {
-                if ports.insert((*port, key.protocol)) {
-                    self.mark_node_port(*port, key.protocol, &mut claimants);
+            for claim in self.external_claims(network.network(), network.broadcast()) {
+                if let VipClaim::ExternalIp(_, port, protocol) = claim
+                    && ports.insert((port, protocol))
+                {
+                    self.mark_node_port(port, protocol, &mut claimants);
                 }
-                claimants.insert(key.clone());
+                claimants.extend(self.keys(claim));
             }
         }
         claimants
+    }
+
+    /// The claims to external and load-balancer IPs from one to another: they are affected when these become protected
+    /// or addresses of Nodes, or no longer are.
+    fn external_claims(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = VipClaim> {
+        let first = VipClaim::ExternalIp(first, NonZeroU16::MIN, Protocol::Tcp);
+        let last = VipClaim::ExternalIp(last, NonZeroU16::MAX, Protocol::Sctp);
+        self.claimants.range(first..=last).map(|(claim, _)| *claim)
     }
 
     /// The service ports that claim the same thing.
