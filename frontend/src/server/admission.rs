@@ -15,7 +15,6 @@ use std::{
 use runtime::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable, failure::CountedLog};
 use tokio::sync::{AcquireError, Notify, Semaphore, SemaphorePermit};
 
-use super::authn::ListenerAuth;
 use crate::{config::ConnectionLimits, context::FrontendContext, identity::Identity};
 
 /// The connections of one listener.
@@ -42,13 +41,11 @@ pub(super) enum Admitted {
 }
 
 impl Admission {
-    pub(super) fn new(context: Arc<FrontendContext>, auth: &ListenerAuth) -> Self {
+    /// `is_trusted`: all clients are, and have one identity.
+    pub(super) fn new(context: Arc<FrontendContext>, is_trusted: bool) -> Self {
         let limits = context.config.connections;
-        let identified = match auth {
-            ListenerAuth::Tls(_) => limits.identified,
-            // All clients have one identity.
-            ListenerAuth::Trusted => ConnectionBounds { per_key: limits.identified.total, ..limits.identified },
-        };
+        let ConnectionBounds { total, per_key } = limits.identified;
+        let identified = ConnectionBounds { total, per_key: if is_trusted { total } else { per_key } };
         Self {
             context,
             limits,

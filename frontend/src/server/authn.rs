@@ -8,7 +8,7 @@ use tracing::{debug, info};
 
 use super::connection::Peer;
 use crate::{
-    identity::{AccessDenied, Authenticator, AuthnError, Identity, TokenSource, certificate::Names},
+    identity::{Authenticator, AuthnError, Identity, TokenSource, certificate::Names},
     tls::ReloadingTls,
 };
 
@@ -19,38 +19,25 @@ pub struct TlsAuth {
     authenticator: Arc<Authenticator>,
 }
 
-/// How a listener identifies its clients.
-#[derive(Clone, Debug)]
-pub(super) enum ListenerAuth {
-    /// Not at all: every client is trusted.
-    Trusted,
-    Tls(TlsAuth),
-}
-
 impl TlsAuth {
     /// Serves the certificate of `tls` to clients that `authenticator` identifies.
     #[must_use]
     pub fn new(tls: ReloadingTls, authenticator: Authenticator) -> Self {
         Self { tls, authenticator: Arc::new(authenticator) }
     }
-}
 
-impl TlsAuth {
     /// Identifies a client by the names in its certificate, if they are known.
     pub(super) fn by_certificate(&self, names: &Names) -> Option<Identity> {
         self.authenticator.by_certificate(names).ok()
     }
-}
 
-impl ListenerAuth {
     /// Identifies the client that sent a request, by its certificate and headers: the body has not been read.
     pub(super) async fn identify(&self, request: &Parts) -> Result<Identity, Status> {
-        let Self::Tls(auth) = self else { return Ok(Identity::Trusted) };
         let peer: &Peer =
             request.extensions.get().ok_or_else(|| Status::internal("the connection of the call is unknown"))?;
         let is_node = peer.ip().is_some_and(|address| peer.admission().is_node_source(address));
         let source = TokenSource { address: peer.ip(), is_node };
-        let identified = auth.authenticator.identify(peer.names.as_deref(), bearer(&request.headers), source).await;
+        let identified = self.authenticator.identify(peer.names.as_deref(), bearer(&request.headers), source).await;
         identified.inspect(|identity| peer.set_identity(identity)).map_err(|error| {
             let text = "client rejected, it could not be identified";
             match peer.admission().count_rejection(peer.ip()) {
@@ -76,8 +63,4 @@ fn to_status(error: &AuthnError) -> Status {
             Status::unauthenticated(message)
         }
     }
-}
-
-pub(super) fn denied(denied: &AccessDenied) -> Status {
-    Status::permission_denied(denied.to_string())
 }

@@ -65,7 +65,8 @@ pub(super) struct CallGuard(Arc<PeerState>);
 pub(super) struct Connection<S> {
     stream: S,
     peer: Peer,
-    stage: ConnectionStage,
+    /// How many bytes of the HTTP/2 preface are missing.
+    preface_missing: usize,
     deadline: Pin<Box<Sleep>>,
     /// When the client must have been identified.
     identified_by: Instant,
@@ -73,13 +74,6 @@ pub(super) struct Connection<S> {
     unidentified_bytes: usize,
     evicted: Pin<Box<OwnedNotified>>,
     is_evicted: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum ConnectionStage {
-    /// This many bytes of the HTTP/2 preface are missing.
-    Preface(usize),
-    Open,
 }
 
 impl Peer {
@@ -166,7 +160,7 @@ impl<S> Connection<S> {
         let now = Instant::now();
         Self {
             stream,
-            stage: ConnectionStage::Preface(PREFACE_BYTES),
+            preface_missing: PREFACE_BYTES,
             deadline: Box::pin(sleep_until(now + limits.preface)),
             identified_by: now + limits.identification,
             unidentified_bytes: limits.unidentified_bytes,
@@ -188,12 +182,8 @@ impl<S> Connection<S> {
             return Err(Error::new(ErrorKind::ConnectionAborted, "too many connections, another one replaces it"));
         }
         while self.deadline.as_mut().poll(context).is_ready() {
-            let until = match self.stage {
-                ConnectionStage::Preface(_) => None,
-                ConnectionStage::Open => self.next_check(),
-            };
-            let Some(until) = until else {
-                debug!(client = ?self.peer.address, stage = ?self.stage, "closing unused connection");
+            let Some(until) = self.next_check().filter(|_| self.preface_missing == 0) else {
+                debug!(client = ?self.peer.address, missing = self.preface_missing, "closing unused connection");
                 return Err(Error::new(ErrorKind::TimedOut, "the connection is unused"));
             };
             self.deadline.as_mut().reset(until);
@@ -215,15 +205,12 @@ impl<S> Connection<S> {
 
     /// Fails when a client that is not identified has sent too much.
     fn received(&mut self, bytes: usize) -> Result<()> {
-        if let ConnectionStage::Preface(missing) = self.stage {
-            self.stage = match missing.saturating_sub(bytes) {
-                0 => {
-                    let until = self.next_check().unwrap_or_else(Instant::now);
-                    self.deadline.as_mut().reset(until);
-                    ConnectionStage::Open
-                }
-                missing => ConnectionStage::Preface(missing),
-            };
+        if self.preface_missing > 0 {
+            self.preface_missing = self.preface_missing.saturating_sub(bytes);
+            if self.preface_missing == 0 {
+                let until = self.next_check().unwrap_or_else(Instant::now);
+                self.deadline.as_mut().reset(until);
+            }
         }
         if self.peer.state.is_identified() {
             return Ok(());

@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::TcpIncoming;
 
-use super::authn::{ListenerAuth, TlsAuth};
+use super::authn::TlsAuth;
 
 /// The idle time after which the kernel sends TCP keepalive probes. HTTP/2 sends its own.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
@@ -71,10 +71,11 @@ impl Listener {
         }
     }
 
-    pub(super) fn auth(&self) -> ListenerAuth {
+    /// How it identifies its clients. `None`: not at all, every client is trusted.
+    pub(super) fn auth(&self) -> Option<TlsAuth> {
         match self {
-            Self::Tcp(..) | Self::Unix(..) => ListenerAuth::Trusted,
-            Self::Tls(_, _, auth) => ListenerAuth::Tls(auth.clone()),
+            Self::Tcp(..) | Self::Unix(..) => None,
+            Self::Tls(_, _, auth) => Some(auth.clone()),
         }
     }
 

@@ -20,7 +20,7 @@ use tokio_stream::StreamExt as _;
 use tonic::{Status, Streaming};
 use tracing::debug;
 
-use super::{authn, connection::CallGuard};
+use super::connection::CallGuard;
 use crate::{
     SessionError,
     context::FrontendContext,
@@ -81,7 +81,7 @@ impl Body for WatchBody {
         // The session, which held the sender, has ended.
         let status = match ready!(self.session.poll_join_next(context)) {
             None | Some(Ok(Ok(()))) => Status::ok(""),
-            Some(Ok(Err(error))) => to_status(error),
+            Some(Ok(Err(error))) => to_status(&error),
             Some(Err(error)) => Status::internal(error.to_string()),
         };
         self.is_ended = true;
@@ -107,10 +107,10 @@ fn decoded(
     })
 }
 
-fn to_status(error: SessionError) -> Status {
+fn to_status(error: &SessionError) -> Status {
     let message = error.to_string();
     match error {
-        SessionError::Denied(error) => authn::denied(&error),
+        SessionError::Denied(_) => Status::permission_denied(message),
         SessionError::NoHello(_) => Status::deadline_exceeded(message),
         SessionError::Drained { .. } => Status::unavailable(message),
         SessionError::TooManyRepeats(_) | SessionError::TooManyStreams(_) => Status::resource_exhausted(message),
