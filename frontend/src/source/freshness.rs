@@ -69,10 +69,9 @@ impl Freshness {
 
     /// Adds a kind.
     pub(super) fn recorder(&self, kind: ObjectKind) -> FreshnessRecorder {
-        let phase = WatchPhase::Listing;
-        self.lock()
-            .insert(kind, KindFreshness { kind, phase, confirmed: None, lists: 0, failures: 0, last_error: None });
-        FreshnessRecorder { freshness: self.clone(), kind }
+        let recorder = FreshnessRecorder { freshness: self.clone(), kind };
+        recorder.phase(WatchPhase::Listing);
+        recorder
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectKind, KindFreshness>> {
@@ -95,18 +94,18 @@ impl KindFreshness {
 impl FreshnessRecorder {
     /// Sets the phase.
     pub(super) fn phase(&self, phase: WatchPhase) {
-        self.update(|record| record.phase = phase);
+        self.with(|record| record.phase = phase);
     }
 
     /// Records a complete list, which is a confirmation as well.
     pub(super) fn listed(&self) {
-        self.update(|record| record.lists += 1);
+        self.with(|record| record.lists += 1);
         self.confirmed();
     }
 
     /// Records a confirmation.
     pub(super) fn confirmed(&self) {
-        self.update(|record| {
+        self.with(|record| {
             record.confirmed = Some(Instant::now());
             record.failures = 0;
         });
@@ -114,31 +113,17 @@ impl FreshnessRecorder {
 
     /// Records a failed request.
     pub(super) fn failed(&self, error: &str) {
-        self.update(|record| {
+        self.with(|record| {
             record.failures = record.failures.saturating_add(1);
             record.last_error = Some(error.to_owned());
         });
     }
 
-    /// The time since the last confirmation.
-    pub(super) fn age(&self) -> Option<Duration> {
-        self.freshness.lock().get(&self.kind)?.age()
-    }
-
-    /// The time of the last confirmation.
-    pub(super) fn confirmed_at(&self) -> Option<Instant> {
-        self.freshness.lock().get(&self.kind)?.confirmed
-    }
-
-    /// The number of failed requests since the last confirmation.
-    pub(super) fn failures(&self) -> u32 {
-        self.freshness.lock().get(&self.kind).map_or(0, |record| record.failures)
-    }
-
-    fn update(&self, change: impl FnOnce(&mut KindFreshness)) {
-        if let Some(record) = self.freshness.lock().get_mut(&self.kind) {
-            change(record);
-        }
+    /// Reads or changes the record.
+    pub(super) fn with<T>(&self, act: impl FnOnce(&mut KindFreshness) -> T) -> T {
+        let (kind, phase) = (self.kind, WatchPhase::Listing);
+        let new = || KindFreshness { kind, phase, confirmed: None, lists: 0, failures: 0, last_error: None };
+        act(self.freshness.lock().entry(kind).or_insert_with(new))
     }
 }
 

@@ -15,6 +15,7 @@
 
 use std::{
     cmp::max,
+    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -53,8 +54,8 @@ struct WatchedState {
     unchecked: Option<String>,
     /// When a watch was resumed after a failure, if the objects have not been compared since.
     uncompared: Option<Instant>,
-    /// The number of bookmarks of all watches.
-    bookmarks: u64,
+    /// A bookmark has arrived since this was last looked at.
+    bookmarked: bool,
 }
 
 /// Verifies the watches of one kind.
@@ -67,8 +68,6 @@ pub(super) struct Verifier<K> {
     compared: Option<Instant>,
     /// How long a watch may be silent before the next comparison.
     silence: Duration,
-    /// The number of bookmarks before the last comparison.
-    bookmarks: u64,
     /// The number of comparisons since the last bookmark.
     silent: Repeated,
     /// Requests of the verification that failed.
@@ -101,7 +100,7 @@ impl Watched {
 
     /// A bookmark has arrived.
     pub(super) fn bookmark(&self) {
-        self.lock().bookmarks += 1;
+        self.lock().bookmarked = true;
     }
 
     /// An event has arrived, which changes the versions of the objects.
@@ -131,7 +130,6 @@ impl<K: Watchable> Verifier<K> {
             deadlines,
             compared: None,
             silence: deadlines.silence.0,
-            bookmarks: 0,
             silent: Repeated::default(),
             failing: Repeated::default(),
             backoff: Backoff::new(min, max),
@@ -184,22 +182,34 @@ impl<K: Watchable> Verifier<K> {
             return Ok(());
         }
         let is_silent = silent <= Instant::now();
-        let age_ms = self.recorder.age().unwrap_or_default().as_millis();
         if is_silent && self.silent.failed("silent").is_news() {
+            let age_ms = self.recorder.with(|record| record.age()).unwrap_or_default().as_millis();
             let max_interval_s = self.deadlines.silence.1.as_secs();
             let message = "no event or bookmark for too long, comparing all object versions with the API server, and \
                            again at growing intervals";
             warn!(kind = %K::KIND, age_ms, max_interval_s, "{message}");
         }
         match self.compare().await {
-            Ok(differing) => self.compared(is_silent, differing),
+            Ok(0) => {}
+            Ok(missed) => {
+                self.silence = self.deadlines.silence.0;
+                return Err(RequestError::Missed(missed));
+            }
             // The next list decides whether to continue without this kind.
-            Err(error) if K::OPTIONAL && error.is_not_offered() => Err(error),
+            Err(error) if K::OPTIONAL && error.is_not_offered() => return Err(error),
             Err(error) => {
                 self.wait("compare object versions with the API server", &error).await;
-                Ok(())
+                return Ok(());
             }
         }
+        self.watched.lock().uncompared = None;
+        if is_silent {
+            self.silence = (2 * self.silence).min(self.deadlines.silence.1);
+        }
+        self.recorder.confirmed();
+        let next_in_s = self.silence.as_secs();
+        debug!(kind = %K::KIND, next_in_s, "compared all object versions, none was missed");
+        Ok(())
     }
 
     /// When the next comparison is due because a watch was resumed after a failure: not at once, as all clients of an
@@ -211,19 +221,18 @@ impl<K: Watchable> Verifier<K> {
 
     /// When the next comparison is due if no event or bookmark arrives.
     fn due_when_silent(&mut self) -> Instant {
-        let bookmarks = self.watched.lock().bookmarks;
-        if self.bookmarks != bookmarks {
-            self.bookmarks = bookmarks;
+        if mem::take(&mut self.watched.lock().bookmarked) {
             self.silence = self.deadlines.silence.0;
             if let Some(recovery) = self.silent.recovered() {
                 let duration_ms = recovery.duration.as_millis();
                 info!(kind = %K::KIND, comparisons = recovery.count, duration_ms, "bookmarks arrive again");
             }
         }
-        if self.recorder.failures() > 0 {
+        let (failures, confirmed) = self.recorder.with(|record| (record.failures, record.confirmed));
+        if failures > 0 {
             self.silence = self.deadlines.silence.0;
         }
-        self.recorder.confirmed_at().unwrap_or_else(Instant::now) + self.silence
+        confirmed.unwrap_or_else(Instant::now) + self.silence
     }
 
     /// Compares all versions, and returns how many objects the watch has missed: those that differ alike in two
@@ -233,28 +242,12 @@ impl<K: Watchable> Verifier<K> {
         let found = self.requests.object_versions().await?;
         self.succeeded();
         let differing = self.watched.lock().objects.differing(&found);
-        if differing.len() == 0 {
+        if differing.is_empty() {
             return Ok(0);
         }
         sleep(self.deadlines.grace).await;
         let found = self.requests.object_versions().await?;
-        Ok(differing.same(&self.watched.lock().objects.differing(&found)))
-    }
-
-    /// Handles the result of a comparison.
-    fn compared(&mut self, is_silent: bool, missed: usize) -> Result<(), RequestError> {
-        if missed > 0 {
-            self.silence = self.deadlines.silence.0;
-            return Err(RequestError::Missed(missed));
-        }
-        self.watched.lock().uncompared = None;
-        if is_silent {
-            self.silence = (2 * self.silence).min(self.deadlines.silence.1);
-        }
-        self.recorder.confirmed();
-        let next_in_s = self.silence.as_secs();
-        debug!(kind = %K::KIND, next_in_s, "compared all object versions, none was missed");
-        Ok(())
+        Ok(differing.intersection(&self.watched.lock().objects.differing(&found)).count())
     }
 
     /// Logs a failure and waits, longer after each one.

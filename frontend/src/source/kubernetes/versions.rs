@@ -2,7 +2,7 @@
 //! missed.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
 };
 
@@ -14,21 +14,7 @@ use crate::object::ObjectName;
 pub(super) struct ObjectVersions(HashMap<u64, u64>);
 
 /// Objects with different versions in two [`ObjectVersions`]; `None`: it is in the other one only.
-#[derive(Debug)]
-pub(super) struct DifferingVersions(HashMap<u64, (Option<u64>, Option<u64>)>);
-
-// === impl DifferingVersions ===
-
-impl DifferingVersions {
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// The number of objects that differ alike in another comparison.
-    pub(super) fn same(&self, other: &Self) -> usize {
-        self.0.iter().filter(|(name, versions)| other.0.get(name) == Some(versions)).count()
-    }
-}
+pub(super) type DifferingVersions = HashSet<(u64, Option<u64>, Option<u64>)>;
 
 // === impl ObjectVersions ===
 
@@ -46,8 +32,8 @@ impl ObjectVersions {
     /// The objects that are in one of the two only, or have another version in the other.
     pub(super) fn differing(&self, other: &Self) -> DifferingVersions {
         let names = self.0.keys().chain(other.0.keys().filter(|name| !self.0.contains_key(name)));
-        let both = names.map(|name| (*name, (self.0.get(name).copied(), other.0.get(name).copied())));
-        DifferingVersions(both.filter(|(_, (one, other))| one != other).collect())
+        let both = names.map(|name| (*name, self.0.get(name).copied(), other.0.get(name).copied()));
+        both.filter(|(_, one, other)| one != other).collect()
     }
 }
 
@@ -83,7 +69,8 @@ mod tests {
         assert_eq!(before.differing(&before).len(), 0);
         let differing = before.differing(&versions(&[("a", "1"), ("b", "4"), ("d", "5")]));
         assert_eq!(differing.len(), 3);
-        assert_eq!(differing.same(&before.differing(&versions(&[("a", "2"), ("b", "4"), ("c", "3")]))), 1);
+        let later = before.differing(&versions(&[("a", "2"), ("b", "4"), ("c", "3")]));
+        assert_eq!(differing.intersection(&later).count(), 1);
         let mut after = versions(&[("a", "1"), ("b", "1"), ("c", "3"), ("d", "5")]);
         after.set(&ObjectName::new("shop", "b"), "2");
         after.remove(&ObjectName::new("shop", "d"));
