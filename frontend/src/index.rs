@@ -15,7 +15,6 @@ mod policy;
 mod problems;
 mod protected;
 mod service_cidrs;
-mod slices_by_name;
 #[cfg(test)]
 mod tests;
 mod topology;
@@ -44,7 +43,7 @@ use crate::{
 };
 
 use self::{
-    addresses::AddressIndex,
+    addresses::{SliceIndex, addresses},
     groups::GroupChange,
     keys::{key_of, sibling, slice_keys},
     problems::ProblemLog,
@@ -71,7 +70,7 @@ pub struct Index {
     slices: HashMap<ObjectName, BTreeMap<Arc<str>, SliceObject>>,
     /// The Service of each slice: a slice can change it, and a deletion does not name it.
     slice_services: HashMap<ObjectName, Arc<str>>,
-    addresses: AddressIndex,
+    addresses: SliceIndex<IpAddr>,
     references: TopologyReferences,
     nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
     /// With the number of nodes in each.
@@ -421,7 +420,7 @@ impl Index {
         }
         let is_api = |slice: &SliceObject| (&*slice.name.namespace, &*slice.service) == API_SERVICE;
         let of_api = removed.iter().chain(&new).any(is_api);
-        self.addresses.change_slice(name, removed.as_ref(), new.as_ref());
+        self.addresses.change_slice(name, &addresses(removed.as_ref()), &addresses(new.as_ref()));
         self.references.change_slice(name, removed.as_ref(), new.as_ref());
         let mut changed = Vec::new();
         for (slice, change) in [(&removed, GroupChange::Remove), (&new, GroupChange::Add)] {

@@ -1,5 +1,5 @@
-//! Which EndpointSlices contain an address. An entry takes 24 bytes, because there is one for each endpoint of the
-//! cluster: it names its slice by a number.
+//! Which EndpointSlices contain an address, or the name of a Node or zone. An entry takes 24 bytes, because there is
+//! one for each endpoint of the cluster: it names its slice by a number.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -14,10 +14,10 @@ use super::{
 };
 use crate::object::{ObjectName, PodId, SliceEndpoint, SliceObject};
 
-/// The slices of each address.
-#[derive(Debug, Default)]
-pub(super) struct AddressIndex {
-    entries: BTreeSet<(IpAddr, u32)>,
+/// The slices of each key.
+#[derive(Debug)]
+pub(super) struct SliceIndex<K> {
+    entries: BTreeSet<(K, u32)>,
     numbers: HashMap<ObjectName, u32>,
     /// By number; `None`: unused.
     slices: Vec<Option<ObjectName>>,
@@ -48,18 +48,23 @@ impl Index {
     }
 }
 
-impl AddressIndex {
-    /// Replaces the content of a slice. Costs what has changed in it.
-    pub(super) fn change_slice(&mut self, name: &ObjectName, old: Option<&SliceObject>, new: Option<&SliceObject>) {
-        let (old, new) = (addresses(old), addresses(new));
+impl<K> Default for SliceIndex<K> {
+    fn default() -> Self {
+        Self { entries: BTreeSet::new(), numbers: HashMap::new(), slices: Vec::new(), unused: Vec::new() }
+    }
+}
+
+impl<K: Ord + Clone> SliceIndex<K> {
+    /// Replaces the keys of a slice. Costs what has changed in it.
+    pub(super) fn change_slice(&mut self, name: &ObjectName, old: &BTreeSet<K>, new: &BTreeSet<K>) {
         if new.is_empty() && old.is_empty() {
             return;
         }
         let number = self.number(name);
-        for address in old.difference(&new) {
-            self.entries.remove(&(*address, number));
+        for key in old.difference(new) {
+            self.entries.remove(&(key.clone(), number));
         }
-        self.entries.extend(new.difference(&old).map(|address| (*address, number)));
+        self.entries.extend(new.difference(old).map(|key| (key.clone(), number)));
         if new.is_empty() {
             self.numbers.remove(name);
             self.unused.push(number);
@@ -69,10 +74,15 @@ impl AddressIndex {
         }
     }
 
-    /// The slices that contain an address.
-    pub(super) fn slices(&self, address: IpAddr) -> impl Iterator<Item = &ObjectName> {
-        let entries = self.entries.range((address, 0)..=(address, u32::MAX));
+    /// The slices that have a key.
+    pub(super) fn slices(&self, key: K) -> impl Iterator<Item = &ObjectName> {
+        let entries = self.entries.range((key.clone(), 0)..=(key, u32::MAX));
         entries.filter_map(|(_, number)| self.slices.get(*number as usize)?.as_ref())
+    }
+
+    /// All slices with keys.
+    pub(super) fn all(&self) -> impl Iterator<Item = &ObjectName> {
+        self.numbers.keys()
     }
 
     /// The number of entries, and that of slices with entries.
@@ -98,6 +108,6 @@ impl AddressIndex {
     }
 }
 
-fn addresses(slice: Option<&SliceObject>) -> BTreeSet<IpAddr> {
+pub(super) fn addresses(slice: Option<&SliceObject>) -> BTreeSet<IpAddr> {
     slice.into_iter().flat_map(|slice| &slice.endpoints).map(|endpoint| endpoint.address).collect()
 }

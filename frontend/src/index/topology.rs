@@ -3,19 +3,19 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Index, slices_by_name::SlicesByName};
+use super::{Index, addresses::SliceIndex};
 use crate::{
     object::{ObjectName, ObjectProblem, SliceEndpoint, SliceObject},
     view::KnownTopology,
 };
 
 /// The slices whose views depend on a Node or a zone.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct TopologyReferences {
     /// By `nodeName` of endpoints that do not serve, and by `hints.forNodes`.
-    nodes: SlicesByName,
+    nodes: SliceIndex<Arc<str>>,
     /// By `hints.forZones`.
-    zones: SlicesByName,
+    zones: SliceIndex<Arc<str>>,
 }
 
 impl TopologyReferences {
@@ -34,12 +34,12 @@ impl Index {
 
     /// The slices whose views depend on a Node.
     pub(super) fn slices_of_node(&self, node: &Arc<str>) -> impl Iterator<Item = &SliceObject> {
-        self.references.nodes.with(node).filter_map(|name| self.slice(name))
+        self.references.nodes.slices(node.clone()).filter_map(|name| self.slice(name))
     }
 
     /// The slices whose views depend on a zone.
     pub(super) fn slices_of_zone(&self, zone: &Arc<str>) -> impl Iterator<Item = &SliceObject> {
-        self.references.zones.with(zone).filter_map(|name| self.slice(name))
+        self.references.zones.slices(zone.clone()).filter_map(|name| self.slice(name))
     }
 
     /// The slices whose views depend on any Node or zone; some more than once.
@@ -66,15 +66,15 @@ pub(super) fn unknown_hints(slice: &SliceObject, topology: KnownTopology<'_>) ->
     Some(ObjectProblem { field: format!("endpoints[{at}].hints.forNodes"), message })
 }
 
-fn nodes(slice: Option<&SliceObject>) -> BTreeSet<&Arc<str>> {
+fn nodes(slice: Option<&SliceObject>) -> BTreeSet<Arc<str>> {
     let endpoints = slice.into_iter().flat_map(|slice| &slice.endpoints);
     let names = endpoints.flat_map(|endpoint| {
         let unserving = endpoint.node.as_ref().filter(|_| !endpoint.ready && !endpoint.serving);
         endpoint.node_hints.iter().chain(unserving)
     });
-    names.collect()
+    names.cloned().collect()
 }
 
-fn zones(slice: Option<&SliceObject>) -> BTreeSet<&Arc<str>> {
-    slice.into_iter().flat_map(|slice| &slice.endpoints).flat_map(|endpoint| &endpoint.zone_hints).collect()
+fn zones(slice: Option<&SliceObject>) -> BTreeSet<Arc<str>> {
+    slice.into_iter().flat_map(|slice| &slice.endpoints).flat_map(|endpoint| &endpoint.zone_hints).cloned().collect()
 }
