@@ -69,13 +69,14 @@ pub(super) enum EventChange {
 
 /// A list in its wire form.
 #[derive(Deserialize)]
-#[serde(bound = "")]
-struct RawPage<K: Watchable> {
+#[serde(bound(deserialize = "I: Deserialize<'de>"))]
+struct RawPage<I> {
+    #[serde(default)]
     kind: String,
     metadata: ListMeta,
     // Required, or else `{}` would be an empty list; but `null` is one.
     #[serde(deserialize_with = "Option::deserialize")]
-    items: Option<Vec<Item<K>>>,
+    items: Option<Vec<I>>,
 }
 
 /// An object of a list. One that does not decode as a `K` becomes an unusable object, so that the others on its page
@@ -86,14 +87,7 @@ struct Item<K> {
     of: PhantomData<K>,
 }
 
-/// One page of a list of `PartialObjectMetadata`, in its wire form.
-#[derive(Deserialize)]
-struct RawMetadataPage {
-    metadata: ListMeta,
-    #[serde(deserialize_with = "Option::deserialize")]
-    items: Option<Vec<MetadataItem>>,
-}
-
+/// A `PartialObjectMetadata`.
 #[derive(Deserialize)]
 struct MetadataItem {
     metadata: ItemMetadata,
@@ -138,7 +132,7 @@ impl Watchable for ServiceCIDR {
 impl Page {
     /// Decodes a response. One that is not a list of `K` is an error, even if it is empty and successful.
     pub(super) fn decode<K: Watchable>(body: &[u8]) -> Result<Self, Error> {
-        let page: RawPage<K> = serde_json::from_slice(body)?;
+        let page: RawPage<Item<K>> = serde_json::from_slice(body)?;
         let expected = format!("{}List", K::kind(&()));
         if page.kind != expected {
             return Err(Error::custom(format!("{} instead of {expected}", page.kind)));
@@ -168,7 +162,7 @@ impl<'de, K: Watchable> Deserialize<'de> for Item<K> {
 /// Decodes a page of a list of `PartialObjectMetadata`: adds the versions of its objects, and returns the `continue`
 /// token of the next page.
 pub(super) fn decode_metadata(body: &[u8], versions: &mut ObjectVersions) -> Result<Option<String>, Error> {
-    let page: RawMetadataPage = serde_json::from_slice(body)?;
+    let page: RawPage<MetadataItem> = serde_json::from_slice(body)?;
     for MetadataItem { metadata } in page.items.unwrap_or_default() {
         versions.set(&ObjectName::new(metadata.namespace, metadata.name), &metadata.resource_version);
     }

@@ -57,15 +57,6 @@ pub(super) struct WatchContext {
     causes: SharedCauses,
 }
 
-/// How to list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ListMethod {
-    /// As a watch that starts with all objects.
-    Stream,
-    /// Page by page.
-    Pages,
-}
-
 /// Lists and watches one kind.
 pub(super) struct KindWatcher<'a, K> {
     context: &'a WatchContext,
@@ -179,35 +170,26 @@ impl<K: Watchable> KindWatcher<'_, K> {
     /// Lists until it succeeds, streamed and in pages by turns.
     async fn list(&mut self) -> WatchPosition {
         self.recorder.phase(WatchPhase::Listing);
-        let mut method = ListMethod::Stream;
+        let mut streamed = true;
         loop {
-            if self.context.no_streaming.load(Ordering::Relaxed) {
-                method = ListMethod::Pages;
-            }
-            let listed = match method {
-                ListMethod::Stream => self.stream().await,
-                ListMethod::Pages => self.pages().await,
-            };
+            streamed &= !self.context.no_streaming.load(Ordering::Relaxed);
+            let listed = if streamed { self.stream().await } else { self.pages().await };
             match listed {
                 Ok((objects, position)) => {
-                    debug!(kind = %K::KIND, objects = objects.objects.len(), ?method, "listed");
+                    debug!(kind = %K::KIND, objects = objects.objects.len(), streamed, "listed");
                     self.recorder.listed();
                     self.retry.list_succeeded();
                     self.replace(objects).await;
                     return position;
                 }
-                Err(error) => self.list_failed(method, &error).await,
+                Err(error) => self.list_failed(streamed, &error).await,
             }
-            method = match method {
-                ListMethod::Stream => ListMethod::Pages,
-                ListMethod::Pages => ListMethod::Stream,
-            };
+            streamed = !streamed;
         }
     }
 
     /// Waits before the next list, unless another method may succeed at once.
-    async fn list_failed(&mut self, method: ListMethod, error: &RequestError) {
-        let streamed = method == ListMethod::Stream;
+    async fn list_failed(&mut self, streamed: bool, error: &RequestError) {
         if streamed && error.means_no_streaming() {
             if !self.context.no_streaming.swap(true, Ordering::Relaxed) {
                 info!(error = chain(error), "the API server does not stream lists, using pages");
