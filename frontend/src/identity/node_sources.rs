@@ -1,7 +1,7 @@
 //! The addresses that nodes connect from: those in the status of Nodes, and those of clients that were identified.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -20,8 +20,8 @@ pub(crate) struct NodeSources(Mutex<SourceTable>);
 #[derive(Debug, Default)]
 struct SourceTable {
     nodes: BTreeMap<Arc<str>, Vec<IpAddr>>,
-    /// With the number of Nodes that have the address.
-    addresses: BTreeMap<IpAddr, usize>,
+    /// Each with the Node that has it.
+    addresses: BTreeSet<(IpAddr, Arc<str>)>,
     /// Sources of identified clients, with the time of the last one.
     remembered: BTreeMap<ClientSource, u64>,
     by_time: BTreeMap<u64, ClientSource>,
@@ -33,20 +33,12 @@ impl NodeSources {
     pub(crate) fn update_nodes(&self, changes: &NodeChanges) {
         self.with(|table| {
             for (name, node) in changes {
-                let addresses = node.as_ref().map(|node| node.addresses.clone()).unwrap_or_default();
-                for address in &addresses {
-                    *table.addresses.entry(*address).or_default() += 1;
-                }
                 for address in table.nodes.remove(name).into_iter().flatten() {
-                    if let Some(count) = table.addresses.get_mut(&address) {
-                        *count -= 1;
-                        if *count == 0 {
-                            table.addresses.remove(&address);
-                        }
-                    }
+                    table.addresses.remove(&(address, name.clone()));
                 }
-                if !addresses.is_empty() {
-                    table.nodes.insert(name.clone(), addresses);
+                if let Some(node) = node.as_ref().filter(|node| !node.addresses.is_empty()) {
+                    table.addresses.extend(node.addresses.iter().map(|address| (*address, name.clone())));
+                    table.nodes.insert(name.clone(), node.addresses.clone());
                 }
             }
         });
@@ -72,8 +64,10 @@ impl NodeSources {
 
     /// Whether nodes connect from this address.
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
+        let canonical = address.to_canonical();
         self.with(|table| {
-            table.addresses.contains_key(&address.to_canonical())
+            let of_node = table.addresses.range((canonical, Arc::<str>::default())..).next();
+            of_node.is_some_and(|(found, _)| *found == canonical)
                 || table.remembered.contains_key(&ClientSource::from(address))
         })
     }

@@ -9,7 +9,7 @@
 //! from it but these ports.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     net::IpAddr,
     num::NonZeroU16,
     sync::Arc,
@@ -41,8 +41,8 @@ pub(super) struct ProtectedAddresses {
     service_cidrs: BTreeSet<IpNet>,
     /// By pod CIDR, the Nodes that have it.
     pod_cidrs: Groups<IpNet, Arc<str>>,
-    /// How many of them have each prefix length.
-    pod_prefixes: BTreeMap<(bool, u8), usize>,
+    /// Those of each prefix length: whether they are of IPv4, and the length.
+    pod_prefixes: Groups<(bool, u8), IpNet>,
     /// By address, the Nodes that have it.
     node_addresses: Groups<IpAddr, Arc<str>>,
     /// The addresses of each Node.
@@ -110,17 +110,9 @@ impl ProtectedAddresses {
         for cidr in node.pod_cidrs.iter().filter(|cidr| protects_pods(cidr)) {
             let existed = self.pod_cidrs.contains_key(cidr);
             change_group(&mut self.pod_cidrs, change, *cidr, &node.name);
-            let prefix = (cidr.addr().is_ipv4(), cidr.prefix_len());
-            match (existed, self.pod_cidrs.contains_key(cidr)) {
-                (false, true) => *self.pod_prefixes.entry(prefix).or_default() += 1,
-                (true, false) => {
-                    let count = self.pod_prefixes.entry(prefix).or_default();
-                    *count -= 1;
-                    if *count == 0 {
-                        self.pod_prefixes.remove(&prefix);
-                    }
-                }
-                _ => {}
+            if existed != self.pod_cidrs.contains_key(cidr) {
+                let prefix = (cidr.addr().is_ipv4(), cidr.prefix_len());
+                change_group(&mut self.pod_prefixes, change, prefix, cidr);
             }
         }
         // Also the addresses themselves: the ports of an API server on this Node are protected at all of them.
