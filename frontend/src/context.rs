@@ -5,7 +5,7 @@ use std::{
     time::SystemTime,
 };
 
-use proto::model::Epoch;
+use proto::{model::Epoch, v1};
 use runtime::failure::CountedLog;
 
 use crate::{
@@ -65,13 +65,7 @@ pub struct StreamStats {
 const MAX_PROBLEMS: usize = 1000;
 
 /// One reason why a part of an object, or of the TLS files, is not used.
-#[derive(Debug)]
-pub(crate) struct ReportedProblem {
-    /// Kind and name.
-    pub(crate) object: String,
-    pub(crate) field: String,
-    pub(crate) message: String,
-}
+pub(crate) type ReportedProblem = v1::Problem;
 
 impl FrontendContext {
     pub(crate) fn new(config: Config) -> Self {

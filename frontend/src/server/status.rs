@@ -13,7 +13,7 @@ use tonic::Status;
 
 use super::drained;
 use crate::{
-    context::{FrontendContext, ReportedProblem},
+    context::FrontendContext,
     source::{KindFreshness, WatchPhase},
     streams::{Fleet, StreamStatus},
 };
@@ -87,16 +87,11 @@ pub(super) fn response(context: &FrontendContext, request: &v1::StatusRequest, s
         return response;
     }
     v1::StatusResponse {
-        problems: context.problems().into_iter().map(problem).collect(),
+        problems: context.problems(),
         waiting_drains: drained::waiting(context, &fleet),
         waiting_drain_count: context.drains.count() as u64,
         ..response
     }
-}
-
-fn problem(problem: ReportedProblem) -> v1::Problem {
-    let ReportedProblem { object, field, message } = problem;
-    v1::Problem { object, field, message }
 }
 
 /// All nodes, or the one that was requested.

@@ -24,8 +24,7 @@ pub(super) fn excerpt(text: &impl ToString) -> String {
 /// The first texts, and the first bytes of each.
 pub(super) fn truncated_degraded(texts: Vec<String>) -> Vec<String> {
     let truncated = texts.into_iter().take(MAX_DEGRADED).map(|mut text| {
-        let end = (0..=MAX_DEGRADED_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
-        text.truncate(end);
+        text.truncate(text.floor_char_boundary(MAX_DEGRADED_BYTES));
         text
     });
     truncated.collect()
