@@ -44,7 +44,7 @@ use crate::{
 
 use self::{
     addresses::{SliceIndex, addresses},
-    groups::GroupChange,
+    groups::{GroupChange, Groups, change_group},
     keys::{key_of, sibling, slice_keys},
     problems::ProblemLog,
     topology::{TopologyReferences, unknown_hints},
@@ -73,8 +73,8 @@ pub struct Index {
     addresses: SliceIndex<IpAddr>,
     references: TopologyReferences,
     nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
-    /// With the number of nodes in each.
-    zones: BTreeMap<Arc<str>, usize>,
+    /// With the nodes in each.
+    zones: Groups<Arc<str>, Arc<str>>,
     /// The nodes with the taint [`STARTUP_TAINT`](crate::object::STARTUP_TAINT).
     starting: BTreeSet<Arc<str>>,
     /// `metadata.uid` of Nodes.
@@ -488,7 +488,8 @@ impl Index {
             let keys: BTreeSet<_> = self.slices_of_node(&name).flat_map(slice_keys).collect();
             self.mark_dirty(keys);
         }
-        self.count_zone(self.nodes.get(&name).map(|node| node.zone.clone()), new.as_ref().map(|node| &node.zone));
+        let old_zone = self.nodes.get(&name).map(|node| node.zone.clone());
+        self.change_zone(&name, old_zone.as_ref(), new.as_ref().map(|node| &node.zone));
         let mut changed = Vec::new();
         if let Some(old) = self.nodes.remove(&name) {
             changed.extend(self.claims.protected.change_node(&old, GroupChange::Remove));
@@ -506,27 +507,19 @@ impl Index {
     }
 
     /// Replaces the zone of a node. What hints to a zone that comes or goes is dirty.
-    fn count_zone(&mut self, old: Option<Arc<str>>, new: Option<&Arc<str>>) {
-        if old.as_ref() == new {
+    fn change_zone(&mut self, node: &Arc<str>, old: Option<&Arc<str>>, new: Option<&Arc<str>>) {
+        if old == new {
             return;
         }
-        let mut changed = Vec::new();
-        if let Some(zone) = old
-            && let Some(count) = self.zones.get_mut(&zone)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.zones.remove(&zone);
-                changed.push(zone);
+        let mut keys = BTreeSet::new();
+        for (zone, change) in [(old, GroupChange::Remove), (new, GroupChange::Add)] {
+            let Some(zone) = zone else { continue };
+            let existed = self.zones.contains_key(zone);
+            change_group(&mut self.zones, change, zone.clone(), node);
+            if existed != self.zones.contains_key(zone) {
+                keys.extend(self.slices_of_zone(zone).flat_map(slice_keys));
             }
         }
-        if let Some(zone) = new {
-            let count = self.zones.entry(zone.clone()).or_default();
-            *count += 1;
-            changed.extend((*count == 1).then(|| zone.clone()));
-        }
-        let keys: BTreeSet<_> =
-            changed.iter().flat_map(|zone| self.slices_of_zone(zone)).flat_map(slice_keys).collect();
         self.mark_dirty(keys);
     }
 

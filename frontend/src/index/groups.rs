@@ -25,13 +25,13 @@ impl GroupChange {
 }
 
 /// Adds or removes a member. Whether this changes the first member of the group.
-pub(super) fn change_group<K: Copy + Ord, V: Ord + Clone>(
+pub(super) fn change_group<K: Ord + Clone, V: Ord + Clone>(
     groups: &mut Groups<K, V>,
     change: GroupChange,
     key: K,
     member: &V,
 ) -> bool {
-    let group = groups.entry(key).or_default();
+    let group = groups.entry(key.clone()).or_default();
     let changed = change.apply(group, member);
     if group.is_empty() {
         groups.remove(&key);

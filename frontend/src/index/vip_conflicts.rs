@@ -10,12 +10,7 @@
 //!
 //! Changes of the claims report which service ports they may affect; `resolve` answers for one service port.
 
-use std::{
-    collections::BTreeSet,
-    fmt, iter,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    num::NonZeroU16,
-};
+use std::{collections::BTreeSet, fmt, iter, net::IpAddr, num::NonZeroU16};
 
 use ipnet::IpNet;
 use proto::model::{PerFamily, Protocol, ServicePort, ServicePortKey};
@@ -39,15 +34,7 @@ pub(super) struct VipClaims {
     pub(super) protected: ProtectedAddresses,
     claimants: Groups<VipClaim, Claimant>,
     /// The claimed external and load-balancer IPs by their ports.
-    external_ports: BTreeSet<ExternalPort>,
-}
-
-/// A port of a claimed external or load-balancer IP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct ExternalPort {
-    port: NonZeroU16,
-    protocol: Protocol,
-    ip: IpAddr,
+    external_ports: Groups<(NonZeroU16, Protocol), IpAddr>,
 }
 
 /// What only one service port can have. Ordered by address, so that the claims to those of a network are found.
@@ -116,11 +103,9 @@ impl VipClaims {
                     self.mark_contenders(claim, affected);
                 }
                 if let VipClaim::ExternalIp(ip, port, protocol) = claim {
-                    let external = ExternalPort { port, protocol, ip };
-                    match self.claimants.contains_key(&claim) {
-                        true => self.external_ports.insert(external),
-                        false => self.external_ports.remove(&external),
-                    };
+                    let is_claimed = self.claimants.contains_key(&claim);
+                    let change = if is_claimed { GroupChange::Add } else { GroupChange::Remove };
+                    change_group(&mut self.external_ports, change, (port, protocol), &ip);
                 }
             }
         }
@@ -196,9 +181,7 @@ impl VipClaims {
 
     /// The claimed external and load-balancer IPs with a port.
     fn external_ips_of(&self, port: NonZeroU16, protocol: Protocol) -> impl Iterator<Item = IpAddr> {
-        let (first, last) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::from_bits(u128::MAX).into());
-        let of = |ip| ExternalPort { port, protocol, ip };
-        self.external_ports.range(of(first)..=of(last)).map(|external| external.ip)
+        self.external_ports.get(&(port, protocol)).into_iter().flatten().copied()
     }
 
     /// Who gets a port that at least one Service claims as a node port or for health checks.

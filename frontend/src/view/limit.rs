@@ -9,7 +9,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashMap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
     net::IpAddr,
     sync::Arc,
 };
@@ -32,7 +32,8 @@ pub struct ServiceEndpoints<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct KnownTopology<'a> {
     pub(crate) nodes: &'a HashMap<Arc<str>, Arc<NodeInfo>>,
-    pub(crate) zones: &'a BTreeMap<Arc<str>, usize>,
+    /// With the nodes in each.
+    pub(crate) zones: &'a BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
 }
 
 /// The endpoints of a Service by rank, and how many of them a port uses.
