@@ -1,7 +1,7 @@
 //! What all parts of a frontend share: the engine, the sessions, and what is reported to operators.
 
 use std::{
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{Mutex, OnceLock},
     time::SystemTime,
 };
 
@@ -16,6 +16,7 @@ use crate::{
     events::EventQueue,
     identity::{Identity, NodeSources},
     index::Index,
+    locks::lock,
     log::ChangeLog,
     metrics::Metrics,
     source::Freshness,
@@ -93,7 +94,7 @@ impl FrontendContext {
     /// Counts a stream that was rejected or broke the protocol. `Some` when it should be logged: how many there were
     /// of this client since the last line.
     pub(crate) fn count_session_error(&self, client: &Identity) -> Option<u64> {
-        self.session_errors.lock().unwrap_or_else(PoisonError::into_inner).record(client.clone())
+        lock(&self.session_errors).record(client.clone())
     }
 
     pub(crate) fn stats(&self) -> StreamStats {

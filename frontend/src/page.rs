@@ -16,7 +16,7 @@ mod tests;
 
 use std::{
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -33,7 +33,7 @@ use tokio::{net::TcpListener, time::Instant};
 use tracing::info;
 
 use self::{model::PageModel, query::PageQuery};
-use crate::{Frontend, context::FrontendContext};
+use crate::{Frontend, context::FrontendContext, locks::lock};
 
 /// How long a snapshot is served before a new one is taken.
 const MAX_MODEL_AGE: Duration = Duration::from_secs(1);
@@ -112,7 +112,7 @@ impl Page {
 
     /// The latest snapshot, or a new one.
     fn model(&self) -> Arc<PageModel> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.last);
         if let Some((taken, model)) = &*last
             && taken.elapsed() < MAX_MODEL_AGE
         {

@@ -13,7 +13,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
@@ -27,7 +27,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::object::NodeChanges;
+use crate::{locks::lock, object::NodeChanges};
 
 /// The minimum time between two checks of [`Streams::wait_closed`]: thousands of streams end at the same time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -282,7 +282,7 @@ impl Streams {
     }
 
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Fleet) -> T) -> T {
-        let mut fleet = self.0.fleet.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fleet = lock(&self.0.fleet);
         let result = act(&mut fleet);
         let programmed = fleet.programmed_on_all_nodes();
         self.0.programmed.send_if_modified(|current| mem::replace(current, programmed) != programmed);

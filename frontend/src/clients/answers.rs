@@ -22,8 +22,8 @@ use tokio::{
 };
 use tonic::{Status, body::Body};
 
-use super::{PerClient, lock};
-use crate::identity::Identity;
+use super::PerClient;
+use crate::{identity::Identity, locks::lock};
 
 /// How many answers a client gets.
 const ANSWERS: Rate = Rate { burst: 32, every: Duration::from_millis(50) };

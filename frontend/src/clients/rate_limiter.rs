@@ -14,8 +14,8 @@ use runtime::{Rate, TokenBucket};
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::{PerClient, lock};
-use crate::config::NodeLimits;
+use super::PerClient;
+use crate::{config::NodeLimits, locks::lock};
 
 /// The limits of all nodes.
 #[derive(Debug)]

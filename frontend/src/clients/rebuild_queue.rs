@@ -20,8 +20,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::lock;
-use crate::identity::Identity;
+use crate::{identity::Identity, locks::lock};
 
 /// The queue, first in, first out.
 #[derive(Debug)]

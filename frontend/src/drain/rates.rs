@@ -1,14 +1,11 @@
 //! How often a client may ask.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Mutex, time::Duration};
 
 use runtime::{Rate, TokenBucket};
 use tokio::time::Instant;
 
-use crate::{clients::PerClient, identity::Identity};
+use crate::{clients::PerClient, identity::Identity, locks::lock};
 
 /// A node on which 96 pods end asks for each of them at once, and again each second.
 const QUESTIONS: Rate = Rate { burst: 512, every: Duration::from_millis(5) };
@@ -24,8 +21,7 @@ impl QuestionRates {
             return true;
         }
         let now = Instant::now();
-        let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        clients.bucket(client.clone(), now).take(QUESTIONS, now).is_ok()
+        lock(&self.0).bucket(client.clone(), now).take(QUESTIONS, now).is_ok()
     }
 }
 

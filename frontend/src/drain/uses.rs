@@ -3,10 +3,13 @@
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
-use crate::cluster::{AddressUse, ClusterState};
+use crate::{
+    cluster::{AddressUse, ClusterState},
+    locks::lock,
+};
 
 /// How many decisions are kept: more than pods end at the same time.
 const MAX_USES: usize = 1024;
@@ -27,13 +30,13 @@ impl AddressUses {
     /// How addresses of a pod are used now.
     pub(super) fn of(&self, cluster: &ClusterState, addresses: &[IpAddr]) -> Arc<AddressUse> {
         let commit = cluster.commit_count();
-        if let Some(used) = self.lock().of_commit(commit).get(addresses).cloned() {
+        if let Some(used) = lock(&self.0).of_commit(commit).get(addresses).cloned() {
             let is_current = cluster.has_committed_all();
             return if is_current { used } else { Arc::new(AddressUse { revision: None, ..(*used).clone() }) };
         }
         // The lock is not held: others decide the same.
         let used = Arc::new(cluster.use_of(addresses));
-        let mut known = self.lock();
+        let mut known = lock(&self.0);
         #[cfg(test)]
         {
             known.decisions += 1;
@@ -48,11 +51,7 @@ impl AddressUses {
     /// How often was decided.
     #[cfg(test)]
     pub(super) fn decisions(&self) -> usize {
-        self.lock().decisions
-    }
-
-    fn lock(&self) -> MutexGuard<'_, UsesOfCommit> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).decisions
     }
 }
 

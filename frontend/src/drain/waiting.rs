@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -13,7 +13,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{DrainState, rates::QuestionRates, uses::AddressUses};
-use crate::object::ObjectName;
+use crate::{locks::lock, object::ObjectName};
 
 /// How long after the answer to one question about a pod the next one continues it.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ pub(super) struct WaitingEntry<'a> {
 impl WaitingDrains {
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
-        self.lock().len()
+        lock(&self.drains).len()
     }
 
     /// How often was decided how addresses are used.
@@ -74,23 +74,23 @@ impl WaitingDrains {
 
     /// The `limit` pods that have waited longest.
     pub(crate) fn longest(&self, limit: usize) -> Vec<WaitingDrain> {
-        self.lock().values().take(limit).cloned().collect()
+        lock(&self.drains).values().take(limit).cloned().collect()
     }
 
     /// Adds a pod. It has waited since the first of its questions that followed each other.
     pub(super) fn enter(&self, addresses: Vec<IpAddr>) -> WaitingEntry<'_> {
         let now = Instant::now();
-        let before = self.answered().remove(&addresses).filter(|before| now - before.at < PAUSE);
+        let before = lock(&self.answered).remove(&addresses).filter(|before| now - before.at < PAUSE);
         let since = before.map_or(now, |before| before.since);
         let id = (since, self.next.fetch_add(1, Ordering::Relaxed));
         let drain = WaitingDrain { addresses, services: BTreeSet::new(), state: DrainState::Unknown, since };
-        self.lock().insert(id, drain);
+        lock(&self.drains).insert(id, drain);
         WaitingEntry { drains: self, id }
     }
 
     /// Remembers a pod whose question was answered.
     fn remember(&self, drain: WaitingDrain) {
-        let (mut answered, now) = (self.answered(), Instant::now());
+        let (mut answered, now) = (lock(&self.answered), Instant::now());
         if answered.len() >= MAX_REMEMBERED {
             answered.retain(|_, answered| now - answered.at < PAUSE);
         }
@@ -98,19 +98,11 @@ impl WaitingDrains {
             answered.insert(drain.addresses, AnsweredDrain { since: drain.since, at: now });
         }
     }
-
-    fn answered(&self) -> MutexGuard<'_, BTreeMap<Vec<IpAddr>, AnsweredDrain>> {
-        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<WaitingId, WaitingDrain>> {
-        self.drains.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl WaitingEntry<'_> {
     pub(super) fn update(&self, state: DrainState, services: &BTreeSet<ObjectName>) {
-        if let Some(drain) = self.drains.lock().get_mut(&self.id)
+        if let Some(drain) = lock(&self.drains.drains).get_mut(&self.id)
             && (drain.state, &drain.services) != (state, services)
         {
             drain.state = state;
@@ -121,7 +113,7 @@ impl WaitingEntry<'_> {
 
 impl Drop for WaitingEntry<'_> {
     fn drop(&mut self) {
-        let ended = self.drains.lock().remove(&self.id);
+        let ended = lock(&self.drains.drains).remove(&self.id);
         if let Some(drain) = ended {
             self.drains.remember(drain);
         }
@@ -154,6 +146,6 @@ mod tests {
         for number in 0..3 * MAX_REMEMBERED {
             drop(drains.enter(vec![std::net::Ipv4Addr::from_bits(number as u32).into()]));
         }
-        assert_eq!(drains.answered().len(), MAX_REMEMBERED);
+        assert_eq!(lock(&drains.answered).len(), MAX_REMEMBERED);
     }
 }

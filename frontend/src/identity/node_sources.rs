@@ -3,12 +3,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use runtime::ClientSource;
 
-use crate::object::NodeChanges;
+use crate::{locks::lock, object::NodeChanges};
 
 /// How many sources of identified clients are remembered: three times the number of nodes in the largest clusters.
 const MAX_REMEMBERED: usize = 16_384;
@@ -73,7 +73,7 @@ impl NodeSources {
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut SourceTable) -> T) -> T {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut lock(&self.0))
     }
 }
 

@@ -17,7 +17,7 @@ use std::{
     collections::BTreeSet,
     fmt,
     str::FromStr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
@@ -35,6 +35,7 @@ use self::{
     limits::{ReviewLimiter, ReviewShare},
 };
 use super::{Identity, authenticator::AuthnError};
+use crate::locks::lock;
 
 pub use self::limits::TokenLimits;
 pub(crate) use self::limits::TokenSource;
@@ -145,7 +146,7 @@ impl Tokens {
         let reviewed =
             reviewed.await.unwrap_or_else(|_| Err(anyhow!("the API server did not answer within {REVIEW_TIMEOUT:?}")));
         let status = reviewed.map_err(|error| self.failed(&format!("{error:#}")))?;
-        if let Some(Recovery { count, duration }) = self.failures().recovered() {
+        if let Some(Recovery { count, duration }) = lock(&self.failures).recovered() {
             info!(count, duration_ms = duration.as_millis(), "token reviews succeed again");
         }
         let identity = review::identity(&status, &self.options, &self.admins).map_err(AuthnError::Token);
@@ -158,14 +159,10 @@ impl Tokens {
     }
 
     fn failed(&self, error: &str) -> AuthnError {
-        if self.failures().failed(error).is_news() {
+        if lock(&self.failures).failed(error).is_news() {
             warn!(error, "cannot review tokens, rejecting clients that use one");
         }
         AuthnError::Unavailable(error.to_owned())
-    }
-
-    fn failures(&self) -> MutexGuard<'_, Repeated> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -9,13 +9,13 @@
 
 use std::{
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use runtime::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable, failure::CountedLog};
 use tokio::sync::{AcquireError, Notify, Semaphore, SemaphorePermit};
 
-use crate::{config::ConnectionLimits, context::FrontendContext, identity::Identity};
+use crate::{config::ConnectionLimits, context::FrontendContext, identity::Identity, locks::lock};
 
 /// The connections of one listener.
 #[derive(Debug)]
@@ -96,7 +96,6 @@ impl Admission {
     /// Counts a rejected client. `Some` when it should be logged: how many were rejected at its source since the last
     /// line.
     pub(super) fn count_rejection(&self, address: Option<IpAddr>) -> Option<u64> {
-        let mut rejections = self.rejections.lock().unwrap_or_else(PoisonError::into_inner);
-        rejections.record(address.map(ClientSource::from))
+        lock(&self.rejections).record(address.map(ClientSource::from))
     }
 }

@@ -13,7 +13,7 @@ use std::{
     io::{Error, ErrorKind, IoSlice, Result},
     net::{IpAddr, SocketAddr},
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     task::{Context, Poll},
 };
 
@@ -26,7 +26,10 @@ use tonic::transport::server::Connected;
 use tracing::debug;
 
 use super::admission::{Admission, Admitted};
-use crate::identity::{Identity, certificate::Names};
+use crate::{
+    identity::{Identity, certificate::Names},
+    locks::lock,
+};
 
 /// The length of the HTTP/2 connection preface in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -146,7 +149,7 @@ impl Drop for CallGuard {
 
 impl PeerState {
     fn with<T>(&self, act: impl FnOnce(&mut Usage) -> T) -> T {
-        act(&mut self.usage.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut lock(&self.usage))
     }
 
     fn is_identified(&self) -> bool {

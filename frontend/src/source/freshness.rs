@@ -6,13 +6,13 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use crate::object::ObjectKind;
+use crate::{locks::lock, object::ObjectKind};
 
 /// When an API server last confirmed the objects of each kind. Clones share their content: the source writes, others
 /// read.
@@ -64,7 +64,7 @@ impl Freshness {
     /// One row for each kind that is watched. Empty for a directory of manifests.
     #[must_use]
     pub fn snapshot(&self) -> Vec<KindFreshness> {
-        self.lock().values().cloned().collect()
+        lock(&self.kinds).values().cloned().collect()
     }
 
     /// Adds a kind.
@@ -72,10 +72,6 @@ impl Freshness {
         let recorder = FreshnessRecorder { freshness: self.clone(), kind };
         recorder.phase(WatchPhase::Listing);
         recorder
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectKind, KindFreshness>> {
-        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -123,7 +119,7 @@ impl FreshnessRecorder {
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut KindFreshness) -> T) -> T {
         let (kind, phase) = (self.kind, WatchPhase::Listing);
         let new = || KindFreshness { kind, phase, confirmed: None, lists: 0, failures: 0, last_error: None };
-        act(self.freshness.lock().entry(kind).or_insert_with(new))
+        act(lock(&self.freshness.kinds).entry(kind).or_insert_with(new))
     }
 }
 

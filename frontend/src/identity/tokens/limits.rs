@@ -9,11 +9,7 @@
 //!
 //! Each share has permits of its own for concurrent reviews.
 
-use std::{
-    net::IpAddr,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{net::IpAddr, sync::Mutex, time::Duration};
 
 use runtime::{ClientSource, Rate, TokenBucket};
 use tokio::{
@@ -21,7 +17,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::clients::PerClient;
+use crate::{clients::PerClient, locks::lock};
 
 /// How many tokens the API server is asked to review.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +100,7 @@ impl ReviewLimiter {
     /// Counts a review. The error is the time until the next one may start.
     pub(super) fn count(&self, share: ReviewShare, source: TokenSource) -> Result<(), Duration> {
         let now = Instant::now();
-        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = lock(&self.buckets);
         let Buckets { unknown, opaque, sources } = &mut *buckets;
         let in_table = sources.bucket(source.address.map(ClientSource::from), now);
         // Changed in the table only when all buckets have a token.

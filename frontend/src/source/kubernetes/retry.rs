@@ -1,10 +1,6 @@
 //! Failures of the requests for one kind: how long to wait after each, and which of them to log.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use runtime::{
     Backoff,
@@ -14,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 use super::request::RequestError;
-use crate::object::ObjectKind;
+use crate::{locks::lock, object::ObjectKind};
 
 /// The longest delay before a request that costs the API server little: a watch that is resumed, or any request that it
 /// has not received. Changes arrive so soon after an outage, plus the time of a list.
@@ -68,7 +64,7 @@ impl SharedCauses {
     fn set(&self, kind: ObjectKind, cause: &str) -> bool {
         // Ports and attempts differ between kinds.
         let cause: String = cause.chars().filter(|c| !c.is_ascii_digit()).collect();
-        let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kinds = lock(&self.0);
         let is_only = !kinds.iter().any(|(other, its)| *other != kind && *its == cause);
         kinds.insert(kind, cause);
         is_only
@@ -76,7 +72,7 @@ impl SharedCauses {
 
     /// A kind does not fail any more. Whether it was the last one that failed for its cause.
     fn clear(&self, kind: ObjectKind) -> bool {
-        let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kinds = lock(&self.0);
         let cause = kinds.remove(&kind);
         !kinds.values().any(|other| Some(other) == cause.as_ref())
     }

@@ -16,7 +16,7 @@
 use std::{
     cmp::max,
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -37,7 +37,7 @@ use super::{
     request::{RequestError, Requests},
     versions::{ObjectVersions, check_order},
 };
-use crate::source::freshness::FreshnessRecorder;
+use crate::{locks::lock, source::freshness::FreshnessRecorder};
 
 /// What a watch and its verification share.
 #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ pub(super) struct Verifier<K> {
 impl Watched {
     /// All objects were listed.
     pub(super) fn replaced(&self, objects: ObjectVersions) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.objects = objects;
         state.unchecked = None;
         state.uncompared = None;
@@ -89,7 +89,7 @@ impl Watched {
     /// The API server has accepted a watch after a version that an earlier watch or list had reached, perhaps after a
     /// failure.
     pub(super) fn resumed(&self, version: &str, after_failure: bool) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.unchecked = Some(version.to_owned());
         if after_failure {
             state.uncompared.get_or_insert_with(Instant::now);
@@ -100,16 +100,12 @@ impl Watched {
 
     /// A bookmark has arrived.
     pub(super) fn bookmark(&self) {
-        self.lock().bookmarked = true;
+        lock(&self.state).bookmarked = true;
     }
 
     /// An event has arrived, which changes the versions of the objects.
     pub(super) fn event(&self, change: impl FnOnce(&mut ObjectVersions)) {
-        change(&mut self.lock().objects);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, WatchedState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        change(&mut lock(&self.state).objects);
     }
 }
 
@@ -139,7 +135,7 @@ impl<K: Watchable> Verifier<K> {
     /// Verifies the watches until a new list is needed, and returns why.
     pub(super) async fn run(&mut self) -> RequestError {
         loop {
-            let unchecked = self.watched.lock().unchecked.clone();
+            let unchecked = lock(&self.watched.state).unchecked.clone();
             let verified = match unchecked {
                 Some(last) => self.check_version(&last).await,
                 None => self.compare_when_due().await,
@@ -163,7 +159,7 @@ impl<K: Watchable> Verifier<K> {
         };
         self.succeeded();
         check_order(last, &found)?;
-        let mut state = self.watched.lock();
+        let mut state = lock(&self.watched.state);
         if state.unchecked.as_deref() == Some(last) {
             state.unchecked = None;
         }
@@ -202,7 +198,7 @@ impl<K: Watchable> Verifier<K> {
                 return Ok(());
             }
         }
-        self.watched.lock().uncompared = None;
+        lock(&self.watched.state).uncompared = None;
         if is_silent {
             self.silence = (2 * self.silence).min(self.deadlines.silence.1);
         }
@@ -215,13 +211,13 @@ impl<K: Watchable> Verifier<K> {
     /// When the next comparison is due because a watch was resumed after a failure: not at once, as all clients of an
     /// API server that restarts come back then, and not more often than for silent watches: perhaps each watch fails.
     fn due_after_failure(&self) -> Option<Instant> {
-        let due = self.watched.lock().uncompared? + self.deadlines.after_failure;
+        let due = lock(&self.watched.state).uncompared? + self.deadlines.after_failure;
         Some(self.compared.map_or(due, |compared| due.max(compared + self.deadlines.silence.0)))
     }
 
     /// When the next comparison is due if no event or bookmark arrives.
     fn due_when_silent(&mut self) -> Instant {
-        if mem::take(&mut self.watched.lock().bookmarked) {
+        if mem::take(&mut lock(&self.watched.state).bookmarked) {
             self.silence = self.deadlines.silence.0;
             if let Some(recovery) = self.silent.recovered() {
                 let duration_ms = recovery.duration.as_millis();
@@ -241,13 +237,13 @@ impl<K: Watchable> Verifier<K> {
         self.compared = Some(Instant::now());
         let found = self.requests.object_versions().await?;
         self.succeeded();
-        let differing = self.watched.lock().objects.differing(&found);
+        let differing = lock(&self.watched.state).objects.differing(&found);
         if differing.is_empty() {
             return Ok(0);
         }
         sleep(self.deadlines.grace).await;
         let found = self.requests.object_versions().await?;
-        Ok(differing.intersection(&self.watched.lock().objects.differing(&found)).count())
+        Ok(differing.intersection(&lock(&self.watched.state).objects.differing(&found)).count())
     }
 
     /// Logs a failure and waits, longer after each one.
