@@ -109,60 +109,32 @@ impl Metrics {
             drop(evictions.get_or_create(&client_label(is_identified)));
         }
         let mut registry = Registry::with_prefix(PREFIX);
-        registry.register_with_unit(
-            "commit_duration",
-            "Time to compute what changed for all nodes and to record it; updates that change nothing are not counted",
-            Unit::Seconds,
-            commits.clone(),
-        );
-        registry.register_with_unit(
-            "ack_duration",
-            "Time from the commit of a change to the acknowledgement of a node that has programmed it; \
-             snapshots and repairs are not counted",
-            Unit::Seconds,
-            acks.clone(),
-        );
-        registry.register(
-            "sent_messages",
-            "Messages sent to clients, including bookmarks and keepalives of the protocol",
-            messages.clone(),
-        );
-        registry.register_with_unit(
-            "sent",
-            "Size of these messages, before HTTP/2 and TLS",
-            Unit::Bytes,
-            bytes.clone(),
-        );
-        registry.register(
-            "stream_starts",
-            "Streams started, by mode: resume (only changes), repair (digest buckets that differ) or snapshot \
-             (everything); many snapshots mean that nodes lose their state or compute no digests",
-            starts.clone(),
-        );
-        registry.register(
-            "digest_mismatches",
-            "Acknowledgements with a wrong digest: the state of the node differed and was repaired; a bug, \
-             unless the node lies",
-            mismatches.clone(),
-        );
-        registry.register(
-            "rejections",
-            "Calls and streams that were rejected or ended, by reason: unauthenticated, unavailable (tokens cannot be \
-             checked), not_permitted (such as a node that requests the state of another) or protocol (an error)",
-            rejections.clone(),
-        );
-        registry.register(
-            "connections_evicted",
-            "Connections that were closed for another one because a limit was reached, by client: unidentified or \
-             identified; many of unidentified clients mean that a client floods this replica",
-            evictions.clone(),
-        );
-        registry.register(
-            "rollbacks",
-            "Streams whose client was rolled back: it had a newer source version than this replica, which did not \
-             catch up in time",
-            rollbacks.clone(),
-        );
+        let text =
+            "Time to compute what changed for all nodes and to record it; updates that change nothing are not counted";
+        registry.register_with_unit("commit_duration", text, Unit::Seconds, commits.clone());
+        let text = "Time from the commit of a change to the acknowledgement of a node that has programmed it; \
+                    snapshots and repairs are not counted";
+        registry.register_with_unit("ack_duration", text, Unit::Seconds, acks.clone());
+        let text = "Messages sent to clients, including bookmarks and keepalives of the protocol";
+        registry.register("sent_messages", text, messages.clone());
+        let text = "Size of these messages, before HTTP/2 and TLS";
+        registry.register_with_unit("sent", text, Unit::Bytes, bytes.clone());
+        let text = "Streams started, by mode: resume (only changes), repair (digest buckets that differ) or snapshot \
+                    (everything); many snapshots mean that nodes lose their state or compute no digests";
+        registry.register("stream_starts", text, starts.clone());
+        let text = "Acknowledgements with a wrong digest: the state of the node differed and was repaired; a bug, \
+                    unless the node lies";
+        registry.register("digest_mismatches", text, mismatches.clone());
+        let text = "Calls and streams that were rejected or ended, by reason: unauthenticated, unavailable (tokens \
+                    cannot be checked), not_permitted (such as a node that requests the state of another) or protocol \
+                    (an error)";
+        registry.register("rejections", text, rejections.clone());
+        let text = "Connections that were closed for another one because a limit was reached, by client: unidentified \
+                    or identified; many of unidentified clients mean that a client floods this replica";
+        registry.register("connections_evicted", text, evictions.clone());
+        let text = "Streams whose client was rolled back: it had a newer source version than this replica, which did \
+                    not catch up in time";
+        registry.register("rollbacks", text, rollbacks.clone());
         registry
     }
 }

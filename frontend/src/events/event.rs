@@ -68,8 +68,8 @@ impl From<EventParts> for Event {
     }
 }
 
-/// The Event on a Service or EndpointSlice of which parts are not used. One with the same object, reason and first field
-/// exists once.
+/// The Event on a Service or EndpointSlice of which parts are not used. One with the same object, reason and first
+/// field exists once.
 pub(super) fn of_problems(notice: &ObjectNotice, time: Timestamp) -> Event {
     let ObjectNotice { kind, name, problems, count, cause, .. } = notice;
     let reason = match cause {
