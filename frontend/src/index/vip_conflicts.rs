@@ -57,14 +57,6 @@ struct Claimant {
     health_check: bool,
 }
 
-/// What a service port claims, and with which kind of field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FieldClaim {
-    claim: VipClaim,
-    external: bool,
-    health_check: bool,
-}
-
 /// The claimant that gets a node port.
 struct NodePortOwner<'a> {
     claimant: &'a Claimant,
@@ -94,10 +86,7 @@ impl VipClaims {
         let changed = self.protected.change_service(service, change);
         affected.extend(self.claimants_in(&changed));
         for port in &service.ports {
-            let (age, key) = (service.created.into(), key_of(service, port));
-            let mut claimant = Claimant { external: false, age, key, health_check: false };
-            for FieldClaim { claim, external, health_check } in claims(service, port) {
-                (claimant.external, claimant.health_check) = (external, health_check);
+            for (claim, claimant) in claims(service, port) {
                 if change_group(&mut self.claimants, change, claim, &claimant) {
                     affected.extend(self.keys(claim));
                     self.mark_contenders(claim, affected);
@@ -366,18 +355,22 @@ pub(super) fn external_ips(service: &ServiceObject) -> impl Iterator<Item = (IpA
     of_load_balancer.chain(external)
 }
 
-fn claims(service: &ServiceObject, port: &ServiceObjectPort) -> impl Iterator<Item = FieldClaim> {
-    let field = |claim| FieldClaim { claim, external: false, health_check: false };
+/// What a service port claims.
+fn claims(service: &ServiceObject, port: &ServiceObjectPort) -> impl Iterator<Item = (VipClaim, Claimant)> {
+    let ServiceObjectPort { port: number, protocol, node_port, .. } = *port;
+    let claimant = move |external: bool, health_check: bool| {
+        let (age, key) = (service.created.into(), key_of(service, port));
+        Claimant { external, age, key, health_check }
+    };
     let cluster_ips = [service.cluster_ips.v4, service.cluster_ips.v6].into_iter().flatten();
-    let cluster_ips = cluster_ips.map(|ip| VipClaim::ClusterIp(ip, port.port, port.protocol));
-    let node_port = port.node_port.map(|number| VipClaim::NodePort(number, port.protocol));
+    let cluster_ips = cluster_ips.map(move |ip| VipClaim::ClusterIp(ip, number, protocol));
+    let own = cluster_ips.chain(node_port.map(|number| VipClaim::NodePort(number, protocol)));
     let health_check = service.health_check_node_port.map(|number| VipClaim::NodePort(number, Protocol::Tcp));
-    let health_check = health_check.map(|claim| FieldClaim { health_check: true, ..field(claim) });
     let external = external_ips(service).map(move |(ip, kind)| {
-        let claim = VipClaim::ExternalIp(ip, port.port, port.protocol);
-        FieldClaim { external: kind == ExternalKind::External, ..field(claim) }
+        (VipClaim::ExternalIp(ip, number, protocol), claimant(kind == ExternalKind::External, false))
     });
-    cluster_ips.chain(node_port).map(field).chain(health_check).chain(external)
+    let own = own.map(move |claim| (claim, claimant(false, false)));
+    own.chain(health_check.map(|claim| (claim, claimant(false, true)))).chain(external)
 }
 
 fn refusal(claimed: &str, owner: &str, why: &str) -> String {
