@@ -18,20 +18,13 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 
 use self::kubernetes::Deadlines;
+#[cfg(feature = "testing")]
+pub(crate) use self::manifests::parse_text as parse_manifests;
 pub use self::{
     freshness::{Freshness, KindFreshness, WatchPhase},
     kubernetes::KubernetesApi,
 };
 use crate::object::SourceUpdate;
-
-/// The objects in the text of a manifest file, in YAML or JSON.
-///
-/// # Errors
-/// When it cannot be split into documents.
-#[cfg(feature = "testing")]
-pub(crate) fn parse_manifests(text: &str, is_json: bool) -> Result<Vec<crate::object::ParsedObject>, String> {
-    manifests::parse_text(text, is_json)
-}
 
 /// A source of [`SourceUpdate`]s.
 #[derive(Clone)]

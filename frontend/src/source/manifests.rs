@@ -1,14 +1,14 @@
 //! A directory of Kubernetes manifests as a source: read once, then watched with inotify.
 //!
 //! ```text
-//!   watch (inotify) ─▶ FileEvents ─▶ catalog (stat, read changed files, compare) ─▶ SourceUpdate, FileNotice
+//!   inotify ─▶ FileEvents ─▶ catalog (stat, read changed files, compare) ─▶ SourceUpdate, FileNotice
 //! ```
 //!
 //! Files may be symbolic links: their targets are read, but only changes in the directory itself are detected.
 
 mod catalog;
 mod document;
-mod watch;
+mod events;
 
 use std::{
     collections::BTreeMap,
@@ -19,9 +19,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use notify::{INotifyWatcher, RecursiveMode, Watcher as _};
 use runtime::Shutdown;
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     task::spawn_blocking,
     time::{Instant, sleep, sleep_until},
 };
@@ -29,7 +30,7 @@ use tracing::{debug, error, info, warn};
 
 use self::{
     catalog::{Catalog, FileNotice, RefreshResult, RefreshScope},
-    watch::{DirectoryWatch, FileEvents},
+    events::FileEvents,
 };
 use crate::object::{ObjectKind, SourceUpdate};
 
@@ -46,7 +47,12 @@ const DIRECTORY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Watches one directory.
 struct DirectoryWatcher {
     directory: PathBuf,
-    watch: DirectoryWatch,
+    /// The watch on the directory, and on its parent, which reports when the directory itself is created, removed or
+    /// replaced.
+    inotify: INotifyWatcher,
+    /// What inotify has reported: its thread adds to it.
+    events: watch::Sender<FileEvents>,
+    any_event: watch::Receiver<FileEvents>,
     catalog: Catalog,
     removal_delay: Duration,
     /// Missing files, and when their objects are deleted.
@@ -57,7 +63,7 @@ struct DirectoryWatcher {
 
 /// The objects in the text of a file.
 #[cfg(feature = "testing")]
-pub(super) fn parse_text(text: &str, is_json: bool) -> Result<Vec<crate::object::ParsedObject>, String> {
+pub(crate) fn parse_text(text: &str, is_json: bool) -> Result<Vec<crate::object::ParsedObject>, String> {
     use document::{FileContents, ManifestFormat};
     let format = if is_json { ManifestFormat::Json } else { ManifestFormat::Yaml };
     FileContents::read(text, format).map(|contents| contents.objects.into_values().collect())
@@ -98,14 +104,35 @@ impl DirectoryWatcher {
     fn new(directory: &Path, removal_delay: Duration) -> Result<Self> {
         let directory = path::absolute(directory)?;
         ensure!(fs::metadata(&directory)?.is_dir(), "not a directory");
-        Ok(Self {
-            watch: DirectoryWatch::new(directory.clone())?,
+        let events = watch::Sender::<FileEvents>::default();
+        let handler = {
+            let (directory, events) = (directory.clone(), events.clone());
+            move |event| {
+                events.send_if_modified(|events| events.collect(&directory, event));
+            }
+        };
+        let mut watcher = Self {
+            inotify: INotifyWatcher::new(handler, notify::Config::default()).context("start inotify")?,
+            any_event: events.subscribe(),
+            events,
             catalog: Catalog::new(directory.clone()),
             removal_delay,
             missing: BTreeMap::new(),
             lost: false,
             directory,
-        })
+        };
+        watcher.attach()?;
+        Ok(watcher)
+    }
+
+    /// Watches the directory that is at the path now. First its parent, so that no replacement in between is missed.
+    fn attach(&mut self) -> Result<()> {
+        if let Some(parent) = self.directory.parent()
+            && let Err(error) = reattach(&mut self.inotify, parent)
+        {
+            warn!(%error, "cannot watch the parent directory, a replaced manifests directory will not be detected");
+        }
+        reattach(&mut self.inotify, &self.directory).context("watch the directory")
     }
 
     /// All objects, one update for each kind.
@@ -119,11 +146,16 @@ impl DirectoryWatcher {
     async fn next(&mut self) -> Result<Vec<SourceUpdate>> {
         let next_removal = self.missing.values().min().copied();
         tokio::select! {
-            () = self.watch.any() => sleep(DEBOUNCE).await,
+            // Fails only without the sender, which is here.
+            _ = self.any_event.changed() => sleep(DEBOUNCE).await,
             () = sleep_until(next_removal.unwrap_or_else(Instant::now)), if next_removal.is_some() => {}
             () = sleep(DIRECTORY_CHECK_INTERVAL), if self.lost => {}
         }
-        let events = self.watch.take();
+        let mut events = FileEvents::default();
+        self.events.send_if_modified(|collected| {
+            events = mem::take(collected);
+            false
+        });
         let everything = events.rescan || events.directory || self.lost;
         if events.directory || self.lost {
             self.find_directory();
@@ -153,7 +185,7 @@ impl DirectoryWatcher {
 
     /// Watches the directory if it exists. A new one that is still empty is about to be filled, and counts as missing.
     fn find_directory(&mut self) {
-        let found = self.directory.is_dir() && self.watch.attach().is_ok();
+        let found = self.directory.is_dir() && self.attach().is_ok();
         let usable = found && (self.catalog.is_empty() || self.catalog.any_manifest().unwrap_or(false));
         if !usable && !self.lost {
             self.lose();
@@ -183,6 +215,13 @@ impl DirectoryWatcher {
             updates
         }))
     }
+}
+
+fn reattach(inotify: &mut INotifyWatcher, path: &Path) -> notify::Result<()> {
+    if let Err(error) = inotify.unwatch(path) {
+        debug!(?path, %error, "directory was not watched");
+    }
+    inotify.watch(path, RecursiveMode::NonRecursive)
 }
 
 #[cfg(test)]

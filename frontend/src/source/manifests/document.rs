@@ -91,8 +91,13 @@ impl ManifestFormat {
 impl FileContents {
     /// Parses all documents of a file. Fails if it cannot be split into documents.
     pub(super) fn read(text: &str, format: ManifestFormat) -> Result<Self, String> {
+        let text = text.trim_start_matches('\u{feff}');
+        let documents = match format {
+            ManifestFormat::Yaml => yaml_documents(text)?,
+            ManifestFormat::Json => json_documents(text)?,
+        };
         let mut contents = Self::default();
-        for (position, document) in documents(text, format)? {
+        for (position, document) in documents {
             contents.add(&position, document);
         }
         Ok(contents)
@@ -167,16 +172,7 @@ impl FileContents {
 
 // === Documents ===
 
-/// Each non-empty document, with its position for messages.
-fn documents(text: &str, format: ManifestFormat) -> Result<Vec<(String, Value)>, String> {
-    let text = text.trim_start_matches('\u{feff}');
-    match format {
-        ManifestFormat::Yaml => yaml_documents(text),
-        ManifestFormat::Json => json_documents(text),
-    }
-}
-
-/// No limit on the size of a file, which the operator chooses. The limits on the expansion of aliases stay.
+/// Each non-empty document, with its position for messages. No limit on the size of a file, which the operator chooses. The limits on the expansion of aliases stay.
 fn yaml_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
     let options = serde_saphyr::options! {
         with_snippet: false,

@@ -2,35 +2,17 @@
 //!
 //! A file counts as changed when its writer has closed it or renamed it to its name, never while it is being written.
 
-use std::{
-    collections::BTreeSet,
-    ffi::OsString,
-    fs, mem,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, ffi::OsString, fs, os::unix::fs::MetadataExt, path::Path};
 
-use anyhow::{Context, Result};
 use notify::{
-    Event, INotifyWatcher, RecursiveMode, Watcher,
+    Event,
     event::{AccessKind, AccessMode, EventKind, MetadataKind, ModifyKind, RenameMode},
 };
-use tokio::sync::watch;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::document::ManifestFormat;
 
-/// The watch on a directory, and on its parent, which reports when the directory itself is created, removed or
-/// replaced.
-pub(super) struct DirectoryWatch {
-    directory: PathBuf,
-    watcher: INotifyWatcher,
-    /// The thread of the inotify watcher adds to it.
-    collected: watch::Sender<FileEvents>,
-    any: watch::Receiver<FileEvents>,
-}
-
-/// The events since the last [`DirectoryWatch::take`].
+/// The events since they were last taken.
 #[derive(Debug, Default)]
 pub(super) struct FileEvents {
     /// Files that were written completely.
@@ -45,64 +27,11 @@ pub(super) struct FileEvents {
     pub(super) directory: bool,
 }
 
-// === impl DirectoryWatch ===
-
-impl DirectoryWatch {
-    /// Starts to watch an existing directory. The path must be absolute.
-    pub(super) fn new(directory: PathBuf) -> Result<Self> {
-        let collected = watch::Sender::<FileEvents>::default();
-        let handler = {
-            let (directory, collected) = (directory.clone(), collected.clone());
-            move |event| {
-                collected.send_if_modified(|events| events.collect(&directory, event));
-            }
-        };
-        let watcher = INotifyWatcher::new(handler, notify::Config::default()).context("start inotify")?;
-        let mut watch = Self { directory, watcher, any: collected.subscribe(), collected };
-        watch.attach()?;
-        Ok(watch)
-    }
-
-    /// Watches the directory that is at the path now. First its parent, so that no replacement in between is missed.
-    pub(super) fn attach(&mut self) -> Result<()> {
-        if let Some(parent) = self.directory.parent().map(Path::to_owned)
-            && let Err(error) = self.reattach(&parent)
-        {
-            warn!(%error, "cannot watch the parent directory, a replaced manifests directory will not be detected");
-        }
-        let directory = self.directory.clone();
-        self.reattach(&directory).context("watch the directory")
-    }
-
-    fn reattach(&mut self, path: &Path) -> notify::Result<()> {
-        if let Err(error) = self.watcher.unwatch(path) {
-            debug!(?path, %error, "directory was not watched");
-        }
-        self.watcher.watch(path, RecursiveMode::NonRecursive)
-    }
-
-    /// Waits for an event.
-    pub(super) async fn any(&mut self) {
-        // Fails only without the sender, which is here.
-        let _ = self.any.changed().await;
-    }
-
-    /// Takes the collected events.
-    pub(super) fn take(&self) -> FileEvents {
-        let mut taken = FileEvents::default();
-        self.collected.send_if_modified(|events| {
-            taken = mem::take(events);
-            false
-        });
-        taken
-    }
-}
-
 // === impl FileEvents ===
 
 impl FileEvents {
     /// Adds what inotify reports. Whether it is relevant.
-    fn collect(&mut self, directory: &Path, event: notify::Result<Event>) -> bool {
+    pub(super) fn collect(&mut self, directory: &Path, event: notify::Result<Event>) -> bool {
         match event {
             Ok(event) if !event.need_rescan() => {
                 return event.paths.iter().fold(false, |any, path| self.add(directory, path, event.kind) || any);
