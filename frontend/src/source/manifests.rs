@@ -9,6 +9,7 @@
 mod catalog;
 mod document;
 mod events;
+mod notice;
 
 use std::{
     collections::BTreeMap,
@@ -29,8 +30,9 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use self::{
-    catalog::{Catalog, FileNotice, RefreshResult, RefreshScope},
+    catalog::{Catalog, RefreshResult, RefreshScope},
     events::FileEvents,
+    notice::FileNotice,
 };
 use crate::object::{ObjectKind, SourceUpdate};
 

@@ -1,4 +1,4 @@
-//! The objects in the files of a directory, and what has changed since they were last read.
+//! The objects in the files of a directory, and the updates when files change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,26 +6,22 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt,
     path::PathBuf,
-    sync::Arc,
 };
 
-use tracing::{info, warn};
-
-use super::document::{FileContents, ManifestFormat, ObjectKey};
+use super::{
+    document::{FileContents, ManifestFormat, ObjectKey},
+    notice::FileNotice,
+};
 use crate::object::{ObjectKind, ParsedObject, SourceUpdate};
 
 /// A directory as it was last read.
 #[derive(Debug, Default)]
 pub(super) struct Catalog {
     directory: PathBuf,
-    files: Files,
+    files: BTreeMap<OsString, ManifestFile>,
+    /// The files that contain an object. The first by name is used.
+    files_of: BTreeMap<ObjectKey, BTreeSet<OsString>>,
 }
-
-/// By name.
-type Files = BTreeMap<OsString, ManifestFile>;
-
-/// A file that contains an object, and the object in it.
-type FileObject<'a> = (&'a OsString, &'a ParsedObject);
 
 /// Which files may have changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,30 +44,11 @@ pub(super) struct RefreshResult {
     pub(super) read: usize,
 }
 
-/// A log line about a file: one when a problem begins, and one when it ends.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum FileNotice {
-    /// A file cannot be read, or cannot be split into documents. Its last contents stay.
-    Unreadable { file: OsString, error: String },
-    /// Such a file has been read again.
-    Readable { file: OsString },
-    /// A document of a file is not used. The others are.
-    Document { file: OsString, problem: String },
-    /// All documents of a file are used again.
-    Valid { file: OsString },
-    /// A file was removed, and with it its objects.
-    Removed { file: OsString },
-    /// Several files contain an object.
-    Duplicate { object: ObjectKey, used: OsString, ignored: Vec<OsString> },
-    /// Only one file still contains it.
-    Unique { object: ObjectKey, used: OsString },
-}
-
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct ManifestFile {
     stamp: FileStamp,
     /// From the last successful read.
-    contents: Arc<FileContents>,
+    contents: FileContents,
     /// Why `contents` is outdated.
     unreadable: Option<String>,
 }
@@ -85,7 +62,7 @@ type FileStamp = (u64, u64, u64, [i64; 4]);
 impl Catalog {
     /// A directory that has not been read.
     pub(super) fn new(directory: PathBuf) -> Self {
-        Self { directory, files: Files::new() }
+        Self { directory, ..Self::default() }
     }
 
     /// Reads the files that have changed since the last refresh. If the directory cannot be listed, nothing changes.
@@ -98,35 +75,28 @@ impl Catalog {
             }
             RefreshScope::Files { changed, removed } => (changed, removed),
         };
-        let (mut files, mut refreshed) = (self.files.clone(), RefreshResult::default());
-        for name in &names {
-            self.read(name, &mut files, &mut refreshed);
-        }
-        for name in &removed {
-            if !self.directory.join(name).exists() && files.remove(name).is_some() {
-                refreshed.notices.push(FileNotice::Removed { file: name.clone() });
+        let mut refreshed = RefreshResult::default();
+        let mut changed = BTreeMap::new();
+        for name in names {
+            if let Some(format) = ManifestFormat::of(&name)
+                && let Some(file) = self.read(&name, format, &mut refreshed)
+            {
+                changed.insert(name, Some(file));
             }
         }
-        let named = names.iter().chain(&removed).flat_map(|name| [self.files.get(name), files.get(name)]);
-        let keys: BTreeSet<_> = named.flatten().flat_map(|file| file.contents.objects.keys()).collect();
-        let (before, after) = (files_of(&self.files, &keys), files_of(&files, &keys));
-        for key in keys {
-            let (before, after) = (before.get(key), after.get(key));
-            let (before, after) = (before.map(Vec::as_slice), after.map(Vec::as_slice));
-            refreshed.compare(key, before.unwrap_or_default(), after.unwrap_or_default());
+        for name in removed {
+            if self.files.contains_key(&name) && !self.directory.join(&name).exists() {
+                refreshed.notices.push(FileNotice::Removed { file: name.clone() });
+                changed.insert(name, None);
+            }
         }
-        self.files = files;
+        self.replace(changed, &mut refreshed);
         Ok(refreshed)
     }
 
     /// All objects of a kind that are used.
     pub(super) fn objects(&self, kind: ObjectKind) -> Vec<ParsedObject> {
-        let mut used = BTreeMap::new();
-        let all = self.files.values().flat_map(|file| &file.contents.objects);
-        for (key, object) in all.filter(|(key, _)| key.0 == kind) {
-            used.entry(key).or_insert(object);
-        }
-        used.into_values().cloned().collect()
+        self.files_of.keys().filter(|key| key.0 == kind).filter_map(|key| self.get(key)).cloned().collect()
     }
 
     /// Whether the directory has any manifest now.
@@ -149,16 +119,15 @@ impl Catalog {
         fs::read_dir(&self.directory)?.map(|entry| Ok(entry?.file_name())).collect()
     }
 
-    /// Reads a file if it has changed. If it cannot be read, its last contents stay.
-    fn read(&self, name: &OsStr, files: &mut Files, refreshed: &mut RefreshResult) {
-        let Some(format) = ManifestFormat::of(name) else { return };
+    /// Reads a file if it has changed. `None` if it has not, or cannot be read.
+    fn read(&mut self, name: &OsStr, format: ManifestFormat, refreshed: &mut RefreshResult) -> Option<ManifestFile> {
         let path = self.directory.join(name);
         let (stamp, text) = match fs::metadata(&path) {
-            Ok(metadata) if !metadata.is_file() => return,
+            Ok(metadata) if !metadata.is_file() => return None,
             Ok(metadata) => {
                 let stamp = stamp(&metadata);
-                if files.get(name).is_some_and(|file| file.stamp == stamp) {
-                    return;
+                if self.files.get(name).is_some_and(|file| file.stamp == stamp) {
+                    return None;
                 }
                 refreshed.read += 1;
                 (stamp, fs::read_to_string(&path))
@@ -166,94 +135,104 @@ impl Catalog {
             Err(error) => (FileStamp::default(), Err(error)),
         };
         let read = match text {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => Err(error.to_string()),
             Ok(text) => FileContents::read(&text, format),
         };
-        let (file, notices) = (files.entry(name.to_owned()).or_default(), &mut refreshed.notices);
-        file.stamp = stamp;
         match read {
             Ok(contents) => {
-                if file.unreadable.take().is_some() {
-                    notices.push(FileNotice::Readable { file: name.to_owned() });
-                }
-                if contents.problems != file.contents.problems {
-                    let valid = contents.problems.is_empty().then(|| FileNotice::Valid { file: name.to_owned() });
-                    let document =
-                        |problem: &String| FileNotice::Document { file: name.to_owned(), problem: problem.clone() };
-                    notices.extend(valid.into_iter().chain(contents.problems.iter().map(document)));
-                }
-                file.contents = contents.into();
+                self.compare_problems(name, &contents, refreshed);
+                Some(ManifestFile { stamp, contents, unreadable: None })
             }
-            Err(error) if file.unreadable.as_ref() != Some(&error) => {
-                file.unreadable = Some(error.clone());
-                notices.push(FileNotice::Unreadable { file: name.to_owned(), error });
+            Err(error) => {
+                self.keep_last_contents(name, stamp, error, refreshed);
+                None
             }
-            Err(_) => {}
         }
     }
-}
 
-/// The files that contain each of these objects. The first by name is used.
-fn files_of<'a>(files: &'a Files, keys: &BTreeSet<&ObjectKey>) -> BTreeMap<&'a ObjectKey, Vec<FileObject<'a>>> {
-    let mut found = BTreeMap::<_, Vec<_>>::new();
-    for (name, file) in files {
-        for (key, object) in file.contents.objects.iter().filter(|(key, _)| keys.contains(*key)) {
-            found.entry(key).or_default().push((name, object));
+    /// Keeps the last contents of a file that cannot be read now.
+    fn keep_last_contents(&mut self, name: &OsStr, stamp: FileStamp, error: String, refreshed: &mut RefreshResult) {
+        let file = self.files.entry(name.to_owned()).or_default();
+        file.stamp = stamp;
+        if file.unreadable.as_ref() != Some(&error) {
+            file.unreadable = Some(error.clone());
+            refreshed.notices.push(FileNotice::Unreadable { file: name.to_owned(), error });
         }
     }
-    found
+
+    /// Adds notices if the problems of a file have changed.
+    fn compare_problems(&self, name: &OsStr, contents: &FileContents, refreshed: &mut RefreshResult) {
+        let before = self.files.get(name);
+        if before.is_some_and(|file| file.unreadable.is_some()) {
+            refreshed.notices.push(FileNotice::Readable { file: name.to_owned() });
+        }
+        let problems = before.map_or(&[][..], |file| &file.contents.problems);
+        if problems == contents.problems {
+            return;
+        }
+        if contents.problems.is_empty() {
+            refreshed.notices.push(FileNotice::Valid { file: name.to_owned() });
+        }
+        let notice = |problem: &String| FileNotice::Document { file: name.to_owned(), problem: problem.clone() };
+        refreshed.notices.extend(contents.problems.iter().map(notice));
+    }
+
+    /// Replaces the changed files, and adds the updates.
+    fn replace(&mut self, changed: BTreeMap<OsString, Option<ManifestFile>>, refreshed: &mut RefreshResult) {
+        let keys: BTreeSet<ObjectKey> = changed
+            .iter()
+            .flat_map(|(name, file)| [self.files.get(name), file.as_ref()])
+            .flatten()
+            .flat_map(|file| file.contents.objects.keys().cloned())
+            .collect();
+        let before = keys.into_iter().map(|key| {
+            let object = self.get(&key).cloned();
+            let files = self.files_of.get(&key).cloned().unwrap_or_default();
+            (key, object, files)
+        });
+        let before: Vec<_> = before.collect();
+        for (name, file) in changed {
+            self.put(name, file);
+        }
+        for (key, object, files) in before {
+            let after = self.get(&key);
+            match (&object, after) {
+                (before, Some(after)) if before.as_ref() != Some(after) => {
+                    refreshed.updates.push(SourceUpdate::Apply(after.clone()));
+                }
+                (Some(_), None) => refreshed.updates.push(SourceUpdate::Delete(key.0, key.1.clone())),
+                _ => {}
+            }
+            refreshed.notices.extend(FileNotice::of_files(&key, &files, self.files_of.get(&key)));
+        }
+    }
+
+    fn put(&mut self, name: OsString, file: Option<ManifestFile>) {
+        for key in self.files.remove(&name).into_iter().flat_map(|file| file.contents.objects.into_keys()) {
+            if let Some(files) = self.files_of.get_mut(&key) {
+                files.remove(&name);
+                if files.is_empty() {
+                    self.files_of.remove(&key);
+                }
+            }
+        }
+        if let Some(file) = file {
+            for key in file.contents.objects.keys() {
+                self.files_of.entry(key.clone()).or_default().insert(name.clone());
+            }
+            self.files.insert(name, file);
+        }
+    }
+
+    /// The object that is used.
+    fn get(&self, key: &ObjectKey) -> Option<&ParsedObject> {
+        self.files.get(self.files_of.get(key)?.first()?)?.contents.objects.get(key)
+    }
 }
 
 fn stamp(file: &fs::Metadata) -> FileStamp {
     (file.dev(), file.ino(), file.size(), [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()])
-}
-
-// === impl RefreshResult ===
-
-impl RefreshResult {
-    /// Adds what has changed in an object, and in the files that contain it.
-    fn compare(&mut self, key: &ObjectKey, before: &[FileObject<'_>], after: &[FileObject<'_>]) {
-        match (before.first(), after.first()) {
-            (before, Some((_, after))) if before.is_none_or(|(_, before)| before != after) => {
-                self.updates.push(SourceUpdate::Apply((*after).clone()));
-            }
-            (Some(_), None) => self.updates.push(SourceUpdate::Delete(key.0, key.1.clone())),
-            _ => {}
-        }
-        let names = |files: &[FileObject<'_>]| files.iter().map(|(name, _)| (*name).clone()).collect::<Vec<_>>();
-        let (before, mut ignored) = (names(before), names(after));
-        if ignored.is_empty() || ignored == before {
-            return;
-        }
-        let (object, used) = (key.clone(), ignored.remove(0));
-        if !ignored.is_empty() {
-            self.notices.push(FileNotice::Duplicate { object, used, ignored });
-        } else if before.len() > 1 {
-            self.notices.push(FileNotice::Unique { object, used });
-        }
-    }
-}
-
-// === impl FileNotice ===
-
-impl FileNotice {
-    /// Writes it to the log.
-    pub(super) fn log(&self) {
-        match self {
-            Self::Unreadable { file, error } => warn!(?file, %error, "cannot read manifest, keeping its last objects"),
-            Self::Readable { file } => info!(?file, "manifest read again"),
-            Self::Document { file, problem } => warn!(?file, %problem, "document of a manifest ignored"),
-            Self::Valid { file } => info!(?file, "all documents of the manifest used again"),
-            Self::Removed { file } => info!(?file, "manifest removed"),
-            Self::Duplicate { object: (kind, name), used, ignored } => {
-                warn!(%kind, %name, ?used, ?ignored, "object is in several manifests, using the first");
-            }
-            Self::Unique { object: (kind, name), used } => {
-                info!(%kind, %name, ?used, "object is in one manifest again");
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -172,7 +172,8 @@ impl FileContents {
 
 // === Documents ===
 
-/// Each non-empty document, with its position for messages. No limit on the size of a file, which the operator chooses. The limits on the expansion of aliases stay.
+/// Each non-empty document, with its position for messages. No limit on the size of a file, which the operator chooses.
+/// The limits on the expansion of aliases stay.
 fn yaml_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
     let options = serde_saphyr::options! {
         with_snippet: false,

@@ -34,7 +34,8 @@ impl FileEvents {
     pub(super) fn collect(&mut self, directory: &Path, event: notify::Result<Event>) -> bool {
         match event {
             Ok(event) if !event.need_rescan() => {
-                return event.paths.iter().fold(false, |any, path| self.add(directory, path, event.kind) || any);
+                let relevant = event.paths.iter().filter(|path| self.add(directory, path, event.kind));
+                return relevant.count() > 0;
             }
             Ok(_) => {}
             Err(error) => warn!(%error, "inotify failed, reading all files again"),

@@ -312,7 +312,7 @@ async fn edit_of_one_of_a_thousand_files_opens_that_file_only() {
         }
     })
     .unwrap();
-    notify::Watcher::watch(&mut witness, &fixture.path(""), notify::RecursiveMode::NonRecursive).unwrap();
+    notify::Watcher::watch(&mut witness, &fixture.path(""), RecursiveMode::NonRecursive).unwrap();
     fixture.write("500.yaml", &node("n500", "w"));
     assert_eq!(fixture.next_summary().await, "n500 in w");
     // Events arrive in order: this one is the last.
