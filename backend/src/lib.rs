@@ -14,12 +14,12 @@
 
 mod backend;
 mod client;
-mod conntrack;
 pub mod dataplane;
 mod disk;
 pub mod drained;
 mod drifts;
 pub mod driver;
+mod flows;
 #[cfg(feature = "testing")]
 pub mod fuzzing;
 mod health;
@@ -30,7 +30,6 @@ mod metrics;
 mod observe;
 mod progress;
 mod replica;
-mod resets;
 mod runner;
 mod store;
 mod stream;
@@ -42,7 +41,7 @@ pub mod testing;
 
 pub use backend::{Backend, Difference, DifferenceKind, Drift, InstalledObject, Preview, PreviewReport, SyncReport};
 pub use client::{Credentials, Discover, FrontendAddress, Grpc, GrpcOptions};
-pub use conntrack::ConntrackCleanup;
+pub use flows::{ConntrackCleanup, remove_reset_rules};
 pub use identity::RunMode;
 pub use kernel_version::{kernel_version, parse_kernel_version};
 pub(crate) use loss::Loss;
@@ -53,7 +52,6 @@ pub use progress::Progress;
 pub(crate) use progress::{ChangeCounts, NoLocalEndpoints, ProtocolCounters};
 pub(crate) use proto::state::DepartedEndpoints;
 pub use proto::state::{Changes, NodeState, RejectedOperation, ServiceName, ServicePortState};
-pub use resets::remove_reset_rules;
 pub use runner::{Runner, RunnerOptions};
 pub use store::{StateFile, Storage, Store, StoredState};
 pub use stream::{Connect, InProcess, ReconnectDelays, Rejected, Session, StreamOptions};

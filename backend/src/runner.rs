@@ -13,15 +13,14 @@ use tracing::info;
 
 use crate::{
     Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, RunMode, StateFile, Store, StreamOptions,
-    conntrack::{ConntrackCleaner, KernelFlowTable},
     dataplane::NodePortAddresses,
     drifts::Drifts,
+    flows::{ConnectionResetter, ConntrackCleaner, KernelFlowTable},
     health::{HealthCheckServers, HealthChecks},
     identity::BackendIdentity,
     loss::LossGuard,
     metrics::Metrics,
     replica::Replica,
-    resets::ConnectionResetter,
     stream::StreamFollower,
     sync::{Acks, Follower, Kernel, Programmed, Programmer, Reporter, Target},
 };

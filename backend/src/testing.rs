@@ -47,9 +47,9 @@ pub fn set_boot(file: &std::path::Path, boot: &str) {
 /// When they cannot be listed or deleted.
 pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize> {
     let addresses = &state.node().addresses;
-    let vips = crate::conntrack::UdpVips::of(state, addresses, &Default::default(), &Default::default());
-    let table = crate::conntrack::KernelFlowTable(crate::dataplane::NodePortAddresses::all());
-    let cleanups = crate::conntrack::clean_up(&table, vips, |_| false)?;
+    let vips = crate::flows::UdpVips::of(state, addresses, &Default::default(), &Default::default());
+    let table = crate::flows::KernelFlowTable(crate::dataplane::NodePortAddresses::all());
+    let cleanups = crate::flows::clean_up(&table, vips, |_| false)?;
     Ok(cleanups.iter().map(|cleanup| cleanup.deleted).sum())
 }
 
@@ -59,7 +59,7 @@ pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize>
 /// # Errors
 /// When they cannot be listed or deleted.
 pub fn delete_half_open_connections(before: &crate::NodeState, after: &crate::NodeState) -> anyhow::Result<usize> {
-    crate::conntrack::delete_half_open(before, after)
+    crate::flows::delete_half_open(before, after)
 }
 
 /// Handles the TCP connections of the thread's network namespace to endpoints that are gone in this state, as one pass
@@ -68,5 +68,5 @@ pub fn delete_half_open_connections(before: &crate::NodeState, after: &crate::No
 /// # Errors
 /// When they cannot be listed, or packets cannot be rejected.
 pub fn reset_gone_connections(state: &crate::NodeState) -> anyhow::Result<usize> {
-    crate::resets::pass_once(state)
+    crate::flows::pass_once(state)
 }

@@ -16,9 +16,9 @@ use super::{
 };
 use crate::{
     ChangeCounts, Changes, Connect, NodeState, Progress,
+    flows::ConnectionResetter,
     metrics::Metrics,
     replica::{Committed, Reaction, Replica},
-    resets::ConnectionResetter,
     stream::{StreamEvent, StreamFollower},
 };
 

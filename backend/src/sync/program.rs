@@ -30,7 +30,7 @@ use super::{
     reporter::{describe_unusable, log_failures},
 };
 use crate::{
-    Backend, Changes, Drift, NodeState, SyncReport, backend::Work, conntrack::ConntrackCleaner, drifts::Drifts,
+    Backend, Changes, Drift, NodeState, SyncReport, backend::Work, drifts::Drifts, flows::ConntrackCleaner,
     health::HealthChecks,
 };
 

@@ -1,4 +1,4 @@
-//! The requests to the thread that deletes UDP flows: `backend/src/conntrack/requests.rs`.
+//! The requests to the thread that deletes UDP flows: `backend/src/flows/requests.rs`.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ mod sync {
     pub(super) use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
 }
 
-#[path = "../../../backend/src/conntrack/requests.rs"]
+#[path = "../../../backend/src/flows/requests.rs"]
 mod requests;
 
 use requests::CleanupRequests;

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `tokens` | `frontend/src/identity/tokens/cache.rs` |
 //! | `connections` | `fairlead/runtime/src/connections/table.rs` |
-//! | `conntrack` | `backend/src/conntrack/requests.rs` |
+//! | `conntrack` | `backend/src/flows/requests.rs` |
 #![allow(dead_code, unreachable_pub, reason = "files of other crates, of which a model uses a part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a model fails")]
 

@@ -13,8 +13,8 @@ use proto::model::{Endpoint, IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
     Changes, DepartedEndpoints, NodeState, ServicePortState,
-    conntrack::FlowVips,
     dataplane::{Vip, vips},
+    flows::udp::FlowVips,
 };
 
 /// For how long an endpoint has to be gone, without interruption, before its connections are reset.

@@ -14,10 +14,6 @@
 //!                               is_stale(flow)  ◀── compare ──    endpoint ──▶ client
 //! ```
 
-mod cleaner;
-mod half_open;
-pub(crate) mod requests;
-
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
@@ -30,33 +26,10 @@ use proto::{
     state::ServicePortChange,
 };
 
-#[cfg(any(test, feature = "testing"))]
-pub(crate) use cleaner::clean_up;
-pub(crate) use cleaner::{ConntrackCleaner, FlowTable, KernelFlowTable};
-#[cfg(any(test, feature = "testing"))]
-pub(crate) use half_open::delete_half_open;
-
 use crate::{
     NodeState, ServicePortState,
     dataplane::{Vip, vips},
 };
-
-/// What the requests are built on.
-mod sync {
-    pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-}
-
-/// Whether stale UDP flows and half-open TCP connections are deleted, and TCP connections to endpoints that are gone
-/// are reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConntrackCleanup {
-    /// They are left as they are.
-    Disabled,
-    /// After each change of a UDP service port and after each reconcile, UDP flows to VIPs whose replies come from no
-    /// endpoint are deleted, and translated ones to VIPs that were withdrawn. The next packet creates a new flow.
-    /// Half-open TCP connections are deleted after changes of TCP. Clients of endpoints that are gone get a reset.
-    Enabled,
-}
 
 /// Where the flows to a VIP may lead.
 #[derive(Clone, Debug)]
@@ -187,7 +160,7 @@ pub(crate) fn lost_vips(change: &ServicePortChange<'_>) -> Vec<(IpFamily, Vip)> 
     IpFamily::ALL.into_iter().flat_map(of_family).collect()
 }
 
-fn vips_of(service: &ServicePortState, family: IpFamily) -> Vec<Vip> {
+pub(super) fn vips_of(service: &ServicePortState, family: IpFamily) -> Vec<Vip> {
     vips(&service.port, family).into_iter().map(|(vip, _)| vip).collect()
 }
 

@@ -36,10 +36,10 @@ use tokio::sync::watch;
 use tracing::{debug, error, info};
 
 use super::{
-    ConntrackCleanup, UdpVips, WithdrawnVips,
+    ConntrackCleanup,
     half_open::{ChangedPorts, HalfOpenPorts},
-    lost_vips,
     requests::CleanupRequests,
+    udp::{UdpVips, WithdrawnVips, lost_vips},
 };
 use crate::{NodeState, Progress, dataplane::NodePortAddresses, metrics::Metrics};
 

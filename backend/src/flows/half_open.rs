@@ -25,7 +25,10 @@ use proto::{
     state::ServicePortChange,
 };
 
-use super::{FlowTable, FlowVips, vips_of};
+use super::{
+    udp::{FlowVips, vips_of},
+    worker::FlowTable,
+};
 use crate::{NodeState, ServicePortState, dataplane::Vip};
 
 /// How long a connection is half-open before it is deleted. A client repeats its SYN after a second.
@@ -222,7 +225,7 @@ pub(crate) fn delete_half_open(before: &NodeState, after: &NodeState) -> Result<
     let mut changed = ChangedPorts::default();
     before.diff(after).for_each(|change| changed.record(&change));
     let ports = changed.programmed(after, &BTreeSet::new());
-    let table = super::KernelFlowTable(crate::dataplane::NodePortAddresses::all());
+    let table = super::worker::KernelFlowTable(crate::dataplane::NodePortAddresses::all());
     ports.clean_up(&table, &after.node().addresses, |_| true)
 }
 

@@ -28,11 +28,12 @@ use super::{
 };
 use crate::{
     Changes, DepartedEndpoints, NodeState, Progress,
-    conntrack::{
-        ConntrackCleanup, FlowTable, KernelFlowTable,
-        requests::{CleanupRequests, Wake},
-    },
     dataplane::NodePortAddresses,
+    flows::{
+        ConntrackCleanup,
+        requests::{CleanupRequests, Wake},
+        worker::{FlowTable, KernelFlowTable},
+    },
 };
 
 /// The most connections that a pass resets: of a namespace, and in all.
