@@ -15,7 +15,7 @@ use crate::{
     Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, RunMode, StateFile, Store, StreamOptions,
     dataplane::NodePortAddresses,
     drifts::Drifts,
-    flows::{ConnectionResetter, ConntrackCleaner, KernelFlowTable},
+    flows::Flows,
     health::{HealthCheckServers, HealthChecks},
     identity::BackendIdentity,
     loss::LossGuard,
@@ -166,6 +166,9 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         let stored = Target::unconfirmed(state.clone(), replica.committed());
         let (target, targets) = watch::channel(stored.clone());
         let (reached, programmed) = watch::channel(Programmed::default());
+        let is_ipvs = B::NAME == "ipvs";
+        let flows = Flows::start(conntrack, is_ipvs, nodeport_addresses, state, progress.clone(), metrics.clone());
+        let flows = Arc::new(flows);
         let is_after_boot = replica.is_of_earlier_boot();
         let mut programmer = Programmer {
             backend,
@@ -174,14 +177,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             kernel: Kernel::unknown(stored),
             backoff: Backoff::new(retry_delay.0, retry_delay.1),
             drifts: Drifts::default(),
-            conntrack: ConntrackCleaner::start(
-                conntrack,
-                nodeport_addresses.clone(),
-                KernelFlowTable(nodeport_addresses),
-                state,
-                progress.clone(),
-                metrics.clone(),
-            ),
+            flows: flows.clone(),
             health,
             reporter: Reporter::new(progress.clone(), metrics.clone(), ready),
         };
@@ -191,7 +187,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             acks: Acks::default(),
             target,
             programmed,
-            resets: ConnectionResetter::start(conntrack, B::NAME == "ipvs", progress.clone()),
+            flows,
             progress,
             metrics,
         };

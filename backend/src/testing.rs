@@ -46,11 +46,7 @@ pub fn set_boot(file: &std::path::Path, boot: &str) {
 /// # Errors
 /// When they cannot be listed or deleted.
 pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize> {
-    let addresses = &state.node().addresses;
-    let vips = crate::flows::UdpVips::of(state, addresses, &Default::default(), &Default::default());
-    let table = crate::flows::KernelFlowTable(crate::dataplane::NodePortAddresses::all());
-    let cleanups = crate::flows::clean_up(&table, vips, |_| false)?;
-    Ok(cleanups.iter().map(|cleanup| cleanup.deleted).sum())
+    crate::flows::delete_stale_udp(state)
 }
 
 /// Deletes the half-open TCP connections of the thread's network namespace that a change misleads, as after a sync, but

@@ -1,4 +1,4 @@
-//! What others have recorded for the thread that deletes flows, and when that is due. Compiled again in
+//! What others have recorded for the thread that handles flows, and the wake-up of that thread. Compiled again in
 //! `tests/simulation/concurrency/`, where the primitives of `sync` are those of a scheduler that tries many
 //! interleavings.
 
@@ -6,106 +6,62 @@ use std::{mem, time::Duration};
 
 use super::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The pause after a cleanup, as a multiple of its duration: half of a core at most.
-const PAUSE_FACTOR: u32 = 1;
-
-/// The longest pause.
-const MAX_PAUSE: Duration = Duration::from_secs(10);
-
-/// Shared by those who record, whose calls never block, and the thread.
+/// What is recorded, shared by those who record and the thread. No call waits for the work of the thread, except for
+/// `close` and `wait_idle`.
 #[derive(Debug)]
-pub(crate) struct CleanupRequests<U>(Arc<Shared<U>>);
+pub(crate) struct Requests<U>(Arc<(Mutex<RequestState<U>>, Condvar)>);
 
 #[derive(Debug)]
-struct Shared<U> {
-    state: Mutex<RequestState<U>>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
 struct RequestState<U> {
-    /// What was recorded since the thread last took it.
-    updates: U,
-    /// A cleanup is due.
+    recorded: U,
     is_due: bool,
-    is_cleaning: bool,
-    is_failing: bool,
+    /// Whether the thread has work, or was told to end and has not ended.
+    is_busy: bool,
     is_closed: bool,
 }
 
-/// Why a cleanup does not wait any more.
+/// Why the thread does not wait any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
     /// The time has passed.
     Elapsed,
-    /// Another cleanup is due.
+    /// Something was recorded that is due.
     Due,
-    /// There will be no more.
+    /// Nothing will be recorded any more.
     Closed,
 }
 
-impl<U> Clone for CleanupRequests<U> {
+impl<U> Clone for Requests<U> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<U: Default> Default for CleanupRequests<U> {
-    fn default() -> Self {
-        Self(Arc::new(Shared { state: Mutex::new(RequestState::default()), changed: Condvar::new() }))
-    }
-}
-
-impl<U: Default> CleanupRequests<U> {
-    /// Records a change, or reads what was recorded.
-    pub(crate) fn record<R>(&self, record: impl FnOnce(&mut U) -> R) -> R {
-        record(&mut self.state().updates)
+impl<U> Requests<U> {
+    pub(crate) fn new(recorded: U) -> Self {
+        let state = RequestState { recorded, is_due: false, is_busy: false, is_closed: false };
+        Self(Arc::new((Mutex::new(state), Condvar::new())))
     }
 
-    /// Records a change, and requests a cleanup if it `needs` one, or if the last one has failed.
-    pub(crate) fn request(&self, record: impl FnOnce(&mut U), needs: bool) {
+    /// Records something. Wakes the thread if that returns true.
+    pub(crate) fn record(&self, record: impl FnOnce(&mut U) -> bool) {
         let mut state = self.state();
-        record(&mut state.updates);
-        state.is_due |= needs || state.is_failing;
+        state.is_due |= record(&mut state.recorded);
         drop(state);
-        self.0.changed.notify_all();
+        self.0.1.notify_all();
     }
 
-    /// Ends the thread after the current cleanup.
-    pub(crate) fn close(&self) {
-        self.state().is_closed = true;
-        self.0.changed.notify_all();
+    /// Reads or takes what was recorded.
+    pub(crate) fn with<R>(&self, read: impl FnOnce(&mut U) -> R) -> R {
+        read(&mut self.state().recorded)
     }
 
-    /// Takes what was recorded.
-    pub(crate) fn take(&self) -> U {
-        mem::take(&mut self.state().updates)
-    }
-
-    /// Waits until a cleanup is due. Returns false when there will be none.
-    pub(crate) fn wait(&self) -> bool {
+    /// Waits until something is due, at most for this time. The thread is busy then, until it calls `finish`.
+    pub(crate) fn wait(&self, at_most: Duration) -> Wake {
         let is_idle = |state: &mut RequestState<U>| !state.is_due && !state.is_closed;
-        let waited = self.0.changed.wait_while(self.state(), is_idle);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        state.is_due = false;
-        state.is_cleaning = true;
-        !state.is_closed
-    }
-
-    /// Records the end of a cleanup.
-    pub(crate) fn finish(&self, is_failing: bool) {
-        let mut state = self.state();
-        state.is_cleaning = false;
-        state.is_failing = is_failing;
-        drop(state);
-        self.0.changed.notify_all();
-    }
-
-    /// Waits within a cleanup, at most for this time.
-    pub(crate) fn wait_at_most(&self, time: Duration) -> Wake {
-        let is_idle = |state: &mut RequestState<U>| !state.is_due && !state.is_closed;
-        let waited = self.0.changed.wait_timeout_while(self.state(), time, is_idle);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut state, _) =
+            self.0.1.wait_timeout_while(self.state(), at_most, is_idle).unwrap_or_else(PoisonError::into_inner);
+        state.is_busy = true;
         match mem::take(&mut state.is_due) {
             _ if state.is_closed => Wake::Closed,
             true => Wake::Due,
@@ -113,27 +69,37 @@ impl<U: Default> CleanupRequests<U> {
         }
     }
 
-    /// Pauses after a cleanup that `took` this long, unless there will be none.
-    pub(crate) fn pause(&self, took: Duration) {
-        self.rest((took * PAUSE_FACTOR).min(MAX_PAUSE));
+    /// The thread has done what was due, or ends.
+    pub(crate) fn finish(&self) {
+        self.state().is_busy = false;
+        self.0.1.notify_all();
     }
 
-    /// Waits for this time. Returns false as soon as there will be no more cleanups.
+    /// Waits for this time. Returns false as soon as the thread is to end.
     pub(crate) fn rest(&self, time: Duration) -> bool {
-        let waited = self.0.changed.wait_timeout_while(self.state(), time, |state| !state.is_closed);
+        let waited = self.0.1.wait_timeout_while(self.state(), time, |state| !state.is_closed);
         !waited.unwrap_or_else(PoisonError::into_inner).0.is_closed
     }
 
+    /// Ends the thread, and waits for its end, at most for this time.
+    pub(crate) fn close(&self, at_most: Duration) {
+        let mut state = self.state();
+        state.is_closed = true;
+        state.is_busy = true;
+        self.0.1.notify_all();
+        drop(self.0.1.wait_timeout_while(state, at_most, |state| state.is_busy));
+    }
+
     fn state(&self) -> MutexGuard<'_, RequestState<U>> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<U: Default> CleanupRequests<U> {
-    /// Waits until no cleanup runs or is due.
+impl<U> Requests<U> {
+    /// Waits until the thread has nothing to do.
     #[cfg_attr(not(test), allow(dead_code, reason = "for tests and models"))]
     pub(crate) fn wait_idle(&self) {
-        let is_busy = |state: &mut RequestState<U>| state.is_due || state.is_cleaning;
-        drop(self.0.changed.wait_while(self.state(), is_busy).unwrap_or_else(PoisonError::into_inner));
+        let is_busy = |state: &mut RequestState<U>| state.is_due || state.is_busy;
+        drop(self.0.1.wait_while(self.state(), is_busy).unwrap_or_else(PoisonError::into_inner));
     }
 }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     ChangeCounts, Changes, Connect, NodeState, Progress,
-    flows::ConnectionResetter,
+    flows::Flows,
     metrics::Metrics,
     replica::{Committed, Reaction, Replica},
     stream::{StreamEvent, StreamFollower},
@@ -29,7 +29,7 @@ pub(crate) struct Follower<C> {
     pub(crate) acks: Acks,
     pub(crate) target: watch::Sender<Target>,
     pub(crate) programmed: watch::Receiver<Programmed>,
-    pub(crate) resets: ConnectionResetter,
+    pub(crate) flows: Arc<Flows>,
     pub(crate) progress: watch::Sender<Progress>,
     pub(crate) metrics: Arc<Metrics>,
 }
@@ -95,7 +95,7 @@ impl<C: Connect> Follower<C> {
         let number = self.target.borrow().number + 1;
         let position = self.acks.received(number, revision, digest);
         let state = self.replica.state();
-        self.resets.committed(departed, &changes, state);
+        self.flows.committed(departed, &changes, state);
         let withheld = self.replica.withheld_service_ports();
         if let Some(loss) = loss {
             error!(

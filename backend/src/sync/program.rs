@@ -30,8 +30,7 @@ use super::{
     reporter::{describe_unusable, log_failures},
 };
 use crate::{
-    Backend, Changes, Drift, NodeState, SyncReport, backend::Work, drifts::Drifts, flows::ConntrackCleaner,
-    health::HealthChecks,
+    Backend, Changes, Drift, NodeState, SyncReport, backend::Work, drifts::Drifts, flows::Flows, health::HealthChecks,
 };
 
 /// How long a frontend has to answer before the kernel is read for whether an earlier process has programmed it.
@@ -50,7 +49,7 @@ pub(crate) struct Programmer<B> {
     /// The delays after failures.
     pub(crate) backoff: Backoff,
     pub(crate) drifts: Drifts,
-    pub(crate) conntrack: ConntrackCleaner,
+    pub(crate) flows: Arc<Flows>,
     pub(crate) health: HealthChecks,
     pub(crate) reporter: Reporter,
 }
@@ -209,7 +208,7 @@ impl<B: Backend> Programmer<B> {
 
     fn take(&mut self, target: Target, changes: &Changes) {
         if !target.is_confirmed {
-            self.conntrack.rolled_back();
+            self.flows.rolled_back();
         }
         self.kernel.take(target, changes);
     }
@@ -220,7 +219,7 @@ impl<B: Backend> Programmer<B> {
         self.reporter.begun(begun);
         self.kernel.is_known = false;
         let state = &self.kernel.current.state;
-        self.conntrack.prepare(state);
+        self.flows.prepare(state);
         let result = match work {
             Work::Reconcile => self.backend.reconcile(state).await.context("reconcile"),
             Work::Apply => self.backend.apply(state, changes).await.context("apply"),
@@ -246,7 +245,7 @@ impl<B: Backend> Programmer<B> {
         });
         let completed: Vec<_> = completed.collect();
         let failed = report.failures.iter().map(|failure| &failure.key).chain(unfinished.keys());
-        self.conntrack.programmed(work == Work::Reconcile, unfinished.is_empty(), failed);
+        self.flows.programmed(work == Work::Reconcile, unfinished.is_empty(), failed);
         self.health.publish(state, &completed);
         if work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
@@ -278,7 +277,7 @@ impl<B: Backend> Programmer<B> {
         if unfinished.is_empty() {
             self.reporter.finished(current, &self.targets.borrow());
             if current.is_confirmed {
-                self.conntrack.confirmed();
+                self.flows.confirmed();
             }
         }
         self.programmed.send_modify(|programmed| {

@@ -1,6 +1,6 @@
-//! The requests to the thread that deletes UDP flows: `backend/src/flows/requests.rs`.
+//! The requests to the thread that deletes and resets flows: `backend/src/flows/requests.rs`.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use shuttle::{check_random, thread};
 
@@ -15,32 +15,40 @@ mod sync {
 #[path = "../../../backend/src/flows/requests.rs"]
 mod requests;
 
-use requests::CleanupRequests;
+use requests::{Requests, Wake};
 
-/// Changes that are recorded while a cleanup runs: the last cleanup comes after the last change, and one that fails is
-/// repeated after a change that needs none itself.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Changes that are recorded while a cleanup runs: the last cleanup comes after the last change.
 #[test]
 fn last_cleanup_sees_the_last_change() {
     let model = || {
-        let requests = CleanupRequests::<Vec<u8>>::default();
+        let requests = Requests::<Vec<u8>>::new(Vec::new());
         let server = thread::spawn({
             let requests = requests.clone();
             move || {
                 let (mut cleanups, mut seen) = (0, Vec::new());
-                while requests.wait() {
-                    seen.extend(requests.take());
+                while requests.wait(LONG) == Wake::Due {
+                    seen.extend(requests.with(mem::take));
                     cleanups += 1;
-                    requests.finish(cleanups == 1);
+                    requests.finish();
                 }
+                requests.finish();
                 (cleanups, seen)
             }
         });
-        requests.record(|changes| changes.push(1));
-        requests.request(|changes| changes.push(2), true);
+        let record = |change, is_due| {
+            requests.record(|changes| {
+                changes.push(change);
+                is_due
+            });
+        };
+        record(1, false);
+        record(2, true);
         requests.wait_idle();
-        requests.request(|changes| changes.push(3), false);
+        record(3, true);
         requests.wait_idle();
-        requests.close();
+        requests.close(LONG);
         assert_eq!(server.join().unwrap(), (2, vec![1, 2, 3]));
     };
     check_random(model, INTERLEAVINGS);
@@ -50,19 +58,24 @@ fn last_cleanup_sees_the_last_change() {
 #[test]
 fn thread_that_is_closed_ends() {
     let model = || {
-        let requests = CleanupRequests::<Vec<u8>>::default();
+        let requests = Requests::<Vec<u8>>::new(Vec::new());
         let server = thread::spawn({
             let requests = requests.clone();
             move || {
-                while requests.wait() {
-                    requests.finish(false);
-                    requests.pause(Duration::from_secs(3600));
+                while requests.wait(LONG) == Wake::Due {
+                    requests.finish();
+                    requests.rest(LONG);
                 }
+                requests.finish();
             }
         });
-        requests.request(|changes| changes.push(1), true);
-        requests.request(|changes| changes.push(2), true);
-        requests.close();
+        for change in [1, 2] {
+            requests.record(|changes| {
+                changes.push(change);
+                true
+            });
+        }
+        requests.close(LONG);
         server.join().unwrap();
     };
     check_random(model, INTERLEAVINGS);

@@ -2,13 +2,18 @@
 
 use std::{
     cell::{Cell, RefCell},
-    time::Duration,
+    collections::HashSet,
+    time::Instant,
 };
 
 use netlink::conntrack::{ConntrackZone, FlowProtocol, Tuple};
 
 use super::*;
-use crate::testing::{StateBuilder, mk_key, mk_state};
+use crate::{
+    Changes,
+    flows::memory::Memory,
+    testing::{StateBuilder, mk_key, mk_state},
+};
 
 const ONE: &str = "10.244.1.1:8080";
 const GONE: &str = "10.244.1.2:8080";
@@ -59,7 +64,7 @@ impl FlowTable for Table {
 
     fn visit(
         &self,
-        _: AddressFamily,
+        _: IpFamily,
         _: FlowProtocol,
         _: &mut dyn FnMut(Flow) -> netlink::Result<()>,
     ) -> netlink::Result<()> {
@@ -68,12 +73,11 @@ impl FlowTable for Table {
 
     fn visit_half_open(
         &self,
-        family: AddressFamily,
+        family: IpFamily,
         visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
     ) -> netlink::Result<()> {
         let flows = self.flows.borrow().clone();
-        let is_listed =
-            |flow: &Flow| flow.is_half_open && flow.original.source.is_ipv4() == (family == AddressFamily::V4);
+        let is_listed = |flow: &Flow| flow.is_half_open && flow.original.source.is_ipv4() == (family == IpFamily::V4);
         flows.into_iter().filter(is_listed).try_for_each(visit)
     }
 
@@ -96,20 +100,33 @@ fn web(endpoints: &'static [&'static str]) -> StateBuilder {
     })
 }
 
-/// What a commit records that changes this service port, from which these endpoints depart, when it is programmed.
-fn programmed(state: &NodeState, key: &str, departed: &[&str]) -> HalfOpenPorts {
-    let mut changed = ChangedPorts::default();
-    commit(&mut changed, key, departed);
-    changed.programmed(state, &BTreeSet::new())
+/// What follows when these endpoints have departed from this service port, and that is programmed.
+fn programmed(state: &NodeState, key: &str, departed: &[&str]) -> Option<HalfOpenPorts> {
+    let mut memory = memory(state);
+    commit(&mut memory, key, departed);
+    finish(&mut memory, &[])
 }
 
-fn commit(changed: &mut ChangedPorts, key: &str, departed: &[&str]) {
+/// A state that a frontend has confirmed.
+fn memory(state: &NodeState) -> Memory {
+    let mut memory = Memory::new(state.clone());
+    memory.confirmed();
+    memory
+}
+
+fn commit(memory: &mut Memory, key: &str, departed: &[&str]) {
     let endpoint = |text: &&str| {
-        let address: SocketAddr = text.parse().unwrap();
-        let port = NonZeroU16::new(address.port()).unwrap();
-        Endpoint { terminating: true, ..Endpoint::new(address.ip(), port) }
+        let endpoint = endpoint_at(text.parse().unwrap()).unwrap();
+        Endpoint { terminating: true, ..endpoint }
     };
-    changed.add(&mk_key(key), departed.iter().map(endpoint).collect());
+    let departed = [(mk_key(key), departed.iter().map(endpoint).collect())].into();
+    let state = memory.state.clone();
+    memory.committed(Some(departed), &Changes::default(), &state, Instant::now());
+}
+
+fn finish(memory: &mut Memory, failed: &[ServicePortKey]) -> Option<HalfOpenPorts> {
+    memory.programmed(false, true, failed.iter());
+    memory.take_half_open()
 }
 
 /// A pass, while whose rest this happens. Returns the connections that it deletes.
@@ -134,7 +151,7 @@ fn pass(ports: &HalfOpenPorts, state: &NodeState, table: &Table) -> Vec<u32> {
 #[test]
 fn connections_to_endpoints_that_departed_are_deleted() {
     let state = web(&[ONE]).build();
-    let ports = programmed(&state, "default/web", &[GONE, "[fd00:244::2]:8080"]);
+    let ports = programmed(&state, "default/web", &[GONE, "[fd00:244::2]:8080"]).unwrap();
     let table = Table::default();
     for to in ["10.96.0.1:80", "198.51.100.1:80", NODE_PORT, "192.168.7.7:30080"] {
         table.add(to, GONE);
@@ -161,19 +178,19 @@ fn connections_that_are_not_translated_are_deleted() {
     vips.iter().for_each(|vip| table.add(vip, vip));
     table.add("198.51.100.2:80", "198.51.100.2:80");
     let state = web(&[ONE]).build();
-    assert_eq!(pass(&programmed(&state, "default/web", &[]), &state, &table), [1, 2, 3, 4]);
+    assert_eq!(pass(&programmed(&state, "default/web", &[]).unwrap(), &state, &table), [1, 2, 3, 4]);
 
     // The endpoint is at the VIP, and at the node port.
     let table = Table::default();
     vips.iter().for_each(|vip| table.add(vip, vip));
     let state = web(&[ONE, "198.51.100.1:80", NODE_PORT]).build();
-    assert_eq!(pass(&programmed(&state, "default/web", &[]), &state, &table), [1, 4]);
+    assert_eq!(pass(&programmed(&state, "default/web", &[]).unwrap(), &state, &table), [1, 4]);
 }
 
 #[test]
 fn what_is_answered_meanwhile_is_kept() {
     let state = web(&[ONE]).build();
-    let ports = programmed(&state, "default/web", &[GONE]);
+    let ports = programmed(&state, "default/web", &[GONE]).unwrap();
     let table = Table::default();
     (0..3).for_each(|_| table.add("10.96.0.1:80", GONE));
     table.answer(1);
@@ -186,18 +203,23 @@ fn what_is_answered_meanwhile_is_kept() {
 #[test]
 fn only_programmed_changes_of_tcp_count() {
     let state = web(&[ONE]).service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10")).build();
-    let mut changed = ChangedPorts::default();
-    assert!(programmed(&state, "default/dns/udp", &[]).is_empty());
-    assert!(programmed(&state, "default/removed", &[GONE]).is_empty());
-    commit(&mut changed, "default/web", &[GONE]);
-    assert!(changed.programmed(&state, &[mk_key("default/web")].into()).is_empty());
+    let mut memory = memory(&state);
+    assert!(programmed(&state, "default/removed", &[GONE]).is_none());
+    commit(&mut memory, "default/web", &[GONE]);
+    assert!(finish(&mut memory, &[mk_key("default/web")]).is_none());
     let table = Table::default();
     table.add("10.96.0.1:80", GONE);
     table.add("10.96.0.1:80", "10.244.1.3:8080");
-    let mut ports = changed.programmed(&state, &BTreeSet::new());
-    assert!(changed.programmed(&state, &BTreeSet::new()).is_empty(), "once");
-    ports.update(programmed(&state, "default/web", &["10.244.1.3:8080"]));
-    assert_eq!(pass(&ports, &state, &table), [1, 2], "both departed");
+    let mut before = mk_state().build();
+    before.set_service_port(&mk_key("default/web"), state.service_port(&mk_key("default/web")).cloned());
+    let mut udp = self::memory(&before);
+    udp.prepare(&state);
+    assert!(finish(&mut udp, &[]).is_none());
+    let ports = finish(&mut memory, &[]).unwrap();
+    assert!(finish(&mut memory, &[]).is_none(), "once");
+    memory.put_back_half_open(ports.ports);
+    commit(&mut memory, "default/web", &["10.244.1.3:8080"]);
+    assert_eq!(pass(&finish(&mut memory, &[]).unwrap(), &state, &table), [1, 2], "both departed");
 }
 
 #[test]
@@ -205,17 +227,24 @@ fn an_endpoint_that_has_returned_is_one() {
     let state = web(&[ONE, GONE]).build();
     let table = Table::default();
     table.add("10.96.0.1:80", GONE);
-    assert_eq!(pass(&programmed(&state, "default/web", &[GONE]), &state, &table), [0; 0]);
+    let ports =
+        HalfOpenPorts { state: state.clone(), ..programmed(&web(&[ONE]).build(), "default/web", &[GONE]).unwrap() };
+    assert_eq!(pass(&ports, &state, &table), [0; 0]);
 }
 
 #[test]
 fn what_is_remembered_and_deleted_has_a_bound() {
+    const MAX: usize = PassLimit::ALL;
+    const MAX_OF_NAMESPACE: usize = PassLimit::OF_NAMESPACE;
     let all: Vec<_> = (1..2 * MAX_DEPARTED).map(|port| format!("10.244.1.2:{port}")).collect();
     let all: Vec<_> = all.iter().map(String::as_str).collect();
     let state = web(&[ONE]).build();
-    let mut ports = programmed(&state, "default/web", &all);
-    ports.update(programmed(&state, "default/web", &[GONE]));
-    assert_eq!(ports.0[&mk_key("default/web")].departed.len(), MAX_DEPARTED);
+    let mut memory = memory(&state);
+    commit(&mut memory, "default/web", &all);
+    assert!(finish(&mut memory, &[mk_key("default/web")]).is_none());
+    commit(&mut memory, "default/web", &[GONE]);
+    let ports = finish(&mut memory, &[]).unwrap();
+    assert_eq!(ports.ports[&mk_key("default/web")].len(), MAX_DEPARTED);
     // Those of another namespace are deleted, too.
     let other = |n: usize| format!("10.96.1.{n}:80");
     let namespaces = MAX / MAX_OF_NAMESPACE + 1;
@@ -223,7 +252,10 @@ fn what_is_remembered_and_deleted_has_a_bound() {
         state.service(&format!("ns-{n}/web"), |web| web.port(80).cluster_ip(other(n).trim_end_matches(":80")))
     });
     let state = state.build();
-    (1..namespaces).for_each(|n| ports.update(programmed(&state, &format!("ns-{n}/web"), &["10.244.1.2:7"])));
+    let mut memory = self::memory(&state);
+    memory.put_back_half_open(ports.ports);
+    (1..namespaces).for_each(|n| commit(&mut memory, &format!("ns-{n}/web"), &["10.244.1.2:7"]));
+    let ports = finish(&mut memory, &[]).unwrap();
     let table = Table::default();
     (0..MAX_OF_NAMESPACE + 2).for_each(|_| table.add("10.96.0.1:80", "10.244.1.2:7"));
     table.add(&other(1), "10.244.1.2:7");
@@ -237,23 +269,27 @@ fn what_is_remembered_and_deleted_has_a_bound() {
 
 #[test]
 fn endpoints_that_return_have_not_departed() {
-    let mut ports = programmed(&web(&[ONE]).build(), "default/web", &[GONE]);
+    let mut memory = memory(&web(&[ONE]).build());
+    commit(&mut memory, "default/web", &[GONE]);
     let table = Table::default();
     table.add("10.96.0.1:80", GONE);
     let returned = web(&[ONE, GONE]).build();
-    ports.retain_departed(&returned);
-    assert_eq!(pass(&ports, &returned, &table), [0; 0]);
+    let ports = finish(&mut memory, &[]).unwrap();
+    memory.put_back_half_open(ports.ports);
+    memory.prepare(&returned);
+    assert_eq!(pass(&memory.take_half_open().unwrap(), &returned, &table), [0; 0]);
 }
 
 /// Most changes add endpoints, or let some terminate that keep their flows.
 #[test]
 fn changes_that_mislead_no_connection_list_none() {
-    let mut changed = ChangedPorts::default();
-    let mut before = mk_state().build();
+    let mut memory = memory(&mk_state().build());
     let mut lists = |after: NodeState, failed: &[ServicePortKey]| {
-        before.diff(&after).for_each(|change| changed.record(&change));
-        before = after;
-        !changed.programmed(&before, &failed.iter().cloned().collect()).is_empty()
+        let before = memory.state.clone();
+        let departed = before.diff(&after).filter_map(|change| change.departed()).collect();
+        memory.committed(Some(departed), &Changes::between(&before, &after), &after, Instant::now());
+        memory.prepare(&after);
+        finish(&mut memory, failed).is_some()
     };
     let (one, two) = (|| web(&[ONE]).build(), || web(&[ONE, GONE]).build());
     assert!(lists(two(), &[]), "a new service port");

@@ -2,8 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    net::IpAddr,
-    num::NonZeroU16,
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,8 +12,10 @@ use proto::model::{Endpoint, IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
     Changes, DepartedEndpoints, NodeState, ServicePortState,
-    dataplane::{Vip, vips},
-    flows::udp::FlowVips,
+    flows::{
+        half_open::endpoint_at,
+        vips::{FlowVips, vips_of},
+    },
 };
 
 /// For how long an endpoint has to be gone, without interruption, before its connections are reset.
@@ -33,19 +34,12 @@ pub(super) const PAUSES: [Duration; 4] =
 const MAX_OF_NAMESPACE: usize = 1024;
 const MAX: usize = 8192;
 
-/// The endpoints that departed from service ports. The follower of the stream records, the worker reads.
+/// The endpoints that departed from service ports.
 #[derive(Debug, Default)]
-pub(super) struct Departed {
-    service_ports: BTreeMap<ServicePortKey, DepartedOfPort>,
-    node_addresses: Vec<IpAddr>,
+pub(in crate::flows) struct Departed {
+    service_ports: BTreeMap<ServicePortKey, BTreeMap<Endpoint, Departure>>,
     /// Whether the connections of an endpoint must not be reset any more.
-    is_revoked: bool,
-}
-
-#[derive(Debug, Default)]
-struct DepartedOfPort {
-    vips: PerFamily<Vec<Vip>>,
-    endpoints: BTreeMap<Endpoint, Departure>,
+    pub(in crate::flows) is_revoked: bool,
 }
 
 /// An endpoint that departed.
@@ -74,21 +68,21 @@ pub(super) type DueVips = FlowVips<Arc<DuePort>>;
 
 /// What a pass looks for.
 #[derive(Debug)]
-pub(super) struct Due {
+pub(in crate::flows) struct Due {
     pub(super) vips: PerFamily<DueVips>,
     ports: Vec<Arc<DuePort>>,
     at: Instant,
 }
 
 /// The number of connections to each endpoint that is gone.
-pub(super) type OpenConnections = BTreeMap<(ServicePortKey, Endpoint), usize>;
+pub(in crate::flows) type OpenConnections = BTreeMap<(ServicePortKey, Endpoint), usize>;
 
 // === impl Departed ===
 
 impl Departed {
     /// Records a commit. `state` is the committed one. `departed`: the endpoints that departed; `None`: what
     /// departed before is void.
-    pub(super) fn committed(
+    pub(in crate::flows) fn committed(
         &mut self,
         departed: Option<DepartedEndpoints>,
         changes: &Changes,
@@ -99,13 +93,9 @@ impl Departed {
             self.is_revoked |= !self.service_ports.is_empty();
             self.service_ports.clear();
         }
-        if changes.node || departed.is_none() {
-            self.node_addresses.clone_from(&state.node().addresses);
-        }
         self.remember(departed.unwrap_or_default(), now);
-        let known = changes.service_ports.iter().filter(|key| self.service_ports.contains_key(*key));
-        for key in known.cloned().collect::<Vec<_>>() {
-            self.update(&key, state.service_port(&key), now);
+        for key in &changes.service_ports {
+            self.update(key, state.service_port(key), now);
         }
     }
 
@@ -115,13 +105,13 @@ impl Departed {
         }
         self.forget_old(now);
         let mut counts = BTreeMap::<_, usize>::new();
-        for (key, of_port) in &self.service_ports {
-            *counts.entry(key.namespace.clone()).or_default() += of_port.endpoints.len();
+        for (key, endpoints) in &self.service_ports {
+            *counts.entry(key.namespace.clone()).or_default() += endpoints.len();
         }
         let mut room = MAX.saturating_sub(counts.values().sum());
         for (key, endpoints) in departed {
             let count = counts.entry(key.namespace.clone()).or_default();
-            let known = &mut self.service_ports.entry(key).or_default().endpoints;
+            let known = self.service_ports.entry(key).or_default();
             for endpoint in endpoints.into_iter().take(room.min(MAX_OF_NAMESPACE.saturating_sub(*count))) {
                 let departure = Departure { at: now, due: None, passes: 0, open: 0 };
                 if known.insert(Endpoint { terminating: false, ..endpoint }, departure).is_none() {
@@ -134,13 +124,12 @@ impl Departed {
 
     /// Compares what departed from a service port with its state.
     fn update(&mut self, key: &ServicePortKey, service: Option<&ServicePortState>, now: Instant) {
-        let Some(DepartedOfPort { vips: of_port, endpoints }) = self.service_ports.get_mut(key) else { return };
+        let Some(endpoints) = self.service_ports.get_mut(key) else { return };
         let Some(service) = service else {
             self.is_revoked = true;
             self.service_ports.remove(key);
             return;
         };
-        *of_port = PerFamily::from_fn(|family| vips(&service.port, family).into_iter().map(|(vip, _)| vip).collect());
         endpoints.retain(|endpoint, departure| {
             let is_gone = is_gone(service, endpoint);
             self.is_revoked |= !is_gone && departure.due.is_some();
@@ -153,44 +142,48 @@ impl Departed {
     }
 
     fn forget_old(&mut self, now: Instant) {
-        self.service_ports.retain(|_, DepartedOfPort { endpoints, .. }| {
+        self.service_ports.retain(|_, endpoints| {
             endpoints.retain(|_, departure| now < departure.due.unwrap_or(departure.at) + MEMORY);
             !endpoints.is_empty()
         });
     }
 
-    /// When the next connections are due to be reset.
-    pub(super) fn next_due(&self) -> Option<Instant> {
-        let departures = self.service_ports.values().flat_map(|of_port| of_port.endpoints.values());
-        departures.filter_map(|departure| departure.due).min()
+    /// When the next connections are due to be reset, of service ports that are programmed.
+    pub(in crate::flows) fn next_due(&self, is_programmed: impl Fn(&ServicePortKey) -> bool) -> Option<Instant> {
+        let programmed = self.service_ports.iter().filter(|(key, _)| is_programmed(key));
+        programmed.flat_map(|(_, endpoints)| endpoints.values()).filter_map(|departure| departure.due).min()
     }
 
-    /// What is due now.
-    pub(super) fn due(&mut self, now: Instant) -> Due {
+    /// What is due now, of service ports that are programmed as in this state.
+    pub(in crate::flows) fn due(
+        &mut self,
+        state: &NodeState,
+        is_programmed: impl Fn(&ServicePortKey) -> bool,
+        now: Instant,
+    ) -> Due {
         self.forget_old(now);
-        let of_port = |(key, DepartedOfPort { vips, endpoints }): (&ServicePortKey, &DepartedOfPort)| {
-            let due = endpoints.iter().filter(|(_, departure)| departure.due.is_some_and(|due| due <= now));
-            let endpoints: Vec<_> = due.map(|(endpoint, _)| *endpoint).collect();
+        let mut due = Due { vips: DueVips::at(&state.node().addresses), ports: Vec::new(), at: now };
+        for (key, endpoints) in self.service_ports.iter().filter(|(key, _)| is_programmed(key)) {
+            let endpoints = endpoints.iter().filter(|(_, departure)| departure.due.is_some_and(|due| due <= now));
+            let endpoints: Vec<_> = endpoints.map(|(endpoint, _)| *endpoint).collect();
+            let Some(service) = state.service_port(key).filter(|_| !endpoints.is_empty()) else { continue };
             let port = Arc::new(DuePort { key: key.clone(), endpoints });
-            (!port.endpoints.is_empty()).then(|| {
-                let of_family = |family| {
-                    let is_of_family = |endpoint: &Endpoint| IpFamily::of(&endpoint.address) == family;
-                    let has_family = port.endpoints.iter().any(is_of_family);
-                    (if has_family { vips[family].clone() } else { Vec::new() }, port.clone())
-                };
-                (PerFamily::from_fn(of_family), port.clone())
-            })
-        };
-        let (vips, ports): (Vec<_>, Vec<_>) = self.service_ports.iter().filter_map(of_port).unzip();
-        Due { vips: DueVips::of_service_ports(vips.iter(), &self.node_addresses), ports, at: now }
+            for family in IpFamily::ALL {
+                if port.endpoints.iter().any(|endpoint| IpFamily::of(&endpoint.address) == family) {
+                    due.vips[family].add(vips_of(service, family), &port);
+                }
+            }
+            due.ports.push(port);
+        }
+        due
     }
 
     /// Records a pass that found this number of connections to each endpoint. Returns how many were reset since the
     /// pass before.
-    pub(super) fn passed(&mut self, due: &Due, open: &OpenConnections, now: Instant) -> usize {
+    pub(in crate::flows) fn passed(&mut self, due: &Due, open: &OpenConnections, now: Instant) -> usize {
         let mut reset = 0;
         for port in &due.ports {
-            let Some(DepartedOfPort { endpoints, .. }) = self.service_ports.get_mut(&port.key) else { continue };
+            let Some(endpoints) = self.service_ports.get_mut(&port.key) else { continue };
             for endpoint in &port.endpoints {
                 let Some(departure) = endpoints.get_mut(endpoint) else { continue };
                 if departure.due.is_none_or(|at| at > due.at) {
@@ -214,23 +207,19 @@ impl Departed {
     }
 
     /// Whether connections of an endpoint must not be reset any more, for which this has not returned true before.
-    pub(super) fn take_revoked(&mut self) -> bool {
-        std::mem::take(&mut self.is_revoked)
-    }
-
-    pub(super) fn is_revoked(&self) -> bool {
-        self.is_revoked
+    pub(in crate::flows) fn take_revoked(&mut self) -> bool {
+        mem::take(&mut self.is_revoked)
     }
 }
 
 impl DueVips {
     /// The service port and the endpoint, if this connection was translated from one of these VIPs to an endpoint that
     /// is due. One that is not translated is older than the VIP, or is none of the Service: its peer may be alive.
-    pub(super) fn of_gone(&self, flow: &Flow) -> Option<(ServicePortKey, Endpoint)> {
+    pub(super) fn of_gone(&self, flow: &Flow) -> Option<(&ServicePortKey, Endpoint)> {
         let source = flow.reply.source;
         let port = self.get(flow).filter(|_| flow.is_established && source != flow.original.destination)?;
-        let endpoint = Endpoint::new(source.ip(), NonZeroU16::new(source.port())?);
-        port.endpoints.binary_search(&endpoint).ok().map(|_| (port.key.clone(), endpoint))
+        let endpoint = endpoint_at(source)?;
+        port.endpoints.binary_search(&endpoint).ok().map(|_| (&port.key, endpoint))
     }
 }
 

@@ -16,11 +16,10 @@ use netlink::{
 use proto::model::{Endpoint, IpFamily};
 
 use super::{
-    chain,
+    Rest, chain,
     departed::{ABSENCE, Departed, OpenConnections, PAUSES},
     rejecter::Rejected,
     remove_reset_rules, table,
-    worker::Rest,
 };
 use crate::{
     Changes, DepartedEndpoints, NodeState,
@@ -98,7 +97,7 @@ impl Fixture {
     }
 
     fn is_due(&mut self, flow: &Flow) -> bool {
-        let due = self.departed.due(self.now);
+        let due = self.departed.due(&self.state, |_| true, self.now);
         due.vips[IpFamily::of(&flow.original.destination.ip())].of_gone(flow).is_some()
     }
 
@@ -108,7 +107,7 @@ impl Fixture {
 
     /// A pass that finds this number of connections to the endpoint. Returns how many were reset.
     fn pass(&mut self, open: usize) -> usize {
-        let due = self.departed.due(self.now);
+        let due = self.departed.due(&self.state, |_| true, self.now);
         let open: OpenConnections = [((mk_key("default/web"), endpoint(GONE)), open)].into();
         self.departed.passed(&due, &open, self.now)
     }
@@ -189,7 +188,7 @@ fn an_endpoint_is_due_after_an_absence_without_interruption() {
     // It serves again.
     fixture.commit(&web(&BOTH, &[]));
     assert!(!fixture.is_gone(VIP, GONE) && fixture.departed.take_revoked());
-    assert_eq!(fixture.departed.next_due(), None);
+    assert_eq!(fixture.departed.next_due(|_| true), None);
 }
 
 #[test]
@@ -199,13 +198,13 @@ fn an_endpoint_whose_connections_cannot_be_reset_is_forgotten() {
     assert!(fixture.is_gone(VIP, GONE));
     fixture.now += Duration::from_secs(1);
     assert!(!fixture.is_gone(VIP, GONE));
-    assert_eq!(fixture.departed.next_due(), None);
+    assert_eq!(fixture.departed.next_due(|_| true), None);
     // Also one that the frontend does not call gone.
     fixture = departed(&web(&ONE, &[]));
     fixture.now += Duration::from_secs(300);
     assert!(!fixture.is_gone(VIP, GONE));
     fixture.commit(&web(&ONE, &[GONE]));
-    assert_eq!(fixture.departed.next_due(), None);
+    assert_eq!(fixture.departed.next_due(|_| true), None);
 }
 
 /// A Service whose slices are replaced by others, one after the other.
@@ -238,7 +237,7 @@ fn passes_pause_longer_and_longer_and_end() {
     let mut fixture = departed(&web(&ONE, &[GONE]));
     assert_eq!(fixture.pass(10), 0);
     for (pause, (open, reset)) in PAUSES.into_iter().zip([(7, 3), (7, 0), (5, 2), (5, 0)]) {
-        assert_eq!(fixture.departed.next_due(), Some(fixture.now + pause));
+        assert_eq!(fixture.departed.next_due(|_| true), Some(fixture.now + pause));
         // Another change does not bring it forward.
         fixture.commit(&web(&ONE[..1], &[GONE]));
         fixture.commit(&web(&ONE, &[GONE]));
@@ -246,10 +245,10 @@ fn passes_pause_longer_and_longer_and_end() {
         fixture.now += pause;
         assert_eq!(fixture.pass(open), reset);
     }
-    assert_eq!(fixture.departed.next_due(), None, "forgotten, although connections are open");
+    assert_eq!(fixture.departed.next_due(|_| true), None, "forgotten, although connections are open");
     // Also if there is none.
     fixture = departed(&web(&ONE, &[GONE]));
-    assert_eq!((fixture.pass(0), fixture.departed.next_due()), (0, None));
+    assert_eq!((fixture.pass(0), fixture.departed.next_due(|_| true)), (0, None));
 }
 
 #[test]
@@ -271,7 +270,7 @@ fn endpoints_that_departed_are_bounded() {
         let mut fixture = Fixture::new(state(true));
         fixture.commit(&state(false));
         fixture.now += ABSENCE;
-        let due = fixture.departed.due(fixture.now);
+        let due = fixture.departed.due(&fixture.state, |_| true, fixture.now);
         let of_service = |service: u32| {
             let mut flows = addresses(service).map(|endpoint| flow(&format!("10.96.1.{service}:80"), &endpoint));
             flows.by_ref().filter(|flow| due.vips.v4.of_gone(flow).is_some()).count()

@@ -2,20 +2,25 @@
 //! blocks.
 
 use std::{
-    collections::BTreeSet,
-    net::SocketAddr,
+    collections::{BTreeSet, HashSet},
+    net::{IpAddr, SocketAddr},
     process::Command,
     sync::{Mutex, mpsc},
+    thread,
 };
 
 use netlink::{
-    conntrack::{ConntrackZone, Tuple},
+    conntrack::{ConntrackZone, Flow, FlowProtocol, Tuple},
     testing::in_netns,
 };
-use proto::model::{FailureKind, ServicePortFailure};
+use proto::model::{FailureKind, IpFamily, ServicePortFailure};
 
 use super::*;
-use crate::testing::{StateBuilder, mk_key, mk_state};
+use crate::{
+    Changes, NodeState,
+    flows::{ConntrackCleanup, Flows, table::KernelFlowTable, udp::BATCH},
+    testing::{StateBuilder, mk_key, mk_state},
+};
 
 /// Creates a flow from this client port to port 53 of a VIP, answered by this endpoint.
 fn insert(protocol: &str, vip: &str, endpoint: &str, port: u16) {
@@ -65,9 +70,9 @@ fn of_kernel() -> KernelFlowTable {
     KernelFlowTable(NodePortAddresses::all())
 }
 
-/// A cleaner with the progress that it reports.
+/// The thread with the progress that it reports.
 struct Fixture {
-    cleaner: ConntrackCleaner,
+    flows: Flows,
     progress: watch::Sender<Progress>,
 }
 
@@ -82,17 +87,36 @@ impl Fixture {
     }
 
     fn serving(addresses: NodePortAddresses, mode: ConntrackCleanup, table: impl FlowTable, state: NodeState) -> Self {
-        let progress = watch::Sender::default();
-        let mut cleaner = ConntrackCleaner::start(mode, addresses, table, state, progress.clone(), Arc::default());
-        cleaner.is_confirmed = true;
-        Self { cleaner, progress }
+        let progress = watch::Sender::<Progress>::default();
+        let flows = match mode {
+            ConntrackCleanup::Disabled => Flows::start(mode, false, addresses, state, progress.clone(), Arc::default()),
+            ConntrackCleanup::Enabled => Flows::spawn(Worker {
+                requests: Requests::new(Memory::new(state)),
+                table,
+                nodeport_addresses: addresses,
+                resetter: Resetter::new(false),
+                progress: progress.clone(),
+                metrics: Arc::default(),
+                cleanups: Repeated::default(),
+                resets: Repeated::default(),
+            }),
+        };
+        flows.record(|memory| {
+            memory.is_confirmed = true;
+            false
+        });
+        Self { flows, progress }
     }
 
     fn of_kernel() -> Self {
         Self::new(ConntrackCleanup::Enabled, of_kernel())
     }
 
-    /// What the programmer does, and waits for the cleanup.
+    fn requests(&self) -> &Requests<Memory> {
+        self.flows.0.as_ref().unwrap()
+    }
+
+    /// What the follower and the programmer do, and waits for the cleanup.
     fn reconcile(&mut self, state: &NodeState, failures: &[ServicePortFailure]) {
         self.sync(true, state, failures);
     }
@@ -102,17 +126,19 @@ impl Fixture {
     }
 
     fn sync(&mut self, is_reconcile: bool, state: &NodeState, failures: &[ServicePortFailure]) {
-        self.cleaner.prepare(state);
-        self.cleaner.programmed(is_reconcile, true, failures.iter().map(|failure| &failure.key));
-        if let Some(requests) = &self.cleaner.requests {
-            requests.wait_idle();
-        }
+        let Some(requests) = &self.flows.0 else { return };
+        let before = requests.with(|memory| memory.state.clone());
+        let departed = before.diff(state).filter_map(|change| change.departed()).collect();
+        self.flows.committed(Some(departed), &Changes::between(&before, state), state);
+        self.flows.prepare(state);
+        self.flows.programmed(is_reconcile, true, failures.iter().map(|failure| &failure.key));
+        requests.wait_idle();
     }
 
     /// What the programmer does.
     fn begin(&mut self, is_reconcile: bool, state: &NodeState) {
-        self.cleaner.prepare(state);
-        self.cleaner.programmed(is_reconcile, true, std::iter::empty());
+        self.flows.prepare(state);
+        self.flows.programmed(is_reconcile, true, std::iter::empty());
     }
 
     fn deleted_flows(&self) -> u64 {
@@ -168,12 +194,12 @@ fn no_flow_is_deleted_before_a_frontend_confirms_the_state() {
     in_netns(|| {
         insert_all();
         let mut fixture = Fixture::of_kernel();
-        fixture.cleaner.rolled_back();
+        fixture.flows.rolled_back();
         fixture.reconcile(&dns(), &[]);
         assert_eq!(fixture.deleted_flows(), 0);
         for _ in 0..2 {
-            fixture.cleaner.confirmed();
-            fixture.cleaner.requests.as_ref().unwrap().wait_idle();
+            fixture.flows.confirmed();
+            fixture.requests().wait_idle();
             assert_eq!((client_ports(), fixture.deleted_flows()), ([1, 5, 6, 7].into(), 4));
         }
     });
@@ -298,12 +324,12 @@ fn a_vip_is_withdrawn_when_that_is_programmed_and_confirmed() {
         let all: BTreeSet<_> = (1..=5).collect();
         fixture.apply(&exposed("198.51.100.2"), &[failure]);
         assert_eq!(client_ports(), all, "not programmed");
-        fixture.cleaner.rolled_back();
-        fixture.cleaner.requests.as_ref().unwrap().finish(true);
+        fixture.flows.rolled_back();
+        fixture.requests().with(|memory| memory.put_back_udp(WithdrawnVips::new()));
         fixture.reconcile(&exposed("198.51.100.2"), &[]);
         assert_eq!(client_ports(), all, "not confirmed");
-        fixture.cleaner.confirmed();
-        fixture.cleaner.requests.as_ref().unwrap().wait_idle();
+        fixture.flows.confirmed();
+        fixture.requests().wait_idle();
         assert_eq!(client_ports(), [1, 3, 4, 5].into());
     });
 }
@@ -336,11 +362,11 @@ fn half_open_connections_are_deleted_when_the_change_is_programmed_and_confirmed
         let mut fixture = Fixture::from(ConntrackCleanup::Enabled, of_kernel(), both.clone());
         fixture.apply(&both, &[]);
         assert_eq!(client_ports(), [1, 2, 3, 4].into(), "no change");
-        fixture.cleaner.rolled_back();
+        fixture.flows.rolled_back();
         fixture.apply(&web(&["10.244.1.1:80"]), &[]);
         assert_eq!(client_ports(), [1, 2, 3, 4].into(), "not confirmed");
-        fixture.cleaner.confirmed();
-        fixture.cleaner.requests.as_ref().unwrap().wait_idle();
+        fixture.flows.confirmed();
+        fixture.requests().wait_idle();
         assert_eq!(client_ports(), [2, 3].into());
         assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (0, 0), "of UDP");
     });
@@ -350,10 +376,8 @@ fn half_open_connections_are_deleted_when_the_change_is_programmed_and_confirmed
 fn failed_cleanup_is_repeated_after_any_change() {
     in_netns(|| {
         insert_all();
-        let mut fixture = Fixture::of_kernel();
-        fixture.cleaner.prepare(&dns());
-        fixture.cleaner.changed_udp.clear();
-        fixture.cleaner.requests.as_ref().unwrap().finish(true);
+        let mut fixture = Fixture::from(ConntrackCleanup::Enabled, of_kernel(), dns());
+        fixture.requests().with(|memory| memory.put_back_udp(WithdrawnVips::new()));
         fixture.apply(&dns(), &[]);
         assert_eq!(fixture.deleted_flows(), 4);
     });
@@ -389,7 +413,7 @@ impl FlowTable for BlockingTable {
 
     fn visit(
         &self,
-        _: AddressFamily,
+        _: IpFamily,
         _: FlowProtocol,
         visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
     ) -> netlink::Result<()> {
@@ -411,7 +435,7 @@ impl FlowTable for BlockingTable {
         Ok(())
     }
 
-    fn visit_half_open(&self, _: AddressFamily, _: &mut dyn FnMut(Flow) -> netlink::Result<()>) -> netlink::Result<()> {
+    fn visit_half_open(&self, _: IpFamily, _: &mut dyn FnMut(Flow) -> netlink::Result<()>) -> netlink::Result<()> {
         self.half_open.clone()
     }
 
@@ -445,8 +469,9 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
     until(|| record.lock().unwrap().0 == 1);
     for round in 0..1000 {
         // Returns although the first dump never ends.
-        fixture.begin(false, &dns_at(["10.244.1.2:53", "10.244.1.3:53"][round % 2]));
-        fixture.cleaner.requests.as_ref().unwrap().record(|updates| assert!(updates.state.is_some()));
+        let state = dns_at(["10.244.1.2:53", "10.244.1.3:53"][round % 2]);
+        fixture.begin(false, &state);
+        fixture.requests().with(|memory| assert_eq!(memory.state, state));
     }
     permit.send(()).unwrap();
     permit.send(()).unwrap();
@@ -471,7 +496,7 @@ fn a_vip_that_is_withdrawn_during_a_cleanup_is_left_to_the_next_one() {
     fixture.begin(false, &other(mk_state()));
     permit.send(()).unwrap();
     permit.send(()).unwrap();
-    fixture.cleaner.requests.as_ref().unwrap().wait_idle();
+    fixture.requests().wait_idle();
     assert_eq!(record.lock().unwrap().1, [1, 2, 3]);
     assert_eq!(fixture.deleted_flows(), 3);
 }
@@ -486,10 +511,10 @@ fn what_is_deleted_counts_although_half_open_connections_cannot_be_listed() {
     let dns = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10"));
     let state = dns.service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
     // One cleanup for both halves.
-    fixture.cleaner.rolled_back();
+    fixture.flows.rolled_back();
     fixture.reconcile(&state, &[]);
-    fixture.cleaner.confirmed();
-    fixture.cleaner.requests.as_ref().unwrap().wait_idle();
+    fixture.flows.confirmed();
+    fixture.requests().wait_idle();
     assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (3, 1));
 }
 
@@ -515,8 +540,8 @@ fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     fixture.begin(true, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
     // The endpoint of the flows is added while the dump runs, and is not programmed yet.
-    fixture.cleaner.prepare(&dns_at("10.244.1.9:53"));
+    fixture.flows.prepare(&dns_at("10.244.1.9:53"));
     permit.send(()).unwrap();
-    fixture.cleaner.requests.as_ref().unwrap().wait_idle();
+    fixture.requests().wait_idle();
     assert_eq!(record.lock().unwrap().1, [0; 0]);
 }

@@ -1,0 +1,220 @@
+//! What the follower and the programmer record, and what follows for the flows: from the difference of the states that
+//! are programmed one after the other, and from commits, which say what departed.
+//!
+//! ```text
+//!   commit ─▶ departed ──────────────┬────────────────▶ Departed: absent for seconds ─▶ connections to be reset
+//!   state ─▶ diff to the one before ─┴─▶ changed ─ programmed ─▶ UDP is due, VIPs withdrawn, half_open ─▶ cleanup
+//! ```
+
+use std::{
+    collections::{BTreeSet, btree_map::Entry},
+    mem,
+    time::Instant,
+};
+
+use proto::model::{Endpoint, IpFamily, Protocol, ServicePortKey};
+
+use super::{
+    half_open::{ChangedPorts, HalfOpenPorts, MAX_DEPARTED},
+    resets::{Departed, Due},
+    udp::{WithdrawnVips, lost_vips},
+    vips::vips_of,
+};
+use crate::{Changes, DepartedEndpoints, NodeState};
+
+/// The most VIPs that were withdrawn and wait for a cleanup. Flows to others stay until their clients end them.
+const MAX_WITHDRAWN: usize = 65_536;
+
+/// What is known of the kernel and the connections, from those who follow and program.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// The newest state, which is programmed or about to be.
+    pub(super) state: NodeState,
+    /// The service ports that the kernel may still have as they were: those of UDP that changed, and those of TCP whose
+    /// change may mislead connections, with the endpoints that departed.
+    changed: ChangedPorts,
+    /// Those of TCP whose change is programmed.
+    half_open: ChangedPorts,
+    /// The VIPs that UDP service ports have lost, and whose flows were not deleted yet.
+    withdrawn: WithdrawnVips,
+    /// The endpoints whose connections may have to be reset.
+    pub(super) departed: Departed,
+    /// Whether the facts of the node changed.
+    is_node_changed: bool,
+    /// Whether UDP flows may be stale since the last cleanup.
+    is_udp_due: bool,
+    /// Whether a frontend has confirmed the state that is programmed. Until then no flow is touched: a state from the
+    /// file, or of a frontend that is behind, may lack endpoints that exist.
+    pub(super) is_confirmed: bool,
+}
+
+/// What UDP flows are compared with: the newest state, and the service ports that the kernel may have otherwise.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct UdpState {
+    pub(super) state: NodeState,
+    pub(super) except: BTreeSet<ServicePortKey>,
+}
+
+impl Memory {
+    /// `state`: what the kernel may have.
+    pub(super) fn new(state: NodeState) -> Self {
+        Self {
+            state,
+            changed: ChangedPorts::new(),
+            half_open: ChangedPorts::new(),
+            withdrawn: WithdrawnVips::new(),
+            departed: Departed::default(),
+            is_node_changed: false,
+            is_udp_due: false,
+            is_confirmed: false,
+        }
+    }
+
+    // === what is recorded ===
+
+    /// A commit, at a cost proportional to the change. `state` is the committed one. `departed`: the endpoints that left
+    /// service ports; `None`: the commit before is not comparable, and what departed until then is not to be reset.
+    pub(super) fn committed(
+        &mut self,
+        departed: Option<DepartedEndpoints>,
+        changes: &Changes,
+        state: &NodeState,
+        now: Instant,
+    ) {
+        for (key, endpoints) in departed.iter().flatten() {
+            add_departed(&mut self.changed, key.clone(), endpoints.iter().copied());
+        }
+        for key in &changes.service_ports {
+            let Entry::Occupied(mut known) = self.changed.entry(key.clone()) else { continue };
+            let service = state.service_port(key);
+            known.get_mut().retain(|endpoint| service.is_some_and(|service| !service.has_endpoint(endpoint)));
+        }
+        self.departed.committed(departed, changes, state, now);
+    }
+
+    /// The state that is about to be programmed, at a cost proportional to the change.
+    pub(super) fn prepare(&mut self, state: &NodeState) {
+        let before = mem::replace(&mut self.state, state.clone());
+        self.is_node_changed = before.node() != state.node();
+        for change in before.diff(state) {
+            let key = change.key;
+            let vips = |service| IpFamily::ALL.map(|family| vips_of(service, family));
+            match key.protocol {
+                Protocol::Udp => {
+                    let lost = lost_vips(&change).into_iter().map(|vip| (vip, key.clone()));
+                    add_withdrawn(&mut self.withdrawn, lost);
+                }
+                Protocol::Tcp if change.before.map(vips) != change.after.map(vips) => {}
+                _ => continue,
+            }
+            self.changed.entry(key.clone()).or_default();
+        }
+    }
+
+    /// A call has programmed what was recorded last, except for these service ports: some that cannot be, and, unless
+    /// it `is_finished`, some that will be.
+    pub(super) fn programmed<'a>(
+        &mut self,
+        is_reconcile: bool,
+        is_finished: bool,
+        failed: impl Iterator<Item = &'a ServicePortKey>,
+    ) {
+        let Self { state, changed, half_open, .. } = self;
+        let failed: BTreeSet<_> = failed.collect();
+        // Those that departed from a state that is not programmed yet are in this one.
+        let has_any = |key: &ServicePortKey, departed: &BTreeSet<Endpoint>| {
+            let service = state.service_port(key);
+            service.is_some_and(|service| departed.iter().any(|endpoint| service.has_endpoint(endpoint)))
+        };
+        let is_programmed = |key: &ServicePortKey, departed: &mut BTreeSet<Endpoint>| {
+            let is_udp = key.protocol == Protocol::Udp;
+            !failed.contains(key) && (is_udp || is_finished && !has_any(key, departed))
+        };
+        self.is_udp_due |= is_reconcile || self.is_node_changed;
+        for (key, departed) in changed.extract_if(.., is_programmed) {
+            match key.protocol {
+                Protocol::Udp => self.is_udp_due = true,
+                _ if state.service_port(&key).is_none() => {}
+                _ => add_departed(half_open, key, departed),
+            }
+        }
+        let failed_udp = failed.into_iter().filter(|key| key.protocol == Protocol::Udp);
+        changed.extend(failed_udp.map(|key| (key.clone(), BTreeSet::new())));
+    }
+
+    /// A frontend has confirmed the state, which is programmed. Returns whether it had not before.
+    pub(super) fn confirmed(&mut self) -> bool {
+        let is_new = !mem::replace(&mut self.is_confirmed, true);
+        self.is_udp_due |= is_new;
+        is_new
+    }
+
+    // === what follows ===
+
+    /// Whether flows may have to be deleted.
+    pub(super) fn is_cleanup_due(&self) -> bool {
+        self.is_confirmed && (self.is_udp_due || !self.half_open.is_empty())
+    }
+
+    /// Takes the VIPs whose flows are to be deleted, if UDP flows may be stale. Those that are withdrawn meanwhile wait
+    /// for the next cleanup: this one has missed flows to them.
+    pub(super) fn take_udp(&mut self) -> Option<WithdrawnVips> {
+        let Self { changed, withdrawn, .. } = self;
+        (self.is_confirmed && mem::take(&mut self.is_udp_due))
+            .then(|| withdrawn.extract_if(.., |_, key| !changed.contains_key(key)).collect())
+    }
+
+    /// A cleanup with these VIPs has failed.
+    pub(super) fn put_back_udp(&mut self, withdrawn: WithdrawnVips) {
+        add_withdrawn(&mut self.withdrawn, withdrawn);
+        self.is_udp_due = true;
+    }
+
+    /// What UDP flows are compared with now; `None` while the state is not confirmed.
+    pub(super) fn udp(&self) -> Option<UdpState> {
+        let except = self.changed.keys().filter(|key| key.protocol == Protocol::Udp).cloned();
+        self.is_confirmed.then(|| UdpState { state: self.state.clone(), except: except.collect() })
+    }
+
+    /// Takes the TCP service ports whose half-open connections are to be deleted. Without a change that misleads any
+    /// there are none.
+    pub(super) fn take_half_open(&mut self) -> Option<HalfOpenPorts> {
+        let Self { changed, half_open, .. } = self;
+        let ports = half_open.extract_if(.., |key, _| self.is_confirmed && !changed.contains_key(key));
+        let ports: ChangedPorts = ports.collect();
+        (!ports.is_empty()).then(|| HalfOpenPorts { ports, state: self.state.clone() })
+    }
+
+    /// A pass over the connections has failed.
+    pub(super) fn put_back_half_open(&mut self, ports: ChangedPorts) {
+        ports.into_iter().for_each(|(key, departed)| add_departed(&mut self.half_open, key, departed));
+    }
+
+    /// When the next connections are due to be reset. None are while the kernel may lead clients to their endpoint.
+    pub(super) fn next_reset(&self) -> Option<Instant> {
+        let next = || self.departed.next_due(|key| !self.changed.contains_key(key));
+        self.is_confirmed.then(next).flatten()
+    }
+
+    /// The connections that are due to be reset.
+    pub(super) fn due_resets(&mut self, now: Instant) -> Due {
+        self.departed.due(&self.state, |key| !self.changed.contains_key(key), now)
+    }
+
+    /// Whether no connection may be reset as it was decided before.
+    pub(super) fn is_reset_void(&self) -> bool {
+        self.departed.is_revoked || !self.is_confirmed
+    }
+}
+
+/// Adds endpoints, up to [`MAX_DEPARTED`] of each service port.
+fn add_departed(ports: &mut ChangedPorts, key: ServicePortKey, departed: impl IntoIterator<Item = Endpoint>) {
+    let known = ports.entry(key).or_default();
+    let room = MAX_DEPARTED.saturating_sub(known.len());
+    known.extend(departed.into_iter().take(room).map(|endpoint| Endpoint { terminating: false, ..endpoint }));
+}
+
+/// Adds VIPs, up to [`MAX_WITHDRAWN`].
+fn add_withdrawn(withdrawn: &mut WithdrawnVips, vips: impl IntoIterator<Item = <WithdrawnVips as IntoIterator>::Item>) {
+    withdrawn.extend(vips.into_iter().take(MAX_WITHDRAWN.saturating_sub(withdrawn.len())));
+}

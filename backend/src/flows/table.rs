@@ -1,0 +1,90 @@
+//! The flows of the kernel.
+
+use std::{collections::HashSet, net::IpAddr, slice};
+
+use netlink::{
+    AddressFamily,
+    conntrack::{ConntrackHandle, Flow, FlowProtocol},
+};
+use proto::model::IpFamily;
+
+use crate::dataplane::NodePortAddresses;
+
+/// The flows of the kernel. Every call blocks.
+pub(super) trait FlowTable: Send + 'static {
+    /// The addresses of the node's interfaces that may serve node ports.
+    fn addresses(&self) -> netlink::Result<HashSet<IpAddr>>;
+
+    /// Calls `visit` with each flow. It may delete flows.
+    fn visit(
+        &self,
+        family: IpFamily,
+        protocol: FlowProtocol,
+        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
+    ) -> netlink::Result<()>;
+
+    /// Calls `visit` with each TCP connection whose SYN has not been answered.
+    fn visit_half_open(
+        &self,
+        family: IpFamily,
+        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
+    ) -> netlink::Result<()>;
+
+    /// Deletes flows. Returns how many there were.
+    fn delete(&self, flows: &[Flow]) -> netlink::Result<usize>;
+
+    /// Deletes those that are still as they were listed, one by one. Returns how many there were.
+    fn delete_unchanged(&self, flows: &[Flow]) -> netlink::Result<usize>;
+}
+
+/// The flows of the network namespace of the calling thread, with the addresses that serve node ports there.
+#[derive(Debug)]
+pub(super) struct KernelFlowTable(pub(super) NodePortAddresses);
+
+impl FlowTable for KernelFlowTable {
+    fn addresses(&self) -> netlink::Result<HashSet<IpAddr>> {
+        let mut addresses = netlink::rtnl::addresses()?;
+        // Loopback addresses may serve node ports of iptables, whatever the option says.
+        addresses.retain(|address| address.is_loopback() || self.0.contain(address));
+        Ok(addresses)
+    }
+
+    fn visit(
+        &self,
+        family: IpFamily,
+        protocol: FlowProtocol,
+        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
+    ) -> netlink::Result<()> {
+        ConntrackHandle::open()?.flows(of_kernel(family), protocol, visit)
+    }
+
+    fn visit_half_open(
+        &self,
+        family: IpFamily,
+        visit: &mut dyn FnMut(Flow) -> netlink::Result<()>,
+    ) -> netlink::Result<()> {
+        ConntrackHandle::open()?.half_open(of_kernel(family), visit)
+    }
+
+    fn delete(&self, flows: &[Flow]) -> netlink::Result<usize> {
+        if flows.is_empty() { Ok(0) } else { ConntrackHandle::open()?.delete(flows) }
+    }
+
+    fn delete_unchanged(&self, flows: &[Flow]) -> netlink::Result<usize> {
+        let mut handle = ConntrackHandle::open()?;
+        let mut deleted = 0;
+        for flow in flows {
+            if handle.find(flow)?.as_ref() == Some(flow) {
+                deleted += handle.delete(slice::from_ref(flow))?;
+            }
+        }
+        Ok(deleted)
+    }
+}
+
+fn of_kernel(family: IpFamily) -> AddressFamily {
+    match family {
+        IpFamily::V4 => AddressFamily::V4,
+        IpFamily::V6 => AddressFamily::V6,
+    }
+}
