@@ -22,6 +22,8 @@
 
 mod half_open;
 mod memory;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod once;
 mod requests;
 mod resets;
 mod table;
@@ -29,22 +31,20 @@ mod udp;
 mod vips;
 mod worker;
 
-use std::{sync::Arc, thread, time::Duration, time::Instant};
+use std::{sync::Arc, thread, time::Duration};
 
-use proto::model::ServicePortKey;
 use runtime::failure::Repeated;
 use tokio::sync::watch;
 use tracing::error;
 
-use self::{memory::Memory, requests::Requests, resets::Resetter, table::KernelFlowTable, worker::Worker};
-use crate::{Changes, DepartedEndpoints, NodeState, Progress, dataplane::NodePortAddresses, metrics::Metrics};
-#[cfg(any(test, feature = "testing"))]
-pub(crate) use resets::pass_once;
+use self::{requests::Requests, resets::Rejecter, table::KernelFlowTable, worker::Worker};
+use crate::{NodeState, Progress, dataplane::NodePortAddresses, metrics::Metrics};
+pub(crate) use memory::Memory;
 pub use resets::remove_reset_rules;
 
 /// What the requests are built on.
 mod sync {
-    pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+    pub(super) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }
 
 /// How long the end of the process waits for the thread, which removes its rules.
@@ -65,7 +65,7 @@ pub enum ConntrackCleanup {
 /// The side of those who follow and program; `None`: flows are left as they are. Its calls wait for no work of the
 /// thread. Dropping it ends the thread.
 #[derive(Debug)]
-pub(crate) struct Flows(Option<Requests<Memory>>);
+pub(crate) struct Flows(Option<Arc<Requests<Memory>>>);
 
 impl Flows {
     /// Starts the thread, in the network namespace of the calling thread. `is_ipvs`: IPVS translates connections.
@@ -82,10 +82,10 @@ impl Flows {
             return Self(None);
         }
         Self::spawn(Worker {
-            requests: Requests::new(Memory::new(state)),
+            requests: Arc::new(Requests::new(Memory::new(state))),
             table: KernelFlowTable(nodeport_addresses.clone()),
             nodeport_addresses,
-            resetter: Resetter::new(is_ipvs),
+            rejecter: Rejecter::new(is_ipvs),
             progress,
             metrics,
             cleanups: Repeated::default(),
@@ -102,55 +102,11 @@ impl Flows {
         Self(started.is_ok().then_some(requests))
     }
 
-    fn record(&self, record: impl FnOnce(&mut Memory) -> bool) {
+    /// Records something. It wakes the thread if that returns true.
+    pub(crate) fn record(&self, record: impl FnOnce(&mut Memory) -> bool) {
         if let Some(requests) = &self.0 {
             requests.record(record);
         }
-    }
-
-    /// Records a commit. `state` is the committed one. `departed`: the endpoints that left service ports; `None`: the
-    /// commit before is not comparable.
-    pub(crate) fn committed(&self, departed: Option<DepartedEndpoints>, changes: &Changes, state: &NodeState) {
-        self.record(|memory| {
-            let next = memory.next_reset();
-            memory.committed(departed, changes, state, Instant::now());
-            memory.departed.is_revoked || memory.next_reset() != next
-        });
-    }
-
-    /// Records the state that is about to be programmed.
-    pub(crate) fn prepare(&self, state: &NodeState) {
-        self.record(|memory| {
-            memory.prepare(state);
-            false
-        });
-    }
-
-    /// A call has programmed what was recorded last, except for these service ports: some that cannot be, and, unless
-    /// it `is_finished`, some that will be.
-    pub(crate) fn programmed<'a>(
-        &self,
-        is_reconcile: bool,
-        is_finished: bool,
-        failed: impl Iterator<Item = &'a ServicePortKey>,
-    ) {
-        self.record(|memory| {
-            memory.programmed(is_reconcile, is_finished, failed);
-            memory.is_confirmed
-        });
-    }
-
-    /// A frontend has confirmed the state, which is programmed.
-    pub(crate) fn confirmed(&self) {
-        self.record(Memory::confirmed);
-    }
-
-    /// The state is older than what was programmed before.
-    pub(crate) fn rolled_back(&self) {
-        self.record(|memory| {
-            memory.is_confirmed = false;
-            false
-        });
     }
 }
 
@@ -160,25 +116,4 @@ impl Drop for Flows {
             requests.close(STOP_TIMEOUT);
         }
     }
-}
-
-/// Deletes the stale UDP flows of the thread's network namespace. Returns their number.
-#[cfg(any(test, feature = "testing"))]
-pub(crate) fn delete_stale_udp(state: &NodeState) -> anyhow::Result<usize> {
-    let vips = udp::UdpVips::of(state, &state.node().addresses, &Default::default(), &Default::default());
-    let cleanups = udp::clean_up(&KernelFlowTable(NodePortAddresses::all()), vips, |_| false)?;
-    Ok(cleanups.iter().map(|cleanup| cleanup.deleted).sum())
-}
-
-/// Deletes the half-open connections that a change misleads, without waiting for late answers. Returns their number.
-#[cfg(any(test, feature = "testing"))]
-pub(crate) fn delete_half_open(before: &NodeState, after: &NodeState) -> anyhow::Result<usize> {
-    let mut memory = Memory::new(before.clone());
-    memory.is_confirmed = true;
-    let departed = before.diff(after).filter_map(|change| change.departed()).collect();
-    memory.committed(Some(departed), &Changes::between(before, after), after, Instant::now());
-    memory.prepare(after);
-    memory.programmed(false, true, std::iter::empty());
-    let Some(half_open) = memory.take_half_open() else { return Ok(0) };
-    half_open.clean_up(&KernelFlowTable(NodePortAddresses::all()), &after.node().addresses, |_| true)
 }

@@ -46,7 +46,7 @@ pub fn set_boot(file: &std::path::Path, boot: &str) {
 /// # Errors
 /// When they cannot be listed or deleted.
 pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize> {
-    crate::flows::delete_stale_udp(state)
+    crate::flows::once::delete_stale_udp(state)
 }
 
 /// Deletes the half-open TCP connections of the thread's network namespace that a change misleads, as after a sync, but
@@ -55,7 +55,7 @@ pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize>
 /// # Errors
 /// When they cannot be listed or deleted.
 pub fn delete_half_open_connections(before: &crate::NodeState, after: &crate::NodeState) -> anyhow::Result<usize> {
-    crate::flows::delete_half_open(before, after)
+    crate::flows::once::delete_half_open(before, after)
 }
 
 /// Handles the TCP connections of the thread's network namespace to endpoints that are gone in this state, as one pass
@@ -64,5 +64,5 @@ pub fn delete_half_open_connections(before: &crate::NodeState, after: &crate::No
 /// # Errors
 /// When they cannot be listed, or packets cannot be rejected.
 pub fn reset_gone_connections(state: &crate::NodeState) -> anyhow::Result<usize> {
-    crate::flows::pass_once(state)
+    crate::flows::once::reset(state)
 }

@@ -27,7 +27,7 @@ const MAX_WITHDRAWN: usize = 65_536;
 
 /// What is known of the kernel and the connections, from those who follow and program.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     /// The newest state, which is programmed or about to be.
     pub(super) state: NodeState,
     /// The service ports that the kernel may still have as they were: those of UDP that changed, and those of TCP whose
@@ -70,17 +70,17 @@ impl Memory {
         }
     }
 
-    // === what is recorded ===
+    // === what is recorded; each returns whether the thread may have something to do ===
 
     /// A commit, at a cost proportional to the change. `state` is the committed one. `departed`: the endpoints that left
     /// service ports; `None`: the commit before is not comparable, and what departed until then is not to be reset.
-    pub(super) fn committed(
+    pub(crate) fn committed(
         &mut self,
         departed: Option<DepartedEndpoints>,
         changes: &Changes,
         state: &NodeState,
-        now: Instant,
-    ) {
+    ) -> bool {
+        let next = self.next_reset();
         for (key, endpoints) in departed.iter().flatten() {
             add_departed(&mut self.changed, key.clone(), endpoints.iter().copied());
         }
@@ -89,11 +89,12 @@ impl Memory {
             let service = state.service_port(key);
             known.get_mut().retain(|endpoint| service.is_some_and(|service| !service.has_endpoint(endpoint)));
         }
-        self.departed.committed(departed, changes, state, now);
+        self.departed.committed(departed, changes, state, Instant::now());
+        self.departed.is_revoked || self.next_reset() != next
     }
 
     /// The state that is about to be programmed, at a cost proportional to the change.
-    pub(super) fn prepare(&mut self, state: &NodeState) {
+    pub(crate) fn prepare(&mut self, state: &NodeState) -> bool {
         let before = mem::replace(&mut self.state, state.clone());
         self.is_node_changed = before.node() != state.node();
         for change in before.diff(state) {
@@ -109,16 +110,17 @@ impl Memory {
             }
             self.changed.entry(key.clone()).or_default();
         }
+        false
     }
 
     /// A call has programmed what was recorded last, except for these service ports: some that cannot be, and, unless
     /// it `is_finished`, some that will be.
-    pub(super) fn programmed<'a>(
+    pub(crate) fn programmed<'a>(
         &mut self,
         is_reconcile: bool,
         is_finished: bool,
         failed: impl Iterator<Item = &'a ServicePortKey>,
-    ) {
+    ) -> bool {
         let Self { state, changed, half_open, .. } = self;
         let failed: BTreeSet<_> = failed.collect();
         // Those that departed from a state that is not programmed yet are in this one.
@@ -140,13 +142,20 @@ impl Memory {
         }
         let failed_udp = failed.into_iter().filter(|key| key.protocol == Protocol::Udp);
         changed.extend(failed_udp.map(|key| (key.clone(), BTreeSet::new())));
+        self.is_confirmed
     }
 
-    /// A frontend has confirmed the state, which is programmed. Returns whether it had not before.
-    pub(super) fn confirmed(&mut self) -> bool {
+    /// A frontend has confirmed the state, which is programmed.
+    pub(crate) fn confirmed(&mut self) -> bool {
         let is_new = !mem::replace(&mut self.is_confirmed, true);
         self.is_udp_due |= is_new;
         is_new
+    }
+
+    /// The state is older than what was programmed before.
+    pub(crate) fn rolled_back(&mut self) -> bool {
+        self.is_confirmed = false;
+        false
     }
 
     // === what follows ===
@@ -218,3 +227,6 @@ fn add_departed(ports: &mut ChangedPorts, key: ServicePortKey, departed: impl In
 fn add_withdrawn(withdrawn: &mut WithdrawnVips, vips: impl IntoIterator<Item = <WithdrawnVips as IntoIterator>::Item>) {
     withdrawn.extend(vips.into_iter().take(MAX_WITHDRAWN.saturating_sub(withdrawn.len())));
 }
+
+#[cfg(test)]
+mod tests;

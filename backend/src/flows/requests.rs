@@ -4,12 +4,15 @@
 
 use std::{mem, time::Duration};
 
-use super::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// What is recorded, shared by those who record and the thread. No call waits for the work of the thread, except for
 /// `close` and `wait_idle`.
 #[derive(Debug)]
-pub(crate) struct Requests<U>(Arc<(Mutex<RequestState<U>>, Condvar)>);
+pub(crate) struct Requests<U> {
+    state: Mutex<RequestState<U>>,
+    changed: Condvar,
+}
 
 #[derive(Debug)]
 struct RequestState<U> {
@@ -31,36 +34,30 @@ pub(crate) enum Wake {
     Closed,
 }
 
-impl<U> Clone for Requests<U> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
 impl<U> Requests<U> {
     pub(crate) fn new(recorded: U) -> Self {
         let state = RequestState { recorded, is_due: false, is_busy: false, is_closed: false };
-        Self(Arc::new((Mutex::new(state), Condvar::new())))
+        Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Records something. Wakes the thread if that returns true.
     pub(crate) fn record(&self, record: impl FnOnce(&mut U) -> bool) {
-        let mut state = self.state();
+        let mut state = self.lock();
         state.is_due |= record(&mut state.recorded);
         drop(state);
-        self.0.1.notify_all();
+        self.changed.notify_all();
     }
 
     /// Reads or takes what was recorded.
     pub(crate) fn with<R>(&self, read: impl FnOnce(&mut U) -> R) -> R {
-        read(&mut self.state().recorded)
+        read(&mut self.lock().recorded)
     }
 
     /// Waits until something is due, at most for this time. The thread is busy then, until it calls `finish`.
     pub(crate) fn wait(&self, at_most: Duration) -> Wake {
         let is_idle = |state: &mut RequestState<U>| !state.is_due && !state.is_closed;
         let (mut state, _) =
-            self.0.1.wait_timeout_while(self.state(), at_most, is_idle).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_timeout_while(self.lock(), at_most, is_idle).unwrap_or_else(PoisonError::into_inner);
         state.is_busy = true;
         match mem::take(&mut state.is_due) {
             _ if state.is_closed => Wake::Closed,
@@ -71,35 +68,33 @@ impl<U> Requests<U> {
 
     /// The thread has done what was due, or ends.
     pub(crate) fn finish(&self) {
-        self.state().is_busy = false;
-        self.0.1.notify_all();
+        self.lock().is_busy = false;
+        self.changed.notify_all();
     }
 
     /// Waits for this time. Returns false as soon as the thread is to end.
     pub(crate) fn rest(&self, time: Duration) -> bool {
-        let waited = self.0.1.wait_timeout_while(self.state(), time, |state| !state.is_closed);
+        let waited = self.changed.wait_timeout_while(self.lock(), time, |state| !state.is_closed);
         !waited.unwrap_or_else(PoisonError::into_inner).0.is_closed
     }
 
     /// Ends the thread, and waits for its end, at most for this time.
     pub(crate) fn close(&self, at_most: Duration) {
-        let mut state = self.state();
+        let mut state = self.lock();
         state.is_closed = true;
         state.is_busy = true;
-        self.0.1.notify_all();
-        drop(self.0.1.wait_timeout_while(state, at_most, |state| state.is_busy));
+        self.changed.notify_all();
+        drop(self.changed.wait_timeout_while(state, at_most, |state| state.is_busy));
     }
 
-    fn state(&self) -> MutexGuard<'_, RequestState<U>> {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, RequestState<U>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl<U> Requests<U> {
     /// Waits until the thread has nothing to do.
     #[cfg_attr(not(test), allow(dead_code, reason = "for tests and models"))]
     pub(crate) fn wait_idle(&self) {
         let is_busy = |state: &mut RequestState<U>| state.is_due || state.is_busy;
-        drop(self.0.1.wait_while(self.state(), is_busy).unwrap_or_else(PoisonError::into_inner));
+        drop(self.changed.wait_while(self.lock(), is_busy).unwrap_or_else(PoisonError::into_inner));
     }
 }

@@ -18,7 +18,7 @@ use tracing::{debug, info};
 use super::{
     memory::{Memory, UdpState},
     requests::{Requests, Wake},
-    resets::{Resetter, Rest},
+    resets::{Rejecter, Rest, reset},
     table::FlowTable,
     udp::{FamilyCleanup, UdpVips, WithdrawnVips, clean_up},
 };
@@ -33,10 +33,10 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// The thread's side.
 #[derive(Debug)]
 pub(super) struct Worker<T> {
-    pub(super) requests: Requests<Memory>,
+    pub(super) requests: Arc<Requests<Memory>>,
     pub(super) table: T,
     pub(super) nodeport_addresses: NodePortAddresses,
-    pub(super) resetter: Resetter,
+    pub(super) rejecter: Rejecter,
     pub(super) progress: watch::Sender<Progress>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) cleanups: Repeated,
@@ -45,23 +45,20 @@ pub(super) struct Worker<T> {
 
 impl<T: FlowTable> Worker<T> {
     pub(super) fn run(mut self) {
-        if let Err(error) = self.resetter.begin() {
-            self.report_resets(Err(error));
-        }
         let mut rest = Rest::default();
         let (mut resets_from, mut cleans_from) = (Instant::now(), Instant::now());
         let mut is_due = false;
         loop {
             let next_reset = self.requests.with(|memory| memory.next_reset()).map(|at| at.max(resets_from));
             let next_cleanup = is_due.then_some(cleans_from);
-            let until = self.resetter.until();
+            let until = self.rejecter.until();
             let next = [next_reset, next_cleanup, until].into_iter().flatten().min();
             let wake = self.requests.wait(next.map_or(IDLE, |next| next.duration_since(Instant::now())));
             is_due |= wake == Wake::Due && self.requests.with(|memory| memory.is_cleanup_due());
             let now = Instant::now();
             let is_revoked = self.requests.with(|memory| memory.departed.take_revoked());
             if (wake == Wake::Closed || is_revoked || until.is_some_and(|until| until <= now))
-                && let Err(error) = self.resetter.remove()
+                && let Err(error) = self.rejecter.remove()
             {
                 self.report_resets(Err(error));
             }
@@ -86,10 +83,10 @@ impl<T: FlowTable> Worker<T> {
 
     /// Handles the connections to endpoints that are due. Returns how many were reset since the passes before.
     fn reset(&mut self) -> Result<usize> {
-        let Self { requests, resetter, .. } = self;
+        let Self { requests, rejecter, .. } = self;
         let mut due = requests.with(|memory| memory.due_resets(Instant::now()));
-        let open = resetter.reset(&mut due, || requests.with(|memory| memory.is_reset_void()))?;
-        Ok(requests.with(|memory| memory.departed.passed(&due, &open, Instant::now())))
+        reset(rejecter, &mut due, || requests.with(|memory| memory.is_reset_void()))?;
+        Ok(requests.with(|memory| memory.departed.passed(&due, Instant::now())))
     }
 
     /// Deletes stale UDP flows, then half-open connections. Returns how long that took.

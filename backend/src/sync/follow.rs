@@ -95,7 +95,7 @@ impl<C: Connect> Follower<C> {
         let number = self.target.borrow().number + 1;
         let position = self.acks.received(number, revision, digest);
         let state = self.replica.state();
-        self.flows.committed(departed, &changes, state);
+        self.flows.record(|memory| memory.committed(departed, &changes, state));
         let withheld = self.replica.withheld_service_ports();
         if let Some(loss) = loss {
             error!(

@@ -30,7 +30,11 @@ use super::{
     reporter::{describe_unusable, log_failures},
 };
 use crate::{
-    Backend, Changes, Drift, NodeState, SyncReport, backend::Work, drifts::Drifts, flows::Flows, health::HealthChecks,
+    Backend, Changes, Drift, NodeState, SyncReport,
+    backend::Work,
+    drifts::Drifts,
+    flows::{Flows, Memory},
+    health::HealthChecks,
 };
 
 /// How long a frontend has to answer before the kernel is read for whether an earlier process has programmed it.
@@ -208,7 +212,7 @@ impl<B: Backend> Programmer<B> {
 
     fn take(&mut self, target: Target, changes: &Changes) {
         if !target.is_confirmed {
-            self.flows.rolled_back();
+            self.flows.record(Memory::rolled_back);
         }
         self.kernel.take(target, changes);
     }
@@ -219,7 +223,7 @@ impl<B: Backend> Programmer<B> {
         self.reporter.begun(begun);
         self.kernel.is_known = false;
         let state = &self.kernel.current.state;
-        self.flows.prepare(state);
+        self.flows.record(|memory| memory.prepare(state));
         let result = match work {
             Work::Reconcile => self.backend.reconcile(state).await.context("reconcile"),
             Work::Apply => self.backend.apply(state, changes).await.context("apply"),
@@ -245,7 +249,8 @@ impl<B: Backend> Programmer<B> {
         });
         let completed: Vec<_> = completed.collect();
         let failed = report.failures.iter().map(|failure| &failure.key).chain(unfinished.keys());
-        self.flows.programmed(work == Work::Reconcile, unfinished.is_empty(), failed);
+        let is_finished = unfinished.is_empty();
+        self.flows.record(|memory| memory.programmed(work == Work::Reconcile, is_finished, failed));
         self.health.publish(state, &completed);
         if work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
@@ -277,7 +282,7 @@ impl<B: Backend> Programmer<B> {
         if unfinished.is_empty() {
             self.reporter.finished(current, &self.targets.borrow());
             if current.is_confirmed {
-                self.flows.confirmed();
+                self.flows.record(Memory::confirmed);
             }
         }
         self.programmed.send_modify(|programmed| {

@@ -2,14 +2,14 @@
 
 use std::{mem, time::Duration};
 
-use shuttle::{check_random, thread};
+use shuttle::{check_random, sync::Arc, thread};
 
 use crate::INTERLEAVINGS;
 
 mod sync {
     pub(super) use std::sync::PoisonError;
 
-    pub(super) use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
+    pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 }
 
 #[path = "../../../backend/src/flows/requests.rs"]
@@ -23,7 +23,7 @@ const LONG: Duration = Duration::from_secs(3600);
 #[test]
 fn last_cleanup_sees_the_last_change() {
     let model = || {
-        let requests = Requests::<Vec<u8>>::new(Vec::new());
+        let requests = Arc::new(Requests::new(Vec::<u8>::new()));
         let server = thread::spawn({
             let requests = requests.clone();
             move || {
@@ -58,7 +58,7 @@ fn last_cleanup_sees_the_last_change() {
 #[test]
 fn thread_that_is_closed_ends() {
     let model = || {
-        let requests = Requests::<Vec<u8>>::new(Vec::new());
+        let requests = Arc::new(Requests::new(Vec::<u8>::new()));
         let server = thread::spawn({
             let requests = requests.clone();
             move || {

@@ -3,7 +3,6 @@
 use std::{
     cell::{Cell, RefCell},
     collections::HashSet,
-    time::Instant,
 };
 
 use netlink::conntrack::{ConntrackZone, FlowProtocol, Tuple};
@@ -121,7 +120,7 @@ fn commit(memory: &mut Memory, key: &str, departed: &[&str]) {
     };
     let departed = [(mk_key(key), departed.iter().map(endpoint).collect())].into();
     let state = memory.state.clone();
-    memory.committed(Some(departed), &Changes::default(), &state, Instant::now());
+    memory.committed(Some(departed), &Changes::default(), &state);
 }
 
 fn finish(memory: &mut Memory, failed: &[ServicePortKey]) -> Option<HalfOpenPorts> {
@@ -287,7 +286,7 @@ fn changes_that_mislead_no_connection_list_none() {
     let mut lists = |after: NodeState, failed: &[ServicePortKey]| {
         let before = memory.state.clone();
         let departed = before.diff(&after).filter_map(|change| change.departed()).collect();
-        memory.committed(Some(departed), &Changes::between(&before, &after), &after, Instant::now());
+        memory.committed(Some(departed), &Changes::between(&before, &after), &after);
         memory.prepare(&after);
         finish(&mut memory, failed).is_some()
     };

@@ -3,11 +3,10 @@
 use std::{
     collections::BTreeMap,
     mem,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
-use netlink::conntrack::Flow;
+use netlink::conntrack::{Flow, Tuple};
 use proto::model::{Endpoint, IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
@@ -55,27 +54,21 @@ struct Departure {
     open: usize,
 }
 
-/// The endpoints of a service port whose connections are due to be reset.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct DuePort {
-    key: ServicePortKey,
-    /// Sorted.
-    endpoints: Vec<Endpoint>,
-}
-
-/// The endpoints that are due, by VIP.
-pub(super) type DueVips = FlowVips<Arc<DuePort>>;
-
-/// What a pass looks for.
+/// What a pass looks for, and what it finds.
 #[derive(Debug)]
 pub(in crate::flows) struct Due {
-    pub(super) vips: PerFamily<DueVips>,
-    ports: Vec<Arc<DuePort>>,
+    /// The index of the service port, by VIP.
+    pub(super) vips: PerFamily<FlowVips<usize>>,
+    pub(in crate::flows) ports: Vec<DuePort>,
     at: Instant,
 }
 
-/// The number of connections to each endpoint that is gone.
-pub(in crate::flows) type OpenConnections = BTreeMap<(ServicePortKey, Endpoint), usize>;
+/// A service port with the number of connections to each of its endpoints that are due.
+#[derive(Debug)]
+pub(in crate::flows) struct DuePort {
+    key: ServicePortKey,
+    pub(in crate::flows) open: BTreeMap<Endpoint, usize>,
+}
 
 // === impl Departed ===
 
@@ -162,45 +155,42 @@ impl Departed {
         now: Instant,
     ) -> Due {
         self.forget_old(now);
-        let mut due = Due { vips: DueVips::at(&state.node().addresses), ports: Vec::new(), at: now };
+        let mut due = Due { vips: FlowVips::at(&state.node().addresses), ports: Vec::new(), at: now };
         for (key, endpoints) in self.service_ports.iter().filter(|(key, _)| is_programmed(key)) {
             let endpoints = endpoints.iter().filter(|(_, departure)| departure.due.is_some_and(|due| due <= now));
-            let endpoints: Vec<_> = endpoints.map(|(endpoint, _)| *endpoint).collect();
-            let Some(service) = state.service_port(key).filter(|_| !endpoints.is_empty()) else { continue };
-            let port = Arc::new(DuePort { key: key.clone(), endpoints });
+            let open: BTreeMap<_, _> = endpoints.map(|(endpoint, _)| (*endpoint, 0)).collect();
+            let Some(service) = state.service_port(key).filter(|_| !open.is_empty()) else { continue };
             for family in IpFamily::ALL {
-                if port.endpoints.iter().any(|endpoint| IpFamily::of(&endpoint.address) == family) {
-                    due.vips[family].add(vips_of(service, family), &port);
+                if open.keys().any(|endpoint| IpFamily::of(&endpoint.address) == family) {
+                    due.vips[family].add(vips_of(service, family), &due.ports.len());
                 }
             }
-            due.ports.push(port);
+            due.ports.push(DuePort { key: key.clone(), open });
         }
         due
     }
 
-    /// Records a pass that found this number of connections to each endpoint. Returns how many were reset since the
-    /// pass before.
-    pub(in crate::flows) fn passed(&mut self, due: &Due, open: &OpenConnections, now: Instant) -> usize {
+    /// Records a pass. Returns how many connections were reset since the pass before.
+    pub(in crate::flows) fn passed(&mut self, due: &Due, now: Instant) -> usize {
         let mut reset = 0;
-        for port in &due.ports {
-            let Some(endpoints) = self.service_ports.get_mut(&port.key) else { continue };
-            for endpoint in &port.endpoints {
+        for DuePort { key, open } in &due.ports {
+            let Some(endpoints) = self.service_ports.get_mut(key) else { continue };
+            for (endpoint, open) in open {
                 let Some(departure) = endpoints.get_mut(endpoint) else { continue };
                 if departure.due.is_none_or(|at| at > due.at) {
                     continue;
                 }
-                let open = open.get(&(port.key.clone(), *endpoint)).copied().unwrap_or_default();
-                reset += departure.open.saturating_sub(open);
-                match PAUSES.get(departure.passes).filter(|_| open > 0) {
+                reset += departure.open.saturating_sub(*open);
+                match PAUSES.get(departure.passes).filter(|_| *open > 0) {
                     Some(pause) => {
                         let passes = departure.passes + 1;
-                        *departure = Departure { due: Some(now + *pause), passes, open, ..*departure };
+                        *departure = Departure { due: Some(now + *pause), passes, open: *open, ..*departure };
                     }
                     None => drop(endpoints.remove(endpoint)),
                 }
             }
             if endpoints.is_empty() {
-                self.service_ports.remove(&port.key);
+                self.service_ports.remove(key);
             }
         }
         reset
@@ -212,14 +202,16 @@ impl Departed {
     }
 }
 
-impl DueVips {
-    /// The service port and the endpoint, if this connection was translated from one of these VIPs to an endpoint that
-    /// is due. One that is not translated is older than the VIP, or is none of the Service: its peer may be alive.
-    pub(super) fn of_gone(&self, flow: &Flow) -> Option<(&ServicePortKey, Endpoint)> {
-        let source = flow.reply.source;
-        let port = self.get(flow).filter(|_| flow.is_established && source != flow.original.destination)?;
-        let endpoint = endpoint_at(source)?;
-        port.endpoints.binary_search(&endpoint).ok().map(|_| (&port.key, endpoint))
+impl Due {
+    /// Counts a connection, and returns its service port, if it was translated from one of these VIPs to an endpoint
+    /// that is due. One that is not translated is older than the VIP, or is none of the Service: its peer may be alive.
+    pub(super) fn count(&mut self, flow: &Flow) -> Option<&ServicePortKey> {
+        let Tuple { source, destination: client } = flow.reply;
+        let index = self.vips[IpFamily::of(&client.ip())].get(flow)?;
+        let DuePort { key, open } = &mut self.ports[*index];
+        let is_translated = flow.is_established && source != flow.original.destination;
+        *open.get_mut(&endpoint_at(source)?).filter(|_| is_translated)? += 1;
+        Some(key)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeSet,
+    mem,
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -25,11 +26,13 @@ pub(super) struct Rejected {
     pub(super) endpoint: SocketAddr,
 }
 
-/// The rules, while there are any.
+/// The rules of the network namespace of the calling thread.
 #[derive(Debug)]
-pub(super) struct Rejecter {
-    rules: RejectRules,
+pub(in crate::flows) struct Rejecter {
+    rules: Option<RejectRules>,
     until: PerFamily<Option<Instant>>,
+    /// Whether IPVS translates connections.
+    pub(super) is_ipvs: bool,
 }
 
 #[derive(Debug)]
@@ -45,62 +48,65 @@ impl Rejected {
 }
 
 impl Rejecter {
-    /// Removes what a process that was killed has left.
-    pub(super) fn open() -> Result<Self> {
-        let rules = RejectRules::Table(NftHandle::open().context("open nf_tables")?);
-        let mut rejecter = Self { rules, until: PerFamily::from_fn(|_| Some(Instant::now())) };
-        rejecter.remove()?;
-        Ok(rejecter)
+    /// A process that was killed may have left rules, which are to be removed now.
+    pub(in crate::flows) fn new(is_ipvs: bool) -> Self {
+        Self { rules: None, until: PerFamily::from_fn(|_| Some(Instant::now())), is_ipvs }
     }
 
     /// When the rules are to be removed.
-    pub(super) fn until(&self) -> Option<Instant> {
+    pub(in crate::flows) fn until(&self) -> Option<Instant> {
         self.until.iter().filter_map(|(_, until)| *until).max()
     }
 
     /// Rejects packets of these connections from now on, and of no others of the family. Returns those of them that the
     /// rules may have.
-    pub(super) fn reject(
-        &mut self,
-        family: IpFamily,
-        mut connections: BTreeSet<Rejected>,
-    ) -> Result<BTreeSet<Rejected>> {
+    pub(super) fn reject(&mut self, family: IpFamily, connections: BTreeSet<Rejected>) -> Result<BTreeSet<Rejected>> {
         self.until[family] = Some(Instant::now() + TIMEOUT);
-        if let RejectRules::Table(handle) = &mut self.rules {
-            match table::reject(handle, family, &connections) {
-                Err(error) if error.is_unsupported() => self.use_chain(),
-                result => {
-                    result.with_context(|| format!("reject packets in table {}", table::NAME))?;
-                    return Ok(connections);
-                }
-            }
-        }
-        if let RejectRules::Chain(tools) = &mut self.rules {
-            connections = connections.into_iter().take(chain::MAX).collect();
-            chain::reject(tools, family, &connections)
-                .with_context(|| format!("reject packets in {family} chain {}", chain::NAME))?;
-        }
+        let write = |handle: &mut NftHandle| table::reject(handle, family, &connections);
+        let Some(tools) = self.write(write, || format!("reject packets in table {}", table::NAME))? else {
+            return Ok(connections);
+        };
+        let connections = connections.into_iter().take(chain::MAX).collect();
+        chain::reject(tools, family, &connections)
+            .with_context(|| format!("reject packets in {family} chain {}", chain::NAME))?;
         Ok(connections)
     }
 
-    /// Removes the rules, if it has written any.
-    pub(super) fn remove(&mut self) -> Result<()> {
-        for family in IpFamily::ALL.into_iter().filter(|family| self.until[*family].is_some()).collect::<Vec<_>>() {
-            if let RejectRules::Table(handle) = &mut self.rules {
-                match table::remove(handle, family) {
-                    Err(error) if error.is_unsupported() => self.use_chain(),
-                    result => result.with_context(|| format!("delete {family} table {}", table::NAME))?,
+    /// Removes the rules, if it has written any. Those that cannot be removed expire, or are when a process begins.
+    pub(in crate::flows) fn remove(&mut self) -> Result<()> {
+        let until = mem::take(&mut self.until);
+        let families = until.iter().filter(|(_, until)| until.is_some()).map(|(family, _)| family);
+        families.into_iter().try_for_each(|family| {
+            let write = |handle: &mut NftHandle| table::remove(handle, family);
+            match self.write(write, || format!("delete {family} table {}", table::NAME))? {
+                None => Ok(()),
+                Some(tools) => {
+                    chain::remove(tools, family).with_context(|| format!("delete {family} chain {}", chain::NAME))
                 }
             }
-            if let RejectRules::Chain(tools) = &mut self.rules {
-                chain::remove(tools, family).with_context(|| format!("delete {family} chain {}", chain::NAME))?;
-            }
-            self.until[family] = None;
-        }
-        Ok(())
+        })
     }
 
-    fn use_chain(&mut self) {
-        self.rules = RejectRules::Chain(Tools::new(VariantSelection::default()));
+    /// Writes to nf_tables. Returns the programs to write with instead if the kernel lacks it.
+    fn write(
+        &mut self,
+        write: impl FnOnce(&mut NftHandle) -> netlink::Result<()>,
+        what: impl FnOnce() -> String,
+    ) -> Result<Option<&mut Tools>> {
+        if self.rules.is_none() {
+            self.rules = Some(RejectRules::Table(NftHandle::open().context("open nf_tables")?));
+        }
+        if let Some(RejectRules::Table(handle)) = &mut self.rules {
+            match write(handle) {
+                Err(error) if error.is_unsupported() => {
+                    self.rules = Some(RejectRules::Chain(Tools::new(VariantSelection::default())));
+                }
+                result => return result.with_context(what).map(|()| None),
+            }
+        }
+        Ok(match &mut self.rules {
+            Some(RejectRules::Chain(tools)) => Some(tools),
+            _ => None,
+        })
     }
 }

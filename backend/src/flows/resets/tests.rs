@@ -17,13 +17,13 @@ use proto::model::{Endpoint, IpFamily};
 
 use super::{
     Rest, chain,
-    departed::{ABSENCE, Departed, OpenConnections, PAUSES},
+    departed::{ABSENCE, Departed, PAUSES},
     rejecter::Rejected,
     remove_reset_rules, table,
 };
 use crate::{
     Changes, DepartedEndpoints, NodeState,
-    testing::{mk_key, mk_state, operations_between},
+    testing::{mk_state, operations_between},
 };
 
 const GONE: &str = "10.244.1.3:8080";
@@ -97,8 +97,7 @@ impl Fixture {
     }
 
     fn is_due(&mut self, flow: &Flow) -> bool {
-        let due = self.departed.due(&self.state, |_| true, self.now);
-        due.vips[IpFamily::of(&flow.original.destination.ip())].of_gone(flow).is_some()
+        self.departed.due(&self.state, |_| true, self.now).count(flow).is_some()
     }
 
     fn is_gone(&mut self, to: &str, answered_by: &str) -> bool {
@@ -107,9 +106,9 @@ impl Fixture {
 
     /// A pass that finds this number of connections to the endpoint. Returns how many were reset.
     fn pass(&mut self, open: usize) -> usize {
-        let due = self.departed.due(&self.state, |_| true, self.now);
-        let open: OpenConnections = [((mk_key("default/web"), endpoint(GONE)), open)].into();
-        self.departed.passed(&due, &open, self.now)
+        let mut due = self.departed.due(&self.state, |_| true, self.now);
+        due.ports.iter_mut().filter_map(|port| port.open.get_mut(&endpoint(GONE))).for_each(|count| *count = open);
+        self.departed.passed(&due, self.now)
     }
 }
 
@@ -270,10 +269,10 @@ fn endpoints_that_departed_are_bounded() {
         let mut fixture = Fixture::new(state(true));
         fixture.commit(&state(false));
         fixture.now += ABSENCE;
-        let due = fixture.departed.due(&fixture.state, |_| true, fixture.now);
+        let mut due = fixture.departed.due(&fixture.state, |_| true, fixture.now);
         let of_service = |service: u32| {
             let mut flows = addresses(service).map(|endpoint| flow(&format!("10.96.1.{service}:80"), &endpoint));
-            flows.by_ref().filter(|flow| due.vips.v4.of_gone(flow).is_some()).count()
+            flows.by_ref().filter(|flow| due.count(flow).is_some()).count()
         };
         (0..40).map(of_service).collect()
     };

@@ -91,10 +91,10 @@ impl Fixture {
         let flows = match mode {
             ConntrackCleanup::Disabled => Flows::start(mode, false, addresses, state, progress.clone(), Arc::default()),
             ConntrackCleanup::Enabled => Flows::spawn(Worker {
-                requests: Requests::new(Memory::new(state)),
+                requests: Arc::new(Requests::new(Memory::new(state))),
                 table,
                 nodeport_addresses: addresses,
-                resetter: Resetter::new(false),
+                rejecter: Rejecter::new(false),
                 progress: progress.clone(),
                 metrics: Arc::default(),
                 cleanups: Repeated::default(),
@@ -129,16 +129,17 @@ impl Fixture {
         let Some(requests) = &self.flows.0 else { return };
         let before = requests.with(|memory| memory.state.clone());
         let departed = before.diff(state).filter_map(|change| change.departed()).collect();
-        self.flows.committed(Some(departed), &Changes::between(&before, state), state);
-        self.flows.prepare(state);
-        self.flows.programmed(is_reconcile, true, failures.iter().map(|failure| &failure.key));
+        self.flows.record(|memory| memory.committed(Some(departed), &Changes::between(&before, state), state));
+        self.flows.record(|memory| memory.prepare(state));
+        let failed = failures.iter().map(|failure| &failure.key);
+        self.flows.record(|memory| memory.programmed(is_reconcile, true, failed));
         requests.wait_idle();
     }
 
     /// What the programmer does.
     fn begin(&mut self, is_reconcile: bool, state: &NodeState) {
-        self.flows.prepare(state);
-        self.flows.programmed(is_reconcile, true, std::iter::empty());
+        self.flows.record(|memory| memory.prepare(state));
+        self.flows.record(|memory| memory.programmed(is_reconcile, true, std::iter::empty()));
     }
 
     fn deleted_flows(&self) -> u64 {
@@ -194,11 +195,11 @@ fn no_flow_is_deleted_before_a_frontend_confirms_the_state() {
     in_netns(|| {
         insert_all();
         let mut fixture = Fixture::of_kernel();
-        fixture.flows.rolled_back();
+        fixture.flows.record(Memory::rolled_back);
         fixture.reconcile(&dns(), &[]);
         assert_eq!(fixture.deleted_flows(), 0);
         for _ in 0..2 {
-            fixture.flows.confirmed();
+            fixture.flows.record(Memory::confirmed);
             fixture.requests().wait_idle();
             assert_eq!((client_ports(), fixture.deleted_flows()), ([1, 5, 6, 7].into(), 4));
         }
@@ -324,11 +325,11 @@ fn a_vip_is_withdrawn_when_that_is_programmed_and_confirmed() {
         let all: BTreeSet<_> = (1..=5).collect();
         fixture.apply(&exposed("198.51.100.2"), &[failure]);
         assert_eq!(client_ports(), all, "not programmed");
-        fixture.flows.rolled_back();
+        fixture.flows.record(Memory::rolled_back);
         fixture.requests().with(|memory| memory.put_back_udp(WithdrawnVips::new()));
         fixture.reconcile(&exposed("198.51.100.2"), &[]);
         assert_eq!(client_ports(), all, "not confirmed");
-        fixture.flows.confirmed();
+        fixture.flows.record(Memory::confirmed);
         fixture.requests().wait_idle();
         assert_eq!(client_ports(), [1, 3, 4, 5].into());
     });
@@ -362,10 +363,10 @@ fn half_open_connections_are_deleted_when_the_change_is_programmed_and_confirmed
         let mut fixture = Fixture::from(ConntrackCleanup::Enabled, of_kernel(), both.clone());
         fixture.apply(&both, &[]);
         assert_eq!(client_ports(), [1, 2, 3, 4].into(), "no change");
-        fixture.flows.rolled_back();
+        fixture.flows.record(Memory::rolled_back);
         fixture.apply(&web(&["10.244.1.1:80"]), &[]);
         assert_eq!(client_ports(), [1, 2, 3, 4].into(), "not confirmed");
-        fixture.flows.confirmed();
+        fixture.flows.record(Memory::confirmed);
         fixture.requests().wait_idle();
         assert_eq!(client_ports(), [2, 3].into());
         assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (0, 0), "of UDP");
@@ -511,9 +512,9 @@ fn what_is_deleted_counts_although_half_open_connections_cannot_be_listed() {
     let dns = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10"));
     let state = dns.service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
     // One cleanup for both halves.
-    fixture.flows.rolled_back();
+    fixture.flows.record(Memory::rolled_back);
     fixture.reconcile(&state, &[]);
-    fixture.flows.confirmed();
+    fixture.flows.record(Memory::confirmed);
     fixture.requests().wait_idle();
     assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (3, 1));
 }
@@ -540,8 +541,28 @@ fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     fixture.begin(true, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
     // The endpoint of the flows is added while the dump runs, and is not programmed yet.
-    fixture.flows.prepare(&dns_at("10.244.1.9:53"));
+    fixture.flows.record(|memory| memory.prepare(&dns_at("10.244.1.9:53")));
     permit.send(()).unwrap();
     fixture.requests().wait_idle();
     assert_eq!(record.lock().unwrap().1, [0; 0]);
+}
+
+#[test]
+fn a_cleanup_that_runs_when_the_state_is_rolled_back_deletes_nothing() {
+    in_netns(|| {
+        let (permit, permits) = mpsc::channel();
+        let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
+        let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
+        let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
+        fixture.begin(true, &dns_at("10.244.1.1:53"));
+        until(|| record.lock().unwrap().0 == 1);
+        fixture.flows.record(Memory::rolled_back);
+        permit.send(()).unwrap();
+        fixture.requests().wait_idle();
+        assert_eq!(record.lock().unwrap().1, [0; 0]);
+        permit.send(()).unwrap();
+        fixture.flows.record(Memory::confirmed);
+        fixture.requests().wait_idle();
+        assert_eq!(record.lock().unwrap().1, [1, 2, 3]);
+    });
 }

@@ -1,0 +1,83 @@
+//! What follows from commits and what is programmed, in any order.
+
+use std::iter;
+
+use super::*;
+use crate::testing::{mk_key, mk_state};
+
+const ONE: &str = "10.244.1.1:8080";
+const GONE: &str = "10.244.1.2:8080";
+
+/// A Service whose other endpoint is gone, if it is not one of these.
+fn web(endpoints: &[&str]) -> NodeState {
+    let state = mk_state().service("default/web", |web| {
+        let web = web.port(80).cluster_ip("10.96.0.1").endpoints(endpoints.iter().copied());
+        if endpoints.contains(&GONE) { web } else { web.gone_endpoints([GONE]) }
+    });
+    state.build()
+}
+
+/// Records the commit after the newest one.
+fn commit(memory: &mut Memory, before: &NodeState, state: &NodeState) -> bool {
+    let departed = before.diff(state).filter_map(|change| change.departed()).collect();
+    memory.committed(Some(departed), &Changes::between(before, state), state)
+}
+
+fn programmed(memory: &mut Memory) -> bool {
+    memory.programmed(false, true, iter::empty())
+}
+
+#[test]
+fn nothing_is_reset_before_the_departure_is_programmed_and_confirmed() {
+    let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
+    let mut memory = Memory::new(both.clone());
+    assert!(!commit(&mut memory, &both, &one), "not confirmed");
+    memory.prepare(&one);
+    assert!(!programmed(&mut memory) && memory.next_reset().is_none());
+    assert!(memory.confirmed() && memory.next_reset().is_some());
+    memory.rolled_back();
+    assert!(memory.next_reset().is_none() && memory.is_reset_void());
+
+    let mut memory = Memory::new(both.clone());
+    memory.confirmed();
+    commit(&mut memory, &both, &one);
+    assert!(memory.next_reset().is_none(), "not programmed");
+    memory.prepare(&one);
+    memory.programmed(false, true, [mk_key("default/web")].iter());
+    assert!(memory.next_reset().is_none(), "rejected");
+    memory.programmed(false, false, iter::empty());
+    assert!(memory.next_reset().is_none(), "others are not programmed yet");
+    assert!(programmed(&mut memory) && memory.next_reset().is_some());
+}
+
+/// A call programs an earlier state than the one that is committed meanwhile.
+#[test]
+fn a_departure_is_programmed_with_the_state_that_lacks_the_endpoint() {
+    let (none, both, one) = (mk_state().build(), web(&[ONE, GONE]), web(&[ONE]));
+    let mut memory = Memory::new(none.clone());
+    memory.confirmed();
+    commit(&mut memory, &none, &both);
+    memory.prepare(&both);
+    commit(&mut memory, &both, &one);
+    programmed(&mut memory);
+    assert!(memory.take_half_open().is_none() && memory.next_reset().is_none());
+    memory.prepare(&one);
+    programmed(&mut memory);
+    assert!(memory.next_reset().is_some());
+    let half_open = memory.take_half_open().unwrap();
+    assert_eq!(half_open.ports[&mk_key("default/web")].len(), 1);
+    assert!(memory.take_half_open().is_none(), "once");
+}
+
+#[test]
+fn an_endpoint_that_returns_before_it_is_programmed_has_not_departed() {
+    let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
+    let mut memory = Memory::new(both.clone());
+    memory.confirmed();
+    commit(&mut memory, &both, &one);
+    commit(&mut memory, &one, &both);
+    memory.prepare(&both);
+    programmed(&mut memory);
+    assert!(memory.next_reset().is_none());
+    assert!(memory.take_half_open().is_none_or(|half_open| half_open.ports[&mk_key("default/web")].is_empty()));
+}
