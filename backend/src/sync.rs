@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   stream ──▶ Follower: replica ───── Target, the newest ─────▶ Programmer ──▶ Backend ──▶ kernel
-//!     ▲           │  └─▶ state file, resets                        │  └─▶ UDP flows, health-check node ports, metrics
+//!     ▲           │  └─▶ state file, flows                         │  └─▶ flows, health-check node ports, metrics
 //!     └── acks ◀──┴─────────────── Programmed ◀────────────────────┘
 //! ```
 //!

@@ -35,6 +35,8 @@ pub(crate) struct Memory {
     changed: ChangedPorts,
     /// Those of TCP whose change is programmed.
     half_open: ChangedPorts,
+    /// Whether the newest state is programmed completely: half-open connections are listed once for a large change.
+    is_finished: bool,
     /// The VIPs that UDP service ports have lost, and whose flows were not deleted yet.
     withdrawn: WithdrawnVips,
     /// The endpoints whose connections may have to be reset.
@@ -62,6 +64,7 @@ impl Memory {
             state,
             changed: ChangedPorts::new(),
             half_open: ChangedPorts::new(),
+            is_finished: false,
             withdrawn: WithdrawnVips::new(),
             departed: Departed::default(),
             is_node_changed: false,
@@ -128,10 +131,9 @@ impl Memory {
             let service = state.service_port(key);
             service.is_some_and(|service| departed.iter().any(|endpoint| service.has_endpoint(endpoint)))
         };
-        let is_programmed = |key: &ServicePortKey, departed: &mut BTreeSet<Endpoint>| {
-            let is_udp = key.protocol == Protocol::Udp;
-            !failed.contains(key) && (is_udp || is_finished && !has_any(key, departed))
-        };
+        let is_programmed =
+            |key: &ServicePortKey, departed: &mut BTreeSet<Endpoint>| !failed.contains(key) && !has_any(key, departed);
+        self.is_finished = is_finished;
         self.is_udp_due |= is_reconcile || self.is_node_changed;
         for (key, departed) in changed.extract_if(.., is_programmed) {
             match key.protocol {
@@ -162,7 +164,7 @@ impl Memory {
 
     /// Whether flows may have to be deleted.
     pub(super) fn is_cleanup_due(&self) -> bool {
-        self.is_confirmed && (self.is_udp_due || !self.half_open.is_empty())
+        self.is_confirmed && (self.is_udp_due || self.is_finished && !self.half_open.is_empty())
     }
 
     /// Takes the VIPs whose flows are to be deleted, if UDP flows may be stale. Those that are withdrawn meanwhile wait
@@ -189,7 +191,8 @@ impl Memory {
     /// there are none.
     pub(super) fn take_half_open(&mut self) -> Option<HalfOpenPorts> {
         let Self { changed, half_open, .. } = self;
-        let ports = half_open.extract_if(.., |key, _| self.is_confirmed && !changed.contains_key(key));
+        let is_due = self.is_confirmed && self.is_finished;
+        let ports = half_open.extract_if(.., |key, _| is_due && !changed.contains_key(key));
         let ports: ChangedPorts = ports.collect();
         (!ports.is_empty()).then(|| HalfOpenPorts { ports, state: self.state.clone() })
     }

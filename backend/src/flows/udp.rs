@@ -114,16 +114,16 @@ fn allowed(service: &ServicePortState, family: IpFamily) -> Arc<[SocketAddr]> {
 }
 
 /// Deletes the stale flows of both families while the kernel dumps them, so that memory does not grow with their
-/// number. Before each deletion `update` may replace the VIPs; what is not stale by then stays. Blocks.
+/// number. `newest` returns the VIPs if they have changed since it did; before each deletion it may, and what is not
+/// stale by then stays. A family without VIPs is skipped. Blocks.
 pub(super) fn clean_up(
     table: &impl FlowTable,
-    mut vips: PerFamily<UdpVips>,
-    mut update: impl FnMut(&mut PerFamily<UdpVips>) -> bool,
+    mut newest: impl FnMut() -> Option<PerFamily<UdpVips>>,
 ) -> Result<Vec<FamilyCleanup>> {
     let addresses = table.addresses().context("cannot list the node's addresses")?;
+    let mut vips = newest().unwrap_or_default();
     let mut cleanups = Vec::new();
     for family in IpFamily::ALL {
-        // Without VIPs no flow can be stale.
         if vips[family].is_empty() {
             continue;
         }
@@ -132,7 +132,8 @@ pub(super) fn clean_up(
         let mut stale = Vec::new();
         let mut deleted = 0;
         let mut delete = |stale: &mut Vec<Flow>, vips: &mut PerFamily<UdpVips>| {
-            if update(vips) {
+            if let Some(newest) = newest() {
+                *vips = newest;
                 vips[family].add_addresses(&addresses);
                 stale.retain(|flow| vips[family].is_stale(flow));
             }

@@ -1,13 +1,11 @@
 //! The thread that lists, deletes and resets flows.
 
 use std::{
-    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::Result;
-use proto::model::PerFamily;
 use runtime::{
     failure::{Recovery, Repeated},
     warn_if_news,
@@ -20,7 +18,7 @@ use super::{
     requests::{Requests, Wake},
     resets::{Rejecter, Rest, reset},
     table::FlowTable,
-    udp::{FamilyCleanup, UdpVips, WithdrawnVips, clean_up},
+    udp::{FamilyCleanup, UdpVips, clean_up},
 };
 use crate::{Progress, dataplane::NodePortAddresses, metrics::Metrics};
 
@@ -100,29 +98,24 @@ impl<T: FlowTable> Worker<T> {
         took
     }
 
-    /// Deletes the stale flows of both families, if there may be any. A family without VIPs is skipped.
+    /// Deletes the stale flows of both families, if there may be any. Without a state that is confirmed, none is stale.
     fn clean_up_udp(&self) -> Result<Vec<FamilyCleanup>> {
-        let Some(withdrawn) = self.requests.with(Memory::take_udp) else { return Ok(Vec::new()) };
-        let newest = || self.requests.with(|memory| memory.udp());
-        let mut compared = newest();
-        let result = clean_up(&self.table, self.vips(compared.as_ref(), &withdrawn), |vips| {
-            let before = mem::replace(&mut compared, newest());
-            let changed = compared != before;
-            if changed {
-                *vips = self.vips(compared.as_ref(), &withdrawn);
-            }
+        let Self { requests, table, nodeport_addresses, .. } = self;
+        let Some(withdrawn) = requests.with(Memory::take_udp) else { return Ok(Vec::new()) };
+        let vips = |UdpState { state, except }: &UdpState| {
+            UdpVips::of(state, &nodeport_addresses.of_node(state.node()), except, &withdrawn)
+        };
+        let mut compared = None;
+        let result = clean_up(table, || {
+            let newest = requests.with(|memory| memory.udp());
+            let changed = (newest != compared).then(|| newest.as_ref().map(vips).unwrap_or_default());
+            compared = newest;
             changed
         });
         if result.is_err() || compared.is_none() {
-            self.requests.with(|memory| memory.put_back_udp(withdrawn));
+            requests.with(|memory| memory.put_back_udp(withdrawn));
         }
         result
-    }
-
-    /// Without a state that is confirmed, no flow is stale.
-    fn vips(&self, compared: Option<&UdpState>, withdrawn: &WithdrawnVips) -> PerFamily<UdpVips> {
-        let Some(UdpState { state, except }) = compared else { return PerFamily::default() };
-        UdpVips::of(state, &self.nodeport_addresses.of_node(state.node()), except, withdrawn)
     }
 
     /// Deletes the half-open connections that changes have left behind. Lists none without such a change.

@@ -46,8 +46,9 @@ fn nothing_is_reset_before_the_departure_is_programmed_and_confirmed() {
     memory.programmed(false, true, [mk_key("default/web")].iter());
     assert!(memory.next_reset().is_none(), "rejected");
     memory.programmed(false, false, iter::empty());
-    assert!(memory.next_reset().is_none(), "others are not programmed yet");
-    assert!(programmed(&mut memory) && memory.next_reset().is_some());
+    assert!(memory.next_reset().is_some(), "although others are not programmed yet");
+    assert!(memory.take_half_open().is_none(), "listed once for all");
+    assert!(programmed(&mut memory) && memory.take_half_open().is_some());
 }
 
 /// A call programs an earlier state than the one that is committed meanwhile.

@@ -18,7 +18,11 @@ use proto::model::{FailureKind, IpFamily, ServicePortFailure};
 use super::*;
 use crate::{
     Changes, NodeState,
-    flows::{ConntrackCleanup, Flows, table::KernelFlowTable, udp::BATCH},
+    flows::{
+        ConntrackCleanup, Flows,
+        table::KernelFlowTable,
+        udp::{BATCH, WithdrawnVips},
+    },
     testing::{StateBuilder, mk_key, mk_state},
 };
 
