@@ -55,9 +55,6 @@ struct HalfOpenTarget {
     departed: Arc<BTreeSet<Endpoint>>,
 }
 
-/// The VIPs in one family.
-type HalfOpenVips = FlowVips<HalfOpenTarget>;
-
 impl HalfOpenPorts {
     /// Deletes the connections of both families that `rest`, which waits for the given time, leaves half-open. Stops if
     /// that returns false. Returns how many there were. Blocks.
@@ -87,7 +84,8 @@ impl HalfOpenPorts {
             }
             vips.add_addresses(&addresses);
             let visited = table.visit_half_open(family, &mut |flow| {
-                found.extend(vips.misleading(&flow).filter(|namespace| limit.admits(namespace)).map(|_| flow));
+                let target = vips.get(&flow).filter(|target| target.is_misleading(&flow));
+                found.extend(target.filter(|target| limit.admits(&target.namespace)).map(|_| flow));
                 Ok(())
             });
             visited.with_context(|| format!("{family} connections"))?;
@@ -95,9 +93,9 @@ impl HalfOpenPorts {
         Ok(found)
     }
 
-    fn vips(&self, node_addresses: &[IpAddr]) -> PerFamily<HalfOpenVips> {
+    fn vips(&self, node_addresses: &[IpAddr]) -> PerFamily<FlowVips<HalfOpenTarget>> {
         let Self { ports, state } = self;
-        let mut both = HalfOpenVips::at(node_addresses);
+        let mut both = FlowVips::<HalfOpenTarget>::at(node_addresses);
         for (key, departed) in ports {
             let Some(service) = state.service_port(key) else { continue };
             // Some may have returned.
@@ -113,14 +111,13 @@ impl HalfOpenPorts {
     }
 }
 
-impl HalfOpenVips {
-    /// The namespace of the VIP to which the SYNs of a connection are sent, if they reach an endpoint that departed, or
-    /// are not translated because the connection is older than the VIP.
-    fn misleading(&self, flow: &Flow) -> Option<&Arc<str>> {
+impl HalfOpenTarget {
+    /// Whether the SYNs of a connection to the VIP reach an endpoint that departed, or are not translated because the
+    /// connection is older than the VIP.
+    fn is_misleading(&self, flow: &Flow) -> bool {
         let source = flow.reply.source;
-        let HalfOpenTarget { namespace, departed } = self.get(flow).filter(|_| flow.is_half_open)?;
-        let has_departed = || endpoint_at(source).is_some_and(|endpoint| departed.contains(&endpoint));
-        (source == flow.original.destination || has_departed()).then_some(namespace)
+        let has_departed = || endpoint_at(source).is_some_and(|endpoint| self.departed.contains(&endpoint));
+        flow.is_half_open && (source == flow.original.destination || has_departed())
     }
 }
 

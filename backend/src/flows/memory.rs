@@ -25,6 +25,9 @@ use crate::{Changes, DepartedEndpoints, NodeState};
 /// The most VIPs that were withdrawn and wait for a cleanup. Flows to others stay until their clients end them.
 const MAX_WITHDRAWN: usize = 65_536;
 
+/// The most endpoints that departed and wait until that is programmed. Half-open connections to others stay.
+const MAX_WAITING: usize = 16_384;
+
 /// What is known of the kernel and the connections, from those who follow and program.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -84,8 +87,10 @@ impl Memory {
         state: &NodeState,
     ) -> bool {
         let next = self.next_reset();
+        let mut room = MAX_WAITING.saturating_sub(self.changed.values().map(BTreeSet::len).sum());
         for (key, endpoints) in departed.iter().flatten() {
-            add_departed(&mut self.changed, key.clone(), endpoints.iter().copied());
+            add_departed(&mut self.changed, key.clone(), endpoints.iter().copied().take(room));
+            room = room.saturating_sub(endpoints.len());
         }
         for key in &changes.service_ports {
             let Entry::Occupied(mut known) = self.changed.entry(key.clone()) else { continue };

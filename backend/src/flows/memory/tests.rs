@@ -82,3 +82,17 @@ fn an_endpoint_that_returns_before_it_is_programmed_has_not_departed() {
     assert!(memory.next_reset().is_none());
     assert!(memory.take_half_open().is_none_or(|half_open| half_open.ports[&mk_key("default/web")].is_empty()));
 }
+
+/// The kernel may hang.
+#[test]
+fn what_waits_until_it_is_programmed_has_a_bound() {
+    let mut memory = Memory::new(mk_state().build());
+    let endpoint = |port: u16| Endpoint::new("10.244.1.2".parse().unwrap(), port.try_into().unwrap());
+    let all: Vec<_> = (1..=1024).map(endpoint).collect();
+    for n in 0..20 {
+        let departed = [(mk_key(&format!("ns-{n}/web")), all.clone())].into();
+        let state = memory.state.clone();
+        memory.committed(Some(departed), &Changes::default(), &state);
+    }
+    assert_eq!(memory.changed.values().map(BTreeSet::len).sum::<usize>(), MAX_WAITING);
+}
