@@ -21,13 +21,6 @@ const HOPS: u8 = 64;
 #[derive(Debug)]
 pub(super) struct ProbeSocket(Socket);
 
-/// A probe of one connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Probe {
-    from: SocketAddr,
-    to: SocketAddr,
-}
-
 impl ProbeSocket {
     /// Requires `CAP_NET_RAW`.
     pub(super) fn open(family: IpFamily) -> io::Result<Self> {
@@ -38,44 +31,38 @@ impl ProbeSocket {
         Socket::new(domain, Type::RAW, Some(Protocol::from(IPPROTO_RAW))).map(Self)
     }
 
-    /// Sends a probe from the endpoint of a connection to its client. The kernel translates it like a reply.
-    pub(super) fn send(&self, probe: &Probe) -> io::Result<()> {
+    /// Sends a probe from the endpoint of a connection to its client. The kernel translates it like a reply. `is_ipvs`:
+    /// IPVS translates replies before the kernel takes back that it masquerades; else that comes first.
+    pub(super) fn send(&self, flow: &Flow, is_ipvs: bool) -> io::Result<()> {
+        let to = if is_ipvs { flow.original.source } else { flow.reply.destination };
         // The kernel takes the port from the segment.
-        let to = SockAddr::from(SocketAddr::new(probe.to.ip(), 0));
-        self.0.send_to(&probe.packet(), &to).map(drop)
+        let address = SockAddr::from(SocketAddr::new(to.ip(), 0));
+        self.0.send_to(&packet(flow.reply.source, to), &address).map(drop)
     }
 }
 
-impl Probe {
-    /// `is_ipvs`: IPVS translates replies before the kernel takes back that it masquerades; else that comes first.
-    pub(super) fn of(flow: &Flow, is_ipvs: bool) -> Self {
-        let to = if is_ipvs { flow.original.source } else { flow.reply.destination };
-        Self { from: flow.reply.source, to }
-    }
-
-    /// The IP packet. Its sequence and acknowledgement numbers are arbitrary: a client of an open connection answers a
-    /// SYN with an ACK, whatever they are.
-    fn packet(&self) -> Vec<u8> {
-        let source = address(self.from.ip());
-        let destination = address(self.to.ip());
-        let mut segment = Vec::with_capacity(TCP_HEADER);
-        segment.extend(self.from.port().to_be_bytes());
-        segment.extend(self.to.port().to_be_bytes());
-        segment.extend([0, 0, 0, 1, 0, 0, 0, 1]);
-        // Five words of header; then the window, the checksum and the urgent pointer.
-        segment.extend([5 << 4, FLAGS_SYN_ACK, 4, 0, 0, 0, 0, 0]);
-        let checksum = checksum([&source[..], &destination, &[0, TCP, 0, TCP_HEADER as u8], &segment]);
-        segment[16..18].copy_from_slice(&checksum.to_be_bytes());
-        let mut packet = match self.from {
-            // The kernel fills in the length, the identification and the checksum.
-            SocketAddr::V4(_) => vec![0x45, 0, 0, 0, 0, 0, 0, 0, HOPS, TCP, 0, 0],
-            SocketAddr::V6(_) => vec![0x60, 0, 0, 0, 0, TCP_HEADER as u8, TCP, HOPS],
-        };
-        packet.extend(source);
-        packet.extend(destination);
-        packet.extend(segment);
-        packet
-    }
+/// The IP packet. Its sequence and acknowledgement numbers are arbitrary: a client of an open connection answers a SYN
+/// with an ACK, whatever they are.
+fn packet(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+    let source = address(from.ip());
+    let destination = address(to.ip());
+    let mut segment = Vec::with_capacity(TCP_HEADER);
+    segment.extend(from.port().to_be_bytes());
+    segment.extend(to.port().to_be_bytes());
+    segment.extend([0, 0, 0, 1, 0, 0, 0, 1]);
+    // Five words of header; then the window, the checksum and the urgent pointer.
+    segment.extend([5 << 4, FLAGS_SYN_ACK, 4, 0, 0, 0, 0, 0]);
+    let checksum = checksum([&source[..], &destination, &[0, TCP, 0, TCP_HEADER as u8], &segment]);
+    segment[16..18].copy_from_slice(&checksum.to_be_bytes());
+    let mut packet = match from {
+        // The kernel fills in the length, the identification and the checksum.
+        SocketAddr::V4(_) => vec![0x45, 0, 0, 0, 0, 0, 0, 0, HOPS, TCP, 0, 0],
+        SocketAddr::V6(_) => vec![0x60, 0, 0, 0, 0, TCP_HEADER as u8, TCP, HOPS],
+    };
+    packet.extend(source);
+    packet.extend(destination);
+    packet.extend(segment);
+    packet
 }
 
 fn address(address: IpAddr) -> Vec<u8> {

@@ -29,16 +29,12 @@ pub(super) struct Rejected {
 /// The rules of the network namespace of the calling thread.
 #[derive(Debug)]
 pub(in crate::flows) struct Rejecter {
-    rules: Option<RejectRules>,
+    nf_tables: Option<NftHandle>,
+    /// With a kernel that lacks nf_tables.
+    iptables: Option<Tools>,
     until: PerFamily<Option<Instant>>,
     /// Whether IPVS translates connections.
     pub(super) is_ipvs: bool,
-}
-
-#[derive(Debug)]
-enum RejectRules {
-    Table(NftHandle),
-    Chain(Tools),
 }
 
 impl Rejected {
@@ -50,7 +46,7 @@ impl Rejected {
 impl Rejecter {
     /// A process that was killed may have left rules, which are to be removed now.
     pub(in crate::flows) fn new(is_ipvs: bool) -> Self {
-        Self { rules: None, until: PerFamily::from_fn(|_| Some(Instant::now())), is_ipvs }
+        Self { nf_tables: None, iptables: None, until: PerFamily::from_fn(|_| Some(Instant::now())), is_ipvs }
     }
 
     /// When the rules are to be removed.
@@ -93,20 +89,21 @@ impl Rejecter {
         write: impl FnOnce(&mut NftHandle) -> netlink::Result<()>,
         what: impl FnOnce() -> String,
     ) -> Result<Option<&mut Tools>> {
-        if self.rules.is_none() {
-            self.rules = Some(RejectRules::Table(NftHandle::open().context("open nf_tables")?));
-        }
-        if let Some(RejectRules::Table(handle)) = &mut self.rules {
+        let Self { nf_tables, iptables, .. } = self;
+        if iptables.is_none() {
+            let handle = match nf_tables {
+                Some(handle) => handle,
+                None => nf_tables.insert(NftHandle::open().context("open nf_tables")?),
+            };
             match write(handle) {
-                Err(error) if error.is_unsupported() => {
-                    self.rules = Some(RejectRules::Chain(Tools::new(VariantSelection::default())));
+                Err(error) if error.is_unsupported() => *iptables = Some(Tools::new(VariantSelection::default())),
+                Ok(()) => return Ok(None),
+                Err(error) => {
+                    *nf_tables = None;
+                    return Err(error).with_context(what);
                 }
-                result => return result.with_context(what).map(|()| None),
             }
         }
-        Ok(match &mut self.rules {
-            Some(RejectRules::Chain(tools)) => Some(tools),
-            _ => None,
-        })
+        Ok(iptables.as_mut())
     }
 }
