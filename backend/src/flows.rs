@@ -9,12 +9,13 @@
 //! ```
 //!
 //! One thread does all of it, so that a large conntrack table or a kernel that hangs delays no commit. There is no
-//! queue: those who record compare two states, and add to what the thread has not done yet. So one cleanup follows
-//! several changes, and a VIP that existed between two cleanups only is known to the next one.
+//! queue: those who record compare two states, and add to what the thread has not done yet, up to a limit. So one
+//! cleanup follows several changes, and a VIP that existed between two cleanups only is known to the next one.
 //!
-//! What is due first: connections to be reset, then UDP flows, then half-open connections, of which each has a pass and
-//! begins again. Resets thus wait for one pass over UDP flows at most, and for [`half_open::GRACE`]. In return the
-//! thread rests from resets for ten times as long as they took, and from cleanups for as long as these took.
+//! Of what is due, connections are reset first, then UDP flows are deleted, then half-open connections; after each
+//! round the thread begins again. So a reset waits for one pass over UDP flows and one over half-open connections at
+//! most, and cleanups cannot starve it, nor it them: after resets the thread rests from them for ten times as long as
+//! they took, and after a cleanup from cleanups for as long as that took.
 //!
 //! Flows are compared with the newest state, even while that is being programmed, except for the service ports in which
 //! it differs from the kernel: a flow to an endpoint that is about to be added is not stale. Nothing follows from a

@@ -78,8 +78,9 @@ impl Memory {
 
     // === what is recorded; each returns whether the thread may have something to do ===
 
-    /// A commit, at a cost proportional to the change. `state` is the committed one. `departed`: the endpoints that left
-    /// service ports; `None`: the commit before is not comparable, and what departed until then is not to be reset.
+    /// A commit, at a cost proportional to the change. `state` is the committed one. `departed`: the endpoints that
+    /// left service ports; `None`: the commit before is not comparable, and what departed until then is not to be
+    /// reset.
     pub(crate) fn committed(
         &mut self,
         departed: Option<DepartedEndpoints>,

@@ -127,7 +127,7 @@ impl<T: FlowTable> Worker<T> {
             *rested = time;
             requests.rest(time) && requests.with(|memory| memory.is_confirmed)
         });
-        if result.is_err() {
+        if result.is_err() || !requests.with(|memory| memory.is_confirmed) {
             requests.with(|memory| memory.put_back_half_open(half_open.ports));
         }
         result
@@ -135,14 +135,12 @@ impl<T: FlowTable> Worker<T> {
 
     /// Reports what each half has deleted, also if the other one has failed.
     fn report_cleanup(&mut self, cleanups: Result<Vec<FamilyCleanup>>, half_open: Result<usize>, took: Duration) {
-        let errors: Vec<_> = [cleanups.as_ref().err(), half_open.as_ref().err()].into_iter().flatten().collect();
-        if !errors.is_empty() {
-            let error = errors.iter().map(|error| format!("{error:#}")).collect::<Vec<_>>().join("; ");
-            let occurrence = self.cleanups.failed(&error);
-            warn_if_news!(occurrence, error, "cannot delete stale flows, retrying after the next change");
+        let errors = [cleanups.as_ref().err(), half_open.as_ref().err()].into_iter().flatten();
+        let errors: Vec<_> = errors.map(|error| format!("{error:#}")).collect();
+        let error = (!errors.is_empty()).then(|| errors.join("; "));
+        let failing = "cannot delete stale flows, retrying after the next change";
+        if log_failure(&mut self.cleanups, error, failing, "stale flows can be deleted again") {
             self.progress.send_modify(|progress| progress.conntrack_failures += 1);
-        } else if let Some(Recovery { count, duration }) = self.cleanups.recovered() {
-            info!(failures = count, after_ms = duration.as_millis(), "stale flows can be deleted again");
         }
         if let Ok(connections @ 1..) = half_open {
             info!(connections, "deleted half-open TCP connections to endpoints that departed or to new VIPs");
@@ -162,24 +160,27 @@ impl<T: FlowTable> Worker<T> {
     }
 
     fn report_resets(&mut self, result: Result<usize>) {
-        match result {
-            Err(error) => {
-                let error = format!("{error:#}");
-                let occurrence = self.resets.failed(&error);
-                warn_if_news!(occurrence, error, "cannot reset connections to endpoints that are gone");
-                self.progress.send_modify(|progress| progress.reset_failures += 1);
-            }
-            Ok(reset) => {
-                if let Some(Recovery { count, duration }) = self.resets.recovered() {
-                    info!(failures = count, after_ms = duration.as_millis(), "connections can be reset again");
-                }
-                if reset > 0 {
-                    info!(connections = reset, "reset connections to endpoints that are gone");
-                    self.progress.send_modify(|progress| progress.reset_connections += reset as u64);
-                }
-            }
+        let error = result.as_ref().err().map(|error| format!("{error:#}"));
+        let failing = "cannot reset connections to endpoints that are gone";
+        if log_failure(&mut self.resets, error, failing, "connections can be reset again") {
+            self.progress.send_modify(|progress| progress.reset_failures += 1);
+        }
+        if let Ok(connections @ 1..) = result {
+            info!(connections, "reset connections to endpoints that are gone");
+            self.progress.send_modify(|progress| progress.reset_connections += connections as u64);
         }
     }
+}
+
+/// Logs when failures begin and end. Returns whether this is one.
+fn log_failure(failures: &mut Repeated, error: Option<String>, failing: &str, working: &str) -> bool {
+    if let Some(error) = &error {
+        let occurrence = failures.failed(error);
+        warn_if_news!(occurrence, error, "{failing}");
+    } else if let Some(Recovery { count, duration }) = failures.recovered() {
+        info!(failures = count, after_ms = duration.as_millis(), "{working}");
+    }
+    error.is_some()
 }
 
 #[cfg(test)]
