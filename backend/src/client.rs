@@ -11,7 +11,7 @@ mod shared;
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -39,7 +39,7 @@ use tonic::{
 };
 use tracing::{debug, error, info, warn};
 
-use crate::{Connect, Rejected, Session};
+use crate::{Connect, Rejected, Session, locks::lock};
 use address::AddressSource;
 pub use address::{Discover, FrontendAddress};
 use address_list::AddressList;
@@ -123,7 +123,7 @@ impl Grpc {
     }
 
     fn addresses(&self) -> MutexGuard<'_, AddressList> {
-        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.addresses)
     }
 
     /// Resolves the sources that are due, all at once. Returns whether there were any.

@@ -5,12 +5,14 @@ use std::{
     fs::{self, File},
     io::{self, Write as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Arc, Mutex, mpsc},
     thread,
     time::Duration,
 };
 
 use tracing::warn;
+
+use crate::locks::lock;
 
 /// The time that reading a file at the start may take. A healthy disk reads the state of a large cluster in less.
 pub(crate) const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(3) } else { Duration::from_secs(10) };
@@ -95,10 +97,6 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     // Without it, a power loss after the rename could leave an empty file.
     file.sync_data()?;
     fs::rename(successor, path)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -16,7 +16,7 @@ use tokio::{
 use tonic::transport::Channel;
 
 use super::{Credentials, FrontendAddress, Token, connect};
-use crate::stream::ReconnectDelays;
+use crate::{locks::lock, stream::ReconnectDelays};
 
 /// The calls that a frontend accepts on one connection.
 const CALLS: usize = 16;
@@ -77,12 +77,12 @@ pub(super) struct SharedCall {
 impl SharedConnections {
     /// Forgets the frontends that are not among these.
     pub(super) fn retain(&self, addresses: &[FrontendAddress]) {
-        self.lock().retain(|address, _| addresses.contains(address));
+        lock(&self.0).retain(|address, _| addresses.contains(address));
     }
 
     /// Waits until a connection has room for a call.
     pub(super) async fn call(&self, address: &FrontendAddress) -> Result<SharedCall> {
-        let frontend = self.lock().entry(address.clone()).or_default().clone();
+        let frontend = lock(&self.0).entry(address.clone()).or_default().clone();
         let slots = &frontend.slots;
         let free = (0..CONNECTIONS).find_map(|slot| Some((slot, slots[slot].calls.clone().try_acquire_owned().ok()?)));
         let (slot, permit) = match free {
@@ -91,10 +91,6 @@ impl SharedConnections {
         };
         let connection = slots[slot].connection();
         Ok(SharedCall { frontend, slot, connection, has_succeeded: false, _permit: permit })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<FrontendAddress, Arc<FrontendConnections>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -109,27 +105,23 @@ impl Default for FrontendConnections {
 impl FrontendConnections {
     /// Whether an attempt may be made now; otherwise the error of the last one.
     fn may_connect(&self) -> Result<()> {
-        match &*self.failure() {
+        match &*lock(&self.failure) {
             Some(ConnectFailure { next, error, .. }) if Instant::now() < *next => bail!("{error}"),
             _ => Ok(()),
         }
     }
 
     fn connected(&self) {
-        *self.failure() = None;
+        *lock(&self.failure) = None;
     }
 
     fn failed(&self, error: String) {
-        let mut failure = self.failure();
+        let mut failure = lock(&self.failure);
         let backoff = failure.take().map(|failure| failure.backoff);
         let ReconnectDelays { min, max, .. } = ReconnectDelays::default();
         let mut backoff = backoff.unwrap_or_else(|| Backoff::new(min, max));
         let next = Instant::now() + backoff.next_delay();
         *failure = Some(ConnectFailure { backoff, next, error });
-    }
-
-    fn failure(&self) -> MutexGuard<'_, Option<ConnectFailure>> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -143,7 +135,7 @@ impl Default for Slot {
 
 impl Slot {
     fn connection(&self) -> Arc<SharedConnection> {
-        let mut current = self.lock();
+        let mut current = lock(&self.current);
         let usable = current.upgrade().filter(|connection| connection.created.elapsed() < MAX_AGE);
         usable.unwrap_or_else(|| {
             let new = Arc::new(SharedConnection { created: Instant::now(), opened: OnceCell::new() });
@@ -154,14 +146,10 @@ impl Slot {
 
     /// The next call gets another connection.
     fn give_up(&self, connection: &Arc<SharedConnection>) {
-        let mut current = self.lock();
+        let mut current = lock(&self.current);
         if current.as_ptr() == Arc::as_ptr(connection) {
             *current = Weak::new();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Weak<SharedConnection>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,12 +3,14 @@
 use std::{
     collections::BTreeMap,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use runtime::{Rate, TokenBucket};
 use tokio::time::Instant;
+
+use crate::locks::lock;
 
 /// How many questions wait at the same time: pods of one node that end together.
 pub(super) const MAX_WAITING: usize = 96;
@@ -47,7 +49,7 @@ impl Sources {
     /// Admits a question of an address. An error says why it is refused.
     pub(super) fn admit(&self, source: IpAddr) -> Result<WaitPermit, String> {
         let now = Instant::now();
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         if all.sources.len() >= MAX_SOURCES {
             all.sources.retain(|_, source| source.waiting > 0 || !source.questions.is_full(now));
         }
@@ -71,15 +73,11 @@ impl Sources {
         all.waiting += 1;
         Ok(WaitPermit { sources: self.clone(), source })
     }
-
-    fn lock(&self) -> MutexGuard<'_, WaitingSources> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for WaitPermit {
     fn drop(&mut self) {
-        let mut all = self.sources.lock();
+        let mut all = lock(&self.sources.0);
         all.waiting -= 1;
         if let Some(source) = all.sources.get_mut(&self.source) {
             source.waiting -= 1;
@@ -126,6 +124,6 @@ mod tests {
         assert_eq!(asked(), MAX_SOURCES);
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(asked(), MAX_SOURCES);
-        assert!(sources.lock().sources.len() <= MAX_SOURCES);
+        assert!(lock(&sources.0).sources.len() <= MAX_SOURCES);
     }
 }

@@ -1,10 +1,7 @@
 //! The size of the map in which the nftables backend stores clients for session affinity. Rules write the map, so only
 //! the kernel knows.
 
-use std::{
-    fmt,
-    sync::{Mutex, PoisonError},
-};
+use std::{fmt, sync::Mutex};
 
 use netlink::nft::{NftHandle, Table, TableFamily};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
@@ -13,6 +10,7 @@ use runtime::metrics::Writer;
 use tracing::warn;
 
 use super::family_label;
+use crate::locks::lock;
 
 /// The table of the nftables backend, in each family.
 pub const NFT_TABLE: &str = "fairlead";
@@ -35,7 +33,7 @@ impl AffinityCollector {
 
 impl Collector for AffinityCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut handle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut handle = lock(&self.0);
         // Absent before the table exists, and if the kernel does not count elements.
         let counts = IpFamily::ALL.into_iter().filter_map(|family| {
             let table_family = match family {
