@@ -79,7 +79,7 @@ impl Grpc {
         let mut client = FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
         let answer = client.drained(authorized(request.clone(), token)).await;
         let answer = answer.map_err(|status| explained(&StreamError::from(status)))?;
-        call.succeeded();
+        call.has_succeeded = true;
         Ok(answer.into_inner())
     }
 

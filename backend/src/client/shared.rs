@@ -32,11 +32,11 @@ const LINGER: Duration = Duration::from_secs(5);
 pub(super) struct SharedConnections(Mutex<BTreeMap<FrontendAddress, Arc<FrontendConnections>>>);
 
 /// The connections to one frontend.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct FrontendConnections {
     slots: [Slot; CONNECTIONS],
     /// Calls attempt to connect one after the other.
-    attempt: Semaphore,
+    attempt: tokio::sync::Mutex<()>,
     failure: Mutex<Option<ConnectFailure>>,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct SharedCall {
     frontend: Arc<FrontendConnections>,
     slot: usize,
     connection: Arc<SharedConnection>,
-    has_succeeded: bool,
+    pub(super) has_succeeded: bool,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -94,34 +94,12 @@ impl SharedConnections {
     }
 }
 
-// === impl FrontendConnections ===
+// === impl ConnectFailure ===
 
-impl Default for FrontendConnections {
+impl Default for ConnectFailure {
     fn default() -> Self {
-        Self { slots: Default::default(), attempt: Semaphore::new(1), failure: Mutex::default() }
-    }
-}
-
-impl FrontendConnections {
-    /// Whether an attempt may be made now; otherwise the error of the last one.
-    fn may_connect(&self) -> Result<()> {
-        match &*lock(&self.failure) {
-            Some(ConnectFailure { next, error, .. }) if Instant::now() < *next => bail!("{error}"),
-            _ => Ok(()),
-        }
-    }
-
-    fn connected(&self) {
-        *lock(&self.failure) = None;
-    }
-
-    fn failed(&self, error: String) {
-        let mut failure = lock(&self.failure);
-        let backoff = failure.take().map(|failure| failure.backoff);
         let ReconnectDelays { min, max, .. } = ReconnectDelays::default();
-        let mut backoff = backoff.unwrap_or_else(|| Backoff::new(min, max));
-        let next = Instant::now() + backoff.next_delay();
-        *failure = Some(ConnectFailure { backoff, next, error });
+        Self { backoff: Backoff::new(min, max), next: Instant::now(), error: String::new() }
     }
 }
 
@@ -169,21 +147,26 @@ impl SharedCall {
         if let Some(opened) = opened.get() {
             return Ok(opened.clone());
         }
-        let _attempt = self.frontend.attempt.acquire().await?;
+        let FrontendConnections { attempt, failure, .. } = &*self.frontend;
+        let _attempt = attempt.lock().await;
         let connect = async || {
-            self.frontend.may_connect()?;
+            match &*lock(failure) {
+                Some(ConnectFailure { next, error, .. }) if Instant::now() < *next => bail!("{error}"),
+                _ => {}
+            }
             let connected = connect(address, credentials).await;
+            let mut failure = lock(failure);
             match &connected {
-                Ok(_) => self.frontend.connected(),
-                Err(error) => self.frontend.failed(chain(error.as_ref())),
+                Ok(_) => *failure = None,
+                Err(error) => {
+                    let failure = failure.get_or_insert_default();
+                    failure.next = Instant::now() + failure.backoff.next_delay();
+                    failure.error = chain(error.as_ref());
+                }
             }
             connected
         };
         opened.get_or_try_init(connect).await.cloned()
-    }
-
-    pub(super) fn succeeded(&mut self) {
-        self.has_succeeded = true;
     }
 }
 
