@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::NodeState;
-use checks::{Checks, ClaimChange, RejectedClaim};
+use checks::{Checks, RejectedClaim};
 pub(crate) use servers::HealthCheckServers;
 
 /// The programmer's side: it publishes what is programmed, and receives the failures.
@@ -40,14 +40,13 @@ impl Default for HealthChecks {
 impl HealthChecks {
     /// Publishes what the backend has just programmed of a state.
     pub(crate) fn publish(&self, state: &NodeState, changes: &[ServicePortChange<'_>]) {
-        let mut rejected = Vec::new();
+        let mut rejected = None;
         self.checks.send_if_modified(|checks| {
-            let update = checks.update(state, changes.iter().map(|change| change.key));
-            rejected = update.rejected;
+            rejected = checks.update(state, changes.iter().map(|change| change.key));
             // The next request reads a changed count anyway.
-            update.claims == ClaimChange::Changed
+            rejected.is_some()
         });
-        for RejectedClaim { check_port, service, owner } in rejected {
+        for RejectedClaim { check_port, service, owner } in rejected.into_iter().flatten() {
             let port = check_port.port;
             let family = check_port.family;
             warn!(%service, port, %family, %owner, "health-check node port belongs to another Service");

@@ -43,22 +43,6 @@ pub(super) struct Checks {
     primary_addresses: PerFamily<Option<IpAddr>>,
 }
 
-/// The result of an update of the checks.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct CheckUpdate {
-    /// Whether listeners have to be opened or closed, or failures changed.
-    pub(super) claims: ClaimChange,
-    /// The claims that lost a port or did not get it.
-    pub(super) rejected: Vec<RejectedClaim>,
-}
-
-/// Whether the same Services claim the same ports as before, on a node with the same addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ClaimChange {
-    Same,
-    Changed,
-}
-
 /// A claim for a port that another Service owns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RejectedClaim {
@@ -115,15 +99,16 @@ impl Checks {
         self.services.get(service).map(|claim| &claim.key)
     }
 
-    /// Makes the checks those of `state`, given the service ports that changed since the last update.
+    /// Makes the checks those of `state`, given the service ports that changed since the last update. Returns the
+    /// claims that lost a port or did not get it. `None`: the same Services claim the same ports as before, on a node
+    /// with the same addresses, so that no listener has to be opened or closed, and no failure has changed.
     pub(super) fn update<'a>(
         &mut self,
         state: &NodeState,
         changed: impl Iterator<Item = &'a ServicePortKey>,
-    ) -> CheckUpdate {
+    ) -> Option<Vec<RejectedClaim>> {
         let primary_addresses = PerFamily::from_fn(|family| state.node().primary_address(family));
-        let is_moved = mem::replace(&mut self.primary_addresses, primary_addresses) != primary_addresses;
-        let mut claims = if is_moved { ClaimChange::Changed } else { ClaimChange::Same };
+        let mut is_changed = mem::replace(&mut self.primary_addresses, primary_addresses) != primary_addresses;
         let identity = |claim: &Option<Claim>| {
             let claim = claim.as_ref()?;
             Some((claim.key.clone(), claim.check_ports(), claim.load_balancer_ips.clone()))
@@ -135,12 +120,9 @@ impl Checks {
                 Some(new) => self.services.insert(name, new),
                 None => self.services.remove(&name),
             };
-            if identity(&old) != new_identity {
-                claims = ClaimChange::Changed;
-            }
+            is_changed |= identity(&old) != new_identity;
         }
-        let rejected = if claims == ClaimChange::Changed { self.resolve() } else { Vec::new() };
-        CheckUpdate { claims, rejected }
+        is_changed.then(|| self.resolve())
     }
 
     /// Decides which Service owns each port. Returns the claims that were not rejected before.
