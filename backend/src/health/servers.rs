@@ -20,7 +20,6 @@ use runtime::{
 };
 use serde::Serialize;
 use tokio::{
-    net::TcpListener,
     sync::watch,
     task::JoinSet,
     time::{Instant, sleep, sleep_until},
@@ -52,7 +51,7 @@ const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-en
 #[derive(Debug)]
 pub(crate) struct HealthCheckServers {
     checks: watch::Receiver<Checks>,
-    sources: CheckSources,
+    progress: watch::Receiver<Progress>,
     /// The bounds of connections of all ports together.
     connections: HttpConnections,
     addresses: NodePortAddresses,
@@ -86,11 +85,15 @@ impl HealthCheckServers {
         addresses: NodePortAddresses,
         progress: watch::Receiver<Progress>,
     ) -> Self {
-        let checks = health.checks.subscribe();
-        let sources = CheckSources { checks: checks.clone(), progress };
-        let failures = health.failures.0.clone();
-        let connections = HttpConnections::default();
-        Self { checks, sources, connections, addresses, open: BTreeMap::new(), failing: BTreeMap::new(), failures }
+        Self {
+            checks: health.checks.subscribe(),
+            progress,
+            connections: HttpConnections::default(),
+            addresses,
+            open: BTreeMap::new(),
+            failing: BTreeMap::new(),
+            failures: health.failures.0.clone(),
+        }
     }
 
     /// Opens and closes listeners until the [`HealthChecks`] are dropped. Dropping the future closes all of them.
@@ -202,8 +205,13 @@ impl HealthCheckServers {
                     let failures = count;
                     info!(%service, port, %family, failures, after_ms, "health-check node port could be opened again");
                 }
+                let (checks, progress) = (self.checks.clone(), self.progress.clone());
+                let serving = http::serve(socket, "health checks", self.connections.clone(), move |_| {
+                    answer(checks.borrow().get(check_port), progress.borrow().is_alive(Instant::now()))
+                });
                 let mut task = JoinSet::new();
-                task.spawn(serve(socket, check_port, self.connections.clone(), self.sources.clone()));
+                // Dropping it closes all connections.
+                task.spawn(serving.instrument(info_span!("health checks", port, %family)));
                 self.open.insert(listener, task);
             }
             Err(error) => {
@@ -255,13 +263,6 @@ async fn interface_addresses() -> Option<HashSet<IpAddr>> {
     }
 }
 
-/// The sources of the answers.
-#[derive(Clone, Debug)]
-struct CheckSources {
-    checks: watch::Receiver<Checks>,
-    progress: watch::Receiver<Progress>,
-}
-
 /// The body, with the fields that kube-proxy has.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -277,41 +278,21 @@ struct AnswerService<'a> {
     name: &'a str,
 }
 
-/// Serves all connections. Dropping the future closes them.
-async fn serve(listener: TcpListener, port: CheckPort, connections: HttpConnections, sources: CheckSources) {
-    let span = info_span!("health checks", port = port.port, family = %port.family);
-    http::serve(listener, "health checks", connections, move |_| sources.answer(port)).instrument(span).await;
-}
-
-// === impl CheckSources ===
-
-impl CheckSources {
-    /// 200 when the node has endpoints of the Service and syncs have not been failing for too long: a single failed
-    /// write must not take the node out of all load balancers.
-    fn answer(&self, port: CheckPort) -> Response<String> {
-        let healthy = self.progress.borrow().is_alive(Instant::now());
-        match self.checks.borrow().get(port) {
-            Some(check) => check.to_response(healthy),
-            // The Service was removed just now, and the listener is about to be closed.
-            None => response(StatusCode::SERVICE_UNAVAILABLE, 0, String::new()),
-        }
-    }
-}
-
-// === impl Check ===
-
-impl Check<'_> {
-    fn to_response(self, healthy: bool) -> Response<String> {
-        let Self { service, local_endpoints } = self;
-        let status = if local_endpoints > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        let body = AnswerBody {
-            service: AnswerService { namespace: &service.namespace, name: &service.name },
-            local_endpoints,
-            service_proxy_healthy: healthy,
-        };
-        // Strings and numbers are always JSON.
-        response(status, local_endpoints, serde_json::to_string(&body).unwrap_or_default())
-    }
+/// 200 when the node has endpoints of the Service and syncs have not been failing for too long: a single failed write
+/// must not take the node out of all load balancers.
+fn answer(check: Option<Check<'_>>, healthy: bool) -> Response<String> {
+    let Some(Check { service, local_endpoints }) = check else {
+        // The Service was removed just now, and the listener is about to be closed.
+        return response(StatusCode::SERVICE_UNAVAILABLE, 0, String::new());
+    };
+    let status = if local_endpoints > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let body = AnswerBody {
+        service: AnswerService { namespace: &service.namespace, name: &service.name },
+        local_endpoints,
+        service_proxy_healthy: healthy,
+    };
+    // Strings and numbers are always JSON.
+    response(status, local_endpoints, serde_json::to_string(&body).unwrap_or_default())
 }
 
 fn response(status: StatusCode, weight: usize, body: String) -> Response<String> {
