@@ -84,9 +84,9 @@ impl Acks {
         self.sent = None;
     }
 
-    /// Whether the frontend waits for an ack, or for the last one again.
-    pub(super) fn is_waiting(&self, programmed: &Programmed) -> bool {
-        !self.waiting.is_empty() || !programmed.unfinished.is_empty()
+    /// Whether the frontend waits for an ack.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// Takes the triggers of the commits that are programmed.

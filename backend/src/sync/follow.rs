@@ -39,7 +39,10 @@ impl<C: Connect> Follower<C> {
     pub(crate) async fn run(mut self, mut shutdown: Shutdown) {
         while !shutdown.is_triggered() {
             self.report();
-            let may_be_idle = self.acks.is_waiting(&self.programmed.borrow());
+            // The last ack is sent again when a large change is programmed, unless that fails.
+            let is_programming =
+                !self.programmed.borrow().unfinished.is_empty() && self.progress.borrow().error.is_none();
+            let may_be_idle = self.acks.is_waiting() || is_programming;
             let confirm_at = self.replica.confirm_at();
             let Self { stream, replica, programmed, .. } = &mut self;
             tokio::select! {

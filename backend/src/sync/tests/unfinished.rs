@@ -90,6 +90,21 @@ async fn each_transaction_is_progress() {
     fixture.stop().await;
 }
 
+/// The session that is idle meanwhile may have broken.
+#[tokio::test(start_paused = true)]
+async fn idle_session_ends_while_the_rest_of_a_change_fails() {
+    let (old, new) = (services(1), services(9));
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&old).await;
+    fixture.kernel.limit(2);
+    fixture.kernel.slow(SECOND);
+    peer.commit(1, 2, operations_between(&old, &new)).await;
+    assert_eq!(peer.ack().await.programmed, Revision(1));
+    fixture.kernel.fail("no memory");
+    tokio::time::timeout(60 * SECOND, fixture.session()).await.expect("another session");
+    fixture.stop().await;
+}
+
 /// The next process reconciles, and acknowledges what the first one did not finish.
 #[tokio::test(start_paused = true)]
 async fn a_restart_in_the_middle_converges() {
