@@ -14,7 +14,7 @@ use std::{
 };
 
 use hyper::{Method, Request, Response, StatusCode};
-use proto::model::PerFamily;
+use proto::model::IpFamily;
 use runtime::http::{JSON, response};
 use serde::Serialize;
 use tokio::time::Instant;
@@ -29,20 +29,6 @@ pub(super) const SYNC_FAILING: Duration = Duration::from_secs(60);
 pub(super) const SYNC_HUNG: Duration = Duration::from_secs(300);
 /// A process that does not follow the frontend for this long hangs: without messages it does every ten seconds.
 pub(super) const LOOP_HUNG: Duration = Duration::from_secs(60);
-
-/// The health conditions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct HealthCondition {
-    /// No sync fails or hangs for too long.
-    alive: bool,
-    /// The kernel contains a state.
-    programmed: bool,
-    /// Load balancers may send new traffic to the node.
-    eligible: bool,
-    last_success: Option<SystemTime>,
-    /// Whether the kernel can program each family.
-    usable: PerFamily<bool>,
-}
 
 /// The body, with the fields that kube-proxy has.
 #[derive(Serialize)]
@@ -71,18 +57,20 @@ impl Observer {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return text(StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
         }
-        let condition = HealthCondition::of(&self.progress.borrow(), Instant::now());
+        let progress = self.progress.borrow();
+        let (is_alive, is_programmed) = (progress.is_alive(Instant::now()), progress.programmed.is_some());
         match request.uri().path() {
             "/healthz" => {
-                let ok = condition.healthy() && condition.eligible;
+                let is_healthy = is_alive && is_programmed;
+                let ok = is_healthy && progress.eligible;
                 Metrics::answered(&self.metrics.healthz, ok);
-                answer(ok, &condition.body(condition.healthy(), Some(condition.eligible)))
+                answer(ok, &HealthBody::of(&progress, is_healthy, Some(progress.eligible)))
             }
             "/livez" => {
-                Metrics::answered(&self.metrics.livez, condition.alive);
-                answer(condition.alive, &condition.body(condition.alive, None))
+                Metrics::answered(&self.metrics.livez, is_alive);
+                answer(is_alive, &HealthBody::of(&progress, is_alive, None))
             }
-            "/readyz" if condition.programmed => text(StatusCode::OK, &ready(&self.progress.borrow())),
+            "/readyz" if is_programmed => text(StatusCode::OK, &ready(&progress)),
             "/readyz" => {
                 text(StatusCode::SERVICE_UNAVAILABLE, "not ready: the kernel contains no state of this node yet\n")
             }
@@ -104,26 +92,17 @@ impl Progress {
     }
 }
 
-impl HealthCondition {
-    fn of(progress: &Progress, now: Instant) -> Self {
-        let Progress { eligible, last_success, .. } = *progress;
-        let alive = progress.is_alive(now);
-        let programmed = progress.programmed.is_some();
-        let is_usable = |family| progress.unusable_families.iter().all(|(of, _)| *of != family);
-        Self { alive, programmed, eligible, last_success, usable: PerFamily::from_fn(is_usable) }
-    }
-
-    fn healthy(&self) -> bool {
-        self.alive && self.programmed
-    }
-
-    fn body(&self, healthy: bool, node_eligible: Option<bool>) -> HealthBody {
+impl HealthBody {
+    fn of(progress: &Progress, healthy: bool, node_eligible: Option<bool>) -> Self {
         let now = SystemTime::now();
         // A healthy kernel is up to date now.
-        let last_updated = if healthy { Some(now) } else { self.last_success }.map(rfc3339).unwrap_or_default();
-        let status = |is_usable| FamilyStatus { last_updated: last_updated.clone(), healthy: healthy && is_usable };
-        let status = self.usable.iter().map(|(family, is_usable)| (family.name(), status(*is_usable))).collect();
-        HealthBody { last_updated, current_time: rfc3339(now), node_eligible, healthy, status }
+        let last_updated = if healthy { Some(now) } else { progress.last_success }.map(rfc3339).unwrap_or_default();
+        let status = |family| {
+            let is_usable = progress.unusable_families.iter().all(|(of, _)| *of != family);
+            FamilyStatus { last_updated: last_updated.clone(), healthy: healthy && is_usable }
+        };
+        let status = IpFamily::ALL.into_iter().map(|family| (family.name(), status(family))).collect();
+        Self { last_updated, current_time: rfc3339(now), node_eligible, healthy, status }
     }
 }
 
