@@ -42,13 +42,18 @@ impl Drains {
     /// Asks these frontends.
     #[must_use]
     pub fn new(frontends: Arc<dyn AskFrontends>) -> Self {
-        Self { frontends: Ok(frontends), sources: Sources::default(), metrics: DrainMetrics::default() }
+        Self::with(Ok(frontends))
     }
 
     /// Answers that nothing is known, and why.
     #[must_use]
     pub fn unavailable(reason: &'static str) -> Self {
-        Self { frontends: Err(reason), sources: Sources::default(), metrics: DrainMetrics::default() }
+        Self::with(Err(reason))
+    }
+
+    fn with(frontends: Result<Arc<dyn AskFrontends>, &'static str>) -> Self {
+        let metrics = DrainMetrics::default();
+        Self { frontends, sources: Sources::counted(metrics.waiting.clone()), metrics }
     }
 
     /// The metrics of these requests.
@@ -86,14 +91,15 @@ impl Drains {
             Err(reason) => return Some(text(StatusCode::SERVICE_UNAVAILABLE, &reason).into()),
         };
         let timeout = question.timeout;
-        let request = self.metrics.begin();
+        let metrics = self.metrics.clone();
         let begun = Instant::now();
         let response = async move {
             let Question { addresses, timeout } = question;
             let drained = wait(&*frontends, &addresses, timeout).await;
-            request.finish(&drained);
+            let waited = begun.elapsed();
+            metrics.finished(&drained, waited);
             drop(permit);
-            log(&addresses, begun.elapsed(), &drained);
+            log(&addresses, waited, &drained);
             described(drained).map(String::into_bytes)
         };
         Some(Answer::Deferred(timeout + SLACK, Box::pin(response)))

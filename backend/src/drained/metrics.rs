@@ -1,6 +1,6 @@
 //! How long pods waited until no node sent them new connections.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use anyhow::Result;
 use prometheus_client::{
@@ -22,14 +22,8 @@ const RESULTS: [&str; 4] = ["drained", "timeout", "unknown", "failed"];
 #[derive(Clone, Debug)]
 pub(crate) struct DrainMetrics {
     durations: Labelled<Label, Histogram>,
-    waiting: Gauge,
-}
-
-/// A request that waits. When it is dropped it does not.
-#[derive(Debug)]
-pub(super) struct WaitingRequest {
-    metrics: DrainMetrics,
-    begun: Instant,
+    /// The pods that wait.
+    pub(super) waiting: Gauge,
 }
 
 impl Default for DrainMetrics {
@@ -45,11 +39,6 @@ impl Default for DrainMetrics {
 }
 
 impl DrainMetrics {
-    pub(super) fn begin(&self) -> WaitingRequest {
-        self.waiting.inc();
-        WaitingRequest { metrics: self.clone(), begun: Instant::now() }
-    }
-
     pub(crate) fn registry(&self) -> Registry {
         let mut registry = Registry::default();
         let own = registry.sub_registry_with_prefix("fairlead_backend");
@@ -59,22 +48,14 @@ impl DrainMetrics {
         own.register("drains_waiting", "Pods of this node that wait", self.waiting.clone());
         registry
     }
-}
 
-impl WaitingRequest {
-    pub(super) fn finish(self, drained: &Result<Drained>) {
+    pub(super) fn finished(&self, drained: &Result<Drained>, waited: Duration) {
         let result = match drained {
             Ok(Drained::Yes { .. }) => "drained",
             Ok(Drained::No(_)) => "timeout",
             Ok(Drained::Unknown) => "unknown",
             Err(_) => "failed",
         };
-        self.metrics.durations.get_or_create(&[("result", result)]).observe(self.begun.elapsed().as_secs_f64());
-    }
-}
-
-impl Drop for WaitingRequest {
-    fn drop(&mut self) {
-        self.metrics.waiting.dec();
+        self.durations.get_or_create(&[("result", result)]).observe(waited.as_secs_f64());
     }
 }

@@ -7,15 +7,16 @@ use std::{
     time::Duration,
 };
 
+use prometheus_client::metrics::gauge::Gauge;
 use runtime::{Rate, TokenBucket};
 use tokio::time::Instant;
 
 use crate::locks::lock;
 
 /// How many questions wait at the same time: pods of one node that end together.
-pub(super) const MAX_WAITING: usize = 96;
+const MAX_WAITING: i64 = 96;
 /// How many of them are about one pod, whose containers may each have a hook; one, when half of all places are taken.
-pub(super) const MAX_OF_POD: usize = 8;
+const MAX_OF_POD: usize = 8;
 /// How often one address may ask.
 const QUESTIONS: Rate = Rate { burst: 10, every: Duration::from_secs(1) };
 /// How many addresses are remembered: far more than a node has pods.
@@ -23,12 +24,10 @@ const MAX_SOURCES: usize = 1024;
 
 /// The questions that wait. Clones share the same state.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sources(Arc<Mutex<WaitingSources>>);
-
-#[derive(Debug, Default)]
-struct WaitingSources {
-    waiting: usize,
-    sources: BTreeMap<IpAddr, Source>,
+pub(super) struct Sources {
+    /// All of them.
+    waiting: Gauge,
+    by_address: Arc<Mutex<BTreeMap<IpAddr, Source>>>,
 }
 
 /// One address, of a pod or of another client. It is not its prefix: the pods of a node share one.
@@ -46,22 +45,27 @@ pub(super) struct WaitPermit {
 }
 
 impl Sources {
+    /// Counts the questions that wait in this gauge.
+    pub(super) fn counted(waiting: Gauge) -> Self {
+        Self { waiting, ..Self::default() }
+    }
+
     /// Admits a question of an address. An error says why it is refused.
     pub(super) fn admit(&self, source: IpAddr) -> Result<WaitPermit, String> {
         let now = Instant::now();
-        let mut all = lock(&self.0);
-        if all.sources.len() >= MAX_SOURCES {
-            all.sources.retain(|_, source| source.waiting > 0 || !source.questions.is_full(now));
+        let mut sources = lock(&self.by_address);
+        if sources.len() >= MAX_SOURCES {
+            sources.retain(|_, source| source.waiting > 0 || !source.questions.is_full(now));
         }
-        if all.waiting >= MAX_WAITING {
+        if self.waiting.get() >= MAX_WAITING {
             return Err(format!("{MAX_WAITING} questions wait on this node already: try again"));
         }
-        if all.sources.len() >= MAX_SOURCES && !all.sources.contains_key(&source) {
+        if sources.len() >= MAX_SOURCES && !sources.contains_key(&source) {
             return Err("too many clients ask this node: try again".to_owned());
         }
-        let is_scarce = all.waiting >= MAX_WAITING / 2;
+        let is_scarce = self.waiting.get() >= MAX_WAITING / 2;
         let new = || Source { waiting: 0, questions: TokenBucket::full(now) };
-        let Source { waiting, questions } = all.sources.entry(source).or_insert_with(new);
+        let Source { waiting, questions } = sources.entry(source).or_insert_with(new);
         let limit = if is_scarce { 1 } else { MAX_OF_POD };
         if *waiting >= limit {
             return Err(format!("{waiting} questions of {source} wait already: try again"));
@@ -70,16 +74,15 @@ impl Sources {
             return Err(format!("{source} asks more than {} times in a row: try again in a second", QUESTIONS.burst));
         }
         *waiting += 1;
-        all.waiting += 1;
+        self.waiting.inc();
         Ok(WaitPermit { sources: self.clone(), source })
     }
 }
 
 impl Drop for WaitPermit {
     fn drop(&mut self) {
-        let mut all = lock(&self.sources.0);
-        all.waiting -= 1;
-        if let Some(source) = all.sources.get_mut(&self.source) {
+        self.sources.waiting.dec();
+        if let Some(source) = lock(&self.sources.by_address).get_mut(&self.source) {
             source.waiting -= 1;
         }
     }
@@ -124,6 +127,6 @@ mod tests {
         assert_eq!(asked(), MAX_SOURCES);
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(asked(), MAX_SOURCES);
-        assert!(lock(&sources.0).sources.len() <= MAX_SOURCES);
+        assert!(lock(&sources.by_address).len() <= MAX_SOURCES);
     }
 }
