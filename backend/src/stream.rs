@@ -24,7 +24,7 @@ use tracing::info;
 pub use reconnect::ReconnectDelays;
 use reconnect::{ConnectFailure, ReconnectTimer};
 use session::OpenSession;
-pub use session::{Connect, InProcess, Rejected, Session};
+pub use session::{Connect, Rejected, Session};
 
 /// Establishing a session takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

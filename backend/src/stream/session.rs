@@ -28,16 +28,13 @@ pub struct Session {
 #[error("{0}")]
 pub struct Rejected(pub String);
 
-/// Establishes sessions: over gRPC ([`crate::Grpc`]), or with a frontend in the same process ([`InProcess`]).
+/// Establishes sessions: over gRPC ([`crate::Grpc`]), or with a frontend in the same process: a function from the hello
+/// to the channels of a session.
 pub trait Connect: Send + 'static {
     /// Begins a session with this hello. Each call may choose another frontend. An error that is [`Rejected`] is
     /// retried less often than others.
     fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>>;
 }
-
-/// Sessions with a frontend in the same process: a function from the hello to the channels of a session.
-#[derive(Clone, Debug)]
-pub struct InProcess<F>(pub F);
 
 /// A session that is followed.
 pub(super) struct OpenSession {
@@ -52,12 +49,12 @@ pub(super) struct OpenSession {
     pub(super) drain_deadline: Option<Instant>,
 }
 
-impl<F> Connect for InProcess<F>
+impl<F> Connect for F
 where
     F: FnMut(Hello) -> (mpsc::Sender<ClientMessage>, mpsc::Receiver<ServerMessage>) + Send + 'static,
 {
     fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
-        let (replies, messages) = self.0(hello);
+        let (replies, messages) = self(hello);
         Box::pin(future::ready(Ok(Session { messages, replies })))
     }
 }

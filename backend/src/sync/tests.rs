@@ -30,7 +30,7 @@ use super::{
     *,
 };
 use crate::{
-    Backend, ChangeCounts, InProcess, NodeState, Progress, Runner, RunnerOptions,
+    Backend, ChangeCounts, NodeState, Progress, Runner, RunnerOptions,
     testing::{Call, FakeKernel, NODE_NAME, mk_key, mk_state, operations_between},
 };
 
@@ -55,12 +55,12 @@ struct Peer {
 
 fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> Fixture {
     let (opened, sessions) = mpsc::unbounded_channel();
-    let attach = InProcess(move |hello| {
+    let attach = move |hello| {
         let (messages, received) = mpsc::channel(64);
         let (replies, sent) = mpsc::channel(64);
         opened.send(Peer { hello, messages, replies: sent }).unwrap();
         (replies, received)
-    });
+    };
     let ready = Ready::new();
     let state_file = state_file.map(Into::into);
     let options = RunnerOptions { state_file, ..RunnerOptions::new(NODE_NAME) };

@@ -5,8 +5,7 @@ mod other_modes;
 use std::{path::Path, sync::Arc};
 
 use ::backend::{
-    Backend, Connect, ConntrackCleanup, ConntrackSettings, InProcess, Observer, ObserverPages, RunMode, Runner,
-    RunnerOptions,
+    Backend, Connect, ConntrackCleanup, ConntrackSettings, Observer, ObserverPages, RunMode, Runner, RunnerOptions,
     dataplane::{DataplaneOptions, NodePortAddresses},
     drained::Drains,
 };
@@ -119,7 +118,7 @@ pub(crate) async fn run_local(args: LocalArgs, config: &Effective, shutdown: Shu
     }
     let registries = vec![frontend.metrics()];
     let stop = shutdown.clone();
-    let connect = InProcess(move |hello| frontend.attach(hello, stop.clone()));
+    let connect = move |hello| frontend.attach(hello, stop.clone());
     spawn(any, config, registries, connect, Drains::unavailable(LOCAL_DRAINED), &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }

@@ -10,8 +10,8 @@ use std::{
 };
 
 use backend::{
-    Connect, Grpc, GrpcOptions, InProcess, NodeState, Progress, ReconnectDelays, Runner, RunnerOptions, Session,
-    StoredState, StreamOptions,
+    Connect, Grpc, GrpcOptions, NodeState, Progress, ReconnectDelays, Runner, RunnerOptions, Session, StoredState,
+    StreamOptions,
     testing::{Call, FakeKernel},
 };
 use frontend::{Config, Frontend, HistoryLimits, Listener, NodeLimits, Rate, object::SourceUpdate};
@@ -353,7 +353,7 @@ impl RunningBackend {
             }
             Transport::InProcess => {
                 let server = server.clone();
-                let inner = InProcess(move |hello| server.lock().unwrap().attach(hello));
+                let inner = move |hello| server.lock().unwrap().attach(hello);
                 Self::run(options, kernel, CuttableConnect { inner, cutter })
             }
         }
