@@ -37,10 +37,10 @@ pub(super) struct Checks {
     services: BTreeMap<ServiceName, Claim>,
     /// The first Service in order that claims a port.
     owners: BTreeMap<CheckPort, ServiceName>,
-    /// The other Services that claim it.
-    rejected: BTreeSet<RejectedClaim>,
+    /// The claims for ports that another Service owns.
+    pub(super) rejected: BTreeSet<RejectedClaim>,
     /// The node's first address of each family.
-    primary_addresses: PerFamily<Option<IpAddr>>,
+    pub(super) primary_addresses: PerFamily<Option<IpAddr>>,
 }
 
 /// A claim for a port that another Service owns.
@@ -73,11 +73,6 @@ impl Checks {
         Some(Check { service, local_endpoints })
     }
 
-    /// The node's first address of a family.
-    pub(super) fn primary_address(&self, family: IpFamily) -> Option<IpAddr> {
-        self.primary_addresses[family]
-    }
-
     /// The load-balancer IPs of a Service in a family.
     pub(super) fn load_balancer_ips(&self, service: &ServiceName, family: IpFamily) -> impl Iterator<Item = IpAddr> {
         let ips = self.services.get(service).into_iter().flat_map(|claim| &claim.load_balancer_ips);
@@ -87,11 +82,6 @@ impl Checks {
     /// All ports with their owners.
     pub(super) fn owners(&self) -> impl Iterator<Item = (CheckPort, &ServiceName)> {
         self.owners.iter().map(|(port, service)| (*port, service))
-    }
-
-    /// The claims for ports that another Service owns.
-    pub(super) fn rejected_claims(&self) -> impl Iterator<Item = &RejectedClaim> {
-        self.rejected.iter()
     }
 
     /// The service port for which failures of a Service are reported.

@@ -122,7 +122,7 @@ impl HealthCheckServers {
     fn addresses(&self, family: IpFamily, checks: &Checks, interfaces: &HashSet<IpAddr>) -> Vec<IpAddr> {
         let is_of_family = |address: &IpAddr| IpFamily::of(address) == family;
         match &self.addresses {
-            NodePortAddresses::Primary => checks.primary_address(family).into_iter().collect(),
+            NodePortAddresses::Primary => checks.primary_addresses[family].into_iter().collect(),
             NodePortAddresses::Cidrs(ranges) => {
                 let ranges: Vec<_> = ranges.iter().filter(|range| is_of_family(&range.addr())).collect();
                 if ranges.iter().any(|range| range.prefix_len() == 0) {
@@ -176,7 +176,7 @@ impl HealthCheckServers {
             let at = if address.is_unspecified() { String::new() } else { format!(" at {address}") };
             Some((checks.get(*port)?.service, *port, format!("cannot be opened{at}: {error}")))
         });
-        let rejected = checks.rejected_claims();
+        let rejected = checks.rejected.iter();
         let rejected = rejected.map(|claim| (&claim.service, claim.check_port, format!("belongs to {}", claim.owner)));
         let failures = failing.chain(rejected).filter_map(|(service, CheckPort { port, family }, why)| {
             let reason = format!("health-check node port {port} ({family}) {why}");
