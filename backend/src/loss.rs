@@ -31,7 +31,6 @@ use proto::{
 };
 use tokio::time::Instant;
 
-use self::claims::Claims;
 use crate::{DepartedEndpoints, NodeState, ServiceName, ServicePortState};
 
 /// Smaller losses, in Services, are always applied, even if they are a large share of a small cluster.
@@ -197,8 +196,8 @@ impl LossGuard {
         if !candidates.is_empty() {
             let lost = candidates.iter().map(|key| (key.clone(), programmed.service_port(key).cloned()));
             let mut lost: BTreeMap<_, _> = lost.collect();
-            let taken = Claims::taken(&lost, after);
-            lost.values_mut().flatten().for_each(|service| taken.remove_from(&mut service.port));
+            let taken = claims::taken(&lost, after);
+            lost.values_mut().flatten().for_each(|service| claims::remove(&taken, &mut service.port));
             for (key, service) in lost {
                 state.set_service_port(&key, service);
             }

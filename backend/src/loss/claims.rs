@@ -6,53 +6,37 @@ use std::{
     num::NonZeroU16,
 };
 
-use proto::model::{Protocol, ServicePort, ServicePortKey};
+use proto::model::{IpFamily, Protocol, ServicePort, ServicePortKey};
 
-use crate::{NodeState, ServicePortState};
+use crate::{
+    NodeState, ServicePortState,
+    dataplane::{Vip, vips},
+};
 
-/// What only one service port can have on a node.
-#[derive(Debug, Default)]
-pub(super) struct Claims(HashSet<Claim>);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Claim {
-    Vip(IpAddr, NonZeroU16, Protocol),
-    NodePort(NonZeroU16, Protocol),
+/// What these lost service ports had, and others have in the committed state.
+pub(super) fn taken(lost: &BTreeMap<ServicePortKey, Option<ServicePortState>>, committed: &NodeState) -> HashSet<Vip> {
+    let had: HashSet<_> = lost.values().flatten().flat_map(|service| claims(&service.port)).collect();
+    let live = committed.service_ports().iter().filter(|(key, _)| !lost.contains_key(key));
+    live.flat_map(|(_, service)| claims(&service.port)).filter(|claim| had.contains(claim)).collect()
 }
 
-impl Claims {
-    /// What these lost service ports had, and others have in the committed state.
-    pub(super) fn taken(lost: &BTreeMap<ServicePortKey, Option<ServicePortState>>, committed: &NodeState) -> Self {
-        let had: HashSet<_> = lost.values().flatten().flat_map(|service| claims(&service.port)).collect();
-        if had.is_empty() {
-            return Self::default();
-        }
-        let live = committed.service_ports().iter().filter(|(key, _)| !lost.contains_key(key));
-        let live = live.flat_map(|(_, service)| claims(&service.port));
-        Self(live.filter(|claim| had.contains(claim)).collect())
+/// Removes what is taken from a service port.
+pub(super) fn remove(taken: &HashSet<Vip>, service_port: &mut ServicePort) {
+    let (port, protocol) = (service_port.port.get(), service_port.key.protocol);
+    let is_free = |ip: &IpAddr| !taken.contains(&Vip::AddressPort { address: *ip, port, protocol });
+    let is_free_number = |number: &NonZeroU16, of| !taken.contains(&Vip::NodePort { port: number.get(), protocol: of });
+    for ip in [&mut service_port.cluster_ips.v4, &mut service_port.cluster_ips.v6] {
+        *ip = ip.filter(is_free);
     }
-
-    /// Removes them from a service port.
-    pub(super) fn remove_from(&self, service_port: &mut ServicePort) {
-        let (port, protocol) = (service_port.port, service_port.key.protocol);
-        let is_free = |ip: &IpAddr| !self.0.contains(&Claim::Vip(*ip, port, protocol));
-        let is_free_number = |number: &NonZeroU16, of| !self.0.contains(&Claim::NodePort(*number, of));
-        for ip in [&mut service_port.cluster_ips.v4, &mut service_port.cluster_ips.v6] {
-            *ip = ip.filter(is_free);
-        }
-        service_port.external_ips.retain(is_free);
-        service_port.load_balancer_ips.retain(is_free);
-        service_port.node_port = service_port.node_port.filter(|number| is_free_number(number, protocol));
-        let health_check = service_port.health_check_node_port;
-        service_port.health_check_node_port = health_check.filter(|number| is_free_number(number, Protocol::Tcp));
-    }
+    service_port.external_ips.retain(is_free);
+    service_port.load_balancer_ips.retain(is_free);
+    service_port.node_port = service_port.node_port.filter(|number| is_free_number(number, protocol));
+    let health_check = service_port.health_check_node_port;
+    service_port.health_check_node_port = health_check.filter(|number| is_free_number(number, Protocol::Tcp));
 }
 
-fn claims(service_port: &ServicePort) -> impl Iterator<Item = Claim> {
-    let ServicePort { key, port, cluster_ips, external_ips, load_balancer_ips, .. } = service_port;
-    let cluster_ips = [cluster_ips.v4, cluster_ips.v6].into_iter().flatten();
-    let vips = cluster_ips.chain(external_ips.iter().copied()).chain(load_balancer_ips.iter().copied());
-    let node_port = service_port.node_port.map(|number| Claim::NodePort(number, key.protocol));
-    let health_check = service_port.health_check_node_port.map(|number| Claim::NodePort(number, Protocol::Tcp));
-    vips.map(|ip| Claim::Vip(ip, *port, key.protocol)).chain(node_port).chain(health_check)
+fn claims(service_port: &ServicePort) -> impl Iterator<Item = Vip> {
+    let vips = IpFamily::ALL.into_iter().flat_map(move |family| vips(service_port, family)).map(|(vip, _)| vip);
+    let health_check = service_port.health_check_node_port;
+    vips.chain(health_check.map(|number| Vip::NodePort { port: number.get(), protocol: Protocol::Tcp }))
 }
