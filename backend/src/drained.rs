@@ -76,21 +76,6 @@ pub struct NotDrained {
     pub details: String,
 }
 
-/// The answers of one round.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Combined {
-    Drained,
-    /// All that is known is drained, but not everything is known.
-    Incomplete {
-        absent: u64,
-        silent: Vec<String>,
-        /// Whether that may change soon.
-        is_changing: bool,
-    },
-    Waiting(NotDrained),
-    Unknown,
-}
-
 impl fmt::Display for NotDrained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.summary, self.details)
@@ -117,30 +102,30 @@ pub async fn wait(frontends: &dyn AskFrontends, addresses: &[IpAddr], patience: 
         let waited_millis = u32::try_from(begun.elapsed().as_millis()).unwrap_or(u32::MAX);
         let request = DrainedRequest { addresses: addresses.clone(), wait_millis, waited_millis };
         let answers = frontends.ask(request).await?;
-        let combined = combined(&answers);
+        let (drained, is_changing) = combined(&answers);
         let is_over = begun.elapsed() >= patience;
-        match combined {
-            Combined::Drained => return Ok(Drained::Yes { absent: 0, silent: Vec::new() }),
-            Combined::Incomplete { absent, silent, is_changing } => {
+        match &drained {
+            Drained::Yes { absent, silent } => {
                 let since = *incomplete_since.get_or_insert_with(Instant::now);
                 if !is_changing || since.elapsed() >= INCOMPLETE {
-                    return Ok(Drained::Yes { absent, silent });
+                    return Ok(drained);
                 }
                 if is_over {
                     let summary = format!("{absent} nodes are connected to no frontend that answers");
-                    return Ok(Drained::No(NotDrained::new(summary, &silent)));
+                    return Ok(Drained::No(NotDrained::new(summary, silent)));
                 }
             }
-            Combined::Unknown if is_over || begun.elapsed() >= UNKNOWN => return Ok(Drained::Unknown),
-            Combined::Waiting(reason) if is_over => return Ok(Drained::No(reason)),
-            Combined::Unknown | Combined::Waiting(_) => incomplete_since = None,
+            Drained::Unknown if is_over || begun.elapsed() >= UNKNOWN => return Ok(drained),
+            Drained::No(_) if is_over => return Ok(drained),
+            Drained::Unknown | Drained::No(_) => incomplete_since = None,
         }
         sleep(pause.min(patience.saturating_sub(begun.elapsed()))).await;
         pause = (2 * pause).min(MAX_PAUSE);
     }
 }
 
-fn combined(answers: &[FrontendAnswer]) -> Combined {
+/// What the answers of one round say, and whether what they do not say may change soon.
+fn combined(answers: &[FrontendAnswer]) -> (Drained, bool) {
     let error = |(address, answer): &FrontendAnswer| {
         answer.as_ref().err().map(|error| format!("{address}: {}", chain(error.as_ref())))
     };
@@ -149,21 +134,21 @@ fn combined(answers: &[FrontendAnswer]) -> Combined {
         answers.iter().filter_map(|(address, answer)| Some((address, answer.as_ref().ok()?))).collect();
     let of_state = |state| answers.iter().filter(move |(_, answer)| answer.state() == state);
     if answers.is_empty() {
-        return Combined::Waiting(NotDrained::new("no frontend answers", &silent));
+        return (Drained::No(NotDrained::new("no frontend answers", &silent)), false);
     }
     let used: Vec<_> = of_state(DrainState::InUse).flat_map(|(_, answer)| &answer.services).cloned().collect();
     if of_state(DrainState::InUse).next().is_some() {
-        return Combined::Waiting(NotDrained::new("may get new connections of Services", &used));
+        return (Drained::No(NotDrained::new("may get new connections of Services", &used)), false);
     }
     if of_state(DrainState::Behind).next().is_some() {
         let count: u64 = of_state(DrainState::Behind).map(|(_, answer)| answer.behind_count).sum();
         let nodes: Vec<_> = of_state(DrainState::Behind).flat_map(|(_, answer)| &answer.behind).cloned().collect();
-        return Combined::Waiting(NotDrained::new(format!("nodes that are behind ({count})"), &nodes));
+        return (Drained::No(NotDrained::new(format!("nodes that are behind ({count})"), &nodes)), false);
     }
     let unknown = of_state(DrainState::Unknown).map(|(address, _)| format!("{address}: does not know the address"));
     let unknown: Vec<_> = unknown.collect();
     if unknown.len() == answers.len() {
-        return Combined::Unknown;
+        return (Drained::Unknown, false);
     }
     silent.extend(unknown);
     // The node that asks is one: the API server of this frontend serves an old list.
@@ -174,7 +159,7 @@ fn combined(answers: &[FrontendAnswer]) -> Combined {
     let mut programmed = NodeSet::default();
     answers.iter().filter_map(|(_, answer)| answer.programmed).for_each(|set| programmed.add(set.into()));
     if silent.is_empty() && clusters.iter().all(|cluster| *cluster == programmed) {
-        return Combined::Drained;
+        return (Drained::Yes { absent: 0, silent }, false);
     }
     let nodes = clusters.iter().map(|cluster| cluster.count).max().unwrap_or_default();
     let has_left = answers.iter().any(|(_, answer)| answer.left > 0);
@@ -184,5 +169,5 @@ fn combined(answers: &[FrontendAnswer]) -> Combined {
         (!nodes.is_empty()).then(|| format!("{address}: nodes that do not acknowledge: {nodes}"))
     };
     silent.extend(answers.iter().filter_map(stalled));
-    Combined::Incomplete { absent: nodes.saturating_sub(programmed.count), is_changing, silent }
+    (Drained::Yes { absent: nodes.saturating_sub(programmed.count), silent }, is_changing)
 }
