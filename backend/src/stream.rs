@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::info;
 
 pub use reconnect::ReconnectDelays;
-use reconnect::{ConnectFailure, ReconnectTimer};
+use reconnect::ReconnectTimer;
 use session::OpenSession;
 pub use session::{Connect, Rejected, Session};
 
@@ -131,18 +131,15 @@ impl<C: Connect> StreamFollower<C> {
     /// Ends the session. After a long one the delays are short again; that of a drain replaces them.
     pub(crate) fn end_session(&mut self, reason: &str) {
         let now = Instant::now();
-        let mut until = None;
-        let mut failure = ConnectFailure::Unreachable;
+        let (mut until, mut is_rejected) = (None, false);
         if let Phase::Open(session) = &self.phase {
             if now - session.opened > self.options.reconnect.max {
                 self.timer.reset();
             }
             until = session.drain_deadline;
-            if !session.is_accepted {
-                failure = ConnectFailure::Rejected;
-            }
+            is_rejected = !session.is_accepted;
         }
-        let until = until.unwrap_or_else(|| now + self.timer.next_delay(failure));
+        let until = until.unwrap_or_else(|| now + self.timer.next_delay(is_rejected));
         info!(reason, reconnect_in_ms = until.saturating_duration_since(now).as_millis(), "session ended");
         self.phase = Phase::Waiting(until);
     }
@@ -153,8 +150,7 @@ impl<C: Connect> StreamFollower<C> {
     }
 
     fn connect_failed(&mut self, error: &anyhow::Error) {
-        let failure = if error.is::<Rejected>() { ConnectFailure::Rejected } else { ConnectFailure::Unreachable };
-        let delay = self.timer.next_delay(failure);
+        let delay = self.timer.next_delay(error.is::<Rejected>());
         let error = chain(error.as_ref());
         let retry_in_ms = delay.as_millis();
         let occurrence = self.connect_failures.failed(&error);

@@ -19,15 +19,6 @@ pub struct ReconnectDelays {
     pub max_rejected: Duration,
 }
 
-/// Why there is no session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ConnectFailure {
-    /// No frontend is reachable, or the last session has broken.
-    Unreachable,
-    /// A frontend ended the session before its first message.
-    Rejected,
-}
-
 /// Computes the delays.
 #[derive(Debug)]
 pub(super) struct ReconnectTimer {
@@ -47,13 +38,11 @@ impl ReconnectTimer {
         Self { delays, failing_since: None, rng: Rng::new() }
     }
 
-    /// The delay after one more failure.
-    pub(super) fn next_delay(&mut self, failure: ConnectFailure) -> Duration {
+    /// The delay after one more failure. `is_rejected`: a frontend ended the session before its first message.
+    /// Otherwise none is reachable, or the last session has broken.
+    pub(super) fn next_delay(&mut self, is_rejected: bool) -> Duration {
         let ReconnectDelays { min, max, max_rejected } = self.delays;
-        let max = match failure {
-            ConnectFailure::Unreachable => max,
-            ConnectFailure::Rejected => max_rejected,
-        };
+        let max = if is_rejected { max_rejected } else { max };
         let failing = self.failing_since.get_or_insert_with(Instant::now).elapsed();
         let most = failing.max(2 * min).min(max);
         min + most.saturating_sub(min).mul_f64(self.rng.f64())
@@ -73,18 +62,20 @@ mod tests {
 
     const NODES: u64 = 5000;
     const MILLISECOND: Duration = Duration::from_millis(1);
+    const UNREACHABLE: bool = false;
+    const REJECTED: bool = true;
 
     fn timer(seed: u64) -> ReconnectTimer {
         ReconnectTimer { rng: Rng::with_seed(seed), ..ReconnectTimer::new(ReconnectDelays::default()) }
     }
 
     /// The attempts of all nodes until they have connected, when the frontend is unreachable for this long.
-    async fn attempts(outage: Duration, failure: ConnectFailure) -> Vec<Vec<Duration>> {
+    async fn attempts(outage: Duration, is_rejected: bool) -> Vec<Vec<Duration>> {
         let mut all = Vec::new();
         for seed in 0..NODES {
             let (mut timer, mut attempts, begin) = (timer(seed), Vec::new(), Instant::now());
             while attempts.last().is_none_or(|at| *at < outage) {
-                advance(timer.next_delay(failure)).await;
+                advance(timer.next_delay(is_rejected)).await;
                 attempts.push(begin.elapsed());
             }
             all.push(attempts);
@@ -104,7 +95,7 @@ mod tests {
         // The length of the outage, and the longest time from its end to the connection of a node, in milliseconds.
         for (outage, longest) in [(0, 400), (100, 400), (400, 400), (1000, 1000), (2500, 2500), (15_000, 3000)] {
             let outage = MILLISECOND * outage;
-            let all = attempts(outage, ConnectFailure::Unreachable).await;
+            let all = attempts(outage, UNREACHABLE).await;
             let last = all.iter().map(|attempts| *attempts.last().unwrap() - outage).max().unwrap();
             assert!(last <= MILLISECOND * longest, "{last:?} after an outage of {outage:?}");
         }
@@ -113,7 +104,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn attempts_of_many_nodes_are_spread() {
         for outage in [1000, 5000, 15_000, 60_000] {
-            let all = attempts(MILLISECOND * outage, ConnectFailure::Unreachable).await;
+            let all = attempts(MILLISECOND * outage, UNREACHABLE).await;
             let most = most_within(&all, Duration::from_secs(1));
             // A few attempts of each node at first.
             assert!(most <= NODES as usize * 3, "{most} attempts in a second of an outage of {outage} ms");
@@ -126,7 +117,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn rejected_clients_return_less_often() {
-        let all = attempts(Duration::from_secs(600), ConnectFailure::Rejected).await;
+        let all = attempts(Duration::from_secs(600), REJECTED).await;
         let last_minute = all.iter().flatten().filter(|at| (540..600).contains(&at.as_secs())).count() as u64;
         let each = last_minute / NODES;
         assert!((6..=10).contains(&each), "{each} attempts a minute");
@@ -135,9 +126,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn delays_are_short_again_after_a_session() {
         let mut timer = timer(1);
-        timer.next_delay(ConnectFailure::Unreachable);
+        timer.next_delay(UNREACHABLE);
         advance(Duration::from_secs(60)).await;
         timer.reset();
-        assert!(timer.next_delay(ConnectFailure::Unreachable) <= MILLISECOND * 400);
+        assert!(timer.next_delay(UNREACHABLE) <= MILLISECOND * 400);
     }
 }
