@@ -20,7 +20,7 @@ mod watch;
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap_complete::{Shell, generate};
 use runtime::{Shutdown, log};
 use tracing::{info, warn};
@@ -54,26 +54,34 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     runtime.block_on(async {
         let shutdown = Shutdown::on_signals().context("cannot install signal handlers")?;
         let result = match command {
-            Command::Status(args) => return status::run(args, shutdown).await,
-            Command::Diff(args) => return diff::run(args, shutdown).await,
-            Command::Drained(args) => return drained::run(args, shutdown).await,
+            Command::Status(args) => return interruptible(status::run(args), shutdown).await,
+            Command::Diff(args) => return interruptible(diff::run(args), shutdown).await,
+            Command::Drained(args) => return interruptible(drained::run(args), shutdown).await,
             Command::Check(args) => return check::run(args).await,
-            Command::ProtocolTest(args) => return protocol_test::run(args, shutdown).await,
-            Command::Test(args) => return connectivity::run(args, shutdown).await,
+            Command::ProtocolTest(args) => return interruptible(protocol_test::run(args), shutdown).await,
+            Command::Test(args) => return interruptible(connectivity::run(args), shutdown).await,
             Command::Config(args) => return config::run(args),
             Command::Trace(args) => trace::run(args).await,
-            Command::Bundle(args) => bundle::run(args, shutdown).await,
+            Command::Bundle(args) => interruptible(bundle::run(args), shutdown).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend { backend } => backend::run(backend, &effective, shutdown).await,
             Command::Local(args) => backend::run_local(args, &effective, shutdown).await,
             Command::Watch(args) => watch::run(args, shutdown).await,
             Command::Services(args) => services::run(args, shutdown).await,
-            Command::Endpoints(args) => endpoints::run(args, shutdown).await,
+            Command::Endpoints(args) => interruptible(endpoints::run(args), shutdown).await,
             Command::Cleanup(args) => cleanup::run(args, shutdown).await,
             Command::Completion { shell } => completion(shell),
         };
         result.map(|()| ExitCode::Success)
     })
+}
+
+/// Runs a command that a signal ends with an error.
+async fn interruptible<T>(command: impl Future<Output = Result<T>>, mut shutdown: Shutdown) -> Result<T> {
+    tokio::select! {
+        () = shutdown.recv() => bail!("interrupted"),
+        result = command => result,
+    }
 }
 
 /// Prints the completion script of a shell.

@@ -13,7 +13,6 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use iptables::SavedRules;
 use nix::unistd::{AccessFlags, access};
-use runtime::Shutdown;
 
 use self::{archive::Archive, redact::Addresses};
 use super::{check, view};
@@ -28,18 +27,14 @@ const BACKEND_FILES: [(&str, &str); 4] = [
 ];
 
 /// Writes the archive, and prints which files were left out.
-pub(crate) async fn run(args: BundleArgs, mut shutdown: Shutdown) -> Result<()> {
+pub(crate) async fn run(args: BundleArgs) -> Result<()> {
     let node = args.here.node()?;
     let path = args.output.clone().unwrap_or_else(|| default_path(&args, &node));
     if path.exists() {
         bail!("{} already exists: set another file with --output", path.display());
     }
     let addresses = if args.redact_ips { Addresses::Replaced } else { Addresses::Shown };
-    let archive = tokio::select! {
-        () = shutdown.recv() => bail!("interrupted"),
-        archive = collect(&args, &node, addresses) => archive?,
-    };
-    let (files, left_out) = archive.write(&path, &node)?;
+    let (files, left_out) = collect(&args, &node, addresses).await?.write(&path, &node)?;
     print::line(format_args!("{}: {files} files", path.display()))?;
     for left_out in left_out {
         print::line(format_args!("left out: {left_out}"))?;

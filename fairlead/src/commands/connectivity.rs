@@ -20,7 +20,6 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use futures::{StreamExt as _, stream};
 use netlink::conntrack::ConntrackHandle;
-use runtime::Shutdown;
 use serde::Serialize;
 
 use self::{
@@ -40,11 +39,8 @@ struct ConnectivityReport {
 }
 
 /// Probes all VIPs, and prints the results.
-pub(crate) async fn run(args: TestArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
-    let report = tokio::select! {
-        () = shutdown.recv() => bail!("interrupted"),
-        report = probe_all(&args) => report?,
-    };
+pub(crate) async fn run(args: TestArgs) -> Result<ExitCode> {
+    let report = probe_all(&args).await?;
     print::value(args.view.output, &report, || report.table())?;
     let failed = report.results.iter().any(|result| result.verdict == Level::Fail);
     Ok(ExitCode::of_check(!failed))

@@ -12,7 +12,6 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use backend::{NodeState, Preview as _, StoredState, dataplane::DataplaneOptions};
-use runtime::Shutdown;
 
 use super::{
     backend::{DataplaneSettings, programmed, with_backend},
@@ -28,7 +27,7 @@ use report::DiffReport;
 pub(crate) use report::summary;
 
 /// Compares, and prints the differences.
-pub(crate) async fn run(args: DiffArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
+pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode> {
     let DiffArgs { backend, of, state, healthz, view, traffic, iptables, ipvs } = args;
     let node = view.node_name()?;
     let options = DataplaneOptions {
@@ -43,10 +42,7 @@ pub(crate) async fn run(args: DiffArgs, mut shutdown: Shutdown) -> Result<ExitCo
     };
     let state = match state {
         Some(file) => stored(&file, &node)?,
-        None => tokio::select! {
-            () = shutdown.recv() => bail!("interrupted"),
-            state = view::committed(&view.frontend, &node) => state?,
-        },
+        None => view::committed(&view.frontend, &node).await?,
     };
     let Some(backend) = backend else {
         let report = kube_proxy::compare(&state).await.context("cannot read the rules of kube-proxy")?;

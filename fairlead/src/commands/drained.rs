@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use backend::drained::MAX_TIMEOUT;
-use runtime::{Backoff, Shutdown};
+use runtime::Backoff;
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -27,7 +27,7 @@ const RETRY_MAX: Duration = Duration::from_secs(2);
 const SLACK: Duration = Duration::from_secs(5);
 
 /// Asks the node until it answers or the timeout has passed, or installs the program.
-pub(crate) async fn run(args: DrainedArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
+pub(crate) async fn run(args: DrainedArgs) -> Result<ExitCode> {
     let DrainedArgs { node_address, port, address, timeout, install } = args;
     if let Some(file) = install {
         install_program(&file).with_context(|| format!("cannot install {}", file.display()))?;
@@ -37,11 +37,7 @@ pub(crate) async fn run(args: DrainedArgs, mut shutdown: Shutdown) -> Result<Exi
     if timeout > MAX_TIMEOUT {
         bail!("--timeout: {timeout:?} is longer than {MAX_TIMEOUT:?}");
     }
-    let response = tokio::select! {
-        () = shutdown.recv() => bail!("interrupted"),
-        response = ask(SocketAddr::new(node, port), &address, timeout) => response?,
-    };
-    let HttpResponse { status, line, body } = response;
+    let HttpResponse { status, line, body } = ask(SocketAddr::new(node, port), &address, timeout).await?;
     match status {
         // The pod is in no Service: there is nothing to wait for.
         200 | 404 => print::text(body).map(|()| ExitCode::Success),

@@ -6,13 +6,12 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use proto::{
     convert::unpack_address,
     model::ServicePort,
     v1::{EndpointsRequest, EndpointsResponse, PoolMembership, Problem, ServicePortEndpoints, SliceEndpoint},
 };
-use runtime::Shutdown;
 use serde::Serialize;
 
 use super::services::{policy, vips};
@@ -60,17 +59,13 @@ struct EndpointDecision {
 }
 
 /// Sends the request to a frontend, and prints its response.
-pub(crate) async fn run(args: EndpointsArgs, mut shutdown: Shutdown) -> Result<()> {
+pub(crate) async fn run(args: EndpointsArgs) -> Result<()> {
     let EndpointsArgs { service: ServiceName { namespace, name }, port, view } = args;
     let node = view.node_name()?;
     let grpc = view.frontend.grpc(None)?;
     let port = port.unwrap_or_default();
     let request = EndpointsRequest { namespace, name, node: node.clone(), port };
-    let response = tokio::select! {
-        () = shutdown.recv() => bail!("interrupted"),
-        response = grpc.endpoints(&request, RESPONSE_TIMEOUT) => response?,
-    };
-    let report = EndpointsReport::new(node, response)?;
+    let report = EndpointsReport::new(node, grpc.endpoints(&request, RESPONSE_TIMEOUT).await?)?;
     print::value(view.output, &report, || report.table())
 }
 

@@ -2,9 +2,8 @@
 
 use std::fmt::{Display, Write as _};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use protocol_test::{SCENARIOS, ScenarioResult, Server, TestOptions, TestReport, Verdict};
-use runtime::Shutdown;
 use serde_json::json;
 
 use crate::{
@@ -15,7 +14,7 @@ use crate::{
 };
 
 /// Runs the scenarios, and prints their results.
-pub(crate) async fn run(args: ProtocolTestArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
+pub(crate) async fn run(args: ProtocolTestArgs) -> Result<ExitCode> {
     let ProtocolTestArgs { listen, node, scenario, list, timeout, state_command, backend_log, output, command } = args;
     if list {
         let scenarios = SCENARIOS.iter();
@@ -35,10 +34,7 @@ pub(crate) async fn run(args: ProtocolTestArgs, mut shutdown: Shutdown) -> Resul
             eprintln!("{}  {}", outcome.verdict, outcome.scenario);
         }
     };
-    let report = tokio::select! {
-        () = shutdown.recv() => bail!("interrupted"),
-        report = protocol_test::run(server, options, print_result) => report?,
-    };
+    let report = protocol_test::run(server, options, print_result).await?;
     print::value(output, &report, || render(&report))?;
     Ok(ExitCode::of_check(report.count(Verdict::Fail) == 0))
 }

@@ -12,9 +12,8 @@ mod tests;
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use proto::v1::StatusRequest;
-use runtime::Shutdown;
 use tokio::time::{Instant, sleep};
 
 use self::join::{Limits, Overview};
@@ -26,11 +25,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Queries all frontends, and prints the merged state.
-pub(crate) async fn run(args: StatusArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
-    let overview = tokio::select! {
-        () = shutdown.recv() => bail!("interrupted"),
-        overview = query(&args) => overview?,
-    };
+pub(crate) async fn run(args: StatusArgs) -> Result<ExitCode> {
+    let overview = query(&args).await?;
     print::value(args.output, &json::of(&overview), || table::render(&overview, &args))?;
     for (address, error) in &overview.unreachable {
         eprintln!("fairlead: cannot query {address}: {error:#}");
