@@ -74,21 +74,13 @@ impl IpvsArgs {
 
     /// Rejects the flags for other backends.
     pub(crate) fn validate(&self, backend: BackendName) -> Result<()> {
-        self.exclude.validate(Some(backend))?;
-        if *self != Self::default() && backend != BackendName::Ipvs {
-            bail!("the flags --ipvs-... apply to the ipvs backend only");
+        if backend == BackendName::Ipvs || *self == Self::default() {
+            return Ok(());
         }
-        Ok(())
-    }
-}
-
-impl ExcludeArgs {
-    /// Rejects the flags for other backends.
-    pub(crate) fn validate(&self, backend: Option<BackendName>) -> Result<()> {
-        if !self.ipvs_exclude_cidrs.is_empty() && backend != Some(BackendName::Ipvs) {
+        if !self.exclude.ipvs_exclude_cidrs.is_empty() {
             bail!("--ipvs-exclude-cidrs applies to the ipvs backend only");
         }
-        Ok(())
+        bail!("the flags --ipvs-... apply to the ipvs backend only")
     }
 }
 
