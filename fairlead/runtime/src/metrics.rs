@@ -22,7 +22,7 @@ pub use prometheus_client::registry::Registry;
 /// Content type of OpenMetrics.
 const OPENMETRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// Writes the metrics of a collector.
+/// Writes the metrics of a collector. Errors are those of the encoder.
 pub struct Writer<'a>(DescriptorEncoder<'a>);
 
 /// Label names and values.
@@ -52,36 +52,24 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes a gauge without labels.
-    ///
-    /// # Errors
-    /// The encoder fails.
     pub fn gauge(&mut self, name: &str, help: &str, unit: Option<Unit>, value: f64) -> fmt::Result {
         let encoder = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
         ConstGauge::new(value).encode(encoder)
     }
 
     /// Writes a counter without labels.
-    ///
-    /// # Errors
-    /// The encoder fails.
     pub fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         let encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         ConstCounter::new(value).encode(encoder)
     }
 
     /// Writes a counter of seconds.
-    ///
-    /// # Errors
-    /// The encoder fails.
     pub fn seconds_counter(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
         let encoder = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Counter)?;
         ConstCounter::new(value).encode(encoder)
     }
 
     /// Writes a gauge for each set of labels.
-    ///
-    /// # Errors
-    /// The encoder fails.
     pub fn labelled_gauge<'b, const N: usize>(
         &mut self,
         name: &str,
@@ -97,9 +85,6 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes a counter for each set of labels.
-    ///
-    /// # Errors
-    /// The encoder fails.
     pub fn labelled_counter<'b, const N: usize>(
         &mut self,
         name: &str,

@@ -33,42 +33,24 @@ pub enum SetElement {
     Verdict(Verdict<'static>),
 }
 
-/// The state of the kernel that rules refer to.
+/// The state of the kernel that rules refer to. An error means that it cannot be read.
 pub trait Kernel {
     /// The element of a set of nf_tables that contains this key.
-    ///
-    /// # Errors
-    /// When the kernel cannot be read.
     fn element(&mut self, table: &Table, set: &str, key: &[u8]) -> Result<Option<SetElement>>;
 
     /// An ipset, without its entries.
-    ///
-    /// # Errors
-    /// When the kernel cannot be read.
     fn ipset(&mut self, name: &str) -> Result<Option<ipset::Ipset>>;
 
     /// Whether an ipset contains an entry.
-    ///
-    /// # Errors
-    /// When the kernel cannot be read.
     fn ipset_has(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<bool>;
 
     /// The mark of an entry of an ipset; `Some(0)` when the entry has none.
-    ///
-    /// # Errors
-    /// When the kernel cannot be read.
     fn ipset_mark(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<Option<u32>>;
 
     /// The virtual server of IPVS with this key.
-    ///
-    /// # Errors
-    /// When the kernel cannot be read.
     fn virtual_server(&mut self, key: &ipvs::VirtualServerKey) -> Result<Option<VirtualServer>>;
 
     /// The destination to which a persistent virtual server sends a client; port 0 when its destinations have none.
-    ///
-    /// # Errors
-    /// When the kernel cannot be read.
     fn persistent(&mut self, server: &ipvs::VirtualServerKey, client: IpAddr) -> Result<Option<SocketAddr>>;
 
     /// Whether an address belongs to this node.
