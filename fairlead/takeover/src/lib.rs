@@ -73,7 +73,8 @@ impl Leftovers {
     pub async fn find() -> Result<Self> {
         let iptables = iptables::Removal::find().await?;
         let mut handle = NftHandle::open()?;
-        let (nft, has_felix) = (nft::tables(&mut handle)?, nft::has_felix(&mut handle)?);
+        let nft = nft::tables(&mut handle, nft::KUBE_PROXY)?;
+        let has_felix = !nft::tables(&mut handle, nft::FELIX)?.is_empty();
         Ok(Self { iptables, nft, has_felix, ipvs: ipvs::Leftovers::find()? })
     }
 

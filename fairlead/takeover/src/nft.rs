@@ -5,29 +5,18 @@ use netlink::nft::{NftBatch, NftHandle, Table, TableFamily};
 use proto::model::IpFamily;
 
 /// The name of its tables.
-const NAME: &str = "kube-proxy";
+pub(crate) const KUBE_PROXY: &str = "kube-proxy";
 /// The table of Calico's Felix, in either family.
-const FELIX: &str = "calico";
+pub(crate) const FELIX: &str = "calico";
 
-/// The tables that exist.
-pub(crate) fn tables(handle: &mut NftHandle) -> Result<Vec<(IpFamily, Table)>> {
+/// The tables of this name that exist.
+pub(crate) fn tables(handle: &mut NftHandle, name: &str) -> Result<Vec<(IpFamily, Table)>> {
     let mut found = Vec::new();
     for (family, table_family) in IpFamily::ALL.into_iter().zip([TableFamily::Ip, TableFamily::Ip6]) {
         let tables = handle.tables(table_family).context("list the tables of nf_tables")?;
-        found.extend(tables.into_iter().filter(|table| table.name == NAME).map(|table| (family, table)));
+        found.extend(tables.into_iter().filter(|table| table.name == name).map(|table| (family, table)));
     }
     Ok(found)
-}
-
-/// Whether Calico's Felix has programmed nf_tables.
-pub(crate) fn has_felix(handle: &mut NftHandle) -> Result<bool> {
-    for family in [TableFamily::Ip, TableFamily::Ip6] {
-        let tables = handle.tables(family).context("list the tables of nf_tables")?;
-        if tables.iter().any(|table| table.name == FELIX) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// Deletes tables in one transaction.

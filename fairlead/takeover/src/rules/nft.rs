@@ -10,7 +10,7 @@ use netlink::nft::{ElementData, Expr, FieldReader, NftHandle, Rule, Table, Verdi
 use proto::model::{IpFamily, Protocol};
 
 use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipAddress, VipKey, VipRules};
-use crate::nft::tables;
+use crate::nft::{KUBE_PROXY, tables};
 
 const MODE: &str = "nftables";
 
@@ -20,7 +20,7 @@ type Verdicts = Vec<(VipKey, Verdict<'static>)>;
 pub(super) fn read() -> Result<KubeProxyRules> {
     let mut handle = NftHandle::open()?;
     let mut vips = KubeProxyRules::new();
-    for (family, table) in tables(&mut handle)? {
+    for (family, table) in tables(&mut handle, KUBE_PROXY)? {
         let mut chains = Chains::default();
         for listed in handle.rules(&table).context("list kube-proxy's rules")? {
             let targets = targets(&mut handle, &table, family, &listed.rule)?;
