@@ -25,8 +25,6 @@ struct MessageSource {
     marks: &'static [&'static str],
     heading: &'static str,
     fix: &'static str,
-    /// Whether they say which part of an object the frontend refuses. `docs/semantics.md` has a row for each.
-    refuses: bool,
 }
 
 const TYPES: &[ErrorType] = &[
@@ -75,14 +73,14 @@ const TYPES: &[ErrorType] = &[
     },
 ];
 
-const MESSAGES: &[MessageSource] = &[
+/// Which part of an object the frontend refuses. `docs/semantics.md` has a row for each.
+const REFUSALS: &[MessageSource] = &[
     MessageSource {
         path: "frontend/src/source/parse/address.rs",
         marks: &["...: "],
         heading: "Invalid address in an object",
         fix: "Correct the object. `fairlead status --problems` lists such objects with the field. The rest of the \
               object is used.",
-        refuses: true,
     },
     MessageSource {
         path: "frontend/src/source/parse",
@@ -100,21 +98,18 @@ const MESSAGES: &[MessageSource] = &[
         heading: "Invalid part of an object",
         fix: "Correct the object. `fairlead status --problems` prints the object and the field before the \
               message.",
-        refuses: true,
     },
     MessageSource {
         path: "frontend/src/source/parse.rs",
         marks: &["not a port number", "whole object"],
         heading: "Invalid object or port",
         fix: "As above.",
-        refuses: true,
     },
     MessageSource {
         path: "proto/src/model/service_port.rs",
         marks: &["unknown protocol"],
         heading: "Unknown protocol",
         fix: "As above.",
-        refuses: true,
     },
     MessageSource {
         path: "frontend/src/index/vip_conflicts.rs",
@@ -122,7 +117,6 @@ const MESSAGES: &[MessageSource] = &[
         heading: "VIP conflict between Services",
         fix: "Two objects claim the same VIP, and the older one gets it. Remove it from one of them. `fairlead \
               status --problems` lists them.",
-        refuses: true,
     },
     MessageSource {
         path: "frontend/src/index/policy.rs",
@@ -130,22 +124,22 @@ const MESSAGES: &[MessageSource] = &[
         heading: "Service beyond a limit of the operator",
         fix: "Make the Service smaller, or raise the limit that the message names. `fairlead status --problems` lists \
               them.",
-        refuses: true,
     },
     MessageSource {
         path: "frontend/src/view/limit.rs",
         marks: &["are used"],
         heading: "Endpoints beyond a limit of the operator",
         fix: "As above. The subset has as many nodes as possible.",
-        refuses: true,
     },
+];
+
+const REJECTIONS: &[MessageSource] = &[
     MessageSource {
         path: "backend/src/dataplane/vip_ownership.rs",
         marks: &[" belongs to "],
         heading: "Rejected service port: VIP conflict on a node",
         fix: "As above. `fairlead status --node NODE` lists it. It is resolved when the other service port is \
               removed.",
-        refuses: false,
     },
     MessageSource {
         path: "backend-ipvs/src/applied.rs",
@@ -153,7 +147,6 @@ const MESSAGES: &[MessageSource] = &[
         heading: "Rejected service port: excluded address",
         fix: "Remove the address from `--ipvs-exclude-cidrs`, or give the Service another one. All other reasons \
               that a node reports come from the kernel or `iptables-restore`, and are retried.",
-        refuses: false,
     },
 ];
 
@@ -167,7 +160,7 @@ pub(super) fn page() -> String {
         rows.iter().for_each(|(message, cause)| page.push_str(&row(&[&code(message), cause])));
         page.push('\n');
     }
-    for MessageSource { path, marks, heading, fix, .. } in MESSAGES {
+    for MessageSource { path, marks, heading, fix } in REFUSALS.iter().chain(REJECTIONS) {
         let messages = messages(path, marks);
         assert!(!messages.is_empty(), "{path} has no such message");
         let _ = write!(page, "## {heading}\n\n{fix}\n\n");
@@ -248,8 +241,7 @@ fn semantics_page_has_a_row_for_each_refusal() {
     let section = section.split("\n## ").next().unwrap_or_default();
     let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     let rows: BTreeSet<String> = rows.map(str::to_owned).collect();
-    let refusals = MESSAGES.iter().filter(|source| source.refuses);
-    let refusals: BTreeSet<String> = refusals.flat_map(|source| messages(source.path, source.marks)).collect();
+    let refusals: BTreeSet<String> = REFUSALS.iter().flat_map(|source| messages(source.path, source.marks)).collect();
     let missing: Vec<_> = refusals.difference(&rows).collect();
     let unknown: Vec<_> = rows.difference(&refusals).collect();
     assert!(missing.is_empty() && unknown.is_empty(), "without a row: {missing:#?}; no message: {unknown:#?}");
