@@ -124,26 +124,22 @@ impl CheckReport {
 // === impl Finding ===
 
 impl Finding {
+    /// What was observed: no problem, unless `warn` or `fail` follows.
     pub(crate) fn ok(check: &'static str, what: impl Into<String>) -> Self {
         Self { level: Level::Ok, check, what: what.into(), why: "", fix: String::new() }
     }
 
-    pub(crate) fn warn(
-        check: &'static str,
-        what: impl Into<String>,
-        why: &'static str,
-        fix: impl Into<String>,
-    ) -> Self {
-        Self { level: Level::Warn, check, what: what.into(), why, fix: fix.into() }
+    /// The same observation as a problem of this level.
+    pub(crate) fn but(self, level: Level, why: &'static str, fix: impl Into<String>) -> Self {
+        Self { level, why, fix: fix.into(), ..self }
     }
 
-    pub(crate) fn fail(
-        check: &'static str,
-        what: impl Into<String>,
-        why: &'static str,
-        fix: impl Into<String>,
-    ) -> Self {
-        Self { level: Level::Fail, ..Self::warn(check, what, why, fix) }
+    pub(crate) fn warn(self, why: &'static str, fix: impl Into<String>) -> Self {
+        self.but(Level::Warn, why, fix)
+    }
+
+    pub(crate) fn fail(self, why: &'static str, fix: impl Into<String>) -> Self {
+        self.but(Level::Fail, why, fix)
     }
 }
 

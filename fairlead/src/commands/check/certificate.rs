@@ -20,7 +20,7 @@ pub(super) fn certificate(flag: &'static str, path: &Path, now: SystemTime) -> F
     let file = format!("{flag} {}", path.display());
     let invalid = |reason: String| {
         let fix = "write a valid PEM certificate that this user can read to that file, or correct the clock";
-        Finding::fail("certificate", format!("{file}: {reason}"), "without it no https connection is possible", fix)
+        Finding::ok("certificate", format!("{file}: {reason}")).fail("without it no https connection is possible", fix)
     };
     let validity = match first_to_expire(path) {
         Ok(validity) => validity,
@@ -31,13 +31,11 @@ pub(super) fn certificate(flag: &'static str, path: &Path, now: SystemTime) -> F
     }
     let end = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(validity.not_after).unwrap_or_default());
     let days = end.duration_since(now).unwrap_or_default().as_secs() / DAY_SECONDS;
-    let what = format!("{file}: valid for {days} days");
+    let found = Finding::ok("certificate", format!("{file}: valid for {days} days"));
     if days >= RENEWAL_DAYS {
-        return Finding::ok("certificate", what);
+        return found;
     }
-    Finding::warn(
-        "certificate",
-        what,
+    found.warn(
         "when it has expired, frontend and backend reject each other, and this node receives no changes",
         "renew it; the file is read for each connection, so no restart is needed",
     )

@@ -28,9 +28,7 @@ pub(super) async fn check(here: &HereArgs) -> Result<Vec<Finding>> {
             let count = state.service_ports().len();
             Finding::ok("frontend", format!("it streams the view of {node}: {count} service ports"))
         }
-        Err(error) => Finding::fail(
-            "frontend",
-            format!("no stream for {node}: {error:#}"),
+        Err(error) => Finding::ok("frontend", format!("no stream for {node}: {error:#}")).fail(
             "this node keeps its last state, and receives no changes",
             "check that a frontend runs, that --frontend is its address, and that the credentials are those of this \
              node; `fairlead status` asks all frontends",
@@ -48,16 +46,18 @@ pub(super) async fn permissions(kubeconfig: &Path) -> Vec<Finding> {
         Err(error) => {
             let what = format!("cannot ask the API server for permissions: {error:#}");
             let fix = "check the kubeconfig, and that the API server is reachable from here";
-            return vec![Finding::fail("rbac", what, "a frontend gets all objects from the API server", fix)];
+            return vec![Finding::ok("rbac", what).fail("a frontend gets all objects from the API server", fix)];
         }
     };
     let finding = |permission: frontend::Permission| {
         let fix = "bind the ClusterRole of the chart to its ServiceAccount";
-        let forbidden = format!("a frontend may not {permission}");
-        match (permission.allowed, permission.optional) {
-            (true, _) => Finding::ok("rbac", format!("a frontend may {permission}")),
-            (false, Some(without)) => Finding::warn("rbac", forbidden, without, fix),
-            (false, None) => Finding::fail("rbac", forbidden, "a frontend with this identity never becomes ready", fix),
+        if permission.allowed {
+            return Finding::ok("rbac", format!("a frontend may {permission}"));
+        }
+        let forbidden = Finding::ok("rbac", format!("a frontend may not {permission}"));
+        match permission.optional {
+            Some(without) => forbidden.warn(without, fix),
+            None => forbidden.fail("a frontend with this identity never becomes ready", fix),
         }
     };
     permissions.into_iter().map(finding).collect()

@@ -35,18 +35,15 @@ pub(super) fn check(backend: BackendName) -> Finding {
     let kernel = format!("Linux {}", release.trim());
     match program_sample(backend) {
         Ok(()) => Finding::ok("kernel", format!("{kernel} has all features that backend {name} uses")),
-        Err(error) if error.is::<NoNamespace>() => Finding::warn(
-            "kernel",
-            format!("features of {kernel} that backend {name} uses were not tested: {error:#}"),
-            "a missing feature would be detected only when a Service uses it",
-            "run this command as root, with CAP_SYS_ADMIN",
-        ),
-        Err(error) => Finding::fail(
-            "kernel",
-            format!("backend {name} cannot program {kernel}: {error:#}"),
-            "Services do not work on this node with this backend",
-            requirements(backend),
-        ),
+        Err(error) if error.is::<NoNamespace>() => {
+            let what = format!("features of {kernel} that backend {name} uses were not tested: {error:#}");
+            Finding::ok("kernel", what).warn(
+                "a missing feature would be detected only when a Service uses it",
+                "run this command as root, with CAP_SYS_ADMIN",
+            )
+        }
+        Err(error) => Finding::ok("kernel", format!("backend {name} cannot program {kernel}: {error:#}"))
+            .fail("Services do not work on this node with this backend", requirements(backend)),
     }
 }
 

@@ -31,9 +31,7 @@ fn port_finding(port: u16, address: Ipv4Addr, stage: CheckStage) -> Finding {
         return Finding::ok("ports", format!("{socket} is free"));
     };
     if error.kind() != ErrorKind::AddrInUse {
-        return Finding::warn(
-            "ports",
-            format!("cannot bind {socket}: {error}"),
+        return Finding::ok("ports", format!("cannot bind {socket}: {error}")).warn(
             "the backend serves health checks and metrics at this port",
             "run this command as root, or set --healthz and --metrics to addresses of this machine",
         );
@@ -43,9 +41,7 @@ fn port_finding(port: u16, address: Ipv4Addr, stage: CheckStage) -> Finding {
     match (name.as_str(), stage) {
         ("fairlead", _) => Finding::ok("ports", what),
         ("kube-proxy", CheckStage::BeforeInstallation) => Finding::ok("ports", format!("{what} until it is removed")),
-        _ => Finding::warn(
-            "ports",
-            what,
+        _ => Finding::ok("ports", what).warn(
             "health checks of load balancers and Prometheus reach that process instead of the backend",
             format!("stop it, or change its port; `ss -ltnp 'sport = :{port}'` shows it"),
         ),
@@ -82,9 +78,7 @@ fn writable(dir: &Path, stage: CheckStage) -> Finding {
     let shown = dir.display();
     let nearest = dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(dir);
     if nearest != dir && stage == CheckStage::Installed {
-        return Finding::warn(
-            "state",
-            format!("{shown} does not exist"),
+        return Finding::ok("state", format!("{shown} does not exist")).warn(
             "no backend has stored its state there; without it, Services stop at a reboot until a frontend responds",
             "start the backend, or pass its --state-dir to this command",
         );
@@ -92,9 +86,7 @@ fn writable(dir: &Path, stage: CheckStage) -> Finding {
     let probe = nearest.join(format!(".fairlead-check-{}", process::id()));
     match fs::write(&probe, "").and_then(|()| fs::remove_file(&probe)) {
         Ok(()) => Finding::ok("state", format!("{shown} is writable")),
-        Err(error) => Finding::fail(
-            "state",
-            format!("{shown} is not writable: {error}"),
+        Err(error) => Finding::ok("state", format!("{shown} is not writable: {error}")).fail(
             "the backend cannot store its state: Services stop at a reboot until a frontend responds",
             "mount it writable, or set another --state-dir",
         ),
@@ -105,12 +97,12 @@ fn writable(dir: &Path, stage: CheckStage) -> Finding {
 fn open_files(limits: &str) -> Finding {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
     let soft = line.and_then(|line| line.split_whitespace().next()).unwrap_or("unknown");
-    let what = format!("limit of open files: {soft}");
+    let found = Finding::ok("limits", format!("limit of open files: {soft}"));
     if soft.parse::<u64>().is_ok_and(|number| number < MIN_OPEN_FILES) {
         let fix = "raise it with `ulimit -n 65536`, LimitNOFILE= of the systemd unit, or in the container runtime";
-        return Finding::warn("limits", what, "each health-check node port and each connection uses one", fix);
+        return found.warn("each health-check node port and each connection uses one", fix);
     }
-    Finding::ok("limits", what)
+    found
 }
 
 #[cfg(test)]

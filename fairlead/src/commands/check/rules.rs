@@ -27,12 +27,9 @@ pub(super) async fn check(backend: BackendName, stage: CheckStage) -> Vec<Findin
         ("the rules of iptables", iptables),
     ];
     let unreadable = |what: &str, error: anyhow::Error| {
-        vec![Finding::fail(
-            "rules",
-            format!("cannot read {what}: {error:#}"),
-            "rules that conflict with Fairlead would not be found",
-            "run this command as root (CAP_NET_ADMIN)",
-        )]
+        let found = Finding::ok("rules", format!("cannot read {what}: {error:#}"));
+        let why = "rules that conflict with Fairlead would not be found";
+        vec![found.fail(why, "run this command as root (CAP_NET_ADMIN)")]
     };
     results.into_iter().flat_map(|(what, found)| found.unwrap_or_else(|error| unreadable(what, error))).collect()
 }
@@ -51,17 +48,13 @@ async fn kube_proxy(stage: CheckStage) -> Result<Vec<Finding>> {
         CheckStage::BeforeInstallation => {
             Finding::ok("kube-proxy", format!("{what}; they serve Services until Fairlead does"))
         }
-        CheckStage::Installed => Finding::warn(
-            "kube-proxy",
-            what,
+        CheckStage::Installed => Finding::ok("kube-proxy", what).warn(
             "two proxies serve the same VIPs; if kube-proxy no longer runs, its endpoints are outdated",
             "remove kube-proxy from this node, then run `fairlead cleanup --of kube-proxy` (first with --dry-run)",
         ),
     }];
     if leftovers.felix_may_follow() {
-        findings.push(Finding::warn(
-            "calico",
-            "Felix uses nf_tables, as kube-proxy does",
+        findings.push(Finding::ok("calico", "Felix uses nf_tables, as kube-proxy does").warn(
             "with nftablesMode Auto, its default, Felix restarts with iptables within 15 s after `fairlead cleanup --of \
              kube-proxy` has deleted kube-proxy's table",
             format!("before that command, {FELIX_REMEDY}; if it is Enabled already, ignore this"),
@@ -75,17 +68,12 @@ async fn own_backends(backend: BackendName) -> Result<Vec<Finding>> {
     let used = programmed().await?.into_iter().filter(|(_, families)| !families.is_empty());
     let finding = |(of, families): (BackendName, Vec<IpFamily>)| {
         let (name, families) = (of.name(), families.iter().map(ToString::to_string).collect::<Vec<_>>());
-        let what = format!("backend {name} has programmed {}", families.join(" and "));
+        let found = Finding::ok("fairlead", format!("backend {name} has programmed {}", families.join(" and ")));
         if of == backend {
-            return Finding::ok("fairlead", what);
+            return found;
         }
         let fix = "run `fairlead cleanup --backend {name}`, or check with --backend {name} if that backend runs here";
-        Finding::warn(
-            "fairlead",
-            what,
-            "its rules serve the same VIPs, and no process updates them",
-            fix.replace("{name}", name),
-        )
+        found.warn("its rules serve the same VIPs, and no process updates them", fix.replace("{name}", name))
     };
     Ok(used.map(finding).collect())
 }
@@ -117,9 +105,7 @@ fn base_chain(table: &str, chain: &str, base: BaseChain) -> Finding {
     if base.policy != Policy::Drop {
         return Finding::ok("firewall", what);
     }
-    Finding::warn(
-        "firewall",
-        format!("{what}, policy drop"),
+    Finding::ok("firewall", format!("{what}, policy drop")).warn(
         "it drops packets that none of its rules accepts, before or after Fairlead's rules",
         "accept packets to pods and node ports in this chain; `fairlead trace` shows the order of chains",
     )
@@ -128,9 +114,7 @@ fn base_chain(table: &str, chain: &str, base: BaseChain) -> Finding {
 /// Rules and policies of both variants of iptables.
 fn iptables_rules(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Finding>> {
     if saved.is_empty() && backend != BackendName::Nftables {
-        return Ok(vec![Finding::fail(
-            "iptables",
-            "iptables is not installed",
+        return Ok(vec![Finding::ok("iptables", "iptables is not installed").fail(
             "this backend writes its rules with it",
             "install iptables 1.8.9 or later, or use backend nftables",
         )]);
@@ -144,17 +128,13 @@ fn iptables_rules(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Find
         used.push(program.name);
         let forward = rules.chain(Table::Filter, "FORWARD");
         if forward.is_some_and(|chain| chain.policy == Some(ChainPolicy::Drop)) {
-            findings.push(Finding::warn(
-                "firewall",
-                format!("{program}: chain FORWARD has policy DROP"),
+            findings.push(Finding::ok("firewall", format!("{program}: chain FORWARD has policy DROP")).warn(
                 "it drops forwarded packets that no rule accepts, also those of pods",
                 format!("run `{program} -P FORWARD ACCEPT`, or add rules that accept packets to and from pods"),
             ));
         }
         if backend == BackendName::Ipvs && rules.chains().any(|(_, name, _)| name.starts_with("cali-")) {
-            findings.push(Finding::warn(
-                "calico",
-                format!("{program}: chains of Calico's Felix"),
+            findings.push(Finding::ok("calico", format!("{program}: chains of Calico's Felix")).warn(
                 "its packet marks (iptablesMarkMask, 0xffff0000 by default) have bits of the marks by which this backend \
                  selects virtual servers: node ports and external IPs may fail",
                 "use backend nftables or iptables",

@@ -61,14 +61,12 @@ fn check_in(root: &Path) -> Vec<Finding> {
 impl Sysctl {
     fn finding(&self, value: Option<&str>) -> Finding {
         let name = format!("net.{}", self.path.replace('/', "."));
+        let Some(value) = value else {
+            return Finding::ok("sysctl", format!("{name} does not exist: the kernel has not loaded this feature"));
+        };
+        let found = Finding::ok("sysctl", format!("{name} = {value}"));
         let (wrong, level) = self.wrong;
-        match value {
-            Some(value) if value == wrong => {
-                Finding { level, ..Finding::warn("sysctl", format!("{name} = {value}"), self.why, self.fix) }
-            }
-            Some(value) => Finding::ok("sysctl", format!("{name} = {value}")),
-            None => Finding::ok("sysctl", format!("{name} does not exist: the kernel has not loaded this feature")),
-        }
+        if value == wrong { found.but(level, self.why, self.fix) } else { found }
     }
 }
 
@@ -77,17 +75,14 @@ fn conntrack(count: Option<u64>, max: Option<u64>) -> Finding {
         return Finding::ok("conntrack", "not active yet: the kernel starts to track connections with the first rule");
     };
     let count = count.unwrap_or(0);
-    let what = format!("{count} of at most {max} entries are used");
-    if count * 100 >= max * NEARLY_FULL_PERCENT {
-        Finding::fail(
-            "conntrack",
-            what,
-            "when the table is full, the kernel drops packets of new connections",
-            "raise net.netfilter.nf_conntrack_max (--conntrack-max-per-core), or find the source with `conntrack -L`",
-        )
-    } else {
-        Finding::ok("conntrack", what)
+    let found = Finding::ok("conntrack", format!("{count} of at most {max} entries are used"));
+    if count * 100 < max * NEARLY_FULL_PERCENT {
+        return found;
     }
+    found.fail(
+        "when the table is full, the kernel drops packets of new connections",
+        "raise net.netfilter.nf_conntrack_max (--conntrack-max-per-core), or find the source with `conntrack -L`",
+    )
 }
 
 #[cfg(test)]

@@ -3,11 +3,11 @@
 use super::*;
 
 fn warn() -> Finding {
-    Finding::warn("sysctl", "it is odd", "it may surprise", "change it")
+    Finding::ok("sysctl", "it is odd").warn("it may surprise", "change it")
 }
 
 fn fail() -> Finding {
-    Finding::fail("kernel", "it is old", "nothing works", "upgrade")
+    Finding::ok("kernel", "it is old").fail("nothing works", "upgrade")
 }
 
 #[test]
