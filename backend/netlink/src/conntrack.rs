@@ -7,8 +7,6 @@
 //! ```
 
 mod abi;
-#[cfg(test)]
-mod captured;
 mod flow;
 #[cfg(feature = "testing")]
 pub(crate) mod fuzzing;

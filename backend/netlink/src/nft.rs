@@ -8,22 +8,20 @@
 
 mod abi;
 mod batch;
-#[cfg(test)]
-mod captured;
 mod chain;
 mod commit;
 mod decode;
 mod element;
 mod expr;
 mod fields;
-#[cfg(test)]
-mod fixtures;
 #[cfg(feature = "testing")]
 pub(crate) mod fuzzing;
 mod handle;
 mod monitor;
 mod set;
 mod table;
+#[cfg(test)]
+mod tests;
 mod text;
 mod userdata;
 

@@ -212,7 +212,7 @@ fn is_filter_rejected(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::captured::sent, *};
+    use super::{super::tests::captured::sent, *};
 
     #[test]
     fn the_request_for_a_dump_equals_that_of_conntrack() {

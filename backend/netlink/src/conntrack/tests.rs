@@ -1,5 +1,7 @@
 //! Against the kernel: flows of real packets and of the `conntrack` command, in a network namespace of their own.
 
+pub(super) mod captured;
+
 use std::{net::UdpSocket, process::Command};
 
 use super::{handle::Filter, *};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::{collection::vec, option, prelude::*};
 
 use super::*;
-use crate::nft::{fixtures::*, *};
+use crate::nft::{tests::fixtures::*, *};
 
 /// Operations that only tests use.
 impl NftBatch {

@@ -6,7 +6,7 @@ use nix::libc;
 
 use super::*;
 use crate::{
-    nft::{fixtures::*, *},
+    nft::{tests::fixtures::*, *},
     testing::in_netns,
 };
 

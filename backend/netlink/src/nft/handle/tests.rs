@@ -7,7 +7,7 @@ use std::{
 
 use super::*;
 use crate::{
-    nft::{fixtures::*, *},
+    nft::{tests::fixtures::*, *},
     testing::in_netns,
 };
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    nft::{Chain, Element, NftBatch, NftHandle, Table, Verdict, fixtures::*},
+    nft::{Chain, Element, NftBatch, NftHandle, Table, Verdict, tests::fixtures::*},
     testing::in_netns,
 };
 

@@ -1,15 +1,17 @@
 //! Requests and replies compared with those of the `conntrack` command: `captured/conntrack-1.4.7.txt`.
 
-use super::{
-    ConntrackZone, Flow, FlowProtocol, Tuple,
-    flow::{self, Tracked},
+use crate::{
+    conntrack::{
+        ConntrackZone, Flow, FlowProtocol, Tuple, abi,
+        flow::{self, Tracked},
+    },
+    message::{self, flags, messages},
 };
-use crate::message::{self, flags, messages};
 
-const CAPTURED: &str = include_str!("captured/conntrack-1.4.7.txt");
+const CAPTURED: &str = include_str!("../captured/conntrack-1.4.7.txt");
 
 /// The last datagram that the command sent.
-pub(super) fn sent(command: &str) -> Vec<u8> {
+pub(in crate::conntrack) fn sent(command: &str) -> Vec<u8> {
     crate::captured::sent(CAPTURED, command)
 }
 
@@ -72,10 +74,10 @@ fn a_deletion_identifies_the_flow_as_conntrack_does() {
     assert_eq!(ours[4..8], theirs[4..8], "type and flags");
     assert_eq!(ours[16..20 + 52], theirs[16..20 + 52], "family and tuple");
     let attribute = |bytes: &[u8], kind| crate::attr::attrs(&bytes[20..]).find(kind).map(|attr| attr.payload.to_vec());
-    let zone = attribute(&theirs, super::abi::ZONE);
+    let zone = attribute(&theirs, abi::ZONE);
     assert_eq!(zone.as_deref(), Some(&[0, 7][..]));
-    assert_eq!(attribute(&ours, super::abi::ZONE), zone);
-    assert_eq!(attribute(&ours, super::abi::ID), Some(in_zone_7().id.to_be_bytes().to_vec()));
+    assert_eq!(attribute(&ours, abi::ZONE), zone);
+    assert_eq!(attribute(&ours, abi::ID), Some(in_zone_7().id.to_be_bytes().to_vec()));
 }
 
 #[test]

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use super::{decode::Body, fixtures::*, *};
-use crate::message::messages;
+use super::fixtures::*;
+use crate::{
+    message::messages,
+    nft::{decode::Body, *},
+};
 
-const CAPTURED: &str = include_str!("captured/nft-1.0.6.txt");
+const CAPTURED: &str = include_str!("../captured/nft-1.0.6.txt");
 
 /// The comparison of our bytes with nft's.
 #[derive(Clone, Copy, Debug, PartialEq)]

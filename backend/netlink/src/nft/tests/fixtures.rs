@@ -2,7 +2,7 @@
 
 use std::{process::Command, time::Duration};
 
-use super::*;
+use crate::nft::*;
 
 /// The register of this number.
 pub(crate) fn r(number: u8) -> Register {
