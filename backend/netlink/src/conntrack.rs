@@ -27,13 +27,14 @@ pub struct Tuple {
     pub destination: SocketAddr,
 }
 
-/// The protocol of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FlowProtocol {
-    /// TCP. Connections that are closed (`TIME_WAIT` and `CLOSE`) are not listed.
-    Tcp,
-    /// UDP.
-    Udp,
+numbered! {
+    /// The protocol of a flow, with its `IPPROTO_*`.
+    FlowProtocol {
+        /// TCP. Connections that are closed (`TIME_WAIT` and `CLOSE`) are not listed.
+        Tcp = 6 "TCP",
+        /// UDP.
+        Udp = 17 "UDP",
+    }
 }
 
 /// A flow.
@@ -53,28 +54,6 @@ pub struct Flow {
     pub is_established: bool,
     /// Whether it is a TCP connection whose SYN has not been answered.
     pub is_half_open: bool,
-}
-
-impl FlowProtocol {
-    /// The `IPPROTO_*`.
-    pub(crate) const fn number(self) -> u8 {
-        match self {
-            Self::Tcp => abi::TCP,
-            Self::Udp => abi::UDP,
-        }
-    }
-
-    /// Its name, for messages.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-        }
-    }
-
-    fn of(number: u8) -> Option<Self> {
-        [Self::Tcp, Self::Udp].into_iter().find(|protocol| protocol.number() == number)
-    }
 }
 
 /// A conntrack zone: flows of different zones may have the same tuples. Zone 0 is the default.

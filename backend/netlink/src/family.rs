@@ -2,13 +2,14 @@
 
 use std::net::IpAddr;
 
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AddressFamily {
-    /// IPv4, `AF_INET`.
-    V4 = 2,
-    /// IPv6, `AF_INET6`.
-    V6 = 10,
+numbered! {
+    /// An address family.
+    AddressFamily {
+        /// IPv4, `AF_INET`.
+        V4 = 2,
+        /// IPv6, `AF_INET6`.
+        V6 = 10,
+    }
 }
 
 impl AddressFamily {
@@ -19,13 +20,5 @@ impl AddressFamily {
     #[must_use]
     pub fn of(address: &IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-
-    pub(crate) fn number(self) -> u8 {
-        self as u8
-    }
-
-    pub(crate) fn from_number(number: u16) -> Option<Self> {
-        Self::ALL.into_iter().find(|family| u16::from(family.number()) == number)
     }
 }

@@ -47,8 +47,3 @@ pub(super) mod tcp_state {
 pub(super) const STATUS_SEEN_REPLY: u32 = 1 << 1;
 /// `IPS_SEEN_REPLY` and `IPS_ASSURED`: the peers have answered each other.
 pub(super) const STATUS_ANSWERED: u32 = STATUS_SEEN_REPLY | 1 << 2;
-
-/// `IPPROTO_TCP`.
-pub(super) const TCP: u8 = 6;
-/// `IPPROTO_UDP`.
-pub(super) const UDP: u8 = 17;

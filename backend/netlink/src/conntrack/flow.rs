@@ -32,7 +32,7 @@ pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
     for attr in attributes(payload)? {
         match attr.kind {
             abi::TUPLE_ORIG => {
-                protocol = FlowProtocol::of(protocol_number(attr.nested())?);
+                protocol = FlowProtocol::from_number(protocol_number(attr.nested())?.into());
                 if protocol.is_none() {
                     return Some(Tracked::Other);
                 }
@@ -96,7 +96,7 @@ pub(super) fn write_delete(buf: &mut Vec<u8>, flow: &Flow, more_flags: u16, seq:
 pub(super) fn write_request(buf: &mut Vec<u8>, command: u16, flow: &Flow, more_flags: u16, seq: u32) {
     put(buf, command, more_flags, seq, AddressFamily::of(&flow.original.destination.ip()), |buf| {
         buf.nest(abi::TUPLE_ORIG, |buf| {
-            write_tuple(buf, flow.protocol.number(), &flow.original);
+            write_tuple(buf, flow.protocol.number() as u8, &flow.original);
             if let ConntrackZone::Original(zone) = flow.zone {
                 buf.put_u16(tuple::ZONE, zone);
             }
@@ -134,5 +134,5 @@ pub(super) fn put(
     body: impl FnOnce(&mut Vec<u8>),
 ) {
     let flags = flags::REQUEST | more_flags;
-    message::put(buf, abi::SUBSYSTEM | command, flags, seq, [family.number(), 0, 0, 0], body);
+    message::put(buf, abi::SUBSYSTEM | command, flags, seq, [family.number() as u8, 0, 0, 0], body);
 }

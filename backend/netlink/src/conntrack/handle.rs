@@ -191,7 +191,9 @@ fn write_dump(buf: &mut Vec<u8>, family: AddressFamily, selection: Selection, fi
     let protocol = selection.protocol();
     flow::put(buf, msg::GET, flags::DUMP, SEQ, family, |buf| {
         if filter == Filter::Kernel {
-            buf.nest(abi::TUPLE_ORIG, |buf| buf.nest(tuple::PROTO, |buf| buf.put(proto::NUM, &[protocol.number()])));
+            buf.nest(abi::TUPLE_ORIG, |buf| {
+                buf.nest(tuple::PROTO, |buf| buf.put(proto::NUM, &[protocol.number() as u8]))
+            });
             // Unlike other numbers of conntrack in host byte order.
             buf.nest(abi::FILTER, |buf| {
                 buf.put_ne_u32(filter::ORIG_FLAGS, filter::PROTO_NUM);

@@ -46,13 +46,13 @@ pub(super) fn write_timeouts(buf: &mut Vec<u8>, timeouts: &IpvsTimeouts) {
 fn write_key(buf: &mut Vec<u8>, service: &VirtualServerKey) {
     match service {
         VirtualServerKey::Address(protocol, address) => {
-            buf.put_ne_u16(svc::AF, u16::from(AddressFamily::of(&address.ip()).number()));
+            buf.put_ne_u16(svc::AF, AddressFamily::of(&address.ip()).number() as u16);
             buf.put_ne_u16(svc::PROTOCOL, protocol.number() as u16);
             buf.put(svc::ADDR, &address_bytes(address.ip()));
             buf.put_u16(svc::PORT, address.port());
         }
         VirtualServerKey::FwMark(family, mark) => {
-            buf.put_ne_u16(svc::AF, u16::from(family.number()));
+            buf.put_ne_u16(svc::AF, family.number() as u16);
             buf.put_ne_u32(svc::FWMARK, *mark);
         }
     }
@@ -62,7 +62,7 @@ fn write_key(buf: &mut Vec<u8>, service: &VirtualServerKey) {
 pub(super) fn write_destination(buf: &mut Vec<u8>, destination: &Destination) {
     let start = buf.open(abi::DEST);
     let address = &destination.address;
-    buf.put_ne_u16(dest::ADDR_FAMILY, u16::from(AddressFamily::of(&address.ip()).number()));
+    buf.put_ne_u16(dest::ADDR_FAMILY, AddressFamily::of(&address.ip()).number() as u16);
     buf.put(dest::ADDR, &address_bytes(address.ip()));
     buf.put_u16(dest::PORT, address.port());
     buf.put_ne_u32(dest::FWD_METHOD, destination.forwarding);
@@ -132,7 +132,7 @@ fn content(payload: &[u8], kind: u16) -> Option<Attrs<'_>> {
 }
 
 fn family(attr: &Attr<'_>) -> Option<AddressFamily> {
-    AddressFamily::from_number(attr.ne_u16()?)
+    AddressFamily::from_number(attr.ne_u16()?.into())
 }
 
 fn ip(family: AddressFamily, attr: &Attr<'_>) -> Option<IpAddr> {
