@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use backend::dataplane::Vip;
 use ipnet::IpNet;
-use netlink::ipset::{IpsetEntry, IpsetType, NewIpset, SkbInfo};
+use netlink::ipset::{IpsetEntry, IpsetType, NewIpset};
 use proto::model::{IpFamily, PerFamily, Protocol};
 
 use crate::convert::ipvs_family;
@@ -99,7 +99,7 @@ impl SetId {
             hash_size: HASH_SIZE,
             max_entries: if is_written_by_rules { MAX_RETURNING } else { MAX_ENTRIES },
             timeout: is_written_by_rules.then_some(RETURNING_TIMEOUT),
-            skbinfo: if has_marks { SkbInfo::Enabled } else { SkbInfo::Disabled },
+            has_marks,
         }
     }
 }

@@ -38,8 +38,8 @@ pub struct NewIpset<'a> {
     pub max_entries: u32,
     /// After how many seconds an entry is deleted; `None`: entries stay.
     pub timeout: Option<u32>,
-    /// Whether entries have a packet mark.
-    pub skbinfo: SkbInfo,
+    /// Whether entries have a packet mark (`skbinfo`).
+    pub has_marks: bool,
 }
 
 /// The types of sets that [`IpsetHandle::create`] supports.
@@ -55,15 +55,6 @@ pub enum IpsetType {
     IpPortNet,
     /// `hash:net,port`.
     NetPort,
-}
-
-/// Whether the entries of a set have packet marks (`skbinfo`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SkbInfo {
-    /// With packet marks.
-    Enabled,
-    /// Without packet marks.
-    Disabled,
 }
 
 /// The result of [`IpsetHandle::destroy`].

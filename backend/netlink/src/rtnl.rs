@@ -37,17 +37,8 @@ pub struct Link {
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// Whether it is up; IPv6 addresses of a device that is down are not local.
-    pub state: LinkState,
-}
-
-/// The administrative state of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LinkState {
-    /// `IFF_UP` is set.
-    Up,
-    /// `IFF_UP` is not set.
-    Down,
+    /// Whether it is up (`IFF_UP`); IPv6 addresses of a device that is down are not local.
+    pub is_up: bool,
 }
 
 /// The route that the kernel chooses for an address.
@@ -227,12 +218,12 @@ pub(crate) fn read_address(message: &AddressMessage) -> Option<IpAddr> {
 }
 
 pub(crate) fn read_link(message: LinkMessage) -> Link {
-    let state = if message.header.flags.contains(LinkFlags::Up) { LinkState::Up } else { LinkState::Down };
+    let is_up = message.header.flags.contains(LinkFlags::Up);
     let name = message.attributes.into_iter().find_map(|attribute| match attribute {
         LinkAttribute::IfName(name) => Some(name),
         _ => None,
     });
-    Link { index: message.header.index, name: name.unwrap_or_default(), state }
+    Link { index: message.header.index, name: name.unwrap_or_default(), is_up }
 }
 
 fn vip_message(index: u32, address: IpAddr) -> AddressMessage {

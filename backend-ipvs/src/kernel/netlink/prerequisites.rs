@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use backend::{Difference, DifferenceKind, kernel_version};
 use netlink::{
     ipvs,
-    rtnl::{self, Link, LinkState},
+    rtnl::{self, Link},
 };
 use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
@@ -112,7 +112,7 @@ impl Worker {
                 let supply = |_: &mut Self| Ok(rtnl::add_dummy_link(DEVICE)?);
                 add(None, DifferenceKind::Add, "links", format!("device {DEVICE}"), 1, Box::new(supply));
             }
-            Some(link) if link.state == LinkState::Down => {
+            Some(link) if !link.is_up => {
                 let supply = move |_: &mut Self| Ok(rtnl::set_link_up(&link)?);
                 add(
                     None,

@@ -1,7 +1,7 @@
 //! Requests for sets and entries, and the sets and entries in replies.
 
 use super::{
-    AddressFamily, Ipset, IpsetEntry, NewIpset, SkbInfo,
+    AddressFamily, Ipset, IpsetEntry, NewIpset,
     abi::{self, attr, cmd, create},
 };
 use crate::{
@@ -39,7 +39,7 @@ pub(super) fn write_create(buf: &mut Vec<u8>, set: &NewIpset<'_>) {
         buf.put(attr::REVISION, &[set.set_type.revision()]);
         buf.put(attr::FAMILY, &[set.family.number() as u8]);
         buf.nest(attr::DATA, |buf| {
-            if set.skbinfo == SkbInfo::Enabled {
+            if set.has_marks {
                 buf.put_u32(create::CADT_FLAGS | abi::NET_BYTEORDER, abi::WITH_SKBINFO);
             }
             buf.put_u32(create::HASHSIZE | abi::NET_BYTEORDER, set.hash_size);

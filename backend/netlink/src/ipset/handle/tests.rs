@@ -5,7 +5,7 @@ use std::process::Command;
 use super::*;
 use crate::{
     captured,
-    ipset::{AddressFamily, IpsetType, SkbInfo},
+    ipset::{AddressFamily, IpsetType},
     message::messages,
     testing::in_netns,
 };
@@ -108,8 +108,8 @@ fn sets_in_the_kernel_are_listed_and_destroyed() {
 
 const MARK: u32 = 0xfa00_0010;
 
-fn new_set(name: &str, set_type: IpsetType, family: AddressFamily, skbinfo: SkbInfo) -> NewIpset<'_> {
-    NewIpset { name, set_type, family, hash_size: 1024, max_entries: 1 << 20, timeout: None, skbinfo }
+fn new_set(name: &str, set_type: IpsetType, family: AddressFamily, has_marks: bool) -> NewIpset<'_> {
+    NewIpset { name, set_type, family, hash_size: 1024, max_entries: 1 << 20, timeout: None, has_marks }
 }
 
 /// An entry of each type of set, as in the captured commands.
@@ -145,14 +145,11 @@ fn create_requests_equal_those_of_ipset() {
     for (options, set) in [
         (
             "FAIRLEAD-VIPS hash:ip,port hashsize 4096 maxelem 1048576 skbinfo",
-            NewIpset {
-                hash_size: 4096,
-                ..new_set("FAIRLEAD-VIPS", IpsetType::IpPort, AddressFamily::V4, SkbInfo::Enabled)
-            },
+            NewIpset { hash_size: 4096, ..new_set("FAIRLEAD-VIPS", IpsetType::IpPort, AddressFamily::V4, true) },
         ),
         (
             "FAIRLEAD-6-SOURCES hash:ip,port,net family inet6 hashsize 1024 maxelem 1048576",
-            new_set("FAIRLEAD-6-SOURCES", IpsetType::IpPortNet, AddressFamily::V6, SkbInfo::Disabled),
+            new_set("FAIRLEAD-6-SOURCES", IpsetType::IpPortNet, AddressFamily::V6, false),
         ),
     ] {
         let (theirs, mut ours) = (captured::sent(CAPTURED, &format!("ipset create {options}")), Vec::new());
@@ -204,9 +201,9 @@ fn entries_of_all_types_are_read_as_written() {
         let kinds = [IpsetType::IpPort, IpsetType::IpPortNet, IpsetType::NetPort, IpsetType::IpPortIp, IpsetType::Ip];
         for ((name, text, entry), kind) in entries().into_iter().zip(kinds) {
             let family = if name.contains("-6-") { AddressFamily::V6 } else { AddressFamily::V4 };
-            let marks = if entry.mark.is_some() { SkbInfo::Enabled } else { SkbInfo::Disabled };
-            handle.create(&new_set(name, kind, family, marks)).unwrap();
-            assert!(handle.create(&new_set(name, kind, family, marks)).is_err(), "{name} exists");
+            let has_marks = entry.mark.is_some();
+            handle.create(&new_set(name, kind, family, has_marks)).unwrap();
+            assert!(handle.create(&new_set(name, kind, family, has_marks)).is_err(), "{name} exists");
             assert_eq!(handle.add(name, &[entry]), Ok(vec![]), "{name}");
             assert_eq!(handle.add(name, &[entry]), Ok(vec![]), "{name}, again");
             let list = Command::new("ipset").args(["list", name]).output().unwrap();
@@ -222,7 +219,7 @@ fn entries_of_all_types_are_read_as_written() {
 fn a_rejected_entry_does_not_stop_the_others() {
     in_netns(|| {
         let mut handle = IpsetHandle::open().unwrap();
-        let set = new_set("FAIRLEAD-VIPS", IpsetType::IpPort, AddressFamily::V4, SkbInfo::Enabled);
+        let set = new_set("FAIRLEAD-VIPS", IpsetType::IpPort, AddressFamily::V4, true);
         handle.create(&set).unwrap();
         let vip = |number: u32, mark| {
             let ip = Some(std::net::Ipv4Addr::from_bits(0x0a60_0000 + number).into());
