@@ -11,7 +11,7 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint, message},
 };
 
-pub use codec::{ServerCodec, ServerEncoder, watch};
+pub use codec::{ServerCodec, watch};
 
 use crate::{InvalidMessage, model, v1};
 

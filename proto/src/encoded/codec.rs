@@ -21,21 +21,15 @@ const YIELD_THRESHOLD_BYTES: usize = 1;
 
 const WATCH_PATH: &str = "/fairlead.v1.Fairlead/Watch";
 
-/// The codec of a server: sends [`EncodedMessage`]s, receives `ClientMessage`s.
+/// The codec of a server: sends [`EncodedMessage`]s, whose chunks it writes into the stream's buffer, and receives
+/// `ClientMessage`s.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ServerCodec;
 
-/// Writes the chunks of an [`EncodedMessage`] into the stream's buffer.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ServerEncoder;
-
-/// The codec of a client: sends `ClientMessage`s, receives [`EncodedMessage`]s.
+/// The codec of a client: sends `ClientMessage`s, and takes [`EncodedMessage`]s out of the stream's buffer without a
+/// copy.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClientCodec;
-
-/// Takes received messages out of the stream's buffer without a copy.
-#[derive(Clone, Copy, Debug, Default)]
-struct ClientDecoder;
 
 /// Opens the stream `Watch`, whose messages are decoded by their reader.
 ///
@@ -58,11 +52,11 @@ fn server_buffers() -> BufferSettings {
 impl Codec for ServerCodec {
     type Encode = EncodedMessage;
     type Decode = v1::ClientMessage;
-    type Encoder = ServerEncoder;
+    type Encoder = Self;
     type Decoder = <ProstCodec<v1::ClientMessage, v1::ClientMessage> as Codec>::Decoder;
 
-    fn encoder(&mut self) -> ServerEncoder {
-        ServerEncoder
+    fn encoder(&mut self) -> Self {
+        Self
     }
 
     fn decoder(&mut self) -> Self::Decoder {
@@ -70,7 +64,7 @@ impl Codec for ServerCodec {
     }
 }
 
-impl Encoder for ServerEncoder {
+impl Encoder for ServerCodec {
     type Item = EncodedMessage;
     type Error = Status;
 
@@ -91,18 +85,18 @@ impl Codec for ClientCodec {
     type Encode = v1::ClientMessage;
     type Decode = EncodedMessage;
     type Encoder = <ProstCodec<v1::ClientMessage, v1::ServerMessage> as Codec>::Encoder;
-    type Decoder = ClientDecoder;
+    type Decoder = Self;
 
     fn encoder(&mut self) -> Self::Encoder {
         ProstCodec::<v1::ClientMessage, v1::ServerMessage>::default().encoder()
     }
 
-    fn decoder(&mut self) -> ClientDecoder {
-        ClientDecoder
+    fn decoder(&mut self) -> Self {
+        Self
     }
 }
 
-impl Decoder for ClientDecoder {
+impl Decoder for ClientCodec {
     type Item = EncodedMessage;
     type Error = Status;
 
