@@ -3,7 +3,6 @@
 //! Values are validated once, when they are parsed (from Kubernetes objects in `frontend`, from the wire in
 //! [`crate::convert`]): ports are not zero, and lists of addresses are sorted and without duplicates.
 
-pub(crate) mod digest;
 mod pool;
 mod scheduler;
 mod service_port;

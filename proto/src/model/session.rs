@@ -5,11 +5,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{
-    Batch, Epoch, KindVersions, Revision, ServicePortKey, SourceVersion,
+use super::{Batch, Epoch, KindVersions, Revision, ServicePortKey, SourceVersion};
+use crate::{
+    PROTOCOL_VERSION,
     digest::{Digest, DigestVector},
 };
-use crate::PROTOCOL_VERSION;
 
 /// The role of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
