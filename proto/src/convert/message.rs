@@ -57,13 +57,12 @@ impl TryFrom<v1::ServerMessage> for ServerMessage {
 
 impl From<&Welcome> for v1::Welcome {
     fn from(welcome: &Welcome) -> Self {
-        let Welcome { epoch, mode, source_version, kind_versions } = welcome;
         Self {
             protocol_version: PROTOCOL_VERSION,
-            epoch: epoch.0,
-            mode: mode.to_wire(),
-            source_version: source_version.0,
-            kind_versions: wire_kind_versions(*kind_versions),
+            epoch: welcome.epoch.0,
+            mode: welcome.mode.to_wire(),
+            source_version: welcome.source_version.0,
+            kind_versions: wire_kind_versions(welcome.kind_versions),
         }
     }
 }
@@ -166,21 +165,19 @@ pub(super) fn kind_versions(wire: Option<v1::KindVersions>) -> KindVersions {
 
 impl From<&Hello> for v1::Hello {
     fn from(hello: &Hello) -> Self {
-        let Hello { version, node, role, backend, backend_version, resume, digests, .. } = hello;
-        let Hello { source_version, kind_versions, started, .. } = hello;
-        let (epoch, revision) = resume.unwrap_or_default();
+        let (epoch, revision) = hello.resume.unwrap_or_default();
         Self {
-            protocol_version: *version,
-            node: node.to_string(),
-            role: role.to_wire(),
-            backend: backend.clone(),
-            backend_version: backend_version.clone(),
+            protocol_version: hello.version,
+            node: hello.node.to_string(),
+            role: hello.role.to_wire(),
+            backend: hello.backend.clone(),
+            backend_version: hello.backend_version.clone(),
             epoch: epoch.0,
             revision: revision.0,
-            digests: digests.as_deref().map(DigestVector::to_vec).unwrap_or_default(),
-            source_version: source_version.0,
-            kind_versions: wire_kind_versions(*kind_versions),
-            started_micros: started.map_or(0, unix_micros),
+            digests: hello.digests.as_deref().map(DigestVector::to_vec).unwrap_or_default(),
+            source_version: hello.source_version.0,
+            kind_versions: wire_kind_versions(hello.kind_versions),
+            started_micros: hello.started.map_or(0, unix_micros),
         }
     }
 }

@@ -96,13 +96,12 @@ impl TryFrom<v1::PoolReplacement> for Operation {
 
 impl From<&NodeInfo> for v1::NodeInfo {
     fn from(node: &NodeInfo) -> Self {
-        let NodeInfo { name, addresses, pod_cidrs, zone, eligible } = node;
         Self {
-            name: name.to_string(),
-            addresses: addresses.iter().map(pack_address).collect(),
-            pod_cidrs: pod_cidrs.iter().map(Into::into).collect(),
-            zone: zone.to_string(),
-            eligible: *eligible,
+            name: node.name.to_string(),
+            addresses: node.addresses.iter().map(pack_address).collect(),
+            pod_cidrs: node.pod_cidrs.iter().map(Into::into).collect(),
+            zone: node.zone.to_string(),
+            eligible: node.eligible,
         }
     }
 }

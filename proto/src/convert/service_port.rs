@@ -76,36 +76,21 @@ impl TryFrom<v1::ServicePortKey> for ServicePortKey {
 
 impl From<&ServicePort> for v1::ServicePort {
     fn from(port: &ServicePort) -> Self {
-        let ServicePort {
-            key,
-            port,
-            cluster_ips,
-            node_port,
-            external_ips,
-            load_balancer_ips,
-            source_ranges,
-            internal_policy,
-            external_policy,
-            affinity_seconds,
-            health_check_node_port,
-            any_endpoints,
-            ipvs_scheduler,
-        } = port;
         Self {
-            key: Some(key.into()),
-            port: port.get().into(),
-            cluster_ips: cluster_ips.iter().filter_map(|(_, ip)| ip.as_ref()).map(pack_address).collect(),
-            node_port: node_port.map_or(0, |port| port.get().into()),
-            external_ips: external_ips.iter().map(pack_address).collect(),
-            load_balancer_ips: load_balancer_ips.iter().map(pack_address).collect(),
-            source_ranges: source_ranges.iter().map(Into::into).collect(),
-            internal_policy: internal_policy.to_wire(),
-            external_policy: external_policy.to_wire(),
-            affinity_seconds: affinity_seconds.map_or(0, Into::into),
-            health_check_node_port: health_check_node_port.map_or(0, |port| port.get().into()),
-            any_endpoints_v4: any_endpoints.v4,
-            any_endpoints_v6: any_endpoints.v6,
-            ipvs_scheduler: ipvs_scheduler.map_or_else(String::new, |scheduler| scheduler.to_string()),
+            key: Some((&port.key).into()),
+            port: port.port.get().into(),
+            cluster_ips: port.cluster_ips.iter().filter_map(|(_, ip)| ip.as_ref()).map(pack_address).collect(),
+            node_port: port.node_port.map_or(0, |port| port.get().into()),
+            external_ips: port.external_ips.iter().map(pack_address).collect(),
+            load_balancer_ips: port.load_balancer_ips.iter().map(pack_address).collect(),
+            source_ranges: port.source_ranges.iter().map(Into::into).collect(),
+            internal_policy: port.internal_policy.to_wire(),
+            external_policy: port.external_policy.to_wire(),
+            affinity_seconds: port.affinity_seconds.map_or(0, Into::into),
+            health_check_node_port: port.health_check_node_port.map_or(0, |port| port.get().into()),
+            any_endpoints_v4: port.any_endpoints.v4,
+            any_endpoints_v6: port.any_endpoints.v6,
+            ipvs_scheduler: port.ipvs_scheduler.map_or_else(String::new, |scheduler| scheduler.to_string()),
         }
     }
 }
