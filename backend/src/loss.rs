@@ -48,8 +48,8 @@ const AFTER_BOOT: Duration = Duration::from_secs(600);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossLimit(u8);
 
-/// A loss that exceeds the limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The loss of a namespace, or of several, within [`WINDOW`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Loss {
     /// The Services that lost all their endpoints.
     pub(crate) lost: usize,
@@ -103,13 +103,6 @@ pub(crate) struct Decision {
     pub(crate) departed: DepartedEndpoints,
     /// The loss that begins to be withheld.
     pub(crate) loss: Option<Loss>,
-}
-
-/// The Services of one namespace that had endpoints within [`WINDOW`], and how many of them lost all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct NamespaceLoss {
-    lost: usize,
-    of: usize,
 }
 
 // === impl LossGuard ===
@@ -238,7 +231,7 @@ impl LossGuard {
         if self.limit == LossLimit::NONE || self.lost.len() < MIN_LOST {
             return Ok(());
         }
-        let mut namespaces: BTreeMap<&str, NamespaceLoss> = BTreeMap::new();
+        let mut namespaces: BTreeMap<&str, Loss> = BTreeMap::new();
         for name in self.lost.keys() {
             let namespace = namespaces.entry(&name.namespace).or_default();
             namespace.lost += 1;
@@ -262,7 +255,7 @@ impl LossLimit {
 
     /// Checks the share of the Services, and the mean of the shares of the namespaces: the limit applies to the smaller
     /// one, so that neither a large namespace nor many small ones exceed it alone.
-    fn check(self, mut namespaces: Vec<NamespaceLoss>) -> Result<(), Loss> {
+    fn check(self, mut namespaces: Vec<Loss>) -> Result<(), Loss> {
         if namespaces.len() > 1 {
             namespaces.sort_unstable_by_key(|namespace| namespace.lost);
             namespaces.pop();

@@ -53,7 +53,7 @@ pub(crate) struct Replica {
     source_version: SourceVersion,
     kind_versions: KindVersions,
     session: Option<SessionPosition>,
-    losses: LossGuard,
+    pub(crate) losses: LossGuard,
     role: Role,
     /// The next commit is a snapshot, from any frontend, that confirms or voids the withheld losses.
     snapshot_pending: bool,
@@ -214,16 +214,6 @@ impl Replica {
     /// When a snapshot is due that confirms a withheld loss.
     pub(crate) fn confirm_at(&self) -> Option<Instant> {
         self.losses.confirm_at().filter(|_| !self.snapshot_pending)
-    }
-
-    /// The number of service ports whose loss is withheld.
-    pub(crate) fn withheld_service_ports(&self) -> usize {
-        self.losses.withheld_service_ports()
-    }
-
-    /// The number of service ports without their endpoints on this node, which has restarted.
-    pub(crate) fn unconfirmed_service_ports(&self) -> usize {
-        self.losses.unconfirmed_service_ports()
     }
 
     /// Requests a snapshot at the start of the next session, which confirms or voids the withheld losses.

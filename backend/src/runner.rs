@@ -152,7 +152,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             progress.committed = replica.committed();
             progress.eligible = replica.state().node().eligible;
             progress.retains_node = replica.state().retains_node();
-            progress.unconfirmed_service_ports = replica.unconfirmed_service_ports();
+            progress.unconfirmed_service_ports = replica.losses.unconfirmed_service_ports();
             progress.service_ports = replica.state().service_ports().len();
         });
         let health = HealthChecks::default();

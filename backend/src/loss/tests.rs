@@ -3,7 +3,7 @@
 use super::*;
 
 fn check(limit: u8, namespaces: &[(usize, usize)]) -> Result<(), Loss> {
-    LossLimit(limit).check(namespaces.iter().map(|&(lost, of)| NamespaceLoss { lost, of }).collect())
+    LossLimit(limit).check(namespaces.iter().map(|&(lost, of)| Loss { lost, of }).collect())
 }
 
 #[test]

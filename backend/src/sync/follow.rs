@@ -99,7 +99,7 @@ impl<C: Connect> Follower<C> {
         let position = self.acks.received(number, revision, digest);
         let state = self.replica.state();
         self.flows.record(|memory| memory.committed(departed, &changes, state));
-        let withheld = self.replica.withheld_service_ports();
+        let withheld = self.replica.losses.withheld_service_ports();
         if let Some(loss) = loss {
             error!(
                 service_ports = withheld,
@@ -111,7 +111,7 @@ impl<C: Connect> Follower<C> {
             progress.committed(state, &changes, counts, at);
             progress.rejected_losses += u64::from(loss.is_some());
             progress.withheld_service_ports = withheld;
-            progress.unconfirmed_service_ports = self.replica.unconfirmed_service_ports();
+            progress.unconfirmed_service_ports = self.replica.losses.unconfirmed_service_ports();
         });
         let is_changed = !changes.is_empty();
         if let Some(time) = trigger.filter(|_| is_changed) {
