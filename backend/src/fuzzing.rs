@@ -12,11 +12,11 @@ use bytes::Bytes;
 use proto::{
     digest::Digest,
     encoded::EncodedMessage,
-    model::{Epoch, KindVersions, NodeInfo, Operation, Revision, ServerMessage, SourceVersion},
+    model::{Epoch, KindVersions, NodeInfo, Operation, Revision, Role, ServerMessage, SourceVersion},
 };
 
 use crate::{
-    LossLimit, NodeState, RunMode, StoredState,
+    LossLimit, NodeState, StoredState,
     identity::BackendIdentity,
     loss::LossGuard,
     replica::{Reaction, Replica},
@@ -37,7 +37,7 @@ const MAX_WRITTEN: usize = 64;
 pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
     let identity = BackendIdentity { node: NODE.into(), backend: "fuzz", version: String::new(), started: UNIX_EPOCH };
     let losses = LossGuard::new(LossLimit::default(), Duration::from_secs(60));
-    let mut replica = Replica::new(Arc::new(identity), None, None, losses, RunMode::Program);
+    let mut replica = Replica::new(Arc::new(identity), None, None, losses, Role::Backend);
     for bytes in messages {
         let Ok(mut message) = ServerMessage::try_from(EncodedMessage::from_bytes(Bytes::copy_from_slice(bytes))) else {
             continue;

@@ -12,14 +12,3 @@ pub(crate) struct BackendIdentity {
     pub(crate) version: String,
     pub(crate) started: SystemTime,
 }
-
-/// The purpose of a backend process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RunMode {
-    /// Program the node's kernel.
-    #[default]
-    Program,
-    /// Compute what would be written. The frontend does not count the process as the node's backend, and it does not
-    /// serve health-check node ports.
-    Shadow,
-}

@@ -43,7 +43,6 @@ pub mod testing;
 pub use backend::{Backend, Difference, DifferenceKind, Drift, InstalledObject, Preview, PreviewReport, SyncReport};
 pub use client::{Credentials, Discover, FrontendAddress, Grpc, GrpcOptions};
 pub use flows::{ConntrackCleanup, remove_reset_rules};
-pub use identity::RunMode;
 pub use kernel_version::{kernel_version, parse_kernel_version};
 pub(crate) use loss::Loss;
 pub use loss::LossLimit;

@@ -23,8 +23,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::{
-    ChangeCounts, Changes, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RejectedOperation, RunMode, Store,
-    StoredState,
+    ChangeCounts, Changes, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RejectedOperation, Store, StoredState,
     identity::BackendIdentity,
     loss::{Commit, Decision, LossGuard},
 };
@@ -136,7 +135,7 @@ impl Replica {
         store: Option<Store>,
         stored: Option<StoredState>,
         mut losses: LossGuard,
-        run_mode: RunMode,
+        role: Role,
     ) -> Self {
         let (committed_state, committed, source_version, kind_versions) = match stored {
             Some(StoredState { state, epoch, revision, source_version, kind_versions, boot: _ }) => {
@@ -156,10 +155,6 @@ impl Replica {
                 warn!(service_ports, "{text}");
             }
         }
-        let role = match run_mode {
-            RunMode::Program => Role::Backend,
-            RunMode::Shadow => Role::Shadow,
-        };
         Self {
             identity,
             store,

@@ -7,12 +7,13 @@ use std::{
 };
 
 use anyhow::Context as _;
+use proto::model::Role;
 use runtime::{Backoff, ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::info;
 
 use crate::{
-    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, RunMode, StateFile, Store, StreamOptions,
+    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, StateFile, Store, StreamOptions,
     dataplane::NodePortAddresses,
     drifts::Drifts,
     flows::Flows,
@@ -42,8 +43,9 @@ pub struct RunnerOptions {
     pub conntrack: ConntrackCleanup,
     /// The addresses of node ports and of health-check node ports.
     pub nodeport_addresses: NodePortAddresses,
-    /// Whether the backend writes.
-    pub run_mode: RunMode,
+    /// Whether the backend writes. The frontend does not count a shadow as the node's backend, and it does not serve
+    /// health-check node ports.
+    pub role: Role,
     /// The version that the hello contains.
     pub backend_version: String,
 }
@@ -73,7 +75,7 @@ impl RunnerOptions {
             max_loss: LossLimit::default(),
             conntrack: ConntrackCleanup::Disabled,
             nodeport_addresses: NodePortAddresses::all(),
-            run_mode: RunMode::Program,
+            role: Role::Backend,
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
@@ -134,7 +136,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     pub async fn run(self, mut shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, identity, progress, metrics, ready, state_file } = self;
         let RunnerOptions { node, state_file: path, stream, retry_delay, max_loss, .. } = options;
-        let RunnerOptions { conntrack, nodeport_addresses, run_mode, .. } = options;
+        let RunnerOptions { conntrack, nodeport_addresses, role, .. } = options;
         let file = state_file.or_else(|| path.as_deref().map(StateFile::local));
         let open = async {
             match file {
@@ -147,7 +149,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             () = shutdown.recv() => return Ok(()),
         };
         let losses = LossGuard::new(max_loss, stream.loss_confirm_delay);
-        let replica = Replica::new(identity, store, stored.flatten(), losses, run_mode);
+        let replica = Replica::new(identity, store, stored.flatten(), losses, role);
         progress.send_modify(|progress| {
             progress.committed = replica.committed();
             progress.eligible = replica.state().node().eligible;
@@ -158,7 +160,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         let health = HealthChecks::default();
         // A task of its own, so that a load balancer need not wait for the backend. Dropping it closes all listeners.
         let mut servers = JoinSet::new();
-        if run_mode == RunMode::Program {
+        if role == Role::Backend {
             let addresses = nodeport_addresses.clone();
             servers.spawn(HealthCheckServers::new(&health, addresses, progress.subscribe()).run());
         }

@@ -22,7 +22,7 @@ fn replica() -> Replica {
     let identity =
         BackendIdentity { node: NODE_NAME.into(), backend: "test", version: String::new(), started: UNIX_EPOCH };
     let losses = LossGuard::new(LossLimit::default(), Duration::from_secs(60));
-    Replica::new(Arc::new(identity), None, None, losses, RunMode::Program)
+    Replica::new(Arc::new(identity), None, None, losses, Role::Backend)
 }
 
 fn handle(replica: &mut Replica, message: &ServerMessage) -> Reaction {

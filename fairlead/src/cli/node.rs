@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit, RunMode};
+use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit};
 use clap::{Args, value_parser};
 use runtime::metrics::CertificateFile;
 
@@ -133,12 +133,7 @@ impl FrontendAddressArgs {
 impl NodeArgs {
     /// The cache of discovered frontend addresses; a shadow has none.
     pub(crate) fn address_cache(&self) -> Option<PathBuf> {
-        (self.run_mode() == RunMode::Program).then(|| self.state_dir.join("frontends"))
-    }
-
-    /// `--shadow`.
-    pub(crate) fn run_mode(&self) -> RunMode {
-        if self.shadow { RunMode::Shadow } else { RunMode::Program }
+        (!self.shadow).then(|| self.state_dir.join("frontends"))
     }
 
     /// `--node-name`, or this machine's host name.

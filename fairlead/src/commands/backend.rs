@@ -5,14 +5,14 @@ mod other_modes;
 use std::{path::Path, sync::Arc};
 
 use ::backend::{
-    Backend, Connect, ConntrackCleanup, ConntrackSettings, Observer, ObserverPages, RunMode, Runner, RunnerOptions,
+    Backend, Connect, ConntrackCleanup, ConntrackSettings, Observer, ObserverPages, Runner, RunnerOptions,
     dataplane::{DataplaneOptions, NodePortAddresses},
     drained::Drains,
 };
 use ::frontend::Listener;
 use anyhow::Result;
 use iptables::VariantSelection;
-use proto::model::IpFamily;
+use proto::model::{IpFamily, Role};
 use runtime::{Ready, Shutdown, Tasks, http::serve_at, metrics::Registry};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
@@ -141,7 +141,7 @@ fn spawn(
         ..traffic.options()?
     };
     let settings = DataplaneSettings::new(options, iptables, ipvs);
-    let run_mode = node.run_mode();
+    let is_shadow = node.shadow;
     let nodeport_addresses = settings.options.nodeport_addresses.clone();
     let other_modes = OtherModes::new(name, &settings);
     let process = BackendProcess {
@@ -155,11 +155,10 @@ fn spawn(
         registries,
         drains,
     };
-    match run_mode {
-        RunMode::Program => with_backend!(open, name, settings, |backend| process.spawn(backend, connect, tasks)),
-        RunMode::Shadow => {
-            with_backend!(open_preview, name, settings, |preview| process.spawn(Shadow::new(preview), connect, tasks))
-        }
+    if is_shadow {
+        with_backend!(open_preview, name, settings, |preview| process.spawn(Shadow::new(preview), connect, tasks))
+    } else {
+        with_backend!(open, name, settings, |backend| process.spawn(backend, connect, tasks))
     }
 }
 
@@ -185,23 +184,20 @@ impl BackendProcess<'_> {
         }
         let defaults =
             RunnerOptions { max_loss: node.max_loss, nodeport_addresses, ..RunnerOptions::new(name.as_str()) };
-        let run_mode = node.run_mode();
-        let (options, ready_message) = match run_mode {
-            RunMode::Program => {
-                let state_file = Some(node.state_dir.join("state"));
-                let options = RunnerOptions { state_file, conntrack: ConntrackCleanup::Enabled, ..defaults };
-                (options, "ready: node state programmed")
-            }
-            RunMode::Shadow => {
-                observe.disable_defaults(config);
-                let options = RunnerOptions { state_file: None, run_mode: RunMode::Shadow, ..defaults };
-                (options, "ready: node state compared with the kernel, nothing written (shadow)")
-            }
+        let is_shadow = node.shadow;
+        let (options, ready_message) = if is_shadow {
+            observe.disable_defaults(config);
+            let options = RunnerOptions { state_file: None, role: Role::Shadow, ..defaults };
+            (options, "ready: node state compared with the kernel, nothing written (shadow)")
+        } else {
+            let state_file = Some(node.state_dir.join("state"));
+            let options = RunnerOptions { state_file, conntrack: ConntrackCleanup::Enabled, ..defaults };
+            (options, "ready: node state programmed")
         };
         let ready = Ready::new();
         let runner = Runner::new(options, backend, connect).with_ready(ready.guard("first state"));
         let (is_only_instance, only_instance) = oneshot::channel();
-        if run_mode == RunMode::Program {
+        if !is_shadow {
             let stale_objects = StaleObjects::default();
             let progress = runner.progress();
             registries.push(stale_objects.registry());
@@ -221,7 +217,7 @@ impl BackendProcess<'_> {
         let lock_gate = ready.guard("the only backend of this network namespace");
         tasks.spawn("backend", move |mut shutdown| async move {
             // A shadow writes nothing.
-            if run_mode == RunMode::Shadow {
+            if is_shadow {
                 drop(lock_gate);
                 return runner.run(shutdown).await;
             }
