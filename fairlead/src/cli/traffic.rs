@@ -73,14 +73,12 @@ impl TrafficArgs {
     }
 
     /// The options of the data plane.
-    pub(crate) fn options(self) -> Result<DataplaneOptions> {
-        let local_detector = self.local_detector()?;
-        let Self { masquerade_all, masquerade_bit, nodeport_addresses, .. } = self;
+    pub(crate) fn options(&self) -> Result<DataplaneOptions> {
         Ok(DataplaneOptions {
-            local_detector,
-            masquerade_all,
-            masquerade_bit,
-            nodeport_addresses,
+            local_detector: self.local_detector()?,
+            masquerade_all: self.masquerade_all,
+            masquerade_bit: self.masquerade_bit,
+            nodeport_addresses: self.nodeport_addresses.clone(),
             ..DataplaneOptions::default()
         })
     }

@@ -6,8 +6,7 @@ use std::{path::Path, sync::Arc};
 
 use ::backend::{
     Backend, Connect, ConntrackCleanup, ConntrackSettings, Observer, ObserverPages, Runner, RunnerOptions,
-    dataplane::{DataplaneOptions, NodePortAddresses},
-    drained::Drains,
+    dataplane::DataplaneOptions, drained::Drains,
 };
 use ::frontend::Listener;
 use anyhow::Result;
@@ -20,8 +19,7 @@ use tracing::{info, warn};
 use super::{SHUTDOWN_DEADLINE, frontend, shadow::Shadow};
 use crate::{
     cli::{
-        AnyBackendArgs, BackendCommand, CommonBackendArgs, ConntrackArgs, Effective, IptablesArgs, IpvsArgs, LocalArgs,
-        NodeArgs, ObserveArgs,
+        AnyBackendArgs, BackendCommand, CommonBackendArgs, Effective, IptablesArgs, IpvsArgs, LocalArgs, ObserveArgs,
     },
     config::BackendName,
     instance::InstanceLock,
@@ -73,10 +71,7 @@ pub(super) use with_backend;
 struct BackendProcess<'a> {
     mode: BackendName,
     other_modes: OtherModes,
-    node: NodeArgs,
-    nodeport_addresses: NodePortAddresses,
-    conntrack: ConntrackArgs,
-    observe: ObserveArgs,
+    common: CommonBackendArgs,
     config: &'a Effective,
     /// Metrics of the other parts of this process.
     registries: Vec<Registry>,
@@ -132,33 +127,21 @@ fn spawn(
     drains: Drains,
     tasks: &mut Tasks,
 ) -> Result<()> {
-    let name = args.name()?;
+    let mode = args.name()?;
     let AnyBackendArgs { common, iptables, ipvs, .. } = args;
-    let CommonBackendArgs { node, traffic, conntrack, observe } = common;
     let options = DataplaneOptions {
-        invalid_packets: conntrack.invalid_packets(),
-        drained_port: observe.healthz.loopback_port(),
-        ..traffic.options()?
+        invalid_packets: common.conntrack.invalid_packets(),
+        drained_port: common.observe.healthz.loopback_port(),
+        ..common.traffic.options()?
     };
     let settings = DataplaneSettings::new(options, iptables, ipvs);
-    let is_shadow = node.shadow;
-    let nodeport_addresses = settings.options.nodeport_addresses.clone();
-    let other_modes = OtherModes::new(name, &settings);
-    let process = BackendProcess {
-        mode: name,
-        other_modes,
-        node,
-        nodeport_addresses,
-        conntrack,
-        observe,
-        config,
-        registries,
-        drains,
-    };
+    let is_shadow = common.node.shadow;
+    let other_modes = OtherModes::new(mode, &settings);
+    let process = BackendProcess { mode, other_modes, common, config, registries, drains };
     if is_shadow {
-        with_backend!(open_preview, name, settings, |preview| process.spawn(Shadow::new(preview), connect, tasks))
+        with_backend!(open_preview, mode, settings, |preview| process.spawn(Shadow::new(preview), connect, tasks))
     } else {
-        with_backend!(open, name, settings, |backend| process.spawn(backend, connect, tasks))
+        with_backend!(open, mode, settings, |backend| process.spawn(backend, connect, tasks))
     }
 }
 
@@ -174,16 +157,19 @@ pub(super) async fn programmed() -> Result<[(BackendName, Vec<IpFamily>); 3]> {
 impl BackendProcess<'_> {
     /// Starts the tasks of a backend.
     fn spawn(self, backend: impl Backend, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
-        let Self { mode, other_modes, node, nodeport_addresses, conntrack, .. } = self;
-        let Self { mut observe, config, mut registries, drains, .. } = self;
+        let Self { mode, other_modes, common, config, mut registries, drains } = self;
+        let CommonBackendArgs { node, traffic, conntrack, mut observe } = common;
         let name = node.name()?;
         if let Some(score) = node.oom_score_adj
             && let Err(error) = runtime::set_oom_score_adj(score)
         {
             warn!(score, %error, "cannot set the OOM score adjustment, leaving it unchanged");
         }
-        let defaults =
-            RunnerOptions { max_loss: node.max_loss, nodeport_addresses, ..RunnerOptions::new(name.as_str()) };
+        let defaults = RunnerOptions {
+            max_loss: node.max_loss,
+            nodeport_addresses: traffic.nodeport_addresses,
+            ..RunnerOptions::new(name.as_str())
+        };
         let is_shadow = node.shadow;
         let (options, ready_message) = if is_shadow {
             observe.disable_defaults(config);
