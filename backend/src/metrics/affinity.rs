@@ -35,11 +35,8 @@ impl Collector for AffinityCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut handle = lock(&self.0);
         // Absent before the table exists, and if the kernel does not count elements.
-        let counts = IpFamily::ALL.into_iter().filter_map(|family| {
-            let table_family = match family {
-                IpFamily::V4 => TableFamily::Ip,
-                IpFamily::V6 => TableFamily::Ip6,
-            };
+        let families = IpFamily::ALL.into_iter().zip([TableFamily::Ip, TableFamily::Ip6]);
+        let counts = families.filter_map(|(family, table_family)| {
             let count = handle.count(&Table::new(table_family, NFT_TABLE), NFT_CLIENTS).ok().flatten()?;
             Some((family_label(family), f64::from(count)))
         });
