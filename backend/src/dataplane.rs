@@ -6,7 +6,7 @@ mod options;
 mod vip;
 mod vip_ownership;
 
-pub use interface_name::{IFNAMSIZ, InterfaceName, InvalidInterfaceName};
+pub use interface_name::{IFNAMSIZ, InterfaceName};
 pub use options::{
     DataplaneOptions, DrainedRedirect, EffectiveOptions, InvalidPackets, LocalDetector, LocalhostNodePorts, Masquerade,
     NodePortAddresses, PodMatch, cidrs_of_family,

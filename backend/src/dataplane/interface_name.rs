@@ -9,17 +9,6 @@ pub const IFNAMSIZ: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InterfaceName(Box<str>);
 
-/// Why a text is not the name of an interface.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidInterfaceName {
-    /// Empty, or longer than the kernel allows.
-    #[error("{0:?}: the name of an interface has 1 to 15 bytes")]
-    Length(String),
-    /// A character that the kernel rejects, or that suggests a pattern.
-    #[error("{0:?}: not the name of an interface; write a prefix without `*` or `+`")]
-    Character(String),
-}
-
 impl InterfaceName {
     /// The name.
     #[must_use]
@@ -29,14 +18,15 @@ impl InterfaceName {
 }
 
 impl FromStr for InterfaceName {
-    type Err = InvalidInterfaceName;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // Those that the kernel rejects, or that suggest a pattern.
         let invalid = |char: char| char.is_whitespace() || char.is_control() || "/:*+\"\\".contains(char);
         if text.is_empty() || text.len() >= IFNAMSIZ {
-            Err(InvalidInterfaceName::Length(text.to_owned()))
+            Err(format!("{text:?}: the name of an interface has 1 to 15 bytes"))
         } else if text.contains(invalid) || matches!(text, "." | "..") {
-            Err(InvalidInterfaceName::Character(text.to_owned()))
+            Err(format!("{text:?}: not the name of an interface; write a prefix without `*` or `+`"))
         } else {
             Ok(Self(text.into()))
         }
@@ -59,14 +49,12 @@ mod tests {
             assert_eq!(name.parse::<InterfaceName>().map(|name| name.to_string()).as_deref(), Ok(name));
         }
         for name in ["", "abcdefghijklmnop"] {
-            assert_eq!(name.parse::<InterfaceName>(), Err(InvalidInterfaceName::Length(name.to_owned())));
+            let expected = format!("{name:?}: the name of an interface has 1 to 15 bytes");
+            assert_eq!(name.parse::<InterfaceName>(), Err(expected));
         }
         for name in ["veth*", "veth+", "a b", "a/b", "a:b", ".", "..", "a\n", "\""] {
-            assert_eq!(
-                name.parse::<InterfaceName>(),
-                Err(InvalidInterfaceName::Character(name.to_owned())),
-                "{name:?}"
-            );
+            let expected = format!("{name:?}: not the name of an interface; write a prefix without `*` or `+`");
+            assert_eq!(name.parse::<InterfaceName>(), Err(expected));
         }
     }
 }
