@@ -47,7 +47,7 @@ impl ObserverPages {
     /// `config`: the effective configuration, as JSON. `others`: the metrics of other parts of the process.
     #[must_use]
     pub fn new(observer: Observer, config: String, others: impl IntoIterator<Item = Registry>) -> Self {
-        let own = registry(&observer.metrics, &observer.identity, &observer.progress);
+        let own = registry(&observer);
         Self { observer, config, registries: [own].into_iter().chain(others).collect() }
     }
 

@@ -1,6 +1,6 @@
 //! All metrics with their names and help texts.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder},
@@ -8,10 +8,9 @@ use prometheus_client::{
     registry::{Metric, Registry, Unit},
 };
 use proto::model::{IpFamily, SyncMode};
-use tokio::sync::watch;
 
 use super::{Metrics, affinity::AffinityCollector, code_label, family_label, scrape};
-use crate::{Progress, identity::BackendIdentity};
+use crate::Observer;
 
 /// One sync programs both families, so each family has its values.
 #[derive(Clone, Debug)]
@@ -28,11 +27,8 @@ impl<M: EncodeMetric> EncodeMetric for UnderEachFamily<M> {
 }
 
 /// All metrics of a backend process.
-pub(crate) fn registry(
-    metrics: &Metrics,
-    identity: &Arc<BackendIdentity>,
-    progress: &watch::Receiver<Progress>,
-) -> Registry {
+pub(crate) fn registry(observer: &Observer) -> Registry {
+    let Observer { identity, progress, metrics } = observer;
     let mut registry = Registry::default();
     let kube_proxy = registry.sub_registry_with_prefix("kubeproxy");
     syncs(metrics, identity.backend, kube_proxy);
@@ -40,14 +36,12 @@ pub(crate) fn registry(
     kube_proxy.register_collector(Box::new(scrape::KubeProxyCollector(progress.clone())));
     let own = registry.sub_registry_with_prefix("fairlead_backend");
     backend(metrics, own);
-    let progress = progress.clone();
-    let identity = identity.clone();
     if identity.backend == "nftables"
         && let Some(affinity) = AffinityCollector::open()
     {
         own.register_collector(Box::new(affinity));
     }
-    own.register_collector(Box::new(scrape::BackendCollector { progress, identity }));
+    own.register_collector(Box::new(scrape::BackendCollector(observer.clone())));
     registry
 }
 

@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -12,7 +11,7 @@ use runtime::metrics::Writer;
 use tokio::{sync::watch, time::Instant};
 
 use super::family_label;
-use crate::{Progress, identity::BackendIdentity};
+use crate::{Observer, Progress, identity::BackendIdentity};
 
 /// The metrics that kube-proxy has too.
 #[derive(Debug)]
@@ -20,10 +19,7 @@ pub(super) struct KubeProxyCollector(pub(super) watch::Receiver<Progress>);
 
 /// The metrics that kube-proxy does not have.
 #[derive(Debug)]
-pub(super) struct BackendCollector {
-    pub(super) progress: watch::Receiver<Progress>,
-    pub(super) identity: Arc<BackendIdentity>,
-}
+pub(super) struct BackendCollector(pub(super) Observer);
 
 impl Collector for KubeProxyCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
@@ -59,22 +55,21 @@ impl Collector for KubeProxyCollector {
 impl Collector for BackendCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut writer = Writer::new(encoder);
-        let progress = self.progress.borrow().clone();
-        self.identity(&mut writer)?;
+        let Observer { identity, progress, .. } = &self.0;
+        let progress = progress.borrow().clone();
+        process(&mut writer, identity)?;
         sync_state(&mut writer, &progress)?;
         anomalies(&mut writer, &progress)
     }
 }
 
-impl BackendCollector {
-    fn identity(&self, writer: &mut Writer<'_>) -> fmt::Result {
-        let BackendIdentity { backend, version, started, .. } = &*self.identity;
-        let labels = [("version", version.as_str()), ("backend", *backend)];
-        let text = "Always 1; its labels are the version and the backend.";
-        writer.labelled_gauge("info", text, None, [(labels, 1.0)])?;
-        let text = "Unix time at which this process started.";
-        writer.gauge("started_timestamp", text, Some(Unit::Seconds), unix_time(Some(*started)))
-    }
+fn process(writer: &mut Writer<'_>, identity: &BackendIdentity) -> fmt::Result {
+    let BackendIdentity { backend, version, started, .. } = identity;
+    let labels = [("version", version.as_str()), ("backend", *backend)];
+    let text = "Always 1; its labels are the version and the backend.";
+    writer.labelled_gauge("info", text, None, [(labels, 1.0)])?;
+    let text = "Unix time at which this process started.";
+    writer.gauge("started_timestamp", text, Some(Unit::Seconds), unix_time(Some(*started)))
 }
 
 fn sync_state(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
