@@ -267,15 +267,9 @@ async fn interface_addresses() -> Option<HashSet<IpAddr>> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AnswerBody<'a> {
-    service: AnswerService<'a>,
+    service: &'a ServiceName,
     local_endpoints: usize,
     service_proxy_healthy: bool,
-}
-
-#[derive(Serialize)]
-struct AnswerService<'a> {
-    namespace: &'a str,
-    name: &'a str,
 }
 
 /// 200 when the node has endpoints of the Service and syncs have not been failing for too long: a single failed write
@@ -286,11 +280,7 @@ fn answer(check: Option<Check<'_>>, healthy: bool) -> Response<String> {
         return response(StatusCode::SERVICE_UNAVAILABLE, 0, String::new());
     };
     let status = if local_endpoints > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let body = AnswerBody {
-        service: AnswerService { namespace: &service.namespace, name: &service.name },
-        local_endpoints,
-        service_proxy_healthy: healthy,
-    };
+    let body = AnswerBody { service, local_endpoints, service_proxy_healthy: healthy };
     // Strings and numbers are always JSON.
     response(status, local_endpoints, serde_json::to_string(&body).unwrap_or_default())
 }

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use serde::Serialize;
+
 use crate::{
     digest::{Digest, KeyHash},
     model::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, ServicePort, ServicePortKey},
@@ -23,7 +25,7 @@ pub struct ServicePortState {
 }
 
 /// A Service: several service ports share it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ServiceName {
     /// `metadata.namespace`.
     pub namespace: Arc<str>,
