@@ -90,17 +90,6 @@ pub struct Grpc {
 /// The value of an `authorization` header.
 type Token = MetadataValue<Ascii>;
 
-/// The frontends that were tried for one session.
-#[derive(Default)]
-struct ConnectAttempts {
-    tried: Vec<FrontendAddress>,
-    /// The first one that accepted the stream and sent nothing.
-    not_ready: Option<(Session, FrontendAddress)>,
-    errors: Vec<String>,
-    /// How many of them are rejections.
-    rejections: usize,
-}
-
 /// A session before its first message.
 struct OpenedSession {
     session: Session,
@@ -153,70 +142,60 @@ impl Grpc {
         timeout(patience, resolving).await.is_ok_and(|resolved| resolved.unwrap_or_default())
     }
 
-    /// Tries one frontend after the other. A frontend that accepts the stream and sends nothing is used only if no
-    /// other one is ready. If all known ones fail, those that are found then are tried as well: the only frontend may
-    /// have been replaced by one at another address.
+    /// Tries one frontend after the other, until one is ready. A frontend that accepts the stream and sends nothing is
+    /// used only if no other one is ready. If all known ones fail, those that are found then are tried as well: the
+    /// only frontend may have been replaced by one at another address.
     async fn connect_any(&self, hello: Hello) -> Result<Session> {
         let mut was_resolved = self.resolve_before_use().await;
-        let mut attempts = ConnectAttempts::default();
+        let (mut tried, mut errors, mut rejections) = (Vec::new(), Vec::<String>::new(), 0);
+        // The first one that accepted the stream and sent nothing.
+        let mut not_ready = None;
         loop {
-            let addresses = self.addresses().in_order();
-            let untried: Vec<_> = addresses.into_iter().filter(|address| !attempts.tried.contains(address)).collect();
-            if let Some(session) = self.try_each(untried, &hello, &mut attempts).await {
-                return Ok(session);
+            let mut untried = self.addresses().in_order();
+            untried.retain(|address| !tried.contains(address));
+            let is_only = tried.is_empty() && untried.len() == 1;
+            for address in untried {
+                tried.push(address.clone());
+                let ready = match open(&address, &self.credentials, hello.clone()).await {
+                    Ok(OpenedSession { session, .. }) if is_only => Ok(Some(session)),
+                    Ok(OpenedSession { session, first_message }) => {
+                        match timeout(WELCOME_TIMEOUT, first_message).await {
+                            Ok(Ok(())) => Ok(Some(session)),
+                            Ok(Err(_)) => Err(Rejected("the frontend ended the stream".to_owned()).into()),
+                            Err(_) => {
+                                debug!(frontend = address.uri, "frontend accepted the stream but is not ready");
+                                not_ready.get_or_insert((session, address.clone()));
+                                Ok(None)
+                            }
+                        }
+                    }
+                    Err(error) => Err(error),
+                };
+                match ready {
+                    Ok(Some(session)) => return Ok(self.chosen(session, &address, &errors)),
+                    Ok(None) => {}
+                    Err(error) => {
+                        self.addresses().failed(&address);
+                        rejections += usize::from(error.is::<Rejected>());
+                        errors.push(format!("{}: {}", address.uri, chain(error.as_ref())));
+                    }
+                }
             }
-            if attempts.not_ready.is_some() || was_resolved {
+            if not_ready.is_some() || was_resolved {
                 break;
             }
             self.resolve_before_use().await;
             was_resolved = true;
         }
-        if let Some((session, address)) = attempts.not_ready {
-            return Ok(self.chosen(session, &address, &attempts.errors));
+        if let Some((session, address)) = not_ready {
+            return Ok(self.chosen(session, &address, &errors));
         }
-        let ConnectAttempts { mut errors, rejections, .. } = attempts;
         ensure!(!errors.is_empty(), "no address of a frontend is known");
         let is_rejected = rejections == errors.len();
         // They were tried in random order.
         errors.sort();
         let errors = errors.join("; ");
         Err(if is_rejected { Rejected(errors).into() } else { anyhow!(errors) })
-    }
-
-    /// Tries these addresses in turn, until a frontend is ready.
-    async fn try_each(
-        &self,
-        addresses: Vec<FrontendAddress>,
-        hello: &Hello,
-        attempts: &mut ConnectAttempts,
-    ) -> Option<Session> {
-        let is_only = attempts.tried.is_empty() && addresses.len() == 1;
-        for address in addresses {
-            attempts.tried.push(address.clone());
-            let ready = match open(&address, &self.credentials, hello.clone()).await {
-                Ok(OpenedSession { session, .. }) if is_only => Ok(Some(session)),
-                Ok(OpenedSession { session, first_message }) => match timeout(WELCOME_TIMEOUT, first_message).await {
-                    Ok(Ok(())) => Ok(Some(session)),
-                    Ok(Err(_)) => Err(Rejected("the frontend ended the stream".to_owned()).into()),
-                    Err(_) => {
-                        debug!(frontend = address.uri, "frontend accepted the stream but is not ready");
-                        attempts.not_ready.get_or_insert((session, address.clone()));
-                        Ok(None)
-                    }
-                },
-                Err(error) => Err(error),
-            };
-            match ready {
-                Ok(Some(session)) => return Some(self.chosen(session, &address, &attempts.errors)),
-                Ok(None) => {}
-                Err(error) => {
-                    self.addresses().failed(&address);
-                    attempts.rejections += usize::from(error.is::<Rejected>());
-                    attempts.errors.push(format!("{}: {}", address.uri, chain(error.as_ref())));
-                }
-            }
-        }
-        None
     }
 
     fn chosen(&self, session: Session, address: &FrontendAddress, errors: &[String]) -> Session {
