@@ -1,9 +1,9 @@
 //! The kernel's conntrack settings, managed as kube-proxy manages them, before the first rule is written.
 //!
 //! ```text
-//!   ConntrackSettings ──┐
-//!   CPUs                ├──▶ plan ──▶ writes ──▶ /proc/sys/net/netfilter, /sys/module/nf_conntrack
-//!   current values    ──┘
+//!   ConntrackSettings, CPUs ──▶ desired values ──┐
+//!                                                ├─ differ? ──▶ /proc/sys/net/netfilter, /sys/module/nf_conntrack
+//!                               current values ──┘
 //! ```
 //!
 //! A file is written only if its value differs. The timeouts belong to a network namespace, the limit and the size of
@@ -52,24 +52,6 @@ enum ConntrackSetting {
     Udp,
     UdpStream,
     TcpBeLiberal,
-}
-
-/// A file to write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SettingWrite {
-    setting: ConntrackSetting,
-    current: u64,
-    desired: u64,
-}
-
-/// The files to write, given their current values. Pure.
-fn plan(settings: &ConntrackSettings, current: &BTreeMap<ConntrackSetting, u64>, cores: u32) -> Vec<SettingWrite> {
-    let writes = settings.desired(cores).into_iter().filter_map(|(setting, desired)| {
-        let current = *current.get(&setting)?;
-        let differs = if setting.only_grows() { current < desired } else { current != desired };
-        differs.then_some(SettingWrite { setting, current, desired })
-    });
-    writes.collect()
 }
 
 // === impl ConntrackSettings ===
@@ -148,5 +130,10 @@ impl ConntrackSetting {
 
     fn only_grows(self) -> bool {
         matches!(self, Self::Max | Self::HashSize)
+    }
+
+    /// Whether the file is to be written.
+    fn differs(self, current: u64, desired: u64) -> bool {
+        if self.only_grows() { current < desired } else { current != desired }
     }
 }

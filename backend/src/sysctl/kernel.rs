@@ -1,6 +1,6 @@
 //! The files of the settings, below a root directory that tests replace.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{fs, io, path::Path};
 
 use anyhow::{Context as _, Result, anyhow};
 use netlink::{
@@ -9,7 +9,7 @@ use netlink::{
 };
 use tracing::{debug, info, warn};
 
-use super::{ConntrackSetting, ConntrackSettings, SettingWrite, plan};
+use super::{ConntrackSetting, ConntrackSettings};
 
 /// The CPUs that are online, as ranges: `0-3,6`.
 const CORES: &str = "sys/devices/system/cpu/online";
@@ -22,25 +22,22 @@ impl ConntrackSettings {
     /// hash table may keep their sizes: they belong to the machine, and are read-only in containers and in all network
     /// namespaces but the first.
     pub fn apply(&self, root: &Path) -> Result<()> {
-        let cores = online(root)?;
-        let desired = self.desired(cores);
+        let desired = self.desired(online(root)?);
         if !desired.is_empty() && !root.join(ConntrackSetting::TcpEstablished.path()).exists() {
             load_module();
         }
-        let mut current = BTreeMap::new();
+        let mut writes = Vec::new();
         for (setting, desired) in desired {
             match number(&root.join(setting.path())) {
-                Ok(value) => drop(current.insert(setting, value)),
+                Ok(current) if setting.differs(current, desired) => writes.push((setting, current, desired)),
+                Ok(_) => {}
                 Err(error) if setting == ConntrackSetting::HashSize => {
                     debug!(file = setting.path(), error = format!("{error:#}"), "cannot read a conntrack setting");
                 }
                 Err(error) => return Err(error).with_context(|| unreadable(setting, desired)),
             }
         }
-        for write in plan(self, &current, cores) {
-            write.execute(root)?;
-        }
-        Ok(())
+        writes.into_iter().try_for_each(|(setting, current, desired)| setting.write(root, current, desired))
     }
 }
 
@@ -50,18 +47,17 @@ pub fn tcp_is_liberal(root: &Path) -> bool {
     number(&root.join(ConntrackSetting::TcpBeLiberal.path())).is_ok_and(|value| value != 0)
 }
 
-impl SettingWrite {
-    fn execute(self, root: &Path) -> Result<()> {
-        let Self { setting, current, desired } = self;
+impl ConntrackSetting {
+    fn write(self, root: &Path, current: u64, desired: u64) -> Result<()> {
         // Without `create`: a missing file is a setting that the kernel does not have.
-        let opened = fs::OpenOptions::new().write(true).truncate(true).open(root.join(setting.path()));
+        let opened = fs::OpenOptions::new().write(true).truncate(true).open(root.join(self.path()));
         match opened.and_then(|mut file| io::Write::write_all(&mut file, desired.to_string().as_bytes())) {
             Ok(()) => {
-                info!(file = setting.path(), previous = current, value = desired, "changed a conntrack setting");
+                info!(file = self.path(), previous = current, value = desired, "changed a conntrack setting");
                 Ok(())
             }
-            Err(error) if setting.only_grows() => {
-                let file = setting.path();
+            Err(error) if self.only_grows() => {
+                let file = self.path();
                 warn!(file, value = current, desired, %error, "cannot enlarge the conntrack table, set it on the host");
                 Ok(())
             }
@@ -69,8 +65,8 @@ impl SettingWrite {
                 format!(
                     "cannot set /{} to {desired} (it is {current}): run with write access (a privileged container), \
                      set it on the host beforehand, or leave it unchanged with {}",
-                    setting.path(),
-                    setting.opt_out()
+                    self.path(),
+                    self.opt_out()
                 )
             }),
         }

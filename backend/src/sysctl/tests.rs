@@ -1,4 +1,4 @@
-//! The plan, and the files: in a temporary directory, and the kernel's in a network namespace.
+//! What is written, and the files: in a temporary directory, and the kernel's in a network namespace.
 
 use std::{fs, path::Path};
 
@@ -14,8 +14,11 @@ fn settings(change: impl FnOnce(&mut ConntrackSettings)) -> ConntrackSettings {
 
 /// The writes for files with these values, on 4 CPUs.
 fn writes(settings: &ConntrackSettings, current: &[(ConntrackSetting, u64)]) -> Vec<(ConntrackSetting, u64)> {
-    let current = current.iter().copied().collect();
-    plan(settings, &current, 4).into_iter().map(|write| (write.setting, write.desired)).collect()
+    let current: BTreeMap<_, _> = current.iter().copied().collect();
+    let differs = |(setting, desired): &(ConntrackSetting, u64)| {
+        current.get(setting).is_some_and(|current| setting.differs(*current, *desired))
+    };
+    settings.desired(4).into_iter().filter(differs).collect()
 }
 
 #[test]
