@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{
     HttpAddress, IptablesArgs, IpvsArgs, OtherProxy, TrafficArgs, ViewArgs,
-    observe::{DEFAULT_HEALTHZ, healthz_address},
+    observe::{DEFAULT_HEALTHZ, HEALTHZ_PORT},
 };
 use crate::config::BackendName;
 
@@ -40,14 +40,8 @@ pub(crate) struct DiffArgs {
     pub(crate) state: Option<PathBuf>,
 
     /// The --healthz of the backend.
-    #[arg(
-        long,
-        env = "FAIRLEAD_HEALTHZ",
-        default_value = DEFAULT_HEALTHZ,
-        value_name = "ADDRESS",
-        value_parser = healthz_address
-    )]
-    pub(crate) healthz: HttpAddress,
+    #[arg(long, env = "FAIRLEAD_HEALTHZ", default_value = DEFAULT_HEALTHZ, value_name = "ADDRESS")]
+    pub(crate) healthz: HttpAddress<HEALTHZ_PORT>,
 
     #[command(flatten)]
     pub(crate) view: ViewArgs,

@@ -1,10 +1,6 @@
 //! The flags for the HTTP endpoints of a backend.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    num::NonZeroU16,
-    str::FromStr,
-};
+use std::{net::SocketAddr, num::NonZeroU16, str::FromStr};
 
 use clap::Args;
 use runtime::http::OnBindError;
@@ -16,35 +12,24 @@ pub(crate) struct ObserveArgs {
     /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) and /drained (for preStop of pods)
     /// over HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP
     /// families, and the kubelet's requests to this port of a pod are served, too.
-    #[arg(
-        long,
-        env = "FAIRLEAD_HEALTHZ",
-        default_value = DEFAULT_HEALTHZ,
-        value_name = "ADDRESS",
-        value_parser = healthz_address
-    )]
-    pub(crate) healthz: HttpAddress,
+    #[arg(long, env = "FAIRLEAD_HEALTHZ", default_value = DEFAULT_HEALTHZ, value_name = "ADDRESS")]
+    pub(crate) healthz: HttpAddress<HEALTHZ_PORT>,
 
     /// Serve /metrics, /proxyMode, /statusz, /configz and /healthz over HTTP, without authentication, at ADDRESS:PORT,
     /// or nowhere (`none`). /statusz contains names of rejected Services.
-    #[arg(
-        long,
-        default_value = "127.0.0.1:10249",
-        value_name = "ADDRESS",
-        value_parser = |text: &str| with_default_port(text, METRICS_PORT)
-    )]
-    pub(crate) metrics: HttpAddress,
+    #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS")]
+    pub(crate) metrics: HttpAddress<METRICS_PORT>,
 
     /// Exit if the address of --healthz or --metrics cannot be bound. Default: retry every five seconds.
     #[arg(long)]
     pub(crate) bind_address_hard_fail: bool,
 }
 
-/// The address of an HTTP server. `None`: it is disabled.
+/// The address of an HTTP server. `None`: it is disabled. `PORT`: that of an IP address without a port; 0: it needs one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HttpAddress(pub(crate) Option<SocketAddr>);
+pub(crate) struct HttpAddress<const PORT: u16 = 0>(pub(crate) Option<SocketAddr>);
 
-impl HttpAddress {
+impl<const PORT: u16> HttpAddress<PORT> {
     /// The port, if the server listens at loopback addresses of both IP families.
     pub(crate) fn loopback_port(self) -> Option<NonZeroU16> {
         let address = self.0.filter(|address| address.ip().is_unspecified())?;
@@ -55,9 +40,9 @@ impl HttpAddress {
 impl ObserveArgs {
     /// Listens only at addresses that are set: a shadow leaves the default ports to the proxy that programs the node.
     pub(crate) fn disable_defaults(&mut self, config: &Effective) {
-        for (flag, address) in [("healthz", &mut self.healthz), ("metrics", &mut self.metrics)] {
+        for (flag, address) in [("healthz", &mut self.healthz.0), ("metrics", &mut self.metrics.0)] {
             if config.is_default(flag) {
-                address.0 = None;
+                *address = None;
             }
         }
     }
@@ -69,30 +54,22 @@ impl ObserveArgs {
 }
 
 /// kube-proxy's `ports.ProxyHealthzPort`, for an address without a port.
-const HEALTHZ_PORT: u16 = 10256;
+pub(super) const HEALTHZ_PORT: u16 = 10256;
 /// The address of --healthz where none is given.
 pub(super) const DEFAULT_HEALTHZ: &str = "0.0.0.0:10256";
 /// kube-proxy's `ports.ProxyStatusPort`.
 const METRICS_PORT: u16 = 10249;
 
-/// Parses the address of --healthz.
-pub(super) fn healthz_address(text: &str) -> Result<HttpAddress, String> {
-    with_default_port(text, HEALTHZ_PORT)
-}
-
-/// Parses an address whose port may be missing.
-fn with_default_port(text: &str, port: u16) -> Result<HttpAddress, String> {
-    text.parse().map_or_else(|_| text.parse(), |ip: IpAddr| Ok(HttpAddress(Some((ip, port).into()))))
-}
-
-impl FromStr for HttpAddress {
+impl<const PORT: u16> FromStr for HttpAddress<PORT> {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "none" {
             return Ok(Self(None));
         }
-        text.parse().map(|address| Self(Some(address))).map_err(|_| {
+        let with_default_port = || Some(SocketAddr::new(text.parse().ok()?, PORT)).filter(|_| PORT != 0);
+        let address = text.parse().ok().or_else(with_default_port);
+        address.map(|address| Self(Some(address))).ok_or_else(|| {
             format!("{text:?}: expected an address with a port, such as 127.0.0.1:7601 or [::]:7601, or `none`")
         })
     }
