@@ -26,12 +26,9 @@ pub(crate) struct VariantArgs {
     iptables_variant: Option<VariantChoice>,
 }
 
-/// `--iptables-variant`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum VariantChoice {
-    Auto,
-    Only(Variant),
-}
+/// `--iptables-variant`. `None`: `auto`.
+#[derive(Clone, Copy, Debug)]
+struct VariantChoice(Option<Variant>);
 
 impl IptablesArgs {
     /// The options of the data plane, with those of this backend.
@@ -53,10 +50,7 @@ impl IptablesArgs {
 impl VariantArgs {
     /// `None`: detect it.
     pub(crate) fn variant(&self) -> Option<Variant> {
-        match self.iptables_variant {
-            Some(VariantChoice::Only(variant)) => Some(variant),
-            Some(VariantChoice::Auto) | None => None,
-        }
+        self.iptables_variant.and_then(|VariantChoice(variant)| variant)
     }
 
     /// Rejects the flags for other backends.
@@ -71,12 +65,11 @@ impl VariantArgs {
 
 /// Parses `--iptables-variant`.
 fn variant(text: &str) -> Result<VariantChoice, String> {
-    match text {
-        "auto" => Ok(VariantChoice::Auto),
-        text => {
-            text.parse().map(VariantChoice::Only).map_err(|error: iptables::UnknownVariant| format!("{error}, or auto"))
-        }
+    if text == "auto" {
+        return Ok(VariantChoice(None));
     }
+    let variant = text.parse::<Variant>().map_err(|error| format!("{error}, or auto"))?;
+    Ok(VariantChoice(Some(variant)))
 }
 
 #[cfg(test)]
