@@ -8,10 +8,8 @@
 pub(crate) mod kube_proxy;
 mod report;
 
-use std::path::Path;
-
 use anyhow::{Context as _, Result, bail};
-use backend::{NodeState, Preview as _, StoredState, dataplane::DataplaneOptions};
+use backend::{Preview as _, StoredState, dataplane::DataplaneOptions};
 
 use super::{
     backend::{DataplaneSettings, programmed, with_backend},
@@ -41,7 +39,10 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode> {
         (None, None) => Some(programmed_backend().await?),
     };
     let state = match state {
-        Some(file) => stored(&file, &node)?,
+        Some(file) => {
+            let stored = StoredState::read(&file, &node).with_context(|| format!("cannot read {}", file.display()))?;
+            stored.state
+        }
         None => view::committed(&view.frontend, &node).await?,
     };
     let Some(backend) = backend else {
@@ -67,10 +68,4 @@ async fn programmed_backend() -> Result<BackendName> {
             bail!("several backends of Fairlead have programmed this node ({}): set --backend", names.join(", "))
         }
     }
-}
-
-/// The last committed state of a backend of this node.
-fn stored(file: &Path, node: &str) -> Result<NodeState> {
-    let stored = StoredState::read(file, node).with_context(|| format!("cannot read {}", file.display()))?;
-    Ok(stored.state)
 }
