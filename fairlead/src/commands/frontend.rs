@@ -1,7 +1,5 @@
 //! `fairlead frontend`: a source of objects, the engine, and its listeners.
 
-use std::sync::Arc;
-
 use anyhow::{Context as _, Result};
 use frontend::{Config, Frontend, Listener, source::Source};
 use proto::model::ClusterInfo;
@@ -85,18 +83,15 @@ pub(crate) async fn spawn(
         Some(directory) => Source::Manifests(directory.clone()),
         None => Source::kubernetes(source.kubeconfig().as_deref()).await?,
     };
-    let recorded = source.client().filter(|_| !cluster.no_events);
-    let tainted = source.client().filter(|_| cluster.remove_startup_taint);
-    let cluster = ClusterInfo { service_cidrs: cluster.service_cidr.clone() };
-    let frontend = Frontend::new(Config { cluster, ..config });
-    let ready = Arc::new(Ready::new());
-    let listed = ready.guard("first list of all objects");
+    let info = ClusterInfo { service_cidrs: cluster.service_cidr.clone() };
+    let frontend = Frontend::new(Config { cluster: info, ..config });
+    let listed = Ready::new().guard("first list of all objects");
     let (updates, receiver) = mpsc::channel(UPDATES);
-    if let Some(client) = recorded {
+    if let Some(client) = source.client().filter(|_| !cluster.no_events) {
         let (frontend, instance) = (frontend.clone(), instance());
         tasks.spawn("events", move |shutdown| async move { frontend.record_events(client, instance, shutdown).await });
     }
-    if let Some(client) = tainted {
+    if let Some(client) = source.client().filter(|_| cluster.remove_startup_taint) {
         let frontend = frontend.clone();
         tasks.spawn("taints", move |shutdown| async move { frontend.remove_startup_taints(client, shutdown).await });
     }
