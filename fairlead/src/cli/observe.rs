@@ -25,7 +25,7 @@ pub(crate) struct ObserveArgs {
     pub(crate) bind_address_hard_fail: bool,
 }
 
-/// The address of an HTTP server. `None`: it is disabled. `PORT`: that of an IP address without a port; 0: it needs one.
+/// The address of an HTTP server. `None`: it is disabled. `PORT`: the port of an address without one; 0: it needs one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HttpAddress<const PORT: u16 = 0>(pub(crate) Option<SocketAddr>);
 
