@@ -19,7 +19,7 @@ use crate::{
     nft,
     outcome::{PacketVerdict, Path, Trace},
     packet::{Packet, PacketOrigin},
-    table::{RuleTable, evaluate_base, nat_priority},
+    table::{RuleTable, evaluate, nat_priority},
     traversal::{ChainVerdict, Traversal},
 };
 
@@ -141,7 +141,12 @@ fn at(rules: &NodeRules, traversal: &mut Traversal<'_>, hook: Hook, nat_chains: 
         let verdict = match chain {
             Some((table, name, policy)) => {
                 let steps = traversal.path.steps.len();
-                let verdict = evaluate_base(table, traversal, name, policy)?;
+                let drop = || PacketVerdict::Dropped { reason: format!("the policy of {}", table.full_name(name)) };
+                let verdict = match (evaluate(table, traversal, name, 0)?, policy) {
+                    (Some(verdict), _) => verdict,
+                    (None, Policy::Drop) => ChainVerdict::Ended(drop()),
+                    (None, Policy::Accept) => ChainVerdict::Accept,
+                };
                 let is_dropped = verdict != ChainVerdict::Accept;
                 if traversal.path.steps.len() == steps && (is_dropped || table.rule_count(name) > 0) {
                     let policy = if is_dropped { "drop" } else { "accept" };

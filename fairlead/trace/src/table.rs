@@ -3,12 +3,9 @@
 use std::fmt::Debug;
 
 use anyhow::{Result, bail};
-use netlink::nft::{BaseChain, Hook, Policy, priority};
+use netlink::nft::{BaseChain, Hook, priority};
 
-use crate::{
-    outcome::PacketVerdict,
-    traversal::{ChainVerdict, Traversal},
-};
+use crate::traversal::{ChainVerdict, Traversal};
 
 /// The deepest nesting of chains; the kernel allows 16 in nf_tables.
 const MAX_DEPTH: usize = 32;
@@ -61,23 +58,8 @@ pub(crate) fn nat_priority(hook: Hook) -> i32 {
     }
 }
 
-/// Evaluates a base chain.
-pub(crate) fn evaluate_base(
-    table: &dyn RuleTable,
-    traversal: &mut Traversal<'_>,
-    name: &str,
-    policy: Policy,
-) -> Result<ChainVerdict> {
-    let drop = || PacketVerdict::Dropped { reason: format!("the policy of {}", table.full_name(name)) };
-    Ok(match (evaluate(table, traversal, name, 0)?, policy) {
-        (Some(verdict), _) => verdict,
-        (None, Policy::Drop) => ChainVerdict::Ended(drop()),
-        (None, Policy::Accept) => ChainVerdict::Accept,
-    })
-}
-
-/// Evaluates a chain. `None`: the calling chain continues.
-fn evaluate(
+/// Evaluates a chain. `None`: the calling chain continues, or the policy of a base chain applies.
+pub(crate) fn evaluate(
     table: &dyn RuleTable,
     traversal: &mut Traversal<'_>,
     name: &str,
