@@ -188,10 +188,13 @@ impl BackendProcess<'_> {
             let progress = runner.progress();
             registries.push(stale_objects.registry());
             tasks.spawn("takeover", move |mut shutdown| async move {
+                // Fails when another instance runs, and this process ends.
                 if only_instance.await.is_ok() {
-                    return other_modes.take_over(progress, stale_objects, shutdown).await;
+                    tokio::select! {
+                        () = other_modes.take_over(progress, &stale_objects) => {}
+                        () = shutdown.recv() => {}
+                    }
                 }
-                // Another instance runs, and this process ends.
                 shutdown.recv().await;
                 Ok(())
             });

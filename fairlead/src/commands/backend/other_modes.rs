@@ -20,7 +20,7 @@ use backend_iptables::LoopbackRouting;
 use ipnet::IpNet;
 use iptables::{Program, SavedRules, Tools, Variant, VariantSelection, save_variants};
 use proto::model::IpFamily;
-use runtime::{Shutdown, failure::Repeated, warn_if_news};
+use runtime::{failure::Repeated, warn_if_news};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -94,21 +94,8 @@ impl OtherModes {
         }
     }
 
-    /// Reports and removes it, then waits for `shutdown`.
-    pub(super) async fn take_over(
-        self,
-        mut progress: watch::Receiver<Progress>,
-        gauge: StaleObjects,
-        mut shutdown: Shutdown,
-    ) -> Result<()> {
-        tokio::select! {
-            () = self.run(&mut progress, &gauge) => shutdown.recv().await,
-            () = shutdown.recv() => {}
-        }
-        Ok(())
-    }
-
-    async fn run(&self, progress: &mut watch::Receiver<Progress>, gauge: &StaleObjects) {
+    /// Reports and removes it; ends when nothing is left.
+    pub(super) async fn take_over(&self, mut progress: watch::Receiver<Progress>, gauge: &StaleObjects) {
         match self.find().await {
             Ok(stale) => {
                 gauge.set(&stale);
