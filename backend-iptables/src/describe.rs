@@ -22,7 +22,7 @@ pub(crate) fn chain_owners(state: &NodeState) -> ChainOwners<'_> {
         let names = ChainNames::new(key);
         let kinds = [ChainKind::Svc, ChainKind::Svl, ChainKind::Ext, ChainKind::Fw].map(|kind| names.chain(kind));
         let pools = IpFamily::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
-        let endpoints = pools.iter().flatten().flat_map(|pool| pool.endpoints());
+        let endpoints = pools.iter().flatten().flat_map(|pool| pool.iter());
         let of_endpoints = endpoints.map(|endpoint| names.endpoint((endpoint.address, endpoint.port.get()).into()));
         owners.extend(kinds.into_iter().chain(of_endpoints).map(|chain| (chain, key)));
     }

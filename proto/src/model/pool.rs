@@ -193,12 +193,6 @@ impl fmt::Display for Endpoint {
 }
 
 impl Pool {
-    /// The endpoints, sorted.
-    #[must_use]
-    pub fn endpoints(&self) -> &[Endpoint] {
-        &self.0
-    }
-
     /// The entry with the address and port of `endpoint`.
     #[must_use]
     pub fn get(&self, endpoint: &Endpoint) -> Option<&Endpoint> {

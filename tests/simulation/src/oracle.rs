@@ -378,7 +378,7 @@ fn is_part(part: &ServicePortState, whole: &ServicePortState) -> bool {
     let any_endpoints = part.port.any_endpoints;
     let mut pools = part.cluster.iter().zip(whole.cluster.iter()).chain(part.local.iter().zip(whole.local.iter()));
     part.port == ServicePort { any_endpoints, ..whole.port.clone() }
-        && pools.all(|((_, part), (_, whole))| part.endpoints().iter().all(|endpoint| whole.contains(endpoint)))
+        && pools.all(|((_, part), (_, whole))| part.iter().all(|endpoint| whole.contains(endpoint)))
 }
 
 /// A withheld service port without what it lacks because another one has that in the committed state.

@@ -234,7 +234,7 @@ fn digest_of(service: &ServicePortState) -> Digest {
     let mut sum = Digest::of_service_port(&service.port);
     for class in PoolClass::ALL {
         for family in IpFamily::ALL {
-            sum.add(hash.pool(class, service.pool(class, family).endpoints()));
+            sum.add(hash.pool(class, service.pool(class, family)));
         }
     }
     sum
