@@ -51,12 +51,7 @@ impl Tools {
     /// # Errors
     /// When `iptables` cannot be started.
     pub async fn is_installed(&self) -> Result<bool> {
-        for family in IpFamily::ALL {
-            if installed_variant(Program::plain(family, Variant::Nft).name).await?.is_some() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        Ok(default_variant().await?.is_some())
     }
 
     /// The variant in use, if it has been detected.
