@@ -212,11 +212,6 @@ impl NftBatch {
         (&self.buf, frame_message(abi::BATCH_END))
     }
 
-    /// The begin and the end of an empty transaction.
-    pub(crate) fn frame() -> (Vec<u8>, Vec<u8>) {
-        (frame_message(abi::BATCH_BEGIN), frame_message(abi::BATCH_END))
-    }
-
     /// The decoded operations.
     pub(crate) fn operations(&self) -> impl Iterator<Item = Operation<'_>> {
         (0..self.len()).filter_map(|index| self.get(index))

@@ -17,7 +17,7 @@ use super::{
     set::Set,
     table::{Table, TableFamily},
 };
-use crate::{Error, Result, Socket, attr::Put, exchange::interrupted};
+use crate::{Error, Result, Socket, attr::Put};
 use dump::{DuplicateCheck, Request};
 
 /// The number of elements requested in one message. Each reply takes about 1 KiB of the receive buffer.
@@ -100,7 +100,7 @@ impl NftHandle {
     ) -> Result<A> {
         let mut request = Request::of(table, msg::GETSETELEM, "list elements");
         request.name(elements::SET, set);
-        let changed = interrupted(&format!("list elements {} {} {set}", table.family, table.name));
+        let changed = request.interrupted();
         let start = || (start(), DuplicateCheck::default());
         let (collected, _) = request.fold(&mut self.socket, start, |(collected, duplicates), body| {
             for element in body.nested(elements::LIST) {

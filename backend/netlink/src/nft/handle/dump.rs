@@ -32,8 +32,9 @@ const ATTEMPTS: u32 = 10;
 /// transaction is in progress, is the generation before it, when none was in progress either. (Not covered: a
 /// transaction of another process on the same set that fails during the dump.)
 fn wait_for_transactions(socket: &mut Socket) -> Result<()> {
-    let (begin, end) = NftBatch::frame();
-    socket.send(&[&begin, &end])
+    let empty = NftBatch::new();
+    let (begin, end) = empty.parts();
+    socket.send(&[begin, &end])
 }
 
 /// A request outside of a transaction.
