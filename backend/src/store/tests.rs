@@ -46,7 +46,7 @@ fn mk_stored(state: &NodeState, epoch: Epoch, revision: u64) -> StoredState {
         epoch,
         // The version of the cluster that the revision reflects.
         source_version: SourceVersion(1000 + revision),
-        kind_versions: KindVersions { nodes: SourceVersion(2000 + revision), ..KindVersions::default() },
+        kind_versions: KindVersions { nodes: 2000 + revision, ..KindVersions::default() },
         boot: None,
         state: state.clone(),
     }

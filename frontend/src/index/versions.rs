@@ -56,7 +56,7 @@ impl SourceVersions {
 }
 
 fn of_kinds(versions: &BTreeMap<ObjectKind, SourceVersion>) -> KindVersions {
-    let version = |kind| versions.get(&kind).copied().unwrap_or_default();
+    let version = |kind| versions.get(&kind).map_or(0, |version| version.0);
     KindVersions {
         services: version(ObjectKind::Service),
         endpoint_slices: version(ObjectKind::EndpointSlice),
@@ -79,10 +79,7 @@ mod tests {
         versions.record(ObjectKind::EndpointSlice, VersionProgress::Changed(SourceVersion(95)));
         versions.record(ObjectKind::EndpointSlice, VersionProgress::Confirmed(SourceVersion(120)));
         assert_eq!((versions.reflected(), versions.confirmed()), (SourceVersion(100), SourceVersion(120)));
-        let kinds = |services, endpoint_slices| {
-            let (services, endpoint_slices) = (SourceVersion(services), SourceVersion(endpoint_slices));
-            KindVersions { services, endpoint_slices, ..KindVersions::default() }
-        };
+        let kinds = |services, endpoint_slices| KindVersions { services, endpoint_slices, ..KindVersions::default() };
         assert_eq!((versions.reflected_kinds(), versions.confirmed_kinds()), (kinds(100, 95), kinds(100, 120)));
     }
 

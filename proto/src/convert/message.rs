@@ -87,7 +87,7 @@ impl TryFrom<v1::Welcome> for Welcome {
             epoch: Epoch(wire.epoch),
             mode,
             source_version: SourceVersion(wire.source_version),
-            kind_versions: kind_versions(wire.kind_versions),
+            kind_versions: wire.kind_versions.unwrap_or_default(),
         })
     }
 }
@@ -143,24 +143,8 @@ impl TryFrom<v1::ClientMessage> for ClientMessage {
 }
 
 /// Without any version the message is left out.
-pub(super) fn wire_kind_versions(versions: KindVersions) -> Option<v1::KindVersions> {
-    let KindVersions { services, endpoint_slices, nodes, service_cidrs } = versions;
-    (versions != KindVersions::default()).then_some(v1::KindVersions {
-        services: services.0,
-        endpoint_slices: endpoint_slices.0,
-        nodes: nodes.0,
-        service_cidrs: service_cidrs.0,
-    })
-}
-
-pub(super) fn kind_versions(wire: Option<v1::KindVersions>) -> KindVersions {
-    let v1::KindVersions { services, endpoint_slices, nodes, service_cidrs } = wire.unwrap_or_default();
-    KindVersions {
-        services: SourceVersion(services),
-        endpoint_slices: SourceVersion(endpoint_slices),
-        nodes: SourceVersion(nodes),
-        service_cidrs: SourceVersion(service_cidrs),
-    }
+pub(super) fn wire_kind_versions(versions: KindVersions) -> Option<KindVersions> {
+    (versions != KindVersions::default()).then_some(versions)
 }
 
 impl From<&Hello> for v1::Hello {
@@ -198,7 +182,7 @@ impl TryFrom<v1::Hello> for Hello {
             resume: (wire.epoch != 0).then_some((Epoch(wire.epoch), Revision(wire.revision))),
             digests: (!wire.digests.is_empty()).then(|| digests(&wire.digests, "digests")).transpose()?,
             source_version: SourceVersion(wire.source_version),
-            kind_versions: kind_versions(wire.kind_versions),
+            kind_versions: wire.kind_versions.unwrap_or_default(),
             started: from_unix_micros(wire.started_micros),
         })
     }

@@ -1,10 +1,10 @@
 //! Operations, the node and cluster info that they set, and batches.
 
-use super::message::{kind_versions, wire_kind_versions};
 use super::{
     InvalidMessage, Within as _, each,
     enums::WireEnum as _,
     from_unix_micros,
+    message::wire_kind_versions,
     pack::{addresses, pack_address, pack_endpoints, unpack_endpoints},
     service_port::required_key,
     sorted, unix_micros,
@@ -162,7 +162,7 @@ impl TryFrom<v1::Batch> for Batch {
             commit: wire.commit,
             oldest_trigger: from_unix_micros(wire.oldest_trigger_micros),
             source_version: SourceVersion(wire.source_version),
-            kind_versions: kind_versions(wire.kind_versions),
+            kind_versions: wire.kind_versions.unwrap_or_default(),
         })
     }
 }

@@ -164,9 +164,11 @@ fn batch() -> impl Strategy<Value = Batch> {
 }
 
 fn kind_versions() -> impl Strategy<Value = KindVersions> {
-    any::<[u64; 4]>().prop_map(|versions| {
-        let [services, endpoint_slices, nodes, service_cidrs] = versions.map(SourceVersion);
-        KindVersions { services, endpoint_slices, nodes, service_cidrs }
+    any::<[u64; 4]>().prop_map(|[services, endpoint_slices, nodes, service_cidrs]| KindVersions {
+        services,
+        endpoint_slices,
+        nodes,
+        service_cidrs,
     })
 }
 
@@ -203,7 +205,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
                 resume: resume.map(|(epoch, revision)| (Epoch(epoch), Revision(revision))),
                 digests,
                 source_version: SourceVersion(source_version),
-                kind_versions: KindVersions { services: SourceVersion(source_version), ..KindVersions::default() },
+                kind_versions: KindVersions { services: source_version, ..KindVersions::default() },
                 started: started.map(|micros| UNIX_EPOCH + Duration::from_micros(micros)),
             })
         },

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 use super::{Endpoint, IpFamily, Pool, PoolId, ServicePort, ServicePortKey};
+pub use crate::v1::KindVersions;
 
 /// The number of a change within an [`Epoch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -23,19 +24,6 @@ pub struct Epoch(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct SourceVersion(pub u64);
-
-/// The [`SourceVersion`] of each kind of object.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KindVersions {
-    /// Of Services.
-    pub services: SourceVersion,
-    /// Of EndpointSlices.
-    pub endpoint_slices: SourceVersion,
-    /// Of Nodes.
-    pub nodes: SourceVersion,
-    /// Of ServiceCIDRs.
-    pub service_cidrs: SourceVersion,
-}
 
 /// The node that a stream is for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -116,12 +104,13 @@ impl KindVersions {
     fn kinds(self) -> [(&'static str, SourceVersion); 4] {
         let Self { services, endpoint_slices, nodes, service_cidrs } = self;
         [("Service", services), ("EndpointSlice", endpoint_slices), ("Node", nodes), ("ServiceCIDR", service_cidrs)]
+            .map(|(kind, version)| (kind, SourceVersion(version)))
     }
 
     /// The versions of a later commit; a kind whose version it does not know keeps its version.
     #[must_use]
     pub fn updated(self, later: Self) -> Self {
-        let known = |later: SourceVersion, now| if later == SourceVersion::default() { now } else { later };
+        let known = |later: u64, now| if later == 0 { now } else { later };
         Self {
             services: known(later.services, self.services),
             endpoint_slices: known(later.endpoint_slices, self.endpoint_slices),

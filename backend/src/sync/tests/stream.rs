@@ -338,10 +338,7 @@ async fn frontend_that_is_behind_in_one_kind_is_a_rollback_also_after_a_restart(
     let file = dir.path().join("state");
     let state = mk_services(&["default/web"]);
     let kernel = FakeKernel::default();
-    let versions = |services, endpoint_slices| {
-        let (services, endpoint_slices) = (SourceVersion(services), SourceVersion(endpoint_slices));
-        KindVersions { services, endpoint_slices, ..KindVersions::default() }
-    };
+    let versions = |services, endpoint_slices| KindVersions { services, endpoint_slices, ..KindVersions::default() };
     let commit = |base, kind_versions| match mk_batch(base, base + 1, 1000, everything(&state)) {
         ServerMessage::Batch(batch) => ServerMessage::Batch(Batch { kind_versions, ..batch }),
         other => other,
