@@ -12,16 +12,9 @@ use crate::{
     message::{self, attributes, flags},
 };
 
-/// The flow in a message of a dump.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tracked {
-    Open(Flow),
-    /// A TCP connection that is closed, or a flow of another protocol.
-    Other,
-}
-
-/// Reads a message of a dump; `None` if a required attribute is missing.
-pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
+/// The flow in a message of a dump; `Some(None)` for a closed TCP connection, and for another protocol. `None` if a
+/// required attribute is missing.
+pub(super) fn read(payload: &[u8]) -> Option<Option<Flow>> {
     let mut original = None;
     let mut reply = None;
     let mut id = None;
@@ -34,7 +27,7 @@ pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
             abi::TUPLE_ORIG => {
                 protocol = FlowProtocol::from_number(protocol_number(attr.nested())?.into());
                 if protocol.is_none() {
-                    return Some(Tracked::Other);
+                    return Some(None);
                 }
                 original = Some(read_tuple(attr.nested())?);
                 if let Some(of_tuple) = attr.nested().find(tuple::ZONE) {
@@ -46,7 +39,7 @@ pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
             abi::PROTOINFO => {
                 tcp_state = read_tcp_state(attr.nested());
                 if matches!(tcp_state, Some(tcp_state::TIME_WAIT | tcp_state::CLOSE)) {
-                    return Some(Tracked::Other);
+                    return Some(None);
                 }
             }
             abi::ID => id = Some(attr.u32()?),
@@ -58,7 +51,7 @@ pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
     let is_established = tcp_state == Some(tcp_state::ESTABLISHED) && is_answered;
     let is_half_open = tcp_state == Some(tcp_state::SYN_SENT) && status & abi::STATUS_SEEN_REPLY == 0;
     let (protocol, original, reply, id) = (protocol?, original?, reply?, id?);
-    Some(Tracked::Open(Flow { protocol, original, reply, id, zone, is_established, is_half_open }))
+    Some(Some(Flow { protocol, original, reply, id, zone, is_established, is_half_open }))
 }
 
 fn protocol_number(tuple: Attrs<'_>) -> Option<u8> {

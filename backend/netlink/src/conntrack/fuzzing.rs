@@ -8,7 +8,7 @@ pub(crate) fn payload(payload: &[u8]) {
     if let Some(reply) = attributes(payload).and_then(|list| list.find(abi::TUPLE_REPLY)) {
         let _ = flow::read_tuple(reply.nested());
     }
-    let Some(flow::Tracked::Open(open)) = flow::read(payload) else { return };
+    let Some(Some(open)) = flow::read(payload) else { return };
     // The kernel never mixes families in a tuple.
     if open.original.source.is_ipv4() != open.original.destination.is_ipv4() {
         return;

@@ -3,7 +3,7 @@
 use super::{
     Flow, FlowProtocol, Tuple,
     abi::{self, filter, msg, proto, tuple},
-    flow::{self, Tracked},
+    flow,
 };
 use crate::{
     AddressFamily, Error, Result, Socket,
@@ -82,10 +82,7 @@ impl ConntrackHandle {
         flow::write_request(&mut self.buf, msg::GET, flow, flags::ACK, SEQ);
         match collect(&mut self.socket, &self.buf, "look up a flow", "a flow", flow::read) {
             Err(error) if error.is_not_found() => Ok(None),
-            replies => Ok(replies?.into_iter().find_map(|tracked| match tracked {
-                Tracked::Open(found) => Some(found).filter(|found| found.id == flow.id),
-                Tracked::Other => None,
-            })),
+            replies => Ok(replies?.into_iter().flatten().find(|found| found.id == flow.id)),
         }
     }
 
@@ -152,8 +149,8 @@ impl ConntrackHandle {
         let name = format!("list {} flows", selection.protocol().name());
         exchange(&mut self.socket, &self.buf, &name, |message| {
             match flow::read(message.payload).ok_or(Error::Malformed("a flow"))? {
-                Tracked::Open(flow) if selection.contains(&flow) => visit(flow),
-                Tracked::Open(_) | Tracked::Other => Ok(()),
+                Some(flow) if selection.contains(&flow) => visit(flow),
+                _ => Ok(()),
             }
         })
     }

@@ -1,10 +1,7 @@
 //! Requests and replies compared with those of the `conntrack` command: `captured/conntrack-1.4.7.txt`.
 
 use crate::{
-    conntrack::{
-        ConntrackZone, Flow, FlowProtocol, Tuple, abi,
-        flow::{self, Tracked},
-    },
+    conntrack::{ConntrackZone, Flow, FlowProtocol, Tuple, abi, flow},
     message::{self, flags, messages},
 };
 
@@ -20,7 +17,7 @@ fn flows(command: &str) -> Vec<Flow> {
     for datagram in crate::captured::read(CAPTURED, command) {
         for message in messages(&datagram).filter(|message| message.kind > message::DONE) {
             match flow::read(message.payload) {
-                Some(Tracked::Open(flow)) => list.push(flow),
+                Some(Some(flow)) => list.push(flow),
                 other => panic!("{other:?}"),
             }
         }
