@@ -6,10 +6,8 @@
 //!   reply     10.244.2.5:5353 -> 10.244.1.7:4000      the reply's packets: the source is the endpoint
 //! ```
 
-mod abi;
-mod flow;
-#[cfg(feature = "testing")]
-pub(crate) mod fuzzing;
+pub(crate) mod abi;
+pub(crate) mod flow;
 mod handle;
 #[cfg(test)]
 mod tests;

@@ -7,8 +7,13 @@ use rtnetlink::packet_core::{NetlinkDeserializable as _, NetlinkHeader};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 
 use crate::{
-    AddressFamily, conntrack, genl, ipset, ipvs,
-    message::{self, HEADER, Message, messages},
+    AddressFamily,
+    attr::attrs,
+    conntrack::{abi, flow},
+    genl,
+    ipset::{IpsetEntry, codec as ipset_codec},
+    ipvs::codec as ipvs_codec,
+    message::{self, HEADER, Message, attributes, messages},
     nft, rtnl,
 };
 
@@ -17,7 +22,7 @@ fn replies(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
     messages(datagram).filter(|message| match message.kind {
         message::ERROR | message::DONE => {
             let _ = message.error_reply().and_then(|reply| reply.check("fuzz"));
-            let _ = ipset::fuzzing::error(message.payload);
+            let _ = ipset_codec::read_rejected_line(message.payload);
             false
         }
         _ => true,
@@ -29,22 +34,50 @@ pub fn nf_tables(datagram: &[u8]) {
     replies(datagram).for_each(|message| nft::fuzzing::message(&message));
 }
 
-/// Flows of connection tracking.
+/// Flows of connection tracking. The request to delete a flow must identify the same flow.
 pub fn conntrack(datagram: &[u8]) {
-    replies(datagram).for_each(|message| conntrack::fuzzing::payload(message.payload));
+    for Message { payload, .. } in replies(datagram) {
+        if let Some(reply) = attributes(payload).and_then(|list| list.find(abi::TUPLE_REPLY)) {
+            let _ = flow::read_tuple(reply.nested());
+        }
+        let Some(Some(open)) = flow::read(payload) else { continue };
+        // The kernel never mixes families in a tuple.
+        if open.original.source.is_ipv4() != open.original.destination.is_ipv4() {
+            continue;
+        }
+        let mut request = Vec::new();
+        flow::write_delete(&mut request, &open, 0, 1);
+        let original = messages(&request).find_map(|message| attributes(message.payload)?.find(abi::TUPLE_ORIG));
+        assert_eq!(original.and_then(|original| flow::read_tuple(original.nested())), Some(open.original));
+    }
 }
 
-/// Sets and entries of ipset.
+/// Sets and entries of ipset. An entry must be the same after it is written and read again.
 pub fn ipset(datagram: &[u8]) {
-    replies(datagram).for_each(|message| ipset::fuzzing::payload(message.payload));
+    for Message { payload, .. } in replies(datagram) {
+        let _ = (ipset_codec::read_size(payload), ipset_codec::read_set(payload));
+        for entry in ipset_codec::read_entries(payload).into_iter().flatten() {
+            let mut bytes = Vec::new();
+            entry.write(&mut bytes, 1);
+            let written = attrs(&bytes).next().and_then(|data| IpsetEntry::read(data.nested()));
+            assert_eq!(written, Some(entry));
+        }
+    }
 }
 
 /// Virtual servers and destinations of IPVS, and families of generic netlink.
 pub fn ipvs(datagram: &[u8]) {
-    for message in replies(datagram) {
-        let _ = genl::read_id(message.payload);
-        for family in [AddressFamily::V4, AddressFamily::V6] {
-            ipvs::fuzzing::payload(message.payload, family);
+    for Message { payload, .. } in replies(datagram) {
+        let _ = genl::read_id(payload);
+        let _ = (ipvs_codec::read_service(payload), ipvs_codec::read_scheduling(payload));
+        let _ = ipvs_codec::read_timeouts(payload);
+        for family in AddressFamily::ALL {
+            if let Some(destination) = ipvs_codec::read_destination(payload, family) {
+                // What is written lacks the counters.
+                let mut bytes = Vec::new();
+                ipvs_codec::write_destination(&mut bytes, &destination);
+                assert!(!bytes.is_empty());
+            }
         }
     }
 }

@@ -1,10 +1,8 @@
 //! ipset: sets of addresses and ports that iptables rules refer to, over nfnetlink.
 
 mod abi;
-mod codec;
+pub(crate) mod codec;
 mod entry;
-#[cfg(feature = "testing")]
-pub(crate) mod fuzzing;
 mod handle;
 
 pub use entry::IpsetEntry;

@@ -6,10 +6,8 @@
 //! ```
 
 mod abi;
-mod codec;
+pub(crate) mod codec;
 mod command;
-#[cfg(feature = "testing")]
-pub(crate) mod fuzzing;
 mod handle;
 
 use std::{fmt, net::SocketAddr, path::Path, sync::Arc};

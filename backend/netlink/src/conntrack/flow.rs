@@ -14,7 +14,7 @@ use crate::{
 
 /// The flow in a message of a dump; `Some(None)` for a closed TCP connection, and for another protocol. `None` if a
 /// required attribute is missing.
-pub(super) fn read(payload: &[u8]) -> Option<Option<Flow>> {
+pub(crate) fn read(payload: &[u8]) -> Option<Option<Flow>> {
     let mut original = None;
     let mut reply = None;
     let mut id = None;
@@ -62,7 +62,7 @@ fn read_tcp_state(protocol_info: Attrs<'_>) -> Option<u8> {
     protocol_info.find(protoinfo::TCP)?.nested().find(protoinfo::TCP_STATE)?.u8()
 }
 
-pub(super) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
+pub(crate) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
     let mut source = None;
     let mut destination = None;
     for attr in attributes.find(tuple::IP)?.nested() {
@@ -81,7 +81,7 @@ pub(super) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
 }
 
 /// Appends a request to delete this flow, but not a later one with the same tuples.
-pub(super) fn write_delete(buf: &mut Vec<u8>, flow: &Flow, more_flags: u16, seq: u32) {
+pub(crate) fn write_delete(buf: &mut Vec<u8>, flow: &Flow, more_flags: u16, seq: u32) {
     write_request(buf, abi::msg::DELETE, flow, more_flags, seq);
 }
 

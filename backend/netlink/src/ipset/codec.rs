@@ -90,18 +90,18 @@ pub(super) fn write_test(buf: &mut Vec<u8>, name: &str, entry: &IpsetEntry) {
 }
 
 /// The number of the rejected entry, from 1, in the payload of an error.
-pub(super) fn read_rejected_line(error: &[u8]) -> Option<u32> {
+pub(crate) fn read_rejected_line(error: &[u8]) -> Option<u32> {
     let request = error.get(4 + message::HEADER + message::SUBHEADER..)?;
     attrs(request).find(attr::LINENO)?.u32()
 }
 
 /// The number of entries of the set in a message of a list.
-pub(super) fn read_size(payload: &[u8]) -> Option<u32> {
+pub(crate) fn read_size(payload: &[u8]) -> Option<u32> {
     attributes(payload)?.find(attr::DATA)?.nested().find(create::ELEMENTS)?.u32()
 }
 
 /// The set in a message of a list; `None` if a required attribute is missing.
-pub(super) fn read_set(payload: &[u8]) -> Option<Ipset> {
+pub(crate) fn read_set(payload: &[u8]) -> Option<Ipset> {
     let attributes = attributes(payload)?;
     let text = |kind| attributes.find(kind)?.str().map(str::to_owned);
     let family = AddressFamily::from_number(attributes.find(attr::FAMILY)?.u8()?.into());
@@ -109,7 +109,7 @@ pub(super) fn read_set(payload: &[u8]) -> Option<Ipset> {
 }
 
 /// The entries in a message of a list. A large set comes in several messages.
-pub(super) fn read_entries(payload: &[u8]) -> Option<Vec<IpsetEntry>> {
+pub(crate) fn read_entries(payload: &[u8]) -> Option<Vec<IpsetEntry>> {
     let Some(entries) = attributes(payload)?.find(attr::ADT) else { return Some(Vec::new()) };
     entries.nested().filter(|entry| entry.kind == attr::DATA).map(|entry| IpsetEntry::read(entry.nested())).collect()
 }

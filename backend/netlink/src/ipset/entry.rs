@@ -28,7 +28,7 @@ pub struct IpsetEntry {
 
 impl IpsetEntry {
     /// Appends the entry; `line` is the number that the kernel reports if it rejects the entry.
-    pub(super) fn write(&self, buf: &mut Vec<u8>, line: u32) {
+    pub(crate) fn write(&self, buf: &mut Vec<u8>, line: u32) {
         let start = buf.open(attr::DATA);
         put_ip(buf, data::IP, self.ip);
         if let Some(prefix) = self.prefix {
@@ -53,7 +53,7 @@ impl IpsetEntry {
     }
 
     /// `None` if a field is malformed. The kernel omits the prefix lengths of single addresses.
-    pub(super) fn read(fields: Attrs<'_>) -> Option<Self> {
+    pub(crate) fn read(fields: Attrs<'_>) -> Option<Self> {
         let mut entry = Self::default();
         for field in fields {
             match field.kind {

@@ -59,7 +59,7 @@ fn write_key(buf: &mut Vec<u8>, service: &VirtualServerKey) {
 }
 
 /// Appends the key of a destination and its settings.
-pub(super) fn write_destination(buf: &mut Vec<u8>, destination: &Destination) {
+pub(crate) fn write_destination(buf: &mut Vec<u8>, destination: &Destination) {
     let start = buf.open(abi::DEST);
     let address = &destination.address;
     buf.put_ne_u16(dest::ADDR_FAMILY, AddressFamily::of(&address.ip()).number() as u16);
@@ -73,7 +73,7 @@ pub(super) fn write_destination(buf: &mut Vec<u8>, destination: &Destination) {
 }
 
 /// The virtual server in a message of a dump; `None` if a required attribute is missing.
-pub(super) fn read_service(payload: &[u8]) -> Option<VirtualServerKey> {
+pub(crate) fn read_service(payload: &[u8]) -> Option<VirtualServerKey> {
     let nest = content(payload, abi::SERVICE)?;
     let family = family(&nest.find(svc::AF)?)?;
     if let Some(mark) = nest.find(svc::FWMARK) {
@@ -85,7 +85,7 @@ pub(super) fn read_service(payload: &[u8]) -> Option<VirtualServerKey> {
 }
 
 /// The scheduling of the virtual server in a message of a dump.
-pub(super) fn read_scheduling(payload: &[u8]) -> Option<Scheduling> {
+pub(crate) fn read_scheduling(payload: &[u8]) -> Option<Scheduling> {
     let nest = content(payload, abi::SERVICE)?;
     let flags = nest.find(svc::FLAGS)?.payload.first_chunk::<4>()?;
     Some(Scheduling {
@@ -96,7 +96,7 @@ pub(super) fn read_scheduling(payload: &[u8]) -> Option<Scheduling> {
 }
 
 /// The timeouts in a reply.
-pub(super) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
+pub(crate) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
     let list = attributes(payload)?;
     let number = |kind| list.find(kind)?.ne_u32();
     Some(IpvsTimeouts {
@@ -108,7 +108,7 @@ pub(super) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
 
 /// The destination in a message of a dump. `server_family` is the family of its virtual server: older kernels do not
 /// report the destination's, which is the same there.
-pub(super) fn read_destination(payload: &[u8], server_family: AddressFamily) -> Option<Destination> {
+pub(crate) fn read_destination(payload: &[u8], server_family: AddressFamily) -> Option<Destination> {
     let nest = content(payload, abi::DEST)?;
     let number = |kind| nest.find(kind)?.ne_u32();
     let family = match nest.find(dest::ADDR_FAMILY) {
