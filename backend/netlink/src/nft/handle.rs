@@ -4,7 +4,11 @@ mod dump;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Deref;
+use std::{
+    collections::HashSet,
+    hash::{BuildHasher as _, RandomState},
+    ops::Deref,
+};
 
 use super::{
     NftBatch,
@@ -18,7 +22,7 @@ use super::{
     table::{Table, TableFamily},
 };
 use crate::{Error, Result, Socket, attr::Put};
-use dump::{DuplicateCheck, Request};
+use dump::Request;
 
 /// The number of elements requested in one message. Each reply takes about 1 KiB of the receive buffer.
 const KEYS_PER_MESSAGE: usize = 1_000;
@@ -101,10 +105,13 @@ impl NftHandle {
         let mut request = Request::of(table, msg::GETSETELEM, "list elements");
         request.name(elements::SET, set);
         let changed = request.interrupted();
-        let start = || (start(), DuplicateCheck::default());
-        let (collected, _) = request.fold(&mut self.socket, start, |(collected, duplicates), body| {
+        // For some milliseconds after a transaction the kernel resizes hash sets. A dump in this time contains some
+        // elements twice and lacks as many others, without any other indication.
+        let hasher = RandomState::new();
+        let start = || (start(), HashSet::<u64>::new());
+        let (collected, _) = request.fold(&mut self.socket, start, |(collected, seen), body| {
             for element in body.nested(elements::LIST) {
-                if !duplicates.insert(element.payload) {
+                if !seen.insert(hasher.hash_one(element.payload)) {
                     return Err(changed.clone());
                 }
                 visit(collected, Element::read(&element).ok_or(Error::Malformed("an element"))?);

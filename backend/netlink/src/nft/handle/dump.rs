@@ -1,10 +1,6 @@
 //! Requests outside of transactions: queries, and dumps, which restart if another process changes the ruleset.
 
-use std::{
-    collections::HashSet,
-    hash::{BuildHasher, RandomState},
-    ops::Deref,
-};
+use std::ops::Deref;
 
 use nix::libc;
 use tracing::debug;
@@ -43,23 +39,6 @@ pub(super) struct Request {
     bytes: Vec<u8>,
     /// The request as `nft` would write it.
     label: String,
-}
-
-/// Detects an element that a dump contains twice.
-///
-/// For some milliseconds after a transaction the kernel resizes hash sets. A dump in this time contains some elements
-/// twice and lacks as many others, without any other indication.
-#[derive(Debug, Default)]
-pub(super) struct DuplicateCheck {
-    seen: HashSet<u64>,
-    hasher: RandomState,
-}
-
-impl DuplicateCheck {
-    /// False if the same bytes were inserted before.
-    pub(super) fn insert(&mut self, bytes: &[u8]) -> bool {
-        self.seen.insert(self.hasher.hash_one(bytes))
-    }
 }
 
 /// The ruleset's generation.
