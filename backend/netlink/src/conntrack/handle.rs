@@ -27,11 +27,11 @@ pub struct ConntrackHandle {
 }
 
 /// Which flows are dumped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Selection {
-    Protocol(FlowProtocol),
+#[derive(Clone, Copy, Debug)]
+struct Selection {
+    protocol: FlowProtocol,
     /// TCP connections whose SYN has not been answered. Since Linux 5.19 the kernel omits answered ones if it filters.
-    HalfOpen,
+    only_half_open: bool,
 }
 
 /// Which side filters a dump by protocol.
@@ -62,7 +62,7 @@ impl ConntrackHandle {
         protocol: FlowProtocol,
         visit: impl FnMut(Flow) -> Result<()>,
     ) -> Result<()> {
-        self.selected(family, Selection::Protocol(protocol), visit)
+        self.selected(family, Selection { protocol, only_half_open: false }, visit)
     }
 
     /// As [`Self::flows`], with the TCP connections whose SYN has not been answered.
@@ -70,7 +70,7 @@ impl ConntrackHandle {
     /// # Errors
     /// When the kernel rejects the dump, or `visit` fails, which ends the dump.
     pub fn half_open(&mut self, family: AddressFamily, visit: impl FnMut(Flow) -> Result<()>) -> Result<()> {
-        self.selected(family, Selection::HalfOpen, visit)
+        self.selected(family, Selection { protocol: FlowProtocol::Tcp, only_half_open: true }, visit)
     }
 
     /// The flow as it is now; `None` if it has ended.
@@ -146,10 +146,11 @@ impl ConntrackHandle {
     ) -> Result<()> {
         self.buf.clear();
         write_dump(&mut self.buf, family, selection, self.filter);
-        let name = format!("list {} flows", selection.protocol().name());
+        let Selection { protocol, only_half_open } = selection;
+        let name = format!("list {} flows", protocol.name());
         exchange(&mut self.socket, &self.buf, &name, |message| {
             match flow::read(message.payload).ok_or(Error::Malformed("a flow"))? {
-                Some(flow) if selection.contains(&flow) => visit(flow),
+                Some(flow) if flow.protocol == protocol && (!only_half_open || flow.is_half_open) => visit(flow),
                 _ => Ok(()),
             }
         })
@@ -170,22 +171,9 @@ impl ConntrackHandle {
     }
 }
 
-impl Selection {
-    fn protocol(self) -> FlowProtocol {
-        match self {
-            Self::Protocol(protocol) => protocol,
-            Self::HalfOpen => FlowProtocol::Tcp,
-        }
-    }
-
-    fn contains(self, flow: &Flow) -> bool {
-        flow.protocol == self.protocol() && (self != Self::HalfOpen || flow.is_half_open)
-    }
-}
-
 /// Appends a request for all flows of a family, only for those that are selected if the kernel filters.
 fn write_dump(buf: &mut Vec<u8>, family: AddressFamily, selection: Selection, filter: Filter) {
-    let protocol = selection.protocol();
+    let Selection { protocol, only_half_open } = selection;
     flow::put(buf, msg::GET, flags::DUMP, SEQ, family, |buf| {
         if filter == Filter::Kernel {
             buf.nest(abi::TUPLE_ORIG, |buf| {
@@ -196,7 +184,7 @@ fn write_dump(buf: &mut Vec<u8>, family: AddressFamily, selection: Selection, fi
                 buf.put_ne_u32(filter::ORIG_FLAGS, filter::PROTO_NUM);
                 buf.put_ne_u32(filter::REPLY_FLAGS, 0);
             });
-            if selection == Selection::HalfOpen {
+            if only_half_open {
                 buf.put_u32(abi::STATUS, 0);
                 buf.put_u32(abi::STATUS_MASK, abi::STATUS_SEEN_REPLY);
             }
@@ -216,7 +204,8 @@ mod tests {
     #[test]
     fn the_request_for_a_dump_equals_that_of_conntrack() {
         let mut ours = Vec::new();
-        write_dump(&mut ours, AddressFamily::V6, Selection::Protocol(FlowProtocol::Udp), Filter::Client);
+        let udp = Selection { protocol: FlowProtocol::Udp, only_half_open: false };
+        write_dump(&mut ours, AddressFamily::V6, udp, Filter::Client);
         let theirs = sent("conntrack -L -f ipv6 -p udp");
         // Except the sequence number.
         assert_eq!((&ours[..8], &ours[16..]), (&theirs[..8], &theirs[16..]));
