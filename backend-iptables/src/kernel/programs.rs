@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use backend::driver::{NfTablesWatch, Touched};
 use iptables::{Program, RestoreError, Tools, Variant, VariantSelection};
-use netlink::nft::{NftChange, NftEvent, TableFamily};
+use netlink::nft::{NftEvent, TableFamily};
 use proto::model::IpFamily;
 use tracing::info;
 
@@ -168,14 +168,14 @@ pub(super) fn routes_localnet() -> Result<bool> {
 
 /// What a notification changes of ours.
 fn touched(event: &NftEvent) -> Option<Touched> {
-    let NftEvent::Changed { family, table, object, chain, verb, port: _ } = event else { return None };
+    let NftEvent::Changed { family, table, object, chain, is_deletion, port: _ } = event else { return None };
     let is_watched = matches!(family, Some(TableFamily::Ip | TableFamily::Ip6))
         && TABLES.iter().any(|watched| watched.name() == table);
     match chain {
         _ if !is_watched => None,
         Some(chain) if names::is_ours(chain) => Some(Touched::Ours(object)),
         // A deleted rule of a built-in chain may have been a jump of ours.
-        _ => (*verb == NftChange::Delete).then_some(Touched::Perhaps),
+        _ => is_deletion.then_some(Touched::Perhaps),
     }
 }
 
@@ -183,30 +183,30 @@ fn touched(event: &NftEvent) -> Option<Touched> {
 mod tests {
     use super::*;
 
-    fn changed(table: &str, chain: Option<&str>, verb: NftChange) -> Option<Touched> {
+    fn changed(table: &str, chain: Option<&str>, is_deletion: bool) -> Option<Touched> {
         let object = if chain.is_some() { "rule" } else { "table" };
         let (table, chain) = (table.into(), chain.map(Into::into));
-        touched(&NftEvent::Changed { family: Some(TableFamily::Ip), table, object, chain, verb, port: 7 })
+        touched(&NftEvent::Changed { family: Some(TableFamily::Ip), table, object, chain, is_deletion, port: 7 })
     }
 
     #[test]
     fn a_change_of_our_chains_is_ours() {
-        for verb in [NftChange::New, NftChange::Delete] {
-            assert_eq!(changed("nat", Some("KUBE-SERVICES"), verb), Some(Touched::Ours("rule")));
+        for is_deletion in [false, true] {
+            assert_eq!(changed("nat", Some("KUBE-SERVICES"), is_deletion), Some(Touched::Ours("rule")));
         }
     }
 
     #[test]
     fn a_change_of_foreign_chains_is_not() {
         for (table, chain) in [("nat", "CNI-HOSTPORT"), ("filter", "INPUT"), ("mangle", "KUBE-SERVICES")] {
-            assert_eq!(changed(table, Some(chain), NftChange::New), None, "{table} {chain}");
+            assert_eq!(changed(table, Some(chain), false), None, "{table} {chain}");
         }
     }
 
     #[test]
     fn a_deleted_rule_of_a_built_in_chain_and_a_deleted_table_may_be_ours() {
         for (table, chain) in [("nat", Some("PREROUTING")), ("filter", None)] {
-            assert_eq!(changed(table, chain, NftChange::Delete), Some(Touched::Perhaps));
+            assert_eq!(changed(table, chain, true), Some(Touched::Perhaps));
         }
     }
 }

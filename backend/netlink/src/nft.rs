@@ -34,7 +34,7 @@ pub use expr::{
 };
 pub use fields::{FieldReader, Fields};
 pub use handle::NftHandle;
-pub use monitor::{NftChange, NftEvent, NftMonitor};
+pub use monitor::{NftEvent, NftMonitor};
 pub use set::{DataType, Set, SetFlags, value_len};
 pub use table::{Table, TableFamily};
 pub use userdata::Comment;

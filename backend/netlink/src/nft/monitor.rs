@@ -45,8 +45,8 @@ pub enum NftEvent {
         object: &'static str,
         /// The chain's name, or that of the rule's chain.
         chain: Option<String>,
-        /// The kind of change.
-        verb: NftChange,
+        /// Whether the object was deleted; otherwise it was created or changed.
+        is_deletion: bool,
         /// The netlink port of the process that changed it.
         port: u32,
     },
@@ -63,15 +63,6 @@ pub enum NftEvent {
     },
     /// The kernel dropped notifications: any object may have changed.
     Lost,
-}
-
-/// A kind of change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NftChange {
-    /// The object was created or changed.
-    New,
-    /// The object was deleted.
-    Delete,
 }
 
 impl NftMonitor {
@@ -133,20 +124,16 @@ pub(super) fn event(message: &Message<'_>) -> Option<NftEvent> {
             port: message.port,
         });
     }
-    let (object, verb, chain) = match kind {
-        msg::NEWTABLE => ("table", NftChange::New, None),
-        msg::DELTABLE => ("table", NftChange::Delete, None),
-        msg::NEWCHAIN => ("chain", NftChange::New, body.str(abi::chain::NAME)),
-        msg::DELCHAIN => ("chain", NftChange::Delete, body.str(abi::chain::NAME)),
-        msg::NEWRULE => ("rule", NftChange::New, body.str(abi::rule::CHAIN)),
-        msg::DELRULE => ("rule", NftChange::Delete, body.str(abi::rule::CHAIN)),
-        msg::NEWSET => ("set", NftChange::New, None),
-        msg::DELSET => ("set", NftChange::Delete, None),
-        msg::NEWSETELEM => ("element", NftChange::New, None),
-        msg::DELSETELEM => ("element", NftChange::Delete, None),
-        _ => ("object", NftChange::New, None),
+    let (object, chain) = match kind {
+        msg::NEWTABLE | msg::DELTABLE => ("table", None),
+        msg::NEWCHAIN | msg::DELCHAIN => ("chain", body.str(abi::chain::NAME)),
+        msg::NEWRULE | msg::DELRULE => ("rule", body.str(abi::rule::CHAIN)),
+        msg::NEWSET | msg::DELSET => ("set", None),
+        msg::NEWSETELEM | msg::DELSETELEM => ("element", None),
+        _ => ("object", None),
     };
+    let is_deletion = matches!(kind, msg::DELTABLE | msg::DELCHAIN | msg::DELRULE | msg::DELSET | msg::DELSETELEM);
     let family = TableFamily::from_number(body.family.into());
     let table = body.table()?.into();
-    Some(NftEvent::Changed { family, table, object, chain: chain.map(Into::into), verb, port: message.port })
+    Some(NftEvent::Changed { family, table, object, chain: chain.map(Into::into), is_deletion, port: message.port })
 }

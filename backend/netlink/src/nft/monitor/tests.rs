@@ -37,7 +37,7 @@ fn the_port_identifies_our_own_changes() {
             table: "fairlead".into(),
             object,
             chain: chain.map(Into::into),
-            verb: NftChange::New,
+            is_deletion: false,
             port: ours,
         };
         let id = handle.generation().unwrap();
@@ -58,7 +58,7 @@ fn the_port_identifies_our_own_changes() {
         assert_ne!(*port, handle.port());
         assert_eq!((&**process, *event_id), ("nft", id + 1));
         let is_deletion_by_nft = |event: &NftEvent| {
-            matches!(event, NftEvent::Changed { table, port, verb: NftChange::Delete, .. }
+            matches!(event, NftEvent::Changed { table, port, is_deletion: true, .. }
                 if table == "fairlead" && *port != handle.port())
         };
         assert!(events.iter().any(is_deletion_by_nft), "{events:?}");

@@ -1,6 +1,6 @@
 //! Tests of the accounting of nf_tables generations.
 
-use netlink::nft::{NftChange, TableFamily};
+use netlink::nft::TableFamily;
 
 use super::*;
 
@@ -8,10 +8,10 @@ const OWN_PORT: u32 = 77;
 const NFT_PORT: u32 = 4711;
 
 fn touched(event: &NftEvent) -> Option<Touched> {
-    let NftEvent::Changed { table, object, verb, .. } = event else { return None };
-    match (table.as_str(), verb) {
+    let NftEvent::Changed { table, object, is_deletion, .. } = event else { return None };
+    match (table.as_str(), is_deletion) {
         ("ours", _) => Some(Touched::Ours(object)),
-        ("shared", NftChange::Delete) => Some(Touched::Perhaps),
+        ("shared", true) => Some(Touched::Perhaps),
         _ => None,
     }
 }
@@ -22,7 +22,7 @@ fn tracker() -> GenerationTracker {
 
 fn changed(table: &str, port: u32) -> NftEvent {
     let (table, chain) = (table.into(), Some("chain".into()));
-    NftEvent::Changed { family: Some(TableFamily::Ip), table, object: "chain", chain, verb: NftChange::Delete, port }
+    NftEvent::Changed { family: Some(TableFamily::Ip), table, object: "chain", chain, is_deletion: true, port }
 }
 
 fn generation(id: u32, port: u32) -> NftEvent {
