@@ -3,10 +3,7 @@
 // A panic is how a fuzz target fails.
 #![allow(clippy::missing_panics_doc)]
 
-use std::{
-    sync::Arc,
-    time::{Duration, UNIX_EPOCH},
-};
+use std::{sync::Arc, time::UNIX_EPOCH};
 
 use bytes::Bytes;
 use proto::{
@@ -36,7 +33,7 @@ const MAX_WRITTEN: usize = 64;
 /// After each commit the state is the one that its own operations lead to.
 pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
     let identity = BackendIdentity { node: NODE.into(), backend: "fuzz", version: String::new(), started: UNIX_EPOCH };
-    let losses = LossGuard::new(LossLimit::default(), Duration::from_secs(60));
+    let losses = LossGuard::new(LossLimit::default());
     let mut replica = Replica::new(Arc::new(identity), None, None, losses, Role::Backend);
     for bytes in messages {
         let Ok(mut message) = ServerMessage::try_from(EncodedMessage::from_bytes(Bytes::copy_from_slice(bytes))) else {

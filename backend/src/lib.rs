@@ -54,5 +54,5 @@ pub(crate) use proto::state::DepartedEndpoints;
 pub use proto::state::{Changes, NodeState, RejectedOperation, ServiceName, ServicePortState};
 pub use runner::{Runner, RunnerOptions};
 pub use store::{StateFile, Storage, Store, StoredState};
-pub use stream::{Connect, ReconnectDelays, Rejected, Session, StreamOptions};
+pub use stream::{Connect, ReconnectDelays, Rejected, Session};
 pub use sysctl::{ConntrackSettings, tcp_is_liberal};

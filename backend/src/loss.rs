@@ -39,6 +39,9 @@ const MIN_LOST: usize = 10;
 /// Losses within this time count together. A frontend that loses its objects loses them within seconds.
 const WINDOW: Duration = Duration::from_secs(60);
 
+/// The delay before a snapshot is requested that confirms a loss beyond the limit.
+pub(crate) const CONFIRM_DELAY: Duration = Duration::from_secs(10);
+
 /// For how long after the start of the process on a restarted node the loss of its former endpoints does not count: the
 /// API server learns minutes later that they are gone.
 const AFTER_BOOT: Duration = Duration::from_secs(600);
@@ -61,8 +64,6 @@ pub(crate) struct Loss {
 #[derive(Debug)]
 pub(crate) struct LossGuard {
     limit: LossLimit,
-    /// The time from a loss beyond the limit to its confirmation.
-    confirm_delay: Duration,
     /// When Services lost all their endpoints.
     lost: BTreeMap<ServiceName, Instant>,
     withheld: Option<Withheld>,
@@ -108,8 +109,8 @@ pub(crate) struct Decision {
 // === impl LossGuard ===
 
 impl LossGuard {
-    pub(crate) fn new(limit: LossLimit, confirm_delay: Duration) -> Self {
-        Self { limit, confirm_delay, lost: BTreeMap::new(), withheld: None, before_boot: None }
+    pub(crate) fn new(limit: LossLimit) -> Self {
+        Self { limit, lost: BTreeMap::new(), withheld: None, before_boot: None }
     }
 
     /// When a snapshot is due that confirms the withheld loss; `None` if nothing is withheld.
@@ -198,7 +199,7 @@ impl LossGuard {
             if *after.cluster() == ClusterInfo::default() {
                 state.put_cluster(programmed.cluster().clone());
             }
-            let confirm_at = Some(confirm_at.unwrap_or_else(|| Instant::now() + self.confirm_delay));
+            let confirm_at = Some(confirm_at.unwrap_or_else(|| Instant::now() + CONFIRM_DELAY));
             self.withheld = Some(Withheld { service_ports: candidates, confirm_at });
         }
         Decision { state, departed, loss: exceeded.filter(|_| confirm_at.is_none()) }

@@ -13,7 +13,7 @@ use tokio::{sync::watch, task::JoinSet};
 use tracing::info;
 
 use crate::{
-    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, StateFile, Store, StreamOptions,
+    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, ReconnectDelays, StateFile, Store,
     dataplane::NodePortAddresses,
     drifts::Drifts,
     flows::Flows,
@@ -26,6 +26,9 @@ use crate::{
     sync::{Acks, Follower, Kernel, Programmed, Programmer, Reporter, Target},
 };
 
+/// The shortest and the longest delay before a failed sync is retried.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+
 /// The options of a [`Runner`].
 #[derive(Clone, Debug)]
 pub struct RunnerOptions {
@@ -33,10 +36,8 @@ pub struct RunnerOptions {
     pub node: Arc<str>,
     /// The file with the last committed state; `None`: it is not stored.
     pub state_file: Option<PathBuf>,
-    /// How the stream is followed.
-    pub stream: StreamOptions,
-    /// The shortest and the longest delay before a failed sync is retried.
-    pub retry_delay: (Duration, Duration),
+    /// The delays before connecting again.
+    pub reconnect: ReconnectDelays,
     /// Which losses within a minute are applied at once; larger ones have to be confirmed by a second snapshot.
     pub max_loss: LossLimit,
     /// Whether stale UDP flows of this network namespace are deleted. Not for a backend that programs another kernel.
@@ -46,8 +47,6 @@ pub struct RunnerOptions {
     /// Whether the backend writes. The frontend does not count a shadow as the node's backend, and it does not serve
     /// health-check node ports.
     pub role: Role,
-    /// The version that the hello contains.
-    pub backend_version: String,
 }
 
 /// Keeps one node's kernel as the frontend decided.
@@ -70,13 +69,11 @@ impl RunnerOptions {
         Self {
             node: node.into(),
             state_file: Some(crate::store::DEFAULT_STATE_FILE.into()),
-            stream: StreamOptions::default(),
-            retry_delay: (Duration::from_millis(200), Duration::from_secs(30)),
+            reconnect: ReconnectDelays::default(),
             max_loss: LossLimit::default(),
             conntrack: ConntrackCleanup::Disabled,
             nodeport_addresses: NodePortAddresses::all(),
             role: Role::Backend,
-            backend_version: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
 }
@@ -85,11 +82,10 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     /// Runs `backend` on the sessions that `connect` establishes.
     #[must_use]
     pub fn new(options: RunnerOptions, backend: B, connect: C) -> Self {
-        let RunnerOptions { node, backend_version, .. } = &options;
         let identity = Arc::new(BackendIdentity {
-            node: node.clone(),
+            node: options.node.clone(),
             backend: B::NAME,
-            version: backend_version.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
             started: SystemTime::now(),
         });
         Self {
@@ -135,7 +131,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     /// When the task of the health-check node ports panicked. All other failures are logged and retried.
     pub async fn run(self, mut shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, identity, progress, metrics, ready, state_file } = self;
-        let RunnerOptions { node, state_file: path, stream, retry_delay, max_loss, .. } = options;
+        let RunnerOptions { node, state_file: path, reconnect, max_loss, .. } = options;
         let RunnerOptions { conntrack, nodeport_addresses, role, .. } = options;
         let file = state_file.or_else(|| path.as_deref().map(StateFile::local));
         let open = async {
@@ -148,7 +144,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             opened = open => opened,
             () = shutdown.recv() => return Ok(()),
         };
-        let losses = LossGuard::new(max_loss, stream.loss_confirm_delay);
+        let losses = LossGuard::new(max_loss);
         let replica = Replica::new(identity, store, stored.flatten(), losses, role);
         progress.send_modify(|progress| {
             progress.committed = replica.committed();
@@ -177,14 +173,14 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             targets,
             programmed: reached,
             kernel: Kernel::unknown(stored),
-            backoff: Backoff::new(retry_delay.0, retry_delay.1),
+            backoff: Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1),
             drifts: Drifts::default(),
             flows: flows.clone(),
             health,
             reporter: Reporter::new(progress.clone(), metrics.clone(), ready),
         };
         let follower = Follower {
-            stream: StreamFollower::new(connect, stream),
+            stream: StreamFollower::new(connect, reconnect),
             replica,
             acks: Acks::default(),
             target,

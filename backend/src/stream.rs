@@ -29,17 +29,6 @@ pub use session::{Connect, Rejected, Session};
 /// Establishing a session takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// When to end a session, and when to begin the next one.
-#[derive(Clone, Debug)]
-pub struct StreamOptions {
-    /// A session without a message for this long is ended. The frontend sends a bookmark every ten seconds.
-    pub idle_timeout: Duration,
-    /// The delays before connecting again.
-    pub reconnect: ReconnectDelays,
-    /// The delay before a snapshot is requested that confirms a loss beyond [`crate::LossLimit`].
-    pub loss_confirm_delay: Duration,
-}
-
 /// An event of the stream.
 #[derive(Debug)]
 pub(crate) enum StreamEvent {
@@ -54,7 +43,6 @@ pub(crate) enum StreamEvent {
 /// Follows one session after the other.
 pub(crate) struct StreamFollower<C> {
     connect: C,
-    options: StreamOptions,
     timer: ReconnectTimer,
     phase: Phase,
     connect_failures: Repeated,
@@ -66,27 +54,15 @@ enum Phase {
     Open(OpenSession),
 }
 
-impl Default for StreamOptions {
-    fn default() -> Self {
-        Self {
-            // Three missed bookmarks.
-            idle_timeout: Duration::from_secs(30),
-            reconnect: ReconnectDelays::default(),
-            loss_confirm_delay: Duration::from_secs(10),
-        }
-    }
-}
-
 impl<C: Connect> StreamFollower<C> {
-    pub(crate) fn new(connect: C, options: StreamOptions) -> Self {
-        let timer = ReconnectTimer::new(options.reconnect);
-        Self { connect, options, timer, phase: Phase::Waiting(Instant::now()), connect_failures: Repeated::default() }
+    pub(crate) fn new(connect: C, delays: ReconnectDelays) -> Self {
+        let timer = ReconnectTimer::new(delays);
+        Self { connect, timer, phase: Phase::Waiting(Instant::now()), connect_failures: Repeated::default() }
     }
 
     /// The next event. `hello` is called when a session begins. While the frontend waits for an ack, it sends nothing,
     /// so a session may be idle: HTTP/2 pings detect a lost connection. Cancel-safe.
     pub(crate) async fn next(&mut self, may_be_idle: bool, hello: impl Fn() -> Hello) -> StreamEvent {
-        let limit = (!may_be_idle).then_some(self.options.idle_timeout);
         loop {
             match &mut self.phase {
                 Phase::Waiting(until) => {
@@ -108,7 +84,7 @@ impl<C: Connect> StreamFollower<C> {
                     }
                     Err(error) => self.connect_failed(&error),
                 },
-                Phase::Open(session) => match session.next(limit).await {
+                Phase::Open(session) => match session.next(may_be_idle).await {
                     Ok(Some(ServerMessage::Drain(max))) => session.drain(max),
                     Ok(Some(message)) => return StreamEvent::Message(message),
                     Ok(None) => {}
@@ -133,7 +109,7 @@ impl<C: Connect> StreamFollower<C> {
         let now = Instant::now();
         let (mut until, mut is_rejected) = (None, false);
         if let Phase::Open(session) = &self.phase {
-            if now - session.opened > self.options.reconnect.max {
+            if now - session.opened > self.timer.delays.max {
                 self.timer.reset();
             }
             until = session.drain_deadline;

@@ -21,7 +21,7 @@ fn web(endpoints: &[&str]) -> NodeState {
 fn replica() -> Replica {
     let identity =
         BackendIdentity { node: NODE_NAME.into(), backend: "test", version: String::new(), started: UNIX_EPOCH };
-    let losses = LossGuard::new(LossLimit::default(), Duration::from_secs(60));
+    let losses = LossGuard::new(LossLimit::default());
     Replica::new(Arc::new(identity), None, None, losses, Role::Backend)
 }
 

@@ -22,7 +22,7 @@ pub struct ReconnectDelays {
 /// Computes the delays.
 #[derive(Debug)]
 pub(super) struct ReconnectTimer {
-    delays: ReconnectDelays,
+    pub(super) delays: ReconnectDelays,
     failing_since: Option<Instant>,
     rng: Rng,
 }

@@ -14,6 +14,10 @@ use tracing::info;
 /// The most queued replies. A frontend that does not read loses the oldest; each later ack covers the earlier ones.
 const MAX_REPLIES: usize = 256;
 
+/// A session without a message for this long is ended: three missed bookmarks, which the frontend sends every ten
+/// seconds.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// An established stream, seen from the node. It ends with its messages.
 #[derive(Debug)]
 pub struct Session {
@@ -81,11 +85,11 @@ impl OpenSession {
     }
 
     /// The next message; `None` after a reply was sent. An error is the reason to end the session, such as no message
-    /// for `idle_timeout`. Cancel-safe.
-    pub(super) async fn next(&mut self, idle_timeout: Option<Duration>) -> Result<Option<ServerMessage>, &'static str> {
+    /// for [`IDLE_TIMEOUT`], unless it `may_be_idle`. Cancel-safe.
+    pub(super) async fn next(&mut self, may_be_idle: bool) -> Result<Option<ServerMessage>, &'static str> {
         let Self { session, replies, is_accepted, last_message, drain_deadline, .. } = self;
         let leave = drain_deadline.unwrap_or(*last_message);
-        let idle = *last_message + idle_timeout.unwrap_or_default();
+        let idle = *last_message + IDLE_TIMEOUT;
         tokio::select! {
             // Messages that were sent before the session ended still count.
             biased;
@@ -109,7 +113,7 @@ impl OpenSession {
                 None => Err("the frontend closed it"),
             },
             () = sleep_until(leave), if drain_deadline.is_some() => Err("the frontend drains"),
-            () = sleep_until(idle), if idle_timeout.is_some() => Err("no message within the idle timeout"),
+            () = sleep_until(idle), if !may_be_idle => Err("no message within the idle timeout"),
         }
     }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::StreamOptions;
+use crate::loss::CONFIRM_DELAY;
 
 /// The number of Services before a loss.
 const ALL: usize = 20;
@@ -48,7 +48,7 @@ async fn large_loss_is_applied_when_a_second_snapshot_confirms_it() {
     let withheld = Instant::now();
     let mut peer = fixture.session().await;
     assert_eq!((peer.hello.resume, peer.hello.digests.is_none()), (None, true), "a snapshot is requested");
-    assert_eq!(withheld.elapsed(), StreamOptions::default().loss_confirm_delay);
+    assert_eq!(withheld.elapsed(), CONFIRM_DELAY);
     peer.welcome(Epoch(7), SyncMode::Snapshot).await;
     peer.commit(0, 9, everything(&services(3))).await;
     let ack = peer.ack().await;

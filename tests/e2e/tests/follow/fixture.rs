@@ -11,7 +11,6 @@ use std::{
 
 use backend::{
     Connect, Grpc, GrpcOptions, NodeState, Progress, ReconnectDelays, Runner, RunnerOptions, Session, StoredState,
-    StreamOptions,
     testing::{Call, FakeKernel},
 };
 use frontend::{Config, Frontend, HistoryLimits, Listener, NodeLimits, Rate, object::SourceUpdate};
@@ -338,10 +337,7 @@ impl RunningBackend {
         let (min, max) = (Duration::from_millis(1), Duration::from_millis(5));
         let options = RunnerOptions {
             state_file: Some(state_file),
-            stream: StreamOptions {
-                reconnect: ReconnectDelays { min, max, max_rejected: max },
-                ..StreamOptions::default()
-            },
+            reconnect: ReconnectDelays { min, max, max_rejected: max },
             ..RunnerOptions::new(NODE)
         };
         let cutter = cutter.clone();
