@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::{
-    ChangeCounts, Changes, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RejectedOperation, Store, StoredState,
+    ChangeCounts, DepartedEndpoints, Loss, NodeState, ProtocolCounters, RejectedOperation, Store, StoredState,
     identity::BackendIdentity,
     loss::{Commit, Decision, LossGuard},
 };
@@ -93,13 +93,11 @@ pub(crate) enum Reaction {
 }
 
 /// A commit, or a bookmark.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Committed {
     pub(crate) revision: Revision,
     /// Of the committed state.
     pub(crate) digest: Digest,
-    /// What changes in the state to program.
-    pub(crate) changes: Changes,
     /// When the oldest change was made in the cluster, if known.
     pub(crate) trigger: Option<SystemTime>,
     /// The operations of the commit.
@@ -331,7 +329,6 @@ impl Replica {
         let is_confirmed = self.committed.is_none() || self.snapshot_pending;
         let commit = Commit { before: &self.committed_state, after: &staged, is_confirmed };
         let Decision { state, departed, loss } = self.losses.commit(&commit, &self.state);
-        let changes = Changes::between(&self.state, &state);
         self.state = state;
         self.committed_state = staged;
         self.snapshot_pending = false;
@@ -359,7 +356,7 @@ impl Replica {
         self.advance(epoch, target);
         let departed = (has_committed && !is_rollback).then_some(departed);
         let digest = self.total();
-        Ok(Reaction::Commit(Committed { revision: target, digest, changes, trigger, counts, loss, departed }))
+        Ok(Reaction::Commit(Committed { revision: target, digest, trigger, counts, loss, departed }))
     }
 
     fn bookmark(
@@ -380,10 +377,8 @@ impl Replica {
         {
             return Err(Violation::Backwards { target: revision, committed });
         }
-        let mut changes = Changes::default();
         if digest == self.total() {
             if self.losses.confirmed() {
-                changes = Changes::between(&self.state, &self.committed_state);
                 self.state = self.committed_state.clone();
             }
             if let Some(store) = &mut self.store {
@@ -395,8 +390,8 @@ impl Replica {
         }
         self.advance(epoch, revision);
         let departed = has_committed.then(DepartedEndpoints::new);
-        let (digest, counts) = (self.total(), ChangeCounts::default());
-        Ok(Reaction::Commit(Committed { revision, digest, changes, trigger: None, counts, loss: None, departed }))
+        let digest = self.total();
+        Ok(Reaction::Commit(Committed { revision, digest, departed, ..Committed::default() }))
     }
 
     fn digests(&self) -> ClientMessage {

@@ -93,11 +93,12 @@ impl<C: Connect> Follower<C> {
     }
 
     /// Publishes what is to be programmed after a commit, or a bookmark.
-    fn commit(&mut self, Committed { revision, digest, changes, trigger, counts, loss, departed }: Committed) {
+    fn commit(&mut self, Committed { revision, digest, trigger, counts, loss, departed }: Committed) {
         let at = Instant::now();
         let number = self.target.borrow().number + 1;
         let position = self.acks.received(number, revision, digest);
         let state = self.replica.state();
+        let changes = Changes::between(&self.target.borrow().state, state);
         self.flows.record(|memory| memory.committed(departed, &changes, state));
         let withheld = self.replica.losses.withheld_service_ports();
         if let Some(loss) = loss {
