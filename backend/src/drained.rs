@@ -155,9 +155,9 @@ fn combined(answers: &[FrontendAnswer]) -> (Drained, bool) {
     let is_empty = |answer: &DrainedResponse| answer.cluster.is_none_or(|cluster| cluster.count == 0);
     let empty = of_state(DrainState::Drained).filter(|(_, answer)| is_empty(answer));
     silent.extend(empty.map(|(address, _)| format!("{address}: knows no node")));
-    let clusters: Vec<_> = answers.iter().filter_map(|(_, answer)| answer.cluster).map(NodeSet::from).collect();
+    let clusters: Vec<_> = answers.iter().filter_map(|(_, answer)| answer.cluster).collect();
     let mut programmed = NodeSet::default();
-    answers.iter().filter_map(|(_, answer)| answer.programmed).for_each(|set| programmed.add(set.into()));
+    answers.iter().filter_map(|(_, answer)| answer.programmed).for_each(|set| programmed.add(set));
     if silent.is_empty() && clusters.iter().all(|cluster| *cluster == programmed) {
         return (Drained::Yes { absent: 0, silent }, false);
     }

@@ -1,46 +1,26 @@
 //! Sets of nodes as count and sum of hashes, so that several frontends can add up theirs: the sum is the set of all
 //! nodes if each node is in exactly one of them.
 
-use crate::{digest::Digest, v1};
-
-/// A set of nodes, by name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeSet {
-    /// How many nodes it has.
-    pub count: u64,
-    /// The sum of the hashes of their names.
-    pub hash: Digest,
-}
+use crate::digest::Digest;
+pub use crate::v1::NodeSet;
 
 impl NodeSet {
     /// Adds a node that is not in it.
     pub fn insert(&mut self, node: &str) {
         self.count = self.count.wrapping_add(1);
-        self.hash.add(Digest::of_node_name(node));
+        self.hash = self.hash.wrapping_add(Digest::of_node_name(node).0);
     }
 
     /// Removes a node that is in it.
     pub fn remove(&mut self, node: &str) {
         self.count = self.count.wrapping_sub(1);
-        self.hash.remove(Digest::of_node_name(node));
+        self.hash = self.hash.wrapping_sub(Digest::of_node_name(node).0);
     }
 
     /// Adds a set without common nodes.
     pub fn add(&mut self, Self { count, hash }: Self) {
         self.count = self.count.wrapping_add(count);
-        self.hash.add(hash);
-    }
-}
-
-impl From<NodeSet> for v1::NodeSet {
-    fn from(NodeSet { count, hash }: NodeSet) -> Self {
-        Self { count, hash: hash.0 }
-    }
-}
-
-impl From<v1::NodeSet> for NodeSet {
-    fn from(v1::NodeSet { count, hash }: v1::NodeSet) -> Self {
-        Self { count, hash: Digest(hash) }
+        self.hash = self.hash.wrapping_add(hash);
     }
 }
 

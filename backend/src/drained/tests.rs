@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::anyhow;
 use hyper::{Request, StatusCode};
-use proto::v1;
 use runtime::http::{Answer, Client, OriginalDestination};
 
 use super::{http::Question, *};
@@ -41,10 +40,10 @@ fn copy(answers: &[FrontendAnswer]) -> Vec<FrontendAnswer> {
     copied.collect()
 }
 
-fn set(nodes: &[&str]) -> Option<v1::NodeSet> {
+fn set(nodes: &[&str]) -> Option<NodeSet> {
     let mut set = NodeSet::default();
     nodes.iter().for_each(|node| set.insert(node));
-    Some(set.into())
+    Some(set)
 }
 
 /// A frontend that speaks for these nodes of three.

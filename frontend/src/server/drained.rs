@@ -66,8 +66,8 @@ pub(crate) async fn drained(
         services: first_services(&services),
         behind: behind.first.iter().map(ToString::to_string).collect(),
         behind_count: behind.count as u64,
-        programmed: is_drained.then(|| connected.into()),
-        cluster: Some(cluster.into()),
+        programmed: is_drained.then_some(connected),
+        cluster: Some(cluster),
         left: left as u64,
         stalled: stalled.first.iter().map(ToString::to_string).collect(),
     })

@@ -65,7 +65,7 @@ impl AskFrontends for Frontends {
             });
             let answers: Vec<FrontendAnswer> = futures::future::join_all(answers).await;
             let clusters = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()?.cluster);
-            *self.known.lock().unwrap_or_else(PoisonError::into_inner) = clusters.map(NodeSet::from).collect();
+            *self.known.lock().unwrap_or_else(PoisonError::into_inner) = clusters.collect();
             Ok(answers)
         })
     }
