@@ -46,7 +46,7 @@ mod tests {
     use netlink_sys::protocols::NETLINK_GENERIC;
 
     use super::*;
-    use crate::{captured, message::messages};
+    use crate::{message::messages, tests::captured};
 
     const CAPTURED: &str = include_str!("ipvs/captured/ipvsadm-1.31.txt");
 

@@ -18,8 +18,6 @@
 #[macro_use]
 mod macros;
 mod attr;
-#[cfg(test)]
-mod captured;
 pub mod conntrack;
 mod error;
 mod exchange;
@@ -39,3 +37,8 @@ pub mod testing;
 pub use error::{Errno, Error, RejectedOperation, RejectedRequest, Result};
 pub use family::AddressFamily;
 pub use socket::Socket;
+
+#[cfg(test)]
+mod tests {
+    pub(crate) mod captured;
+}

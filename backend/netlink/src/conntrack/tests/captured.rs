@@ -9,12 +9,12 @@ const CAPTURED: &str = include_str!("../captured/conntrack-1.4.7.txt");
 
 /// The last datagram that the command sent.
 pub(in crate::conntrack) fn sent(command: &str) -> Vec<u8> {
-    crate::captured::sent(CAPTURED, command)
+    crate::tests::captured::sent(CAPTURED, command)
 }
 
 fn flows(command: &str) -> Vec<Flow> {
     let mut list = Vec::new();
-    for datagram in crate::captured::read(CAPTURED, command) {
+    for datagram in crate::tests::captured::read(CAPTURED, command) {
         for message in messages(&datagram).filter(|message| message.kind > message::DONE) {
             match flow::read(message.payload) {
                 Some(Some(flow)) => list.push(flow),
@@ -79,7 +79,7 @@ fn a_deletion_identifies_the_flow_as_conntrack_does() {
 
 #[test]
 fn a_truncated_message_is_no_flow() {
-    let datagram = crate::captured::read(CAPTURED, "conntrack -L -f ipv6 -p udp").remove(0);
+    let datagram = crate::tests::captured::read(CAPTURED, "conntrack -L -f ipv6 -p udp").remove(0);
     let payload = messages(&datagram).next().unwrap().payload;
     // All attributes up to the end of the id are required.
     let whole = payload.len();

@@ -4,10 +4,10 @@ use std::process::Command;
 
 use super::*;
 use crate::{
-    captured,
     ipset::{AddressFamily, IpsetType},
     message::messages,
     testing::in_netns,
+    tests::captured,
 };
 
 const CAPTURED: &str = include_str!("../captured/ipset-7.17.txt");

@@ -3,9 +3,9 @@
 
 use super::*;
 use crate::{
-    captured,
     ipvs::{AddressFamily, IpvsProtocol, PERSISTENT, SCHED_FALLBACK, SCHED_PORT},
     message::messages,
+    tests::captured,
 };
 
 const CAPTURED: &str = include_str!("../captured/ipvsadm-1.31.txt");
