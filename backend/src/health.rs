@@ -15,7 +15,7 @@
 mod checks;
 mod servers;
 
-use proto::model::{ServicePortFailure, ServicePortKey};
+use proto::{model::ServicePortFailure, state::ServicePortChange};
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -39,10 +39,10 @@ impl Default for HealthChecks {
 
 impl HealthChecks {
     /// Publishes what the backend has just programmed of a state.
-    pub(crate) fn publish<'a>(&self, state: &NodeState, changed: impl Iterator<Item = &'a ServicePortKey>) {
+    pub(crate) fn publish(&self, state: &NodeState, changes: &[ServicePortChange<'_>]) {
         let mut rejected = None;
         self.checks.send_if_modified(|checks| {
-            rejected = checks.update(state, changed);
+            rejected = checks.update(state, changes.iter().map(|change| change.key));
             // The next request reads a changed count anyway.
             rejected.is_some()
         });

@@ -61,7 +61,7 @@ fn start_at(addresses: NodePortAddresses) -> Fixture {
 impl Fixture {
     fn publish(&self, state: &NodeState) {
         let before = self.published.replace(state.clone());
-        self.health.publish(state, before.diff(state).map(|change| change.key));
+        self.health.publish(state, &before.diff(state).collect::<Vec<_>>());
     }
 }
 

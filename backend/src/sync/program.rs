@@ -30,7 +30,7 @@ use super::{
     reporter::{describe_unusable, log_failures},
 };
 use crate::{
-    Backend, Changes, Drift, NodeState, ServiceName, SyncReport,
+    Backend, Changes, Drift, NodeState, SyncReport,
     backend::Work,
     drifts::Drifts,
     flows::{Flows, Memory},
@@ -251,10 +251,7 @@ impl<B: Backend> Programmer<B> {
         let failed = report.failures.iter().map(|failure| &failure.key).chain(unfinished.keys());
         let is_finished = unfinished.is_empty();
         self.flows.record(|memory| memory.programmed(work == Work::Reconcile, is_finished, failed));
-        // A load balancer may send traffic to any port of a Service whose check succeeds.
-        let is_whole =
-            |key: &&ServicePortKey| !state.ports_of(&ServiceName::of(key)).any(|(key, _)| unfinished.contains_key(key));
-        self.health.publish(state, completed.iter().map(|change| change.key).filter(is_whole));
+        self.health.publish(state, &completed);
         if work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
         }

@@ -79,28 +79,6 @@ async fn follow() {
     fixture.stop().await;
 }
 
-/// A load balancer sends traffic to the other one, too.
-#[test]
-fn port_is_opened_when_all_service_ports_of_its_service_are_programmed() {
-    run(|| async {
-        let web = |web: crate::testing::ServiceBuilder| {
-            web.cluster_ip("10.96.0.1").health_check_node_port(PORT).local_endpoints(["10.244.1.1:80"])
-        };
-        let old = mk_state().build();
-        let new = mk_state().service("default/web:http", web).service("default/web:https", web).build();
-        let mut fixture = start(&FakeKernel::default(), None);
-        let peer = fixture.following(&old).await;
-        fixture.kernel.limit(1);
-        fixture.kernel.slow(Duration::from_millis(500));
-        peer.commit(1, 2, operations_between(&old, &new)).await;
-        fixture.progress.wait_for(|progress| progress.unfinished == 1).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        assert_eq!(status().await, None);
-        until(Some(200)).await;
-        fixture.stop().await;
-    });
-}
-
 #[test]
 fn health_checks_end_with_the_process() {
     run(|| async {
