@@ -66,10 +66,23 @@ impl<U> Requests<U> {
         }
     }
 
-    /// The thread has done what was due, or ends.
+    /// The thread has done what was due. One that was told to end is busy until it has.
     pub(crate) fn finish(&self) {
+        let mut state = self.lock();
+        state.is_busy &= state.is_closed;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The thread has nothing more to do, and ends.
+    pub(crate) fn ended(&self) {
         self.lock().is_busy = false;
         self.changed.notify_all();
+    }
+
+    /// Whether the thread is to end.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().is_closed
     }
 
     /// Waits for this time. Returns false as soon as the thread is to end.

@@ -40,6 +40,8 @@ pub(super) enum FlowTargets {
     Endpoints(Arc<[SocketAddr]>),
     /// To the address itself: no service port has the VIP any more.
     Untranslated,
+    /// Anywhere: the kernel may have the service port as it was.
+    Unknown,
 }
 
 /// The VIPs that service ports have lost, each with the last one that had it.
@@ -57,8 +59,9 @@ pub(super) struct FamilyCleanup {
 }
 
 impl UdpVips {
-    /// The VIPs of the UDP service ports of a state, `except` for some, and those that were withdrawn, unless another
-    /// service port has them. `node_addresses`: those of the Node object that serve node ports.
+    /// The VIPs of the UDP service ports of a state, and those that were withdrawn, unless another service port has
+    /// them. `except`: those of which no flow is stale. `node_addresses`: those of the Node object that serve node
+    /// ports.
     pub(super) fn of(
         state: &NodeState,
         node_addresses: &[IpAddr],
@@ -66,10 +69,13 @@ impl UdpVips {
         withdrawn: &WithdrawnVips,
     ) -> PerFamily<Self> {
         let mut both = Self::at(node_addresses);
-        let is_included = |key: &ServicePortKey| key.protocol == Protocol::Udp && !except.contains(key);
-        for (_, service) in state.service_ports().iter().filter(|(key, _)| is_included(key)) {
+        for (key, service) in state.service_ports().iter().filter(|(key, _)| key.protocol == Protocol::Udp) {
             for family in IpFamily::ALL {
-                both[family].add(vips_of(service, family), &FlowTargets::Endpoints(allowed(service, family)));
+                let targets = match except.contains(key) {
+                    true => FlowTargets::Unknown,
+                    false => FlowTargets::Endpoints(allowed(service, family)),
+                };
+                both[family].add(vips_of(service, family), &targets);
             }
         }
         for (family, vip) in withdrawn.keys() {
@@ -90,6 +96,7 @@ impl UdpVips {
         targets.is_some_and(|targets| match targets {
             FlowTargets::Endpoints(allowed) => allowed.binary_search(&flow.reply.source).is_err(),
             FlowTargets::Untranslated => flow.reply.source != flow.original.destination,
+            FlowTargets::Unknown => false,
         })
     }
 }

@@ -1,6 +1,7 @@
 //! The thread that lists, deletes and resets flows.
 
 use std::{
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -53,16 +54,11 @@ impl<T: FlowTable> Worker<T> {
             let next = [next_reset, next_cleanup, until].into_iter().flatten().min();
             let wake = self.requests.wait(next.map_or(IDLE, |next| next.duration_since(Instant::now())));
             is_due |= wake == Wake::Due && self.requests.with(|memory| memory.is_cleanup_due());
-            let now = Instant::now();
-            let is_revoked = self.requests.with(|memory| memory.departed.take_revoked());
-            if (wake == Wake::Closed || is_revoked || until.is_some_and(|until| until <= now))
-                && let Err(error) = self.rejecter.remove()
-            {
-                self.report_resets(Err(error));
-            }
+            self.remove_rules();
             if wake == Wake::Closed {
-                return self.requests.finish();
+                return self.requests.ended();
             }
+            let now = Instant::now();
             if resets_from <= now && self.requests.with(|memory| memory.next_reset()).is_some_and(|at| at <= now) {
                 let result = self.reset();
                 resets_from = Instant::now() + rest.after(now.elapsed(), result.is_err());
@@ -79,18 +75,34 @@ impl<T: FlowTable> Worker<T> {
         }
     }
 
+    /// Removes the rules that reject packets when their time is over, an endpoint has returned, or the thread ends.
+    fn remove_rules(&mut self) {
+        let is_over = self.rejecter.until().is_some_and(|until| until <= Instant::now());
+        let is_revoked = self.requests.with(|memory| memory.departed.take_revoked());
+        if (is_over || is_revoked || self.requests.is_closed())
+            && let Err(error) = self.rejecter.remove()
+        {
+            self.report_resets(Err(error));
+        }
+    }
+
     /// Handles the connections to endpoints that are due. Returns how many were reset since the passes before.
     fn reset(&mut self) -> Result<usize> {
         let Self { requests, rejecter, .. } = self;
         let mut due = requests.with(|memory| memory.due_resets(Instant::now()));
-        reset(rejecter, &mut due, || requests.with(|memory| memory.is_reset_void()))?;
-        Ok(requests.with(|memory| memory.departed.passed(&due, Instant::now())))
+        let is_void = || requests.with(|memory| memory.is_reset_void());
+        reset(rejecter, &mut due, is_void)?;
+        // Those of a void pass are due again.
+        let passed = |memory: &mut Memory| memory.departed.passed(&due, Instant::now());
+        Ok(if is_void() { 0 } else { requests.with(passed) })
     }
 
     /// Deletes stale UDP flows, then half-open connections. Returns how long that took.
     fn clean_up(&mut self) -> Duration {
         let begun = Instant::now();
+        self.remove_rules();
         let udp = self.clean_up_udp();
+        self.remove_rules();
         let mut rested = Duration::ZERO;
         let half_open = self.clean_up_half_open(&mut rested);
         let took = begun.elapsed().saturating_sub(rested);
@@ -107,10 +119,12 @@ impl<T: FlowTable> Worker<T> {
         };
         let mut compared = None;
         let result = clean_up(table, || {
-            let newest = requests.with(|memory| memory.udp());
-            let changed = (newest != compared).then(|| newest.as_ref().map(vips).unwrap_or_default());
-            compared = newest;
-            changed
+            let newest = requests.with(|memory| {
+                let version = memory.udp_version();
+                let is_newer = version != mem::replace(&mut compared, version);
+                is_newer.then(|| version.map(|_| memory.udp()))
+            });
+            newest.map(|newest| newest.as_ref().map(vips).unwrap_or_default())
         });
         if result.is_err() || compared.is_none() {
             requests.with(|memory| memory.put_back_udp(withdrawn));

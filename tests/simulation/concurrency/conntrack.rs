@@ -2,7 +2,14 @@
 
 use std::{mem, time::Duration};
 
-use shuttle::{check_random, sync::Arc, thread};
+use shuttle::{
+    check_random,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
 
 use crate::INTERLEAVINGS;
 
@@ -33,7 +40,7 @@ fn last_cleanup_sees_the_last_change() {
                     cleanups += 1;
                     requests.finish();
                 }
-                requests.finish();
+                requests.ended();
                 (cleanups, seen)
             }
         });
@@ -54,19 +61,21 @@ fn last_cleanup_sees_the_last_change() {
     check_random(model, INTERLEAVINGS);
 }
 
-/// A thread that is closed ends, whatever it is doing.
+/// A thread that is closed ends, whatever it is doing, and has done the last thing before that is reported.
 #[test]
 fn thread_that_is_closed_ends() {
     let model = || {
         let requests = Arc::new(Requests::new(Vec::<u8>::new()));
+        let has_removed_rules = Arc::new(AtomicBool::new(false));
         let server = thread::spawn({
-            let requests = requests.clone();
+            let (requests, has_removed_rules) = (requests.clone(), has_removed_rules.clone());
             move || {
                 while requests.wait(LONG) == Wake::Due {
                     requests.finish();
                     requests.rest(LONG);
                 }
-                requests.finish();
+                has_removed_rules.store(true, Ordering::SeqCst);
+                requests.ended();
             }
         });
         for change in [1, 2] {
@@ -76,6 +85,7 @@ fn thread_that_is_closed_ends() {
             });
         }
         requests.close(LONG);
+        assert!(has_removed_rules.load(Ordering::SeqCst));
         server.join().unwrap();
     };
     check_random(model, INTERLEAVINGS);

@@ -95,4 +95,11 @@ fn what_waits_until_it_is_programmed_has_a_bound() {
         memory.committed(Some(departed), &Changes::default(), &state);
     }
     assert_eq!(memory.changed.values().map(BTreeSet::len).sum::<usize>(), MAX_WAITING);
+
+    // Of what finds no room nothing is reset: it would not be known when it is programmed.
+    let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
+    memory.confirmed();
+    commit(&mut memory, &both, &one);
+    memory.programmed(false, false, iter::empty());
+    assert!(memory.next_reset().is_none());
 }

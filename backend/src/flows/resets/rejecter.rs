@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeSet,
-    mem,
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -68,19 +67,28 @@ impl Rejecter {
         Ok(connections)
     }
 
-    /// Removes the rules, if it has written any. Those that cannot be removed expire, or are when a process begins.
+    /// Removes the rules, if it has written any. Those of a family that cannot be removed are to be removed later.
     pub(in crate::flows) fn remove(&mut self) -> Result<()> {
-        let until = mem::take(&mut self.until);
-        let families = until.iter().filter(|(_, until)| until.is_some()).map(|(family, _)| family);
-        families.into_iter().try_for_each(|family| {
-            let write = |handle: &mut NftHandle| table::remove(handle, family);
-            match self.write(write, || format!("delete {family} table {}", table::NAME))? {
-                None => Ok(()),
-                Some(tools) => {
-                    chain::remove(tools, family).with_context(|| format!("delete {family} chain {}", chain::NAME))
-                }
+        let mut result = Ok(());
+        for family in IpFamily::ALL {
+            if self.until[family].take().is_some()
+                && let Err(error) = self.remove_of(family)
+            {
+                self.until[family] = Some(Instant::now() + TIMEOUT);
+                result = Err(error);
             }
-        })
+        }
+        result
+    }
+
+    fn remove_of(&mut self, family: IpFamily) -> Result<()> {
+        let write = |handle: &mut NftHandle| table::remove(handle, family);
+        match self.write(write, || format!("delete {family} table {}", table::NAME))? {
+            None => Ok(()),
+            Some(tools) => {
+                chain::remove(tools, family).with_context(|| format!("delete {family} chain {}", chain::NAME))
+            }
+        }
     }
 
     /// Writes to nf_tables. Returns the programs to write with instead if the kernel lacks it.

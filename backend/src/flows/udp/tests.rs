@@ -140,6 +140,20 @@ fn translated_flows_to_vips_that_were_withdrawn_are_stale() {
     assert!(is_stale(&vips, &flow("198.51.100.1:53", "198.51.100.1:53")), "older than the VIP of the owner");
 }
 
+/// A Service gets a VIP that another one had, and changes again before the cleanup.
+#[test]
+fn flows_to_a_service_port_that_is_being_programmed_are_live() {
+    let state = dns().build();
+    let withdrawn = withdrawn(&state, &mk_state().build());
+    let except = [mk_key("kube-system/dns/udp")].into();
+    let vips = UdpVips::of(&state, &state.node().addresses, &except, &withdrawn);
+    for vip in ["10.96.0.10:53", "198.51.100.1:53", "192.168.1.1:30053"] {
+        for answered_by in ["10.244.1.5:5353", "10.244.1.4:5353", vip] {
+            assert!(!is_stale(&vips, &flow(vip, answered_by)), "{vip}: {answered_by}");
+        }
+    }
+}
+
 /// The external IP is an address of the node, whose node port has the same number.
 #[test]
 fn live_flows_of_a_node_port_survive_the_end_of_an_external_ip() {
