@@ -196,8 +196,9 @@ impl Memory {
             .then(|| withdrawn.extract_if(.., |_, key| !changed.contains_key(key)).collect())
     }
 
-    /// A cleanup with these VIPs has failed.
-    pub(super) fn put_back_udp(&mut self, withdrawn: WithdrawnVips) {
+    /// A cleanup with these VIPs has failed. Those that were withdrawn again meanwhile had another owner.
+    pub(super) fn put_back_udp(&mut self, mut withdrawn: WithdrawnVips) {
+        withdrawn.retain(|vip, _| !self.withdrawn.contains_key(vip));
         add_withdrawn(&mut self.withdrawn, withdrawn);
         self.is_udp_due = true;
     }

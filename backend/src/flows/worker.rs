@@ -90,7 +90,7 @@ impl<T: FlowTable> Worker<T> {
     fn reset(&mut self) -> Result<usize> {
         let Self { requests, rejecter, .. } = self;
         let mut due = requests.with(|memory| memory.due_resets(Instant::now()));
-        let is_void = || requests.with(|memory| memory.is_reset_void());
+        let is_void = || requests.is_closed() || requests.with(|memory| memory.is_reset_void());
         reset(rejecter, &mut due, is_void)?;
         // Those of a void pass are due again.
         let passed = |memory: &mut Memory| memory.departed.passed(&due, Instant::now());
@@ -117,16 +117,17 @@ impl<T: FlowTable> Worker<T> {
         let vips = |UdpState { state, except }: &UdpState| {
             UdpVips::of(state, &nodeport_addresses.of_node(state.node()), except, &withdrawn)
         };
-        let mut compared = None;
+        let (mut compared, mut was_unconfirmed) = (None, false);
         let result = clean_up(table, || {
             let newest = requests.with(|memory| {
                 let version = memory.udp_version();
+                was_unconfirmed |= version.is_none();
                 let is_newer = version != mem::replace(&mut compared, version);
                 is_newer.then(|| version.map(|_| memory.udp()))
             });
             newest.map(|newest| newest.as_ref().map(vips).unwrap_or_default())
         });
-        if result.is_err() || compared.is_none() {
+        if result.is_err() || was_unconfirmed {
             requests.with(|memory| memory.put_back_udp(withdrawn));
         }
         result

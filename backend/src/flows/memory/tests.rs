@@ -103,3 +103,21 @@ fn what_waits_until_it_is_programmed_has_a_bound() {
     memory.programmed(false, false, iter::empty());
     assert!(memory.next_reset().is_none());
 }
+
+/// A Service gains and loses the VIP during a cleanup that fails, and the kernel may still have it.
+#[test]
+fn a_vip_that_is_withdrawn_again_belongs_to_its_last_owner() {
+    let dns = |name| mk_state().service(name, |dns| dns.port(53).cluster_ip("10.96.0.10")).build();
+    let (none, first, second) = (mk_state().build(), dns("default/a/udp"), dns("default/b/udp"));
+    let mut memory = Memory::new(first);
+    memory.confirmed();
+    memory.prepare(&none);
+    programmed(&mut memory);
+    let taken = memory.take_udp().unwrap();
+    memory.prepare(&second);
+    memory.prepare(&none);
+    memory.put_back_udp(taken);
+    assert!(memory.take_udp().unwrap().is_empty(), "its loss is not programmed");
+    programmed(&mut memory);
+    assert_eq!(memory.take_udp().unwrap().into_values().collect::<Vec<_>>(), [mk_key("default/b/udp")]);
+}
