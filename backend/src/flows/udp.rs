@@ -71,9 +71,10 @@ impl UdpVips {
         let mut both = Self::at(node_addresses);
         for (key, service) in state.service_ports().iter().filter(|(key, _)| key.protocol == Protocol::Udp) {
             for family in IpFamily::ALL {
-                let targets = match except.contains(key) {
-                    true => FlowTargets::Unknown,
-                    false => FlowTargets::Endpoints(allowed(service, family)),
+                let targets = if except.contains(key) {
+                    FlowTargets::Unknown
+                } else {
+                    FlowTargets::Endpoints(allowed(service, family))
                 };
                 both[family].add(vips_of(service, family), &targets);
             }

@@ -401,14 +401,25 @@ fn more_than_a_batch_is_deleted_among_as_many_that_stay() {
     });
 }
 
+/// How many dumps were begun, and which client ports were deleted.
+type Record = Arc<Mutex<(usize, Vec<u16>)>>;
+
 /// A table with one stale flow of each client port in the range. A dump waits for a permit.
 struct BlockingTable {
     permits: mpsc::Receiver<()>,
     flows: u16,
-    /// How many dumps were begun, and which client ports were deleted.
-    record: Arc<Mutex<(usize, Vec<u16>)>>,
+    record: Record,
     /// Whether half-open connections can be listed.
     half_open: netlink::Result<()>,
+}
+
+impl BlockingTable {
+    /// Three flows, with what ends a dump, and the record.
+    fn new() -> (Self, mpsc::Sender<()>, Record) {
+        let (permit, permits) = mpsc::channel();
+        let record = Record::default();
+        (Self { permits, flows: 3, record: record.clone(), half_open: Ok(()) }, permit, record)
+    }
 }
 
 impl FlowTable for BlockingTable {
@@ -466,9 +477,7 @@ fn until(condition: impl Fn() -> bool) {
 
 #[test]
 fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
-    let (permit, permits) = mpsc::channel();
-    let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
-    let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
+    let (table, permit, record) = BlockingTable::new();
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     fixture.begin(true, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
@@ -486,9 +495,7 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
 
 #[test]
 fn a_vip_that_is_withdrawn_during_a_cleanup_is_left_to_the_next_one() {
-    let (permit, permits) = mpsc::channel();
-    let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
-    let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
+    let (table, permit, record) = BlockingTable::new();
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     let other = |state: StateBuilder| {
         state.service("default/other/udp", |other| other.port(53).cluster_ip("10.96.0.11")).build()
@@ -508,10 +515,8 @@ fn a_vip_that_is_withdrawn_during_a_cleanup_is_left_to_the_next_one() {
 
 #[test]
 fn what_is_deleted_counts_although_half_open_connections_cannot_be_listed() {
-    let (permit, permits) = mpsc::channel();
-    drop(permit);
     let half_open = Err(netlink::Error::Malformed("test"));
-    let table = BlockingTable { permits, flows: 3, record: Arc::default(), half_open };
+    let table = BlockingTable { half_open, ..BlockingTable::new().0 };
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     let dns = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10"));
     let state = dns.service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
@@ -525,9 +530,7 @@ fn what_is_deleted_counts_although_half_open_connections_cannot_be_listed() {
 
 #[test]
 fn a_change_of_tcp_alone_lists_no_udp_flows() {
-    let (_, permits) = mpsc::channel();
-    let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
-    let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
+    let (table, _, record) = BlockingTable::new();
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     fixture.reconcile(&dns_at("10.244.1.1:53"), &[]);
     let dns =
@@ -538,9 +541,7 @@ fn a_change_of_tcp_alone_lists_no_udp_flows() {
 
 #[test]
 fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
-    let (permit, permits) = mpsc::channel();
-    let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
-    let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
+    let (table, permit, record) = BlockingTable::new();
     let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
     fixture.begin(true, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
@@ -554,9 +555,7 @@ fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
 #[test]
 fn a_cleanup_that_runs_when_the_state_is_rolled_back_deletes_nothing() {
     in_netns(|| {
-        let (permit, permits) = mpsc::channel();
-        let record = Arc::<Mutex<(usize, Vec<u16>)>>::default();
-        let table = BlockingTable { permits, flows: 3, record: record.clone(), half_open: Ok(()) };
+        let (table, permit, record) = BlockingTable::new();
         let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
         fixture.begin(true, &dns_at("10.244.1.1:53"));
         until(|| record.lock().unwrap().0 == 1);
