@@ -26,7 +26,7 @@ use proto::{
     model::{ClientMessage, Hello, ServerMessage},
     v1,
 };
-use runtime::failure::chain;
+use runtime::{failure::chain, lock};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
@@ -39,7 +39,7 @@ use tonic::{
 };
 use tracing::{debug, error, info, warn};
 
-use crate::{Connect, Rejected, Session, locks::lock};
+use crate::{Connect, Rejected, Session};
 use address::AddressSource;
 pub use address::{Discover, FrontendAddress};
 use address_list::AddressList;

@@ -10,9 +10,8 @@ use std::{
     time::Duration,
 };
 
+use runtime::lock;
 use tracing::warn;
-
-use crate::locks::lock;
 
 /// The time that reading a file at the start may take. A healthy disk reads the state of a large cluster in less.
 pub(crate) const READ_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(3) } else { Duration::from_secs(10) };

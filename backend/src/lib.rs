@@ -25,7 +25,6 @@ pub mod fuzzing;
 mod health;
 mod identity;
 mod kernel_version;
-mod locks;
 mod loss;
 mod metrics;
 mod observe;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use proto::{model::Epoch, v1};
-use runtime::failure::CountedLog;
+use runtime::{failure::CountedLog, lock};
 
 use crate::{
     Config,
@@ -16,7 +16,6 @@ use crate::{
     events::EventQueue,
     identity::{Identity, NodeSources},
     index::Index,
-    locks::lock,
     log::ChangeLog,
     metrics::Metrics,
     source::Freshness,

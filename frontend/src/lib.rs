@@ -43,7 +43,6 @@ pub mod fuzzing;
 pub mod identity;
 pub mod index;
 mod local;
-mod locks;
 mod log;
 mod metrics;
 pub mod object;

@@ -28,12 +28,13 @@ use hyper::{
 use runtime::{
     Shutdown,
     http::{self, HttpConnections, TEXT, response},
+    lock,
 };
 use tokio::{net::TcpListener, time::Instant};
 use tracing::info;
 
 use self::{model::PageModel, query::PageQuery};
-use crate::{Frontend, context::FrontendContext, locks::lock};
+use crate::{Frontend, context::FrontendContext};
 
 /// How long a snapshot is served before a new one is taken.
 const MAX_MODEL_AGE: Duration = Duration::from_secs(1);

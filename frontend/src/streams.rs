@@ -21,13 +21,14 @@ use proto::{
     model::{Hello, Revision, Role, ServicePortFailure, SyncMode},
     node_set::NodeSet,
 };
+use runtime::lock;
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep},
 };
 use tracing::{info, warn};
 
-use crate::{locks::lock, object::NodeChanges};
+use crate::object::NodeChanges;
 
 /// The minimum time between two checks of [`Streams::wait_closed`]: thousands of streams end at the same time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use runtime::{Backoff, failure::chain};
+use runtime::{Backoff, failure::chain, lock};
 use tokio::{
     sync::{OnceCell, OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep},
@@ -16,7 +16,7 @@ use tokio::{
 use tonic::transport::Channel;
 
 use super::{Credentials, FrontendAddress, Token, connect};
-use crate::{locks::lock, stream::ReconnectDelays};
+use crate::stream::ReconnectDelays;
 
 /// The calls that a frontend accepts on one connection.
 const CALLS: usize = 16;

@@ -8,10 +8,8 @@ use std::{
 };
 
 use prometheus_client::metrics::gauge::Gauge;
-use runtime::{Rate, TokenBucket};
+use runtime::{Rate, TokenBucket, lock};
 use tokio::time::Instant;
-
-use crate::locks::lock;
 
 /// How many questions wait at the same time: pods of one node that end together.
 const MAX_WAITING: i64 = 96;

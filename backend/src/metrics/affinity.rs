@@ -6,11 +6,10 @@ use std::{fmt, sync::Mutex};
 use netlink::nft::{NftHandle, Table, TableFamily};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 use proto::model::IpFamily;
-use runtime::metrics::Writer;
+use runtime::{lock, metrics::Writer};
 use tracing::warn;
 
 use super::family_label;
-use crate::locks::lock;
 
 /// The table of the nftables backend, in each family.
 pub const NFT_TABLE: &str = "fairlead";

@@ -25,6 +25,7 @@ mod connections;
 pub mod failure;
 pub mod http;
 mod limits;
+mod locks;
 pub mod log;
 pub mod metrics;
 mod ready;
@@ -40,6 +41,7 @@ mod sync {
 pub use backoff::Backoff;
 pub use connections::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable};
 pub use limits::{raise_file_limit, set_oom_score_adj};
+pub use locks::lock;
 pub use log::LogFormat;
 pub use ready::{Ready, ReadyGuard};
 pub use shutdown::{Shutdown, Trigger};

@@ -15,7 +15,7 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
-use runtime::{ClientSource, Rate, TokenBucket};
+use runtime::{ClientSource, Rate, TokenBucket, lock};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, sleep_until},
@@ -23,7 +23,7 @@ use tokio::{
 use tonic::{Status, body::Body};
 
 use super::PerClient;
-use crate::{identity::Identity, locks::lock};
+use crate::identity::Identity;
 
 /// How many answers a client gets.
 const ANSWERS: Rate = Rate { burst: 32, every: Duration::from_millis(50) };

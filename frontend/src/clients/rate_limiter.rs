@@ -10,12 +10,12 @@
 use std::sync::{Arc, Mutex};
 
 use proto::model::{Hello, Role};
-use runtime::{Rate, TokenBucket};
+use runtime::{Rate, TokenBucket, lock};
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::PerClient;
-use crate::{config::NodeLimits, locks::lock};
+use crate::config::NodeLimits;
 
 /// The limits of all nodes.
 #[derive(Debug)]

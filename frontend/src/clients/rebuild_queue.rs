@@ -15,12 +15,13 @@ use std::{
     time::Duration,
 };
 
+use runtime::lock;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
 };
 
-use crate::{identity::Identity, locks::lock};
+use crate::identity::Identity;
 
 /// The queue, first in, first out.
 #[derive(Debug)]

@@ -2,10 +2,10 @@
 
 use std::{sync::Mutex, time::Duration};
 
-use runtime::{Rate, TokenBucket};
+use runtime::{Rate, TokenBucket, lock};
 use tokio::time::Instant;
 
-use crate::{clients::PerClient, identity::Identity, locks::lock};
+use crate::{clients::PerClient, identity::Identity};
 
 /// A node on which 96 pods end asks for each of them at once, and again each second.
 const QUESTIONS: Rate = Rate { burst: 512, every: Duration::from_millis(5) };

@@ -6,10 +6,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{
-    cluster::{AddressUse, ClusterState},
-    locks::lock,
-};
+use runtime::lock;
+
+use crate::cluster::{AddressUse, ClusterState};
 
 /// How many decisions are kept: more than pods end at the same time.
 const MAX_USES: usize = 1024;

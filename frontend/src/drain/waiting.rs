@@ -10,10 +10,11 @@ use std::{
     time::Duration,
 };
 
+use runtime::lock;
 use tokio::time::Instant;
 
 use super::{DrainState, rates::QuestionRates, uses::AddressUses};
-use crate::{locks::lock, object::ObjectName};
+use crate::object::ObjectName;
 
 /// How long after the answer to one question about a pod the next one continues it.
 const PAUSE: Duration = Duration::from_secs(10);

@@ -6,9 +6,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use runtime::ClientSource;
+use runtime::{ClientSource, lock};
 
-use crate::{locks::lock, object::NodeChanges};
+use crate::object::NodeChanges;
 
 /// How many sources of identified clients are remembered: three times the number of nodes in the largest clusters.
 const MAX_REMEMBERED: usize = 16_384;

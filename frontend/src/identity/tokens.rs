@@ -26,6 +26,7 @@ use k8s_openapi::api::authentication::v1::TokenReview;
 use kube::Api;
 use ring::digest::{SHA256, digest};
 use runtime::failure::{Recovery, Repeated};
+use runtime::lock;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
@@ -35,7 +36,6 @@ use self::{
     limits::{ReviewLimiter, ReviewShare},
 };
 use super::{Identity, authenticator::AuthnError};
-use crate::locks::lock;
 
 pub use self::limits::TokenLimits;
 pub(crate) use self::limits::TokenSource;

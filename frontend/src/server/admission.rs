@@ -12,10 +12,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use runtime::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable, failure::CountedLog};
+use runtime::{ClientSource, ConnectionBounds, ConnectionPermit, ConnectionTable, failure::CountedLog, lock};
 use tokio::sync::{AcquireError, Notify, Semaphore, SemaphorePermit};
 
-use crate::{config::ConnectionLimits, context::FrontendContext, identity::Identity, locks::lock};
+use crate::{config::ConnectionLimits, context::FrontendContext, identity::Identity};
 
 /// The connections of one listener.
 #[derive(Debug)]

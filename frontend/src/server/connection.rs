@@ -17,6 +17,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use runtime::lock;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::{Notify, futures::OwnedNotified},
@@ -26,10 +27,7 @@ use tonic::transport::server::Connected;
 use tracing::debug;
 
 use super::admission::{Admission, Admitted};
-use crate::{
-    identity::{Identity, certificate::Names},
-    locks::lock,
-};
+use crate::identity::{Identity, certificate::Names};
 
 /// The length of the HTTP/2 connection preface in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;

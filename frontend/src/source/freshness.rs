@@ -10,9 +10,10 @@ use std::{
     time::Duration,
 };
 
+use runtime::lock;
 use tokio::time::Instant;
 
-use crate::{locks::lock, object::ObjectKind};
+use crate::object::ObjectKind;
 
 /// When an API server last confirmed the objects of each kind. Clones share their content: the source writes, others
 /// read.

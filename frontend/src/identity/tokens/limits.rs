@@ -11,13 +11,13 @@
 
 use std::{net::IpAddr, sync::Mutex, time::Duration};
 
-use runtime::{ClientSource, Rate, TokenBucket};
+use runtime::{ClientSource, Rate, TokenBucket, lock};
 use tokio::{
     sync::{AcquireError, Semaphore, SemaphorePermit},
     time::Instant,
 };
 
-use crate::{clients::PerClient, locks::lock};
+use crate::clients::PerClient;
 
 /// How many tokens the API server is asked to review.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

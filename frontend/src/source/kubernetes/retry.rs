@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 use runtime::{
     Backoff,
     failure::{Occurrence, Repeated},
+    lock,
 };
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 use super::request::RequestError;
-use crate::{locks::lock, object::ObjectKind};
+use crate::object::ObjectKind;
 
 /// The longest delay before a request that costs the API server little: a watch that is resumed, or any request that it
 /// has not received. Changes arrive so soon after an outage, plus the time of a list.

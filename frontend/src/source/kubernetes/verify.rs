@@ -23,6 +23,7 @@ use std::{
 use runtime::{
     Backoff,
     failure::{Repeated, chain},
+    lock,
 };
 use tokio::{
     select,
@@ -37,7 +38,7 @@ use super::{
     request::{RequestError, Requests},
     versions::{ObjectVersions, check_order},
 };
-use crate::{locks::lock, source::freshness::FreshnessRecorder};
+use crate::source::freshness::FreshnessRecorder;
 
 /// What a watch and its verification share.
 #[derive(Debug, Default)]

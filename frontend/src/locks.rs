@@ -1,8 +1,0 @@
-//! Locks that outlive a panic: no panic leaves what they guard in an inconsistent state.
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Locks a mutex, also after a panic of a thread that held it.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
