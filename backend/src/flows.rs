@@ -118,3 +118,16 @@ impl Drop for Flows {
         }
     }
 }
+
+#[cfg(test)]
+impl Flows {
+    /// Only records.
+    pub(crate) fn without_thread(state: NodeState) -> Self {
+        Self(Some(Arc::new(Requests::new(Memory::new(state)))))
+    }
+
+    /// Whether flows may be deleted.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.0.as_ref().is_some_and(|requests| requests.with(|memory| memory.is_confirmed))
+    }
+}

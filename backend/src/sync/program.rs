@@ -281,9 +281,10 @@ impl<B: Backend> Programmer<B> {
         }
         if unfinished.is_empty() {
             self.reporter.finished(current, &self.targets.borrow());
-            if current.is_confirmed {
-                self.flows.record(Memory::confirmed);
-            }
+        }
+        // The flows of those that are unfinished wait on their own.
+        if current.is_confirmed {
+            self.flows.record(Memory::confirmed);
         }
         self.programmed.send_modify(|programmed| {
             programmed.number = current.number;
@@ -303,5 +304,48 @@ impl<B: Backend> Programmer<B> {
         self.kernel.lost(Instant::now() + repair_in);
         self.kernel.repair_due = true;
         self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{FakeBackend, FakeKernel, mk_state};
+
+    /// Programs a target, of which the kernel takes one service port with each call.
+    async fn programmer(state: NodeState, is_confirmed: bool) -> Programmer<FakeBackend> {
+        let stored = Target::unconfirmed(mk_state().build(), None);
+        let target = Target { number: 1, is_confirmed, ..Target::unconfirmed(state, None) };
+        let changes = Changes::between(&stored.state, &target.state);
+        let kernel = FakeKernel::default();
+        kernel.limit(1);
+        let mut programmer = Programmer {
+            backend: kernel.backend(),
+            targets: watch::channel(target.clone()).1,
+            programmed: watch::Sender::default(),
+            kernel: Kernel::unknown(stored.clone()),
+            backoff: Backoff::new(Duration::ZERO, Duration::ZERO),
+            drifts: Drifts::default(),
+            flows: Arc::new(Flows::without_thread(stored.state)),
+            health: HealthChecks::default(),
+            reporter: Reporter::new(watch::Sender::default(), Arc::default(), None),
+        };
+        programmer.take(target, &changes);
+        programmer.call(Work::Reconcile, &changes).await;
+        programmer
+    }
+
+    /// A large change of one namespace must not delay the flows of the others.
+    #[tokio::test]
+    async fn flows_of_what_is_programmed_do_not_wait_for_what_is_unfinished() {
+        let state = mk_state().service("default/a", |a| a.cluster_ip("10.96.0.1"));
+        let state = state.service("default/b", |b| b.cluster_ip("10.96.0.2")).build();
+        for is_confirmed in [false, true] {
+            let programmer = programmer(state.clone(), is_confirmed).await;
+            assert_eq!(programmer.kernel.unfinished.len(), 1);
+            assert_eq!(programmer.flows.is_confirmed(), is_confirmed);
+            // Its end would wait for a thread.
+            mem::forget(programmer.flows);
+        }
     }
 }
