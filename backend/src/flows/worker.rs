@@ -77,11 +77,9 @@ impl<T: FlowTable> Worker<T> {
 
     /// Removes the rules that reject packets when their time is over, an endpoint has returned, or the thread ends.
     fn remove_rules(&mut self) {
-        let is_over = self.rejecter.until().is_some_and(|until| until <= Instant::now());
         let is_revoked = self.requests.with(|memory| memory.departed.take_revoked());
-        if (is_over || is_revoked || self.requests.is_closed())
-            && let Err(error) = self.rejecter.remove()
-        {
+        let by = if is_revoked || self.requests.is_closed() { None } else { Some(Instant::now()) };
+        if let Err(error) = self.rejecter.remove(by) {
             self.report_resets(Err(error));
         }
     }

@@ -48,9 +48,9 @@ impl Rejecter {
         Self { nf_tables: None, iptables: None, until: PerFamily::from_fn(|_| Some(Instant::now())), is_ipvs }
     }
 
-    /// When the rules are to be removed.
+    /// When rules are to be removed next.
     pub(in crate::flows) fn until(&self) -> Option<Instant> {
-        self.until.iter().filter_map(|(_, until)| *until).max()
+        self.until.iter().filter_map(|(_, until)| *until).min()
     }
 
     /// Rejects packets of these connections from now on, and of no others of the family. Returns those of them that the
@@ -67,11 +67,13 @@ impl Rejecter {
         Ok(connections)
     }
 
-    /// Removes the rules, if it has written any. Those of a family that cannot be removed are to be removed later.
-    pub(in crate::flows) fn remove(&mut self) -> Result<()> {
+    /// Removes the rules that are to be removed by this time; `None`: all that it has written. Those of a family that
+    /// cannot be removed are to be removed later.
+    pub(in crate::flows) fn remove(&mut self, by: Option<Instant>) -> Result<()> {
         let mut result = Ok(());
         for family in IpFamily::ALL {
-            if self.until[family].take().is_some()
+            let is_due = |until: &mut Instant| by.is_none_or(|by| *until <= by);
+            if self.until[family].take_if(is_due).is_some()
                 && let Err(error) = self.remove_of(family)
             {
                 self.until[family] = Some(Instant::now() + TIMEOUT);

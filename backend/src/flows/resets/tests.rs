@@ -18,7 +18,7 @@ use proto::model::{Endpoint, IpFamily};
 use super::{
     Rest, chain,
     departed::{ABSENCE, Departed, PAUSES},
-    rejecter::Rejected,
+    rejecter::{Rejected, Rejecter},
     remove_reset_rules, table,
 };
 use crate::{
@@ -293,13 +293,35 @@ fn the_thread_rests_longer_than_it_works_and_backs_off() {
     assert_eq!(rest.after(of(1), false), of(1000));
 }
 
+/// The table of a family as `nft` lists it; empty without one.
+fn list(family: &str) -> String {
+    let output = Command::new("nft").args(["list", "table", family, table::NAME]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn rules_of_one_family_do_not_stay_for_those_of_the_other() {
+    in_netns(|| {
+        let mut rejecter = Rejecter::new(false);
+        rejecter.remove(None).unwrap();
+        assert_eq!(rejecter.until(), None);
+        let v4 = Rejected::of(&flow(VIP, GONE));
+        rejecter.reject(IpFamily::V4, [v4].into()).unwrap();
+        let first = rejecter.until().unwrap();
+        let v6 = Rejected::of(&flow("[fd00:96::1]:80", "[fd00:244::3]:8080"));
+        rejecter.reject(IpFamily::V6, [v6].into()).unwrap();
+        assert_eq!(rejecter.until(), Some(first));
+        rejecter.remove(Some(first)).unwrap();
+        assert!(rejecter.until().is_some_and(|until| until > first));
+        assert!(list("ip").is_empty() && !list("ip6").is_empty());
+        rejecter.remove(None).unwrap();
+        assert_eq!((rejecter.until(), list("ip6")), (None, String::new()));
+    });
+}
+
 #[test]
 fn rules_are_listed_and_removed() {
     in_netns(|| {
-        let list = |family: &str| {
-            let output = Command::new("nft").args(["list", "table", family, table::NAME]).output().unwrap();
-            String::from_utf8(output.stdout).unwrap()
-        };
         let mut handle = NftHandle::open().unwrap();
         let routes = [flow("10.96.0.1:80", "10.244.1.3:8080"), flow("10.96.0.2:80", "10.244.1.3:8080")];
         for routes in [&routes[..1], &routes[..]] {
