@@ -79,8 +79,9 @@ impl<T: FlowTable> Worker<T> {
     fn remove_rules(&mut self) {
         let is_revoked = self.requests.with(|memory| memory.departed.take_revoked());
         let by = if is_revoked || self.requests.is_closed() { None } else { Some(Instant::now()) };
-        if let Err(error) = self.rejecter.remove(by) {
-            self.report_resets(Err(error));
+        let failures = self.rejecter.remove(by);
+        if failures > 0 {
+            self.progress.send_modify(|progress| progress.reset_failures += failures);
         }
     }
 
@@ -186,7 +187,7 @@ impl<T: FlowTable> Worker<T> {
 }
 
 /// Logs when failures begin and end. Returns whether this is one.
-fn log_failure(failures: &mut Repeated, error: Option<String>, failing: &str, working: &str) -> bool {
+pub(super) fn log_failure(failures: &mut Repeated, error: Option<String>, failing: &str, working: &str) -> bool {
     if let Some(error) = &error {
         let occurrence = failures.failed(error);
         warn_if_news!(occurrence, error, "{failing}");

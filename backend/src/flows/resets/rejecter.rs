@@ -11,11 +11,15 @@ use anyhow::{Context as _, Result};
 use iptables::{Tools, VariantSelection};
 use netlink::{conntrack::Flow, nft::NftHandle};
 use proto::model::{IpFamily, PerFamily};
+use runtime::{Backoff, failure::Repeated};
 
 use super::{chain, table};
+use crate::flows::worker::log_failure;
 
 /// How long packets are rejected.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest delay before a failed removal is retried.
+pub(super) const MAX_REMOVAL_DELAY: Duration = Duration::from_secs(300);
 
 /// A connection whose packets are rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,9 +35,17 @@ pub(in crate::flows) struct Rejecter {
     nf_tables: Option<NftHandle>,
     /// With a kernel that lacks nf_tables.
     iptables: Option<Tools>,
-    until: PerFamily<Option<Instant>>,
+    families: PerFamily<FamilyRules>,
     /// Whether IPVS translates connections.
     pub(super) is_ipvs: bool,
+}
+
+/// When the rules of a family are to be removed; `None`: there are none.
+#[derive(Debug)]
+pub(super) struct FamilyRules {
+    pub(super) until: Option<Instant>,
+    backoff: Backoff,
+    failures: Repeated,
 }
 
 impl Rejected {
@@ -42,21 +54,42 @@ impl Rejected {
     }
 }
 
-impl Rejecter {
+impl FamilyRules {
     /// A process that was killed may have left rules, which are to be removed now.
+    pub(super) fn unknown() -> Self {
+        let backoff = Backoff::new(TIMEOUT, MAX_REMOVAL_DELAY);
+        Self { until: Some(Instant::now()), backoff, failures: Repeated::default() }
+    }
+
+    /// They were removed, or are to be removed later. Returns whether that has failed.
+    pub(super) fn removed(&mut self, result: Result<()>) -> bool {
+        let error = result.err().map(|error| format!("{error:#}"));
+        let failing = "cannot remove the rules that reset connections, retrying";
+        let is_failed =
+            log_failure(&mut self.failures, error, failing, "rules that reset connections are removed again");
+        if is_failed {
+            self.until = Some(Instant::now() + self.backoff.next_delay());
+        } else {
+            self.backoff.reset();
+        }
+        is_failed
+    }
+}
+
+impl Rejecter {
     pub(in crate::flows) fn new(is_ipvs: bool) -> Self {
-        Self { nf_tables: None, iptables: None, until: PerFamily::from_fn(|_| Some(Instant::now())), is_ipvs }
+        Self { nf_tables: None, iptables: None, families: PerFamily::from_fn(|_| FamilyRules::unknown()), is_ipvs }
     }
 
     /// When rules are to be removed next.
     pub(in crate::flows) fn until(&self) -> Option<Instant> {
-        self.until.iter().filter_map(|(_, until)| *until).min()
+        self.families.iter().filter_map(|(_, rules)| rules.until).min()
     }
 
     /// Rejects packets of these connections from now on, and of no others of the family. Returns those of them that the
     /// rules may have.
     pub(super) fn reject(&mut self, family: IpFamily, connections: BTreeSet<Rejected>) -> Result<BTreeSet<Rejected>> {
-        self.until[family] = Some(Instant::now() + TIMEOUT);
+        self.families[family].until = Some(Instant::now() + TIMEOUT);
         let write = |handle: &mut NftHandle| table::reject(handle, family, &connections);
         let Some(tools) = self.write(write, || format!("reject packets in table {}", table::NAME))? else {
             return Ok(connections);
@@ -67,20 +100,18 @@ impl Rejecter {
         Ok(connections)
     }
 
-    /// Removes the rules that are to be removed by this time; `None`: all that it has written. Those of a family that
-    /// cannot be removed are to be removed later.
-    pub(in crate::flows) fn remove(&mut self, by: Option<Instant>) -> Result<()> {
-        let mut result = Ok(());
+    /// Removes the rules that are to be removed by this time; `None`: all that it has written. Returns of how many
+    /// families they could not be removed, which is tried again later.
+    pub(in crate::flows) fn remove(&mut self, by: Option<Instant>) -> u64 {
+        let mut failures = 0;
         for family in IpFamily::ALL {
             let is_due = |until: &mut Instant| by.is_none_or(|by| *until <= by);
-            if self.until[family].take_if(is_due).is_some()
-                && let Err(error) = self.remove_of(family)
-            {
-                self.until[family] = Some(Instant::now() + TIMEOUT);
-                result = Err(error);
+            if self.families[family].until.take_if(is_due).is_some() {
+                let result = self.remove_of(family);
+                failures += u64::from(self.families[family].removed(result));
             }
         }
-        result
+        failures
     }
 
     fn remove_of(&mut self, family: IpFamily) -> Result<()> {

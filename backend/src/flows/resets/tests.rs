@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::anyhow;
 use iptables::{Tools, Variant, block_on};
 use netlink::{
     conntrack::{ConntrackZone, Flow, FlowProtocol, Tuple},
@@ -18,7 +19,7 @@ use proto::model::{Endpoint, IpFamily};
 use super::{
     Rest, chain,
     departed::{ABSENCE, Departed, PAUSES},
-    rejecter::{Rejected, Rejecter},
+    rejecter::{FamilyRules, MAX_REMOVAL_DELAY, Rejected, Rejecter, TIMEOUT},
     remove_reset_rules, table,
 };
 use crate::{
@@ -303,7 +304,7 @@ fn list(family: &str) -> String {
 fn rules_of_one_family_do_not_stay_for_those_of_the_other() {
     in_netns(|| {
         let mut rejecter = Rejecter::new(false);
-        rejecter.remove(None).unwrap();
+        assert_eq!(rejecter.remove(None), 0);
         assert_eq!(rejecter.until(), None);
         let v4 = Rejected::of(&flow(VIP, GONE));
         rejecter.reject(IpFamily::V4, [v4].into()).unwrap();
@@ -311,12 +312,30 @@ fn rules_of_one_family_do_not_stay_for_those_of_the_other() {
         let v6 = Rejected::of(&flow("[fd00:96::1]:80", "[fd00:244::3]:8080"));
         rejecter.reject(IpFamily::V6, [v6].into()).unwrap();
         assert_eq!(rejecter.until(), Some(first));
-        rejecter.remove(Some(first)).unwrap();
+        assert_eq!(rejecter.remove(Some(first)), 0);
         assert!(rejecter.until().is_some_and(|until| until > first));
         assert!(list("ip").is_empty() && !list("ip6").is_empty());
-        rejecter.remove(None).unwrap();
+        assert_eq!(rejecter.remove(None), 0);
         assert_eq!((rejecter.until(), list("ip6")), (None, String::new()));
     });
+}
+
+#[test]
+fn removal_that_fails_is_retried_less_and_less_often() {
+    let mut rules = FamilyRules::unknown();
+    let mut failed = || {
+        assert!(rules.removed(Err(anyhow!("no memory"))));
+        rules.until.take().unwrap().duration_since(Instant::now())
+    };
+    let first = failed();
+    assert!(TIMEOUT / 2 < first && first <= 2 * TIMEOUT, "{first:?}");
+    // Delays are random: one of so many is long.
+    let longest = (0..40).map(|_| failed()).max().unwrap();
+    assert!(10 * TIMEOUT < longest && longest <= MAX_REMOVAL_DELAY, "{longest:?}");
+    assert!(!rules.removed(Ok(())));
+    assert_eq!(rules.until, None);
+    assert!(rules.removed(Err(anyhow!("no memory"))));
+    assert!(rules.until.unwrap() <= Instant::now() + 2 * TIMEOUT, "short again");
 }
 
 #[test]
