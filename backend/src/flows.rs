@@ -15,7 +15,8 @@
 //! Of what is due, connections are reset first, then UDP flows are deleted, then half-open connections; after each
 //! round the thread begins again. So a reset waits for one pass over UDP flows and one over half-open connections at
 //! most, and cleanups cannot starve it, nor it them: after resets the thread rests from them for ten times as long as
-//! they took, and after a cleanup from cleanups for as long as that took.
+//! they took, and after a cleanup from cleanups for as long as that took. Rules of resets that are revoked are removed
+//! sooner: between two slices of UDP flows, or after one pass over TCP connections.
 //!
 //! Flows are compared with the newest state, even while that is being programmed, except for the service ports in which
 //! it differs from the kernel: a flow to an endpoint that is about to be added is not stale. Nothing follows from a

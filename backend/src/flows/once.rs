@@ -13,7 +13,7 @@ use crate::{Changes, NodeState, ServicePortState, dataplane::NodePortAddresses};
 /// Deletes the UDP flows that are stale in this state. Returns their number.
 pub(crate) fn delete_stale_udp(state: &NodeState) -> Result<usize> {
     let mut vips = Some(udp::UdpVips::of(state, &state.node().addresses, &Default::default(), &Default::default()));
-    let cleanups = udp::clean_up(&table(), || vips.take())?;
+    let cleanups = udp::clean_up(&table(), || vips.take(), || {})?;
     Ok(cleanups.iter().map(|cleanup| cleanup.deleted).sum())
 }
 

@@ -33,6 +33,9 @@ use crate::{NodeState, ServicePortState, dataplane::Vip};
 /// The number of flows that are deleted together.
 pub(super) const BATCH: usize = 256;
 
+/// The number of flows that are listed between two looks at what else is to be done: some milliseconds.
+pub(super) const SLICE: usize = 4096;
+
 /// Where the flows to a VIP may lead.
 #[derive(Clone, Debug)]
 pub(super) enum FlowTargets {
@@ -123,10 +126,11 @@ fn allowed(service: &ServicePortState, family: IpFamily) -> Arc<[SocketAddr]> {
 
 /// Deletes the stale flows of both families while the kernel dumps them, so that memory does not grow with their
 /// number. `newest` returns the VIPs if they have changed since it did; before each deletion it may, and what is not
-/// stale by then stays. A family without VIPs is skipped. Blocks.
+/// stale by then stays. A family without VIPs is skipped. `between` is called after each [`SLICE`]. Blocks.
 pub(super) fn clean_up(
     table: &impl FlowTable,
     mut newest: impl FnMut() -> Option<PerFamily<UdpVips>>,
+    mut between: impl FnMut(),
 ) -> Result<Vec<FamilyCleanup>> {
     let addresses = table.addresses().context("cannot list the node's addresses")?;
     let mut vips = newest().unwrap_or_default();
@@ -149,7 +153,12 @@ pub(super) fn clean_up(
             stale.clear();
             Ok(())
         };
+        let mut listed = 0_usize;
         let visited = table.visit(family, FlowProtocol::Udp, &mut |flow| {
+            listed += 1;
+            if listed.is_multiple_of(SLICE) {
+                between();
+            }
             if vips[family].is_stale(&flow) {
                 stale.push(flow);
             }

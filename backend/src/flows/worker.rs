@@ -54,7 +54,7 @@ impl<T: FlowTable> Worker<T> {
             let next = [next_reset, next_cleanup, until].into_iter().flatten().min();
             let wake = self.requests.wait(next.map_or(IDLE, |next| next.duration_since(Instant::now())));
             is_due |= wake == Wake::Due && self.requests.with(|memory| memory.is_cleanup_due());
-            self.remove_rules();
+            remove_rules(&self.requests, &mut self.rejecter, &self.progress);
             if wake == Wake::Closed {
                 return self.requests.ended();
             }
@@ -75,16 +75,6 @@ impl<T: FlowTable> Worker<T> {
         }
     }
 
-    /// Removes the rules that reject packets when their time is over, an endpoint has returned, or the thread ends.
-    fn remove_rules(&mut self) {
-        let is_revoked = self.requests.with(|memory| memory.departed.take_revoked());
-        let by = if is_revoked || self.requests.is_closed() { None } else { Some(Instant::now()) };
-        let failures = self.rejecter.remove(by);
-        if failures > 0 {
-            self.progress.send_modify(|progress| progress.reset_failures += failures);
-        }
-    }
-
     /// Handles the connections to endpoints that are due. Returns how many were reset since the passes before.
     fn reset(&mut self) -> Result<usize> {
         let Self { requests, rejecter, .. } = self;
@@ -99,9 +89,9 @@ impl<T: FlowTable> Worker<T> {
     /// Deletes stale UDP flows, then half-open connections. Returns how long that took.
     fn clean_up(&mut self) -> Duration {
         let begun = Instant::now();
-        self.remove_rules();
+        remove_rules(&self.requests, &mut self.rejecter, &self.progress);
         let udp = self.clean_up_udp();
-        self.remove_rules();
+        remove_rules(&self.requests, &mut self.rejecter, &self.progress);
         let mut rested = Duration::ZERO;
         let half_open = self.clean_up_half_open(&mut rested);
         let took = begun.elapsed().saturating_sub(rested);
@@ -110,14 +100,15 @@ impl<T: FlowTable> Worker<T> {
     }
 
     /// Deletes the stale flows of both families, if there may be any. Without a state that is confirmed, none is stale.
-    fn clean_up_udp(&self) -> Result<Vec<FamilyCleanup>> {
-        let Self { requests, table, nodeport_addresses, .. } = self;
+    /// Rules that are revoked meanwhile do not wait for the end.
+    fn clean_up_udp(&mut self) -> Result<Vec<FamilyCleanup>> {
+        let Self { ref requests, ref table, ref nodeport_addresses, ref mut rejecter, ref progress, .. } = *self;
         let Some(withdrawn) = requests.with(Memory::take_udp) else { return Ok(Vec::new()) };
         let vips = |UdpState { state, except }: &UdpState| {
             UdpVips::of(state, &nodeport_addresses.of_node(state.node()), except, &withdrawn)
         };
         let (mut compared, mut was_unconfirmed) = (None, false);
-        let result = clean_up(table, || {
+        let newest = || {
             let newest = requests.with(|memory| {
                 let version = memory.udp_version();
                 was_unconfirmed |= version.is_none();
@@ -125,7 +116,8 @@ impl<T: FlowTable> Worker<T> {
                 is_newer.then(|| version.map(|_| memory.udp()))
             });
             newest.map(|newest| newest.as_ref().map(vips).unwrap_or_default())
-        });
+        };
+        let result = clean_up(table, newest, || remove_rules(requests, rejecter, progress));
         if result.is_err() || was_unconfirmed {
             requests.with(|memory| memory.put_back_udp(withdrawn));
         }
@@ -183,6 +175,16 @@ impl<T: FlowTable> Worker<T> {
             info!(connections, "reset connections to endpoints that are gone");
             self.progress.send_modify(|progress| progress.reset_connections += connections as u64);
         }
+    }
+}
+
+/// Removes the rules that reject packets when their time is over, an endpoint has returned, or the thread ends.
+fn remove_rules(requests: &Requests<Memory>, rejecter: &mut Rejecter, progress: &watch::Sender<Progress>) {
+    let is_revoked = requests.with(|memory| memory.departed.take_revoked());
+    let by = if is_revoked || requests.is_closed() { None } else { Some(Instant::now()) };
+    let failures = rejecter.remove(by);
+    if failures > 0 {
+        progress.send_modify(|progress| progress.reset_failures += failures);
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     flows::{
         ConntrackCleanup, Flows,
         table::KernelFlowTable,
-        udp::{BATCH, WithdrawnVips},
+        udp::{BATCH, SLICE, WithdrawnVips},
     },
     testing::{StateBuilder, mk_key, mk_state},
 };
@@ -491,6 +491,17 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
     permit.send(()).unwrap();
     until(|| fixture.deleted_flows() == 6);
     assert_eq!(record.lock().unwrap().0, 2, "one cleanup for 1000 syncs");
+}
+
+/// Rules that an endpoint which returns has revoked.
+#[test]
+fn other_work_is_done_between_slices_of_a_listing() {
+    let (table, ..) = BlockingTable::new();
+    let table = BlockingTable { flows: 2 * SLICE as u16 + 1, ..table };
+    let vips = UdpVips::of(&dns_at("10.244.1.1:53"), &[], &BTreeSet::new(), &WithdrawnVips::new());
+    let (mut vips, mut slices) = (Some(vips), 0);
+    clean_up(&table, || vips.take(), || slices += 1).unwrap();
+    assert_eq!(slices, 2);
 }
 
 #[test]
