@@ -26,6 +26,8 @@ use crate::{
     metrics::{Metrics, registry},
 };
 
+pub(crate) use health::SYNC_FAILING;
+
 /// Serves the health and the progress of a backend process. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Observer {

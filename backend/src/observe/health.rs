@@ -23,7 +23,7 @@ use super::{Observer, rfc3339, text};
 use crate::{Progress, metrics::Metrics};
 
 /// A sync that fails for this long makes the process unhealthy: twice kube-proxy's default sync period.
-pub(super) const SYNC_FAILING: Duration = Duration::from_secs(60);
+pub(crate) const SYNC_FAILING: Duration = Duration::from_secs(60);
 /// A change that has not failed, but does not end: the longest that programming a large cluster with the slowest
 /// backend takes.
 pub(super) const SYNC_HUNG: Duration = Duration::from_secs(300);

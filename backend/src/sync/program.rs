@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use proto::{
     model::{NodeInfo, ServicePortFailure, ServicePortKey},
     state::ServicePortChange,
@@ -21,7 +21,7 @@ use proto::{
 use runtime::{Backoff, Shutdown};
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until, timeout_at},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tracing::{debug, info, warn};
 
@@ -35,6 +35,7 @@ use crate::{
     drifts::Drifts,
     flows::{Flows, Memory},
     health::HealthChecks,
+    observe::SYNC_FAILING,
 };
 
 /// How long a frontend has to answer before the kernel is read for whether an earlier process has programmed it.
@@ -199,7 +200,13 @@ impl<B: Backend> Programmer<B> {
         }
         // It may hang, which a liveness probe has to detect.
         self.reporter.begun(Instant::now());
-        let is_programmed = self.backend.is_programmed().await.unwrap_or_else(|error| {
+        let answer = timeout(SYNC_FAILING, self.backend.is_programmed()).await;
+        let answer = answer.unwrap_or_else(|_| {
+            let error = anyhow!("the kernel was not read within {} s", SYNC_FAILING.as_secs());
+            self.reporter.progress.send_modify(|progress| progress.error = Some(error.to_string()));
+            Err(error)
+        });
+        let is_programmed = answer.unwrap_or_else(|error| {
             warn!(error = format!("{error:#}"), "cannot find out whether the kernel is programmed");
             true
         });

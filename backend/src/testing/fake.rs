@@ -137,12 +137,16 @@ impl FakeKernel {
         self.ended.send_replace(inner.calls.len());
     }
 
-    /// Waits, or fails, as configured.
-    async fn begin(&self) -> Result<()> {
+    async fn wait(&self) {
         let delay = self.lock().delay;
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }
+    }
+
+    /// Waits, or fails, as configured.
+    async fn begin(&self) -> Result<()> {
+        self.wait().await;
         let failing = self.lock().failing.clone();
         if let Some(reason) = failing {
             self.end(Call::Failed);
@@ -201,6 +205,7 @@ impl Backend for FakeBackend {
     }
 
     async fn is_programmed(&mut self) -> Result<bool> {
+        self.kernel.wait().await;
         Ok(self.kernel.lock().facts.is_some())
     }
 

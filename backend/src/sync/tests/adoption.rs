@@ -95,3 +95,15 @@ async fn kernel_that_is_programmed_after_a_reboot_is_left_as_it_is() {
     assert!(begun.elapsed() >= ADOPTION, "{:?}", begun.elapsed());
     fixture.stop().await;
 }
+
+/// A restart may help, as after a sync that fails.
+#[tokio::test(start_paused = true)]
+async fn kernel_that_cannot_be_read_is_detected_after_a_minute() {
+    let (_dir, file, kernel) = restarted().await;
+    kernel.slow(Duration::from_secs(3600));
+    let fixture = start(&kernel, Some(&file));
+    for (seconds, is_alive) in [(59, true), (3, false)] {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        assert_eq!(fixture.progress.borrow().is_alive(Instant::now()), is_alive);
+    }
+}
