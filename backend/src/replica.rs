@@ -107,6 +107,8 @@ pub(crate) struct Committed {
     /// The endpoints that departed since the commit before; `None` if that was another frontend's or a newer one, so
     /// that the difference is no event in the cluster.
     pub(crate) departed: Option<DepartedEndpoints>,
+    /// Whether the committed state is not the frontend's, which repairs it after the ack.
+    pub(crate) is_refuted: bool,
 }
 
 /// A violation of the protocol by the frontend. The session is ended.
@@ -353,10 +355,11 @@ impl Replica {
         if let Some(store) = &mut self.store {
             store.confirmed();
         }
-        self.advance(epoch, target);
+        self.advance(SessionPosition { epoch, base: Some(target), has_committed: true });
         let departed = (has_committed && !is_rollback).then_some(departed);
         let digest = self.total();
-        Ok(Reaction::Commit(Committed { revision: target, digest, trigger, counts, loss, departed }))
+        let is_refuted = false;
+        Ok(Reaction::Commit(Committed { revision: target, digest, trigger, counts, loss, departed, is_refuted }))
     }
 
     fn bookmark(
@@ -377,21 +380,23 @@ impl Replica {
         {
             return Err(Violation::Backwards { target: revision, committed });
         }
-        if digest == self.total() {
+        let is_refuted = digest != self.total();
+        if is_refuted {
+            warn!(%revision, "digest differs from the frontend's, a repair follows");
+            self.counters.digest_mismatches += 1;
+        } else {
             if self.losses.confirmed() {
                 self.state = self.committed_state.clone();
             }
             if let Some(store) = &mut self.store {
                 store.confirmed();
             }
-        } else {
-            warn!(%revision, "digest differs from the frontend's, a repair follows");
-            self.counters.digest_mismatches += 1;
         }
-        self.advance(epoch, revision);
+        // The difference of a repair is no event in the cluster.
+        self.advance(SessionPosition { epoch, base: Some(revision), has_committed: has_committed || !is_refuted });
         let departed = has_committed.then(DepartedEndpoints::new);
         let digest = self.total();
-        Ok(Reaction::Commit(Committed { revision, digest, departed, ..Committed::default() }))
+        Ok(Reaction::Commit(Committed { revision, digest, departed, is_refuted, ..Committed::default() }))
     }
 
     fn digests(&self) -> ClientMessage {
@@ -399,9 +404,9 @@ impl Replica {
         ClientMessage::DigestResponse(revision, Box::new(self.committed_state.digests().clone()))
     }
 
-    fn advance(&mut self, epoch: Epoch, revision: Revision) {
-        self.committed = Some((epoch, revision));
-        self.session = Some(SessionPosition { epoch, base: Some(revision), has_committed: true });
+    fn advance(&mut self, position: SessionPosition) {
+        self.committed = position.base.map(|revision| (position.epoch, revision));
+        self.session = Some(position);
     }
 
     fn total(&self) -> Digest {

@@ -94,3 +94,21 @@ fn a_bookmark_confirms_the_state_of_a_session() {
     }
     assert_eq!(commit(&mut replica, &one, 6), Some(1));
 }
+
+#[test]
+fn a_bookmark_with_another_digest_confirms_nothing() {
+    let (both, one) = (web(&BOTH), web(&BOTH[..1]));
+    let mut replica = replica();
+    welcome(&mut replica, SyncMode::Snapshot);
+    assert_eq!(commit(&mut replica, &both, 5), None);
+    welcome(&mut replica, SyncMode::Resume);
+    for _ in 0..2 {
+        let reaction = handle(&mut replica, &ServerMessage::Bookmark(Revision(1), Digest(1)));
+        let Reaction::Commit(committed) = reaction else { panic!("no commit") };
+        assert_eq!((committed.is_refuted, committed.departed), (true, None));
+    }
+    assert_eq!(commit(&mut replica, &one, 6), None, "the repair");
+    let digest = replica.state().digests().total();
+    let reaction = handle(&mut replica, &ServerMessage::Bookmark(Revision(3), digest));
+    assert!(matches!(reaction, Reaction::Commit(committed) if !committed.is_refuted));
+}

@@ -93,7 +93,8 @@ impl<C: Connect> Follower<C> {
     }
 
     /// Publishes what is to be programmed after a commit, or a bookmark.
-    fn commit(&mut self, Committed { revision, digest, trigger, counts, loss, departed }: Committed) {
+    fn commit(&mut self, committed: Committed) {
+        let Committed { revision, digest, trigger, counts, loss, departed, is_refuted } = committed;
         let at = Instant::now();
         let number = self.target.borrow().number + 1;
         let position = self.acks.received(number, revision, digest);
@@ -125,7 +126,9 @@ impl<C: Connect> Follower<C> {
                 target.complete = position;
             }
             target.committed = self.replica.committed();
-            target.is_confirmed = !self.replica.is_rolled_back();
+            if !is_refuted {
+                target.is_confirmed = !self.replica.is_rolled_back();
+            }
             target.received += counts;
             if is_changed {
                 target.changed_at = at;
