@@ -1,7 +1,7 @@
 //! The handle to a frontend, and the one task that turns object updates into revisions.
 //!
 //! ```text
-//!   source ──mpsc──▶ run ──▶ Index ──take_changes──▶ ChangeLog ──watch──▶ sessions: ChangeLog::difference
+//!   source ──mpsc──▶ run ──▶ Index ──take_changes──▶ ChangeLog ──watch──▶ sessions: ChangeLog::commits_since
 //! ```
 
 use std::{sync::Arc, time::Duration};

@@ -66,6 +66,18 @@ pub(crate) struct NodeUpdate {
     pub(crate) source_version: (SourceVersion, KindVersions),
 }
 
+/// The commits since the revision of a node, from which its update follows without the log: a commit may have an
+/// operation for each of many pools with hints.
+#[derive(Debug)]
+pub(crate) struct CommitsSince {
+    records: Vec<Arc<CommitRecord>>,
+    zone: String,
+    /// The most bytes of several commits.
+    limit: usize,
+    /// Without its operations.
+    update: NodeUpdate,
+}
+
 /// The current state of the cluster as nodes see it, and its history.
 #[derive(Debug)]
 pub(crate) struct ChangeLog {
@@ -85,6 +97,26 @@ pub(crate) struct ChangeLog {
     /// How many snapshots and repairs have been built.
     pub(crate) rebuilds: u64,
     source_version: (SourceVersion, KindVersions),
+}
+
+impl CommitsSince {
+    /// What the node receives. `None` when several commits have more than [`MAX_DIFFERENCE`] and the whole state: then
+    /// digests must be compared.
+    pub(crate) fn difference(self, node: &str) -> Option<NodeUpdate> {
+        let Self { records, zone, limit, mut update } = self;
+        let mut size = 0;
+        for record in &records {
+            let is_first = update.chunks.is_empty();
+            for chunk in record.chunks(node, &zone) {
+                size += chunk.size();
+                update.chunks.push(chunk.clone());
+            }
+            if size > limit && !is_first {
+                return None;
+            }
+        }
+        Some(update)
+    }
 }
 
 impl ChangeLog {
@@ -183,28 +215,20 @@ impl ChangeLog {
         Some(moved)
     }
 
-    /// The difference between a revision and the current one. `None` when the revision is older than the history, when
-    /// the zone of the node has changed since, or when several commits have more than [`MAX_DIFFERENCE`] and the whole
-    /// state: then digests must be compared.
-    pub(crate) fn difference(&self, node: &str, from: Revision) -> Option<NodeUpdate> {
+    /// The commits between a revision and the current one. `None` when the revision is older than the history, or when
+    /// the zone of the node has changed since: then digests must be compared.
+    pub(crate) fn commits_since(&self, node: &str, from: Revision) -> Option<CommitsSince> {
         let records = self.history.since(from)?;
         if records.clone().any(|record| record.moved.contains(node)) {
             return None;
         }
-        let zone = self.zone(node);
-        let (mut chunks, mut size, limit) = (Vec::new(), 0, MAX_DIFFERENCE.max(self.snapshot_size()));
-        for record in records.clone() {
-            let is_first = chunks.is_empty();
-            for chunk in record.chunks(node, zone) {
-                size += chunk.size();
-                chunks.push(chunk.clone());
-            }
-            if size > limit && !is_first {
-                return None;
-            }
-        }
-        let oldest_trigger = records.filter_map(|record| record.oldest_trigger).min();
-        Some(self.update(node, chunks, oldest_trigger))
+        let oldest_trigger = records.clone().filter_map(|record| record.oldest_trigger).min();
+        Some(CommitsSince {
+            records: records.cloned().collect(),
+            zone: self.zone(node).to_owned(),
+            limit: MAX_DIFFERENCE.max(self.snapshot_size()),
+            update: self.update(node, Vec::new(), oldest_trigger),
+        })
     }
 
     /// The update of a node with these operations.

@@ -23,7 +23,7 @@ pub(super) struct History {
     limits: HistoryLimits,
     /// The oldest revision from which a node can be brought up to date.
     pub(super) floor: Revision,
-    commits: VecDeque<CommitRecord>,
+    commits: VecDeque<Arc<CommitRecord>>,
     /// The approximate size of all commits, in bytes.
     pub(super) size: usize,
 }
@@ -51,7 +51,7 @@ impl History {
     /// it.
     pub(super) fn push(&mut self, commit: CommitRecord) {
         self.size += commit.size;
-        self.commits.push_back(commit);
+        self.commits.push_back(Arc::new(commit));
         while self.commits.len() > 1 && (self.commits.len() > self.limits.entries || self.size > self.limits.bytes) {
             let Some(oldest) = self.commits.pop_front() else { break };
             self.size -= oldest.size;
@@ -65,7 +65,7 @@ impl History {
     }
 
     /// The commits after a revision, oldest first; `None` when some of them have been removed.
-    pub(super) fn since(&self, from: Revision) -> Option<impl Iterator<Item = &CommitRecord> + Clone> {
+    pub(super) fn since(&self, from: Revision) -> Option<impl Iterator<Item = &Arc<CommitRecord>> + Clone> {
         let skip = usize::try_from(from.0.checked_sub(self.floor.0)?).ok()?;
         (skip <= self.commits.len()).then(|| self.commits.range(skip..))
     }

@@ -121,6 +121,12 @@ impl Cluster {
     }
 }
 
+impl ChangeLog {
+    fn difference(&self, node: &str, from: Revision) -> Option<NodeUpdate> {
+        self.commits_since(node, from)?.difference(node)
+    }
+}
+
 fn describe(operation: &Operation) -> String {
     let list = |endpoints: &[proto::model::Endpoint]| {
         let endpoints: Vec<_> = endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect();
@@ -284,6 +290,20 @@ fn nodes_at_one_revision_share_chunks() {
     let changed = cluster.log.snapshot("node-1").chunks;
     let kept = unchanged.iter().zip(&changed).filter(|(first, second)| Arc::ptr_eq(first, second)).count();
     assert_eq!(kept, changed.len() - 2, "all but the facts about the node and one bucket");
+}
+
+/// It is computed without the lock of the log, which other nodes wait for.
+#[test]
+fn a_difference_is_that_of_its_time_although_the_log_goes_on() {
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
+    let from = cluster.log.revision();
+    cluster.commit([web(endpoints(1..=4))]);
+    let (target, digest) = (cluster.log.revision(), cluster.log.digest("node-1"));
+    let since = cluster.log.commits_since("node-1", from).unwrap();
+    cluster.commit([web(endpoints(1..=3))]);
+    let update = since.difference("node-1").unwrap();
+    assert_eq!((update.target, update.digest, update.chunks.len()), (target, digest, 1));
+    assert_eq!(cluster.difference("node-1", from).len(), 2);
 }
 
 #[test]

@@ -100,12 +100,13 @@ impl Session {
         output: &mut MessageSink,
     ) -> Result<Self, SessionEnd> {
         let node = hello.node.clone();
-        let (epoch, resumed) = {
+        let (epoch, since) = {
             let log = context.cluster.log();
             let resume = hello.resume.filter(|(epoch, _)| *epoch == log.epoch());
-            let resumed = resume.and_then(|(_, from)| Some((from, log.difference(&node, from)?)));
-            (log.epoch(), resumed)
+            let since = resume.and_then(|(_, from)| Some((from, log.commits_since(&node, from)?)));
+            (log.epoch(), since)
         };
+        let resumed = since.and_then(|(from, since)| Some((from, since.difference(&node)?)));
         let (mode, base) = match (&resumed, &hello.digests) {
             (Some((from, _)), _) => (SyncMode::Resume, *from),
             (None, Some(_)) => (SyncMode::Repair, NO_REVISION),
@@ -173,14 +174,14 @@ impl Session {
         if !self.is_idle() {
             return Ok(());
         }
-        let (committed_at, update) = {
+        let (committed_at, since) = {
             let log = self.context.cluster.log();
             if log.revision() == self.cursor {
                 return Ok(());
             }
-            (log.changed_since(self.cursor), log.difference(&self.node, self.cursor))
+            (log.changed_since(self.cursor), log.commits_since(&self.node, self.cursor))
         };
-        match update {
+        match since.and_then(|since| since.difference(&self.node)) {
             Some(update) if update.chunks.is_empty() => {
                 self.cursor = update.target;
                 if self.programmed == self.acked {
