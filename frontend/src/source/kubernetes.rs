@@ -60,9 +60,8 @@ pub(super) struct Deadlines {
     /// a watch.
     event: Duration,
     /// Without a list, an event or a bookmark for this time, the versions of all objects are compared with the server:
-    /// perhaps watches do not work here, or the server no longer delivers changes. The interval doubles, up to the
-    /// second, while comparisons find nothing.
-    silence: (Duration, Duration),
+    /// perhaps watches do not work here, or the server no longer delivers changes.
+    silence: Duration,
     /// How long after a watch was resumed because it had failed the same is compared.
     after_failure: Duration,
     /// How long events may take after a comparison has shown that they are missing.
@@ -78,7 +77,7 @@ impl Default for Deadlines {
             response: Duration::from_secs(70),
             initial_event: Duration::from_secs(10),
             event: Duration::from_secs(70),
-            silence: (Duration::from_secs(150), Duration::from_secs(30 * 60)),
+            silence: Duration::from_secs(150),
             after_failure: Duration::from_secs(10),
             grace: Duration::from_secs(5),
             retry: (Duration::from_millis(100), Duration::from_secs(10)),

@@ -25,8 +25,8 @@ use crate::{
 };
 
 /// How long everything may take to converge after the last fault. The longest delays: a list that is repeated because
-/// of silence after 150 s, or 30 min when the interval has doubled; a kernel call that is repeated after 30 s; a state
-/// file after 60 s; a loss that is confirmed after 10 s.
+/// of silence after 150 s; a kernel call that is repeated after 30 s; a state file after 60 s; a loss that is confirmed
+/// after 10 s.
 const CONVERGENCE: Duration = Duration::from_secs(40 * 60);
 /// How often convergence is checked.
 const CHECK: Duration = Duration::from_secs(10);

@@ -52,6 +52,8 @@ pub(super) enum Operation {
     Watch,
     /// A watch that cannot be resumed: a list is next.
     ExpiredWatch,
+    /// A request beside a watch, which shows whether that is complete.
+    Verify,
 }
 
 /// Why each kind fails now. One server fails for all kinds alike, so a cause is logged for the first kind only.
@@ -146,6 +148,9 @@ impl<'a> Retry<'a> {
             Operation::List => warn!(%kind, error, advice, retry_in_ms, "list failed, serving the last known state"),
             Operation::Watch | Operation::ExpiredWatch => {
                 warn!(%kind, error, advice, retry_in_ms, "watch failed, serving the last known state");
+            }
+            Operation::Verify => {
+                warn!(%kind, error, advice, retry_in_ms, "cannot verify the watch, which goes on");
             }
         }
     }

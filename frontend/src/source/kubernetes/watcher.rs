@@ -55,6 +55,8 @@ pub(super) struct WatchContext {
     /// the server.
     no_streaming: AtomicBool,
     causes: SharedCauses,
+    /// Why requests beside the watches fail.
+    verify_causes: SharedCauses,
 }
 
 /// Lists and watches one kind.
@@ -97,7 +99,15 @@ struct ListedObjects {
 
 impl WatchContext {
     pub(super) fn new(api: KubernetesApi, deadlines: Deadlines, updates: mpsc::Sender<SourceUpdate>) -> Self {
-        Self { api, deadlines, updates, no_streaming: AtomicBool::new(false), causes: SharedCauses::default() }
+        let no_streaming = AtomicBool::new(false);
+        Self {
+            api,
+            deadlines,
+            updates,
+            no_streaming,
+            causes: SharedCauses::default(),
+            verify_causes: SharedCauses::default(),
+        }
     }
 }
 
@@ -131,8 +141,15 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
 
     /// Lists and watches without end.
     pub(super) async fn run(mut self) {
-        let (requests, recorder, watched) = (self.requests.clone(), self.recorder.clone(), self.watched.clone());
-        let mut verifier = Verifier::new(requests, recorder, watched, self.context.deadlines);
+        let WatchContext { deadlines, verify_causes, .. } = self.context;
+        let mut verifier = Verifier {
+            requests: self.requests.clone(),
+            recorder: self.recorder.clone(),
+            watched: self.watched.clone(),
+            deadlines: *deadlines,
+            retry: Retry::new(K::KIND, deadlines.retry, verify_causes),
+            compared: None,
+        };
         loop {
             let position = self.list().await;
             let error = select! {
@@ -310,10 +327,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
                     self.deliver(SourceUpdate::Delete(K::KIND, name)).await;
                     VersionProgress::Changed
                 }
-                EventChange::Bookmark | EventChange::InitialEventsEnd => {
-                    self.watched.bookmark();
-                    VersionProgress::Confirmed
-                }
+                EventChange::Bookmark | EventChange::InitialEventsEnd => VersionProgress::Confirmed,
             };
             self.deliver_progress(&position.version, progress).await;
         }

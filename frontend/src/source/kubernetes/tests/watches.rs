@@ -216,7 +216,7 @@ async fn watch_without_response_times_out() {
 async fn changes_that_watches_miss_are_listed() {
     // In real time: watches are resumed at once, and simulated time does not pass meanwhile.
     let silence = Duration::from_millis(100);
-    let short = Deadlines { watch_seconds: 0, silence: (silence, silence), ..deadlines() };
+    let short = Deadlines { watch_seconds: 0, silence, ..deadlines() };
     let (mut fixture, mut watch) = Fixture::on_nodes(short, &[node("n1", "x", "1")]).await;
     loop {
         drop(watch);
@@ -239,7 +239,7 @@ async fn changes_that_watches_miss_are_listed() {
 /// RBAC may allow `list` but not `watch`.
 #[tokio::test(start_paused = true)]
 async fn changes_are_listed_where_watches_are_rejected() {
-    let short = Deadlines { silence: (SHORT, SHORT), ..deadlines() };
+    let short = Deadlines { silence: SHORT, ..deadlines() };
     let (mut fixture, mut watch) = Fixture::on_pages(short, &[node("n1", "x", "1")]).await;
     watch.error(403).await;
     loop {
