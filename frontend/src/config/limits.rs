@@ -9,8 +9,6 @@ use runtime::{ConnectionBounds, Rate};
 pub struct ConnectionLimits {
     /// Concurrent calls, including streams.
     pub calls: u32,
-    /// How long a client may take to send the HTTP/2 preface, after the TLS handshake if there is one.
-    pub preface: Duration,
     /// How long a connection may be without a call.
     pub idle: Duration,
     /// The interval of HTTP/2 pings. Clients send their own.
@@ -59,7 +57,6 @@ impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
             calls: 16,
-            preface: Duration::from_secs(5),
             idle: Duration::from_secs(60),
             keepalive: Duration::from_secs(10),
             keepalive_timeout: Duration::from_secs(20),

@@ -1,9 +1,10 @@
 //! A connection that is closed when its client does not use it.
 //!
 //! ```text
-//!   accepted ──24 bytes, in time──▶ HTTP/2 ──▶ calls ──the last one ends──▶ idle ──timeout──▶ error at the next read
-//!        └── too slow ──▶ error                   ▲                           │
-//!                                                 └────────── a call ─────────┘
+//!   accepted ──▶ idle ──timeout──▶ error at the next read
+//!                │  ▲
+//!         a call ▼  │ the last one ends
+//!               calls
 //! ```
 //!
 //! HTTP/2 pings detect dead clients; this detects live clients without calls. Until its client is identified, a
@@ -28,9 +29,6 @@ use tracing::debug;
 
 use super::admission::{Admission, Admitted};
 use crate::identity::{Identity, certificate::Names};
-
-/// The length of the HTTP/2 connection preface in bytes (RFC 9113, section 3.4).
-const PREFACE_BYTES: usize = 24;
 
 /// The client of a connection.
 #[derive(Clone, Debug)]
@@ -66,8 +64,7 @@ pub(super) struct CallGuard(Arc<PeerState>);
 pub(super) struct Connection<S> {
     stream: S,
     peer: Peer,
-    /// How many bytes of the HTTP/2 preface are missing.
-    preface_missing: usize,
+    /// When to check again whether it is unused.
     deadline: Pin<Box<Sleep>>,
     /// When the client must have been identified.
     identified_by: Instant,
@@ -161,8 +158,7 @@ impl<S> Connection<S> {
         let now = Instant::now();
         Self {
             stream,
-            preface_missing: PREFACE_BYTES,
-            deadline: Box::pin(sleep_until(now + limits.preface)),
+            deadline: Box::pin(sleep_until(now)),
             identified_by: now + limits.identification,
             unidentified_bytes: limits.unidentified_bytes,
             evicted: Box::pin(peer.state.evicted.clone().notified_owned()),
@@ -183,8 +179,8 @@ impl<S> Connection<S> {
             return Err(Error::new(ErrorKind::ConnectionAborted, "too many connections, another one replaces it"));
         }
         while self.deadline.as_mut().poll(context).is_ready() {
-            let Some(until) = self.next_check().filter(|_| self.preface_missing == 0) else {
-                debug!(client = ?self.peer.address, missing = self.preface_missing, "closing unused connection");
+            let Some(until) = self.next_check() else {
+                debug!(client = ?self.peer.address, "closing unused connection");
                 return Err(Error::new(ErrorKind::TimedOut, "the connection is unused"));
             };
             self.deadline.as_mut().reset(until);
@@ -206,13 +202,6 @@ impl<S> Connection<S> {
 
     /// Fails when a client that is not identified has sent too much.
     fn received(&mut self, bytes: usize) -> Result<()> {
-        if self.preface_missing > 0 {
-            self.preface_missing = self.preface_missing.saturating_sub(bytes);
-            if self.preface_missing == 0 {
-                let until = self.next_check().unwrap_or_else(Instant::now);
-                self.deadline.as_mut().reset(until);
-            }
-        }
         if self.peer.state.is_identified() {
             return Ok(());
         }
@@ -241,8 +230,6 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
         let bytes = buffer.filled().len() - before;
         if bytes > 0 {
             self.received(bytes)?;
-            // Registers the waker with the new deadline.
-            self.check(context)?;
         }
         read
     }

@@ -66,25 +66,20 @@ async fn are_closed(opening: Opening, limits: ConnectionLimits) {
 }
 
 #[tokio::test]
-async fn connection_without_http2_preface_is_closed() {
-    for opening in [Opening::Silent, Opening::Half] {
-        are_closed(opening, ConnectionLimits { preface: SHORT_TIMEOUT, ..ConnectionLimits::default() }).await;
-    }
-}
-
-#[tokio::test]
 async fn connection_with_another_protocol_is_closed() {
     are_closed(Opening::Garbage, ConnectionLimits::default()).await;
 }
 
 #[tokio::test]
 async fn connection_without_a_call_is_closed() {
-    are_closed(Opening::Idle, ConnectionLimits { idle: SHORT_TIMEOUT, ..ConnectionLimits::default() }).await;
+    for opening in [Opening::Silent, Opening::Half, Opening::Idle] {
+        are_closed(opening, ConnectionLimits { idle: SHORT_TIMEOUT, ..ConnectionLimits::default() }).await;
+    }
 }
 
 #[tokio::test]
 async fn connection_with_a_slow_preface_is_closed() {
-    let limits = ConnectionLimits { preface: SHORT_TIMEOUT, ..ConnectionLimits::default() };
+    let limits = ConnectionLimits { idle: SHORT_TIMEOUT, ..ConnectionLimits::default() };
     let server = Server::start(Config { connections: limits, ..Config::default() }, 5).await;
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     let trickle = async {
