@@ -2,22 +2,23 @@
 //! long as the client reads it.
 //!
 //! ```text
-//!   request ──▶ rate ──▶ turn of the client ──▶ built ──▶ AnswerBody ──sent, dropped, unread for long──▶ next turn
+//!   request ──▶ rate ──▶ turn of the client ──▶ built ──▶ frames ──sent, dropped, unread for long──▶ next turn
 //! ```
 
 use std::{
     net::IpAddr,
-    pin::Pin,
-    sync::{Arc, Mutex, Weak},
-    task::{Context, Poll, ready},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http_body::{Body as _, Frame};
+use http_body_util::{
+    BodyExt as _,
+    channel::{Channel, Sender},
+};
 use runtime::{ClientSource, Rate, TokenBucket, lock};
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, sleep_until},
 };
 use tonic::{Status, body::Body};
@@ -33,8 +34,7 @@ const ANSWERS_OF_NODE: Rate = Rate { burst: 8, every: Duration::from_secs(1) };
 const UNREAD: Duration = Duration::from_secs(10);
 /// How often a waiting request looks whether the answer before it is unread for too long.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// The size of a frame in bytes. A frame that HTTP/2 has taken waits there for the window of the client, and is no
-/// longer counted.
+/// The size of a frame in bytes. Of an answer that has given way, two wait for the window of the client.
 const FRAME_BYTES: usize = 16 << 10;
 
 /// The answers of all clients.
@@ -58,14 +58,8 @@ struct ClientAnswers {
     /// One.
     turn: Arc<Semaphore>,
     rate: Mutex<TokenBucket>,
-    /// The answer that the client reads.
-    current: Mutex<CurrentAnswer>,
-}
-
-#[derive(Debug, Default)]
-struct CurrentAnswer {
-    content: Weak<AnswerCell>,
-    begun: Option<Instant>,
+    /// Notified while a request waits: an answer that is unread for too long gives way.
+    waiting: Notify,
 }
 
 /// The right to build an answer, until it is sent.
@@ -73,24 +67,6 @@ struct CurrentAnswer {
 pub(crate) struct AnswerPermit {
     client: Arc<ClientAnswers>,
     _turn: Option<OwnedSemaphorePermit>,
-}
-
-type AnswerCell = Mutex<Option<AnswerContent>>;
-
-/// What is left of an answer.
-#[derive(Debug)]
-struct AnswerContent {
-    body: Body,
-    /// The rest of the current frame.
-    rest: Bytes,
-    _permit: Arc<AnswerPermit>,
-}
-
-/// The response body of an answer, in small frames.
-#[derive(Debug)]
-struct AnswerBody {
-    content: Arc<AnswerCell>,
-    is_ended: bool,
 }
 
 impl AnswerClient {
@@ -128,7 +104,7 @@ impl Answers {
             tokio::select! {
                 // Fails only when the semaphore is closed, which it never is.
                 turn = &mut turn => return Arc::new(AnswerPermit { client, _turn: turn.ok() }),
-                () = sleep(CHECK_INTERVAL) => client.drop_unread(),
+                () = sleep(CHECK_INTERVAL) => client.waiting.notify_waiters(),
             }
         }
     }
@@ -138,7 +114,7 @@ impl Answers {
         let is_used = |client: &Arc<ClientAnswers>| Arc::strong_count(client) > 1 || !lock(&client.rate).is_full(now);
         let new = || {
             let rate = Mutex::new(TokenBucket::full(now));
-            Arc::new(ClientAnswers { turn: Arc::new(Semaphore::new(1)), rate, current: Mutex::default() })
+            Arc::new(ClientAnswers { turn: Arc::new(Semaphore::new(1)), rate, waiting: Notify::new() })
         };
         lock(&self.0).entry(client, is_used, new).clone()
     }
@@ -148,74 +124,56 @@ impl ClientAnswers {
     fn take_token(&self, rate: Rate) -> Result<(), Instant> {
         lock(&self.rate).take(rate, Instant::now())
     }
-
-    /// Drops the answer that the client has not read in time.
-    fn drop_unread(&self) {
-        let content = {
-            let current = lock(&self.current);
-            let is_late = current.begun.is_some_and(|begun| begun.elapsed() >= UNREAD);
-            if is_late { current.content.upgrade() } else { None }
-        };
-        if let Some(content) = content {
-            let unread = lock(&content).take();
-            drop(unread);
-        }
-    }
 }
 
 impl AnswerPermit {
-    /// The body that holds the permit until it is sent or dropped.
+    /// A body that is sent in small frames. The permit is held until all are taken, the call has ended, or the answer
+    /// gives way to the next one.
     pub(crate) fn hold(self: Arc<Self>, body: Body) -> Body {
-        let client = self.client.clone();
-        let content = Arc::new(Mutex::new(Some(AnswerContent { body, rest: Bytes::new(), _permit: self })));
-        *lock(&client.current) = CurrentAnswer { content: Arc::downgrade(&content), begun: Some(Instant::now()) };
-        Body::new(AnswerBody { content, is_ended: false })
+        let (mut frames, held) = Channel::new(1);
+        tokio::spawn(async move {
+            let gives_way = async {
+                sleep(UNREAD).await;
+                self.client.waiting.notified().await;
+                Err(Status::resource_exhausted(format!("the answer was not read within {UNREAD:?}")))
+            };
+            let sent = tokio::select! {
+                sent = send(body, &mut frames) => sent,
+                unread = gives_way => unread,
+            };
+            if let Err(error) = sent {
+                frames.abort(error);
+            }
+        });
+        Body::new(held)
     }
 }
 
-impl AnswerContent {
-    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        while self.rest.is_empty() {
-            let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(context)) else { return Poll::Ready(None) };
-            match frame.map(Frame::into_data) {
-                Ok(Ok(data)) => self.rest = data,
-                Ok(Err(trailers)) => return Poll::Ready(Some(Ok(trailers))),
-                Err(error) => return Poll::Ready(Some(Err(error))),
+/// Sends a body in small frames, until the call ends.
+async fn send(mut body: Body, frames: &mut Sender<Bytes, Status>) -> Result<(), Status> {
+    while let Some(frame) = body.frame().await {
+        match frame?.into_data() {
+            Ok(mut data) => {
+                while !data.is_empty() {
+                    // A copy: a frame that waits must not keep the memory of the whole answer.
+                    let part = Bytes::copy_from_slice(&data.split_to(data.len().min(FRAME_BYTES)));
+                    if frames.send_data(part).await.is_err() {
+                        return Ok(());
+                    }
+                }
+            }
+            Err(trailers) => {
+                // Fails when the call has ended.
+                let _ = frames.send(trailers).await;
             }
         }
-        let bytes = self.rest.len().min(FRAME_BYTES);
-        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(bytes)))))
     }
-}
-
-impl http_body::Body for AnswerBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if self.is_ended {
-            return Poll::Ready(None);
-        }
-        let frame = match lock(&self.content).as_mut() {
-            Some(content) => ready!(content.poll_frame(context)),
-            None => Some(Err(Status::resource_exhausted(format!("the answer was not read within {UNREAD:?}")))),
-        };
-        if !matches!(frame, Some(Ok(_))) {
-            self.is_ended = true;
-            let ended = lock(&self.content).take();
-            drop(ended);
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.is_ended
-    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::{BodyExt as _, Full};
+    use http_body_util::Full;
     use tokio::time::timeout;
 
     use super::*;
@@ -237,8 +195,8 @@ mod tests {
         let other = answers.acquire(client("b")).await.hold(large());
         let waits = timeout(UNREAD - CHECK_INTERVAL, answers.acquire(client("a"))).await;
         assert!(waits.is_err());
-        let next = timeout(2 * CHECK_INTERVAL, answers.acquire(client("a"))).await.unwrap().hold(large());
-        assert!(unread.frame().await.unwrap().is_err());
+        let next = timeout(3 * CHECK_INTERVAL, answers.acquire(client("a"))).await.unwrap().hold(large());
+        assert!(unread.collect().await.is_err());
         assert_eq!(next.collect().await.unwrap().to_bytes().len(), 100_000);
         assert_eq!(other.collect().await.unwrap().to_bytes().len(), 100_000, "no other call of this client waits");
         timeout(CHECK_INTERVAL, answers.acquire(client("a"))).await.expect("the answer was read");

@@ -10,7 +10,6 @@
 //! not wait for itself.
 
 use std::{
-    collections::BTreeMap,
     sync::{Arc, Mutex, Weak},
     time::Duration,
 };
@@ -21,6 +20,7 @@ use tokio::{
     time::Instant,
 };
 
+use super::PerClient;
 use crate::identity::Identity;
 
 /// The queue, first in, first out.
@@ -32,20 +32,16 @@ pub(crate) struct RebuildQueue {
     /// Each stream that waits has a reference.
     waiting: Arc<()>,
     /// The clients that wait or hold a permit.
-    clients: Arc<ClientTable>,
+    clients: Mutex<PerClient<Identity, Arc<ClientShare>>>,
 }
 
-type ClientTable = Mutex<BTreeMap<Identity, Weak<ClientShare>>>;
-
-/// What a client takes of the queue, until it is dropped.
+/// What a client takes of the queue.
 #[derive(Debug)]
 struct ClientShare {
-    client: Identity,
     /// One: the stream that has it waits in the queue, or takes the permit of an older stream.
     turn: Semaphore,
     /// The permit of its newest stream.
     current: Mutex<Weak<PermitCell>>,
-    clients: Arc<ClientTable>,
 }
 
 /// A permit that can be passed to another stream.
@@ -64,7 +60,7 @@ impl RebuildQueue {
     pub(crate) fn new(max_concurrent: usize, timeout: Duration) -> Self {
         let max_concurrent = max_concurrent.clamp(1, Semaphore::MAX_PERMITS);
         let permits = Arc::new(Semaphore::new(max_concurrent));
-        Self { permits, max_concurrent, timeout, waiting: Arc::default(), clients: Arc::default() }
+        Self { permits, max_concurrent, timeout, waiting: Arc::default(), clients: Mutex::default() }
     }
 
     /// How many clients hold a permit.
@@ -94,18 +90,9 @@ impl RebuildQueue {
     }
 
     fn share(&self, client: &Identity) -> Arc<ClientShare> {
-        let mut clients = lock(&self.clients);
-        if let Some(share) = clients.get(client).and_then(Weak::upgrade) {
-            return share;
-        }
-        let share = Arc::new(ClientShare {
-            client: client.clone(),
-            turn: Semaphore::new(1),
-            current: Mutex::default(),
-            clients: self.clients.clone(),
-        });
-        clients.insert(client.clone(), Arc::downgrade(&share));
-        share
+        let is_used = |share: &Arc<ClientShare>| Arc::strong_count(share) > 1;
+        let new = || Arc::new(ClientShare { turn: Semaphore::new(1), current: Mutex::default() });
+        lock(&self.clients).entry(client.clone(), is_used, new).clone()
     }
 }
 
@@ -114,16 +101,6 @@ impl ClientShare {
     fn take_current(&self) -> Option<OwnedSemaphorePermit> {
         let current = lock(&self.current).upgrade()?;
         lock(&current).take()
-    }
-}
-
-impl Drop for ClientShare {
-    fn drop(&mut self) {
-        let mut clients = lock(&self.clients);
-        // Unless there is a new one already.
-        if clients.get(&self.client).is_some_and(|share| share.strong_count() == 0) {
-            clients.remove(&self.client);
-        }
     }
 }
 
@@ -158,6 +135,6 @@ mod tests {
         drop((of_b, first_of_c));
         let _d = last.now_or_never().unwrap();
         drop(waiting);
-        assert_eq!((queue.running(), queue.waiting(), lock(&queue.clients).len()), (1, 0, 1));
+        assert_eq!((queue.running(), queue.waiting()), (1, 0));
     }
 }
