@@ -1,10 +1,6 @@
-//! Why a client cannot connect to a server, and what the operator can do about it.
+//! What an operator can do about a connection that cannot be established, where the error is a definite fact.
 //!
 //! Pure functions over an error and its sources.
-//!
-//! ```text
-//! error of kube, tonic, hyper ──causes──▶ io::Error, rustls::Error ──▶ ConnectFailure ──advice(settings)──▶ one line
-//! ```
 
 use std::{
     error::Error,
@@ -30,56 +26,22 @@ pub struct ConnectSettings<'a> {
     pub client_certificate: &'a str,
 }
 
-/// Why a connection cannot be established.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ConnectFailure {
-    /// The host answers that nothing listens on the port.
-    Refused,
-    /// There is no route to the host.
-    Unreachable,
-    /// No answer within the timeout.
-    TimedOut,
-    /// The host name has no address.
-    UnresolvedName,
-    /// The server ended the connection during the TLS handshake.
-    HandshakeAborted,
-    /// The server does not speak TLS.
-    NotTls,
-    /// No configured CA has signed the server's certificate.
-    UnknownIssuer,
-    /// The server uses a CA certificate as its own, which rustls rejects.
-    CaUsedAsServerCertificate,
-    /// The server's certificate has expired.
-    Expired {
-        /// Its `notAfter`, if known.
-        not_after: Option<SystemTime>,
-    },
-    /// The server's certificate is not valid yet.
-    NotYetValid {
-        /// Its `notBefore`, if known.
-        not_before: Option<SystemTime>,
-    },
-    /// The server's certificate does not contain the name or address that the client connects to.
-    WrongName {
-        /// The name or address.
-        expected: Option<String>,
-        /// What the certificate contains instead.
-        presented: Vec<String>,
-    },
-    /// The server's certificate must not be used by a server (extended key usage).
-    WrongPurpose,
-    /// The server requires a client certificate.
-    ClientCertificateRequired,
-    /// The server says that the client's certificate has expired.
-    ClientCertificateExpired,
-    /// The server does not accept the client's certificate.
-    ClientCertificateRejected,
-}
+/// What a server answers to a client certificate that it does not accept.
+const REJECTIONS: [AlertDescription; 7] = [
+    AlertDescription::CertificateExpired,
+    AlertDescription::BadCertificate,
+    AlertDescription::UnsupportedCertificate,
+    AlertDescription::CertificateUnknown,
+    AlertDescription::UnknownCA,
+    AlertDescription::AccessDenied,
+    AlertDescription::DecryptError,
+];
 
-/// What to do about an error that kept a client from connecting. `None` for any other error.
+/// What to do about an error that kept a client from connecting, in one line. `None` for any other error.
 #[must_use]
 pub fn connect_advice(error: &(dyn Error + 'static), settings: &ConnectSettings<'_>) -> Option<String> {
-    Some(ConnectFailure::of(error)?.advice(settings, SystemTime::now()))
+    // The innermost cause is the most specific one.
+    causes(error).filter_map(|cause| of_cause(cause, settings)).last()
 }
 
 /// The error and all its causes, outermost first. This includes the error that an `io::Error` wraps, which
@@ -92,185 +54,61 @@ pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a 
     })
 }
 
-/// What to do about a client certificate that is not valid at the local time. `None` for any other error.
-#[must_use]
-pub fn client_clock_advice(error: &(dyn Error + 'static)) -> Option<String> {
-    let failure = ConnectFailure::of(error)?;
-    let settings =
-        ConnectSettings { server: "the client", address: "", ca: "", server_name: "", client_certificate: "" };
-    let is_of_clock = matches!(failure, ConnectFailure::Expired { .. } | ConnectFailure::NotYetValid { .. });
-    is_of_clock.then(|| failure.advice(&settings, SystemTime::now()))
+fn of_cause(cause: &(dyn Error + 'static), settings: &ConnectSettings<'_>) -> Option<String> {
+    let ConnectSettings { server, address, client_certificate, .. } = settings;
+    let text = cause.to_string();
+    if let Some(rustls::Error::InvalidCertificate(error)) = cause.downcast_ref() {
+        return of_certificate(error, settings);
+    }
+    // h2 keeps only the text of an alert that arrives after the handshake.
+    if REJECTIONS.iter().any(|alert| rustls::Error::AlertReceived(*alert).to_string() == text) {
+        return Some(format!(
+            "{server} rejects the client certificate ({client_certificate}): use one that is valid, and signed by a CA \
+             that {server} trusts"
+        ));
+    }
+    if let Some(rustls::Error::InvalidMessage(_)) = cause.downcast_ref() {
+        return Some(format!("that port does not speak TLS: check the scheme and the port in {address}"));
+    }
+    if text == "dns error" || text.starts_with("failed to lookup address information") {
+        return Some(format!(
+            "the host name does not resolve: check it in {address}, and the DNS configuration of this host"
+        ));
+    }
+    let is_refused = cause.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::ConnectionRefused);
+    is_refused.then(|| {
+        format!("nothing listens on that port: check that {server} is running, and the host and port in {address}")
+    })
 }
 
-// === impl ConnectFailure ===
-
-impl ConnectFailure {
-    /// Finds the failure among the causes of an error.
-    #[must_use]
-    pub fn of(error: &(dyn Error + 'static)) -> Option<Self> {
-        // The innermost cause is the most specific one.
-        causes(error).filter_map(Self::of_cause).last()
-    }
-
-    fn of_cause(cause: &(dyn Error + 'static)) -> Option<Self> {
-        if let Some(error) = cause.downcast_ref::<rustls::Error>() {
-            return Self::of_tls(error);
-        }
-        let text = cause.to_string();
-        if text == "dns error" || text.starts_with("failed to lookup address information") {
-            return Some(Self::UnresolvedName);
-        }
-        if let Some(error) = cause.downcast_ref::<io::Error>() {
-            return Self::of_io(error.kind());
-        }
-        // h2 keeps only the text of an alert that arrives after the handshake.
-        let alert = |alert: &AlertDescription| rustls::Error::AlertReceived(*alert).to_string() == text;
-        CLIENT_CERTIFICATE_ALERTS.into_iter().find(alert).and_then(Self::of_alert)
-    }
-
-    fn of_io(kind: io::ErrorKind) -> Option<Self> {
-        Some(match kind {
-            io::ErrorKind::ConnectionRefused => Self::Refused,
-            io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Self::Unreachable,
-            io::ErrorKind::TimedOut => Self::TimedOut,
-            _ => return None,
-        })
-    }
-
-    fn of_tls(error: &rustls::Error) -> Option<Self> {
-        match error {
-            rustls::Error::InvalidCertificate(error) => Self::of_certificate(error),
-            rustls::Error::AlertReceived(alert) => Self::of_alert(*alert),
-            rustls::Error::InvalidMessage(_) => Some(Self::NotTls),
-            _ => None,
-        }
-    }
-
-    fn of_certificate(error: &CertificateError) -> Option<Self> {
-        Some(match error {
-            // A signature is wrong when another CA of the same name has signed: one that was created anew.
-            CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::UnknownIssuer,
-            CertificateError::Expired => Self::Expired { not_after: None },
-            CertificateError::ExpiredContext { not_after, .. } => {
-                Self::Expired { not_after: Some(system_time(*not_after)) }
-            }
-            CertificateError::NotValidYet => Self::NotYetValid { not_before: None },
-            CertificateError::NotValidYetContext { not_before, .. } => {
-                Self::NotYetValid { not_before: Some(system_time(*not_before)) }
-            }
-            CertificateError::NotValidForName => Self::WrongName { expected: None, presented: Vec::new() },
-            CertificateError::NotValidForNameContext { expected, presented } => {
-                let presented = presented.iter().map(|name| readable_name(name)).collect();
-                Self::WrongName { expected: Some(expected.to_str().into_owned()), presented }
-            }
-            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => Self::WrongPurpose,
-            // rustls has no variant for this error of webpki, which it does not export.
-            CertificateError::Other(error) if error.to_string() == "CaUsedAsEndEntity" => {
-                Self::CaUsedAsServerCertificate
-            }
-            _ => return None,
-        })
-    }
-
-    fn of_alert(alert: AlertDescription) -> Option<Self> {
-        Some(match alert {
-            AlertDescription::CertificateRequired => Self::ClientCertificateRequired,
-            AlertDescription::CertificateExpired => Self::ClientCertificateExpired,
-            alert if CLIENT_CERTIFICATE_ALERTS.contains(&alert) => Self::ClientCertificateRejected,
-            AlertDescription::HandshakeFailure => Self::HandshakeAborted,
-            _ => return None,
-        })
-    }
-
-    /// What to do about it, in one line. `now` is the local time.
-    #[must_use]
-    pub fn advice(&self, settings: &ConnectSettings<'_>, now: SystemTime) -> String {
-        let ConnectSettings { server, address, ca, server_name, client_certificate } = settings;
-        let now = rfc3339(now);
-        match self {
-            Self::Refused => format!(
-                "nothing listens on that port: check that {server} is running, and the host and port in {address}"
-            ),
-            Self::Unreachable => format!(
-                "there is no route from this host to {server}: check the address in {address}, and the routes of this \
-                 host"
-            ),
-            Self::TimedOut => format!(
-                "{server} does not answer, or its host name does not resolve in time: check the address in {address}, \
-                 the DNS configuration of this host, and firewalls between this host and {server}"
-            ),
-            Self::UnresolvedName => {
-                format!("the host name does not resolve: check it in {address}, and the DNS configuration of this host")
-            }
-            Self::HandshakeAborted => {
-                format!("{server} aborted the TLS handshake: check that {address} is its address, not that of a proxy")
-            }
-            Self::NotTls => format!("that port does not speak TLS: check the scheme and the port in {address}"),
-            Self::UnknownIssuer => format!(
-                "no CA in {ca} has signed the certificate of {server}: configure the CA certificate that has (the CA \
-                 may have been replaced)"
-            ),
-            Self::CaUsedAsServerCertificate => format!(
-                "{server} uses a CA certificate as its server certificate, which is rejected: issue it a certificate \
-                 that is signed by that CA and is no CA itself, and configure the CA certificate as {ca}"
-            ),
-            Self::Expired { not_after } => format!(
-                "the certificate of {server} expired{}, and the local time is {now}: renew the certificate, or set \
-                 the clock of this host if it is wrong",
-                at(*not_after, " at")
-            ),
-            Self::NotYetValid { not_before } => format!(
-                "the certificate of {server} is not valid{}, and the local time is {now}: compare the clocks of this \
-                 host and of the host that issued the certificate",
-                at(*not_before, " before")
-            ),
-            Self::WrongName { expected, presented } => {
-                let expected = expected.as_deref().unwrap_or("the name that is connected to");
-                let presented = match &presented[..] {
-                    [] => "no name at all".to_owned(),
-                    names => names.join(", "),
-                };
-                format!(
-                    "the certificate of {server} is for {presented}, not for {expected}: use one of its names in \
-                     {address} or as {server_name}, or issue a certificate that includes {expected}"
-                )
-            }
-            Self::WrongPurpose => format!(
-                "the certificate of {server} is not a server certificate: issue one with extended key usage serverAuth"
-            ),
-            Self::ClientCertificateRequired => {
-                format!("{server} requires a client certificate: configure one as {client_certificate}")
-            }
-            Self::ClientCertificateExpired => format!(
-                "{server} reports that the client certificate ({client_certificate}) has expired, and the local time \
-                 is {now}: renew it, or set the clock that is wrong"
-            ),
-            Self::ClientCertificateRejected => format!(
-                "{server} rejects the client certificate ({client_certificate}): use one that is signed by a CA that \
-                 {server} trusts"
-            ),
-        }
-    }
-}
-
-/// What a server answers to a client certificate that it does not accept.
-const CLIENT_CERTIFICATE_ALERTS: [AlertDescription; 8] = [
-    AlertDescription::CertificateRequired,
-    AlertDescription::CertificateExpired,
-    AlertDescription::BadCertificate,
-    AlertDescription::UnsupportedCertificate,
-    AlertDescription::CertificateUnknown,
-    AlertDescription::UnknownCA,
-    AlertDescription::AccessDenied,
-    AlertDescription::DecryptError,
-];
-
-fn system_time(time: UnixTime) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs())
-}
-
-fn at(time: Option<SystemTime>, preposition: &str) -> String {
-    time.map(|time| format!("{preposition} {}", rfc3339(time))).unwrap_or_default()
+fn of_certificate(error: &CertificateError, settings: &ConnectSettings<'_>) -> Option<String> {
+    let ConnectSettings { server, address, ca, server_name, .. } = settings;
+    let utc = |time: &UnixTime| rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs()));
+    Some(match error {
+        // A signature is wrong when another CA of the same name has signed: one that was created anew.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => format!(
+            "no CA in {ca} has signed the certificate of {server}: configure the CA certificate that has (the CA may \
+             have been replaced)"
+        ),
+        CertificateError::ExpiredContext { time, not_after } => format!(
+            "the certificate of {server} expired at {}, and the local time is {}: renew the certificate, or set the \
+             clock of this host if it is wrong",
+            utc(not_after),
+            utc(time)
+        ),
+        CertificateError::NotValidYetContext { time, not_before } => format!(
+            "the certificate of {server} is not valid before {}, and the local time is {}: compare the clocks of this \
+             host and of the host that issued the certificate",
+            utc(not_before),
+            utc(time)
+        ),
+        CertificateError::NotValidForNameContext { expected, .. } => format!(
+            "the certificate of {server} is not for {0}: use one of its names in {address} or as {server_name}, or \
+             issue a certificate that includes {0}",
+            expected.to_str()
+        ),
+        _ => return None,
+    })
 }
 
 /// UTC, to the second.
@@ -279,11 +117,51 @@ pub(crate) fn rfc3339(time: SystemTime) -> String {
     time.map_or_else(|_| "out of range".to_owned(), |time| time.to_string())
 }
 
-/// rustls writes names of a certificate as `DnsName("a.example")` and `IpAddress(10.0.0.1)`.
-fn readable_name(name: &str) -> String {
-    let inner = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
-    inner.unwrap_or(name).trim_matches('"').to_owned()
-}
-
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    const SETTINGS: ConnectSettings<'_> = ConnectSettings {
+        server: "the API server",
+        address: "clusters[].cluster.server",
+        ca: "certificate-authority",
+        server_name: "tls-server-name",
+        client_certificate: "client-certificate",
+    };
+
+    /// An error of another library around it.
+    #[derive(Debug, thiserror::Error)]
+    #[error("client error (Connect)")]
+    struct Outer(#[source] io::Error);
+
+    fn advice(error: impl Into<Box<dyn Error + Send + Sync>>) -> String {
+        connect_advice(&Outer(io::Error::other(error)), &SETTINGS).unwrap_or_default()
+    }
+
+    /// Real handshakes are tested where connections are made.
+    #[test]
+    fn each_fact_has_its_advice() {
+        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let certificate = |error| advice(rustls::Error::InvalidCertificate(error));
+        let replaced = certificate(CertificateError::BadSignature);
+        assert!(replaced.contains("no CA in certificate-authority has signed"), "{replaced}");
+        let expired = certificate(CertificateError::ExpiredContext { time: at(86_400), not_after: at(60) });
+        assert!(expired.contains("expired at 1970-01-01T00:01:00Z, and the local time is 1970-01-02T00:00:00Z"));
+        let future = certificate(CertificateError::NotValidYetContext { time: at(0), not_before: at(60) });
+        assert!(future.contains("not valid before 1970-01-01T00:01:00Z"), "{future}");
+        let expected = "api.example".try_into().unwrap();
+        let name = certificate(CertificateError::NotValidForNameContext { expected, presented: Vec::new() });
+        assert!(name.contains("is not for api.example") && name.contains("tls-server-name"), "{name}");
+        let refused = advice(io::Error::from(io::ErrorKind::ConnectionRefused));
+        assert!(refused.contains("nothing listens") && refused.contains("clusters[].cluster.server"), "{refused}");
+        assert_eq!(advice("disk full"), "");
+    }
+
+    #[test]
+    fn alert_about_the_client_certificate_is_recognized_from_its_text() {
+        let alert = rustls::Error::AlertReceived(AlertDescription::UnknownCA);
+        for error in [advice(alert.to_string()), advice(alert)] {
+            assert!(error.contains("rejects the client certificate (client-certificate)"), "{error}");
+        }
+    }
+}

@@ -4,10 +4,7 @@
 use std::{io::ErrorKind, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
-use runtime::{
-    connect_advice::client_clock_advice,
-    failure::{Recovery, Repeated, chain},
-};
+use runtime::failure::{Recovery, Repeated, chain};
 use tokio::{
     net::TcpStream,
     sync::mpsc,
@@ -118,10 +115,9 @@ async fn handshake(
     };
     let is_disconnect = is_disconnect(&error);
     let count = (!is_disconnect).then(|| peer.admission().count_rejection(peer.ip())).flatten();
-    let advice = client_clock_advice(error.as_ref());
     let error = format!("{error:#}");
     match count {
-        Some(count) => info!(client = %address, error, advice, count, "TLS handshake failed"),
+        Some(count) => info!(client = %address, error, count, "TLS handshake failed"),
         None if is_disconnect => debug!(client = %address, error, "client disconnected during its TLS handshake"),
         None => debug!(client = %address, error, "TLS handshake failed"),
     }

@@ -34,12 +34,6 @@ impl Authority {
         self.0.pem()
     }
 
-    /// The authority's certificate and key, as used by a misconfigured server.
-    #[must_use]
-    pub fn as_server(&self) -> (String, String) {
-        (self.0.pem(), self.0.key().serialize_pem())
-    }
-
     /// A certificate with this common name, organization and host names, and its key.
     #[must_use]
     pub fn sign(&self, name: &str, organization: &str, hosts: &[&str]) -> (String, String) {

@@ -187,17 +187,11 @@ async fn tls_errors_advise_what_to_do() {
     fs::write(dir.path().join("tls.crt"), certificate).await.unwrap();
     fs::write(dir.path().join("tls.key"), key).await.unwrap();
     let error = failure(address, credentials.clone()).await;
-    assert!(error.contains("the client certificate (--tls-cert) has expired"), "{error}");
+    assert!(error.contains("rejects the client certificate (--tls-cert)"), "{error}");
 
     let (address, _tokens) = serve_as(&ours, ours.sign_expired("localhost")).await;
     let error = failure(address, credentials.clone()).await;
     assert!(error.contains("the certificate of the frontend expired"), "{error}");
-
-    let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let (address, _tokens) = serve_as(&ours, ours.sign_with(params)).await;
-    let error = failure(address, credentials.clone()).await;
-    assert!(error.contains("uses a CA certificate as its server certificate"), "{error}");
 
     fs::remove_file(dir.path().join("tls.key")).await.unwrap();
     let (address, _tokens) = serve(&ours).await;

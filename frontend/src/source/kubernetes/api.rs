@@ -14,7 +14,7 @@ use kube::{
 };
 use runtime::{connect_advice::ConnectSettings, failure::chain};
 
-use super::{advice, request::RequestError};
+use super::request::RequestError;
 
 /// Where a pod finds the CA certificate of its cluster.
 const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
@@ -49,14 +49,14 @@ impl KubernetesApi {
     /// The API server of a kubeconfig, or else of the cluster that this pod runs in.
     ///
     /// # Errors
-    /// When the kubeconfig, or a file that it refers to, cannot be read or is invalid. The error says what to do.
+    /// When the kubeconfig, or a file that it refers to, cannot be read or is invalid.
     pub async fn new(kubeconfig: Option<&Path>) -> Result<Self> {
         let settings = kubeconfig.map_or_else(ApiSettings::of_pod, ApiSettings::of_kubeconfig);
         let origin = match kubeconfig {
             Some(path) => format!("kubeconfig {}", path.display()),
             None => "credentials of the pod".to_owned(),
         };
-        let unusable = |error: &(dyn Error + 'static)| anyhow!("{origin}: {}", advice::with_start_advice(error));
+        let unusable = |error: &(dyn Error + 'static)| anyhow!("{origin}: {}", chain(error));
         let config = match kubeconfig {
             Some(path) => {
                 let file = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;

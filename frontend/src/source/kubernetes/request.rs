@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     Deadlines,
-    advice::{self, ApiResource, is_web_page},
+    advice::advice,
     api::KubernetesApi,
     decode::{Page, WatchEvent, Watchable, decode_metadata},
     versions::ObjectVersions,
@@ -167,13 +167,9 @@ impl<K: Watchable> Requests<K> {
 
     /// What to do about an error of these requests, if that is known.
     pub(super) fn advice(&self, error: &RequestError) -> Option<String> {
-        let resource = ApiResource {
-            group: K::group(&()).into_owned(),
-            version: K::version(&()).into_owned(),
-            plural: K::plural(&()).into_owned(),
-            since: K::SINCE,
-        };
-        advice::advice(error, self.api.settings(), Some(&resource))
+        let resource = format!("{}.{}", K::plural(&()), K::group(&()));
+        // The core group has no name.
+        advice(error, self.api.settings(), resource.trim_end_matches('.'), K::SINCE)
     }
 }
 
@@ -265,6 +261,11 @@ fn message(status: &Status) -> String {
         text if text.is_empty() => "no message".to_owned(),
         text => text.chars().take(MESSAGE_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect(),
     }
+}
+
+/// Whether a text is HTML, as proxies and web servers send it.
+fn is_web_page(text: &str) -> bool {
+    text.trim_start().starts_with('<')
 }
 
 fn undecodable(body: &[u8], error: serde_json::Error) -> RequestError {

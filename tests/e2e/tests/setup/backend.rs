@@ -53,13 +53,6 @@ fn wrong_ca() {
 }
 
 #[test]
-fn ca_certificate_used_by_the_server() {
-    let fixture = Fixture::new();
-    let line = fixture.backend_line(fixture.authority.as_server());
-    assert_contains(&line, &["CaUsedAsEndEntity", "uses a CA certificate as its server certificate", "--tls-ca"]);
-}
-
-#[test]
 fn expired_certificate() {
     let fixture = Fixture::new();
     let line = fixture.backend_line(fixture.server_certificate(NAME, Validity::Past));
@@ -77,7 +70,7 @@ fn clock_skew() {
 fn wrong_san() {
     let fixture = Fixture::new();
     let line = fixture.backend_line(fixture.server_certificate("frontend.example", Validity::Now));
-    assert_contains(&line, &["is for frontend.example, not for localhost", "--frontend-name"]);
+    assert_contains(&line, &["is not for localhost", "frontend.example", "--frontend-name"]);
 }
 
 #[test]

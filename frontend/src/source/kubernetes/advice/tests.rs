@@ -4,6 +4,7 @@ use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use k8s_openapi::api::{core::v1::Node, networking::v1::ServiceCIDR};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
+use runtime::failure::chain;
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -13,10 +14,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{
-    super::{Deadlines, api::KubernetesApi, decode::Watchable, request::Requests},
-    *,
-};
+use super::super::{Deadlines, api::KubernetesApi, decode::Watchable, request::Requests};
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
@@ -84,18 +82,11 @@ fn assert_contains(text: &str, words: &[&str]) {
 /// A TLS server with a certificate and a kubeconfig that trusts `trusted`.
 async fn tls(issuer: &Authority, trusted: &Authority, params: &CertificateParams) -> Setup {
     let key = KeyPair::generate().unwrap();
-    let certificate = match params.is_ca {
-        IsCa::Ca(_) => issuer.der().clone(),
-        _ => params.signed_by(&key, issuer).unwrap().der().clone(),
-    };
-    let key = match params.is_ca {
-        IsCa::Ca(_) => issuer.key().serialize_der(),
-        _ => key.serialize_der(),
-    };
+    let certificate = params.signed_by(&key, issuer).unwrap().der().clone();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let config = config.with_no_client_auth();
-    let config = config.with_single_cert(vec![certificate], PrivateKeyDer::Pkcs8(key.into())).unwrap();
+    let config = config.with_single_cert(vec![certificate], PrivateKeyDer::Pkcs8(key.serialize_der().into())).unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut setup = Setup::new(&format!("https://{}", listener.local_addr().unwrap()));
@@ -135,16 +126,6 @@ async fn wrong_ca() {
 }
 
 #[tokio::test]
-async fn ca_certificate_as_server_certificate() {
-    let mut params = leaf();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let own = CertifiedIssuer::self_signed(params.clone(), KeyPair::generate().unwrap()).unwrap();
-    let (error, advice) = tls(&own, &own, &params).await.list_error::<Node>().await;
-    assert_contains(&error, &["connect 127.0.0.1:", "invalid peer certificate", "CaUsedAsEndEntity"]);
-    assert_contains(&advice, &["uses a CA certificate as its server certificate"]);
-}
-
-#[tokio::test]
 async fn expired_certificate() {
     let (ca, mut params) = (authority("a"), leaf());
     (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2020, 2, 1));
@@ -168,7 +149,7 @@ async fn wrong_san() {
     let params = CertificateParams::new(vec!["api.example".to_owned()]).unwrap();
     let (error, advice) = tls(&ca, &ca, &params).await.list_error::<Node>().await;
     assert_contains(&error, &["invalid peer certificate", "api.example"]);
-    assert_contains(&advice, &["is for api.example, not for 127.0.0.1", "tls-server-name"]);
+    assert_contains(&advice, &["is not for 127.0.0.1", "tls-server-name"]);
 }
 
 #[tokio::test]
@@ -194,10 +175,6 @@ async fn server_of_the_other_scheme() {
     setup.cluster["server"] = json!(plain.cluster["server"].as_str().unwrap().replace("http:", "https:"));
     let (_, advice) = setup.list_error::<Node>().await;
     assert_contains(&advice, &["that port does not speak TLS"]);
-    let text = "Client sent an HTTP request to an HTTPS server.\n".to_owned();
-    let (error, advice) = http("400 Bad Request", text).await.list_error::<Node>().await;
-    assert_contains(&error, &["Client sent an HTTP request to an HTTPS server. (400)"]);
-    assert_contains(&advice, &["use https:// in server in /"]);
 }
 
 #[tokio::test]
@@ -213,13 +190,9 @@ async fn forbidden_by_rbac() {
                    list resource \"servicecidrs\" in API group \"networking.k8s.io\" at the cluster scope";
     let (error, advice) = http("403 Forbidden", failure(403, message)).await.list_error::<ServiceCIDR>().await;
     assert_eq!(error, format!("{message} (403)"));
-    let grant = "grant list on servicecidrs.networking.k8s.io to system:serviceaccount:kube-system:x";
-    assert_contains(&advice, &[grant, "ClusterRole"]);
+    assert_contains(&advice, &["grant list and watch on servicecidrs.networking.k8s.io to the user of", "ClusterRole"]);
     let (_, advice) = http("403 Forbidden", failure(403, "denied")).await.list_error::<Node>().await;
-    assert_contains(&advice, &["grant list and watch on nodes to the user of these credentials"]);
-    let anonymous = "nodes is forbidden: User \"system:anonymous\" cannot list resource \"nodes\" in API group \"\"";
-    let (_, advice) = http("403 Forbidden", failure(403, anonymous)).await.list_error::<Node>().await;
-    assert_contains(&advice, &["no valid credentials: check the token or client certificate in /"]);
+    assert_contains(&advice, &["grant list and watch on nodes to the user of the token or client certificate in /"]);
 }
 
 #[tokio::test]
@@ -227,17 +200,17 @@ async fn missing_kind() {
     let page = || http("404 Not Found", "404 page not found\n".to_owned());
     let (error, advice) = page().await.list_error::<ServiceCIDR>().await;
     assert_eq!(error, "404 page not found (404)");
-    assert_contains(&advice, &["does not serve servicecidrs.networking.k8s.io/v1", "from 1.33 on"]);
+    assert_contains(&advice, &["serves servicecidrs.networking.k8s.io from 1.33 on"]);
     let (_, advice) = page().await.list_error::<Node>().await;
     assert_contains(&advice, &["every API server serves nodes", "has no path"]);
 }
 
 #[tokio::test]
 async fn web_page_at_a_wrong_path() {
-    for status in ["200 OK", "404 Not Found"] {
+    for (status, words) in [("200 OK", "the path in server in /"), ("404 Not Found", "has no path")] {
         let (error, advice) = http(status, "<!doctype html>\n<p>Hi".to_owned()).await.list_error::<Node>().await;
         assert_contains(&error, &["the response is an HTML page"]);
-        assert_contains(&advice, &["not an API server", "the path in server in /"]);
+        assert_contains(&advice, &[words]);
     }
 }
 
@@ -255,11 +228,11 @@ async fn unreadable_files() {
             setup.user["client-key"] = json!(setup.file("tls.key", &KeyPair::generate().unwrap().serialize_pem()));
         }
         let error = setup.start_error().await;
-        assert_contains(&error, &["/kubeconfig: ", &name, "No such file", "check the path of this file"]);
+        assert_contains(&error, &["/kubeconfig: ", &name, "No such file"]);
     }
     setup.user = json!({});
     setup.cluster["certificate-authority"] = json!(missing);
-    assert_contains(&setup.start_error().await, &["certificate authority", &name, "check the path of this file"]);
+    assert_contains(&setup.start_error().await, &["certificate authority", &name]);
     setup.cluster["certificate-authority"] = json!(setup.file("ca.crt", "no certificate"));
     assert_contains(&setup.start_error().await, &["no certificate in certificate-authority in /", "PEM file"]);
 }
@@ -269,10 +242,10 @@ async fn unusable_kubeconfig() {
     let setup = Setup::new("https://127.0.0.1:1");
     let text = |error: anyhow::Error| format!("{error:#}");
     let error = text(KubernetesApi::new(Some(&setup.directory.path().join("none"))).await.err().unwrap());
-    assert_contains(&error, &["/none", "No such file", "check the path"]);
+    assert_contains(&error, &["/none", "No such file"]);
     let error = text(KubernetesApi::new(Some(&setup.file("broken", "{"))).await.err().unwrap());
-    assert_contains(&error.replace('\n', " "), &["kubeconfig /", "YAML", "kubectl config view --raw --flatten"]);
+    assert_contains(&error.replace('\n', " "), &["kubeconfig /", "YAML"]);
     let error =
         text(KubernetesApi::new(Some(&setup.file("empty", "apiVersion: v1\nkind: Config\n"))).await.err().unwrap());
-    assert_contains(&error, &["context", "set current-context"]);
+    assert_contains(&error, &["context"]);
 }
