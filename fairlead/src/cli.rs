@@ -159,8 +159,7 @@ As a kubectl plugin, with completion (docs/tools.md):
 /// A configuration file.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ConfigFileArgs {
-    /// Read settings that neither a flag nor the environment sets from this file (YAML): one of Fairlead's own
-    /// (docs/configuration.md), or kube-proxy's KubeProxyConfiguration. Fields without effect are logged.
+    /// Read settings that neither a flag nor the environment sets from this file (YAML; docs/configuration.md).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }

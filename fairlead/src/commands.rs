@@ -23,11 +23,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap_complete::{Shell, generate};
 use runtime::{Shutdown, log};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::{
     cli::{Cli, Command, LogArgs},
-    config::{FieldProblem, Parsed},
+    config::Parsed,
     exit_code::ExitCode,
     print,
 };
@@ -38,16 +38,13 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Runs a command.
 pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
-    let Parsed { cli, effective, file, warnings } = parsed;
+    let Parsed { cli, effective, file } = parsed;
     let Cli { log: LogArgs { log_format, log_filter }, command } = cli;
     let is_server = matches!(command, Command::Frontend(_) | Command::Backend { .. } | Command::Local(_));
     let log_filter = log_filter.unwrap_or_else(|| if is_server { "info" } else { "warn" }.to_owned());
     log::init(log_format, &log_filter)?;
     if let Some(file) = file {
         info!(file = %file.display(), "configuration file read");
-        for FieldProblem { field, reason } in warnings {
-            warn!(file = %file.display(), field, reason, "configuration field has no or another effect");
-        }
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("cannot start the async runtime")?;

@@ -2,9 +2,8 @@
 //! flag takes precedence over the environment, this over the file, and this over the default of the flag.
 //!
 //! ```text
-//!                   ┌─ fairlead.io ─────────────────┐
-//!   FILE ─▶ document┤                               ├─▶ settings: defaults of the flags ─▶ clap ─▶ structs of `cli`
-//!                   └─ kube-proxy ─▶ kube_proxy ────┘
+//!   FILE ─▶ document ─▶ settings: defaults of the flags ─▶ clap ─▶ structs of `cli`
+//!   kube-proxy's FILE ─▶ document ─▶ kube_proxy ─▶ settings ─▶ a file of ours
 //! ```
 
 mod backend_name;
@@ -15,9 +14,9 @@ mod settings;
 
 pub(crate) use backend_name::BackendName;
 pub(crate) use document::{Document, Kind};
+pub(crate) use kube_proxy::TargetRole;
 #[cfg(test)]
-pub(crate) use kube_proxy::{Effect, FIELDS};
-pub(crate) use kube_proxy::{TargetRole, from_flags};
+pub(crate) use kube_proxy::fields::{Effect, FIELDS};
 pub(crate) use parse::{Parsed, check, command, parse};
 #[cfg(test)]
 pub(crate) use settings::flags;

@@ -12,9 +12,9 @@ pub fn configuration(text: &str) {
         Err(error) => return drop(format!("{error:#}")),
     };
     for role in [TargetRole::Local, TargetRole::Backend] {
-        let Ok((kind, settings, _)) = config::check(document.clone(), role) else { continue };
+        let Ok((kind, settings, _)) = config::check(document.clone(), Some(role)) else { continue };
         let printed = config::to_yaml(kind, &settings).expect("settings can be printed");
-        let again = Document::parse(&printed).and_then(|document| config::check(document, role));
+        let again = Document::parse(&printed).and_then(|document| config::check(document, None));
         let (_, again, _) = again.unwrap_or_else(|error| panic!("{error:#}: {printed}"));
         let values = |list: &[config::Setting]| {
             let mut values: Vec<_> = list.iter().map(|one| (one.field.clone(), one.value.clone())).collect();

@@ -11,7 +11,7 @@ use crate::config::TargetRole;
 Examples:
   fairlead config convert /var/lib/kube-proxy/config.conf
   kubectl -n kube-system get configmap kube-proxy -o yaml | fairlead config convert -
-  fairlead config convert --for backend --kube-proxy-arg=proxy-mode=ipvs --kube-proxy-arg=ipvs-scheduler=wlc
+  fairlead config convert --for backend /var/lib/kube-proxy/config.conf
   fairlead config validate /etc/fairlead/config.yaml
 
 Exit codes:
@@ -34,13 +34,8 @@ pub(crate) enum ConfigCommand {
 #[derive(Debug, Args)]
 pub(crate) struct ConvertArgs {
     /// Read this file, or standard input (`-`): a KubeProxyConfiguration, or a ConfigMap that contains one.
-    #[arg(value_name = "FILE", required_unless_present = "kube_proxy_args")]
-    pub(crate) file: Option<PathBuf>,
-
-    /// Convert this flag of kube-proxy instead of a file, such as proxy-mode=ipvs, with or without dashes, as k3s and
-    /// RKE2 take it. May be given several times.
-    #[arg(long = "kube-proxy-arg", value_name = "FLAG", conflicts_with = "file", allow_hyphen_values = true)]
-    pub(crate) kube_proxy_args: Vec<String>,
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
 
     /// Write the configuration of this process.
     #[arg(long = "for", value_enum, default_value = "local", value_name = "PROCESS")]

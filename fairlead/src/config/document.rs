@@ -6,8 +6,6 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::{Map, Value};
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-use super::FieldProblem;
-
 /// `apiVersion` of our files.
 pub(crate) const API_VERSION: &str = "fairlead.io/v1alpha1";
 /// `apiVersion` of kube-proxy's.
@@ -21,8 +19,6 @@ pub(crate) struct Document {
     pub(crate) kind: Kind,
     /// All but `apiVersion` and `kind`.
     pub(crate) fields: Map<String, Value>,
-    /// Problems that kube-proxy tolerates.
-    pub(crate) warnings: Vec<FieldProblem>,
 }
 
 /// The kind of a configuration file.
@@ -82,7 +78,7 @@ impl Document {
 
     /// Parses YAML, and so JSON.
     pub(crate) fn parse(text: &str) -> Result<Self> {
-        let Value::Object(mut fields) = yaml(text, DuplicateKeyPolicy::LastWins)? else {
+        let Value::Object(mut fields) = yaml(text)? else {
             bail!("expected fields, such as apiVersion and kind");
         };
         let text_field = |fields: &mut Map<String, Value>, name| match fields.remove(name) {
@@ -93,16 +89,7 @@ impl Document {
         if (api_version.as_str(), kind.as_str()) == ("v1", "ConfigMap") {
             return Self::of_config_map(&fields);
         }
-        let kind = Kind::of(&api_version, &kind)?;
-        // kube-proxy tolerates duplicate keys.
-        let warnings = match yaml(text, DuplicateKeyPolicy::Error) {
-            Ok(_) => Vec::new(),
-            Err(error) if kind == Kind::KubeProxy => {
-                vec![FieldProblem::new("the file", format!("{error}; the last value is used"))]
-            }
-            Err(error) => return Err(error),
-        };
-        Ok(Self { kind, fields, warnings })
+        Ok(Self { kind: Kind::of(&api_version, &kind)?, fields })
     }
 
     /// The configuration in a ConfigMap.
@@ -116,8 +103,8 @@ impl Document {
     }
 }
 
-fn yaml(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<Value> {
-    let options = serde_saphyr::options! { with_snippet: false, duplicate_keys: duplicate_keys };
+fn yaml(text: &str) -> Result<Value> {
+    let options = serde_saphyr::options! { with_snippet: false, duplicate_keys: DuplicateKeyPolicy::Error };
     // The library's advice is for programmers.
     let advice = ", set DuplicateKeyPolicy in Options if acceptable";
     serde_saphyr::from_str_with_options(text, options)
@@ -162,11 +149,13 @@ mod tests {
     }
 
     #[test]
-    fn duplicate_keys_are_rejected_only_in_our_files() {
-        let twice = Document::parse(&format!("{HEAD}iptables:\n  masqueradeBit: 1\n  masqueradeBit: 2\n")).unwrap();
-        assert_eq!(twice.fields["iptables"]["masqueradeBit"], 2);
-        assert!(twice.warnings[0].reason.contains("masqueradeBit"), "{:?}", twice.warnings);
-        let ours = format!("apiVersion: {API_VERSION}\nkind: LocalConfiguration\nbackend: nft\nbackend: ipvs\n");
-        assert!(Document::parse(&ours).unwrap_err().to_string().contains("backend"));
+    fn duplicate_keys_are_rejected() {
+        for text in [
+            format!("{HEAD}iptables:\n  masqueradeBit: 1\n  masqueradeBit: 2\n"),
+            format!("apiVersion: {API_VERSION}\nkind: LocalConfiguration\nmasqueradeBit: 1\nmasqueradeBit: 2\n"),
+        ] {
+            let error = Document::parse(&text).unwrap_err().to_string();
+            assert!(error.contains("masqueradeBit"), "{error}");
+        }
     }
 }

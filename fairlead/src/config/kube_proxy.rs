@@ -1,23 +1,262 @@
-//! kube-proxy's configuration (`kubeproxy.config.k8s.io/v1alpha1`) and its flags, translated to our settings.
-//!
-//! ```text
-//!   flags ─▶ document ─▶ for each field of the table ─┬─ becomes a field of ours ──▶ settings, which check values
-//!                                                     ├─ has no effect ────────────▶ warnings
-//!                                                     └─ cross_field ──────────────▶ both
-//! ```
-//!
-//! Each field has an effect or a warning.
+//! kube-proxy's configuration (`kubeproxy.config.k8s.io/v1alpha1`), converted to ours. Each field that is set has an
+//! effect or a warning.
 
-mod cross_field;
-mod fields;
-mod flags;
+pub(super) mod fields;
 #[cfg(test)]
 mod tests;
-mod translate;
 
-#[cfg(test)]
-pub(crate) use fields::Effect;
-pub(crate) use fields::FIELDS;
-pub(crate) use flags::document as from_flags;
-pub(super) use translate::Translation;
-pub(crate) use translate::{Target, TargetRole};
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+
+use clap::ValueEnum;
+use ipnet::IpNet;
+use serde_json::{Map, Value};
+
+use self::fields::{Effect, Field, modes};
+use super::{BackendName, FieldErrors, FieldProblem, Kind, Setting};
+use crate::cli::duration;
+
+/// Which process replaces kube-proxy on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TargetRole {
+    /// `fairlead local`, which watches the API server itself, as kube-proxy does.
+    Local,
+    /// `fairlead backend configured`, which follows a frontend.
+    Backend,
+}
+
+/// A converted configuration.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Conversion {
+    pub(crate) settings: Vec<Setting>,
+    /// Fields without effect, or with another one than in kube-proxy.
+    pub(crate) warnings: Vec<FieldProblem>,
+}
+
+/// The values of the fields that are set, by path.
+type Values<'a> = BTreeMap<String, &'a Value>;
+
+/// kube-proxy's default.
+const OOM_SCORE_ADJ: i64 = -999;
+
+/// kube-proxy's verbosity that is closest to our level debug.
+const DEBUG_VERBOSITY: i64 = 4;
+
+impl TargetRole {
+    /// The kind of the configuration of this process.
+    pub(super) fn kind(self) -> Kind {
+        match self {
+            Self::Local => Kind::Local,
+            Self::Backend => Kind::Backend,
+        }
+    }
+}
+
+/// Converts all fields, with kube-proxy's defaults for missing ones. Values that our settings have in the same form are
+/// not checked here.
+///
+/// # Errors
+/// A mode that Fairlead does not have.
+pub(crate) fn convert(document: &Map<String, Value>, role: TargetRole) -> Result<Conversion, FieldErrors> {
+    let backend = match document.get("mode").and_then(Value::as_str) {
+        None | Some("" | "iptables") => BackendName::Iptables,
+        Some("ipvs") => BackendName::Ipvs,
+        Some("nftables") => BackendName::Nftables,
+        Some(other) => {
+            let reason = format!("{other:?}: expected one of iptables, ipvs, nftables");
+            return Err(FieldErrors(vec![FieldProblem::new("mode", reason)]));
+        }
+    };
+    let mut conversion = Conversion::default();
+    conversion.set("mode", "backend", backend.name());
+    let mut values = Values::new();
+    flatten(document, "", &mut values);
+    values.retain(|path, value| conversion.keeps(path, value, backend));
+    if !values.contains_key("oomScoreAdj") {
+        conversion.set("oomScoreAdj", "oomScoreAdj", OOM_SCORE_ADJ);
+    }
+    if let Some(file) = values.get("clientConnection.kubeconfig").copied() {
+        let field = match role {
+            TargetRole::Local => "kubeconfig",
+            TargetRole::Backend => "discoveryKubeconfig",
+        };
+        conversion.set("clientConnection.kubeconfig", field, file.clone());
+    }
+    if let Some(verbosity) = values.get("logging.verbosity") {
+        let level = if verbosity.as_i64() < Some(DEBUG_VERBOSITY) { "info" } else { "debug" };
+        conversion.set("logging.verbosity", "log", level);
+    }
+    conversion.feature_gates(&values, role);
+    conversion.bind_address(&values);
+    conversion.local_pods(&values);
+    conversion.node_ports(&values, backend);
+    Ok(conversion)
+}
+
+impl Conversion {
+    fn set(&mut self, path: &str, field: &str, value: impl Into<Value>) {
+        self.settings.push(Setting::new(path, field, value));
+    }
+
+    fn warn(&mut self, path: impl Into<String>, reason: impl Into<String>) {
+        self.warnings.push(FieldProblem::new(path, reason));
+    }
+
+    /// Converts a field that does not depend on others. Returns whether kube-proxy reads it.
+    fn keeps(&mut self, path: &str, value: &Value, backend: BackendName) -> bool {
+        let Some(field) = Field::at(path) else {
+            self.warn(path, "kube-proxy has no such field, and ignores it too");
+            return false;
+        };
+        if !field.is_pointer && is_zero(value) {
+            return false;
+        }
+        let modes = modes(path);
+        if !modes.contains(&backend) {
+            let modes = modes.iter().map(|mode| mode.name()).collect::<Vec<_>>().join(" and ");
+            self.warn(path, format!("kube-proxy reads it only in mode {modes}, and this is {}", backend.name()));
+            return false;
+        }
+        match field.effect {
+            Effect::Becomes(ours) => self.set(path, ours, value.clone()),
+            Effect::CrossField => {}
+            Effect::Nothing(why) => self.warn(path, format!("{value} has no effect: {why}")),
+        }
+        true
+    }
+
+    fn feature_gates(&mut self, values: &Values<'_>, role: TargetRole) {
+        for (gate, state) in values.get("featureGates").and_then(|gates| gates.as_object()).into_iter().flatten() {
+            let path = format!("featureGates.{gate}");
+            if gate != "AllowServiceExternalIPs" {
+                self.warn(path, "has no effect: Fairlead has no feature gates");
+            } else if *state == false {
+                match role {
+                    TargetRole::Local => self.set(&path, "externalIps", "none"),
+                    TargetRole::Backend => {
+                        let why = "false has no effect in a backend: set externalIps of the frontend to none";
+                        self.warn(path, why);
+                    }
+                }
+            }
+        }
+    }
+
+    fn bind_address(&mut self, values: &Values<'_>) {
+        const PATH: &str = "bindAddress";
+        let Some(address) = values.get(PATH).and_then(|value| value.as_str()) else { return };
+        if !["0.0.0.0", "::"].contains(&address) {
+            let why = format!(
+                "{address} has no effect on the node's addresses, which Fairlead reads from the Node object. To serve \
+                 node ports only at this address, set nodePortAddresses to its CIDR"
+            );
+            self.warn(PATH, why);
+        }
+        // Health is served in both IP families by default, metrics in one.
+        if address.contains(':') && !values.contains_key("metricsBindAddress") {
+            self.set(PATH, "metrics", "::1");
+        }
+    }
+
+    /// Our settings reject unknown modes, and modes without the field that they need.
+    fn local_pods(&mut self, values: &Values<'_>) {
+        const MODE: &str = "detectLocalMode";
+        const CLUSTER_CIDR: &str = "clusterCIDR";
+        let default = Value::from("ClusterCIDR");
+        let given = values.get(MODE).copied();
+        let mode = given.unwrap_or(&default);
+        for (of, path, field) in [
+            ("ClusterCIDR", CLUSTER_CIDR, "clusterCidr"),
+            ("BridgeInterface", "detectLocal.bridgeInterface", "podBridgeInterface"),
+            ("InterfaceNamePrefix", "detectLocal.interfaceNamePrefix", "podInterfaceNamePrefix"),
+        ] {
+            match values.get(path).copied() {
+                Some(value) if mode == of => self.set(path, field, value.clone()),
+                Some(_) => self.warn(path, format!("has no effect with {MODE} {mode}, as in kube-proxy")),
+                None => {}
+            }
+        }
+        if *mode != default || values.contains_key(CLUSTER_CIDR) {
+            self.set(MODE, MODE, mode.clone());
+        } else if given.is_some() {
+            let why = format!("{mode} has no effect without {CLUSTER_CIDR}, as in kube-proxy: pods are not detected");
+            self.warn(MODE, why);
+        }
+    }
+
+    fn node_ports(&mut self, values: &Values<'_>, backend: BackendName) {
+        const PATH: &str = "nodePortAddresses";
+        const LOCALHOST: &str = "iptables.localhostNodePorts";
+        let text = |entry: &Value| entry.as_str().map_or_else(|| entry.to_string(), str::to_owned);
+        let given = values.get(PATH).and_then(|value| value.as_array()).into_iter().flatten();
+        let given: Vec<_> = given.map(text).collect();
+        let has = |keyword: &str| given.iter().any(|entry| entry == keyword);
+        if has("localhost") {
+            let why = "localhost: node ports are served at 127.0.0.0/8 only with backend iptables and without `primary`, \
+                       and at ::1 with none";
+            self.warn(PATH, why);
+        }
+        let is_primary = match given[..] {
+            [] => backend == BackendName::Nftables,
+            _ => has("primary") && given.iter().all(|entry| entry == "primary" || entry == "localhost"),
+        };
+        let addresses = if is_primary { vec!["primary"] } else { cidrs(&given) };
+        self.set(PATH, "nodeportAddresses", addresses.join(","));
+
+        let localhost = values.get(LOCALHOST).and_then(|value| value.as_bool());
+        let loopback = IpAddr::from([127, 0, 0, 1]);
+        let is_covered = |cidr: &&str| cidr.parse::<IpNet>().is_ok_and(|cidr| cidr.contains(&loopback));
+        let is_covered = addresses.iter().any(is_covered);
+        if backend == BackendName::Iptables && localhost != Some(false) && is_covered {
+            self.set(LOCALHOST, "iptablesLocalhostNodeports", true);
+        } else if localhost == Some(true) {
+            let why = format!("has no effect: {PATH} does not contain loopback addresses, as in kube-proxy");
+            self.warn(LOCALHOST, why);
+        }
+    }
+}
+
+/// The CIDRs of `nodePortAddresses`. kube-proxy serves node ports at all addresses of an IP family without a CIDR;
+/// Fairlead would serve none.
+fn cidrs(entries: &[String]) -> Vec<&str> {
+    const EVERYWHERE: [&str; 2] = ["0.0.0.0/0", "::/0"];
+    let mut cidrs = Vec::new();
+    for entry in entries {
+        match entry.as_str() {
+            "localhost" => cidrs.extend(["127.0.0.0/8", "::1/128"]),
+            "all" => cidrs.extend(EVERYWHERE),
+            cidr => cidrs.push(cidr),
+        }
+    }
+    let is_v6 = |cidr: &str| cidr.contains(':');
+    for all in EVERYWHERE {
+        if !cidrs.iter().any(|cidr| is_v6(cidr) == is_v6(all)) {
+            cidrs.push(all);
+        }
+    }
+    cidrs
+}
+
+/// The values of all fields that are set, by path.
+fn flatten<'a>(document: &'a Map<String, Value>, prefix: &str, values: &mut Values<'a>) {
+    for (name, value) in document {
+        let path = format!("{prefix}{name}");
+        let section = format!("{path}.");
+        match value {
+            Value::Null => {}
+            Value::Object(fields) if Field::has_section(&section) => flatten(fields, &section, values),
+            _ => drop(values.insert(path, value)),
+        }
+    }
+}
+
+/// Whether it is the zero value of its type in Go.
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(on) => !on,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty() || duration(text) == Ok(Duration::ZERO),
+        Value::Array(values) => values.is_empty(),
+        Value::Object(fields) => fields.values().all(is_zero),
+    }
+}

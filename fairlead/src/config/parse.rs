@@ -7,7 +7,7 @@ use clap::{ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches a
 
 use super::{
     BackendName, Document, FieldProblem, Kind, Setting, TargetRole,
-    kube_proxy::{Target, Translation},
+    kube_proxy::{self, Conversion},
     settings,
 };
 use crate::{
@@ -23,12 +23,12 @@ pub(crate) struct Parsed {
     pub(crate) effective: Effective,
     /// The file of `--config`.
     pub(crate) file: Option<PathBuf>,
-    /// Fields of it without effect.
-    pub(crate) warnings: Vec<FieldProblem>,
 }
 
 /// Of these, a flag replaces the other one in the file too.
 const SOURCES: [&str; 2] = ["manifests", "kubeconfig"];
+
+const KUBE_PROXYS: &str = "the file is kube-proxy's: convert it with `fairlead config convert`";
 
 /// The command line of [`Cli`], where a switch that a file may turn on can be turned off: `--shadow=false`.
 pub(crate) fn command() -> Command {
@@ -70,11 +70,11 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) ->
     let mut cli = Cli::from_arg_matches(&matches)?;
     let Some(file) = cli.command.config_file().cloned() else {
         cli.validate()?;
-        return Ok(Parsed { cli, effective: Effective::of(&command, &matches, &[]), file: None, warnings: Vec::new() });
+        return Ok(Parsed { cli, effective: Effective::of(&command, &matches, &[]), file: None });
     };
     let text = Document::read_text(&file)?;
     let mut read = || -> Result<_> {
-        let (mut settings, warnings) = given_settings(Document::parse(&text)?, &matches)?;
+        let mut settings = given_settings(Document::parse(&text)?, &matches)?;
         let given = leaf(&matches).1;
         if SOURCES.iter().any(|source| given.try_contains_id(source).unwrap_or(false)) {
             settings.retain(|setting| !SOURCES.contains(&setting.field.as_str()));
@@ -82,78 +82,67 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) ->
         let command = settings::with_defaults(self::command(), &settings);
         cli = Cli::from_arg_matches(&command.try_get_matches_from(&arguments)?)?;
         cli.validate()?;
-        Ok((settings, warnings))
+        Ok(settings)
     };
-    let (settings, warnings) = read().with_context(|| file.display().to_string())?;
-    Ok(Parsed { cli, effective: Effective::of(&command, &matches, &settings), file: Some(file), warnings })
+    let settings = read().with_context(|| file.display().to_string())?;
+    Ok(Parsed { cli, effective: Effective::of(&command, &matches, &settings), file: Some(file) })
 }
 
-/// The settings of a document for a command, by the names of its subcommands.
+/// The settings of a document without flags, the kind of the file that has them, and what a file of kube-proxy loses
+/// if it is converted for a process.
 ///
 /// # Errors
-/// [`FieldErrors`](super::FieldErrors), all at once.
-fn load(document: Document, target: Target, path: &[impl AsRef<str>]) -> Result<(Vec<Setting>, Vec<FieldProblem>)> {
-    let Document { kind, fields, mut warnings } = document;
-    let mut command = command();
-    command.build();
-    let command = path.iter().try_fold(&command, |command, name| command.find_subcommand(name.as_ref()));
-    let command = command.context("no such command")?;
-    let settings = if kind == Kind::KubeProxy {
-        let Translation { mut settings, warnings: more } = target.translate(&fields)?;
-        warnings.extend(more);
-        // The subcommands of `backend` that name a backend have no flag for it.
-        settings.retain(|setting| settings::flags(command).any(|(flag, _)| settings::field_of(flag) == setting.field));
-        settings
-    } else {
-        fields.into_iter().map(|(field, value)| Setting::new(field.as_str(), field.as_str(), value)).collect()
+/// Invalid settings: [`FieldErrors`](super::FieldErrors), all at once. Settings that contradict each other.
+pub(crate) fn check(
+    document: Document,
+    convert_for: Option<TargetRole>,
+) -> Result<(Kind, Vec<Setting>, Vec<FieldProblem>)> {
+    let (kind, Conversion { settings, warnings }) = match (document.kind, convert_for) {
+        (Kind::KubeProxy, Some(role)) => (role.kind(), kube_proxy::convert(&document.fields, role)?),
+        (Kind::KubeProxy, None) => bail!(KUBE_PROXYS),
+        (kind, _) => (kind, Conversion { settings: settings_of(document), warnings: Vec::new() }),
     };
-    settings::check(command, &settings)?;
-    Ok((settings, warnings))
-}
-
-/// The settings of a document without flags, and the kind of the file that has them.
-///
-/// # Errors
-/// See [`load`]; also settings that contradict each other.
-pub(crate) fn check(document: Document, role: TargetRole) -> Result<(Kind, Vec<Setting>, Vec<FieldProblem>)> {
-    let kind = match (document.kind, role) {
-        (Kind::KubeProxy, TargetRole::Local) => Kind::Local,
-        (Kind::KubeProxy, TargetRole::Backend) => Kind::Backend,
-        (kind, _) => kind,
-    };
-    let (settings, warnings) = load(document, Target { role, backend: None }, kind.command())?;
+    check_for(kind.command(), &settings)?;
     let arguments = [&["fairlead"], kind.command()].concat();
     let command = settings::with_defaults(command(), &settings);
     Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)?.validate()?;
     Ok((kind, settings, warnings))
 }
 
-/// The settings of a file for the command that is called.
-fn given_settings(mut document: Document, matches: &ArgMatches) -> Result<(Vec<Setting>, Vec<FieldProblem>)> {
-    let (path, given) = leaf(matches);
-    let (command, subcommand) = (path.first().copied().unwrap_or_default(), path.get(1).copied());
-    let wanted = Kind::OURS.into_iter().find(|kind| kind.command().first() == Some(&command));
-    let role = if wanted == Some(Kind::Local) { TargetRole::Local } else { TargetRole::Backend };
-    let named = subcommand.and_then(|name| BackendName::from_str(name, false).ok());
-    match document.kind {
-        Kind::KubeProxy if wanted == Some(Kind::Frontend) => {
-            bail!("kind: {} is for `local` and `backend`, not for `{command}`", document.kind.name())
-        }
-        Kind::KubeProxy => {}
-        kind if wanted != Some(kind) => {
-            bail!("kind: {} is for `fairlead {}`, not for `{command}`", kind.name(), kind.command().join(" "))
-        }
-        _ => {
-            if let Some(named) = named
-                && let Some(backend) = document.fields.remove("backend")
-                && backend.as_str().and_then(|name| BackendName::from_str(name, false).ok()) != Some(named)
-            {
-                bail!("backend: {backend} does not match `fairlead backend {}`", named.name());
-            }
-        }
+/// The settings of a file of ours for the command that is called.
+fn given_settings(mut document: Document, matches: &ArgMatches) -> Result<Vec<Setting>> {
+    let path = leaf(matches).0;
+    let (command, kind) = (path.first().copied().unwrap_or_default(), document.kind);
+    if kind == Kind::KubeProxy {
+        bail!(KUBE_PROXYS);
     }
-    let flag = given.try_get_one::<BackendName>("backend").ok().flatten().copied();
-    load(document, Target { role, backend: flag.or(named) }, &path)
+    if kind.command().first() != Some(&command) {
+        bail!("kind: {} is for `fairlead {}`, not for `{command}`", kind.name(), kind.command().join(" "));
+    }
+    let backend_name = |name: &str| BackendName::from_str(name, false).ok();
+    if let Some(named) = path.get(1).copied().and_then(backend_name)
+        && let Some(backend) = document.fields.remove("backend")
+        && backend.as_str().and_then(backend_name) != Some(named)
+    {
+        bail!("backend: {backend} does not match `fairlead backend {}`", named.name());
+    }
+    let settings = settings_of(document);
+    check_for(&path, &settings)?;
+    Ok(settings)
+}
+
+/// The settings of a file of ours.
+fn settings_of(document: Document) -> Vec<Setting> {
+    document.fields.into_iter().map(|(field, value)| Setting::new(field.as_str(), field.as_str(), value)).collect()
+}
+
+/// Checks that a command, by the names of its subcommands, accepts these settings.
+fn check_for(path: &[&str], settings: &[Setting]) -> Result<()> {
+    let mut command = command();
+    command.build();
+    let command = path.iter().try_fold(&command, |command, name| command.find_subcommand(name));
+    settings::check(command.context("no such command")?, settings)?;
+    Ok(())
 }
 
 /// The names of the subcommands, and the arguments of the last one.

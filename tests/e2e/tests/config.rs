@@ -1,4 +1,4 @@
-//! Configuration files of the binary: precedence, and warnings about kube-proxy's file.
+//! Configuration files of the binary: precedence, and conversion of kube-proxy's file.
 
 use std::{fs, process::Output};
 
@@ -42,33 +42,21 @@ fn flags_override_the_environment_and_the_file() {
 }
 
 #[test]
-fn fields_without_effect_are_logged_at_the_start() {
-    let (_directory, config) = file(
-        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\niptables: {syncPeriod: 30s}\n",
-    );
-    let output =
-        run(&["--log-format=json", "backend", "iptables", "--config", &config, "--frontend=kubernetes:a/b"], &[]);
-    let stderr = stderr(&output);
-    let line = stderr.lines().find(|line| line.contains("iptables.syncPeriod")).expect("a warning");
-    let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
-    assert_eq!((&line["level"], &line["field"]), (&"WARN".into(), &"iptables.syncPeriod".into()), "{line}");
-}
-
-#[test]
 fn kube_proxy_configuration_is_converted() {
-    let kube_proxys =
-        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\noomScoreAdj: -5\n";
+    let kube_proxys = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n\
+                       oomScoreAdj: -5\nipvs: {syncPeriod: 30s}\n";
     let (_directory, config) = file(kube_proxys);
     for (process, kind) in [("local", "LocalConfiguration"), ("backend", "BackendConfiguration")] {
         let output = run(&["config", "convert", &config, "--for", process], &[]);
         let ours = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success() && ours.contains("oomScoreAdj: -5"), "{ours}{}", stderr(&output));
+        assert!(stderr(&output).contains("ipvs.syncPeriod: \"30s\" has no effect"), "{}", stderr(&output));
         let (_directory, ours) = file(&ours);
         let output = run(&["config", "validate", &ours], &[]);
         assert!(String::from_utf8_lossy(&output.stdout).contains(kind), "{}", stderr(&output));
     }
     let (_directory, config) = file(&kube_proxys.replace("-5", "-5000"));
-    let output = run(&["config", "validate", &config], &[]);
+    let output = run(&["config", "convert", &config], &[]);
     assert!(
         !output.status.success() && stderr(&output).contains("oomScoreAdj: invalid value '-5000'"),
         "{}",

@@ -20,10 +20,6 @@ impl File {
         Self::new(&format!("apiVersion: fairlead.io/v1alpha1\nkind: {}\n{fields}", kind.name()))
     }
 
-    fn kube_proxys(fields: &str) -> Self {
-        Self::new(&format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}"))
-    }
-
     fn parse(&self, arguments: &[&str]) -> Result<Parsed> {
         let file = self.0.path().join("config.yaml");
         let config = ["--config", file.to_str().unwrap()];
@@ -50,7 +46,7 @@ fn file_sets_what_flags_set() {
          clusterCidr: [10.244.0.0/16, 'fd00::/56']\nnodeportAddresses: [10.0.0.0/8, 192.0.2.0/24]\nipvsExcludeCidrs: 192.0.2.0/24\n",
     );
     let parsed = file.parse(&["local"]).unwrap();
-    assert!(parsed.file.is_some() && parsed.warnings.is_empty());
+    assert!(parsed.file.is_some());
     assert_eq!(parsed.cli.log.log_filter.as_deref(), Some("debug"));
     let from_file = file.local(&[]);
     let flags = [
@@ -149,22 +145,10 @@ fn backend_is_named_by_file_or_command() {
 }
 
 #[test]
-fn kube_proxys_file_is_read() {
-    let file = File::kube_proxys(
-        "mode: ipvs\nclusterCIDR: 10.244.0.0/16\nclientConnection: {kubeconfig: /k}\nipvs: {scheduler: wlc}\noomScoreAdj: -900\n",
-    );
-    let local = file.local(&[]);
-    assert_eq!((local.any.backend, local.any.common.node.oom_score_adj), (Some(BackendName::Ipvs), Some(-900)));
-    assert_eq!(local.source.kubeconfig, Some("/k".into()));
-    for name in ["configured", "nftables", "iptables", "ipvs"] {
-        let parsed = file.parse(&["backend", name]).unwrap();
-        let is_warned = parsed.warnings.iter().any(|warning| warning.field == "ipvs.scheduler");
-        assert_eq!(is_warned, ["nftables", "iptables"].contains(&name), "{:?}", parsed.warnings);
+fn kube_proxys_file_has_to_be_converted() {
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n";
+    for command in [&["local"][..], &["backend", "ipvs"], &["frontend"]] {
+        let error = File::new(text).error(command);
+        assert!(error.contains("convert it with `fairlead config convert`"), "{error}");
     }
-    assert_eq!(file.local(&["--backend=iptables"]).any.backend, Some(BackendName::Iptables));
-    assert!(file.error(&["frontend"]).contains("is for `local` and `backend`"));
-    let error = File::kube_proxys("mode: ipvs\nipvs: {scheduler: best}\n").error(&["local"]);
-    assert!(error.contains("config.yaml: ipvs.scheduler: invalid value 'best'"), "{error}");
-    let error = File::kube_proxys("oomScoreAdj: 5000\n").error(&["local"]);
-    assert!(error.contains("config.yaml: oomScoreAdj: invalid value '5000'"), "{error}");
 }
