@@ -24,11 +24,6 @@ pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) here: HereArgs,
 
-    /// Check with this kubeconfig, which has the identity of a frontend, whether the API server grants what a frontend
-    /// needs.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) kubeconfig: Option<PathBuf>,
-
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

@@ -55,7 +55,7 @@ async fn collect(args: &BundleArgs, node: &str, addresses: Addresses) -> Result<
     let mut archive = Archive::new(addresses);
     archive.add("version.txt", Ok(format!("fairlead {}\nnode {node}\n", env!("CARGO_PKG_VERSION"))));
     archive.add("processes.txt", collect::processes());
-    let checked = check::inspect(&args.here, check::CheckStage::Installed, None).await;
+    let checked = check::inspect(&args.here, true).await;
     archive.add("check.txt", checked.map(|report| report.text()));
     archive.add("sysctls.txt", Ok(collect::sysctls()));
     for path in collect::KERNEL_FILES {

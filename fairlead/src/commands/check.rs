@@ -2,22 +2,20 @@
 //!
 //! ```text
 //!   kernel     features that the backend needs, probed in a network namespace
-//!   sysctls    forwarding, conntrack, bridges
-//!   rules      of kube-proxy, other backends, other programs            ──▶ findings ──▶ table | document, exit code
-//!   node       ports, state directory, file limits
-//!   frontend   certificates, a stream; with --kubeconfig its permissions
+//!   sysctls    forwarding, conntrack, bridges                   ──▶ findings ──▶ table | document, exit code
+//!   rules      of kube-proxy, other backends, other programs
+//!   frontend   certificates, a stream
 //! ```
 
 mod certificate;
 mod frontend;
 mod kernel;
-mod node;
 mod rules;
 mod sysctl;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, path::Path};
+use std::fmt;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -27,14 +25,6 @@ use crate::{
     exit_code::ExitCode,
     print,
 };
-
-/// When the check runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CheckStage {
-    /// Before a frontend or backend runs.
-    BeforeInstallation,
-    Installed,
-}
 
 /// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -51,7 +41,7 @@ pub(crate) enum Level {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) level: Level,
-    /// The name of the check, such as `kernel` or `ports`.
+    /// The name of the check, such as `kernel` or `sysctl`.
     pub(crate) check: &'static str,
     /// What was observed.
     pub(crate) what: String,
@@ -72,23 +62,18 @@ pub(crate) struct CheckReport {
 
 /// Runs all checks, and prints their findings.
 pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode> {
-    let stage = if args.pre { CheckStage::BeforeInstallation } else { CheckStage::Installed };
-    let report = inspect(&args.here, stage, args.kubeconfig.as_deref()).await?;
+    let report = inspect(&args.here, !args.pre).await?;
     print::value(args.output, &report, || report.text())?;
     Ok(ExitCode::of_check(report.worst < Level::Fail))
 }
 
-/// Runs all checks; those of permissions only with a kubeconfig. A failed check is a finding.
-pub(crate) async fn inspect(here: &HereArgs, stage: CheckStage, kubeconfig: Option<&Path>) -> Result<CheckReport> {
+/// Runs all checks. A failed check is a finding.
+pub(crate) async fn inspect(here: &HereArgs, is_installed: bool) -> Result<CheckReport> {
     let mut findings = vec![kernel::check(here.backend)];
     findings.extend(sysctl::check());
-    findings.extend(rules::check(here.backend, stage).await);
-    findings.extend(node::check(&here.state_dir, stage));
-    if stage == CheckStage::Installed {
+    findings.extend(rules::check(here.backend, is_installed).await);
+    if is_installed {
         findings.extend(frontend::check(here).await?);
-    }
-    if let Some(kubeconfig) = kubeconfig {
-        findings.extend(frontend::permissions(kubeconfig).await);
     }
     Ok(CheckReport::new(findings))
 }

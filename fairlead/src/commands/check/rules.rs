@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 use iptables::{Policy as ChainPolicy, Ruleset, SavedRules, Table, save_all};
-use netlink::nft::{BaseChain, NftHandle, Policy, TableFamily};
+use netlink::nft::{NftHandle, Policy, TableFamily};
 use proto::model::IpFamily;
 use takeover::{FELIX_REMEDY, Leftovers};
 
-use super::{CheckStage, Finding};
+use super::Finding;
 use crate::{commands::backend::programmed, config::BackendName};
 
 /// Tables of nf_tables that `iptables-nft` writes; they are inspected with the rules of iptables.
@@ -18,10 +18,10 @@ const IPTABLES_TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"
 const PROXY_TABLES: [&str; 2] = ["fairlead", "kube-proxy"];
 
 /// Checks all of them. Rules that cannot be read are a finding.
-pub(super) async fn check(backend: BackendName, stage: CheckStage) -> Vec<Finding> {
+pub(super) async fn check(backend: BackendName, is_installed: bool) -> Vec<Finding> {
     let iptables = save_all().await.and_then(|saved| iptables_rules(backend, &saved));
     let results = [
-        ("the rules of kube-proxy", kube_proxy(stage).await),
+        ("the rules of kube-proxy", kube_proxy(is_installed).await),
         ("the rules of Fairlead", own_backends(backend).await),
         ("the tables of nf_tables", other_tables()),
         ("the rules of iptables", iptables),
@@ -34,7 +34,7 @@ pub(super) async fn check(backend: BackendName, stage: CheckStage) -> Vec<Findin
     results.into_iter().flat_map(|(what, found)| found.unwrap_or_else(|error| unreadable(what, error))).collect()
 }
 
-async fn kube_proxy(stage: CheckStage) -> Result<Vec<Finding>> {
+async fn kube_proxy(is_installed: bool) -> Result<Vec<Finding>> {
     let leftovers = Leftovers::find().await?;
     let objects = leftovers.objects();
     if objects.is_empty() {
@@ -44,15 +44,15 @@ async fn kube_proxy(stage: CheckStage) -> Result<Vec<Finding>> {
     objects.iter().for_each(|object| *counts.entry(object.subsystem.as_str()).or_default() += object.count);
     let counts: Vec<_> = counts.iter().map(|(subsystem, count)| format!("{count} in {subsystem}")).collect();
     let what = format!("rules of kube-proxy: {}", counts.join(", "));
-    let mut findings = vec![match stage {
-        CheckStage::BeforeInstallation => {
-            Finding::ok("kube-proxy", format!("{what}; they serve Services until Fairlead does"))
-        }
-        CheckStage::Installed => Finding::ok("kube-proxy", what).warn(
+    let found = if is_installed {
+        Finding::ok("kube-proxy", what).warn(
             "two proxies serve the same VIPs; if kube-proxy no longer runs, its endpoints are outdated",
             "remove kube-proxy from this node, then run `fairlead cleanup --of kube-proxy` (first with --dry-run)",
-        ),
-    }];
+        )
+    } else {
+        Finding::ok("kube-proxy", format!("{what}; they serve Services until Fairlead does"))
+    };
+    let mut findings = vec![found];
     if leftovers.felix_may_follow() {
         findings.push(Finding::ok("calico", "Felix uses nf_tables, as kube-proxy does").warn(
             "with nftablesMode Auto, its default, Felix restarts with iptables within 15 s after `fairlead cleanup --of \
@@ -78,7 +78,7 @@ async fn own_backends(backend: BackendName) -> Result<Vec<Finding>> {
     Ok(used.map(finding).collect())
 }
 
-/// Base chains in tables of other programs.
+/// Base chains in tables of other programs that drop what they do not accept.
 fn other_tables() -> Result<Vec<Finding>> {
     let mut handle = NftHandle::open().context("cannot open a netlink socket for nf_tables")?;
     let mut findings = Vec::new();
@@ -88,50 +88,33 @@ fn other_tables() -> Result<Vec<Finding>> {
             if is_iptables || PROXY_TABLES.contains(&table.name.as_str()) {
                 continue;
             }
-            let chains = handle.chains(&table)?;
-            let bases = chains.iter().filter_map(|chain| Some((&chain.name, chain.base?)));
-            findings.extend(bases.map(|(name, base)| base_chain(&format!("{family} {}", table.name), name, base)));
+            for chain in handle.chains(&table)? {
+                if chain.base.is_some_and(|base| base.policy == Policy::Drop) {
+                    findings.push(drops(format!("table {family} {}: chain {}", table.name, chain.name)));
+                }
+            }
         }
-    }
-    if findings.is_empty() {
-        findings.push(Finding::ok("firewall", "no base chains in other tables of nf_tables"));
     }
     Ok(findings)
 }
 
-fn base_chain(table: &str, chain: &str, base: BaseChain) -> Finding {
-    let hook = format!("{:?}", base.hook).to_lowercase();
-    let what = format!("table {table}: chain {chain} at {hook}, priority {}", base.priority);
-    if base.policy != Policy::Drop {
-        return Finding::ok("firewall", what);
-    }
-    Finding::ok("firewall", format!("{what}, policy drop")).warn(
+/// A chain whose policy is to drop packets.
+fn drops(chain: String) -> Finding {
+    Finding::ok("firewall", chain + " has policy drop").warn(
         "it drops packets that none of its rules accepts, before or after Fairlead's rules",
-        "accept packets to pods and node ports in this chain; `fairlead trace` shows the order of chains",
+        "accept packets to and from pods and node ports in this chain; `fairlead trace` shows the order of chains",
     )
 }
 
 /// Rules and policies of both variants of iptables.
 fn iptables_rules(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Finding>> {
-    if saved.is_empty() && backend != BackendName::Nftables {
-        return Ok(vec![Finding::ok("iptables", "iptables is not installed").fail(
-            "this backend writes its rules with it",
-            "install iptables 1.8.9 or later, or use backend nftables",
-        )]);
-    }
-    let (mut findings, mut used) = (Vec::new(), Vec::new());
+    let mut findings = Vec::new();
     for SavedRules { program, text } in saved {
         let rules = Ruleset::parse(text).with_context(|| format!("cannot parse the output of {program}"))?;
-        if rules.chains().all(|(_, _, chain)| chain.rules.is_empty()) {
-            continue;
-        }
-        used.push(program.name);
         let forward = rules.chain(Table::Filter, "FORWARD");
-        if forward.is_some_and(|chain| chain.policy == Some(ChainPolicy::Drop)) {
-            findings.push(Finding::ok("firewall", format!("{program}: chain FORWARD has policy DROP")).warn(
-                "it drops forwarded packets that no rule accepts, also those of pods",
-                format!("run `{program} -P FORWARD ACCEPT`, or add rules that accept packets to and from pods"),
-            ));
+        let is_used = rules.chains().any(|(_, _, chain)| !chain.rules.is_empty());
+        if is_used && forward.is_some_and(|chain| chain.policy == Some(ChainPolicy::Drop)) {
+            findings.push(drops(format!("{program}: chain FORWARD")));
         }
         if backend == BackendName::Ipvs && rules.chains().any(|(_, name, _)| name.starts_with("cali-")) {
             findings.push(Finding::ok("calico", format!("{program}: chains of Calico's Felix")).warn(
@@ -141,8 +124,6 @@ fn iptables_rules(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Find
             ));
         }
     }
-    let used = if used.is_empty() { "no iptables rules".to_owned() } else { format!("rules of {}", used.join(", ")) };
-    findings.push(Finding::ok("iptables", used));
     Ok(findings)
 }
 
@@ -165,18 +146,19 @@ mod tests {
     fn drop_policies_warn() {
         let rule = "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -j ACCEPT\nCOMMIT\n";
         let empty = "*filter\n:FORWARD ACCEPT [0:0]\nCOMMIT\n";
-        assert_eq!(levels(&[]), [(Level::Fail, "iptables")]);
-        let one = [saved(Variant::Nft, rule), saved(Variant::Legacy, empty)];
-        assert_eq!(levels(&one), [(Level::Ok, "iptables")]);
+        assert_eq!(levels(&[saved(Variant::Nft, rule), saved(Variant::Legacy, empty)]), []);
         let drops = rule.replace("FORWARD ACCEPT [", "FORWARD DROP [");
-        assert_eq!(levels(&[saved(Variant::Nft, &drops)]), [(Level::Warn, "firewall"), (Level::Ok, "iptables")]);
+        assert_eq!(levels(&[saved(Variant::Nft, &drops)]), [(Level::Warn, "firewall")]);
+        let unused = empty.replace("FORWARD ACCEPT [", "FORWARD DROP [");
+        assert_eq!(levels(&[saved(Variant::Nft, &unused)]), []);
     }
 
     #[test]
     fn felix_shares_marks_with_backend_ipvs() {
         let rule = "*filter\n:FORWARD ACCEPT [0:0]\n:cali-FORWARD - [0:0]\n-A FORWARD -j cali-FORWARD\nCOMMIT\n";
-        let found = |backend| iptables_rules(backend, &[saved(Variant::Nft, rule)]).unwrap().remove(0);
-        assert_eq!((found(BackendName::Ipvs).level, found(BackendName::Ipvs).check), (Level::Warn, "calico"));
-        assert_eq!(found(BackendName::Iptables).level, Level::Ok);
+        let found = |backend| iptables_rules(backend, &[saved(Variant::Nft, rule)]).unwrap();
+        let of_ipvs = found(BackendName::Ipvs).remove(0);
+        assert_eq!((of_ipvs.level, of_ipvs.check), (Level::Warn, "calico"));
+        assert_eq!(found(BackendName::Iptables), []);
     }
 }

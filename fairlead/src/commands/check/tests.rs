@@ -21,9 +21,9 @@ fn worst_finding_is_that_of_the_report() {
 
 #[test]
 fn text_has_findings_reasons_and_fixes() {
-    let report = CheckReport::new(vec![Finding::ok("ports", "free"), warn(), fail()]);
+    let report = CheckReport::new(vec![Finding::ok("rules", "none"), warn(), fail()]);
     let expected = "\
-OK    ports         free
+OK    rules         none
 WARN  sysctl        it is odd
                     why: it may surprise
                     fix: change it
