@@ -10,10 +10,7 @@ use super::{
     kube_proxy::{self, Conversion},
     settings,
 };
-use crate::{
-    cli::{Cli, Effective},
-    kubectl::CalledBy,
-};
+use crate::cli::{Cli, Effective};
 
 /// A command with its settings.
 #[derive(Debug)]
@@ -62,10 +59,7 @@ pub(super) fn with_switch_values(command: Command) -> Command {
 /// [`clap::Error`] for the command line alone; others name the file and the field.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Parsed> {
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let mut command = match CalledBy::of(arguments.first().map(AsRef::as_ref)) {
-        CalledBy::Kubectl => command().bin_name("kubectl fairlead"),
-        CalledBy::Name | CalledBy::Completion => command(),
-    };
+    let mut command = command();
     let matches = command.try_get_matches_from_mut(&arguments)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
     let Some(file) = cli.command.config_file().cloned() else {
