@@ -13,14 +13,16 @@ use std::{fmt, sync::Arc, time::Duration};
 use proto::{
     digest::Digest,
     model::{Ack, Epoch, Hello, Revision, SourceVersion, SyncMode, Welcome},
+    state::NodeState,
 };
 use tokio::time::Instant;
 
 use crate::{
     Scenario,
     backend_process::BackendProcess,
+    samples,
     server::{ClientStream, Server},
-    state::CommittedState,
+    state::cluster_endpoints,
 };
 
 pub(crate) use self::send::batch;
@@ -65,7 +67,7 @@ pub(crate) struct ScriptedFrontend<'a> {
     /// The current revision.
     pub(crate) revision: Revision,
     /// The state that the client must have committed.
-    pub(crate) state: CommittedState,
+    pub(crate) state: NodeState,
     /// What the client acked last in this scenario.
     last_ack: Option<(Epoch, Revision)>,
     /// What the client acked last on this stream. It may repeat this Ack.
@@ -90,7 +92,7 @@ impl<'a> ScriptedFrontend<'a> {
             stream: None,
             epoch: random_epoch(),
             revision: Revision(FIRST_REVISION),
-            state: CommittedState::new(&node),
+            state: samples::state(&node, &[]),
             last_ack: None,
             last_ack_on_stream: None,
             sent_at: Instant::now(),
@@ -155,7 +157,7 @@ impl<'a> ScriptedFrontend<'a> {
         let programmed = self.backend.programmed().await;
         let programmed = programmed.map_err(|error| Deviation::Violation(format!("cannot be inspected: {error:#}")))?;
         let Some(mut programmed) = programmed else { return Ok(()) };
-        let mut committed = self.state.cluster_endpoints();
+        let mut committed = cluster_endpoints(&self.state);
         for failure in &ack.failures {
             // A service port that failed may be programmed in part.
             programmed.remove(&failure.key.to_string());

@@ -3,7 +3,7 @@
 //! ```text
 //!   scenarios ──▶ frontend: sends messages, checks responses ──▶ server ──gRPC──▶ the backend under test
 //!                   │ ▲                                                              ▲
-//!                   │ └── state: the committed state and its digests                 │
+//!                   │ └── state: what the backend must have committed                │
 //!                   └───▶ backend_process: starts and stops it, reads what it has programmed
 //! ```
 //!

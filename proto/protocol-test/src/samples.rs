@@ -3,11 +3,22 @@
 use std::{net::IpAddr, num::NonZeroU16};
 
 use ipnet::IpNet;
-use proto::model::{
-    ClusterInfo, Endpoint, IpFamily, NodeInfo, Operation, PoolClass, PoolId, Protocol, ServicePort, ServicePortKey,
+use proto::{
+    model::{
+        ClusterInfo, Endpoint, IpFamily, NodeInfo, Operation, PoolClass, PoolId, Protocol, ServicePort, ServicePortKey,
+    },
+    state::NodeState,
 };
 
 const NAMESPACE: &str = "protocol-test";
+
+/// The state of a node after these operations.
+pub(crate) fn state(name: &str, operations: &[Operation]) -> NodeState {
+    let mut state = NodeState::new(node(name));
+    state.put_cluster(cluster());
+    state.apply(operations.iter().cloned());
+    state
+}
 
 /// Creates the initial state: three service ports with endpoints.
 pub(crate) fn initial_operations() -> Vec<Operation> {
@@ -81,7 +92,7 @@ pub(crate) fn replace_pool(
 }
 
 /// Node info.
-pub(crate) fn node(name: &str) -> NodeInfo {
+fn node(name: &str) -> NodeInfo {
     NodeInfo {
         addresses: vec![IpAddr::from([192, 0, 2, 1])],
         pod_cidrs: cidr(IpAddr::from([203, 0, 113, 0]), 24).into_iter().collect(),
@@ -92,7 +103,7 @@ pub(crate) fn node(name: &str) -> NodeInfo {
 }
 
 /// Cluster info.
-pub(crate) fn cluster() -> ClusterInfo {
+fn cluster() -> ClusterInfo {
     ClusterInfo { service_cidrs: cidr(IpAddr::from([198, 51, 100, 0]), 24).into_iter().collect() }
 }
 

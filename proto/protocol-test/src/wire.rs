@@ -1,12 +1,10 @@
 //! Adds fields and operations to encoded messages that no version of the protocol defines.
 
-use anyhow::{Result, bail, ensure};
-use varint::{get, put};
+use anyhow::{Context as _, Result};
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, encode_key, encode_varint, skip_field};
 
 /// A field number that no message uses.
 const UNKNOWN_FIELD: u32 = 1000;
-/// The wire type of strings, bytes and messages.
-const LENGTH_DELIMITED: u64 = 2;
 
 /// The path of a message within a `ServerMessage`, as field numbers.
 pub(crate) type MessagePath<'a> = &'a [u32];
@@ -52,28 +50,16 @@ pub(crate) fn append(message: &[u8], path: MessagePath<'_>, extra: &[u8]) -> Res
     let (mut rest, mut result) = (message, Vec::with_capacity(message.len() + extra.len()));
     while !rest.is_empty() {
         let before = rest;
-        let key = get(&mut rest)?;
-        let size = match key & 7 {
-            0 => {
-                get(&mut rest)?;
-                0
-            }
-            1 => 8,
-            LENGTH_DELIMITED => {
-                let size = get(&mut rest)?;
-                usize::try_from(size)?
-            }
-            5 => 4,
-            other => bail!("unknown wire type {other}"),
-        };
-        ensure!(rest.len() >= size, "a field exceeds its message");
-        let (content, after) = rest.split_at(size);
-        if key == u64::from(*number) << 3 | LENGTH_DELIMITED {
+        let (found, wire_type) = decode_key(&mut rest)?;
+        if found == *number && wire_type == WireType::LengthDelimited {
+            let size = usize::try_from(decode_varint(&mut rest)?)?;
+            let (content, after) = rest.split_at_checked(size).context("a field exceeds its message")?;
             result.extend(field(*number, &append(content, rest_of_path, extra)?));
+            rest = after;
         } else {
-            result.extend_from_slice(&before[..before.len() - after.len()]);
+            skip_field(wire_type, found, &mut rest, DecodeContext::default())?;
+            result.extend_from_slice(&before[..before.len() - rest.len()]);
         }
-        rest = after;
     }
     Ok(result)
 }
@@ -81,36 +67,10 @@ pub(crate) fn append(message: &[u8], path: MessagePath<'_>, extra: &[u8]) -> Res
 /// A length-delimited field.
 fn field(number: u32, content: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(content.len() + 10);
-    put(u64::from(number) << 3 | LENGTH_DELIMITED, &mut bytes);
-    put(content.len() as u64, &mut bytes);
+    encode_key(number, WireType::LengthDelimited, &mut bytes);
+    encode_varint(content.len() as u64, &mut bytes);
     bytes.extend_from_slice(content);
     bytes
-}
-
-/// Integers of variable length.
-mod varint {
-    use anyhow::{Context as _, Result};
-
-    pub(super) fn put(mut number: u64, to: &mut Vec<u8>) {
-        while number >= 0x80 {
-            to.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        to.push(number as u8);
-    }
-
-    pub(super) fn get(from: &mut &[u8]) -> Result<u64> {
-        let mut number = 0;
-        for at in 0..10 {
-            let (byte, rest) = from.split_first().context("an integer is truncated")?;
-            *from = rest;
-            number |= u64::from(byte & 0x7f) << (7 * at);
-            if byte & 0x80 == 0 {
-                break;
-            }
-        }
-        Ok(number)
-    }
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ impl ScriptedFrontend<'_> {
             None => return violation(format!("sent Hello with revision {revision}, but has acked nothing")),
         }
         match &hello.digests {
-            Some(digests) if **digests != self.state.digests() => {
+            Some(digests) if **digests != *self.state.digests() => {
                 violation(format!("sent Hello with digests that are not those of its revision {revision}"))
             }
             _ => Ok(()),
@@ -107,7 +107,7 @@ impl ScriptedFrontend<'_> {
                 "sent an Ack with an apply time of {apply_time:?}, {elapsed:?} after the commit"
             ));
         }
-        if let Some(failure) = ack.failures.iter().find(|failure| !self.state.has(&failure.key)) {
+        if let Some(failure) = ack.failures.iter().find(|failure| self.state.service_port(&failure.key).is_none()) {
             return violation(format!("reported a failure of {}, which is not in the committed state", failure.key));
         }
         match (ack.digest, expected) {

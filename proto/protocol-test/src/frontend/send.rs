@@ -6,12 +6,13 @@ use proto::{
     digest::INFO_ENTRY,
     encoded::EncodedMessage,
     model::{Ack, Batch, Hello, Operation, Revision, ServerMessage, SourceVersion, SyncMode},
+    state::NodeState,
 };
 use tokio::time::Instant;
 use tonic::Status;
 
 use super::{Deviation, Outcome, ScriptedFrontend};
-use crate::{samples, state::CommittedState, wire};
+use crate::{samples, state, wire};
 
 /// The number of operations in a batch of a repair or snapshot.
 const OPERATIONS_PER_BATCH: usize = 64;
@@ -25,13 +26,13 @@ impl ScriptedFrontend<'_> {
     /// Waits for a client, and brings it up to date with the sample cluster.
     pub(crate) async fn sync_samples(&mut self) -> Outcome<Ack> {
         let hello = self.expect_hello().await?;
-        let target = CommittedState::new(&self.node).with(&samples::initial_operations());
+        let target = samples::state(&self.node, &samples::initial_operations());
         self.sync(&hello, target).await
     }
 
     /// Brings a client to the state `target`: with a repair if its Hello has digests, otherwise with a snapshot.
-    pub(crate) async fn sync(&mut self, hello: &Hello, target: CommittedState) -> Outcome<Ack> {
-        let entries = target.differing(hello.digests.as_deref());
+    pub(crate) async fn sync(&mut self, hello: &Hello, target: NodeState) -> Outcome<Ack> {
+        let entries = state::differing(&target, hello.digests.as_deref());
         let mode = if hello.digests.is_some() { SyncMode::Repair } else { SyncMode::Snapshot };
         self.send_welcome(mode).await;
         self.repair(Revision(0), &entries, target).await
@@ -55,13 +56,8 @@ impl ScriptedFrontend<'_> {
     }
 
     /// Sends these digest entries of `target`, and waits for the Ack.
-    pub(crate) async fn repair(
-        &mut self,
-        base: Revision,
-        entries: &BTreeSet<u8>,
-        target: CommittedState,
-    ) -> Outcome<Ack> {
-        let operations = target.repair(entries);
+    pub(crate) async fn repair(&mut self, base: Revision, entries: &BTreeSet<u8>, target: NodeState) -> Outcome<Ack> {
+        let operations = state::repair(&target, entries);
         let mut batches: Vec<_> = operations.chunks(OPERATIONS_PER_BATCH).collect();
         let last = batches.pop().unwrap_or_default();
         for operations in batches {
@@ -102,7 +98,7 @@ impl ScriptedFrontend<'_> {
     pub(crate) fn advance(&mut self, operations: &[Operation]) -> Revision {
         let base = self.revision;
         self.revision.0 += 1;
-        operations.iter().for_each(|operation| self.state.apply(operation));
+        self.state.apply(operations.iter().cloned());
         base
     }
 

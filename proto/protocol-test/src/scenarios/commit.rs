@@ -27,7 +27,7 @@ pub(super) async fn several_batches(frontend: &mut ScriptedFrontend<'_>) -> Outc
     }
     frontend.expect_quiet(QUIET_PERIOD, "before the batch with commit").await?;
     frontend.check_programmed(&ack).await?;
-    operations.iter().for_each(|operation| frontend.state.apply(operation));
+    frontend.state.apply(operations.iter().cloned());
     frontend.send_batch(batch(base, frontend.revision, last)).await;
     frontend.expect_ack().await?;
     frontend.expect_quiet(QUIET_PERIOD, "after the Ack of a change in several batches").await?;

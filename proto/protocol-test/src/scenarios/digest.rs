@@ -7,7 +7,7 @@ use proto::{
 
 use crate::{
     frontend::{Outcome, ScriptedFrontend, batch, unsupported, violation},
-    samples,
+    samples, state,
 };
 
 pub(super) async fn bookmark(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
@@ -34,7 +34,7 @@ pub(super) async fn digest_request(frontend: &mut ScriptedFrontend<'_>) -> Outco
     frontend.sync_samples().await?;
     require_digests(frontend)?;
     let digests = frontend.request_digests().await?;
-    match frontend.state.differing(Some(&digests)).first() {
+    match state::differing(&frontend.state, Some(&digests)).first() {
         None => Ok("sent 129 correct entries".to_owned()),
         Some(entry) => violation(format!("sent digests whose entry {entry} is not that of the committed state")),
     }
@@ -47,7 +47,8 @@ pub(super) async fn repair(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let web = samples::key("web", Protocol::Tcp);
     let endpoint = samples::endpoint(IpFamily::V6, 9);
     let pool = samples::replace_pool(&web, PoolClass::Cluster, IpFamily::V6, &[endpoint]);
-    let target = frontend.state.clone().with(&[pool]);
+    let mut target = frontend.state.clone();
+    target.apply([pool]);
     let buckets = [KeyHash::of(&web).bucket()].into();
     // A repair without other changes has equal base and target revisions.
     frontend.repair(frontend.revision, &buckets, target).await?;

@@ -42,7 +42,8 @@ pub(super) async fn another_frontend(frontend: &mut ScriptedFrontend<'_>) -> Out
     frontend.end_stream().await;
     frontend.start_new_epoch();
     let hello = frontend.expect_hello().await?;
-    let changed = frontend.state.clone().with(&[samples::remove("web")]);
+    let mut changed = frontend.state.clone();
+    changed.apply([samples::remove("web")]);
     frontend.sync(&hello, changed).await?;
     let mode = if hello.digests.is_some() { "repairs" } else { "snapshots" };
     Ok(format!("accepted the state of two other frontends with {mode}"))

@@ -4,7 +4,7 @@ use proto::model::Hello;
 
 use crate::{
     frontend::{Outcome, QUIET_PERIOD, ScriptedFrontend, violation},
-    state::CommittedState,
+    samples,
 };
 
 pub(super) async fn hello(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
@@ -27,7 +27,7 @@ pub(super) async fn empty_snapshot(frontend: &mut ScriptedFrontend<'_>) -> Outco
     frontend.start_new_epoch();
     frontend.end_stream().await;
     let hello = frontend.expect_hello().await?;
-    let ack = frontend.sync(&hello, CommittedState::new(&frontend.node)).await?;
+    let ack = frontend.sync(&hello, samples::state(&frontend.node, &[])).await?;
     if let Some(failure) = ack.failures.first() {
         return violation(format!("reported a failure of {} in an empty state", failure.key));
     }

@@ -9,8 +9,7 @@ use tokio::time::Instant;
 
 use crate::{
     frontend::{Outcome, ScriptedFrontend, batch},
-    samples,
-    state::CommittedState,
+    samples, state,
     wire::{self, path},
 };
 
@@ -20,8 +19,8 @@ const UNKNOWN_FIELD_BYTES: usize = 300;
 pub(super) async fn fields(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
     let extra = wire::unknown_field(UNKNOWN_FIELD_BYTES);
     let hello = frontend.expect_hello().await?;
-    let target = CommittedState::new(&frontend.node).with(&samples::initial_operations());
-    let entries = target.differing(hello.digests.as_deref());
+    let target = samples::state(&frontend.node, &samples::initial_operations());
+    let entries = state::differing(&target, hello.digests.as_deref());
     let mode = if hello.digests.is_some() { SyncMode::Repair } else { SyncMode::Snapshot };
     let welcome = ServerMessage::Welcome(frontend.welcome(mode));
     frontend.send_with(welcome, path::WELCOME, &extra).await?;

@@ -10,6 +10,7 @@ use proto::{
         Ack, Batch, ClientMessage, Epoch, FailureKind, Hello, Operation, Protocol, Revision, Role, ServerMessage,
         ServicePortFailure, ServicePortKey, SourceVersion, SyncMode,
     },
+    state::NodeState,
     v1,
 };
 use serde_json::{Value, json};
@@ -20,7 +21,7 @@ use tokio::{
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::Endpoint;
 
-use crate::state::CommittedState;
+use crate::{samples, state::cluster_endpoints};
 
 pub(super) const NODE: &str = "test-node";
 /// Rule 7.
@@ -77,7 +78,7 @@ pub(super) enum Fault {
 
 struct Client {
     fault: Fault,
-    state: CommittedState,
+    state: NodeState,
     staged: Vec<Operation>,
     committed: Option<(Epoch, Revision)>,
     /// The base of the next difference, if it is known.
@@ -95,7 +96,7 @@ type ClientSender = mpsc::UnboundedSender<v1::ClientMessage>;
 pub(super) async fn run(address: String, fault: Fault, state_file: PathBuf) {
     let mut client = Client {
         fault,
-        state: CommittedState::new(NODE),
+        state: samples::state(NODE, &[]),
         staged: Vec::new(),
         committed: None,
         base: None,
@@ -149,7 +150,7 @@ impl Client {
             backend: "test".to_owned(),
             backend_version: "1".to_owned(),
             resume,
-            digests: resume.map(|_| Box::new(self.state.digests())),
+            digests: resume.map(|_| Box::new(self.state.digests().clone())),
             kind_versions: proto::model::KindVersions::default(),
             source_version: match self.fault {
                 Fault::Minimal => SourceVersion(0),
@@ -211,7 +212,7 @@ impl Client {
             ServerMessage::Drain(_) if self.fault == Fault::IgnoresDrain => {}
             ServerMessage::Drain(_) => return None,
             ServerMessage::DigestRequest => {
-                let mut digests = self.state.digests();
+                let mut digests = self.state.digests().clone();
                 let mut revision = self.committed.map_or(Revision(0), |(_, revision)| revision);
                 match self.fault {
                     Fault::IgnoresDigestRequests => return Some(()),
@@ -248,12 +249,12 @@ impl Client {
             match operation {
                 Operation::ResetBucket(_) if self.fault == Fault::IgnoresReset && self.base.is_some() => {}
                 Operation::PutServicePort(port) if self.fault == Fault::ForgetsPools => {
-                    self.state.apply(&Operation::RemoveServicePort(port.key.clone()));
-                    self.state.apply(&Operation::PutServicePort(port));
+                    self.state.apply([Operation::RemoveServicePort(port.key.clone())]);
+                    self.state.apply([Operation::PutServicePort(port)]);
                 }
                 Operation::ReplacePool { pool, .. }
                     if self.fault == Fault::IgnoresEstablishedPools && !pool.class.is_selectable() => {}
-                operation => self.state.apply(&operation),
+                operation => drop(self.state.apply([operation])),
             }
         }
         self.commits += 1;
@@ -290,7 +291,7 @@ impl Client {
 
     /// In the format of `--state-command`.
     fn programmed(&self) -> String {
-        let service_ports = self.state.cluster_endpoints().into_iter();
+        let service_ports = cluster_endpoints(&self.state).into_iter();
         let service_ports = service_ports.map(|(key, to)| json!({"service_port": key, "endpoints": to}));
         service_ports.collect::<Value>().to_string()
     }
