@@ -1,12 +1,22 @@
 //! `GET /drained`: a pod asks about itself, from `preStop`. It is known by its source address, or, if the kubelet asks
 //! for it, by the address that the kubelet connects to: the data plane redirects that to this node.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, WeakShared},
+};
 use hyper::{Method, Request, Response, StatusCode};
 use runtime::{
     failure::chain,
-    http::{Answer, Client, OriginalDestination, TEXT, response},
+    http::{Answer, Client, DeferredResponse, OriginalDestination, TEXT, response},
+    lock,
     metrics::Registry,
 };
 use tokio::time::Instant;
@@ -20,6 +30,8 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(300);
 /// What a response takes beyond its timeout.
 const SLACK: Duration = Duration::from_secs(5);
+/// For how long a question is joined by the same ones: the hooks of a pod's containers are called together.
+const JOINED: Duration = Duration::from_secs(1);
 
 /// Answers requests for `/drained`. Clones share their bound and their metrics.
 #[derive(Clone, Debug)]
@@ -27,11 +39,20 @@ pub struct Drains {
     /// Or why there is no answer.
     frontends: Result<Arc<dyn AskFrontends>, &'static str>,
     sources: Sources,
+    /// Those that others may join.
+    questions: Arc<Mutex<BTreeMap<Question, SharedQuestion>>>,
     metrics: DrainMetrics,
 }
 
+/// A question that waits, as long as one of those who have asked it does.
+#[derive(Debug)]
+struct SharedQuestion {
+    since: Instant,
+    answer: WeakShared<BoxFuture<'static, Arc<anyhow::Result<Drained>>>>,
+}
+
 /// What a request asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Question {
     /// The first one is that of the client.
     pub(super) addresses: Vec<IpAddr>,
@@ -53,7 +74,8 @@ impl Drains {
 
     fn with(frontends: Result<Arc<dyn AskFrontends>, &'static str>) -> Self {
         let metrics = DrainMetrics::default();
-        Self { frontends, sources: Sources::counted(metrics.waiting.clone()), metrics }
+        let sources = Sources::counted(metrics.waiting.clone());
+        Self { frontends, sources, questions: Arc::default(), metrics }
     }
 
     /// The metrics of these requests.
@@ -86,23 +108,47 @@ impl Drains {
             Ok(question) => question,
             Err(reason) => return Some(text(StatusCode::BAD_REQUEST, &reason).into()),
         };
-        let permit = match self.sources.admit(source.unwrap_or(question.addresses[0])) {
-            Ok(permit) => permit,
-            Err(reason) => return Some(text(StatusCode::SERVICE_UNAVAILABLE, &reason).into()),
-        };
-        let timeout = question.timeout;
-        let metrics = self.metrics.clone();
+        let (source, timeout) = (source.unwrap_or(question.addresses[0]), question.timeout);
+        Some(match self.ask(frontends, source, question) {
+            Ok(response) => Answer::Deferred(timeout + SLACK, response),
+            Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, &reason).into(),
+        })
+    }
+
+    /// Asks, or waits with one who has just asked the same. An error says why the question is refused.
+    fn ask(
+        &self,
+        frontends: Arc<dyn AskFrontends>,
+        source: IpAddr,
+        question: Question,
+    ) -> Result<DeferredResponse, String> {
         let begun = Instant::now();
-        let response = async move {
-            let Question { addresses, timeout } = question;
+        let mut questions = lock(&self.questions);
+        questions.retain(|_, known| begun - known.since < JOINED && known.answer.upgrade().is_some());
+        if let Some(answer) = questions.get(&question).and_then(|known| known.answer.upgrade()) {
+            let permit = self.sources.join(source)?;
+            return Ok(Box::pin(async move {
+                let drained = answer.await;
+                drop(permit);
+                described(&drained).map(String::into_bytes)
+            }));
+        }
+        let permit = self.sources.admit(source)?;
+        let metrics = self.metrics.clone();
+        let Question { addresses, timeout } = question.clone();
+        let answer = async move {
             let drained = wait(&*frontends, &addresses, timeout).await;
             let waited = begun.elapsed();
             metrics.finished(&drained, waited);
             drop(permit);
             log(&addresses, waited, &drained);
-            described(drained).map(String::into_bytes)
+            Arc::new(drained)
         };
-        Some(Answer::Deferred(timeout + SLACK, Box::pin(response)))
+        let answer = answer.boxed().shared();
+        if let Some(answer) = answer.downgrade() {
+            questions.insert(question, SharedQuestion { since: begun, answer });
+        }
+        Ok(Box::pin(async move { described(&answer.await).map(String::into_bytes) }))
     }
 }
 
@@ -159,7 +205,7 @@ fn log(addresses: &[IpAddr], waited: Duration, drained: &anyhow::Result<Drained>
     }
 }
 
-fn described(drained: anyhow::Result<Drained>) -> Response<String> {
+fn described(drained: &anyhow::Result<Drained>) -> Response<String> {
     match drained {
         Ok(Drained::Yes { absent: 0, silent }) if silent.is_empty() => {
             text(StatusCode::OK, "drained: no node sends new connections to this pod")

@@ -11,9 +11,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use runtime::{Rate, TokenBucket, lock};
 use tokio::time::Instant;
 
-/// How many questions wait at the same time: pods of one node that end together.
+/// How many places there are for questions that wait: pods of one node that end together.
 const MAX_WAITING: i64 = 96;
-/// How many of them are about one pod, whose containers may each have a hook; one, when half of all places are taken.
+/// How many questions of one pod wait, whose containers may each have a hook; when half of all places are taken, only
+/// those that share one.
 const MAX_OF_POD: usize = 8;
 /// How often one address may ask.
 const QUESTIONS: Rate = Rate { burst: 10, every: Duration::from_secs(1) };
@@ -23,7 +24,7 @@ const MAX_SOURCES: usize = 1024;
 /// The questions that wait. Clones share the same state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
-    /// All of them.
+    /// The places that are taken.
     waiting: Gauge,
     by_address: Arc<Mutex<BTreeMap<IpAddr, Source>>>,
 }
@@ -40,6 +41,7 @@ struct Source {
 pub(super) struct WaitPermit {
     sources: Sources,
     source: IpAddr,
+    has_place: bool,
 }
 
 impl Sources {
@@ -48,20 +50,29 @@ impl Sources {
         Self { waiting, ..Self::default() }
     }
 
-    /// Admits a question of an address. An error says why it is refused.
+    /// Admits a question of an address, which takes a place. An error says why it is refused.
     pub(super) fn admit(&self, source: IpAddr) -> Result<WaitPermit, String> {
+        self.enter(source, true)
+    }
+
+    /// Admits a question of an address that shares the place of another one.
+    pub(super) fn join(&self, source: IpAddr) -> Result<WaitPermit, String> {
+        self.enter(source, false)
+    }
+
+    fn enter(&self, source: IpAddr, has_place: bool) -> Result<WaitPermit, String> {
         let now = Instant::now();
         let mut sources = lock(&self.by_address);
         if sources.len() >= MAX_SOURCES {
             sources.retain(|_, source| source.waiting > 0 || !source.questions.is_full(now));
         }
-        if self.waiting.get() >= MAX_WAITING {
+        if has_place && self.waiting.get() >= MAX_WAITING {
             return Err(format!("{MAX_WAITING} questions wait on this node already: try again"));
         }
         if sources.len() >= MAX_SOURCES && !sources.contains_key(&source) {
             return Err("too many clients ask this node: try again".to_owned());
         }
-        let is_scarce = self.waiting.get() >= MAX_WAITING / 2;
+        let is_scarce = has_place && self.waiting.get() >= MAX_WAITING / 2;
         let new = || Source { waiting: 0, questions: TokenBucket::full(now) };
         let Source { waiting, questions } = sources.entry(source).or_insert_with(new);
         let limit = if is_scarce { 1 } else { MAX_OF_POD };
@@ -72,14 +83,14 @@ impl Sources {
             return Err(format!("{source} asks more than {} times in a row: try again in a second", QUESTIONS.burst));
         }
         *waiting += 1;
-        self.waiting.inc();
-        Ok(WaitPermit { sources: self.clone(), source })
+        self.waiting.inc_by(has_place.into());
+        Ok(WaitPermit { sources: self.clone(), source, has_place })
     }
 }
 
 impl Drop for WaitPermit {
     fn drop(&mut self) {
-        self.sources.waiting.dec();
+        self.sources.waiting.dec_by(self.has_place.into());
         if let Some(source) = lock(&self.sources.by_address).get_mut(&self.source) {
             source.waiting -= 1;
         }

@@ -180,6 +180,29 @@ async fn questions_beyond_the_bound_are_refused() {
     assert!(matches!(ask("/drained"), Some(Answer::Deferred(..))));
 }
 
+/// The hooks of two containers.
+#[tokio::test(start_paused = true)]
+async fn same_questions_of_a_pod_share_one_place() {
+    let drains = Drains::new(Arc::new(Rounds(Mutex::new(vec![vec![of_state(DrainState::InUse)]]))));
+    let ask_of = |pod: usize| {
+        let mut request = Request::get("/drained").body(()).unwrap();
+        request.extensions_mut().insert(Client(format!("10.0.0.{pod}:40000").parse().unwrap()));
+        drains.answer(&request).unwrap()
+    };
+    let answers: Vec<_> = (0..96).flat_map(|pod| [ask_of(pod), ask_of(pod)]).collect();
+    assert!(matches!(ask_of(96), Answer::Ready(_)), "96 pods have a place");
+    tokio::time::advance(Duration::from_secs(2)).await;
+    assert!(matches!(ask_of(0), Answer::Ready(_)), "a later question needs one of its own");
+    let answers = answers.into_iter().map(|answer| match answer {
+        Answer::Deferred(_, response) => response,
+        Answer::Ready(response) => panic!("{response:?}"),
+    });
+    for response in futures::future::join_all(answers).await {
+        assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
+    }
+    assert!(matches!(ask_of(0), Answer::Deferred(..)), "all places are free");
+}
+
 #[test]
 fn health_of_a_pod_is_not_answered() {
     let drains = Drains::unavailable("no frontend");
