@@ -14,6 +14,7 @@ use futures::{
 };
 use hyper::{Method, Request, Response, StatusCode};
 use runtime::{
+    Rate, TokenBucket,
     failure::chain,
     http::{Answer, Client, DeferredResponse, OriginalDestination, TEXT, response},
     lock,
@@ -30,6 +31,8 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(300);
 /// What a response takes beyond its timeout.
 const SLACK: Duration = Duration::from_secs(5);
+/// How many answers are logged for operators; further ones at level DEBUG.
+const LOGGED: Rate = Rate { burst: 100, every: Duration::from_secs(1) };
 /// For how long a question is joined by the same ones: the hooks of a pod's containers are called together.
 const JOINED: Duration = Duration::from_secs(1);
 
@@ -41,6 +44,7 @@ pub struct Drains {
     sources: Sources,
     /// Those that others may join.
     questions: Arc<Mutex<BTreeMap<Question, SharedQuestion>>>,
+    logged: Arc<Mutex<TokenBucket>>,
     metrics: DrainMetrics,
 }
 
@@ -75,7 +79,8 @@ impl Drains {
     fn with(frontends: Result<Arc<dyn AskFrontends>, &'static str>) -> Self {
         let metrics = DrainMetrics::default();
         let sources = Sources::counted(metrics.waiting.clone());
-        Self { frontends, sources, questions: Arc::default(), metrics }
+        let logged = Arc::new(Mutex::new(TokenBucket::full(Instant::now())));
+        Self { frontends, sources, questions: Arc::default(), logged, metrics }
     }
 
     /// The metrics of these requests.
@@ -134,14 +139,18 @@ impl Drains {
             }));
         }
         let permit = self.sources.admit(source)?;
-        let metrics = self.metrics.clone();
+        let (logged, metrics) = (self.logged.clone(), self.metrics.clone());
         let Question { addresses, timeout } = question.clone();
         let answer = async move {
             let drained = wait(&*frontends, &addresses, timeout).await;
             let waited = begun.elapsed();
             metrics.finished(&drained, waited);
             drop(permit);
-            log(&addresses, waited, &drained);
+            if is_logged(&logged) {
+                log(&addresses, waited, &drained);
+            } else {
+                debug!(?addresses, ?drained, "answered a pod, as many others");
+            }
             Arc::new(drained)
         };
         let answer = answer.boxed().shared();
@@ -192,6 +201,11 @@ impl Question {
             _ => Err("address: a pod has one, or one of each IP family".to_owned()),
         }
     }
+}
+
+/// Whether another answer is logged: clients that ask in a loop must not fill the log.
+pub(super) fn is_logged(logged: &Mutex<TokenBucket>) -> bool {
+    lock(logged).take(LOGGED, Instant::now()).is_ok()
 }
 
 /// What the answer to the pod does not say: it need not know of Services and nodes.

@@ -4,9 +4,15 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::anyhow;
 use hyper::{Request, StatusCode};
-use runtime::http::{Answer, Client, OriginalDestination};
+use runtime::{
+    TokenBucket,
+    http::{Answer, Client, OriginalDestination},
+};
 
-use super::{http::Question, *};
+use super::{
+    http::{Question, is_logged},
+    *,
+};
 
 /// Answers each round with the next of these; the last one is repeated.
 #[derive(Debug)]
@@ -201,6 +207,15 @@ async fn same_questions_of_a_pod_share_one_place() {
         assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
     }
     assert!(matches!(ask_of(0), Answer::Deferred(..)), "all places are free");
+}
+
+#[tokio::test(start_paused = true)]
+async fn log_lines_are_bounded() {
+    let logged = Mutex::new(TokenBucket::full(Instant::now()));
+    let lines = || (0..1000).filter(|_| is_logged(&logged)).count();
+    assert_eq!(lines(), 100);
+    tokio::time::advance(Duration::from_secs(10)).await;
+    assert_eq!(lines(), 10);
 }
 
 #[test]
