@@ -1,7 +1,8 @@
-//! A directory of Kubernetes manifests as a source: read once, then watched with inotify.
+//! A directory of Kubernetes manifests as a source, for development, tests and `fairlead local`: read once, then watched
+//! with inotify.
 //!
 //! ```text
-//!   inotify ─▶ FileEvents ─▶ catalog (stat, read changed files, compare) ─▶ SourceUpdate, FileNotice
+//!   inotify ─▶ FileEvents ─▶ catalog (reads these files, compares their objects) ─▶ SourceUpdate
 //! ```
 //!
 //! Files may be symbolic links: their targets are read, but only changes in the directory itself are detected.
@@ -9,12 +10,11 @@
 mod catalog;
 mod document;
 mod events;
-mod notice;
 
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     ffi::OsString,
-    fs, io, mem,
+    fs, future, io, mem,
     path::{self, Path, PathBuf},
     time::Duration,
 };
@@ -25,14 +25,13 @@ use runtime::Shutdown;
 use tokio::{
     sync::{mpsc, watch},
     task::spawn_blocking,
-    time::{Instant, sleep, sleep_until},
+    time::sleep,
 };
-use tracing::{debug, error, info, warn};
+use tracing::{error, warn};
 
 use self::{
-    catalog::{Catalog, RefreshResult, RefreshScope},
+    catalog::{Catalog, Refreshed},
     events::FileEvents,
-    notice::FileNotice,
 };
 use crate::object::{ObjectKind, SourceUpdate};
 
@@ -43,24 +42,15 @@ const DEBOUNCE: Duration = Duration::from_millis(2);
 /// new one.
 pub(super) const REMOVAL_DELAY: Duration = Duration::from_millis(50);
 
-/// How often to check for a missing directory: its parent may be missing as well, and then inotify reports nothing.
-const DIRECTORY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
 /// Watches one directory.
 struct DirectoryWatcher {
     directory: PathBuf,
-    /// The watch on the directory, and on its parent, which reports when the directory itself is created, removed or
-    /// replaced.
-    inotify: INotifyWatcher,
+    _inotify: INotifyWatcher,
     /// What inotify has reported: its thread adds to it.
     events: watch::Sender<FileEvents>,
     any_event: watch::Receiver<FileEvents>,
     catalog: Catalog,
     removal_delay: Duration,
-    /// Missing files, and when their objects are deleted.
-    missing: BTreeMap<OsString, Instant>,
-    /// Whether the directory is missing, or empty after it was replaced. The objects stay.
-    lost: bool,
 }
 
 /// The objects in the text of a file.
@@ -113,117 +103,64 @@ impl DirectoryWatcher {
                 events.send_if_modified(|events| events.collect(&directory, event));
             }
         };
-        let mut watcher = Self {
-            inotify: INotifyWatcher::new(handler, notify::Config::default()).context("start inotify")?,
+        let mut inotify = INotifyWatcher::new(handler, notify::Config::default()).context("start inotify")?;
+        inotify.watch(&directory, RecursiveMode::NonRecursive).context("watch the directory")?;
+        Ok(Self {
+            _inotify: inotify,
             any_event: events.subscribe(),
             events,
             catalog: Catalog::new(directory.clone()),
             removal_delay,
-            missing: BTreeMap::new(),
-            lost: false,
             directory,
-        };
-        watcher.attach()?;
-        Ok(watcher)
-    }
-
-    /// Watches the directory that is at the path now. First its parent, so that no replacement in between is missed.
-    fn attach(&mut self) -> Result<()> {
-        if let Some(parent) = self.directory.parent()
-            && let Err(error) = reattach(&mut self.inotify, parent)
-        {
-            warn!(%error, "cannot watch the parent directory, a replaced manifests directory will not be detected");
-        }
-        reattach(&mut self.inotify, &self.directory).context("watch the directory")
+        })
     }
 
     /// All objects, one update for each kind.
     async fn start(&mut self) -> Result<Vec<SourceUpdate>> {
-        let listed = self.refresh(RefreshScope::Everything).await?;
+        let listed = self.refresh(None).await?;
         listed.with_context(|| format!("list manifests directory {}", self.directory.display()))?;
         Ok(ObjectKind::ALL.into_iter().map(|kind| SourceUpdate::Replace(kind, self.catalog.objects(kind))).collect())
     }
 
     /// Waits for events, and returns the updates, perhaps none.
     async fn next(&mut self) -> Result<Vec<SourceUpdate>> {
-        let next_removal = self.missing.values().min().copied();
-        tokio::select! {
-            // Fails only without the sender, which is here.
-            _ = self.any_event.changed() => sleep(DEBOUNCE).await,
-            () = sleep_until(next_removal.unwrap_or_else(Instant::now)), if next_removal.is_some() => {}
-            () = sleep(DIRECTORY_CHECK_INTERVAL), if self.lost => {}
+        // Fails only without the sender, which is here.
+        let _ = self.any_event.changed().await;
+        sleep(DEBOUNCE).await;
+        let is_any_missing = self.events.borrow().files.iter().any(|name| !self.directory.join(name).exists());
+        if is_any_missing {
+            sleep(self.removal_delay).await;
         }
         let mut events = FileEvents::default();
         self.events.send_if_modified(|collected| {
             events = mem::take(collected);
             false
         });
-        let everything = events.rescan || events.directory || self.lost;
-        if events.directory || self.lost {
-            self.find_directory();
+        if events.is_gone {
+            error!(directory = ?self.directory, "manifests directory removed, keeping its last objects until a restart");
+            future::pending::<()>().await;
         }
-        let files = self.files(events);
-        if self.lost {
-            return Ok(Vec::new());
-        }
-        let updates = self.refresh(if everything { RefreshScope::Everything } else { files }).await?;
-        Ok(updates.unwrap_or_else(|error| {
-            warn!(%error, directory = ?self.directory, "cannot list the manifests directory");
-            self.lose();
+        let refreshed = self.refresh((!events.rescan).then_some(events.files)).await?;
+        Ok(refreshed.unwrap_or_else(|error| {
+            warn!(%error, directory = ?self.directory, "cannot list the manifests directory, keeping its last objects");
             Vec::new()
         }))
     }
 
-    /// Which files to read after events. A missing file is removed after `removal_delay`.
-    fn files(&mut self, events: FileEvents) -> RefreshScope {
-        let now = Instant::now();
-        let FileEvents { mut changed, removed, touched, .. } = events;
-        self.missing.retain(|name, _| !changed.contains(name));
-        let removed_files = self.missing.extract_if(.., |_, due| *due <= now).map(|(name, _)| name).collect();
-        self.missing.extend(removed.into_iter().map(|name| (name, now + self.removal_delay)));
-        changed.extend(touched.into_iter().filter(|name| self.catalog.is_unreadable(name)));
-        RefreshScope::Files { changed, removed: removed_files }
-    }
-
-    /// Watches the directory if it exists. A new one that is still empty is about to be filled, and counts as missing.
-    fn find_directory(&mut self) {
-        let found = self.directory.is_dir() && self.attach().is_ok();
-        let usable = found && (self.catalog.is_empty() || self.catalog.any_manifest().unwrap_or(false));
-        if !usable && !self.lost {
-            self.lose();
-        } else if usable && self.lost {
-            info!(directory = ?self.directory, "manifests directory found again");
-            self.lost = false;
-        }
-    }
-
-    fn lose(&mut self) {
-        error!(directory = ?self.directory, "manifests directory missing or empty, keeping its last objects");
-        self.lost = true;
-    }
-
-    /// Reads files and logs what has changed. The inner error: the directory cannot be listed.
-    async fn refresh(&mut self, scope: RefreshScope) -> Result<io::Result<Vec<SourceUpdate>>> {
+    /// Reads files, all if there are no names, and logs their problems. The inner error: the directory cannot be listed.
+    async fn refresh(&mut self, names: Option<BTreeSet<OsString>>) -> Result<io::Result<Vec<SourceUpdate>>> {
         let mut catalog = mem::take(&mut self.catalog);
         let refresh = spawn_blocking(move || {
-            let refreshed = catalog.refresh(scope);
+            let refreshed = catalog.refresh(names);
             (catalog, refreshed)
         });
         let (catalog, refreshed) = refresh.await.context("read manifests")?;
         self.catalog = catalog;
-        Ok(refreshed.map(|RefreshResult { updates, notices, read }| {
-            notices.iter().for_each(FileNotice::log);
-            debug!(files = read, updates = updates.len(), "read manifests");
+        Ok(refreshed.map(|Refreshed { updates, problems }| {
+            problems.iter().for_each(|(file, problem)| warn!(?file, %problem, "manifest not used, or in part"));
             updates
         }))
     }
-}
-
-fn reattach(inotify: &mut INotifyWatcher, path: &Path) -> notify::Result<()> {
-    if let Err(error) = inotify.unwatch(path) {
-        debug!(?path, %error, "directory was not watched");
-    }
-    inotify.watch(path, RecursiveMode::NonRecursive)
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use k8s_openapi::api::{
 };
 use serde_json::Value;
 use serde_saphyr::Spanned;
-use tracing::debug;
 
 use super::super::parse;
 use crate::object::{ObjectKind, ObjectName, ParsedObject};
@@ -24,30 +23,6 @@ const DEFAULT_NAMESPACE: &str = "default";
 const SLICE_API_VERSION: &str = "discovery.k8s.io/v1";
 const CORE_API_VERSION: &str = "v1";
 const SERVICE_CIDR_API_VERSION: &str = "networking.k8s.io/v1";
-
-/// Kinds of core/v1 that are skipped silently.
-const OTHER_CORE_KINDS: &[&str] = &[
-    "ConfigMap",
-    "Event",
-    "LimitRange",
-    "Namespace",
-    "PersistentVolume",
-    "PersistentVolumeClaim",
-    "Pod",
-    "PodTemplate",
-    "ReplicationController",
-    "ResourceQuota",
-    "Secret",
-    "ServiceAccount",
-];
-
-/// Kinds that are never skipped silently: their author expects them to be used.
-const RELATED_KINDS: &[&str] = &["Service", "Node", "EndpointSlice", "Endpoints", "ServiceCIDR"];
-
-/// API groups of Kubernetes without a dot; those with one end in [`OTHER_GROUPS_SUFFIX`]. Their kinds are skipped
-/// silently.
-const OTHER_GROUPS: &[&str] = &["apps", "autoscaling", "batch", "extensions", "policy"];
-const OTHER_GROUPS_SUFFIX: &str = ".k8s.io";
 
 /// Identifies an object in a directory.
 pub(super) type ObjectKey = (ObjectKind, ObjectName);
@@ -116,28 +91,17 @@ impl FileContents {
                 self.add_object::<EndpointSlice>(position, document);
             }
             (SERVICE_CIDR_API_VERSION, "ServiceCIDR") => self.add_object::<ServiceCIDR>(position, document),
-            (CORE_API_VERSION, "List" | "ServiceList" | "NodeList")
-            | (SLICE_API_VERSION, "EndpointSliceList")
-            | (SERVICE_CIDR_API_VERSION, "ServiceCIDRList") => {
-                let item = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
-                self.add_items(position, version.to_owned(), item.map(str::to_owned), document["items"].take());
-            }
-            _ if is_unrelated(version, kind) => debug!(kind, api_version = version, "kind skipped"),
+            (CORE_API_VERSION, "List") => self.add_items(position, document["items"].take()),
             _ => self.add_problem(position, &format!("{kind} of {version} is not supported; ignored")),
         }
     }
 
-    /// The items of a typed list need not repeat `apiVersion` and `kind`.
-    fn add_items(&mut self, position: &str, version: String, kind: Option<String>, items: Value) {
+    fn add_items(&mut self, position: &str, items: Value) {
         let Value::Array(items) = items else {
             self.add_problem(position, "the list has no items; ignored");
             return;
         };
-        for (n, mut item) in items.into_iter().enumerate() {
-            if let (Some(kind), Some(fields)) = (&kind, item.as_object_mut()) {
-                fields.entry("apiVersion").or_insert_with(|| version.clone().into());
-                fields.entry("kind").or_insert_with(|| kind.clone().into());
-            }
+        for (n, item) in items.into_iter().enumerate() {
             self.add(&format!("{position}, item {}", n + 1), item);
         }
     }
@@ -200,15 +164,6 @@ fn json_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
 
 fn string<'a>(document: &'a Value, field: &str) -> Option<&'a str> {
     document[field].as_str().filter(|value| !value.is_empty())
-}
-
-/// Whether a kind is one of Kubernetes that Fairlead uses in no version.
-fn is_unrelated(api_version: &str, kind: &str) -> bool {
-    match api_version.split_once('/') {
-        None => api_version == CORE_API_VERSION && OTHER_CORE_KINDS.contains(&kind),
-        Some(_) if RELATED_KINDS.contains(&kind) => false,
-        Some((group, _)) => OTHER_GROUPS.contains(&group) || group.ends_with(OTHER_GROUPS_SUFFIX),
-    }
 }
 
 /// Whether a Service should have a cluster IP but does not. In a cluster the API server would have allocated one.

@@ -2,11 +2,11 @@
 //!
 //! A file counts as changed when its writer has closed it or renamed it to its name, never while it is being written.
 
-use std::{collections::BTreeSet, ffi::OsString, fs, os::unix::fs::MetadataExt, path::Path};
+use std::{collections::BTreeSet, ffi::OsString, fs, path::Path};
 
 use notify::{
     Event,
-    event::{AccessKind, AccessMode, EventKind, MetadataKind, ModifyKind, RenameMode},
+    event::{AccessKind, AccessMode, EventKind, ModifyKind},
 };
 use tracing::warn;
 
@@ -15,16 +15,12 @@ use super::document::ManifestFormat;
 /// The events since they were last taken.
 #[derive(Debug, Default)]
 pub(super) struct FileEvents {
-    /// Files that were written completely.
-    pub(super) changed: BTreeSet<OsString>,
-    /// Files that were removed or renamed, perhaps to be replaced in a moment.
-    pub(super) removed: BTreeSet<OsString>,
-    /// Files whose permissions or times were changed.
-    pub(super) touched: BTreeSet<OsString>,
+    /// Files that were written completely, removed or renamed.
+    pub(super) files: BTreeSet<OsString>,
     /// Any file may have changed: events were lost, or a symbolic link was replaced that files may point through.
     pub(super) rescan: bool,
-    /// The directory itself was removed, created or replaced.
-    pub(super) directory: bool,
+    /// The directory itself was removed or renamed: what is now at its path is not watched.
+    pub(super) is_gone: bool,
 }
 
 // === impl FileEvents ===
@@ -46,40 +42,24 @@ impl FileEvents {
 
     /// Adds an event of one path. Whether it is relevant.
     fn add(&mut self, directory: &Path, path: &Path, kind: EventKind) -> bool {
-        let is_removed = matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
-        let is_created = matches!(kind, EventKind::Modify(ModifyKind::Name(RenameMode::To)))
-            || matches!(kind, EventKind::Create(_)) && is_complete(path);
-        let is_written = is_created || kind == EventKind::Access(AccessKind::Close(AccessMode::Write));
-        let touched = kind == EventKind::Modify(ModifyKind::Metadata(MetadataKind::Any));
-        if path == directory {
-            let replaced = is_removed || is_created;
-            self.directory |= replaced;
-            return replaced;
+        let is_link = || fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
+        match kind {
+            EventKind::Remove(_)
+            | EventKind::Modify(ModifyKind::Name(_))
+            | EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
+            // A new file is not complete before its writer has closed it.
+            EventKind::Create(_) if is_link() => {}
+            _ => return false,
         }
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return false };
-        if parent != directory || !(is_removed || is_written || touched) {
-            return false;
-        }
-        if ManifestFormat::of(name).is_none() {
+        match path.file_name() {
+            _ if path == directory => self.is_gone = true,
+            Some(name) if ManifestFormat::of(name).is_some() => {
+                self.files.insert(name.to_owned());
+            }
             // A ConfigMap volume replaces the link `..data`, which all its files point through.
-            let swapped = is_created && fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
-            self.rescan |= swapped;
-            return swapped;
-        }
-        if is_removed {
-            self.changed.remove(name);
-            self.removed.insert(name.to_owned());
-        } else if is_written {
-            self.removed.remove(name);
-            self.changed.insert(name.to_owned());
-        } else {
-            self.touched.insert(name.to_owned());
+            _ if is_link() => self.rescan = true,
+            _ => return false,
         }
         true
     }
-}
-
-/// Whether a path that was just created is complete. A new file is not before its writer has closed it.
-fn is_complete(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file() || metadata.nlink() > 1)
 }

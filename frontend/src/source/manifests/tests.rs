@@ -154,18 +154,15 @@ async fn edits() {
     fixture.write("a.yaml.tmp", &node("n1", "z"));
     fs::rename(fixture.path("a.yaml.tmp"), fixture.path("a.yaml")).unwrap();
     assert_eq!(fixture.next_summary().await, "n1 in z");
-    // A new file, a link to one, and one that is moved in from elsewhere.
+    // A new file, one that is moved in from elsewhere, and a link to one.
     fixture.write("b.yaml", &node("n2", "x"));
     assert_eq!(fixture.next_summary().await, "n2 in x");
     fs::write(fixture.top.path().join("n3"), node("n3", "x")).unwrap();
-    fs::hard_link(fixture.top.path().join("n3"), fixture.path("c.yaml")).unwrap();
+    fs::rename(fixture.top.path().join("n3"), fixture.path("c.yaml")).unwrap();
     assert_eq!(fixture.next_summary().await, "n3 in x");
     fs::write(fixture.top.path().join("n4"), node("n4", "x")).unwrap();
     symlink(fixture.top.path().join("n4"), fixture.path("d.yaml")).unwrap();
     assert_eq!(fixture.next_summary().await, "n4 in x");
-    fs::write(fixture.top.path().join("n5"), node("n5", "x")).unwrap();
-    fs::rename(fixture.top.path().join("n5"), fixture.path("e.yaml")).unwrap();
-    assert_eq!(fixture.next_summary().await, "n5 in x");
     // Away.
     fs::remove_file(fixture.path("b.yaml")).unwrap();
     assert_eq!(fixture.next_summary().await, "n2 deleted");
@@ -200,12 +197,9 @@ async fn partially_written_file_is_not_read() {
 
 #[tokio::test]
 async fn editor_that_renames_the_old_file_deletes_nothing() {
-    // However slow this machine is, the new file is written before the delay ends.
-    let delay = Duration::from_secs(3600);
+    let delay = Duration::from_secs(2);
     let (mut fixture, _) = Fixture::with_removal_delay(with_files(&[("a.yaml", &node("n1", "x"))]), delay).await;
     fs::rename(fixture.path("a.yaml"), fixture.path("a.yaml~")).unwrap();
-    // The first event is handled alone.
-    fixture.assert_no_update().await;
     fixture.write("a.yaml", &node("n1", "w"));
     fs::remove_file(fixture.path("a.yaml~")).unwrap();
     assert_eq!(fixture.next_summary().await, "n1 in w");
@@ -240,62 +234,10 @@ async fn config_map_volume_is_updated() {
 }
 
 #[tokio::test]
-async fn link_to_the_directory_is_replaced() {
-    let top = TempDir::new().unwrap();
-    let path = top.path().to_owned();
-    let check_out = |name: &str, zone: &str| {
-        fs::create_dir(path.join(name)).unwrap();
-        fs::write(path.join(name).join("a.yaml"), node("n1", zone)).unwrap();
-        symlink(name, path.join("tmp")).unwrap();
-        fs::rename(path.join("tmp"), path.join("m")).unwrap();
-    };
-    check_out("one", "x");
-    let (mut fixture, _) = Fixture::on(top).await;
-    check_out("two", "w");
-    assert_eq!(fixture.next_summary().await, "n1 in w");
-    // The new directory is watched now.
-    fs::remove_dir_all(path.join("one")).unwrap();
-    fixture.write("a.yaml", &node("n1", "z"));
-    assert_eq!(fixture.next_summary().await, "n1 in z");
-}
-
-#[tokio::test]
-async fn missing_directory_keeps_its_objects() {
-    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x")), ("b.yaml", &node("n2", "x"))]).await;
-    let away = fixture.top.path().join("away");
-    fs::rename(fixture.path(""), &away).unwrap();
-    // Changes in the renamed directory are not detected.
-    fs::write(away.join("a.yaml"), node("n1", "away")).unwrap();
-    // Empty at first: nothing is deleted.
-    fs::create_dir(fixture.path("")).unwrap();
-    fs::write(fixture.path("b.new"), node("n2", "w")).unwrap();
-    fs::rename(fixture.path("b.new"), fixture.path("b.yaml")).unwrap();
-    assert_eq!(fixture.next_summary().await, "n1 deleted");
-    assert_eq!(fixture.next_summary().await, "n2 in w");
-    fixture.assert_no_update().await;
-    // Removed with all its files.
-    fs::remove_dir_all(fixture.path("")).unwrap();
-    fs::rename(away, fixture.path("")).unwrap();
-    assert_eq!(fixture.next_summary().await, "n1 in away");
-    assert_eq!(fixture.next_summary().await, "n2 in x");
-}
-
-#[tokio::test]
-async fn directory_is_found_again_with_its_parent() {
+async fn removed_directory_keeps_its_objects() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
-    let (top, away) = (fixture.top.path().to_owned(), TempDir::new().unwrap());
-    fs::rename(&top, away.path().join("top")).unwrap();
-    fs::remove_dir_all(away.path().join("top")).unwrap();
-    fs::create_dir_all(fixture.path("")).unwrap();
-    fixture.write("a.yaml", &node("n1", "w"));
-    assert_eq!(fixture.next_summary().await, "n1 in w");
-    fixture.assert_no_update().await;
-    // The new parent is watched as well.
-    fs::create_dir(top.join("next")).unwrap();
-    fs::write(top.join("next/a.yaml"), node("n1", "v")).unwrap();
-    fs::rename(fixture.path(""), top.join("last")).unwrap();
-    fs::rename(top.join("next"), fixture.path("")).unwrap();
-    assert_eq!(fixture.next_summary().await, "n1 in v");
+    fs::remove_dir_all(fixture.path("")).unwrap();
+    assert!(timeout(10 * REMOVAL_DELAY, fixture.updates.recv()).await.is_err());
 }
 
 #[tokio::test]

@@ -52,17 +52,14 @@ fn lists() {
          - {apiVersion: v1, kind: Node, metadata: {name: n1}}\n\
          - {apiVersion: v1, kind: Service, metadata: {name: a}, spec: {clusterIP: 10.0.0.1}}\n\
          - {metadata: {name: lost}}\n\
-         ---\napiVersion: v1\nkind: NodeList\nitems: [{metadata: {name: n2}}]\n\
-         ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSliceList\n\
-         items: [{metadata: {name: s}, addressType: IPv4}]\n\
          ---\napiVersion: v1\nkind: List\n",
     );
-    assert_eq!(names(&contents), ["Service default/a", "EndpointSlice default/s", "Node n1", "Node n2"]);
+    assert_eq!(names(&contents), ["Service default/a", "Node n1"]);
     assert_eq!(
         contents.problems,
         [
             "document 1 (line 1), item 3: apiVersion or kind is missing; ignored",
-            "document 4 (line 16): the list has no items; ignored",
+            "document 2 (line 8): the list has no items; ignored",
         ]
     );
 }
@@ -80,33 +77,30 @@ fn json() {
 #[test]
 fn unsupported_documents() {
     for (document, problem) in [
-        ("apiVersion: v1\nkind: ConfigMap", None),
-        ("apiVersion: apps/v1\nkind: Deployment", None),
-        ("apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute", None),
-        ("apiVersion: v1\nkind: Servcie", Some("Servcie of v1 is not supported; ignored")),
-        ("apiVersion: v1\nkind: Endpoints", Some("Endpoints of v1 is not supported; ignored")),
-        ("apiVersion: v1\nkind: EndpointSlice", Some("EndpointSlice of v1 is not supported; ignored")),
+        ("apiVersion: apps/v1\nkind: Deployment", "Deployment of apps/v1 is not supported; ignored"),
+        ("apiVersion: v1\nkind: Servcie", "Servcie of v1 is not supported; ignored"),
+        ("apiVersion: v1\nkind: Endpoints", "Endpoints of v1 is not supported; ignored"),
+        ("apiVersion: v1\nkind: EndpointSlice", "EndpointSlice of v1 is not supported; ignored"),
         (
             "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice",
-            Some("EndpointSlice of discovery.k8s.io/v1beta1 is not supported; ignored"),
+            "EndpointSlice of discovery.k8s.io/v1beta1 is not supported; ignored",
         ),
-        ("apiVersion: v2\nkind: Service", Some("Service of v2 is not supported; ignored")),
+        ("apiVersion: v2\nkind: Service", "Service of v2 is not supported; ignored"),
         (
             "apiVersion: serving.knative.dev/v1\nkind: Service",
-            Some("Service of serving.knative.dev/v1 is not supported; ignored"),
+            "Service of serving.knative.dev/v1 is not supported; ignored",
         ),
-        ("apiVersion: v1", Some("apiVersion or kind is missing; ignored")),
-        ("kind: Service", Some("apiVersion or kind is missing; ignored")),
-        ("kind: 5\napiVersion: v1", Some("apiVersion or kind is missing; ignored")),
-        ("just text", Some("apiVersion or kind is missing; ignored")),
-        ("apiVersion: v1\nkind: Service\nmetadata: {}", Some("metadata.name is missing; ignored")),
-        ("apiVersion: v1\nkind: Service", Some("metadata.name is missing; ignored")),
-        ("apiVersion: v1\nkind: Service\nmetadata: text", Some("metadata.name is missing; ignored")),
+        ("apiVersion: v1", "apiVersion or kind is missing; ignored"),
+        ("kind: Service", "apiVersion or kind is missing; ignored"),
+        ("kind: 5\napiVersion: v1", "apiVersion or kind is missing; ignored"),
+        ("just text", "apiVersion or kind is missing; ignored"),
+        ("apiVersion: v1\nkind: Service\nmetadata: {}", "metadata.name is missing; ignored"),
+        ("apiVersion: v1\nkind: Service", "metadata.name is missing; ignored"),
+        ("apiVersion: v1\nkind: Service\nmetadata: text", "metadata.name is missing; ignored"),
     ] {
         let contents = read(&format!("{document}\n---\napiVersion: v1\nkind: Node\nmetadata: {{name: good}}\n"));
         assert_eq!(names(&contents), ["Node good"], "{document}");
-        let expected: Vec<_> = problem.iter().map(|problem| format!("document 1 (line 1): {problem}")).collect();
-        assert_eq!(contents.problems, expected, "{document}");
+        assert_eq!(contents.problems, [format!("document 1 (line 1): {problem}")], "{document}");
     }
 }
 
