@@ -12,7 +12,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use proto::model::ServicePortFailure;
-use runtime::failure::chain;
+use runtime::failure::{CountedLog, chain};
 use serde_json::Value;
 use tokio::{
     sync::mpsc,
@@ -37,11 +37,10 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const MAX_SERIES: usize = 1024;
 /// A reason without a report for this time expires. Kubernetes keeps Events for the same time by default.
 const EXPIRY: Duration = Duration::from_secs(3600);
-/// The most starts that wait to be sent. Further ones are dropped.
-const MAX_STARTS: usize = 1024;
-/// The most problems of objects that wait to be sent, and the most of one namespace. Further ones are dropped.
-const MAX_PROBLEMS: usize = 1024;
-const MAX_PROBLEMS_OF_NAMESPACE: usize = 64;
+/// The most Events that are not about failures and wait to be sent, and the most about objects of one namespace.
+/// Further ones are dropped.
+const MAX_OTHERS: usize = 2048;
+const MAX_OTHERS_OF_NAMESPACE: usize = 64;
 /// The most reasons of one namespace that are counted, and the most that one node was the first to report.
 const MAX_SERIES_OF_NAMESPACE: usize = 256;
 const MAX_SERIES_OF_NODE: usize = 512;
@@ -50,17 +49,15 @@ const FAILURES_PER_TICK: usize = 3;
 /// How long nothing is sent to a namespace after the API server has answered 403 there: the namespace terminates, or
 /// the permission is missing.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
-/// The most namespaces with such a pause. Beyond it nothing is sent to any.
+/// The most namespaces with such a pause. Beyond it further ones are asked again in each tick.
 const MAX_PAUSED: usize = 1024;
 
 /// What has been reported, and what of it has been sent.
 pub(super) struct EventRecorder {
     sender: EventSender,
     failures: FailureSeries,
-    /// Not sent yet.
-    starts: VecDeque<Event>,
-    /// Not sent yet.
-    problems: VecDeque<Event>,
+    /// Starts, and problems of nodes and objects, that are not sent yet.
+    others: VecDeque<Event>,
 }
 
 /// The failures that were reported within [`EXPIRY`].
@@ -78,11 +75,7 @@ struct EventSender {
 #[derive(Debug, Default)]
 struct NamespacePauses {
     until: HashMap<String, Instant>,
-    /// Nothing is sent to any namespace.
-    all_until: Option<Instant>,
-    /// When a pause was last logged, and how many have begun since.
-    logged: Option<Instant>,
-    unlogged: usize,
+    log: CountedLog<()>,
 }
 
 // === impl EventRecorder ===
@@ -90,7 +83,7 @@ struct NamespacePauses {
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
         let sender = EventSender { client, instance, pauses: NamespacePauses::default() };
-        Self { sender, failures: FailureSeries::default(), starts: VecDeque::new(), problems: VecDeque::new() }
+        Self { sender, failures: FailureSeries::default(), others: VecDeque::new() }
     }
 
     /// Runs until the queue is closed.
@@ -101,10 +94,10 @@ impl EventRecorder {
             tokio::select! {
                 report = reports.recv() => match report {
                     Some(EventReport::Failed(node, failure)) => drop(self.failures.count(node, failure)),
-                    Some(EventReport::Started(start)) => add(&mut self.starts, start.event(), MAX_STARTS, MAX_STARTS),
-                    Some(EventReport::Degraded(node)) => self.add_problem(node.event(Timestamp::now())),
+                    Some(EventReport::Started(start)) => self.add(start.event(), MAX_OTHERS),
+                    Some(EventReport::Degraded(node)) => self.add(node.event(Timestamp::now()), MAX_OTHERS),
                     Some(EventReport::Problem(notice)) => {
-                        self.add_problem(event::of_problems(&notice, Timestamp::now()));
+                        self.add(event::of_problems(&notice, Timestamp::now()), MAX_OTHERS_OF_NAMESPACE);
                     }
                     None => return,
                 },
@@ -113,14 +106,23 @@ impl EventRecorder {
         }
     }
 
-    fn add_problem(&mut self, event: Event) {
-        add(&mut self.problems, event, MAX_PROBLEMS, MAX_PROBLEMS_OF_NAMESPACE);
+    /// Adds an Event to those that wait, in place of one of the same name.
+    fn add(&mut self, event: Event, most_of_namespace: usize) {
+        let others = &mut self.others;
+        let ObjectMeta { name, namespace, .. } = &event.metadata;
+        let is_same = |other: &&mut Event| (&other.metadata.name, &other.metadata.namespace) == (name, namespace);
+        let of_namespace = others.iter().filter(|other| other.metadata.namespace == *namespace).count();
+        if let Some(other) = others.iter_mut().find(is_same) {
+            *other = event;
+        } else if others.len() < MAX_OTHERS && of_namespace < most_of_namespace {
+            others.push_back(event);
+        }
     }
 
-    /// Sends what is due, at most [`REQUESTS_PER_TICK`] requests. Failures come first, but leave room for others. A
-    /// start or problem that cannot be sent is dropped.
+    /// Sends what is due, at most [`REQUESTS_PER_TICK`] requests. Failures come first, but leave room for others. One of
+    /// these that cannot be sent is dropped.
     async fn send_due(&mut self) {
-        let Self { sender, failures: FailureSeries(series), starts, problems } = self;
+        let Self { sender, failures: FailureSeries(series), others } = self;
         series.retain(|_, series| series.last_report.elapsed() < EXPIRY);
         let mut left = REQUESTS_PER_TICK;
         for (key, series) in series.iter_mut().filter(|(_, series)| series.is_due()) {
@@ -135,27 +137,14 @@ impl EventRecorder {
             // Even if it failed: it is sent with the next report, a minute later at the earliest.
             series.mark_sent();
         }
-        // Both take turns.
-        while left > 0 && !(starts.is_empty() && problems.is_empty()) {
-            for event in starts.pop_front().into_iter().chain(problems.pop_front()) {
-                if !sender.pauses.contain(event.metadata.namespace.as_deref().unwrap_or_default()) {
-                    left = left.saturating_sub(1);
-                    sender.send(event, None).await;
-                }
+        while left > 0
+            && let Some(event) = others.pop_front()
+        {
+            if !sender.pauses.contain(event.metadata.namespace.as_deref().unwrap_or_default()) {
+                left -= 1;
+                sender.send(event, None).await;
             }
         }
-    }
-}
-
-/// Adds an Event to those that wait, in place of one of the same name.
-fn add(waiting: &mut VecDeque<Event>, event: Event, most: usize, most_of_namespace: usize) {
-    let ObjectMeta { name, namespace, .. } = &event.metadata;
-    let same = waiting.iter().position(|other| (&other.metadata.name, &other.metadata.namespace) == (name, namespace));
-    let of_namespace = waiting.iter().filter(|other| other.metadata.namespace == *namespace).count();
-    if let Some(other) = same.and_then(|at| waiting.get_mut(at)) {
-        *other = event;
-    } else if waiting.len() < most && of_namespace < most_of_namespace {
-        waiting.push_back(event);
     }
 }
 
@@ -183,25 +172,17 @@ impl FailureSeries {
 
 impl NamespacePauses {
     fn contain(&self, namespace: &str) -> bool {
-        let now = Instant::now();
-        self.all_until.into_iter().chain(self.until.get(namespace).copied()).any(|until| now < until)
+        self.until.get(namespace).is_some_and(|until| Instant::now() < *until)
     }
 
     /// Begins a pause of a namespace. Returns how many have begun since the last line, if one is due.
-    fn begin(&mut self, namespace: String) -> Option<usize> {
+    fn begin(&mut self, namespace: String) -> Option<u64> {
         let now = Instant::now();
         self.until.retain(|_, until| now < *until);
         if self.until.len() < MAX_PAUSED {
             self.until.insert(namespace, now + FORBIDDEN_PAUSE);
-        } else {
-            self.all_until = Some(now + FORBIDDEN_PAUSE);
         }
-        self.unlogged += 1;
-        if self.logged.is_some_and(|logged| now < logged + FORBIDDEN_PAUSE) {
-            return None;
-        }
-        self.logged = Some(now);
-        Some(std::mem::take(&mut self.unlogged))
+        self.log.record(())
     }
 }
 
