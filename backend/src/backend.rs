@@ -1,4 +1,4 @@
-//! The traits that every backend implements: make the kernel equal to a state, and compute what that would write.
+//! The trait that every backend implements: make the kernel equal to a state.
 
 use std::{collections::BTreeSet, fmt, future::Future, time::Duration};
 
@@ -106,21 +106,6 @@ pub struct SyncReport {
     pub unusable_families: Vec<(IpFamily, String)>,
     /// The time spent waiting for locks that other processes held.
     pub lock_wait: Duration,
-}
-
-/// A backend that computes what it would write, and writes nothing.
-pub trait Preview: Send + 'static {
-    /// The name of the backend, as in [`Backend::NAME`].
-    const NAME: &'static str;
-
-    /// Compares `state` with what the kernel contains.
-    ///
-    /// # Errors
-    /// When the kernel could not be read.
-    fn preview(&mut self, state: &NodeState) -> impl Future<Output = Result<PreviewReport>> + Send;
-
-    /// Returns when the kernel may have changed since the last preview, like [`Backend::drifted`].
-    fn drifted(&mut self) -> impl Future<Output = Drift> + Send;
 }
 
 /// How the kernel differs from a state.

@@ -1,5 +1,5 @@
-//! The driver that the nftables, iptables and IPVS backends share: it implements [`Backend`] and [`Preview`] over a
-//! [`DataPlane`], which translates service ports for one part of the kernel.
+//! The driver that the nftables, iptables and IPVS backends share: it implements [`Backend`] over a [`DataPlane`],
+//! which translates service ports for one part of the kernel.
 //!
 //! ```text
 //!   reconcile ─▶ DataPlane::observe ─▶ those that differ ─┐
@@ -44,7 +44,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use crate::{
-    Backend, Changes, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport,
+    Backend, Changes, Drift, InstalledObject, NodeState, PreviewReport, SyncReport,
     dataplane::{OwnershipChanges, VipOwnership},
 };
 pub use applied::{Applied, AppliedServicePorts, ServicePortUpdate};
@@ -416,10 +416,12 @@ impl<P: DataPlane> Backend for Driver<P> {
     }
 }
 
-impl<P: DryRunPlane> Preview for Driver<P> {
-    const NAME: &'static str = P::NAME;
-
-    async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
+impl<P: DryRunPlane> Driver<P> {
+    /// Computes what a reconcile would write, and writes nothing.
+    ///
+    /// # Errors
+    /// When the kernel could not be read.
+    pub async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
         self.plane.discard();
         self.is_unlimited = true;
         let mut report = self.reconcile(state).await?;
@@ -431,9 +433,5 @@ impl<P: DryRunPlane> Preview for Driver<P> {
             None => Vec::new(),
         };
         Ok(PreviewReport { differences, failures: report.failures })
-    }
-
-    async fn drifted(&mut self) -> Drift {
-        self.plane.drifted(&mut self.applied).await
     }
 }

@@ -39,7 +39,7 @@ mod sysctl;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use backend::{Backend, Difference, DifferenceKind, Drift, InstalledObject, Preview, PreviewReport, SyncReport};
+pub use backend::{Backend, Difference, DifferenceKind, Drift, InstalledObject, PreviewReport, SyncReport};
 pub use client::{Credentials, Discover, FrontendAddress, Grpc, GrpcOptions};
 pub use flows::{ConntrackCleanup, remove_reset_rules};
 pub use kernel_version::{kernel_version, parse_kernel_version};

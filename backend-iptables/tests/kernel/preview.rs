@@ -1,7 +1,7 @@
 //! The preview shows what would be written, and writes nothing.
 
 use backend::{
-    DifferenceKind, Preview,
+    DifferenceKind,
     testing::{History, mk_key, mk_state},
 };
 use backend_iptables::IptablesPreview;

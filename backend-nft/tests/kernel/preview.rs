@@ -1,7 +1,7 @@
 //! A preview reports what a reconcile would write, and writes nothing.
 
 use backend::{
-    DifferenceKind, Preview,
+    DifferenceKind,
     testing::{History, mk_key, mk_state},
 };
 use netlink::nft::NftHandle;

@@ -1,7 +1,7 @@
 //! `fairlead diff`: compares this node's kernel with the desired state. Writes nothing.
 //!
 //! ```text
-//!   frontend (as an observer) | state file ──▶ NodeState ─┬─▶ Preview of a backend ──▶ what it would write
+//!   frontend (as an observer) | state file ──▶ NodeState ─┬─▶ preview of a backend ──▶ what it would write
 //!                                                         └─▶ kube_proxy ────────────▶ how its rules differ
 //! ```
 
@@ -9,7 +9,7 @@ pub(crate) mod kube_proxy;
 mod report;
 
 use anyhow::{Context as _, Result, bail};
-use backend::{Preview as _, StoredState, dataplane::DataplaneOptions};
+use backend::{StoredState, dataplane::DataplaneOptions};
 
 use super::{
     backend::{DataplaneSettings, programmed, with_backend},

@@ -2,14 +2,17 @@
 //! differently.
 //!
 //! ```text
-//!   commit, or every 30 s ──┬─▶ Preview (reads the kernel) ──▶ what would be written ─┐
+//!   commit, or every 30 s ──┬─▶ preview (reads the kernel) ──▶ what would be written ─┐
 //!                           └─▶ kube_proxy (reads its rules) ─▶ their differences ────┴─▶ log, if it changed
 //! ```
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use backend::{Backend, Changes, Difference, Drift, NodeState, Preview, PreviewReport, SyncReport};
+use backend::{
+    Backend, Changes, Difference, Drift, NodeState, PreviewReport, SyncReport,
+    driver::{Driver, DryRunPlane},
+};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info};
 
@@ -23,9 +26,8 @@ const MAX_SHARE: u32 = 10;
 const LOGGED_DIFFERENCES: usize = 20;
 
 /// The shadow of a backend.
-#[derive(Debug)]
-pub(super) struct Shadow<P> {
-    preview: P,
+pub(super) struct Shadow<P: DryRunPlane> {
+    preview: Driver<P>,
     /// When the next comparison may start.
     not_before: Instant,
     /// When it starts without a commit.
@@ -40,8 +42,8 @@ struct Comparison {
     kube_proxy: Vec<String>,
 }
 
-impl<P: Preview> Shadow<P> {
-    pub(super) fn new(preview: P) -> Self {
+impl<P: DryRunPlane> Shadow<P> {
+    pub(super) fn new(preview: Driver<P>) -> Self {
         let now = Instant::now();
         Self { preview, not_before: now, compare_at: now + COMPARE_INTERVAL, logged: None }
     }
@@ -82,7 +84,7 @@ impl<P: Preview> Shadow<P> {
     }
 }
 
-impl<P: Preview> Backend for Shadow<P> {
+impl<P: DryRunPlane> Backend for Shadow<P> {
     const NAME: &'static str = P::NAME;
 
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
