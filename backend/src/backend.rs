@@ -81,11 +81,12 @@ pub enum Drift {
 }
 
 /// Objects of one kind that a backend has installed in the kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct InstalledObject {
     /// The kernel subsystem or the program that shows it: `iptables-nft nat`, `ipset`, `nf_tables`.
     pub subsystem: String,
     /// `chain`, `table ip fairlead`.
+    #[serde(rename = "object")]
     pub kind: String,
     /// The number of such objects.
     pub count: usize,

@@ -24,15 +24,8 @@ use crate::{
 #[derive(Debug, Serialize)]
 struct CleanupReport {
     dry_run: bool,
-    removed: Vec<RemovedObjects>,
+    removed: Vec<InstalledObject>,
     notes: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct RemovedObjects {
-    subsystem: String,
-    object: String,
-    count: usize,
 }
 
 /// Removes all objects of backends or of kube-proxy.
@@ -59,9 +52,7 @@ pub(crate) async fn run(args: CleanupArgs, mut shutdown: Shutdown) -> Result<()>
         }
         if lock.is_some() {
             let programs = backends.iter().any(|name| *name != BackendName::Nftables);
-            for InstalledObject { subsystem, kind, count } in backend::remove_reset_rules(programs, dry_run).await? {
-                report.removed(&subsystem, kind, count);
-            }
+            report.removed.extend(backend::remove_reset_rules(programs, dry_run).await?);
             remove_state(&state_dir, &mut report)?;
         }
     }
@@ -98,9 +89,7 @@ async fn remove(name: BackendName, settings: DataplaneSettings, report: &mut Cle
         return remove_iptables(settings.variant.wanted(), report).await;
     }
     with_backend!(open, name, settings, |mut backend| {
-        for InstalledObject { subsystem, kind, count } in backend.installed_objects().await? {
-            report.removed(&subsystem, kind, count);
-        }
+        report.removed.extend(backend.installed_objects().await?);
         if !report.dry_run {
             backend.cleanup().await?;
         }
@@ -192,8 +181,8 @@ async fn remove_kube_proxy(force: bool, report: &mut CleanupReport) -> Result<()
 }
 
 impl CleanupReport {
-    fn removed(&mut self, subsystem: &str, object: String, count: usize) {
-        self.removed.push(RemovedObjects { subsystem: subsystem.to_owned(), object, count });
+    fn removed(&mut self, subsystem: &str, kind: String, count: usize) {
+        self.removed.push(InstalledObject { subsystem: subsystem.to_owned(), kind, count });
     }
 
     fn table(&self) -> String {
@@ -202,8 +191,8 @@ impl CleanupReport {
             return format!("nothing to remove\n{notes}");
         }
         let mut table = Table::new(&[if self.dry_run { "WOULD REMOVE FROM" } else { "REMOVED FROM" }, "WHAT", "COUNT"]);
-        for RemovedObjects { subsystem, object, count } in &self.removed {
-            table.row([subsystem as &dyn Display, object, count]);
+        for InstalledObject { subsystem, kind, count } in &self.removed {
+            table.row([subsystem as &dyn Display, kind, count]);
         }
         format!("{table}{notes}")
     }
