@@ -10,9 +10,9 @@ pub mod fuzzing;
 mod http_get;
 mod instance;
 mod print;
-#[cfg(test)]
-mod reference;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use exit_code::ExitCode;
 

@@ -1,0 +1,3 @@
+//! Pages of the documentation that are generated from definitions of this crate.
+
+mod reference;
