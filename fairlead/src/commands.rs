@@ -64,7 +64,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Backend { backend } => backend::run(backend, &effective, shutdown).await,
             Command::Local(args) => backend::run_local(args, &effective, shutdown).await,
             Command::Watch(args) => watch::run(args, shutdown).await,
-            Command::Services(args) => services::run(args, shutdown).await,
+            Command::Services(args) => interruptible(services::run(args), shutdown).await,
             Command::Endpoints(args) => interruptible(endpoints::run(args), shutdown).await,
             Command::Cleanup(args) => cleanup::run(args, shutdown).await,
             Command::Completion { shell } => completion(shell),

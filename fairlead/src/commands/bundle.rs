@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use iptables::SavedRules;
 use nix::unistd::{AccessFlags, access};
 
-use self::{archive::Archive, redact::Addresses};
+use self::archive::Archive;
 use super::{check, view};
 use crate::{cli::BundleArgs, print};
 
@@ -33,8 +33,7 @@ pub(crate) async fn run(args: BundleArgs) -> Result<()> {
     if path.exists() {
         bail!("{} already exists: set another file with --output", path.display());
     }
-    let addresses = if args.redact_ips { Addresses::Replaced } else { Addresses::Shown };
-    let (files, left_out) = collect(&args, &node, addresses).await?.write(&path, &node)?;
+    let (files, left_out) = collect(&args, &node).await?.write(&path, &node)?;
     print::line(format_args!("{}: {files} files", path.display()))?;
     for left_out in left_out {
         print::line(format_args!("left out: {left_out}"))?;
@@ -51,8 +50,8 @@ fn default_path(args: &BundleArgs, node: &str) -> PathBuf {
     }
 }
 
-async fn collect(args: &BundleArgs, node: &str, addresses: Addresses) -> Result<Archive> {
-    let mut archive = Archive::new(addresses);
+async fn collect(args: &BundleArgs, node: &str) -> Result<Archive> {
+    let mut archive = Archive::new(args.redact_ips);
     archive.add("version.txt", Ok(format!("fairlead {}\nnode {node}\n", env!("CARGO_PKG_VERSION"))));
     archive.add("processes.txt", collect::processes());
     let checked = check::inspect(&args.here, true).await;

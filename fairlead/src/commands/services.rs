@@ -7,23 +7,18 @@ use std::fmt::Display;
 use anyhow::Result;
 use backend::{NodeState, ServicePortState};
 use proto::model::{IpFamily, PoolClass, ServicePort, TrafficPolicy};
-use runtime::Shutdown;
 use serde_json::{Value, json};
 
 use super::view;
 use crate::{cli::ServicesArgs, print, table::Table};
 
 /// Prints the virtual servers of the kernel, or the first state that the frontend commits.
-pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()> {
+pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
     let ServicesArgs { kernel, view: args } = args;
     if kernel {
         return kernel::run(args.output).await;
     }
-    let node = args.node_name()?;
-    let state = tokio::select! {
-        () = shutdown.recv() => return Ok(()),
-        state = view::committed(&args.frontend, &node) => state?,
-    };
+    let state = view::committed(&args.frontend, &args.node_name()?).await?;
     print::value(args.output, &to_json(&state), || {
         let mut table = Table::new(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"]);
         state.service_ports().values().for_each(|service| table.row(row(service)));

@@ -9,45 +9,25 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use flate2::{Compression, write::GzEncoder};
-use serde::Serialize;
+use serde_json::json;
 
-use super::redact::{Addresses, Redactor};
+use super::redact::Redactor;
 
 /// An archive in memory.
 #[derive(Debug)]
 pub(super) struct Archive {
     redactor: Redactor,
+    /// Each with its text.
     files: Vec<(String, String)>,
-    left_out: Vec<LeftOutFile>,
-}
-
-#[derive(Debug, Serialize)]
-struct LeftOutFile {
-    name: String,
-    why: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Manifest<'a> {
-    version: &'static str,
-    node: &'a str,
-    unix_seconds: u64,
-    addresses: &'static str,
-    files: Vec<BundleFile<'a>>,
-    left_out: &'a [LeftOutFile],
-}
-
-#[derive(Debug, Serialize)]
-struct BundleFile<'a> {
-    name: &'a str,
-    bytes: usize,
+    /// Each with the reason.
+    left_out: Vec<(String, String)>,
 }
 
 // === impl Archive ===
 
 impl Archive {
-    pub(super) fn new(addresses: Addresses) -> Self {
-        Self { redactor: Redactor::new(addresses), files: Vec::new(), left_out: Vec::new() }
+    pub(super) fn new(replaces_addresses: bool) -> Self {
+        Self { redactor: Redactor::new(replaces_addresses), files: Vec::new(), left_out: Vec::new() }
     }
 
     /// Adds a file with this text, or lists it as left out with the error.
@@ -57,7 +37,7 @@ impl Archive {
             Ok(text) => self.files.push((name, self.redactor.text(&text))),
             Err(error) => {
                 let why = self.redactor.text(&format!("{error:#}")).trim_end().to_owned();
-                self.left_out.push(LeftOutFile { name, why });
+                self.left_out.push((name, why));
             }
         }
     }
@@ -76,18 +56,17 @@ impl Archive {
     /// line for each file left out.
     pub(super) fn write(mut self, path: &Path, node: &str) -> Result<(usize, Vec<String>)> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let manifest = Manifest {
-            version: env!("CARGO_PKG_VERSION"),
-            node,
-            unix_seconds: now,
-            addresses: match self.redactor.addresses {
-                Addresses::Shown => "unchanged",
-                Addresses::Replaced => "replaced by pseudonyms",
-            },
-            files: self.files.iter().map(|(name, text)| BundleFile { name, bytes: text.len() }).collect(),
-            left_out: &self.left_out,
-        };
-        let manifest = serde_json::to_string_pretty(&manifest)?;
+        let files = self.files.iter().map(|(name, text)| json!({ "name": name, "bytes": text.len() }));
+        let left_out = self.left_out.iter().map(|(name, why)| json!({ "name": name, "why": why }));
+        let manifest = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "node": node,
+            "unix_seconds": now,
+            "addresses": if self.redactor.replaces_addresses { "replaced by pseudonyms" } else { "unchanged" },
+            "files": files.collect::<Vec<_>>(),
+            "left_out": left_out.collect::<Vec<_>>(),
+        });
+        let manifest = format!("{manifest:#}");
         self.files.push(("manifest.json".to_owned(), manifest));
         let file = File::create_new(path).with_context(|| format!("cannot create {}", path.display()))?;
         let mut archive = tar::Builder::new(GzEncoder::new(file, Compression::default()));
@@ -99,6 +78,6 @@ impl Archive {
             archive.append_data(&mut header, format!("fairlead-{node}/{name}"), text.as_bytes())?;
         }
         archive.into_inner().and_then(GzEncoder::finish).context("cannot write the archive")?;
-        Ok((self.files.len(), self.left_out.into_iter().map(|it| format!("{}: {}", it.name, it.why)).collect()))
+        Ok((self.files.len(), self.left_out.into_iter().map(|(name, why)| format!("{name}: {why}")).collect()))
     }
 }

@@ -13,7 +13,8 @@ pub(super) struct ProbeTarget {
     pub(super) vip_kind: TestedVipKind,
     pub(super) protocol: Protocol,
     pub(super) address: SocketAddr,
-    pub(super) affinity: Affinity,
+    /// Whether all connections of a client reach the same endpoint.
+    pub(super) has_affinity: bool,
     pub(super) expected: Expected,
 }
 
@@ -25,12 +26,6 @@ pub(super) enum TestedVipKind {
     ExternalIp,
     LoadBalancerIp,
     NodePort,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Affinity {
-    None,
-    ClientIp,
 }
 
 /// The expected result of a connection from this node.
@@ -73,7 +68,7 @@ fn targets_of(
         vip_kind,
         protocol: port.key.protocol,
         address: SocketAddr::new(ip, number),
-        affinity: if port.affinity_seconds.is_some() { Affinity::ClientIp } else { Affinity::None },
+        has_affinity: port.affinity_seconds.is_some(),
         expected: expected(service, state, vip_kind, ip, source(ip)),
     };
     vips.into_iter().map(target).collect()

@@ -6,7 +6,7 @@ use backend::testing::mk_state;
 use proto::model::Protocol;
 
 use super::{
-    plan::{Affinity, Expected, ProbeTarget, TestedVipKind, probe_targets},
+    plan::{Expected, ProbeTarget, TestedVipKind, probe_targets},
     probe::{ConnectionOutcome, Observation},
     verdict::judge,
 };
@@ -31,13 +31,13 @@ fn expected_results_follow_from_the_state() {
     assert_eq!(planned, expected);
 }
 
-fn target(affinity: Affinity, expected: Expected) -> ProbeTarget {
+fn target(has_affinity: bool, expected: Expected) -> ProbeTarget {
     ProbeTarget {
         service: "default/web/tcp".to_owned(),
         vip_kind: TestedVipKind::ClusterIp,
         protocol: Protocol::Tcp,
         address: socket("10.96.0.1:80"),
-        affinity,
+        has_affinity,
         expected,
     }
 }
@@ -62,18 +62,19 @@ fn one(outcome: ConnectionOutcome) -> Vec<Observation> {
 
 #[test]
 fn verdict_follows_from_observations() {
-    let verdict =
-        |affinity, expected, observations: &[Observation]| judge(&target(affinity, expected), observations).verdict;
+    let verdict = |has_affinity, expected, observations: &[Observation]| {
+        judge(&target(has_affinity, expected), observations).verdict
+    };
     let [first, second, other] = ["10.244.1.1:80", "10.244.1.2:80", "10.244.9.9:80"];
-    assert_eq!(verdict(Affinity::None, pool(), &answered_by(&[first, second])), Level::Ok);
-    assert_eq!(verdict(Affinity::None, pool(), &answered_by(&[first, other])), Level::Fail);
-    assert_eq!(verdict(Affinity::None, pool(), &answered_by(&[first; 8])), Level::Warn);
-    assert_eq!(verdict(Affinity::ClientIp, pool(), &answered_by(&[first; 8])), Level::Ok);
-    assert_eq!(verdict(Affinity::ClientIp, pool(), &answered_by(&[first, second])), Level::Fail);
-    assert_eq!(verdict(Affinity::None, pool(), &one(ConnectionOutcome::Refused)), Level::Fail);
-    assert_eq!(verdict(Affinity::None, pool(), &one(ConnectionOutcome::Sent)), Level::Ok);
-    assert_eq!(verdict(Affinity::None, Expected::Refused, &one(ConnectionOutcome::Refused)), Level::Ok);
-    assert_eq!(verdict(Affinity::None, Expected::Refused, &one(ConnectionOutcome::NoReply)), Level::Fail);
-    assert_eq!(verdict(Affinity::None, Expected::NoReply, &one(ConnectionOutcome::NoReply)), Level::Ok);
-    assert_eq!(verdict(Affinity::None, Expected::NoReply, &answered_by(&[first])), Level::Fail);
+    assert_eq!(verdict(false, pool(), &answered_by(&[first, second])), Level::Ok);
+    assert_eq!(verdict(false, pool(), &answered_by(&[first, other])), Level::Fail);
+    assert_eq!(verdict(false, pool(), &answered_by(&[first; 8])), Level::Warn);
+    assert_eq!(verdict(true, pool(), &answered_by(&[first; 8])), Level::Ok);
+    assert_eq!(verdict(true, pool(), &answered_by(&[first, second])), Level::Fail);
+    assert_eq!(verdict(false, pool(), &one(ConnectionOutcome::Refused)), Level::Fail);
+    assert_eq!(verdict(false, pool(), &one(ConnectionOutcome::Sent)), Level::Ok);
+    assert_eq!(verdict(false, Expected::Refused, &one(ConnectionOutcome::Refused)), Level::Ok);
+    assert_eq!(verdict(false, Expected::Refused, &one(ConnectionOutcome::NoReply)), Level::Fail);
+    assert_eq!(verdict(false, Expected::NoReply, &one(ConnectionOutcome::NoReply)), Level::Ok);
+    assert_eq!(verdict(false, Expected::NoReply, &answered_by(&[first])), Level::Fail);
 }

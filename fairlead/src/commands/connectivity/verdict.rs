@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::SocketAddr};
 use serde::Serialize;
 
 use super::{
-    plan::{Affinity, Expected, ProbeTarget, TestedVipKind},
+    plan::{Expected, ProbeTarget, TestedVipKind},
     probe::{ConnectionOutcome, Observation},
 };
 use crate::commands::check::Level;
@@ -71,10 +71,10 @@ fn judge_served(
     if let Some(status) = observations.iter().find_map(|observation| observation.status.as_ref()) {
         reached += &format!(", {status}");
     }
-    match (endpoints.len(), target.affinity) {
+    match (endpoints.len(), target.has_affinity) {
         (0, _) => (Level::Ok, format!("{}, endpoint unknown", describe(observations))),
-        (2.., Affinity::ClientIp) => (Level::Fail, format!("{reached} despite client IP affinity")),
-        (1, Affinity::None) if pool.len() > 1 && answered >= ENOUGH_CONNECTIONS => {
+        (2.., true) => (Level::Fail, format!("{reached} despite client IP affinity")),
+        (1, false) if pool.len() > 1 && answered >= ENOUGH_CONNECTIONS => {
             (Level::Warn, format!("always the same endpoint: {reached}"))
         }
         _ if observations.iter().any(|observation| observation.outcome == ConnectionOutcome::Sent) => {
