@@ -1,6 +1,7 @@
 //! The real kernel, over netlink and the iptables programs.
 
 mod commit;
+mod kernel_version;
 mod prerequisites;
 mod retire;
 

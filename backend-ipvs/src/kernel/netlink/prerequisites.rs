@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use backend::{Difference, DifferenceKind, kernel_version};
+use backend::{Difference, DifferenceKind};
 use netlink::{
     ipvs,
     rtnl::{self, Link},
@@ -18,6 +18,7 @@ use tracing::debug;
 use super::{
     super::{Base, Prepared, UnusableFamily},
     DEVICE, FORMER_DEVICE, Worker,
+    kernel_version::kernel_version,
 };
 use crate::{set::SetId, settings::Arp};
 
