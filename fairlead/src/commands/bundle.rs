@@ -75,6 +75,6 @@ async fn collect(args: &BundleArgs, node: &str) -> Result<Archive> {
 
 /// The frontend's view of this node.
 async fn frontend_view(args: &BundleArgs, node: &str) -> Result<String> {
-    let state = view::committed_in_time(&args.here.frontend, node).await?;
+    let state = view::committed(&args.here.frontend, node).await?;
     Ok(serde_json::to_string_pretty(&collect::to_json(&state))?)
 }

@@ -47,7 +47,7 @@ pub(crate) async fn run(args: TestArgs) -> Result<ExitCode> {
 }
 
 async fn probe_all(args: &TestArgs) -> Result<ConnectivityReport> {
-    let state = view::committed_in_time(&args.view.frontend, &args.view.node_name()?).await?;
+    let state = view::committed(&args.view.frontend, &args.view.node_name()?).await?;
     let wanted = |service: &backend::ServicePortState| {
         let key = &service.port.key;
         let is = |name: &crate::cli::ServiceName| *name.namespace == *key.namespace && *name.name == *key.name;

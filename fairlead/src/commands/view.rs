@@ -31,14 +31,12 @@ pub(crate) enum Event {
 
 /// The first state that a frontend commits.
 pub(crate) async fn committed(frontend: &FrontendAddressArgs, node: &str) -> Result<NodeState> {
-    let mut view = View::open(frontend, node).await?;
-    while !matches!(view.next().await?, Event::Batch(batch) if batch.commit) {}
-    Ok(view.state)
-}
-
-/// As [`committed`], with a time limit.
-pub(crate) async fn committed_in_time(frontend: &FrontendAddressArgs, node: &str) -> Result<NodeState> {
-    let committed = timeout(FIRST_COMMIT_TIMEOUT, committed(frontend, node)).await;
+    let first = async {
+        let mut view = View::open(frontend, node).await?;
+        while !matches!(view.next().await?, Event::Batch(batch) if batch.commit) {}
+        anyhow::Ok(view.state)
+    };
+    let committed = timeout(FIRST_COMMIT_TIMEOUT, first).await;
     committed.with_context(|| format!("the frontend sent no state within {FIRST_COMMIT_TIMEOUT:?}")).flatten()
 }
 

@@ -15,7 +15,7 @@ pub(super) async fn check(here: &HereArgs) -> Result<Vec<Finding>> {
     let mut findings: Vec<_> =
         certificates.into_iter().filter_map(|(flag, path)| Some(certificate(flag, path.as_ref()?, now))).collect();
     let node = here.node()?;
-    findings.push(match view::committed_in_time(of, &node).await {
+    findings.push(match view::committed(of, &node).await {
         Ok(state) => {
             let count = state.service_ports().len();
             Finding::ok("frontend", format!("it streams the view of {node}: {count} service ports"))
