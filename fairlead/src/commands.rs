@@ -10,6 +10,7 @@ mod diff;
 mod drained;
 mod endpoints;
 mod frontend;
+mod plan;
 mod protocol_test;
 mod services;
 mod shadow;
@@ -54,6 +55,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Status(args) => return interruptible(status::run(args), shutdown).await,
             Command::Diff(args) => return interruptible(diff::run(args), shutdown).await,
             Command::Drained(args) => return interruptible(drained::run(args), shutdown).await,
+            Command::Plan(args) => return interruptible(plan::run(args), shutdown).await,
             Command::Check(args) => return check::run(args).await,
             Command::ProtocolTest(args) => return interruptible(protocol_test::run(args), shutdown).await,
             Command::Test(args) => return interruptible(connectivity::run(args), shutdown).await,

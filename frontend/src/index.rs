@@ -11,6 +11,7 @@ mod addresses;
 mod age;
 mod groups;
 mod keys;
+mod plan;
 mod policy;
 mod problems;
 mod protected;
@@ -42,10 +43,11 @@ use crate::{
     view::{KnownTopology, ServiceEndpoints, ServicePortExplanation, ServicePortView, explain, view},
 };
 
+pub(crate) use self::plan::Plan;
 use self::{
     addresses::{SliceIndex, addresses},
     groups::{GroupChange, Groups, change_group},
-    keys::{key_of, sibling, slice_keys},
+    keys::{key_of, same_service, sibling, slice_keys},
     problems::ProblemLog,
     topology::{TopologyReferences, unknown_hints},
     versions::SourceVersions,
@@ -172,7 +174,7 @@ impl Index {
         let dirty: Vec<_> = dirty.into_keys().collect();
         let mut ports = Vec::with_capacity(dirty.len());
         // Ordered by Service.
-        for keys in dirty.chunk_by(|left, right| (&left.namespace, &left.name) == (&right.namespace, &right.name)) {
+        for keys in dirty.chunk_by(same_service) {
             self.resolve(keys, &mut ports);
         }
         let node = |name: Arc<str>| (name.clone(), self.nodes.get(&name).cloned());
@@ -352,6 +354,11 @@ impl Index {
             None => (None, Vec::new()),
         };
         self.problems.set_policy(&name, problems);
+        self.replace_service(name, new);
+    }
+
+    /// Replaces what is used of a Service.
+    fn replace_service(&mut self, name: ObjectName, new: Option<ServiceObject>) {
         if self.services.get(&name) == new.as_ref() {
             return;
         }

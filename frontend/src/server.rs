@@ -3,7 +3,7 @@
 //! ```text
 //!   TLS listener ──▶ admission ──▶ incoming: handshake ──┐
 //!   unix socket ─────────────────────────────────────────┴─▶ authn: Identity ──▶ watch: a session
-//!                                                            (headers only)  └──▶ status, endpoints
+//!                                                            (headers only)  └──▶ status, endpoints, plan
 //! ```
 //!
 //! A session lives as long as the response stream of its call. Limits on connections are enforced here, in `admission`
@@ -17,6 +17,7 @@ mod drained;
 mod endpoints;
 mod incoming;
 mod listener;
+mod plan;
 mod router;
 mod status;
 mod watch;
@@ -204,6 +205,11 @@ impl FairleadService {
         let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
         let response = endpoints::response(&self.context.cluster, &request, identity.may_see_all_objects())?;
         Ok(answer(response, permit))
+    }
+
+    /// Answers a client that may see all nodes.
+    fn plan(&self, request: &v1::PlanRequest, permit: Arc<AnswerPermit>) -> Result<Response<v1::PlanResponse>, Status> {
+        plan::response(&self.context.cluster, request).map(|response| answer(response, permit))
     }
 
     async fn drained(

@@ -18,6 +18,7 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 
 use self::kubernetes::Deadlines;
+pub(crate) use self::manifests::parse_documents;
 #[cfg(feature = "testing")]
 pub(crate) use self::manifests::parse_text as parse_manifests;
 pub use self::{

@@ -12,6 +12,7 @@
 //! The rules for endpoint readiness, terminating endpoints and topology hints are those of kube-proxy. Tests compare
 //! the result with a second, naive implementation (`reference`) that computes one node at a time.
 
+mod difference;
 mod explain;
 mod limit;
 mod merge;
@@ -25,6 +26,7 @@ use proto::model::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, Protocol, Ser
 
 use crate::object::{ConnectionResets, ServiceObject};
 
+pub(crate) use self::difference::{describe, vips};
 pub use self::explain::{EndpointExplanation, EndpointReason, ServicePortExplanation, explain};
 pub use self::limit::{KnownTopology, ServiceEndpoints};
 use self::{

@@ -11,16 +11,13 @@ const WRITE: &str = "FAIRLEAD_GENERATE";
 /// Messages, and a client that receives them decoded.
 fn messages_and_client(out: &Path) {
     let descriptors = protox::compile(["fairlead/v1/fairlead.proto"], [env!("CARGO_MANIFEST_DIR")]);
-    // `fairlead endpoints` and `fairlead status` print these as they are.
-    let printed = "#[derive(serde::Serialize)]";
-    tonic_prost_build::configure()
-        .out_dir(out)
-        .build_server(false)
-        .bytes(".fairlead.v1")
-        .type_attribute(".fairlead.v1.PoolMembership", printed)
-        .type_attribute(".fairlead.v1.Problem", printed)
-        .compile_fds(descriptors.expect("a valid .proto file"))
-        .expect("generate messages and client");
+    // Commands print these as they are.
+    let printed = ["PoolMembership", "Problem", "PlanResponse", "PlannedChange", "LostEndpoints", "NodeGroup"];
+    let config = tonic_prost_build::configure().out_dir(out).build_server(false).bytes(".fairlead.v1");
+    let derive = "#[derive(serde::Serialize)]";
+    let config =
+        printed.iter().fold(config, |config, name| config.type_attribute(format!(".fairlead.v1.{name}"), derive));
+    config.compile_fds(descriptors.expect("a valid .proto file")).expect("generate messages and client");
 }
 
 /// A server whose stream sends messages in wire form, which sessions share.

@@ -1,4 +1,5 @@
-//! Questions to frontends: the status of their nodes, and which endpoints of a Service a node uses, and why.
+//! Questions to frontends: the status of their nodes, which endpoints of a Service a node uses, and why, and what would
+//! change if objects were applied.
 
 use std::time::Duration;
 
@@ -6,8 +7,8 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use futures::future;
 use futures::future::BoxFuture;
 use proto::v1::{
-    DrainedRequest, DrainedResponse, EndpointsRequest, EndpointsResponse, StatusRequest, StatusResponse,
-    fairlead_client::FairleadClient,
+    DrainedRequest, DrainedResponse, EndpointsRequest, EndpointsResponse, PlanRequest, PlanResponse, StatusRequest,
+    StatusResponse, fairlead_client::FairleadClient,
 };
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, transport::Channel};
@@ -54,15 +55,38 @@ impl Grpc {
     /// # Errors
     /// When the Service does not exist, access is denied, or no frontend answers.
     pub async fn endpoints(&self, request: &EndpointsRequest, patience: Duration) -> Result<EndpointsResponse> {
+        let ask = async |mut client: FairleadClient<Channel>, request: Request<EndpointsRequest>| {
+            client.endpoints(request).await
+        };
+        self.ask_any(request, patience, ask).await
+    }
+
+    /// Asks one frontend after the other what would change if objects were applied, until one answers.
+    ///
+    /// # Errors
+    /// When the objects are too many, access is denied, or no frontend answers.
+    pub async fn plan(&self, request: &PlanRequest, patience: Duration) -> Result<PlanResponse> {
+        let ask = async |mut client: FairleadClient<Channel>, request: Request<PlanRequest>| client.plan(request).await;
+        self.ask_any(request, patience, ask).await
+    }
+
+    /// Asks one frontend after the other until one answers.
+    async fn ask_any<Q: Clone, A>(
+        &self,
+        request: &Q,
+        patience: Duration,
+        ask: impl AsyncFn(FairleadClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
+    ) -> Result<A> {
         self.resolve().await;
         let mut last_error = None;
         let addresses = self.addresses().in_order();
         for address in addresses {
-            let ask = async |mut client: FairleadClient<Channel>, request| client.endpoints(request).await;
-            match self.ask(&address, request.clone(), patience, ask).await {
+            match self.ask(&address, request.clone(), patience, &ask).await {
                 Ok(Ok(response)) => return Ok(response),
                 // Another frontend would answer the same.
-                Ok(Err(status)) if matches!(status.code(), Code::NotFound | Code::InvalidArgument) => {
+                Ok(Err(status))
+                    if matches!(status.code(), Code::NotFound | Code::InvalidArgument | Code::OutOfRange) =>
+                {
                     bail!("{}", status.message());
                 }
                 Ok(Err(status)) => last_error = Some(explained(&StreamError::from(status))),

@@ -1,6 +1,7 @@
-//! The flags of the commands that show or test the view of a node: `fairlead watch`, `services`, `endpoints`, `test`.
+//! The flags of the commands that show or test the view of a node: `fairlead watch`, `services`, `endpoints`, `test`; and
+//! of `fairlead plan`.
 
-use std::{num::NonZeroUsize, time::Duration};
+use std::{num::NonZeroUsize, path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use clap::Args;
@@ -54,6 +55,38 @@ pub(crate) struct EndpointsArgs {
 
     #[command(flatten)]
     pub(crate) view: ViewArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  fairlead plan -f service.yaml                                    what would change, on which nodes
+  kubectl kustomize app/ | fairlead plan -f -                      the same, from standard input
+  fairlead plan -f service.yaml -o json | jq '.changes[].lost_endpoints'
+
+Exit codes:
+  0  no node would lose all endpoints of a Service, and no VIP or node port would be claimed in vain
+  1  a node would, or a claim would be in vain
+  2  the command could not run
+
+The API server is not asked: what it would allocate or keep is added (cluster IPs, node ports, load-balancer IPs,
+the creation time), and the EndpointSlices that exist are used. Over TLS this requires an admin identity
+(--admin-identity of the frontend). At most 64 objects and 1 MiB.")]
+pub(crate) struct PlanArgs {
+    /// Read Services and EndpointSlices from this file (YAML or JSON), or from standard input (`-`). May be given
+    /// several times.
+    #[arg(short = 'f', long = "filename", required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+
+    /// Count only this node. Default: all nodes.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) frontend: FrontendAddressArgs,
+
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// The namespace and name of a Service.

@@ -12,6 +12,11 @@ pub(super) fn key_of(service: &ServiceObject, port: &ServiceObjectPort) -> Servi
     ServicePortKey::new(namespace.clone(), name.clone(), port.name.clone(), port.protocol)
 }
 
+/// Whether two service ports are of one Service.
+pub(super) fn same_service(left: &ServicePortKey, right: &ServicePortKey) -> bool {
+    (&left.namespace, &left.name) == (&right.namespace, &right.name)
+}
+
 /// An object in the same namespace.
 pub(super) fn sibling(name: &ObjectName, other: &Arc<str>) -> ObjectName {
     ObjectName::new(name.namespace.clone(), other.clone())

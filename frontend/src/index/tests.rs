@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*};
 
 use crate::{
     object::{ServiceLimits, SliceEndpoint, SlicePort},
-    testing::{any_update, endpoint, ip, node, number, put, service, service_cidr, slice, time},
+    testing::{any_service, any_update, endpoint, ip, node, number, put, service, service_cidr, slice, time},
 };
 
 use super::*;
@@ -14,6 +14,7 @@ use super::*;
 mod gone;
 mod hints;
 mod node_ports;
+mod plan;
 mod pods;
 mod service_cidrs;
 

@@ -7,7 +7,7 @@ use std::{
 
 use proto::{
     digest::BUCKETS,
-    model::{IpFamily, Revision, Role, ServicePort},
+    model::{Revision, Role},
 };
 
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
     context::{FrontendContext, ReportedProblem},
     drain::{DrainState, NodesBehind, WaitingDrain},
     streams::{Fleet, MAX_LISTED, StreamStatus},
+    view::vips,
 };
 
 /// How long a node may lag before it is shown as behind, as in `fairlead status`.
@@ -186,13 +187,4 @@ impl NodeRow {
             error: first_failure.or(error.map(str::to_owned)).unwrap_or_default(),
         }
     }
-}
-
-/// The VIPs of a service port, each with its port; the node port last.
-fn vips(port: &ServicePort) -> Vec<String> {
-    let cluster_ips = IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
-    let ips = cluster_ips.chain(IpFamily::ALL.into_iter().flat_map(|family| port.external_policy_ips(family)));
-    let mut vips: Vec<_> = ips.map(|ip| std::net::SocketAddr::new(ip, port.port.get()).to_string()).collect();
-    vips.extend(port.node_port.map(|number| format!("node port {number}")));
-    vips
 }

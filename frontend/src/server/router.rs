@@ -4,11 +4,13 @@ use std::{
     convert::Infallible,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
-use futures::future::BoxFuture;
+use futures::future::{self, BoxFuture};
 use http::{HeaderValue, header::CONTENT_TYPE, request::Parts};
-use proto::{MAX_MESSAGE_BYTES, encoded::ServerCodec};
+use proto::{MAX_MESSAGE_BYTES, encoded::ServerCodec, v1};
+use tokio::time::timeout;
 use tonic::{
     Request, Response, Status, Streaming,
     body::Body,
@@ -19,16 +21,24 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use super::{FairleadService, connection::Peer};
-use crate::{clients::AnswerPermit, identity::Identity};
+use crate::{
+    clients::{AnswerClient, AnswerPermit},
+    identity::Identity,
+};
 
 const WATCH: &str = "/fairlead.v1.Fairlead/Watch";
 const STATUS: &str = "/fairlead.v1.Fairlead/Status";
 const ENDPOINTS: &str = "/fairlead.v1.Fairlead/Endpoints";
+const PLAN: &str = "/fairlead.v1.Fairlead/Plan";
 const DRAINED: &str = "/fairlead.v1.Fairlead/Drained";
 /// The header that names the compression of the client's messages, and its value for none.
 const ENCODING: &str = "grpc-encoding";
 /// The maximum size of a unary request in bytes. Names in requests have at most 253 characters each.
 const MAX_UNARY_BYTES: usize = 4 << 10;
+/// The maximum size of a request for a plan in bytes.
+const MAX_PLAN_BYTES: usize = 1 << 20;
+/// How long such a request may take to arrive.
+const PLAN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum size of the answer to a unary request in bytes: that of the status of 5,000 nodes which all report
 /// failures.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
@@ -62,6 +72,7 @@ impl tower::Service<http::Request<Body>> for FairleadService {
                     let answer = |identity, request| service.endpoints(identity, address, request);
                     unary(&service, request, body, answer).await
                 }
+                PLAN => plan(&service, request, body).await,
                 DRAINED => unary(&service, request, body, |identity, request| service.drained(identity, request)).await,
                 _ => Err(Status::unimplemented("unknown method")),
             };
@@ -93,14 +104,42 @@ where
     F: Future<Output = Result<Response<Out>, Status>>,
 {
     let identity = service.identify(&request).await?;
+    Ok(respond(http::Request::from_parts(request, body), MAX_UNARY_BYTES, |request| answer(identity.clone(), request))
+        .await)
+}
+
+/// Answers what would change. The request may be large: it is read only for clients that may see all nodes, one at a
+/// time for each of them.
+async fn plan(service: &FairleadService, request: Parts, body: Body) -> Result<http::Response<Body>, Status> {
+    let identity = service.identify(&request).await?;
+    service.authorize(&identity, "")?;
     let _call = request.extensions.get().map(Peer::start_call);
+    let address = request.extensions.get().and_then(Peer::ip);
+    let permit = service.context.answers.acquire(AnswerClient::new(identity, address)).await;
+    let answer = |request: v1::PlanRequest| future::ready(service.plan(&request, permit.clone()));
+    let response = respond(http::Request::from_parts(request, body), MAX_PLAN_BYTES, answer);
+    let late = |_| Status::deadline_exceeded(format!("the request did not arrive within {PLAN_TIMEOUT:?}"));
+    timeout(PLAN_TIMEOUT, response).await.map_err(late)
+}
+
+/// Reads a request of at most this size, and encodes the answer.
+async fn respond<In, Out, F>(
+    request: http::Request<Body>,
+    max_bytes: usize,
+    answer: impl Fn(In) -> F,
+) -> http::Response<Body>
+where
+    ProstCodec<Out, In>: Codec<Encode = Out, Decode = In> + Default,
+    F: Future<Output = Result<Response<Out>, Status>>,
+{
+    let _call = request.extensions().get().map(Peer::start_call);
     let mut grpc = Grpc::new(ProstCodec::<Out, In>::default())
-        .max_decoding_message_size(MAX_UNARY_BYTES)
+        .max_decoding_message_size(max_bytes)
         .max_encoding_message_size(MAX_ANSWER_BYTES);
-    let answer = tower::service_fn(|request: Request<In>| answer(identity.clone(), request.into_inner()));
-    let mut response = grpc.unary(answer, http::Request::from_parts(request, body)).await;
-    Ok(match response.extensions_mut().remove::<Arc<AnswerPermit>>() {
+    let answer = tower::service_fn(|request: Request<In>| answer(request.into_inner()));
+    let mut response = grpc.unary(answer, request).await;
+    match response.extensions_mut().remove::<Arc<AnswerPermit>>() {
         Some(permit) => response.map(|body| permit.hold(body)),
         None => response,
-    })
+    }
 }

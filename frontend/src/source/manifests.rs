@@ -22,6 +22,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use notify::{INotifyWatcher, RecursiveMode, Watcher as _};
 use runtime::Shutdown;
+use serde_json::Value;
 use tokio::{
     sync::{mpsc, watch},
     task::spawn_blocking,
@@ -33,7 +34,7 @@ use self::{
     catalog::{Catalog, Refreshed},
     events::FileEvents,
 };
-use crate::object::{ObjectKind, SourceUpdate};
+use crate::object::{ObjectKind, ParsedObject, SourceUpdate};
 
 /// How long to collect events that belong together, such as several files that one command writes.
 const DEBOUNCE: Duration = Duration::from_millis(2);
@@ -55,10 +56,17 @@ struct DirectoryWatcher {
 
 /// The objects in the text of a file.
 #[cfg(feature = "testing")]
-pub(crate) fn parse_text(text: &str, is_json: bool) -> Result<Vec<crate::object::ParsedObject>, String> {
+pub(crate) fn parse_text(text: &str, is_json: bool) -> Result<Vec<ParsedObject>, String> {
     use document::{FileContents, ManifestFormat};
     let format = if is_json { ManifestFormat::Json } else { ManifestFormat::Yaml };
     FileContents::read(text, format).map(|contents| contents.objects.into_values().collect())
+}
+
+/// The objects in documents, and which documents are not used, and why.
+pub(crate) fn parse_documents(documents: Vec<Value>) -> (Vec<ParsedObject>, Vec<String>) {
+    let numbered = documents.into_iter().enumerate().map(|(n, document)| (format!("document {}", n + 1), document));
+    let document::FileContents { objects, problems } = document::FileContents::of(numbered);
+    (objects.into_values().collect(), problems)
 }
 
 /// Delivers the objects in `directory` and their changes until the shutdown, or until the receiver is dropped. The

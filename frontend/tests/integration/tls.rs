@@ -44,6 +44,7 @@ async fn node_may_inspect_only_itself() {
     for other in ["", "node-b"] {
         assert_rejected(node.status_of(other).await, Code::PermissionDenied, &["node node-a may not see the status"]);
     }
+    assert_rejected(node.plan().await, Code::PermissionDenied, &["node node-a may not see the status"]);
     let other = server.client(Some(server.authority.node("node-b"))).await;
     assert_rejected(other.endpoints().await, Code::PermissionDenied, &["node node-b may not see"]);
 }
@@ -71,6 +72,7 @@ async fn admin_may_observe_but_not_act_as_backend() {
     admin.status().await.unwrap();
     let refused = admin.endpoints().await.err().map(|status| status.code());
     assert_ne!(refused, Some(Code::PermissionDenied));
+    assert_eq!(admin.plan().await.unwrap().change_count, 0);
     assert_rejected(admin.watch("node-b", Role::Backend).await, Code::PermissionDenied, &["admin ops", "node-b"]);
 }
 

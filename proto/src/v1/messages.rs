@@ -626,6 +626,81 @@ pub struct NodeSet {
     #[prost(fixed64, tag = "2")]
     pub hash: u64,
 }
+/// At most 1 MiB, with at most 64 objects.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PlanRequest {
+    /// JSON values, one after the other: Services, EndpointSlices, and lists of them
+    #[prost(string, tag = "1")]
+    pub documents: ::prost::alloc::string::String,
+    /// count this node only; empty: all nodes
+    #[prost(string, tag = "2")]
+    pub node: ::prost::alloc::string::String,
+}
+#[derive(serde::Serialize)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PlanResponse {
+    /// the current revision
+    #[prost(uint64, tag = "1")]
+    pub revision: u64,
+    /// by service port; the first 256
+    #[prost(message, repeated, tag = "2")]
+    pub changes: ::prost::alloc::vec::Vec<PlannedChange>,
+    #[prost(uint64, tag = "3")]
+    pub change_count: u64,
+    /// how many of the changes take all endpoints away from a node
+    #[prost(uint64, tag = "4")]
+    pub losing_count: u64,
+    /// of the objects, and those that others would have in addition; the first 256
+    #[prost(message, repeated, tag = "5")]
+    pub problems: ::prost::alloc::vec::Vec<Problem>,
+    /// VIPs and node ports that a service port would claim in vain, and does not now
+    #[prost(uint64, tag = "6")]
+    pub conflict_count: u64,
+    /// documents that are not used, and why; the first 64
+    #[prost(string, repeated, tag = "7")]
+    pub ignored: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// What would change of a service port.
+#[derive(serde::Serialize)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PlannedChange {
+    /// "default/web:http/tcp"
+    #[prost(string, tag = "1")]
+    pub service_port: ::prost::alloc::string::String,
+    /// for people
+    #[prost(string, tag = "2")]
+    pub summary: ::prost::alloc::string::String,
+    /// the first 32
+    #[prost(string, repeated, tag = "3")]
+    pub gained_vips: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// the first 32
+    #[prost(string, repeated, tag = "4")]
+    pub lost_vips: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// the nodes whose state would change
+    #[prost(message, optional, tag = "5")]
+    pub nodes: ::core::option::Option<NodeGroup>,
+    #[prost(message, repeated, tag = "6")]
+    pub lost_endpoints: ::prost::alloc::vec::Vec<LostEndpoints>,
+}
+/// Nodes that would have no endpoint any more for some traffic.
+#[derive(serde::Serialize)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LostEndpoints {
+    /// "internalTrafficPolicy Local, IPv4"
+    #[prost(string, tag = "1")]
+    pub traffic: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub nodes: ::core::option::Option<NodeGroup>,
+}
+#[derive(serde::Serialize)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeGroup {
+    #[prost(uint64, tag = "1")]
+    pub count: u64,
+    /// the first 16
+    #[prost(string, repeated, tag = "2")]
+    pub names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
 /// The role of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1125,6 +1200,28 @@ pub mod fairlead_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("fairlead.v1.Fairlead", "Drained"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// What would change, and for which nodes, if objects were applied. Applies nothing. For people and tools.
+        pub async fn plan(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PlanRequest>,
+        ) -> std::result::Result<tonic::Response<super::PlanResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairlead.v1.Fairlead/Plan",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairlead.v1.Fairlead", "Plan"));
             self.inner.unary(req, path, codec).await
         }
     }

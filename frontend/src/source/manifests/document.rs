@@ -71,11 +71,16 @@ impl FileContents {
             ManifestFormat::Yaml => yaml_documents(text)?,
             ManifestFormat::Json => json_documents(text)?,
         };
+        Ok(Self::of(documents))
+    }
+
+    /// Parses documents, each with its position.
+    pub(super) fn of(documents: impl IntoIterator<Item = (String, Value)>) -> Self {
         let mut contents = Self::default();
         for (position, document) in documents {
             contents.add(&position, document);
         }
-        Ok(contents)
+        contents
     }
 
     fn add(&mut self, position: &str, mut document: Value) {

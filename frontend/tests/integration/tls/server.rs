@@ -201,6 +201,13 @@ impl Client {
         Ok(client.endpoints(self.request(request)).await?.into_inner())
     }
 
+    pub(crate) async fn plan(&self) -> Result<v1::PlanResponse, Status> {
+        let mut client = FairleadClient::new(self.channel.clone());
+        // Larger than other requests may be.
+        let documents = " ".repeat(64 << 10);
+        Ok(client.plan(self.request(v1::PlanRequest { documents, node: "node-a".to_owned() })).await?.into_inner())
+    }
+
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         if let Some(token) = self.token {

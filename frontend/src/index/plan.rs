@@ -1,0 +1,401 @@
+//! What would change if objects were applied. They are applied to the index, which is locked meanwhile, and taken back.
+//!
+//! ```text
+//!   objects ──▶ Trial: applied ──resolve──▶ views after ─┐
+//!                      taken back ─resolve─▶ views before ┴─▶ by zone, and by node with pools of its own: PlannedChange
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    iter, mem,
+    sync::Arc,
+    time::SystemTime,
+};
+
+use proto::{
+    model::{IpFamily, ServicePortKey, TrafficPolicy},
+    v1::{LostEndpoints, NodeGroup, PlannedChange},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObjectPort},
+    view::{ServicePortView, describe, vips},
+};
+
+use super::{Index, problems::ProblemLog, same_service};
+
+/// How many service ports a plan may affect.
+const MAX_PORTS: usize = 4096;
+/// How many endpoints these may have, except for those of a single Service: their views are kept.
+const MAX_ENDPOINTS: usize = 200_000;
+/// How many nodes of a group are named.
+const MAX_NODES: usize = 16;
+/// How many VIPs of a service port are named.
+const MAX_VIPS: usize = 32;
+/// The start of a VIP that stands for a cluster IP which the API server would allocate, in each IP family.
+const UNALLOCATED: [&str; 2] = ["240.0.0.", "[100::"];
+
+/// What would change.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// By service port.
+    pub(crate) changes: Vec<PlannedChange>,
+    /// Of the objects, and those that others would have in addition.
+    pub(crate) problems: Vec<(ObjectKind, ObjectName, ObjectProblem)>,
+    /// Claims to VIPs and node ports that would be refused, and are not now.
+    pub(crate) conflicts: usize,
+}
+
+/// The index with other objects, until this is dropped.
+struct Trial<'a> {
+    index: &'a mut Index,
+    /// What the objects have replaced, in this order.
+    replaced: Vec<(ObjectKind, ObjectName, Option<ClusterObject>)>,
+    dirty: BTreeMap<ServicePortKey, Option<SystemTime>>,
+    dirty_cluster: bool,
+    limited: BTreeSet<ObjectName>,
+    problems: ProblemLog,
+}
+
+/// A service port before and after.
+#[derive(Clone, Copy)]
+struct ViewChange<'a> {
+    before: Option<&'a ServicePortView>,
+    after: Option<&'a ServicePortView>,
+}
+
+/// Where a node is.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    node: &'a str,
+    zone: &'a str,
+}
+
+/// What nodes would notice of a change.
+#[derive(Default)]
+struct NodeEffects {
+    changed: NodeGroup,
+    /// By the traffic that loses all endpoints.
+    lost: BTreeMap<String, NodeGroup>,
+}
+
+impl Index {
+    /// What would change on this node, or on all nodes, if these objects were applied. The index stays as it is. The
+    /// error says what is too large.
+    pub(crate) fn plan(&mut self, objects: Vec<ParsedObject>, node: Option<&str>) -> Result<Plan, String> {
+        let planned: BTreeSet<_> = objects.iter().map(|parsed| (parsed.kind, parsed.name.clone())).collect();
+        let mut trial = Trial::new(self);
+        objects.into_iter().for_each(|parsed| trial.apply(parsed));
+        let keys: Vec<_> = mem::take(&mut trial.index.dirty).into_keys().collect();
+        if keys.len() > MAX_PORTS {
+            return Err(format!("{} service ports are affected, more than {MAX_PORTS}: split the files", keys.len()));
+        }
+        let (mut after, mut endpoints) = (BTreeMap::new(), 0);
+        for keys in keys.chunk_by(same_service) {
+            let mut views = Vec::new();
+            trial.index.resolve(keys, &mut views);
+            endpoints += views.iter().filter_map(|(_, view)| Some(view.as_ref()?.endpoints())).sum::<usize>();
+            if endpoints > MAX_ENDPOINTS && !after.is_empty() {
+                return Err(format!("more than {MAX_ENDPOINTS} endpoints are affected: split the files"));
+            }
+            after.extend(views);
+        }
+        let problems_after = mem::take(&mut trial.index.problems);
+        trial.take_back();
+        let mut plan = Plan::default();
+        let keys: Vec<_> = after.keys().cloned().collect();
+        for keys in keys.chunk_by(same_service) {
+            let mut views = Vec::new();
+            trial.index.resolve(keys, &mut views);
+            for (key, before) in views {
+                // Without one, the ports of the Service depended on each other before only.
+                let Some(after) = after.get(&key) else { continue };
+                let change = ViewChange { before: before.as_ref(), after: after.as_ref() };
+                plan.changes.extend(trial.index.planned_change(&key, change, node));
+            }
+        }
+        let known: BTreeSet<_> = all(&trial.index.problems).collect();
+        let is_new = |problem: &(ObjectKind, ObjectName, ObjectProblem)| {
+            planned.contains(&(problem.0, problem.1.clone())) || !known.contains(problem)
+        };
+        plan.problems = all(&problems_after).filter(is_new).collect();
+        plan.conflicts = problems_after.refused().difference(&trial.index.problems.refused()).count();
+        Ok(plan)
+    }
+
+    /// Adds what the API server keeps of an existing Service, or allocates, to one in its JSON form. An allocated
+    /// cluster IP is unknown: a reserved address with this number stands for it.
+    pub(crate) fn complete_service(&self, document: &mut Value, number: usize) {
+        let metadata = |field: &str| document["metadata"][field].as_str().filter(|text| !text.is_empty());
+        let name = ObjectName::new(metadata("namespace").unwrap_or("default"), metadata("name").unwrap_or_default());
+        let existing = self.services.get(&name);
+        let ingress = &document["status"]["loadBalancer"]["ingress"];
+        let is_without_ingress = ingress.as_array().is_none_or(Vec::is_empty);
+        let Some(spec) = document.get_mut("spec").and_then(Value::as_object_mut) else { return };
+        let kind = spec.get("type").and_then(Value::as_str).unwrap_or("ClusterIP").to_owned();
+        let is = |value: Option<&Value>, text: &str| value.and_then(Value::as_str) == Some(text);
+        if kind == "ExternalName" || is(spec.get("clusterIP"), "None") {
+            return;
+        }
+        let first = spec.get("clusterIP").and_then(Value::as_str).is_some_and(|ip| !ip.is_empty());
+        if !first && spec.get("clusterIPs").and_then(Value::as_array).is_none_or(Vec::is_empty) {
+            let families = spec.remove("ipFamilies").unwrap_or_default();
+            let policy = spec.get("ipFamilyPolicy");
+            let is_dual = is(policy, "PreferDualStack") || is(policy, "RequireDualStack");
+            let has = |family: &str| families.as_array().is_some_and(|families| families.contains(&json!(family)));
+            let v6 = (is_dual || has("IPv6")).then(|| format!("100::{number:x}"));
+            let v4 = (is_dual || has("IPv4") || v6.is_none()).then(|| format!("240.0.0.{number}"));
+            let ips: Vec<String> = match existing {
+                Some(service) => service.cluster_ips.iter().filter_map(|(_, ip)| Some((*ip)?.to_string())).collect(),
+                None => [v4, v6].into_iter().flatten().collect(),
+            };
+            spec.remove("clusterIP");
+            spec.insert("clusterIPs".to_owned(), json!(ips));
+        }
+        let Some(existing) = existing.filter(|_| ["NodePort", "LoadBalancer"].contains(&&*kind)) else { return };
+        for port in spec.get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
+            let Some(port) = port.as_object_mut() else { continue };
+            let protocol = port.get("protocol").and_then(Value::as_str).unwrap_or("TCP");
+            let is_same = |old: &&ServiceObjectPort| {
+                port.get("port") == Some(&json!(old.port)) && old.protocol.to_string() == protocol
+            };
+            if let Some(number) = existing.ports.iter().find(is_same).and_then(|old| old.node_port) {
+                port.entry("nodePort").or_insert_with(|| json!(number));
+            }
+        }
+        if let Some(number) = existing.health_check_node_port {
+            spec.entry("healthCheckNodePort").or_insert_with(|| json!(number));
+        }
+        if kind == "LoadBalancer" && is_without_ingress {
+            let ips = existing.load_balancer_ips.iter().chain(&existing.closed_ips);
+            let ingress: Vec<_> = ips.map(|ip| json!({ "ip": ip })).collect();
+            document["status"] = json!({ "loadBalancer": { "ingress": ingress } });
+        }
+    }
+
+    fn current(&self, kind: ObjectKind, name: &ObjectName) -> Option<ClusterObject> {
+        match kind {
+            ObjectKind::Service => match self.services.get(name) {
+                Some(service) => Some(ClusterObject::Service(service.clone())),
+                None => self.foreign_services.get(name).cloned().map(ClusterObject::ForeignService),
+            },
+            ObjectKind::EndpointSlice => self.slice(name).cloned().map(ClusterObject::EndpointSlice),
+            ObjectKind::Node | ObjectKind::ServiceCidr => None,
+        }
+    }
+
+    /// `None` if nothing changes.
+    fn planned_change(
+        &self,
+        key: &ServicePortKey,
+        change: ViewChange<'_>,
+        node: Option<&str>,
+    ) -> Option<PlannedChange> {
+        let ViewChange { before, after } = change;
+        if before == after {
+            return None;
+        }
+        let vips = |view: Option<&ServicePortView>| -> BTreeSet<_> {
+            view.map(|view| vips(&view.port)).unwrap_or_default().into_iter().collect()
+        };
+        let (had, has) = (vips(before), vips(after));
+        let NodeEffects { changed, lost } = self.node_effects(change, node);
+        let lost = lost.into_iter().map(|(traffic, nodes)| LostEndpoints { traffic, nodes: Some(nodes) });
+        Some(PlannedChange {
+            service_port: key.to_string(),
+            summary: describe(before, after),
+            gained_vips: has.difference(&had).take(MAX_VIPS).map(|vip| shown(vip)).collect(),
+            lost_vips: had.difference(&has).take(MAX_VIPS).map(|vip| shown(vip)).collect(),
+            nodes: Some(changed),
+            lost_endpoints: lost.collect(),
+        })
+    }
+
+    /// On one node, or on all: those without pools of their own by zone.
+    fn node_effects(&self, change: ViewChange<'_>, node: Option<&str>) -> NodeEffects {
+        let mut effects = NodeEffects::default();
+        let zone_of = |node: &str| self.nodes.get(node).map_or("", |node| &*node.zone);
+        if let Some(node) = node {
+            let place = Place { node, zone: zone_of(node) };
+            effects.add(1, iter::once(node), change.shared_differ(place), change, place);
+            return effects;
+        }
+        let own: BTreeSet<&Arc<str>> = change.views().flat_map(nodes_of).collect();
+        let mut own_of_zones = BTreeMap::<&str, usize>::new();
+        let mut differ_in = BTreeMap::<&str, bool>::new();
+        for name in own.iter().filter(|name| self.topology().has_node(name)) {
+            let node: &str = name;
+            let zone = zone_of(node);
+            if self.nodes.contains_key(node) {
+                *own_of_zones.entry(zone).or_default() += 1;
+            }
+            let is_own = change.views().any(|view| view.shared().any(|(.., pools)| pools.nodes.contains_key(node)));
+            let differs = if is_own {
+                change.shared_differ(Place { node, zone })
+            } else {
+                *differ_in.entry(zone).or_insert_with(|| change.shared_differ(Place { node: "", zone }))
+            };
+            effects.add(1, iter::once(node), differs, change, Place { node, zone });
+        }
+        for (zone, members) in &self.zones {
+            let others = members.len() - own_of_zones.get(&**zone).copied().unwrap_or_default();
+            if others > 0 {
+                let names = members.iter().filter(|name| !own.contains(name)).map(|name| &**name);
+                let place = Place { node: "", zone };
+                effects.add(others, names, change.shared_differ(place), change, place);
+            }
+        }
+        effects
+    }
+}
+
+impl<'a> Trial<'a> {
+    fn new(index: &'a mut Index) -> Self {
+        Self {
+            replaced: Vec::new(),
+            dirty: mem::take(&mut index.dirty),
+            dirty_cluster: index.dirty_cluster,
+            limited: index.limited.clone(),
+            problems: mem::take(&mut index.problems),
+            index,
+        }
+    }
+
+    fn apply(&mut self, mut parsed: ParsedObject) {
+        let before = self.index.current(parsed.kind, &parsed.name);
+        // An object keeps its time. A new one is the newest.
+        let created = match &before {
+            Some(ClusterObject::Service(service)) => service.created,
+            Some(ClusterObject::EndpointSlice(slice)) => slice.created,
+            _ => None,
+        };
+        match &mut parsed.object {
+            Some(ClusterObject::Service(service)) => service.created = created,
+            Some(ClusterObject::EndpointSlice(slice)) => slice.created = created,
+            _ => {}
+        }
+        self.replaced.push((parsed.kind, parsed.name.clone(), before));
+        self.index.apply_one(parsed);
+    }
+
+    /// Restores the objects.
+    fn take_back(&mut self) {
+        while let Some((kind, name, object)) = self.replaced.pop() {
+            let (mut service, mut foreign, mut slice) = (None, None, None);
+            match object {
+                Some(ClusterObject::Service(object)) => service = Some(object),
+                Some(ClusterObject::ForeignService(object)) => foreign = Some(object),
+                Some(ClusterObject::EndpointSlice(object)) => slice = Some(object),
+                _ => {}
+            }
+            if kind == ObjectKind::EndpointSlice {
+                self.index.put_slice(&name, slice);
+            } else {
+                self.index.put_foreign_service(&name, foreign);
+                self.index.replace_service(name, service);
+            }
+        }
+    }
+}
+
+impl Drop for Trial<'_> {
+    fn drop(&mut self) {
+        self.take_back();
+        self.index.dirty = mem::take(&mut self.dirty);
+        self.index.dirty_cluster = self.dirty_cluster;
+        self.index.limited = mem::take(&mut self.limited);
+        self.index.problems = mem::take(&mut self.problems);
+    }
+}
+
+impl<'a> ViewChange<'a> {
+    fn views(self) -> impl Iterator<Item = &'a ServicePortView> {
+        self.before.into_iter().chain(self.after)
+    }
+
+    /// Whether a node would have another service port, or other pools than local ones.
+    fn shared_differ(self, Place { node, zone }: Place<'_>) -> bool {
+        let (Some(before), Some(after)) = (self.before, self.after) else { return true };
+        let mut pools = iter::zip(before.shared(), after.shared());
+        before.port != after.port
+            || pools.any(|((.., before), (.., after))| before.resolve(node, zone) != after.resolve(node, zone))
+    }
+
+    fn local_differ(self, node: &str) -> bool {
+        let local = |view: Option<&'a ServicePortView>| view.and_then(|view| view.local.get(node));
+        local(self.before) != local(self.after)
+    }
+
+    /// The traffic that has endpoints on a node before, and none after.
+    fn lost(self, place: Place<'_>) -> impl Iterator<Item = String> {
+        let kinds = IpFamily::ALL.into_iter().flat_map(|family| [(family, false), (family, true)]);
+        kinds.filter_map(move |(family, is_external)| {
+            let had = self.before.and_then(|view| serves(view, family, is_external, place));
+            if had != Some(true) {
+                return None;
+            }
+            let Some(after) = self.after else { return Some(format!("{family}: the service port is removed")) };
+            let (field, policy) = match is_external {
+                false => ("internalTrafficPolicy", after.port.internal_policy),
+                true => ("externalTrafficPolicy", after.port.external_policy),
+            };
+            let has = serves(after, family, is_external, place);
+            (has == Some(false)).then(|| format!("{field} {policy:?}, {family}"))
+        })
+    }
+}
+
+impl NodeEffects {
+    /// Adds nodes for which a change is the same: those at the place, which names no node if they are several.
+    fn add<'n>(
+        &mut self,
+        count: usize,
+        names: impl Iterator<Item = &'n str> + Clone,
+        shared_differ: bool,
+        change: ViewChange<'_>,
+        place: Place<'_>,
+    ) {
+        if !shared_differ && !change.local_differ(place.node) {
+            return;
+        }
+        let add = |group: &mut NodeGroup| {
+            group.count += count as u64;
+            let more = MAX_NODES.saturating_sub(group.names.len());
+            group.names.extend(names.clone().take(more).map(str::to_owned));
+        };
+        add(&mut self.changed);
+        for traffic in change.lost(place) {
+            add(self.lost.entry(traffic).or_default());
+        }
+    }
+}
+
+/// Whether there are endpoints on a node in a zone for traffic to the cluster IPs, or to the external VIPs; `None` if
+/// there is no such VIP.
+fn serves(view: &ServicePortView, family: IpFamily, is_external: bool, place: Place<'_>) -> Option<bool> {
+    if is_external && !view.port.externally_accessible() {
+        return None;
+    }
+    let Place { node, zone } = place;
+    let policy = if is_external { view.port.external_policy } else { view.port.internal_policy };
+    Some(match policy {
+        TrafficPolicy::Cluster => !view.cluster_pool(family, node, zone).is_empty(),
+        TrafficPolicy::Local => view.local_pool(family, node).is_some(),
+    })
+}
+
+/// The nodes for which a view differs from that of their zone.
+fn nodes_of(view: &ServicePortView) -> impl Iterator<Item = &Arc<str>> {
+    view.shared().flat_map(|(.., pools)| pools.nodes.keys()).chain(view.local.keys())
+}
+
+fn shown(vip: &str) -> String {
+    let is_unallocated = UNALLOCATED.iter().any(|start| vip.starts_with(start));
+    if is_unallocated { "a new cluster IP".to_owned() } else { vip.to_owned() }
+}
+
+fn all(problems: &ProblemLog) -> impl Iterator<Item = (ObjectKind, ObjectName, ObjectProblem)> {
+    let objects = problems.iter();
+    objects.flat_map(|(kind, name, problems)| problems.into_iter().map(move |problem| (kind, name.clone(), problem)))
+}

@@ -1,0 +1,201 @@
+//! The call `Plan`: what would change, and for which nodes, if Services and EndpointSlices were applied.
+
+use proto::v1;
+use serde_json::{Deserializer, Value};
+use tonic::Status;
+
+use crate::{cluster::ClusterState, index::Plan, object::ObjectKind, source::parse_documents};
+
+/// How many objects a request may have.
+const MAX_OBJECTS: usize = 64;
+/// How many changes, and how many problems, are listed.
+const MAX_LISTED: usize = 256;
+
+pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Result<v1::PlanResponse, Status> {
+    let v1::PlanRequest { documents, node } = request;
+    if !cluster.is_ready() {
+        return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
+    }
+    let documents = Deserializer::from_str(documents).into_iter::<Value>().collect::<Result<Vec<_>, _>>();
+    let mut documents = documents.map_err(|error| Status::invalid_argument(format!("documents: {error}")))?;
+    {
+        let (index, mut number) = (cluster.index(), 0);
+        for document in &mut documents {
+            each_service(document, &mut |service: &mut Value| {
+                number += 1;
+                index.complete_service(service, number);
+            });
+        }
+    }
+    let (objects, mut ignored) = parse_documents(documents);
+    let is_planned = |kind| matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice);
+    let (objects, others): (Vec<_>, Vec<_>) = objects.into_iter().partition(|parsed| is_planned(parsed.kind));
+    if objects.len() > MAX_OBJECTS {
+        let message = format!("{} objects, more than {MAX_OBJECTS}: split the files", objects.len());
+        return Err(Status::invalid_argument(message));
+    }
+    let others = others.iter().map(|parsed| format!("{} {}: its effect is not computed", parsed.kind, parsed.name));
+    ignored.extend(others);
+    ignored.truncate(MAX_OBJECTS);
+    let node = Some(node.as_str()).filter(|node| !node.is_empty());
+    // The log may be locked while the index is.
+    let mut index = cluster.index();
+    let revision = cluster.log().revision();
+    let Plan { mut changes, problems, conflicts } = index.plan(objects, node).map_err(Status::invalid_argument)?;
+    drop(index);
+    let problems = problems.into_iter().take(MAX_LISTED).map(|(kind, name, problem)| v1::Problem {
+        object: format!("{kind} {name}"),
+        field: problem.field,
+        message: problem.message,
+    });
+    let (change_count, losing) = (changes.len(), |change: &&v1::PlannedChange| !change.lost_endpoints.is_empty());
+    let losing_count = changes.iter().filter(losing).count();
+    changes.truncate(MAX_LISTED);
+    Ok(v1::PlanResponse {
+        revision: revision.0,
+        changes,
+        change_count: change_count as u64,
+        losing_count: losing_count as u64,
+        problems: problems.collect(),
+        conflict_count: conflicts as u64,
+        ignored,
+    })
+}
+
+/// Calls `visit` for each Service of a document, which may be a list.
+fn each_service(document: &mut Value, visit: &mut impl FnMut(&mut Value)) {
+    let kind = document["kind"].as_str().unwrap_or_default().to_owned();
+    if kind == "Service" {
+        return visit(document);
+    }
+    for item in document.get_mut("items").and_then(Value::as_array_mut).into_iter().flatten() {
+        if kind == "ServiceList" { visit(item) } else { each_service(item, visit) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::model::Epoch;
+    use serde_json::json;
+
+    use crate::{
+        Config,
+        index::{Index, ServicePolicy},
+        log::ChangeLog,
+        object::ClusterObject,
+        testing::{endpoint, initial, node, number, service, slice, time},
+    };
+
+    use super::*;
+
+    /// Nodes node-0 to node-2 in two zones, and a Service `ns/web` with endpoints on two of them.
+    fn cluster() -> ClusterState {
+        let mut web = service("web", "10.96.0.1");
+        web.ports[0].node_port = Some(number(30080));
+        web.load_balancer_ips = vec![[192, 0, 2, 1].into()];
+        let endpoints = vec![endpoint("10.0.0.1", "node-0"), endpoint("10.0.0.2", "node-1")];
+        let nodes = [("node-0", "zone-a"), ("node-1", "zone-b"), ("node-2", "zone-b")];
+        let nodes = nodes.map(|(name, zone)| ClusterObject::from(node(name, zone)));
+        let objects = nodes.into_iter().chain([web.into(), slice("x", "web", endpoints).into()]);
+        let index = Index::new(time(0), Default::default(), ServicePolicy::default());
+        let cluster = ClusterState::new(index, ChangeLog::new(Epoch(1), Config::default().history));
+        initial(objects).into_iter().for_each(|update| cluster.index().apply(update));
+        let commit = cluster.commit(|_| ()).unwrap();
+        cluster.publish(commit.revision, commit.source_version);
+        cluster
+    }
+
+    fn plan(cluster: &ClusterState, node: &str, documents: &[Value]) -> v1::PlanResponse {
+        let documents = documents.iter().map(Value::to_string).collect();
+        response(cluster, &v1::PlanRequest { documents, node: node.to_owned() }).unwrap()
+    }
+
+    fn manifest(name: &str, spec: Value) -> Value {
+        let metadata = json!({ "name": name, "namespace": "ns" });
+        json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec })
+    }
+
+    fn web(more: &[(&str, Value)]) -> Value {
+        let mut spec = json!({ "type": "LoadBalancer", "ports": [{ "name": "http", "port": 80 }] });
+        more.iter().for_each(|(field, value)| spec[*field] = value.clone());
+        manifest("web", spec)
+    }
+
+    fn names(group: Option<&v1::NodeGroup>) -> Vec<&str> {
+        group.unwrap().names.iter().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn what_the_api_server_keeps_is_no_change() {
+        let cluster = cluster();
+        let same = plan(&cluster, "", &[web(&[])]);
+        assert_eq!((same.change_count, same.problems.len(), same.ignored.len()), (0, 0, 0), "{same:?}");
+    }
+
+    #[test]
+    fn nodes_that_lose_all_endpoints_are_named() {
+        let cluster = cluster();
+        let local = web(&[("internalTrafficPolicy", json!("Local"))]);
+        for documents in [[local.clone()], [json!({ "apiVersion": "v1", "kind": "List", "items": [local] })]] {
+            let planned = plan(&cluster, "", &documents);
+            assert_eq!((planned.change_count, planned.losing_count, planned.conflict_count), (1, 1, 0));
+            let change = &planned.changes[0];
+            assert_eq!(change.summary, "internal_policy Cluster -> Local");
+            assert_eq!(change.nodes.as_ref().unwrap().count, 3);
+            let [lost] = &change.lost_endpoints[..] else { panic!("{planned:?}") };
+            assert_eq!(
+                (&*lost.traffic, names(lost.nodes.as_ref())),
+                ("internalTrafficPolicy Local, IPv4", vec!["node-2"])
+            );
+        }
+        let local = web(&[("internalTrafficPolicy", json!("Local"))]);
+        let losing = |node| plan(&cluster, node, std::slice::from_ref(&local)).losing_count;
+        assert_eq!((losing("node-0"), losing("node-2")), (0, 1));
+        assert_eq!(cluster.index().take_changes().ports.len(), 0, "the index is as before");
+    }
+
+    #[test]
+    fn slices_concern_the_nodes_that_use_them() {
+        let cluster = cluster();
+        let hinted = |address: &str, zone: &str| json!({ "addresses": [address], "nodeName": "node-0", "hints": { "forZones": [{ "name": zone }] } });
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": { "name": "x", "namespace": "ns", "labels": { "kubernetes.io/service-name": "web" } },
+            "ports": [{ "name": "http", "port": 8080 }],
+            "endpoints": [hinted("10.0.0.1", "zone-a"), hinted("10.0.0.2", "zone-b")],
+        });
+        let planned = plan(&cluster, "", &[slice]);
+        let mut changed = names(planned.changes[0].nodes.as_ref());
+        changed.sort_unstable();
+        assert_eq!(changed, ["node-0", "node-1", "node-2"], "hints narrow the pools of both zones");
+        assert_eq!(planned.losing_count, 0, "{planned:?}");
+    }
+
+    #[test]
+    fn conflicts_and_problems_are_listed() {
+        let cluster = cluster();
+        let config = json!({ "clientIP": { "timeoutSeconds": 0 } });
+        let spec = json!({
+            "ports": [{ "port": 80 }], "externalIPs": ["192.0.2.1", "198.51.100.1"],
+            "sessionAffinity": "ClientIP", "sessionAffinityConfig": config,
+        });
+        let old = json!({ "apiVersion": "v1", "kind": "Endpoints", "metadata": { "name": "web" } });
+        let planned = plan(&cluster, "", &[manifest("new", spec), old]);
+        assert_eq!((planned.change_count, planned.losing_count, planned.conflict_count), (1, 0, 1), "{planned:?}");
+        assert_eq!(planned.changes[0].gained_vips, ["198.51.100.1:80", "a new cluster IP"]);
+        let fields: Vec<_> = planned.problems.iter().map(|problem| &*problem.field).collect();
+        assert_eq!(fields, ["spec.externalIPs", "spec.sessionAffinityConfig.clientIP.timeoutSeconds"]);
+        assert!(planned.ignored[0].contains("Endpoints of v1 is not supported"), "{planned:?}");
+    }
+
+    #[test]
+    fn large_requests_are_refused() {
+        let cluster = cluster();
+        let services: Vec<_> =
+            (0..65).map(|n| manifest(&format!("s{n}"), json!({ "ports": [{ "port": 80 }] }))).collect();
+        let documents = services.iter().map(Value::to_string).collect();
+        let error = response(&cluster, &v1::PlanRequest { documents, node: String::new() }).unwrap_err();
+        assert_eq!(error.message(), "65 objects, more than 64: split the files");
+        assert_eq!(plan(&cluster, "", &services[..64]).change_count, 64, "their cluster IPs do not conflict");
+    }
+}
