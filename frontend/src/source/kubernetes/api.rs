@@ -14,7 +14,7 @@ use kube::{
 };
 use runtime::{connect_advice::ConnectSettings, failure::chain};
 
-use super::request::RequestError;
+use super::{advice::advice, request::RequestError};
 
 /// Where a pod finds the CA certificate of its cluster.
 const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
@@ -133,7 +133,7 @@ impl KubernetesApi {
     pub(crate) fn explain(&self, error: kube::Error) -> anyhow::Error {
         let error = RequestError::of(error, &self.server);
         let text = chain(&error);
-        match advice::advice(&error, &self.settings, None) {
+        match advice(&error, &self.settings, None) {
             Some(advice) => anyhow!("{text}; {advice}"),
             None => anyhow!("{text}"),
         }
