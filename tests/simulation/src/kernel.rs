@@ -6,6 +6,7 @@ mod real;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -47,6 +48,8 @@ struct KernelState {
     /// How many of these have been repaired.
     repaired_changes: u64,
     faults: KernelFaults,
+    /// How much longer its next write takes.
+    stall: Duration,
     /// The Services that were ever rejected, by name.
     rejected: BTreeSet<String>,
     /// Whether it ever lacked an IP family, which may reject any service port.
@@ -86,6 +89,7 @@ impl SimulatedKernel {
             memory_changes: 0,
             repaired_changes: 0,
             faults: KernelFaults { slow: 1_000, ..KernelFaults::default() },
+            stall: Duration::ZERO,
             rejected: BTreeSet::new(),
             has_lacked_family: false,
         };
@@ -149,6 +153,11 @@ impl SimulatedKernel {
         state.reach_memory();
     }
 
+    /// The next write takes this much longer.
+    pub(crate) fn stall(&self, time: Duration) {
+        self.lock().stall = time;
+    }
+
     pub(crate) fn set_unsupported(&self, family: Option<IpFamily>) {
         let mut state = self.lock();
         state.faults.unsupported = family;
@@ -204,6 +213,11 @@ impl SimulatedKernel {
 }
 
 impl KernelState {
+    /// How long the next write takes.
+    fn pause(&mut self) -> Duration {
+        Duration::from_micros(self.rng.u64(0..=self.faults.slow)) + mem::take(&mut self.stall)
+    }
+
     /// The memory of a real backend gets the faults.
     fn reach_memory(&mut self) {
         let Self { memory, faults, rng, .. } = self;
@@ -215,11 +229,8 @@ impl KernelState {
 
 impl SimulatedBackend {
     async fn pause(&self) {
-        let micros = {
-            let KernelState { rng, faults, .. } = &mut *self.kernel.lock();
-            rng.u64(0..=faults.slow)
-        };
-        sleep(Duration::from_micros(micros)).await;
+        let pause = self.kernel.lock().pause();
+        sleep(pause).await;
     }
 
     /// Programs some service ports of the queue.

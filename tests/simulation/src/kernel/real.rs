@@ -1,7 +1,7 @@
 //! The real backends over kernels in memory. After each call that programs everything, the kernel must contain what a
 //! new backend would write into an empty one; what the service ports in it are, follows from that.
 
-use std::{collections::BTreeSet, mem, time::Duration};
+use std::{collections::BTreeSet, mem};
 
 use anyhow::{Result, bail};
 use backend::{
@@ -254,11 +254,12 @@ impl<M: MemoryKernel> RealBackend<M> {
 
 /// Time passes around a call, which may fail.
 async fn pass(kernel: SimulatedKernel) -> Result<()> {
-    let (micros, fails) = {
-        let KernelState { rng, faults, .. } = &mut *kernel.lock();
-        (rng.u64(0..=faults.slow), rng.u8(0..100) < faults.fails)
+    let (pause, fails) = {
+        let mut kernel = kernel.lock();
+        let (pause, fails) = (kernel.pause(), kernel.faults.fails);
+        (pause, kernel.rng.u8(0..100) < fails)
     };
-    sleep(Duration::from_micros(micros)).await;
+    sleep(pause).await;
     if fails {
         bail!("ENOBUFS");
     }

@@ -111,6 +111,10 @@ impl World {
         let shared = (self.trace.clone(), self.network.clone());
         tokio::spawn(drains::drain(shared, address, (cluster, nodes.collect()), is_current));
         sleep(Duration::from_micros(rng.u64(0..100_000))).await;
+        // The answer has to wait for the slowest node.
+        if let Some(node) = rng.choice(&self.nodes) {
+            node.kernel.stall(Duration::from_millis(rng.u64(0..1_000)));
+        }
         objects::end_pod(&self.api, address);
         version.store(self.api.version(), Ordering::SeqCst);
         trace!(self.trace, "pod {address} ends, version {}", self.api.version());
