@@ -9,15 +9,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use backend::{Backend, Changes, NodeState};
+use backend::{Backend, Changes, NodeState, ServicePortState};
+use ipnet::IpNet;
 use nix::{
     errno::Errno,
     sched::{CloneFlags, unshare},
 };
-use proto::model::{
-    Endpoint, IpFamily, NodeInfo, Operation, Pool, PoolClass, PoolId, Protocol, ServicePort, ServicePortKey,
-    TrafficPolicy,
-};
+use proto::model::{Endpoint, IpFamily, NodeInfo, PoolClass, Protocol, ServicePort, ServicePortKey, TrafficPolicy};
 
 use super::Finding;
 use crate::{
@@ -74,7 +72,7 @@ fn program_sample(backend: BackendName) -> Result<()> {
     let work = move || -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNET).map_err(NoNamespace)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let state = sample_state()?;
+        let state = sample_state();
         let settings = DataplaneSettings::default();
         runtime.block_on(async { with_backend!(open, backend, settings, |backend| program(backend, &state).await) })
     };
@@ -95,49 +93,49 @@ async fn program(mut backend: impl Backend, state: &NodeState) -> Result<()> {
 
 /// A state that uses all features: both IP families, all protocols, session affinity (with nftables the module
 /// nft_hash, which nothing else needs), both traffic policies, source ranges, and service ports without endpoints.
-fn sample_state() -> Result<NodeState> {
+fn sample_state() -> NodeState {
     let mut state = NodeState::new(NodeInfo::unknown("example"));
-    for (number, protocol) in (1..).zip([Protocol::Tcp, Protocol::Udp, Protocol::Sctp]) {
-        let port = service_port(number, protocol)?;
-        state.apply([Operation::PutServicePort(port.clone())]);
-        for class in [PoolClass::Cluster, PoolClass::Local] {
-            for family in IpFamily::ALL {
-                let mut pool = Pool::default();
-                for host in 1..=2 {
-                    pool.insert(Endpoint::new(address(family, 244, host)?, PORT));
-                }
-                let id = PoolId { key: port.key.clone(), class, family };
-                state.apply([Operation::ReplacePool { pool: id, endpoints: pool }]);
+    for (number, protocol) in (1..).zip(Protocol::ALL) {
+        let mut service = ServicePortState::new(service_port(number, protocol));
+        for family in IpFamily::ALL {
+            for host in 1..=2 {
+                let endpoint = Endpoint::new(address(family, 244, host), PORT);
+                service.pool_mut(PoolClass::Cluster, family).insert(endpoint);
+                service.pool_mut(PoolClass::Local, family).insert(endpoint);
             }
         }
-        // One without endpoints.
-        state.apply([Operation::PutServicePort(service_port(number + 100, protocol)?)]);
+        let without_endpoints = ServicePortState::new(service_port(number + 100, protocol));
+        for service in [service, without_endpoints] {
+            let key = service.port.key.clone();
+            state.set_service_port(&key, Some(service));
+        }
     }
-    Ok(state)
+    state
 }
 
-fn service_port(number: u8, protocol: Protocol) -> Result<ServicePort> {
+fn service_port(number: u8, protocol: Protocol) -> ServicePort {
     let key = ServicePortKey::new("example", format!("service-{number}").as_str(), "", protocol);
     let mut port = ServicePort::new(key, PORT);
     for family in IpFamily::ALL {
-        port.cluster_ips[family] = Some(address(family, 96, number)?);
-        port.load_balancer_ips.push(address(family, 201, number)?);
+        port.cluster_ips[family] = Some(address(family, 96, number));
+        port.load_balancer_ips.push(address(family, 201, number));
         port.any_endpoints[family] = number < 100;
+        let prefix_len = if family == IpFamily::V4 { 24 } else { 32 };
+        port.source_ranges.push(IpNet::new_assert(address(family, 9, 0), prefix_len));
     }
     port.node_port = NonZeroU16::new(30_000 + u16::from(number));
-    port.source_ranges = vec!["192.0.2.0/24".parse()?, "2001:db8:1::/48".parse()?];
     port.affinity_seconds = (number % 2 == 1).then(|| NonZeroU32::MIN.saturating_add(59));
     if number.is_multiple_of(3) {
         port.external_policy = TrafficPolicy::Local;
     }
-    Ok(port)
+    port
 }
 
-fn address(family: IpFamily, net: u8, host: u8) -> Result<IpAddr> {
-    Ok(match family {
+fn address(family: IpFamily, net: u8, host: u8) -> IpAddr {
+    match family {
         IpFamily::V4 => IpAddr::from([10, net, 0, host]),
-        IpFamily::V6 => format!("fd00:{net:x}::{host:x}").parse()?,
-    })
+        IpFamily::V6 => IpAddr::from([0xfd00, u16::from(net), 0, 0, 0, 0, 0, u16::from(host)]),
+    }
 }
 
 #[cfg(test)]
@@ -146,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_sample_state_uses_all_features() {
-        let state = sample_state().unwrap();
+        let state = sample_state();
         let ports: Vec<_> = state.service_ports().values().map(|service| &service.port).collect();
         assert_eq!(ports.len(), 6);
         assert!(ports.iter().any(|port| port.affinity_seconds.is_some()));
