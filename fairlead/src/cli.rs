@@ -47,7 +47,7 @@ pub(crate) use self::{
     status::{SHOWN_NODES, StatusArgs},
     trace::{Origin, TraceArgs},
     traffic::TrafficArgs,
-    view::{EndpointsArgs, PlanArgs, ServiceName, ServicesArgs, TestArgs, ViewArgs},
+    view::{ChangesArgs, EndpointsArgs, PlanArgs, ServiceName, ServicesArgs, TestArgs, ViewArgs},
 };
 
 use crate::config::BackendName;
@@ -70,6 +70,7 @@ Examples:
   fairlead services --kernel                               list this node's IPVS virtual servers
   fairlead endpoints default/web --node node-a             explain which endpoints a node uses
   fairlead plan -f service.yaml                            print what a manifest would change
+  fairlead log --service default/web                       list what changed, and who wrote it
   fairlead diff --cluster-cidr 10.244.0.0/16               compare the kernel with the desired state
   fairlead watch --node node-a                             follow the stream of a node
   fairlead trace 10.244.1.9 10.96.0.10:80                  trace a packet through this node's rules
@@ -118,6 +119,8 @@ pub(crate) enum Command {
     Services(ServicesArgs),
     /// List the endpoints of a Service, and explain which of them a node uses.
     Endpoints(EndpointsArgs),
+    /// List what changed in the service ports, when, because of which object, and who wrote it.
+    Log(ChangesArgs),
     /// Print what would change, and on which nodes, if Services and EndpointSlices were applied. Applies nothing.
     Plan(PlanArgs),
     /// Print what a backend would write into this node's kernel, or where kube-proxy's rules behave differently. Writes

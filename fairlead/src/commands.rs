@@ -2,6 +2,7 @@
 
 mod backend;
 mod bundle;
+mod changes;
 mod check;
 mod cleanup;
 mod config;
@@ -67,6 +68,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Local(args) => backend::run_local(args, &effective, shutdown).await,
             Command::Watch(args) => watch::run(args, shutdown).await,
             Command::Services(args) => interruptible(services::run(args), shutdown).await,
+            Command::Log(args) => interruptible(changes::run(args), shutdown).await,
             Command::Endpoints(args) => interruptible(endpoints::run(args), shutdown).await,
             Command::Cleanup(args) => cleanup::run(args, shutdown).await,
             Command::Completion { shell } => completion(shell),

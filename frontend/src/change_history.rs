@@ -1,17 +1,54 @@
-//! The most recent changes of service ports with their times, for the status page.
+//! The most recent changes of service ports: when, because of which object, and how to undo them. For the status page,
+//! `fairlead log` and `fairlead services --at`.
+//!
+//! They have a limit in memory. Beyond it the oldest change of the namespace that takes most of it goes: whoever changes
+//! much loses their own history, not that of others.
 
-use std::{collections::VecDeque, time::SystemTime};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use proto::model::{Revision, ServicePortKey};
 
-use crate::view::ServicePortView;
+use crate::{log::CommitRecord, object::Cause, view::ServicePortView};
 
 /// How many changes are kept.
-const MAX_CHANGES: usize = 200;
+const MAX_CHANGES: usize = 8192;
+/// About how much memory they take, in bytes.
+const MAX_BYTES: usize = 8 << 20;
+/// How many changes of the zone of a node are kept.
+const MAX_MOVES: usize = 4096;
+/// The entries of maps for a change, and its names.
+const OVERHEAD: usize = 256;
 
 /// The most recent changes.
 #[derive(Debug, Default)]
-pub(crate) struct ChangeHistory(VecDeque<ChangeRecord>);
+pub(crate) struct ChangeHistory {
+    /// By number: the newest last.
+    changes: BTreeMap<u64, Arc<LoggedChange>>,
+    namespaces: BTreeMap<Arc<str>, NamespaceHistory>,
+    /// The namespaces by the memory that their changes take.
+    by_size: BTreeSet<(usize, Arc<str>)>,
+    size: usize,
+    next: u64,
+    /// Nodes whose zone has changed: what to undo before depends on the zone that they had.
+    moves: VecDeque<(SystemTime, Arc<str>)>,
+    /// All later moves are here.
+    moves_lost: Option<SystemTime>,
+    /// Namespaces without changes here had none later.
+    lost: Option<SystemTime>,
+}
+
+/// The changes of one namespace.
+#[derive(Debug, Default)]
+struct NamespaceHistory {
+    numbers: VecDeque<u64>,
+    size: usize,
+    /// All later changes are here.
+    lost: Option<SystemTime>,
+}
 
 /// What a commit changed in one service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +57,17 @@ pub(crate) struct ChangeRecord {
     pub(crate) revision: Revision,
     pub(crate) key: ServicePortKey,
     pub(crate) kind: ChangeKind,
+}
+
+/// A change with its reason.
+#[derive(Debug)]
+pub(crate) struct LoggedChange {
+    pub(crate) record: ChangeRecord,
+    /// For people.
+    pub(crate) summary: String,
+    pub(crate) cause: Option<Cause>,
+    /// What would be sent to nodes to undo it.
+    pub(crate) undo: CommitRecord,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,39 +92,145 @@ impl ChangeKind {
     }
 }
 
+impl LoggedChange {
+    fn size(&self) -> usize {
+        size_of::<Self>() + self.summary.len() + self.undo.size + OVERHEAD
+    }
+}
+
 impl ChangeHistory {
+    /// Without changes, of which there may have been some before.
+    pub(crate) fn since(start: SystemTime) -> Self {
+        Self { lost: Some(start), ..Self::default() }
+    }
+
     /// Records a change.
-    pub(crate) fn push(&mut self, change: ChangeRecord) {
-        if self.0.len() == MAX_CHANGES {
-            self.0.pop_front();
+    pub(crate) fn push(&mut self, change: LoggedChange) {
+        let (number, size, namespace) = (self.next, change.size(), change.record.key.namespace.clone());
+        self.next += 1;
+        let mut history = self.take(&namespace);
+        history.numbers.push_back(number);
+        history.size += size;
+        self.put(namespace, history);
+        self.size += size;
+        self.changes.insert(number, Arc::new(change));
+        while self.size > MAX_BYTES || self.changes.len() > MAX_CHANGES {
+            let Some((_, largest)) = self.by_size.last().cloned() else { return };
+            self.forget_oldest(largest);
         }
-        self.0.push_back(change);
+    }
+
+    /// Records that the zone of a node has changed.
+    pub(crate) fn record_move(&mut self, at: SystemTime, node: Arc<str>) {
+        self.moves.push_back((at, node));
+        if self.moves.len() > MAX_MOVES {
+            self.moves_lost = self.moves.pop_front().map(|(at, _)| at);
+        }
     }
 
     /// Newest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &ChangeRecord> {
-        self.0.iter().rev()
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<LoggedChange>> {
+        self.changes.values().rev()
+    }
+
+    /// Since when all changes of a namespace are here, and the zone of a node is what it is now. An empty name stands
+    /// for all namespaces.
+    pub(crate) fn complete_since(&self, namespace: &str, node: &str) -> SystemTime {
+        let of_namespaces = || self.namespaces.values().map(|history| history.lost).max().flatten();
+        let lost = match self.namespaces.get(namespace) {
+            Some(history) => history.lost,
+            None if namespace.is_empty() => self.lost.max(of_namespaces()),
+            None => self.lost,
+        };
+        let moves = self.moves.iter().filter(|(_, name)| **name == *node).map(|(at, _)| *at);
+        let moves_lost = self.moves_lost.filter(|_| !node.is_empty());
+        lost.into_iter().chain(moves_lost).chain(moves).max().unwrap_or(UNIX_EPOCH)
+    }
+
+    fn forget_oldest(&mut self, namespace: Arc<str>) {
+        let mut history = self.take(&namespace);
+        let oldest = history.numbers.pop_front().and_then(|number| self.changes.remove(&number));
+        if let Some(oldest) = oldest {
+            history.size -= oldest.size();
+            history.lost = history.lost.max(Some(oldest.record.at));
+            self.size -= oldest.size();
+        }
+        self.put(namespace, history);
+    }
+
+    fn take(&mut self, namespace: &Arc<str>) -> NamespaceHistory {
+        let new = || NamespaceHistory { lost: self.lost, ..NamespaceHistory::default() };
+        let history = self.namespaces.remove(namespace).unwrap_or_else(new);
+        self.by_size.remove(&(history.size, namespace.clone()));
+        history
+    }
+
+    fn put(&mut self, namespace: Arc<str>, history: NamespaceHistory) {
+        if history.numbers.is_empty() {
+            self.lost = self.lost.max(history.lost);
+        } else {
+            self.by_size.insert((history.size, namespace.clone()));
+            self.namespaces.insert(namespace, history);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proto::model::Protocol;
+
+    use crate::log::no_operations;
 
     use super::*;
 
+    fn time(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    fn change(namespace: &str, seconds: u64, summary: usize) -> LoggedChange {
+        let key = ServicePortKey::new(namespace, "s", "", Protocol::Tcp);
+        let record = ChangeRecord { at: time(seconds), revision: Revision(seconds), key, kind: ChangeKind::Added };
+        LoggedChange { record, summary: "x".repeat(summary), cause: None, undo: no_operations() }
+    }
+
     #[test]
-    fn new_changes_replace_the_oldest() {
-        let change = |revision, number: usize, kind| {
-            let key = ServicePortKey::new("ns", format!("s{number}"), "", Protocol::Tcp);
-            ChangeRecord { at: SystemTime::UNIX_EPOCH, revision: Revision(revision), key, kind }
-        };
-        let mut history = ChangeHistory::default();
-        (0..MAX_CHANGES + 50).for_each(|number| history.push(change(2, number, ChangeKind::Added)));
-        history.push(change(3, 0, ChangeKind::Removed));
-        let changes: Vec<_> = history.iter().collect();
-        assert_eq!(changes.len(), MAX_CHANGES);
-        assert_eq!(*changes[0], change(3, 0, ChangeKind::Removed));
-        assert_eq!(*changes[MAX_CHANGES - 1], change(2, 51, ChangeKind::Added));
+    fn noisy_namespace_loses_only_its_own_changes() {
+        let mut history = ChangeHistory::since(time(1));
+        history.push(change("quiet", 2, 1000));
+        (0..3 * MAX_CHANGES as u64).for_each(|n| history.push(change("noisy", 3 + n, 10)));
+        assert!(history.changes.len() <= MAX_CHANGES && history.size <= MAX_BYTES);
+        assert_eq!(history.iter().last().unwrap().record.at, time(2));
+        assert_eq!(history.complete_since("quiet", ""), time(1));
+        let oldest = history.iter().filter(|change| &*change.record.key.namespace == "noisy").last().unwrap();
+        assert_eq!(history.complete_since("noisy", "") + Duration::from_secs(1), oldest.record.at);
+        assert_eq!(history.complete_since("", ""), history.complete_since("noisy", ""));
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut history = ChangeHistory::since(time(1));
+        for n in 0..100 {
+            history.push(change(&format!("ns-{}", n % 3), 2 + n, MAX_BYTES / 20));
+            assert!(history.size <= MAX_BYTES);
+        }
+        let newest: Vec<_> = history.iter().map(|change| change.record.revision.0).collect();
+        assert!(newest.len() > 15 && newest.is_sorted_by(|newer, older| newer > older), "{newest:?}");
+        history.push(change("huge", 200, 2 * MAX_BYTES));
+        assert_eq!(
+            (history.changes.len(), history.size),
+            (newest.len(), history.by_size.iter().map(|(size, _)| size).sum())
+        );
+        assert_eq!(history.complete_since("huge", ""), time(200));
+    }
+
+    #[test]
+    fn moved_nodes_are_known_since_then() {
+        let mut history = ChangeHistory::since(time(1));
+        history.record_move(time(5), "node-a".into());
+        assert_eq!((history.complete_since("", "node-a"), history.complete_since("", "node-b")), (time(5), time(1)));
+        (0..MAX_MOVES).for_each(|n| history.record_move(time(6), format!("node-{n}").into()));
+        assert_eq!(history.complete_since("", "other"), time(5), "who moved then is not known any more");
     }
 }

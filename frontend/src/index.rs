@@ -37,8 +37,8 @@ use tokio::time::Instant;
 
 use crate::{
     object::{
-        ClusterObject, ForeignService, NodeChanges, NodeObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject,
-        ServiceObject, ServiceObjectPort, SliceObject, SourceUpdate,
+        Cause, ClusterObject, ForeignService, NodeChanges, NodeObject, ObjectKind, ObjectName, ObjectProblem, Origin,
+        ParsedObject, ServiceObject, ServiceObjectPort, SliceObject, SourceUpdate,
     },
     view::{KnownTopology, ServiceEndpoints, ServicePortExplanation, ServicePortView, explain, view},
 };
@@ -92,9 +92,10 @@ pub struct Index {
     versions: SourceVersions,
     /// The kinds of which a list has been delivered.
     complete: BTreeSet<ObjectKind>,
-    /// The service ports that may have changed since the last `take_changes`, and the oldest trigger time of the
-    /// changes.
-    dirty: BTreeMap<ServicePortKey, Option<SystemTime>>,
+    /// The service ports that may have changed since the last `take_changes`.
+    dirty: BTreeMap<ServicePortKey, Dirty>,
+    /// The object that is applied, or was the last one.
+    cause: Option<Cause>,
     dirty_nodes: BTreeSet<Arc<str>>,
     /// Nodes whose object was deleted, and perhaps created again, since the last `take_changes`.
     replaced_nodes: BTreeSet<Arc<str>>,
@@ -102,11 +103,22 @@ pub struct Index {
     dirty_cluster: bool,
 }
 
+/// Why a service port may have changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Dirty {
+    /// The oldest trigger time of the changes.
+    trigger: Option<SystemTime>,
+    /// The object of the last one.
+    cause: Option<Cause>,
+}
+
 /// What may have changed since the last [`Index::take_changes`], with its new value.
 #[derive(Debug, Default)]
 pub struct IndexChanges {
     /// Service ports; `None` for those that no longer exist.
     pub ports: Vec<(ServicePortKey, Option<ServicePortView>)>,
+    /// The objects that have changed them last.
+    pub causes: BTreeMap<ServicePortKey, Cause>,
     /// Nodes.
     pub nodes: NodeChanges,
     /// The names of Nodes that were deleted. They may have been created again.
@@ -170,11 +182,11 @@ impl Index {
     /// Computes what may have changed since the last call.
     pub fn take_changes(&mut self) -> IndexChanges {
         let dirty = mem::take(&mut self.dirty);
-        let oldest_trigger = dirty.values().flatten().min().copied();
-        let dirty: Vec<_> = dirty.into_keys().collect();
-        let mut ports = Vec::with_capacity(dirty.len());
+        let oldest_trigger = dirty.values().filter_map(|dirty| dirty.trigger).min();
+        let keys: Vec<_> = dirty.keys().cloned().collect();
+        let mut ports = Vec::with_capacity(keys.len());
         // Ordered by Service.
-        for keys in dirty.chunk_by(same_service) {
+        for keys in keys.chunk_by(same_service) {
             self.resolve(keys, &mut ports);
         }
         let node = |name: Arc<str>| (name.clone(), self.nodes.get(&name).cloned());
@@ -183,6 +195,7 @@ impl Index {
             replaced_nodes: mem::take(&mut self.replaced_nodes),
             cluster: mem::take(&mut self.dirty_cluster).then(|| self.cluster()),
             oldest_trigger,
+            causes: dirty.into_iter().filter_map(|(key, dirty)| Some((key, dirty.cause?))).collect(),
             ports,
             reflected: (self.versions.reflected(), self.versions.reflected_kinds()),
             confirmed: (self.versions.confirmed(), self.versions.confirmed_kinds()),
@@ -307,7 +320,8 @@ impl Index {
     }
 
     fn apply_one(&mut self, parsed: ParsedObject) {
-        let ParsedObject { kind, name, object, problems } = parsed;
+        let ParsedObject { kind, name, object, problems, origin } = parsed;
+        self.cause = Some(Cause { kind, name: name.clone(), origin });
         self.problems.set_source(kind, &name, problems);
         match (kind, object) {
             (_, Some(ClusterObject::Service(service))) => {
@@ -332,7 +346,8 @@ impl Index {
     }
 
     fn delete(&mut self, kind: ObjectKind, name: ObjectName) {
-        self.apply_one(ParsedObject { kind, name, object: None, problems: Vec::new() });
+        let (problems, origin) = (Vec::new(), Origin::default());
+        self.apply_one(ParsedObject { kind, name, object: None, problems, origin });
     }
 
     /// The names of all objects of a kind that are usable or have problems.
@@ -439,8 +454,9 @@ impl Index {
             slices.insert(name.name.clone(), slice);
         }
         for key in keys {
-            let oldest = self.dirty.entry(key).or_default();
-            *oldest = [*oldest, trigger].into_iter().flatten().min();
+            let dirty = self.dirty.entry(key).or_default();
+            dirty.trigger = [dirty.trigger, trigger].into_iter().flatten().min();
+            dirty.cause.clone_from(&self.cause);
         }
         if of_api {
             changed.extend(self.claims.protected.set_api_servers(self.api_servers()));
@@ -537,7 +553,7 @@ impl Index {
 
     fn mark_dirty(&mut self, keys: impl IntoIterator<Item = ServicePortKey>) {
         for key in keys {
-            self.dirty.entry(key).or_default();
+            self.dirty.entry(key).or_default().cause.clone_from(&self.cause);
         }
     }
 }

@@ -31,21 +31,24 @@ use proto::{
 use tokio::time::Instant;
 
 use crate::{
-    change_history::{ChangeHistory, ChangeKind, ChangeRecord},
+    change_history::{ChangeHistory, ChangeKind, ChangeRecord, LoggedChange},
     config::HistoryLimits,
     index::IndexChanges,
-    view::ServicePortView,
+    view::{ServicePortView, describe},
 };
 
 use self::{
     buckets::Bucket,
     digest_index::{ApplyDigest, DigestIndex},
-    history::{CommitRecord, History},
+    history::History,
     node_entry::NodeEntry,
     operations::CommitOperations,
 };
 
-pub(crate) use self::chunk::{CHUNK_BYTES, EncodedChunk, EncodingCounters};
+pub(crate) use self::{
+    chunk::{CHUNK_BYTES, EncodedChunk, EncodingCounters},
+    history::CommitRecord,
+};
 
 /// The bytes of the changes since a revision that a node is sent, however small the whole state is: nodes that are some
 /// commits behind must not all compare digests, which are answered to few at a time.
@@ -119,6 +122,12 @@ impl CommitsSince {
     }
 }
 
+/// What no node is sent.
+#[cfg(test)]
+pub(crate) fn no_operations() -> CommitRecord {
+    CommitRecord::new(CommitOperations::default(), BTreeSet::new(), None)
+}
+
 impl ChangeLog {
     /// A cluster without services and nodes, at revision 1.
     pub(crate) fn new(epoch: Epoch, limits: HistoryLimits) -> Self {
@@ -159,7 +168,7 @@ impl ChangeLog {
     pub(crate) fn start(&mut self, changes: IndexChanges) {
         self.apply(changes, None);
         self.history.start(self.revision);
-        self.changes = ChangeHistory::default();
+        self.changes = ChangeHistory::since(SystemTime::now());
     }
 
     /// Commits changes. Returns the new revision, or `None` when nothing is different.
@@ -177,7 +186,7 @@ impl ChangeLog {
         changes: IndexChanges,
         mut operations: Option<&mut CommitOperations>,
     ) -> Option<BTreeSet<Arc<str>>> {
-        let IndexChanges { mut ports, mut nodes, cluster, reflected, .. } = changes;
+        let IndexChanges { mut ports, mut causes, mut nodes, cluster, reflected, .. } = changes;
         self.source_version = reflected;
         let cluster = cluster.filter(|cluster| *cluster != self.cluster);
         nodes.retain(|(name, node)| self.node(name) != node.as_ref());
@@ -186,7 +195,7 @@ impl ChangeLog {
             return None;
         }
         self.revision.0 += 1;
-        let mut moved = BTreeSet::new();
+        let (at, mut moved) = (SystemTime::now(), BTreeSet::new());
         if let Some(cluster) = cluster {
             if let Some(operations) = &mut operations {
                 operations.all.push(Operation::PutCluster(cluster.clone()));
@@ -196,23 +205,48 @@ impl ChangeLog {
         for (name, node) in nodes {
             if self.put_node(&name, node) {
                 // It gets a repair.
+                self.changes.record_move(at, name.clone());
                 moved.insert(name);
             } else if let Some(operations) = &mut operations {
                 let facts = Operation::PutNode(self.facts(&name));
                 operations.own.entry(name).or_default().push(facts);
             }
         }
-        let at = SystemTime::now();
         for (key, view) in ports {
-            let before = self.view(&key);
-            let kind = ChangeKind::between(before, view.as_ref());
             if let Some(operations) = &mut operations {
+                let before = self.view(&key);
                 operations.change(&key, before, view.as_ref(), |node| self.zone(node));
+                let mut undo = CommitOperations::default();
+                undo.change(&key, view.as_ref(), before, |node| self.zone(node));
+                let kind = ChangeKind::between(before, view.as_ref());
+                let change = LoggedChange {
+                    summary: describe(before, view.as_ref()),
+                    cause: causes.remove(&key),
+                    undo: CommitRecord::new(undo, BTreeSet::new(), None),
+                    record: ChangeRecord { at, revision: self.revision, key: key.clone(), kind },
+                };
+                self.changes.push(change);
             }
-            self.changes.push(ChangeRecord { at, revision: self.revision, key: key.clone(), kind });
             self.put_view(key, view);
         }
         Some(moved)
+    }
+
+    /// The last changes, newest first: those that concern a node; all if its name is empty.
+    pub(crate) fn changes_of<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Arc<LoggedChange>> {
+        let zone = self.zone(node);
+        let concerns = move |change: &&Arc<LoggedChange>| change.undo.chunks(node, zone).next().is_some();
+        self.changes.iter().filter(move |change| node.is_empty() || concerns(change))
+    }
+
+    /// What leads from nothing to the state of a node at a time since which all changes are known: the current state,
+    /// and the later changes undone.
+    pub(crate) fn state_at(&mut self, node: &str, at: SystemTime) -> Vec<Arc<EncodedChunk>> {
+        let mut chunks = self.snapshot(node).chunks;
+        let zone = self.zone(node);
+        let later = self.changes.iter().filter(|change| change.record.at > at);
+        chunks.extend(later.flat_map(|change| change.undo.chunks(node, zone)).cloned());
+        chunks
     }
 
     /// The commits between a revision and the current one. `None` when the revision is older than the history, or when

@@ -242,6 +242,28 @@ pub struct ParsedObject {
     pub object: Option<ClusterObject>,
     /// Its invalid fields.
     pub problems: Vec<ObjectProblem>,
+    /// Where this version of it comes from.
+    pub origin: Origin,
+}
+
+/// Which version of an object it is, and who wrote it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// `metadata.resourceVersion`, where that is a number; 0: unknown.
+    pub version: SourceVersion,
+    /// `manager` of the newest entry of `metadata.managedFields`.
+    pub manager: Option<Arc<str>>,
+}
+
+/// The object that a change comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// Its kind.
+    pub kind: ObjectKind,
+    /// Its name.
+    pub name: ObjectName,
+    /// Its version; unknown if it was deleted.
+    pub origin: Origin,
 }
 
 /// What a source delivers. Sources are interchangeable: a Kubernetes API server, or a directory of manifests.

@@ -3,7 +3,7 @@
 //! ```text
 //!   TLS listener ──▶ admission ──▶ incoming: handshake ──┐
 //!   unix socket ─────────────────────────────────────────┴─▶ authn: Identity ──▶ watch: a session
-//!                                                            (headers only)  └──▶ status, endpoints, plan
+//!                                                            (headers only)  └──▶ status, endpoints, changes, plan
 //! ```
 //!
 //! A session lives as long as the response stream of its call. Limits on connections are enforced here, in `admission`
@@ -12,6 +12,7 @@
 
 mod admission;
 mod authn;
+mod changes;
 mod connection;
 mod drained;
 mod endpoints;
@@ -204,6 +205,18 @@ impl FairleadService {
         self.authorize(&identity, &request.node)?;
         let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
         let response = endpoints::response(&self.context.cluster, &request, identity.may_see_all_objects())?;
+        Ok(answer(response, permit))
+    }
+
+    async fn changes(
+        &self,
+        identity: Identity,
+        address: Option<IpAddr>,
+        request: v1::ChangesRequest,
+    ) -> Result<Response<v1::ChangesResponse>, Status> {
+        self.authorize(&identity, &request.node)?;
+        let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
+        let response = changes::response(&self.context.cluster, &request, identity.may_see_all_objects())?;
         Ok(answer(response, permit))
     }
 

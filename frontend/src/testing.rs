@@ -12,7 +12,7 @@ use proptest::{collection::vec, option, prelude::*, sample::subsequence};
 use proto::model::{Hello, IpFamily, NodeInfo, PerFamily, Protocol, Role, SourceVersion, TrafficPolicy};
 
 use crate::object::{
-    ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceCidrObject, ServiceObject, ServiceObjectPort,
+    ClusterObject, ObjectKind, ObjectName, Origin, ParsedObject, ServiceCidrObject, ServiceObject, ServiceObjectPort,
     SliceEndpoint, SliceObject, SlicePort, SourceUpdate,
 };
 
@@ -106,7 +106,7 @@ pub(crate) fn parsed(object: impl Into<ClusterObject>) -> ParsedObject {
         ClusterObject::Node(node) => (ObjectKind::Node, ObjectName::new("", node.info.name.clone())),
         ClusterObject::ServiceCidr(object) => (ObjectKind::ServiceCidr, ObjectName::new("", object.name.clone())),
     };
-    ParsedObject { kind, name, object: Some(object), problems: Vec::new() }
+    ParsedObject { kind, name, object: Some(object), problems: Vec::new(), origin: Origin::default() }
 }
 
 pub(crate) fn put(object: impl Into<ClusterObject>) -> SourceUpdate {

@@ -12,7 +12,8 @@ const WRITE: &str = "FAIRLEAD_GENERATE";
 fn messages_and_client(out: &Path) {
     let descriptors = protox::compile(["fairlead/v1/fairlead.proto"], [env!("CARGO_MANIFEST_DIR")]);
     // Commands print these as they are.
-    let printed = ["PoolMembership", "Problem", "PlanResponse", "PlannedChange", "LostEndpoints", "NodeGroup"];
+    let printed =
+        ["PoolMembership", "Problem", "PlanResponse", "PlannedChange", "LostEndpoints", "NodeGroup", "Change"];
     let config = tonic_prost_build::configure().out_dir(out).build_server(false).bytes(".fairlead.v1");
     let derive = "#[derive(serde::Serialize)]";
     let config =

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use futures::future;
 use futures::future::BoxFuture;
 use proto::v1::{
-    DrainedRequest, DrainedResponse, EndpointsRequest, EndpointsResponse, PlanRequest, PlanResponse, StatusRequest,
-    StatusResponse, fairlead_client::FairleadClient,
+    ChangesRequest, ChangesResponse, DrainedRequest, DrainedResponse, EndpointsRequest, EndpointsResponse, PlanRequest,
+    PlanResponse, StatusRequest, StatusResponse, fairlead_client::FairleadClient,
 };
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, transport::Channel};
@@ -67,6 +67,16 @@ impl Grpc {
     /// When the objects are too many, access is denied, or no frontend answers.
     pub async fn plan(&self, request: &PlanRequest, patience: Duration) -> Result<PlanResponse> {
         let ask = async |mut client: FairleadClient<Channel>, request: Request<PlanRequest>| client.plan(request).await;
+        self.ask_any(request, patience, ask).await
+    }
+
+    /// Asks one frontend after the other for the last changes, or for an earlier state of a node, until one answers.
+    ///
+    /// # Errors
+    /// When access is denied, or no frontend answers.
+    pub async fn changes(&self, request: &ChangesRequest, patience: Duration) -> Result<ChangesResponse> {
+        let ask =
+            async |mut client: FairleadClient<Channel>, request: Request<ChangesRequest>| client.changes(request).await;
         self.ask_any(request, patience, ask).await
     }
 

@@ -89,6 +89,36 @@ pub(crate) struct PlanArgs {
     pub(crate) output: OutputArgs,
 }
 
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  fairlead log --since 10m                                  what changed in the last ten minutes, newest first
+  fairlead log --service default/web -o json                of one Service
+  fairlead log --node node-a                                what concerned one node
+
+One frontend answers, with what it has committed since it started: the last changes of each namespace, 8,192 and
+8 MiB in total, at most 1,000 at a time. Over TLS this requires an admin identity (--admin-identity of the
+frontend), or with --node the identity of that node, which is not told the objects and managers.")]
+pub(crate) struct ChangesArgs {
+    /// List only changes of this Service. Default namespace: default.
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = service)]
+    pub(crate) service: Option<ServiceName>,
+
+    /// List only changes that concern this node.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
+
+    /// List only changes of the last TIME, as in 10m. Default: all that are known.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) since: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) frontend: FrontendAddressArgs,
+
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
 /// The namespace and name of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceName {

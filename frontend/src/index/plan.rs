@@ -9,7 +9,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     iter, mem,
     sync::Arc,
-    time::SystemTime,
 };
 
 use proto::{
@@ -23,7 +22,7 @@ use crate::{
     view::{ServicePortView, describe, vips},
 };
 
-use super::{Index, problems::ProblemLog, same_service};
+use super::{Dirty, Index, problems::ProblemLog, same_service};
 
 /// How many service ports a plan may affect.
 const MAX_PORTS: usize = 4096;
@@ -52,7 +51,7 @@ struct Trial<'a> {
     index: &'a mut Index,
     /// What the objects have replaced, in this order.
     replaced: Vec<(ObjectKind, ObjectName, Option<ClusterObject>)>,
-    dirty: BTreeMap<ServicePortKey, Option<SystemTime>>,
+    dirty: BTreeMap<ServicePortKey, Dirty>,
     dirty_cluster: bool,
     limited: BTreeSet<ObjectName>,
     problems: ProblemLog,

@@ -30,7 +30,7 @@ pub(super) struct History {
 
 /// What one commit sends, and to whom.
 #[derive(Debug)]
-pub(super) struct CommitRecord {
+pub(crate) struct CommitRecord {
     pub(super) committed: Instant,
     pub(super) oldest_trigger: Option<SystemTime>,
     all: Chunks,
@@ -38,7 +38,8 @@ pub(super) struct CommitRecord {
     own: BTreeMap<Arc<str>, Chunks>,
     /// The nodes whose zone has changed: what earlier commits sent them depends on the zone that they had.
     pub(super) moved: BTreeSet<Arc<str>>,
-    size: usize,
+    /// About its memory in bytes.
+    pub(crate) size: usize,
 }
 
 impl History {

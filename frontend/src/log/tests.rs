@@ -580,3 +580,38 @@ fn nodes_that_lose_their_hints_share_the_pool_that_they_get() {
     assert!(first.iter().zip(&second).all(|(first, second)| Arc::ptr_eq(first, second)));
     cluster.sync(&mut replica);
 }
+
+#[test]
+fn undone_changes_lead_back_to_any_time() {
+    let hints = |last: u8, node: &str, zone: &str| SliceEndpoint {
+        zone_hints: vec![zone.into()],
+        ..endpoint(&format!("10.0.0.{last}"), node)
+    };
+    let nodes = [("node-0", "zone-a"), ("node-1", "zone-b")].map(|(name, zone)| put(node(name, zone)));
+    let mut cluster = Cluster::of(nodes.into_iter().chain([put(service("web", "10.96.0.1"))]));
+    let steps = [
+        vec![web(endpoints(1..=9))],
+        vec![web(vec![hints(1, "node-0", "zone-a"), hints(2, "node-1", "zone-b")]), put(service("new", "10.96.0.3"))],
+        vec![put(service("web", "10.96.0.2"))],
+        vec![Change::Delete(ObjectKind::Service, ObjectName::new("ns", "web"))],
+        vec![put(service("web", "10.96.0.2")), web(endpoints(3..=5))],
+    ];
+    let mut expected = Vec::new();
+    for step in steps {
+        cluster.commit(step);
+        let states = ["node-0", "node-1"].map(|name| state_of(name, cluster.log.snapshot(name).chunks));
+        expected.push((SystemTime::now(), states));
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    for (at, states) in expected {
+        let then = ["node-0", "node-1"].map(|name| state_of(name, cluster.log.state_at(name, at)));
+        assert_eq!(then, states);
+    }
+}
+
+fn state_of(name: &str, chunks: Vec<Arc<EncodedChunk>>) -> proto::state::NodeState {
+    let mut state = proto::state::NodeState::new(NodeInfo::unknown(name));
+    let rejected = state.apply(chunks.iter().flat_map(|chunk| chunk.operations().iter().cloned()));
+    assert_eq!(rejected, []);
+    state
+}

@@ -21,6 +21,9 @@ use crate::{
 /// How long a node may lag before it is shown as behind, as in `fairlead status`.
 const MAX_LAG: Duration = Duration::from_secs(5);
 
+/// How many changes the page has.
+const MAX_CHANGES: usize = 200;
+
 /// Everything at one moment.
 #[derive(Debug)]
 pub(super) struct PageModel {
@@ -145,7 +148,7 @@ impl PageModel {
         // The index, which the problems lock, is never locked while the log is.
         let (revision, changes) = {
             let log = cluster.log();
-            (log.revision(), log.changes.iter().cloned().collect())
+            (log.revision(), log.changes.iter().take(MAX_CHANGES).map(|change| change.record.clone()).collect())
         };
         Self {
             now: SystemTime::now(),

@@ -29,6 +29,7 @@ use crate::{
 const WATCH: &str = "/fairlead.v1.Fairlead/Watch";
 const STATUS: &str = "/fairlead.v1.Fairlead/Status";
 const ENDPOINTS: &str = "/fairlead.v1.Fairlead/Endpoints";
+const CHANGES: &str = "/fairlead.v1.Fairlead/Changes";
 const PLAN: &str = "/fairlead.v1.Fairlead/Plan";
 const DRAINED: &str = "/fairlead.v1.Fairlead/Drained";
 /// The header that names the compression of the client's messages, and its value for none.
@@ -70,6 +71,11 @@ impl tower::Service<http::Request<Body>> for FairleadService {
                 ENDPOINTS => {
                     let address = request.extensions.get().and_then(Peer::ip);
                     let answer = |identity, request| service.endpoints(identity, address, request);
+                    unary(&service, request, body, answer).await
+                }
+                CHANGES => {
+                    let address = request.extensions.get().and_then(Peer::ip);
+                    let answer = |identity, request| service.changes(identity, address, request);
                     unary(&service, request, body, answer).await
                 }
                 PLAN => plan(&service, request, body).await,

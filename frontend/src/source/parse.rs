@@ -9,11 +9,11 @@ mod slice;
 use std::{num::NonZeroU16, time::SystemTime};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use proto::model::{ParseProtocolError, Protocol};
+use proto::model::{ParseProtocolError, Protocol, SourceVersion};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject};
+use crate::object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, Origin, ParsedObject};
 
 /// A Kubernetes type that a source can deliver.
 pub(super) trait Resource: DeserializeOwned {
@@ -29,6 +29,9 @@ const MAX_DESCRIBED: usize = 64;
 
 /// The most characters of a field and of a message: values may have 256 KiB.
 const MAX_CHARS: usize = 256;
+
+/// The most characters of a field manager, which the API server enforces too.
+const MAX_MANAGER: usize = 128;
 
 /// Collects the invalid fields of an object.
 #[derive(Debug, Default)]
@@ -101,7 +104,19 @@ pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
             None
         }
     };
-    ParsedObject { kind: R::KIND, name, object, problems: problems.finish() }
+    ParsedObject { kind: R::KIND, name, object, problems: problems.finish(), origin: origin(json) }
+}
+
+/// Which version of an object it is, and who wrote it last.
+fn origin(json: &Value) -> Origin {
+    let metadata = &json["metadata"];
+    let version = metadata["resourceVersion"].as_str().and_then(|version| version.parse().ok()).unwrap_or_default();
+    let entries = metadata["managedFields"].as_array().into_iter().flatten();
+    // The API server writes all times in one form.
+    let newest = entries.max_by(|left, right| left["time"].as_str().cmp(&right["time"].as_str()));
+    let manager = newest.and_then(|entry| entry["manager"].as_str());
+    let manager = manager.map(|manager| manager.chars().take(MAX_MANAGER).collect::<String>().into());
+    Origin { version: SourceVersion(version), manager }
 }
 
 /// The name in the JSON of an object; empty if absent.
@@ -157,4 +172,23 @@ fn optional_port_number(number: Option<i32>) -> Result<Option<NonZeroU16>, Strin
 /// `protocol` of a port, which the API server defaults to TCP.
 fn protocol(name: Option<&str>) -> Result<Protocol, ParseProtocolError> {
     name.map_or(Ok(Protocol::Tcp), str::parse)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn newest_manager_is_the_origin() {
+        let entry = |manager: &str, time: &str| json!({ "manager": manager, "time": time });
+        let fields = json!([entry("old", "2026-01-01T00:00:00Z"), entry("new", "2026-01-02T00:00:00Z"), {}]);
+        let metadata = json!({ "resourceVersion": "812", "managedFields": fields });
+        let expected = Origin { version: SourceVersion(812), manager: Some("new".into()) };
+        assert_eq!(origin(&json!({ "metadata": metadata })), expected);
+        let opaque = json!({ "metadata": { "resourceVersion": "x", "managedFields": [entry(&"m".repeat(999), "")] } });
+        assert_eq!(origin(&opaque).manager.unwrap().len(), MAX_MANAGER);
+        assert_eq!(origin(&json!({})), Origin::default());
+    }
 }

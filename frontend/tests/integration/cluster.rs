@@ -3,8 +3,8 @@
 use std::num::NonZeroU16;
 
 use fairlead_frontend::object::{
-    ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceObject, ServiceObjectPort, SliceEndpoint, SliceObject,
-    SlicePort, SourceUpdate,
+    ClusterObject, ObjectKind, ObjectName, Origin, ParsedObject, ServiceObject, ServiceObjectPort, SliceEndpoint,
+    SliceObject, SlicePort, SourceUpdate,
 };
 use proto::{
     model::{IpFamily, PerFamily, Protocol},
@@ -30,6 +30,7 @@ pub(crate) fn service(number: u8) -> ParsedObject {
         name,
         object: Some(ClusterObject::Service(service)),
         problems: Vec::new(),
+        origin: Origin::default(),
     }
 }
 
@@ -61,6 +62,7 @@ pub(crate) fn slice_on(node: &str, number: u8, endpoints: u16) -> ParsedObject {
         name,
         object: Some(ClusterObject::EndpointSlice(slice)),
         problems: Vec::new(),
+        origin: Origin::default(),
     }
 }
 

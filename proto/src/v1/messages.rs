@@ -701,6 +701,61 @@ pub struct NodeGroup {
     #[prost(string, repeated, tag = "2")]
     pub names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChangesRequest {
+    /// changes that concern this node; empty: all changes
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// of the Service; empty: of all Services
+    #[prost(string, tag = "2")]
+    pub namespace: ::prost::alloc::string::String,
+    /// Service metadata.name; empty: of all Services of the namespace
+    #[prost(string, tag = "3")]
+    pub name: ::prost::alloc::string::String,
+    /// later changes, Unix time in microseconds
+    #[prost(uint64, tag = "4")]
+    pub since_micros: u64,
+    /// instead: the state of the node at this Unix time in microseconds; 0: the changes
+    #[prost(uint64, tag = "5")]
+    pub at_micros: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ChangesResponse {
+    /// all later changes are known, Unix time in microseconds
+    #[prost(uint64, tag = "1")]
+    pub complete_since_micros: u64,
+    /// newest first; at most 1000
+    #[prost(message, repeated, tag = "2")]
+    pub changes: ::prost::alloc::vec::Vec<Change>,
+    /// With at_micros, if that is not earlier than complete_since_micros: lead from an empty state to that of the node.
+    #[prost(message, repeated, tag = "3")]
+    pub operations: ::prost::alloc::vec::Vec<Operation>,
+}
+/// A change of a service port.
+#[derive(serde::Serialize)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Change {
+    /// when it was committed, Unix time in microseconds
+    #[prost(uint64, tag = "1")]
+    pub at_micros: u64,
+    #[prost(uint64, tag = "2")]
+    pub revision: u64,
+    /// "default/web:http/tcp"
+    #[prost(string, tag = "3")]
+    pub service_port: ::prost::alloc::string::String,
+    /// for people
+    #[prost(string, tag = "4")]
+    pub summary: ::prost::alloc::string::String,
+    /// The object that changed it last, such as "EndpointSlice default/web-x7k2p"; empty: unknown, or not for this client.
+    #[prost(string, tag = "5")]
+    pub object: ::prost::alloc::string::String,
+    /// its metadata.resourceVersion, if that is a number; 0: unknown, or deleted
+    #[prost(uint64, tag = "6")]
+    pub version: u64,
+    /// the field manager of the newest entry of its metadata.managedFields; empty: unknown
+    #[prost(string, tag = "7")]
+    pub manager: ::prost::alloc::string::String,
+}
 /// The role of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1222,6 +1277,31 @@ pub mod fairlead_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("fairlead.v1.Fairlead", "Plan"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The last changes of service ports, or the state of a node at an earlier time. For people and tools.
+        pub async fn changes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChangesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ChangesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairlead.v1.Fairlead/Changes",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairlead.v1.Fairlead", "Changes"));
             self.inner.unary(req, path, codec).await
         }
     }

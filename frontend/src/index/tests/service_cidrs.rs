@@ -47,6 +47,7 @@ fn cluster_ips_of_another_proxy_are_not_in_the_service_cidrs() {
         name: name.clone(),
         object: Some(ClusterObject::ForeignService(ForeignService { cluster_ips })),
         problems: Vec::new(),
+        origin: Origin::default(),
     };
     assert_eq!(after(None), is("10.96.0.0/30"));
     assert_eq!(after(Some(put(ours.clone()))), None);

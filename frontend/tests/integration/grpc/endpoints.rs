@@ -4,7 +4,9 @@ use std::num::NonZeroU16;
 
 use fairlead_frontend::{
     Config,
-    object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObjectPort, SourceUpdate},
+    object::{
+        ClusterObject, ObjectKind, ObjectName, ObjectProblem, Origin, ParsedObject, ServiceObjectPort, SourceUpdate,
+    },
 };
 use proto::{
     convert::unpack_address,
@@ -41,6 +43,7 @@ fn updates() -> Vec<SourceUpdate> {
             NodeInfo { zone: "zone-a".into(), eligible: true, ..NodeInfo::unknown(ENDPOINT_NODE) }.into(),
         )),
         problems: Vec::new(),
+        origin: Origin::default(),
     };
     let mut first = service(0);
     let Some(ClusterObject::Service(web)) = &mut first.object else { panic!() };

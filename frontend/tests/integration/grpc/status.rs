@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_frontend::{
     Config,
-    object::{ClusterObject, ObjectKind, ObjectName, ParsedObject, SourceUpdate},
+    object::{ClusterObject, ObjectKind, ObjectName, Origin, ParsedObject, SourceUpdate},
 };
 use proto::{
     model::NodeInfo,
@@ -25,6 +25,7 @@ fn node(name: &str) -> ParsedObject {
         name: ObjectName::new("", name),
         object: Some(ClusterObject::Node(node.into())),
         problems: Vec::new(),
+        origin: Origin::default(),
     }
 }
 

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 
 use frontend::object::{
-    ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceObject, ServiceObjectPort, SliceEndpoint, SliceObject,
-    SlicePort, SourceUpdate,
+    ClusterObject, ObjectKind, ObjectName, Origin, ParsedObject, ServiceObject, ServiceObjectPort, SliceEndpoint,
+    SliceObject, SlicePort, SourceUpdate,
 };
 use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, TrafficPolicy};
 
@@ -196,5 +196,11 @@ fn service(name: &str, cluster_ip: IpAddr) -> ServiceObject {
 }
 
 fn parsed(kind: ObjectKind, name: &ObjectName, object: &ClusterObject) -> ParsedObject {
-    ParsedObject { kind, name: name.clone(), object: Some(object.clone()), problems: Vec::new() }
+    ParsedObject {
+        kind,
+        name: name.clone(),
+        object: Some(object.clone()),
+        problems: Vec::new(),
+        origin: Origin::default(),
+    }
 }

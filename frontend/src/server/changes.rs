@@ -1,0 +1,140 @@
+//! The call `Changes`: the last changes of service ports, or the state of a node at an earlier time.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use proto::{convert::unix_micros, v1};
+use tonic::Status;
+
+use crate::{change_history::LoggedChange, cluster::ClusterState};
+
+/// How many changes are listed.
+const MAX_LISTED: usize = 1000;
+
+/// `sees_all`: the client may see the objects that changes come from.
+pub(super) fn response(
+    cluster: &ClusterState,
+    request: &v1::ChangesRequest,
+    sees_all: bool,
+) -> Result<v1::ChangesResponse, Status> {
+    let v1::ChangesRequest { node, namespace, name, since_micros, at_micros } = request;
+    if !cluster.is_ready() {
+        return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
+    }
+    if *at_micros > 0 && (node.is_empty() || !namespace.is_empty()) {
+        return Err(Status::invalid_argument("at_micros: needs a node, and no namespace"));
+    }
+    // Commits need the log.
+    let mut log = cluster.log();
+    // Rounded up, since the time of a change is rounded down.
+    let complete_since_micros = unix_micros(log.changes.complete_since(namespace, node)) + 1;
+    let mut response = v1::ChangesResponse { complete_since_micros, ..v1::ChangesResponse::default() };
+    if *at_micros == 0 {
+        let is_wanted = |change: &&std::sync::Arc<LoggedChange>| {
+            let LoggedChange { record, .. } = &***change;
+            (namespace.is_empty() || *record.key.namespace == **namespace)
+                && (name.is_empty() || *record.key.name == **name)
+                && unix_micros(record.at) > *since_micros
+        };
+        let changes: Vec<_> = log.changes_of(node).filter(is_wanted).take(MAX_LISTED).cloned().collect();
+        drop(log);
+        response.changes = changes.iter().map(|change| wire(change, sees_all)).collect();
+    } else if *at_micros >= complete_since_micros {
+        let at = UNIX_EPOCH.checked_add(Duration::from_micros(*at_micros));
+        let chunks = log.state_at(node, at.unwrap_or_else(std::time::SystemTime::now));
+        drop(log);
+        response.operations = chunks.iter().flat_map(|chunk| chunk.operations()).map(Into::into).collect();
+    }
+    Ok(response)
+}
+
+fn wire(change: &LoggedChange, sees_all: bool) -> v1::Change {
+    let LoggedChange { record, summary, cause, undo: _ } = change;
+    let cause = cause.as_ref().filter(|_| sees_all);
+    v1::Change {
+        at_micros: unix_micros(record.at),
+        revision: record.revision.0,
+        service_port: record.key.to_string(),
+        summary: summary.clone(),
+        object: cause.map(|cause| format!("{} {}", cause.kind, cause.name)).unwrap_or_default(),
+        version: cause.map_or(0, |cause| cause.origin.version.0),
+        manager: cause.and_then(|cause| cause.origin.manager.as_deref()).unwrap_or_default().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::model::{Epoch, SourceVersion};
+
+    use crate::{
+        Config,
+        index::{Index, ServicePolicy},
+        log::ChangeLog,
+        object::{ClusterObject, Origin, ParsedObject, SourceUpdate},
+        testing::{endpoint, initial, node, parsed, service, slice, time},
+    };
+
+    use super::*;
+
+    fn commit(cluster: &ClusterState, updates: impl IntoIterator<Item = SourceUpdate>) {
+        updates.into_iter().for_each(|update| cluster.index().apply(update));
+        let commit = cluster.commit(|_| ()).unwrap();
+        cluster.publish(commit.revision, commit.source_version);
+    }
+
+    fn written(object: impl Into<ClusterObject>, version: u64, manager: &str) -> SourceUpdate {
+        let origin = Origin { version: SourceVersion(version), manager: Some(manager.into()) };
+        SourceUpdate::Apply(ParsedObject { origin, ..parsed(object) })
+    }
+
+    /// A Service whose slice loses an endpoint, and then moves the other one.
+    fn cluster() -> ClusterState {
+        let index = Index::new(time(0), Default::default(), ServicePolicy::default());
+        let cluster = ClusterState::new(index, ChangeLog::new(Epoch(1), Config::default().history));
+        let two = slice("x", "web", vec![endpoint("10.0.0.1", "node-0"), endpoint("10.0.0.2", "node-0")]);
+        let nodes = ["node-0", "node-1"].map(|name| ClusterObject::from(node(name, "zone-a")));
+        commit(&cluster, initial(nodes.into_iter().chain([service("web", "10.96.0.1").into(), two.into()])));
+        let one = slice("x", "web", vec![endpoint("10.0.0.1", "node-0")]);
+        commit(&cluster, [written(one, 7, "endpointslice-controller")]);
+        commit(&cluster, [written(slice("y", "web", vec![]), 8, "kubectl")]);
+        commit(&cluster, [written(slice("x", "web", vec![endpoint("10.0.0.1", "node-1")]), 9, "kubectl")]);
+        cluster
+    }
+
+    fn changes(cluster: &ClusterState, request: v1::ChangesRequest, sees_all: bool) -> Vec<v1::Change> {
+        response(cluster, &request, sees_all).unwrap().changes
+    }
+
+    #[test]
+    fn changes_name_their_object_and_manager() {
+        let cluster = cluster();
+        let all = changes(&cluster, v1::ChangesRequest::default(), true);
+        let [moved, lost] = &all[..] else { panic!("{all:?}") };
+        assert_eq!(lost.summary, "endpoints 2 -> 1: -10.0.0.2:8080");
+        let cause = (&*lost.object, lost.version, &*lost.manager);
+        assert_eq!(cause, ("EndpointSlice ns/x", 7, "endpointslice-controller"));
+        assert_eq!((&*moved.service_port, moved.version), ("ns/web:http/tcp", 9));
+        assert!(moved.revision > lost.revision);
+        let of_node = v1::ChangesRequest { node: "node-1".to_owned(), ..v1::ChangesRequest::default() };
+        let own = changes(&cluster, of_node.clone(), false);
+        assert_eq!((own.len(), &*own[0].object, &*own[0].manager), (2, "", ""), "a node is not told");
+        let later = v1::ChangesRequest { since_micros: lost.at_micros, ..v1::ChangesRequest::default() };
+        assert!(changes(&cluster, later, true).len() <= 1);
+        let other = v1::ChangesRequest { namespace: "other".to_owned(), ..v1::ChangesRequest::default() };
+        assert!(changes(&cluster, other, true).is_empty());
+    }
+
+    #[test]
+    fn earlier_times_than_the_start_are_not_known() {
+        let cluster = cluster();
+        let at = |at_micros| {
+            let request = v1::ChangesRequest { node: "node-0".to_owned(), at_micros, ..v1::ChangesRequest::default() };
+            response(&cluster, &request, true).unwrap()
+        };
+        let early = at(1);
+        assert!(early.operations.is_empty() && early.complete_since_micros > 1);
+        assert!(!at(u64::MAX).operations.is_empty());
+        assert!(
+            response(&cluster, &v1::ChangesRequest { at_micros: 1, ..v1::ChangesRequest::default() }, true).is_err()
+        );
+    }
+}
