@@ -1,7 +1,7 @@
 //! The status page: nodes, Services, recent changes and problems. Read-only.
 //!
 //! ```text
-//!   GET / ──▶ query ──▶ model: a snapshot of everything, at most one per second ──▶ render: HTML, every name escaped
+//!   GET / ──▶ query ──▶ model: tables of text, a snapshot at most once per second ──▶ render: HTML, every text escaped
 //!   GET /live: the part of the page that changes, which page.js replaces every two seconds
 //! ```
 //!

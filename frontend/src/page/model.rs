@@ -1,17 +1,20 @@
-//! A snapshot of everything that the page shows. The change log is locked for one digest bucket at a time.
+//! What the page shows, as numbers and tables of text, at one moment. The change log is locked for one digest bucket at
+//! a time.
 
 use std::{
-    sync::Arc,
+    net::SocketAddr,
     time::{Duration, SystemTime},
 };
 
+use k8s_openapi::jiff::Timestamp;
 use proto::{
     digest::BUCKETS,
-    model::{Revision, Role},
+    model::{IpFamily, Role, ServicePort},
 };
 
 use crate::{
-    change_history::ChangeRecord,
+    change_history::{ChangeKind, ChangeRecord},
+    cluster::ClusterState,
     context::{FrontendContext, ReportedProblem},
     drain::{DrainState, NodesBehind, WaitingDrain},
     streams::{Fleet, MAX_LISTED, StreamStatus},
@@ -24,54 +27,87 @@ const MAX_LAG: Duration = Duration::from_secs(5);
 /// How many changes the page has.
 const MAX_CHANGES: usize = 200;
 
+const NODES: &[(&str, CellKind)] = &[
+    ("Node", CellKind::Text),
+    ("State", CellKind::State),
+    ("Backend", CellKind::Text),
+    ("Revision", CellKind::Number),
+    ("Behind", CellKind::Number),
+    ("Failures", CellKind::Number),
+    ("Last error", CellKind::Text),
+];
+const DRAINS: &[(&str, CellKind)] = &[
+    ("Pod", CellKind::Text),
+    ("Services", CellKind::Text),
+    ("Waits for", CellKind::Text),
+    ("Waiting", CellKind::Number),
+];
+const PROBLEMS: &[(&str, CellKind)] =
+    &[("Object", CellKind::Text), ("Field", CellKind::Code), ("Problem", CellKind::Text)];
+const CHANGES: &[(&str, CellKind)] = &[
+    ("Service port", CellKind::Name),
+    ("Change", CellKind::Text),
+    ("Time", CellKind::Text),
+    ("Revision", CellKind::Number),
+];
+const SERVICES: &[(&str, CellKind)] =
+    &[("Service port", CellKind::Name), ("Addresses", CellKind::Lines), ("Endpoints", CellKind::Number)];
+
 /// Everything at one moment.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct PageModel {
-    pub(super) now: SystemTime,
-    pub(super) started: SystemTime,
-    pub(super) is_ready: bool,
-    pub(super) revision: Revision,
-    pub(super) programmed_on_all_nodes: Revision,
-    pub(super) endpoints: usize,
-    /// Worst condition first.
-    pub(super) nodes: Vec<NodeRow>,
-    /// By key.
-    pub(super) services: Vec<ServiceRow>,
-    /// Newest first.
-    pub(super) changes: Vec<ChangeRecord>,
-    pub(super) problems: Vec<ReportedProblem>,
-    /// The pods that wait longest until no node sends them new connections.
-    pub(super) drains: Vec<DrainRow>,
-    /// How many pods wait.
-    pub(super) waiting_drains: usize,
+    /// When this replica started.
+    pub(super) started: String,
+    pub(super) figures: Vec<Figure>,
+    pub(super) tables: Vec<PageTable>,
 }
 
-/// A pod that waits.
-#[derive(Debug)]
-pub(super) struct DrainRow {
-    pub(super) addresses: String,
-    pub(super) services: String,
-    /// What it waits for.
-    pub(super) reason: String,
-    pub(super) waited: Duration,
+/// A number at the top.
+#[derive(Clone, Debug)]
+pub(super) struct Figure {
+    /// `warn`, `bad` or none.
+    pub(super) class: &'static str,
+    pub(super) name: &'static str,
+    pub(super) value: String,
+    /// What is written beside it.
+    pub(super) note: String,
 }
 
-#[derive(Debug)]
-pub(super) struct NodeRow {
-    pub(super) name: Arc<str>,
-    pub(super) condition: NodeCondition,
-    pub(super) backend: String,
-    pub(super) programmed: Option<Revision>,
-    /// For how long the node has been behind or disconnected.
-    pub(super) lag: Duration,
-    pub(super) failures: usize,
-    /// The first failure, or why the last stream was ended.
-    pub(super) error: String,
+/// A table, and the text that is shown when it is empty.
+#[derive(Clone, Debug)]
+pub(super) struct PageTable {
+    pub(super) id: &'static str,
+    pub(super) title: &'static str,
+    pub(super) columns: &'static [(&'static str, CellKind)],
+    pub(super) empty_text: &'static str,
+    pub(super) rows: Vec<PageRow>,
+}
+
+/// What the cells of a column contain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CellKind {
+    Text,
+    /// It may be wrapped after `/` and `:`.
+    Name,
+    Number,
+    Code,
+    /// It has the color of the row.
+    State,
+    /// Each line is kept together.
+    Lines,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct PageRow {
+    /// `good`, `warn`, `bad` or none.
+    pub(super) class: &'static str,
+    /// One for each column.
+    pub(super) cells: Vec<String>,
 }
 
 /// The condition of a node, worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum NodeCondition {
+enum NodeCondition {
     /// It has no stream here.
     Disconnected,
     /// It has not programmed a change for longer than [`MAX_LAG`].
@@ -83,111 +119,215 @@ pub(super) enum NodeCondition {
     UpToDate,
 }
 
-#[derive(Debug)]
-pub(super) struct ServiceRow {
-    pub(super) key: String,
-    pub(super) vips: Vec<String>,
-    pub(super) endpoints: usize,
-}
-
-impl DrainRow {
-    fn of(drain: WaitingDrain, fleet: &Fleet) -> Self {
-        let WaitingDrain { addresses, services, state, since } = drain;
-        let list = |texts: Vec<String>| texts.join(", ");
-        let behind = NodesBehind::of(fleet, state, &services);
-        let reason = match state {
-            DrainState::Unknown => "no EndpointSlice has its address".to_owned(),
-            DrainState::InUse => "its EndpointSlices, or the last endpoint of a Service".to_owned(),
-            DrainState::Behind(_) => {
-                format!("{} nodes: {}", behind.count, list(behind.first.iter().map(ToString::to_string).collect()))
-            }
-            DrainState::Drained => "other frontends".to_owned(),
-        };
-        Self {
-            addresses: list(addresses.iter().map(ToString::to_string).collect()),
-            services: list(services.iter().map(ToString::to_string).collect()),
-            reason,
-            waited: since.elapsed(),
-        }
-    }
-}
-
 impl PageModel {
     pub(super) fn of(context: &FrontendContext) -> Self {
-        let FrontendContext { cluster, streams, started, .. } = context;
+        let FrontendContext { cluster, streams, started, drains, .. } = context;
         let fleet = streams.fleet();
-        let connected = fleet.current_backends().map(|status| NodeRow::of(status, fleet.last_error(&status.node)));
-        let mut nodes: Vec<_> = connected.collect();
-        let observers = fleet.observers();
-        nodes.extend(fleet.disconnected().map(|(node, lag)| {
-            let error = fleet.last_error(node);
-            match observers.iter().find(|status| status.role == Role::Shadow && status.node == *node) {
-                Some(shadow) => NodeRow { condition: NodeCondition::Shadow, ..NodeRow::of(shadow, error) },
-                None => NodeRow {
-                    name: node.clone(),
-                    condition: NodeCondition::Disconnected,
-                    backend: String::new(),
-                    programmed: None,
-                    lag,
-                    failures: 0,
-                    error: error.unwrap_or_default().to_owned(),
-                },
-            }
-        }));
-        nodes.sort_by(|left, right| (left.condition, &left.name).cmp(&(right.condition, &right.name)));
-        let mut services = Vec::new();
-        for bucket in 0..BUCKETS {
-            let log = cluster.log();
-            services.extend(log.bucket_views(bucket).map(|(key, view)| ServiceRow {
-                key: key.to_string(),
-                vips: vips(&view.port),
-                endpoints: view.endpoints(),
-            }));
-        }
-        services.sort_by(|left, right| left.key.cmp(&right.key));
+        let nodes = node_rows(&fleet);
+        let (services, endpoints) = service_rows(cluster);
         // The index, which the problems lock, is never locked while the log is.
         let (revision, changes) = {
             let log = cluster.log();
-            (log.revision(), log.changes.iter().take(MAX_CHANGES).map(|change| change.record.clone()).collect())
+            let changes = log.changes.iter().take(MAX_CHANGES);
+            (log.revision(), changes.map(|change| change_row(&change.record)).collect::<Vec<_>>())
         };
-        Self {
-            now: SystemTime::now(),
-            started: *started,
-            is_ready: cluster.is_ready(),
-            revision,
-            programmed_on_all_nodes: fleet.programmed_on_all_nodes().unwrap_or(revision),
-            endpoints: services.iter().map(|service| service.endpoints).sum(),
-            nodes,
-            services,
-            changes,
-            problems: context.problems(),
-            drains: context.drains.longest(MAX_LISTED).into_iter().map(|drain| DrainRow::of(drain, &fleet)).collect(),
-            waiting_drains: context.drains.count(),
-        }
-    }
+        let problems = context.problems().into_iter();
+        let problems: Vec<_> =
+            problems.map(|ReportedProblem { object, field, message }| PageRow::of([object, field, message])).collect();
+        let waiting = drains.count();
 
-    /// How many nodes are in this condition.
-    pub(super) fn count(&self, condition: NodeCondition) -> usize {
-        self.nodes.iter().filter(|node| node.condition == condition).count()
+        let count = |condition| nodes.iter().filter(|(found, _)| *found == condition).count();
+        let mut figures = Vec::new();
+        if !cluster.is_ready() {
+            figures.push(Figure { class: "bad", ..Figure::new("Not ready", "listing objects") });
+        }
+        let up_to_date = Figure::new("Nodes up to date", count(NodeCondition::UpToDate));
+        figures.push(Figure { note: format!("of {}", nodes.len()), ..up_to_date });
+        figures.push(Figure::of_bad("bad", "Disconnected", count(NodeCondition::Disconnected)));
+        figures.push(Figure::of_bad("bad", "Behind", count(NodeCondition::Behind)));
+        figures.push(Figure::of_bad("warn", "With failures", count(NodeCondition::Failing)));
+        let shadows = count(NodeCondition::Shadow);
+        figures.extend((shadows > 0).then(|| Figure::of_bad("warn", "Shadows", shadows)));
+        figures.push(Figure::of_bad("warn", "Problems", problems.len()));
+        figures.extend((waiting > 0).then(|| Figure::new("Draining pods", waiting)));
+        let ports = Figure::new("Service ports", services.len());
+        figures.push(Figure { note: format!("· {endpoints} endpoints"), ..ports });
+        let programmed = fleet.programmed_on_all_nodes().unwrap_or(revision);
+        figures.push(Figure { note: format!("· on all nodes {programmed}"), ..Figure::new("Revision", revision) });
+
+        let table = |id, title, columns, empty_text, rows| PageTable { id, title, columns, empty_text, rows };
+        let mut tables =
+            vec![table("nodes", "Nodes", NODES, "No nodes.", nodes.into_iter().map(|(_, row)| row).collect())];
+        if waiting > 0 {
+            let drains = drains.longest(MAX_LISTED).into_iter().map(|drain| drain_row(drain, &fleet)).collect();
+            tables.push(table("drains", "Draining pods", DRAINS, "None.", drains));
+        }
+        tables.push(table("problems", "Problems", PROBLEMS, "No problems.", problems));
+        tables.push(table("changes", "Recent changes", CHANGES, "No changes since the start.", changes));
+        tables.push(table("services", "Services", SERVICES, "No service ports.", services));
+        Self { started: utc(*started), figures, tables }
     }
 }
 
-impl NodeRow {
-    fn of(status: &StreamStatus, error: Option<&str>) -> Self {
-        let lag = status.lag();
-        let first_failure = status.failures.first().map(|failure| format!("{}: {}", failure.key, failure.reason));
-        Self {
-            name: status.node.clone(),
-            condition: match lag {
-                lag if lag > MAX_LAG => NodeCondition::Behind,
-                _ if !status.failures.is_empty() => NodeCondition::Failing,
-                _ => NodeCondition::UpToDate,
-            },
-            backend: format!("{} {}", status.backend, status.backend_version),
-            programmed: Some(status.programmed).filter(|revision| revision.0 > 0),
-            lag,
-            failures: status.failures.len(),
-            error: first_failure.or(error.map(str::to_owned)).unwrap_or_default(),
+impl Figure {
+    fn new(name: &'static str, value: impl ToString) -> Self {
+        Self { class: "", name, value: value.to_string(), note: String::new() }
+    }
+
+    /// A number that should be 0.
+    fn of_bad(class: &'static str, name: &'static str, count: usize) -> Self {
+        Self { class: if count == 0 { "" } else { class }, ..Self::new(name, count) }
+    }
+}
+
+impl PageRow {
+    pub(super) fn of<const N: usize>(cells: [String; N]) -> Self {
+        Self { class: "", cells: cells.into() }
+    }
+}
+
+impl NodeCondition {
+    /// Its text and color.
+    fn describe(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Disconnected => ("disconnected", "bad"),
+            Self::Behind => ("behind", "bad"),
+            Self::Failing => ("failures", "warn"),
+            Self::Shadow => ("shadow", "warn"),
+            Self::UpToDate => ("up to date", "good"),
+        }
+    }
+}
+
+/// The nodes by condition and name.
+fn node_rows(fleet: &Fleet) -> Vec<(NodeCondition, PageRow)> {
+    let connected = fleet.current_backends().map(|status| {
+        let condition = match status.lag() {
+            lag if lag > MAX_LAG => NodeCondition::Behind,
+            _ if !status.failures.is_empty() => NodeCondition::Failing,
+            _ => NodeCondition::UpToDate,
+        };
+        (condition, node_row(condition, status, fleet))
+    });
+    let observers = fleet.observers();
+    let others = fleet.disconnected().map(|(node, lag)| {
+        match observers.iter().find(|status| status.role == Role::Shadow && status.node == *node) {
+            Some(shadow) => (NodeCondition::Shadow, node_row(NodeCondition::Shadow, shadow, fleet)),
+            None => {
+                let (state, class) = NodeCondition::Disconnected.describe();
+                let (unknown, error) = ("–".to_owned(), fleet.last_error(node).unwrap_or_default().to_owned());
+                let lag = duration_text(lag);
+                let row = [node.to_string(), state.to_owned(), String::new(), unknown.clone(), lag, unknown, error];
+                (NodeCondition::Disconnected, PageRow { class, ..PageRow::of(row) })
+            }
+        }
+    });
+    let mut rows: Vec<_> = connected.chain(others).collect();
+    rows.sort_by(|(left, one), (right, other)| (left, &one.cells).cmp(&(right, &other.cells)));
+    rows
+}
+
+fn node_row(condition: NodeCondition, status: &StreamStatus, fleet: &Fleet) -> PageRow {
+    let (state, class) = condition.describe();
+    let (lag, failures) = (status.lag(), &status.failures);
+    let known = |text: String, is_known: bool| if is_known { text } else { "–".to_owned() };
+    let first_failure = failures.first().map(|failure| format!("{}: {}", failure.key, failure.reason));
+    let row = PageRow::of([
+        status.node.to_string(),
+        state.to_owned(),
+        format!("{} {}", status.backend, status.backend_version),
+        known(status.programmed.to_string(), status.programmed.0 > 0),
+        known(duration_text(lag), lag.as_secs() > 0),
+        failures.len().to_string(),
+        first_failure.or(fleet.last_error(&status.node).map(str::to_owned)).unwrap_or_default(),
+    ]);
+    PageRow { class, ..row }
+}
+
+fn drain_row(WaitingDrain { addresses, services, state, since }: WaitingDrain, fleet: &Fleet) -> PageRow {
+    let list = |texts: Vec<String>| texts.join(", ");
+    let behind = NodesBehind::of(fleet, state, &services);
+    let reason = match state {
+        DrainState::Unknown => "no EndpointSlice has its address".to_owned(),
+        DrainState::InUse => "its EndpointSlices, or the last endpoint of a Service".to_owned(),
+        DrainState::Behind(_) => {
+            format!("{} nodes: {}", behind.count, list(behind.first.iter().map(ToString::to_string).collect()))
+        }
+        DrainState::Drained => "other frontends".to_owned(),
+    };
+    PageRow::of([
+        list(addresses.iter().map(ToString::to_string).collect()),
+        list(services.iter().map(ToString::to_string).collect()),
+        reason,
+        duration_text(since.elapsed()),
+    ])
+}
+
+fn change_row(ChangeRecord { at, revision, key, kind }: &ChangeRecord) -> PageRow {
+    let kind = match kind {
+        ChangeKind::Added => "added",
+        ChangeKind::Removed => "removed",
+        ChangeKind::Changed => "changed",
+        ChangeKind::Endpoints => "endpoints",
+    };
+    let passed = duration_text(at.elapsed().unwrap_or_default());
+    PageRow::of([key.to_string(), kind.to_owned(), format!("{passed} ago"), revision.to_string()])
+}
+
+/// The service ports by key, and the number of their endpoints.
+fn service_rows(cluster: &ClusterState) -> (Vec<PageRow>, usize) {
+    let (mut rows, mut endpoints) = (Vec::new(), 0);
+    for bucket in 0..BUCKETS {
+        let log = cluster.log();
+        for (key, view) in log.bucket_views(bucket) {
+            endpoints += view.endpoints();
+            rows.push(PageRow::of([key.to_string(), vips(&view.port), view.endpoints().to_string()]));
+        }
+    }
+    rows.sort_by(|one, other| one.cells.cmp(&other.cells));
+    (rows, endpoints)
+}
+
+/// The VIPs of a service port, each with its port; the node port last.
+fn vips(port: &ServicePort) -> String {
+    let cluster_ips = IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
+    let ips = cluster_ips.chain(IpFamily::ALL.into_iter().flat_map(|family| port.external_policy_ips(family)));
+    let mut vips: Vec<_> = ips.map(|ip| SocketAddr::new(ip, port.port.get()).to_string()).collect();
+    vips.extend(port.node_port.map(|number| format!("node port {number}")));
+    vips.join("\n")
+}
+
+/// A time in RFC 3339 format, in seconds.
+fn utc(at: SystemTime) -> String {
+    format!("{:.0}", Timestamp::try_from(at).unwrap_or_default())
+}
+
+/// A duration in its two largest units.
+fn duration_text(time: Duration) -> String {
+    match time.as_secs() {
+        0 => format!("{} ms", time.as_millis()),
+        seconds @ 1..60 => format!("{seconds} s"),
+        seconds @ 60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        seconds @ 3600..86400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        seconds => format!("{} d {} h", seconds / 86400, seconds / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_and_times_are_formatted() {
+        let durations = [12, 61, 3_725, 90_000].map(|seconds| duration_text(Duration::from_secs(seconds)));
+        assert_eq!(durations, ["12 s", "1 min 1 s", "1 h 2 min", "1 d 1 h"]);
+        assert_eq!(duration_text(Duration::from_millis(40)), "40 ms");
+        for (unix, expected) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_767_225_599, "2025-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(utc(SystemTime::UNIX_EPOCH + Duration::from_millis(unix * 1000 + 999)), expected);
         }
     }
 }
