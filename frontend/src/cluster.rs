@@ -7,7 +7,7 @@ use std::{
     time::SystemTime,
 };
 
-use proto::model::{KindVersions, Revision, SourceVersion};
+use proto::model::{KindVersions, Revision};
 use tokio::sync::watch;
 use tracing::info;
 
@@ -31,8 +31,8 @@ pub(crate) struct ClusterState {
     commits: watch::Sender<u64>,
     /// `None` until every kind of object has been listed.
     revision: watch::Sender<Option<Revision>>,
-    /// The version up to which the source has reported every change.
-    source_version: watch::Sender<(SourceVersion, KindVersions)>,
+    /// The version of each kind up to which the source has reported every change.
+    kind_versions: watch::Sender<KindVersions>,
 }
 
 /// The result of [`ClusterState::commit`].
@@ -44,8 +44,8 @@ pub(crate) struct Commit {
     pub(crate) is_new: bool,
     /// When the oldest change was made, according to the API.
     pub(crate) trigger: Option<SystemTime>,
-    /// The version up to which the source has reported every change.
-    pub(crate) source_version: (SourceVersion, KindVersions),
+    /// The version of each kind up to which the source has reported every change.
+    pub(crate) kind_versions: KindVersions,
 }
 
 /// How addresses of a pod are used.
@@ -66,7 +66,7 @@ impl ClusterState {
             log: Mutex::new(log),
             commits: watch::Sender::default(),
             revision: watch::Sender::new(None),
-            source_version: watch::Sender::default(),
+            kind_versions: watch::Sender::default(),
         }
     }
 
@@ -89,8 +89,8 @@ impl ClusterState {
     }
 
     /// The version up to which the source has reported every change, as it changes.
-    pub(crate) fn source_versions(&self) -> watch::Receiver<(SourceVersion, KindVersions)> {
-        self.source_version.subscribe()
+    pub(crate) fn kind_versions(&self) -> watch::Receiver<KindVersions> {
+        self.kind_versions.subscribe()
     }
 
     /// The number of commits so far, with those that changed nothing.
@@ -144,7 +144,7 @@ impl ClusterState {
         }
         let changes = index.take_changes();
         before(&changes);
-        let (trigger, source_version) = (changes.oldest_trigger, changes.confirmed);
+        let (trigger, kind_versions) = (changes.oldest_trigger, changes.confirmed);
         let mut log = self.log();
         let is_new = if self.is_ready() {
             log.commit(changes).is_some()
@@ -152,12 +152,12 @@ impl ClusterState {
             log.start(changes);
             true
         };
-        Some(Commit { revision: log.revision(), is_new, trigger, source_version })
+        Some(Commit { revision: log.revision(), is_new, trigger, kind_versions })
     }
 
-    /// Notifies the receivers of [`Self::source_versions`] and [`Self::revisions`].
-    pub(crate) fn publish(&self, revision: Revision, source_version: (SourceVersion, KindVersions)) {
-        self.source_version.send_if_modified(|current| std::mem::replace(current, source_version) != source_version);
+    /// Notifies the receivers of [`Self::kind_versions`] and [`Self::revisions`].
+    pub(crate) fn publish(&self, revision: Revision, kind_versions: KindVersions) {
+        self.kind_versions.send_if_modified(|current| std::mem::replace(current, kind_versions) != kind_versions);
         self.revision.send_if_modified(|current| {
             if current.is_none() {
                 info!(%revision, "every kind of object has been listed, serving");

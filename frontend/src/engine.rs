@@ -153,12 +153,12 @@ impl Frontend {
             streams.update_nodes(&changes.nodes);
             node_sources.update_nodes(&changes.nodes);
         });
-        let Some(Commit { revision, is_new, trigger, source_version }) = commit else { return false };
+        let Some(Commit { revision, is_new, trigger, kind_versions }) = commit else { return false };
         if is_new {
             metrics.commits.observe(begun.elapsed().as_secs_f64());
             debug!(%revision, ?trigger, "committed");
         }
-        cluster.publish(revision, source_version);
+        cluster.publish(revision, kind_versions);
         true
     }
 }

@@ -32,7 +32,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::model::{ClusterInfo, KindVersions, NodeInfo, Protocol, ServicePortKey, SourceVersion};
+use proto::model::{ClusterInfo, KindVersions, NodeInfo, Protocol, ServicePortKey};
 use tokio::time::Instant;
 
 use crate::{
@@ -127,10 +127,10 @@ pub struct IndexChanges {
     pub cluster: Option<ClusterInfo>,
     /// The oldest trigger time of the changes, if any has one.
     pub oldest_trigger: Option<SystemTime>,
-    /// The version that the objects reflect at least, and that of each kind.
-    pub reflected: (SourceVersion, KindVersions),
-    /// The version up to which the source has delivered all changes, and that of each kind.
-    pub confirmed: (SourceVersion, KindVersions),
+    /// The version of each kind that the objects reflect at least.
+    pub reflected: KindVersions,
+    /// The version of each kind up to which the source has delivered all changes.
+    pub confirmed: KindVersions,
 }
 
 impl Index {
@@ -197,8 +197,8 @@ impl Index {
             oldest_trigger,
             causes: dirty.into_iter().filter_map(|(key, dirty)| Some((key, dirty.cause?))).collect(),
             ports,
-            reflected: (self.versions.reflected(), self.versions.reflected_kinds()),
-            confirmed: (self.versions.confirmed(), self.versions.confirmed_kinds()),
+            reflected: self.versions.reflected(),
+            confirmed: self.versions.confirmed(),
         }
     }
 

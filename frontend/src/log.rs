@@ -26,7 +26,7 @@ use std::{
 
 use proto::{
     digest::{BUCKETS, Digest, DigestVector, INFO_ENTRY, KeyHash},
-    model::{ClusterInfo, Epoch, KindVersions, NodeInfo, Operation, Revision, ServicePortKey, SourceVersion},
+    model::{ClusterInfo, Epoch, KindVersions, NodeInfo, Operation, Revision, ServicePortKey},
 };
 use tokio::time::Instant;
 
@@ -65,8 +65,8 @@ pub(crate) struct NodeUpdate {
     pub(crate) oldest_trigger: Option<SystemTime>,
     /// The expected digest of the node afterwards.
     pub(crate) digest: Digest,
-    /// The source version that the update reflects, and that of each kind.
-    pub(crate) source_version: (SourceVersion, KindVersions),
+    /// The version of each kind that the update reflects.
+    pub(crate) kind_versions: KindVersions,
 }
 
 /// The commits since the revision of a node, from which its update follows without the log: a commit may have an
@@ -99,7 +99,7 @@ pub(crate) struct ChangeLog {
     pub(crate) endpoints: usize,
     /// How many snapshots and repairs have been built.
     pub(crate) rebuilds: u64,
-    source_version: (SourceVersion, KindVersions),
+    kind_versions: KindVersions,
 }
 
 impl CommitsSince {
@@ -144,7 +144,7 @@ impl ChangeLog {
             service_ports: 0,
             endpoints: 0,
             rebuilds: 0,
-            source_version: (SourceVersion::default(), KindVersions::default()),
+            kind_versions: KindVersions::default(),
         }
     }
 
@@ -187,7 +187,7 @@ impl ChangeLog {
         mut operations: Option<&mut CommitOperations>,
     ) -> Option<BTreeSet<Arc<str>>> {
         let IndexChanges { mut ports, mut causes, mut nodes, cluster, reflected, .. } = changes;
-        self.source_version = reflected;
+        self.kind_versions = reflected;
         let cluster = cluster.filter(|cluster| *cluster != self.cluster);
         nodes.retain(|(name, node)| self.node(name) != node.as_ref());
         ports.retain(|(key, view)| self.view(key) != view.as_ref());
@@ -267,8 +267,8 @@ impl ChangeLog {
 
     /// The update of a node with these operations.
     fn update(&self, node: &str, chunks: Vec<Arc<EncodedChunk>>, oldest_trigger: Option<SystemTime>) -> NodeUpdate {
-        let Self { revision: target, source_version, .. } = *self;
-        NodeUpdate { target, chunks, oldest_trigger, digest: self.digest(node), source_version }
+        let Self { revision: target, kind_versions, .. } = *self;
+        NodeUpdate { target, chunks, oldest_trigger, digest: self.digest(node), kind_versions }
     }
 
     /// About the size of a snapshot, in bytes.

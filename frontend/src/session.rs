@@ -249,12 +249,12 @@ async fn catch_up(
     output: &MessageSink,
 ) -> Result<(), SessionEnd> {
     let (client_version, client_kinds) = (hello.source_version, hello.kind_versions);
-    let mut versions = context.cluster.source_versions();
-    let (version, kinds) = *versions.borrow_and_update();
-    let is_behind = |(version, kinds): (SourceVersion, KindVersions)| {
-        version < client_version || kinds.older_kinds(client_kinds).next().is_some()
-    };
-    if version == SourceVersion::default() || !is_behind((version, kinds)) {
+    let mut versions = context.cluster.kind_versions();
+    let kinds = *versions.borrow_and_update();
+    let version = kinds.newest();
+    let is_behind =
+        |kinds: KindVersions| kinds.newest() < client_version || kinds.older_kinds(client_kinds).next().is_some();
+    if version == SourceVersion::default() || !is_behind(kinds) {
         return Ok(());
     }
     let older: Vec<_> = kinds.older_kinds(client_kinds).collect();

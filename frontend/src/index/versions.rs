@@ -34,23 +34,14 @@ impl SourceVersions {
         }
     }
 
-    /// The version that the current objects reflect at least.
-    pub(super) fn reflected(&self) -> SourceVersion {
-        self.changed.values().max().copied().unwrap_or_default()
-    }
-
-    /// The same for each kind.
-    pub(super) fn reflected_kinds(&self) -> KindVersions {
+    /// The version of each kind that the current objects reflect at least.
+    pub(super) fn reflected(&self) -> KindVersions {
         of_kinds(&self.changed)
     }
 
-    /// The version up to which all changes have been delivered.
-    pub(super) fn confirmed(&self) -> SourceVersion {
-        self.confirmed.values().max().copied().unwrap_or_default()
-    }
-
-    /// The same for each kind: the watch of one may hang while the others go on.
-    pub(super) fn confirmed_kinds(&self) -> KindVersions {
+    /// The version of each kind up to which all changes have been delivered: the watch of one may hang while the others
+    /// go on.
+    pub(super) fn confirmed(&self) -> KindVersions {
         of_kinds(&self.confirmed)
     }
 }
@@ -72,15 +63,16 @@ mod tests {
     #[test]
     fn objects_are_reflected_and_bookmarks_only_confirm() {
         let mut versions = SourceVersions::default();
-        assert_eq!((versions.reflected(), versions.confirmed()), (SourceVersion(0), SourceVersion(0)));
+        let kinds = |services, endpoint_slices| KindVersions { services, endpoint_slices, ..KindVersions::default() };
+        assert_eq!((versions.reflected(), versions.confirmed()), (kinds(0, 0), kinds(0, 0)));
         versions.record(ObjectKind::Service, VersionProgress::Confirmed(SourceVersion(90)));
-        assert_eq!((versions.reflected(), versions.confirmed()), (SourceVersion(0), SourceVersion(90)));
+        assert_eq!((versions.reflected(), versions.confirmed()), (kinds(0, 0), kinds(90, 0)));
         versions.record(ObjectKind::Service, VersionProgress::Changed(SourceVersion(100)));
         versions.record(ObjectKind::EndpointSlice, VersionProgress::Changed(SourceVersion(95)));
         versions.record(ObjectKind::EndpointSlice, VersionProgress::Confirmed(SourceVersion(120)));
-        assert_eq!((versions.reflected(), versions.confirmed()), (SourceVersion(100), SourceVersion(120)));
-        let kinds = |services, endpoint_slices| KindVersions { services, endpoint_slices, ..KindVersions::default() };
-        assert_eq!((versions.reflected_kinds(), versions.confirmed_kinds()), (kinds(100, 95), kinds(100, 120)));
+        assert_eq!((versions.reflected(), versions.confirmed()), (kinds(100, 95), kinds(100, 120)));
+        assert_eq!(versions.reflected().newest(), SourceVersion(100));
+        assert_eq!(versions.confirmed().newest(), SourceVersion(120));
     }
 
     #[test]
@@ -88,6 +80,7 @@ mod tests {
         let mut versions = SourceVersions::default();
         versions.record(ObjectKind::Service, VersionProgress::Changed(SourceVersion(100)));
         versions.record(ObjectKind::Service, VersionProgress::Confirmed(SourceVersion(50)));
-        assert_eq!((versions.reflected(), versions.confirmed()), (SourceVersion(0), SourceVersion(50)));
+        let confirmed = KindVersions { services: 50, ..KindVersions::default() };
+        assert_eq!((versions.reflected(), versions.confirmed()), (KindVersions::default(), confirmed));
     }
 }

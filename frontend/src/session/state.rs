@@ -140,8 +140,8 @@ impl Session {
             committed_at: None,
             programmed: NO_REVISION,
         };
-        let (source_version, kind_versions) = *session.context.cluster.source_versions().borrow();
-        let welcome = Welcome { epoch, mode, source_version, kind_versions };
+        let kind_versions = *session.context.cluster.kind_versions().borrow();
+        let welcome = Welcome { epoch, mode, source_version: kind_versions.newest(), kind_versions };
         output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
         match (resumed, hello.digests) {
             // Confirms that the client is up to date. The digest in its Ack is checked.
@@ -407,7 +407,7 @@ impl Session {
     /// Sends an update in messages of limited size, the last of which commits, even if it is empty.
     async fn send(&mut self, update: NodeUpdate, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let base = self.sent;
-        let NodeUpdate { target, chunks, oldest_trigger, digest, source_version } = update;
+        let NodeUpdate { target, chunks, oldest_trigger, digest, kind_versions } = update;
         let part = Batch { base, target, oldest_trigger, ..Batch::default() };
         let (mut pending, mut size) = (Vec::new(), 0);
         for chunk in chunks {
@@ -419,8 +419,7 @@ impl Session {
             size += chunk.size();
             pending.push(chunk);
         }
-        let (source_version, kind_versions) = source_version;
-        let header = Batch { commit: true, source_version, kind_versions, ..part };
+        let header = Batch { commit: true, source_version: kind_versions.newest(), kind_versions, ..part };
         output.send(OutgoingMessage::Batch { header, chunks: pending }).await?;
         self.await_ack(target, digest);
         Ok(())

@@ -100,6 +100,12 @@ pub struct Batch {
 }
 
 impl KindVersions {
+    /// The highest of them.
+    #[must_use]
+    pub fn newest(self) -> SourceVersion {
+        self.kinds().map(|(_, version)| version).into_iter().max().unwrap_or_default()
+    }
+
     /// The kinds, as Kubernetes names them, with their versions.
     fn kinds(self) -> [(&'static str, SourceVersion); 4] {
         let Self { services, endpoint_slices, nodes, service_cidrs } = self;
