@@ -22,10 +22,9 @@ struct SourceTable {
     nodes: BTreeMap<Arc<str>, Vec<IpAddr>>,
     /// Each with the Node that has it.
     addresses: BTreeSet<(IpAddr, Arc<str>)>,
-    /// Sources of identified clients, with the time of the last one.
+    /// Sources of identified clients, with the number of the last one.
     remembered: BTreeMap<ClientSource, u64>,
-    by_time: BTreeMap<u64, ClientSource>,
-    time: u64,
+    identified: u64,
 }
 
 impl NodeSources {
@@ -48,14 +47,11 @@ impl NodeSources {
     pub(crate) fn remember(&self, address: IpAddr) {
         let source = ClientSource::from(address);
         self.with(|table| {
-            table.time += 1;
-            let time = table.time;
-            if let Some(before) = table.remembered.insert(source, time) {
-                table.by_time.remove(&before);
-            }
-            table.by_time.insert(time, source);
-            if table.by_time.len() > MAX_REMEMBERED
-                && let Some((_, oldest)) = table.by_time.pop_first()
+            table.identified += 1;
+            table.remembered.insert(source, table.identified);
+            // The search is linear, and only needed beyond the bound.
+            if table.remembered.len() > MAX_REMEMBERED
+                && let Some((&oldest, _)) = table.remembered.iter().min_by_key(|(_, number)| **number)
             {
                 table.remembered.remove(&oldest);
             }
@@ -119,6 +115,6 @@ mod tests {
         sources.remember(address(0));
         sources.remember(address(MAX_REMEMBERED));
         assert!(sources.contains(address(0)) && !sources.contains(address(1)));
-        sources.with(|table| assert_eq!([table.remembered.len(), table.by_time.len()], [MAX_REMEMBERED; 2]));
+        sources.with(|table| assert_eq!(table.remembered.len(), MAX_REMEMBERED));
     }
 }
