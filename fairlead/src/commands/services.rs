@@ -1,29 +1,57 @@
-//! `fairlead services`: the service ports of a node's view, or the IPVS virtual servers in this node's kernel.
+//! `fairlead services`: the service ports of a node's view, now or earlier, or the IPVS virtual servers in this node's
+//! kernel.
 
 mod kernel;
 
 use std::fmt::Display;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use backend::{NodeState, ServicePortState};
-use proto::model::{IpFamily, PoolClass, ServicePort, TrafficPolicy};
+use proto::{
+    model::{IpFamily, NodeInfo, Operation, PoolClass, ServicePort, TrafficPolicy},
+    v1::{ChangesRequest, ChangesResponse},
+};
 use serde_json::{Value, json};
 
-use super::view;
-use crate::{cli::ServicesArgs, print, table::Table};
+use super::{
+    changes::{RESPONSE_TIMEOUT, time_text},
+    view,
+};
+use crate::{
+    cli::{FrontendAddressArgs, ServicesArgs},
+    print,
+    table::Table,
+};
 
 /// Prints the virtual servers of the kernel, or the first state that the frontend commits.
 pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
-    let ServicesArgs { kernel, view: args } = args;
+    let ServicesArgs { kernel, at, view: args } = args;
     if kernel {
         return kernel::run(args.output).await;
     }
-    let state = view::committed(&args.frontend, &args.node_name()?).await?;
+    let node = args.node_name()?;
+    let state = match at {
+        Some(at) => state_at(&args.frontend, &node, at).await?,
+        None => view::committed(&args.frontend, &node).await?,
+    };
     print::value(args.output, &to_json(&state), || {
         let mut table = Table::new(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"]);
         state.service_ports().values().for_each(|service| table.row(row(service)));
         table
     })
+}
+
+/// The state of a node at a Unix time in microseconds.
+async fn state_at(frontend: &FrontendAddressArgs, node: &str, at: u64) -> Result<NodeState> {
+    let request = ChangesRequest { node: node.to_owned(), at_micros: at, ..ChangesRequest::default() };
+    let response = frontend.grpc(None)?.changes(&request, RESPONSE_TIMEOUT).await?;
+    let ChangesResponse { complete_since_micros: since, operations, .. } = response;
+    if at < since {
+        bail!("--at: the frontend knows the state of {node} only since {}", time_text(since));
+    }
+    let mut state = NodeState::new(NodeInfo::unknown(node));
+    state.apply(operations.into_iter().map(Operation::try_from).collect::<Result<Vec<_>, _>>()?);
+    Ok(state)
 }
 
 /// The service ports of a state with their pools.

@@ -78,7 +78,7 @@ mod tests {
     fn commit(cluster: &ClusterState, updates: impl IntoIterator<Item = SourceUpdate>) {
         updates.into_iter().for_each(|update| cluster.index().apply(update));
         let commit = cluster.commit(|_| ()).unwrap();
-        cluster.publish(commit.revision, commit.source_version);
+        cluster.publish(commit.revision, commit.kind_versions);
     }
 
     fn written(object: impl Into<ClusterObject>, version: u64, manager: &str) -> SourceUpdate {

@@ -101,7 +101,7 @@ mod tests {
         let cluster = ClusterState::new(index, ChangeLog::new(Epoch(1), Config::default().history));
         initial(objects).into_iter().for_each(|update| cluster.index().apply(update));
         let commit = cluster.commit(|_| ()).unwrap();
-        cluster.publish(commit.revision, commit.source_version);
+        cluster.publish(commit.revision, commit.kind_versions);
         cluster
     }
 
