@@ -25,7 +25,7 @@ pub async fn discover_frontends(
     let api = KubernetesApi::new(Some(kubeconfig)).await?;
     let slices: Api<EndpointSlice> = Api::namespaced(api.client(), namespace);
     let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={service}"));
-    let list = slices.list(&of_service).await.map_err(|error| api.explain(error));
+    let list = slices.list(&of_service).await.map_err(|error| api.explain(error, "endpointslices.discovery.k8s.io"));
     let list = list.with_context(|| format!("list the EndpointSlices of Service {namespace}/{service}"))?;
     Ok(list.items.iter().flat_map(|slice| ready_addresses(slice, port)).collect())
 }

@@ -27,7 +27,6 @@
 //! | `page`, `change_history`, `metrics`, `scrape` | what operators see |
 //! | `events` | Kubernetes Events about nodes |
 //! | `discovery` | addresses of frontends |
-//! | `permissions` | checks the RBAC permissions of the frontend |
 
 mod change_history;
 mod clients;
@@ -47,7 +46,6 @@ mod log;
 mod metrics;
 pub mod object;
 mod page;
-mod permissions;
 mod scrape;
 mod server;
 mod session;
@@ -63,7 +61,6 @@ pub use config::{Config, ConnectionLimits, HistoryLimits, NodeLimits};
 pub use context::StreamStats;
 pub use discovery::discover_frontends;
 pub use engine::Frontend;
-pub use permissions::{Permission, check_permissions};
 pub use runtime::Rate;
 pub use server::{Listener, TlsAuth};
 pub use session::SessionError;

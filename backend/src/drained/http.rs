@@ -157,7 +157,10 @@ impl Drains {
         if let Some(answer) = answer.downgrade() {
             questions.insert(question, SharedQuestion { since: begun, answer });
         }
-        Ok(Box::pin(async move { described(&answer.await).map(String::into_bytes) }))
+        Ok(Box::pin(async move {
+            let drained = answer.await;
+            described(&drained).map(String::into_bytes)
+        }))
     }
 }
 

@@ -1,16 +1,10 @@
 //! What the page shows, as numbers and tables of text, at one moment. The change log is locked for one digest bucket at
 //! a time.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
-use proto::{
-    digest::BUCKETS,
-    model::{IpFamily, Role, ServicePort},
-};
+use proto::{digest::BUCKETS, model::Role};
 
 use crate::{
     change_history::{ChangeKind, ChangeRecord},
@@ -281,20 +275,11 @@ fn service_rows(cluster: &ClusterState) -> (Vec<PageRow>, usize) {
         let log = cluster.log();
         for (key, view) in log.bucket_views(bucket) {
             endpoints += view.endpoints();
-            rows.push(PageRow::of([key.to_string(), vips(&view.port), view.endpoints().to_string()]));
+            rows.push(PageRow::of([key.to_string(), vips(&view.port).join("\n"), view.endpoints().to_string()]));
         }
     }
     rows.sort_by(|one, other| one.cells.cmp(&other.cells));
     (rows, endpoints)
-}
-
-/// The VIPs of a service port, each with its port; the node port last.
-fn vips(port: &ServicePort) -> String {
-    let cluster_ips = IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
-    let ips = cluster_ips.chain(IpFamily::ALL.into_iter().flat_map(|family| port.external_policy_ips(family)));
-    let mut vips: Vec<_> = ips.map(|ip| SocketAddr::new(ip, port.port.get()).to_string()).collect();
-    vips.extend(port.node_port.map(|number| format!("node port {number}")));
-    vips.join("\n")
 }
 
 /// A time in RFC 3339 format, in seconds.

@@ -130,10 +130,10 @@ impl KubernetesApi {
     }
 
     /// An error of [`Self::client`] for people: all its causes, and what to do about it.
-    pub(crate) fn explain(&self, error: kube::Error) -> anyhow::Error {
+    pub(crate) fn explain(&self, error: kube::Error, resource: &str) -> anyhow::Error {
         let error = RequestError::of(error, &self.server);
         let text = chain(&error);
-        match advice(&error, &self.settings, None) {
+        match advice(&error, &self.settings, resource, None) {
             Some(advice) => anyhow!("{text}; {advice}"),
             None => anyhow!("{text}"),
         }

@@ -11,7 +11,7 @@ use crate::{
 /// The Node and its invalid fields.
 #[track_caller]
 fn parse_valid(node: &Value) -> (NodeInfo, Vec<String>) {
-    let ParsedObject { kind, name, object, problems } = from_json::<Node>(node);
+    let ParsedObject { kind, name, object, problems, .. } = from_json::<Node>(node);
     assert_eq!((kind, name), (ObjectKind::Node, ObjectName::new("", "n1")));
     match object {
         Some(ClusterObject::Node(node)) => (node.info, problems.into_iter().map(|problem| problem.field).collect()),
