@@ -10,7 +10,6 @@
 //! one that does not call it terminating, is therefore never drained. The slices of a pod are written by one controller
 //! and watched in the order of their versions: after one that is terminating, none that is ready can follow.
 
-mod rates;
 mod uses;
 mod waiting;
 

@@ -230,7 +230,7 @@ impl FairleadService {
         identity: Identity,
         request: v1::DrainedRequest,
     ) -> Result<Response<v1::DrainedResponse>, Status> {
-        if !self.context.drains.rates.count(&identity) {
+        if !self.context.rate_limiter.count_question(&identity) {
             return Err(Status::resource_exhausted("too many questions about drains: try again in a second"));
         }
         drained(&self.context, &identity, &request, self.shutdown.clone()).await.map(Response::new)

@@ -5,9 +5,13 @@
 //!   Hello ─▶ open_stream: one more stream, or an error ─▶ acquire_sync: waits for a token ─▶ Welcome, snapshot, repair
 //! ```
 //!
-//! The entry of a node without streams is removed once its token bucket is full.
+//! The entry of a node without streams is removed once its token bucket is full. Questions about drains have a rate of
+//! their own.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use proto::model::{Hello, Role};
 use runtime::{Rate, TokenBucket, lock};
@@ -15,13 +19,19 @@ use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::PerClient;
-use crate::config::NodeLimits;
+use crate::{config::NodeLimits, identity::Identity};
 
-/// The limits of all nodes.
+/// How often a client may ask about drains: a node on which 96 pods end asks for each of them at once, and again each
+/// second.
+const QUESTIONS: Rate = Rate { burst: 512, every: Duration::from_millis(5) };
+
+/// The limits of all clients.
 #[derive(Debug)]
 pub(crate) struct RateLimiter {
     limits: NodeLimits,
-    nodes: Mutex<PerClient<UsageKey, NodeUsage>>,
+    nodes: Mutex<PerClient<(Arc<str>, Role), NodeUsage>>,
+    /// Of authenticated clients: not more than nodes and administrators.
+    questions: Mutex<PerClient<Identity, TokenBucket>>,
 }
 
 /// An open stream, until it is dropped.
@@ -31,14 +41,12 @@ pub(crate) struct StreamPermit {
     usage: NodeUsage,
 }
 
-type UsageKey = (Arc<str>, Role);
-
 /// How often a node may still be sent its state. Each of its streams has a reference, besides that of the table.
 type NodeUsage = Arc<Mutex<TokenBucket>>;
 
 impl RateLimiter {
     pub(crate) fn new(limits: NodeLimits) -> Self {
-        Self { limits, nodes: Mutex::default() }
+        Self { limits, nodes: Mutex::default(), questions: Mutex::default() }
     }
 
     /// Counts another stream; `None` if the node may not have it.
@@ -51,6 +59,12 @@ impl RateLimiter {
         let mut nodes = lock(&self.nodes);
         let usage = nodes.entry((hello.node.clone(), hello.role), is_used, new);
         (open(usage) < streams).then(|| StreamPermit { syncs, usage: usage.clone() })
+    }
+
+    /// Counts a question about a drain. Returns whether the client may ask it.
+    pub(crate) fn count_question(&self, client: &Identity) -> bool {
+        let now = Instant::now();
+        *client == Identity::Trusted || lock(&self.questions).bucket(client.clone(), now).take(QUESTIONS, now).is_ok()
     }
 
     #[cfg(test)]
@@ -73,8 +87,6 @@ impl StreamPermit {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{clients::per_client::MIN_CLEANUP, testing::hello};
 
@@ -107,6 +119,16 @@ mod tests {
         assert_eq!(start.elapsed(), Duration::from_millis(100));
         rate_limiter.open_stream(&hello("node-0")).unwrap().acquire_sync().await;
         assert_eq!(start.elapsed(), Duration::from_secs(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn node_in_a_loop_is_refused_and_others_are_not() {
+        let rate_limiter = RateLimiter::new(LIMITS);
+        let asked = |client: &Identity| (0..2000).filter(|_| rate_limiter.count_question(client)).count();
+        let [one, other] = ["one", "other"].map(|name| Identity::Node(name.into()));
+        assert_eq!((asked(&one), asked(&other), asked(&Identity::Trusted)), (512, 512, 2000));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(asked(&one), 200);
     }
 
     #[tokio::test(start_paused = true)]

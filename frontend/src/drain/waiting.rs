@@ -13,7 +13,7 @@ use std::{
 use runtime::lock;
 use tokio::time::Instant;
 
-use super::{DrainState, rates::QuestionRates, uses::AddressUses};
+use super::{DrainState, uses::AddressUses};
 use crate::object::ObjectName;
 
 /// How long after the answer to one question about a pod the next one continues it.
@@ -30,7 +30,6 @@ pub(crate) struct WaitingDrains {
     /// By addresses: pods whose last question was answered.
     answered: Mutex<BTreeMap<Vec<IpAddr>, AnsweredDrain>>,
     pub(super) uses: AddressUses,
-    pub(crate) rates: QuestionRates,
 }
 
 /// A pod that may be asked about again.
