@@ -13,7 +13,7 @@ use fastrand::Rng;
 use proto::model::{IpFamily, ServicePortFailure, ServicePortKey};
 use tokio::time::sleep;
 
-use super::{KernelState, SimulatedBackend, SimulatedKernel};
+use super::{SimulatedBackend, SimulatedKernel};
 use crate::oracle::NodeOracle;
 
 /// What a node's kernel consists of.
