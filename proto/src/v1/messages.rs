@@ -1275,8 +1275,7 @@ pub mod fairlead_client {
                 "/fairlead.v1.Fairlead/Plan",
             );
             let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("fairlead.v1.Fairlead", "Plan"));
+            req.extensions_mut().insert(GrpcMethod::new("fairlead.v1.Fairlead", "Plan"));
             self.inner.unary(req, path, codec).await
         }
         /// The last changes of service ports, or the state of a node at an earlier time. For people and tools.
