@@ -152,5 +152,5 @@ fn missing_kind() {
     command.arg("--discovery-kubeconfig").arg(fixture.path("kubeconfig"));
     let process = fixture.spawn(command);
     let line = process.wait_for_line("EndpointSlices", 0, DEADLINE);
-    assert_contains(&line, &["404", "check the host, the port and the path"]);
+    assert_contains(&line, &["404", "check that", "is its address"]);
 }

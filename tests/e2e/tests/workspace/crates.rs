@@ -58,7 +58,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 const CONFINED: &[(&str, &[&str])] = &[
     ("kube", &["fairlead-frontend"]),
     ("k8s-openapi", &["fairlead-frontend", "fairlead"]),
-    ("prost", &["fairlead-proto"]),
+    ("prost", &["fairlead-proto", "fairlead-protocol-test"]),
     (
         "tonic",
         &[
