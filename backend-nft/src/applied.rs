@@ -13,7 +13,7 @@ use backend::{
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
-    desired::{Base, Desired, PoolChain, Slots, SourceGroupId, TableRole, Update, vip_of_key},
+    desired::{Base, Desired, PoolChain, Slots, SourceGroupId, Update, vip_of_key},
     element::Element,
     observed::{Observed, ObservedElements, ObservedTable, slots},
     plan::{
@@ -33,7 +33,6 @@ pub struct AppliedState {
     observed: PerFamily<ObservedElements>,
     /// The reference counts of shared objects.
     refs: PerFamily<RefCounts>,
-    tables: PerFamily<AppliedTable>,
     /// The repairs of the base ruleset for the first transaction.
     repairs: PerFamily<Repairs>,
     /// The repairs of the base ruleset for the last transaction of a reconcile.
@@ -41,19 +40,13 @@ pub struct AppliedState {
     /// Chains for the next transaction, while a reconcile fills empty maps.
     prepared: PerFamily<BTreeSet<PoolChain>>,
     is_cold: bool,
+    /// Whether the next transaction deletes our table and creates it again, with all that it contains.
+    pub(crate) rebuilds: bool,
     /// Whether references of shared elements are not counted for all service ports.
     is_reconciling: bool,
     pub(crate) options: EffectiveOptions,
     pub(crate) node_addresses: Vec<IpAddr>,
     base: PerFamily<Base>,
-}
-
-/// The table of a family that is programmed.
-#[derive(Clone, Copy, Debug)]
-struct AppliedTable {
-    role: TableRole,
-    /// Whether packets traverse the other table until this one is complete.
-    is_deferred: bool,
 }
 
 impl AppliedState {
@@ -83,13 +76,10 @@ impl AppliedState {
             partial: BTreeMap::new(),
             planned: BTreeMap::new(),
             is_cold,
+            rebuilds: false,
             observed: PerFamily {
                 v4: not_programmed(v4.elements, IpFamily::V4),
                 v6: not_programmed(v6.elements, IpFamily::V6),
-            },
-            tables: PerFamily {
-                v4: AppliedTable { role: v4.role, is_deferred: v4.is_deferred },
-                v6: AppliedTable { role: v6.role, is_deferred: v6.is_deferred },
             },
             refs: PerFamily { v4: v4.refs, v6: v6.refs },
             repairs,
@@ -100,20 +90,6 @@ impl AppliedState {
             node_addresses,
             base,
         }
-    }
-
-    /// Whether a table that serves is replaced in one transaction.
-    pub(crate) fn rebuilds(&self) -> bool {
-        let is_deleted = |family| {
-            let AppliedTable { role, is_deferred } = self.tables[family];
-            !is_deferred && self.repairs[family].first.contains(&Operation::DeleteTable(role))
-        };
-        IpFamily::ALL.into_iter().any(is_deleted)
-    }
-
-    /// The tables that are programmed.
-    pub(crate) fn roles(&self) -> PerFamily<TableRole> {
-        PerFamily::from_fn(|family| self.tables[family].role)
     }
 
     /// The repairs that the next transaction contains, and the chains that later ones need.
@@ -222,6 +198,7 @@ impl AppliedState {
         keeps_plans: bool,
     ) {
         self.repairs = PerFamily::default();
+        self.rebuilds = false;
         self.prepared = PerFamily::default();
         for (index, planned) in (0..).zip(updates) {
             let update = &planned.update;
@@ -273,21 +250,16 @@ impl AppliedState {
         unused.any(|unused| self.needed_groups(family).all(|needed| needed != unused))
     }
 
-    /// Records that the last transaction of a reconcile was committed, which removed these elements. Returns whether
-    /// standby tables are complete, and the main tables have to be built.
-    pub(crate) fn commit_last(&mut self, removed: &PerFamily<Vec<Element>>, ownership: &VipOwnership) -> bool {
+    /// Records that the last transaction of a reconcile was committed, which removed these elements.
+    pub(crate) fn commit_last(&mut self, removed: &PerFamily<Vec<Element>>, ownership: &VipOwnership) {
         self.remove_observed(removed, ownership);
-        let mut is_standby = false;
         for family in IpFamily::ALL {
             if !self.observed[family].has_unneeded() {
                 self.later_repairs[family] = Repairs::default();
-                self.tables[family].is_deferred = false;
             }
-            is_standby |= self.tables[family].role == TableRole::Standby;
         }
         let remain = |family| self.observed[family].has_unneeded() || self.refs[family].has_unused_element();
         self.is_reconciling = self.is_reconciling && IpFamily::ALL.into_iter().any(remain);
-        is_standby && self.tables.iter().all(|(_, table)| !table.is_deferred)
     }
 }
 

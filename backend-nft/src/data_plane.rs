@@ -20,7 +20,7 @@ use crate::{
     applied::AppliedState,
     batch_sizer::BatchSizer,
     describe::differences,
-    desired::{Affinity, Base, Update, base, desired, endpoint_keys, table},
+    desired::{Affinity, Base, Update, base, desired, endpoint_keys, nft_family},
     kernel::{DryRun, Kernel},
     observed::{Observed, ObservedTable},
     plan::{CurrentState as _, Operation, Plan, PlanOptions, PlannedUpdate, Repairs},
@@ -160,20 +160,21 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         let desired =
             updates.iter().flat_map(|update| update.desired.iter().filter_map(|(_, desired)| desired.as_ref()));
         let elements: usize = desired.map(|desired| desired.len()).sum();
-        let is_large = elements > MAX_TRANSACTION_WRITES && !self.kernel.is_dry_run();
-        let mut observed = Observed::of(listings, &base, &options, is_large);
+        let mut observed = Observed::of(listings, &base, &options);
         for family in IpFamily::ALL.into_iter().filter(|family| !self.families.contains(*family)) {
             observed.tables[family] = ObservedTable::default();
             observed.repairs[family] = Repairs::default();
         }
+        // Without a table that serves meanwhile, only what fits into one transaction is replaced without a gap.
+        let rebuilds = elements <= MAX_TRANSACTION_WRITES && observed.is_replaced();
         let addresses = state.node().addresses.clone();
-        let applied = AppliedState::new(base, options, addresses, observed, updates, ownership);
-        self.kernel.select(applied.roles()).await?;
+        let mut applied = AppliedState::new(base, options, addresses, observed, updates, ownership);
+        applied.rebuilds = rebuilds;
         Ok(Synced { applied, writes: 0 })
     }
 
     fn budget(&self, applied: &AppliedState) -> usize {
-        if applied.rebuilds() { usize::MAX } else { self.batch_sizer.budget() }
+        if applied.rebuilds { usize::MAX } else { self.batch_sizer.budget() }
     }
 
     fn writes(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> usize {
@@ -224,10 +225,8 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         if let Some((base, options)) = new_base {
             applied.rebased(base, options, state.node().addresses.clone());
         }
-        if let Some(removed) = last
-            && applied.commit_last(&removed, ownership)
-        {
-            return Ok(CommitOutcome::Replaced { writes });
+        if let Some(removed) = last {
+            applied.commit_last(&removed, ownership);
         }
         Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded: applied.has_unneeded() })
     }
@@ -261,7 +260,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
 
     async fn cleanup(&mut self) -> Result<()> {
         let tables = self.kernel.tables().await?.into_iter();
-        let operations: Vec<_> = tables.map(|(family, role)| (family, Operation::DeleteTable(role))).collect();
+        let operations: Vec<_> = tables.map(|(family, name)| (family, Operation::DeleteTable(name))).collect();
         if !operations.is_empty() {
             self.kernel.commit(operations).await.context("delete our tables")?;
         }
@@ -269,8 +268,8 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     }
 
     async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
-        let tables = self.kernel.tables().await?.into_iter().map(|(family, role)| table(family, role));
-        let names = tables.map(|table| format!("table {} {}", table.family, table.name));
+        let tables = self.kernel.tables().await?.into_iter();
+        let names = tables.map(|(family, name)| format!("table {} {name}", nft_family(family)));
         Ok(names.map(|kind| InstalledObject { subsystem: "nf_tables".to_owned(), kind, count: 1 }).collect())
     }
 }

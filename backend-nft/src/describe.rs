@@ -6,7 +6,7 @@ use backend::{Difference, DifferenceKind, dataplane::Vip};
 use proto::model::{IpFamily, ServicePortKey};
 
 use crate::{
-    desired::{TableRole, table, vip_of_key},
+    desired::{table, vip_of_key},
     element::{Element, ElementData, Map, Verdict},
     plan::Operation,
 };
@@ -16,7 +16,8 @@ use crate::{
 struct TableChange {
     is_added: bool,
     is_deleted: bool,
-    is_standby_deleted: bool,
+    /// The tables of other layouts that are deleted.
+    others: Vec<String>,
     chains: BTreeMap<String, ChainChange>,
     /// Whether a map is deleted, and whether it is added.
     maps: BTreeMap<String, (bool, bool)>,
@@ -53,8 +54,8 @@ pub(crate) fn differences<'a>(
 impl TableChange {
     fn add(&mut self, operation: Operation) {
         match operation {
-            Operation::DeleteTable(TableRole::Main) => self.is_deleted = true,
-            Operation::DeleteTable(TableRole::Standby) => self.is_standby_deleted = true,
+            Operation::DeleteTable(name) if name == backend::NFT_TABLE => self.is_deleted = true,
+            Operation::DeleteTable(name) => self.others.push(name),
             Operation::AddTable => self.is_added = true,
             Operation::AddChain(chain) => self.chain(chain.name).is_added = true,
             Operation::FlushChain(name) => self.chain(name).is_flushed = true,
@@ -81,14 +82,14 @@ impl TableChange {
     }
 
     fn differences<'a>(self, family: IpFamily, owner: impl Fn(&Vip) -> Option<&'a ServicePortKey>) -> Vec<Difference> {
-        let table = table(family, TableRole::Main);
+        let table = table(family);
         let subsystem = format!("table {} {}", table.family, table.name);
         let mut list = Vec::new();
         let mut push = |kind, object: String, service_port| {
             list.push(Difference::new(kind, subsystem.as_str(), object).of(service_port));
         };
-        if self.is_standby_deleted {
-            push(DifferenceKind::Remove, "the standby table".to_owned(), None);
+        for name in self.others {
+            push(DifferenceKind::Remove, format!("the table {name} of another layout"), None);
         }
         match (self.is_deleted, self.is_added) {
             (true, true) => push(DifferenceKind::Change, "the table, deleted and created again".to_owned(), None),

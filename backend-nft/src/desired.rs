@@ -12,7 +12,8 @@ mod sources;
 mod tests;
 
 pub(crate) use affinity::Affinity;
-pub(crate) use base::{Base, FixedChain, TableRole, base, table};
+pub use base::is_own_table;
+pub(crate) use base::{Base, FixedChain, base, table};
 pub(crate) use endpoint_keys::endpoint_keys;
 pub(crate) use pool::{PoolChain, PoolChainKind};
 #[cfg(test)]

@@ -18,28 +18,21 @@ use anyhow::Result;
 use backend::{Drift, driver::CommitError};
 use proto::model::{IpFamily, PerFamily};
 
-use crate::{desired::TableRole, element::EndpointKeys, plan::Operation};
+use crate::{element::EndpointKeys, plan::Operation};
 pub(crate) use dry_run::DryRun;
-pub(crate) use listing::{Listing, Listings};
+pub(crate) use listing::Listing;
 #[cfg(feature = "testing")]
 pub use memory::Memory;
 pub(crate) use netlink::Netlink;
 
 /// A ruleset.
 pub(crate) trait Kernel: Send + 'static {
-    /// Everything in our tables. `keys`: those that the endpoint maps should have, as a hint to list them faster.
-    fn list(&mut self, keys: EndpointKeys) -> impl Future<Output = Result<PerFamily<Listings>>> + Send;
+    /// Everything in our tables of this layout. `keys`: those that the endpoint maps should have, as a hint to list
+    /// them faster.
+    fn list(&mut self, keys: EndpointKeys) -> impl Future<Output = Result<PerFamily<Listing>>> + Send;
 
-    /// The tables of ours that exist.
-    fn tables(&mut self) -> impl Future<Output = Result<Vec<(IpFamily, TableRole)>>> + Send;
-
-    /// Sets the table of each family that operations are for.
-    fn select(&mut self, targets: PerFamily<TableRole>) -> impl Future<Output = Result<()>> + Send;
-
-    /// Whether nothing is written.
-    fn is_dry_run(&self) -> bool {
-        false
-    }
+    /// The names of our tables, of any layout.
+    fn tables(&mut self) -> impl Future<Output = Result<Vec<(IpFamily, String)>>> + Send;
 
     /// Executes all operations, or none. Returns how long that took in the kernel.
     fn commit(

@@ -1,8 +1,8 @@
 //! Programs Kubernetes Services into nftables, over netlink, without starting a process.
 //!
 //! Changing rules is slow, and changing map elements is fast. So there are few rules, which do not depend on the
-//! service ports, and nearly all changes are changes of elements. Each family has one table, `ip fairlead` and `ip6
-//! fairlead`:
+//! service ports, and nearly all changes are changes of elements. Each family has one table, `ip fairlead1` and `ip6
+//! fairlead1`, whose number is that of the layout:
 //!
 //! ```text
 //!  prerouting ─┐                  ┌ vips ───────────────▶ cluster-ip-pool-3 ─▶ pool-3 ─▶ endpoints
@@ -69,6 +69,7 @@ use backend::{dataplane::DataplaneOptions, driver::Driver};
 use proto::model::IpFamily;
 
 use data_plane::NftDataPlane;
+pub use desired::is_own_table;
 #[cfg(feature = "testing")]
 pub use kernel::Memory;
 use kernel::{DryRun, Kernel, Netlink};
@@ -111,7 +112,7 @@ pub async fn programmed_families() -> Result<Vec<IpFamily>> {
 pub async fn remove(families: &[IpFamily]) -> Result<()> {
     let mut kernel = Netlink::open()?;
     let tables = kernel.tables().await?.into_iter().filter(|(family, _)| families.contains(family));
-    let deletions: Vec<_> = tables.map(|(family, role)| (family, plan::Operation::DeleteTable(role))).collect();
+    let deletions: Vec<_> = tables.map(|(family, name)| (family, plan::Operation::DeleteTable(name))).collect();
     if !deletions.is_empty() {
         kernel.commit(deletions).await.context("delete our tables")?;
     }

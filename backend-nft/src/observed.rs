@@ -6,15 +6,18 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 
-use backend::dataplane::{EffectiveOptions, Vip};
+use backend::{
+    NFT_TABLE,
+    dataplane::{EffectiveOptions, Vip},
+};
 use ipnet::IpNet;
 use netlink::nft::{Chain, Rule, SetFlags};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
-    desired::{Base, FixedChain, PoolChain, Slots, SourceGroupId, TableRole},
+    desired::{Base, FixedChain, PoolChain, Slots, SourceGroupId},
     element::{Element, ElementData, Map},
-    kernel::{Listing, Listings},
+    kernel::Listing,
     plan::{Elements, Operation, RefCounts, Repairs},
 };
 pub(crate) use elements::ObservedElements;
@@ -29,57 +32,9 @@ pub(crate) struct Observed {
 /// What a table contains because of service ports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ObservedTable {
-    /// Which table is to be programmed.
-    pub(crate) role: TableRole,
-    /// Whether packets traverse the other table until this one is complete.
-    pub(crate) is_deferred: bool,
     /// The elements, sorted; without shared elements.
     pub(crate) elements: Vec<Element>,
     pub(crate) refs: RefCounts,
-}
-
-/// Which table of a family is programmed.
-///
-/// A table of another layout has to serve until the new one is complete, and nf_tables cannot rename a table. So if the
-/// new one is more than one transaction, it is built twice: as the standby table, which serves instead of the main
-/// table as soon as it is complete, and then as the main table.
-///
-/// ```text
-///   main: another layout, serves     main: another layout ──┐          main: none             main: serves
-///   standby: none                    standby: is built      ├ deleted  standby: serves ──┐    standby: none
-///                                    └─ complete: serves ───┘          main: is built    ├ deleted
-///                                                                      └─ complete ──────┘
-/// ```
-struct Choice {
-    role: TableRole,
-    /// Whether the other table serves until this one is complete, and is deleted then.
-    is_deferred: bool,
-    /// What this table contains.
-    listing: Listing,
-    /// The tables to delete first.
-    deleted: Vec<TableRole>,
-}
-
-impl Choice {
-    fn new(Listings { main, standby }: Listings, base: &Base, is_large: bool) -> Self {
-        let has = |listing: &Listing| listing.table.is_some();
-        let is_usable = |listing: &Listing| !has(listing) || is_compatible(listing, base);
-        let serves = |listing: &Listing| has(listing) && is_usable(listing) && listing.serves();
-        let of = |role, is_deferred, listing: Listing, other: Option<TableRole>| {
-            let is_usable = is_usable(&listing);
-            let unusable = (!is_usable).then_some(role);
-            let listing = if is_usable { listing } else { Listing::default() };
-            Self { role, is_deferred, listing, deleted: other.into_iter().chain(unusable).collect() }
-        };
-        if standby.serves() && !serves(&main) {
-            of(TableRole::Main, true, main, None)
-        } else if is_usable(&main) || !is_large {
-            let other = has(&standby).then_some(TableRole::Standby);
-            of(TableRole::Main, false, main, other)
-        } else {
-            of(TableRole::Standby, true, standby, None)
-        }
-    }
 }
 
 /// Elements are sorted by their slot. After a larger gap, another process has written the element.
@@ -96,32 +51,43 @@ fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
 // === impl Observed ===
 
 impl Observed {
-    /// Evaluates listings. `is_large`: whether the content of a table is more than one transaction.
-    pub(crate) fn of(
-        listings: PerFamily<Listings>,
-        base: &PerFamily<Base>,
-        effective: &EffectiveOptions,
-        is_large: bool,
-    ) -> Self {
+    /// Evaluates listings.
+    ///
+    /// While packets traverse a table of another layout, ours is built without hooks. The last transaction adds them,
+    /// and deletes the other table:
+    ///
+    /// ```text
+    ///   fairlead: serves           fairlead: serves      ──┐
+    ///   fairlead1: none            fairlead1: is built     ├ deleted   fairlead1: serves
+    ///                              └─ complete: serves ────┘
+    /// ```
+    pub(crate) fn of(listings: PerFamily<Listing>, base: &PerFamily<Base>, effective: &EffectiveOptions) -> Self {
         let mut tables = PerFamily::<ObservedTable>::default();
         let mut repairs = PerFamily::<Repairs>::default();
         let PerFamily { v4, v6 } = listings;
-        for (family, listings) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
+        for (family, mut listing) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
             let base = &base[family];
-            let Choice { role, is_deferred, mut listing, deleted } = Choice::new(listings, base, is_large);
+            let others = std::mem::take(&mut listing.others);
+            let mut deleted = Vec::new();
+            if !is_compatible(&listing, base) {
+                listing = Listing::default();
+                deleted.push(Operation::DeleteTable(NFT_TABLE.to_owned()));
+            }
+            let is_deferred = !listing.serves() && others.values().any(|serves| *serves);
+            let others = others.into_keys().map(Operation::DeleteTable);
             listing.elements.sort_unstable();
             let hooks = if is_deferred { base.hooks().cloned().collect() } else { Vec::new() };
             let chains = base.chains.iter().filter(|fixed| !hooks.contains(fixed)).cloned().collect();
             repairs[family] = repair(&listing, &Base { chains, ..base.clone() }, family, effective);
-            repairs[family].first.splice(0..0, deleted.into_iter().map(Operation::DeleteTable));
             for fixed in &hooks {
                 let rules = fixed.rules.iter().map(|rule| Operation::AddRule(fixed.chain.name.clone(), rule.clone()));
                 repairs[family].last.push(Operation::AddChain(fixed.chain.clone()));
                 repairs[family].last.extend(rules);
             }
-            repairs[family].last.extend(is_deferred.then(|| Operation::DeleteTable(role.other())));
+            if is_deferred { &mut repairs[family].last } else { &mut deleted }.extend(others);
+            repairs[family].first.splice(0..0, deleted);
             listing.elements.retain(|element| !element.map.is_fixed());
-            let mut table = ObservedTable { role, is_deferred, ..ObservedTable::default() };
+            let mut table = ObservedTable::default();
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
                 table.refs.observe_chain(chain);
             }
@@ -138,6 +104,12 @@ impl Observed {
             tables[family] = table;
         }
         Self { tables, repairs }
+    }
+
+    /// Whether a table of this layout is deleted, because another process has altered it beyond repair.
+    pub(crate) fn is_replaced(&self) -> bool {
+        let deletion = Operation::DeleteTable(NFT_TABLE.to_owned());
+        self.repairs.iter().any(|(_, repairs)| repairs.first.contains(&deletion))
     }
 }
 
@@ -202,8 +174,7 @@ pub(crate) fn slots<'a, I: IntoIterator<Item = &'a Element>>(
 
 // === the base ruleset ===
 
-/// Whether the objects with our names have our definitions. If not, another program or another version of Fairlead has
-/// created the table.
+/// Whether the objects with our names have our definitions. If not, another program has changed the table.
 fn is_compatible(listing: &Listing, base: &Base) -> bool {
     let is_same_table = listing.table.as_ref().is_none_or(|table| table.comment == base.table.comment);
     let are_same_sets =

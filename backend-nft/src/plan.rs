@@ -22,7 +22,7 @@ use netlink::nft::{Chain, Rule, Set};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    desired::{Desired, FixedChain, PoolChain, Slots, SourceGroupId, TableRole, Update},
+    desired::{Desired, FixedChain, PoolChain, Slots, SourceGroupId, Update},
     element::{Element, Map},
 };
 use edits::GroupEdits;
@@ -33,7 +33,8 @@ use table::TablePlan;
 /// One step of a transaction, in one table.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operation {
-    DeleteTable(TableRole),
+    /// Deletes the table of this name, of this layout or of another one.
+    DeleteTable(String),
     /// Creates the table, or clears its dormant flag.
     AddTable,
     AddChain(Chain),

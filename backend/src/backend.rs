@@ -85,7 +85,7 @@ pub enum Drift {
 pub struct InstalledObject {
     /// The kernel subsystem or the program that shows it: `iptables-nft nat`, `ipset`, `nf_tables`.
     pub subsystem: String,
-    /// `chain`, `table ip fairlead`.
+    /// `chain`, `table ip fairlead1`.
     #[serde(rename = "object")]
     pub kind: String,
     /// The number of such objects.
@@ -123,7 +123,7 @@ pub struct PreviewReport {
 pub struct Difference {
     /// What a reconcile would do to the object.
     pub kind: DifferenceKind,
-    /// The kernel subsystem or the program that shows the object: `table ip fairlead`, `ipset`.
+    /// The kernel subsystem or the program that shows the object: `table ip fairlead1`, `ipset`.
     pub subsystem: String,
     /// The object.
     pub object: String,

@@ -223,10 +223,6 @@ impl<P: DataPlane> Driver<P> {
                 CommitOutcome::UnusableFamily => {
                     self.observe(state).await?;
                 }
-                CommitOutcome::Replaced { writes } => {
-                    self.observe(state).await?;
-                    return Ok(writes);
-                }
                 CommitOutcome::Unknown(error) => {
                     warn!(error, "kernel rejected an incremental change, reconciling");
                     self.observe(state).await?;

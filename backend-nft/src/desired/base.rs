@@ -37,37 +37,17 @@ pub(crate) struct FixedChain {
     pub(crate) rules: Vec<Rule>,
 }
 
-/// One of the two tables of a family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum TableRole {
-    /// `fairlead`.
-    #[default]
-    Main,
-    /// `fairlead-standby`, which serves while a large main table of another layout is replaced.
-    Standby,
-}
-
-impl TableRole {
-    /// The other table.
-    pub(crate) fn other(self) -> Self {
-        match self {
-            Self::Main => Self::Standby,
-            Self::Standby => Self::Main,
-        }
-    }
-}
-
-/// The name of the table that serves while a large table of another layout is replaced.
-const STANDBY: &str = "fairlead-standby";
-
-/// A table of a family.
-pub(crate) fn table(family: IpFamily, role: TableRole) -> Table {
-    let name = match role {
-        TableRole::Main => backend::NFT_TABLE,
-        TableRole::Standby => STANDBY,
-    };
-    let table = Table::new(nft_family(family), name);
+/// The table of a family.
+pub(crate) fn table(family: IpFamily) -> Table {
+    let table = Table::new(nft_family(family), backend::NFT_TABLE);
     table.comment("Kubernetes Services, kept by Fairlead: changes are undone")
+}
+
+/// Whether this is the name of our table, of any layout: `fairlead` and the number of a layout; before layouts had
+/// numbers, `fairlead` and `fairlead-standby`. Others are the user's, as `fairlead-foo`, `fairlead1-foo`, `fairlead01`.
+pub fn is_own_table(name: &str) -> bool {
+    let is_layout = |number: &str| !number.starts_with('0') && number.bytes().all(|digit| digit.is_ascii_digit());
+    name.strip_prefix("fairlead").is_some_and(|rest| rest == "-standby" || is_layout(rest))
 }
 
 /// The base ruleset of a family on a node.
@@ -107,7 +87,7 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
         postrouting(family, effective.masquerade_mark),
     ];
     let sets = Map::ALL.into_iter().map(|map| map.set(family)).collect();
-    Base { table: table(family, TableRole::Main), sets, chains }
+    Base { table: table(family), sets, chains }
 }
 
 impl Base {

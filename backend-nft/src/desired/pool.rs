@@ -63,7 +63,7 @@ const AFFINE: &str = "affine-";
 
 impl PoolChainKind {
     /// All of them, in their order, with the prefix of the chain names before the number.
-    const ALL: [(Self, &'static str); 10] = [
+    pub(super) const ALL: [(Self, &'static str); 10] = [
         (Self::Pool, "pool-"),
         (Self::LocalPool, "local-pool-"),
         (Self::ClusterIpPool, "cluster-ip-pool-"),

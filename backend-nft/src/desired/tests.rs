@@ -1,12 +1,15 @@
 //! The verdicts of each kind of VIP, and the names of chains.
 
+use std::num::NonZeroU32;
+
 use backend::{
     ServicePortState,
     dataplane::{DataplaneOptions, EffectiveOptions, LocalDetector, Masquerade, Vip, VipKind, vips},
     testing::{ServiceBuilder, mk_state},
 };
 use netlink::nft::Expr;
-use proto::model::IpFamily;
+use proto::model::{IpFamily, PerFamily};
+use ring::digest::{SHA256, digest};
 
 use super::*;
 use crate::element::{Element, Map};
@@ -36,6 +39,49 @@ fn line(element: &Element) -> Option<String> {
         ElementData::Verdict(verdict) => verdict.chain().unwrap_or_else(|| "drop".to_owned()),
     };
     Some(format!("{} {} {to}", element.map.name(), element.vip))
+}
+
+/// A table of another version with the same name is adopted: only a new name keeps the old table until the new one is
+/// complete.
+#[test]
+fn a_layout_has_a_number() {
+    const LAYOUT: (&str, &str) = ("fairlead1", "ad5f8ac3cb5aa1f2");
+    let local_detector = LocalDetector::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]);
+    let options = DataplaneOptions { local_detector, ..DataplaneOptions::default() };
+    let (node, cluster) = (proto::model::NodeInfo::unknown("node"), proto::model::ClusterInfo::default());
+    let effective = options.effective(&node);
+    let mut layout = String::new();
+    for family in IpFamily::ALL {
+        layout += &format!("{:?}", base(family, &options, &node, &cluster));
+        for affinity in [None, Some(Affinity { timeout: NonZeroU32::MIN, buckets: NonZeroU32::MIN })] {
+            for (kind, prefix) in PoolChainKind::ALL {
+                let rules = [1, 2].map(|count| PoolChain { kind, count, affinity }.rules(family, &effective));
+                layout += &format!("{prefix} {rules:?}");
+            }
+        }
+        let prefixes = [PerFamily { v4: "192.0.2.0/24", v6: "fd00::/16" }[family].parse().unwrap()];
+        let group = SourceGroup { id: SourceGroupId::of(&prefixes), prefixes: prefixes.into() };
+        layout += &format!("{:?}", group.rules(family));
+    }
+    let hash = digest(&SHA256, layout.as_bytes());
+    let hash: String = hash.as_ref()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(
+        (backend::NFT_TABLE, &*hash),
+        LAYOUT,
+        "increment LAYOUT, the number in `NFT_TABLE`, and write both here"
+    );
+}
+
+#[test]
+fn tables_of_the_user_are_not_ours() {
+    for name in ["fairlead", "fairlead-standby", "fairlead1", "fairlead2", "fairlead10"] {
+        assert!(is_own_table(name), "{name}");
+    }
+    for name in
+        ["fairlead-foo", "fairlead-resets", "fairlead1-foo", "fairlead01", "fairlead0", "fairleads", "my-fairlead"]
+    {
+        assert!(!is_own_table(name), "{name}");
+    }
 }
 
 const TWO: [&str; 2] = ["10.244.1.1:80", "10.244.2.1:80"];
@@ -289,7 +335,7 @@ fn names_of_pool_chains_are_parsed() {
 /// However many ports a Service has, its ports together have at most [`MAX_CLIENT_BUCKETS`] buckets.
 #[test]
 fn ports_of_a_service_share_its_client_buckets() {
-    let timeout = std::num::NonZeroU32::MIN;
+    let timeout = NonZeroU32::MIN;
     let buckets = |ports: usize| Affinity::new(timeout, ports).buckets.get();
     assert_eq!([1, 2, 3, 20, 511, 512, 1_000].map(buckets), [2_048, 2_048, 2_048, 512, 32, 32, 16]);
     for ports in 1..2_000 {

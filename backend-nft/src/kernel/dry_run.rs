@@ -6,8 +6,8 @@ use anyhow::Result;
 use backend::{Drift, driver::CommitError};
 use proto::model::{IpFamily, PerFamily};
 
-use super::{Kernel, Listings};
-use crate::{desired::TableRole, element::EndpointKeys, plan::Operation};
+use super::{Kernel, Listing};
+use crate::{element::EndpointKeys, plan::Operation};
 
 /// Another kernel, and the operations that it was not given.
 #[derive(Debug)]
@@ -28,20 +28,12 @@ impl<K> DryRun<K> {
 }
 
 impl<K: Kernel> Kernel for DryRun<K> {
-    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listings>> {
+    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
         self.kernel.list(keys).await
     }
 
-    async fn tables(&mut self) -> Result<Vec<(IpFamily, TableRole)>> {
+    async fn tables(&mut self) -> Result<Vec<(IpFamily, String)>> {
         self.kernel.tables().await
-    }
-
-    async fn select(&mut self, targets: PerFamily<TableRole>) -> Result<()> {
-        self.kernel.select(targets).await
-    }
-
-    fn is_dry_run(&self) -> bool {
-        true
     }
 
     async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {

@@ -10,7 +10,7 @@ use netlink::{
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    desired::{TableRole, table},
+    desired::{nft_family, table},
     element::{Element, ElementData, Map, Verdict},
     plan::{Elements, Operation},
 };
@@ -31,27 +31,20 @@ pub(super) struct Encoded<'a> {
 /// Tables and sets by which operations are addressed.
 #[derive(Debug)]
 pub(super) struct ObjectNames {
-    tables: PerFamily<[Table; 2]>,
-    /// The tables that operations are for.
-    targets: PerFamily<TableRole>,
+    tables: PerFamily<Table>,
     sets: PerFamily<Vec<Set>>,
 }
 
 impl ObjectNames {
     pub(super) fn new() -> Self {
         Self {
-            tables: PerFamily::from_fn(|family| [TableRole::Main, TableRole::Standby].map(|role| table(family, role))),
-            targets: PerFamily::default(),
+            tables: PerFamily::from_fn(table),
             sets: PerFamily::from_fn(|family| Map::ALL.map(|map| map.set(family)).into()),
         }
     }
 
-    pub(super) fn select(&mut self, targets: PerFamily<TableRole>) {
-        self.targets = targets;
-    }
-
-    pub(super) fn table(&self, family: IpFamily, role: TableRole) -> &Table {
-        &self.tables[family][role as usize]
+    pub(super) fn table(&self, family: IpFamily) -> &Table {
+        &self.tables[family]
     }
 
     pub(super) fn set(&self, family: IpFamily, map: Map) -> &Set {
@@ -66,10 +59,10 @@ impl<'a> Encoded<'a> {
         let mut encoded = Self { batch: NftBatch::new(), origins: Vec::new() };
         let mut writer = Writer::default();
         for (family, operation) in operations {
-            let table = names.table(*family, names.targets[*family]);
+            let table = names.table(*family);
             let batch = &mut encoded.batch;
             match operation {
-                Operation::DeleteTable(role) => batch.delete_table(names.table(*family, *role)),
+                Operation::DeleteTable(name) => batch.delete_table(&Table::new(nft_family(*family), name)),
                 Operation::AddTable => batch.add_table(table),
                 Operation::AddChain(chain) => batch.add_chain(table, chain),
                 Operation::AddSet(set) => batch.add_set(table, set),

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::Result;
 use backend::{
-    Drift,
+    Drift, NFT_TABLE,
     dataplane::{DataplaneOptions, Vip},
     driver::{CommitError, Driver, Rejection},
 };
@@ -25,10 +25,10 @@ use self::{
     reachable::reachable,
     references::{RuleReference, references},
 };
-use super::{Kernel, Listing, Listings};
+use super::{Kernel, Listing};
 use crate::{
     data_plane::NftDataPlane,
-    desired::{PoolChain, SourceGroupId, TableRole},
+    desired::{PoolChain, SourceGroupId},
     element::{Element, ElementData, EndpointKeys, Map, Verdict},
     plan::{Elements, Operation},
 };
@@ -40,7 +40,6 @@ pub(crate) struct Fake(Arc<Mutex<FakeState>>);
 #[derive(Debug, Default)]
 struct FakeState {
     tables: FakeTables,
-    targets: PerFamily<TableRole>,
     rejected_vips: BTreeSet<Vip>,
     /// A family that the kernel does not support.
     unsupported: Option<IpFamily>,
@@ -57,8 +56,8 @@ struct FakeState {
     reachable: Option<Vec<Reachable>>,
 }
 
-/// The main and the standby tables.
-type FakeTables = PerFamily<[Option<FakeTable>; 2]>;
+/// The tables by their names.
+type FakeTables = PerFamily<BTreeMap<String, FakeTable>>;
 
 /// The endpoints to which packets to each VIP may be sent; none: they are dropped or rejected.
 pub(crate) type Reachable = BTreeMap<Vip, BTreeSet<(IpAddr, u16)>>;
@@ -105,9 +104,9 @@ impl Fake {
         Driver::new(NftDataPlane::new(self.clone(), options))
     }
 
-    /// The tables for comparison: without unused pool chains, which depend on the history.
+    /// The tables of this layout for comparison: without unused pool chains, which depend on the history.
     pub(crate) fn tables(&self) -> PerFamily<Option<FakeTable>> {
-        let mut tables = PerFamily::from_fn(|family| self.0.lock().unwrap().tables[family][0].clone());
+        let mut tables = PerFamily::from_fn(|family| self.0.lock().unwrap().tables[family].get(NFT_TABLE).cloned());
         for table in [&mut tables.v4, &mut tables.v6].into_iter().flatten() {
             let used = table.used_chains();
             table.chains.retain(|name, _| PoolChain::parse(name).is_none_or(|chain| used.contains(&chain)));
@@ -115,25 +114,28 @@ impl Fake {
         tables
     }
 
-    /// Whether there is a standby table.
-    pub(crate) fn has_standby(&self) -> bool {
-        self.0.lock().unwrap().tables.iter().any(|(_, [_, standby])| standby.is_some())
+    /// Whether there is a table of another layout.
+    pub(crate) fn has_others(&self) -> bool {
+        self.0.lock().unwrap().tables.iter().any(|(_, tables)| tables.keys().any(|name| name != NFT_TABLE))
     }
 
-    /// Gives the main tables another layout, as an earlier version of Fairlead would have written it.
-    pub(crate) fn change_layout(&self) {
-        let PerFamily { v4: [v4, _], v6: [v6, _] } = &mut self.0.lock().unwrap().tables;
-        for table in [v4, v6].into_iter().flatten() {
+    /// Gives the tables another layout and this name, as another version of Fairlead would have written them. With the
+    /// name of this layout: as another process would alter them.
+    pub(crate) fn change_layout(&self, name: &str) {
+        let PerFamily { v4, v6 } = &mut self.0.lock().unwrap().tables;
+        for tables in [v4, v6] {
+            let Some(mut table) = tables.remove(NFT_TABLE) else { continue };
             let mut vips = table.sets[Map::Vips.name()].clone();
             vips.flags = SetFlags::EVAL;
             table.sets.insert(vips.name.clone(), vips);
+            tables.insert(name.to_owned(), table);
         }
     }
 
-    /// The number of unused pool chains in both tables.
+    /// The number of unused pool chains.
     pub(crate) fn unused_chains(&self) -> usize {
         let state = self.0.lock().unwrap();
-        let tables = state.tables.iter().flat_map(|(_, tables)| tables).flatten();
+        let tables = state.tables.iter().flat_map(|(_, tables)| tables.values());
         let idle = tables.map(|table| {
             let used = table.used_chains();
             let pools = table.chains.keys().filter_map(|name| PoolChain::parse(name));
@@ -159,11 +161,11 @@ impl Fake {
         std::mem::take(&mut self.0.lock().unwrap().transactions)
     }
 
-    /// The number of elements in both tables, by map.
+    /// The number of elements, by map.
     pub(crate) fn element_counts(&self) -> BTreeMap<Map, usize> {
         let state = self.0.lock().unwrap();
         let mut counts = BTreeMap::new();
-        for table in state.tables.iter().flat_map(|(_, tables)| tables).flatten() {
+        for table in state.tables.iter().flat_map(|(_, tables)| tables.values()) {
             let of_services = table.elements.keys().filter(|(map, ..)| !map.is_fixed());
             of_services.for_each(|(map, ..)| *counts.entry(*map).or_default() += 1);
         }
@@ -203,63 +205,56 @@ impl Fake {
     /// Removes an element that no rule has written, as another process would. Whether there is one.
     pub(crate) fn remove_any(&self, number: usize) -> bool {
         let mut state = self.0.lock().unwrap();
-        let tables = [&mut state.tables.v4[0]].into_iter().flatten();
-        for table in tables {
-            let keys: Vec<_> = table.elements.keys().cloned().collect();
-            if let Some(key) = number.checked_rem(keys.len()).map(|index| &keys[index]) {
-                table.elements.remove(key);
-                return true;
-            }
-        }
-        false
+        let Some(table) = state.tables.v4.get_mut(NFT_TABLE) else { return false };
+        let keys: Vec<_> = table.elements.keys().cloned().collect();
+        let key = number.checked_rem(keys.len()).map(|index| &keys[index]);
+        key.is_some_and(|key| table.elements.remove(key).is_some())
     }
 
     /// Changes the elements of the IPv4 table, as another process would.
     pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<ElementKey, ElementData>)) {
-        change(&mut self.0.lock().unwrap().tables.v4[0].as_mut().unwrap().elements);
+        change(&mut self.0.lock().unwrap().tables.v4.get_mut(NFT_TABLE).unwrap().elements);
     }
 }
 
 impl Kernel for Fake {
-    async fn list(&mut self, _: EndpointKeys) -> Result<PerFamily<Listings>> {
+    async fn list(&mut self, _: EndpointKeys) -> Result<PerFamily<Listing>> {
         let state = self.0.lock().unwrap();
         Ok(PerFamily::from_fn(|family| {
-            let list = |table: &Option<FakeTable>| table.as_ref().map(|table| table.list(family)).unwrap_or_default();
-            let [main, standby] = &state.tables[family];
-            Listings { main: list(main), standby: list(standby) }
+            let tables = &state.tables[family];
+            let others = tables.iter().filter(|(name, _)| *name != NFT_TABLE);
+            let others = others.map(|(name, table)| (name.clone(), table.serves())).collect();
+            let listing = tables.get(NFT_TABLE).map(|table| table.list(family)).unwrap_or_default();
+            Listing { others, ..listing }
         }))
     }
 
-    async fn tables(&mut self) -> Result<Vec<(IpFamily, TableRole)>> {
+    async fn tables(&mut self) -> Result<Vec<(IpFamily, String)>> {
         let state = self.0.lock().unwrap();
-        let roles = [TableRole::Main, TableRole::Standby];
-        let all = IpFamily::ALL.into_iter().flat_map(|family| roles.map(|role| (family, role)));
-        Ok(all.filter(|(family, role)| state.tables[*family][*role as usize].is_some()).collect())
-    }
-
-    async fn select(&mut self, targets: PerFamily<TableRole>) -> Result<()> {
-        self.0.lock().unwrap().targets = targets;
-        Ok(())
+        let names = |(family, tables): (IpFamily, &BTreeMap<String, FakeTable>)| -> Vec<_> {
+            tables.keys().map(|name| (family, name.clone())).collect()
+        };
+        Ok(state.tables.iter().flat_map(names).collect())
     }
 
     async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
         let mut state = self.0.lock().unwrap();
         state.transactions += 1;
         let mut tables = std::mem::take(&mut state.tables);
-        let rules_and_sets = |table: &Option<FakeTable>| table.as_ref().map(FakeTable::rules_and_sets);
-        let before = PerFamily::from_fn(|family| tables[family].each_ref().map(rules_and_sets));
+        let rules_and_sets = |(name, table): (&String, &FakeTable)| (name.clone(), table.rules_and_sets());
+        let before = PerFamily::from_fn(|family| {
+            tables[family].iter().map(rules_and_sets).collect::<BTreeMap<String, RulesAndSets>>()
+        });
         let mut deleted = FakeTables::default();
         let mut rejection = Rejection::default();
         for (family, operation) in &operations {
-            let role = match operation {
-                Operation::DeleteTable(role) => *role,
-                _ => state.targets[*family],
-            } as usize;
-            let (table, deleted) = (&mut tables[*family][role], &mut deleted[*family][role]);
-            if matches!(operation, Operation::DeleteTable(_)) && deleted.is_none() {
-                deleted.clone_from(table);
+            let (tables, deleted) = (&mut tables[*family], &mut deleted[*family]);
+            if let Operation::DeleteTable(name) = operation
+                && let Some(table) = tables.get(name)
+            {
+                deleted.entry(name.clone()).or_insert_with(|| table.clone());
             }
-            if let Err((owner, reason)) = state.execute(table, *family, operation) {
+            if let Err((owner, reason)) = state.execute(tables, *family, operation) {
                 match owner.filter(|_| state.detail == ErrorDetail::Named) {
                     Some(owner) => rejection.named.push((owner, reason)),
                     None => drop(rejection.unnamed.get_or_insert(reason)),
@@ -270,17 +265,18 @@ impl Kernel for Fake {
         rejection.named.dedup_by_key(|(owner, _)| *owner);
         if rejection != Rejection::default() {
             for (family, before) in before.iter() {
-                for (role, before) in before.iter().enumerate() {
-                    let table = deleted[family][role].take().or_else(|| tables[family][role].take());
-                    state.tables[family][role] = before.clone().zip(table).map(|(before, table)| table.undo(before));
+                for (name, before) in before {
+                    let table = deleted[family].remove(name).or_else(|| tables[family].remove(name));
+                    let restored = table.map(|table| (name.clone(), table.undo(before.clone())));
+                    state.tables[family].extend(restored);
                 }
             }
             return Err(CommitError::Rejected(rejection));
         }
-        for table in tables.v4.iter_mut().chain(&mut tables.v6).flatten() {
+        for table in tables.v4.values_mut().chain(tables.v6.values_mut()) {
             table.journal.clear();
         }
-        let serving = tables.iter().flat_map(|(_, tables)| tables).flatten().filter(|table| table.serves());
+        let serving = tables.iter().flat_map(|(_, tables)| tables.values()).filter(|table| table.serves());
         let verdicts = serving.flat_map(FakeTable::vips);
         state.vips.push(verdicts.collect());
         let added = operations.iter().filter(|(_, operation)| matches!(operation, Operation::AddChain(_)));
@@ -313,7 +309,7 @@ impl FakeTable {
 impl FakeState {
     fn execute(
         &self,
-        table: &mut Option<FakeTable>,
+        tables: &mut BTreeMap<String, FakeTable>,
         family: IpFamily,
         operation: &Operation,
     ) -> Result<(), OperationError> {
@@ -321,10 +317,10 @@ impl FakeState {
             Operation::AddTable if self.unsupported == Some(family) => {
                 return Err((None, "operation not supported".to_owned()));
             }
-            Operation::AddTable => drop(table.get_or_insert_default()),
-            Operation::DeleteTable(_) => ensure(table.take().is_some(), "no such table")?,
+            Operation::AddTable => drop(tables.entry(NFT_TABLE.to_owned()).or_default()),
+            Operation::DeleteTable(name) => ensure(tables.remove(name).is_some(), "no such table")?,
             operation => {
-                let table = table.as_mut().ok_or_else(|| (None, format!("no {family} table")))?;
+                let table = tables.get_mut(NFT_TABLE).ok_or_else(|| (None, format!("no {family} table")))?;
                 let is_rejected = |element: &Element| self.rejected_vips.contains(&element.vip);
                 table.execute(operation, is_rejected)?;
             }
@@ -388,12 +384,13 @@ impl FakeTable {
         });
         let elements = self.elements.iter();
         Listing {
-            table: Some(crate::desired::table(family, TableRole::Main)),
+            table: Some(crate::desired::table(family)),
             chains: self.chains.values().map(|(chain, _)| chain.clone()).collect(),
             sets: self.sets.values().cloned().collect(),
             rules: rules.collect(),
             elements: elements.map(|((map, vip, index, _), data)| element(*map, *vip, *index, *data)).collect(),
             foreign: Vec::new(),
+            others: BTreeMap::new(),
         }
     }
 

@@ -1,5 +1,7 @@
 //! What the kernel lists of our tables.
 
+use std::collections::BTreeMap;
+
 use netlink::nft::{self, Chain, ListedRule, Set, Table};
 use proto::model::IpFamily;
 
@@ -8,7 +10,7 @@ use crate::element::{Element, Map};
 /// One table as the kernel lists it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Listing {
-    /// `None`: we have no table, and the rest is empty.
+    /// `None`: there is none, and the rest is empty, besides `others`.
     pub(crate) table: Option<Table>,
     pub(crate) chains: Vec<Chain>,
     pub(crate) sets: Vec<Set>,
@@ -17,13 +19,8 @@ pub(crate) struct Listing {
     pub(crate) elements: Vec<Element>,
     /// The keys of elements that we never write.
     pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
-}
-
-/// Our tables of a family as the kernel lists them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Listings {
-    pub(crate) main: Listing,
-    pub(crate) standby: Listing,
+    /// Our tables of other layouts, and whether packets traverse them.
+    pub(crate) others: BTreeMap<String, bool>,
 }
 
 // === impl Listing ===
@@ -39,6 +36,11 @@ impl Listing {
 
     /// Whether packets traverse the table.
     pub(crate) fn serves(&self) -> bool {
-        self.chains.iter().any(|chain| chain.base.is_some())
+        serves(&self.chains)
     }
+}
+
+/// Whether packets traverse a table with these chains.
+pub(super) fn serves(chains: &[Chain]) -> bool {
+    chains.iter().any(|chain| chain.base.is_some())
 }

@@ -12,10 +12,10 @@ use backend::{
 use proto::model::{IpFamily, PerFamily};
 
 use super::{
-    Kernel, Listings,
+    Kernel, Listing,
     fake::{ErrorDetail, Fake},
 };
-use crate::{data_plane::NftDataPlane, desired::TableRole, element::EndpointKeys, plan::Operation};
+use crate::{data_plane::NftDataPlane, element::EndpointKeys, plan::Operation};
 
 /// nf_tables in memory. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -38,9 +38,7 @@ impl MemoryKernel for Memory {
     fn content(&self) -> Vec<String> {
         let tables = self.0.tables();
         let mut content: Vec<_> = tables.iter().flat_map(|(_, table)| table).map(|table| table.shape()).collect();
-        if self.0.has_standby() {
-            content.push("a standby table".to_owned());
-        }
+        content.extend(self.0.has_others().then(|| "a table of another layout".to_owned()));
         content.sort_unstable();
         content
     }
@@ -64,18 +62,14 @@ impl MemoryKernel for Memory {
 }
 
 impl Kernel for Gated {
-    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listings>> {
+    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
         self.gate.pass().await?;
         self.kernel.list(keys).await
     }
 
-    async fn tables(&mut self) -> Result<Vec<(IpFamily, TableRole)>> {
+    async fn tables(&mut self) -> Result<Vec<(IpFamily, String)>> {
         self.gate.pass().await?;
         Kernel::tables(&mut self.kernel).await
-    }
-
-    async fn select(&mut self, targets: PerFamily<TableRole>) -> Result<()> {
-        self.kernel.select(targets).await
     }
 
     async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {

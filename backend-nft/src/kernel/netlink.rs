@@ -18,11 +18,12 @@ use proto::model::{IpFamily, PerFamily};
 use tracing::debug;
 
 use super::{
-    Kernel, Listing, Listings,
+    Kernel, Listing,
     encode::{Encoded, ObjectNames},
+    listing::serves,
 };
 use crate::{
-    desired::{TableRole, nft_family, table},
+    desired::{is_own_table, nft_family},
     element::{EndpointKeys, Map},
     plan::Operation,
 };
@@ -60,39 +61,28 @@ impl Netlink {
 }
 
 impl Kernel for Netlink {
-    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listings>> {
+    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
         self.watch.restart()?;
         let list = move |worker: &mut Worker| {
-            let mut listings = PerFamily::<Listings>::default();
+            let mut listings = PerFamily::<Listing>::default();
             for family in IpFamily::ALL {
-                let mut list = |role| {
-                    let table = table(family, role);
-                    worker
-                        .list(family, role, &keys)
-                        .with_context(|| format!("list table {} {}", table.family, table.name))
-                };
-                listings[family] = Listings { main: list(TableRole::Main)?, standby: list(TableRole::Standby)? };
+                let list = worker.list(family, &keys);
+                listings[family] = list.with_context(|| format!("list the {family} tables"))?;
             }
             Ok(listings)
         };
         self.worker.run(list).await?
     }
 
-    async fn tables(&mut self) -> Result<Vec<(IpFamily, TableRole)>> {
+    async fn tables(&mut self) -> Result<Vec<(IpFamily, String)>> {
         let tables = |worker: &mut Worker| {
             let mut tables = Vec::new();
             for family in IpFamily::ALL {
-                for role in [TableRole::Main, TableRole::Standby] {
-                    tables.extend(worker.table(family, role)?.map(|_| (family, role)));
-                }
+                tables.extend(worker.tables(family)?.into_iter().map(|table| (family, table.name)));
             }
             Ok(tables)
         };
         self.worker.run(tables).await?
-    }
-
-    async fn select(&mut self, targets: PerFamily<TableRole>) -> Result<()> {
-        self.worker.run(move |worker| worker.names.select(targets)).await
     }
 
     async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
@@ -115,36 +105,41 @@ impl Kernel for Netlink {
     }
 }
 
-/// Everything in our tables is ours.
+/// Everything in our tables is ours, and those of other layouts are to be deleted.
 fn touched(event: &NftEvent) -> Option<Touched> {
-    let NftEvent::Changed { family, table: name, object, .. } = event else { return None };
-    let is_table = |ours, role| *family == Some(nft_family(ours)) && *name == table(ours, role).name;
-    let is_ours = |family| is_table(family, TableRole::Main) || is_table(family, TableRole::Standby);
+    let NftEvent::Changed { family, table, object, .. } = event else { return None };
+    let is_ours = |ours| *family == Some(nft_family(ours)) && is_own_table(table);
     IpFamily::ALL.into_iter().any(is_ours).then_some(Touched::Ours(object))
 }
 
 // === impl Worker ===
 
 impl Worker {
-    fn table(&mut self, family: IpFamily, role: TableRole) -> Result<Option<nft::Table>> {
-        let name = &self.names.table(family, role).name;
-        let tables = self.handle.tables(nft_family(family)).context("list tables")?;
-        Ok(tables.into_iter().find(|table| table.name == *name))
+    /// Our tables, of any layout.
+    fn tables(&mut self, family: IpFamily) -> Result<Vec<nft::Table>> {
+        let mut tables = self.handle.tables(nft_family(family)).context("list tables")?;
+        tables.retain(|table| is_own_table(&table.name));
+        Ok(tables)
     }
 
-    fn list(&mut self, family: IpFamily, role: TableRole, keys: &EndpointKeys) -> Result<Listing> {
-        let Some(table) = self.table(family, role)? else { return Ok(Listing::default()) };
-        let mut listing = Listing {
-            chains: self.handle.chains(&table).context("list chains")?,
-            sets: self.handle.sets(&table).context("list sets")?,
-            rules: self.handle.rules(&table).context("list rules")?,
-            table: Some(table),
-            ..Listing::default()
-        };
+    fn list(&mut self, family: IpFamily, keys: &EndpointKeys) -> Result<Listing> {
+        let mut listing = Listing::default();
+        for table in self.tables(family)? {
+            let chains = self.handle.chains(&table).context("list chains")?;
+            if table.name == self.names.table(family).name {
+                listing.chains = chains;
+                listing.table = Some(table);
+            } else {
+                listing.others.insert(table.name, serves(&chains));
+            }
+        }
+        let Some(table) = &listing.table else { return Ok(listing) };
+        listing.sets = self.handle.sets(table).context("list sets")?;
+        listing.rules = self.handle.rules(table).context("list rules")?;
         for map in Map::ALL.into_iter().filter(|map| !map.is_written_by_rules()) {
             let ours = self.names.set(family, map);
-            if listing.sets.contains(ours) && !self.lookup(family, role, map, keys, &mut listing)? {
-                self.dump(family, role, map, &mut listing)?;
+            if listing.sets.contains(ours) && !self.lookup(family, map, keys, &mut listing)? {
+                self.dump(family, map, &mut listing)?;
             }
         }
         Ok(listing)
@@ -152,15 +147,8 @@ impl Worker {
 
     /// Lists a large map by its keys, if it has exactly as many elements as it should have. `false` when it has other
     /// ones.
-    fn lookup(
-        &mut self,
-        family: IpFamily,
-        role: TableRole,
-        map: Map,
-        keys: &EndpointKeys,
-        listing: &mut Listing,
-    ) -> Result<bool> {
-        let (len, table) = (keys.len(family, map), self.names.table(family, role));
+    fn lookup(&mut self, family: IpFamily, map: Map, keys: &EndpointKeys, listing: &mut Listing) -> Result<bool> {
+        let (len, table) = (keys.len(family, map), self.names.table(family));
         let count = |handle: &mut NftHandle| handle.count(table, map.name());
         if len < MIN_LOOKED_UP || count(&mut self.handle).context("count elements")? != u32::try_from(len).ok() {
             return Ok(false);
@@ -178,8 +166,8 @@ impl Worker {
         }
     }
 
-    fn dump(&mut self, family: IpFamily, role: TableRole, map: Map, listing: &mut Listing) -> Result<()> {
-        let table = self.names.table(family, role);
+    fn dump(&mut self, family: IpFamily, map: Map, listing: &mut Listing) -> Result<()> {
+        let table = self.names.table(family);
         let visit = |found: &mut Listing, element: nft::Element<'_>| found.insert(map, family, &element);
         let found = self.handle.elements(table, map.name(), Listing::default, visit);
         let found = found.with_context(|| format!("list {}", map.name()))?;

@@ -23,9 +23,7 @@ fn observed(elements: Vec<Element>) -> Observed {
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &ClusterInfo::default()));
     let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };
-    let v4 = Listings { main: v4, standby: Listing::default() };
-    let listings = PerFamily { v4, v6: Listings::default() };
-    Observed::of(listings, &base, &options.effective(&node), false)
+    Observed::of(PerFamily { v4, v6: Listing::default() }, &base, &options.effective(&node))
 }
 
 fn last_octets(list: &[Option<Endpoint>]) -> Vec<u8> {

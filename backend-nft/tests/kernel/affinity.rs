@@ -32,8 +32,8 @@ fn state(seconds: u32) -> NodeState {
 }
 
 const CLIENTS: [(&str, &str); 2] = [
-    ("ip fairlead affine-clients", "10.96.0.1 . udp . 80 . 0x00000007 timeout 1h : 0 . 10.244.1.1 . 8080"),
-    ("ip6 fairlead affine-clients", "fd00:96::1 . udp . 80 . 0x00000007 timeout 1h : 0 . fd00:244:1::1 . 8080"),
+    ("ip fairlead1 affine-clients", "10.96.0.1 . udp . 80 . 0x00000007 timeout 1h : 0 . 10.244.1.1 . 8080"),
+    ("ip6 fairlead1 affine-clients", "fd00:96::1 . udp . 80 . 0x00000007 timeout 1h : 0 . fd00:244:1::1 . 8080"),
 ];
 
 fn add_clients() {
@@ -67,7 +67,7 @@ fn clients_are_kept_by_changes_and_restarts() {
             assert_clients_are_kept();
             assert_eq!(reconcile(&current).await.writes, 0, "{seconds}");
         }
-        nft("flush chain ip fairlead services");
+        nft("flush chain ip fairlead1 services");
         assert!(reconcile(&current).await.writes > 0);
         assert_clients_are_kept();
     });
@@ -78,27 +78,27 @@ fn changes_of_pools_by_others_are_repaired() {
     run(|| async {
         reconcile(&state(60)).await;
         for (change, writes) in [
-            ("delete element ip fairlead live { 10.244.1.1 . 9090 . 10.96.0.1 . udp . 80 }", 1),
-            ("add element ip fairlead live { 10.244.1.7 . 9090 . 10.96.0.1 . udp . 80 }", 1),
-            ("delete element ip6 fairlead affine-endpoints { fd00:96::1 . udp . 80 . 0 }", 1),
-            ("add element ip fairlead affine-endpoints { 10.96.0.1 . udp . 80 . 2 : 1 . 10.244.1.1 . 1 }", 1),
-            ("delete element ip fairlead nodeport-aliases { udp . 30080 }", 1),
+            ("delete element ip fairlead1 live { 10.244.1.1 . 9090 . 10.96.0.1 . udp . 80 }", 1),
+            ("add element ip fairlead1 live { 10.244.1.7 . 9090 . 10.96.0.1 . udp . 80 }", 1),
+            ("delete element ip6 fairlead1 affine-endpoints { fd00:96::1 . udp . 80 . 0 }", 1),
+            ("add element ip fairlead1 affine-endpoints { 10.96.0.1 . udp . 80 . 2 : 1 . 10.244.1.1 . 1 }", 1),
+            ("delete element ip fairlead1 nodeport-aliases { udp . 30080 }", 1),
             (
-                "delete element ip fairlead nodeport-aliases { udp . 30080 } ; \
-                 add element ip fairlead nodeport-aliases { udp . 30080 : 0 . 10.96.0.9 . udp . 80 }",
+                "delete element ip fairlead1 nodeport-aliases { udp . 30080 } ; \
+                 add element ip fairlead1 nodeport-aliases { udp . 30080 : 0 . 10.96.0.9 . udp . 80 }",
                 2,
             ),
             // Fairlead never writes a padding other than zero.
             (
-                "delete element ip fairlead affine-endpoints { 10.96.0.1 . udp . 80 . 1 } ; \
-                 add element ip fairlead affine-endpoints { 10.96.0.1 . udp . 80 . 1 : 1 . 10.244.1.1 . 9090 }",
+                "delete element ip fairlead1 affine-endpoints { 10.96.0.1 . udp . 80 . 1 } ; \
+                 add element ip fairlead1 affine-endpoints { 10.96.0.1 . udp . 80 . 1 : 1 . 10.244.1.1 . 9090 }",
                 2,
             ),
-            ("flush chain ip fairlead affine-pool-2-60s", 4),
+            ("flush chain ip fairlead1 affine-pool-2-60s", 4),
         ] {
-            let before = nft("list table ip fairlead") + &nft("list table ip6 fairlead");
+            let before = nft("list table ip fairlead1") + &nft("list table ip6 fairlead1");
             nft(change);
-            assert_ne!(nft("list table ip fairlead") + &nft("list table ip6 fairlead"), before, "{change}");
+            assert_ne!(nft("list table ip fairlead1") + &nft("list table ip6 fairlead1"), before, "{change}");
             assert_eq!(reconcile(&state(60)).await.writes, writes, "{change}");
             assert_eq!(reconcile(&state(60)).await.writes, 0, "{change}");
         }
@@ -129,9 +129,9 @@ fn clients_are_served_when_the_map_is_full() {
         serve_endpoints();
         fill();
         assert_eq!(responders(VIP, 20_000..20_040), BTreeSet::from([8080, 9090]));
-        nft("flush map ip fairlead affine-clients");
+        nft("flush map ip fairlead1 affine-clients");
         assert_eq!(responders(VIP, 21_000..21_040).len(), 1);
-        let listed = nft("list map ip fairlead affine-clients");
+        let listed = nft("list map ip fairlead1 affine-clients");
         assert!(listed.contains("10.96.0.1 . udp . 80 . 0x") && listed.contains("timeout 1m"), "{listed}");
     });
 }
@@ -174,7 +174,7 @@ fn one_service_stores_a_bounded_number_of_clients() {
         serve_endpoints();
         for count in [1, 4, 8] {
             reconcile(&mk_state().build()).await;
-            nft("flush map ip fairlead affine-clients");
+            nft("flush map ip fairlead1 affine-clients");
             reconcile(&ports(count)).await;
             for n in 0..CLIENTS {
                 let client = UdpSocket::bind((Ipv4Addr::from(0x0af0_0000 + n), 0)).unwrap();

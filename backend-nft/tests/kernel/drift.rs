@@ -6,7 +6,7 @@ use backend::testing::ProgramAll as _;
 use backend::{Backend, NodeState, testing::mk_state};
 use netlink::nft::NftHandle;
 
-use super::support::{assert_readable, backend, nft, reconcile, run};
+use super::support::{assert_readable, backend, nft, reconcile, rename_tables, run};
 
 fn state() -> NodeState {
     mk_state()
@@ -30,7 +30,7 @@ fn state() -> NodeState {
 }
 
 fn listing() -> String {
-    nft("list table ip fairlead") + &nft("list table ip6 fairlead")
+    nft("list table ip fairlead1") + &nft("list table ip6 fairlead1")
 }
 
 /// After `change`, a reconcile restores the tables with this number of writes.
@@ -54,16 +54,16 @@ fn sorted(listing: &str) -> Vec<&str> {
 #[test]
 fn deleted_added_and_changed_elements_are_repaired() {
     run(|| async {
-        repaired_after("delete element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 1 }", 1).await;
-        repaired_after("delete element ip fairlead hairpin { 10.244.1.1 . 10.244.1.1 . tcp . 8080 }", 1).await;
-        repaired_after("delete element ip fairlead cluster-ips { 10.96.0.1 }", 1).await;
-        repaired_after("add element ip fairlead cluster-ips { 10.96.0.3 }", 1).await;
-        repaired_after("add element ip fairlead vips { 1.2.3.4 . udp . 53 : drop }", 1).await;
-        repaired_after("add element ip fairlead vips { 1.2.3.4 . udp . 53 : accept }", 1).await;
-        repaired_after("add element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 7 : 10.0.0.1 . 1 }", 1).await;
+        repaired_after("delete element ip fairlead1 endpoints { 10.96.0.1 . tcp . 80 . 1 }", 1).await;
+        repaired_after("delete element ip fairlead1 hairpin { 10.244.1.1 . 10.244.1.1 . tcp . 8080 }", 1).await;
+        repaired_after("delete element ip fairlead1 cluster-ips { 10.96.0.1 }", 1).await;
+        repaired_after("add element ip fairlead1 cluster-ips { 10.96.0.3 }", 1).await;
+        repaired_after("add element ip fairlead1 vips { 1.2.3.4 . udp . 53 : drop }", 1).await;
+        repaired_after("add element ip fairlead1 vips { 1.2.3.4 . udp . 53 : accept }", 1).await;
+        repaired_after("add element ip fairlead1 endpoints { 10.96.0.1 . tcp . 80 . 7 : 10.0.0.1 . 1 }", 1).await;
         repaired_after(
-            "delete element ip fairlead vips { 10.96.0.1 . tcp . 80 } ; \
-             add element ip fairlead vips { 10.96.0.1 . tcp . 80 : jump pool-2 }",
+            "delete element ip fairlead1 vips { 10.96.0.1 . tcp . 80 } ; \
+             add element ip fairlead1 vips { 10.96.0.1 . tcp . 80 : jump pool-2 }",
             2,
         )
         .await;
@@ -79,17 +79,17 @@ fn changed_source_ranges_are_repaired() {
         let id = &id[..32];
         let group = Ipv6Addr::from(u128::from_str_radix(id, 16).unwrap());
         for (change, writes) in [
-            ("delete element ip fairlead allowed-sources { GROUP . 24 . 192.0.2.0 }", 1),
-            ("delete element ip fairlead restricted-vips { 203.0.113.1 . tcp . 80 }", 1),
-            ("add element ip fairlead allowed-sources { GROUP . 8 . 10.0.0.0 }", 1),
-            ("add element ip fairlead allowed-sources { GROUP . 24 . 192.0.3.7 }", 1),
-            ("add element ip fairlead allowed-sources { GROUP . 33 . 192.0.2.0 }", 1),
-            ("add element ip fairlead allowed-sources { ::1 . 24 . 192.0.2.0 }", 1),
-            ("flush set ip fairlead allowed-sources", 2),
+            ("delete element ip fairlead1 allowed-sources { GROUP . 24 . 192.0.2.0 }", 1),
+            ("delete element ip fairlead1 restricted-vips { 203.0.113.1 . tcp . 80 }", 1),
+            ("add element ip fairlead1 allowed-sources { GROUP . 8 . 10.0.0.0 }", 1),
+            ("add element ip fairlead1 allowed-sources { GROUP . 24 . 192.0.3.7 }", 1),
+            ("add element ip fairlead1 allowed-sources { GROUP . 33 . 192.0.2.0 }", 1),
+            ("add element ip fairlead1 allowed-sources { ::1 . 24 . 192.0.2.0 }", 1),
+            ("flush set ip fairlead1 allowed-sources", 2),
             // A rule for each of two prefix lengths, and the last one.
-            ("flush chain ip fairlead sources-ID", 1 + 3),
-            ("insert rule ip fairlead sources-ID return", 1 + 3),
-            ("add chain ip fairlead sources-00000000000000000000000000000001", 1),
+            ("flush chain ip fairlead1 sources-ID", 1 + 3),
+            ("insert rule ip fairlead1 sources-ID return", 1 + 3),
+            ("add chain ip fairlead1 sources-00000000000000000000000000000001", 1),
         ] {
             repaired_after(&change.replace("GROUP", &group.to_string()).replace("ID", id), writes).await;
         }
@@ -100,34 +100,34 @@ fn changed_source_ranges_are_repaired() {
 fn added_and_deleted_rules_are_repaired() {
     run(|| async {
         // A chain is flushed (unless it is empty and of the base ruleset), and its rules are added.
-        repaired_after("add rule ip fairlead services counter", 5).await;
-        repaired_after("insert rule ip fairlead pool-2 tcp dport { 1, 2 } accept", 4).await;
-        repaired_after("flush chain ip fairlead postrouting", 3).await;
-        repaired_after("flush chain ip fairlead cluster-ips-check", 2).await;
-        repaired_after("flush table ip6 fairlead", 35).await;
+        repaired_after("add rule ip fairlead1 services counter", 5).await;
+        repaired_after("insert rule ip fairlead1 pool-2 tcp dport { 1, 2 } accept", 4).await;
+        repaired_after("flush chain ip fairlead1 postrouting", 3).await;
+        repaired_after("flush chain ip fairlead1 cluster-ips-check", 2).await;
+        repaired_after("flush table ip6 fairlead1", 35).await;
     });
 }
 
 #[test]
 fn added_and_deleted_chains_and_sets_are_repaired() {
     run(|| async {
-        repaired_after("delete chain ip fairlead postrouting", 4).await;
-        repaired_after("add chain ip fairlead foreign ; add rule ip fairlead foreign drop", 2).await;
+        repaired_after("delete chain ip fairlead1 postrouting", 4).await;
+        repaired_after("add chain ip fairlead1 foreign ; add rule ip fairlead1 foreign drop", 2).await;
         repaired_after(
-            "add chain ip fairlead other ; add chain ip fairlead foreign ; \
-             add rule ip fairlead foreign jump other ; add rule ip fairlead services jump foreign ; \
-             add element ip fairlead vips { 1.2.3.4 . udp . 53 : goto other }",
+            "add chain ip fairlead1 other ; add chain ip fairlead1 foreign ; \
+             add rule ip fairlead1 foreign jump other ; add rule ip fairlead1 services jump foreign ; \
+             add element ip fairlead1 vips { 1.2.3.4 . udp . 53 : goto other }",
             9,
         )
         .await;
-        repaired_after("add chain ip fairlead pool-77", 1).await;
+        repaired_after("add chain ip fairlead1 pool-77", 1).await;
         repaired_after(
-            "add set ip fairlead foreign { type ipv4_addr ; } ; add chain ip fairlead pool-77 ; \
-             add rule ip fairlead pool-77 ip saddr @foreign drop",
+            "add set ip fairlead1 foreign { type ipv4_addr ; } ; add chain ip fairlead1 pool-77 ; \
+             add rule ip fairlead1 pool-77 ip saddr @foreign drop",
             2,
         )
         .await;
-        repaired_after("add set ip fairlead foreign { type ipv4_addr ; }", 1).await;
+        repaired_after("add set ip fairlead1 foreign { type ipv4_addr ; }", 1).await;
     });
 }
 
@@ -136,13 +136,13 @@ fn a_deleted_or_dormant_table_is_repaired() {
     run(|| async {
         reconcile(&state()).await;
         let (before, generation) = (listing(), NftHandle::open().unwrap().generation().unwrap());
-        nft("delete table ip fairlead");
+        nft("delete table ip fairlead1");
         let repaired = reconcile(&state()).await;
         assert!(repaired.writes > 0);
         assert_eq!(sorted(&listing()), sorted(&before));
         assert_eq!(NftHandle::open().unwrap().generation().unwrap(), generation + 2, "one transaction");
 
-        repaired_after("add table ip fairlead { flags dormant ; }", 1).await;
+        repaired_after("add table ip fairlead1 { flags dormant ; }", 1).await;
         nft("flush ruleset");
         reconcile(&state()).await;
         assert_eq!(sorted(&listing()), sorted(&before));
@@ -165,17 +165,39 @@ fn a_change_after_another_process_deleted_the_table_is_programmed() {
     });
 }
 
-/// A table with the layout of another version is replaced in one transaction.
+/// A table of another layout is replaced, in one transaction; one of the user is not.
 #[test]
-fn another_layout_is_replaced() {
+fn tables_of_other_layouts_are_replaced() {
+    run(|| async {
+        reconcile(&state()).await;
+        let before = listing();
+        nft("add table ip fairlead-foo");
+        for name in ["fairlead", "fairlead-standby", "fairlead2"] {
+            rename_tables(name);
+            let generation = NftHandle::open().unwrap().generation().unwrap();
+            assert!(reconcile(&state()).await.writes > 0);
+            assert_eq!(NftHandle::open().unwrap().generation().unwrap(), generation + 1, "one transaction");
+            assert_eq!(sorted(&listing()), sorted(&before), "{name}");
+            assert_eq!(nft("list tables"), "table ip fairlead-foo\ntable ip fairlead1\ntable ip6 fairlead1\n");
+        }
+        rename_tables("fairlead");
+        backend().cleanup().await.unwrap();
+        assert_eq!(nft("list tables"), "table ip fairlead-foo\n");
+    });
+}
+
+/// A table that another process has altered is replaced in one transaction.
+#[test]
+fn another_definition_is_replaced() {
     run(|| async {
         reconcile(&state()).await;
         let before = listing();
         for change in [
-            "delete table ip fairlead ; add table ip fairlead",
-            "delete table ip fairlead ; add table ip fairlead ; add map ip fairlead vips { type ipv4_addr : verdict ; }",
-            "delete chain ip fairlead postrouting ; \
-             add chain ip fairlead postrouting { type nat hook postrouting priority 50 ; }",
+            "delete table ip fairlead1 ; add table ip fairlead1",
+            "delete table ip fairlead1 ; add table ip fairlead1 ; \
+             add map ip fairlead1 vips { type ipv4_addr : verdict ; }",
+            "delete chain ip fairlead1 postrouting ; \
+             add chain ip fairlead1 postrouting { type nat hook postrouting priority 50 ; }",
         ] {
             nft(change);
             let generation = NftHandle::open().unwrap().generation().unwrap();

@@ -51,16 +51,16 @@ fn every_change_of_our_tables_by_others_is_detected() {
         backend.reconcile_all(&two_endpoints()).await.unwrap();
         assert_no_drift(&mut backend).await;
         for (change, object) in [
-            ("delete table ip fairlead", "rule"),
-            ("delete table ip6 fairlead", "rule"),
-            ("flush chain ip fairlead services", "rule"),
-            ("flush map ip fairlead endpoints", "element"),
-            ("delete element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 1 }", "element"),
-            ("add element ip fairlead vips { 1.2.3.4 . tcp . 80 : drop }", "element"),
-            ("add rule ip fairlead services counter", "rule"),
-            ("add chain ip fairlead foreign", "chain"),
-            ("add set ip fairlead foreign { type ipv4_addr ; }", "set"),
-            ("add table ip fairlead { flags dormant ; }", "table"),
+            ("delete table ip fairlead1", "rule"),
+            ("delete table ip6 fairlead1", "rule"),
+            ("flush chain ip fairlead1 services", "rule"),
+            ("flush map ip fairlead1 endpoints", "element"),
+            ("delete element ip fairlead1 endpoints { 10.96.0.1 . tcp . 80 . 1 }", "element"),
+            ("add element ip fairlead1 vips { 1.2.3.4 . tcp . 80 : drop }", "element"),
+            ("add rule ip fairlead1 services counter", "rule"),
+            ("add chain ip fairlead1 foreign", "chain"),
+            ("add set ip fairlead1 foreign { type ipv4_addr ; }", "set"),
+            ("add table ip fairlead1 { flags dormant ; }", "table"),
             ("flush ruleset", "rule"),
         ] {
             assert_detected(&mut backend, change, object).await;
@@ -111,7 +111,7 @@ fn a_large_commit_is_no_drift() {
         let state = synthetic(1_000, 20, Stack::V4);
         assert!(backend.reconcile_all(&state).await.unwrap().writes > 20_000);
         assert_no_drift(&mut backend).await;
-        nft("flush map ip fairlead endpoints-64");
+        nft("flush map ip fairlead1 endpoints-64");
         timeout(TIMEOUT, backend.drifted()).await.unwrap();
     });
 }

@@ -55,7 +55,7 @@ fn listings_do_not_change() {
 
 /// Compares a listing with the file; with `UPDATE_LISTINGS` set, writes the file.
 fn assert_same(family: &str, expected: &str) {
-    let found = nft(&format!("list table {family} fairlead"));
+    let found = nft(&format!("list table {family} {}", backend::NFT_TABLE));
     if std::env::var_os("UPDATE_LISTINGS").is_some() {
         let path = format!("{}/tests/kernel/listing/{family}.txt", env!("CARGO_MANIFEST_DIR"));
         return std::fs::write(path, found).unwrap();

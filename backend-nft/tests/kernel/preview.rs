@@ -46,13 +46,13 @@ fn differences_name_the_service_port() {
         let new = preview().preview(&state(&["10.244.1.1:80"])).await.unwrap();
         assert!(new.differences[0].object.starts_with("the table, with "), "{new:?}");
         reconcile(&state(&["10.244.1.1:80", "10.244.2.1:80"])).await;
-        nft("add element ip fairlead cluster-ips { 10.96.0.3 }");
+        nft("add element ip fairlead1 cluster-ips { 10.96.0.3 }");
         let shorter = preview().preview(&state(&["10.244.2.1:80"])).await.unwrap();
         let mut lines: Vec<_> = shorter
             .differences
             .iter()
             .map(|difference| {
-                assert_eq!(difference.subsystem, "table ip fairlead");
+                assert_eq!(difference.subsystem, "table ip fairlead1");
                 (
                     difference.kind,
                     difference.object.as_str(),

@@ -8,7 +8,10 @@ use backend::{
     dataplane::{DataplaneOptions, LocalDetector},
 };
 use backend_nft::Nft;
-use netlink::testing::in_netns;
+use netlink::{
+    nft::TableFamily,
+    testing::{in_netns, rename_table},
+};
 
 /// Runs a test in a network namespace of its own.
 pub(crate) fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
@@ -51,10 +54,17 @@ fn nft_with_warnings(arguments: &str) -> (String, String) {
     (String::from_utf8(output.stdout).unwrap(), warnings)
 }
 
+/// Makes our tables those of another layout.
+pub(crate) fn rename_tables(name: &str) {
+    for family in [TableFamily::Ip, TableFamily::Ip6] {
+        rename_table(family, backend::NFT_TABLE, name).unwrap();
+    }
+}
+
 /// Checks that nft can list our tables as text and as JSON.
 #[track_caller]
 pub(crate) fn assert_readable() {
-    for table in ["ip fairlead", "ip6 fairlead"] {
+    for table in ["ip fairlead1", "ip6 fairlead1"] {
         let text = nft(&format!("list table {table}"));
         assert!(text.starts_with(&format!("table {table} {{")), "{text}");
         for unknown in ["unknown", "0x00000000 [invalid type]"] {

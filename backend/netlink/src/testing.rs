@@ -1,8 +1,44 @@
-//! For tests: a new network namespace.
+//! For tests: a new network namespace, and tables of nf_tables with other names.
 
 use std::{panic::resume_unwind, thread};
 
 use nix::sched::{CloneFlags, unshare};
+
+use crate::{
+    Error,
+    nft::{NftBatch, NftHandle, SetFlags, Table, TableFamily},
+};
+
+/// Gives a table another name, in the network namespace of the calling thread: a copy gets its hooks in the transaction
+/// that deletes it. Without the elements that rules have added.
+///
+/// # Errors
+/// When the kernel rejects it.
+pub fn rename_table(family: TableFamily, from: &str, to: &str) -> Result<(), Error> {
+    let mut handle = NftHandle::open()?;
+    let Some(table) = handle.tables(family)?.into_iter().find(|table| table.name == from) else { return Ok(()) };
+    let (chains, rules, sets) = (handle.chains(&table)?, handle.rules(&table)?, handle.sets(&table)?);
+    let copy = Table { name: to.to_owned(), ..table.clone() };
+    let (mut first, mut last) = (NftBatch::new(), NftBatch::new());
+    first.add_table(&copy);
+    sets.iter().for_each(|set| first.add_set(&copy, set));
+    let is_base = |name: &str| chains.iter().any(|chain| chain.name == name && chain.base.is_some());
+    for chain in &chains {
+        if is_base(&chain.name) { &mut last } else { &mut first }.add_chain(&copy, chain);
+    }
+    for listed in &rules {
+        if is_base(&listed.chain) { &mut last } else { &mut first }.add_rule(&copy, &listed.chain, &listed.rule);
+    }
+    last.delete_table(&table);
+    handle.commit(&first)?;
+    for set in sets.iter().filter(|set| !set.flags.contains(SetFlags::EVAL)) {
+        let elements = handle.elements(&table, &set.name, NftBatch::new, |batch, element| {
+            batch.add_elements(&copy, set, [element]);
+        })?;
+        handle.commit(&elements)?;
+    }
+    handle.commit(&last)
+}
 
 /// Runs `test` on a new thread in a new, empty network namespace, which the kernel deletes after the thread and the
 /// processes and sockets in it have ended. Requires root. Sockets and processes that `test` opens and starts are in

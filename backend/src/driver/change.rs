@@ -50,12 +50,6 @@ pub enum CommitOutcome {
         /// Whether objects remain that no service port needs.
         has_unneeded: bool,
     },
-    /// The kernel accepted it. Other objects than those that were programmed are to be programmed next, so the kernel
-    /// is read again.
-    Replaced {
-        /// How many objects were written.
-        writes: usize,
-    },
     /// The kernel rejected it, and nothing has changed that a later transaction would not find.
     Rejected(Rejection),
     /// The kernel rejected what an IP family needs. It has to be read again, to program the other one alone.

@@ -11,8 +11,9 @@ use tracing::warn;
 
 use super::family_label;
 
-/// The table of the nftables backend, in each family.
-pub const NFT_TABLE: &str = "fairlead";
+/// The table of the nftables backend, in each family. The number at its end is `LAYOUT`, that of the chains, maps and
+/// rules in it: a version with others uses a table of its own, and replaces this one.
+pub const NFT_TABLE: &str = "fairlead1";
 /// The map with the clients.
 pub const NFT_CLIENTS: &str = "affine-clients";
 

@@ -14,7 +14,7 @@ use crate::packet::Packet;
 pub struct TraceStep {
     /// The hook: `prerouting`, `input`, `forward`, `output`, `postrouting`.
     pub hook: &'static str,
-    /// The table and chain, as the tool shows them: `ip fairlead services`, `iptables-nft nat KUBE-SERVICES`.
+    /// The table and chain, as the tool shows them: `ip fairlead1 services`, `iptables-nft nat KUBE-SERVICES`.
     pub chain: String,
     /// The rule; empty when none matched.
     pub rule: String,

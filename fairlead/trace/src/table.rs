@@ -18,7 +18,7 @@ pub(crate) trait RuleTable: Debug {
     /// The chains that are called at hooks.
     fn base_chains(&self) -> Vec<(&str, BaseChain)>;
 
-    /// A chain's name, after that of the table as the tool shows it: `ip fairlead services`.
+    /// A chain's name, after that of the table as the tool shows it: `ip fairlead1 services`.
     fn full_name(&self, chain: &str) -> String;
 
     /// The number of rules of a chain.

@@ -14,8 +14,8 @@ pub(crate) struct Notifications(Option<NftMonitor>);
 /// Prints the kernel objects with the commands that an operator would use.
 pub(crate) fn show(show: &Show, backend: Backend, netns: &Netns) {
     let commands: &[&[&str]] = match backend {
-        // `ip6 fairlead` has the same structure.
-        Backend::Nft => &[&["nft", "list", "table", "ip", "fairlead"]],
+        // `ip6 fairlead1` has the same structure.
+        Backend::Nft => &[&["nft", "list", "table", "ip", "fairlead1"]],
         Backend::IptablesNft => &[&["iptables-nft-save", "-t", "nat"], &["iptables-nft-save", "-t", "filter"]],
         Backend::IptablesLegacy => &[&["iptables-legacy-save"]],
         Backend::Ipvs => &[

@@ -33,8 +33,8 @@ fn kernel_is_compared_with_the_desired_state() {
     for (backend, break_it, expected) in [
         (
             Backend::Nft,
-            vec!["nft", "delete", "element", "ip", "fairlead", "endpoints", "{ 10.96.0.1 . tcp . 80 . 0 }"],
-            "+ table ip fairlead: endpoints 10.96.0.1:80/tcp[0]: 10.244.1.11:8080",
+            vec!["nft", "delete", "element", "ip", "fairlead1", "endpoints", "{ 10.96.0.1 . tcp . 80 . 0 }"],
+            "+ table ip fairlead1: endpoints 10.96.0.1:80/tcp[0]: 10.244.1.11:8080",
         ),
         (
             Backend::IptablesNft,

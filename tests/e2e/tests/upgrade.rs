@@ -5,7 +5,10 @@
 
 use std::{env, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
-use e2e::{Backend, BackgroundTraffic, Client, Cluster, Process, Protocol, fairlead, manifests::Service, plan, uml};
+use e2e::{
+    Backend, BackgroundTraffic, Client, Cluster, Netns, Process, Protocol, fairlead, manifests::Service, plan, uml,
+};
+use netlink::{nft::TableFamily, testing::rename_table};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const ATTEMPTS: u64 = 20;
@@ -27,6 +30,8 @@ enum First {
     Both,
     Frontend,
     Backends,
+    /// And the tables of the old ones have another layout.
+    BackendsOfLayout(&'static str),
 }
 
 struct Upgrade {
@@ -130,8 +135,11 @@ fn upgrade(backend: Backend, first: First) {
             stop(&old_backends);
             (frontend, start_backends())
         }
-        First::Backends => {
+        First::Backends | First::BackendsOfLayout(_) => {
             stop(&old_backends);
+            if let First::BackendsOfLayout(name) = first {
+                cluster.nodes().iter().for_each(|node| rename_tables(&node.netns, name));
+            }
             let backends = start_backends();
             change(3);
             traffic.wait(ATTEMPTS, DEADLINE);
@@ -142,8 +150,9 @@ fn upgrade(backend: Backend, first: First) {
     for backend in &new_backends {
         let lines = backend.lines_since(0).join("\n");
         let most = match (env::var_os("FAIRLEAD_PREVIOUS"), upgrade.backend) {
+            _ if matches!(first, First::BackendsOfLayout(_)) => u64::MAX,
             (None, _) => 0,
-            // The tables of another version are converted.
+            // The tables of another layout are replaced.
             (Some(_), Backend::Nft) => u64::MAX,
             (Some(_), _) => MAX_BASE_WRITES,
         };
@@ -165,7 +174,18 @@ fn upgrade(backend: Backend, first: First) {
 
     traffic.wait(ATTEMPTS, DEADLINE);
     traffic.finish();
+    if backend == Backend::Nft {
+        let tables = |node: &e2e::Node| node.netns.output("nft", &["list", "tables"]);
+        let tables: Vec<_> = cluster.nodes().iter().map(tables).collect();
+        assert!(tables.iter().all(|tables| tables.matches(" fairlead").count() == 2), "{tables:?}");
+    }
     backends.iter().chain([&frontend]).for_each(|process| assert!(process.terminate().success()));
+}
+
+/// Makes the tables of a node those of another layout.
+fn rename_tables(netns: &Netns, name: &str) {
+    let rename = |family| rename_table(family, "fairlead1", name).expect("a renamed table");
+    netns.run(|| [TableFamily::Ip, TableFamily::Ip6].into_iter().for_each(rename));
 }
 
 #[test]
@@ -195,6 +215,14 @@ fn ipvs() {
 #[test]
 fn new_frontend_serves_previous_backends() {
     upgrade(Backend::Nft, First::Frontend);
+}
+
+/// Before layouts had numbers; interrupted while it replaced another one; and a version that is taken back.
+#[test]
+fn tables_of_another_layout_serve_until_they_are_replaced() {
+    for name in ["fairlead", "fairlead-standby", "fairlead2"] {
+        upgrade(Backend::Nft, First::BackendsOfLayout(name));
+    }
 }
 
 #[test]

@@ -17,9 +17,8 @@ use proto::model::{IpFamily, PerFamily, Protocol};
 
 use crate::{
     data_plane::NftDataPlane,
-    desired::TableRole,
     element::{ElementData, EndpointKeys, Map, Verdict},
-    kernel::{Kernel, Listings, Netlink},
+    kernel::{Kernel, Listing, Netlink},
     plan::{Elements, Operation},
 };
 
@@ -47,16 +46,12 @@ enum Defect {
 }
 
 impl Kernel for InvalidatingKernel {
-    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listings>> {
+    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
         self.kernel.list(keys).await
     }
 
-    async fn tables(&mut self) -> Result<Vec<(IpFamily, TableRole)>> {
+    async fn tables(&mut self) -> Result<Vec<(IpFamily, String)>> {
         self.kernel.tables().await
-    }
-
-    async fn select(&mut self, targets: PerFamily<TableRole>) -> Result<()> {
-        self.kernel.select(targets).await
     }
 
     async fn commit(&mut self, mut operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
@@ -98,7 +93,7 @@ async fn check(defect: Defect, words: &[&str]) {
     assert!(failure.retryable);
     let vips = async || {
         let listings = Netlink::open().unwrap().list(EndpointKeys::default()).await.unwrap();
-        let mut elements = listings.v4.main.elements;
+        let mut elements = listings.v4.elements;
         elements.retain(|element| element.map == Map::Vips);
         elements
     };

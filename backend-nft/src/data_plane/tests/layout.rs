@@ -17,7 +17,7 @@ async fn next(driver: &mut FakeDriver, state: &NodeState) -> SyncReport {
 }
 
 fn assert_replaced(kernel: &Fake, intact: &Fake) {
-    assert!(!kernel.has_standby());
+    assert!(!kernel.has_others());
     parts::assert_equal_pools(kernel, intact);
 }
 
@@ -36,14 +36,13 @@ async fn a_large_table_is_replaced_by_slices_while_the_old_one_serves() {
     parts::in_batches_of(BUDGET, &kernel).reconcile_all(&state).await.unwrap();
     let (intact, elements) = (Fake::default(), kernel.element_counts().values().sum::<usize>());
     parts::in_batches_of(BUDGET, &intact).reconcile_all(&state).await.unwrap();
-    kernel.change_layout();
+    kernel.change_layout("fairlead");
     kernel.vips_by_transaction();
     kernel.written_elements();
     kernel.record_reachable();
     let mut driver = parts::in_batches_of(BUDGET, &kernel);
     let applied = driver.reconcile_all(&state).await.unwrap();
-    // Twice: the standby tables and the main tables.
-    assert!(applied.writes > 2 * elements && applied.failures.is_empty(), "{applied:?}");
+    assert!((elements..elements + 200).contains(&applied.writes) && applied.failures.is_empty(), "{applied:?}");
     assert_served(&kernel, 100);
     parts::assert_no_wrong_endpoint([&state, &state], &kernel);
     assert_replaced(&kernel, &intact);
@@ -62,7 +61,7 @@ async fn a_restart_between_two_slices_continues() {
     let intact = Fake::default();
     parts::in_batches_of(BUDGET, &intact).reconcile_all(&state).await.unwrap();
     for calls in 0.. {
-        kernel.change_layout();
+        kernel.change_layout("fairlead");
         kernel.vips_by_transaction();
         kernel.written_elements();
         let mut driver = parts::in_batches_of(BUDGET, &kernel);
@@ -71,7 +70,7 @@ async fn a_restart_between_two_slices_continues() {
             report = next(&mut driver, &state).await;
         }
         if report.unfinished.is_none() {
-            assert!(calls > 15, "{calls}");
+            assert!(calls > 8, "{calls}");
             break;
         }
         let applied = parts::in_batches_of(BUDGET, &kernel).reconcile_all(&state).await.unwrap();
@@ -86,7 +85,7 @@ async fn a_restart_between_two_slices_continues() {
 async fn changes_during_a_replacement_are_programmed() {
     let (kernel, mut state) = (Fake::default(), synthetic(100, EACH, Stack::V4));
     parts::in_batches_of(BUDGET, &kernel).reconcile_all(&state).await.unwrap();
-    kernel.change_layout();
+    kernel.change_layout("fairlead");
     let mut driver = parts::in_batches_of(BUDGET, &kernel);
     let mut report = driver.reconcile(&state).await.unwrap();
     for services in (80..100).rev() {
@@ -105,10 +104,40 @@ async fn a_small_table_is_replaced_in_one_transaction() {
     driver(&kernel).reconcile_all(&state).await.unwrap();
     let intact = Fake::default();
     driver(&intact).reconcile_all(&state).await.unwrap();
-    kernel.change_layout();
+    kernel.change_layout("fairlead");
     kernel.transactions();
     driver(&kernel).reconcile_all(&state).await.unwrap();
     assert_eq!(kernel.transactions(), 1);
     assert!(kernel.written_elements().iter().all(|elements| *elements <= MAX_TRANSACTION_WRITES));
     assert_replaced(&kernel, &intact);
+}
+
+/// Those of earlier versions, also such that were interrupted while they replaced a table, and those of later ones.
+#[tokio::test]
+async fn tables_of_all_layouts_are_replaced() {
+    for name in ["fairlead", "fairlead-standby", "fairlead2", "fairlead10"] {
+        let (kernel, state) = (Fake::default(), synthetic(10, 10, Stack::Dual));
+        driver(&kernel).reconcile_all(&state).await.unwrap();
+        kernel.change_layout(name);
+        let mut upgraded = driver(&kernel);
+        assert!(upgraded.is_programmed().await.unwrap());
+        upgraded.reconcile_all(&state).await.unwrap();
+        assert!(!kernel.has_others(), "{name}");
+    }
+}
+
+/// Nothing is left of a table that another process has altered, and no transaction is large.
+#[tokio::test]
+async fn a_table_that_was_altered_is_built_again() {
+    for (services, transactions) in [(50, 1..=1), (100, 10..=15)] {
+        let (kernel, state) = (Fake::default(), synthetic(services, EACH, Stack::V4));
+        let intact = Fake::default();
+        parts::in_batches_of(BUDGET, &intact).reconcile_all(&state).await.unwrap();
+        parts::in_batches_of(BUDGET, &kernel).reconcile_all(&state).await.unwrap();
+        kernel.change_layout(backend::NFT_TABLE);
+        kernel.transactions();
+        parts::in_batches_of(BUDGET, &kernel).reconcile_all(&state).await.unwrap();
+        assert_replaced(&kernel, &intact);
+        assert!(transactions.contains(&kernel.transactions()), "{services}");
+    }
 }

@@ -13,7 +13,7 @@ use crate::{
 /// Panics if a verdict leads to a slot without an endpoint, or to a group without all of its source ranges.
 pub(super) fn reachable(tables: &FakeTables) -> Reachable {
     let mut reachable = Reachable::new();
-    for table in tables.iter().flat_map(|(_, tables)| tables).flatten().filter(|table| table.serves()) {
+    for table in tables.iter().flat_map(|(_, tables)| tables.values()).filter(|table| table.serves()) {
         let groups = table.source_groups();
         for ((_, vip, ..), data) in &table.elements {
             let ElementData::Verdict(verdict) = data else { continue };

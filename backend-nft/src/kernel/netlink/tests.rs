@@ -28,7 +28,7 @@ fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(IpFamily, Op
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| base(family, &DataplaneOptions::default(), &node, &ClusterInfo::default()));
     let effective = DataplaneOptions::default().effective(&node);
-    let repairs = Observed::of(PerFamily::default(), &base, &effective, false).repairs;
+    let repairs = Observed::of(PerFamily::default(), &base, &effective).repairs;
     let mut elements = Elements::default();
     for (owner, to) in (0..).zip(verdicts) {
         elements.push(verdict(owner + 1, to), Some(owner.into()));

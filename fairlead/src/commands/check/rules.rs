@@ -14,8 +14,6 @@ use crate::{commands::backend::programmed, config::BackendName};
 
 /// Tables of nf_tables that `iptables-nft` writes; they are inspected with the rules of iptables.
 const IPTABLES_TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
-/// Tables of Fairlead and kube-proxy, which other checks inspect.
-const PROXY_TABLES: [&str; 2] = ["fairlead", "kube-proxy"];
 
 /// Checks all of them. Rules that cannot be read are a finding.
 pub(super) async fn check(backend: BackendName, is_installed: bool) -> Vec<Finding> {
@@ -84,8 +82,10 @@ fn other_tables() -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         for table in handle.tables(family)? {
-            let is_iptables = family != TableFamily::Inet && IPTABLES_TABLES.contains(&table.name.as_str());
-            if is_iptables || PROXY_TABLES.contains(&table.name.as_str()) {
+            let name = table.name.as_str();
+            // Other checks inspect those of Fairlead and kube-proxy.
+            let is_known = IPTABLES_TABLES.contains(&name) || backend_nft::is_own_table(name);
+            if name == "kube-proxy" || is_known && family != TableFamily::Inet {
                 continue;
             }
             for chain in handle.chains(&table)? {

@@ -79,16 +79,16 @@ mod tests {
     #[test]
     fn differences_are_grouped_by_service_port() {
         let key = ServicePortKey::new("default", "web", "http", Protocol::Tcp);
-        let table = "table ip fairlead";
+        let table = "table ip fairlead1";
         let of_web = Difference::new(DifferenceKind::Change, table, "vips 10.96.0.1:80/tcp: pool-2 -> pool-3");
         let differences =
             vec![of_web.of(Some(&key)), Difference::new(DifferenceKind::Remove, table, "cluster-ips 10.96.0.3")];
         let report = DiffReport::new("nftables", "node-a", PreviewReport { differences, failures: Vec::new() });
         let expected = "\
 no service port
-  - table ip fairlead: cluster-ips 10.96.0.3
+  - table ip fairlead1: cluster-ips 10.96.0.3
 default/web:http/tcp
-  ~ table ip fairlead: vips 10.96.0.1:80/tcp: pool-2 -> pool-3
+  ~ table ip fairlead1: vips 10.96.0.1:80/tcp: pool-2 -> pool-3
 Backend nftables would write for node-a: 0 added, 1 changed, 1 removed.
 ";
         assert_eq!(report.text(), expected);

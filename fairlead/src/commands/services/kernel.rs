@@ -17,7 +17,7 @@ use crate::{cli::OutputArgs, print, table::Table};
 /// Printed instead of an empty table.
 const NO_SERVERS: &str = "\
 This kernel has no IPVS virtual servers of Fairlead: none with a firewall mark 0xfa......, none at an address of the
-device kube-ipvs0, and none in the sets FAIRLEAD-VIPS and FAIRLEAD-NODE-PORTS. `nft list table ip fairlead` (`ip6`)
+device kube-ipvs0, and none in the sets FAIRLEAD-VIPS and FAIRLEAD-NODE-PORTS. `nft list table ip fairlead1` (`ip6`)
 and `iptables-save` show the rules of the other backends.";
 
 /// Reads the kernel, and prints its virtual servers.

@@ -116,7 +116,7 @@ impl Backend {
     #[track_caller]
     pub(crate) fn flush(self, netns: &Netns) {
         match self {
-            Self::Nft => nft(netns, "delete table ip fairlead\ndelete table ip6 fairlead\n"),
+            Self::Nft => nft(netns, "delete table ip fairlead1\ndelete table ip6 fairlead1\n"),
             Self::IptablesNft | Self::IptablesLegacy => {
                 self.tools().iter().for_each(|tool| netns.run_with_input(&format!("{tool}-restore"), &[], EMPTY));
             }

@@ -124,7 +124,7 @@ impl Mode {
             Self::Nftables => {
                 let tables = node.output("nft", &["list", "tables"]);
                 // `filter` and `nat` contain the rules of iptables.
-                let ours = [" fairlead", " filter", " nat"];
+                let ours = [" fairlead1", " filter", " nat"];
                 let others = tables.lines().filter(|line| !ours.iter().any(|name| line.ends_with(name)));
                 others.map(|line| node.output("nft", &["list", "table", &line["table ".len()..]])).collect()
             }
