@@ -173,6 +173,10 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         Ok(Synced { applied, writes: 0 })
     }
 
+    fn is_untouched(&mut self) -> bool {
+        self.kernel.is_untouched()
+    }
+
     fn budget(&self, applied: &AppliedState) -> usize {
         if applied.rebuilds { usize::MAX } else { self.batch_sizer.budget() }
     }

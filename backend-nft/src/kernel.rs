@@ -34,6 +34,11 @@ pub(crate) trait Kernel: Send + 'static {
     /// The names of our tables, of any layout.
     fn tables(&mut self) -> impl Future<Output = Result<Vec<(IpFamily, String)>>> + Send;
 
+    /// Whether no other process has changed our tables since they were listed. `false`: it may have.
+    fn is_untouched(&mut self) -> bool {
+        false
+    }
+
     /// Executes all operations, or none. Returns how long that took in the kernel.
     fn commit(
         &mut self,

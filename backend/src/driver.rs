@@ -2,7 +2,7 @@
 //! which translates service ports for one part of the kernel.
 //!
 //! ```text
-//!   reconcile ─▶ DataPlane::observe ─▶ those that differ ─┐
+//!   reconcile ─▶ DataPlane::observe ─▶ those that differ ─┐   (as `apply`, if nobody else can have changed the kernel)
 //!   apply ─────▶ the affected service ports ──────────────┴▶ queue ─▶ DataPlane::commit: one transaction ─▶ SyncReport
 //!                                                              ▲          │
 //!                                                              └──────────┴─ unfinished, or rejected without a name
@@ -69,12 +69,17 @@ const MAX_ATTEMPTS: usize = 8;
 /// explained by a change of another process.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
 
+/// A reconcile reads the kernel if it was not read for this long, even if nobody else can have changed it.
+const MAX_READ_AGE: Duration = Duration::from_secs(3_600);
+
 /// A backend: a data plane, what was applied to it, and what is to be programmed.
 #[derive(Debug)]
 pub struct Driver<P: DataPlane> {
     plane: P,
     /// `None`: the content of the kernel is unknown.
     applied: Option<P::Applied>,
+    /// The state of the last call.
+    state: Option<NodeState>,
     ownership: VipOwnership,
     queue: Queue,
     quarantine: Quarantine,
@@ -82,8 +87,10 @@ pub struct Driver<P: DataPlane> {
     evicted: BTreeSet<ServicePortKey>,
     /// Whether objects remain that no service port needs.
     has_unneeded: bool,
-    /// Whether service ports are queued since the kernel was read.
+    /// Whether service ports are queued since a reconcile.
     is_reconciling: bool,
+    /// When the kernel was read.
+    read_at: Instant,
     /// When the kernel may be read again because of a rejection.
     next_read: Instant,
     /// Whether nothing was committed since the kernel was read.
@@ -100,6 +107,7 @@ impl<P: DataPlane> Driver<P> {
         Self {
             plane,
             applied: None,
+            state: None,
             ownership: VipOwnership::default(),
             queue: Queue::default(),
             quarantine: Quarantine::default(),
@@ -107,6 +115,7 @@ impl<P: DataPlane> Driver<P> {
             evicted: BTreeSet::new(),
             has_unneeded: false,
             is_reconciling: false,
+            read_at: Instant::now(),
             next_read: Instant::now(),
             is_fresh: false,
             is_unlimited: false,
@@ -131,6 +140,8 @@ impl<P: DataPlane> Driver<P> {
         self.held = HeldVips::new();
         self.evicted = BTreeSet::new();
         self.ownership = VipOwnership::of(state);
+        self.state = Some(state.clone());
+        self.read_at = Instant::now();
         let Synced { applied, writes } = self.plane.observe(state, &self.ownership).await?;
         for (key, service_port) in state.service_ports() {
             if applied.is_programmed(key) {
@@ -140,16 +151,42 @@ impl<P: DataPlane> Driver<P> {
             }
         }
         self.applied = Some(applied);
-        let suspects = self.quarantine.retry(state);
-        if !suspects.is_empty() {
-            self.queue.push_suspects(suspects);
-        }
+        self.retry_rejected(state);
         Ok(writes)
+    }
+
+    /// What has changed since the last call; `None`: the kernel has to be read.
+    fn changes(&mut self, state: &NodeState) -> Option<Changes> {
+        let is_family_due = self.plane.families().is_some_and(|families| !families.due().is_empty());
+        let is_old = self.read_at.elapsed() >= MAX_READ_AGE;
+        if is_family_due || is_old || !self.queue.is_empty() || !self.plane.is_untouched() {
+            return None;
+        }
+        Some(Changes::between(self.state.as_ref()?, state)).filter(|changes| self.is_based(changes))
+    }
+
+    /// Whether changes can be programmed without reading the kernel.
+    fn is_based(&self, changes: &Changes) -> bool {
+        self.applied.is_some() && !(self.is_fresh && (changes.node || changes.cluster))
+    }
+
+    /// Queues those that the kernel has rejected.
+    fn retry_rejected(&mut self, state: &NodeState) {
+        let suspects = self.quarantine.retry(state);
+        if suspects.is_empty() {
+            return;
+        }
+        self.is_reconciling = true;
+        for (key, service_port) in suspects.iter().filter_map(|key| Some((key, state.service_port(key)?))) {
+            self.queue.push(key.clone(), service_port.port.port.get());
+        }
+        self.queue.push_suspects(suspects);
     }
 
     /// Queues a change of the state.
     fn enqueue(&mut self, state: &NodeState, changes: &Changes) {
         let Some(applied) = &mut self.applied else { return };
+        self.state = Some(state.clone());
         let OwnershipChanges { service_ports: mut affected, vips } = self.ownership.update(state, changes);
         applied.owners_changed(&self.ownership, &vips);
         if changes.node
@@ -373,7 +410,14 @@ impl<P: DataPlane> Backend for Driver<P> {
     const NAME: &'static str = P::NAME;
 
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
-        let prepared = self.observe(state).await?;
+        let prepared = match self.changes(state) {
+            Some(changes) => {
+                self.enqueue(state, &changes);
+                self.retry_rejected(state);
+                0
+            }
+            None => self.observe(state).await?,
+        };
         let writes = self.commit(state).await?;
         Ok(self.report(prepared + writes))
     }
@@ -383,8 +427,7 @@ impl<P: DataPlane> Backend for Driver<P> {
     }
 
     async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
-        let is_based = !self.is_fresh || !(changes.node || changes.cluster);
-        if self.applied.is_none() || !is_based {
+        if !self.is_based(changes) {
             return self.reconcile(state).await;
         }
         self.enqueue(state, changes);

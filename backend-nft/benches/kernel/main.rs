@@ -86,6 +86,7 @@ async fn measure(services: u32) -> BenchReport {
     let mut backend = backend();
     cold(&mut report, &mut backend, &state).await;
     report.duration("reconcile, nothing changed", time(&mut backend, &state).await);
+    report.duration("restart, nothing changed", time(&mut self::backend(), &state).await);
 
     steps::measure(&mut report, &mut backend, state).await;
     report
@@ -115,7 +116,7 @@ async fn measure_large(services: u32, each: u32) -> BenchReport {
     report.duration("snapshot: until default/kubernetes answers", first - start);
     report.duration("snapshot: until everything is programmed", start.elapsed());
     report.bytes("memory: the process", rss());
-    report.duration("reconcile, nothing changed", time(&mut backend, &state).await);
+    report.duration("restart, nothing changed", time(&mut self::backend(), &state).await);
     steps::replace(&mut report, &mut backend, state).await;
     report
 }
@@ -126,7 +127,7 @@ async fn measure_mixed(services: u32) -> BenchReport {
     let state = mixed(services);
     let mut backend = backend();
     report.duration("cold load, pools of 1 to 200", time(&mut backend, &state).await);
-    report.duration("reconcile, pools of 1 to 200", time(&mut backend, &state).await);
+    report.duration("restart, pools of 1 to 200", time(&mut self::backend(), &state).await);
     report
 }
 

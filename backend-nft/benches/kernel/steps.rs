@@ -44,7 +44,7 @@ pub(crate) async fn measure(report: &mut BenchReport, backend: &mut Nft, state: 
     report.duration("two added, the only pool of that size, median", median(new_size));
     report.duration("one service removed, median", median(service_removed));
     report.duration("one service added, median", median(service_added));
-    let applied = steps.backend.reconcile_all(&steps.state).await.unwrap();
+    let applied = crate::backend().reconcile_all(&steps.state).await.unwrap();
     assert_eq!(applied.writes, 0, "the changes must have the result of a reconcile");
 }
 

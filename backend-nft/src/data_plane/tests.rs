@@ -153,3 +153,21 @@ fn without(mut state: NodeState, key: &str) -> NodeState {
     apply(&mut state, [Operation::RemoveServicePort(mk_key(key))]);
     state
 }
+
+#[tokio::test]
+async fn tables_that_nobody_else_has_changed_are_not_listed_again() {
+    let (kernel, mut current) = (Fake::default(), state(3));
+    let mut driver = driver(&kernel);
+    driver.reconcile_all(&current).await.unwrap();
+    let changes = transition(&mut current, &state(5));
+    driver.apply_all(&current, &changes).await.unwrap();
+    assert_eq!(driver.reconcile_all(&current).await.unwrap().writes, 0);
+    assert_eq!(kernel.lists(), 1);
+    // Changes of others are found and repaired.
+    assert!(kernel.remove_any(7));
+    assert_eq!(driver.reconcile_all(&current).await.unwrap().writes, 1);
+    assert_eq!(kernel.lists(), 2);
+    kernel.driver(DataplaneOptions::default()).reconcile_all(&state(4)).await.unwrap();
+    assert!(driver.reconcile_all(&current).await.unwrap().writes > 0);
+    assert_eq!((kernel.lists(), driver.reconcile_all(&current).await.unwrap().writes), (4, 0));
+}

@@ -35,11 +35,18 @@ use crate::{
 
 /// Clones share one kernel.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Fake(Arc<Mutex<FakeState>>);
+pub(crate) struct Fake(Arc<Mutex<FakeState>>, Generation);
+
+/// That of the tables when this clone has listed or changed them last, without changes by others; 0: it has not.
+type Generation = u64;
 
 #[derive(Debug, Default)]
 struct FakeState {
     tables: FakeTables,
+    /// The number of changes.
+    generation: Generation,
+    /// The number of times that the tables were listed.
+    lists: usize,
     rejected_vips: BTreeSet<Vip>,
     /// A family that the kernel does not support.
     unsupported: Option<IpFamily>,
@@ -122,7 +129,9 @@ impl Fake {
     /// Gives the tables another layout and this name, as another version of Fairlead would have written them. With the
     /// name of this layout: as another process would alter them.
     pub(crate) fn change_layout(&self, name: &str) {
-        let PerFamily { v4, v6 } = &mut self.0.lock().unwrap().tables;
+        let mut state = self.0.lock().unwrap();
+        state.generation += 1;
+        let PerFamily { v4, v6 } = &mut state.tables;
         for tables in [v4, v6] {
             let Some(mut table) = tables.remove(NFT_TABLE) else { continue };
             let mut vips = table.sets[Map::Vips.name()].clone();
@@ -159,6 +168,11 @@ impl Fake {
     /// The number of transactions since the last call, including rejected ones.
     pub(crate) fn transactions(&self) -> usize {
         std::mem::take(&mut self.0.lock().unwrap().transactions)
+    }
+
+    /// How often the tables were listed.
+    pub(crate) fn lists(&self) -> usize {
+        self.0.lock().unwrap().lists
     }
 
     /// The number of elements, by map.
@@ -199,12 +213,14 @@ impl Fake {
 
     /// Deletes everything.
     pub(crate) fn clear(&self) {
-        *self.0.lock().unwrap() = FakeState::default();
+        let mut state = self.0.lock().unwrap();
+        *state = FakeState { generation: state.generation + 1, ..FakeState::default() };
     }
 
     /// Removes an element that no rule has written, as another process would. Whether there is one.
     pub(crate) fn remove_any(&self, number: usize) -> bool {
         let mut state = self.0.lock().unwrap();
+        state.generation += 1;
         let Some(table) = state.tables.v4.get_mut(NFT_TABLE) else { return false };
         let keys: Vec<_> = table.elements.keys().cloned().collect();
         let key = number.checked_rem(keys.len()).map(|index| &keys[index]);
@@ -213,13 +229,17 @@ impl Fake {
 
     /// Changes the elements of the IPv4 table, as another process would.
     pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<ElementKey, ElementData>)) {
-        change(&mut self.0.lock().unwrap().tables.v4.get_mut(NFT_TABLE).unwrap().elements);
+        let mut state = self.0.lock().unwrap();
+        state.generation += 1;
+        change(&mut state.tables.v4.get_mut(NFT_TABLE).unwrap().elements);
     }
 }
 
 impl Kernel for Fake {
     async fn list(&mut self, _: EndpointKeys) -> Result<PerFamily<Listing>> {
-        let state = self.0.lock().unwrap();
+        let mut state = self.0.lock().unwrap();
+        state.lists += 1;
+        self.1 = state.generation;
         Ok(PerFamily::from_fn(|family| {
             let tables = &state.tables[family];
             let others = tables.iter().filter(|(name, _)| *name != NFT_TABLE);
@@ -227,6 +247,10 @@ impl Kernel for Fake {
             let listing = tables.get(NFT_TABLE).map(|table| table.list(family)).unwrap_or_default();
             Listing { others, ..listing }
         }))
+    }
+
+    fn is_untouched(&mut self) -> bool {
+        self.1 == self.0.lock().unwrap().generation
     }
 
     async fn tables(&mut self) -> Result<Vec<(IpFamily, String)>> {
@@ -277,6 +301,8 @@ impl Kernel for Fake {
             table.journal.clear();
         }
         let serving = tables.iter().flat_map(|(_, tables)| tables.values()).filter(|table| table.serves());
+        self.1 += u64::from(self.1 == state.generation);
+        state.generation += 1;
         let verdicts = serving.flat_map(FakeTable::vips);
         state.vips.push(verdicts.collect());
         let added = operations.iter().filter(|(_, operation)| matches!(operation, Operation::AddChain(_)));

@@ -79,6 +79,10 @@ impl Kernel for Gated {
         committed
     }
 
+    fn is_untouched(&mut self) -> bool {
+        self.kernel.is_untouched()
+    }
+
     async fn drifted(&mut self) -> Drift {
         self.gate.changed().await;
         Drift::Possible

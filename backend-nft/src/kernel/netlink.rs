@@ -100,6 +100,10 @@ impl Kernel for Netlink {
         Ok(took)
     }
 
+    fn is_untouched(&mut self) -> bool {
+        self.watch.is_untouched()
+    }
+
     async fn drifted(&mut self) -> Drift {
         self.watch.drifted().await
     }

@@ -28,6 +28,11 @@ pub trait DataPlane: Send + 'static {
         ownership: &VipOwnership,
     ) -> impl Future<Output = Result<Synced<Self::Applied>>> + Send;
 
+    /// Whether nobody else can have changed the kernel since it was read, so that it need not be read again.
+    fn is_untouched(&mut self) -> bool {
+        false
+    }
+
     /// How many objects the next transaction may write. At most [`MAX_TRANSACTION_WRITES`], unless the kernel would
     /// not serve traffic between two transactions.
     fn budget(&self, _: &Self::Applied) -> usize {

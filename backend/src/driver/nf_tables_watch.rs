@@ -60,6 +60,13 @@ impl NfTablesWatch {
         self.tracker.committed(transactions);
     }
 
+    /// Whether no other process has changed our objects since the restart. Errors and lost notifications leave it open.
+    pub fn is_untouched(&mut self) -> bool {
+        let is_accounted = self.receive().is_ok()
+            && generation(&mut self.handle).is_ok_and(|generation| self.tracker.accounts_for(generation));
+        is_accounted && self.tracker.drift.is_none()
+    }
+
     /// Unsubscribes until [`Self::resume`]: the kernel allocates a page for each element that it notifies about.
     ///
     /// # Errors

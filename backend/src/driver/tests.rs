@@ -20,6 +20,7 @@ struct FakePlane {
     /// The writes of each transaction, including rejected ones.
     transactions: Vec<usize>,
     reads: usize,
+    is_untouched: bool,
 }
 
 struct FakeApplied;
@@ -41,6 +42,10 @@ impl DataPlane for FakePlane {
     async fn observe(&mut self, _: &NodeState, _: &VipOwnership) -> Result<Synced<FakeApplied>> {
         self.reads += 1;
         Ok(Synced { applied: FakeApplied, writes: 0 })
+    }
+
+    fn is_untouched(&mut self) -> bool {
+        self.is_untouched
     }
 
     fn budget(&self, _: &FakeApplied) -> usize {
@@ -227,4 +232,35 @@ fn api_server_and_cluster_dns_are_urgent() {
     let urgent = ports.filter(|port| is_urgent(&port.key, port.port.get()));
     let urgent: Vec<String> = urgent.map(|port| port.key.to_string()).collect();
     assert_eq!(urgent, ["default/kubernetes/tcp", "kube-system/coredns/tcp", "kube-system/kube-dns/udp"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kernel_that_nobody_else_has_changed_is_read_once_an_hour() {
+    let mut driver = Driver::new(FakePlane { is_untouched: true, names: true, ..FakePlane::default() });
+    driver.plane.invalid.insert("invalid".to_owned());
+    let mut state = state([("default/a", 3), ("default/invalid", 5)]);
+    driver.reconcile(&state).await.unwrap();
+    let (failures, _) = finish(&mut driver, &state).await;
+    assert_eq!((driver.plane.reads, failures.len()), (1, 1));
+    // A reconcile programs what has changed, and tries again what the kernel has rejected.
+    driver.plane.invalid.clear();
+    transition(&mut state, &self::state([("default/a", 4), ("default/b", 1), ("default/invalid", 5)]));
+    driver.reconcile(&state).await.unwrap();
+    let (failures, _) = finish(&mut driver, &state).await;
+    assert_eq!((driver.plane.reads, failures.len()), (1, 0));
+    assert_eq!(driver.plane.programmed.values().copied().collect::<Vec<_>>(), [5, 2, 6]);
+    let report = driver.reconcile(&state).await.unwrap();
+    assert_eq!((driver.plane.reads, report.writes, report.unfinished), (1, 0, None));
+
+    driver.plane.is_untouched = false;
+    driver.reconcile(&state).await.unwrap();
+    assert_eq!(driver.plane.reads, 2);
+    finish(&mut driver, &state).await;
+    driver.plane.is_untouched = true;
+    tokio::time::advance(MAX_READ_AGE - Duration::from_secs(1)).await;
+    driver.reconcile(&state).await.unwrap();
+    assert_eq!(driver.plane.reads, 2);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    driver.reconcile(&state).await.unwrap();
+    assert_eq!(driver.plane.reads, 3);
 }

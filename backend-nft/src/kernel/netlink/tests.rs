@@ -81,3 +81,42 @@ fn a_rejected_operation_of_no_service_port_is_unnamed() {
 fn a_valid_transaction_is_committed() {
     commit(transaction((0..MANY).map(|_| Verdict::Reject))).unwrap();
 }
+
+/// Transactions of others are told from those of this process, also while notifications are not received.
+#[test]
+fn changes_of_others_are_known() {
+    in_netns(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut kernel = Netlink::open().unwrap();
+            let mut other = NftHandle::open().unwrap();
+            let mut change = |name: &str, is_deleted| {
+                let (mut batch, table) = (nft::NftBatch::new(), nft::Table::new(nft::TableFamily::Ip, name));
+                if is_deleted {
+                    batch.delete_table(&table)
+                } else {
+                    batch.add_table(&table)
+                }
+                other.commit(&batch).unwrap();
+            };
+            kernel.commit(transaction([])).await.unwrap();
+            kernel.list(EndpointKeys::default()).await.unwrap();
+            assert!(kernel.is_untouched());
+            change("foreign", false);
+            kernel.commit(vec![(IpFamily::V4, Operation::AddChain(nft::Chain::regular("pool-7")))]).await.unwrap();
+            assert!(kernel.is_untouched());
+            change("fairlead2", false);
+            assert!(!kernel.is_untouched());
+            // Also after it was reported.
+            assert!(matches!(kernel.drifted().await, Drift::Changed { .. }));
+            assert!(!kernel.is_untouched());
+            kernel.list(EndpointKeys::default()).await.unwrap();
+            assert!(kernel.is_untouched());
+
+            kernel.watch.pause().unwrap();
+            change("fairlead2", true);
+            kernel.watch.resume().unwrap();
+            assert!(!kernel.is_untouched());
+        });
+    });
+}
