@@ -78,7 +78,7 @@ impl<K> NftDataPlane<K> {
             let owns = |key: &_, family, vip: &_| change.owns(key, family, vip);
             let mut update = self.desired(change.state, owns, key);
             applied.keep_slots(&mut update);
-            PlannedUpdate { update, remaining: None }
+            PlannedUpdate::new(applied, update)
         })
     }
 
@@ -184,7 +184,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     fn writes(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> usize {
         let planned = self.planned(applied, change, key);
         applied.prepare(&planned.update);
-        let size = planned.size(applied);
+        let size = planned.size;
         if !change.is_contested() {
             applied.plan(planned);
         }

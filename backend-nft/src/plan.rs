@@ -87,8 +87,12 @@ pub(crate) trait CurrentState {
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedUpdate {
     pub(crate) update: Update,
-    /// The changes that an earlier transaction has left; `None`: they are not computed.
-    pub(crate) remaining: Option<PerFamily<RemainingEdits>>,
+    /// Its changes; `None`: the table has nothing of it.
+    edits: PerFamily<Option<Edits>>,
+    /// The changes that an earlier transaction has left.
+    remaining: Option<PerFamily<RemainingEdits>>,
+    /// How many elements programming it would change, or a few more.
+    pub(crate) size: usize,
 }
 
 /// The repairs of the objects of a table that belong to no service port.
@@ -207,16 +211,9 @@ impl Plan {
 // === impl PlannedUpdate ===
 
 impl PlannedUpdate {
-    /// How many elements programming the service port would change, or a few more.
-    pub(crate) fn size(&self, current: &impl CurrentState) -> usize {
-        let of_family = |family| match &self.remaining {
-            None => Edits::size(current, family, &self.update),
-            Some(remaining) => {
-                let group = GroupEdits::of(current, family, &self.update).map_or(0, |group| group.len());
-                remaining[family].len() + group
-            }
-        };
-        IpFamily::ALL.into_iter().map(of_family).sum()
+    pub(crate) fn new(current: &impl CurrentState, update: Update) -> Self {
+        let PerFamily { v4, v6 } = PerFamily::from_fn(|family| Edits::new(current, family, &update));
+        Self { update, edits: PerFamily { v4: v4.1, v6: v6.1 }, remaining: None, size: v4.0 + v6.0 }
     }
 
     /// Takes as many changes as are left in the transaction, and whether these are all of them. `tables`: what the
@@ -228,9 +225,13 @@ impl PlannedUpdate {
         left: &mut usize,
     ) -> (PerFamily<Edits>, bool) {
         let update = &self.update;
-        let mut edits = PerFamily::from_fn(|family| match &self.remaining {
-            None => Edits::new(current, family, update),
-            Some(_) => Edits { group: GroupEdits::of(current, family, update), ..Edits::default() },
+        let mut edits = PerFamily::from_fn(|family| {
+            let edits = match (self.edits[family].take(), &self.remaining) {
+                (None, None) => Edits::between(Vec::new(), Vec::new(), update.desired[family].as_deref(), None),
+                (edits, _) => edits.unwrap_or_default(),
+            };
+            // Another transaction may have changed the group.
+            Edits { group: GroupEdits::of(current, family, update), ..edits }
         });
         for family in IpFamily::ALL {
             // Another service port of the transaction may complete its group of source ranges.
@@ -257,6 +258,7 @@ impl PlannedUpdate {
             let has_group = !needs_group || edits[family].group.as_ref().is_some_and(|group| group.is_complete);
             is_complete &= has_group && remaining[family].len() == 0;
         }
+        self.size = remaining.v4.len() + remaining.v6.len();
         self.remaining = (!is_complete).then_some(remaining);
         (edits, is_complete)
     }

@@ -39,13 +39,13 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use proto::model::ServicePortKey;
+use proto::model::{IpFamily, ServicePortKey};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use crate::{
     Backend, Changes, Drift, InstalledObject, NodeState, PreviewReport, SyncReport,
-    dataplane::{OwnershipChanges, VipOwnership},
+    dataplane::{OwnershipChanges, Vip, VipOwnership},
 };
 pub use applied::{Applied, AppliedServicePorts, ServicePortUpdate};
 use change::HeldVips;
@@ -222,7 +222,9 @@ impl<P: DataPlane> Driver<P> {
                 }
             }
             let budget = if self.is_unlimited { usize::MAX } else { self.plane.budget(&applied) };
+            let has_owner = |(family, vip): &(IpFamily, Vip)| self.ownership.owner(*family, vip).is_some();
             let mut change = Change {
+                is_contested: !self.evicted.is_empty() || self.held.keys().any(has_owner),
                 state,
                 ownership: &self.ownership,
                 held: &self.held,

@@ -87,37 +87,35 @@ enum Edit {
 type ElementKey = (Map, Vip, u32, Option<ElementData>);
 
 impl Edits {
-    /// The changes from what the table contains to what is desired.
-    pub(super) fn new(current: &impl CurrentState, family: IpFamily, update: &Update) -> Self {
-        let (mut old, mut old_shared) = (Vec::new(), Vec::new());
+    /// The number of elements that the changes write, and the changes. `None`: the table has nothing of the service port,
+    /// so that they can be counted, without memory for all of a cold start.
+    pub(super) fn new(current: &impl CurrentState, family: IpFamily, update: &Update) -> (usize, Option<Self>) {
+        let (mut old, mut old_shared, refs) = (Vec::new(), Vec::new(), current.refs(family));
         current.elements(family, update, &mut old);
         current.shared(family, update, &mut old_shared);
-        let (mut new, mut new_shared) = (Vec::new(), Vec::new());
-        if let Some(desired) = &update.desired[family] {
-            desired.elements(&mut new);
-            desired.shared(&mut new_shared);
+        let (desired, group) = (update.desired[family].as_deref(), GroupEdits::of(current, family, update));
+        if !old.is_empty() || !old_shared.is_empty() {
+            let edits = Self::between(old, old_shared, desired, group);
+            return (edits.writes(refs), Some(edits));
         }
-        let (removed, added) = differences(old, new);
-        let (unshared, shared) = differences(old_shared, new_shared);
-        Self { removed, added, unshared, shared, group: GroupEdits::of(current, family, update) }
+        let Some(desired) = desired else { return (0, None) };
+        desired.shared(&mut old_shared);
+        let shared = old_shared.iter().filter(|element| !refs.elements.contains(element)).count();
+        (group.map_or(0, |group| group.len()) + desired.len() + shared, None)
     }
 
-    /// The number of elements that they would write.
-    pub(super) fn size(current: &impl CurrentState, family: IpFamily, update: &Update) -> usize {
-        let (mut old, refs) = (Vec::new(), current.refs(family));
-        current.elements(family, update, &mut old);
-        current.shared(family, update, &mut old);
-        match &update.desired[family] {
-            // The usual case of a cold start: they can be counted.
-            Some(desired) if old.is_empty() => {
-                let mut shared = Vec::new();
-                desired.shared(&mut shared);
-                let group = GroupEdits::of(current, family, update).map_or(0, |group| group.len());
-                group + desired.len() + shared.iter().filter(|element| !refs.elements.contains(element)).count()
-            }
-            None if old.is_empty() => 0,
-            _ => Self::new(current, family, update).writes(refs),
-        }
+    /// The changes from the elements that the table has, the service port's own and the shared ones.
+    pub(super) fn between(
+        old: Vec<Element>,
+        old_shared: Vec<Element>,
+        desired: Option<&Desired>,
+        group: Option<GroupEdits>,
+    ) -> Self {
+        let (mut new, mut new_shared) = (Vec::new(), Vec::new());
+        desired.inspect(|desired| desired.elements(&mut new));
+        desired.inspect(|desired| desired.shared(&mut new_shared));
+        let ((removed, added), (unshared, shared)) = (differences(old, new), differences(old_shared, new_shared));
+        Self { removed, added, unshared, shared, group }
     }
 
     /// The number of elements that they write. `refs`: the references of shared elements.

@@ -20,6 +20,8 @@ pub struct Change<'a> {
     pub(super) held: &'a HeldVips,
     /// Rejected service ports that give up their VIPs, because others own some of them.
     pub(super) evicted: &'a BTreeSet<ServicePortKey>,
+    /// See [`Self::is_contested`].
+    pub(super) is_contested: bool,
     /// Whether a VIP is released in an earlier transaction than the one in which its owner gets it, since both do not
     /// fit into this one.
     pub(super) releases_first: bool,
@@ -71,7 +73,7 @@ impl Change<'_> {
     /// transaction.
     #[must_use]
     pub fn is_contested(&self) -> bool {
-        !self.held.is_empty() || !self.evicted.is_empty()
+        self.is_contested
     }
 
     /// Whether the transaction programs this service port.
