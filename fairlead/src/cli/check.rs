@@ -46,6 +46,10 @@ pub(crate) struct BundleArgs {
     #[command(flatten)]
     pub(crate) here: HereArgs,
 
+    /// Find the state of the backend in this directory.
+    #[arg(long, env = "FAIRLEAD_STATE_DIR", default_value = "/var/lib/fairlead", value_name = "DIR")]
+    pub(crate) state_dir: PathBuf,
+
     /// Read /metrics, /statusz and /configz of the backend at this address.
     #[arg(
         long,
@@ -70,10 +74,6 @@ pub(crate) struct HereArgs {
     /// Run as this node, its Node's metadata.name. Default: the host name in lower case.
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub(crate) node_name: Option<String>,
-
-    /// Find the state of the backend in this directory.
-    #[arg(long, env = "FAIRLEAD_STATE_DIR", default_value = "/var/lib/fairlead", value_name = "DIR")]
-    pub(crate) state_dir: PathBuf,
 }
 
 impl HereArgs {
@@ -92,5 +92,7 @@ mod tests {
         assert!(parse(&["check"]).is_ok());
         assert!(parse(&["check", "--pre", "--backend", "ipvs", "-o", "json"]).is_ok());
         assert!(parse(&["check", "--backend", "bpf"]).is_err());
+        assert!(parse(&["bundle", "--state-dir", "/s"]).is_ok());
+        assert!(parse(&["check", "--state-dir", "/s"]).is_err(), "check reads no state");
     }
 }

@@ -46,7 +46,7 @@ fn default_path(args: &BundleArgs, node: &str) -> PathBuf {
     let name = format!("fairlead-bundle-{node}.tar.gz");
     match access(".", AccessFlags::W_OK) {
         Ok(()) => PathBuf::from(name),
-        Err(_) => args.here.state_dir.join(name),
+        Err(_) => args.state_dir.join(name),
     }
 }
 
@@ -65,7 +65,7 @@ async fn collect(args: &BundleArgs, node: &str) -> Result<Archive> {
     let files = |saved: Vec<SavedRules>| saved.into_iter().map(|saved| (saved.program.name, saved.text)).collect();
     archive.add_all("iptables", saved.map(files));
     archive.add("ipvs.txt", collect::ipvs().await);
-    archive.add("state.json", collect::state(&args.here.state_dir, node));
+    archive.add("state.json", collect::state(&args.state_dir, node));
     archive.add("frontend.json", frontend_view(args, node).await);
     for (path, name) in BACKEND_FILES {
         archive.add(name, collect::backend_response(args.backend_address, path).await);

@@ -56,7 +56,7 @@ fn tools(backend: Backend, name: &str) {
     let state = deployment.state(deployment.cluster().node('a'));
     let state_dir = state.parent().filter(|_| state.is_file()).unwrap_or(&state).display().to_string();
 
-    let checked = ask(&deployment, &["check", "--backend", name, "--state-dir", &state_dir], 0);
+    let checked = ask(&deployment, &["check", "--backend", name], 0);
     assert!(checked.contains(&format!("backend {name} has programmed")), "{checked}");
     assert!(checked.contains("it streams the view of node-a"), "{checked}");
 
