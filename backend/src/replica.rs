@@ -393,8 +393,8 @@ impl Replica {
             }
         }
         // The difference of a repair is no event in the cluster.
-        self.advance(SessionPosition { epoch, base: Some(revision), has_committed: has_committed || !is_refuted });
-        let departed = has_committed.then(DepartedEndpoints::new);
+        self.advance(SessionPosition { epoch, base: Some(revision), has_committed: !is_refuted });
+        let departed = (has_committed && !is_refuted).then(DepartedEndpoints::new);
         let digest = self.total();
         Ok(Reaction::Commit(Committed { revision, digest, departed, is_refuted, ..Committed::default() }))
     }

@@ -95,20 +95,29 @@ fn a_bookmark_confirms_the_state_of_a_session() {
     assert_eq!(commit(&mut replica, &one, 6), Some(1));
 }
 
+/// Sends a bookmark of the committed revision with a digest that is not that of the state.
+fn refute(replica: &mut Replica) {
+    let (_, revision) = replica.committed().unwrap();
+    let reaction = handle(replica, &ServerMessage::Bookmark(revision, Digest(1)));
+    let Reaction::Commit(committed) = reaction else { panic!("no commit") };
+    assert_eq!((committed.is_refuted, committed.departed), (true, None));
+}
+
 #[test]
 fn a_bookmark_with_another_digest_confirms_nothing() {
     let (both, one) = (web(&BOTH), web(&BOTH[..1]));
     let mut replica = replica();
     welcome(&mut replica, SyncMode::Snapshot);
     assert_eq!(commit(&mut replica, &both, 5), None);
+    refute(&mut replica);
+    assert_eq!(commit(&mut replica, &one, 6), None, "the repair, in a session that has committed before");
+    assert_eq!(commit(&mut replica, &both, 7), Some(0));
     welcome(&mut replica, SyncMode::Resume);
-    for _ in 0..2 {
-        let reaction = handle(&mut replica, &ServerMessage::Bookmark(Revision(1), Digest(1)));
-        let Reaction::Commit(committed) = reaction else { panic!("no commit") };
-        assert_eq!((committed.is_refuted, committed.departed), (true, None));
-    }
-    assert_eq!(commit(&mut replica, &one, 6), None, "the repair");
+    refute(&mut replica);
+    refute(&mut replica);
+    assert_eq!(commit(&mut replica, &one, 8), None, "the repair");
+    let (_, revision) = replica.committed().unwrap();
     let digest = replica.state().digests().total();
-    let reaction = handle(&mut replica, &ServerMessage::Bookmark(Revision(3), digest));
+    let reaction = handle(&mut replica, &ServerMessage::Bookmark(revision, digest));
     assert!(matches!(reaction, Reaction::Commit(committed) if !committed.is_refuted));
 }
