@@ -18,7 +18,7 @@ use crate::flows::worker::log_failure;
 
 /// How long packets are rejected.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest delay before a failed removal is retried.
+/// The longest delay before a failed removal of rules that are not revoked is retried.
 pub(super) const MAX_REMOVAL_DELAY: Duration = Duration::from_secs(300);
 
 /// A connection whose packets are rejected.
@@ -44,6 +44,8 @@ pub(in crate::flows) struct Rejecter {
 #[derive(Debug)]
 pub(super) struct FamilyRules {
     pub(super) until: Option<Instant>,
+    /// They reject connections to an endpoint that has returned: a removal that fails is retried soon.
+    pub(super) is_revoked: bool,
     backoff: Backoff,
     failures: Repeated,
 }
@@ -58,7 +60,7 @@ impl FamilyRules {
     /// A process that was killed may have left rules, which are to be removed now.
     pub(super) fn unknown() -> Self {
         let backoff = Backoff::new(TIMEOUT, MAX_REMOVAL_DELAY);
-        Self { until: Some(Instant::now()), backoff, failures: Repeated::default() }
+        Self { until: Some(Instant::now()), is_revoked: false, backoff, failures: Repeated::default() }
     }
 
     /// They were removed, or are to be removed later. Returns whether that has failed.
@@ -68,8 +70,10 @@ impl FamilyRules {
         let is_failed =
             log_failure(&mut self.failures, error, failing, "rules that reset connections are removed again");
         if is_failed {
-            self.until = Some(Instant::now() + self.backoff.next_delay());
+            let delay = self.backoff.next_delay();
+            self.until = Some(Instant::now() + if self.is_revoked { delay.min(TIMEOUT) } else { delay });
         } else {
+            self.is_revoked = false;
             self.backoff.reset();
         }
         is_failed
@@ -100,13 +104,15 @@ impl Rejecter {
         Ok(connections)
     }
 
-    /// Removes the rules that are to be removed by this time; `None`: all that it has written. Returns of how many
-    /// families they could not be removed, which is tried again later.
+    /// Removes the rules that are to be removed by this time; `None`: all are revoked. Returns of how many families they
+    /// could not be removed, which is tried again later.
     pub(in crate::flows) fn remove(&mut self, by: Option<Instant>) -> u64 {
         let mut failures = 0;
         for family in IpFamily::ALL {
             let is_due = |until: &mut Instant| by.is_none_or(|by| *until <= by);
-            if self.families[family].until.take_if(is_due).is_some() {
+            let rules = &mut self.families[family];
+            if rules.until.take_if(is_due).is_some() {
+                rules.is_revoked |= by.is_none();
                 let result = self.remove_of(family);
                 failures += u64::from(self.families[family].removed(result));
             }

@@ -339,6 +339,17 @@ fn removal_that_fails_is_retried_less_and_less_often() {
 }
 
 #[test]
+fn removal_of_revoked_rules_that_fails_is_retried_every_five_seconds() {
+    let mut rules = FamilyRules::unknown();
+    rules.is_revoked = true;
+    for _ in 0..40 {
+        assert!(rules.removed(Err(anyhow!("no memory"))));
+        assert!(rules.until.unwrap() <= Instant::now() + TIMEOUT);
+    }
+    assert!(!rules.removed(Ok(())) && !rules.is_revoked);
+}
+
+#[test]
 fn rules_are_listed_and_removed() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
