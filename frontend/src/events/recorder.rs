@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    mem,
     sync::Arc,
     time::Duration,
 };
@@ -37,10 +38,11 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const MAX_SERIES: usize = 1024;
 /// A reason without a report for this time expires. Kubernetes keeps Events for the same time by default.
 const EXPIRY: Duration = Duration::from_secs(3600);
-/// The most Events that are not about failures and wait to be sent, and the most about objects of one namespace.
-/// Further ones are dropped.
-const MAX_OTHERS: usize = 2048;
-const MAX_OTHERS_OF_NAMESPACE: usize = 64;
+/// The most Events about nodes that wait to be sent, the most about problems of objects, and the most of these in one
+/// namespace. Further ones are dropped.
+const MAX_OF_NODES: usize = 1024;
+const MAX_OF_OBJECTS: usize = 1024;
+const MAX_OF_NAMESPACE: usize = 64;
 /// The most reasons of one namespace that are counted, and the most that one node was the first to report.
 const MAX_SERIES_OF_NAMESPACE: usize = 256;
 const MAX_SERIES_OF_NODE: usize = 512;
@@ -56,8 +58,10 @@ const MAX_PAUSED: usize = 1024;
 pub(super) struct EventRecorder {
     sender: EventSender,
     failures: FailureSeries,
-    /// Starts, and problems of nodes and objects, that are not sent yet.
-    others: VecDeque<Event>,
+    /// Starts of backends, and what does not work on nodes, not sent yet.
+    of_nodes: VecDeque<Event>,
+    /// Problems of objects, not sent yet.
+    of_objects: VecDeque<Event>,
 }
 
 /// The failures that were reported within [`EXPIRY`].
@@ -83,7 +87,7 @@ struct NamespacePauses {
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
         let sender = EventSender { client, instance, pauses: NamespacePauses::default() };
-        Self { sender, failures: FailureSeries::default(), others: VecDeque::new() }
+        Self { sender, failures: FailureSeries::default(), of_nodes: VecDeque::new(), of_objects: VecDeque::new() }
     }
 
     /// Runs until the queue is closed.
@@ -94,10 +98,10 @@ impl EventRecorder {
             tokio::select! {
                 report = reports.recv() => match report {
                     Some(EventReport::Failed(node, failure)) => drop(self.failures.count(node, failure)),
-                    Some(EventReport::Started(start)) => self.add(start.event(), MAX_OTHERS),
-                    Some(EventReport::Degraded(node)) => self.add(node.event(Timestamp::now()), MAX_OTHERS),
+                    Some(EventReport::Started(start)) => self.add_of_node(start.event()),
+                    Some(EventReport::Degraded(node)) => self.add_of_node(node.event(Timestamp::now())),
                     Some(EventReport::Problem(notice)) => {
-                        self.add(event::of_problems(&notice, Timestamp::now()), MAX_OTHERS_OF_NAMESPACE);
+                        self.add_of_object(event::of_problems(&notice, Timestamp::now()));
                     }
                     None => return,
                 },
@@ -106,23 +110,22 @@ impl EventRecorder {
         }
     }
 
-    /// Adds an Event to those that wait, in place of one of the same name.
-    fn add(&mut self, event: Event, most_of_namespace: usize) {
-        let others = &mut self.others;
-        let ObjectMeta { name, namespace, .. } = &event.metadata;
-        let is_same = |other: &&mut Event| (&other.metadata.name, &other.metadata.namespace) == (name, namespace);
-        let of_namespace = others.iter().filter(|other| other.metadata.namespace == *namespace).count();
-        if let Some(other) = others.iter_mut().find(is_same) {
-            *other = event;
-        } else if others.len() < MAX_OTHERS && of_namespace < most_of_namespace {
-            others.push_back(event);
-        }
+    fn add_of_node(&mut self, event: Event) {
+        let has_room = self.of_nodes.len() < MAX_OF_NODES;
+        add(&mut self.of_nodes, event, has_room);
     }
 
-    /// Sends what is due, at most [`REQUESTS_PER_TICK`] requests. Failures come first, but leave room for others. One of
-    /// these that cannot be sent is dropped.
+    fn add_of_object(&mut self, event: Event) {
+        let is_there = |other: &&Event| other.metadata.namespace == event.metadata.namespace;
+        let of_namespace = self.of_objects.iter().filter(is_there).count();
+        let has_room = self.of_objects.len() < MAX_OF_OBJECTS && of_namespace < MAX_OF_NAMESPACE;
+        add(&mut self.of_objects, event, has_room);
+    }
+
+    /// Sends what is due, at most [`REQUESTS_PER_TICK`] requests. Failures come first, but leave room for Events about
+    /// nodes and objects, which take turns. One of these that cannot be sent is dropped.
     async fn send_due(&mut self) {
-        let Self { sender, failures: FailureSeries(series), others } = self;
+        let Self { sender, failures: FailureSeries(series), of_nodes, of_objects } = self;
         series.retain(|_, series| series.last_report.elapsed() < EXPIRY);
         let mut left = REQUESTS_PER_TICK;
         for (key, series) in series.iter_mut().filter(|(_, series)| series.is_due()) {
@@ -137,14 +140,27 @@ impl EventRecorder {
             // Even if it failed: it is sent with the next report, a minute later at the earliest.
             series.mark_sent();
         }
+        let (mut next, mut other) = (of_nodes, of_objects);
         while left > 0
-            && let Some(event) = others.pop_front()
+            && let Some(event) = next.pop_front().or_else(|| other.pop_front())
         {
+            mem::swap(&mut next, &mut other);
             if !sender.pauses.contain(event.metadata.namespace.as_deref().unwrap_or_default()) {
                 left -= 1;
                 sender.send(event, None).await;
             }
         }
+    }
+}
+
+/// Adds an Event to those that wait if there is room, or in place of one of the same name.
+fn add(waiting: &mut VecDeque<Event>, event: Event, has_room: bool) {
+    let ObjectMeta { name, namespace, .. } = &event.metadata;
+    let is_same = |other: &&mut Event| (&other.metadata.name, &other.metadata.namespace) == (name, namespace);
+    if let Some(other) = waiting.iter_mut().find(is_same) {
+        *other = event;
+    } else if has_room {
+        waiting.push_back(event);
     }
 }
 

@@ -202,6 +202,52 @@ async fn failures_leave_room_for_other_events() {
     }
 }
 
+/// A problem of a Service.
+fn notice(namespace: &str, name: &str) -> ObjectNotice {
+    ObjectNotice {
+        kind: ObjectKind::Service,
+        name: crate::object::ObjectName::new(namespace, name),
+        problems: vec![ObjectProblem { field: "spec".to_owned(), message: "invalid".to_owned() }],
+        count: 1,
+        changes: 1,
+        cause: ProblemCause::Invalid,
+    }
+}
+
+fn run_of(node: &str) -> BackendStart {
+    BackendStart { node: node.into(), at: SystemTime::now(), backend: "nft 1.2.3".to_owned() }
+}
+
+#[tokio::test]
+async fn starts_of_many_backends_leave_room_for_problems_of_objects() {
+    let mut fixture = start().await;
+    for number in 0..2100 {
+        fixture.events.started(run_of(&format!("node-{number}")));
+    }
+    fixture.events.problem(notice("default", "web"));
+    for request in 0.. {
+        assert!(request <= 20);
+        if fixture.call().await.1["regarding"]["kind"] == "Service" {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn problems_of_many_objects_leave_room_for_starts() {
+    let mut fixture = start().await;
+    for number in 0..2100 {
+        fixture.events.problem(notice(&format!("team-{}", number % 40), &format!("web-{number}")));
+    }
+    fixture.events.started(run_of("node-a"));
+    for request in 0.. {
+        assert!(request <= 20);
+        if fixture.call().await.1["regarding"]["kind"] == "Node" {
+            return;
+        }
+    }
+}
+
 #[test]
 fn node_with_many_failures_leaves_others_their_events() {
     let mut failures = FailureSeries::default();
