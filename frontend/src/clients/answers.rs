@@ -12,15 +12,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use http_body_util::{
-    BodyExt as _,
-    channel::{Channel, Sender},
-};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
 use runtime::{ClientSource, Rate, TokenBucket, lock};
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc},
     time::{Instant, sleep, sleep_until},
 };
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, body::Body};
 
 use super::PerClient;
@@ -130,7 +129,9 @@ impl AnswerPermit {
     /// A body that is sent in small frames. The permit is held until all are taken, the call has ended, or the answer
     /// gives way to the next one.
     pub(crate) fn hold(self: Arc<Self>, body: Body) -> Body {
-        let (mut frames, held) = Channel::new(1);
+        // One frame, and an error, for which there is room even if the client does not read.
+        let (frames, held) = mpsc::channel(2);
+        let last = frames.clone().try_reserve_owned();
         tokio::spawn(async move {
             let gives_way = async {
                 sleep(UNREAD).await;
@@ -138,33 +139,33 @@ impl AnswerPermit {
                 Err(Status::resource_exhausted(format!("the answer was not read within {UNREAD:?}")))
             };
             let sent = tokio::select! {
-                sent = send(body, &mut frames) => sent,
+                sent = send(body, &frames) => sent,
                 unread = gives_way => unread,
             };
-            if let Err(error) = sent {
-                frames.abort(error);
+            if let (Err(error), Ok(last)) = (sent, last) {
+                last.send(Err(error));
             }
         });
-        Body::new(held)
+        Body::new(StreamBody::new(ReceiverStream::new(held)))
     }
 }
 
 /// Sends a body in small frames, until the call ends.
-async fn send(mut body: Body, frames: &mut Sender<Bytes, Status>) -> Result<(), Status> {
+async fn send(mut body: Body, frames: &mpsc::Sender<Result<Frame<Bytes>, Status>>) -> Result<(), Status> {
     while let Some(frame) = body.frame().await {
         match frame?.into_data() {
             Ok(mut data) => {
                 while !data.is_empty() {
                     // A copy: a frame that waits must not keep the memory of the whole answer.
                     let part = Bytes::copy_from_slice(&data.split_to(data.len().min(FRAME_BYTES)));
-                    if frames.send_data(part).await.is_err() {
+                    if frames.send(Ok(Frame::data(part))).await.is_err() {
                         return Ok(());
                     }
                 }
             }
             Err(trailers) => {
                 // Fails when the call has ended.
-                let _ = frames.send(trailers).await;
+                let _ = frames.send(Ok(trailers)).await;
             }
         }
     }
@@ -173,6 +174,7 @@ async fn send(mut body: Body, frames: &mut Sender<Bytes, Status>) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderMap;
     use http_body_util::Full;
     use tokio::time::timeout;
 
@@ -200,6 +202,17 @@ mod tests {
         assert_eq!(next.collect().await.unwrap().to_bytes().len(), 100_000);
         assert_eq!(other.collect().await.unwrap().to_bytes().len(), 100_000, "no other call of this client waits");
         timeout(CHECK_INTERVAL, answers.acquire(client("a"))).await.expect("the answer was read");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn trailers_are_not_lost_when_the_task_ends() {
+        let answers = Answers::default();
+        for _ in 0..10_000 {
+            let data = Full::new(Bytes::from_static(b"x")).map_err(|never| -> Status { match never {} });
+            let body = Body::new(data.with_trailers(async { Some(Ok(HeaderMap::new())) }));
+            let held = answers.acquire(AnswerClient::Local).await.hold(body);
+            assert!(held.collect().await.unwrap().trailers().is_some());
+        }
     }
 
     #[tokio::test(start_paused = true)]
