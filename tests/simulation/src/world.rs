@@ -27,7 +27,7 @@ use crate::{
 /// How long everything may take to converge after the last fault. The longest delays: a list that is repeated because
 /// of silence after 150 s; a kernel call that is repeated after 30 s; a state file after 60 s; a loss that is confirmed
 /// after 10 s.
-const CONVERGENCE: Duration = Duration::from_secs(40 * 60);
+const CONVERGENCE: Duration = Duration::from_secs(10 * 60);
 /// How often convergence is checked.
 const CHECK: Duration = Duration::from_secs(10);
 /// How long a disk may still need for a write that has stalled, and a state file until it is written again.
