@@ -2,7 +2,7 @@
 
 use proto::{
     model::Epoch,
-    v1::{FailureKind, ServicePortFailure, StatusResponse, SyncMode, WaitingDrain},
+    v1::{DrainState, FailureKind, ServicePortFailure, StatusResponse, SyncMode, WaitingDrain, WatchPhase},
 };
 use serde_json::{Value, json};
 
@@ -36,9 +36,14 @@ pub(super) fn of(overview: &Overview) -> Value {
 
 fn frontend(address: &str, status: &StatusResponse) -> Value {
     let watches = status.watches.iter().map(|kind| {
+        let phase = match kind.phase() {
+            WatchPhase::Listing | WatchPhase::Unspecified => "listing",
+            WatchPhase::Watching => "watching",
+            WatchPhase::NotOffered => "not_offered",
+        };
         json!({
             "kind": kind.kind,
-            "phase": name("WATCH_PHASE_", kind.phase().as_str_name()),
+            "phase": phase,
             "age_micros": kind.age_micros,
             "lists": kind.lists,
             "failures": kind.failures,
@@ -64,7 +69,12 @@ fn frontend(address: &str, status: &StatusResponse) -> Value {
 
 fn node(row: &NodeRow) -> Value {
     let NodeRow { status, state, frontend, revisions_behind } = row;
-    let mode = Some(status.mode()).filter(|mode| *mode != SyncMode::Unspecified);
+    let mode = match status.mode() {
+        SyncMode::Unspecified => None,
+        SyncMode::Resume => Some("resume"),
+        SyncMode::Repair => Some("repair"),
+        SyncMode::Snapshot => Some("snapshot"),
+    };
     json!({
         "node": status.node,
         "state": state,
@@ -72,7 +82,7 @@ fn node(row: &NodeRow) -> Value {
         "frontend": frontend,
         "backend": status.backend,
         "backend_version": status.backend_version,
-        "mode": mode.map(|mode| name("SYNC_MODE_", mode.as_str_name())),
+        "mode": mode,
         "started_micros": status.started_micros,
         "connected_micros": status.connected_micros,
         "acked_revision": status.acked_revision,
@@ -89,9 +99,15 @@ fn node(row: &NodeRow) -> Value {
 }
 
 fn drain(drain: &WaitingDrain) -> Value {
+    let state = match drain.state() {
+        DrainState::Unspecified | DrainState::Unknown => "unknown",
+        DrainState::InUse => "in_use",
+        DrainState::Behind => "behind",
+        DrainState::Drained => "drained",
+    };
     json!({
         "addresses": addresses(drain),
-        "state": name("DRAIN_STATE_", drain.state().as_str_name()),
+        "state": state,
         "services": drain.services,
         "behind": drain.behind,
         "behind_count": drain.behind_count,
@@ -105,9 +121,4 @@ fn failure(failure: &ServicePortFailure) -> Value {
         FailureKind::HealthCheck => "health_check",
     };
     json!({ "key": key(failure.key.as_ref()), "reason": failure.reason, "retryable": failure.retryable, "kind": kind })
-}
-
-/// A value of an enum of the protocol: `WATCH_PHASE_NOT_OFFERED` is `not_offered`.
-fn name(prefix: &str, value: &str) -> String {
-    value.trim_start_matches(prefix).to_lowercase()
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Error, anyhow};
 use proto::v1::{
-    NodeStatus, Problem, Protocol, Role, ServicePortFailure, ServicePortKey, StatusResponse, WatchPhase, WatchStatus,
+    NodeStatus, Problem, Protocol, Role, ServicePortFailure, ServicePortKey, StatusResponse, WaitingDrain, WatchPhase,
+    WatchStatus,
 };
 
 use super::{
@@ -229,6 +230,20 @@ fn unreachable_frontend_is_named() {
     assert_eq!(document["nodes"][0]["state"], "healthy");
     assert_eq!(document["nodes"][0]["frontend"], "unix:/b");
     assert_eq!(document["frontends"][0]["programmed_on_all_nodes"], 9);
+}
+
+/// A frontend of a later version may have more of them.
+#[test]
+fn unknown_values_of_enums_have_a_name_in_json() {
+    let status = StatusResponse {
+        watches: vec![WatchStatus { phase: 99, ..WatchStatus::default() }],
+        waiting_drains: vec![WaitingDrain { state: 99, ..WaitingDrain::default() }],
+        ..frontend(1, 9, vec![NodeStatus { mode: 99, ..node("a", 9) }])
+    };
+    let document = json::of(&join(vec![("unix:/s", Ok(status))], &limits()));
+    assert_eq!(document["frontends"][0]["watches"][0]["phase"], "listing");
+    assert_eq!(document["draining_pods"][0]["state"], "unknown");
+    assert!(document["nodes"][0]["mode"].is_null(), "{document}");
 }
 
 #[test]
