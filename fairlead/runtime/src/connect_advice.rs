@@ -61,7 +61,11 @@ fn of_cause(cause: &(dyn Error + 'static), settings: &ConnectSettings<'_>) -> Op
         return of_certificate(error, settings);
     }
     // h2 keeps only the text of an alert that arrives after the handshake.
-    if REJECTIONS.iter().any(|alert| rustls::Error::AlertReceived(*alert).to_string() == text) {
+    let is_alert = |alert: &AlertDescription| rustls::Error::AlertReceived(*alert).to_string() == text;
+    if is_alert(&AlertDescription::CertificateRequired) {
+        return Some(format!("{server} requires a client certificate: configure one as {client_certificate}"));
+    }
+    if REJECTIONS.iter().any(is_alert) {
         return Some(format!(
             "{server} rejects the client certificate ({client_certificate}): use one that is valid, and signed by a CA \
              that {server} trusts"
@@ -162,6 +166,10 @@ mod tests {
         let alert = rustls::Error::AlertReceived(AlertDescription::UnknownCA);
         for error in [advice(alert.to_string()), advice(alert)] {
             assert!(error.contains("rejects the client certificate (client-certificate)"), "{error}");
+        }
+        let required = rustls::Error::AlertReceived(AlertDescription::CertificateRequired);
+        for error in [advice(required.to_string()), advice(required)] {
+            assert!(error.contains("requires a client certificate: configure one as client-certificate"), "{error}");
         }
     }
 }
