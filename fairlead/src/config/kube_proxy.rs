@@ -57,12 +57,14 @@ impl TargetRole {
 /// # Errors
 /// A mode that Fairlead does not have.
 pub(crate) fn convert(document: &Map<String, Value>, role: TargetRole) -> Result<Conversion, FieldErrors> {
-    let backend = match document.get("mode").and_then(Value::as_str) {
-        None | Some("" | "iptables") => BackendName::Iptables,
+    let mode = document.get("mode").unwrap_or(&Value::Null);
+    let name = if mode.is_null() { Some("") } else { mode.as_str() };
+    let backend = match name {
+        Some("" | "iptables") => BackendName::Iptables,
         Some("ipvs") => BackendName::Ipvs,
         Some("nftables") => BackendName::Nftables,
-        Some(other) => {
-            let reason = format!("{other:?}: expected one of iptables, ipvs, nftables");
+        _ => {
+            let reason = format!("{mode}: expected one of iptables, ipvs, nftables");
             return Err(FieldErrors(vec![FieldProblem::new("mode", reason)]));
         }
     };
@@ -81,8 +83,8 @@ pub(crate) fn convert(document: &Map<String, Value>, role: TargetRole) -> Result
         };
         conversion.set("clientConnection.kubeconfig", field, file.clone());
     }
-    if let Some(verbosity) = values.get("logging.verbosity") {
-        let level = if verbosity.as_i64() < Some(DEBUG_VERBOSITY) { "info" } else { "debug" };
+    if let Some(verbosity) = conversion.typed(&values, "logging.verbosity", Value::as_i64) {
+        let level = if verbosity < DEBUG_VERBOSITY { "info" } else { "debug" };
         conversion.set("logging.verbosity", "log", level);
     }
     conversion.feature_gates(&values, role);
@@ -101,10 +103,31 @@ impl Conversion {
         self.warnings.push(FieldProblem::new(path, reason));
     }
 
+    /// The value of a field that is set, as its type. A value of another type is ignored, with a warning.
+    fn typed<'a, T>(
+        &mut self,
+        values: &Values<'a>,
+        path: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Option<T> {
+        let value = values.get(path).copied()?;
+        let typed = read(value);
+        if typed.is_none() {
+            self.warn(path, format!("{value}: unexpected type, ignored"));
+        }
+        typed
+    }
+
     /// Converts a field that does not depend on others. Returns whether kube-proxy reads it.
     fn keeps(&mut self, path: &str, value: &Value, backend: BackendName) -> bool {
         let Some(field) = Field::at(path) else {
-            self.warn(path, "kube-proxy has no such field, and ignores it too");
+            let is_section = Field::has_section(&format!("{path}."));
+            let why = if is_section {
+                "unexpected type, ignored"
+            } else {
+                "kube-proxy has no such field, and ignores it too"
+            };
+            self.warn(path, why);
             return false;
         };
         if !field.is_pointer && is_zero(value) {
@@ -125,13 +148,14 @@ impl Conversion {
     }
 
     fn feature_gates(&mut self, values: &Values<'_>, role: TargetRole) {
-        for (gate, state) in values.get("featureGates").and_then(|gates| gates.as_object()).into_iter().flatten() {
-            let path = format!("featureGates.{gate}");
-            if gate != "AllowServiceExternalIPs" {
+        let gates = self.typed(values, "featureGates", Value::as_object).into_iter().flatten();
+        let gates: Values<'_> = gates.map(|(gate, state)| (format!("featureGates.{gate}"), state)).collect();
+        for path in gates.keys() {
+            if path != "featureGates.AllowServiceExternalIPs" {
                 self.warn(path, "has no effect: Fairlead has no feature gates");
-            } else if *state == false {
+            } else if self.typed(&gates, path, Value::as_bool) == Some(false) {
                 match role {
-                    TargetRole::Local => self.set(&path, "externalIps", "none"),
+                    TargetRole::Local => self.set(path, "externalIps", "none"),
                     TargetRole::Backend => {
                         let why = "false has no effect in a backend: set externalIps of the frontend to none";
                         self.warn(path, why);
@@ -143,7 +167,7 @@ impl Conversion {
 
     fn bind_address(&mut self, values: &Values<'_>) {
         const PATH: &str = "bindAddress";
-        let Some(address) = values.get(PATH).and_then(|value| value.as_str()) else { return };
+        let Some(address) = self.typed(values, PATH, Value::as_str) else { return };
         if !["0.0.0.0", "::"].contains(&address) {
             let why = format!(
                 "{address} has no effect on the node's addresses, which Fairlead reads from the Node object. To serve \
@@ -187,7 +211,7 @@ impl Conversion {
         const PATH: &str = "nodePortAddresses";
         const LOCALHOST: &str = "iptables.localhostNodePorts";
         let text = |entry: &Value| entry.as_str().map_or_else(|| entry.to_string(), str::to_owned);
-        let given = values.get(PATH).and_then(|value| value.as_array()).into_iter().flatten();
+        let given = self.typed(values, PATH, Value::as_array).into_iter().flatten();
         let given: Vec<_> = given.map(text).collect();
         let has = |keyword: &str| given.iter().any(|entry| entry == keyword);
         if has("localhost") {
@@ -202,7 +226,7 @@ impl Conversion {
         let addresses = if is_primary { vec!["primary"] } else { cidrs(&given) };
         self.set(PATH, "nodeportAddresses", addresses.join(","));
 
-        let localhost = values.get(LOCALHOST).and_then(|value| value.as_bool());
+        let localhost = self.typed(values, LOCALHOST, Value::as_bool);
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let is_covered = |cidr: &&str| cidr.parse::<IpNet>().is_ok_and(|cidr| cidr.contains(&loopback));
         let is_covered = addresses.iter().any(is_covered);

@@ -299,6 +299,24 @@ fn keywords_of_node_port_addresses_are_read() {
 }
 
 #[test]
+fn values_of_another_type_are_named() {
+    for (document, field) in [
+        (json!({"logging": {"verbosity": "4"}}), "logging.verbosity"),
+        (json!({"featureGates": "AllowServiceExternalIPs=false"}), "featureGates"),
+        (json!({"featureGates": {"AllowServiceExternalIPs": "false"}}), "featureGates.AllowServiceExternalIPs"),
+        (json!({"bindAddress": 7}), "bindAddress"),
+        (json!({"nodePortAddresses": "primary"}), "nodePortAddresses"),
+        (json!({"iptables": {"localhostNodePorts": "true"}}), "iptables.localhostNodePorts"),
+        (json!({"iptables": 7}), "iptables"),
+    ] {
+        let warned: Vec<_> = converted(document).warnings.iter().map(ToString::to_string).collect();
+        let is_named =
+            |warned: &String| warned.starts_with(&format!("{field}: ")) && warned.ends_with("unexpected type, ignored");
+        assert!(warned.len() == 1 && warned.iter().all(is_named), "{field}: {warned:?}");
+    }
+}
+
+#[test]
 fn invalid_values_are_rejected_by_field() {
     let error = |document: &Value| {
         let document = Document { kind: Kind::KubeProxy, fields: fields(document.clone()) };
@@ -307,6 +325,7 @@ fn invalid_values_are_rejected_by_field() {
     for (document, expected) in [
         (json!({"mode": "userspace"}), "mode: \"userspace\": expected one of iptables, ipvs, nftables"),
         (json!({"mode": "kernelspace"}), "mode: \"kernelspace\""),
+        (json!({"mode": 7}), "mode: 7: expected one of iptables, ipvs, nftables"),
         (json!({"iptables": {"masqueradeBit": 32}}), "iptables.masqueradeBit: invalid value '32': 32 is not in 0..=31"),
         (json!({"iptables": {"masqueradeAll": "x"}}), "iptables.masqueradeAll: \"x\": expected true or false"),
         (json!({"oomScoreAdj": -1001}), "oomScoreAdj: invalid value '-1001': -1001 is not in -1000..=1000"),
