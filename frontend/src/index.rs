@@ -60,6 +60,8 @@ pub use self::{
 
 /// The namespace and name of the Service of the API servers.
 const API_SERVICE: (&str, &str) = ("default", "kubernetes");
+/// How many pairs of an address and a port of it are protected: its slices list the sum of them, not the product.
+const MAX_API_SERVERS: usize = 1024;
 
 /// All objects of the cluster that a source delivers.
 #[derive(Debug, Default)]
@@ -473,12 +475,11 @@ impl Index {
     fn api_servers(&self) -> BTreeSet<(IpAddr, NonZeroU16)> {
         let (namespace, name) = API_SERVICE;
         let slices = self.slices.get(&ObjectName::new(namespace, name)).into_iter().flat_map(BTreeMap::values);
-        let of_slice = |slice: &SliceObject| {
+        let pairs = slices.flat_map(|slice| {
             let ports = slice.ports.iter().filter(|port| port.protocol == Protocol::Tcp);
-            let pairs = ports.flat_map(|port| slice.endpoints.iter().map(|endpoint| (endpoint.address, port.port)));
-            pairs.collect::<Vec<_>>()
-        };
-        slices.flat_map(of_slice).collect()
+            ports.flat_map(move |port| slice.endpoints.iter().map(move |endpoint| (endpoint.address, port.port)))
+        });
+        pairs.take(MAX_API_SERVERS).collect()
     }
 
     /// The trigger time of a change of a slice: it counts only if it has changed as well.

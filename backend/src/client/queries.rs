@@ -61,13 +61,34 @@ impl Grpc {
         self.ask_any(request, patience, ask).await
     }
 
-    /// Asks one frontend after the other what would change if objects were applied, until one answers.
+    /// Asks a frontend what would change if objects were applied: the first one that accepts a connection. What one
+    /// frontend could not answer is not sent to the next: the request may be the cause.
     ///
     /// # Errors
-    /// When the objects are too many, access is denied, or no frontend answers.
+    /// When the objects are too many, access is denied, or the frontend does not answer.
     pub async fn plan(&self, request: &PlanRequest, patience: Duration) -> Result<PlanResponse> {
-        let ask = async |mut client: FairleadClient<Channel>, request: Request<PlanRequest>| client.plan(request).await;
-        self.ask_any(request, patience, ask).await
+        self.resolve().await;
+        let mut last_error = None;
+        let addresses = self.addresses().in_order();
+        for address in addresses {
+            let connected = timeout(patience, connect(&address, &self.credentials)).await;
+            let (channel, token) =
+                match connected.with_context(|| format!("no connection within {patience:?}")).flatten() {
+                    Ok(connected) => connected,
+                    Err(error) => {
+                        last_error = Some(error.context(address.uri));
+                        continue;
+                    }
+                };
+            let mut client = FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
+            let answer = timeout(patience, client.plan(authorized(request.clone(), token))).await;
+            let answer = answer.with_context(|| format!("{}: no answer within {patience:?}", address.uri))?;
+            return answer.map(Response::into_inner).map_err(|status| match status.code() {
+                Code::InvalidArgument | Code::OutOfRange => anyhow!("{}", status.message()),
+                _ => explained(&StreamError::from(status)),
+            });
+        }
+        Err(last_error.unwrap_or_else(|| anyhow!("no address of a frontend is known")))
     }
 
     /// Asks one frontend after the other for the last changes, or for an earlier state of a node, until one answers.

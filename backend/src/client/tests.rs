@@ -430,6 +430,31 @@ async fn questions_of_many_pods_share_attempts_to_connect() {
     task.abort();
 }
 
+/// A request that one frontend could not answer is not sent to the next.
+#[tokio::test]
+async fn plan_is_sent_to_one_frontend() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let serve = async || {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let counter = asked.clone();
+        let incoming = TcpListenerStream::new(listener).inspect(move |_| {
+            counter.fetch_add(1, Relaxed);
+        });
+        let server = Server::builder().add_service(Refusing(Arc::new(Barrier::new(1))));
+        (address, tokio::spawn(async move { server.serve_with_incoming(incoming).await.unwrap() }))
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let unreachable = format!("unix:{}", dir.path().join("unreachable.sock").display());
+    let ((one, first), (two, second)) = (serve().await, serve().await);
+    let grpc = mk_grpc(&[&unreachable, &one, &two]);
+    let error = grpc.plan(&v1::PlanRequest::default(), Duration::from_secs(10)).await.unwrap_err();
+    assert!(format!("{error:#}").contains("all have asked"), "{error:#}");
+    assert_eq!(asked.load(Relaxed), 1);
+    first.abort();
+    second.abort();
+}
+
 #[tokio::test]
 async fn rejection_is_an_error_with_its_reason() {
     struct Closed;

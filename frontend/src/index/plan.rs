@@ -28,6 +28,8 @@ use super::{Dirty, Index, problems::ProblemLog, same_service};
 const MAX_PORTS: usize = 4096;
 /// How many endpoints these may have, except for those of a single Service: their views are kept.
 const MAX_ENDPOINTS: usize = 200_000;
+/// How many changes, and how many problems, are listed.
+const MAX_LISTED: usize = 256;
 /// How many nodes of a group are named.
 const MAX_NODES: usize = 16;
 /// How many VIPs of a service port are named.
@@ -38,9 +40,13 @@ const UNALLOCATED: [&str; 2] = ["240.0.0.", "[100::"];
 /// What would change.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// By service port.
+    /// By service port. The first ones.
     pub(crate) changes: Vec<PlannedChange>,
-    /// Of the objects, and those that others would have in addition.
+    /// How many there are.
+    pub(crate) change_count: usize,
+    /// How many of them take all endpoints away from a node.
+    pub(crate) losing_count: usize,
+    /// Of the objects, and those that others would have in addition. The first ones.
     pub(crate) problems: Vec<(ObjectKind, ObjectName, ObjectProblem)>,
     /// Claims to VIPs and node ports that would be refused, and are not now.
     pub(crate) conflicts: usize,
@@ -111,14 +117,22 @@ impl Index {
                 // Without one, the ports of the Service depended on each other before only.
                 let Some(after) = after.get(&key) else { continue };
                 let change = ViewChange { before: before.as_ref(), after: after.as_ref() };
-                plan.changes.extend(trial.index.planned_change(&key, change, node));
+                if change.before == change.after {
+                    continue;
+                }
+                let effects = trial.index.node_effects(change, node);
+                plan.change_count += 1;
+                plan.losing_count += usize::from(!effects.lost.is_empty());
+                if plan.changes.len() < MAX_LISTED {
+                    plan.changes.push(change.planned(&key, effects));
+                }
             }
         }
         let known: BTreeSet<_> = all(&trial.index.problems).collect();
         let is_new = |problem: &(ObjectKind, ObjectName, ObjectProblem)| {
             planned.contains(&(problem.0, problem.1.clone())) || !known.contains(problem)
         };
-        plan.problems = all(&problems_after).filter(is_new).collect();
+        plan.problems = all(&problems_after).filter(is_new).take(MAX_LISTED).collect();
         plan.conflicts = problems_after.refused().difference(&trial.index.problems.refused()).count();
         Ok(plan)
     }
@@ -182,33 +196,6 @@ impl Index {
             ObjectKind::EndpointSlice => self.slice(name).cloned().map(ClusterObject::EndpointSlice),
             ObjectKind::Node | ObjectKind::ServiceCidr => None,
         }
-    }
-
-    /// `None` if nothing changes.
-    fn planned_change(
-        &self,
-        key: &ServicePortKey,
-        change: ViewChange<'_>,
-        node: Option<&str>,
-    ) -> Option<PlannedChange> {
-        let ViewChange { before, after } = change;
-        if before == after {
-            return None;
-        }
-        let vips = |view: Option<&ServicePortView>| -> BTreeSet<_> {
-            view.map(|view| vips(&view.port)).unwrap_or_default().into_iter().collect()
-        };
-        let (had, has) = (vips(before), vips(after));
-        let NodeEffects { changed, lost } = self.node_effects(change, node);
-        let lost = lost.into_iter().map(|(traffic, nodes)| LostEndpoints { traffic, nodes: Some(nodes) });
-        Some(PlannedChange {
-            service_port: key.to_string(),
-            summary: describe(before, after),
-            gained_vips: has.difference(&had).take(MAX_VIPS).map(|vip| shown(vip)).collect(),
-            lost_vips: had.difference(&has).take(MAX_VIPS).map(|vip| shown(vip)).collect(),
-            nodes: Some(changed),
-            lost_endpoints: lost.collect(),
-        })
     }
 
     /// On one node, or on all: those without pools of their own by zone.
@@ -311,6 +298,23 @@ impl Drop for Trial<'_> {
 impl<'a> ViewChange<'a> {
     fn views(self) -> impl Iterator<Item = &'a ServicePortView> {
         self.before.into_iter().chain(self.after)
+    }
+
+    /// For people.
+    fn planned(self, key: &ServicePortKey, NodeEffects { changed, lost }: NodeEffects) -> PlannedChange {
+        let vips = |view: Option<&ServicePortView>| -> BTreeSet<_> {
+            view.map(|view| vips(&view.port)).unwrap_or_default().into_iter().collect()
+        };
+        let (had, has) = (vips(self.before), vips(self.after));
+        let lost = lost.into_iter().map(|(traffic, nodes)| LostEndpoints { traffic, nodes: Some(nodes) });
+        PlannedChange {
+            service_port: key.to_string(),
+            summary: describe(self.before, self.after),
+            gained_vips: has.difference(&had).take(MAX_VIPS).map(|vip| shown(vip)).collect(),
+            lost_vips: had.difference(&has).take(MAX_VIPS).map(|vip| shown(vip)).collect(),
+            nodes: Some(changed),
+            lost_endpoints: lost.collect(),
+        }
     }
 
     /// Whether a node would have another service port, or other pools than local ones.

@@ -132,6 +132,16 @@ proptest! {
 }
 
 #[test]
+fn ports_and_endpoints_of_the_api_servers_are_no_product() {
+    let endpoints = (0..1000u16).map(|n| endpoint(&format!("10.0.{}.{}", n / 250, n % 250), "node-0")).collect();
+    let ports = (1..=100).map(|n| SlicePort { name: format!("p{n}").into(), protocol: Protocol::Tcp, port: number(n) });
+    let name = ObjectName::new("default", "kubernetes-x");
+    let (index, _) =
+        indexed([put(SliceObject { name, ports: ports.collect(), ..slice("x", "kubernetes", endpoints) })]);
+    assert_eq!(index.api_servers().len(), MAX_API_SERVERS);
+}
+
+#[test]
 fn equal_object_changes_nothing() {
     let objects = [
         put(service("s", "10.96.0.1")),

@@ -1,15 +1,17 @@
 //! The call `Plan`: what would change, and for which nodes, if Services and EndpointSlices were applied.
 
+mod validation;
+
 use proto::v1;
 use serde_json::{Deserializer, Value};
 use tonic::Status;
 
 use crate::{cluster::ClusterState, index::Plan, object::ObjectKind, source::parse_documents};
 
+use self::validation::{is_planned, validate};
+
 /// How many objects a request may have.
 const MAX_OBJECTS: usize = 64;
-/// How many changes, and how many problems, are listed.
-const MAX_LISTED: usize = 256;
 
 pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Result<v1::PlanResponse, Status> {
     let v1::PlanRequest { documents, node } = request;
@@ -18,22 +20,21 @@ pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Res
     }
     let documents = Deserializer::from_str(documents).into_iter::<Value>().collect::<Result<Vec<_>, _>>();
     let mut documents = documents.map_err(|error| Status::invalid_argument(format!("documents: {error}")))?;
-    {
-        let (index, mut number) = (cluster.index(), 0);
-        for document in &mut documents {
-            each_service(document, &mut |service: &mut Value| {
-                number += 1;
-                index.complete_service(service, number);
-            });
-        }
+    let mut count = 0;
+    for document in &mut documents {
+        each_planned(document, &mut |object: &mut Value| {
+            count += 1;
+            validate(object)
+        })
+        .map_err(Status::invalid_argument)?;
     }
+    if count > MAX_OBJECTS {
+        return Err(Status::invalid_argument(format!("{count} objects, more than {MAX_OBJECTS}: split the files")));
+    }
+    complete_services(cluster, &mut documents);
     let (objects, mut ignored) = parse_documents(documents);
-    let is_planned = |kind| matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice);
-    let (objects, others): (Vec<_>, Vec<_>) = objects.into_iter().partition(|parsed| is_planned(parsed.kind));
-    if objects.len() > MAX_OBJECTS {
-        let message = format!("{} objects, more than {MAX_OBJECTS}: split the files", objects.len());
-        return Err(Status::invalid_argument(message));
-    }
+    let has_effect = |kind| matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice);
+    let (objects, others): (Vec<_>, Vec<_>) = objects.into_iter().partition(|parsed| has_effect(parsed.kind));
     let others = others.iter().map(|parsed| format!("{} {}: its effect is not computed", parsed.kind, parsed.name));
     ignored.extend(others);
     ignored.truncate(MAX_OBJECTS);
@@ -41,16 +42,14 @@ pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Res
     // The log may be locked while the index is.
     let mut index = cluster.index();
     let revision = cluster.log().revision();
-    let Plan { mut changes, problems, conflicts } = index.plan(objects, node).map_err(Status::invalid_argument)?;
+    let plan = index.plan(objects, node).map_err(Status::invalid_argument)?;
     drop(index);
-    let problems = problems.into_iter().take(MAX_LISTED).map(|(kind, name, problem)| v1::Problem {
+    let Plan { changes, change_count, losing_count, problems, conflicts } = plan;
+    let problems = problems.into_iter().map(|(kind, name, problem)| v1::Problem {
         object: format!("{kind} {name}"),
         field: problem.field,
         message: problem.message,
     });
-    let (change_count, losing) = (changes.len(), |change: &&v1::PlannedChange| !change.lost_endpoints.is_empty());
-    let losing_count = changes.iter().filter(losing).count();
-    changes.truncate(MAX_LISTED);
     Ok(v1::PlanResponse {
         revision: revision.0,
         changes,
@@ -62,15 +61,29 @@ pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Res
     })
 }
 
-/// Calls `visit` for each Service of a document, which may be a list.
-fn each_service(document: &mut Value, visit: &mut impl FnMut(&mut Value)) {
-    let kind = document["kind"].as_str().unwrap_or_default().to_owned();
-    if kind == "Service" {
+/// Adds what the API server would add to Services.
+fn complete_services(cluster: &ClusterState, documents: &mut [Value]) {
+    let (index, mut number) = (cluster.index(), 0);
+    for document in documents {
+        // It never fails.
+        let _ = each_planned(document, &mut |object: &mut Value| {
+            if object["kind"] == "Service" {
+                number += 1;
+                index.complete_service(object, number);
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Calls `visit` for each object of a document, which may be a list, whose effect is computed.
+fn each_planned(document: &mut Value, visit: &mut impl FnMut(&mut Value) -> Result<(), String>) -> Result<(), String> {
+    if is_planned(document) {
         return visit(document);
     }
-    for item in document.get_mut("items").and_then(Value::as_array_mut).into_iter().flatten() {
-        if kind == "ServiceList" { visit(item) } else { each_service(item, visit) }
-    }
+    let is_list = document["kind"] == "List";
+    let items = document.get_mut("items").and_then(Value::as_array_mut).filter(|_| is_list);
+    items.into_iter().flatten().try_for_each(|item| each_planned(item, visit))
 }
 
 #[cfg(test)]
@@ -197,5 +210,23 @@ mod tests {
         let error = response(&cluster, &v1::PlanRequest { documents, node: String::new() }).unwrap_err();
         assert_eq!(error.message(), "65 objects, more than 64: split the files");
         assert_eq!(plan(&cluster, "", &services[..64]).change_count, 64, "their cluster IPs do not conflict");
+        let error = |document: Value| {
+            let request = v1::PlanRequest { documents: document.to_string(), node: String::new() };
+            response(&cluster, &request).unwrap_err().message().to_owned()
+        };
+        let long = manifest(&"s".repeat(64), json!({ "ports": [{ "port": 80 }] }));
+        let expected = format!("Service ns/{}: metadata.name: 64 bytes, more than 63", "s".repeat(64));
+        assert_eq!(error(long.clone()), expected);
+        let list = json!({ "apiVersion": "v1", "kind": "List", "items": [long] });
+        assert_eq!(error(json!({ "apiVersion": "v1", "kind": "List", "items": [list] })), expected);
+    }
+
+    #[test]
+    fn only_the_first_changes_are_listed() {
+        let cluster = cluster();
+        let ports: Vec<_> = (1..=100).map(|n| json!({ "name": format!("p{n}"), "port": n })).collect();
+        let services = ["a", "b", "c"].map(|name| manifest(name, json!({ "ports": ports })));
+        let planned = plan(&cluster, "", &services);
+        assert_eq!((planned.changes.len(), planned.change_count, planned.losing_count), (256, 300, 0));
     }
 }
