@@ -2,16 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use proto::model::{IpFamily, Pool, ServicePort};
-use serde_json::Value;
+use proto::model::{IpFamily, Pool, ServicePort, TrafficPolicy};
 
 use super::ServicePortView;
 
 /// How many endpoints, VIPs or other values of a kind are named. The others are counted.
 const MAX_NAMED: usize = 4;
-/// The fields of a service port that are described in other words, or follow from the endpoints.
-const OTHER_FIELDS: [&str; 6] =
-    ["key", "cluster_ips", "external_ips", "load_balancer_ips", "node_port", "any_endpoints"];
 
 /// The VIPs of a service port, each with its port; the node port last.
 pub(crate) fn vips(port: &ServicePort) -> Vec<String> {
@@ -29,52 +25,81 @@ pub(crate) fn describe(before: Option<&ServicePortView>, after: Option<&ServiceP
         (None, Some(after)) => return format!("added with {} endpoints", after.endpoints()),
         (_, None) => return "removed".to_owned(),
     };
-    let (had, has): (BTreeSet<_>, BTreeSet<_>) =
-        (vips(&before.port).into_iter().collect(), vips(&after.port).into_iter().collect());
-    let changed_vips = signed(has.difference(&had), had.difference(&has)).map(|changed| format!("VIPs {changed}"));
-    let parts: Vec<_> =
-        changed_vips.into_iter().chain(fields(&before.port, &after.port)).chain(endpoints(before, after)).collect();
+    // Most changes are only of endpoints.
+    let mut parts = if before.port == after.port { Vec::new() } else { of_port(&before.port, &after.port) };
+    parts.extend(endpoints(before, after));
     if parts.is_empty() { "endpoints of some nodes, zones or established flows".to_owned() } else { parts.join("; ") }
 }
 
+/// The VIPs that are added and removed, and the other changed fields with their values.
+fn of_port(before: &ServicePort, after: &ServicePort) -> Vec<String> {
+    let (had, has): (BTreeSet<_>, BTreeSet<_>) =
+        (vips(before).into_iter().collect(), vips(after).into_iter().collect());
+    let changed_vips = signed(has.difference(&had), had.difference(&has)).map(|changed| format!("VIPs {changed}"));
+    changed_vips.into_iter().chain(fields(before, after)).collect()
+}
+
 /// The changed fields with their values.
-fn fields(before: &ServicePort, after: &ServicePort) -> Vec<String> {
-    let (Ok(Value::Object(before)), Ok(Value::Object(after))) =
-        (serde_json::to_value(before), serde_json::to_value(after))
-    else {
-        return Vec::new();
-    };
-    let text = |value: &Value| match value {
-        Value::Null => "none".to_owned(),
-        Value::String(text) => text.clone(),
-        Value::Array(values) => format!("{} entries", values.len()),
-        other => other.to_string(),
-    };
-    let changed = after
-        .iter()
-        .filter(|(field, value)| !OTHER_FIELDS.contains(&field.as_str()) && before.get(*field) != Some(*value));
-    changed
-        .map(|(field, value)| format!("{field} {} -> {}", text(before.get(field).unwrap_or(&Value::Null)), text(value)))
-        .collect()
+fn fields(before: &ServicePort, after: &ServicePort) -> impl Iterator<Item = String> {
+    let ServicePort {
+        port,
+        source_ranges,
+        internal_policy,
+        external_policy,
+        affinity_seconds,
+        health_check_node_port,
+        ipvs_scheduler,
+        // They are VIPs, the same, or follow from the endpoints.
+        key: _,
+        cluster_ips: _,
+        node_port: _,
+        external_ips: _,
+        load_balancer_ips: _,
+        any_endpoints: _,
+    } = after;
+    let policy = |policy: TrafficPolicy| format!("{policy:?}");
+    let changed = [
+        changed("affinity_seconds", before.affinity_seconds, *affinity_seconds, optional),
+        changed("external_policy", before.external_policy, *external_policy, policy),
+        changed("health_check_node_port", before.health_check_node_port, *health_check_node_port, optional),
+        changed("internal_policy", before.internal_policy, *internal_policy, policy),
+        changed("ipvs_scheduler", before.ipvs_scheduler, *ipvs_scheduler, optional),
+        changed("port", before.port, *port, |port| port.to_string()),
+        changed("source_ranges", &before.source_ranges, source_ranges, |ranges| format!("{} entries", ranges.len())),
+    ];
+    changed.into_iter().flatten()
+}
+
+fn changed<T: PartialEq>(field: &str, before: T, after: T, text: impl Fn(T) -> String) -> Option<String> {
+    (before != after).then(|| format!("{field} {} -> {}", text(before), text(after)))
+}
+
+fn optional<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "none".to_owned(), |value| value.to_string())
 }
 
 /// The endpoints that are used in addition, or no longer: everywhere, or else by policy Local.
 fn endpoints(before: &ServicePortView, after: &ServicePortView) -> Option<String> {
-    let everywhere = |view: &ServicePortView| -> Pool {
-        view.cluster.iter().flat_map(|(_, pools)| pools.default.iter().copied()).collect()
-    };
     let local = |view: &ServicePortView| -> Pool {
         let pools = view.local.values().flat_map(|pools| pools.iter().map(|(_, pool)| pool));
         pools.flat_map(|pool| pool.iter().copied()).collect()
     };
-    let changed = |before: &Pool, after: &Pool| {
-        let (mut add, remove) = before.diff(after);
+    let (mut added, mut removed) = (Vec::new(), Vec::new());
+    let mut compare = |before: &Pool, after: &Pool| {
+        let (add, remove) = before.diff(after);
         // Others only have another flag.
-        add.retain(|endpoint| !before.contains(endpoint));
-        signed(add.iter(), remove.iter())
+        added.extend(add.into_iter().filter(|endpoint| !before.contains(endpoint)));
+        removed.extend(remove);
+        !added.is_empty() || !removed.is_empty()
     };
-    let of_cluster = changed(&everywhere(before), &everywhere(after));
-    let changed = of_cluster.or_else(|| changed(&local(before), &local(after)))?;
+    let mut differs = false;
+    for family in IpFamily::ALL {
+        differs |= compare(&before.cluster[family].default, &after.cluster[family].default);
+    }
+    if !differs && before.local != after.local {
+        compare(&local(before), &local(after));
+    }
+    let changed = signed(added.iter(), removed.iter())?;
     Some(format!("endpoints {} -> {}: {changed}", before.endpoints(), after.endpoints()))
 }
 
@@ -97,7 +122,7 @@ fn signed<T: ToString>(added: impl Iterator<Item = T>, removed: impl Iterator<It
 mod tests {
     use std::num::NonZeroU16;
 
-    use proto::model::{Endpoint, Protocol, ServicePortKey, TrafficPolicy};
+    use proto::model::{Endpoint, PerFamily, Protocol, ServicePortKey};
 
     use super::*;
 
@@ -123,6 +148,41 @@ mod tests {
         local.port.internal_policy = TrafficPolicy::Local;
         local.port.node_port = NonZeroU16::new(30080);
         assert_eq!(describe(Some(&two), Some(&local)), "VIPs +node port 30080; internal_policy Cluster -> Local");
+    }
+
+    #[test]
+    fn changed_fields_have_both_values() {
+        let before = view([1]);
+        let mut after = before.clone();
+        after.port.port = NonZeroU16::new(81).unwrap();
+        after.port.affinity_seconds = std::num::NonZeroU32::new(10);
+        after.port.external_policy = TrafficPolicy::Local;
+        after.port.health_check_node_port = NonZeroU16::new(30081);
+        after.port.ipvs_scheduler = "mh:port".parse().ok();
+        after.port.source_ranges = vec!["192.0.2.0/24".parse().unwrap()];
+        after.port.any_endpoints.v4 = true;
+        let expected = [
+            "VIPs +10.96.0.1:81 -10.96.0.1:80",
+            "affinity_seconds none -> 10",
+            "external_policy Cluster -> Local",
+            "health_check_node_port none -> 30081",
+            "ipvs_scheduler none -> mh:port",
+            "port 80 -> 81",
+            "source_ranges 0 entries -> 1 entries",
+        ];
+        assert_eq!(describe(Some(&before), Some(&after)), expected.join("; "));
+        let mut other_range = after.clone();
+        other_range.port.source_ranges = vec!["192.0.2.0/25".parse().unwrap()];
+        assert_eq!(describe(Some(&after), Some(&other_range)), "source_ranges 1 entries -> 1 entries");
+    }
+
+    #[test]
+    fn local_endpoints_are_described_if_no_others_change() {
+        let pools = |last: Vec<u8>| PerFamily { v4: view(last).cluster.v4.default, ..Default::default() };
+        let (mut before, mut after) = (view([]), view([]));
+        before.local.insert("node-a".into(), pools(vec![1, 2]));
+        after.local.insert("node-b".into(), pools(vec![2, 3]));
+        assert_eq!(describe(Some(&before), Some(&after)), "endpoints 2 -> 2: +10.244.0.3:8080 -10.244.0.1:8080");
     }
 
     #[test]
