@@ -70,6 +70,16 @@ pub(crate) struct LoggedChange {
     pub(crate) undo: CommitRecord,
 }
 
+/// A change before it is committed.
+#[derive(Debug)]
+pub(crate) struct DescribedChange {
+    pub(crate) kind: ChangeKind,
+    /// For people.
+    pub(crate) summary: String,
+    /// What would be sent to nodes to undo it.
+    pub(crate) undo: CommitRecord,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChangeKind {
     Added,

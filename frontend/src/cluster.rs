@@ -13,7 +13,7 @@ use tracing::info;
 
 use crate::{
     index::{Index, IndexChanges},
-    log::ChangeLog,
+    log::{ChangeLog, described},
     object::{ObjectName, PodId, SliceEndpoint},
     view::ServicePortView,
 };
@@ -145,12 +145,17 @@ impl ClusterState {
         let changes = index.take_changes();
         before(&changes);
         let (trigger, kind_versions) = (changes.oldest_trigger, changes.confirmed);
+        // Only this changes the log, and the index is locked.
+        let views = self.is_ready().then(|| self.log().views_of(&changes));
+        let zone_of = |node: &str| index.node(node).map_or("", |node| &*node.zone);
+        let described = views.as_ref().map(|views| described(&changes, views, zone_of));
         let mut log = self.log();
-        let is_new = if self.is_ready() {
-            log.commit(changes).is_some()
-        } else {
-            log.start(changes);
-            true
+        let is_new = match described {
+            Some(described) => log.commit(changes, described).is_some(),
+            None => {
+                log.start(changes);
+                true
+            }
         };
         Some(Commit { revision: log.revision(), is_new, trigger, kind_versions })
     }

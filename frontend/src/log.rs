@@ -19,7 +19,8 @@ mod operations;
 pub(crate) mod tests;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    iter,
     sync::Arc,
     time::SystemTime,
 };
@@ -31,7 +32,7 @@ use proto::{
 use tokio::time::Instant;
 
 use crate::{
-    change_history::{ChangeHistory, ChangeKind, ChangeRecord, LoggedChange},
+    change_history::{ChangeHistory, ChangeKind, ChangeRecord, DescribedChange, LoggedChange},
     config::HistoryLimits,
     index::IndexChanges,
     view::{ServicePortView, describe},
@@ -122,6 +123,29 @@ impl CommitsSince {
     }
 }
 
+/// What changes would change in service ports, for people. It is computed from the views before ([`ChangeLog::views_of`]),
+/// so that the log need not be locked: sessions wait for it. `zone_of` returns the zone of a node after the changes.
+pub(crate) fn described<'a>(
+    changes: &IndexChanges,
+    before: &[Option<Arc<ServicePortView>>],
+    zone_of: impl Fn(&str) -> &'a str,
+) -> BTreeMap<ServicePortKey, DescribedChange> {
+    let views =
+        iter::zip(&changes.ports, before).map(|((key, after), before)| (key, before.as_deref(), after.as_ref()));
+    let changed = views.filter(|(_, before, after)| before != after);
+    let described = changed.map(|(key, before, after)| {
+        let mut undo = CommitOperations::default();
+        undo.change(key, after, before, &zone_of);
+        let change = DescribedChange {
+            kind: ChangeKind::between(before, after),
+            summary: describe(before, after),
+            undo: CommitRecord::new(undo, BTreeSet::new(), None),
+        };
+        (key.clone(), change)
+    });
+    described.collect()
+}
+
 /// What no node is sent.
 #[cfg(test)]
 pub(crate) fn no_operations() -> CommitRecord {
@@ -166,15 +190,20 @@ impl ChangeLog {
 
     /// The first commit: no client has an older revision, so that no history is kept of it.
     pub(crate) fn start(&mut self, changes: IndexChanges) {
-        self.apply(changes, None);
+        self.apply(changes, BTreeMap::new(), None);
         self.history.start(self.revision);
         self.changes = ChangeHistory::since(SystemTime::now());
     }
 
-    /// Commits changes. Returns the new revision, or `None` when nothing is different.
-    pub(crate) fn commit(&mut self, changes: IndexChanges) -> Option<Revision> {
+    /// Commits changes, [`described`] with the current views. Returns the new revision, or `None` when nothing is
+    /// different.
+    pub(crate) fn commit(
+        &mut self,
+        changes: IndexChanges,
+        described: BTreeMap<ServicePortKey, DescribedChange>,
+    ) -> Option<Revision> {
         let (mut operations, oldest_trigger) = (CommitOperations::default(), changes.oldest_trigger);
-        let moved = self.apply(changes, Some(&mut operations))?;
+        let moved = self.apply(changes, described, Some(&mut operations))?;
         self.history.push(CommitRecord::new(operations, moved, oldest_trigger));
         Some(self.revision)
     }
@@ -184,6 +213,7 @@ impl ChangeLog {
     fn apply(
         &mut self,
         changes: IndexChanges,
+        mut described: BTreeMap<ServicePortKey, DescribedChange>,
         mut operations: Option<&mut CommitOperations>,
     ) -> Option<BTreeSet<Arc<str>>> {
         let IndexChanges { mut ports, mut causes, mut nodes, cluster, reflected, .. } = changes;
@@ -214,18 +244,11 @@ impl ChangeLog {
         }
         for (key, view) in ports {
             if let Some(operations) = &mut operations {
-                let before = self.view(&key);
-                operations.change(&key, before, view.as_ref(), |node| self.zone(node));
-                let mut undo = CommitOperations::default();
-                undo.change(&key, view.as_ref(), before, |node| self.zone(node));
-                let kind = ChangeKind::between(before, view.as_ref());
-                let change = LoggedChange {
-                    summary: describe(before, view.as_ref()),
-                    cause: causes.remove(&key),
-                    undo: CommitRecord::new(undo, BTreeSet::new(), None),
-                    record: ChangeRecord { at, revision: self.revision, key: key.clone(), kind },
-                };
-                self.changes.push(change);
+                operations.change(&key, self.view(&key), view.as_ref(), |node| self.zone(node));
+            }
+            if let Some(DescribedChange { kind, summary, undo }) = described.remove(&key) {
+                let record = ChangeRecord { at, revision: self.revision, key: key.clone(), kind };
+                self.changes.push(LoggedChange { record, summary, cause: causes.remove(&key), undo });
             }
             self.put_view(key, view);
         }
@@ -361,7 +384,7 @@ impl ChangeLog {
             self.account(hash, &view, Digest::add);
             self.service_ports += 1;
             self.endpoints += view.endpoints();
-            self.buckets[usize::from(bucket)].put(key, view);
+            self.buckets[usize::from(bucket)].put(key, Arc::new(view));
         }
         for name in left {
             self.forget_if_empty(&name);

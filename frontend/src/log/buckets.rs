@@ -10,7 +10,7 @@ use proto::{
     model::{NodeInfo, Operation, ServicePortKey},
 };
 
-use crate::view::ServicePortView;
+use crate::{index::IndexChanges, view::ServicePortView};
 
 use super::{
     ChangeLog, NodeUpdate,
@@ -21,7 +21,7 @@ use super::{
 /// The service ports whose keys fall into one digest bucket.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
-    ports: BTreeMap<ServicePortKey, ServicePortView>,
+    ports: BTreeMap<ServicePortKey, Arc<ServicePortView>>,
     /// The encoded bucket, built on demand after each change.
     encoded: Option<BucketChunks>,
 }
@@ -36,16 +36,16 @@ struct BucketChunks {
 }
 
 impl Bucket {
-    pub(super) fn get(&self, key: &ServicePortKey) -> Option<&ServicePortView> {
+    pub(super) fn get(&self, key: &ServicePortKey) -> Option<&Arc<ServicePortView>> {
         self.ports.get(key)
     }
 
-    pub(super) fn put(&mut self, key: ServicePortKey, view: ServicePortView) {
+    pub(super) fn put(&mut self, key: ServicePortKey, view: Arc<ServicePortView>) {
         self.encoded = None;
         self.ports.insert(key, view);
     }
 
-    pub(super) fn remove(&mut self, key: &ServicePortKey) -> Option<ServicePortView> {
+    pub(super) fn remove(&mut self, key: &ServicePortKey) -> Option<Arc<ServicePortView>> {
         self.encoded = None;
         self.ports.remove(key)
     }
@@ -66,8 +66,8 @@ impl Bucket {
 }
 
 impl BucketChunks {
-    fn of(ports: &BTreeMap<ServicePortKey, ServicePortView>) -> Self {
-        let zones = ports.values().flat_map(operations::zones_of_view).cloned().collect();
+    fn of(ports: &BTreeMap<ServicePortKey, Arc<ServicePortView>>) -> Self {
+        let zones = ports.values().flat_map(|view| operations::zones_of_view(view)).cloned().collect();
         Self { zones, chunks: HashMap::new() }
     }
 }
@@ -75,12 +75,22 @@ impl BucketChunks {
 impl ChangeLog {
     /// The current view of a service port.
     pub(crate) fn view(&self, key: &ServicePortKey) -> Option<&ServicePortView> {
+        self.shared_view(key).map(Arc::as_ref)
+    }
+
+    fn shared_view(&self, key: &ServicePortKey) -> Option<&Arc<ServicePortView>> {
         self.buckets[usize::from(KeyHash::of(key).bucket())].get(key)
+    }
+
+    /// The current views of the service ports that may change, in their order.
+    pub(crate) fn views_of(&self, changes: &IndexChanges) -> Vec<Option<Arc<ServicePortView>>> {
+        changes.ports.iter().map(|(key, _)| self.shared_view(key).cloned()).collect()
     }
 
     /// The service ports of one digest bucket, so that the log does not have to be locked for all of them at once.
     pub(crate) fn bucket_views(&self, bucket: usize) -> impl Iterator<Item = (&ServicePortKey, &ServicePortView)> {
-        self.buckets.get(bucket).into_iter().flat_map(|bucket| &bucket.ports)
+        let ports = self.buckets.get(bucket).into_iter().flat_map(|bucket| &bucket.ports);
+        ports.map(|(key, view)| (key, view.as_ref()))
     }
 
     /// The full state of a node at the current revision.

@@ -75,7 +75,9 @@ impl Cluster {
         if let Some(facts) = &changes.cluster {
             self.facts = facts.clone();
         }
-        self.log.commit(changes)
+        let zone_of = |node: &str| self.index.node(node).map_or("", |node| &*node.zone);
+        let described = described(&changes, &self.log.views_of(&changes), zone_of);
+        self.log.commit(changes, described)
     }
 
     /// The expected state of a node, computed from the views.
@@ -579,6 +581,21 @@ fn nodes_that_lose_their_hints_share_the_pool_that_they_get() {
     assert_eq!(first.len(), 2);
     assert!(first.iter().zip(&second).all(|(first, second)| Arc::ptr_eq(first, second)));
     cluster.sync(&mut replica);
+}
+
+#[test]
+fn changes_are_described_before_the_log_is_locked() {
+    let mut cluster =
+        Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2)), put(service("same", "10.96.0.2"))]);
+    cluster.apply(web(endpoints(1..=3)));
+    let mut changes = cluster.index.take_changes();
+    let same = cluster.views.iter().find(|(key, _)| &*key.name == "same").unwrap();
+    changes.ports.push((same.0.clone(), Some(same.1.clone())));
+    let before = cluster.log.views_of(&changes);
+    let described: Vec<_> = described(&changes, &before, |_| "").into_iter().collect();
+    let [(key, change)] = &described[..] else { panic!("{described:?}") };
+    assert_eq!((&*key.name, &*change.summary), ("web", "endpoints 2 -> 3: +10.0.0.3:8080"));
+    assert!(change.undo.chunks("node-0", "").next().is_some());
 }
 
 #[test]
