@@ -4,7 +4,7 @@
 #![allow(clippy::missing_panics_doc)]
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
     sync::{Arc, Mutex, PoisonError},
     time::UNIX_EPOCH,
@@ -111,19 +111,19 @@ pub fn manifests(text: &str, is_json: bool, node: &str) -> Option<(Vec<Operation
     for kind in ObjectKind::ALL {
         index.apply(SourceUpdate::Replace(kind, Vec::new()));
     }
-    log.commit(index.take_changes());
+    log.commit(index.take_changes(), BTreeMap::new());
     let empty = log.digest(node);
     for kind in ObjectKind::ALL {
         let of_kind = objects.iter().filter(|parsed| parsed.kind == kind).cloned();
         index.apply(SourceUpdate::Replace(kind, of_kind.collect()));
     }
-    log.commit(index.take_changes());
+    log.commit(index.take_changes(), BTreeMap::new());
     let update = log.snapshot(node);
     let operations = update.chunks.iter().flat_map(|chunk| chunk.operations()).cloned().collect();
     for ParsedObject { kind, name, .. } in objects {
         index.apply(SourceUpdate::Delete(kind, name));
     }
-    log.commit(index.take_changes());
+    log.commit(index.take_changes(), BTreeMap::new());
     assert!(
         log.digest(node) == empty && log.service_ports == 0 && log.endpoints == 0,
         "deleted objects have an effect"

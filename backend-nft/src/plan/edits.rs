@@ -87,8 +87,8 @@ enum Edit {
 type ElementKey = (Map, Vip, u32, Option<ElementData>);
 
 impl Edits {
-    /// The number of elements that the changes write, and the changes. `None`: the table has nothing of the service port,
-    /// so that they can be counted, without memory for all of a cold start.
+    /// The number of elements that the changes write, and the changes. `None`: the table has nothing of the service
+    /// port, so that they can be counted, without memory for all of a cold start.
     pub(super) fn new(current: &impl CurrentState, family: IpFamily, update: &Update) -> (usize, Option<Self>) {
         let (mut old, mut old_shared, refs) = (Vec::new(), Vec::new(), current.refs(family));
         current.elements(family, update, &mut old);
