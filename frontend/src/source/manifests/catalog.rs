@@ -44,14 +44,25 @@ impl Catalog {
             None => self.list()?,
         };
         let mut refreshed = Refreshed::default();
-        let mut before = BTreeMap::new();
+        let (mut before, mut added) = (BTreeMap::new(), BTreeSet::new());
         for name in names {
             if let Some(format) = ManifestFormat::of(&name) {
                 let contents = self.read(&name, format);
-                refreshed.problems.extend(self.new_problems(&name, &contents).map(|problem| (name.clone(), problem)));
+                let last = self.files.get(&name);
+                let is_new = |problem: &&String| last.is_none_or(|last| !last.problems.contains(problem));
+                let problems = contents.problems.iter().filter(is_new);
+                refreshed.problems.extend(problems.map(|problem| (name.clone(), problem.clone())));
+                let is_new = |key: &&ObjectKey| last.is_none_or(|last| !last.objects.contains_key(*key));
+                added.extend(contents.objects.keys().filter(is_new).map(|key| (name.clone(), key.clone())));
                 self.put(name, contents, &mut before);
             }
         }
+        refreshed.problems.extend(added.iter().filter(|(name, key)| self.is_duplicate(name, key, &added)).map(
+            |(name, (kind, object))| {
+                let problem = "is in another manifest, too: that with the first name is used";
+                (name.clone(), format!("{kind} {object} {problem}"))
+            },
+        ));
         for (key, before) in before {
             match self.get(&key) {
                 None if before.is_some() => refreshed.updates.push(SourceUpdate::Delete(key.0, key.1)),
@@ -88,16 +99,10 @@ impl Catalog {
         })
     }
 
-    /// The problems of a file that it did not have before, and objects that are in other files.
-    fn new_problems(&self, name: &OsStr, contents: &FileContents) -> impl Iterator<Item = String> {
-        let before = self.files.get(name).map_or(&[][..], |file| &file.problems);
-        let problems = contents.problems.iter().filter(move |problem| !before.contains(problem)).cloned();
-        let is_new = move |key: &&ObjectKey| self.files_of.get(*key).is_some_and(|files| !files.contains(name));
-        let duplicates = contents.objects.keys().filter(is_new);
-        let duplicates = duplicates.map(|(kind, object)| {
-            format!("{kind} {object} is in another manifest, too: that with the first name is used")
-        });
-        problems.chain(duplicates)
+    /// Whether an object that was added to a file is in another one: of two that it was added to, in the later one.
+    fn is_duplicate(&self, name: &OsString, key: &ObjectKey, added: &BTreeSet<(OsString, ObjectKey)>) -> bool {
+        let mut files = self.files_of.get(key).into_iter().flatten();
+        files.any(|file| file < name || file > name && !added.contains(&(file.clone(), key.clone())))
     }
 
     /// Replaces the contents of a file. Adds the objects that were used to `before`, unless they are there.

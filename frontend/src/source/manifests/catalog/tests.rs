@@ -160,6 +160,16 @@ fn first_file_with_an_object_is_used() {
 }
 
 #[test]
+fn object_in_two_new_files_is_one_problem() {
+    let mut fixture = Fixture::new();
+    fixture.write("a.yaml", &node("n1", "a"));
+    fixture.write("b.yaml", &node("n1", "b"));
+    let (updates, problems) = fixture.changes();
+    assert_eq!(updates, ["n1 in a"]);
+    assert_eq!(problems, ["b.yaml: Node n1 is in another manifest, too: that with the first name is used"]);
+}
+
+#[test]
 fn object_that_moves_between_files_is_not_touched() {
     let mut fixture = Fixture::new();
     fixture.write("a.yaml", &(node("n1", "x") + &node("n2", "x")));
@@ -168,6 +178,9 @@ fn object_that_moves_between_files_is_not_touched() {
     fixture.write("b.yaml", &node("n1", "x"));
     assert_eq!(fixture.changes(), NOTHING);
     fs::rename(fixture.path("b.yaml"), fixture.path("c.yaml")).unwrap();
+    assert_eq!(fixture.changes(), NOTHING);
+    // To a name that is read before the old one.
+    fs::rename(fixture.path("c.yaml"), fixture.path("0.yaml")).unwrap();
     assert_eq!(fixture.changes(), NOTHING);
 }
 
