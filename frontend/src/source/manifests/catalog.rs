@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
     fs, io,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use super::document::{FileContents, ManifestFormat, ObjectKey};
@@ -88,7 +88,7 @@ impl Catalog {
 
     /// The contents of a file: none if it is missing, and the last objects if it cannot be read.
     fn read(&self, name: &OsStr, format: ManifestFormat) -> FileContents {
-        let read = match fs::read_to_string(self.directory.join(name)) {
+        let read = match read_file(&self.directory.join(name)) {
             Ok(text) => FileContents::read(&text, format),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(FileContents::default()),
             Err(error) => Err(error.to_string()),
@@ -132,6 +132,11 @@ impl Catalog {
     fn get(&self, key: &ObjectKey) -> Option<&ParsedObject> {
         self.files.get(self.files_of.get(key)?.first()?)?.objects.get(key)
     }
+}
+
+/// The text of a file. A pipe or device may have no end.
+fn read_file(path: &Path) -> io::Result<String> {
+    if fs::metadata(path)?.is_file() { fs::read_to_string(path) } else { Err(io::Error::other("not a regular file")) }
 }
 
 #[cfg(test)]

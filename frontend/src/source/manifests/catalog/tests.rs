@@ -195,6 +195,15 @@ fn directory_that_cannot_be_listed_changes_nothing() {
 }
 
 #[test]
+fn only_regular_files_are_read() {
+    let mut fixture = Fixture::new();
+    symlink("/dev/null", fixture.path("a.yaml")).unwrap();
+    let (updates, problems) = fixture.changes();
+    assert_eq!(updates, Vec::<String>::new());
+    assert_eq!(problems, ["a.yaml: not a regular file; its last objects stay"]);
+}
+
+#[test]
 fn links_are_followed() {
     let mut fixture = Fixture::new();
     let elsewhere = TempDir::new().unwrap();
