@@ -2,7 +2,12 @@
 //!
 //! A file counts as changed when its writer has closed it or renamed it to its name, never while it is being written.
 
-use std::{collections::BTreeSet, ffi::OsString, fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    ffi::{OsStr, OsString},
+    fs,
+    path::Path,
+};
 
 use notify::{
     Event,
@@ -57,9 +62,54 @@ impl FileEvents {
                 self.files.insert(name.to_owned());
             }
             // A ConfigMap volume replaces the link `..data`, which all its files point through.
-            _ if is_link() => self.rescan = true,
+            Some(name) if !is_lock(name) && is_link() => self.rescan = true,
             _ => return false,
         }
         true
+    }
+}
+
+/// Whether it is the name of a link that an editor creates while a file is edited: `.#a.yaml`.
+fn is_lock(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    name.starts_with(b".") && !name.starts_with(b"..")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use notify::event::CreateKind;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A directory and its events.
+    struct Fixture {
+        directory: TempDir,
+        events: FileEvents,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            Self { directory: TempDir::new().unwrap(), events: FileEvents::default() }
+        }
+
+        /// Collects an event of this name. Returns whether it is relevant.
+        fn collect(&mut self, name: &str, kind: EventKind) -> bool {
+            let event = Event::new(kind).add_path(self.directory.path().join(name));
+            self.events.collect(self.directory.path(), Ok(event))
+        }
+    }
+
+    #[test]
+    fn lock_of_an_editor_reads_nothing() {
+        let mut fixture = Fixture::new();
+        let created = EventKind::Create(CreateKind::File);
+        for (name, is_relevant) in [(".#a.yaml", false), ("..data", true)] {
+            symlink("missing", fixture.directory.path().join(name)).unwrap();
+            assert_eq!(fixture.collect(name, created), is_relevant, "{name}");
+            assert_eq!(fixture.events.rescan, is_relevant, "{name}");
+        }
     }
 }
