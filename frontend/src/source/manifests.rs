@@ -12,11 +12,11 @@ mod document;
 mod events;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fs, future, io, mem,
     path::{self, Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -125,7 +125,7 @@ impl DirectoryWatcher {
 
     /// All objects, one update for each kind.
     async fn start(&mut self) -> Result<Vec<SourceUpdate>> {
-        let listed = self.refresh(None).await?;
+        let listed = self.refresh(None, BTreeSet::new()).await?;
         listed.with_context(|| format!("list manifests directory {}", self.directory.display()))?;
         Ok(ObjectKind::ALL.into_iter().map(|kind| SourceUpdate::Replace(kind, self.catalog.objects(kind))).collect())
     }
@@ -135,8 +135,7 @@ impl DirectoryWatcher {
         // Fails only without the sender, which is here.
         let _ = self.any_event.changed().await;
         sleep(DEBOUNCE).await;
-        let is_any_missing = self.events.borrow().files.iter().any(|name| !self.directory.join(name).exists());
-        if is_any_missing {
+        if self.is_any_missing() {
             sleep(self.removal_delay).await;
         }
         let mut events = FileEvents::default();
@@ -148,18 +147,51 @@ impl DirectoryWatcher {
             error!(directory = ?self.directory, "manifests directory removed, keeping its last objects until a restart");
             future::pending::<()>().await;
         }
-        let refreshed = self.refresh((!events.rescan).then_some(events.files)).await?;
+        let removed = self.take_aged(events.removed);
+        let refreshed = self.refresh((!events.rescan).then_some(events.files), removed).await?;
         Ok(refreshed.unwrap_or_else(|error| {
             warn!(%error, directory = ?self.directory, "cannot list the manifests directory, keeping its last objects");
             Vec::new()
         }))
     }
 
+    /// Whether a file that was removed is missing. What was removed before all files are read again is not known: all that
+    /// are missing.
+    fn is_any_missing(&self) -> bool {
+        let (catalog, mut is_any) = (&self.catalog, false);
+        self.events.send_if_modified(|events| {
+            if events.rescan {
+                for name in catalog.names().filter(|name| catalog.is_missing(name)) {
+                    events.removed.entry(name.clone()).or_insert_with(Instant::now);
+                }
+            }
+            is_any = events.removed.keys().any(|name| catalog.is_missing(name));
+            false
+        });
+        is_any
+    }
+
+    /// The files that were removed long enough ago. Others that are missing wait for the next turn.
+    fn take_aged(&self, removed: BTreeMap<OsString, Instant>) -> BTreeSet<OsString> {
+        let (aged, young): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            removed.into_iter().partition(|(_, at)| at.elapsed() >= self.removal_delay);
+        for (name, at) in young.into_iter().filter(|(name, _)| self.catalog.is_missing(name)) {
+            self.events.send_modify(|events| {
+                events.removed.entry(name).or_insert(at);
+            });
+        }
+        aged.into_keys().collect()
+    }
+
     /// Reads files, all if there are no names, and logs their problems. The inner error: the directory cannot be listed.
-    async fn refresh(&mut self, names: Option<BTreeSet<OsString>>) -> Result<io::Result<Vec<SourceUpdate>>> {
+    async fn refresh(
+        &mut self,
+        names: Option<BTreeSet<OsString>>,
+        removed: BTreeSet<OsString>,
+    ) -> Result<io::Result<Vec<SourceUpdate>>> {
         let mut catalog = mem::take(&mut self.catalog);
         let refresh = spawn_blocking(move || {
-            let refreshed = catalog.refresh(names);
+            let refreshed = catalog.refresh(names, &removed);
             (catalog, refreshed)
         });
         let (catalog, refreshed) = refresh.await.context("read manifests")?;

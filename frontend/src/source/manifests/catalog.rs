@@ -37,24 +37,31 @@ impl Catalog {
         Self { directory, ..Self::default() }
     }
 
-    /// Reads files again, all if there are no names. If the directory cannot be listed, nothing changes.
-    pub(super) fn refresh(&mut self, names: Option<BTreeSet<OsString>>) -> io::Result<Refreshed> {
+    /// Reads files again, all if there are no names. Deletes the objects of those `removed` files that are missing; other
+    /// missing files are unchanged. If the directory cannot be listed, nothing changes.
+    pub(super) fn refresh(
+        &mut self,
+        names: Option<BTreeSet<OsString>>,
+        removed: &BTreeSet<OsString>,
+    ) -> io::Result<Refreshed> {
         let names = match names {
             Some(names) => names,
             None => self.list()?,
         };
+        let missing: BTreeSet<_> = removed.iter().filter(|name| self.is_missing(name)).cloned().collect();
         let mut refreshed = Refreshed::default();
         let (mut before, mut added) = (BTreeMap::new(), BTreeSet::new());
-        for name in names {
-            if let Some(format) = ManifestFormat::of(&name) {
-                let contents = self.read(&name, format);
-                let last = self.files.get(&name);
+        for name in names.union(&missing) {
+            let Some(format) = ManifestFormat::of(name) else { continue };
+            let read = if missing.contains(name) { Some(FileContents::default()) } else { self.read(name, format) };
+            if let Some(contents) = read {
+                let last = self.files.get(name);
                 let is_new = |problem: &&String| last.is_none_or(|last| !last.problems.contains(problem));
                 let problems = contents.problems.iter().filter(is_new);
                 refreshed.problems.extend(problems.map(|problem| (name.clone(), problem.clone())));
                 let is_new = |key: &&ObjectKey| last.is_none_or(|last| !last.objects.contains_key(*key));
                 added.extend(contents.objects.keys().filter(is_new).map(|key| (name.clone(), key.clone())));
-                self.put(name, contents, &mut before);
+                self.put(name.clone(), contents, &mut before);
             }
         }
         refreshed.problems.extend(added.iter().filter(|(name, key)| self.is_duplicate(name, key, &added)).map(
@@ -80,23 +87,32 @@ impl Catalog {
         self.files_of.keys().filter(|key| key.0 == kind).filter_map(|key| self.get(key)).cloned().collect()
     }
 
-    /// The names in the directory now, and those of files that were read before.
-    fn list(&self) -> io::Result<BTreeSet<OsString>> {
-        let names = fs::read_dir(&self.directory)?.map(|entry| Ok(entry?.file_name()));
-        names.chain(self.files.keys().cloned().map(Ok)).collect()
+    /// The files with objects or problems.
+    pub(super) fn names(&self) -> impl Iterator<Item = &OsString> {
+        self.files.keys()
     }
 
-    /// The contents of a file: none if it is missing, and the last objects if it cannot be read.
-    fn read(&self, name: &OsStr, format: ManifestFormat) -> FileContents {
+    /// Whether a file does not exist, or is a link to none.
+    pub(super) fn is_missing(&self, name: &OsStr) -> bool {
+        !self.directory.join(name).exists()
+    }
+
+    /// The names in the directory now.
+    fn list(&self) -> io::Result<BTreeSet<OsString>> {
+        fs::read_dir(&self.directory)?.map(|entry| Ok(entry?.file_name())).collect()
+    }
+
+    /// The contents of a file, and the last objects if it cannot be read. `None`: it is missing, perhaps for a moment.
+    fn read(&self, name: &OsStr, format: ManifestFormat) -> Option<FileContents> {
         let read = match read_file(&self.directory.join(name)) {
             Ok(text) => FileContents::read(&text, format),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(FileContents::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => Err(error.to_string()),
         };
-        read.unwrap_or_else(|error| {
+        Some(read.unwrap_or_else(|error| {
             let objects = self.files.get(name).map(|file| file.objects.clone()).unwrap_or_default();
             FileContents { objects, problems: vec![format!("{error}; its last objects stay")] }
-        })
+        }))
     }
 
     /// Whether an object that was added to a file is in another one: of two that it was added to, in the later one.

@@ -3,15 +3,16 @@
 //! A file counts as changed when its writer has closed it or renamed it to its name, never while it is being written.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
     fs,
     path::Path,
+    time::Instant,
 };
 
 use notify::{
     Event,
-    event::{AccessKind, AccessMode, EventKind, ModifyKind},
+    event::{AccessKind, AccessMode, EventKind, ModifyKind, RenameMode},
 };
 use tracing::warn;
 
@@ -20,8 +21,11 @@ use super::document::ManifestFormat;
 /// The events since they were last taken.
 #[derive(Debug, Default)]
 pub(super) struct FileEvents {
-    /// Files that were written completely, removed or renamed.
+    /// Files that were written completely, or renamed to their name.
     pub(super) files: BTreeSet<OsString>,
+    /// Files that were removed or renamed to another name, and when. One that exists is being written again, or is in
+    /// `files`.
+    pub(super) removed: BTreeMap<OsString, Instant>,
     /// Any file may have changed: events were lost, or a symbolic link was replaced that files may point through.
     pub(super) rescan: bool,
     /// The directory itself was removed or renamed: what is now at its path is not watched.
@@ -48,18 +52,24 @@ impl FileEvents {
     /// Adds an event of one path. Whether it is relevant.
     fn add(&mut self, directory: &Path, path: &Path, kind: EventKind) -> bool {
         let is_link = || fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
-        match kind {
-            EventKind::Remove(_)
-            | EventKind::Modify(ModifyKind::Name(_))
-            | EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
+        let is_removed = matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
+        let is_complete = match kind {
+            EventKind::Modify(ModifyKind::Name(RenameMode::To))
+            | EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
             // A new file is not complete before its writer has closed it.
-            EventKind::Create(_) if is_link() => {}
-            _ => return false,
-        }
+            EventKind::Create(_) => is_link(),
+            _ => false,
+        };
         match path.file_name() {
+            _ if !is_removed && !is_complete => return false,
             _ if path == directory => self.is_gone = true,
             Some(name) if ManifestFormat::of(name).is_some() => {
-                self.files.insert(name.to_owned());
+                if is_removed {
+                    self.files.remove(name);
+                    self.removed.insert(name.to_owned(), Instant::now());
+                } else {
+                    self.files.insert(name.to_owned());
+                }
             }
             // A ConfigMap volume replaces the link `..data`, which all its files point through.
             Some(name) if !is_lock(name) && is_link() => self.rescan = true,
@@ -100,6 +110,18 @@ mod tests {
             let event = Event::new(kind).add_path(self.directory.path().join(name));
             self.events.collect(self.directory.path(), Ok(event))
         }
+    }
+
+    #[test]
+    fn removed_file_is_read_only_when_it_is_complete_again() {
+        let mut fixture = Fixture::new();
+        let closed = EventKind::Access(AccessKind::Close(AccessMode::Write));
+        assert!(fixture.collect("a.yaml", closed));
+        assert!(fixture.collect("a.yaml", EventKind::Modify(ModifyKind::Name(RenameMode::From))));
+        assert!(!fixture.collect("a.yaml", EventKind::Create(CreateKind::File)));
+        assert!(fixture.events.files.is_empty() && fixture.events.removed.contains_key(OsStr::new("a.yaml")));
+        assert!(fixture.collect("a.yaml", closed));
+        assert!(fixture.events.files.contains(OsStr::new("a.yaml")));
     }
 
     #[test]

@@ -198,11 +198,22 @@ async fn partially_written_file_is_not_read() {
 #[tokio::test]
 async fn editor_that_renames_the_old_file_deletes_nothing() {
     let delay = Duration::from_secs(2);
-    let (mut fixture, _) = Fixture::with_removal_delay(with_files(&[("a.yaml", &node("n1", "x"))]), delay).await;
+    let files = with_files(&[("a.yaml", &(node("n1", "x") + &node("n2", "x")))]);
+    let (mut fixture, _) = Fixture::with_removal_delay(files, delay).await;
     fs::rename(fixture.path("a.yaml"), fixture.path("a.yaml~")).unwrap();
-    fixture.write("a.yaml", &node("n1", "w"));
+    fixture.write("a.yaml", &(node("n1", "w") + &node("n2", "x")));
     fs::remove_file(fixture.path("a.yaml~")).unwrap();
     assert_eq!(fixture.next_summary().await, "n1 in w");
+    // Slowly: it is being written when the delay is over.
+    fs::rename(fixture.path("a.yaml"), fixture.path("a.yaml~")).unwrap();
+    sleep(delay / 2).await;
+    let mut file = fs::File::create(fixture.path("a.yaml")).unwrap();
+    file.write_all(node("n1", "z").as_bytes()).unwrap();
+    sleep(delay).await;
+    fixture.assert_no_update().await;
+    file.write_all(node("n2", "x").as_bytes()).unwrap();
+    drop(file);
+    assert_eq!(fixture.next_summary().await, "n1 in z");
 }
 
 #[tokio::test]

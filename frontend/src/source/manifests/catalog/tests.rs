@@ -28,10 +28,12 @@ impl Fixture {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// Reads files, all if there are no names, and returns summaries of the updates and problems.
+    /// Reads files, all if there are no names, and returns summaries of the updates and problems. Missing files were
+    /// removed.
     fn refresh(&mut self, names: Option<&[&str]>) -> (Vec<String>, Vec<String>) {
         let names = names.map(|names| names.iter().map(OsString::from).collect());
-        let Refreshed { updates, problems } = self.catalog.refresh(names).unwrap();
+        let removed = self.catalog.names().cloned().collect();
+        let Refreshed { updates, problems } = self.catalog.refresh(names, &removed).unwrap();
         let problem = |(file, problem): &(OsString, String)| format!("{}: {problem}", file.to_string_lossy());
         (updates.iter().map(summary).collect(), problems.iter().map(problem).collect())
     }
@@ -103,6 +105,25 @@ fn only_named_files_are_read() {
     assert_eq!(fixture.refresh(Some(&["b.yaml", "missing.yaml"])), only("n2 in w"));
     fs::remove_file(fixture.path("a.yaml")).unwrap();
     assert_eq!(fixture.refresh(Some(&["a.yaml"])), only("n1 deleted"));
+}
+
+#[test]
+fn file_that_is_missing_for_a_moment_is_unchanged() {
+    let mut fixture = Fixture::new();
+    fixture.write("a.yaml", &node("n1", "x"));
+    fixture.write("b.yaml", &node("n2", "x"));
+    fixture.changes();
+    fs::remove_file(fixture.path("a.yaml")).unwrap();
+    fixture.write("b.yaml", "");
+    // Missing, but not removed long enough ago; and removed, but being written again.
+    for names in [Some(BTreeSet::from(["a.yaml".into()])), Some(BTreeSet::new())] {
+        let refreshed = fixture.catalog.refresh(names, &BTreeSet::from(["b.yaml".into()])).unwrap();
+        assert_eq!((refreshed.updates, refreshed.problems), (vec![], vec![]));
+    }
+    let refreshed = fixture.catalog.refresh(None, &BTreeSet::new()).unwrap();
+    assert_eq!(refreshed.updates.iter().map(summary).collect::<Vec<_>>(), ["n2 deleted"]);
+    let refreshed = fixture.catalog.refresh(Some(BTreeSet::new()), &BTreeSet::from(["a.yaml".into()])).unwrap();
+    assert_eq!(refreshed.updates.iter().map(summary).collect::<Vec<_>>(), ["n1 deleted"]);
 }
 
 #[test]
@@ -190,7 +211,7 @@ fn directory_that_cannot_be_listed_changes_nothing() {
     fixture.write("a.yaml", &node("n1", "x"));
     fixture.changes();
     fs::remove_dir_all(fixture.directory.path()).unwrap();
-    fixture.catalog.refresh(None).unwrap_err();
+    fixture.catalog.refresh(None, &BTreeSet::new()).unwrap_err();
     assert_eq!(fixture.catalog.objects(ObjectKind::Node).len(), 1);
 }
 
