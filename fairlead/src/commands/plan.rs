@@ -1,6 +1,7 @@
 //! `fairlead plan`: what would change, and on which nodes, if the objects in files were applied.
 
 use std::{
+    collections::BTreeMap,
     fmt::Write as _,
     fs, io,
     path::{Path, PathBuf},
@@ -16,28 +17,64 @@ use crate::{cli::PlanArgs, exit_code::ExitCode, print, table::Table};
 /// How long a frontend may take to connect and answer.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Sends the objects to a frontend, and prints its response.
+/// What the files have.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Documents {
+    /// Services and EndpointSlices as JSON.
+    planned: String,
+    /// How many others there are of each kind. They are not sent: they may be secret.
+    skipped: BTreeMap<String, usize>,
+}
+
+/// Sends the Services and EndpointSlices to a frontend, and prints its response.
 pub(crate) async fn run(args: PlanArgs) -> Result<ExitCode> {
     let PlanArgs { files, node, frontend, output } = args;
-    let request = PlanRequest { documents: documents(&files)?, node: node.unwrap_or_default() };
+    let Documents { planned, skipped } = documents(&files)?;
+    for (kind, count) in skipped {
+        eprintln!("fairlead: not planned, and not sent to the frontend: {count} {kind}");
+    }
+    let request = PlanRequest { documents: planned, node: node.unwrap_or_default() };
     let plan = frontend.grpc(None)?.plan(&request, RESPONSE_TIMEOUT).await?;
     print::value(output, &plan, || table(&plan))?;
     Ok(ExitCode::of_check(plan.losing_count == 0 && plan.conflict_count == 0))
 }
 
-/// The documents of all files as JSON.
-fn documents(files: &[PathBuf]) -> Result<String> {
-    let mut all = String::new();
+/// The documents of all files.
+fn documents(files: &[PathBuf]) -> Result<Documents> {
+    let mut all = Documents::default();
     for file in files {
         let text = if file == Path::new("-") { io::read_to_string(io::stdin()) } else { fs::read_to_string(file) };
         let text = text.with_context(|| format!("cannot read {}", file.display()))?;
         let documents = serde_saphyr::from_multiple::<Value>(&text);
         for document in documents.map_err(|error| anyhow!("{}: {error}", file.display()))? {
-            // Writing to a String cannot fail.
-            let _ = writeln!(all, "{document}");
+            all.add(document);
         }
     }
     Ok(all)
+}
+
+impl Documents {
+    /// Adds an object, or those of a list.
+    fn add(&mut self, mut document: Value) {
+        let text = |field: &str| document[field].as_str().unwrap_or_default().to_owned();
+        match (&*text("apiVersion"), &*text("kind")) {
+            ("v1", "List") => match document["items"].take() {
+                Value::Array(items) => items.into_iter().for_each(|item| self.add(item)),
+                _ => self.skip("List without items"),
+            },
+            ("v1", "Service") | ("discovery.k8s.io/v1", "EndpointSlice") => {
+                // Writing to a String cannot fail.
+                let _ = writeln!(self.planned, "{document}");
+            }
+            _ if document.is_null() => {}
+            (_, "") => self.skip("document without kind"),
+            (version, kind) => self.skip(&format!("{kind} of {version}")),
+        }
+    }
+
+    fn skip(&mut self, kind: &str) {
+        *self.skipped.entry(kind.to_owned()).or_default() += 1;
+    }
 }
 
 fn table(plan: &PlanResponse) -> String {
@@ -80,11 +117,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_documents_are_sent_as_json() {
+    fn only_what_is_planned_is_sent() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("objects.yaml");
-        fs::write(&file, "# two\na: 1\n---\nb: [x]\n").unwrap();
-        assert_eq!(documents(&[file.clone(), file]).unwrap(), "{\"a\":1}\n{\"b\":[\"x\"]}\n".repeat(2));
+        let text = "\
+# all
+apiVersion: v1
+kind: Service
+metadata: { name: a }
+---
+apiVersion: v1
+kind: Secret
+stringData: { password: hidden }
+---
+apiVersion: v1
+kind: List
+items:
+- { apiVersion: v1, kind: Secret, stringData: { password: hidden } }
+- { apiVersion: discovery.k8s.io/v1, kind: EndpointSlice }
+- { apiVersion: serving.knative.dev/v1, kind: Service }
+---
+---
+password: hidden
+";
+        fs::write(&file, text).unwrap();
+        let Documents { planned, skipped } = documents(&[file.clone(), file]).unwrap();
+        let kinds: Vec<_> =
+            planned.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["kind"].take()).collect();
+        assert_eq!(kinds, ["Service", "EndpointSlice", "Service", "EndpointSlice"]);
+        assert!(!planned.contains("hidden"), "{planned}");
+        let skipped: Vec<_> = skipped.iter().map(|(kind, count)| (&**kind, *count)).collect();
+        let expected = [("Secret of v1", 4), ("Service of serving.knative.dev/v1", 2), ("document without kind", 2)];
+        assert_eq!(skipped, expected);
         assert!(documents(&[directory.path().join("none")]).unwrap_err().to_string().contains("cannot read"));
     }
 
