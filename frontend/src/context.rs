@@ -1,12 +1,13 @@
 //! What all parts of a frontend share: the engine, the sessions, and what is reported to operators.
 
 use std::{
-    sync::{Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     time::SystemTime,
 };
 
 use proto::{model::Epoch, v1};
 use runtime::{failure::CountedLog, lock};
+use tokio::sync::Semaphore;
 
 use crate::{
     Config,
@@ -34,6 +35,8 @@ pub(crate) struct FrontendContext {
     pub(crate) rate_limiter: RateLimiter,
     pub(crate) node_sources: NodeSources,
     pub(crate) answers: Answers,
+    /// One: plans lock the index.
+    pub(crate) plans: Arc<Semaphore>,
     pub(crate) metrics: Metrics,
     pub(crate) events: EventQueue,
     pub(crate) freshness: Freshness,
@@ -80,6 +83,7 @@ impl FrontendContext {
             rate_limiter: RateLimiter::new(config.node_limits),
             node_sources: NodeSources::default(),
             answers: Answers::default(),
+            plans: Arc::new(Semaphore::new(1)),
             metrics: Metrics::default(),
             events: EventQueue::default(),
             freshness: Freshness::default(),

@@ -29,6 +29,7 @@ use anyhow::{Context as _, Result};
 use http::request::Parts;
 use proto::v1;
 use runtime::Shutdown;
+use tokio::task::spawn_blocking;
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Code, Response, Status, Streaming, transport::Server};
 use tracing::info;
@@ -220,9 +221,23 @@ impl FairleadService {
         Ok(answer(response, permit))
     }
 
-    /// Answers a client that may see all nodes.
-    fn plan(&self, request: &v1::PlanRequest, permit: Arc<AnswerPermit>) -> Result<Response<v1::PlanResponse>, Status> {
-        plan::response(&self.context.cluster, request).map(|response| answer(response, permit))
+    /// Answers a client that may see all nodes. One plan is computed at a time, where no other task waits for it: the
+    /// index may be locked for long.
+    async fn plan(
+        &self,
+        request: v1::PlanRequest,
+        permit: Arc<AnswerPermit>,
+    ) -> Result<Response<v1::PlanResponse>, Status> {
+        // Fails only when the semaphore is closed, which it never is.
+        let turn = self.context.plans.clone().acquire_owned().await.ok();
+        let context = self.context.clone();
+        let planned = spawn_blocking(move || {
+            // Also when the client has gone.
+            let _turn = turn;
+            plan::response(&context.cluster, &request)
+        });
+        let planned = planned.await.map_err(|error| Status::internal(format!("plan: {error}")))?;
+        planned.map(|response| answer(response, permit))
     }
 
     async fn drained(

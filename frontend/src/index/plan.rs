@@ -26,7 +26,7 @@ use super::{Dirty, Index, problems::ProblemLog, same_service};
 
 /// How many service ports a plan may affect.
 const MAX_PORTS: usize = 4096;
-/// How many endpoints these may have, except for those of a single Service: their views are kept.
+/// How many endpoints these may have, before and after together, except for those of a single Service.
 const MAX_ENDPOINTS: usize = 200_000;
 /// How many changes, and how many problems, are listed.
 const MAX_LISTED: usize = 256;
@@ -77,6 +77,15 @@ struct Place<'a> {
     zone: &'a str,
 }
 
+/// Whether nodes would have another service port, or other pools than local ones. What nodes share is compared once.
+struct SharedComparison<'a> {
+    change: ViewChange<'a>,
+    /// All have another service port.
+    differs_everywhere: bool,
+    /// Of each pool, in each zone.
+    in_zones: BTreeMap<(usize, &'a str), bool>,
+}
+
 /// What nodes would notice of a change.
 #[derive(Default)]
 struct NodeEffects {
@@ -96,14 +105,19 @@ impl Index {
         if keys.len() > MAX_PORTS {
             return Err(format!("{} service ports are affected, more than {MAX_PORTS}: split the files", keys.len()));
         }
+        let is_one_service = keys.iter().all(|key| same_service(key, &keys[0]));
         let (mut after, mut endpoints) = (BTreeMap::new(), 0);
+        let mut count = |views: &[(ServicePortKey, Option<ServicePortView>)]| {
+            endpoints += views.iter().filter_map(|(_, view)| Some(view.as_ref()?.endpoints())).sum::<usize>();
+            if endpoints <= MAX_ENDPOINTS || is_one_service {
+                return Ok(());
+            }
+            Err(format!("more than {MAX_ENDPOINTS} endpoints are affected, before and after: split the files"))
+        };
         for keys in keys.chunk_by(same_service) {
             let mut views = Vec::new();
             trial.index.resolve(keys, &mut views);
-            endpoints += views.iter().filter_map(|(_, view)| Some(view.as_ref()?.endpoints())).sum::<usize>();
-            if endpoints > MAX_ENDPOINTS && !after.is_empty() {
-                return Err(format!("more than {MAX_ENDPOINTS} endpoints are affected: split the files"));
-            }
+            count(&views)?;
             after.extend(views);
         }
         let problems_after = mem::take(&mut trial.index.problems);
@@ -113,6 +127,7 @@ impl Index {
         for keys in keys.chunk_by(same_service) {
             let mut views = Vec::new();
             trial.index.resolve(keys, &mut views);
+            count(&views)?;
             for (key, before) in views {
                 // Without one, the ports of the Service depended on each other before only.
                 let Some(after) = after.get(&key) else { continue };
@@ -201,35 +216,30 @@ impl Index {
     /// On one node, or on all: those without pools of their own by zone.
     fn node_effects(&self, change: ViewChange<'_>, node: Option<&str>) -> NodeEffects {
         let mut effects = NodeEffects::default();
+        let mut shared = SharedComparison::of(change);
         let zone_of = |node: &str| self.nodes.get(node).map_or("", |node| &*node.zone);
         if let Some(node) = node {
             let place = Place { node, zone: zone_of(node) };
-            effects.add(1, iter::once(node), change.shared_differ(place), change, place);
+            effects.add(1, iter::once(node), shared.differs(place), change, place);
             return effects;
         }
         let own: BTreeSet<&Arc<str>> = change.views().flat_map(nodes_of).collect();
         let mut own_of_zones = BTreeMap::<&str, usize>::new();
-        let mut differ_in = BTreeMap::<&str, bool>::new();
         for name in own.iter().filter(|name| self.topology().has_node(name)) {
             let node: &str = name;
             let zone = zone_of(node);
             if self.nodes.contains_key(node) {
                 *own_of_zones.entry(zone).or_default() += 1;
             }
-            let is_own = change.views().any(|view| view.shared().any(|(.., pools)| pools.nodes.contains_key(node)));
-            let differs = if is_own {
-                change.shared_differ(Place { node, zone })
-            } else {
-                *differ_in.entry(zone).or_insert_with(|| change.shared_differ(Place { node: "", zone }))
-            };
-            effects.add(1, iter::once(node), differs, change, Place { node, zone });
+            let place = Place { node, zone };
+            effects.add(1, iter::once(node), shared.differs(place), change, place);
         }
         for (zone, members) in &self.zones {
             let others = members.len() - own_of_zones.get(&**zone).copied().unwrap_or_default();
             if others > 0 {
                 let names = members.iter().filter(|name| !own.contains(name)).map(|name| &**name);
                 let place = Place { node: "", zone };
-                effects.add(others, names, change.shared_differ(place), change, place);
+                effects.add(others, names, shared.differs(place), change, place);
             }
         }
         effects
@@ -317,14 +327,6 @@ impl<'a> ViewChange<'a> {
         }
     }
 
-    /// Whether a node would have another service port, or other pools than local ones.
-    fn shared_differ(self, Place { node, zone }: Place<'_>) -> bool {
-        let (Some(before), Some(after)) = (self.before, self.after) else { return true };
-        let mut pools = iter::zip(before.shared(), after.shared());
-        before.port != after.port
-            || pools.any(|((.., before), (.., after))| before.resolve(node, zone) != after.resolve(node, zone))
-    }
-
     fn local_differ(self, node: &str) -> bool {
         let local = |view: Option<&'a ServicePortView>| view.and_then(|view| view.local.get(node));
         local(self.before) != local(self.after)
@@ -346,6 +348,30 @@ impl<'a> ViewChange<'a> {
             let has = serves(after, family, is_external, place);
             (has == Some(false)).then(|| format!("{field} {policy:?}, {family}"))
         })
+    }
+}
+
+impl<'a> SharedComparison<'a> {
+    fn of(change: ViewChange<'a>) -> Self {
+        let ViewChange { before, after } = change;
+        let differs_everywhere = before.map(|view| &view.port) != after.map(|view| &view.port);
+        Self { change, differs_everywhere, in_zones: BTreeMap::new() }
+    }
+
+    /// Whether a node would have another service port, or other pools than local ones.
+    fn differs(&mut self, Place { node, zone }: Place<'a>) -> bool {
+        let Self { change: ViewChange { before: Some(before), after: Some(after) }, differs_everywhere, in_zones } =
+            self
+        else {
+            return true;
+        };
+        *differs_everywhere
+            || iter::zip(before.shared(), after.shared()).enumerate().any(|(n, ((.., before), (.., after)))| {
+                if before.nodes.contains_key(node) || after.nodes.contains_key(node) {
+                    return before.resolve(node, zone) != after.resolve(node, zone);
+                }
+                *in_zones.entry((n, zone)).or_insert_with(|| before.in_zone(zone) != after.in_zone(zone))
+            })
     }
 }
 

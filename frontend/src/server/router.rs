@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{self, BoxFuture};
+use futures::future::BoxFuture;
 use http::{HeaderValue, header::CONTENT_TYPE, request::Parts};
 use proto::{MAX_MESSAGE_BYTES, encoded::ServerCodec, v1};
 use tokio::time::timeout;
@@ -38,7 +38,7 @@ const ENCODING: &str = "grpc-encoding";
 const MAX_UNARY_BYTES: usize = 4 << 10;
 /// The maximum size of a request for a plan in bytes.
 const MAX_PLAN_BYTES: usize = 1 << 20;
-/// How long such a request may take to arrive.
+/// How long such a request may take to arrive, wait for others, and be answered.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum size of the answer to a unary request in bytes: that of the status of 5,000 nodes which all report
 /// failures.
@@ -122,9 +122,12 @@ async fn plan(service: &FairleadService, request: Parts, body: Body) -> Result<h
     let _call = request.extensions.get().map(Peer::start_call);
     let address = request.extensions.get().and_then(Peer::ip);
     let permit = service.context.answers.acquire(AnswerClient::new(identity, address)).await;
-    let answer = |request: v1::PlanRequest| future::ready(service.plan(&request, permit.clone()));
+    let answer = |request: v1::PlanRequest| service.plan(request, permit.clone());
     let response = respond(http::Request::from_parts(request, body), MAX_PLAN_BYTES, answer);
-    let late = |_| Status::deadline_exceeded(format!("the request did not arrive within {PLAN_TIMEOUT:?}"));
+    let late = |_| {
+        let message = format!("no answer within {PLAN_TIMEOUT:?}: the request was late, or other plans take long");
+        Status::deadline_exceeded(message)
+    };
     timeout(PLAN_TIMEOUT, response).await.map_err(late)
 }
 

@@ -59,4 +59,74 @@ proptest! {
         let planned: Vec<_> = plan.changes.iter().map(|change| change.service_port.clone()).collect();
         prop_assert_eq!(planned, changed);
     }
+
+    #[test]
+    fn plan_counts_the_nodes_whose_state_differs(
+        history in vec(any_update(), 0..30),
+        planned in any_update(),
+    ) {
+        let (mut index, mut views) = indexed(history);
+        let before = views.clone();
+        let SourceUpdate::Apply(mut parsed) = planned else { return Ok(()) };
+        match &mut parsed.object {
+            Some(ClusterObject::Service(service)) => {
+                service.created = index.services.get(&parsed.name).and_then(|service| service.created);
+            }
+            Some(ClusterObject::EndpointSlice(slice)) => {
+                slice.created = index.slice(&parsed.name).and_then(|slice| slice.created);
+            }
+            _ => return Ok(()),
+        }
+        if index.nodes.is_empty() {
+            return Ok(());
+        }
+        let plan = index.plan(vec![parsed.clone()], None).unwrap();
+        index.apply(SourceUpdate::Apply(parsed));
+        apply_changes(&mut index, &mut views);
+        let keys: BTreeSet<_> = before.keys().chain(views.keys()).collect();
+        let changed = keys.into_iter().filter(|key| before.get(*key) != views.get(*key));
+        let expected: Vec<_> = changed.map(|key| {
+            let (before, after) = (before.get(key), views.get(key));
+            index.nodes.values().filter(|node| state_of(before, node) != state_of(after, node)).count() as u64
+        }).collect();
+        let counted: Vec<_> = plan.changes.iter().map(|change| change.nodes.as_ref().unwrap().count).collect();
+        prop_assert_eq!(counted, expected);
+    }
+}
+
+/// What a node is sent of a service port.
+fn state_of(view: Option<&ServicePortView>, node: &NodeInfo) -> impl PartialEq {
+    view.map(|view| {
+        let shared = view.shared().map(|(.., pools)| pools.resolve(&node.name, &node.zone));
+        (&view.port, shared.collect::<Vec<_>>(), view.local.get(&node.name))
+    })
+}
+
+#[test]
+fn endpoints_before_count_as_well() {
+    let mut index = new_index();
+    let mut without = Vec::new();
+    for service in ["s0", "s1", "s2"] {
+        let ports = || (1..=10u16).map(|n| (Arc::<str>::from(format!("p{n:02}")), number(n)));
+        let object = ServiceObject {
+            ports: ports()
+                .map(|(name, port)| ServiceObjectPort { name, protocol: Protocol::Tcp, port, node_port: None })
+                .collect(),
+            ..crate::testing::service(service, &format!("10.96.0.{}", &service[1..]))
+        };
+        index.apply(put(object.clone()));
+        for n in 0..10 {
+            let endpoints = (0..1000).map(|m| endpoint(&format!("10.{n}.{}.{}", m / 250, m % 250), "node-0")).collect();
+            let name = format!("{service}-{n}");
+            let slice_ports = ports().map(|(name, port)| SlicePort { name, protocol: Protocol::Tcp, port }).collect();
+            index.apply(put(SliceObject { ports: slice_ports, ..slice(&name, service, endpoints) }));
+        }
+        // Its ports have no endpoints.
+        let renamed = object.ports.iter().map(|port| ServiceObjectPort { name: "".into(), ..port.clone() }).take(1);
+        without.push(crate::testing::parsed(ServiceObject { ports: renamed.collect(), ..object }));
+    }
+    index.take_changes();
+    assert_eq!(index.plan(without[..1].to_vec(), None).unwrap().change_count, 11);
+    let error = index.plan(without, None).unwrap_err();
+    assert!(error.contains("more than 200000 endpoints are affected, before and after"), "{error}");
 }
