@@ -82,6 +82,22 @@ pub(crate) struct CommitsSince {
     update: NodeUpdate,
 }
 
+/// The last changes, from which those that concern a node follow without the log.
+#[derive(Debug)]
+pub(crate) struct ChangesSince {
+    /// Newest first.
+    pub(crate) changes: Vec<Arc<LoggedChange>>,
+    /// Of the node.
+    zone: String,
+}
+
+/// The current state of a node, and the changes that are not in an earlier one.
+#[derive(Debug)]
+pub(crate) struct EarlierState {
+    current: Vec<Arc<EncodedChunk>>,
+    later: ChangesSince,
+}
+
 /// The current state of the cluster as nodes see it, and its history.
 #[derive(Debug)]
 pub(crate) struct ChangeLog {
@@ -120,6 +136,22 @@ impl CommitsSince {
             }
         }
         Some(update)
+    }
+}
+
+impl ChangesSince {
+    /// Whether the node was sent something for a change.
+    pub(crate) fn concerns(&self, node: &str, change: &LoggedChange) -> bool {
+        change.undo.chunks(node, &self.zone).next().is_some()
+    }
+}
+
+impl EarlierState {
+    /// What leads from nothing to the earlier state.
+    pub(crate) fn into_chunks(self, node: &str) -> Vec<Arc<EncodedChunk>> {
+        let Self { current: mut chunks, later: ChangesSince { changes, zone } } = self;
+        chunks.extend(changes.iter().flat_map(|change| change.undo.chunks(node, &zone)).cloned());
+        chunks
     }
 }
 
@@ -255,21 +287,15 @@ impl ChangeLog {
         Some(moved)
     }
 
-    /// The last changes, newest first: those that concern a node; all if its name is empty.
-    pub(crate) fn changes_of<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Arc<LoggedChange>> {
-        let zone = self.zone(node);
-        let concerns = move |change: &&Arc<LoggedChange>| change.undo.chunks(node, zone).next().is_some();
-        self.changes.iter().filter(move |change| node.is_empty() || concerns(change))
+    /// The changes at later times, newest first.
+    pub(crate) fn changes_while(&self, node: &str, is_later: impl Fn(SystemTime) -> bool) -> ChangesSince {
+        let changes = self.changes.iter().take_while(|change| is_later(change.record.at));
+        ChangesSince { changes: changes.cloned().collect(), zone: self.zone(node).to_owned() }
     }
 
-    /// What leads from nothing to the state of a node at a time since which all changes are known: the current state,
-    /// and the later changes undone.
-    pub(crate) fn state_at(&mut self, node: &str, at: SystemTime) -> Vec<Arc<EncodedChunk>> {
-        let mut chunks = self.snapshot(node).chunks;
-        let zone = self.zone(node);
-        let later = self.changes.iter().filter(|change| change.record.at > at);
-        chunks.extend(later.flat_map(|change| change.undo.chunks(node, zone)).cloned());
-        chunks
+    /// What the state of a node at a time since which all changes are known follows from.
+    pub(crate) fn state_at(&mut self, node: &str, at: SystemTime) -> EarlierState {
+        EarlierState { current: self.current_state(node), later: self.changes_while(node, |time| time > at) }
     }
 
     /// The commits between a revision and the current one. `None` when the revision is older than the history, or when

@@ -217,6 +217,11 @@ impl FairleadService {
     ) -> Result<Response<v1::ChangesResponse>, Status> {
         self.authorize(&identity, &request.node)?;
         let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
+        // The state at an earlier time has a snapshot.
+        let _rebuild = match request.at_micros {
+            0 => None,
+            _ => Some(self.context.rebuild_queue.acquire(&identity).await),
+        };
         let response = changes::response(&self.context.cluster, &request, identity.may_see_all_objects())?;
         Ok(answer(response, permit))
     }

@@ -101,6 +101,15 @@ impl ChangeLog {
     /// Replaces the given digest entries (buckets and [`INFO_ENTRY`]) of a node.
     pub(crate) fn rebuild(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
         self.rebuilds += 1;
+        self.build(node, entries)
+    }
+
+    /// The full state of a node, for people.
+    pub(super) fn current_state(&mut self, node: &str) -> Vec<Arc<EncodedChunk>> {
+        self.build(node, (0..=BUCKETS).collect()).chunks
+    }
+
+    fn build(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
         let zone: Arc<str> = self.zone(node).into();
         let mut chunks = Vec::new();
         if entries.contains(&usize::from(INFO_ENTRY)) {

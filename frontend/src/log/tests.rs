@@ -621,9 +621,12 @@ fn undone_changes_lead_back_to_any_time() {
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
     for (at, states) in expected {
-        let then = ["node-0", "node-1"].map(|name| state_of(name, cluster.log.state_at(name, at)));
+        let then = ["node-0", "node-1"].map(|name| state_of(name, cluster.log.state_at(name, at).into_chunks(name)));
         assert_eq!(then, states);
     }
+    let rebuilds = cluster.log.rebuilds;
+    cluster.log.state_at("node-0", UNIX_EPOCH);
+    assert_eq!(cluster.log.rebuilds, rebuilds, "nothing was sent to a node");
 }
 
 fn state_of(name: &str, chunks: Vec<Arc<EncodedChunk>>) -> proto::state::NodeState {

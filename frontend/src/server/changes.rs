@@ -1,6 +1,9 @@
 //! The call `Changes`: the last changes of service ports, or the state of a node at an earlier time.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::{
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use proto::{convert::unix_micros, v1};
 use tonic::Status;
@@ -23,25 +26,26 @@ pub(super) fn response(
     if *at_micros > 0 && (node.is_empty() || !namespace.is_empty()) {
         return Err(Status::invalid_argument("at_micros: needs a node, and no namespace"));
     }
-    // Commits need the log.
+    // Commits need the log: it is locked only to collect what the answer follows from.
     let mut log = cluster.log();
     // Rounded up, since the time of a change is rounded down.
     let complete_since_micros = unix_micros(log.changes.complete_since(namespace, node)) + 1;
     let mut response = v1::ChangesResponse { complete_since_micros, ..v1::ChangesResponse::default() };
     if *at_micros == 0 {
-        let is_wanted = |change: &&std::sync::Arc<LoggedChange>| {
-            let LoggedChange { record, .. } = &***change;
-            (namespace.is_empty() || *record.key.namespace == **namespace)
-                && (name.is_empty() || *record.key.name == **name)
-                && unix_micros(record.at) > *since_micros
-        };
-        let changes: Vec<_> = log.changes_of(node).filter(is_wanted).take(MAX_LISTED).cloned().collect();
+        let since = log.changes_while(node, |at| unix_micros(at) > *since_micros);
         drop(log);
-        response.changes = changes.iter().map(|change| wire(change, sees_all)).collect();
+        let is_named = |change: &&Arc<LoggedChange>| {
+            let key = &change.record.key;
+            (namespace.is_empty() || *key.namespace == **namespace) && (name.is_empty() || *key.name == **name)
+        };
+        let concerns = |change: &&Arc<LoggedChange>| node.is_empty() || since.concerns(node, change);
+        let changes = since.changes.iter().filter(is_named).filter(concerns).take(MAX_LISTED);
+        response.changes = changes.map(|change| wire(change, sees_all)).collect();
     } else if *at_micros >= complete_since_micros {
         let at = UNIX_EPOCH.checked_add(Duration::from_micros(*at_micros));
-        let chunks = log.state_at(node, at.unwrap_or_else(std::time::SystemTime::now));
+        let state = log.state_at(node, at.unwrap_or_else(std::time::SystemTime::now));
         drop(log);
+        let chunks = state.into_chunks(node);
         response.operations = chunks.iter().flat_map(|chunk| chunk.operations()).map(Into::into).collect();
     }
     Ok(response)
