@@ -21,14 +21,14 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use notify::{INotifyWatcher, RecursiveMode, Watcher as _};
-use runtime::Shutdown;
+use runtime::{Shutdown, failure::Repeated, warn_if_news};
 use serde_json::Value;
 use tokio::{
     sync::{mpsc, watch},
     task::spawn_blocking,
-    time::sleep,
+    time::{Interval, MissedTickBehavior, interval, sleep},
 };
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 use self::{
     catalog::{Catalog, Refreshed},
@@ -43,6 +43,9 @@ const DEBOUNCE: Duration = Duration::from_millis(2);
 /// new one.
 pub(super) const REMOVAL_DELAY: Duration = Duration::from_millis(50);
 
+/// How often files that could not be read, and a directory that could not be listed, are read again.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// Watches one directory.
 struct DirectoryWatcher {
     directory: PathBuf,
@@ -52,6 +55,8 @@ struct DirectoryWatcher {
     any_event: watch::Receiver<FileEvents>,
     catalog: Catalog,
     removal_delay: Duration,
+    retries: Interval,
+    listings: Repeated,
 }
 
 /// The objects in the text of a file.
@@ -113,12 +118,16 @@ impl DirectoryWatcher {
         };
         let mut inotify = INotifyWatcher::new(handler, notify::Config::default()).context("start inotify")?;
         inotify.watch(&directory, RecursiveMode::NonRecursive).context("watch the directory")?;
+        let mut retries = interval(RETRY);
+        retries.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Ok(Self {
             _inotify: inotify,
             any_event: events.subscribe(),
             events,
             catalog: Catalog::new(directory.clone()),
             removal_delay,
+            retries,
+            listings: Repeated::default(),
             directory,
         })
     }
@@ -132,41 +141,63 @@ impl DirectoryWatcher {
 
     /// Waits for events, and returns the updates, perhaps none.
     async fn next(&mut self) -> Result<Vec<SourceUpdate>> {
-        // Fails only without the sender, which is here.
-        let _ = self.any_event.changed().await;
-        sleep(DEBOUNCE).await;
+        tokio::select! {
+            // Fails only without the sender, which is here.
+            _ = self.any_event.changed() => sleep(DEBOUNCE).await,
+            _ = self.retries.tick() => {
+                let unreadable = self.catalog.unreadable.iter().cloned();
+                self.collect(|events| events.files.extend(unreadable));
+            }
+        }
         if self.is_any_missing() {
             sleep(self.removal_delay).await;
         }
         let mut events = FileEvents::default();
-        self.events.send_if_modified(|collected| {
-            events = mem::take(collected);
-            false
-        });
+        self.collect(|collected| events = mem::take(collected));
         if events.is_gone {
             error!(directory = ?self.directory, "manifests directory removed, keeping its last objects until a restart");
             future::pending::<()>().await;
         }
         let removed = self.take_aged(events.removed);
-        let refreshed = self.refresh((!events.rescan).then_some(events.files), removed).await?;
-        Ok(refreshed.unwrap_or_else(|error| {
-            warn!(%error, directory = ?self.directory, "cannot list the manifests directory, keeping its last objects");
-            Vec::new()
-        }))
+        if !events.rescan && events.files.is_empty() && removed.is_empty() {
+            return Ok(Vec::new());
+        }
+        match self.refresh((!events.rescan).then_some(events.files), removed).await? {
+            Ok(updates) => {
+                if self.listings.recovered().is_some() {
+                    info!(directory = ?self.directory, "manifests directory is listed again");
+                }
+                Ok(updates)
+            }
+            Err(error) => {
+                self.collect(|events| events.rescan = true);
+                let occurrence = self.listings.failed(&error.to_string());
+                let failing = "cannot list the manifests directory, keeping its last objects and retrying";
+                warn_if_news!(occurrence, %error, directory = ?self.directory, "{failing}");
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// Changes what is collected for the next turn, which this does not begin.
+    fn collect(&self, change: impl FnOnce(&mut FileEvents)) {
+        self.events.send_if_modified(|events| {
+            change(events);
+            false
+        });
     }
 
     /// Whether a file that was removed is missing. What was removed before all files are read again is not known: all that
     /// are missing.
     fn is_any_missing(&self) -> bool {
         let (catalog, mut is_any) = (&self.catalog, false);
-        self.events.send_if_modified(|events| {
+        self.collect(|events| {
             if events.rescan {
                 for name in catalog.names().filter(|name| catalog.is_missing(name)) {
                     events.removed.entry(name.clone()).or_insert_with(Instant::now);
                 }
             }
             is_any = events.removed.keys().any(|name| catalog.is_missing(name));
-            false
         });
         is_any
     }

@@ -226,6 +226,20 @@ async fn invalid_file_is_read_again_when_fixed() {
 }
 
 #[tokio::test]
+async fn unreadable_file_is_read_when_that_works() {
+    let top = with_files(&[]);
+    let (target, new) = (top.path().join("target"), top.path().join("new"));
+    fs::create_dir(&target).unwrap();
+    symlink(&target, top.path().join("m/a.yaml")).unwrap();
+    let (mut fixture, _) = Fixture::on(top).await;
+    // Outside of the directory, where no event tells.
+    fs::write(&new, node("n1", "x")).unwrap();
+    fs::remove_dir(&target).unwrap();
+    fs::rename(&new, &target).unwrap();
+    assert_eq!(fixture.next_summary().await, "n1 in x");
+}
+
+#[tokio::test]
 async fn config_map_volume_is_updated() {
     let top = TempDir::new().unwrap();
     let directory = top.path().join("m");
