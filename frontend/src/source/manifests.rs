@@ -5,7 +5,8 @@
 //!   inotify ─▶ FileEvents ─▶ catalog (reads these files, compares their objects) ─▶ SourceUpdate
 //! ```
 //!
-//! Files may be symbolic links: their targets are read, but only changes in the directory itself are detected.
+//! Files may be symbolic links: their targets are read, but only changes in the directory itself are detected. If it is
+//! a symbolic link that is replaced, or is removed and created again, the new one is read within two seconds.
 
 mod catalog;
 mod document;
@@ -14,7 +15,8 @@ mod events;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
-    fs, future, io, mem,
+    fs, io, mem,
+    os::unix::fs::MetadataExt as _,
     path::{self, Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -43,20 +45,23 @@ const DEBOUNCE: Duration = Duration::from_millis(2);
 /// new one.
 pub(super) const REMOVAL_DELAY: Duration = Duration::from_millis(50);
 
-/// How often files that could not be read, and a directory that could not be listed, are read again.
+/// How often files that could not be read, and a directory that could not be listed or was replaced, are read again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Watches one directory.
 struct DirectoryWatcher {
     directory: PathBuf,
-    _inotify: INotifyWatcher,
+    inotify: INotifyWatcher,
+    /// The device and inode of the directory that is watched; `None`: it was removed.
+    watched: Option<(u64, u64)>,
     /// What inotify has reported: its thread adds to it.
     events: watch::Sender<FileEvents>,
     any_event: watch::Receiver<FileEvents>,
     catalog: Catalog,
     removal_delay: Duration,
     retries: Interval,
-    listings: Repeated,
+    /// Of watching and listing the directory.
+    failures: Repeated,
 }
 
 /// The objects in the text of a file.
@@ -108,7 +113,9 @@ pub(super) async fn run(
 impl DirectoryWatcher {
     fn new(directory: &Path, removal_delay: Duration) -> Result<Self> {
         let directory = path::absolute(directory)?;
-        ensure!(fs::metadata(&directory)?.is_dir(), "not a directory");
+        let metadata = fs::metadata(&directory)?;
+        ensure!(metadata.is_dir(), "not a directory");
+        let watched = Some((metadata.dev(), metadata.ino()));
         let events = watch::Sender::<FileEvents>::default();
         let handler = {
             let (directory, events) = (directory.clone(), events.clone());
@@ -121,13 +128,14 @@ impl DirectoryWatcher {
         let mut retries = interval(RETRY);
         retries.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Ok(Self {
-            _inotify: inotify,
+            inotify,
+            watched,
             any_event: events.subscribe(),
             events,
             catalog: Catalog::new(directory.clone()),
             removal_delay,
             retries,
-            listings: Repeated::default(),
+            failures: Repeated::default(),
             directory,
         })
     }
@@ -145,6 +153,7 @@ impl DirectoryWatcher {
             // Fails only without the sender, which is here.
             _ = self.any_event.changed() => sleep(DEBOUNCE).await,
             _ = self.retries.tick() => {
+                self.follow();
                 let unreadable = self.catalog.unreadable.iter().cloned();
                 self.collect(|events| events.files.extend(unreadable));
             }
@@ -154,9 +163,13 @@ impl DirectoryWatcher {
         }
         let mut events = FileEvents::default();
         self.collect(|collected| events = mem::take(collected));
-        if events.is_gone {
-            error!(directory = ?self.directory, "manifests directory removed, keeping its last objects until a restart");
-            future::pending::<()>().await;
+        if events.is_gone || !self.directory.exists() {
+            if self.watched.take().is_some() {
+                error!(directory = ?self.directory, "manifests directory removed, keeping its last objects until it is back");
+                // Fails if it is not watched any more.
+                let _ = self.inotify.unwatch(&self.directory);
+            }
+            return Ok(Vec::new());
         }
         let removed = self.take_aged(events.removed);
         if !events.rescan && events.files.is_empty() && removed.is_empty() {
@@ -164,17 +177,39 @@ impl DirectoryWatcher {
         }
         match self.refresh((!events.rescan).then_some(events.files), removed).await? {
             Ok(updates) => {
-                if self.listings.recovered().is_some() {
+                if self.failures.recovered().is_some() {
                     info!(directory = ?self.directory, "manifests directory is listed again");
                 }
                 Ok(updates)
             }
             Err(error) => {
                 self.collect(|events| events.rescan = true);
-                let occurrence = self.listings.failed(&error.to_string());
+                let occurrence = self.failures.failed(&error.to_string());
                 let failing = "cannot list the manifests directory, keeping its last objects and retrying";
                 warn_if_news!(occurrence, %error, directory = ?self.directory, "{failing}");
                 Ok(Vec::new())
+            }
+        }
+    }
+
+    /// Watches and reads the directory that is at the path now, if that is another one.
+    fn follow(&mut self) {
+        let Ok(metadata) = fs::metadata(&self.directory) else { return };
+        let now = Some((metadata.dev(), metadata.ino()));
+        if self.watched == now {
+            return;
+        }
+        // Fails if it was removed.
+        let _ = self.inotify.unwatch(&self.directory);
+        match self.inotify.watch(&self.directory, RecursiveMode::NonRecursive) {
+            Ok(()) => {
+                info!(directory = ?self.directory, "manifests directory replaced, reading all files again");
+                self.watched = now;
+                self.collect(|events| events.rescan = true);
+            }
+            Err(error) => {
+                let occurrence = self.failures.failed(&error.to_string());
+                warn_if_news!(occurrence, %error, directory = ?self.directory, "cannot watch the manifests directory, retrying");
             }
         }
     }

@@ -266,6 +266,34 @@ async fn removed_directory_keeps_its_objects() {
 }
 
 #[tokio::test]
+async fn replaced_directory_is_followed() {
+    let top = TempDir::new().unwrap();
+    let path = |name: &str| top.path().join(name);
+    for (version, zone) in [("v1", "x"), ("v2", "w"), ("v3", "z")] {
+        fs::create_dir(path(version)).unwrap();
+        fs::write(path(version).join("a.yaml"), node("n1", zone)).unwrap();
+    }
+    symlink("v1", path("m")).unwrap();
+    symlink("v2", path("new")).unwrap();
+    let (link, new, third) = (path("m"), path("new"), path("v3"));
+    let (mut fixture, _) = Fixture::on(top).await;
+    // A link to it.
+    fs::rename(new, &link).unwrap();
+    assert_eq!(fixture.next_summary().await, "n1 in w");
+    fixture.write("b.yaml", &node("n2", "x"));
+    assert_eq!(fixture.next_summary().await, "n2 in x");
+    // Removed, and another one is moved to its path.
+    fs::remove_file(&link).unwrap();
+    fs::rename(third, &link).unwrap();
+    assert_eq!(fixture.next_summary().await, "n1 in z");
+    assert_eq!(fixture.next_summary().await, "n2 deleted");
+    fs::remove_dir_all(&link).unwrap();
+    fs::create_dir(&link).unwrap();
+    fixture.write("a.yaml", &node("n1", "w"));
+    assert_eq!(fixture.next_summary().await, "n1 in w");
+}
+
+#[tokio::test]
 async fn edit_of_one_of_a_thousand_files_opens_that_file_only() {
     let files: Vec<_> = (0..1_000).map(|n| (format!("{n}.yaml"), node(&format!("n{n}"), "x"))).collect();
     let files: Vec<_> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
