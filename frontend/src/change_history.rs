@@ -33,6 +33,8 @@ pub(crate) struct ChangeHistory {
     by_size: BTreeSet<(usize, Arc<str>)>,
     size: usize,
     next: u64,
+    /// The time of the last commit.
+    newest: Option<SystemTime>,
     /// Nodes whose zone has changed: what to undo before depends on the zone that they had.
     moves: VecDeque<(SystemTime, Arc<str>)>,
     /// All later moves are here.
@@ -111,7 +113,13 @@ impl LoggedChange {
 impl ChangeHistory {
     /// Without changes, of which there may have been some before.
     pub(crate) fn since(start: SystemTime) -> Self {
-        Self { lost: Some(start), ..Self::default() }
+        Self { lost: Some(start), newest: Some(start), ..Self::default() }
+    }
+
+    /// The time of a commit. It is never before an earlier one, even if the clock is set back: what is undone depends on
+    /// the order.
+    pub(crate) fn commit_time(&mut self, now: SystemTime) -> SystemTime {
+        *self.newest.insert(self.newest.map_or(now, |newest| newest.max(now)))
     }
 
     /// Records a change.
@@ -216,6 +224,13 @@ mod tests {
         let oldest = history.iter().filter(|change| &*change.record.key.namespace == "noisy").last().unwrap();
         assert_eq!(history.complete_since("noisy", "") + Duration::from_secs(1), oldest.record.at);
         assert_eq!(history.complete_since("", ""), history.complete_since("noisy", ""));
+    }
+
+    #[test]
+    fn times_never_go_back() {
+        let mut history = ChangeHistory::since(time(3));
+        let times = [2, 5, 4, 6].map(|seconds| history.commit_time(time(seconds)));
+        assert_eq!(times, [3, 5, 5, 6].map(time));
     }
 
     #[test]

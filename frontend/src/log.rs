@@ -257,7 +257,7 @@ impl ChangeLog {
             return None;
         }
         self.revision.0 += 1;
-        let (at, mut moved) = (SystemTime::now(), BTreeSet::new());
+        let (at, mut moved) = (self.changes.commit_time(SystemTime::now()), BTreeSet::new());
         if let Some(cluster) = cluster {
             if let Some(operations) = &mut operations {
                 operations.all.push(Operation::PutCluster(cluster.clone()));

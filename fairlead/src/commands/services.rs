@@ -49,9 +49,16 @@ async fn state_at(frontend: &FrontendAddressArgs, node: &str, at: u64) -> Result
     if at < since {
         bail!("--at: the frontend knows the state of {node} only since {}", time_text(since));
     }
+    built(node, operations.into_iter().map(Operation::try_from).collect::<Result<Vec<_>, _>>()?)
+}
+
+/// The state of a node that all operations lead to.
+fn built(node: &str, operations: Vec<Operation>) -> Result<NodeState> {
     let mut state = NodeState::new(NodeInfo::unknown(node));
-    state.apply(operations.into_iter().map(Operation::try_from).collect::<Result<Vec<_>, _>>()?);
-    Ok(state)
+    match state.apply(operations).first() {
+        Some(rejected) => bail!("--at: the frontend cannot undo all changes since then: {rejected}; try another time"),
+        None => Ok(state),
+    }
 }
 
 /// The service ports of a state with their pools.
@@ -110,6 +117,18 @@ mod tests {
     use proto::model::{Protocol, ServicePortKey};
 
     use super::*;
+
+    #[test]
+    fn state_that_does_not_follow_is_an_error() {
+        let key = ServicePortKey::new("default", "web", "", Protocol::Udp);
+        let port = ServicePort::new(key.clone(), NonZeroU16::new(53).unwrap());
+        let put = Operation::PutServicePort(port);
+        let pool = proto::model::PoolId { key, class: PoolClass::Cluster, family: IpFamily::V4 };
+        let change = Operation::ChangePool { pool, add: Vec::new(), remove: Vec::new() };
+        assert_eq!(built("node-a", vec![put, change.clone()]).unwrap().service_ports().values().count(), 1);
+        let error = built("node-a", vec![change]).unwrap_err().to_string();
+        assert!(error.contains("service port default/web/udp does not exist"), "{error}");
+    }
 
     #[test]
     fn a_row_lists_vips_and_policies() {
