@@ -18,7 +18,7 @@ use crate::{log::CommitRecord, object::Cause, view::ServicePortView};
 const MAX_CHANGES: usize = 8192;
 /// About how much memory they take, in bytes.
 const MAX_BYTES: usize = 8 << 20;
-/// How many changes of the zone of a node are kept.
+/// Of how many nodes the last change of their zone is kept.
 const MAX_MOVES: usize = 4096;
 /// The entries of maps for a change, and its names.
 const OVERHEAD: usize = 256;
@@ -35,11 +35,18 @@ pub(crate) struct ChangeHistory {
     next: u64,
     /// The time of the last commit.
     newest: Option<SystemTime>,
-    /// Nodes whose zone has changed: what to undo before depends on the zone that they had.
-    moves: VecDeque<(SystemTime, Arc<str>)>,
-    /// All later moves are here.
-    moves_lost: Option<SystemTime>,
+    /// When the zone of nodes has changed: what to undo before depends on the zone that they had.
+    moves: LastTimes,
     /// Namespaces without changes here had none later.
+    lost: Option<SystemTime>,
+}
+
+/// The last time at which something happened to each name. Beyond a limit, the name with the oldest one goes.
+#[derive(Debug, Default)]
+struct LastTimes {
+    times: BTreeMap<Arc<str>, SystemTime>,
+    by_time: BTreeSet<(SystemTime, Arc<str>)>,
+    /// It happened at no later time to other names.
     lost: Option<SystemTime>,
 }
 
@@ -110,6 +117,31 @@ impl LoggedChange {
     }
 }
 
+impl LastTimes {
+    fn record(&mut self, at: SystemTime, name: Arc<str>, max: usize) {
+        self.remove(&name);
+        self.times.insert(name.clone(), at);
+        self.by_time.insert((at, name));
+        if self.times.len() > max
+            && let Some((at, oldest)) = self.by_time.pop_first()
+        {
+            self.times.remove(&oldest);
+            self.lost = self.lost.max(Some(at));
+        }
+    }
+
+    fn remove(&mut self, name: &Arc<str>) -> Option<SystemTime> {
+        let at = self.times.remove(name)?;
+        self.by_time.remove(&(at, name.clone()));
+        Some(at)
+    }
+
+    /// It happened at no later time to a name.
+    fn last(&self, name: &str) -> Option<SystemTime> {
+        self.times.get(name).copied().max(self.lost)
+    }
+}
+
 impl ChangeHistory {
     /// Without changes, of which there may have been some before.
     pub(crate) fn since(start: SystemTime) -> Self {
@@ -140,10 +172,7 @@ impl ChangeHistory {
 
     /// Records that the zone of a node has changed.
     pub(crate) fn record_move(&mut self, at: SystemTime, node: Arc<str>) {
-        self.moves.push_back((at, node));
-        if self.moves.len() > MAX_MOVES {
-            self.moves_lost = self.moves.pop_front().map(|(at, _)| at);
-        }
+        self.moves.record(at, node, MAX_MOVES);
     }
 
     /// Newest first.
@@ -160,9 +189,8 @@ impl ChangeHistory {
             None if namespace.is_empty() => self.lost.max(of_namespaces()),
             None => self.lost,
         };
-        let moves = self.moves.iter().filter(|(_, name)| **name == *node).map(|(at, _)| *at);
-        let moves_lost = self.moves_lost.filter(|_| !node.is_empty());
-        lost.into_iter().chain(moves_lost).chain(moves).max().unwrap_or(UNIX_EPOCH)
+        let moved = self.moves.last(node).filter(|_| !node.is_empty());
+        lost.max(moved).unwrap_or(UNIX_EPOCH)
     }
 
     fn forget_oldest(&mut self, namespace: Arc<str>) {
@@ -257,5 +285,8 @@ mod tests {
         assert_eq!((history.complete_since("", "node-a"), history.complete_since("", "node-b")), (time(5), time(1)));
         (0..MAX_MOVES).for_each(|n| history.record_move(time(6), format!("node-{n}").into()));
         assert_eq!(history.complete_since("", "other"), time(5), "who moved then is not known any more");
+        (0..2 * MAX_MOVES as u64).for_each(|n| history.record_move(time(7 + n), "node-0".into()));
+        assert_eq!(history.complete_since("", "node-1"), time(6), "a node cannot displace others");
+        assert_eq!(history.complete_since("", "other"), time(5));
     }
 }
