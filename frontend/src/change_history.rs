@@ -20,6 +20,8 @@ const MAX_CHANGES: usize = 8192;
 const MAX_BYTES: usize = 8 << 20;
 /// Of how many nodes the last change of their zone is kept.
 const MAX_MOVES: usize = 4096;
+/// Of how many namespaces it is kept when the last of their changes here was removed.
+const MAX_EMPTIED: usize = 4096;
 /// The entries of maps for a change, and its names.
 const OVERHEAD: usize = 256;
 
@@ -38,7 +40,7 @@ pub(crate) struct ChangeHistory {
     /// When the zone of nodes has changed: what to undo before depends on the zone that they had.
     moves: LastTimes,
     /// Namespaces without changes here had none later.
-    lost: Option<SystemTime>,
+    emptied: LastTimes,
 }
 
 /// The last time at which something happened to each name. Beyond a limit, the name with the oldest one goes.
@@ -140,12 +142,18 @@ impl LastTimes {
     fn last(&self, name: &str) -> Option<SystemTime> {
         self.times.get(name).copied().max(self.lost)
     }
+
+    /// It happened at no later time to any name.
+    fn last_of_all(&self) -> Option<SystemTime> {
+        self.by_time.last().map(|(at, _)| *at).max(self.lost)
+    }
 }
 
 impl ChangeHistory {
     /// Without changes, of which there may have been some before.
     pub(crate) fn since(start: SystemTime) -> Self {
-        Self { lost: Some(start), newest: Some(start), ..Self::default() }
+        let emptied = LastTimes { lost: Some(start), ..LastTimes::default() };
+        Self { emptied, newest: Some(start), ..Self::default() }
     }
 
     /// The time of a commit. It is never before an earlier one, even if the clock is set back: what is undone depends on
@@ -186,8 +194,8 @@ impl ChangeHistory {
         let of_namespaces = || self.namespaces.values().map(|history| history.lost).max().flatten();
         let lost = match self.namespaces.get(namespace) {
             Some(history) => history.lost,
-            None if namespace.is_empty() => self.lost.max(of_namespaces()),
-            None => self.lost,
+            None if namespace.is_empty() => self.emptied.last_of_all().max(of_namespaces()),
+            None => self.emptied.last(namespace),
         };
         let moved = self.moves.last(node).filter(|_| !node.is_empty());
         lost.max(moved).unwrap_or(UNIX_EPOCH)
@@ -205,15 +213,20 @@ impl ChangeHistory {
     }
 
     fn take(&mut self, namespace: &Arc<str>) -> NamespaceHistory {
-        let new = || NamespaceHistory { lost: self.lost, ..NamespaceHistory::default() };
-        let history = self.namespaces.remove(namespace).unwrap_or_else(new);
+        let history = self.namespaces.remove(namespace).unwrap_or_else(|| {
+            let lost = self.emptied.last(namespace);
+            self.emptied.remove(namespace);
+            NamespaceHistory { lost, ..NamespaceHistory::default() }
+        });
         self.by_size.remove(&(history.size, namespace.clone()));
         history
     }
 
     fn put(&mut self, namespace: Arc<str>, history: NamespaceHistory) {
         if history.numbers.is_empty() {
-            self.lost = self.lost.max(history.lost);
+            if let Some(lost) = history.lost {
+                self.emptied.record(lost, namespace, MAX_EMPTIED);
+            }
         } else {
             self.by_size.insert((history.size, namespace.clone()));
             self.namespaces.insert(namespace, history);
@@ -276,6 +289,22 @@ mod tests {
             (newest.len(), history.by_size.iter().map(|(size, _)| size).sum())
         );
         assert_eq!(history.complete_since("huge", ""), time(200));
+        assert_eq!((history.complete_since("other", ""), history.complete_since("", "")), (time(1), time(200)));
+        history.push(change("huge", 201, 10));
+        assert_eq!(history.complete_since("huge", ""), time(200));
+    }
+
+    #[test]
+    fn emptied_namespaces_are_bounded() {
+        let mut history = ChangeHistory::since(time(1));
+        for n in 0..=MAX_EMPTIED as u64 {
+            let mut large = change(&format!("ns-{n}"), 2 + n, 0);
+            large.undo.size = 2 * MAX_BYTES;
+            history.push(large);
+        }
+        assert_eq!((history.emptied.times.len(), history.emptied.by_time.len()), (MAX_EMPTIED, MAX_EMPTIED));
+        assert_eq!((history.complete_since("ns-0", ""), history.complete_since("ns-9", "")), (time(2), time(11)));
+        assert_eq!(history.complete_since("other", ""), time(2));
     }
 
     #[test]
