@@ -12,7 +12,7 @@ use std::{
 };
 
 use proto::{
-    model::{IpFamily, ServicePortKey, TrafficPolicy},
+    model::{IpFamily, ServicePort, ServicePortKey, TrafficPolicy},
     v1::{LostEndpoints, NodeGroup, PlannedChange},
 };
 use serde_json::{Value, json};
@@ -68,6 +68,8 @@ struct Trial<'a> {
 struct ViewChange<'a> {
     before: Option<&'a ServicePortView>,
     after: Option<&'a ServicePortView>,
+    /// If it is removed: that of the same Service which has its port at the VIPs then.
+    renamed: Option<&'a ServicePortView>,
 }
 
 /// Where a node is.
@@ -106,7 +108,7 @@ impl Index {
             return Err(format!("{} service ports are affected, more than {MAX_PORTS}: split the files", keys.len()));
         }
         let is_one_service = keys.iter().all(|key| same_service(key, &keys[0]));
-        let (mut after, mut endpoints) = (BTreeMap::new(), 0);
+        let (mut views_after, mut endpoints) = (BTreeMap::new(), 0);
         let mut count = |views: &[(ServicePortKey, Option<ServicePortView>)]| {
             endpoints += views.iter().filter_map(|(_, view)| Some(view.as_ref()?.endpoints())).sum::<usize>();
             if endpoints <= MAX_ENDPOINTS || is_one_service {
@@ -118,23 +120,28 @@ impl Index {
             let mut views = Vec::new();
             trial.index.resolve(keys, &mut views);
             count(&views)?;
-            after.extend(views);
+            views_after.extend(views);
         }
         let problems_after = mem::take(&mut trial.index.problems);
         trial.take_back();
         let mut plan = Plan::default();
-        let keys: Vec<_> = after.keys().cloned().collect();
-        for keys in keys.chunk_by(same_service) {
+        let keys: Vec<_> = views_after.keys().cloned().collect();
+        for keys_after in keys.chunk_by(same_service) {
             let mut views = Vec::new();
-            trial.index.resolve(keys, &mut views);
+            trial.index.resolve(keys_after, &mut views);
             count(&views)?;
             for (key, before) in views {
                 // Without one, the ports of the Service depended on each other before only.
-                let Some(after) = after.get(&key) else { continue };
-                let change = ViewChange { before: before.as_ref(), after: after.as_ref() };
-                if change.before == change.after {
+                let Some(after) = views_after.get(&key) else { continue };
+                let (before, after) = (before.as_ref(), after.as_ref());
+                if before == after {
                     continue;
                 }
+                let renamed = before.filter(|_| after.is_none()).and_then(|before| {
+                    let mut of_service = keys_after.iter().filter_map(|key| views_after.get(key)?.as_ref());
+                    of_service.find(|view| has_same_port(&view.port, &before.port))
+                });
+                let change = ViewChange { before, after, renamed };
                 let effects = trial.index.node_effects(change, node);
                 plan.change_count += 1;
                 plan.losing_count += usize::from(!effects.lost.is_empty());
@@ -340,27 +347,30 @@ impl<'a> ViewChange<'a> {
             if had != Some(true) {
                 return None;
             }
-            let Some(after) = self.after else { return Some(format!("{family}: the service port is removed")) };
+            let Some(after) = self.after.or(self.renamed) else {
+                return Some(format!("{family}: the service port is removed"));
+            };
             let (field, policy) = match is_external {
                 false => ("internalTrafficPolicy", after.port.internal_policy),
                 true => ("externalTrafficPolicy", after.port.external_policy),
             };
+            let name = if self.after.is_none() { format!(", as {}", after.port.key) } else { String::new() };
             let has = serves(after, family, is_external, place);
-            (has == Some(false)).then(|| format!("{field} {policy:?}, {family}"))
+            (has == Some(false)).then(|| format!("{field} {policy:?}, {family}{name}"))
         })
     }
 }
 
 impl<'a> SharedComparison<'a> {
     fn of(change: ViewChange<'a>) -> Self {
-        let ViewChange { before, after } = change;
+        let ViewChange { before, after, .. } = change;
         let differs_everywhere = before.map(|view| &view.port) != after.map(|view| &view.port);
         Self { change, differs_everywhere, in_zones: BTreeMap::new() }
     }
 
     /// Whether a node would have another service port, or other pools than local ones.
     fn differs(&mut self, Place { node, zone }: Place<'a>) -> bool {
-        let Self { change: ViewChange { before: Some(before), after: Some(after) }, differs_everywhere, in_zones } =
+        let Self { change: ViewChange { before: Some(before), after: Some(after), .. }, differs_everywhere, in_zones } =
             self
         else {
             return true;
@@ -394,7 +404,8 @@ impl NodeEffects {
             group.names.extend(names.clone().take(more).map(str::to_owned));
         };
         add(&mut self.changed);
-        for traffic in change.lost(place) {
+        // A removed service port is lost once.
+        for traffic in change.lost(place).collect::<BTreeSet<_>>() {
             add(self.lost.entry(traffic).or_default());
         }
     }
@@ -412,6 +423,11 @@ fn serves(view: &ServicePortView, family: IpFamily, is_external: bool, place: Pl
         TrafficPolicy::Cluster => !view.cluster_pool(family, node, zone).is_empty(),
         TrafficPolicy::Local => view.local_pool(family, node).is_some(),
     })
+}
+
+/// Whether two service ports of a Service, one before and one after, have the same VIPs.
+fn has_same_port(one: &ServicePort, other: &ServicePort) -> bool {
+    (one.port, one.key.protocol) == (other.port, other.key.protocol)
 }
 
 /// The nodes for which a view differs from that of their zone.

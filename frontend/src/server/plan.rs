@@ -168,6 +168,28 @@ mod tests {
     }
 
     #[test]
+    fn renamed_port_is_not_lost() {
+        let cluster = cluster();
+        let renamed = web(&[("ports", json!([{ "name": "web", "port": 80 }]))]);
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": { "name": "x", "namespace": "ns", "labels": { "kubernetes.io/service-name": "web" } },
+            "ports": [{ "name": "web", "port": 8080 }], "endpoints": [{ "addresses": ["10.0.0.1"] }],
+        });
+        let planned = plan(&cluster, "", &[renamed.clone(), slice]);
+        assert_eq!((planned.change_count, planned.losing_count), (2, 0), "{planned:?}");
+        let planned = plan(&cluster, "", &[renamed]);
+        let lost = planned.changes.iter().flat_map(|change| &change.lost_endpoints);
+        let lost: Vec<_> = lost.map(|lost| &*lost.traffic).collect();
+        let cluster_policy = |direction: &str| format!("{direction}TrafficPolicy Cluster, IPv4, as ns/web:web/tcp");
+        assert_eq!(lost, [cluster_policy("external"), cluster_policy("internal")], "slices have the old name");
+        let other = web(&[("ports", json!([{ "name": "web", "port": 81 }]))]);
+        let planned = plan(&cluster, "", &[other]);
+        let lost = &planned.changes[0].lost_endpoints[0];
+        assert_eq!((&*lost.traffic, lost.nodes.as_ref().unwrap().count), ("IPv4: the service port is removed", 3));
+    }
+
+    #[test]
     fn slices_concern_the_nodes_that_use_them() {
         let cluster = cluster();
         let hinted = |address: &str, zone: &str| json!({ "addresses": [address], "nodeName": "node-0", "hints": { "forZones": [{ "name": zone }] } });
