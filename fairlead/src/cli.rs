@@ -232,8 +232,8 @@ pub(crate) struct StreamArgs {
 pub(crate) struct LocalArgs {
     #[command(flatten)]
     pub(crate) file: ConfigFileArgs,
-    /// Answer `fairlead status`, `services`, `endpoints`, `log`, `plan`, `test`, `diff` and `watch` at this unix socket.
-    /// Default: nowhere.
+    /// Answer `fairlead status`, `services`, `endpoints`, `log`, `plan`, `test`, `diff` and `watch` at this unix
+    /// socket. Default: nowhere.
     #[arg(long, value_name = "unix:/PATH", value_parser = unix_socket)]
     pub(crate) listen: Option<String>,
     #[command(flatten)]

@@ -1,8 +1,8 @@
 //! The most recent changes of service ports: when, because of which object, and how to undo them. For the status page,
 //! `fairlead log` and `fairlead services --at`.
 //!
-//! They have a limit in memory. Beyond it the oldest change of the namespace that takes most of it goes: whoever changes
-//! much loses their own history, not that of others.
+//! They have a limit in memory. Beyond it the oldest change of the namespace that takes most of it goes: whoever
+//! changes much loses their own history, not that of others.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -156,8 +156,8 @@ impl ChangeHistory {
         Self { emptied, newest: Some(start), ..Self::default() }
     }
 
-    /// The time of a commit. It is never before an earlier one, even if the clock is set back: what is undone depends on
-    /// the order.
+    /// The time of a commit. It is never before an earlier one, even if the clock is set back: what is undone depends
+    /// on the order.
     pub(crate) fn commit_time(&mut self, now: SystemTime) -> SystemTime {
         *self.newest.insert(self.newest.map_or(now, |newest| newest.max(now)))
     }

@@ -155,8 +155,9 @@ impl EarlierState {
     }
 }
 
-/// What changes would change in service ports, for people. It is computed from the views before ([`ChangeLog::views_of`]),
-/// so that the log need not be locked: sessions wait for it. `zone_of` returns the zone of a node after the changes.
+/// What changes would change in service ports, for people. It is computed from the views before
+/// ([`ChangeLog::views_of`]), so that the log need not be locked: sessions wait for it. `zone_of` returns the zone of a
+/// node after the changes.
 pub(crate) fn described<'a>(
     changes: &IndexChanges,
     before: &[Option<Arc<ServicePortView>>],

@@ -1,5 +1,5 @@
-//! The flags of the commands that show or test the view of a node: `fairlead watch`, `services`, `endpoints`, `test`; and
-//! of `fairlead plan`.
+//! The flags of the commands that show or test the view of a node: `fairlead watch`, `services`, `endpoints`, `test`;
+//! and of `fairlead plan`.
 
 use std::{num::NonZeroUsize, path::PathBuf, time::Duration};
 

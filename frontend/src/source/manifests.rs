@@ -1,5 +1,5 @@
-//! A directory of Kubernetes manifests as a source, for development, tests and `fairlead local`: read once, then watched
-//! with inotify.
+//! A directory of Kubernetes manifests as a source, for development, tests and `fairlead local`: read once, then
+//! watched with inotify.
 //!
 //! ```text
 //!   inotify ─▶ FileEvents ─▶ catalog (reads these files, compares their objects) ─▶ SourceUpdate
@@ -222,8 +222,8 @@ impl DirectoryWatcher {
         });
     }
 
-    /// Whether a file that was removed is missing. What was removed before all files are read again is not known: all that
-    /// are missing.
+    /// Whether a file that was removed is missing. What was removed before all files are read again is not known: all
+    /// that are missing.
     fn is_any_missing(&self) -> bool {
         let (catalog, mut is_any) = (&self.catalog, false);
         self.collect(|events| {
@@ -249,7 +249,8 @@ impl DirectoryWatcher {
         aged.into_keys().collect()
     }
 
-    /// Reads files, all if there are no names, and logs their problems. The inner error: the directory cannot be listed.
+    /// Reads files, all if there are no names, and logs their problems. The inner error: the directory cannot be
+    /// listed.
     async fn refresh(
         &mut self,
         names: Option<BTreeSet<OsString>>,

@@ -104,8 +104,8 @@ impl Rejecter {
         Ok(connections)
     }
 
-    /// Removes the rules that are to be removed by this time; `None`: all are revoked. Returns of how many families they
-    /// could not be removed, which is tried again later.
+    /// Removes the rules that are to be removed by this time; `None`: all are revoked. Returns of how many families
+    /// they could not be removed, which is tried again later.
     pub(in crate::flows) fn remove(&mut self, by: Option<Instant>) -> u64 {
         let mut failures = 0;
         for family in IpFamily::ALL {

@@ -39,8 +39,8 @@ impl Catalog {
         Self { directory, ..Self::default() }
     }
 
-    /// Reads files again, all if there are no names. Deletes the objects of those `removed` files that are missing; other
-    /// missing files are unchanged. If the directory cannot be listed, nothing changes.
+    /// Reads files again, all if there are no names. Deletes the objects of those `removed` files that are missing;
+    /// other missing files are unchanged. If the directory cannot be listed, nothing changes.
     pub(super) fn refresh(
         &mut self,
         names: Option<BTreeSet<OsString>>,
