@@ -115,13 +115,6 @@ impl ProblemLog {
         self.objects.iter().map(|((kind, name), object)| (*kind, name, object.listed(MAX_LISTED)))
     }
 
-    /// The claims that service ports do not get, by Service.
-    pub(super) fn refused(&self) -> BTreeSet<(&ObjectName, &ObjectProblem)> {
-        let objects = self.objects.iter();
-        let claims = objects.flat_map(|((_, name), object)| object.claims.values().map(move |refused| (name, refused)));
-        claims.flat_map(|(name, refused)| refused.problems.iter().map(move |problem| (name, problem))).collect()
-    }
-
     /// The objects of a kind that have problems.
     pub(super) fn names(&self, kind: ObjectKind) -> impl Iterator<Item = &ObjectName> {
         self.objects.keys().filter(move |(of, _)| *of == kind).map(|(_, name)| name)

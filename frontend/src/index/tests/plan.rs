@@ -130,3 +130,21 @@ fn endpoints_before_count_as_well() {
     let error = index.plan(without, None).unwrap_err();
     assert!(error.contains("more than 200000 endpoints are affected, before and after"), "{error}");
 }
+
+#[test]
+fn each_new_claim_in_vain_counts() {
+    let ips: Vec<_> = (1..=20).map(|n| ip(&format!("192.0.2.{n}"))).collect();
+    let owner = ServiceObject { load_balancer_ips: ips.clone(), ..service("owner", "10.96.0.1") };
+    let claims = ServiceObject { external_ips: ips, ..service("new", "10.96.0.2") };
+    let (mut index, _) = indexed([put(owner.clone())]);
+    let plan = |index: &mut Index, service: &ServiceObject| {
+        index.plan(vec![crate::testing::parsed(service.clone())], None).unwrap()
+    };
+    assert_eq!(plan(&mut index, &claims).conflicts, 20, "also those that are not described");
+    index.apply(put(claims.clone()));
+    index.take_changes();
+    assert_eq!(plan(&mut index, &claims).conflicts, 0);
+    let port = ServiceObjectPort { name: "other".into(), ..owner.ports[0].clone() };
+    let renamed = plan(&mut index, &ServiceObject { ports: vec![port], ..owner });
+    assert_eq!(renamed.conflicts, 0, "the same claims are in vain, for another reason");
+}
