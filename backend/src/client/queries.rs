@@ -58,7 +58,7 @@ impl Grpc {
         let ask = async |mut client: FairleadClient<Channel>, request: Request<EndpointsRequest>| {
             client.endpoints(request).await
         };
-        self.ask_any(request, patience, ask).await
+        self.ask_any(request, patience, ask, |_| 0).await
     }
 
     /// Asks a frontend what would change if objects were applied: the first one that accepts a connection. What one
@@ -91,29 +91,36 @@ impl Grpc {
         Err(last_error.unwrap_or_else(|| anyhow!("no address of a frontend is known")))
     }
 
-    /// Asks one frontend after the other for the last changes, or for an earlier state of a node, until one answers.
+    /// Asks one frontend after the other for the last changes, or for an earlier state of a node, until one answers. If
+    /// the history of none reaches back to that state, the answer is that of the one with the longest.
     ///
     /// # Errors
     /// When access is denied, or no frontend answers.
     pub async fn changes(&self, request: &ChangesRequest, patience: Duration) -> Result<ChangesResponse> {
         let ask =
             async |mut client: FairleadClient<Channel>, request: Request<ChangesRequest>| client.changes(request).await;
-        self.ask_any(request, patience, ask).await
+        self.ask_any(request, patience, ask, |response| missing_micros(request, response)).await
     }
 
-    /// Asks one frontend after the other until one answers.
+    /// Asks one frontend after the other until one answers. `missing`: how much an answer does not have; those with
+    /// nothing missing are preferred.
     async fn ask_any<Q: Clone, A>(
         &self,
         request: &Q,
         patience: Duration,
         ask: impl AsyncFn(FairleadClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
+        missing: impl Fn(&A) -> u64,
     ) -> Result<A> {
         self.resolve().await;
-        let mut last_error = None;
+        let (mut last_error, mut best) = (None, None::<(u64, A)>);
         let addresses = self.addresses().in_order();
         for address in addresses {
             match self.ask(&address, request.clone(), patience, &ask).await {
-                Ok(Ok(response)) => return Ok(response),
+                Ok(Ok(response)) => match missing(&response) {
+                    0 => return Ok(response),
+                    missing if best.as_ref().is_some_and(|(least, _)| *least <= missing) => {}
+                    missing => best = Some((missing, response)),
+                },
                 // Another frontend would answer the same.
                 Ok(Err(status))
                     if matches!(status.code(), Code::NotFound | Code::InvalidArgument | Code::OutOfRange) =>
@@ -124,7 +131,10 @@ impl Grpc {
                 Err(error) => last_error = Some(error.context(address.uri)),
             }
         }
-        Err(last_error.unwrap_or_else(|| anyhow!("no address of a frontend is known")))
+        match best {
+            Some((_, response)) => Ok(response),
+            None => Err(last_error.unwrap_or_else(|| anyhow!("no address of a frontend is known"))),
+        }
     }
 
     /// Asks one frontend about a drain, on a connection that many such questions share.
@@ -155,6 +165,15 @@ impl Grpc {
     }
 }
 
+/// By how much the history of a frontend does not reach back to the state that was asked for. Frontends start at
+/// different times.
+fn missing_micros(request: &ChangesRequest, response: &ChangesResponse) -> u64 {
+    match request.at_micros {
+        0 => 0,
+        at => response.complete_since_micros.saturating_sub(at),
+    }
+}
+
 impl AskFrontends for Grpc {
     fn ask(&self, request: DrainedRequest) -> BoxFuture<'_, Result<Vec<FrontendAnswer>>> {
         Box::pin(async move {
@@ -170,5 +189,19 @@ impl AskFrontends for Grpc {
             });
             Ok(future::join_all(answers).await)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longer_history_is_preferred_for_earlier_states() {
+        let since = |complete_since_micros| ChangesResponse { complete_since_micros, ..ChangesResponse::default() };
+        let at = |at_micros| ChangesRequest { at_micros, ..ChangesRequest::default() };
+        let missing = [5, 10, 12, 30].map(|micros| missing_micros(&at(10), &since(micros)));
+        assert_eq!(missing, [0, 0, 2, 20]);
+        assert_eq!(missing_micros(&at(0), &since(30)), 0, "of the last changes, what is known is the answer");
     }
 }

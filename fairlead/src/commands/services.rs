@@ -47,7 +47,7 @@ async fn state_at(frontend: &FrontendAddressArgs, node: &str, at: u64) -> Result
     let response = frontend.grpc(None)?.changes(&request, RESPONSE_TIMEOUT).await?;
     let ChangesResponse { complete_since_micros: since, operations, .. } = response;
     if at < since {
-        bail!("--at: the frontend knows the state of {node} only since {}", time_text(since));
+        bail!("--at: no frontend knows the state of {node} then; one knows it since {}", time_text(since));
     }
     built(node, operations.into_iter().map(Operation::try_from).collect::<Result<Vec<_>, _>>()?)
 }
