@@ -6,9 +6,12 @@ mod service;
 mod service_cidr;
 mod slice;
 
-use std::{num::NonZeroU16, time::SystemTime};
+use std::{
+    num::NonZeroU16,
+    time::{Duration, SystemTime},
+};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use proto::model::{ParseProtocolError, Protocol, SourceVersion};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -32,6 +35,9 @@ const MAX_CHARS: usize = 256;
 
 /// The most characters of a field manager, which the API server enforces too.
 const MAX_MANAGER: usize = 128;
+
+/// By how much the clock of the API server may differ from that of this machine.
+const CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
 
 /// Collects the invalid fields of an object.
 #[derive(Debug, Default)]
@@ -104,17 +110,20 @@ pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
             None
         }
     };
-    ParsedObject { kind: R::KIND, name, object, problems: problems.finish(), origin: origin(json) }
+    let origin = origin(json, SystemTime::now());
+    ParsedObject { kind: R::KIND, name, object, problems: problems.finish(), origin }
 }
 
-/// Which version of an object it is, and who wrote it last.
-fn origin(json: &Value) -> Origin {
+/// Which version of an object it is, and who wrote it last, as the object says. Entries with a later time do not count:
+/// their writer would be the last one for long.
+fn origin(json: &Value, now: SystemTime) -> Origin {
     let metadata = &json["metadata"];
     let version = metadata["resourceVersion"].as_str().and_then(|version| version.parse().ok()).unwrap_or_default();
     let entries = metadata["managedFields"].as_array().into_iter().flatten();
-    // The API server writes all times in one form.
-    let newest = entries.max_by(|left, right| left["time"].as_str().cmp(&right["time"].as_str()));
-    let manager = newest.and_then(|entry| entry["manager"].as_str());
+    let time = |entry: &Value| entry["time"].as_str()?.parse::<Timestamp>().ok().map(SystemTime::from);
+    let entries = entries.map(|entry| (time(entry), entry)).filter(|(time, _)| *time <= Some(now + CLOCK_DIFFERENCE));
+    let newest = entries.max_by_key(|(time, _)| *time);
+    let manager = newest.and_then(|(_, entry)| entry["manager"].as_str());
     let manager = manager.map(|manager| manager.chars().take(MAX_MANAGER).collect::<String>().into());
     Origin { version: SourceVersion(version), manager }
 }
@@ -183,12 +192,16 @@ mod tests {
     #[test]
     fn newest_manager_is_the_origin() {
         let entry = |manager: &str, time: &str| json!({ "manager": manager, "time": time });
-        let fields = json!([entry("old", "2026-01-01T00:00:00Z"), entry("new", "2026-01-02T00:00:00Z"), {}]);
+        let now = SystemTime::from("2026-01-02T00:00:00Z".parse::<Timestamp>().unwrap());
+        let of = |json: &Value| origin(json, now);
+        let later = [entry("later", "2026-01-02T00:01:01Z"), entry("much later", "2999-01-01T00:00:00Z")];
+        let fields =
+            json!([entry("old", "2026-01-01T00:00:00Z"), entry("new", "2026-01-02T00:00:00Z"), {}, later[0], later[1]]);
         let metadata = json!({ "resourceVersion": "812", "managedFields": fields });
         let expected = Origin { version: SourceVersion(812), manager: Some("new".into()) };
-        assert_eq!(origin(&json!({ "metadata": metadata })), expected);
+        assert_eq!(of(&json!({ "metadata": metadata })), expected);
         let opaque = json!({ "metadata": { "resourceVersion": "x", "managedFields": [entry(&"m".repeat(999), "")] } });
-        assert_eq!(origin(&opaque).manager.unwrap().len(), MAX_MANAGER);
-        assert_eq!(origin(&json!({})), Origin::default());
+        assert_eq!(of(&opaque).manager.unwrap().len(), MAX_MANAGER);
+        assert_eq!(of(&json!({})), Origin::default());
     }
 }
