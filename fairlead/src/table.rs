@@ -14,9 +14,9 @@ impl Table {
         Self { rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()] }
     }
 
-    /// Appends a row. An empty cell is printed as `-`.
+    /// Appends a row. An empty cell is printed as `-`, control characters as spaces: others may have written the text.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = impl Display>) {
-        let cells = cells.into_iter().map(|cell| cell.to_string());
+        let cells = cells.into_iter().map(|cell| cell.to_string().replace(char::is_control, " "));
         self.rows.push(cells.map(|cell| if cell.is_empty() { "-".to_owned() } else { cell }).collect());
     }
 }
@@ -50,6 +50,7 @@ mod tests {
         let mut table = Table::new(&["NAME", "PORT"]);
         table.row(["default/web", "80"]);
         table.row(["a", ""]);
-        assert_eq!(table.to_string(), "NAME          PORT\ndefault/web   80\na             -\n");
+        table.row(["\u{1b}[2J\nb", "1"]);
+        assert_eq!(table.to_string(), "NAME          PORT\ndefault/web   80\na             -\n [2J b        1\n");
     }
 }

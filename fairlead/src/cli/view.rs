@@ -104,7 +104,7 @@ Examples:
 
 One frontend answers, with what it has committed since it started: the last changes of each namespace, 8,192 and
 8 MiB in total, at most 1,000 at a time. Over TLS this requires an admin identity (--admin-identity of the
-frontend), or with --node the identity of that node, which is not told the objects and managers.")]
+frontend), or with --node the identity of that node, which is told only times and service ports.")]
 pub(crate) struct ChangesArgs {
     /// List only changes of this Service. Default namespace: default.
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = service)]

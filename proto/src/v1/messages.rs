@@ -743,7 +743,7 @@ pub struct Change {
     /// "default/web:http/tcp"
     #[prost(string, tag = "3")]
     pub service_port: ::prost::alloc::string::String,
-    /// for people
+    /// for people; empty: not for this client
     #[prost(string, tag = "4")]
     pub summary: ::prost::alloc::string::String,
     /// The object that changed it last, such as "EndpointSlice default/web-x7k2p"; empty: unknown, or not for this client.
