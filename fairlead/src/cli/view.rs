@@ -37,6 +37,10 @@ pub(crate) struct ServicesArgs {
     #[arg(long, value_name = "TIME", value_parser = past_time, conflicts_with = "kernel")]
     pub(crate) at: Option<u64>,
 
+    /// With --at: list only those of this namespace, whose changes may be known for longer than those of others.
+    #[arg(long, value_name = "NAME", requires = "at")]
+    pub(crate) namespace: Option<String>,
+
     #[command(flatten)]
     pub(crate) view: ViewArgs,
 }
@@ -238,6 +242,8 @@ mod tests {
         }
         assert!(parse(&["services", "--at", "00:00", "--node", "node-a"]).is_ok());
         assert!(parse(&["services", "--at", "00:00", "--kernel"]).is_err());
+        assert!(parse(&["services", "--at", "00:00", "--namespace", "shop", "--node", "node-a"]).is_ok());
+        assert!(parse(&["services", "--namespace", "shop", "--node", "node-a"]).is_err());
     }
 
     #[test]

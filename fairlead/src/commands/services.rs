@@ -25,13 +25,13 @@ use crate::{
 
 /// Prints the virtual servers of the kernel, or the first state that the frontend commits.
 pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
-    let ServicesArgs { kernel, at, view: args } = args;
+    let ServicesArgs { kernel, at, namespace, view: args } = args;
     if kernel {
         return kernel::run(args.output).await;
     }
     let node = args.node_name()?;
     let state = match at {
-        Some(at) => state_at(&args.frontend, &node, at).await?,
+        Some(at) => state_at(&args.frontend, &node, namespace.unwrap_or_default(), at).await?,
         None => view::committed(&args.frontend, &node).await?,
     };
     print::value(args.output, &to_json(&state), || {
@@ -41,9 +41,9 @@ pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
     })
 }
 
-/// The state of a node at a Unix time in microseconds.
-async fn state_at(frontend: &FrontendAddressArgs, node: &str, at: u64) -> Result<NodeState> {
-    let request = ChangesRequest { node: node.to_owned(), at_micros: at, ..ChangesRequest::default() };
+/// The state of a node at a Unix time in microseconds: of one namespace, or of all if the name is empty.
+async fn state_at(frontend: &FrontendAddressArgs, node: &str, namespace: String, at: u64) -> Result<NodeState> {
+    let request = ChangesRequest { node: node.to_owned(), namespace, at_micros: at, ..ChangesRequest::default() };
     let response = frontend.grpc(None)?.changes(&request, RESPONSE_TIMEOUT).await?;
     let ChangesResponse { complete_since_micros: since, operations, .. } = response;
     if at < since {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use proto::{convert::unix_micros, v1};
+use proto::{convert::unix_micros, model::Operation, v1};
 use tonic::Status;
 
 use crate::{change_history::LoggedChange, cluster::ClusterState};
@@ -23,8 +23,8 @@ pub(super) fn response(
     if !cluster.is_ready() {
         return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
     }
-    if *at_micros > 0 && (node.is_empty() || !namespace.is_empty()) {
-        return Err(Status::invalid_argument("at_micros: needs a node, and no namespace"));
+    if *at_micros > 0 && (node.is_empty() || !name.is_empty()) {
+        return Err(Status::invalid_argument("at_micros: needs a node, and no name of a Service"));
     }
     // Commits need the log: it is locked only to collect what the answer follows from.
     let mut log = cluster.log();
@@ -46,9 +46,22 @@ pub(super) fn response(
         let state = log.state_at(node, at.unwrap_or_else(std::time::SystemTime::now));
         drop(log);
         let chunks = state.into_chunks(node);
-        response.operations = chunks.iter().flat_map(|chunk| chunk.operations()).map(Into::into).collect();
+        let operations = chunks.iter().flat_map(|chunk| chunk.operations());
+        let wanted = operations.filter(|operation| namespace.is_empty() || concerns_namespace(operation, namespace));
+        response.operations = wanted.map(Into::into).collect();
     }
     Ok(response)
+}
+
+/// Whether an operation concerns service ports of a namespace, or facts.
+fn concerns_namespace(operation: &Operation, namespace: &str) -> bool {
+    let key = match operation {
+        Operation::PutServicePort(port) => &port.key,
+        Operation::RemoveServicePort(key) => key,
+        Operation::ChangePool { pool, .. } | Operation::ReplacePool { pool, .. } => &pool.key,
+        Operation::PutNode(_) | Operation::PutCluster(_) | Operation::ResetBucket(_) => return true,
+    };
+    *key.namespace == *namespace
 }
 
 fn wire(change: &LoggedChange, sees_all: bool) -> v1::Change {
@@ -129,6 +142,27 @@ mod tests {
         assert!(changes(&cluster, later, true).len() <= 1);
         let other = v1::ChangesRequest { namespace: "other".to_owned(), ..v1::ChangesRequest::default() };
         assert!(changes(&cluster, other, true).is_empty());
+    }
+
+    #[test]
+    fn earlier_state_of_one_namespace() {
+        let cluster = cluster();
+        let mut other = service("web", "10.96.0.9");
+        other.name = crate::object::ObjectName::new("other", "web");
+        commit(&cluster, [crate::testing::put(other)]);
+        let namespaces = |namespace: &str| {
+            let (node, namespace) = ("node-0".to_owned(), namespace.to_owned());
+            let request = v1::ChangesRequest { node, namespace, at_micros: u64::MAX, ..Default::default() };
+            let operations = response(&cluster, &request, true).unwrap().operations;
+            let operations = operations.into_iter().map(|operation| Operation::try_from(operation).unwrap());
+            let puts = operations.filter_map(|operation| match operation {
+                Operation::PutServicePort(port) => Some(port.key.namespace.to_string()),
+                _ => None,
+            });
+            puts.collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(namespaces("other"), ["other"]);
+        assert_eq!(namespaces(""), ["ns", "other"]);
     }
 
     #[test]

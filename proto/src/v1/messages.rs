@@ -727,7 +727,8 @@ pub struct ChangesResponse {
     /// newest first; at most 1000
     #[prost(message, repeated, tag = "2")]
     pub changes: ::prost::alloc::vec::Vec<Change>,
-    /// With at_micros, if that is not earlier than complete_since_micros: lead from an empty state to that of the node.
+    /// With at_micros, if that is not earlier than complete_since_micros: lead from an empty state to that of the node;
+    /// with a namespace, to its service ports.
     #[prost(message, repeated, tag = "3")]
     pub operations: ::prost::alloc::vec::Vec<Operation>,
 }
