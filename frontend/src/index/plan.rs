@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   objects ──▶ Trial: applied ──resolve──▶ views after ─┐
-//!                      taken back ─resolve─▶ views before ┴─▶ by zone, and by node with pools of its own: PlannedChange
+//!                      taken back ─resolve─▶ views before ┴─▶ by zone, and by node with pools of its own:
+//!                                                             PlannedChange
 //! ```
 
 use std::{
