@@ -38,7 +38,7 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings
 .DEFAULT_GOAL := help
 .PHONY: help help-all demo test quick lint cluster build clean
 .PHONY: setup generate charts advisories test-skew test-ipvs test-modes test-crash-points cluster-test simulate \
-	mutants differential fuzz image image-rootfs bench bench-quick soak bench-peer bench-rollouts bench-resets
+	mutants differential fuzz package image image-rootfs bench bench-quick soak bench-peer bench-rollouts bench-resets
 
 help: ## list what a visitor needs first
 	@awk -F ':.*## ' '/^[a-z-]+:.*[^#]## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -149,6 +149,10 @@ image: ### the images as OCI archives in target/image, without Docker; ARCHS="am
 	@.ci/setup image
 	@.ci/image build $(ARCHS)
 	@$(ROOT) .ci/image test
+
+package: ### package the crates that a backend outside this repository uses, and build them from their packages
+	cargo package --quiet --locked -p fairlead-proto -p fairlead-runtime -p fairlead-netlink -p fairlead-iptables \
+		-p fairlead-backend
 
 image-rootfs: ### run the static program as its image does; IMAGE_PROFILE=release or dev
 	@.ci/setup image
