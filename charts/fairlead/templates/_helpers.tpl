@@ -78,6 +78,13 @@ annotations:
 {{- default (printf "%s-backend" (include "fairlead.fullname" .)) .Values.backend.serviceAccount.name -}}
 {{- end -}}
 
+{{/* The ServiceAccount of operators; empty if frontends review no tokens. */}}
+{{- define "fairlead.operatorAccount" -}}
+{{- if and .Values.operators.serviceAccount (eq .Values.deployment "split") (eq .Values.identity "token") -}}
+{{- printf "%s-operator" (include "fairlead.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A node selector without keys whose value is null. */}}
 {{- define "fairlead.nodeSelector" -}}
 {{- $given := dict -}}

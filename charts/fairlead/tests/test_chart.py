@@ -244,6 +244,20 @@ class Matrix(unittest.TestCase):
         for script in scripts:
             self.assertEqual(subprocess.run(["sh", "-n", "-c", script], capture_output=True, check=False).stderr, b"")
 
+    def test_operators_have_an_identity_only_where_frontends_review_tokens(self):
+        for values, expected in [
+            ({}, True),
+            ({"operators": {"serviceAccount": False}}, False),
+            ({"identity": "kubelet"}, False),
+            ({"deployment": "local"}, False),
+        ]:
+            objects = render.objects({**API, **values})
+            accounts = [item["metadata"] for item in objects if item["kind"] == "ServiceAccount"]
+            users = [f"system:serviceaccount:{one['namespace']}:{one['name']}" for one in accounts]
+            admins = [user for user in users if f"--admin-identity={user}" in str(objects)]
+            self.assertEqual([user.endswith("-operator") for user in admins], [True] if expected else [])
+            self.assertEqual(any(user.endswith("-operator") for user in users), expected)
+
     def test_only_a_frontend_that_removes_the_startup_taint_may_patch_nodes(self):
         for values, patches in [(API, False), ({**API, "frontend": {"startupTaint": True}}, True)]:
             objects = render.objects(values)
