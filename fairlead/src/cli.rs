@@ -315,6 +315,19 @@ impl Command {
             _ => None,
         }
     }
+
+    /// The address of the frontend, of a command that shows what frontends know and nothing of this machine.
+    pub(crate) fn frontend_of_cluster(&mut self) -> Option<&mut FrontendAddressArgs> {
+        match self {
+            Self::Status(args) => Some(&mut args.frontend),
+            Self::Watch(args) => Some(&mut args.frontend),
+            Self::Services(args) if !args.kernel => Some(&mut args.view.frontend),
+            Self::Endpoints(args) => Some(&mut args.view.frontend),
+            Self::Log(args) => Some(&mut args.frontend),
+            Self::Plan(args) => Some(&mut args.frontend),
+            _ => None,
+        }
+    }
 }
 
 impl BackendCommand {
@@ -383,8 +396,29 @@ mod testing {
 
 #[cfg(test)]
 mod tests {
+    use super::testing::parse;
+
     #[test]
     fn command_line_is_well_formed() {
         crate::config::command().debug_assert();
+    }
+
+    #[test]
+    fn only_commands_about_the_cluster_use_the_kubeconfig_of_kubectl() {
+        for (line, expected) in [
+            ("status", true),
+            ("watch", true),
+            ("services", true),
+            ("services --kernel", false),
+            ("endpoints default/web", true),
+            ("log", true),
+            ("plan -f -", true),
+            ("check", false),
+            ("diff", false),
+            ("test", false),
+        ] {
+            let mut cli = parse(&line.split(' ').collect::<Vec<_>>()).unwrap();
+            assert_eq!(cli.command.frontend_of_cluster().is_some(), expected, "{line}");
+        }
     }
 }

@@ -31,7 +31,7 @@ use crate::{
     cli::{Cli, Command, LogArgs},
     config::Parsed,
     exit_code::ExitCode,
-    print,
+    kubectl, print,
 };
 
 /// How long tasks may take to end after a signal. Longer than a frontend waits for clients to reconnect to another
@@ -41,7 +41,7 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 /// Runs a command.
 pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     let Parsed { cli, effective, file } = parsed;
-    let Cli { log: LogArgs { log_format, log_filter }, command } = cli;
+    let Cli { log: LogArgs { log_format, log_filter }, mut command } = cli;
     let is_server = matches!(command, Command::Frontend(_) | Command::Backend { .. } | Command::Local(_));
     let log_filter = log_filter.unwrap_or_else(|| if is_server { "info" } else { "warn" }.to_owned());
     log::init(log_format, &log_filter)?;
@@ -52,6 +52,12 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     let runtime = runtime.context("cannot start the async runtime")?;
     runtime.block_on(async {
         let shutdown = Shutdown::on_signals().context("cannot install signal handlers")?;
+        let uses_kubectl =
+            kubectl::is_plugin(std::env::args_os().next().as_deref()) && effective.is_default("frontend");
+        let _connection = match command.frontend_of_cluster().filter(|_| uses_kubectl) {
+            Some(frontend) => Some(interruptible(kubectl::connect(frontend), shutdown.clone()).await?),
+            None => None,
+        };
         let result = match command {
             Command::Status(args) => return interruptible(status::run(args), shutdown).await,
             Command::Diff(args) => return interruptible(diff::run(args), shutdown).await,

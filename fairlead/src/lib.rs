@@ -9,6 +9,7 @@ mod exit_code;
 pub mod fuzzing;
 mod http_get;
 mod instance;
+mod kubectl;
 mod print;
 mod table;
 #[cfg(test)]

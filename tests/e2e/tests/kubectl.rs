@@ -1,9 +1,20 @@
 //! Fairlead as a kubectl plugin, and the completion script of bash.
 
-use std::{env, ffi::OsString, os::unix::fs::symlink, process::Command};
+use std::{
+    env,
+    ffi::OsString,
+    fs::{self, Permissions},
+    net::SocketAddr,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
-use e2e::fairlead;
+use e2e::{Authority, Cluster, Process, eventually, fairlead, plan};
 use tempfile::TempDir;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A directory with the plugin, installed as in docs/tools.md.
 fn installed() -> TempDir {
@@ -34,6 +45,77 @@ fn kubectl_runs_the_plugin() {
     assert!(help.contains(" status "), "{help}");
     let error = kubectl(&home, &["fairlead", "status", "--frontend", "kubernetes:a/b"]);
     assert!(error.contains("needs --discovery-kubeconfig"), "{error}");
+}
+
+/// Answers as kubectl does, with what is in its directory, and forwards to a frontend.
+const KUBECTL: &str = r#"#!/bin/sh
+cd "$(dirname "$0")" || exit
+case "$*" in
+    "--namespace network get endpointslices"*) cat slices.json ;;
+    "--namespace network get configmap fairlead-ca "*) cat ca.crt ;;
+    "--namespace network create token fairlead-operator --audience fairlead "*) echo token; touch created ;;
+    "--namespace network port-forward pod/frontend-a "*)
+        echo $$ > forward.pid
+        echo "Forwarding from $(cat address) -> 7600"
+        exec sleep 60 ;;
+    *) echo "unexpected: $*" >&2; exit 1 ;;
+esac
+"#;
+
+#[test]
+fn plugin_reaches_a_frontend_through_kubectl() {
+    let home = installed();
+    let path = |name: &str| home.path().join(name);
+    let write = |name: &str, text: &str| fs::write(path(name), text).expect("a file");
+    let authority = Authority::new("authority", &[]);
+    let sign = |file: &str, hosts: &[&str]| {
+        let (certificate, key) = authority.sign(file, "people", hosts);
+        write(&format!("{file}.crt"), &certificate);
+        write(&format!("{file}.key"), &key);
+    };
+    sign("frontend", &["fairlead.network.svc"]);
+    sign("ops", &[]);
+    let address = SocketAddr::new(plan::OUTSIDE.v4.into(), 7600).to_string();
+    write("address", &address);
+    write("ca.crt", &authority.pem());
+    write("slices.json", r#"{"items": [{"endpoints": [{"targetRef": {"kind": "Pod", "name": "frontend-a"}}]}]}"#);
+    write("kubectl", KUBECTL);
+    fs::set_permissions(path("kubectl"), Permissions::from_mode(0o755)).expect("permissions");
+
+    let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
+    cluster.manifests(&path("manifests"));
+    let mut frontend = fairlead();
+    frontend.args(["frontend", "--metrics", "none", "--admin-identity", "ops", "--listen", &address]);
+    frontend.arg("--manifests").arg(path("manifests")).arg("--tls-client-ca").arg(path("ca.crt"));
+    frontend.arg("--tls-cert").arg(path("frontend.crt")).arg("--tls-key").arg(path("frontend.key"));
+    let frontend = Process::spawn(cluster.outside(), frontend, &path("frontend.log"));
+    frontend.wait_for_line("listening", 0, TIMEOUT);
+
+    let plugin = |arguments: &[&str]| {
+        let search = format!("{}:{}", home.path().display(), env::var("PATH").expect("PATH"));
+        let mut plugin = Command::new(path("kubectl-fairlead"));
+        for (name, _) in fairlead().get_envs() {
+            plugin.env_remove(name);
+        }
+        plugin.args(arguments).env("PATH", search).env("FAIRLEAD_NAMESPACE", "network");
+        let output = cluster.outside().finish(&mut plugin);
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    };
+    let (certificate, key) = (path("ops.crt").display().to_string(), path("ops.key").display().to_string());
+    let printed = plugin(&["status", "--tls-cert", &certificate, "--tls-key", &key]);
+    assert!(printed.contains("programmed on all nodes"), "{printed}");
+    assert!(!path("created").exists(), "a certificate is given");
+    let forward = fs::read_to_string(path("forward.pid")).expect("a forward");
+    let process = Path::new("/proc").join(forward.trim()).join("cwd");
+    eventually("the forward ends", TIMEOUT, || fs::read_link(&process).err());
+
+    // This frontend reviews no tokens.
+    let printed = plugin(&["status"]);
+    assert!(printed.contains("this frontend accepts no tokens") && path("created").exists(), "{printed}");
+
+    write("slices.json", r#"{"items": []}"#);
+    let printed = plugin(&["status"]);
+    assert!(printed.contains("Service network/fairlead has no ready frontend"), "{printed}");
 }
 
 #[test]

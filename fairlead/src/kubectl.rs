@@ -1,0 +1,298 @@
+//! The kubectl plugin: reaches the frontends of a cluster through kubectl, which uses the kubeconfig of its user.
+//!
+//! ```text
+//!   get endpointslices ──▶ ready frontends ──▶ port-forward to each ──▶ --frontend
+//!   get configmap NAME-ca ──▶ --tls-ca         create token NAME-operator ──▶ --token-file
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    env,
+    ffi::OsStr,
+    fs::File,
+    io::Write as _,
+    net::SocketAddr,
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use futures::future;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    process::{Child, Command},
+    time::timeout,
+};
+
+use crate::cli::FrontendAddressArgs;
+
+/// How long kubectl may take to forward a port.
+const FORWARD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a command needs until it ends: forwarded ports, and files in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Connection {
+    forwards: Vec<Forward>,
+    /// Only this process and its user can open them, by [`Connection::file`].
+    files: Vec<File>,
+}
+
+/// A port of this machine that kubectl forwards to a frontend, until this is dropped.
+#[derive(Debug)]
+struct Forward {
+    address: SocketAddr,
+    _process: Child,
+}
+
+/// The names of the chart's objects.
+#[derive(Debug)]
+struct Installation {
+    namespace: String,
+    /// The chart's `fullnameOverride`, or what it is without one.
+    name: String,
+}
+
+/// One run of kubectl.
+#[derive(Debug)]
+struct Call {
+    arguments: Vec<String>,
+    /// What to check if it fails.
+    hint: String,
+}
+
+/// Whether kubectl has started this process as its plugin, by the path of the program.
+pub(crate) fn is_plugin(program: Option<&OsStr>) -> bool {
+    program.and_then(|program| Path::new(program).file_name()) == Some(OsStr::new("kubectl-fairlead"))
+}
+
+/// Lets a command reach all ready frontends. Credentials that are given are kept.
+pub(crate) async fn connect(args: &mut FrontendAddressArgs) -> Result<Connection> {
+    let installation = Installation::from_environment();
+    let mut connection = Connection::default();
+    let pods = ready_pods(&installation.frontends().output().await?)?;
+    if pods.is_empty() {
+        let Installation { namespace, name } = installation;
+        bail!(
+            "Service {namespace}/{name} has no ready frontend: check FAIRLEAD_NAMESPACE and FAIRLEAD_NAME \
+             (fullnameOverride of the chart), and `kubectl -n {namespace} get pods`"
+        );
+    }
+    if args.tls_ca.is_none() {
+        args.tls_ca = Some(connection.file(&installation.authorities().output().await?)?);
+    }
+    if args.token_file.is_none() && args.tls_cert.is_none() {
+        args.token_file = Some(connection.file(&installation.token().output().await?)?);
+    }
+    let forwards = pods.iter().map(|pod| Forward::open(installation.forward(pod)));
+    connection.forwards = future::try_join_all(forwards).await?;
+    args.addresses = connection.forwards.iter().map(|forward| format!("https://{}", forward.address)).collect();
+    args.frontend_name.get_or_insert_with(|| installation.server_name());
+    Ok(connection)
+}
+
+/// The pods of ready endpoints in a list of EndpointSlices. A pod is in a slice of each of its IP families.
+fn ready_pods(list: &[u8]) -> Result<BTreeSet<String>> {
+    let list: Value = serde_json::from_slice(list).context("kubectl printed no list of EndpointSlices")?;
+    let slices = list["items"].as_array().into_iter().flatten();
+    let endpoints = slices.filter_map(|slice| slice["endpoints"].as_array()).flatten();
+    let ready = endpoints.filter(|endpoint| endpoint["conditions"]["ready"] != false);
+    let pods = ready.map(|endpoint| &endpoint["targetRef"]).filter(|target| target["kind"] == "Pod");
+    Ok(pods.filter_map(|pod| pod["name"].as_str().map(str::to_owned)).collect())
+}
+
+/// The address in the first line of `kubectl port-forward`.
+fn local_address(line: &str) -> Option<SocketAddr> {
+    let (address, _port) = line.strip_prefix("Forwarding from ")?.split_once(" -> ")?;
+    address.parse().ok()
+}
+
+// === impl Connection ===
+
+impl Connection {
+    /// The path of a new file in memory.
+    fn file(&mut self, content: &[u8]) -> Result<PathBuf> {
+        let file = memfd_create("kubectl", MFdFlags::MFD_CLOEXEC).context("cannot create a file in memory")?;
+        let mut file = File::from(file);
+        file.write_all(content).context("cannot write a file in memory")?;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        self.files.push(file);
+        Ok(path.into())
+    }
+}
+
+impl Forward {
+    async fn open(call: Call) -> Result<Self> {
+        let mut process = call.spawn()?;
+        let mut line = String::new();
+        // The pipe stays open as long as the process: kubectl would end when it cannot write to it.
+        if let Some(output) = &mut process.stdout {
+            let mut output = BufReader::new(output);
+            let first = timeout(FORWARD_TIMEOUT, output.read_line(&mut line)).await;
+            first.with_context(|| call.failed("forwarded no port in time"))?.context("cannot read from kubectl")?;
+        }
+        let address = local_address(&line).with_context(|| call.failed("forwarded no port"))?;
+        Ok(Self { address, _process: process })
+    }
+}
+
+// === impl Installation ===
+
+impl Installation {
+    fn from_environment() -> Self {
+        let of = |variable: &str, default: &str| {
+            env::var(variable).ok().filter(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
+        };
+        Self { namespace: of("FAIRLEAD_NAMESPACE", "kube-system"), name: of("FAIRLEAD_NAME", "fairlead") }
+    }
+
+    /// The name in the certificate of frontends.
+    fn server_name(&self) -> String {
+        format!("{}.{}.svc", self.name, self.namespace)
+    }
+
+    fn frontends(&self) -> Call {
+        let Self { namespace, name } = self;
+        let selector = format!("kubernetes.io/service-name={name}");
+        let arguments = ["get", "endpointslices.discovery.k8s.io", "--selector", &selector, "--output", "json"];
+        self.call(&arguments, format!("you need `list` on endpointslices.discovery.k8s.io in {namespace}"))
+    }
+
+    fn authorities(&self) -> Call {
+        let arguments = ["get", "configmap", &format!("{}-ca", self.name), "--output", r"jsonpath={.data.ca\.crt}"];
+        let namespace = &self.namespace;
+        let hint = format!(
+            "you need `get` on configmaps in {namespace}; unless the chart has tls.mode selfSigned, save the CA of the \
+             frontends and set --tls-ca"
+        );
+        self.call(&arguments, hint)
+    }
+
+    fn token(&self) -> Call {
+        let account = format!("{}-operator", self.name);
+        let hint = format!(
+            "you need `create` on serviceaccounts/token for {account} in {}, and the chart identity: token and \
+             operators.serviceAccount: true; or set --tls-cert and --tls-key",
+            self.namespace
+        );
+        self.call(&["create", "token", &account, "--audience", "fairlead", "--duration", "10m"], hint)
+    }
+
+    fn forward(&self, pod: &str) -> Call {
+        let arguments = ["port-forward", &format!("pod/{pod}"), ":grpc", "--address", "127.0.0.1"];
+        self.call(&arguments, format!("you need `get` on pods and `create` on pods/portforward in {}", self.namespace))
+    }
+
+    fn call(&self, arguments: &[&str], hint: String) -> Call {
+        let arguments = [&["--namespace", self.namespace.as_str()], arguments].concat();
+        Call { arguments: arguments.into_iter().map(str::to_owned).collect(), hint }
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    /// Starts kubectl. It prints its errors itself, asks for passwords, and is killed when the result is dropped.
+    fn spawn(&self) -> Result<Child> {
+        let mut command = Command::new("kubectl");
+        command.args(&self.arguments).stdout(Stdio::piped()).kill_on_drop(true);
+        command.spawn().context("cannot start kubectl: install it in PATH, or set --frontend")
+    }
+
+    /// What kubectl prints.
+    async fn output(&self) -> Result<Vec<u8>> {
+        let output = self.spawn()?.wait_with_output().await.context("cannot read from kubectl")?;
+        if !output.status.success() || output.stdout.is_empty() {
+            bail!("{}", self.failed("gave no answer"));
+        }
+        Ok(output.stdout)
+    }
+
+    fn failed(&self, how: &str) -> String {
+        format!("`kubectl {}` {how}: {}", self.arguments.join(" "), self.hint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn plugin_is_known_by_its_name() {
+        for (program, expected) in [
+            ("/usr/local/bin/kubectl-fairlead", true),
+            ("kubectl-fairlead", true),
+            ("/kubectl-fairlead/fairlead", false),
+            ("", false),
+        ] {
+            assert_eq!(is_plugin(Some(OsStr::new(program))), expected, "{program}");
+        }
+        assert!(!is_plugin(None));
+    }
+
+    #[test]
+    fn frontends_are_the_pods_of_ready_endpoints() {
+        let endpoint = |kind: &str, name: &str, ready: Value| {
+            let target = json!({"kind": kind, "name": name});
+            json!({"targetRef": target, "conditions": {"ready": ready}})
+        };
+        let list = json!({"items": [
+            {"endpoints": [endpoint("Pod", "b", true.into()), endpoint("Pod", "a", Value::Null)]},
+            {"endpoints": [endpoint("Pod", "a", true.into()), endpoint("Pod", "c", false.into())]},
+            {"endpoints": [endpoint("Node", "n", true.into()), {"addresses": ["192.0.2.1"]}]},
+            {"endpoints": null},
+        ]});
+        let pods = ready_pods(list.to_string().as_bytes()).unwrap();
+        assert_eq!(pods.into_iter().collect::<Vec<_>>(), ["a", "b"]);
+        assert!(ready_pods(br#"{"items": []}"#).unwrap().is_empty());
+        ready_pods(b"error").unwrap_err();
+    }
+
+    #[test]
+    fn local_port_is_read_from_the_first_line() {
+        let address = "127.0.0.1:40123".parse().unwrap();
+        assert_eq!(local_address("Forwarding from 127.0.0.1:40123 -> 7600\n"), Some(address));
+        for line in ["", "Forwarding from 127.0.0.1 -> 7600", "Handling connection for 40123"] {
+            assert_eq!(local_address(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn calls_name_the_objects_of_the_installation() {
+        let of = |namespace: &str, name: &str| Installation { namespace: namespace.into(), name: name.into() };
+        let installation = of("network", "fl");
+        let line = |call: Call| call.arguments.join(" ");
+        assert_eq!(
+            line(installation.frontends()),
+            "--namespace network get endpointslices.discovery.k8s.io --selector kubernetes.io/service-name=fl \
+             --output json"
+        );
+        assert_eq!(
+            line(installation.authorities()),
+            r"--namespace network get configmap fl-ca --output jsonpath={.data.ca\.crt}"
+        );
+        assert_eq!(
+            line(installation.token()),
+            "--namespace network create token fl-operator --audience fairlead --duration 10m"
+        );
+        assert_eq!(
+            line(installation.forward("fl-frontend-x")),
+            "--namespace network port-forward pod/fl-frontend-x :grpc --address 127.0.0.1"
+        );
+        assert_eq!(installation.server_name(), "fl.network.svc");
+        assert!(installation.token().failed("failed").contains("`create` on serviceaccounts/token for fl-operator"));
+    }
+
+    #[test]
+    fn files_in_memory_are_read_by_path() {
+        let mut connection = Connection::default();
+        let path = connection.file(b"token").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"token");
+        assert_eq!(std::fs::read(path).unwrap(), b"token", "each time from the start");
+    }
+}
