@@ -72,6 +72,9 @@ const READ_INTERVAL: Duration = Duration::from_secs(30);
 /// A reconcile reads the kernel if it was not read for this long, even if nobody else can have changed it.
 const MAX_READ_AGE: Duration = Duration::from_secs(3_600);
 
+/// The same while the kernel rejects service ports: it may contain something else than is known.
+const MAX_READ_AGE_REJECTED: Duration = Duration::from_secs(300);
+
 /// A backend: a data plane, what was applied to it, and what is to be programmed.
 #[derive(Debug)]
 pub struct Driver<P: DataPlane> {
@@ -158,7 +161,8 @@ impl<P: DataPlane> Driver<P> {
     /// What has changed since the last call; `None`: the kernel has to be read.
     fn changes(&mut self, state: &NodeState) -> Option<Changes> {
         let is_family_due = self.plane.families().is_some_and(|families| !families.due().is_empty());
-        let is_old = self.read_at.elapsed() >= MAX_READ_AGE;
+        let max_age = if self.quarantine.is_empty() { MAX_READ_AGE } else { MAX_READ_AGE_REJECTED };
+        let is_old = self.read_at.elapsed() >= max_age;
         if is_family_due || is_old || !self.queue.is_empty() || !self.plane.is_untouched() {
             return None;
         }

@@ -113,7 +113,8 @@ impl NfTablesWatch {
 
     fn receive(&mut self) -> Result<()> {
         loop {
-            let events = self.monitor.wait(Duration::ZERO).context("read nf_tables notifications")?;
+            let received = self.monitor.wait(Duration::ZERO).context("read nf_tables notifications");
+            let events = received.inspect_err(|_| self.tracker.lost())?;
             if events.is_empty() {
                 return Ok(());
             }

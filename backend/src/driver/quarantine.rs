@@ -39,6 +39,10 @@ impl Quarantine {
         self.rejected.remove(key);
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.rejected.is_empty()
+    }
+
     pub(super) fn contains(&self, key: &ServicePortKey) -> bool {
         self.rejected.contains_key(key)
     }

@@ -59,12 +59,21 @@ impl GenerationTracker {
     /// notifications.
     pub(super) fn accounts_for(&mut self, generation: u32) -> bool {
         self.unsure = generation != self.accounted;
+        if !self.unsure {
+            self.touched = None;
+        }
         !self.unsure
+    }
+
+    /// Notifications may be missing. That of the next generation may be all that is left of a transaction.
+    pub(super) fn lost(&mut self) {
+        self.unsure = true;
+        self.touched.get_or_insert(Touched::Perhaps);
     }
 
     pub(super) fn notified(&mut self, event: NftEvent) {
         match event {
-            NftEvent::Lost => self.unsure = true,
+            NftEvent::Lost => self.lost(),
             NftEvent::Changed { port, .. } | NftEvent::Generation { port, .. } if self.own_port == Some(port) => {}
             NftEvent::Changed { .. } => {
                 // A change that certainly concerns our objects takes precedence over one that may.

@@ -90,6 +90,17 @@ fn the_generation_shows_whether_lost_notifications_matter() {
 }
 
 #[test]
+fn a_generation_after_lost_notifications_may_have_changed_our_objects() {
+    let mut tracker = tracker();
+    assert_eq!(drift(&mut tracker, [NftEvent::Lost, generation(11, NFT_PORT)]), Some(Drift::Possible));
+    assert!(!tracker.accounts_for(11), "it is not counted");
+    tracker.restart(11);
+    assert_eq!(drift(&mut tracker, [NftEvent::Lost]), None);
+    assert!(tracker.accounts_for(11), "nothing was lost that matters");
+    assert_eq!(drift(&mut tracker, [generation(12, NFT_PORT)]), None);
+}
+
+#[test]
 fn generations_wrap_around_and_skip_0() {
     let mut tracker = GenerationTracker::new(Some(OWN_PORT), touched, u32::MAX);
     assert_eq!(drift(&mut tracker, [changed("ours", NFT_PORT), generation(1, NFT_PORT)]), by_nft());
