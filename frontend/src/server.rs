@@ -29,7 +29,7 @@ use anyhow::{Context as _, Result};
 use http::request::Parts;
 use proto::v1;
 use runtime::Shutdown;
-use tokio::task::spawn_blocking;
+use tokio::{task::spawn_blocking, time::timeout};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Code, Response, Status, Streaming, transport::Server};
 use tracing::info;
@@ -62,6 +62,8 @@ const HEADERS: u32 = 16 << 10;
 const MAX_PENDING_RESETS: usize = 16;
 /// A connection is closed after this many calls that violate HTTP/2.
 const MAX_STREAM_ERRORS: usize = 64;
+/// The longest wait of a client for the state at an earlier time. Meanwhile it gets no other answer.
+const REBUILD_WAIT: Duration = Duration::from_secs(10);
 /// How much longer the server waits than its sessions do.
 const DRAIN_SLACK: Duration = Duration::from_millis(500);
 
@@ -220,7 +222,9 @@ impl FairleadService {
         // The state at an earlier time has a snapshot.
         let _rebuild = match request.at_micros {
             0 => None,
-            _ => Some(self.context.rebuild_queue.acquire(&identity).await),
+            _ => Some(timeout(REBUILD_WAIT, self.context.rebuild_queue.acquire(&identity)).await.map_err(|_| {
+                Status::unavailable("many nodes are sent their whole state at the moment: try again in some seconds")
+            })?),
         };
         let response = changes::response(&self.context.cluster, &request, identity.may_see_all_objects())?;
         Ok(answer(response, permit))
