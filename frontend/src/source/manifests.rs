@@ -163,6 +163,7 @@ impl DirectoryWatcher {
         }
         let mut events = FileEvents::default();
         self.collect(|collected| events = mem::take(collected));
+        self.add_missing(&mut events);
         if events.is_gone || !self.directory.exists() {
             if self.watched.take().is_some() {
                 error!(directory = ?self.directory, "manifests directory removed, keeping its last objects until it is back");
@@ -205,7 +206,12 @@ impl DirectoryWatcher {
             Ok(()) => {
                 info!(directory = ?self.directory, "manifests directory replaced, reading all files again");
                 self.watched = now;
-                self.collect(|events| events.rescan = true);
+                // It may still be filled.
+                let filled_by = Instant::now() + RETRY;
+                self.collect(|events| {
+                    events.rescan = true;
+                    events.removed.extend(self.missing().map(|name| (name.clone(), filled_by)));
+                });
             }
             Err(error) => {
                 let occurrence = self.failures.failed(&error.to_string());
@@ -225,16 +231,25 @@ impl DirectoryWatcher {
     /// Whether a file that was removed is missing. What was removed before all files are read again is not known: all
     /// that are missing.
     fn is_any_missing(&self) -> bool {
-        let (catalog, mut is_any) = (&self.catalog, false);
+        let mut is_any = false;
         self.collect(|events| {
-            if events.rescan {
-                for name in catalog.names().filter(|name| catalog.is_missing(name)) {
-                    events.removed.entry(name.clone()).or_insert_with(Instant::now);
-                }
-            }
-            is_any = events.removed.keys().any(|name| catalog.is_missing(name));
+            self.add_missing(events);
+            is_any = events.removed.keys().any(|name| self.catalog.is_missing(name));
         });
         is_any
+    }
+
+    /// Before all files are read again: those that are missing were removed.
+    fn add_missing(&self, events: &mut FileEvents) {
+        if events.rescan {
+            for name in self.missing() {
+                events.removed.entry(name.clone()).or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    fn missing(&self) -> impl Iterator<Item = &OsString> {
+        self.catalog.names().filter(|name| self.catalog.is_missing(name))
     }
 
     /// The files that were removed long enough ago. Others that are missing wait for the next turn.
