@@ -123,7 +123,7 @@ fn bash_completes_with_the_script() {
     let home = installed();
     let script = fairlead().args(["completion", "bash"]).output().expect("the program starts");
     let file = home.path().join("script");
-    std::fs::write(&file, script.stdout).expect("a file");
+    fs::write(&file, script.stdout).expect("a file");
     let script = ". \"$0\" && COMP_WORDS=(fairlead stat) COMP_CWORD=1 && _fairlead fairlead stat fairlead && echo \"${COMPREPLY[@]}\"";
     let answer = Command::new("bash").args(["-c", script]).arg(&file).output().expect("bash");
     assert_eq!(String::from_utf8_lossy(&answer.stdout), "status\n", "{}", String::from_utf8_lossy(&answer.stderr));

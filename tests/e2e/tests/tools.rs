@@ -107,7 +107,7 @@ fn bundled(deployment: &Deployment, state_dir: &str, name: &str) {
         let listed = manifest["files"].as_array().expect("a list").iter().any(|file| file["name"] == wanted);
         assert!(listed, "no {wanted}: {manifest:#}");
     }
-    let rules = if name == "nftables" { "nft/ip-fairlead.txt" } else { "iptables/iptables-legacy.txt" };
+    let rules = if name == "nftables" { "nft/ip-fairlead1.txt" } else { "iptables/iptables-legacy.txt" };
     assert!(fs::read_to_string(top.join(rules)).expect("rules").contains("default/web") || name == "nftables");
     let mut count = 0;
     for_each_file(&top, &mut |path| {

@@ -190,7 +190,7 @@ impl Backend {
         };
         let is_ipvs_chain = |line: &str| line.contains("FAIRLEAD-IPVS");
         match self {
-            Self::Nft => add(netns.output("nft", &["list", "tables"]), &|line| line.ends_with(" fairlead")),
+            Self::Nft => add(netns.output("nft", &["list", "tables"]), &|line| line.ends_with(" fairlead1")),
             Self::IptablesNft | Self::IptablesLegacy => {
                 let is_own =
                     |line: &str| (line.contains("KUBE-") || line.contains("FAIRLEAD-")) && !is_ipvs_chain(line);
