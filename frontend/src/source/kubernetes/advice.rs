@@ -37,7 +37,8 @@ pub(super) fn advice(
              proxy in front of it"
         ),
         (404, Some(since)) => format!(
-            "Kubernetes serves {resource} from {since} on: check the version, and --runtime-config of kube-apiserver"
+            "Kubernetes serves {resource} from {since} on: check the version, --runtime-config of kube-apiserver, and \
+             check that {address} has no path"
         ),
         _ => return None,
     })
