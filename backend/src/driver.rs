@@ -2,7 +2,7 @@
 //! which translates service ports for one part of the kernel.
 //!
 //! ```text
-//!   reconcile ─▶ DataPlane::observe ─▶ those that differ ─┐   (as `apply`, if nobody else can have changed the kernel)
+//!   reconcile ─▶ DataPlane::observe ─▶ those that differ ─┐   (or as `apply`: no other process wrote)
 //!   apply ─────▶ the affected service ports ──────────────┴▶ queue ─▶ DataPlane::commit: one transaction ─▶ SyncReport
 //!                                                              ▲          │
 //!                                                              └──────────┴─ unfinished, or rejected without a name
@@ -69,7 +69,7 @@ const MAX_ATTEMPTS: usize = 8;
 /// explained by a change of another process.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A reconcile reads the kernel if it was not read for this long, even if nobody else can have changed it.
+/// A reconcile reads the kernel if it was not read for this long, even if no other process can have changed it.
 const MAX_READ_AGE: Duration = Duration::from_secs(3_600);
 
 /// The same while the kernel rejects service ports: it may contain something else than is known.

@@ -1,8 +1,8 @@
 //! The most recent changes of service ports: when, because of which object, and how to undo them. For the status page,
 //! `fairlead log` and `fairlead services --at`.
 //!
-//! They have a limit in memory. Beyond it the oldest change of the namespace that takes most of it goes: whoever
-//! changes much loses their own history, not that of others.
+//! They have a limit in memory. Beyond it the history forgets the oldest change of the namespace that takes most of it:
+//! a namespace that changes much loses its own history, not that of others.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

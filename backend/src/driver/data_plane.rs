@@ -28,7 +28,7 @@ pub trait DataPlane: Send + 'static {
         ownership: &VipOwnership,
     ) -> impl Future<Output = Result<Synced<Self::Applied>>> + Send;
 
-    /// Whether nobody else can have changed the kernel since it was read, so that it need not be read again.
+    /// Whether no other process can have changed the kernel since it was read, so that it need not be read again.
     fn is_untouched(&mut self) -> bool {
         false
     }

@@ -166,7 +166,8 @@ impl DirectoryWatcher {
         self.add_missing(&mut events);
         if events.is_gone || !self.directory.exists() {
             if self.watched.take().is_some() {
-                error!(directory = ?self.directory, "manifests directory removed, keeping its last objects until it is back");
+                let removed = "manifests directory removed, keeping its last objects until it is back";
+                error!(directory = ?self.directory, "{removed}");
                 // Fails if it is not watched any more.
                 let _ = self.inotify.unwatch(&self.directory);
             }
@@ -215,7 +216,8 @@ impl DirectoryWatcher {
             }
             Err(error) => {
                 let occurrence = self.failures.failed(&error.to_string());
-                warn_if_news!(occurrence, %error, directory = ?self.directory, "cannot watch the manifests directory, retrying");
+                let failing = "cannot watch the manifests directory, retrying";
+                warn_if_news!(occurrence, %error, directory = ?self.directory, "{failing}");
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The limits of a planned object, most of them those of the API server. Nobody but it checks what a manifest has, and
-//! without them the work of a plan, and keys in memory, would be products of what a request lists.
+//! The limits of a planned object, most of them those of the API server, which has not checked these objects. Without
+//! them the work of a plan, and keys in memory, would be products of what a request lists.
 
 use serde_json::Value;
 
