@@ -155,7 +155,8 @@ pub(crate) struct Summary {
 // === impl Ours ===
 
 impl Ours {
-    /// Whether a virtual server is ours, given our addresses and set entries.
+    /// Whether a virtual server is ours, given our addresses and set entries. If another process removes all of these
+    /// while a virtual server drains that no Service needs any more, nothing tells it from other people's: it stays.
     pub(crate) fn has(&self, server: &VirtualServerKey, objects: &Objects) -> bool {
         let (protocol, ip, port) = match server {
             VirtualServerKey::FwMark(_, mark) => return Mark::from_raw(*mark).is_some(),

@@ -113,15 +113,19 @@ impl Planner<'_> {
             }
             Object::Server(server) if self.destinations(server) => return,
             Object::Address(address) if self.serves(address) || self.leads_from(address) => return,
-            // The entry stays while a virtual server that depends on it drains, with a verdict for new connections.
+            // The entry stays while a virtual server that depends on it drains, with a verdict for new connections. It
+            // also tells whose the virtual server is, if another process has removed the address.
             Object::SetEntry(SetId { content: SetContent::Addresses, .. }, entry) => {
-                let address = entry.ip.map(Object::Address);
-                if address.is_some_and(|address| self.stays(&address)) {
+                if entry.ip.is_some_and(|ip| self.stays(&Object::Address(ip)) || self.serves(ip)) {
                     return self.change(object, Value::Mark(Mark::DROP));
                 }
             }
             // The virtual server rejects new connections while it drains, and the address stays.
             Object::SetEntry(SetId { content: SetContent::Vips, .. }, _) if self.leads_to_draining(&object) => return,
+            // If the address is another device's, nothing else tells whose the virtual server is.
+            Object::SetEntry(SetId { content: SetContent::Vips, .. }, entry) if self.serves_elsewhere(&entry) => {
+                return self.change(object, Value::Mark(Mark::REJECT));
+            }
             Object::SetEntry(SetId { content: SetContent::NodePorts, .. }, entry) if self.serves_node_port(&entry) => {
                 return self.change(object, Value::Mark(Mark::REJECT));
             }
@@ -144,6 +148,18 @@ impl Planner<'_> {
         };
         let servers = self.at_ports.get_or_init(|| at_ports(self.observed)).get(&(IpFamily::of(&ip), protocol, port));
         servers.is_some_and(|servers| servers.iter().any(|server| self.stays(&Object::Server(*server))))
+    }
+
+    /// Whether a virtual server stays for a VIP whose address is not on our device.
+    fn serves_elsewhere(&self, entry: &IpsetEntry) -> bool {
+        let (Some(protocol), Some(port), Some(ip)) = (entry.protocol, entry.port, entry.ip) else {
+            return false;
+        };
+        let is_vip = |of: &IpvsProtocol| *of as u8 == protocol;
+        let server = |of| Object::Server(VirtualServerKey::Address(of, SocketAddr::new(ip, port)));
+        let addresses = SetId { content: SetContent::Addresses, family: IpFamily::of(&ip) };
+        !self.observed.contains_key(&Object::SetEntry(addresses, set::address(ip)))
+            && PROTOCOLS.into_iter().find(is_vip).is_some_and(|of| self.stays(&server(of)))
     }
 
     /// Whether a VIP leads to a virtual server that stays only to drain.

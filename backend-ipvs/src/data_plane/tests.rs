@@ -191,6 +191,32 @@ async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connect
     assert!(!kernel.objects().contains_key(&destination(ONE)));
 }
 
+/// Restarts during the drain know by addresses and set entries that the virtual server is ours.
+#[tokio::test(start_paused = true)]
+async fn a_virtual_server_that_drains_is_removed_if_its_address_is_not_on_the_device() {
+    let lost: IpAddr = "10.96.0.1".parse().unwrap();
+    let elsewhere: IpAddr = "192.0.2.1".parse().unwrap();
+    let kernel = Fake::default();
+    kernel.set_elsewhere([elsewhere]);
+    let service =
+        |web: ServiceBuilder| web.cluster_ip("10.96.0.1").external_ip("192.0.2.1").affinity(60).endpoints([ONE]);
+    reconcile(&kernel, &mk_state().service("default/web", service).build()).await;
+    kernel.connect(1);
+
+    for _ in 0..3 {
+        let mut driver = driver(&kernel);
+        driver.reconcile_all(&mk_state().build()).await.unwrap();
+        let servers = [lost, elsewhere].map(|ip| VirtualServerKey::Address(IpvsProtocol::Tcp, (ip, 80).into()));
+        assert!(servers.iter().all(|server| kernel.objects().contains_key(&Object::Server(*server))));
+        kernel.lose(&Object::Address(lost));
+    }
+
+    kernel.connect(0);
+    let mut driver = driver(&kernel);
+    driver.reconcile_all(&mk_state().build()).await.unwrap();
+    assert_eq!(kernel.objects(), from_scratch(&mk_state().build()).await);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_drain_ends_at_its_deadline() {
     let kernel = Fake::default();
