@@ -21,31 +21,20 @@ const MAX_LAG: Duration = Duration::from_secs(5);
 /// How many changes the page has.
 const MAX_CHANGES: usize = 200;
 
-const NODES: &[(&str, CellKind)] = &[
-    ("Node", CellKind::Text),
-    ("State", CellKind::State),
-    ("Backend", CellKind::Text),
-    ("Revision", CellKind::Number),
-    ("Behind", CellKind::Number),
-    ("Failures", CellKind::Number),
-    ("Last error", CellKind::Text),
+/// The columns of the tables: title, and CSS class of the cells.
+const NODES: &[(&str, &str)] = &[
+    ("Node", ""),
+    ("State", "state"),
+    ("Backend", ""),
+    ("Revision", "number"),
+    ("Behind", "number"),
+    ("Failures", "number"),
+    ("Last error", ""),
 ];
-const DRAINS: &[(&str, CellKind)] = &[
-    ("Pod", CellKind::Text),
-    ("Services", CellKind::Text),
-    ("Waits for", CellKind::Text),
-    ("Waiting", CellKind::Number),
-];
-const PROBLEMS: &[(&str, CellKind)] =
-    &[("Object", CellKind::Text), ("Field", CellKind::Code), ("Problem", CellKind::Text)];
-const CHANGES: &[(&str, CellKind)] = &[
-    ("Service port", CellKind::Name),
-    ("Change", CellKind::Text),
-    ("Time", CellKind::Text),
-    ("Revision", CellKind::Number),
-];
-const SERVICES: &[(&str, CellKind)] =
-    &[("Service port", CellKind::Name), ("Addresses", CellKind::Lines), ("Endpoints", CellKind::Number)];
+const DRAINS: &[(&str, &str)] = &[("Pod", ""), ("Services", ""), ("Waits for", ""), ("Waiting", "number")];
+const PROBLEMS: &[(&str, &str)] = &[("Object", ""), ("Field", "code"), ("Problem", "")];
+const CHANGES: &[(&str, &str)] = &[("Service port", ""), ("Change", ""), ("Time", ""), ("Revision", "number")];
+const SERVICES: &[(&str, &str)] = &[("Service port", ""), ("Addresses", ""), ("Endpoints", "number")];
 
 /// Everything at one moment.
 #[derive(Clone, Debug, Default)]
@@ -72,23 +61,9 @@ pub(super) struct Figure {
 pub(super) struct PageTable {
     pub(super) id: &'static str,
     pub(super) title: &'static str,
-    pub(super) columns: &'static [(&'static str, CellKind)],
+    pub(super) columns: &'static [(&'static str, &'static str)],
     pub(super) empty_text: &'static str,
     pub(super) rows: Vec<PageRow>,
-}
-
-/// What the cells of a column contain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CellKind {
-    Text,
-    /// It may be wrapped after `/` and `:`.
-    Name,
-    Number,
-    Code,
-    /// It has the color of the row.
-    State,
-    /// Each line is kept together.
-    Lines,
 }
 
 #[derive(Clone, Debug)]
@@ -275,7 +250,7 @@ fn service_rows(cluster: &ClusterState) -> (Vec<PageRow>, usize) {
         let log = cluster.log();
         for (key, view) in log.bucket_views(bucket) {
             endpoints += view.endpoints();
-            rows.push(PageRow::of([key.to_string(), vips(&view.port).join("\n"), view.endpoints().to_string()]));
+            rows.push(PageRow::of([key.to_string(), vips(&view.port).join(", "), view.endpoints().to_string()]));
         }
     }
     rows.sort_by(|one, other| one.cells.cmp(&other.cells));

@@ -1,10 +1,10 @@
-//! Renders the model as HTML. Every text is escaped by [`Escaped`].
+//! Renders the model as HTML. Every text is escaped by [`escaped`].
 
 use std::fmt::Write as _;
 
 use super::{
-    html::{Escaped, WrappableName},
-    model::{CellKind, Figure, PageModel, PageRow, PageTable},
+    html::escaped,
+    model::{Figure, PageModel, PageRow, PageTable},
     query::PageQuery,
 };
 
@@ -43,10 +43,10 @@ pub(super) fn page(model: &PageModel, query: &PageQuery) -> String {
 </body>
 </html>
 "#,
-        version = Escaped(env!("CARGO_PKG_VERSION")),
-        filter = Escaped(&query.filter),
+        version = escaped(env!("CARGO_PKG_VERSION")),
+        filter = escaped(&query.filter),
         live = live(model, query),
-        started = Escaped(&model.started),
+        started = escaped(&model.started),
     )
 }
 
@@ -54,9 +54,9 @@ pub(super) fn page(model: &PageModel, query: &PageQuery) -> String {
 pub(super) fn live(model: &PageModel, query: &PageQuery) -> String {
     let mut html = String::from("<dl class=\"figures\">\n");
     for Figure { class, name, value, note } in &model.figures {
-        let note = if note.is_empty() { String::new() } else { format!("<small> {}</small>", Escaped(note)) };
+        let note = if note.is_empty() { String::new() } else { format!("<small> {}</small>", escaped(note)) };
         // Writing to a String cannot fail, here and below.
-        let _ = writeln!(html, "<div class=\"{class}\"><dt>{name}</dt><dd>{}{note}</dd></div>", Escaped(value));
+        let _ = writeln!(html, "<div class=\"{class}\"><dt>{name}</dt><dd>{}{note}</dd></div>", escaped(value));
     }
     html.push_str("</dl>\n");
     for table in &model.tables {
@@ -81,18 +81,17 @@ fn write_table(html: &mut String, table: &PageTable, query: &PageQuery) {
         html,
         "<div class=\"table\" role=\"region\" aria-labelledby=\"{id}\" tabindex=\"0\"><table>\n<thead><tr>"
     );
-    for (column, kind) in *columns {
-        let class = if *kind == CellKind::Number { "number" } else { "" };
+    for (column, class) in *columns {
         let _ = write!(html, "<th scope=\"col\" class=\"{class}\">{column}</th>");
     }
     html.push_str("</tr></thead>\n<tbody>\n");
     for PageRow { class, cells } in rows.into_iter().take(if query.show_all { usize::MAX } else { DEFAULT_ROWS }) {
         let _ = write!(html, "<tr class=\"{class}\">");
-        for (at, (text, (_, kind))) in cells.iter().zip(*columns).enumerate() {
-            let (class, content) = (class_of(*kind), content(text, *kind));
+        for (at, (text, (_, class))) in cells.iter().zip(*columns).enumerate() {
+            let text = escaped(text);
             let _ = match at {
-                0 => write!(html, "<th scope=\"row\" class=\"{class}\">{content}</th>"),
-                _ => write!(html, "<td class=\"{class}\">{content}</td>"),
+                0 => write!(html, "<th scope=\"row\" class=\"{class}\">{text}</th>"),
+                _ => write!(html, "<td class=\"{class}\">{text}</td>"),
             };
         }
         html.push_str("</tr>\n");
@@ -106,25 +105,4 @@ fn write_table(html: &mut String, table: &PageTable, query: &PageQuery) {
         );
     }
     html.push_str("</section>\n");
-}
-
-/// The class of a cell.
-fn class_of(kind: CellKind) -> &'static str {
-    match kind {
-        CellKind::Text | CellKind::Name => "",
-        CellKind::Number => "number",
-        CellKind::Code => "code",
-        CellKind::State => "state",
-        CellKind::Lines => "lines",
-    }
-}
-
-/// The HTML in a cell.
-fn content(text: &str, kind: CellKind) -> String {
-    match kind {
-        CellKind::Text | CellKind::Number | CellKind::Code => Escaped(text).to_string(),
-        CellKind::Name => WrappableName(text).to_string(),
-        CellKind::State => format!("<span>{}</span>", Escaped(text)),
-        CellKind::Lines => text.lines().map(|line| format!("<span>{}</span> ", Escaped(line))).collect(),
-    }
 }

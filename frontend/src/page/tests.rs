@@ -10,7 +10,7 @@ use hyper::{Request, StatusCode, header::HOST};
 
 use super::{
     Page, is_local_host,
-    model::{CellKind, Figure, PageModel, PageRow, PageTable},
+    model::{Figure, PageModel, PageRow, PageTable},
     query::PageQuery,
     render::{self, DEFAULT_ROWS},
 };
@@ -22,16 +22,10 @@ use crate::{
 
 const HOSTILE: &str = "<script>alert('1')</script>\" onload=\"x";
 
-/// A table with a column of each kind.
+/// A table with a column of each class.
 fn table(id: &'static str, rows: usize, name: &str) -> PageTable {
-    let columns = &[
-        ("Text", CellKind::Text),
-        ("Name", CellKind::Name),
-        ("Number", CellKind::Number),
-        ("Code", CellKind::Code),
-        ("State", CellKind::State),
-        ("Lines", CellKind::Lines),
-    ];
+    let columns =
+        &[("Text", ""), ("Name", ""), ("Number", "number"), ("Code", "code"), ("State", "state"), ("Lines", "")];
     let row = |number| {
         let [first, second] = [format!("{name}-{number}"), format!("ns/{name}-{number}/tcp")];
         PageRow::of([first, second, "7".to_owned(), name.to_owned(), name.to_owned(), format!("{name}\n{name}")])
