@@ -87,22 +87,6 @@ struct Item<K> {
     of: PhantomData<K>,
 }
 
-/// A `PartialObjectMetadata`.
-#[derive(Deserialize)]
-struct MetadataItem {
-    metadata: ItemMetadata,
-}
-
-/// The fields of `ObjectMeta` that are compared.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ItemMetadata {
-    #[serde(default)]
-    namespace: String,
-    name: String,
-    resource_version: String,
-}
-
 /// An event in its wire form. The object is decoded as JSON first, because its meaning depends on the type.
 #[derive(Deserialize)]
 struct RawEvent {
@@ -154,17 +138,21 @@ impl<'de, K: Watchable> Deserialize<'de> for Item<K> {
         if parsed.name.name.is_empty() {
             return Err(D::Error::custom("object without metadata.name"));
         }
-        let version = value["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
-        Ok(Self { parsed, version, of: PhantomData })
+        Ok(Self { parsed, version: resource_version(&value).to_owned(), of: PhantomData })
     }
+}
+
+/// The version of an object; empty if absent.
+fn resource_version(object: &Value) -> &str {
+    object["metadata"]["resourceVersion"].as_str().unwrap_or_default()
 }
 
 /// Decodes a page of a list of `PartialObjectMetadata`: adds the versions of its objects, and returns the `continue`
 /// token of the next page.
 pub(super) fn decode_metadata(body: &[u8], versions: &mut ObjectVersions) -> Result<Option<String>, Error> {
-    let page: RawPage<MetadataItem> = serde_json::from_slice(body)?;
-    for MetadataItem { metadata } in page.items.unwrap_or_default() {
-        versions.set(&ObjectName::new(metadata.namespace, metadata.name), &metadata.resource_version);
+    let page: RawPage<Value> = serde_json::from_slice(body)?;
+    for item in page.items.unwrap_or_default() {
+        versions.set(&parse::json_name(&item), resource_version(&item));
     }
     Ok(page.metadata.continue_.filter(|token| !token.is_empty()))
 }
@@ -175,11 +163,12 @@ impl WatchEvent {
     /// Decodes a line of a watch. An ERROR event is the inner `Err`.
     pub(super) fn decode<K: Watchable>(line: &[u8]) -> Result<Result<Self, Box<Status>>, Error> {
         let RawEvent { r#type, object } = serde_json::from_slice(line)?;
-        let metadata = &object["metadata"];
         let change = match r#type.as_str() {
             "ADDED" | "MODIFIED" => EventChange::Put(parse::from_json::<K>(&object)),
             "DELETED" => EventChange::Delete(parse::json_name(&object)),
-            "BOOKMARK" if metadata["annotations"][INITIAL_EVENTS_END] == "true" => EventChange::InitialEventsEnd,
+            "BOOKMARK" if object["metadata"]["annotations"][INITIAL_EVENTS_END] == "true" => {
+                EventChange::InitialEventsEnd
+            }
             "BOOKMARK" => EventChange::Bookmark,
             "ERROR" => return serde_json::from_value(object).map(Err),
             other => return Err(Error::custom(format!("event of type {other:?}"))),
@@ -189,9 +178,9 @@ impl WatchEvent {
         {
             return Err(Error::custom("event for an object without metadata.name"));
         }
-        match metadata["resourceVersion"].as_str() {
-            Some(version) if !version.is_empty() => Ok(Ok(Self { version: version.to_owned(), change })),
-            _ => Err(Error::custom("event without metadata.resourceVersion")),
+        match resource_version(&object) {
+            "" => Err(Error::custom("event without metadata.resourceVersion")),
+            version => Ok(Ok(Self { version: version.to_owned(), change })),
         }
     }
 }

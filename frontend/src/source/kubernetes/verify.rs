@@ -1,7 +1,7 @@
 //! Requests beside a watch, which show whether its silence means that nothing has changed. They never delay the watch.
 //!
 //! - Has the API server gone back, after a restore from a backup? A list of one object shows its version, each time a
-//!   watch is resumed.
+//!   new watch begins.
 //! - Did the watch miss changes? The names and versions of all objects (`PartialObjectMetadata`) show it: when no event
 //!   or bookmark has arrived for [`Deadlines::silence`], and when a watch is resumed after a failure.
 //!
@@ -38,7 +38,7 @@ pub(super) struct Watched {
 struct WatchedState {
     /// What was delivered.
     objects: ObjectVersions,
-    /// The version after which a watch was resumed, until the API server is known to have reached it.
+    /// The version after which a watch was started, until the API server is known to have reached it.
     unchecked: Option<String>,
     /// When a watch was resumed after a failure, if the objects have not been compared since.
     uncompared: Option<Instant>,

@@ -17,7 +17,7 @@
 
 use std::{
     collections::BTreeMap,
-    future, mem,
+    future,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -70,22 +70,12 @@ pub(super) struct KindWatcher<'a, K> {
     delivered: bool,
 }
 
-/// The last version of a list or event, and how to continue from it.
+/// From where a kind is watched.
 struct WatchPosition {
+    /// The last version of a list or event.
     version: String,
-    next: NextWatch,
-    /// A watch from here has failed.
-    failed: bool,
-}
-
-/// How a kind is watched from a position.
-enum NextWatch {
-    /// By the open watch that has streamed the list.
-    Open(Watch),
-    /// By a new watch: the list has just arrived.
-    Start,
-    /// By a new watch after one that ended.
-    Resume,
+    /// The watch that has streamed the list; `None`: a new one is needed.
+    open: Option<Watch>,
 }
 
 /// The objects of a list so far.
@@ -99,12 +89,11 @@ struct ListedObjects {
 
 impl WatchContext {
     pub(super) fn new(api: KubernetesApi, deadlines: Deadlines, updates: mpsc::Sender<SourceUpdate>) -> Self {
-        let no_streaming = AtomicBool::new(false);
         Self {
             api,
             deadlines,
             updates,
-            no_streaming,
+            no_streaming: AtomicBool::new(false),
             causes: SharedCauses::default(),
             verify_causes: SharedCauses::default(),
         }
@@ -237,10 +226,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
                 EventChange::Delete(name) => objects.remove(&name),
                 EventChange::Bookmark => {}
                 EventChange::InitialEventsEnd => {
-                    return Ok((
-                        objects,
-                        WatchPosition { version: event.version, next: NextWatch::Open(watch), failed: false },
-                    ));
+                    return Ok((objects, WatchPosition { version: event.version, open: Some(watch) }));
                 }
             }
         }
@@ -255,7 +241,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
             let page = self.requests.page(token).await?;
             page.objects.into_iter().for_each(|(parsed, version)| objects.put(parsed, &version));
             if page.next.is_none() {
-                return Ok((objects, WatchPosition { version: page.version, next: NextWatch::Start, failed: false }));
+                return Ok((objects, WatchPosition { version: page.version, open: None }));
             }
             token = page.next;
         }
@@ -288,12 +274,13 @@ impl<K: Watchable> KindWatcher<'_, K> {
     async fn watch(&mut self, mut position: WatchPosition) -> RequestError {
         self.recorder.phase(WatchPhase::Watching);
         self.deliver_progress(&position.version, VersionProgress::Confirmed).await;
+        let mut after_failure = false;
         loop {
-            match self.watch_once(&mut position).await {
-                Ok(()) => {}
+            match self.watch_once(&mut position, after_failure).await {
+                Ok(()) => after_failure = false,
                 Err(error) if error.needs_list() => return error,
                 Err(error) => {
-                    position.failed = true;
+                    after_failure = true;
                     self.wait(Operation::Watch, &error).await;
                 }
             }
@@ -301,13 +288,12 @@ impl<K: Watchable> KindWatcher<'_, K> {
     }
 
     /// Watches until the watch ends. `Ok` if the server ended it in order.
-    async fn watch_once(&mut self, position: &mut WatchPosition) -> Result<(), RequestError> {
-        let mut watch = match mem::replace(&mut position.next, NextWatch::Resume) {
-            NextWatch::Open(watch) => watch,
-            NextWatch::Start => self.requests.watch(Some(&position.version)).await?,
-            NextWatch::Resume => {
+    async fn watch_once(&mut self, position: &mut WatchPosition, after_failure: bool) -> Result<(), RequestError> {
+        let mut watch = match position.open.take() {
+            Some(watch) => watch,
+            None => {
                 let watch = self.requests.watch(Some(&position.version)).await?;
-                self.watched.resumed(&position.version, mem::take(&mut position.failed));
+                self.watched.resumed(&position.version, after_failure);
                 watch
             }
         };
