@@ -86,10 +86,7 @@ impl EventQueue {
     /// Creates Events for what is reported, until the shutdown. `instance` is the `reportingInstance`.
     pub(crate) async fn record(&self, client: kube::Client, instance: String, mut shutdown: Shutdown) {
         if let Some(reports) = self.receiver() {
-            tokio::select! {
-                () = EventRecorder::new(client, instance).run(reports) => {}
-                () = shutdown.recv() => {}
-            }
+            shutdown.run_until_started(EventRecorder::new(client, instance).run(reports)).await;
         }
         shutdown.recv().await;
     }

@@ -73,10 +73,7 @@ impl Frontend {
         }
         let page = Page { context: self.context.clone(), last: Mutex::default() };
         let serving = http::serve(listener, "page", HttpConnections::default(), move |request| page.answer(request));
-        tokio::select! {
-            () = serving => {}
-            () = shutdown.recv() => {}
-        }
+        shutdown.run_until_started(serving).await;
         Ok(())
     }
 }

@@ -57,10 +57,7 @@ impl Frontend {
     /// # Errors
     /// None; the type is that of a task.
     pub async fn remove_startup_taints(&self, client: Client, mut shutdown: Shutdown) -> Result<()> {
-        tokio::select! {
-            () = run(&self.context, Api::all(client)) => {}
-            () = shutdown.recv() => {}
-        }
+        shutdown.run_until_started(run(&self.context, Api::all(client))).await;
         Ok(())
     }
 }

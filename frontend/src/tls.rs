@@ -20,6 +20,7 @@ use std::{
 use anyhow::Result;
 use runtime::Shutdown;
 use rustls::ServerConfig;
+use tokio::time::sleep;
 use tracing::{error, info};
 
 use self::files::Contents;
@@ -82,12 +83,10 @@ impl ReloadingTls {
     /// # Errors
     /// Never: files that cannot be used are ignored.
     pub async fn watch_files(self, mut shutdown: Shutdown) -> Result<()> {
-        loop {
-            tokio::select! {
-                () = shutdown.recv() => return Ok(()),
-                () = tokio::time::sleep(POLL_INTERVAL) => self.reload_if_changed().await,
-            }
+        while shutdown.run_until_started(sleep(POLL_INTERVAL)).await.is_some() {
+            self.reload_if_changed().await;
         }
+        Ok(())
     }
 
     async fn reload_if_changed(&self) {

@@ -61,6 +61,14 @@ impl Shutdown {
         let _ = self.triggered.wait_for(|triggered| *triggered).await;
     }
 
+    /// Runs a task until the shutdown starts, which drops it. `None` if the task has not ended before.
+    pub async fn run_until_started<T>(&mut self, task: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            output = task => Some(output),
+            () = self.recv() => None,
+        }
+    }
+
     /// Whether the shutdown has started.
     pub fn is_triggered(&self) -> bool {
         *self.triggered.borrow()

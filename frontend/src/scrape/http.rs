@@ -41,10 +41,7 @@ impl Frontend {
         let serving = http::serve(listener, "metrics", HttpConnections::default(), move |request| {
             answer(request, &context.cluster, &registries)
         });
-        tokio::select! {
-            () = serving => {}
-            () = shutdown.recv() => {}
-        }
+        shutdown.run_until_started(serving).await;
         Ok(())
     }
 }
