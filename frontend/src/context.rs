@@ -5,7 +5,7 @@ use std::{
     time::SystemTime,
 };
 
-use proto::{model::Epoch, v1};
+use proto::{model::Epoch, v1::Problem};
 use runtime::{failure::CountedLog, lock};
 use tokio::sync::Semaphore;
 
@@ -67,9 +67,6 @@ pub struct StreamStats {
 /// The most problems that are listed: a response has 16 MiB.
 const MAX_PROBLEMS: usize = 1000;
 
-/// One reason why a part of an object, or of the TLS files, is not used.
-pub(crate) type ReportedProblem = v1::Problem;
-
 impl FrontendContext {
     pub(crate) fn new(config: Config) -> Self {
         let started = SystemTime::now();
@@ -113,49 +110,35 @@ impl FrontendContext {
     }
 
     /// All problems, up to [`MAX_PROBLEMS`]: of the TLS files first, then missing Nodes, then of objects.
-    pub(crate) fn problems(&self) -> Vec<ReportedProblem> {
+    pub(crate) fn problems(&self) -> Vec<Problem> {
         let missing = self.missing_nodes();
-        let tls = self.tls_error().map(|message| ReportedProblem {
-            object: "TLS".to_owned(),
-            field: "files".to_owned(),
-            message,
-        });
+        let tls = self.tls_error().map(|error| problem("TLS", "files", error));
         let index = self.cluster.index();
         let of_objects = index.problems().flat_map(|(kind, name, problems)| {
-            problems.into_iter().map(move |problem| ReportedProblem {
-                object: format!("{kind} {name}"),
-                field: problem.field,
-                message: problem.message,
-            })
+            problems.into_iter().map(move |found| problem(format!("{kind} {name}"), found.field, found.message))
         });
         let mut all = tls.into_iter().chain(missing).chain(of_objects);
         let mut problems: Vec<_> = all.by_ref().take(MAX_PROBLEMS).collect();
         let others = all.count();
         if others > 0 {
-            let message = format!("{others} more problems are not listed");
-            problems.push(ReportedProblem { object: "more".to_owned(), field: String::new(), message });
+            problems.push(problem("more", "", format!("{others} more problems are not listed")));
         }
         problems
     }
 
     /// The Nodes that do not exist although their backends are connected.
-    fn missing_nodes(&self) -> Vec<ReportedProblem> {
+    fn missing_nodes(&self) -> Vec<Problem> {
         let fleet = self.streams.fleet();
-        let problem = |object: String, message: String| {
-            let field = "metadata.name".to_owned();
-            ReportedProblem { object, field, message }
-        };
         let mut missing = fleet.backends_without_node();
-        let listed = missing.by_ref().take(MAX_LISTED).map(|node| {
-            let message = "there is no such Node, but its backend is connected: the node uses the last known addresses \
-                           and pod CIDRs. If it was deleted by mistake, restart its kubelet, which registers it again; \
-                           otherwise stop the backend, or correct its --node-name";
-            problem(format!("Node {node}"), message.to_owned())
-        });
+        let field = "metadata.name";
+        let message = "there is no such Node, but its backend is connected: the node uses the last known addresses \
+                       and pod CIDRs. If it was deleted by mistake, restart its kubelet, which registers it again; \
+                       otherwise stop the backend, or correct its --node-name";
+        let listed = missing.by_ref().take(MAX_LISTED).map(|node| problem(format!("Node {node}"), field, message));
         let mut problems: Vec<_> = listed.collect();
         let others = missing.count();
         if others > 0 {
-            problems.push(problem("Node".to_owned(), format!("{others} more Nodes do not exist; they are not listed")));
+            problems.push(problem("Node", field, format!("{others} more Nodes do not exist; they are not listed")));
         }
         problems
     }
@@ -164,6 +147,10 @@ impl FrontendContext {
     pub(crate) fn tls_error(&self) -> Option<String> {
         self.tls.get()?.error()
     }
+}
+
+fn problem(object: impl Into<String>, field: impl Into<String>, message: impl Into<String>) -> Problem {
+    Problem { object: object.into(), field: field.into(), message: message.into() }
 }
 
 #[cfg(test)]

@@ -37,21 +37,11 @@ pub enum Identity {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessDenied {
     /// A node requests the state of another node.
-    #[error("{identity} may not follow node {wanted}: a node may follow only itself")]
-    OtherNode {
-        /// The client.
-        identity: Identity,
-        /// The requested node.
-        wanted: Arc<str>,
-    },
+    #[error("{0} may not follow node {1}: a node may follow only itself")]
+    OtherNode(Identity, Arc<str>),
     /// An administrator connects in the role of a node's backend.
-    #[error("{identity} may follow node {wanted} as an observer only, not as its backend")]
-    NotItsBackend {
-        /// The client.
-        identity: Identity,
-        /// The requested node.
-        wanted: Arc<str>,
-    },
+    #[error("{0} may follow node {1} as an observer only, not as its backend")]
+    NotItsBackend(Identity, Arc<str>),
     /// A node requests the state of other nodes.
     #[error("{0} may not see the status of other nodes: name it with --admin-identity to allow that")]
     NotAdmin(Identity),
@@ -63,9 +53,9 @@ impl Identity {
         match (self, role) {
             (Self::Trusted, _) | (Self::Admin(_), Role::Observer) => Ok(()),
             (Self::Node(own), _) if own == node => Ok(()),
-            (Self::Node(_), _) => Err(AccessDenied::OtherNode { identity: self.clone(), wanted: node.clone() }),
+            (Self::Node(_), _) => Err(AccessDenied::OtherNode(self.clone(), node.clone())),
             (Self::Admin(_), Role::Backend | Role::Shadow) => {
-                Err(AccessDenied::NotItsBackend { identity: self.clone(), wanted: node.clone() })
+                Err(AccessDenied::NotItsBackend(self.clone(), node.clone()))
             }
         }
     }

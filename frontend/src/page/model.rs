@@ -4,12 +4,12 @@
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
-use proto::{digest::BUCKETS, model::Role};
+use proto::{digest::BUCKETS, model::Role, v1::Problem};
 
 use crate::{
     change_history::{ChangeKind, ChangeRecord},
     cluster::ClusterState,
-    context::{FrontendContext, ReportedProblem},
+    context::FrontendContext,
     drain::{DrainState, NodesBehind, WaitingDrain},
     streams::{Fleet, MAX_LISTED, StreamStatus},
     view::vips,
@@ -102,7 +102,7 @@ impl PageModel {
         };
         let problems = context.problems().into_iter();
         let problems: Vec<_> =
-            problems.map(|ReportedProblem { object, field, message }| PageRow::of([object, field, message])).collect();
+            problems.map(|Problem { object, field, message }| PageRow::of([object, field, message])).collect();
         let waiting = drains.count();
 
         let count = |condition| nodes.iter().filter(|(found, _)| *found == condition).count();
