@@ -15,7 +15,6 @@ mod tests;
 
 use std::{
     collections::BTreeSet,
-    fmt,
     str::FromStr,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
@@ -45,6 +44,8 @@ mod sync {
     pub(super) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 }
 
+/// The prefix of the user names of ServiceAccounts.
+const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 /// How long an accepted token is cached; never longer than it is valid.
 const ACCEPTED_TTL: Duration = Duration::from_secs(120);
 /// How long a rejected token is cached.
@@ -67,14 +68,9 @@ pub struct TokenOptions {
     pub limits: TokenLimits,
 }
 
-/// A ServiceAccount: `NAMESPACE/NAME`.
+/// The user name of a ServiceAccount in Kubernetes, which is parsed from `NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ServiceAccount {
-    /// Its metadata.namespace.
-    pub namespace: String,
-    /// Its metadata.name.
-    pub name: String,
-}
+pub struct ServiceAccount(String);
 
 /// Identifies clients by their tokens.
 #[derive(Debug)]
@@ -178,20 +174,26 @@ fn accepted_ttl(now: SystemTime, expiry: Option<SystemTime>) -> Duration {
     left.min(ACCEPTED_TTL)
 }
 
+// === impl TokenOptions ===
+
+impl TokenOptions {
+    fn check_audiences(&self, audiences: &[String]) -> Result<(), String> {
+        if audiences.contains(&self.audience) {
+            return Ok(());
+        }
+        Err(format!("its audiences are {audiences:?}, but {:?} is required", self.audience))
+    }
+
+    /// Fails if a user is none of the ServiceAccounts of backends.
+    fn check_backend(&self, user: &str) -> Result<(), String> {
+        if self.backend_accounts.iter().any(|account| account.0 == user) {
+            return Ok(());
+        }
+        Err(format!("it belongs to {user:?}, which is neither the ServiceAccount of a backend nor an administrator"))
+    }
+}
+
 // === impl ServiceAccount ===
-
-impl ServiceAccount {
-    /// Its user name in Kubernetes.
-    fn user(&self) -> String {
-        format!("system:serviceaccount:{}:{}", self.namespace, self.name)
-    }
-}
-
-impl fmt::Display for ServiceAccount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
 
 impl FromStr for ServiceAccount {
     type Err = String;
@@ -199,7 +201,7 @@ impl FromStr for ServiceAccount {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once('/') {
             Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-                Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+                Ok(Self(format!("{SERVICE_ACCOUNT}{namespace}:{name}")))
             }
             _ => {
                 Err(format!("{text:?} is not a ServiceAccount: expected NAMESPACE/NAME, such as kube-system/fairlead"))

@@ -9,10 +9,8 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use serde::Deserialize;
 
-use super::{ServiceAccount, TokenOptions};
+use super::{SERVICE_ACCOUNT, TokenOptions};
 
-/// The prefix of the user names of ServiceAccounts.
-const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 /// How far the clocks of the frontend and the API server may differ.
 const LEEWAY: Duration = Duration::from_secs(60);
 
@@ -68,9 +66,7 @@ impl Claims {
             Audiences::One(audience) => std::slice::from_ref(audience),
             Audiences::Many(audiences) => audiences,
         };
-        if !audiences.contains(&options.audience) {
-            return Err(format!("its audiences are {audiences:?}, but {:?} is required", options.audience));
-        }
+        options.check_audiences(audiences)?;
         if let Some(expiry) = self.expiry()
             && expiry + LEEWAY < now
         {
@@ -80,11 +76,8 @@ impl Claims {
         if !options.issuers.is_empty() && !options.issuers.contains(iss) {
             return Err(format!("its issuer is {iss:?}, which is not a --token-issuer"));
         }
-        let is_backend = options.backend_accounts.iter().map(ServiceAccount::user).any(|user| user == *sub);
-        if sub.starts_with(SERVICE_ACCOUNT) && !is_backend && !admins.contains(sub) {
-            return Err(format!(
-                "it belongs to {sub:?}, which is neither the ServiceAccount of a backend nor an administrator"
-            ));
+        if sub.starts_with(SERVICE_ACCOUNT) && !admins.contains(sub) {
+            options.check_backend(sub)?;
         }
         Ok(())
     }

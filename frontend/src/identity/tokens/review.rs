@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::{Api, api::PostParams};
 
-use super::{ServiceAccount, TokenOptions};
+use super::TokenOptions;
 use crate::identity::{Identity, authenticator::is_node_name};
 
 /// The key in `status.user.extra` with the node that a token is bound to (since Kubernetes 1.30, for tokens of pods).
@@ -34,19 +34,13 @@ pub(super) fn identity(
     }
     // An API server that returns no audiences has not checked them.
     let audiences = status.audiences.as_deref().unwrap_or_default();
-    if !audiences.contains(&options.audience) {
-        return Err(format!("its audiences are {audiences:?}, but {:?} is required", options.audience));
-    }
+    options.check_audiences(audiences)?;
     let user = status.user.as_ref();
     let name = user.and_then(|user| user.username.as_deref()).unwrap_or_default();
     if admins.contains(name) {
         return Ok(Identity::Admin(name.into()));
     }
-    if !options.backend_accounts.iter().map(ServiceAccount::user).any(|user| user == name) {
-        return Err(format!(
-            "it belongs to {name:?}, which is neither the ServiceAccount of a backend nor an administrator"
-        ));
-    }
+    options.check_backend(name)?;
     let extra = user.and_then(|user| user.extra.as_ref()).and_then(|extra| extra.get(NODE_NAME));
     match extra.map(Vec::as_slice) {
         Some([node]) if is_node_name(node) => Ok(Identity::Node(node.as_str().into())),
