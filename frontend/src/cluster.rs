@@ -3,11 +3,12 @@
 use std::{
     collections::{BTreeSet, HashSet},
     net::IpAddr,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::SystemTime,
 };
 
 use proto::model::{KindVersions, Revision};
+use runtime::lock;
 use tokio::sync::watch;
 use tracing::info;
 
@@ -71,11 +72,11 @@ impl ClusterState {
     }
 
     pub(crate) fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.index)
     }
 
     pub(crate) fn log(&self) -> MutexGuard<'_, ChangeLog> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.log)
     }
 
     /// Whether every kind of object has been listed.

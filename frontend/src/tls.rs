@@ -13,12 +13,12 @@ mod files;
 
 use std::{
     path::PathBuf,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
 use anyhow::Result;
-use runtime::Shutdown;
+use runtime::{Shutdown, lock};
 use rustls::ServerConfig;
 use tokio::time::sleep;
 use tracing::{error, info};
@@ -41,12 +41,9 @@ pub struct TlsFiles {
 
 /// A TLS configuration that follows its files. Clones share the same state.
 #[derive(Clone, Debug)]
-pub struct ReloadingTls(Arc<TlsState>);
-
-#[derive(Debug)]
-struct TlsState {
-    files: TlsFiles,
-    current: RwLock<CurrentTls>,
+pub struct ReloadingTls {
+    files: Arc<TlsFiles>,
+    current: Arc<Mutex<CurrentTls>>,
 }
 
 #[derive(Debug)]
@@ -69,13 +66,14 @@ impl ReloadingTls {
         info!(certificate = %files.certificate.display(), valid_until = contents.valid_until(), "loaded TLS files");
         contents.warn_if_invalid();
         let current = CurrentTls { config: Arc::new(config), seen: Ok(contents), error: None };
-        Ok(Self(Arc::new(TlsState { files, current: RwLock::new(current) })))
+        Ok(Self { files: Arc::new(files), current: Arc::new(Mutex::new(current)) })
     }
 
     /// Why the files in their current form are not used, or why clients reject the certificate at the local time.
     #[must_use]
     pub fn error(&self) -> Option<String> {
-        self.with(|current| current.error.clone().or_else(|| current.seen.as_ref().ok()?.invalid_at(SystemTime::now())))
+        let current = lock(&self.current);
+        current.error.clone().or_else(|| current.seen.as_ref().ok()?.invalid_at(SystemTime::now()))
     }
 
     /// Reloads the files when they change, until the shutdown.
@@ -90,16 +88,16 @@ impl ReloadingTls {
     }
 
     async fn reload_if_changed(&self) {
-        let files = &self.0.files;
+        let files = &self.files;
         let contents = Contents::read(files).await.map_err(|error| format!("{error:#}"));
-        if self.with(|current| current.seen == contents) {
+        if lock(&self.current).seen == contents {
             return;
         }
         let config = match &contents {
             Ok(contents) => contents.config(files).map_err(|error| format!("{error:#}")),
             Err(error) => Err(error.clone()),
         };
-        let mut current = self.0.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.current);
         match config {
             Ok(config) => {
                 let valid_until = contents.as_ref().ok().map(Contents::valid_until);
@@ -118,10 +116,6 @@ impl ReloadingTls {
 
     /// The configuration for a new handshake.
     pub(crate) fn config(&self) -> Arc<ServerConfig> {
-        self.with(|current| current.config.clone())
-    }
-
-    fn with<T>(&self, read: impl FnOnce(&CurrentTls) -> T) -> T {
-        read(&self.0.current.read().unwrap_or_else(PoisonError::into_inner))
+        lock(&self.current).config.clone()
     }
 }

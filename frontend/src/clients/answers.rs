@@ -92,10 +92,10 @@ impl Answers {
     pub(crate) async fn acquire(&self, client: AnswerClient) -> Arc<AnswerPermit> {
         let rate = client.rate();
         let client = self.client(client);
-        while let Some(rate) = rate
-            && let Err(until) = client.take_token(rate)
-        {
-            sleep_until(until).await;
+        while let Some(rate) = rate {
+            let taken = lock(&client.rate).take(rate, Instant::now());
+            let Err(available_at) = taken else { break };
+            sleep_until(available_at).await;
         }
         let turn = client.turn.clone().acquire_owned();
         tokio::pin!(turn);
@@ -116,12 +116,6 @@ impl Answers {
             Arc::new(ClientAnswers { turn: Arc::new(Semaphore::new(1)), rate, waiting: Notify::new() })
         };
         lock(&self.0).entry(client, is_used, new).clone()
-    }
-}
-
-impl ClientAnswers {
-    fn take_token(&self, rate: Rate) -> Result<(), Instant> {
-        lock(&self.rate).take(rate, Instant::now())
     }
 }
 
