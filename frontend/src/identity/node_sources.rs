@@ -30,46 +30,39 @@ struct SourceTable {
 impl NodeSources {
     /// Records that nodes were changed, added to or removed from the cluster.
     pub(crate) fn update_nodes(&self, changes: &NodeChanges) {
-        self.with(|table| {
-            for (name, node) in changes {
-                for address in table.nodes.remove(name).into_iter().flatten() {
-                    table.addresses.remove(&(address, name.clone()));
-                }
-                if let Some(node) = node.as_ref().filter(|node| !node.addresses.is_empty()) {
-                    table.addresses.extend(node.addresses.iter().map(|address| (*address, name.clone())));
-                    table.nodes.insert(name.clone(), node.addresses.clone());
-                }
+        let mut table = lock(&self.0);
+        for (name, node) in changes {
+            for address in table.nodes.remove(name).into_iter().flatten() {
+                table.addresses.remove(&(address, name.clone()));
             }
-        });
+            if let Some(node) = node.as_ref().filter(|node| !node.addresses.is_empty()) {
+                table.addresses.extend(node.addresses.iter().map(|address| (*address, name.clone())));
+                table.nodes.insert(name.clone(), node.addresses.clone());
+            }
+        }
     }
 
     /// Remembers the source of a client that was identified. The one that was seen longest ago is forgotten for it.
     pub(crate) fn remember(&self, address: IpAddr) {
-        let source = ClientSource::from(address);
-        self.with(|table| {
-            table.identified += 1;
-            table.remembered.insert(source, table.identified);
-            // The search is linear, and only needed beyond the bound.
-            if table.remembered.len() > MAX_REMEMBERED
-                && let Some((&oldest, _)) = table.remembered.iter().min_by_key(|(_, number)| **number)
-            {
-                table.remembered.remove(&oldest);
-            }
-        });
+        let mut table = lock(&self.0);
+        let SourceTable { remembered, identified, .. } = &mut *table;
+        *identified += 1;
+        remembered.insert(ClientSource::from(address), *identified);
+        // The search is linear, and only needed beyond the bound.
+        if remembered.len() > MAX_REMEMBERED
+            && let Some((&oldest, _)) = remembered.iter().min_by_key(|(_, number)| **number)
+        {
+            remembered.remove(&oldest);
+        }
     }
 
     /// Whether nodes connect from this address.
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
         let canonical = address.to_canonical();
-        self.with(|table| {
-            let of_node = table.addresses.range((canonical, Arc::<str>::default())..).next();
-            of_node.is_some_and(|(found, _)| *found == canonical)
-                || table.remembered.contains_key(&ClientSource::from(address))
-        })
-    }
-
-    fn with<T>(&self, act: impl FnOnce(&mut SourceTable) -> T) -> T {
-        act(&mut lock(&self.0))
+        let table = lock(&self.0);
+        let of_node = table.addresses.range((canonical, Arc::<str>::default())..).next();
+        of_node.is_some_and(|(found, _)| *found == canonical)
+            || table.remembered.contains_key(&ClientSource::from(address))
     }
 }
 
@@ -115,6 +108,6 @@ mod tests {
         sources.remember(address(0));
         sources.remember(address(MAX_REMEMBERED));
         assert!(sources.contains(address(0)) && !sources.contains(address(1)));
-        sources.with(|table| assert_eq!(table.remembered.len(), MAX_REMEMBERED));
+        assert_eq!(lock(&sources.0).remembered.len(), MAX_REMEMBERED);
     }
 }

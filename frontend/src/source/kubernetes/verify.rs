@@ -60,10 +60,7 @@ pub(super) struct Verifier<'a, K> {
 impl Watched {
     /// All objects were listed.
     pub(super) fn replaced(&self, objects: ObjectVersions) {
-        let mut state = lock(&self.state);
-        state.objects = objects;
-        state.unchecked = None;
-        state.uncompared = None;
+        *lock(&self.state) = WatchedState { objects, ..WatchedState::default() };
     }
 
     /// The API server has accepted a watch after a version that an earlier watch or list had reached, perhaps after a
