@@ -32,13 +32,13 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::model::{ClusterInfo, KindVersions, NodeInfo, Protocol, ServicePortKey};
+use proto::model::{ClusterInfo, KindVersions, NodeInfo, PerFamily, Protocol, ServicePortKey};
 use tokio::time::Instant;
 
 use crate::{
     object::{
-        Cause, ClusterObject, ForeignService, NodeChanges, NodeObject, ObjectKind, ObjectName, ObjectProblem, Origin,
-        ParsedObject, ServiceObject, ServiceObjectPort, SliceObject, SourceUpdate,
+        Cause, ClusterObject, NodeChanges, NodeObject, ObjectKind, ObjectName, ObjectProblem, Origin, ParsedObject,
+        ServiceObject, ServiceObjectPort, SliceObject, SourceUpdate,
     },
     view::{KnownTopology, ServiceEndpoints, ServicePortExplanation, ServicePortView, explain, view},
 };
@@ -69,7 +69,7 @@ pub struct Index {
     /// Trigger times before this are ignored: they would measure how long this process did not run.
     started: Option<SystemTime>,
     services: HashMap<ObjectName, ServiceObject>,
-    foreign_services: HashMap<ObjectName, ForeignService>,
+    foreign_services: HashMap<ObjectName, PerFamily<Option<IpAddr>>>,
     /// By their Service, then by their own name.
     slices: HashMap<ObjectName, BTreeMap<Arc<str>, SliceObject>>,
     /// The Service of each slice: a slice can change it, and a deletion does not name it.
@@ -330,8 +330,8 @@ impl Index {
                 self.put_foreign_service(&name, None);
                 self.put_service(name, Some(service));
             }
-            (_, Some(ClusterObject::ForeignService(service))) => {
-                self.put_foreign_service(&name, Some(service));
+            (_, Some(ClusterObject::ForeignService(cluster_ips))) => {
+                self.put_foreign_service(&name, Some(cluster_ips));
                 self.put_service(name, None);
             }
             (_, Some(ClusterObject::EndpointSlice(slice))) => self.put_slice(&name, Some(slice)),

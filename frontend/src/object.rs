@@ -93,13 +93,6 @@ pub enum ConnectionResets {
     Removed,
 }
 
-/// A Service that another proxy serves: label `service.kubernetes.io/service-proxy-name`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ForeignService {
-    /// `spec.clusterIPs` (or the legacy `spec.clusterIP`), by family.
-    pub cluster_ips: PerFamily<Option<IpAddr>>,
-}
-
 /// One entry of `spec.ports` of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceObjectPort {
@@ -212,8 +205,8 @@ pub type NodeChanges = Vec<(Arc<str>, Option<Arc<NodeInfo>>)>;
 pub enum ClusterObject {
     /// A Service.
     Service(ServiceObject),
-    /// A Service of another proxy.
-    ForeignService(ForeignService),
+    /// The cluster IPs of a Service that another proxy serves: label `service.kubernetes.io/service-proxy-name`.
+    ForeignService(PerFamily<Option<IpAddr>>),
     /// An EndpointSlice.
     EndpointSlice(SliceObject),
     /// A Node.

@@ -3,10 +3,10 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
-use proto::model::ClusterInfo;
+use proto::model::{ClusterInfo, PerFamily};
 
 use super::Index;
-use crate::object::{ForeignService, ObjectName};
+use crate::object::ObjectName;
 
 /// The maximum number of CIDRs in which service CIDRs are divided; nodes have a rule for each. One address divides a
 /// range of 65,536 in 16. Beyond it the smallest are left out, so that packets to more unallocated addresses pass.
@@ -16,7 +16,7 @@ impl Index {
     /// The current facts about the cluster. Nodes drop packets to unallocated addresses of its service CIDRs, which
     /// those of another proxy's Services are not.
     pub(super) fn cluster(&self) -> ClusterInfo {
-        let foreign = self.foreign_services.values().flat_map(|service| service.cluster_ips.iter());
+        let foreign = self.foreign_services.values().flat_map(|cluster_ips| cluster_ips.iter());
         let foreign = foreign.filter_map(|(_, ip)| *ip).collect();
         ClusterInfo { service_cidrs: without(self.all_service_cidrs(), &foreign) }
     }
@@ -26,12 +26,12 @@ impl Index {
         cidrs.copied().collect()
     }
 
-    pub(super) fn put_foreign_service(&mut self, name: &ObjectName, new: Option<ForeignService>) {
+    pub(super) fn put_foreign_service(&mut self, name: &ObjectName, new: Option<PerFamily<Option<IpAddr>>>) {
         if self.foreign_services.get(name) == new.as_ref() {
             return;
         }
         match new {
-            Some(service) => self.foreign_services.insert(name.clone(), service),
+            Some(cluster_ips) => self.foreign_services.insert(name.clone(), cluster_ips),
             None => self.foreign_services.remove(name),
         };
         self.dirty_cluster = true;

@@ -45,7 +45,7 @@ fn cluster_ips_of_another_proxy_are_not_in_the_service_cidrs() {
     let foreign = |cluster_ips| ParsedObject {
         kind: ObjectKind::Service,
         name: name.clone(),
-        object: Some(ClusterObject::ForeignService(ForeignService { cluster_ips })),
+        object: Some(ClusterObject::ForeignService(cluster_ips)),
         problems: Vec::new(),
         origin: Origin::default(),
     };

@@ -17,8 +17,7 @@ use proto::model::TrafficPolicy;
 
 use super::{FieldProblems, Resource, created, has_label, items, optional_port_number, port_number, protocol};
 use crate::object::{
-    ClusterObject, ForeignService, ObjectKind, ObjectName, RESET_CONNECTIONS_ANNOTATION, ServiceObject,
-    ServiceObjectPort,
+    ClusterObject, ObjectKind, ObjectName, RESET_CONNECTIONS_ANNOTATION, ServiceObject, ServiceObjectPort,
 };
 
 /// A Service with this label, of any value, is for another proxy.
@@ -43,8 +42,7 @@ impl Resource for Service {
         }
         if has_label(&self.metadata, PROXY_NAME_LABEL) {
             // Its problems are those of the other proxy.
-            let cluster_ips = vips::cluster_ips(spec, &mut FieldProblems::default())?;
-            return Some(ClusterObject::ForeignService(ForeignService { cluster_ips }));
+            return vips::cluster_ips(spec, &mut FieldProblems::default()).map(ClusterObject::ForeignService);
         }
         let vips = vips::with_vips(self, problems)?;
         let external_policy = external_policy(spec, problems);

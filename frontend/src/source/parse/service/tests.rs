@@ -130,8 +130,8 @@ fn cluster_ips_of_a_service_of_another_proxy_are_read() {
         let mut service = with_spec(spec);
         service["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": ""});
         let ParsedObject { object, problems, .. } = parsed(&service);
-        let Some(ClusterObject::ForeignService(foreign)) = object else { panic!("{object:?}") };
-        assert!(foreign.cluster_ips.iter().any(|(_, ip)| ip.is_some()) && problems.is_empty(), "{foreign:?}");
+        let Some(ClusterObject::ForeignService(cluster_ips)) = object else { panic!("{object:?}") };
+        assert!(cluster_ips.iter().any(|(_, ip)| ip.is_some()) && problems.is_empty(), "{cluster_ips:?}");
     }
 }
 
