@@ -1,7 +1,5 @@
 //! The objects of the cluster, reduced to the fields that Fairlead uses: parsed and validated once, at the source.
 
-mod limits;
-
 use std::{
     fmt,
     hash::{BuildHasher as _, RandomState},
@@ -15,8 +13,6 @@ use std::{
 use ipnet::IpNet;
 use proto::model::{IpFamily, IpvsScheduler, NodeInfo, PerFamily, Protocol, SourceVersion, TrafficPolicy};
 use serde::Serialize;
-
-pub use self::limits::ServiceLimits;
 
 /// The annotation of a Service for which connections are reset, in the form of `--reset-connections`.
 pub(crate) const RESET_CONNECTIONS_ANNOTATION: &str = "fairlead.io/reset-connections";
@@ -78,6 +74,24 @@ pub struct ServiceObject {
     pub connection_resets: Option<ConnectionResets>,
     /// `spec.ports`, sorted by name and protocol.
     pub ports: Vec<ServiceObjectPort>,
+}
+
+/// How much of one Service is used. What exceeds a limit is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceLimits {
+    /// External and load-balancer IPs. At most [`Self::MAX_LIST`].
+    pub vips: usize,
+    /// Ports times external and load-balancer IPs.
+    pub port_vips: usize,
+    /// Source ranges, without those that others contain or complete. Beyond it the load-balancer IPs are closed. At
+    /// most [`Self::MAX_LIST`].
+    pub source_ranges: usize,
+    /// Ports times source ranges. Beyond it the load-balancer IPs are closed.
+    pub port_source_ranges: usize,
+    /// Endpoints of one service port, for each IP family.
+    pub endpoints: usize,
+    /// Endpoints of all service ports together, for each IP family.
+    pub port_endpoints: usize,
 }
 
 /// Which TCP connections of a Service are reset: without that, a client waits for an endpoint that does not exist any
@@ -284,6 +298,25 @@ pub enum VersionProgress {
     Changed(SourceVersion),
     /// All changes up to this version have been delivered; perhaps there was none.
     Confirmed(SourceVersion),
+}
+
+impl ServiceLimits {
+    /// A service port is one message, with at most 23 bytes for an address or a range: full lists are far below its
+    /// limit of 1 MiB. A larger one would end the stream of every node.
+    pub const MAX_LIST: usize = 4096;
+}
+
+impl Default for ServiceLimits {
+    fn default() -> Self {
+        Self {
+            vips: Self::MAX_LIST,
+            port_vips: 20_000,
+            source_ranges: Self::MAX_LIST,
+            port_source_ranges: 50_000,
+            endpoints: 10_000,
+            port_endpoints: 100_000,
+        }
+    }
 }
 
 impl ConnectionResets {
