@@ -14,7 +14,7 @@ pub(super) fn advice(
 ) -> Option<String> {
     let ApiSettings { address, credentials, .. } = settings;
     let code = match error {
-        RequestError::Refused(status) => status.code,
+        RequestError::Refused(status, _) => status.code,
         RequestError::Html => {
             return Some(format!(
                 "what answers is not an API server: check the host, the port and the path in {address}"

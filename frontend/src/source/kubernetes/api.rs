@@ -10,7 +10,7 @@ use kube::{
     Client, Config,
     client::Body,
     config::{KubeConfigOptions, Kubeconfig},
-    core::{Status, response::StatusDetails},
+    core::Status,
 };
 use runtime::{connect_advice::ConnectSettings, failure::chain};
 
@@ -124,7 +124,7 @@ impl KubernetesApi {
         };
         let response = response.map_err(|error| RequestError::of(error, &self.server))?;
         if response.status().is_client_error() || response.status().is_server_error() {
-            return Err(RequestError::Refused(status(response).await.boxed()));
+            return Err(refusal(response).await);
         }
         Ok(response.into_body().into_data_stream().map_err(io::Error::other).into_async_read())
     }
@@ -140,26 +140,15 @@ impl KubernetesApi {
     }
 }
 
-/// The `Status` of an error response, with its header `Retry-After`, which throttled requests have instead of a
-/// `Status`. A body that is none becomes the message.
-async fn status(response: Response<Body>) -> Status {
+/// The error of a response: its `Status`, or another body as the message of one; and the header `Retry-After`, which
+/// throttled requests have.
+async fn refusal(response: Response<Body>) -> RequestError {
     let code = response.status().as_u16();
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     let body = response.into_body().collect_bytes().await.unwrap_or_default();
-    let mut status = serde_json::from_slice(&body)
+    let status = serde_json::from_slice(&body)
         .unwrap_or_else(|_| Status::failure(String::from_utf8_lossy(&body).trim(), "").with_code(code));
-    if let Some(seconds) = retry_after {
-        let empty = || StatusDetails {
-            name: String::new(),
-            group: String::new(),
-            kind: String::new(),
-            uid: String::new(),
-            causes: Vec::new(),
-            retry_after_seconds: 0,
-        };
-        status.details.get_or_insert_with(empty).retry_after_seconds = seconds;
-    }
-    status
+    RequestError::Refused(status.boxed(), retry_after)
 }
 
 // === impl ApiSettings ===

@@ -39,9 +39,9 @@ const MESSAGE_CHARS: usize = 300;
 /// Why a request has no response, or no complete one.
 #[derive(Debug, Error)]
 pub(super) enum RequestError {
-    /// An error status, of the response or of an ERROR event in a watch.
+    /// An error status, of the response or of an ERROR event in a watch, and the header `Retry-After`, in seconds.
     #[error("{} ({})", message(.0), .0.code)]
-    Refused(Box<Status>),
+    Refused(Box<Status>, Option<u32>),
     /// No response: no connection, or no credentials to send.
     #[error(transparent)]
     NoResponse(NoResponse),
@@ -203,7 +203,7 @@ impl Watch {
             None if length == 0 => Ok(None),
             Some(b'\n') => {
                 let event = WatchEvent::decode::<K>(&self.line).map_err(|error| undecodable(&self.line, error))?;
-                event.map(Some).map_err(RequestError::Refused)
+                event.map(Some).map_err(|status| RequestError::Refused(status, None))
             }
             _ if is_web_page(&String::from_utf8_lossy(&self.line)) => Err(RequestError::Html),
             _ => Err(RequestError::Cut),
@@ -217,7 +217,7 @@ impl RequestError {
     /// An error of a request to `server`, `host:port`.
     pub(super) fn of(error: kube::Error, server: &str) -> Self {
         match error {
-            kube::Error::Api(status) => Self::Refused(status),
+            kube::Error::Api(status) => Self::Refused(status, None),
             error => Self::NoResponse(NoResponse { server: server.to_owned(), error: Box::new(error) }),
         }
     }
@@ -230,9 +230,9 @@ impl RequestError {
 
     /// The shortest delay that the server asks for: `Retry-After` of a throttled request (429) or an overloaded server.
     pub(super) fn retry_after(&self) -> Duration {
-        let Self::Refused(status) = self else { return Duration::ZERO };
-        let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
-        Duration::from_secs(seconds.into()).min(MAX_RETRY_AFTER)
+        let Self::Refused(status, header) = self else { return Duration::ZERO };
+        let in_status = || status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+        Duration::from_secs(header.unwrap_or_else(in_status).into()).min(MAX_RETRY_AFTER)
     }
 
     /// The server does not serve the kind, or does not allow this request.
@@ -248,7 +248,7 @@ impl RequestError {
 
     fn code(&self) -> Option<u16> {
         match self {
-            Self::Refused(status) => Some(status.code),
+            Self::Refused(status, _) => Some(status.code),
             _ => None,
         }
     }
