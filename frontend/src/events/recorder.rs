@@ -82,8 +82,6 @@ struct NamespacePauses {
     log: CountedLog<()>,
 }
 
-// === impl EventRecorder ===
-
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
         let sender = EventSender { client, instance, pauses: NamespacePauses::default() };
@@ -164,8 +162,6 @@ fn add(waiting: &mut VecDeque<Event>, event: Event, has_room: bool) {
     }
 }
 
-// === impl FailureSeries ===
-
 impl FailureSeries {
     /// Counts a report. Returns whether there is room for it.
     pub(super) fn count(&mut self, node: Arc<str>, failure: ServicePortFailure) -> bool {
@@ -184,8 +180,6 @@ impl FailureSeries {
     }
 }
 
-// === impl NamespacePauses ===
-
 impl NamespacePauses {
     fn contain(&self, namespace: &str) -> bool {
         self.until.get(namespace).is_some_and(|until| Instant::now() < *until)
@@ -201,8 +195,6 @@ impl NamespacePauses {
         self.log.record(())
     }
 }
-
-// === impl EventSender ===
 
 impl EventSender {
     /// Creates an Event. One that exists, because another replica or an earlier session has created it, is patched.

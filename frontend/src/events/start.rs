@@ -72,8 +72,6 @@ impl BackendStart {
     }
 }
 
-// === impl DegradedNode ===
-
 impl DegradedNode {
     /// The Event to create: one for each Node, so that a node cannot create any number of them.
     pub(super) fn event(&self, time: Timestamp) -> Event {

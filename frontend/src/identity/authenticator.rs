@@ -60,8 +60,6 @@ pub enum AuthnError {
     TooManyReviews(u64),
 }
 
-// === impl Authenticator ===
-
 impl Authenticator {
     /// Applies the options. The API server is contacted only for the first token.
     ///

@@ -83,8 +83,6 @@ pub(super) struct Tokens {
     failures: Mutex<Repeated>,
 }
 
-// === impl Tokens ===
-
 impl Tokens {
     pub(super) fn new(client: kube::Client, options: TokenOptions, admins: Arc<BTreeSet<String>>) -> Self {
         let limiter = ReviewLimiter::new(options.limits);
@@ -174,8 +172,6 @@ fn accepted_ttl(now: SystemTime, expiry: Option<SystemTime>) -> Duration {
     left.min(ACCEPTED_TTL)
 }
 
-// === impl TokenOptions ===
-
 impl TokenOptions {
     fn check_audiences(&self, audiences: &[String]) -> Result<(), String> {
         if audiences.contains(&self.audience) {
@@ -192,8 +188,6 @@ impl TokenOptions {
         Err(format!("it belongs to {user:?}, which is neither the ServiceAccount of a backend nor an administrator"))
     }
 }
-
-// === impl ServiceAccount ===
 
 impl FromStr for ServiceAccount {
     type Err = String;

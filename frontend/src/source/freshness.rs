@@ -59,8 +59,6 @@ pub(super) struct FreshnessRecorder {
     kind: ObjectKind,
 }
 
-// === impl Freshness ===
-
 impl Freshness {
     /// One row for each kind that is watched. Empty for a directory of manifests.
     #[must_use]
@@ -76,8 +74,6 @@ impl Freshness {
     }
 }
 
-// === impl KindFreshness ===
-
 impl KindFreshness {
     /// The time since the last confirmation.
     #[must_use]
@@ -85,8 +81,6 @@ impl KindFreshness {
         self.confirmed.map(|confirmed| confirmed.elapsed())
     }
 }
-
-// === impl FreshnessRecorder ===
 
 impl FreshnessRecorder {
     /// Sets the phase.

@@ -108,8 +108,6 @@ pub(super) async fn run(
     }
 }
 
-// === impl DirectoryWatcher ===
-
 impl DirectoryWatcher {
     fn new(directory: &Path, removal_delay: Duration) -> Result<Self> {
         let directory = path::absolute(directory)?;

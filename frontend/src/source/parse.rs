@@ -46,8 +46,6 @@ pub(super) struct FieldProblems {
     more: usize,
 }
 
-// === impl FieldProblems ===
-
 impl FieldProblems {
     /// `message` has the value of the field at `path`, what is wrong with it, and what is used instead.
     fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {

@@ -43,8 +43,6 @@ pub(super) struct ApiSettings {
     pub(super) credentials: String,
 }
 
-// === impl KubernetesApi ===
-
 impl KubernetesApi {
     /// The API server of a kubeconfig, or else of the cluster that this pod runs in.
     ///
@@ -150,8 +148,6 @@ async fn refusal(response: Response<Body>) -> RequestError {
         .unwrap_or_else(|_| Status::failure(String::from_utf8_lossy(&body).trim(), "").with_code(code));
     RequestError::Refused(status.boxed(), retry_after)
 }
-
-// === impl ApiSettings ===
 
 impl ApiSettings {
     pub(super) fn of_kubeconfig(path: &Path) -> Self {

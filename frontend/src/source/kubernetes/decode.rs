@@ -111,8 +111,6 @@ impl Watchable for ServiceCIDR {
     const SINCE: Option<&'static str> = Some("1.33");
 }
 
-// === impl Page ===
-
 impl Page {
     /// Decodes a response. One that is not a list of `K` is an error, even if it is empty and successful.
     pub(super) fn decode<K: Watchable>(body: &[u8]) -> Result<Self, Error> {
@@ -156,8 +154,6 @@ pub(super) fn decode_metadata(body: &[u8], versions: &mut ObjectVersions) -> Res
     }
     Ok(page.metadata.continue_.filter(|token| !token.is_empty()))
 }
-
-// === impl WatchEvent ===
 
 impl WatchEvent {
     /// Decodes a line of a watch. An ERROR event is the inner `Err`.

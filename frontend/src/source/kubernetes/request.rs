@@ -103,8 +103,6 @@ pub(super) struct Watch {
     pub(super) started: Instant,
 }
 
-// === impl Requests ===
-
 impl<K: Watchable> Requests<K> {
     pub(super) fn new(api: KubernetesApi, deadlines: Deadlines) -> Self {
         Self { api, path: Request::new(K::url_path(&(), None)), deadlines, kind: PhantomData }
@@ -191,8 +189,6 @@ async fn with_deadline<T>(
     timeout_at(Instant::now() + deadline, response).await.unwrap_or(Err(RequestError::TimedOut(deadline)))
 }
 
-// === impl Watch ===
-
 impl Watch {
     /// The next event; `None` when the server has ended the watch in order. Not to be called after that, or after an
     /// error.
@@ -210,8 +206,6 @@ impl Watch {
         }
     }
 }
-
-// === impl RequestError ===
 
 impl RequestError {
     /// An error of a request to `server`, `host:port`.
@@ -271,8 +265,6 @@ fn is_web_page(text: &str) -> bool {
 fn undecodable(body: &[u8], error: serde_json::Error) -> RequestError {
     if is_web_page(&String::from_utf8_lossy(body)) { RequestError::Html } else { error.into() }
 }
-
-// === impl NoResponse ===
 
 impl NoResponse {
     /// The error of hyper that a connection could not be established, and the cause that it does not print.

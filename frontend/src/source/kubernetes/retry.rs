@@ -60,8 +60,6 @@ pub(super) enum Operation {
 #[derive(Debug, Default)]
 pub(super) struct SharedCauses(Mutex<BTreeMap<ObjectKind, String>>);
 
-// === impl SharedCauses ===
-
 impl SharedCauses {
     /// Sets the cause for a kind. Whether it is the only kind that fails for this cause.
     fn set(&self, kind: ObjectKind, cause: &str) -> bool {
@@ -81,8 +79,6 @@ impl SharedCauses {
     }
 }
 
-// === impl Delays ===
-
 impl Delays {
     fn new(min: Duration, max: Duration) -> Self {
         Self { backoff: Backoff::new(min, max), max, end: None }
@@ -99,8 +95,6 @@ impl Delays {
         delay
     }
 }
-
-// === impl Retry ===
 
 impl<'a> Retry<'a> {
     /// Delays grow from the first to the second.

@@ -55,8 +55,6 @@ pub(super) struct Verifier<'a, K> {
     pub(super) compared: Option<Instant>,
 }
 
-// === impl Watched ===
-
 impl Watched {
     /// All objects were listed.
     pub(super) fn replaced(&self, objects: ObjectVersions) {
@@ -80,8 +78,6 @@ impl Watched {
         change(&mut lock(&self.state).objects);
     }
 }
-
-// === impl Verifier ===
 
 impl<K: Watchable> Verifier<'_, K> {
     /// Verifies the watches until a new list is needed, and returns why.

@@ -16,8 +16,6 @@ pub(super) struct ObjectVersions(HashMap<u64, u64>);
 /// Objects with different versions in two [`ObjectVersions`]; `None`: it is in the other one only.
 pub(super) type DifferingVersions = HashSet<(u64, Option<u64>, Option<u64>)>;
 
-// === impl ObjectVersions ===
-
 impl ObjectVersions {
     /// Adds an object, or replaces its version.
     pub(super) fn set(&mut self, name: &ObjectName, version: &str) {

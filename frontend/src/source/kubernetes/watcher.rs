@@ -85,8 +85,6 @@ struct ListedObjects {
     versions: ObjectVersions,
 }
 
-// === impl WatchContext ===
-
 impl WatchContext {
     pub(super) fn new(api: KubernetesApi, deadlines: Deadlines, updates: mpsc::Sender<SourceUpdate>) -> Self {
         Self {
@@ -100,8 +98,6 @@ impl WatchContext {
     }
 }
 
-// === impl ListedObjects ===
-
 impl ListedObjects {
     fn put(&mut self, parsed: ParsedObject, version: &str) {
         self.versions.set(&parsed.name, version);
@@ -113,8 +109,6 @@ impl ListedObjects {
         self.objects.remove(name);
     }
 }
-
-// === impl KindWatcher ===
 
 impl<'a, K: Watchable> KindWatcher<'a, K> {
     pub(super) fn new(context: &'a WatchContext, freshness: &Freshness) -> Self {

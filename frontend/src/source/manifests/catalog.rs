@@ -31,8 +31,6 @@ pub(super) struct Refreshed {
     pub(super) problems: Vec<(OsString, String)>,
 }
 
-// === impl Catalog ===
-
 impl Catalog {
     /// A directory that has not been read.
     pub(super) fn new(directory: PathBuf) -> Self {

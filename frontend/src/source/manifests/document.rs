@@ -19,11 +19,6 @@ use crate::object::{ObjectKind, ObjectName, ParsedObject};
 /// The namespace of objects without one, as for `kubectl`.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// The supported version of each kind.
-const SLICE_API_VERSION: &str = "discovery.k8s.io/v1";
-const CORE_API_VERSION: &str = "v1";
-const SERVICE_CIDR_API_VERSION: &str = "networking.k8s.io/v1";
-
 /// Identifies an object in a directory.
 pub(super) type ObjectKey = (ObjectKind, ObjectName);
 
@@ -45,8 +40,6 @@ pub(super) struct FileContents {
     pub(super) problems: Vec<String>,
 }
 
-// === impl ManifestFormat ===
-
 impl ManifestFormat {
     /// The format of a file by its name; `None` if it is no manifest. Editors use names with a leading dot for files of
     /// their own.
@@ -60,8 +53,6 @@ impl ManifestFormat {
         }
     }
 }
-
-// === impl FileContents ===
 
 impl FileContents {
     /// Parses all documents of a file. Fails if it cannot be split into documents.
@@ -89,14 +80,14 @@ impl FileContents {
             return;
         };
         match (version, kind) {
-            (CORE_API_VERSION, "Service") => self.add_object::<Service>(position, document),
-            (CORE_API_VERSION, "Node") => self.add_object::<Node>(position, document),
-            (SLICE_API_VERSION, "EndpointSlice") => {
+            ("v1", "Service") => self.add_object::<Service>(position, document),
+            ("v1", "Node") => self.add_object::<Node>(position, document),
+            ("discovery.k8s.io/v1", "EndpointSlice") => {
                 default_port_names(&mut document);
                 self.add_object::<EndpointSlice>(position, document);
             }
-            (SERVICE_CIDR_API_VERSION, "ServiceCIDR") => self.add_object::<ServiceCIDR>(position, document),
-            (CORE_API_VERSION, "List") => self.add_items(position, document["items"].take()),
+            ("networking.k8s.io/v1", "ServiceCIDR") => self.add_object::<ServiceCIDR>(position, document),
+            ("v1", "List") => self.add_items(position, document["items"].take()),
             _ => self.add_problem(position, &format!("{kind} of {version} is not supported; ignored")),
         }
     }

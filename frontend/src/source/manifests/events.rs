@@ -32,8 +32,6 @@ pub(super) struct FileEvents {
     pub(super) is_gone: bool,
 }
 
-// === impl FileEvents ===
-
 impl FileEvents {
     /// Adds what inotify reports. Whether it is relevant.
     pub(super) fn collect(&mut self, directory: &Path, event: notify::Result<Event>) -> bool {
