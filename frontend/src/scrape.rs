@@ -16,6 +16,7 @@ use proto::model::{Revision, Role};
 use runtime::metrics::{Labels, Writer};
 
 use crate::{
+    Frontend,
     context::{FrontendContext, StreamStats},
     index::ProblemCounts,
     object::ObjectKind,
@@ -27,11 +28,14 @@ use crate::{
 #[derive(Debug)]
 struct Scrape(Arc<FrontendContext>);
 
-/// All metrics of this replica.
-fn registry(context: &Arc<FrontendContext>) -> Registry {
-    let mut registry = context.metrics.registry();
-    registry.register_collector(Box::new(Scrape(context.clone())));
-    registry
+impl Frontend {
+    /// The metrics of this replica, to be served together with others.
+    #[must_use]
+    pub fn metrics(&self) -> Registry {
+        let mut registry = self.context.metrics.registry();
+        registry.register_collector(Box::new(Scrape(self.context.clone())));
+        registry
+    }
 }
 
 impl Scrape {

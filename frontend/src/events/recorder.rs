@@ -38,10 +38,9 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const MAX_SERIES: usize = 1024;
 /// A reason without a report for this time expires. Kubernetes keeps Events for the same time by default.
 const EXPIRY: Duration = Duration::from_secs(3600);
-/// The most Events about nodes that wait to be sent, the most about problems of objects, and the most of these in one
-/// namespace. Further ones are dropped.
-const MAX_OF_NODES: usize = 1024;
-const MAX_OF_OBJECTS: usize = 1024;
+/// The most Events about nodes that wait to be sent, and the most about problems of objects; and the most of these in
+/// one namespace. Further ones are dropped.
+const MAX_WAITING: usize = 1024;
 const MAX_OF_NAMESPACE: usize = 64;
 /// The most reasons of one namespace that are counted, and the most that one node was the first to report.
 const MAX_SERIES_OF_NAMESPACE: usize = 256;
@@ -96,28 +95,18 @@ impl EventRecorder {
             tokio::select! {
                 report = reports.recv() => match report {
                     Some(EventReport::Failed(node, failure)) => drop(self.failures.count(node, failure)),
-                    Some(EventReport::Started(start)) => self.add_of_node(start.event()),
-                    Some(EventReport::Degraded(node)) => self.add_of_node(node.event(Timestamp::now())),
+                    Some(EventReport::Started(start)) => add(&mut self.of_nodes, start.event(), MAX_WAITING),
+                    Some(EventReport::Degraded(node)) => {
+                        add(&mut self.of_nodes, node.event(Timestamp::now()), MAX_WAITING);
+                    }
                     Some(EventReport::Problem(notice)) => {
-                        self.add_of_object(event::of_problems(&notice, Timestamp::now()));
+                        add(&mut self.of_objects, event::of_problems(&notice, Timestamp::now()), MAX_OF_NAMESPACE);
                     }
                     None => return,
                 },
                 _ = ticks.tick() => self.send_due().await,
             }
         }
-    }
-
-    fn add_of_node(&mut self, event: Event) {
-        let has_room = self.of_nodes.len() < MAX_OF_NODES;
-        add(&mut self.of_nodes, event, has_room);
-    }
-
-    fn add_of_object(&mut self, event: Event) {
-        let is_there = |other: &&Event| other.metadata.namespace == event.metadata.namespace;
-        let of_namespace = self.of_objects.iter().filter(is_there).count();
-        let has_room = self.of_objects.len() < MAX_OF_OBJECTS && of_namespace < MAX_OF_NAMESPACE;
-        add(&mut self.of_objects, event, has_room);
     }
 
     /// Sends what is due, at most [`REQUESTS_PER_TICK`] requests. Failures come first, but leave room for Events about
@@ -152,8 +141,10 @@ impl EventRecorder {
 }
 
 /// Adds an Event to those that wait if there is room, or in place of one of the same name.
-fn add(waiting: &mut VecDeque<Event>, event: Event, has_room: bool) {
+fn add(waiting: &mut VecDeque<Event>, event: Event, max_of_namespace: usize) {
     let ObjectMeta { name, namespace, .. } = &event.metadata;
+    let of_namespace = waiting.iter().filter(|other| other.metadata.namespace == *namespace).count();
+    let has_room = waiting.len() < MAX_WAITING && of_namespace < max_of_namespace;
     let is_same = |other: &&mut Event| (&other.metadata.name, &other.metadata.namespace) == (name, namespace);
     if let Some(other) = waiting.iter_mut().find(is_same) {
         *other = event;

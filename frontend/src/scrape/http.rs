@@ -12,15 +12,7 @@ use tracing::info;
 
 use crate::{Frontend, cluster::ClusterState};
 
-use super::registry;
-
 impl Frontend {
-    /// The metrics of this replica, to be served together with others.
-    #[must_use]
-    pub fn metrics(&self) -> Registry {
-        registry(&self.context)
-    }
-
     /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown.
     /// There is no authentication; responses contain no names of objects or nodes.
     /// `others`: metrics of other parts of the process.

@@ -6,7 +6,7 @@ use prometheus_client::encoding::text;
 
 use crate::{Config, Frontend, metrics::PREFIX};
 
-use super::{quantiles, registry};
+use super::quantiles;
 
 const PAGE: &str = include_str!("../../../docs/metrics.md");
 
@@ -14,7 +14,7 @@ const PAGE: &str = include_str!("../../../docs/metrics.md");
 fn scraped(start: &str) -> Vec<String> {
     let frontend = Frontend::new(Config::default());
     let mut body = String::new();
-    text::encode(&mut body, &registry(&frontend.context)).unwrap();
+    text::encode(&mut body, &frontend.metrics()).unwrap();
     body.lines().filter_map(|line| line.strip_prefix(start)).map(str::to_owned).collect()
 }
 

@@ -58,9 +58,8 @@ pub(super) enum ReviewShare {
 pub(super) struct ReviewLimiter {
     limits: TokenLimits,
     buckets: Mutex<Buckets>,
-    node: Semaphore,
-    unknown: Semaphore,
-    opaque: Semaphore,
+    /// For concurrent reviews, by [`ReviewShare`].
+    permits: [Semaphore; 3],
 }
 
 #[derive(Debug)]
@@ -88,13 +87,8 @@ impl ReviewLimiter {
     pub(super) fn new(limits: TokenLimits) -> Self {
         let full = TokenBucket::full(Instant::now());
         let buckets = Buckets { unknown: full, opaque: full, sources: PerClient::default() };
-        Self {
-            limits,
-            buckets: Mutex::new(buckets),
-            node: Semaphore::new(limits.node_reviews),
-            unknown: Semaphore::new(limits.unknown_reviews),
-            opaque: Semaphore::new(limits.opaque_reviews),
-        }
+        let permits = [limits.node_reviews, limits.unknown_reviews, limits.opaque_reviews].map(Semaphore::new);
+        Self { limits, buckets: Mutex::new(buckets), permits }
     }
 
     /// Counts a review. The error is the time until the next one may start.
@@ -117,12 +111,7 @@ impl ReviewLimiter {
 
     /// Waits until a review may run.
     pub(super) async fn start(&self, share: ReviewShare) -> Result<SemaphorePermit<'_>, AcquireError> {
-        let permits = match share {
-            ReviewShare::Node => &self.node,
-            ReviewShare::Unknown => &self.unknown,
-            ReviewShare::Opaque => &self.opaque,
-        };
-        permits.acquire().await
+        self.permits[share as usize].acquire().await
     }
 
     #[cfg(test)]
