@@ -18,15 +18,16 @@ use std::{
     fs, io, mem,
     os::unix::fs::MetadataExt as _,
     path::{self, Path, PathBuf},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
 use notify::{INotifyWatcher, RecursiveMode, Watcher as _};
-use runtime::{Shutdown, failure::Repeated, warn_if_news};
+use runtime::{Shutdown, failure::Repeated, lock, warn_if_news};
 use serde_json::Value;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc},
     task::spawn_blocking,
     time::{Interval, MissedTickBehavior, interval, sleep},
 };
@@ -55,8 +56,9 @@ struct DirectoryWatcher {
     /// The device and inode of the directory that is watched; `None`: it was removed.
     watched: Option<(u64, u64)>,
     /// What inotify has reported: its thread adds to it.
-    events: watch::Sender<FileEvents>,
-    any_event: watch::Receiver<FileEvents>,
+    events: Arc<Mutex<FileEvents>>,
+    /// Notified when that is relevant.
+    arrived: Arc<Notify>,
     catalog: Catalog,
     removal_delay: Duration,
     retries: Interval,
@@ -114,11 +116,13 @@ impl DirectoryWatcher {
         let metadata = fs::metadata(&directory)?;
         ensure!(metadata.is_dir(), "not a directory");
         let watched = Some((metadata.dev(), metadata.ino()));
-        let events = watch::Sender::<FileEvents>::default();
+        let (events, arrived) = (Arc::<Mutex<FileEvents>>::default(), Arc::<Notify>::default());
         let handler = {
-            let (directory, events) = (directory.clone(), events.clone());
+            let (directory, events, arrived) = (directory.clone(), events.clone(), arrived.clone());
             move |event| {
-                events.send_if_modified(|events| events.collect(&directory, event));
+                if lock(&events).collect(&directory, event) {
+                    arrived.notify_one();
+                }
             }
         };
         let mut inotify = INotifyWatcher::new(handler, notify::Config::default()).context("start inotify")?;
@@ -128,8 +132,8 @@ impl DirectoryWatcher {
         Ok(Self {
             inotify,
             watched,
-            any_event: events.subscribe(),
             events,
+            arrived,
             catalog: Catalog::new(directory.clone()),
             removal_delay,
             retries,
@@ -148,19 +152,16 @@ impl DirectoryWatcher {
     /// Waits for events, and returns the updates, perhaps none.
     async fn next(&mut self) -> Result<Vec<SourceUpdate>> {
         tokio::select! {
-            // Fails only without the sender, which is here.
-            _ = self.any_event.changed() => sleep(DEBOUNCE).await,
+            () = self.arrived.notified() => sleep(DEBOUNCE).await,
             _ = self.retries.tick() => {
                 self.follow();
-                let unreadable = self.catalog.unreadable.iter().cloned();
-                self.collect(|events| events.files.extend(unreadable));
+                lock(&self.events).files.extend(self.catalog.unreadable.iter().cloned());
             }
         }
         if self.is_any_missing() {
             sleep(self.removal_delay).await;
         }
-        let mut events = FileEvents::default();
-        self.collect(|collected| events = mem::take(collected));
+        let mut events = mem::take(&mut *lock(&self.events));
         self.add_missing(&mut events);
         if events.is_gone || !self.directory.exists() {
             if self.watched.take().is_some() {
@@ -183,7 +184,8 @@ impl DirectoryWatcher {
                 Ok(updates)
             }
             Err(error) => {
-                self.collect(|events| events.rescan = true);
+                // For the next turn, which this does not begin.
+                lock(&self.events).rescan = true;
                 let occurrence = self.failures.failed(&error.to_string());
                 let failing = "cannot list the manifests directory, keeping its last objects and retrying";
                 warn_if_news!(occurrence, %error, directory = ?self.directory, "{failing}");
@@ -207,10 +209,9 @@ impl DirectoryWatcher {
                 self.watched = now;
                 // It may still be filled.
                 let filled_by = Instant::now() + RETRY;
-                self.collect(|events| {
-                    events.rescan = true;
-                    events.removed.extend(self.missing().map(|name| (name.clone(), filled_by)));
-                });
+                let mut events = lock(&self.events);
+                events.rescan = true;
+                events.removed.extend(self.missing().map(|name| (name.clone(), filled_by)));
             }
             Err(error) => {
                 let occurrence = self.failures.failed(&error.to_string());
@@ -220,23 +221,12 @@ impl DirectoryWatcher {
         }
     }
 
-    /// Changes what is collected for the next turn, which this does not begin.
-    fn collect(&self, change: impl FnOnce(&mut FileEvents)) {
-        self.events.send_if_modified(|events| {
-            change(events);
-            false
-        });
-    }
-
     /// Whether a file that was removed is missing. What was removed before all files are read again is not known: all
     /// that are missing.
     fn is_any_missing(&self) -> bool {
-        let mut is_any = false;
-        self.collect(|events| {
-            self.add_missing(events);
-            is_any = events.removed.keys().any(|name| self.catalog.is_missing(name));
-        });
-        is_any
+        let mut events = lock(&self.events);
+        self.add_missing(&mut events);
+        events.removed.keys().any(|name| self.catalog.is_missing(name))
     }
 
     /// Before all files are read again: those that are missing were removed.
@@ -257,9 +247,8 @@ impl DirectoryWatcher {
         let (aged, young): (BTreeMap<_, _>, BTreeMap<_, _>) =
             removed.into_iter().partition(|(_, at)| at.elapsed() >= self.removal_delay);
         for (name, at) in young.into_iter().filter(|(name, _)| self.catalog.is_missing(name)) {
-            self.events.send_modify(|events| {
-                events.removed.entry(name).or_insert(at);
-            });
+            lock(&self.events).removed.entry(name).or_insert(at);
+            self.arrived.notify_one();
         }
         aged.into_keys().collect()
     }
