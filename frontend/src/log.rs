@@ -395,7 +395,7 @@ impl ChangeLog {
         let mut left = BTreeSet::new();
         if let Some(old) = old {
             self.account(hash, &old, Digest::remove);
-            for name in operations::nodes_of_view(&old) {
+            for name in old.nodes() {
                 if let Some(node_entry) = self.nodes.get_mut(name) {
                     node_entry.remove_port(bucket, &key);
                 }
@@ -405,7 +405,7 @@ impl ChangeLog {
             self.endpoints -= old.endpoints();
         }
         if let Some(view) = view {
-            for name in operations::nodes_of_view(&view) {
+            for name in view.nodes() {
                 self.nodes.entry(name.clone()).or_default().ports.insert((bucket, key.clone()));
             }
             self.account(hash, &view, Digest::add);

@@ -204,6 +204,11 @@ impl ServicePortView {
         cluster.chain(established).chain(gone)
     }
 
+    /// The nodes with pools of their own, some more than once.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.shared().flat_map(|(.., pools)| pools.nodes.keys()).chain(self.local.keys())
+    }
+
     /// The cluster pool of a node in a zone.
     #[must_use]
     pub fn cluster_pool(&self, family: IpFamily, node: &str, zone: &str) -> &Pool {

@@ -269,7 +269,7 @@ impl Index {
             effects.add(1, iter::once(node), shared.differs(place), change, place);
             return effects;
         }
-        let own: BTreeSet<&Arc<str>> = change.views().flat_map(nodes_of).collect();
+        let own: BTreeSet<&Arc<str>> = change.views().flat_map(ServicePortView::nodes).collect();
         let mut own_of_zones = BTreeMap::<&str, usize>::new();
         for name in own.iter().filter(|name| self.topology().has_node(name)) {
             let node: &str = name;
@@ -473,11 +473,6 @@ fn others(all: &[IpAddr], used: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
 /// Whether two service ports of a Service, one before and one after, have the same VIPs.
 fn has_same_port(one: &ServicePort, other: &ServicePort) -> bool {
     (one.port, one.key.protocol) == (other.port, other.key.protocol)
-}
-
-/// The nodes for which a view differs from that of their zone.
-fn nodes_of(view: &ServicePortView) -> impl Iterator<Item = &Arc<str>> {
-    view.shared().flat_map(|(.., pools)| pools.nodes.keys()).chain(view.local.keys())
 }
 
 fn shown(vip: &str) -> String {

@@ -67,7 +67,8 @@ impl Bucket {
 
 impl BucketChunks {
     fn of(ports: &BTreeMap<ServicePortKey, Arc<ServicePortView>>) -> Self {
-        let zones = ports.values().flat_map(|view| operations::zones_of_view(view)).cloned().collect();
+        let pools = ports.values().flat_map(|view| view.shared());
+        let zones = pools.flat_map(|(.., pools)| pools.zones.keys()).cloned().collect();
         Self { zones, chunks: HashMap::new() }
     }
 }

@@ -97,16 +97,6 @@ pub(super) fn put_for_node(view: &ServicePortView, node: &str, operations: &mut 
     }
 }
 
-/// The nodes for which a view differs from that of their zone.
-pub(super) fn nodes_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc<str>> {
-    view.shared().flat_map(|(.., pools)| pools.nodes.keys()).chain(view.local.keys())
-}
-
-/// The zones for which a view differs from that for all nodes.
-pub(super) fn zones_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc<str>> {
-    view.shared().flat_map(|(.., pools)| pools.zones.keys())
-}
-
 /// What each node receives when a pool changes that zones or nodes have of their own. Those that gain or lose their own
 /// pool are sent the one that they have now: those that lose theirs share one message.
 fn change_scoped<'a>(
