@@ -48,7 +48,7 @@ use self::{
     addresses::{SliceIndex, addresses},
     groups::{GroupChange, Groups, change_group},
     keys::{key_of, same_service, sibling, slice_keys},
-    problems::ProblemLog,
+    problems::{ProblemLog, ProblemSource},
     topology::{TopologyReferences, unknown_hints},
     versions::SourceVersions,
     vip_conflicts::{RefusedClaims, VipClaims, external_ips},
@@ -281,9 +281,9 @@ impl Index {
                 self.problems.set_claims(&name, key, RefusedClaims::default());
                 views.push((key.clone(), None));
             }
-            self.problems.set_endpoints(&name, None);
+            self.problems.set(ObjectKind::Service, &name, ProblemSource::Endpoints, None);
             for slice in self.slices.get(&name).into_iter().flat_map(BTreeMap::values) {
-                self.problems.set_hints(&slice.name, None);
+                self.problems.set(ObjectKind::EndpointSlice, &slice.name, ProblemSource::Hints, None);
             }
             self.limited.remove(&name);
             return;
@@ -291,7 +291,8 @@ impl Index {
         let topology = KnownTopology { nodes: &self.nodes, zones: &self.zones };
         let slices = || self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
         for slice in slices() {
-            self.problems.set_hints(&slice.name, unknown_hints(slice, topology));
+            let problem = unknown_hints(slice, topology);
+            self.problems.set(ObjectKind::EndpointSlice, &slice.name, ProblemSource::Hints, problem);
         }
         let endpoints = ServiceEndpoints::limited(service, slices(), &self.policy.limits).hinted_in(topology);
         let mut keys: BTreeSet<_> = keys.iter().cloned().collect();
@@ -318,13 +319,18 @@ impl Index {
             self.limited.remove(&name);
         }
         let problem = subset.map(|message| ObjectProblem { field: "endpoints".to_owned(), message });
-        self.problems.set_endpoints(&name, problem);
+        self.problems.set(ObjectKind::Service, &name, ProblemSource::Endpoints, problem);
     }
 
     fn apply_one(&mut self, parsed: ParsedObject) {
         let ParsedObject { kind, name, object, problems, origin } = parsed;
         self.cause = Some(Cause { kind, name: name.clone(), origin });
-        self.problems.set_source(kind, &name, problems);
+        self.problems.set(kind, &name, ProblemSource::Fields, problems);
+        self.put(kind, name, object);
+    }
+
+    /// Replaces what is used of an object.
+    fn put(&mut self, kind: ObjectKind, name: ObjectName, object: Option<ClusterObject>) {
         match (kind, object) {
             (_, Some(ClusterObject::Service(service))) => {
                 self.put_foreign_service(&name, None);
@@ -366,16 +372,8 @@ impl Index {
     }
 
     fn put_service(&mut self, name: ObjectName, new: Option<ServiceObject>) {
-        let (new, problems) = match new.map(|service| self.policy.apply(service)) {
-            Some((service, problems)) => (Some(service), problems),
-            None => (None, Vec::new()),
-        };
-        self.problems.set_policy(&name, problems);
-        self.replace_service(name, new);
-    }
-
-    /// Replaces what is used of a Service.
-    fn replace_service(&mut self, name: ObjectName, new: Option<ServiceObject>) {
+        let (new, problems) = new.map(|service| self.policy.apply(service)).unzip();
+        self.problems.set(ObjectKind::Service, &name, ProblemSource::Policy, problems.unwrap_or_default());
         if self.services.get(&name) == new.as_ref() {
             return;
         }
@@ -440,7 +438,7 @@ impl Index {
             }
         }
         if new.as_ref().map(|slice| &slice.service) != removed.as_ref().map(|slice| &slice.service) {
-            self.problems.set_hints(name, None);
+            self.problems.set(ObjectKind::EndpointSlice, name, ProblemSource::Hints, None);
         }
         let is_api = |slice: &SliceObject| (&*slice.name.namespace, &*slice.service) == API_SERVICE;
         let of_api = removed.iter().chain(&new).any(is_api);

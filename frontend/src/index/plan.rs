@@ -9,8 +9,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     iter, mem,
-    net::IpAddr,
-    num::NonZeroU16,
     sync::Arc,
 };
 
@@ -91,15 +89,6 @@ struct SharedComparison<'a> {
     in_zones: BTreeMap<(usize, &'a str), bool>,
 }
 
-/// What a service port claims and does not get.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct RefusedClaim {
-    key: ServicePortKey,
-    /// `None`: a node port.
-    ip: Option<IpAddr>,
-    port: NonZeroU16,
-}
-
 /// What nodes would notice of a change.
 #[derive(Default)]
 struct NodeEffects {
@@ -121,7 +110,6 @@ impl Index {
         }
         let is_one_service = keys.iter().all(|key| same_service(key, &keys[0]));
         let (mut views_after, mut endpoints) = (BTreeMap::new(), 0);
-        let (mut refused_before, mut refused_after) = (BTreeSet::new(), BTreeSet::new());
         let mut count = |views: &[(ServicePortKey, Option<ServicePortView>)]| {
             endpoints += views.iter().filter_map(|(_, view)| Some(view.as_ref()?.endpoints())).sum::<usize>();
             if endpoints <= MAX_ENDPOINTS || is_one_service {
@@ -133,7 +121,6 @@ impl Index {
             let mut views = Vec::new();
             trial.index.resolve(keys, &mut views);
             count(&views)?;
-            refused_after.extend(trial.index.refused(&views));
             views_after.extend(views);
         }
         let problems_after = mem::take(&mut trial.index.problems);
@@ -144,7 +131,6 @@ impl Index {
             let mut views = Vec::new();
             trial.index.resolve(keys_after, &mut views);
             count(&views)?;
-            refused_before.extend(trial.index.refused(&views));
             for (key, before) in views {
                 // Without one, the ports of the Service depended on each other before only.
                 let Some(after) = views_after.get(&key) else { continue };
@@ -170,7 +156,8 @@ impl Index {
             planned.contains(&(problem.0, problem.1.clone())) || !known.contains(problem)
         };
         plan.problems = all(&problems_after).filter(is_new).take(MAX_LISTED).collect();
-        plan.conflicts = refused_after.difference(&refused_before).count();
+        let (before, after) = (trial.index.problems.refused_claims(), problems_after.refused_claims());
+        plan.conflicts = after.difference(&before).count();
         Ok(plan)
     }
 
@@ -222,30 +209,6 @@ impl Index {
             let ingress: Vec<_> = ips.map(|ip| json!({ "ip": ip })).collect();
             document["status"] = json!({ "loadBalancer": { "ingress": ingress } });
         }
-    }
-
-    /// What service ports of one Service claim and do not get.
-    fn refused(&self, views: &[(ServicePortKey, Option<ServicePortView>)]) -> Vec<RefusedClaim> {
-        let mut refused = Vec::new();
-        for (key, view) in views {
-            let name = ObjectName::new(key.namespace.clone(), key.name.clone());
-            let (Some(ServicePortView { port: gets, .. }), Some(service)) = (view, self.services.get(&name)) else {
-                continue;
-            };
-            let by_key = |port: &&ServiceObjectPort| (&port.name, port.protocol) == (&key.port_name, key.protocol);
-            let node_port = service.ports.iter().find(by_key).and_then(|port| port.node_port);
-            let cluster_ips = IpFamily::ALL.into_iter().filter(|family| gets.cluster_ips[*family].is_none());
-            let cluster_ips = cluster_ips.filter_map(|family| service.cluster_ips[family]);
-            let external_ips = others(&service.external_ips, &gets.external_ips);
-            let ips =
-                cluster_ips.chain(external_ips).chain(others(&service.load_balancer_ips, &gets.load_balancer_ips));
-            let at_ips = ips.map(|ip| (Some(ip), gets.port));
-            let node_port = node_port.filter(|_| gets.node_port.is_none());
-            let health_check = service.health_check_node_port.filter(|_| gets.health_check_node_port.is_none());
-            let at_nodes = node_port.into_iter().chain(health_check).map(|port| (None, port));
-            refused.extend(at_ips.chain(at_nodes).map(|(ip, port)| RefusedClaim { key: key.clone(), ip, port }));
-        }
-        refused
     }
 
     fn current(&self, kind: ObjectKind, name: &ObjectName) -> Option<ClusterObject> {
@@ -324,19 +287,7 @@ impl<'a> Trial<'a> {
     /// Restores the objects.
     fn take_back(&mut self) {
         while let Some((kind, name, object)) = self.replaced.pop() {
-            let (mut service, mut foreign, mut slice) = (None, None, None);
-            match object {
-                Some(ClusterObject::Service(object)) => service = Some(object),
-                Some(ClusterObject::ForeignService(object)) => foreign = Some(object),
-                Some(ClusterObject::EndpointSlice(object)) => slice = Some(object),
-                _ => {}
-            }
-            if kind == ObjectKind::EndpointSlice {
-                self.index.put_slice(&name, slice);
-            } else {
-                self.index.put_foreign_service(&name, foreign);
-                self.index.replace_service(name, service);
-            }
+            self.index.put(kind, name, object);
         }
     }
 }
@@ -462,12 +413,6 @@ fn serves(view: &ServicePortView, family: IpFamily, is_external: bool, place: Pl
         TrafficPolicy::Cluster => !view.cluster_pool(family, node, zone).is_empty(),
         TrafficPolicy::Local => view.local_pool(family, node).is_some(),
     })
-}
-
-/// The addresses without those of another list, which are some of them in the same order.
-fn others(all: &[IpAddr], used: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
-    let mut used = used.iter().copied().peekable();
-    all.iter().copied().filter(move |ip| used.next_if_eq(ip).is_none())
 }
 
 /// Whether two service ports of a Service, one before and one after, have the same VIPs.

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use crate::object::{ObjectKind, ObjectName, ObjectProblem};
 
-use super::vip_conflicts::RefusedClaims;
+use super::vip_conflicts::{RefusedClaims, VipClaim};
 
 /// How many problems of one object are listed. The others are counted.
 const MAX_LISTED: usize = 32;
@@ -39,16 +39,24 @@ pub(super) struct ProblemLog {
 
 type ObjectId = (ObjectKind, ObjectName);
 
+/// How problems of an object are found. They are listed in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ProblemSource {
+    /// The Service exceeds the limits of the operator.
+    Policy,
+    /// Its endpoints exceed them.
+    Endpoints,
+    /// Hints of the EndpointSlice are not used.
+    Hints,
+    /// The object was parsed.
+    Fields,
+}
+
 /// The problems of one object.
 #[derive(Debug, Default)]
 struct ObjectProblems {
-    /// Found when the object was parsed.
-    source: Vec<ObjectProblem>,
-    /// What exceeds the limits of the operator, in the Service and in its endpoints.
-    policy: Vec<ObjectProblem>,
-    endpoints: Option<ObjectProblem>,
-    /// The hints of an EndpointSlice that are not used.
-    hints: Option<ObjectProblem>,
+    /// None of them is empty.
+    by_source: BTreeMap<ProblemSource, Vec<ObjectProblem>>,
     /// Found by VIP conflict resolution. Several service ports of one Service can have the same problem.
     claims: BTreeMap<ServicePortKey, RefusedClaims>,
 }
@@ -125,50 +133,51 @@ impl ProblemLog {
         let mut counts = ProblemCounts::default();
         for object in self.objects.values() {
             counts.problems += object.count();
-            counts.vip_conflicts += object.claims.values().map(|refused| refused.count).sum::<usize>();
+            counts.vip_conflicts += object.refused();
             counts.limited_services += usize::from(object.is_limited());
         }
         counts
     }
 
-    /// Replaces the problems that the source has found in an object.
-    pub(super) fn set_source(&mut self, kind: ObjectKind, name: &ObjectName, problems: Vec<ObjectProblem>) {
-        self.change((kind, name.clone()), |object| replace(&mut object.source, problems));
+    /// The claims that service ports do not get.
+    pub(super) fn refused_claims(&self) -> BTreeSet<(&ServicePortKey, VipClaim)> {
+        let of_ports = self.objects.values().flat_map(|object| &object.claims);
+        of_ports.flat_map(|(key, refused)| refused.claims.iter().map(move |claim| (key, *claim))).collect()
     }
 
-    /// Replaces what exceeds the limits of the operator in a Service.
-    pub(super) fn set_policy(&mut self, service: &ObjectName, problems: Vec<ObjectProblem>) {
-        self.change((ObjectKind::Service, service.clone()), |object| replace(&mut object.policy, problems));
-    }
-
-    /// Replaces what exceeds the limits of the operator in the endpoints of a Service.
-    pub(super) fn set_endpoints(&mut self, service: &ObjectName, problem: Option<ObjectProblem>) {
-        self.change((ObjectKind::Service, service.clone()), |object| replace(&mut object.endpoints, problem));
-    }
-
-    /// Replaces what is wrong with the hints of an EndpointSlice.
-    pub(super) fn set_hints(&mut self, slice: &ObjectName, problem: Option<ObjectProblem>) {
-        let id = (ObjectKind::EndpointSlice, slice.clone());
-        if problem.is_some() || self.objects.contains_key(&id) {
-            self.change(id, |object| replace(&mut object.hints, problem));
-        }
+    /// Replaces the problems of an object that one source finds.
+    pub(super) fn set(
+        &mut self,
+        kind: ObjectKind,
+        name: &ObjectName,
+        source: ProblemSource,
+        problems: impl IntoIterator<Item = ObjectProblem>,
+    ) {
+        let problems: Vec<_> = problems.into_iter().collect();
+        let problems = Some(problems).filter(|problems| !problems.is_empty());
+        self.change(kind, name, problems.is_some(), |object| replace(&mut object.by_source, source, problems));
     }
 
     /// Replaces the claims that a service port does not get.
     pub(super) fn set_claims(&mut self, service: &ObjectName, key: &ServicePortKey, refused: RefusedClaims) {
-        self.change((ObjectKind::Service, service.clone()), |object| {
-            if refused.count == 0 {
-                return object.claims.remove(key).is_some();
-            }
-            object.claims.get(key) != Some(&refused) && {
-                object.claims.insert(key.clone(), refused);
-                true
-            }
+        let refused = Some(refused).filter(|refused| !refused.claims.is_empty());
+        self.change(ObjectKind::Service, service, refused.is_some(), |object| {
+            replace(&mut object.claims, key.clone(), refused)
         });
     }
 
-    /// `change` returns whether it has changed anything.
-    fn change(&mut self, id: ObjectId, change: impl FnOnce(&mut ObjectProblems) -> bool) {
+    /// `change` returns whether it has changed anything. `adds`: it leaves problems.
+    fn change(
+        &mut self,
+        kind: ObjectKind,
+        name: &ObjectName,
+        adds: bool,
+        change: impl FnOnce(&mut ObjectProblems) -> bool,
+    ) {
+        let id = (kind, name.clone());
+        if !adds && !self.objects.contains_key(&id) {
+            return;
+        }
         let object = self.objects.entry(id.clone()).or_default();
         let changed = change(object);
         let is_empty = object.is_empty();
@@ -221,38 +230,40 @@ impl ProblemLog {
     }
 }
 
-/// Whether the value changes.
-fn replace<T: PartialEq>(old: &mut T, new: T) -> bool {
-    let changed = *old != new;
-    *old = new;
+/// Replaces or removes a value. Returns whether it changes.
+fn replace<K: Ord, V: PartialEq>(values: &mut BTreeMap<K, V>, key: K, new: Option<V>) -> bool {
+    let changed = values.get(&key) != new.as_ref();
+    match new {
+        Some(new) => values.insert(key, new),
+        None => values.remove(&key),
+    };
     changed
 }
 
 impl ObjectProblems {
     fn is_empty(&self) -> bool {
-        self.source.is_empty() && !self.is_limited() && self.hints.is_none() && self.claims.is_empty()
+        self.by_source.is_empty() && self.claims.is_empty()
     }
 
     fn is_limited(&self) -> bool {
-        !self.policy.is_empty() || self.endpoints.is_some()
+        [ProblemSource::Policy, ProblemSource::Endpoints].iter().any(|source| self.by_source.contains_key(source))
+    }
+
+    /// The number of refused claims.
+    fn refused(&self) -> usize {
+        self.claims.values().map(|refused| refused.claims.len()).sum()
     }
 
     /// The number of problems, those of several service ports counted for each.
     fn count(&self) -> usize {
-        let claims: usize = self.claims.values().map(|refused| refused.count).sum();
-        self.source.len()
-            + self.policy.len()
-            + usize::from(self.endpoints.is_some())
-            + usize::from(self.hints.is_some())
-            + claims
+        self.by_source.values().map(Vec::len).sum::<usize>() + self.refused()
     }
 
     /// The first problems, each once.
     fn listed(&self, most: usize) -> Vec<ObjectProblem> {
-        let first = self.policy.iter().chain(&self.endpoints).chain(&self.hints).chain(&self.source);
         let of_claims = self.claims.values().flat_map(|refused| &refused.problems);
         let mut listed = BTreeSet::new();
-        for problem in first.chain(of_claims) {
+        for problem in self.by_source.values().flatten().chain(of_claims) {
             if listed.len() == most && !listed.contains(problem) {
                 let message = format!("{} problems in total; the others are not listed", self.count());
                 let last = ObjectProblem { field: "more".to_owned(), message };
@@ -333,7 +344,7 @@ mod tests {
         let (mut log, start) = (ProblemLog::default(), Instant::now());
         let mut notices = Vec::new();
         for round in 0..10 {
-            log.set_source(ObjectKind::EndpointSlice, &name(0), bad_addresses(round));
+            log.set(ObjectKind::EndpointSlice, &name(0), ProblemSource::Fields, bad_addresses(round));
             notices.extend(log.take_notices(start + seconds(round as u64) / 4).0);
         }
         assert_eq!(notices.len(), 1);
@@ -351,7 +362,7 @@ mod tests {
         for second in 0..86_400 {
             // Valid every other second.
             let problems = if second % 2 == 0 { one_bad_address() } else { Vec::new() };
-            log.set_source(ObjectKind::EndpointSlice, &name(0), problems);
+            log.set(ObjectKind::EndpointSlice, &name(0), ProblemSource::Fields, problems);
             lines += log.take_notices(start + seconds(second)).0.len();
         }
         assert!(lines < 160, "{lines} lines");
@@ -363,9 +374,9 @@ mod tests {
         let mut lines = 0;
         for number in 0..20_000 {
             let now = start + seconds(60) * u32::try_from(number).unwrap() / 20_000;
-            log.set_source(ObjectKind::EndpointSlice, &name(number), one_bad_address());
+            log.set(ObjectKind::EndpointSlice, &name(number), ProblemSource::Fields, one_bad_address());
             lines += log.take_notices(now).0.len();
-            log.set_source(ObjectKind::EndpointSlice, &name(number), Vec::new());
+            log.set(ObjectKind::EndpointSlice, &name(number), ProblemSource::Fields, Vec::new());
             lines += log.take_notices(now).0.len();
         }
         assert!(lines <= 200 + 60 * 5 + 1, "{lines} lines");
@@ -376,7 +387,7 @@ mod tests {
     fn end_of_problems_is_one_line() {
         let (mut log, start) = (ProblemLog::default(), Instant::now());
         let mut after = |problems, at| {
-            log.set_source(ObjectKind::Service, &name(0), problems);
+            log.set(ObjectKind::Service, &name(0), ProblemSource::Fields, problems);
             log.take_notices(start + seconds(at))
         };
         assert_eq!(after(one_bad_address(), 0).0.len(), 1);

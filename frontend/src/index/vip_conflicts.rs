@@ -20,7 +20,7 @@ use crate::object::{ObjectProblem, ServiceObject, ServiceObjectPort};
 use super::{
     age::Age,
     groups::{GroupChange, Groups, change_group, first},
-    key_of,
+    keys::{key_of, same_service},
     policy::ServicePolicy,
     protected::{AddressClaim, ExternalKind, ProtectedAddresses},
 };
@@ -39,7 +39,7 @@ pub(super) struct VipClaims {
 
 /// What only one service port can have. Ordered by address, so that the claims to those of a network are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum VipClaim {
+pub(super) enum VipClaim {
     ClusterIp(IpAddr, NonZeroU16, Protocol),
     ExternalIp(IpAddr, NonZeroU16, Protocol),
     NodePort(NonZeroU16, Protocol),
@@ -67,8 +67,9 @@ struct NodePortOwner<'a> {
 /// Claims that a service port does not get.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RefusedClaims {
+    pub(super) claims: Vec<VipClaim>,
+    /// The first [`MAX_DESCRIBED`] of each field, and how many there are more.
     pub(super) problems: Vec<ObjectProblem>,
-    pub(super) count: usize,
 }
 
 impl VipClaims {
@@ -197,17 +198,17 @@ impl VipClaims {
         };
         let port = ServicePort {
             cluster_ips: PerFamily::from_fn(|family| {
-                let ip = service.cluster_ips[family];
-                ip.filter(|ip| {
-                    let winner = resolution.winner(VipClaim::ClusterIp(*ip, port.port, port.protocol), None);
-                    resolution.gets("spec.clusterIPs", 0, winner)
+                service.cluster_ips[family].filter(|ip| {
+                    let claim = VipClaim::ClusterIp(*ip, port.port, port.protocol);
+                    let winner = resolution.winner(claim, None);
+                    resolution.gets(claim, "spec.clusterIPs", winner)
                 })
             }),
             node_port: port.node_port.filter(|number| {
                 let name = if port.name.is_empty() { port.port.to_string() } else { port.name.to_string() };
                 let field = format!("spec.ports[{name}/{}].nodePort", port.protocol);
-                let refusal = resolution.node_port(*number);
-                resolution.gets(&field, 0, refusal)
+                let refusal = resolution.port_of_nodes(*number, port.protocol, false);
+                resolution.gets(VipClaim::NodePort(*number, port.protocol), &field, refusal)
             }),
             external_ips: resolution.external(&service.external_ips, ExternalKind::External),
             load_balancer_ips: resolution.external(&service.load_balancer_ips, ExternalKind::LoadBalancer),
@@ -216,8 +217,8 @@ impl VipClaims {
             external_policy: service.external_policy,
             affinity_seconds: service.affinity_seconds,
             health_check_node_port: service.health_check_node_port.filter(|number| {
-                let refusal = resolution.health_check(*number);
-                resolution.gets("spec.healthCheckNodePort", 0, refusal)
+                let refusal = resolution.port_of_nodes(*number, Protocol::Tcp, true);
+                resolution.gets(VipClaim::NodePort(*number, Protocol::Tcp), "spec.healthCheckNodePort", refusal)
             }),
             ipvs_scheduler: service.ipvs_scheduler,
             any_endpoints: PerFamily::default(),
@@ -256,33 +257,22 @@ impl Resolution<'_> {
         format!("{ip}, port {}/{}", self.port.port, self.port.protocol)
     }
 
-    /// Why the service port does not get its node port.
-    fn node_port(&self, number: NonZeroU16) -> Option<String> {
-        let gets = |owner: &NodePortOwner<'_>| owner.claimant.key == *self.key && !owner.claimant.health_check;
-        self.number(number, self.port.protocol, gets)
+    /// Whether this service port claims it, as a node port or for the health checks of its Service.
+    fn is_own(&self, claimant: &Claimant, for_health_checks: bool) -> bool {
+        let is_own = if for_health_checks { same_service(&claimant.key, self.key) } else { claimant.key == *self.key };
+        is_own && claimant.health_check == for_health_checks
     }
 
-    /// Why the Service does not get the port for its health checks.
-    fn health_check(&self, number: NonZeroU16) -> Option<String> {
-        let gets = |NodePortOwner { claimant: Claimant { key, health_check, .. }, .. }: &NodePortOwner<'_>| {
-            *health_check && (&key.namespace, &key.name) == (&self.key.namespace, &self.key.name)
-        };
-        self.number(number, Protocol::Tcp, gets)
-    }
-
-    fn number(
-        &self,
-        number: NonZeroU16,
-        protocol: Protocol,
-        gets: impl Fn(&NodePortOwner<'_>) -> bool,
-    ) -> Option<String> {
+    /// Why the service port does not get a node port, or its Service a port for health checks.
+    fn port_of_nodes(&self, number: NonZeroU16, protocol: Protocol, for_health_checks: bool) -> Option<String> {
         if self.claims.protected.is_protected_node_port(number, protocol) {
             return Some(format!(
                 "{number}/{protocol} is not served: a process on a Node may use it \
                                  (--protected-ports); use another node port"
             ));
         }
-        let owner = self.claims.node_port_owner(number, protocol).filter(|owner| !gets(owner))?;
+        let owner = self.claims.node_port_owner(number, protocol);
+        let owner = owner.filter(|owner| !self.is_own(owner.claimant, for_health_checks))?;
         Some(refusal(&format!("{number}/{protocol}"), &owner.to_string(), "whose Service is older"))
     }
 
@@ -293,7 +283,7 @@ impl Resolution<'_> {
             return None;
         }
         let owner = self.claims.node_port_owner(port, protocol).filter(|owner| owner.ip.is_none())?;
-        if owner.claimant.key == *self.key && !owner.claimant.health_check {
+        if self.is_own(owner.claimant, false) {
             return None;
         }
         let why = match kind {
@@ -311,38 +301,38 @@ impl Resolution<'_> {
             ExternalKind::External => "spec.externalIPs",
             ExternalKind::LoadBalancer => "status.loadBalancer.ingress",
         };
-        let mut described = 0;
+        let refused_before = self.refused.claims.len();
         let mut used = Vec::with_capacity(ips.len());
         for ip in ips {
-            let claim = AddressClaim { ip: *ip, kind, age: self.age };
-            let refusal = if let Some(owner) = protected.owner(claim) {
+            let claim = VipClaim::ExternalIp(*ip, port, protocol);
+            let refusal = if let Some(owner) = protected.owner(AddressClaim { ip: *ip, kind, age: self.age }) {
                 Some(format!("{ip} is not served: it would shadow {owner}; use another address"))
             } else if let Some(owner) = protected.port_owner(*ip, port, protocol) {
                 Some(format!("{ip} is not served on port {port}/{protocol}: it would shadow {owner}"))
             } else {
-                let winner = self.winner(VipClaim::ExternalIp(*ip, port, protocol), Some(kind));
-                winner.or_else(|| self.node_port_at(*ip, kind))
+                self.winner(claim, Some(kind)).or_else(|| self.node_port_at(*ip, kind))
             };
-            let refused_before = self.refused.count;
-            if self.gets(field, described, refusal) {
+            if self.gets(claim, field, refusal) {
                 used.push(*ip);
             }
-            described += self.refused.count - refused_before;
         }
-        if let Some(more) = described.checked_sub(MAX_DESCRIBED).filter(|more| *more > 0) {
+        let refused = self.refused.claims.len() - refused_before;
+        if refused > MAX_DESCRIBED {
+            let more = refused - MAX_DESCRIBED;
             let message = format!("{more} more addresses are not served on port {port}/{protocol}");
             self.refused.problems.push(ObjectProblem { field: field.to_owned(), message });
         }
         used
     }
 
-    /// Records a refusal, unless many of the same field are described already. Whether there is none.
-    fn gets(&mut self, field: &str, described: usize, refusal: Option<String>) -> bool {
+    /// Records a refusal. Returns whether there is none.
+    fn gets(&mut self, claim: VipClaim, field: &str, refusal: Option<String>) -> bool {
         let Some(message) = refusal else { return true };
-        if described < MAX_DESCRIBED {
-            self.refused.problems.push(ObjectProblem { field: field.to_owned(), message });
+        let RefusedClaims { claims, problems } = &mut self.refused;
+        claims.push(claim);
+        if problems.iter().filter(|problem| problem.field == field).count() < MAX_DESCRIBED {
+            problems.push(ObjectProblem { field: field.to_owned(), message });
         }
-        self.refused.count += 1;
         false
     }
 }
