@@ -199,8 +199,8 @@ impl Index {
             oldest_trigger,
             causes: dirty.into_iter().filter_map(|(key, dirty)| Some((key, dirty.cause?))).collect(),
             ports,
-            reflected: self.versions.reflected(),
-            confirmed: self.versions.confirmed(),
+            reflected: self.versions.reflected,
+            confirmed: self.versions.confirmed,
         }
     }
 
