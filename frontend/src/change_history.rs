@@ -61,32 +61,16 @@ struct NamespaceHistory {
     lost: Option<SystemTime>,
 }
 
-/// What a commit changed in one service port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ChangeRecord {
+/// What a commit changed in one service port, and why.
+#[derive(Debug)]
+pub(crate) struct LoggedChange {
     pub(crate) at: SystemTime,
     pub(crate) revision: Revision,
     pub(crate) key: ServicePortKey,
     pub(crate) kind: ChangeKind,
-}
-
-/// A change with its reason.
-#[derive(Debug)]
-pub(crate) struct LoggedChange {
-    pub(crate) record: ChangeRecord,
     /// For people.
     pub(crate) summary: String,
     pub(crate) cause: Option<Cause>,
-    /// What would be sent to nodes to undo it.
-    pub(crate) undo: CommitRecord,
-}
-
-/// A change before it is committed.
-#[derive(Debug)]
-pub(crate) struct DescribedChange {
-    pub(crate) kind: ChangeKind,
-    /// For people.
-    pub(crate) summary: String,
     /// What would be sent to nodes to undo it.
     pub(crate) undo: CommitRecord,
 }
@@ -164,7 +148,7 @@ impl ChangeHistory {
 
     /// Records a change.
     pub(crate) fn push(&mut self, change: LoggedChange) {
-        let (number, size, namespace) = (self.next, change.size(), change.record.key.namespace.clone());
+        let (number, size, namespace) = (self.next, change.size(), change.key.namespace.clone());
         self.next += 1;
         let mut history = self.take(&namespace);
         history.numbers.push_back(number);
@@ -206,7 +190,7 @@ impl ChangeHistory {
         let oldest = history.numbers.pop_front().and_then(|number| self.changes.remove(&number));
         if let Some(oldest) = oldest {
             history.size -= oldest.size();
-            history.lost = history.lost.max(Some(oldest.record.at));
+            history.lost = history.lost.max(Some(oldest.at));
             self.size -= oldest.size();
         }
         self.put(namespace, history);
@@ -250,8 +234,8 @@ mod tests {
 
     fn change(namespace: &str, seconds: u64, summary: usize) -> LoggedChange {
         let key = ServicePortKey::new(namespace, "s", "", Protocol::Tcp);
-        let record = ChangeRecord { at: time(seconds), revision: Revision(seconds), key, kind: ChangeKind::Added };
-        LoggedChange { record, summary: "x".repeat(summary), cause: None, undo: no_operations() }
+        let (at, revision, kind) = (time(seconds), Revision(seconds), ChangeKind::Added);
+        LoggedChange { at, revision, key, kind, summary: "x".repeat(summary), cause: None, undo: no_operations() }
     }
 
     #[test]
@@ -260,10 +244,10 @@ mod tests {
         history.push(change("quiet", 2, 1000));
         (0..3 * MAX_CHANGES as u64).for_each(|n| history.push(change("noisy", 3 + n, 10)));
         assert!(history.changes.len() <= MAX_CHANGES && history.size <= MAX_BYTES);
-        assert_eq!(history.iter().last().unwrap().record.at, time(2));
+        assert_eq!(history.iter().last().unwrap().at, time(2));
         assert_eq!(history.complete_since("quiet", ""), time(1));
-        let oldest = history.iter().filter(|change| &*change.record.key.namespace == "noisy").last().unwrap();
-        assert_eq!(history.complete_since("noisy", "") + Duration::from_secs(1), oldest.record.at);
+        let oldest = history.iter().filter(|change| &*change.key.namespace == "noisy").last().unwrap();
+        assert_eq!(history.complete_since("noisy", "") + Duration::from_secs(1), oldest.at);
         assert_eq!(history.complete_since("", ""), history.complete_since("noisy", ""));
     }
 
@@ -281,7 +265,7 @@ mod tests {
             history.push(change(&format!("ns-{}", n % 3), 2 + n, MAX_BYTES / 20));
             assert!(history.size <= MAX_BYTES);
         }
-        let newest: Vec<_> = history.iter().map(|change| change.record.revision.0).collect();
+        let newest: Vec<_> = history.iter().map(|change| change.revision.0).collect();
         assert!(newest.len() > 15 && newest.is_sorted_by(|newer, older| newer > older), "{newest:?}");
         history.push(change("huge", 200, 2 * MAX_BYTES));
         assert_eq!(

@@ -14,7 +14,7 @@ use tracing::info;
 
 use crate::{
     index::{Index, IndexChanges},
-    log::{ChangeLog, described},
+    log::{ChangeLog, PreparedChanges},
     object::{ObjectName, PodId, SliceEndpoint},
     view::ServicePortView,
 };
@@ -146,19 +146,17 @@ impl ClusterState {
         let changes = index.take_changes();
         before(&changes);
         let (trigger, kind_versions) = (changes.oldest_trigger, changes.confirmed);
-        // Only this changes the log, and the index is locked.
-        let views = self.is_ready().then(|| self.log().views_of(&changes));
-        let zone_of = |node: &str| index.node(node).map_or("", |node| &*node.zone);
-        let described = views.as_ref().map(|views| described(&changes, views, zone_of));
-        let mut log = self.log();
-        let is_new = match described {
-            Some(described) => log.commit(changes, described).is_some(),
-            None => {
-                log.start(changes);
-                true
-            }
+        let is_new = if self.is_ready() {
+            // Only this changes the log, and the index is locked.
+            let views = self.log().views_of(&changes);
+            let zone_of = |node: &str| index.node(node).map_or("", |node| &*node.zone);
+            let prepared = PreparedChanges::new(changes, &views, zone_of);
+            self.log().commit(prepared).is_some()
+        } else {
+            self.log().start(changes);
+            true
         };
-        Some(Commit { revision: log.revision(), is_new, trigger, kind_versions })
+        Some(Commit { revision: self.log().revision(), is_new, trigger, kind_versions })
     }
 
     /// Notifies the receivers of [`Self::kind_versions`] and [`Self::revisions`].

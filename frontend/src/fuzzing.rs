@@ -4,7 +4,7 @@
 #![allow(clippy::missing_panics_doc)]
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr},
     sync::{Arc, Mutex, PoisonError},
     time::UNIX_EPOCH,
@@ -28,7 +28,7 @@ use crate::{
         certificate::{self, Names},
     },
     index::{AllowedIps, Index, ServicePolicy},
-    log::ChangeLog,
+    log::{ChangeLog, PreparedChanges},
     object::{ObjectKind, ParsedObject, SourceUpdate},
     session,
     source::{KubernetesApi, parse_manifests},
@@ -111,24 +111,31 @@ pub fn manifests(text: &str, is_json: bool, node: &str) -> Option<(Vec<Operation
     for kind in ObjectKind::ALL {
         index.apply(SourceUpdate::Replace(kind, Vec::new()));
     }
-    log.commit(index.take_changes(), BTreeMap::new());
+    commit(&mut index, &mut log);
     let empty = log.digest(node);
     for kind in ObjectKind::ALL {
         let of_kind = objects.iter().filter(|parsed| parsed.kind == kind).cloned();
         index.apply(SourceUpdate::Replace(kind, of_kind.collect()));
     }
-    log.commit(index.take_changes(), BTreeMap::new());
+    commit(&mut index, &mut log);
     let update = log.snapshot(node);
     let operations = update.chunks.iter().flat_map(|chunk| chunk.operations()).cloned().collect();
     for ParsedObject { kind, name, .. } in objects {
         index.apply(SourceUpdate::Delete(kind, name));
     }
-    log.commit(index.take_changes(), BTreeMap::new());
+    commit(&mut index, &mut log);
     assert!(
         log.digest(node) == empty && log.service_ports == 0 && log.endpoints == 0,
         "deleted objects have an effect"
     );
     Some((operations, update.digest))
+}
+
+fn commit(index: &mut Index, log: &mut ChangeLog) {
+    let changes = index.take_changes();
+    let before = log.views_of(&changes);
+    let zone_of = |node: &str| index.node(node).map_or("", |node| &*node.zone);
+    log.commit(PreparedChanges::new(changes, &before, zone_of));
 }
 
 /// A frontend whose clients are the input.

@@ -19,8 +19,8 @@ mod operations;
 pub(crate) mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    iter,
+    collections::{BTreeSet, HashMap},
+    iter, mem,
     sync::Arc,
     time::SystemTime,
 };
@@ -32,7 +32,7 @@ use proto::{
 use tokio::time::Instant;
 
 use crate::{
-    change_history::{ChangeHistory, ChangeKind, ChangeRecord, DescribedChange, LoggedChange},
+    change_history::{ChangeHistory, ChangeKind, LoggedChange},
     config::HistoryLimits,
     index::IndexChanges,
     view::{ServicePortView, describe},
@@ -155,28 +155,52 @@ impl EarlierState {
     }
 }
 
-/// What changes would change in service ports, for people. It is computed from the views before
-/// ([`ChangeLog::views_of`]), so that the log need not be locked: sessions wait for it. `zone_of` returns the zone of a
-/// node after the changes.
-pub(crate) fn described<'a>(
-    changes: &IndexChanges,
-    before: &[Option<Arc<ServicePortView>>],
-    zone_of: impl Fn(&str) -> &'a str,
-) -> BTreeMap<ServicePortKey, DescribedChange> {
-    let views =
-        iter::zip(&changes.ports, before).map(|((key, after), before)| (key, before.as_deref(), after.as_ref()));
-    let changed = views.filter(|(_, before, after)| before != after);
-    let described = changed.map(|(key, before, after)| {
-        let mut undo = CommitOperations::default();
-        undo.change(key, after, before, &zone_of);
-        let change = DescribedChange {
-            kind: ChangeKind::between(before, after),
-            summary: describe(before, after),
-            undo: CommitRecord::new(undo, BTreeSet::new(), None),
-        };
-        (key.clone(), change)
-    });
-    described.collect()
+/// The change of one service port, before it is committed.
+#[derive(Debug)]
+struct PortChange {
+    key: ServicePortKey,
+    after: Option<ServicePortView>,
+    kind: ChangeKind,
+    /// For people.
+    summary: String,
+    /// What would be sent to nodes to undo it.
+    undo: CommitRecord,
+}
+
+/// Changes with all that follows from the service ports before and after. That is computed before the log is locked:
+/// sessions wait for it.
+#[derive(Debug)]
+pub(crate) struct PreparedChanges {
+    /// Those that differ.
+    ports: Vec<PortChange>,
+    /// What they send to nodes.
+    operations: CommitOperations,
+    /// Everything but service ports.
+    others: IndexChanges,
+}
+
+impl PreparedChanges {
+    /// `before`: the views before ([`ChangeLog::views_of`]). `zone_of` returns the zone of a node after the changes.
+    pub(crate) fn new<'a>(
+        mut changes: IndexChanges,
+        before: &[Option<Arc<ServicePortView>>],
+        zone_of: impl Fn(&str) -> &'a str,
+    ) -> Self {
+        let (mut ports, mut operations) = (Vec::new(), CommitOperations::default());
+        for ((key, view), before) in iter::zip(mem::take(&mut changes.ports), before) {
+            let (before, after) = (before.as_deref(), view.as_ref());
+            if before == after {
+                continue;
+            }
+            operations.change(&key, before, after, &zone_of);
+            let mut undo = CommitOperations::default();
+            undo.change(&key, after, before, &zone_of);
+            let undo = CommitRecord::new(undo, BTreeSet::new(), None);
+            let (kind, summary) = (ChangeKind::between(before, after), describe(before, after));
+            ports.push(PortChange { key, after: view, kind, summary, undo });
+        }
+        Self { ports, operations, others: changes }
+    }
 }
 
 /// What no node is sent.
@@ -223,46 +247,35 @@ impl ChangeLog {
 
     /// The first commit: no client has an older revision, so that no history is kept of it.
     pub(crate) fn start(&mut self, changes: IndexChanges) {
-        self.apply(changes, BTreeMap::new(), None);
+        let IndexChanges { ports, nodes, cluster, reflected, .. } = changes;
+        self.kind_versions = reflected;
+        self.cluster = cluster.unwrap_or_default();
+        for (name, node) in nodes {
+            self.put_node(&name, node);
+        }
+        for (key, view) in ports {
+            self.put_view(key, view);
+        }
+        self.revision.0 += 1;
         self.history.start(self.revision);
         self.changes = ChangeHistory::since(SystemTime::now());
     }
 
-    /// Commits changes, [`described`] with the current views. Returns the new revision, or `None` when nothing is
-    /// different.
-    pub(crate) fn commit(
-        &mut self,
-        changes: IndexChanges,
-        described: BTreeMap<ServicePortKey, DescribedChange>,
-    ) -> Option<Revision> {
-        let (mut operations, oldest_trigger) = (CommitOperations::default(), changes.oldest_trigger);
-        let moved = self.apply(changes, described, Some(&mut operations))?;
-        self.history.push(CommitRecord::new(operations, moved, oldest_trigger));
-        Some(self.revision)
-    }
-
-    /// Applies changes, and adds the operations that they lead to. Returns the nodes whose zone has changed, or `None`
-    /// when nothing is different.
-    fn apply(
-        &mut self,
-        changes: IndexChanges,
-        mut described: BTreeMap<ServicePortKey, DescribedChange>,
-        mut operations: Option<&mut CommitOperations>,
-    ) -> Option<BTreeSet<Arc<str>>> {
-        let IndexChanges { mut ports, mut causes, mut nodes, cluster, reflected, .. } = changes;
+    /// Commits changes, prepared with the current views. Returns the new revision, or `None` when nothing is different.
+    pub(crate) fn commit(&mut self, changes: PreparedChanges) -> Option<Revision> {
+        let PreparedChanges { ports, mut operations, others } = changes;
+        let IndexChanges { mut causes, mut nodes, cluster, oldest_trigger, reflected, .. } = others;
         self.kind_versions = reflected;
         let cluster = cluster.filter(|cluster| *cluster != self.cluster);
         nodes.retain(|(name, node)| self.node(name) != node.as_ref());
-        ports.retain(|(key, view)| self.view(key) != view.as_ref());
         if nodes.is_empty() && ports.is_empty() && cluster.is_none() {
             return None;
         }
         self.revision.0 += 1;
+        let revision = self.revision;
         let (at, mut moved) = (self.changes.commit_time(SystemTime::now()), BTreeSet::new());
         if let Some(cluster) = cluster {
-            if let Some(operations) = &mut operations {
-                operations.all.push(Operation::PutCluster(cluster.clone()));
-            }
+            operations.all.push(Operation::PutCluster(cluster.clone()));
             self.cluster = cluster;
         }
         for (name, node) in nodes {
@@ -270,27 +283,23 @@ impl ChangeLog {
                 // It gets a repair.
                 self.changes.record_move(at, name.clone());
                 moved.insert(name);
-            } else if let Some(operations) = &mut operations {
+            } else {
                 let facts = Operation::PutNode(self.facts(&name));
                 operations.own.entry(name).or_default().push(facts);
             }
         }
-        for (key, view) in ports {
-            if let Some(operations) = &mut operations {
-                operations.change(&key, self.view(&key), view.as_ref(), |node| self.zone(node));
-            }
-            if let Some(DescribedChange { kind, summary, undo }) = described.remove(&key) {
-                let record = ChangeRecord { at, revision: self.revision, key: key.clone(), kind };
-                self.changes.push(LoggedChange { record, summary, cause: causes.remove(&key), undo });
-            }
-            self.put_view(key, view);
+        for PortChange { key, after, kind, summary, undo } in ports {
+            let cause = causes.remove(&key);
+            self.changes.push(LoggedChange { at, revision, key: key.clone(), kind, summary, cause, undo });
+            self.put_view(key, after);
         }
-        Some(moved)
+        self.history.push(CommitRecord::new(operations, moved, oldest_trigger));
+        Some(revision)
     }
 
     /// The changes at later times, newest first.
     pub(crate) fn changes_while(&self, node: &str, is_later: impl Fn(SystemTime) -> bool) -> ChangesSince {
-        let changes = self.changes.iter().take_while(|change| is_later(change.record.at));
+        let changes = self.changes.iter().take_while(|change| is_later(change.at));
         ChangesSince { changes: changes.cloned().collect(), zone: self.zone(node).to_owned() }
     }
 

@@ -76,8 +76,8 @@ impl Cluster {
             self.facts = facts.clone();
         }
         let zone_of = |node: &str| self.index.node(node).map_or("", |node| &*node.zone);
-        let described = described(&changes, &self.log.views_of(&changes), zone_of);
-        self.log.commit(changes, described)
+        let before = self.log.views_of(&changes);
+        self.log.commit(PreparedChanges::new(changes, &before, zone_of))
     }
 
     /// The expected state of a node, computed from the views.
@@ -592,9 +592,9 @@ fn changes_are_described_before_the_log_is_locked() {
     let same = cluster.views.iter().find(|(key, _)| &*key.name == "same").unwrap();
     changes.ports.push((same.0.clone(), Some(same.1.clone())));
     let before = cluster.log.views_of(&changes);
-    let described: Vec<_> = described(&changes, &before, |_| "").into_iter().collect();
-    let [(key, change)] = &described[..] else { panic!("{described:?}") };
-    assert_eq!((&*key.name, &*change.summary), ("web", "endpoints 2 -> 3: +10.0.0.3:8080"));
+    let prepared = PreparedChanges::new(changes, &before, |_| "");
+    let [change] = &prepared.ports[..] else { panic!("{prepared:?}") };
+    assert_eq!((&*change.key.name, &*change.summary), ("web", "endpoints 2 -> 3: +10.0.0.3:8080"));
     assert!(change.undo.chunks("node-0", "").next().is_some());
 }
 

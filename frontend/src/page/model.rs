@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use proto::{digest::BUCKETS, model::Role, v1::Problem};
 
 use crate::{
-    change_history::{ChangeKind, ChangeRecord},
+    change_history::{ChangeKind, LoggedChange},
     cluster::ClusterState,
     context::FrontendContext,
     drain::{DrainState, NodesBehind, WaitingDrain},
@@ -98,7 +98,7 @@ impl PageModel {
         let (revision, changes) = {
             let log = cluster.log();
             let changes = log.changes.iter().take(MAX_CHANGES);
-            (log.revision(), changes.map(|change| change_row(&change.record)).collect::<Vec<_>>())
+            (log.revision(), changes.map(|change| change_row(change)).collect::<Vec<_>>())
         };
         let problems = context.problems().into_iter();
         let problems: Vec<_> =
@@ -232,7 +232,7 @@ fn drain_row(WaitingDrain { addresses, services, state, since }: WaitingDrain, f
     ])
 }
 
-fn change_row(ChangeRecord { at, revision, key, kind }: &ChangeRecord) -> PageRow {
+fn change_row(LoggedChange { at, revision, key, kind, .. }: &LoggedChange) -> PageRow {
     let kind = match kind {
         ChangeKind::Added => "added",
         ChangeKind::Removed => "removed",

@@ -35,7 +35,7 @@ pub(super) fn response(
         let since = log.changes_while(node, |at| unix_micros(at) > *since_micros);
         drop(log);
         let is_named = |change: &&Arc<LoggedChange>| {
-            let key = &change.record.key;
+            let key = &change.key;
             (namespace.is_empty() || *key.namespace == **namespace) && (name.is_empty() || *key.name == **name)
         };
         let concerns = |change: &&Arc<LoggedChange>| node.is_empty() || since.concerns(node, change);
@@ -65,14 +65,14 @@ fn concerns_namespace(operation: &Operation, namespace: &str) -> bool {
 }
 
 fn wire(change: &LoggedChange, sees_all: bool) -> v1::Change {
-    let LoggedChange { record, summary, cause, undo: _ } = change;
+    let LoggedChange { at, revision, key, kind: _, summary, cause, undo: _ } = change;
     let cause = cause.as_ref().filter(|_| sees_all);
     // It may name endpoints that only other nodes use.
     let summary = if sees_all { summary.clone() } else { String::new() };
     v1::Change {
-        at_micros: unix_micros(record.at),
-        revision: record.revision.0,
-        service_port: record.key.to_string(),
+        at_micros: unix_micros(*at),
+        revision: revision.0,
+        service_port: key.to_string(),
         summary,
         object: cause.map(|cause| format!("{} {}", cause.kind, cause.name)).unwrap_or_default(),
         version: cause.map_or(0, |cause| cause.origin.version.0),
