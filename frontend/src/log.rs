@@ -64,6 +64,8 @@ pub(crate) struct NodeUpdate {
     pub(crate) chunks: Vec<Arc<EncodedChunk>>,
     /// When the oldest change in it was made, according to the API.
     pub(crate) oldest_trigger: Option<SystemTime>,
+    /// When the first of its commits was made; `None` for a snapshot or repair.
+    pub(crate) committed_at: Option<Instant>,
     /// The expected digest of the node afterwards.
     pub(crate) digest: Digest,
     /// The version of each kind that the update reflects.
@@ -305,7 +307,8 @@ impl ChangeLog {
 
     /// What the state of a node at a time since which all changes are known follows from.
     pub(crate) fn state_at(&mut self, node: &str, at: SystemTime) -> EarlierState {
-        EarlierState { current: self.current_state(node), later: self.changes_while(node, |time| time > at) }
+        let current = self.build(node, (0..=BUCKETS).collect()).chunks;
+        EarlierState { current, later: self.changes_while(node, |time| time > at) }
     }
 
     /// The commits between a revision and the current one. `None` when the revision is older than the history, or when
@@ -316,18 +319,20 @@ impl ChangeLog {
             return None;
         }
         let oldest_trigger = records.clone().filter_map(|record| record.oldest_trigger).min();
+        let committed_at = records.clone().next().map(|record| record.committed);
         Some(CommitsSince {
             records: records.cloned().collect(),
             zone: self.zone(node).to_owned(),
             limit: MAX_DIFFERENCE.max(self.snapshot_size()),
-            update: self.update(node, Vec::new(), oldest_trigger),
+            update: NodeUpdate { oldest_trigger, committed_at, ..self.update(node, Vec::new()) },
         })
     }
 
-    /// The update of a node with these operations.
-    fn update(&self, node: &str, chunks: Vec<Arc<EncodedChunk>>, oldest_trigger: Option<SystemTime>) -> NodeUpdate {
+    /// A snapshot or repair of a node with these operations.
+    fn update(&self, node: &str, chunks: Vec<Arc<EncodedChunk>>) -> NodeUpdate {
         let Self { revision: target, kind_versions, .. } = *self;
-        NodeUpdate { target, chunks, oldest_trigger, digest: self.digest(node), kind_versions }
+        let (oldest_trigger, committed_at) = (None, None);
+        NodeUpdate { target, chunks, oldest_trigger, committed_at, digest: self.digest(node), kind_versions }
     }
 
     /// About the size of a snapshot, in bytes.

@@ -214,7 +214,7 @@ async fn serve(
     // The timer is reset when it fires before the bookmark is due.
     let timer = sleep_until(session.bookmark_at);
     let closed = output.closed();
-    let reconnect = session.reconnect();
+    let reconnect = session.status.reconnect.clone();
     tokio::pin!(timer, closed);
     loop {
         revisions.borrow_and_update();
@@ -227,7 +227,7 @@ async fn serve(
             message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??, output).await?,
             changed = revisions.changed(), if idle => changed.map_err(|_| SessionEnd::Disconnected)?,
             () = sleep_until(permit_expires_at.unwrap_or_else(Instant::now)), if permit_expires_at.is_some() => {
-                output.release_permit();
+                output.permit = None;
             }
             () = &mut timer, if idle => {
                 if session.bookmark_at <= Instant::now() {
@@ -317,7 +317,8 @@ async fn drain(
     // It has waited for its turn already.
     let drain = OutgoingMessage::Plain(ServerMessage::Drain(Duration::ZERO));
     let drained = async {
-        if output.send_last(drain).await.is_err() {
+        output.permit = None;
+        if output.send(drain).await.is_err() {
             return;
         }
         loop {

@@ -134,6 +134,8 @@ pub(crate) struct Fleet {
 pub(crate) struct StreamGuard {
     streams: Streams,
     id: u64,
+    /// Notified when the client is to reconnect.
+    pub(crate) reconnect: Arc<Notify>,
 }
 
 // === impl StreamStatus ===
@@ -155,6 +157,7 @@ impl StreamStatus {
 impl Streams {
     /// Adds a stream.
     pub(crate) fn register(&self, hello: &Hello, mode: SyncMode) -> StreamGuard {
+        let reconnect = Arc::<Notify>::default();
         let status = StreamStatus {
             node: hello.node.clone(),
             role: hello.role,
@@ -172,10 +175,10 @@ impl Streams {
             failures: Vec::new(),
             degraded: Vec::new(),
             is_of_deleted_node: false,
-            reconnect: Arc::default(),
+            reconnect: reconnect.clone(),
         };
         let id = self.with(|fleet| fleet.insert(status));
-        StreamGuard { streams: self.clone(), id }
+        StreamGuard { streams: self.clone(), id, reconnect }
     }
 
     /// Records that Nodes were deleted, also if there is another one of the same name already.
@@ -403,9 +406,9 @@ impl Fleet {
         id
     }
 
-    fn change(&mut self, id: u64, change: impl FnOnce(&mut StreamStatus)) {
-        let Some(node) = self.streams.get(&id).map(|status| status.node.clone()) else { return };
-        self.recount(&node, |fleet| fleet.streams.get_mut(&id).map(change));
+    fn change<T>(&mut self, id: u64, change: impl FnOnce(&mut StreamStatus) -> T) -> Option<T> {
+        let node = self.streams.get(&id)?.node.clone();
+        self.recount(&node, |fleet| fleet.streams.get_mut(&id).map(change))
     }
 
     fn remove(&mut self, id: u64) {
@@ -489,14 +492,9 @@ fn recent(nodes: &BTreeMap<Arc<str>, Instant>) -> usize {
 // === impl StreamGuard ===
 
 impl StreamGuard {
-    /// Notified when the client is to reconnect.
-    pub(crate) fn reconnect(&self) -> Arc<Notify> {
-        self.streams
-            .with(|fleet| fleet.streams.get(&self.id).map(|status| status.reconnect.clone()).unwrap_or_default())
-    }
-
-    pub(crate) fn update(&self, change: impl FnOnce(&mut StreamStatus)) {
-        self.streams.with(|fleet| fleet.change(self.id, change));
+    /// Changes the status, and returns what `change` returns.
+    pub(crate) fn update<T: Default>(&self, change: impl FnOnce(&mut StreamStatus) -> T) -> T {
+        self.streams.with(|fleet| fleet.change(self.id, change)).unwrap_or_default()
     }
 
     /// Records that the state of the client's node differed from what was sent.

@@ -105,12 +105,8 @@ impl ChangeLog {
         self.build(node, entries)
     }
 
-    /// The full state of a node, for people.
-    pub(super) fn current_state(&mut self, node: &str) -> Vec<Arc<EncodedChunk>> {
-        self.build(node, (0..=BUCKETS).collect()).chunks
-    }
-
-    fn build(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
+    /// Like [`Self::rebuild`], for people: it is not counted.
+    pub(super) fn build(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
         let zone: Arc<str> = self.zone(node).into();
         let mut chunks = Vec::new();
         if entries.contains(&usize::from(INFO_ENTRY)) {
@@ -131,7 +127,7 @@ impl ChangeLog {
             }
         }
         chunks.extend_from_slice(&EncodedChunk::pack(own));
-        self.update(node, chunks, None)
+        self.update(node, chunks)
     }
 
     /// The facts about a node.

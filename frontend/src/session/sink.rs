@@ -37,7 +37,8 @@ pub(crate) enum OutgoingMessage {
 #[derive(Debug)]
 pub(super) struct MessageSink {
     messages: mpsc::Sender<OutgoingMessage>,
-    permit: Option<RebuildPermit>,
+    /// Held for what is sent from now on.
+    pub(super) permit: Option<RebuildPermit>,
 }
 
 impl OutgoingMessage {
@@ -99,27 +100,12 @@ impl MessageSink {
         }
     }
 
-    /// Like [`Self::send`], without a permit.
-    pub(super) async fn send_last(&mut self, message: OutgoingMessage) -> Result<(), SessionEnd> {
-        self.permit = None;
-        self.messages.send(message).await.map_err(|_| SessionEnd::Disconnected)
-    }
-
-    /// Holds the permit for what is sent from now on.
-    pub(super) fn hold_permit(&mut self, permit: RebuildPermit) {
-        self.permit = Some(permit);
-    }
-
     /// Everything has been handed to the transport, but not yet received; messages in transit take memory too. Releases
     /// the permit when the client has not acknowledged within `timeout`.
     pub(super) fn release_permit_within(&mut self, timeout: Duration) {
         if let Some(permit) = &mut self.permit {
             permit.expires_at = permit.expires_at.min(Instant::now() + timeout);
         }
-    }
-
-    pub(super) fn release_permit(&mut self) {
-        self.permit = None;
     }
 
     pub(super) fn permit_expires_at(&self) -> Option<Instant> {

@@ -7,10 +7,7 @@ use proto::{
     model::{Ack, Batch, ClientMessage, Hello, Revision, Role, ServerMessage, ServicePortFailure, SyncMode, Welcome},
 };
 use runtime::{Rate, TokenBucket};
-use tokio::{
-    sync::Notify,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
 
 use crate::{
@@ -43,7 +40,7 @@ const MISMATCHES: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
 #[derive(Debug)]
 pub(super) struct Session {
     context: Arc<FrontendContext>,
-    status: StreamGuard,
+    pub(super) status: StreamGuard,
     permit: StreamPermit,
     /// Whose share of the rebuild queue the stream takes.
     rebuild_client: Identity,
@@ -149,19 +146,13 @@ impl Session {
                 session.send_bookmark(update.target, update.digest, output).await?;
             }
             (Some((_, update)), _) => {
-                let since = session.context.cluster.log().changed_since(base);
-                session.set_pending(since.unwrap_or_else(Instant::now));
+                session.set_pending(update.committed_at.unwrap_or_else(Instant::now));
                 session.send(update, output).await?;
             }
             (None, Some(digests)) => session.repair(&digests, output).await?,
             (None, None) => session.send_snapshot(output).await?,
         }
         Ok(session)
-    }
-
-    /// Notified when the client is to reconnect.
-    pub(super) fn reconnect(&self) -> Arc<Notify> {
-        self.status.reconnect()
     }
 
     /// Whether the client owes no answer.
@@ -174,12 +165,12 @@ impl Session {
         if !self.is_idle() {
             return Ok(());
         }
-        let (committed_at, since) = {
+        let since = {
             let log = self.context.cluster.log();
             if log.revision() == self.cursor {
                 return Ok(());
             }
-            (log.changed_since(self.cursor), log.commits_since(&self.node, self.cursor))
+            log.commits_since(&self.node, self.cursor)
         };
         match since.and_then(|since| since.difference(&self.node)) {
             Some(update) if update.chunks.is_empty() => {
@@ -191,8 +182,8 @@ impl Session {
             }
             Some(update) => {
                 // The oldest of those that are not programmed.
-                self.committed_at = self.committed_at.or(committed_at);
-                self.set_pending(committed_at.unwrap_or_else(Instant::now));
+                self.committed_at = self.committed_at.or(update.committed_at);
+                self.set_pending(update.committed_at.unwrap_or_else(Instant::now));
                 self.send(update, output).await
             }
             None => {
@@ -249,18 +240,15 @@ impl Session {
         };
         self.acked = received;
         self.programmed = programmed;
-        let failures = truncated_failures(failures);
-        let mut previous = failures.clone();
-        let degraded = truncated_degraded(degraded);
-        let mut degraded_before = degraded.clone();
-        self.status.update(|status| {
+        let (failures, degraded) = (truncated_failures(failures), truncated_degraded(degraded));
+        let (previous, degraded_before) = self.status.update(|status| {
             if expected.is_some() {
                 status.unanswered_since = None;
             }
-            mem::swap(&mut status.degraded, &mut degraded_before);
             status.acked = received;
             status.apply_time = apply_time;
-            mem::swap(&mut status.failures, &mut previous);
+            let previous = mem::replace(&mut status.failures, failures.clone());
+            (previous, mem::replace(&mut status.degraded, degraded.clone()))
         });
         self.report_new_failures(&previous, &failures);
         let is_new = |text: &String| !degraded_before.contains(text);
@@ -268,19 +256,16 @@ impl Session {
             self.context.events.degraded(DegradedNode { node: self.node.clone(), text });
         }
         self.sends_digests |= digest.is_some();
-        let Some(expected) = expected else {
-            self.set_programmed();
-            return Ok(());
-        };
-        self.awaiting = Awaiting::Nothing;
-        output.release_permit();
-        self.status.clear_error();
-        if let Some(digest) = digest {
-            if digest != expected && self.digest_trust != DigestTrust::Disabled {
-                return self.on_mismatch(received, digest, expected, output).await;
-            }
-            if digest == expected {
-                self.digest_trust = DigestTrust::Agreed;
+        if let Some(expected) = expected {
+            self.awaiting = Awaiting::Nothing;
+            output.permit = None;
+            self.status.clear_error();
+            match digest {
+                Some(digest) if digest == expected => self.digest_trust = DigestTrust::Agreed,
+                Some(digest) if self.digest_trust != DigestTrust::Disabled => {
+                    return self.on_mismatch(received, digest, expected, output).await;
+                }
+                _ => {}
             }
         }
         self.set_programmed();
@@ -400,14 +385,14 @@ impl Session {
     async fn acquire_rebuild_permit(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let permit = self.context.rebuild_queue.acquire(&self.rebuild_client);
         let permit = wait_with_keepalive(&self.context, self.sent, permit, output).await?;
-        output.hold_permit(permit);
+        output.permit = Some(permit);
         Ok(())
     }
 
     /// Sends an update in messages of limited size, the last of which commits, even if it is empty.
     async fn send(&mut self, update: NodeUpdate, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let base = self.sent;
-        let NodeUpdate { target, chunks, oldest_trigger, digest, kind_versions } = update;
+        let NodeUpdate { target, chunks, oldest_trigger, committed_at: _, digest, kind_versions } = update;
         let part = Batch { base, target, oldest_trigger, ..Batch::default() };
         let (mut pending, mut size) = (Vec::new(), 0);
         for chunk in chunks {
