@@ -31,7 +31,7 @@ use proto::v1;
 use runtime::Shutdown;
 use tokio::{task::spawn_blocking, time::timeout};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
-use tonic::{Code, Response, Status, Streaming, transport::Server};
+use tonic::{Code, Response, Status, transport::Server};
 use tracing::info;
 
 use crate::{
@@ -48,7 +48,6 @@ pub(crate) use self::drained::drained;
 use self::{
     admission::Admission,
     connection::{Connection, Peer},
-    watch::WatchBody,
 };
 pub use self::{authn::TlsAuth, listener::Listener};
 
@@ -75,6 +74,17 @@ struct FairleadService {
     auth: Option<TlsAuth>,
     shutdown: Shutdown,
 }
+
+/// The client of a call.
+#[derive(Clone, Debug)]
+struct Caller {
+    identity: Identity,
+    /// `None` for a unix socket.
+    address: Option<IpAddr>,
+}
+
+/// The result of a call with one answer.
+type Answer<T> = Result<Response<T>, Status>;
 
 impl Frontend {
     /// Serves clients until the shutdown, and drains open streams then.
@@ -163,80 +173,67 @@ impl Frontend {
 
 impl FairleadService {
     /// Identifies the client of a call before its body is read.
-    async fn identify(&self, request: &Parts) -> Result<Identity, Status> {
-        let Some(auth) = &self.auth else { return Ok(Identity::Trusted) };
-        auth.identify(request).await.inspect_err(|status| {
+    async fn identify(&self, request: &Parts) -> Result<Caller, Status> {
+        let address = request.extensions.get().and_then(Peer::ip);
+        let Some(auth) = &self.auth else { return Ok(Caller { identity: Identity::Trusted, address }) };
+        let identified = auth.identify(request).await.inspect_err(|status| {
             let reason = match status.code() {
                 Code::Unavailable => Rejection::Unavailable,
                 _ => Rejection::Unauthenticated,
             };
             self.context.metrics.rejected(reason);
-        })
+        });
+        Ok(Caller { identity: identified?, address })
     }
 
     /// Rejects clients that may not see the status of a node; empty: of all nodes.
-    fn authorize(&self, identity: &Identity, node: &str) -> Result<(), Status> {
-        identity.may_inspect(node).map_err(|denied| {
+    fn authorize(&self, caller: &Caller, node: &str) -> Result<(), Status> {
+        caller.identity.may_inspect(node).map_err(|denied| {
             self.context.metrics.rejected(Rejection::NotPermitted);
             Status::permission_denied(denied.to_string())
         })
     }
 
-    fn watch(&self, identity: Identity, request: &Parts, messages: Streaming<v1::ClientMessage>) -> WatchBody {
-        let call = request.extensions.get().map(Peer::start_call);
-        WatchBody::new(self.context.clone(), identity, messages, call, self.shutdown.clone())
+    /// Waits until the client may be sent another answer.
+    async fn permit(&self, Caller { identity, address }: &Caller) -> Arc<AnswerPermit> {
+        self.context.answers.acquire(AnswerClient::new(identity.clone(), *address)).await
     }
 
-    async fn status(
-        &self,
-        identity: Identity,
-        address: Option<IpAddr>,
-        request: v1::StatusRequest,
-    ) -> Result<Response<v1::StatusResponse>, Status> {
-        self.authorize(&identity, &request.node)?;
+    async fn status(&self, caller: Caller, request: v1::StatusRequest) -> Answer<v1::StatusResponse> {
+        self.authorize(&caller, &request.node)?;
         status::wait(&self.context, &request, self.shutdown.clone()).await?;
-        let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
-        Ok(answer(status::response(&self.context, &request, identity.may_see_all_objects()), permit))
+        let permit = self.permit(&caller).await;
+        Ok(answer(status::response(&self.context, &request, caller.identity.may_see_all_objects()), permit))
     }
 
-    async fn endpoints(
-        &self,
-        identity: Identity,
-        address: Option<IpAddr>,
-        request: v1::EndpointsRequest,
-    ) -> Result<Response<v1::EndpointsResponse>, Status> {
-        self.authorize(&identity, &request.node)?;
-        let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
-        let response = endpoints::response(&self.context.cluster, &request, identity.may_see_all_objects())?;
+    async fn endpoints(&self, caller: Caller, request: v1::EndpointsRequest) -> Answer<v1::EndpointsResponse> {
+        self.authorize(&caller, &request.node)?;
+        let permit = self.permit(&caller).await;
+        let response = endpoints::response(&self.context.cluster, &request, caller.identity.may_see_all_objects())?;
         Ok(answer(response, permit))
     }
 
-    async fn changes(
-        &self,
-        identity: Identity,
-        address: Option<IpAddr>,
-        request: v1::ChangesRequest,
-    ) -> Result<Response<v1::ChangesResponse>, Status> {
-        self.authorize(&identity, &request.node)?;
-        let permit = self.context.answers.acquire(AnswerClient::new(identity.clone(), address)).await;
+    async fn changes(&self, caller: Caller, request: v1::ChangesRequest) -> Answer<v1::ChangesResponse> {
+        self.authorize(&caller, &request.node)?;
+        let permit = self.permit(&caller).await;
         // The state at an earlier time has a snapshot.
         let _rebuild = match request.at_micros {
             0 => None,
-            _ => Some(timeout(REBUILD_WAIT, self.context.rebuild_queue.acquire(&identity)).await.map_err(|_| {
-                Status::unavailable("many nodes are sent their whole state at the moment: try again in some seconds")
-            })?),
+            _ => Some(timeout(REBUILD_WAIT, self.context.rebuild_queue.acquire(&caller.identity)).await.map_err(
+                |_| {
+                    Status::unavailable(
+                        "many nodes are sent their whole state at the moment: try again in some seconds",
+                    )
+                },
+            )?),
         };
-        let response = changes::response(&self.context.cluster, &request, identity.may_see_all_objects())?;
+        let response = changes::response(&self.context.cluster, &request, caller.identity.may_see_all_objects())?;
         Ok(answer(response, permit))
     }
 
     /// Answers a client that may see all nodes. One plan is computed at a time, where no other task waits for it: the
     /// index may be locked for long.
-    async fn plan(
-        &self,
-        request: v1::PlanRequest,
-        permit: Arc<AnswerPermit>,
-    ) -> Result<Response<v1::PlanResponse>, Status> {
+    async fn plan(&self, request: v1::PlanRequest, permit: Arc<AnswerPermit>) -> Answer<v1::PlanResponse> {
         // Fails only when the semaphore is closed, which it never is.
         let turn = self.context.plans.clone().acquire_owned().await.ok();
         let context = self.context.clone();
@@ -251,9 +248,9 @@ impl FairleadService {
 
     async fn drained(
         &self,
-        identity: Identity,
+        Caller { identity, .. }: Caller,
         request: v1::DrainedRequest,
-    ) -> Result<Response<v1::DrainedResponse>, Status> {
+    ) -> Answer<v1::DrainedResponse> {
         if !self.context.rate_limiter.count_question(&identity) {
             return Err(Status::resource_exhausted("too many questions about drains: try again in a second"));
         }

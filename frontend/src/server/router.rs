@@ -12,7 +12,7 @@ use http::{HeaderValue, header::CONTENT_TYPE, request::Parts};
 use proto::{MAX_MESSAGE_BYTES, encoded::ServerCodec, v1};
 use tokio::time::timeout;
 use tonic::{
-    Request, Response, Status, Streaming,
+    Request, Status, Streaming,
     body::Body,
     codec::Codec,
     metadata::GRPC_CONTENT_TYPE,
@@ -20,11 +20,8 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::{FairleadService, connection::Peer};
-use crate::{
-    clients::{AnswerClient, AnswerPermit},
-    identity::Identity,
-};
+use super::{Answer, Caller, FairleadService, connection::Peer, watch::WatchBody};
+use crate::clients::AnswerPermit;
 
 const WATCH: &str = "/fairlead.v1.Fairlead/Watch";
 const STATUS: &str = "/fairlead.v1.Fairlead/Status";
@@ -64,22 +61,11 @@ impl tower::Service<http::Request<Body>> for FairleadService {
             let (request, body) = request.into_parts();
             let answered = match request.uri.path() {
                 WATCH => watch(&service, &request, body).await,
-                STATUS => {
-                    let address = request.extensions.get().and_then(Peer::ip);
-                    unary(&service, request, body, |identity, request| service.status(identity, address, request)).await
-                }
-                ENDPOINTS => {
-                    let address = request.extensions.get().and_then(Peer::ip);
-                    let answer = |identity, request| service.endpoints(identity, address, request);
-                    unary(&service, request, body, answer).await
-                }
-                CHANGES => {
-                    let address = request.extensions.get().and_then(Peer::ip);
-                    let answer = |identity, request| service.changes(identity, address, request);
-                    unary(&service, request, body, answer).await
-                }
+                STATUS => unary(&service, request, body, |caller, request| service.status(caller, request)).await,
+                ENDPOINTS => unary(&service, request, body, |caller, request| service.endpoints(caller, request)).await,
+                CHANGES => unary(&service, request, body, |caller, request| service.changes(caller, request)).await,
                 PLAN => plan(&service, request, body).await,
-                DRAINED => unary(&service, request, body, |identity, request| service.drained(identity, request)).await,
+                DRAINED => unary(&service, request, body, |caller, request| service.drained(caller, request)).await,
                 _ => Err(Status::unimplemented("unknown method")),
             };
             Ok(answered.unwrap_or_else(Status::into_http))
@@ -91,9 +77,11 @@ async fn watch(service: &FairleadService, request: &Parts, body: Body) -> Result
     if request.headers.get(ENCODING).is_some_and(|encoding| encoding != IDENTITY) {
         return Err(Status::unimplemented("compressed messages are not supported: send them uncompressed"));
     }
-    let identity = service.identify(request).await?;
+    let Caller { identity, .. } = service.identify(request).await?;
     let messages = Streaming::new_request(ServerCodec.decoder(), body, None, Some(MAX_MESSAGE_BYTES));
-    let mut response = http::Response::new(Body::new(service.watch(identity, request, messages)));
+    let call = request.extensions.get().map(Peer::start_call);
+    let body = WatchBody::new(service.context.clone(), identity, messages, call, service.shutdown.clone());
+    let mut response = http::Response::new(Body::new(body));
     response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     Ok(response)
 }
@@ -103,25 +91,24 @@ async fn unary<In, Out, F>(
     service: &FairleadService,
     request: Parts,
     body: Body,
-    answer: impl Fn(Identity, In) -> F,
+    answer: impl Fn(Caller, In) -> F,
 ) -> Result<http::Response<Body>, Status>
 where
     ProstCodec<Out, In>: Codec<Encode = Out, Decode = In> + Default,
-    F: Future<Output = Result<Response<Out>, Status>>,
+    F: Future<Output = Answer<Out>>,
 {
-    let identity = service.identify(&request).await?;
-    Ok(respond(http::Request::from_parts(request, body), MAX_UNARY_BYTES, |request| answer(identity.clone(), request))
-        .await)
+    let caller = service.identify(&request).await?;
+    let answer = |request| answer(caller.clone(), request);
+    Ok(respond(http::Request::from_parts(request, body), MAX_UNARY_BYTES, answer).await)
 }
 
 /// Answers what would change. The request may be large: it is read only for clients that may see all nodes, one at a
 /// time for each of them.
 async fn plan(service: &FairleadService, request: Parts, body: Body) -> Result<http::Response<Body>, Status> {
-    let identity = service.identify(&request).await?;
-    service.authorize(&identity, "")?;
+    let caller = service.identify(&request).await?;
+    service.authorize(&caller, "")?;
     let _call = request.extensions.get().map(Peer::start_call);
-    let address = request.extensions.get().and_then(Peer::ip);
-    let permit = service.context.answers.acquire(AnswerClient::new(identity, address)).await;
+    let permit = service.permit(&caller).await;
     let answer = |request: v1::PlanRequest| service.plan(request, permit.clone());
     let response = respond(http::Request::from_parts(request, body), MAX_PLAN_BYTES, answer);
     let late = |_| {
@@ -139,7 +126,7 @@ async fn respond<In, Out, F>(
 ) -> http::Response<Body>
 where
     ProstCodec<Out, In>: Codec<Encode = Out, Decode = In> + Default,
-    F: Future<Output = Result<Response<Out>, Status>>,
+    F: Future<Output = Answer<Out>>,
 {
     let _call = request.extensions().get().map(Peer::start_call);
     let mut grpc = Grpc::new(ProstCodec::<Out, In>::default())
