@@ -21,17 +21,19 @@ pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Res
     let documents = Deserializer::from_str(documents).into_iter::<Value>().collect::<Result<Vec<_>, _>>();
     let mut documents = documents.map_err(|error| Status::invalid_argument(format!("documents: {error}")))?;
     let mut count = 0;
-    for document in &mut documents {
-        each_planned(document, &mut |object: &mut Value| {
-            count += 1;
-            validate(object)
-        })
-        .map_err(Status::invalid_argument)?;
-    }
+    let mut prepare = |object: &mut Value| {
+        count += 1;
+        validate(object)?;
+        if count <= MAX_OBJECTS && object["kind"] == "Service" {
+            cluster.index().complete_service(object, count);
+        }
+        Ok(())
+    };
+    let prepared = documents.iter_mut().try_for_each(|document| each_planned(document, &mut prepare));
+    prepared.map_err(Status::invalid_argument)?;
     if count > MAX_OBJECTS {
         return Err(Status::invalid_argument(format!("{count} objects, more than {MAX_OBJECTS}: split the files")));
     }
-    complete_services(cluster, &mut documents);
     let (objects, mut ignored) = parse_documents(documents);
     let has_effect = |kind| matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice);
     let (objects, others): (Vec<_>, Vec<_>) = objects.into_iter().partition(|parsed| has_effect(parsed.kind));
@@ -59,21 +61,6 @@ pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Res
         conflict_count: conflicts as u64,
         ignored,
     })
-}
-
-/// Adds what the API server would add to Services.
-fn complete_services(cluster: &ClusterState, documents: &mut [Value]) {
-    let (index, mut number) = (cluster.index(), 0);
-    for document in documents {
-        // It never fails.
-        let _ = each_planned(document, &mut |object: &mut Value| {
-            if object["kind"] == "Service" {
-                number += 1;
-                index.complete_service(object, number);
-            }
-            Ok(())
-        });
-    }
 }
 
 /// Calls `visit` for each object of a document, which may be a list, whose effect is computed.
