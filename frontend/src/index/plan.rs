@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::{
     object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObjectPort},
-    view::{ServicePortView, describe, vips},
+    view::{Scoped, ServicePortView, describe, vips},
 };
 
 use super::{Dirty, Index, problems::ProblemLog, same_service};
@@ -78,15 +78,6 @@ struct ViewChange<'a> {
 struct Place<'a> {
     node: &'a str,
     zone: &'a str,
-}
-
-/// Whether nodes would have another service port, or other pools than local ones. What nodes share is compared once.
-struct SharedComparison<'a> {
-    change: ViewChange<'a>,
-    /// All have another service port.
-    differs_everywhere: bool,
-    /// Of each pool, in each zone.
-    in_zones: BTreeMap<(usize, &'a str), bool>,
 }
 
 /// What nodes would notice of a change.
@@ -225,11 +216,12 @@ impl Index {
     /// On one node, or on all: those without pools of their own by zone.
     fn node_effects(&self, change: ViewChange<'_>, node: Option<&str>) -> NodeEffects {
         let mut effects = NodeEffects::default();
-        let mut shared = SharedComparison::of(change);
         let zone_of = |node: &str| self.nodes.get(node).map_or("", |node| &*node.zone);
+        let shared = change.shared_differences(zone_of);
+        let differs = |Place { node, zone }| shared.iter().any(|pool| *pool.resolve(node, zone));
         if let Some(node) = node {
             let place = Place { node, zone: zone_of(node) };
-            effects.add(1, iter::once(node), shared.differs(place), change, place);
+            effects.add(1, iter::once(node), differs(place), change, place);
             return effects;
         }
         let own: BTreeSet<&Arc<str>> = change.views().flat_map(ServicePortView::nodes).collect();
@@ -241,14 +233,14 @@ impl Index {
                 *own_of_zones.entry(zone).or_default() += 1;
             }
             let place = Place { node, zone };
-            effects.add(1, iter::once(node), shared.differs(place), change, place);
+            effects.add(1, iter::once(node), differs(place), change, place);
         }
         for (zone, members) in &self.zones {
             let others = members.len() - own_of_zones.get(&**zone).copied().unwrap_or_default();
             if others > 0 {
                 let names = members.iter().filter(|name| !own.contains(name)).map(|name| &**name);
                 let place = Place { node: "", zone };
-                effects.add(others, names, shared.differs(place), change, place);
+                effects.add(others, names, differs(place), change, place);
             }
         }
         effects
@@ -324,6 +316,29 @@ impl<'a> ViewChange<'a> {
         }
     }
 
+    /// Whether nodes would have another service port, or other pools than local ones: those for which any of these is
+    /// true.
+    fn shared_differences<'z>(self, zone_of: impl Fn(&str) -> &'z str) -> Vec<Scoped<bool>> {
+        let (before, after) = match (self.before, self.after) {
+            (Some(before), Some(after)) if before.port == after.port => (before, after),
+            _ => return vec![Scoped { default: true, ..Scoped::default() }],
+        };
+        let pools = iter::zip(before.shared(), after.shared());
+        let differences = pools.map(|((.., before), (.., after))| {
+            let in_zone = |zone: &Arc<str>| (zone.clone(), before.in_zone(zone) != after.in_zone(zone));
+            let on_node = |node: &Arc<str>| {
+                let zone = zone_of(node);
+                (node.clone(), before.resolve(node, zone) != after.resolve(node, zone))
+            };
+            Scoped {
+                default: before.default != after.default,
+                zones: before.zones.keys().chain(after.zones.keys()).map(in_zone).collect(),
+                nodes: before.nodes.keys().chain(after.nodes.keys()).map(on_node).collect(),
+            }
+        });
+        differences.collect()
+    }
+
     fn local_differ(self, node: &str) -> bool {
         let local = |view: Option<&'a ServicePortView>| view.and_then(|view| view.local.get(node));
         local(self.before) != local(self.after)
@@ -348,30 +363,6 @@ impl<'a> ViewChange<'a> {
             let has = serves(after, family, is_external, place);
             (has == Some(false)).then(|| format!("{field} {policy:?}, {family}{name}"))
         })
-    }
-}
-
-impl<'a> SharedComparison<'a> {
-    fn of(change: ViewChange<'a>) -> Self {
-        let ViewChange { before, after, .. } = change;
-        let differs_everywhere = before.map(|view| &view.port) != after.map(|view| &view.port);
-        Self { change, differs_everywhere, in_zones: BTreeMap::new() }
-    }
-
-    /// Whether a node would have another service port, or other pools than local ones.
-    fn differs(&mut self, Place { node, zone }: Place<'a>) -> bool {
-        let Self { change: ViewChange { before: Some(before), after: Some(after), .. }, differs_everywhere, in_zones } =
-            self
-        else {
-            return true;
-        };
-        *differs_everywhere
-            || iter::zip(before.shared(), after.shared()).enumerate().any(|(n, ((.., before), (.., after)))| {
-                if before.nodes.contains_key(node) || after.nodes.contains_key(node) {
-                    return before.resolve(node, zone) != after.resolve(node, zone);
-                }
-                *in_zones.entry((n, zone)).or_insert_with(|| before.in_zone(zone) != after.in_zone(zone))
-            })
     }
 }
 
