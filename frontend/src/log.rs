@@ -434,8 +434,8 @@ impl ChangeLog {
 
     /// Adds or removes the digests of a view, for all nodes, for zones and for single nodes.
     fn account(&mut self, hash: KeyHash, view: &ServicePortView, apply: ApplyDigest) {
-        let zone_digests = self.digest_index.account(hash, view, apply);
-        let own = digest_index::own_digests(hash, view, &zone_digests, |node| self.zone(node));
+        let by_zone = self.digest_index.account(hash, view, apply);
+        let own = digest_index::own_digests(hash, view, &by_zone, |node| self.zone(node));
         for (name, digest) in own {
             if let Some(node_entry) = self.nodes.get_mut(name) {
                 apply(&mut node_entry.own.get_or_insert_default()[hash.bucket()], digest);

@@ -21,14 +21,6 @@ pub(super) struct DigestIndex {
 /// [`Digest::add`] or [`Digest::remove`].
 pub(super) type ApplyDigest = fn(&mut Digest, Digest);
 
-/// The digests of the pools of a service port by zone, for each of its [`scoped_pools`].
-pub(super) type ZoneDigests = [PerFamily<Scoped<Digest>>; 2];
-
-/// The classes whose pools zones and nodes may have of their own.
-fn scoped_pools(view: &ServicePortView) -> [(PoolClass, &PerFamily<Scoped<Pool>>); 2] {
-    [(PoolClass::Cluster, &view.cluster), (PoolClass::Established, &view.established)]
-}
-
 impl DigestIndex {
     /// The digests of all service ports and shared pools in a zone.
     pub(super) fn digests(&self, zone: &str) -> DigestVector {
@@ -48,42 +40,35 @@ impl DigestIndex {
         sum
     }
 
-    /// Adds or removes a service port with its shared pools. Returns the digests of the pools, for [`own_digests`].
-    pub(super) fn account(&mut self, hash: KeyHash, view: &ServicePortView, apply: ApplyDigest) -> ZoneDigests {
-        let all_nodes = &mut self.all_nodes[hash.bucket()];
-        apply(all_nodes, Digest::of_service_port(&view.port));
-        for (_, pools) in view.gone.iter() {
-            // Gone pools are the same for all nodes.
-            apply(all_nodes, hash.pool(PoolClass::Gone, &pools.default));
-        }
-        scoped_pools(view).map(|(class, pools)| self.account_scoped(hash, class, pools, apply))
+    /// Adds or removes a service port with its shared pools. Returns the digest of each pool by zone, for
+    /// [`own_digests`].
+    pub(super) fn account(&mut self, hash: KeyHash, view: &ServicePortView, apply: ApplyDigest) -> Vec<Scoped<Digest>> {
+        apply(&mut self.all_nodes[hash.bucket()], Digest::of_service_port(&view.port));
+        view.shared().map(|(class, _, pools)| self.account_pool(hash, class, pools, apply)).collect()
     }
 
-    fn account_scoped(
+    fn account_pool(
         &mut self,
         hash: KeyHash,
         class: PoolClass,
-        pools: &PerFamily<Scoped<Pool>>,
+        pools: &Scoped<Pool>,
         apply: ApplyDigest,
-    ) -> PerFamily<Scoped<Digest>> {
+    ) -> Scoped<Digest> {
         let bucket = hash.bucket();
-        PerFamily::from_fn(|family| {
-            let pools = &pools[family];
-            let default = hash.pool(class, &pools.default);
-            apply(&mut self.all_nodes[bucket], default);
-            let mut zone_digests = Scoped { default, ..Scoped::default() };
-            for (zone, pool) in &pools.zones {
-                let digest = hash.pool(class, pool);
-                let zone_sum = self.zones.entry(zone.clone()).or_default();
-                apply(&mut zone_sum[bucket], difference(digest, default));
-                // EndpointSlices may name any number of zones: those without pools are not kept.
-                if *zone_sum == DigestVector::default() {
-                    self.zones.remove(zone);
-                }
-                zone_digests.zones.insert(zone.clone(), digest);
+        let default = hash.pool(class, &pools.default);
+        apply(&mut self.all_nodes[bucket], default);
+        let mut by_zone = Scoped { default, ..Scoped::default() };
+        for (zone, pool) in &pools.zones {
+            let digest = hash.pool(class, pool);
+            let zone_sum = self.zones.entry(zone.clone()).or_default();
+            apply(&mut zone_sum[bucket], difference(digest, default));
+            // EndpointSlices may name any number of zones: those without pools are not kept.
+            if *zone_sum == DigestVector::default() {
+                self.zones.remove(zone);
             }
-            zone_digests
-        })
+            by_zone.zones.insert(zone.clone(), digest);
+        }
+        by_zone
     }
 }
 
@@ -91,16 +76,13 @@ impl DigestIndex {
 pub(super) fn own_digests<'a, 'z>(
     hash: KeyHash,
     view: &'a ServicePortView,
-    zone_digests: &ZoneDigests,
+    by_zone: &[Scoped<Digest>],
     zone_of: impl Fn(&str) -> &'z str,
 ) -> Vec<(&'a Arc<str>, Digest)> {
     let mut own: Vec<_> = view.local.iter().map(|(node, pools)| (node, local_digest(hash, pools))).collect();
-    for ((class, pools), zone_digests) in scoped_pools(view).into_iter().zip(zone_digests) {
-        for (family, pools) in pools.iter() {
-            for (node, pool) in &pools.nodes {
-                let in_zone = *zone_digests[family].in_zone(zone_of(node));
-                own.push((node, difference(hash.pool(class, pool), in_zone)));
-            }
+    for ((class, _, pools), by_zone) in view.shared().zip(by_zone) {
+        for (node, pool) in &pools.nodes {
+            own.push((node, difference(hash.pool(class, pool), *by_zone.in_zone(zone_of(node)))));
         }
     }
     own
@@ -109,11 +91,9 @@ pub(super) fn own_digests<'a, 'z>(
 /// What a service port adds to the digests of one node, relative to its zone.
 pub(super) fn own_digest(hash: KeyHash, view: &ServicePortView, node: &str, zone: &str) -> Digest {
     let mut own = view.local.get(node).map_or_else(Digest::default, |pools| local_digest(hash, pools));
-    for (class, pools) in scoped_pools(view) {
-        for (_, pools) in pools.iter() {
-            if let Some(pool) = pools.nodes.get(node) {
-                own.add(difference(hash.pool(class, pool), hash.pool(class, pools.in_zone(zone))));
-            }
+    for (class, _, pools) in view.shared() {
+        if let Some(pool) = pools.nodes.get(node) {
+            own.add(difference(hash.pool(class, pool), hash.pool(class, pools.in_zone(zone))));
         }
     }
     own
