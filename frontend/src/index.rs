@@ -242,7 +242,7 @@ impl Index {
         let service = self.services.get(name)?;
         let zone = self.nodes.get(node).map_or("", |node| &node.zone);
         let slices = self.slices.get(name).into_iter().flat_map(BTreeMap::values);
-        let endpoints = ServiceEndpoints::limited(service, slices, &self.policy.limits).hinted_in(self.topology());
+        let endpoints = ServiceEndpoints::limited(service, slices, &self.policy.limits).located_in(self.topology());
         // The problems of its claims were reported when it was committed.
         let explanation = |port| explain(service, self.claims.resolve(service, port).0, &endpoints, node, zone);
         Some(service.ports.iter().filter(|port| wanted(port)).map(explanation).collect())
@@ -294,7 +294,7 @@ impl Index {
             let problem = unknown_hints(slice, topology);
             self.problems.set(ObjectKind::EndpointSlice, &slice.name, ProblemSource::Hints, problem);
         }
-        let endpoints = ServiceEndpoints::limited(service, slices(), &self.policy.limits).hinted_in(topology);
+        let endpoints = ServiceEndpoints::limited(service, slices(), &self.policy.limits).located_in(topology);
         let mut keys: BTreeSet<_> = keys.iter().cloned().collect();
         if endpoints.is_subset() || self.limited.contains(&name) {
             keys.extend(service.ports.iter().map(|port| key_of(service, port)));
@@ -305,7 +305,7 @@ impl Index {
             let (view, refused) = match port {
                 Some(port) => {
                     let (port, refused) = self.claims.resolve(service, port);
-                    (Some(view(service, port, &endpoints, &|node| topology.has_node(node))), refused)
+                    (Some(view(service, port, &endpoints)), refused)
                 }
                 None => (None, RefusedClaims::default()),
             };

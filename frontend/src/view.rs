@@ -68,14 +68,9 @@ pub struct Scoped<T> {
 /// Computes the view of one service port.
 ///
 /// `port` is the service port after VIP conflict resolution, without its endpoints; `endpoints` are those of the
-/// Service. An IP family without a cluster IP has no endpoints. `is_node`: whether there is a Node of this name.
+/// Service. An IP family without a cluster IP has no endpoints.
 #[must_use]
-pub fn view(
-    service: &ServiceObject,
-    mut port: ServicePort,
-    endpoints: &ServiceEndpoints<'_>,
-    is_node: &dyn Fn(&str) -> bool,
-) -> ServicePortView {
+pub fn view(service: &ServiceObject, mut port: ServicePort, endpoints: &ServiceEndpoints<'_>) -> ServicePortView {
     let merged = merge(&port.key, endpoints);
     let EndpointDecisions { any_endpoints, cluster: selected, local } =
         EndpointDecisions::of(service, &port, endpoints, &merged);
@@ -103,7 +98,7 @@ pub fn view(
                 (established, Scoped::default())
             }
             (Protocol::Tcp, ConnectionResets::NodeGone) if is_served => {
-                (Scoped::default(), everywhere(on_missing_nodes(in_family(family), is_node)))
+                (Scoped::default(), everywhere(on_missing_nodes(in_family(family), endpoints)))
             }
             // With a subset of the endpoints, others exist.
             (Protocol::Tcp, ConnectionResets::Removed) if is_served && !endpoints.is_subset() => {

@@ -83,19 +83,19 @@ impl<'a> ServiceEndpoints<'a> {
         Self { slices: slices.into_iter().collect(), subset: None, topology: None }
     }
 
-    /// The same endpoints, without the hints that name a Node or a zone that does not exist.
+    /// The same endpoints, where these Nodes and zones exist.
     #[must_use]
-    pub fn hinted_in(self, topology: KnownTopology<'a>) -> Self {
+    pub fn located_in(self, topology: KnownTopology<'a>) -> Self {
         Self { topology: Some(topology), ..self }
     }
 
-    /// Whether node hints may name a node.
-    pub(super) fn may_hint_node(&self, node: &str) -> bool {
+    /// Whether there may be a Node of this name.
+    pub(super) fn has_node(&self, node: &str) -> bool {
         self.topology.is_none_or(|topology| topology.has_node(node))
     }
 
-    /// Whether zone hints may name a zone.
-    pub(super) fn may_hint_zone(&self, zone: &str) -> bool {
+    /// Whether there may be a Node in this zone.
+    pub(super) fn has_zone(&self, zone: &str) -> bool {
         self.topology.is_none_or(|topology| topology.has_zone(zone))
     }
 

@@ -93,11 +93,11 @@ pub(super) fn local_pool(used: &UsedEndpoints<'_>) -> Pool {
 /// missing by mistake, or not be known yet.
 pub(super) fn on_missing_nodes<'m, 'a: 'm>(
     endpoints: impl Iterator<Item = &'m MergedEndpoint<'a>>,
-    is_node: &dyn Fn(&str) -> bool,
+    of_service: &ServiceEndpoints<'_>,
 ) -> Pool {
     let is_gone = |merged: &&MergedEndpoint<'_>| {
         let SliceEndpoint { ready, serving, ref node, .. } = *merged.endpoint;
-        !ready && !serving && node.as_ref().is_some_and(|node| !is_node(node))
+        !ready && !serving && node.as_ref().is_some_and(|node| !of_service.has_node(node))
     };
     endpoints.filter(is_gone).map(|merged| merged.to_endpoint(false)).collect()
 }
@@ -137,8 +137,8 @@ impl<'a> ClusterSelection<'a> {
         let used = UsedEndpoints::of(endpoints);
         let (node_hints, zone_hints) = match used.basis {
             UseBasis::Ready => (
-                Hints::of(&used.endpoints, |endpoint| &endpoint.node_hints, |name| of_service.may_hint_node(name)),
-                Hints::of(&used.endpoints, |endpoint| &endpoint.zone_hints, |name| of_service.may_hint_zone(name)),
+                Hints::of(&used.endpoints, |endpoint| &endpoint.node_hints, |name| of_service.has_node(name)),
+                Hints::of(&used.endpoints, |endpoint| &endpoint.zone_hints, |name| of_service.has_zone(name)),
             ),
             UseBasis::Fallback => (Hints::Absent, Hints::Absent),
         };

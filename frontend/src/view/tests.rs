@@ -3,7 +3,7 @@
 mod reference;
 
 use proptest::{collection::vec, prelude::*};
-use proto::model::{Endpoint, Protocol, ServicePortKey};
+use proto::model::{Endpoint, NodeInfo, Protocol, ServicePortKey};
 
 use crate::{
     object::{ServiceObjectPort, SliceEndpoint, SliceObject, SlicePort},
@@ -18,7 +18,7 @@ fn key_of(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePortKey {
 
 /// The view of the first port, without VIP conflicts.
 fn view_of(service: &ServiceObject, slices: &[SliceObject]) -> ServicePortView {
-    view(service, without_conflicts(service, &service.ports[0]), &ServiceEndpoints::all(slices), &|_| true)
+    view(service, without_conflicts(service, &service.ports[0]), &ServiceEndpoints::all(slices))
 }
 
 fn without_conflicts(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePort {
@@ -82,8 +82,8 @@ proptest! {
             backwards.reverse();
             let resolved = without_conflicts(&service, port);
             let external = resolved.externally_accessible();
-            let view_of_all = view(&service, resolved.clone(), &ServiceEndpoints::all(&slices), &|_| true);
-            let view_backwards = view(&service, resolved, &ServiceEndpoints::all(&backwards), &|_| true);
+            let view_of_all = view(&service, resolved.clone(), &ServiceEndpoints::all(&slices));
+            let view_backwards = view(&service, resolved, &ServiceEndpoints::all(&backwards));
             prop_assert_eq!(&view_of_all, &view_backwards, "the order of slices matters");
             for node in NODES.into_iter().chain(["unknown"]) {
                 for zone in ZONES.into_iter().chain(["", "unknown"]) {
@@ -168,7 +168,9 @@ fn endpoints_are_gone_without_their_node_or_without_a_slice() {
         service.connection_resets = Some(resets);
         let port = without_conflicts(&service, &service.ports[0]);
         let slices = [slice("a", "s", endpoints)];
-        let view = view(&service, port, &ServiceEndpoints::all(&slices), &|node| node == "node-0");
+        let nodes = [("node-0".into(), Arc::new(NodeInfo::unknown("node-0")))].into();
+        let topology = KnownTopology { nodes: &nodes, zones: &BTreeMap::new() };
+        let view = view(&service, port, &ServiceEndpoints::all(&slices).located_in(topology));
         [&view.gone, &view.established].map(|pools| addresses(&pools.v4.default))
     };
     let none = || [Vec::<String>::new(), Vec::new()];
