@@ -134,6 +134,8 @@ pub(crate) struct Fleet {
 pub(crate) struct StreamGuard {
     streams: Streams,
     id: u64,
+    /// The node, if the client is its backend.
+    backend: Option<Arc<str>>,
     /// Notified when the client is to reconnect.
     pub(crate) reconnect: Arc<Notify>,
 }
@@ -178,7 +180,8 @@ impl Streams {
             reconnect: reconnect.clone(),
         };
         let id = self.with(|fleet| fleet.insert(status));
-        StreamGuard { streams: self.clone(), id, reconnect }
+        let backend = (hello.role == Role::Backend).then(|| hello.node.clone());
+        StreamGuard { streams: self.clone(), id, backend, reconnect }
     }
 
     /// Records that Nodes were deleted, also if there is another one of the same name already.
@@ -247,8 +250,9 @@ impl Streams {
     /// Records that the backend of a node was rolled back.
     pub(crate) fn rolled_back(&self, node: &str) {
         self.with(|fleet| {
-            let node = fleet.nodes.get_key_value(node).map(|(node, _)| (node.clone(), Instant::now()));
-            fleet.rolled_back.extend(node);
+            if let Some((name, _)) = fleet.nodes.get_key_value(node) {
+                fleet.rolled_back.insert(name.clone(), Instant::now());
+            }
         });
     }
 
@@ -499,24 +503,19 @@ impl StreamGuard {
 
     /// Records that the state of the client's node differed from what was sent.
     pub(crate) fn differed(&self) {
+        let Some(node) = &self.backend else { return };
         self.streams.with(|fleet| {
-            let status = fleet.streams.get(&self.id).filter(|status| status.role == Role::Backend);
-            let node = status.and_then(|status| fleet.nodes.get_key_value(&status.node));
-            fleet.differed.extend(node.map(|(node, _)| (node.clone(), Instant::now())));
+            if fleet.nodes.contains_key(node) {
+                fleet.differed.insert(node.clone(), Instant::now());
+            }
         });
     }
 
     /// Clears the error of an earlier stream: the client has acknowledged a revision on this one.
     pub(crate) fn clear_error(&self) {
-        self.streams.with(|fleet| {
-            if fleet.errors.is_empty() {
-                return;
-            }
-            let status = fleet.streams.get(&self.id).filter(|status| status.role == Role::Backend);
-            if let Some(status) = status {
-                fleet.errors.remove(&status.node);
-            }
-        });
+        if let Some(node) = &self.backend {
+            self.streams.with(|fleet| fleet.errors.remove(node));
+        }
     }
 }
 
