@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use futures::future;
-use futures::future::BoxFuture;
+use futures::future::{self, BoxFuture};
 use proto::v1::{
     ChangesRequest, ChangesResponse, DrainedRequest, DrainedResponse, EndpointsRequest, EndpointsResponse, PlanRequest,
     PlanResponse, StatusRequest, StatusResponse, fairlead_client::FairleadClient,
@@ -15,13 +14,21 @@ use tonic::{Code, Request, Response, Status, transport::Channel};
 
 use crate::drained::{AskFrontends, FrontendAnswer};
 
-use super::{FrontendAddress, Grpc, StreamError, authorized, connect, explained};
+use super::{FrontendAddress, Grpc, StreamError, Token, authorized, connect, explained};
 
 /// The largest response: thousands of nodes, each with failures, and thousands of problems, or tens of thousands of
 /// endpoints of one Service.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 /// How long a frontend may take to answer about a drain, besides the time that it is asked to wait.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(3);
+
+/// What follows when a frontend to which there is a connection does not answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AfterFailure {
+    AskNext,
+    /// The request may be the cause.
+    Stop,
+}
 
 impl Grpc {
     /// Asks all frontends at once for their status, and returns their responses in the order of their addresses. Each
@@ -40,10 +47,12 @@ impl Grpc {
         ensure!(!addresses.is_empty(), "no address of a frontend is known");
         let patience = patience + Duration::from_millis(request.wait_millis.into());
         let responses = addresses.into_iter().map(async |address| {
-            let ask = async |mut client: FairleadClient<Channel>, request| client.status(request).await;
-            let response = self.ask(&address, request.clone(), patience, ask).await;
-            let response =
-                response.and_then(|response| response.map_err(|status| explained(&StreamError::from(status))));
+            let response = within(patience, async {
+                let (mut client, token) = self.client(&address).await?;
+                let response = client.status(authorized(request.clone(), token)).await;
+                Ok(response.map_err(|status| explained(&StreamError::from(status)))?.into_inner())
+            });
+            let response = response.await;
             (address.uri, response)
         });
         Ok(future::join_all(responses).await)
@@ -58,7 +67,7 @@ impl Grpc {
         let ask = async |mut client: FairleadClient<Channel>, request: Request<EndpointsRequest>| {
             client.endpoints(request).await
         };
-        self.ask_any(request, patience, ask, |_| 0).await
+        self.ask_any(request, patience, AfterFailure::AskNext, ask, |_| 0).await
     }
 
     /// Asks a frontend what would change if objects were applied: the first one that accepts a connection. What one
@@ -67,28 +76,8 @@ impl Grpc {
     /// # Errors
     /// When the objects are too many, access is denied, or the frontend does not answer.
     pub async fn plan(&self, request: &PlanRequest, patience: Duration) -> Result<PlanResponse> {
-        self.resolve().await;
-        let mut last_error = None;
-        let addresses = self.addresses().in_order();
-        for address in addresses {
-            let connected = timeout(patience, connect(&address, &self.credentials)).await;
-            let (channel, token) =
-                match connected.with_context(|| format!("no connection within {patience:?}")).flatten() {
-                    Ok(connected) => connected,
-                    Err(error) => {
-                        last_error = Some(error.context(address.uri));
-                        continue;
-                    }
-                };
-            let mut client = FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
-            let answer = timeout(patience, client.plan(authorized(request.clone(), token))).await;
-            let answer = answer.with_context(|| format!("{}: no answer within {patience:?}", address.uri))?;
-            return answer.map(Response::into_inner).map_err(|status| match status.code() {
-                Code::InvalidArgument | Code::OutOfRange => anyhow!("{}", status.message()),
-                _ => explained(&StreamError::from(status)),
-            });
-        }
-        Err(last_error.unwrap_or_else(|| anyhow!("no address of a frontend is known")))
+        let ask = async |mut client: FairleadClient<Channel>, request: Request<PlanRequest>| client.plan(request).await;
+        self.ask_any(request, patience, AfterFailure::Stop, ask, |_| 0).await
     }
 
     /// Asks one frontend after the other for the last changes, or for an earlier state of a node, until one answers. If
@@ -99,7 +88,7 @@ impl Grpc {
     pub async fn changes(&self, request: &ChangesRequest, patience: Duration) -> Result<ChangesResponse> {
         let ask =
             async |mut client: FairleadClient<Channel>, request: Request<ChangesRequest>| client.changes(request).await;
-        self.ask_any(request, patience, ask, |response| missing_micros(request, response)).await
+        self.ask_any(request, patience, AfterFailure::AskNext, ask, |response| missing_micros(request, response)).await
     }
 
     /// Asks one frontend after the other until one answers. `missing`: how much an answer does not have; those with
@@ -108,6 +97,7 @@ impl Grpc {
         &self,
         request: &Q,
         patience: Duration,
+        after_failure: AfterFailure,
         ask: impl AsyncFn(FairleadClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
         missing: impl Fn(&A) -> u64,
     ) -> Result<A> {
@@ -115,21 +105,37 @@ impl Grpc {
         let (mut last_error, mut best) = (None, None::<(u64, A)>);
         let addresses = self.addresses().in_order();
         for address in addresses {
-            match self.ask(&address, request.clone(), patience, &ask).await {
-                Ok(Ok(response)) => match missing(&response) {
-                    0 => return Ok(response),
-                    missing if best.as_ref().is_some_and(|(least, _)| *least <= missing) => {}
-                    missing => best = Some((missing, response)),
-                },
+            let (client, token) = match within(patience, self.client(&address)).await {
+                Ok(connected) => connected,
+                Err(error) => {
+                    last_error = Some(error.context(address.uri));
+                    continue;
+                }
+            };
+            let answer = async { Ok(ask(client, authorized(request.clone(), token)).await) };
+            let error = match within(patience, answer).await {
+                Ok(Ok(response)) => {
+                    let response = response.into_inner();
+                    match missing(&response) {
+                        0 => return Ok(response),
+                        missing if best.as_ref().is_some_and(|(least, _)| *least <= missing) => {}
+                        missing => best = Some((missing, response)),
+                    }
+                    continue;
+                }
                 // Another frontend would answer the same.
                 Ok(Err(status))
                     if matches!(status.code(), Code::NotFound | Code::InvalidArgument | Code::OutOfRange) =>
                 {
                     bail!("{}", status.message());
                 }
-                Ok(Err(status)) => last_error = Some(explained(&StreamError::from(status))),
-                Err(error) => last_error = Some(error.context(address.uri)),
+                Ok(Err(status)) => explained(&StreamError::from(status)),
+                Err(error) => error.context(address.uri),
+            };
+            if after_failure == AfterFailure::Stop {
+                return Err(error);
             }
+            last_error = Some(error);
         }
         match best {
             Some((_, response)) => Ok(response),
@@ -139,8 +145,8 @@ impl Grpc {
 
     /// Asks one frontend about a drain, on a connection that many such questions share.
     async fn drained(&self, address: &FrontendAddress, request: &DrainedRequest) -> Result<DrainedResponse> {
-        let mut call = self.questions.call(address).await?;
-        let (channel, token) = call.open(address, &self.credentials).await?;
+        let mut call = self.questions.call(address, &self.credentials).await?;
+        let (channel, token) = call.opened();
         let mut client = FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
         let answer = client.drained(authorized(request.clone(), token)).await;
         let answer = answer.map_err(|status| explained(&StreamError::from(status)))?;
@@ -148,21 +154,15 @@ impl Grpc {
         Ok(answer.into_inner())
     }
 
-    /// Sends one request to one frontend.
-    async fn ask<Q, A>(
-        &self,
-        address: &FrontendAddress,
-        request: Q,
-        patience: Duration,
-        ask: impl AsyncFnOnce(FairleadClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
-    ) -> Result<Result<A, Status>> {
-        let response = timeout(patience, async {
-            let (channel, token) = connect(address, &self.credentials).await?;
-            let client = FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
-            Ok(ask(client, authorized(request, token)).await.map(Response::into_inner))
-        });
-        response.await.with_context(|| format!("no answer within {patience:?}")).flatten()
+    /// Connects to a frontend for one request. Returns its token, too.
+    async fn client(&self, address: &FrontendAddress) -> Result<(FairleadClient<Channel>, Option<Token>)> {
+        let (channel, token) = connect(address, &self.credentials).await?;
+        Ok((FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES), token))
     }
+}
+
+async fn within<A>(patience: Duration, answer: impl Future<Output = Result<A>>) -> Result<A> {
+    timeout(patience, answer).await.with_context(|| format!("no answer within {patience:?}")).flatten()
 }
 
 /// By how much the history of a frontend does not reach back to the state that was asked for. Frontends start at
@@ -183,8 +183,7 @@ impl AskFrontends for Grpc {
             self.questions.retain(&addresses);
             let patience = DRAIN_PATIENCE + Duration::from_millis(request.wait_millis.into());
             let answers = addresses.into_iter().map(async |address| {
-                let answer = timeout(patience, self.drained(&address, &request)).await;
-                let answer = answer.with_context(|| format!("no answer within {patience:?}")).flatten();
+                let answer = within(patience, self.drained(&address, &request)).await;
                 (address.uri, answer)
             });
             Ok(future::join_all(answers).await)

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Result, bail};
 use runtime::{Backoff, failure::chain, lock};
 use tokio::{
-    sync::{OnceCell, OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep},
 };
 use tonic::transport::Channel;
@@ -35,9 +35,8 @@ pub(super) struct SharedConnections(Mutex<BTreeMap<FrontendAddress, Arc<Frontend
 #[derive(Debug, Default)]
 struct FrontendConnections {
     slots: [Slot; CONNECTIONS],
-    /// Calls attempt to connect one after the other.
-    attempt: tokio::sync::Mutex<()>,
-    failure: Mutex<Option<ConnectFailure>>,
+    /// Locked while a call connects: there is one attempt at a time. `None`: the last one has succeeded.
+    failure: tokio::sync::Mutex<Option<ConnectFailure>>,
 }
 
 /// The last attempts to connect have failed.
@@ -58,8 +57,9 @@ struct Slot {
 
 #[derive(Debug)]
 struct SharedConnection {
-    created: Instant,
-    opened: OnceCell<(Channel, Option<Token>)>,
+    since: Instant,
+    /// With the token for requests.
+    opened: (Channel, Option<Token>),
 }
 
 /// A call on a connection. Unless it has succeeded, the next call gets another connection.
@@ -80,8 +80,11 @@ impl SharedConnections {
         lock(&self.0).retain(|address, _| addresses.contains(address));
     }
 
-    /// Waits until a connection has room for a call.
-    pub(super) async fn call(&self, address: &FrontendAddress) -> Result<SharedCall> {
+    /// Waits until a connection has room for a call, and opens it if it is not open.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or the last attempt of any call has just failed.
+    pub(super) async fn call(&self, address: &FrontendAddress, credentials: &Credentials) -> Result<SharedCall> {
         let frontend = lock(&self.0).entry(address.clone()).or_default().clone();
         let slots = &frontend.slots;
         let free = (0..CONNECTIONS).find_map(|slot| Some((slot, slots[slot].calls.clone().try_acquire_owned().ok()?)));
@@ -89,8 +92,47 @@ impl SharedConnections {
             Some(free) => free,
             None => (0, slots[0].calls.clone().acquire_owned().await?),
         };
-        let connection = slots[slot].connection();
+        let connection = match slots[slot].usable() {
+            Some(connection) => connection,
+            None => frontend.connect(&slots[slot], address, credentials).await?,
+        };
         Ok(SharedCall { frontend, slot, connection, has_succeeded: false, _permit: permit })
+    }
+}
+
+// === impl FrontendConnections ===
+
+impl FrontendConnections {
+    async fn connect(
+        &self,
+        slot: &Slot,
+        address: &FrontendAddress,
+        credentials: &Credentials,
+    ) -> Result<Arc<SharedConnection>> {
+        let mut failure = self.failure.lock().await;
+        // Another call may have connected meanwhile.
+        if let Some(connection) = slot.usable() {
+            return Ok(connection);
+        }
+        if let Some(ConnectFailure { next, error, .. }) = &*failure
+            && Instant::now() < *next
+        {
+            bail!("{error}");
+        }
+        match connect(address, credentials).await {
+            Ok(opened) => {
+                *failure = None;
+                let connection = Arc::new(SharedConnection { since: Instant::now(), opened });
+                *lock(&slot.current) = Arc::downgrade(&connection);
+                Ok(connection)
+            }
+            Err(error) => {
+                let failure = failure.get_or_insert_default();
+                failure.next = Instant::now() + failure.backoff.next_delay();
+                failure.error = chain(error.as_ref());
+                Err(error)
+            }
+        }
     }
 }
 
@@ -112,14 +154,9 @@ impl Default for Slot {
 }
 
 impl Slot {
-    fn connection(&self) -> Arc<SharedConnection> {
-        let mut current = lock(&self.current);
-        let usable = current.upgrade().filter(|connection| connection.created.elapsed() < MAX_AGE);
-        usable.unwrap_or_else(|| {
-            let new = Arc::new(SharedConnection { created: Instant::now(), opened: OnceCell::new() });
-            *current = Arc::downgrade(&new);
-            new
-        })
+    /// The connection that gets new calls.
+    fn usable(&self) -> Option<Arc<SharedConnection>> {
+        lock(&self.current).upgrade().filter(|connection| connection.since.elapsed() < MAX_AGE)
     }
 
     /// The next call gets another connection.
@@ -134,39 +171,9 @@ impl Slot {
 // === impl SharedCall ===
 
 impl SharedCall {
-    /// The connection, which the first call opens, and the token for requests.
-    ///
-    /// # Errors
-    /// When it cannot be opened, or the last attempt of any call has just failed.
-    pub(super) async fn open(
-        &self,
-        address: &FrontendAddress,
-        credentials: &Credentials,
-    ) -> Result<(Channel, Option<Token>)> {
-        let opened = &self.connection.opened;
-        if let Some(opened) = opened.get() {
-            return Ok(opened.clone());
-        }
-        let FrontendConnections { attempt, failure, .. } = &*self.frontend;
-        let _attempt = attempt.lock().await;
-        let connect = async || {
-            match &*lock(failure) {
-                Some(ConnectFailure { next, error, .. }) if Instant::now() < *next => bail!("{error}"),
-                _ => {}
-            }
-            let connected = connect(address, credentials).await;
-            let mut failure = lock(failure);
-            match &connected {
-                Ok(_) => *failure = None,
-                Err(error) => {
-                    let failure = failure.get_or_insert_default();
-                    failure.next = Instant::now() + failure.backoff.next_delay();
-                    failure.error = chain(error.as_ref());
-                }
-            }
-            connected
-        };
-        opened.get_or_try_init(connect).await.cloned()
+    /// The connection, and the token for the request.
+    pub(super) fn opened(&self) -> (Channel, Option<Token>) {
+        self.connection.opened.clone()
     }
 }
 
