@@ -47,13 +47,12 @@ impl Grpc {
         ensure!(!addresses.is_empty(), "no address of a frontend is known");
         let patience = patience + Duration::from_millis(request.wait_millis.into());
         let responses = addresses.into_iter().map(async |address| {
-            let response = within(patience, async {
+            let response = async {
                 let (mut client, token) = self.client(&address).await?;
                 let response = client.status(authorized(request.clone(), token)).await;
                 Ok(response.map_err(|status| explained(&StreamError::from(status)))?.into_inner())
-            });
-            let response = response.await;
-            (address.uri, response)
+            };
+            (address.uri.clone(), within(patience, response).await)
         });
         Ok(future::join_all(responses).await)
     }
@@ -105,37 +104,30 @@ impl Grpc {
         let (mut last_error, mut best) = (None, None::<(u64, A)>);
         let addresses = self.addresses().in_order();
         for address in addresses {
-            let (client, token) = match within(patience, self.client(&address)).await {
-                Ok(connected) => connected,
-                Err(error) => {
-                    last_error = Some(error.context(address.uri));
-                    continue;
-                }
-            };
-            let answer = async { Ok(ask(client, authorized(request.clone(), token)).await) };
-            let error = match within(patience, answer).await {
-                Ok(Ok(response)) => {
-                    let response = response.into_inner();
-                    match missing(&response) {
-                        0 => return Ok(response),
-                        missing if best.as_ref().is_some_and(|(least, _)| *least <= missing) => {}
-                        missing => best = Some((missing, response)),
-                    }
-                    continue;
-                }
+            let mut is_connected = false;
+            let answer = within(patience, async {
+                let (client, token) = self.client(&address).await?;
+                is_connected = true;
+                Ok(ask(client, authorized(request.clone(), token)).await.map(Response::into_inner))
+            });
+            match answer.await {
+                Ok(Ok(response)) => match missing(&response) {
+                    0 => return Ok(response),
+                    missing if best.as_ref().is_some_and(|(least, _)| *least <= missing) => {}
+                    missing => best = Some((missing, response)),
+                },
                 // Another frontend would answer the same.
                 Ok(Err(status))
                     if matches!(status.code(), Code::NotFound | Code::InvalidArgument | Code::OutOfRange) =>
                 {
                     bail!("{}", status.message());
                 }
-                Ok(Err(status)) => explained(&StreamError::from(status)),
-                Err(error) => error.context(address.uri),
-            };
-            if after_failure == AfterFailure::Stop {
-                return Err(error);
+                Ok(Err(status)) => last_error = Some(explained(&StreamError::from(status))),
+                Err(error) => last_error = Some(error.context(address.uri)),
             }
-            last_error = Some(error);
+            if is_connected && after_failure == AfterFailure::Stop {
+                break;
+            }
         }
         match best {
             Some((_, response)) => Ok(response),
@@ -182,10 +174,9 @@ impl AskFrontends for Grpc {
             ensure!(!addresses.is_empty(), "no address of a frontend is known");
             self.questions.retain(&addresses);
             let patience = DRAIN_PATIENCE + Duration::from_millis(request.wait_millis.into());
-            let answers = addresses.into_iter().map(async |address| {
-                let answer = within(patience, self.drained(&address, &request)).await;
-                (address.uri, answer)
-            });
+            let answers = addresses
+                .into_iter()
+                .map(async |address| (address.uri.clone(), within(patience, self.drained(&address, &request)).await));
             Ok(future::join_all(answers).await)
         })
     }
