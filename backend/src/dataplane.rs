@@ -11,8 +11,10 @@ pub use options::{
     DataplaneOptions, DrainedRedirect, EffectiveOptions, InvalidPackets, LocalDetector, LocalhostNodePorts, Masquerade,
     NodePortAddresses, PodMatch, cidrs_of_family,
 };
+pub(crate) use vip::all_vips;
 pub use vip::{Vip, VipKind, allowed_sources, allowed_sources_of_family, vips};
-pub use vip_ownership::{OwnershipChanges, VipOwnership};
+pub(crate) use vip_ownership::OwnershipChanges;
+pub use vip_ownership::VipOwnership;
 
 /// The device that has the VIPs with IPVS. It has the name of kube-proxy's, because other programs on nodes know the
 /// VIPs by it: Calico neither applies policies of hosts to it nor advertises its addresses.

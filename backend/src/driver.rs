@@ -190,8 +190,8 @@ impl<P: DataPlane> Driver<P> {
     /// Queues a change of the state.
     fn enqueue(&mut self, state: &NodeState, changes: &Changes) {
         let Some(applied) = &mut self.applied else { return };
-        self.state = Some(state.clone());
-        let OwnershipChanges { service_ports: mut affected, vips } = self.ownership.update(state, changes);
+        let Some(before) = self.state.replace(state.clone()) else { return };
+        let OwnershipChanges { service_ports: mut affected, vips } = self.ownership.update(&before, state, changes);
         applied.owners_changed(&self.ownership, &vips);
         if changes.node
             && let Some(depends_on_node) = self.plane.node_dependents(applied, state.node())

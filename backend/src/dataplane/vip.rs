@@ -65,6 +65,11 @@ pub fn vips(port: &ServicePort, family: IpFamily) -> Vec<(Vip, VipKind)> {
     vips
 }
 
+/// The VIPs of a service port in both families.
+pub(crate) fn all_vips(port: &ServicePort) -> impl Iterator<Item = (IpFamily, Vip)> {
+    IpFamily::ALL.into_iter().flat_map(move |family| vips(port, family).into_iter().map(move |(vip, _)| (family, vip)))
+}
+
 /// The sources that may use a VIP of a service port, without duplicates; `None`: all. `node`: the node's own addresses.
 ///
 /// If an address of the node is allowed, the VIP itself is allowed as a source too: packets that the node sends to an

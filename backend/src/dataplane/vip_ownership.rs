@@ -8,15 +8,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use proto::model::{FailureKind, IpFamily, PerFamily, ServicePort, ServicePortFailure, ServicePortKey};
 
-use super::{Vip, vips};
+use super::{Vip, all_vips};
 use crate::{Changes, NodeState};
 
 /// The owner of each VIP, and the VIPs that further service ports have.
 #[derive(Clone, Debug, Default)]
 pub struct VipOwnership {
     owners: PerFamily<HashMap<Vip, ServicePortKey>>,
-    /// The VIPs that each service port has claimed.
-    claimed: HashMap<ServicePortKey, Box<[(IpFamily, Vip)]>>,
     /// The VIPs of a service port that another one owns. Almost always empty.
     conflicts: BTreeMap<ServicePortKey, BTreeSet<(IpFamily, Vip)>>,
     /// The VIPs that have got another owner, or have none any more, since the last update.
@@ -25,11 +23,11 @@ pub struct VipOwnership {
 
 /// What an update of the owners has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OwnershipChanges {
+pub(crate) struct OwnershipChanges {
     /// The service ports to program: those that changed, and those that gain or lose a contested VIP.
-    pub service_ports: BTreeSet<ServicePortKey>,
+    pub(crate) service_ports: BTreeSet<ServicePortKey>,
     /// The VIPs that have got another owner, or have none any more.
-    pub vips: Vec<(IpFamily, Vip)>,
+    pub(crate) vips: Vec<(IpFamily, Vip)>,
 }
 
 impl VipOwnership {
@@ -44,14 +42,14 @@ impl VipOwnership {
         ownership
     }
 
-    /// Updates the owners after a change to `state`.
-    pub fn update(&mut self, state: &NodeState, changes: &Changes) -> OwnershipChanges {
+    /// Updates the owners in a state to those in the next one.
+    pub(crate) fn update(&mut self, before: &NodeState, after: &NodeState, changes: &Changes) -> OwnershipChanges {
         let mut affected = changes.service_ports.clone();
         // Release all before claiming any: a VIP may move from one changed service port to another.
-        for key in &changes.service_ports {
-            affected.extend(self.release(key));
+        for service in changes.service_ports.iter().filter_map(|key| before.service_port(key)) {
+            affected.extend(self.release(&service.port));
         }
-        for service in changes.service_ports.iter().filter_map(|key| state.service_port(key)) {
+        for service in changes.service_ports.iter().filter_map(|key| after.service_port(key)) {
             affected.extend(self.claim(&service.port));
         }
         OwnershipChanges { service_ports: affected, vips: std::mem::take(&mut self.changed) }
@@ -71,11 +69,7 @@ impl VipOwnership {
 
     /// Claims all VIPs of a service port. Returns the owners that it displaces.
     fn claim(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
-        let of_family = |family| vips(port, family).into_iter().map(move |(vip, _)| (family, vip));
-        let claimed: Box<[_]> = IpFamily::ALL.into_iter().flat_map(of_family).collect();
-        let displaced = claimed.iter().filter_map(|(family, vip)| self.claim_vip(&port.key, *family, *vip)).collect();
-        self.claimed.insert(port.key.clone(), claimed);
-        displaced
+        all_vips(port).filter_map(|(family, vip)| self.claim_vip(&port.key, family, vip)).collect()
     }
 
     fn claim_vip(&mut self, key: &ServicePortKey, family: IpFamily, vip: Vip) -> Option<ServicePortKey> {
@@ -97,11 +91,11 @@ impl VipOwnership {
     }
 
     /// Releases the VIPs that the service port owns. Returns the service ports that own them next.
-    fn release(&mut self, key: &ServicePortKey) -> Vec<ServicePortKey> {
-        self.conflicts.remove(key);
+    fn release(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
+        self.conflicts.remove(&port.key);
         let mut new_owners = Vec::new();
-        for (family, vip) in self.claimed.remove(key).unwrap_or_default() {
-            if !self.owns(key, family, &vip) {
+        for (family, vip) in all_vips(port) {
+            if !self.owns(&port.key, family, &vip) {
                 continue;
             }
             self.owners[family].remove(&vip);
@@ -118,7 +112,7 @@ impl VipOwnership {
     }
 
     /// One failure for each service port with a VIP that another one owns.
-    pub fn failures(&self) -> impl Iterator<Item = ServicePortFailure> {
+    pub(crate) fn failures(&self) -> impl Iterator<Item = ServicePortFailure> {
         self.conflicts.iter().map(|(key, vips)| {
             let conflicts = vips.iter().filter_map(|(family, vip)| {
                 let owner = self.owners[*family].get(vip)?;

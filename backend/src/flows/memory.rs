@@ -12,15 +12,14 @@ use std::{
     time::Instant,
 };
 
-use proto::model::{Endpoint, IpFamily, Protocol, ServicePortKey};
+use proto::model::{Endpoint, Protocol, ServicePortKey};
 
 use super::{
     half_open::{ChangedPorts, HalfOpenPorts, MAX_DEPARTED},
     resets::{Departed, Due},
     udp::{WithdrawnVips, lost_vips},
-    vips::vips_of,
 };
-use crate::{Changes, DepartedEndpoints, NodeState};
+use crate::{Changes, DepartedEndpoints, NodeState, ServicePortState, dataplane::all_vips};
 
 /// The most VIPs that were withdrawn and wait for a cleanup. Flows to others stay until their clients end them.
 const MAX_WITHDRAWN: usize = 65_536;
@@ -116,7 +115,7 @@ impl Memory {
         self.udp_version += u64::from(self.is_node_changed);
         for change in before.diff(state) {
             let key = change.key;
-            let vips = |service| IpFamily::ALL.map(|family| vips_of(service, family));
+            let vips = |service: &ServicePortState| all_vips(&service.port).collect::<Vec<_>>();
             match key.protocol {
                 Protocol::Udp => {
                     let lost = lost_vips(&change).into_iter().map(|vip| (vip, key.clone()));

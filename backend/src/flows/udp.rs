@@ -28,7 +28,10 @@ use super::{
     table::FlowTable,
     vips::{FlowVips, vips_of},
 };
-use crate::{NodeState, ServicePortState, dataplane::Vip};
+use crate::{
+    NodeState, ServicePortState,
+    dataplane::{Vip, all_vips},
+};
 
 /// The number of flows that are deleted together.
 pub(super) const BATCH: usize = 256;
@@ -107,12 +110,10 @@ impl UdpVips {
 
 /// The VIPs that a service port has lost.
 pub(super) fn lost_vips(change: &ServicePortChange<'_>) -> Vec<(IpFamily, Vip)> {
-    let of_family = |family| {
-        let [before, after] = [change.before, change.after].map(|service| service.map(|it| vips_of(it, family)));
-        let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
-        before.into_iter().filter(move |vip| after.binary_search(vip).is_err()).map(move |vip| (family, vip))
+    let vips = |service: Option<&ServicePortState>| -> BTreeSet<_> {
+        service.into_iter().flat_map(|service| all_vips(&service.port)).collect()
     };
-    IpFamily::ALL.into_iter().flat_map(of_family).collect()
+    vips(change.before).difference(&vips(change.after)).copied().collect()
 }
 
 /// The endpoints of all pools, including terminating ones: a flow that began under another policy may stay.

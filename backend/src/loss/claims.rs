@@ -6,11 +6,11 @@ use std::{
     num::NonZeroU16,
 };
 
-use proto::model::{IpFamily, Protocol, ServicePort, ServicePortKey};
+use proto::model::{Protocol, ServicePort, ServicePortKey};
 
 use crate::{
     NodeState, ServicePortState,
-    dataplane::{Vip, vips},
+    dataplane::{Vip, all_vips},
 };
 
 /// What these lost service ports had, and others have in the committed state.
@@ -36,7 +36,7 @@ pub(super) fn remove(taken: &HashSet<Vip>, service_port: &mut ServicePort) {
 }
 
 fn claims(service_port: &ServicePort) -> impl Iterator<Item = Vip> {
-    let vips = IpFamily::ALL.into_iter().flat_map(move |family| vips(service_port, family)).map(|(vip, _)| vip);
+    let vips = all_vips(service_port).map(|(_, vip)| vip);
     let health_check = service_port.health_check_node_port;
     vips.chain(health_check.map(|number| Vip::NodePort { port: number.get(), protocol: Protocol::Tcp }))
 }

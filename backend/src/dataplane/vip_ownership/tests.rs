@@ -10,13 +10,8 @@ fn port(key: &str, ips: &[&str]) -> ServicePort {
     state.service_ports().values().next().unwrap().port.clone()
 }
 
-fn all_vips(port: &ServicePort) -> Vec<(IpFamily, Vip)> {
-    let of = |family| vips(port, family).into_iter().map(move |(vip, _)| (family, vip));
-    IpFamily::ALL.into_iter().flat_map(of).collect()
-}
-
 fn owner(ownership: &VipOwnership, port: &ServicePort) -> Option<String> {
-    let (family, vip) = all_vips(port)[0];
+    let (family, vip) = all_vips(port).next().unwrap();
     ownership.owner(family, &vip).map(|key| key.name.to_string())
 }
 
@@ -34,12 +29,12 @@ fn first_in_key_order_owns_a_vip_in_any_order_of_arrival() {
     assert_eq!(failures[0].reason, "203.0.113.1:80/tcp belongs to x/a/tcp");
     assert!(!failures[0].retryable);
 
-    assert_eq!(ownership.release(&a.key), [mk_key("x/b")]);
+    assert_eq!(ownership.release(&a), [mk_key("x/b")]);
     assert_eq!(owner(&ownership, &a).as_deref(), Some("b"));
     assert_eq!(ownership.failures().count(), 1);
-    assert_eq!(ownership.release(&c.key), []);
+    assert_eq!(ownership.release(&c), []);
     assert_eq!(ownership.failures().count(), 0);
-    assert_eq!(ownership.release(&b.key), []);
+    assert_eq!(ownership.release(&b), []);
     assert_eq!(owner(&ownership, &a), None);
 }
 
@@ -49,7 +44,7 @@ fn a_service_port_keeps_its_uncontested_vips() {
     let mut ownership = VipOwnership::default();
     ownership.claim(&a);
     ownership.claim(&b);
-    let [contested, own] = all_vips(&b)[..] else { panic!("two VIPs") };
+    let [contested, own] = all_vips(&b).collect::<Vec<_>>()[..] else { panic!("two VIPs") };
     assert!(!ownership.owns(&b.key, contested.0, &contested.1) && ownership.owns(&b.key, own.0, &own.1));
     assert!(ownership.owner(contested.0, &contested.1).is_some());
 }
