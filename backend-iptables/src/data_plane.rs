@@ -283,8 +283,8 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
         }
     }
 
-    fn families(&self) -> Option<&UsableFamilies> {
-        Some(&self.families)
+    fn families(&self) -> &UsableFamilies {
+        &self.families
     }
 
     async fn may_be_usable(&mut self) -> bool {

@@ -285,8 +285,8 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         (applied.node_addresses != node.addresses).then_some(depends)
     }
 
-    fn families(&self) -> Option<&UsableFamilies> {
-        Some(&self.families)
+    fn families(&self) -> &UsableFamilies {
+        &self.families
     }
 
     async fn drifted(&mut self, applied: &mut Option<AppliedState>) -> Drift {

@@ -74,7 +74,7 @@ impl<K> NftDataPlane<K> {
     /// What is planned for a service port. It is computed once, unless VIPs of it may depend on the transaction.
     fn planned(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> PlannedUpdate {
         let planned = applied.take_planned(key);
-        planned.filter(|_| !change.is_contested()).unwrap_or_else(|| {
+        planned.filter(|_| !change.is_contested).unwrap_or_else(|| {
             let owns = |key: &_, family, vip: &_| change.owns(key, family, vip);
             let mut update = self.desired(change.state, owns, key);
             applied.keep_slots(&mut update);
@@ -185,7 +185,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         let planned = self.planned(applied, change, key);
         applied.prepare(&planned.update);
         let size = planned.size;
-        if !change.is_contested() {
+        if !change.is_contested {
             applied.plan(planned);
         }
         size
@@ -224,7 +224,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         self.families.programmed();
         let unfinished: Vec<_> =
             partial.keys().filter_map(|index| service_ports.get(*index as usize)).cloned().collect();
-        applied.commit(refs, updates, partial, !change.is_contested());
+        applied.commit(refs, updates, partial, !change.is_contested);
         applied.remove_observed(&stale, ownership);
         if let Some((base, options)) = new_base {
             applied.rebased(base, options, state.node().addresses.clone());
@@ -239,8 +239,8 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         (applied.node_addresses != node.addresses).then_some(|port| !port.source_ranges.is_empty())
     }
 
-    fn families(&self) -> Option<&UsableFamilies> {
-        Some(&self.families)
+    fn families(&self) -> &UsableFamilies {
+        &self.families
     }
 
     /// The ports of a Service that share client buckets with a port that has gained or lost session affinity, or may

@@ -35,6 +35,7 @@ mod worker;
 
 use std::{
     collections::{BTreeSet, HashSet},
+    mem,
     time::Duration,
 };
 
@@ -160,7 +161,7 @@ impl<P: DataPlane> Driver<P> {
 
     /// What has changed since the last call; `None`: the kernel has to be read.
     fn changes(&mut self, state: &NodeState) -> Option<Changes> {
-        let is_family_due = self.plane.families().is_some_and(|families| !families.due().is_empty());
+        let is_family_due = !self.plane.families().due().is_empty();
         let max_age = if self.quarantine.is_empty() { MAX_READ_AGE } else { MAX_READ_AGE_REJECTED };
         let is_old = self.read_at.elapsed() >= max_age;
         if is_family_due || is_old || !self.queue.is_empty() || !self.plane.is_untouched() {
@@ -184,7 +185,7 @@ impl<P: DataPlane> Driver<P> {
         for (key, service_port) in suspects.iter().filter_map(|key| Some((key, state.service_port(key)?))) {
             self.queue.push(key.clone(), service_port.port.port.get());
         }
-        self.queue.push_suspects(suspects);
+        self.queue.suspects.push(suspects);
     }
 
     /// Queues a change of the state.
@@ -353,30 +354,24 @@ impl<P: DataPlane> Driver<P> {
         let is_retry = service_ports.iter().all(|key| self.quarantine.contains(key));
         if is_retry && !self.quarantine.take_retry() {
             // Others than those that were rejected before are not among the suspects.
-            let suspects = self.queue.take_suspects().into_iter().flatten();
+            let suspects = mem::take(&mut self.queue.suspects).into_iter().flatten();
             let (old, new): (BTreeSet<_>, BTreeSet<_>) =
                 suspects.chain(service_ports.iter().cloned()).partition(|key| self.quarantine.contains(key));
             self.quarantine.postpone(&old);
             old.iter().for_each(|key| self.queue.done(key));
             old.iter().for_each(|key| self.release(key));
             if !new.is_empty() {
-                self.queue.push_suspects(new.into_iter().collect());
+                self.queue.suspects.push(new.into_iter().collect());
             }
             return;
         }
-        debug!(
-            reason,
-            service_ports = service_ports.len(),
-            "kernel did not name the rejected operation, bisecting the batch"
-        );
+        let count = service_ports.len();
+        debug!(reason, service_ports = count, "kernel did not name the rejected operation, bisecting the batch");
         let (first, second) = service_ports.split_at(service_ports.len() / 2);
-        for half in [second, first] {
-            if !half.is_empty() {
-                self.queue.push_suspects(half.to_vec());
-            }
-        }
+        let halves = [second, first].into_iter().filter(|half| !half.is_empty());
+        self.queue.suspects.extend(halves.map(<[_]>::to_vec));
         if self.is_fresh || self.queue.facts {
-            self.queue.push_suspects(Vec::new());
+            self.queue.suspects.push(Vec::new());
         }
     }
 
@@ -407,7 +402,7 @@ impl<P: DataPlane> Driver<P> {
         let failures = self.ownership.failures().chain(of_applied).chain(self.quarantine.failures()).collect();
         let is_unfinished = !self.queue.is_empty() || self.has_unneeded;
         let unfinished = is_unfinished.then(|| self.queue.service_ports());
-        let unusable_families = self.plane.families().map(UsableFamilies::unusable).unwrap_or_default();
+        let unusable_families = self.plane.families().unusable();
         SyncReport { writes, failures, unfinished, unusable_families, lock_wait: self.plane.lock_wait() }
     }
 }
@@ -443,7 +438,7 @@ impl<P: DataPlane> Backend for Driver<P> {
 
     async fn drifted(&mut self) -> Drift {
         loop {
-            let retry_at = self.plane.families().and_then(UsableFamilies::retry_at);
+            let retry_at = self.plane.families().retry_at();
             tokio::select! {
                 drift = self.plane.drifted(&mut self.applied) => return drift,
                 () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}

@@ -20,8 +20,9 @@ pub struct Change<'a> {
     pub(super) held: &'a HeldVips,
     /// Rejected service ports that give up their VIPs, because others own some of them.
     pub(super) evicted: &'a BTreeSet<ServicePortKey>,
-    /// See [`Self::is_contested`].
-    pub(super) is_contested: bool,
+    /// Whether a VIP may wait for its release by another service port, so that [`Self::owns`] depends on the
+    /// transaction.
+    pub is_contested: bool,
     /// Whether a VIP is released in an earlier transaction than the one in which its owner gets it, since both do not
     /// fit into this one.
     pub(super) releases_first: bool,
@@ -67,13 +68,6 @@ impl Change<'_> {
     #[must_use]
     pub fn owns(&self, key: &ServicePortKey, family: IpFamily, vip: &Vip) -> bool {
         self.ownership.owns(key, family, vip) && !self.evicted.contains(key) && !self.waits_for(family, vip)
-    }
-
-    /// Whether a VIP may wait for its release by another service port, so that [`Self::owns`] depends on the
-    /// transaction.
-    #[must_use]
-    pub fn is_contested(&self) -> bool {
-        self.is_contested
     }
 
     /// Whether the transaction programs this service port.

@@ -53,10 +53,8 @@ pub trait DataPlane: Send + 'static {
         change: &Change<'_>,
     ) -> impl Future<Output = Result<CommitOutcome>> + Send;
 
-    /// The IP families that are programmed. A data plane that programs only both together has none.
-    fn families(&self) -> Option<&UsableFamilies> {
-        None
-    }
+    /// The IP families that are programmed.
+    fn families(&self) -> &UsableFamilies;
 
     /// Whether a family that cannot be programmed is to be tried again now: it is due, and may be usable. A check that
     /// costs less than the attempt, which is a reconcile.

@@ -27,11 +27,10 @@ struct QuarantinedServicePort {
 }
 
 impl Quarantine {
-    /// The kernel has rejected a service port. Returns whether it had accepted it before.
-    pub(super) fn reject(&mut self, key: &ServicePortKey, reason: String) -> bool {
+    /// The kernel has rejected a service port.
+    pub(super) fn reject(&mut self, key: &ServicePortKey, reason: String) {
         self.attempts += 1;
-        let rejected = QuarantinedServicePort { reason, last_attempt: self.attempts };
-        self.rejected.insert(key.clone(), rejected).is_none()
+        self.rejected.insert(key.clone(), QuarantinedServicePort { reason, last_attempt: self.attempts });
     }
 
     /// The kernel has accepted a service port, or it is gone.

@@ -21,10 +21,9 @@ const MANY: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     entries: BTreeMap<ServicePortKey, QueueEntry>,
-    /// Parts of batches that the kernel rejected, to be tried on their own, the last one first.
-    suspects: Vec<Vec<ServicePortKey>>,
-    /// All of them.
-    suspected: HashSet<ServicePortKey>,
+    /// Parts of batches that the kernel rejected, to be tried on their own, the last one first. Without them, their
+    /// service ports stay in the queue unless [`Self::done`] removes them.
+    pub(super) suspects: Vec<Vec<ServicePortKey>>,
     /// Whether the base ruleset has to be programmed again.
     pub(super) facts: bool,
     pushed: u64,
@@ -57,18 +56,6 @@ impl Queue {
         let entry = self.entries.entry(key).or_insert(QueueEntry { arrival, writes: None, is_urgent });
         entry.writes = None;
         entry.is_urgent = is_urgent;
-    }
-
-    /// Adds service ports as one part of a rejected batch.
-    pub(super) fn push_suspects(&mut self, service_ports: Vec<ServicePortKey>) {
-        self.suspected.extend(service_ports.iter().cloned());
-        self.suspects.push(service_ports);
-    }
-
-    /// Discards the parts of rejected batches; the service ports stay in the queue unless [`Self::done`] removes them.
-    pub(super) fn take_suspects(&mut self) -> Vec<Vec<ServicePortKey>> {
-        self.suspected.clear();
-        std::mem::take(&mut self.suspects)
     }
 
     /// A service port is programmed, or the kernel has rejected it.
@@ -109,19 +96,17 @@ impl Queue {
     pub(super) fn next(&mut self, budget: usize, mut writes: impl FnMut(&ServicePortKey) -> usize) -> QueueBatch {
         self.taken += 1;
         let is_second = self.taken.is_multiple_of(2);
-        let has_others = self.entries.len() > self.suspected.len();
+        let has_others = self.entries.len() > self.suspects.iter().map(Vec::len).sum::<usize>();
         if !self.suspects.is_empty() && (is_second || !has_others) {
             let mut group = self.suspects.pop().unwrap_or_default();
-            for key in &group {
-                self.suspected.remove(key);
-            }
             let rest = group.split_off(fitting(group.iter().map(&mut writes), budget));
             if !rest.is_empty() {
-                self.push_suspects(rest);
+                self.suspects.push(rest);
             }
             return self.batch(group);
         }
-        let others = || self.entries.iter().filter(|(key, _)| !self.suspected.contains(*key));
+        let suspected: HashSet<&ServicePortKey> = self.suspects.iter().flatten().collect();
+        let others = || self.entries.iter().filter(|(key, _)| !suspected.contains(key));
         if budget == usize::MAX {
             return self.batch(others().map(|(key, _)| key.clone()).collect());
         }
@@ -146,9 +131,7 @@ impl Queue {
             }
             order[start..].iter_mut().for_each(|(_, of_namespace, ..)| *of_namespace = sum);
         }
-        if !self.suspected.is_empty() {
-            order.retain(|(.., key)| !self.suspected.contains(*key));
-        }
+        order.retain(|(.., key)| !suspected.contains(key));
         if is_second {
             order.sort_unstable_by_key(|(is_not_urgent, .., arrival, _)| (*is_not_urgent, *arrival));
         } else {

@@ -21,6 +21,7 @@ struct FakePlane {
     transactions: Vec<usize>,
     reads: usize,
     is_untouched: bool,
+    families: UsableFamilies,
 }
 
 struct FakeApplied;
@@ -81,6 +82,10 @@ impl DataPlane for FakePlane {
         self.programmed.extend(sizes);
         self.programmed.retain(|_, size| *size > 0);
         Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded: false })
+    }
+
+    fn families(&self) -> &UsableFamilies {
+        &self.families
     }
 
     fn node_dependents(&self, _: &FakeApplied, _: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
