@@ -55,7 +55,7 @@ pub use data_plane::{DataPlane, DryRunPlane, Synced};
 pub use families::UsableFamilies;
 pub use nf_tables_watch::{NfTablesWatch, Touched};
 use quarantine::Quarantine;
-use queue::Queue;
+use queue::{Queue, QueueBatch};
 pub use rejection::{CommitError, Rejection, Unneeded};
 pub use worker::WorkerThread;
 
@@ -228,7 +228,8 @@ impl<P: DataPlane> Driver<P> {
             }
             let budget = if self.is_unlimited { usize::MAX } else { self.plane.budget(&applied) };
             let has_owner = |(family, vip): &(IpFamily, Vip)| self.ownership.owner(*family, vip).is_some();
-            let mut change = Change {
+            // What a service port costs is computed before the others of the transaction are known.
+            let empty = Change {
                 is_contested: !self.evicted.is_empty() || self.held.keys().any(has_owner),
                 state,
                 ownership: &self.ownership,
@@ -242,10 +243,10 @@ impl<P: DataPlane> Driver<P> {
                 budget,
             };
             let plane = &self.plane;
-            let batch = self.queue.next(budget, |key| plane.writes(&mut applied, &change, key));
-            change.service_ports = batch.service_ports;
-            change.is_last = batch.is_last;
-            change.members = change.service_ports.iter().cloned().collect();
+            let QueueBatch { service_ports, is_last } =
+                self.queue.next(budget, |key| plane.writes(&mut applied, &empty, key));
+            let members = service_ports.iter().cloned().collect();
+            let mut change = Change { service_ports, members, is_last, ..empty };
             if change.moves_vips() {
                 let writes = change.service_ports.iter().map(|key| self.plane.writes(&mut applied, &change, key));
                 change.releases_first = writes.fold(0, usize::saturating_add) > budget;

@@ -64,8 +64,8 @@ impl NodePortAddresses {
     /// All local addresses of both families.
     #[must_use]
     pub fn all() -> Self {
-        let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-        Self::Cidrs(any.iter().filter_map(|address| IpNet::new(*address, 0).ok()).collect())
+        let ranges = IpFamily::ALL.into_iter().filter_map(|family| IpNet::new(family.unspecified(), 0).ok());
+        Self::Cidrs(ranges.collect())
     }
 
     /// Those of a Node object that serve node ports.

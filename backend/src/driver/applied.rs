@@ -58,11 +58,7 @@ impl<T> Default for AppliedServicePorts<T> {
 
 impl<T, D: Into<T>> FromIterator<ServicePortUpdate<D>> for AppliedServicePorts<T> {
     fn from_iter<I: IntoIterator<Item = ServicePortUpdate<D>>>(updates: I) -> Self {
-        let mut service_ports: Vec<_> = updates.into_iter().map(|update| (update.key, update.desired)).collect();
-        service_ports.retain(|(_, PerFamily { v4, v6 })| v4.is_some() || v6.is_some());
-        let into =
-            |PerFamily { v4, v6 }: PerFamily<Option<D>>| PerFamily { v4: v4.map(Into::into), v6: v6.map(Into::into) };
-        Self(service_ports.into_iter().map(|(key, desired)| (key, into(desired))).collect())
+        Self(updates.into_iter().filter_map(|update| Some((update.key, installed(update.desired)?))).collect())
     }
 }
 
@@ -86,12 +82,10 @@ impl<T> AppliedServicePorts<T> {
 
     /// Records that an update was programmed.
     pub fn commit<D: Into<T>>(&mut self, update: ServicePortUpdate<D>) {
-        let ServicePortUpdate { key, desired: PerFamily { v4, v6 } } = update;
-        if v4.is_none() && v6.is_none() {
-            self.0.remove(&key);
-        } else {
-            self.0.insert(key, PerFamily { v4: v4.map(Into::into), v6: v6.map(Into::into) });
-        }
+        match installed(update.desired) {
+            Some(installed) => self.0.insert(update.key, installed),
+            None => self.0.remove(&update.key),
+        };
     }
 
     /// The VIPs of a service port in both families; `vips` gives those of one.
@@ -107,4 +101,9 @@ impl<T> AppliedServicePorts<T> {
         }
         list
     }
+}
+
+/// What a service port has after an update; `None`: nothing.
+fn installed<T, D: Into<T>>(PerFamily { v4, v6 }: PerFamily<Option<D>>) -> Option<PerFamily<Option<T>>> {
+    (v4.is_some() || v6.is_some()).then(|| PerFamily { v4: v4.map(Into::into), v6: v6.map(Into::into) })
 }

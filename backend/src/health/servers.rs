@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
@@ -126,7 +126,7 @@ impl HealthCheckServers {
             NodePortAddresses::Cidrs(ranges) => {
                 let ranges: Vec<_> = ranges.iter().filter(|range| is_of_family(&range.addr())).collect();
                 if ranges.iter().any(|range| range.prefix_len() == 0) {
-                    return vec![unspecified(family)];
+                    return vec![family.unspecified()];
                 }
                 let is_listened_at = |address: &&IpAddr| {
                     let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
@@ -146,7 +146,7 @@ impl HealthCheckServers {
             let checks = self.checks.borrow_and_update().clone();
             for (port, service) in checks.owners() {
                 let mut addresses = self.addresses(port.family, &checks, &interfaces);
-                if !addresses.contains(&unspecified(port.family)) {
+                if !addresses.contains(&port.family.unspecified()) {
                     addresses.extend(checks.load_balancer_ips(service, port.family));
                 }
                 for address in addresses {
@@ -237,13 +237,6 @@ impl FailingPort {
         let text = "cannot open a health-check node port, retrying";
         warn_if_news!(occurrence, %service, port, %family, error, retry_in_ms, "{text}");
         self.error = error;
-    }
-}
-
-fn unspecified(family: IpFamily) -> IpAddr {
-    match family {
-        IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
-        IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 

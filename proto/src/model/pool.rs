@@ -113,6 +113,15 @@ impl IpFamily {
         }
     }
 
+    /// The address that stands for all.
+    #[must_use]
+    pub const fn unspecified(self) -> IpAddr {
+        match self {
+            Self::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            Self::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        }
+    }
+
     /// The length of an address in bytes.
     #[must_use]
     pub const fn address_len(self) -> usize {
@@ -172,11 +181,7 @@ impl Endpoint {
     /// unspecified address, and port 1.
     #[must_use]
     pub const fn any_other(family: IpFamily) -> Self {
-        let address = match family {
-            IpFamily::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            IpFamily::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        };
-        Self::new(address, NonZeroU16::MIN)
+        Self::new(family.unspecified(), NonZeroU16::MIN)
     }
 
     /// Address and port, which identify the endpoint in a pool.
