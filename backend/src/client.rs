@@ -156,24 +156,17 @@ impl Grpc {
             let is_only = tried.is_empty() && untried.len() == 1;
             for address in untried {
                 tried.push(address.clone());
-                let ready = match open(&address, &self.credentials, hello.clone()).await {
-                    Ok(OpenedSession { session, .. }) if is_only => Ok(Some(session)),
-                    Ok(OpenedSession { session, first_message }) => {
-                        match timeout(WELCOME_TIMEOUT, first_message).await {
-                            Ok(Ok(())) => Ok(Some(session)),
-                            Ok(Err(_)) => Err(Rejected("the frontend ended the stream".to_owned()).into()),
-                            Err(_) => {
-                                debug!(frontend = address.uri, "frontend accepted the stream but is not ready");
-                                not_ready.get_or_insert((session, address.clone()));
-                                Ok(None)
-                            }
-                        }
-                    }
-                    Err(error) => Err(error),
+                let opened = async {
+                    let opened = open(&address, &self.credentials, hello.clone()).await?;
+                    let is_ready = is_only || is_ready(opened.first_message).await?;
+                    anyhow::Ok((opened.session, is_ready))
                 };
-                match ready {
-                    Ok(Some(session)) => return Ok(self.chosen(session, &address, &errors)),
-                    Ok(None) => {}
+                match opened.await {
+                    Ok((session, true)) => return Ok(self.chosen(session, &address, &errors)),
+                    Ok((session, false)) => {
+                        debug!(frontend = address.uri, "frontend accepted the stream but is not ready");
+                        not_ready.get_or_insert((session, address));
+                    }
                     Err(error) => {
                         self.addresses().failed(&address);
                         rejections += usize::from(error.is::<Rejected>());
@@ -269,6 +262,15 @@ async fn open(address: &FrontendAddress, credentials: &Credentials, hello: Hello
         }
     });
     Ok(OpenedSession { session: Session { messages: received, replies }, first_message })
+}
+
+/// Waits for the first message of a session. Returns false if the frontend has not sent one in time.
+async fn is_ready(first_message: oneshot::Receiver<()>) -> Result<bool> {
+    match timeout(WELCOME_TIMEOUT, first_message).await {
+        Ok(Ok(())) => Ok(true),
+        Ok(Err(_)) => Err(Rejected("the frontend ended the stream".to_owned()).into()),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Reads until the stream or its reader ends. Notifies of the first message. After a Drain, the end of the stream is no
