@@ -27,13 +27,11 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     net::{IpAddr, SocketAddr},
-    thread,
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use netlink::{
-    AddressFamily, conntrack,
+    conntrack::ConntrackHandle,
     ipset::{self, DestroyOutcome},
     ipvs::{self, IpvsProtocol, VirtualServerKey},
     rtnl,
@@ -51,10 +49,6 @@ const DEVICE: &str = "kube-ipvs0";
 const FAIRLEAD_VIPS: [&str; 2] = ["FAIRLEAD-VIPS", "FAIRLEAD-6-VIPS"];
 /// The sets in which Fairlead's IPVS backend has node ports.
 const FAIRLEAD_NODE_PORTS: [&str; 2] = ["FAIRLEAD-NODE-PORTS", "FAIRLEAD-6-NODE-PORTS"];
-/// nf_tables frees rules, and their references to sets, some time after they are deleted: how often destroying a set is
-/// attempted, and the delay between two attempts.
-const ATTEMPTS: usize = 40;
-const RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Names of sets, with their family.
 type Sets = Vec<(IpFamily, String)>;
@@ -79,7 +73,7 @@ impl Leftovers {
     }
 
     fn new(servers: Vec<KubeProxyServer>, has_device: bool, mut sets: Sets) -> Self {
-        let (busy, idle): (Vec<_>, Vec<_>) = servers.into_iter().partition(KubeProxyServer::is_busy);
+        let (busy, idle): (Vec<_>, Vec<_>) = servers.into_iter().partition(|server| server.connections() > 0);
         let deletes_device = has_device && busy.iter().all(KubeProxyServer::is_on_node_port);
         let needed: BTreeSet<_> =
             busy.iter().filter(|server| server.is_on_node_port()).map(KubeProxyServer::family).collect();
@@ -127,7 +121,7 @@ impl Leftovers {
         if !self.idle.is_empty() || !self.busy.is_empty() {
             let mut ipvs = ipvs::IpvsHandle::open()?.context("the module ip_vs was unloaded")?;
             for server in &self.busy {
-                server.quiesce(&mut ipvs)?;
+                ipvs.quiesce(&server.service, &server.destinations)?;
             }
             for server in &self.idle {
                 ipvs.delete_virtual_server(&server.service)?;
@@ -140,7 +134,7 @@ impl Leftovers {
         let mut ipset = ipset::IpsetHandle::open()?;
         let mut in_use = Vec::new();
         for (family, name) in &self.sets {
-            if destroy(&mut ipset, name)? == DestroyOutcome::InUse {
+            if ipset.destroy_released(name)? == DestroyOutcome::InUse {
                 in_use.push(set_object(*family, name));
             }
         }
@@ -183,38 +177,18 @@ pub(crate) fn observe() -> Result<(Vec<KubeProxyServer>, bool, Sets)> {
     Ok((servers, device.is_some(), sets))
 }
 
-/// Deletes the conntrack entries of UDP flows, so that their next packets are translated like first ones. UDP has no
-/// end of a connection: a client that keeps sending would use the deleted virtual server forever.
+/// Deletes the conntrack entries of UDP flows through these virtual servers.
 fn delete_udp_flows(deleted: &[KubeProxyServer]) -> Result<()> {
-    for family in AddressFamily::ALL {
-        let udp = deleted.iter().filter_map(|server| match server.service {
-            VirtualServerKey::Address(IpvsProtocol::Udp, address) if server.service.family() == family => Some(address),
-            _ => None,
-        });
-        let udp: HashSet<SocketAddr> = udp.collect();
-        if udp.is_empty() {
-            continue;
-        }
-        let mut flows = Vec::new();
-        let mut handle = conntrack::ConntrackHandle::open()?;
-        let listed = handle.flows(family, conntrack::FlowProtocol::Udp, |flow| {
-            flows.extend(udp.contains(&flow.original.destination).then_some(flow));
-            Ok(())
-        });
-        let deleted = listed.and_then(|()| handle.delete(&flows));
-        deleted.context("delete the conntrack entries of deleted virtual servers")?;
+    let udp = deleted.iter().filter_map(|server| match server.service {
+        VirtualServerKey::Address(IpvsProtocol::Udp, address) => Some(address),
+        _ => None,
+    });
+    let udp: HashSet<SocketAddr> = udp.collect();
+    if udp.is_empty() {
+        return Ok(());
     }
-    Ok(())
-}
-
-fn destroy(ipset: &mut ipset::IpsetHandle, name: &str) -> Result<DestroyOutcome> {
-    for _ in 1..ATTEMPTS {
-        if ipset.destroy(name)? == DestroyOutcome::Destroyed {
-            return Ok(DestroyOutcome::Destroyed);
-        }
-        thread::sleep(RETRY_DELAY);
-    }
-    Ok(ipset.destroy(name)?)
+    let deleted = ConntrackHandle::open()?.delete_udp(|destination| udp.contains(&destination));
+    deleted.context("delete the conntrack entries of deleted virtual servers")
 }
 
 fn set_object(family: IpFamily, name: &str) -> LeftoverObject {

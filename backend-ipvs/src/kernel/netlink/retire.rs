@@ -8,15 +8,12 @@
 use std::{
     collections::{BTreeSet, HashSet},
     net::{IpAddr, SocketAddr},
-    thread,
-    time::Duration,
 };
 
 use anyhow::{Context, Result};
 use netlink::{
     AddressFamily,
-    conntrack::{ConntrackHandle, FlowProtocol},
-    ipset::DestroyOutcome,
+    conntrack::ConntrackHandle,
     ipvs::{Destination, IpvsProtocol, VirtualServerKey},
     rtnl,
 };
@@ -30,11 +27,6 @@ use crate::{
     plan::Objects,
     set::{SetContent, SetId},
 };
-
-/// nf_tables frees rules, and their references to sets, some time after they are deleted: how often destroying a set is
-/// attempted, and the delay between two attempts.
-const DESTROY_ATTEMPTS: usize = 40;
-const DESTROY_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// VIPs and node ports of virtual servers for UDP that are deleted.
 #[derive(Debug, Default)]
@@ -57,7 +49,7 @@ impl Worker {
                 0 => idle.push(server),
                 count => {
                     connections += count;
-                    self.quiesce(&server, &destinations)?;
+                    self.ipvs()?.quiesce(&server, &destinations)?;
                     busy.insert(server);
                 }
             }
@@ -73,33 +65,11 @@ impl Worker {
         self.remove_addresses(ours, &needed_addresses(&objects, &busy), busy.is_empty())?;
         // Last: they tell whose the device is.
         if busy.is_empty() {
-            self.destroy_sets()?;
+            for set in SetId::all() {
+                self.ipset.destroy_released(set.name())?;
+            }
         }
         Ok(connections)
-    }
-
-    /// Sets the weight of the destinations to 0, so that the virtual server accepts no new connections.
-    fn quiesce(&mut self, server: &VirtualServerKey, destinations: &[Destination]) -> Result<()> {
-        for destination in destinations.iter().filter(|destination| destination.weight > 0) {
-            match self.ipvs()?.set_destination(server, &Destination { weight: 0, ..*destination }) {
-                Err(error) if !error.is_not_found() => {
-                    return Err(error).with_context(|| format!("set the weights of {server} to 0"));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn destroy_sets(&mut self) -> Result<()> {
-        for set in SetId::all() {
-            let mut attempts = 1;
-            while self.ipset.destroy(set.name())? == DestroyOutcome::InUse && attempts < DESTROY_ATTEMPTS {
-                attempts += 1;
-                thread::sleep(DESTROY_RETRY_DELAY);
-            }
-        }
-        Ok(())
     }
 
     /// Removes the addresses that no virtual server needs, and the device if none needs any.
@@ -184,19 +154,10 @@ impl UdpVips {
         if self.sockets.is_empty() && self.node_ports.is_empty() {
             return Ok(());
         }
-        let mut handle = ConntrackHandle::open()?;
-        for family in AddressFamily::ALL {
-            let mut flows = Vec::new();
-            let listed = handle.flows(family, FlowProtocol::Udp, |flow| {
-                let to = flow.original.destination;
-                let is_stale = self.sockets.contains(&to) || self.node_ports.contains(&(family, to.port()));
-                flows.extend(is_stale.then_some(flow));
-                Ok(())
-            });
-            let deleted = listed.and_then(|()| handle.delete(&flows));
-            deleted.context("delete the conntrack entries of deleted virtual servers")?;
-        }
-        Ok(())
+        let deleted = ConntrackHandle::open()?.delete_udp(|to| {
+            self.sockets.contains(&to) || self.node_ports.contains(&(AddressFamily::of(&to.ip()), to.port()))
+        });
+        deleted.context("delete the conntrack entries of deleted virtual servers")
     }
 }
 

@@ -1,5 +1,7 @@
 //! Dumps flows of the kernel's connection tracking, and deletes them.
 
+use std::net::SocketAddr;
+
 use super::{
     Flow, FlowProtocol, Tuple,
     abi::{self, filter, msg, proto, tuple},
@@ -112,6 +114,23 @@ impl ConntrackHandle {
             deleted += self.delete_batch(batch)?;
         }
         Ok(deleted)
+    }
+
+    /// Deletes the UDP flows of both families to stale destinations, so that their next packets are translated as first
+    /// ones. UDP has no end of a connection: a client that keeps sending would use the old endpoint forever.
+    ///
+    /// # Errors
+    /// When the kernel rejects a dump or a deletion.
+    pub fn delete_udp(&mut self, is_stale: impl Fn(SocketAddr) -> bool) -> Result<()> {
+        for family in AddressFamily::ALL {
+            let mut stale = Vec::new();
+            self.flows(family, FlowProtocol::Udp, |flow| {
+                stale.extend(is_stale(flow.original.destination).then_some(flow));
+                Ok(())
+            })?;
+            self.delete(&stale)?;
+        }
+        Ok(())
     }
 
     /// The reply tuple of a flow in zone 0; its source is the endpoint. `None` if there is no such flow. `protocol`:

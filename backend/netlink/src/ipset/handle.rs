@@ -1,5 +1,7 @@
 //! The sets of a network namespace, over one socket.
 
+use std::{thread, time::Duration};
+
 use nix::libc;
 
 use super::{
@@ -11,6 +13,10 @@ use crate::{
     Errno, Error, RejectedRequest, Result, Socket,
     exchange::{SEQ, collect, exchange, submit},
 };
+
+/// How often destroying a set is attempted, and the delay between two attempts.
+const DESTROY_ATTEMPTS: usize = 40;
+const DESTROY_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// The sets of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
@@ -139,6 +145,21 @@ impl IpsetHandle {
             Err(error) if error.is_not_found() => Ok(DestroyOutcome::Destroyed),
             result => result.map(|()| DestroyOutcome::Destroyed),
         }
+    }
+
+    /// As [`Self::destroy`], after rules that refer to the set were deleted: nf_tables frees them, and their references,
+    /// up to two seconds later.
+    ///
+    /// # Errors
+    /// When the kernel rejects the request for another reason.
+    pub fn destroy_released(&mut self, name: &str) -> Result<DestroyOutcome> {
+        for _ in 1..DESTROY_ATTEMPTS {
+            if self.destroy(name)? == DestroyOutcome::Destroyed {
+                return Ok(DestroyOutcome::Destroyed);
+            }
+            thread::sleep(DESTROY_RETRY_DELAY);
+        }
+        self.destroy(name)
     }
 }
 

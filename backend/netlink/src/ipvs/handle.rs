@@ -88,16 +88,28 @@ impl IpvsHandle {
     }
 
     /// Changes the weight and thresholds of a destination. Its connections continue.
-    ///
-    /// # Errors
-    /// When the kernel rejects the change; [`Error::is_not_found`] if the destination does not exist.
-    pub fn set_destination(&mut self, service: &VirtualServerKey, destination: &Destination) -> Result<()> {
+    fn set_destination(&mut self, service: &VirtualServerKey, destination: &Destination) -> Result<()> {
         let write = |buf: &mut Vec<u8>| {
             codec::write_service(buf, service);
             codec::write_destination(buf, destination);
         };
         let request = format!("set destination {} of {service}", destination.address);
         self.change(cmd::SET_DEST, write, &request)
+    }
+
+    /// Sets the weight of these destinations to 0, so that the virtual server accepts no new connections. A missing
+    /// destination is not an error.
+    ///
+    /// # Errors
+    /// When the kernel rejects a change.
+    pub fn quiesce(&mut self, service: &VirtualServerKey, destinations: &[Destination]) -> Result<()> {
+        for destination in destinations.iter().filter(|destination| destination.weight > 0) {
+            match self.set_destination(service, &Destination { weight: 0, ..*destination }) {
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Deletes a virtual server with its destinations, which ends their connections: the kernel drops or rejects

@@ -5,10 +5,9 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use anyhow::{Context as _, Result};
 use netlink::{
     AddressFamily, ipset,
-    ipvs::{self, Destination, IpvsProtocol, VirtualServerKey},
+    ipvs::{Destination, IpvsProtocol, VirtualServerKey},
 };
 use proto::model::IpFamily;
 
@@ -98,23 +97,5 @@ impl KubeProxyServer {
             VirtualServerKey::Address(IpvsProtocol::Udp, _) => 0,
             _ => self.destinations.iter().map(|of| u64::from(of.active) + u64::from(of.inactive)).sum(),
         }
-    }
-
-    pub(super) fn is_busy(&self) -> bool {
-        self.connections() > 0
-    }
-
-    /// Sets the weight of its destinations to 0, so that it accepts no new connections.
-    pub(super) fn quiesce(&self, ipvs: &mut ipvs::IpvsHandle) -> Result<()> {
-        for destination in self.destinations.iter().filter(|destination| destination.weight > 0) {
-            match ipvs.set_destination(&self.service, &Destination { weight: 0, ..*destination }) {
-                Err(error) if !error.is_not_found() => {
-                    return Err(error)
-                        .with_context(|| format!("set the weight of the destinations of {} to 0", self.service));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Which objects are kube-proxy's, and which are kept because of connections. The kernel's part is tested in `e2e`,
 //! because few kernels have IPVS.
 
-use netlink::{ipset::IpsetEntry, ipvs::Destination, testing::in_netns};
+use netlink::{AddressFamily, ipset::IpsetEntry, ipvs::Destination, testing::in_netns};
 
 use super::*;
 use crate::testing::run;
