@@ -4,6 +4,7 @@ use std::{path::Path, time::Duration};
 
 use backend::{ConntrackSettings, dataplane::InvalidPackets, tcp_is_liberal};
 use clap::Args;
+use jiff::SignedDuration;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Connection tracking (0 leaves a setting unchanged)")]
@@ -67,29 +68,15 @@ impl From<ConntrackArgs> for ConntrackSettings {
 
 /// Parses a time as Go writes it: `24h`, `1h30m`, `1.5s`, `500ms`, `0`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    // `ms` comes before `m`, its prefix.
-    const UNITS: [(&str, f64); 8] = [
-        ("ns", 1e-9),
-        ("us", 1e-6),
-        ("\u{b5}s", 1e-6),
-        ("\u{3bc}s", 1e-6),
-        ("ms", 1e-3),
-        ("s", 1.0),
-        ("m", 60.0),
-        ("h", 3600.0),
-    ];
-    let parse = || {
-        let (mut seconds, mut rest) = (0.0, text);
-        while !rest.is_empty() {
-            let (number, tail) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit() && c != '.')?);
-            let (unit, length) = UNITS.into_iter().find(|(unit, _)| tail.starts_with(unit))?;
-            seconds += number.parse::<f64>().ok()? * length;
-            rest = &tail[unit.len()..];
-        }
-        (!text.is_empty() && seconds <= f64::from(u32::MAX)).then(|| Duration::from_secs_f64(seconds))
+    let parsed = match text {
+        "0" => Some(SignedDuration::ZERO),
+        // Such as `1 hour`, or `1h ago`.
+        _ if text.contains(' ') => None,
+        _ => text.parse().ok(),
     };
-    let parsed = if text == "0" { Some(Duration::ZERO) } else { parse() };
-    parsed.ok_or_else(|| format!("{text:?}: expected a time such as 24h, 1h30m, 90s or 0"))
+    let time = parsed.and_then(|time: SignedDuration| Duration::try_from(time).ok());
+    time.filter(|time| time.as_secs() <= u64::from(u32::MAX))
+        .ok_or_else(|| format!("{text:?}: expected a time such as 24h, 1h30m, 90s or 0"))
 }
 
 #[cfg(test)]
