@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddrV4},
+    sync::LazyLock,
 };
+
+use regex::{Captures, Regex};
 
 /// Redacts texts. The same address gets the same pseudonym in all of them.
 #[derive(Debug, Default)]
@@ -13,11 +16,26 @@ pub(super) struct Redactor {
 }
 
 const REDACTED: &str = "REDACTED";
-/// The start of every JSON Web Token: `{"` in base64.
-const JWT_START: &str = "eyJ";
-/// Keys whose value is a secret, in lower case.
-const SECRET_KEYS: [&str; 8] =
-    ["password", "passwd", "secret", "token", "authorization", "bearer", "client-key-data", "apikey"];
+
+/// A line with a secret, and what is before it: `token: abc`, `"password": "abc"`, `--secret=abc`, `Bearer abc`. Paths
+/// of files are no secrets.
+static SECRET: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r#"(?i)^(.*?(?:bearer["'\s]|(?:password|passwd|secret|token|authorization|bearer|client-key-data|apikey)"#,
+        r#"["'\s]*[:=])["'\s:=]*)[^/"'\s:=].*$"#,
+    ))
+});
+
+/// A JSON Web Token, which starts with `{"` in base64.
+static JSON_WEB_TOKEN: LazyLock<Regex> = LazyLock::new(|| pattern(r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9._-]*"));
+
+/// What may be an address.
+static ADDRESS: LazyLock<Regex> = LazyLock::new(|| pattern("[0-9A-Fa-f:.]+"));
+
+#[allow(clippy::expect_used, reason = "the patterns are constants")]
+fn pattern(text: &str) -> Regex {
+    Regex::new(text).expect("a valid pattern")
+}
 
 // === impl Redactor ===
 
@@ -45,26 +63,20 @@ impl Redactor {
     }
 
     fn line(&mut self, line: &str) -> String {
-        let line = redact_tokens(&redact_values(line));
-        if self.replaces_addresses { self.addresses(&line) } else { line }
-    }
-
-    /// Replaces addresses: runs of the characters of an address that parse as one.
-    fn addresses(&mut self, line: &str) -> String {
-        let mut replaced = String::new();
-        let is_address_char = |c: char| c.is_ascii_hexdigit() || c == ':' || c == '.';
-        let mut rest = line;
-        while let Some(start) = rest.find(is_address_char) {
-            replaced += &rest[..start];
-            let run = &rest[start..];
-            let end = run.find(|c| !is_address_char(c)).unwrap_or(run.len());
-            // Within a word, letters may be hexadecimal digits by chance.
-            let inside_word = replaced.ends_with(|c: char| c.is_alphanumeric());
-            let pseudonym = if inside_word { None } else { self.replace(&run[..end]) };
-            replaced += pseudonym.as_deref().unwrap_or(&run[..end]);
-            rest = &run[end..];
+        let line = SECRET.replace(line, format!("${{1}}{REDACTED}"));
+        let line = JSON_WEB_TOKEN.replace_all(&line, REDACTED);
+        if !self.replaces_addresses {
+            return line.into_owned();
         }
-        replaced + rest
+        let replaced = ADDRESS.replace_all(&line, |found: &Captures<'_>| {
+            let run = &found[0];
+            // Within a word, letters may be hexadecimal digits by chance.
+            let start = found.get(0).map_or(0, |run| run.start());
+            let is_within_word = line[..start].ends_with(char::is_alphanumeric);
+            let pseudonym = if is_within_word { None } else { self.replace(run) };
+            pseudonym.unwrap_or_else(|| run.to_owned())
+        });
+        replaced.into_owned()
     }
 
     fn replace(&mut self, run: &str) -> Option<String> {
@@ -89,42 +101,6 @@ impl Redactor {
         let family = if address.is_ipv4() { "v4" } else { "v6" };
         self.pseudonyms.entry(address).or_insert_with(|| format!("{family}-{number}")).clone()
     }
-}
-
-/// Redacts the rest of a line after a key of a secret: `token: abc`, `"password": "abc"`, `--secret=abc`, `Bearer abc`.
-/// Paths of files stay.
-fn redact_values(line: &str) -> String {
-    let lower = line.to_ascii_lowercase();
-    let ends = SECRET_KEYS.iter().flat_map(|key| lower.match_indices(key).map(|(at, _)| at + key.len()));
-    match ends.filter_map(|end| secret_start(line, &lower, end)).min() {
-        Some(kept) => format!("{}{REDACTED}", &line[..kept]),
-        None => line.to_owned(),
-    }
-}
-
-/// The offset of the value of the key that ends at `end`. `None`: it is not a key, or its value is empty or a path.
-fn secret_start(line: &str, lower: &str, end: usize) -> Option<usize> {
-    let rest = line[end..].trim_start_matches(|c: char| c == '"' || c == '\'' || c.is_whitespace());
-    let is_bearer = lower[..end].ends_with("bearer") && rest.len() < line[end..].len();
-    if !is_bearer && !rest.starts_with([':', '=']) {
-        return None;
-    }
-    let value = rest.trim_start_matches([':', '=', ' ', '"', '\'']);
-    (!value.is_empty() && !value.starts_with('/')).then_some(line.len() - value.len())
-}
-
-/// Redacts JSON Web Tokens.
-fn redact_tokens(line: &str) -> String {
-    let mut replaced = String::new();
-    let mut rest = line;
-    while let Some(start) = rest.find(JWT_START) {
-        replaced += &rest[..start];
-        let run = &rest[start..];
-        let end = run.find(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c)).unwrap_or(run.len());
-        replaced += if run[..end].contains('.') { REDACTED } else { &run[..end] };
-        rest = &run[end..];
-    }
-    replaced + rest
 }
 
 #[cfg(test)]
