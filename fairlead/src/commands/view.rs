@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use backend::{Connect as _, NodeState, Session};
-use proto::model::{Ack, Batch, ClientMessage, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, Welcome};
+use proto::model::{Ack, ClientMessage, Hello, KindVersions, NodeInfo, Revision, Role, ServerMessage, SourceVersion};
 use tokio::time::timeout;
 
 use crate::cli::FrontendAddressArgs;
@@ -20,20 +20,11 @@ pub(crate) struct View {
     pub(crate) state: NodeState,
 }
 
-/// A message of the frontend.
-pub(crate) enum Event {
-    Welcome(Welcome),
-    /// A batch. If it commits, the state contains it.
-    Batch(Batch),
-    Bookmark(Revision),
-    Drain(Duration),
-}
-
 /// The first state that a frontend commits.
 pub(crate) async fn committed(frontend: &FrontendAddressArgs, node: &str) -> Result<NodeState> {
     let first = async {
         let mut view = View::open(frontend, node).await?;
-        while !matches!(view.next().await?, Event::Batch(batch) if batch.commit) {}
+        while !matches!(view.next().await?, ServerMessage::Batch(batch) if batch.commit) {}
         anyhow::Ok(view.state)
     };
     let committed = timeout(FIRST_COMMIT_TIMEOUT, first).await;
@@ -53,7 +44,7 @@ impl View {
             resume: None,
             digests: None,
             source_version: SourceVersion::default(),
-            kind_versions: proto::model::KindVersions::default(),
+            kind_versions: KindVersions::default(),
             started: None,
         };
         let session = grpc.connect(hello).await.with_context(|| {
@@ -64,39 +55,31 @@ impl View {
         Ok(Self { session, staged: state.clone(), state })
     }
 
-    /// The next message. Acknowledges commits and bookmarks, and answers digest requests.
-    pub(crate) async fn next(&mut self) -> Result<Event> {
-        loop {
-            let Some(message) = self.session.messages.recv().await else {
-                bail!("the frontend ended the stream");
-            };
-            match message {
-                ServerMessage::Welcome(welcome) => return Ok(Event::Welcome(welcome)),
-                ServerMessage::Batch(batch) => {
-                    self.staged.apply(batch.operations.iter().cloned());
-                    if batch.commit {
-                        self.state = self.staged.clone();
-                        self.ack(batch.target).await?;
-                    }
-                    return Ok(Event::Batch(batch));
-                }
-                ServerMessage::Bookmark(revision, _) => {
-                    self.ack(revision).await?;
-                    return Ok(Event::Bookmark(revision));
-                }
-                ServerMessage::Drain(within) => return Ok(Event::Drain(within)),
-                ServerMessage::DigestRequest => {
-                    let digests = Box::new(self.state.digests().clone());
-                    self.reply(ClientMessage::DigestResponse(Revision::default(), digests)).await?;
+    /// The next message; a batch that commits is in the state. Acknowledges commits and bookmarks, and answers digest
+    /// requests.
+    pub(crate) async fn next(&mut self) -> Result<ServerMessage> {
+        let message = self.session.messages.recv().await.context("the frontend ended the stream")?;
+        match &message {
+            ServerMessage::Batch(batch) => {
+                self.staged.apply(batch.operations.iter().cloned());
+                if batch.commit {
+                    self.state = self.staged.clone();
+                    self.ack(batch.target).await?;
                 }
             }
+            ServerMessage::Bookmark(revision, _) => self.ack(*revision).await?,
+            ServerMessage::DigestRequest => {
+                let digests = Box::new(self.state.digests().clone());
+                self.reply(ClientMessage::DigestResponse(Revision::default(), digests)).await?;
+            }
+            ServerMessage::Welcome(_) | ServerMessage::Drain(_) => {}
         }
+        Ok(message)
     }
 
     async fn ack(&mut self, revision: Revision) -> Result<()> {
         let digest = Some(self.state.digests().total());
-        let ack = Ack::complete(revision, digest);
-        self.reply(ClientMessage::Ack(ack)).await
+        self.reply(ClientMessage::Ack(Ack::complete(revision, digest))).await
     }
 
     async fn reply(&mut self, event: ClientMessage) -> Result<()> {

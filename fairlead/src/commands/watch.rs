@@ -1,13 +1,13 @@
 //! `fairlead watch`: prints the messages of a node's stream as they arrive.
 
 use anyhow::Result;
-use proto::model::{Operation, PoolId, Revision, SyncMode};
+use proto::model::{Operation, PoolId, Revision, ServerMessage, SyncMode};
 use runtime::Shutdown;
 use serde_json::json;
 
 use super::{
     services::{self, join},
-    view::{Event, View},
+    view::View,
 };
 use crate::{
     cli::{OutputFormat, ViewArgs},
@@ -18,23 +18,24 @@ use crate::{
 pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
     let mut view = View::open(&args.frontend, &args.node_name()?).await?;
     loop {
-        let event = tokio::select! {
+        let message = tokio::select! {
             () = shutdown.recv() => return Ok(()),
-            event = view.next() => event?,
+            message = view.next() => message?,
         };
+        let Some(json) = to_json(&message) else { continue };
         match args.output.format {
-            OutputFormat::Table => print_lines(&event)?,
-            OutputFormat::Json => print::line(to_json(&event))?,
-            OutputFormat::Yaml => print::text(format_args!("---\n{}", print::yaml(&to_json(&event))?))?,
+            OutputFormat::Table => print_lines(&message)?,
+            OutputFormat::Json => print::line(json)?,
+            OutputFormat::Yaml => print::text(format_args!("---\n{}", print::yaml(&json)?))?,
         }
     }
 }
 
 /// One line per operation: revision, verb, object, detail.
-fn print_lines(event: &Event) -> Result<()> {
-    match event {
-        Event::Welcome(welcome) => print::line(format_args!("epoch {}: {}", welcome.epoch, mode(welcome.mode))),
-        Event::Batch(batch) => {
+fn print_lines(message: &ServerMessage) -> Result<()> {
+    match message {
+        ServerMessage::Welcome(welcome) => print::line(format_args!("epoch {}: {}", welcome.epoch, mode(welcome.mode))),
+        ServerMessage::Batch(batch) => {
             for operation in batch.operations.iter().filter(|operation| !is_reset(operation)) {
                 print::line(line(batch.target, operation))?;
             }
@@ -50,8 +51,9 @@ fn print_lines(event: &Event) -> Result<()> {
             }
             Ok(())
         }
-        Event::Bookmark(revision) => print::line(format_args!("{:<8} up to date", revision.0)),
-        Event::Drain(within) => print::line(format_args!("the frontend asks to reconnect within {within:?}")),
+        ServerMessage::Bookmark(revision, _) => print::line(format_args!("{:<8} up to date", revision.0)),
+        ServerMessage::Drain(within) => print::line(format_args!("the frontend asks to reconnect within {within:?}")),
+        ServerMessage::DigestRequest => Ok(()),
     }
 }
 
@@ -96,20 +98,22 @@ fn pool_name(pool: &PoolId) -> String {
     format!("{} {} {}", pool.key, pool.class, pool.family)
 }
 
-fn to_json(event: &Event) -> serde_json::Value {
-    match event {
-        Event::Welcome(welcome) => {
+/// `None` for a request that concerns only the protocol.
+fn to_json(message: &ServerMessage) -> Option<serde_json::Value> {
+    Some(match message {
+        ServerMessage::Welcome(welcome) => {
             json!({ "welcome": { "epoch": welcome.epoch.to_string(), "mode": mode(welcome.mode) } })
         }
-        Event::Batch(batch) => json!({ "batch": {
+        ServerMessage::Batch(batch) => json!({ "batch": {
             "base": batch.base,
             "target": batch.target,
             "commit": batch.commit,
             "operations": batch.operations,
         } }),
-        Event::Bookmark(revision) => json!({ "bookmark": { "revision": revision } }),
-        Event::Drain(within) => json!({ "drain": { "max_delay_millis": within.as_millis() } }),
-    }
+        ServerMessage::Bookmark(revision, _) => json!({ "bookmark": { "revision": revision } }),
+        ServerMessage::Drain(within) => json!({ "drain": { "max_delay_millis": within.as_millis() } }),
+        ServerMessage::DigestRequest => return None,
+    })
 }
 
 #[cfg(test)]
