@@ -3,7 +3,6 @@
 mod check;
 mod cleanup;
 mod config;
-
 mod conntrack;
 mod diff;
 mod drained;
@@ -33,7 +32,7 @@ use runtime::LogFormat;
 pub(crate) use self::{
     check::{BundleArgs, CheckArgs, HereArgs},
     cleanup::{CleanupArgs, OtherProxy, OwnerArgs},
-    config::{ConfigArgs, ConfigCommand, ConvertArgs, ValidateArgs},
+    config::{ConfigArgs, ConfigCommand},
     conntrack::{ConntrackArgs, duration, invalid_packets_by_sysctl},
     diff::DiffArgs,
     drained::DrainedArgs,

@@ -26,25 +26,19 @@ pub(crate) struct ConfigArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Convert kube-proxy's configuration to Fairlead's. Fields without effect are printed on standard error.
-    Convert(ConvertArgs),
+    Convert {
+        /// Read this file, or standard input (`-`): a KubeProxyConfiguration, or a ConfigMap that contains one.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+
+        /// Write the configuration of this process.
+        #[arg(long = "for", value_enum, default_value = "local", value_name = "PROCESS")]
+        role: TargetRole,
+    },
     /// Check a configuration file.
-    Validate(ValidateArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ConvertArgs {
-    /// Read this file, or standard input (`-`): a KubeProxyConfiguration, or a ConfigMap that contains one.
-    #[arg(value_name = "FILE")]
-    pub(crate) file: PathBuf,
-
-    /// Write the configuration of this process.
-    #[arg(long = "for", value_enum, default_value = "local", value_name = "PROCESS")]
-    pub(crate) role: TargetRole,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ValidateArgs {
-    /// Check this file, or standard input (`-`).
-    #[arg(value_name = "FILE")]
-    pub(crate) file: PathBuf,
+    Validate {
+        /// Check this file, or standard input (`-`).
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
 }

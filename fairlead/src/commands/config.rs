@@ -1,47 +1,30 @@
 //! `fairlead config`: converts and checks configuration files.
 
-use std::path::Path;
-
 use anyhow::{Context as _, Result};
 
 use crate::{
-    cli::{ConfigArgs, ConfigCommand, ConvertArgs, ValidateArgs},
-    config::{self, Document, Kind, Setting, TargetRole},
+    cli::{ConfigArgs, ConfigCommand},
+    config::{self, Document},
     exit_code::ExitCode,
     print,
 };
 
-/// Converts or checks a file.
+/// Converts or checks a file. Prints errors and warnings.
 pub(crate) fn run(args: ConfigArgs) -> Result<ExitCode> {
-    match args.command {
-        ConfigCommand::Convert(args) => convert(&args),
-        ConfigCommand::Validate(args) => validate(&args),
-    }
-}
-
-fn convert(args: &ConvertArgs) -> Result<ExitCode> {
-    checked(&args.file, Some(args.role), |kind, settings| print::text(config::to_yaml(kind, settings)?))
-}
-
-fn validate(args: &ValidateArgs) -> Result<ExitCode> {
-    let name = args.file.display();
-    checked(&args.file, None, |kind, _| {
-        print::line(format_args!("{name}: {} for `fairlead {}`", kind.name(), kind.command().join(" ")))
-    })
-}
-
-/// Passes a valid configuration to `then`. Prints errors and warnings.
-fn checked(
-    file: &Path,
-    convert_for: Option<TargetRole>,
-    then: impl FnOnce(Kind, &[Setting]) -> Result<()>,
-) -> Result<ExitCode> {
-    let document = Document::parse(&Document::read_text(file)?);
+    let (file, convert_for) = match args.command {
+        ConfigCommand::Convert { file, role } => (file, Some(role)),
+        ConfigCommand::Validate { file } => (file, None),
+    };
+    let document = Document::parse(&Document::read_text(&file)?);
     let name = file.display();
     match document.and_then(|document| config::check(document, convert_for)).with_context(|| name.to_string()) {
         Ok((kind, settings, warnings)) => {
             warnings.iter().for_each(|warning| eprintln!("fairlead: {name}: {warning}"));
-            then(kind, &settings)?;
+            if convert_for.is_some() {
+                print::text(config::to_yaml(kind, &settings)?)?;
+            } else {
+                print::line(format_args!("{name}: {} for `fairlead {}`", kind.name(), kind.command().join(" ")))?;
+            }
             Ok(ExitCode::Success)
         }
         Err(error) => {
