@@ -2,6 +2,8 @@
 
 use std::fmt::{Display, Write as _};
 
+use proto::v1::Problem;
+
 /// A table with a header line.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -12,6 +14,22 @@ impl Table {
     /// A table without rows.
     pub(crate) fn new(header: &[&str]) -> Self {
         Self { rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()] }
+    }
+
+    /// Invalid objects: one per row.
+    pub(crate) fn of_problems<'a>(problems: impl IntoIterator<Item = &'a Problem>) -> Self {
+        let rows = problems.into_iter().map(|Problem { object, field, message }| [object, field, message]);
+        Self::of(&["OBJECT", "FIELD", "PROBLEM"], rows)
+    }
+
+    /// A table with these rows.
+    pub(crate) fn of<R>(header: &[&str], rows: impl IntoIterator<Item = R>) -> Self
+    where
+        R: IntoIterator<Item: Display>,
+    {
+        let mut table = Self::new(header);
+        rows.into_iter().for_each(|row| table.row(row));
+        table
     }
 
     /// Appends a row. An empty cell is printed as `-`, control characters as spaces: others may have written the text.

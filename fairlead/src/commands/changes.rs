@@ -1,6 +1,6 @@
 //! `fairlead log`: what changed, when, because of which object, and who wrote it.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::Result;
 use jiff::Timestamp;
@@ -10,14 +10,12 @@ use proto::{
 };
 use serde_json::json;
 
+use super::view::RESPONSE_TIMEOUT;
 use crate::{
     cli::{ChangesArgs, ServiceName},
     print,
     table::Table,
 };
-
-/// How long a frontend may take to connect and answer.
-pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Asks a frontend, and prints the changes.
 pub(crate) async fn run(args: ChangesArgs) -> Result<()> {

@@ -86,11 +86,7 @@ impl EndpointsReport {
             port.write(&mut text);
         }
         if !self.problems.is_empty() {
-            let mut table = Table::new(&["OBJECT", "FIELD", "PROBLEM"]);
-            for Problem { object, field, message } in &self.problems {
-                table.row([object, field, message]);
-            }
-            let _ = write!(text, "\n{table}");
+            let _ = write!(text, "\n{}", Table::of_problems(&self.problems));
         }
         text
     }

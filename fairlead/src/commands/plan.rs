@@ -1,21 +1,13 @@
 //! `fairlead plan`: what would change, and on which nodes, if the objects in files were applied.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
-    fs, io,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf};
 
-use anyhow::{Context as _, Result, anyhow};
-use proto::v1::{LostEndpoints, NodeGroup, PlanRequest, PlanResponse, PlannedChange, Problem};
+use anyhow::{Result, anyhow};
+use proto::v1::{LostEndpoints, NodeGroup, PlanRequest, PlanResponse, PlannedChange};
 use serde_json::Value;
 
-use crate::{cli::PlanArgs, exit_code::ExitCode, print, table::Table};
-
-/// How long a frontend may take to connect and answer.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
+use super::view::RESPONSE_TIMEOUT;
+use crate::{cli::PlanArgs, config::Document, exit_code::ExitCode, print, table::Table};
 
 /// What the files have.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -43,9 +35,7 @@ pub(crate) async fn run(args: PlanArgs) -> Result<ExitCode> {
 fn documents(files: &[PathBuf]) -> Result<Documents> {
     let mut all = Documents::default();
     for file in files {
-        let text = if file == Path::new("-") { io::read_to_string(io::stdin()) } else { fs::read_to_string(file) };
-        let text = text.with_context(|| format!("cannot read {}", file.display()))?;
-        let documents = serde_saphyr::from_multiple::<Value>(&text);
+        let documents = serde_saphyr::from_multiple::<Value>(&Document::read_text(file)?);
         for document in documents.map_err(|error| anyhow!("{}: {error}", file.display()))? {
             all.add(document);
         }
@@ -94,11 +84,7 @@ fn table(plan: &PlanResponse) -> String {
         }
     }
     if !plan.problems.is_empty() {
-        let mut table = Table::new(&["OBJECT", "FIELD", "PROBLEM"]);
-        for Problem { object, field, message } in &plan.problems {
-            table.row([object, field, message]);
-        }
-        let _ = writeln!(text, "\n{table}");
+        let _ = writeln!(text, "\n{}", Table::of_problems(&plan.problems));
     }
     for ignored in &plan.ignored {
         let _ = writeln!(text, "not planned: {ignored}");
@@ -114,6 +100,8 @@ fn table(plan: &PlanResponse) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -40,11 +40,8 @@ pub(crate) async fn run(args: ProtocolTestArgs) -> Result<ExitCode> {
 }
 
 fn scenario_table() -> Table {
-    let mut table = Table::new(&["SCENARIO", "RULE", "LINK"]);
-    for scenario in SCENARIOS {
-        table.row([scenario.name, scenario.rule, &scenario.link()]);
-    }
-    table
+    let rows = SCENARIOS.iter().map(|it| [it.name.to_owned(), it.rule.to_owned(), it.link()]);
+    Table::of(&["SCENARIO", "RULE", "LINK"], rows)
 }
 
 /// The table of results, the rules that were violated, and totals.

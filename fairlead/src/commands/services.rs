@@ -14,8 +14,8 @@ use proto::{
 use serde_json::{Value, json};
 
 use super::{
-    changes::{RESPONSE_TIMEOUT, time_text},
-    view,
+    changes::time_text,
+    view::{self, RESPONSE_TIMEOUT},
 };
 use crate::{
     cli::{FrontendAddressArgs, ServicesArgs},
@@ -35,9 +35,8 @@ pub(crate) async fn run(args: ServicesArgs) -> Result<()> {
         None => view::committed(&args.frontend, &node).await?,
     };
     print::value(args.output, &to_json(&state), || {
-        let mut table = Table::new(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"]);
-        state.service_ports().values().for_each(|service| table.row(row(service)));
-        table
+        let rows = state.service_ports().values().map(row);
+        Table::of(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"], rows)
     })
 }
 

@@ -9,6 +9,9 @@ use tokio::time::timeout;
 
 use crate::cli::FrontendAddressArgs;
 
+/// How long a frontend may take to connect and answer a question about the cluster.
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// How long a frontend may take to connect and send its first commit.
 const FIRST_COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -189,9 +189,7 @@ impl KubeProxyReport {
 }
 
 fn table(first: &str, differences: &[VipDifference]) -> Table {
-    let mut table = Table::new(&[first, "VIP", "FROM", "KUBE-PROXY", "FAIRLEAD"]);
-    differences.iter().for_each(|difference| table.row(difference.cells()));
-    table
+    Table::of(&[first, "VIP", "FROM", "KUBE-PROXY", "FAIRLEAD"], differences.iter().map(VipDifference::cells))
 }
 
 impl VipDifference {

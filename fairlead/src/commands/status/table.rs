@@ -1,7 +1,7 @@
 //! The overview as a table with a summary.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fmt::{Display, Write as _},
 };
 
@@ -159,11 +159,10 @@ fn waits_for(drain: &WaitingDrain) -> String {
 fn problems(text: &mut String, overview: &Overview) {
     let frontends = || overview.frontends.iter();
     let problems = frontends().flat_map(|(_, status)| &status.problems);
-    let problems: BTreeSet<_> = problems.map(|problem| [&problem.object, &problem.field, &problem.message]).collect();
+    let problems: BTreeMap<_, _> =
+        problems.map(|problem| ([&problem.object, &problem.field, &problem.message], problem)).collect();
     if !problems.is_empty() {
-        let mut table = Table::new(&["OBJECT", "FIELD", "PROBLEM"]);
-        problems.into_iter().for_each(|problem| table.row(problem));
-        let _ = writeln!(text, "{table}");
+        let _ = writeln!(text, "{}", Table::of_problems(problems.into_values()));
     }
     let watches: Vec<_> =
         frontends().flat_map(|(address, status)| status.watches.iter().map(move |watch| (address, watch))).collect();
