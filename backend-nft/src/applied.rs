@@ -171,7 +171,7 @@ impl AppliedState {
         let mut repairs = Repairs::default();
         if self.options != *options {
             let differs = |pool: &PoolChain| pool.rules(family, &self.options) != pool.rules(family, options);
-            repairs.pools = self.refs[family].chains().filter(differs).collect();
+            repairs.pools = self.refs[family].chains.keys().copied().filter(differs).collect();
         }
         for (old, new) in self.base[family].chains.iter().zip(&base.chains) {
             if old.rules != new.rules {
@@ -258,7 +258,7 @@ impl AppliedState {
                 self.later_repairs[family] = Repairs::default();
             }
         }
-        let remain = |family| self.observed[family].has_unneeded() || self.refs[family].has_unused_element();
+        let remain = |family| self.observed[family].has_unneeded() || !self.refs[family].elements.unused().is_empty();
         self.is_reconciling = self.is_reconciling && IpFamily::ALL.into_iter().any(remain);
     }
 }
@@ -285,12 +285,13 @@ fn adopt(
         let observed = desired.element_keys(family).flat_map(|key| table.of_key(&key).1);
         desired.shared(&mut shared[family]);
         let has_group = desired.sources().is_none_or(|group| table.refs.has_intact_group(group.id));
-        if !has_group || !observed.eq(&elements) || !table.refs.contains_shared(&shared[family]) {
+        let has_shared = shared[family].iter().all(|element| table.refs.elements.contains(element));
+        if !has_group || !has_shared || !observed.eq(&elements) {
             return None;
         }
     }
     for family in IpFamily::ALL {
-        tables[family].refs.count_shared(&shared[family]);
+        shared[family].iter().for_each(|element| tables[family].refs.elements.increment(*element));
         for key in update.desired[family].iter().flat_map(|desired| desired.element_keys(family)) {
             let (range, _) = tables[family].of_key(&key);
             programmed[family][range].fill(true);

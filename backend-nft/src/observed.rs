@@ -89,13 +89,13 @@ impl Observed {
             listing.elements.retain(|element| !element.map.is_fixed());
             let mut table = ObservedTable::default();
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
-                table.refs.observe_chain(chain);
+                table.refs.chains.observe(chain);
             }
             table.observe_groups(family, &listing);
             listing.elements.retain(|element| {
                 table.refs.observe_element(element);
                 if element.map.is_shared() && element.map != Map::AllowedSources {
-                    table.refs.observe_shared(*element);
+                    table.refs.elements.observe(*element);
                 }
                 !element.map.is_shared()
             });

@@ -174,7 +174,7 @@ impl Plan {
             }
             for family in IpFamily::ALL {
                 let group = planned.update.desired[family].as_deref().and_then(Desired::sources);
-                tables[family].need_groups(group.map(|group| group.id));
+                tables[family].needed_groups.extend(group.map(|group| group.id));
                 tables[family].update(std::mem::take(&mut edits[family]), index);
             }
         }
@@ -191,9 +191,9 @@ impl Plan {
         let PerFamily { v4, v6 } = tables;
         for (family, mut table) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
             let repairs = std::mem::take(&mut repairs[family]);
-            table.prepare(std::mem::take(&mut prepared[family]));
-            table.need_groups(current.needed_groups(family));
-            table.delete_unowned(&repairs.unowned);
+            table.prepared = std::mem::take(&mut prepared[family]);
+            table.needed_groups.extend(current.needed_groups(family));
+            repairs.unowned.iter().for_each(|element| table.remove(*element, None));
             let refs = current.refs(family);
             let (operations, ref_changes) = table.finish(family, refs, repairs, unneeded, &mut left, effective);
             plan.operations.extend(operations.into_iter().map(|operation| (family, operation)));

@@ -18,9 +18,9 @@ use crate::{
 /// The shared objects in the kernel, and how many references each has; 0: it is unused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RefCounts {
-    pub(super) chains: Counts<PoolChain>,
+    pub(crate) chains: Counts<PoolChain>,
     /// The elements for which [`Map::is_shared`](crate::element::Map::is_shared).
-    pub(super) elements: Counts<Element>,
+    pub(crate) elements: Counts<Element>,
     pub(super) groups: BTreeMap<SourceGroupId, SourceGroupRefs>,
     /// Those that no VIP refers to.
     unused_groups: BTreeSet<SourceGroupId>,
@@ -28,7 +28,7 @@ pub(crate) struct RefCounts {
 
 /// How many references each object has, and which have none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Counts<K> {
+pub(crate) struct Counts<K> {
     counts: BTreeMap<K, u32>,
     unused: BTreeSet<K>,
 }
@@ -66,12 +66,17 @@ impl<K: Copy + Ord> Counts<K> {
         self.counts.get(key).copied()
     }
 
-    pub(super) fn contains(&self, key: &K) -> bool {
+    pub(crate) fn contains(&self, key: &K) -> bool {
         self.counts.contains_key(key)
     }
 
+    /// The objects that the kernel contains.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.counts.keys()
+    }
+
     /// The objects without a reference.
-    pub(super) fn unused(&self) -> &BTreeSet<K> {
+    pub(crate) fn unused(&self) -> &BTreeSet<K> {
         &self.unused
     }
 
@@ -89,42 +94,22 @@ impl<K: Copy + Ord> Counts<K> {
     }
 
     /// Adds an object that the kernel contains.
-    fn observe(&mut self, key: K) {
+    pub(crate) fn observe(&mut self, key: K) {
         if !self.contains(&key) {
             self.set(key, Some(0));
         }
     }
 
     /// Adds a reference.
-    fn increment(&mut self, key: K) {
+    pub(crate) fn increment(&mut self, key: K) {
         self.set(key, Some(self.get(&key).unwrap_or(0) + 1));
     }
 }
 
 impl RefCounts {
-    /// Adds a chain that the kernel contains.
-    pub(crate) fn observe_chain(&mut self, chain: PoolChain) {
-        self.chains.observe(chain);
-    }
-
-    /// Adds a shared element that the kernel contains.
-    pub(crate) fn observe_shared(&mut self, element: Element) {
-        self.elements.observe(element);
-    }
-
-    /// Whether the kernel contains all of these shared elements.
-    pub(crate) fn contains_shared(&self, elements: &[Element]) -> bool {
-        elements.iter().all(|element| self.elements.contains(element))
-    }
-
     /// Whether the kernel contains exactly this group of source ranges.
     pub(crate) fn has_intact_group(&self, id: SourceGroupId) -> bool {
         self.groups.get(&id).is_some_and(|group| group.is_intact)
-    }
-
-    /// Counts the references of a service port that the kernel contains completely.
-    pub(crate) fn count_shared(&mut self, elements: &[Element]) {
-        elements.iter().for_each(|element| self.elements.increment(*element));
     }
 
     /// Counts the references of an element that the kernel contains.
@@ -154,16 +139,6 @@ impl RefCounts {
         if refs.count == 0 {
             self.unused_groups.insert(id);
         }
-    }
-
-    /// The chains that the kernel contains.
-    pub(crate) fn chains(&self) -> impl Iterator<Item = PoolChain> {
-        self.chains.counts.keys().copied()
-    }
-
-    /// Whether any shared element has no reference.
-    pub(crate) fn has_unused_element(&self) -> bool {
-        !self.elements.unused.is_empty()
     }
 
     /// The groups of source ranges that no VIP refers to.

@@ -38,9 +38,9 @@ pub(super) struct TablePlan {
     /// The changes of groups that service ports need, and one of them.
     group_edits: BTreeMap<SourceGroupId, (GroupEdits, Owner)>,
     /// The groups that service ports need, and that are not deleted, although a VIP may not refer to them yet.
-    needed_groups: BTreeSet<SourceGroupId>,
+    pub(super) needed_groups: BTreeSet<SourceGroupId>,
     /// Chains that later transactions need.
-    prepared: BTreeSet<PoolChain>,
+    pub(super) prepared: BTreeSet<PoolChain>,
 }
 
 /// The operations for the chains of groups of source ranges.
@@ -69,23 +69,6 @@ impl GroupChains {
 }
 
 impl TablePlan {
-    /// Deletes elements that belong to no service port.
-    pub(super) fn delete_unowned(&mut self, unowned: &[Element]) {
-        for element in unowned {
-            self.remove(*element, None);
-        }
-    }
-
-    /// Adds chains that later transactions need.
-    pub(super) fn prepare(&mut self, chains: impl IntoIterator<Item = PoolChain>) {
-        self.prepared.extend(chains);
-    }
-
-    /// Keeps groups of source ranges that later transactions need.
-    pub(super) fn need_groups(&mut self, groups: impl IntoIterator<Item = SourceGroupId>) {
-        self.needed_groups.extend(groups);
-    }
-
     /// Whether the changes that were added complete a group of source ranges.
     pub(super) fn completes(&self, group: SourceGroupId) -> bool {
         self.group_edits.get(&group).is_some_and(|(edits, _)| edits.is_complete)
@@ -107,7 +90,7 @@ impl TablePlan {
         }
     }
 
-    fn remove(&mut self, element: Element, owner: Owner) {
+    pub(super) fn remove(&mut self, element: Element, owner: Owner) {
         self.removed[element.map as usize].push(element, owner);
         self.count_chains(&element, -1);
     }
