@@ -176,7 +176,7 @@ impl AppliedState {
         for (old, new) in self.base[family].chains.iter().zip(&base.chains) {
             if old.rules != new.rules {
                 repairs.first.push(Operation::FlushChain(new.chain.name.clone()));
-                repairs.add_rules(new);
+                repairs.rules.extend(new.add_rules());
             }
         }
         repairs

@@ -20,7 +20,7 @@ use crate::{
     applied::AppliedState,
     batch_sizer::BatchSizer,
     describe::differences,
-    desired::{Affinity, Base, Update, base, desired, endpoint_keys, nft_family},
+    desired::{Affinity, Base, EndpointKeys, Update, base, desired, nft_family},
     kernel::{DryRun, Kernel},
     observed::{Observed, ObservedTable},
     plan::{CurrentState as _, Operation, Plan, PlanOptions, PlannedUpdate, Repairs},
@@ -155,7 +155,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
             let owns = |key: &_, family, vip: &_| ownership.owns(key, family, vip);
             state.service_ports().keys().map(|key| self.desired(state, owns, key)).collect()
         };
-        let listings = self.kernel.list(endpoint_keys(&updates)).await?;
+        let listings = self.kernel.list(EndpointKeys::of(&updates)).await?;
         let (base, options) = (self.base(state), self.options.effective(state.node()));
         let desired =
             updates.iter().flat_map(|update| update.desired.iter().filter_map(|(_, desired)| desired.as_ref()));

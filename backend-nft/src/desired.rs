@@ -14,7 +14,7 @@ mod tests;
 pub(crate) use affinity::Affinity;
 pub use base::is_own_table;
 pub(crate) use base::{Base, FixedChain, base, table};
-pub(crate) use endpoint_keys::endpoint_keys;
+pub(crate) use endpoint_keys::EndpointKeys;
 pub(crate) use pool::{PoolChain, PoolChainKind};
 #[cfg(test)]
 pub(crate) use service::work;

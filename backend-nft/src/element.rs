@@ -1,7 +1,6 @@
 //! The elements of maps and sets as small values without pointers, ordered for comparison. The kernel's encoding of an
 //! element exists only in messages.
 
-mod endpoint_keys;
 mod map;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,7 +11,6 @@ use netlink::nft::{self, FieldReader, Fields};
 use proto::model::{IpFamily, Protocol};
 
 use crate::desired::{PoolChain, SourceGroupId};
-pub(crate) use endpoint_keys::EndpointKeys;
 use map::MapContent;
 pub(crate) use map::{Map, VipShape};
 

@@ -18,7 +18,7 @@ use anyhow::Result;
 use backend::{Drift, driver::CommitError};
 use proto::model::{IpFamily, PerFamily};
 
-use crate::{element::EndpointKeys, plan::Operation};
+use crate::{desired::EndpointKeys, plan::Operation};
 pub(crate) use dry_run::DryRun;
 pub(crate) use listing::Listing;
 #[cfg(feature = "testing")]

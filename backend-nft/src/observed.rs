@@ -15,7 +15,7 @@ use netlink::nft::{Chain, Rule, SetFlags};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
-    desired::{Base, FixedChain, PoolChain, Slots, SourceGroupId},
+    desired::{Base, PoolChain, Slots, SourceGroupId},
     element::{Element, ElementData, Map},
     kernel::Listing,
     plan::{Elements, Operation, RefCounts, Repairs},
@@ -76,17 +76,9 @@ impl Observed {
             let is_deferred = !listing.serves() && others.values().any(|serves| *serves);
             let others = others.into_keys().map(Operation::DeleteTable);
             listing.elements.sort_unstable();
-            let hooks = if is_deferred { base.hooks().cloned().collect() } else { Vec::new() };
-            let chains = base.chains.iter().filter(|fixed| !hooks.contains(fixed)).cloned().collect();
-            repairs[family] = repair(&listing, &Base { chains, ..base.clone() }, family, effective);
-            for fixed in &hooks {
-                let rules = fixed.rules.iter().map(|rule| Operation::AddRule(fixed.chain.name.clone(), rule.clone()));
-                repairs[family].last.push(Operation::AddChain(fixed.chain.clone()));
-                repairs[family].last.extend(rules);
-            }
+            repairs[family] = repair(&listing, base, is_deferred, family, effective);
             if is_deferred { &mut repairs[family].last } else { &mut deleted }.extend(others);
             repairs[family].first.splice(0..0, deleted);
-            listing.elements.retain(|element| !element.map.is_fixed());
             let mut table = ObservedTable::default();
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
                 table.refs.chains.observe(chain);
@@ -97,7 +89,7 @@ impl Observed {
                 if element.map.is_shared() && element.map != Map::AllowedSources {
                     table.refs.elements.observe(*element);
                 }
-                !element.map.is_shared()
+                !element.map.is_shared() && !element.map.is_fixed()
             });
             table.elements = listing.elements;
             repairs[family].foreign = listing.foreign;
@@ -192,15 +184,14 @@ fn is_chain_of_services(name: &str) -> bool {
     PoolChain::parse(name).is_some() || SourceGroupId::parse(name).is_some()
 }
 
-/// Base chains are added last, with their rules: packets traverse them at once.
-fn add_chain(fixed: &FixedChain, repairs: &mut Repairs) {
-    let operations = if fixed.chain.base.is_some() { &mut repairs.rules } else { &mut repairs.first };
-    operations.push(Operation::AddChain(fixed.chain.clone()));
-    repairs.add_rules(fixed);
-}
-
-/// Without a table in the listing, this creates everything.
-fn repair(listing: &Listing, base: &Base, family: IpFamily, effective: &EffectiveOptions) -> Repairs {
+/// Without a table in the listing, this creates everything. `is_deferred`: the last transaction adds base chains.
+fn repair(
+    listing: &Listing,
+    base: &Base,
+    is_deferred: bool,
+    family: IpFamily,
+    effective: &EffectiveOptions,
+) -> Repairs {
     let mut repairs = Repairs::default();
     if listing.table.as_ref().is_none_or(|table| table.flags != base.table.flags) {
         repairs.first.push(Operation::AddTable);
@@ -213,13 +204,18 @@ fn repair(listing: &Listing, base: &Base, family: IpFamily, effective: &Effectiv
     for fixed in &base.chains {
         let name = &fixed.chain.name;
         if !listing.chains.contains(&fixed.chain) {
-            add_chain(fixed, &mut repairs);
+            // Base chains are added last, with their rules: packets traverse them at once.
+            let is_hook = fixed.chain.base.is_some();
+            let rules = if is_hook && is_deferred { &mut repairs.last } else { &mut repairs.rules };
+            let chains = if is_hook { &mut *rules } else { &mut repairs.first };
+            chains.push(Operation::AddChain(fixed.chain.clone()));
+            rules.extend(fixed.add_rules());
             continue;
         }
         let found = take(name);
         if !found.iter().copied().eq(&fixed.rules) {
             repairs.first.extend((!found.is_empty()).then(|| Operation::FlushChain(name.clone())));
-            repairs.add_rules(fixed);
+            repairs.rules.extend(fixed.add_rules());
         }
     }
     let is_foreign = |chain: &&Chain| base.chain(&chain.name).is_none() && SourceGroupId::parse(&chain.name).is_none();

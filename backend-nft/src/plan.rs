@@ -145,15 +145,19 @@ pub(crate) type LastRepairs<'a> = &'a (dyn Fn(usize) -> PerFamily<Repairs> + Syn
 // === impl Repairs ===
 
 impl Repairs {
-    /// Adds rules to a chain.
-    pub(crate) fn add_rules(&mut self, FixedChain { chain, rules }: &FixedChain) {
-        self.rules.extend(rules.iter().map(|rule| Operation::AddRule(chain.name.clone(), rule.clone())));
-    }
-
     /// Keeps the repairs that are needed before or with the service ports; returns those for the last transaction.
     pub(crate) fn split_off_later(&mut self) -> Self {
         let (unowned, last) = (std::mem::take(&mut self.unowned), std::mem::take(&mut self.last));
         Self { unowned, last, ..Self::default() }
+    }
+}
+
+// === impl FixedChain ===
+
+impl FixedChain {
+    /// Adds its rules.
+    pub(crate) fn add_rules(&self) -> impl Iterator<Item = Operation> {
+        self.rules.iter().map(|rule| Operation::AddRule(self.chain.name.clone(), rule.clone()))
     }
 }
 

@@ -91,11 +91,6 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
 }
 
 impl Base {
-    /// The chains that packets traverse first.
-    pub(crate) fn hooks(&self) -> impl Iterator<Item = &FixedChain> {
-        self.chains.iter().filter(|fixed| fixed.chain.base.is_some())
-    }
-
     /// The chain of this name.
     pub(crate) fn chain(&self, name: &str) -> Option<&FixedChain> {
         self.chains.iter().find(|fixed| fixed.chain.name == name)

@@ -1,21 +1,49 @@
-//! The keys of the endpoint elements of service ports.
+//! The keys that the endpoint maps should have, so that a large map can be listed by its keys instead of dumped: the
+//! kernel finds an element by its key in constant time, but the time for a dump grows with the square of the size of
+//! the map.
 
-use proto::model::IpFamily;
+use std::collections::BTreeMap;
+
+use backend::dataplane::Vip;
+use netlink::nft::Fields;
+use proto::model::{IpFamily, PerFamily};
 
 use super::Update;
-use crate::element::EndpointKeys;
+use crate::element::{Element, ElementData, Map, unspecified};
 
-/// The keys that the endpoint maps should have for these service ports.
-pub(crate) fn endpoint_keys(updates: &[Update]) -> EndpointKeys {
-    let mut keys = EndpointKeys::default();
-    for Update { desired, .. } in updates {
-        for family in IpFamily::ALL {
-            for (map, vip, slots) in desired[family].iter().flat_map(|desired| desired.endpoint_maps()) {
-                keys.add(family, map, vip, slots);
+/// The number of slots of each VIP in each endpoint map.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EndpointKeys(PerFamily<BTreeMap<Map, Vec<(Vip, u32)>>>);
+
+impl EndpointKeys {
+    /// The keys that these service ports should have.
+    pub(crate) fn of(updates: &[Update]) -> Self {
+        let mut keys = Self::default();
+        for (family, desired) in updates.iter().flat_map(|update| update.desired.iter()) {
+            for (map, vip, slots) in desired.iter().flat_map(|desired| desired.endpoint_maps()) {
+                keys.0[family].entry(map).or_default().push((vip, slots));
             }
         }
+        keys
     }
-    keys
+
+    /// The number of keys that a map should have; 0 for a map without endpoints.
+    pub(crate) fn len(&self, family: IpFamily, map: Map) -> usize {
+        self.vips(family, map).iter().map(|(_, slots)| *slots as usize).sum()
+    }
+
+    /// The keys of a map. The kernel alone stores which endpoint has which slot.
+    pub(crate) fn of_map(&self, family: IpFamily, map: Map) -> impl Iterator<Item = Fields> {
+        // The data does not matter for the key.
+        let data = ElementData::Endpoint(unspecified(family), 0);
+        self.vips(family, map)
+            .iter()
+            .flat_map(move |(vip, slots)| (0..*slots).map(move |index| Element { vip: *vip, map, index, data }.key()))
+    }
+
+    fn vips(&self, family: IpFamily, map: Map) -> &[(Vip, u32)] {
+        self.0[family].get(&map).map_or(&[], Vec::as_slice)
+    }
 }
 
 #[cfg(test)]
@@ -24,13 +52,9 @@ mod tests {
         dataplane::Masquerade,
         testing::{mk_key, mk_state},
     };
-    use proto::model::PerFamily;
 
     use super::*;
-    use crate::{
-        desired::desired,
-        element::{Element, ElementData, Map},
-    };
+    use crate::desired::desired;
 
     #[test]
     fn endpoint_keys_are_the_keys_of_the_endpoint_elements() {
@@ -46,7 +70,7 @@ mod tests {
         let service_port = state.service_port(&key).unwrap();
         let of_family = |family| desired(service_port, family, Masquerade::Never, |_| true, &[], 1).map(Box::new);
         let update = Update { key, desired: PerFamily::from_fn(of_family) };
-        let all_keys = endpoint_keys(std::slice::from_ref(&update));
+        let all_keys = EndpointKeys::of(std::slice::from_ref(&update));
         for family in IpFamily::ALL {
             let mut elements = Vec::new();
             update.desired[family].as_ref().unwrap().elements(&mut elements);

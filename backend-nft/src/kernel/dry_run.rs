@@ -7,7 +7,7 @@ use backend::{Drift, driver::CommitError};
 use proto::model::{IpFamily, PerFamily};
 
 use super::{Kernel, Listing};
-use crate::{element::EndpointKeys, plan::Operation};
+use crate::{desired::EndpointKeys, plan::Operation};
 
 /// Another kernel, and the operations that it was not given.
 #[derive(Debug)]

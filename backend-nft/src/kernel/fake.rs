@@ -28,8 +28,8 @@ use self::{
 use super::{Kernel, Listing};
 use crate::{
     data_plane::NftDataPlane,
-    desired::{PoolChain, SourceGroupId},
-    element::{Element, ElementData, EndpointKeys, Map, Verdict},
+    desired::{EndpointKeys, PoolChain, SourceGroupId},
+    element::{Element, ElementData, Map, Verdict},
     plan::{Elements, Operation},
 };
 

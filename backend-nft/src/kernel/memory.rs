@@ -15,7 +15,7 @@ use super::{
     Kernel, Listing,
     fake::{ErrorDetail, Fake},
 };
-use crate::{data_plane::NftDataPlane, element::EndpointKeys, plan::Operation};
+use crate::{data_plane::NftDataPlane, desired::EndpointKeys, plan::Operation};
 
 /// nf_tables in memory. Clones share it.
 #[derive(Clone, Debug, Default)]

@@ -23,8 +23,8 @@ use super::{
     listing::serves,
 };
 use crate::{
-    desired::{is_own_table, nft_family},
-    element::{EndpointKeys, Map},
+    desired::{EndpointKeys, is_own_table, nft_family},
+    element::Map,
     plan::Operation,
 };
 

@@ -17,7 +17,8 @@ use proto::model::{IpFamily, PerFamily, Protocol};
 
 use crate::{
     data_plane::NftDataPlane,
-    element::{ElementData, EndpointKeys, Map, Verdict},
+    desired::EndpointKeys,
+    element::{ElementData, Map, Verdict},
     kernel::{Kernel, Listing, Netlink},
     plan::{Elements, Operation},
 };
