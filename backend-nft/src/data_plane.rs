@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result};
 use backend::{
     Difference, Drift, InstalledObject, NodeState, ServiceName,
-    dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership},
+    dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership, table_family},
     driver::{
         Change, CommitError, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, Synced,
         Unneeded, UsableFamilies,
@@ -20,7 +20,7 @@ use crate::{
     applied::AppliedState,
     batch_sizer::BatchSizer,
     describe::differences,
-    desired::{Affinity, Base, EndpointKeys, Update, base, desired, nft_family},
+    desired::{Affinity, Base, EndpointKeys, Update, base, desired},
     kernel::{DryRun, Kernel},
     observed::{Observed, ObservedTable},
     plan::{CurrentState as _, Operation, Plan, PlanOptions, PlannedUpdate, Repairs},
@@ -273,7 +273,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
 
     async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
         let tables = self.kernel.tables().await?.into_iter();
-        let names = tables.map(|(family, name)| format!("table {} {name}", nft_family(family)));
+        let names = tables.map(|(family, name)| format!("table {} {name}", table_family(family)));
         Ok(names.map(|kind| InstalledObject { subsystem: "nf_tables".to_owned(), kind, count: 1 }).collect())
     }
 }

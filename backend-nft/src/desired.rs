@@ -23,11 +23,3 @@ pub(crate) use sources::{SourceGroup, SourceGroupId};
 
 /// What one service port should have.
 pub(crate) type Update = backend::driver::ServicePortUpdate<Box<Desired>>;
-
-/// The nftables family of an IP family.
-pub(crate) fn nft_family(family: proto::model::IpFamily) -> netlink::nft::TableFamily {
-    match family {
-        proto::model::IpFamily::V4 => netlink::nft::TableFamily::Ip,
-        proto::model::IpFamily::V6 => netlink::nft::TableFamily::Ip6,
-    }
-}

@@ -1,10 +1,8 @@
 //! The base ruleset, which does not depend on Services: base chains, the fixed rules of shared chains, and hooks in
 //! built-in chains.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
 use backend::dataplane::{
-    DataplaneOptions, DrainedRedirect, InvalidPackets, LocalhostNodePorts, NodePortAddresses, PodMatch, cidrs_of_family,
+    DataplaneOptions, DrainedRedirect, InvalidPackets, LocalhostNodePorts, PodMatch, loopback, service_cidrs,
 };
 use ipnet::IpNet;
 use iptables::{ChainSpec, Hook, Table};
@@ -134,14 +132,9 @@ fn fixed_rules(
                 .jump(names::CLUSTER_IPS),
         ),
         SharedChain::ClusterIps => {
-            let cidrs = cidrs_of_family(&cluster.service_cidrs, family);
-            // A service CIDR of all addresses is ignored, so that other traffic passes.
-            tail.extend(
-                cidrs
-                    .iter()
-                    .filter(|cidr| cidr.prefix_len() > 0)
-                    .map(|cidr| RuleBuilder::new().within(cidr).comment("no service has this address").jump("DROP")),
-            );
+            let unused =
+                |cidr: &IpNet| RuleBuilder::new().within(cidr).comment("no service has this address").jump("DROP");
+            tail.extend(service_cidrs(cluster, family).iter().map(unused));
         }
         // This chain is evaluated for all received packets.
         SharedChain::HealthPorts if answers_on_loopback(family, options) => head.push(localnet_guard()),
@@ -170,10 +163,7 @@ fn node_port_jumps(
     comment: &str,
     to: &str,
 ) -> Vec<String> {
-    let mut cidrs = match &options.nodeport_addresses {
-        NodePortAddresses::Primary => node.primary_address(family).into_iter().map(IpNet::from).collect::<Vec<_>>(),
-        NodePortAddresses::Cidrs(cidrs) => cidrs_of_family(cidrs, family),
-    };
+    let mut cidrs = options.node_port_ranges(family, node);
     let loopback = loopback(family);
     if answers_on_loopback(family, options) && !cidrs.iter().any(|cidr| cidr.contains(&loopback)) {
         cidrs.push(loopback);
@@ -199,15 +189,6 @@ pub(crate) fn localnet_guard() -> String {
         .comment("block incoming localnet connections")
         .matching("-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT")
         .jump("DROP")
-}
-
-/// Addresses that never leave the node.
-fn loopback(family: IpFamily) -> IpNet {
-    match family {
-        // 127.0.0.0/8; a prefix length of 8 is never too long.
-        IpFamily::V4 => IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
-        IpFamily::V6 => IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)),
-    }
 }
 
 // === impl Base ===

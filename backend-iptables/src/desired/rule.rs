@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt::Write as _, net::IpAddr};
 
-use backend::dataplane::{InterfaceName, PodMatch};
+use backend::dataplane::PodMatch;
 use ipnet::IpNet;
 use proto::model::{IpFamily, Protocol};
 
@@ -59,31 +59,26 @@ impl RuleBuilder {
         self
     }
 
-    fn interface(mut self, sense: MatchSense, name: &InterfaceName, suffix: &str) -> Self {
-        self.interface = format!("{}-i {name}{suffix} ", sense.text());
-        self
-    }
-
     /// Matches packets to these pods: one rule per CIDR or interface; none when pods are unknown.
-    pub(super) fn towards(mut self, pods: &PodMatch) -> Vec<Self> {
-        let interface = match pods {
-            PodMatch::Unknown => return Vec::new(),
-            PodMatch::Source(cidrs) => return cidrs.iter().map(|cidr| self.clone().within(cidr)).collect(),
-            PodMatch::Interface(interface) => interface.to_string(),
-            PodMatch::InterfacePrefix(prefix) => format!("{prefix}+"),
-        };
-        self.interface = format!("-o {interface} ");
-        vec![self]
+    pub(super) fn towards(self, pods: &PodMatch) -> Vec<Self> {
+        self.of_pods(pods, |line, cidr| line.within(cidr), "-o")
     }
 
     /// Matches packets from pods, or all others: one rule per CIDR or interface; none when pods are unknown.
     pub(super) fn pods(self, sense: MatchSense, pods: &PodMatch) -> Vec<Self> {
-        match pods {
-            PodMatch::Unknown => Vec::new(),
-            PodMatch::Source(cidrs) => cidrs.iter().map(|cidr| self.clone().from(sense, cidr)).collect(),
-            PodMatch::Interface(interface) => vec![self.interface(sense, interface, "")],
-            PodMatch::InterfacePrefix(prefix) => vec![self.interface(sense, prefix, "+")],
-        }
+        let option = format!("{}-i", sense.text());
+        self.of_pods(pods, |line, cidr| line.from(sense, cidr), &option)
+    }
+
+    fn of_pods(mut self, pods: &PodMatch, by_cidr: impl Fn(Self, &IpNet) -> Self, interface_option: &str) -> Vec<Self> {
+        let name = match pods {
+            PodMatch::Unknown => return Vec::new(),
+            PodMatch::Source(cidrs) => return cidrs.iter().map(|cidr| by_cidr(self.clone(), cidr)).collect(),
+            PodMatch::Interface(interface) => interface.to_string(),
+            PodMatch::InterfacePrefix(prefix) => format!("{prefix}+"),
+        };
+        self.interface = format!("{interface_option} {name} ");
+        vec![self]
     }
 
     pub(super) fn protocol(mut self, protocol: Protocol) -> Self {

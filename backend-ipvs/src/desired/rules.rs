@@ -15,7 +15,7 @@
 //!          OUTPUT ─▶ FAIRLEAD-IPVS-DRAINED : leads the kubelet from a pod that ends to the backend
 //! ```
 
-use backend::dataplane::{DataplaneOptions, DrainedRedirect, Masquerade, NodePortAddresses, PodMatch, cidrs_of_family};
+use backend::dataplane::{DataplaneOptions, DrainedRedirect, Masquerade, PodMatch, loopback, service_cidrs};
 use ipnet::IpNet;
 use iptables::{ChainSpec, Hook, Table};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, PerFamily};
@@ -136,8 +136,8 @@ impl Writer<'_> {
     }
 
     fn node_ports(&self) -> Vec<String> {
-        let loopback = PerFamily { v4: "127.0.0.0/8", v6: "::1/128" }[self.family];
-        let mut rules = vec![format!("-d {loopback} -j RETURN"), self.map("", SetContent::NodePorts)];
+        let loopback = format!("-d {} -j RETURN", loopback(self.family));
+        let mut rules = vec![loopback, self.map("", SetContent::NodePorts)];
         rules.extend(self.inside(SetContent::NodePortsInside));
         rules
     }
@@ -204,14 +204,8 @@ impl Writer<'_> {
     fn drained(&self) -> Vec<String> {
         let Some(redirect) = self.options.drained_redirect(self.family, self.node) else { return Vec::new() };
         let DrainedRedirect { port, pods, backend } = redirect;
-        let to_pods = match pods {
-            PodMatch::Unknown => Vec::new(),
-            PodMatch::Source(ranges) => ranges.iter().map(|range| within("-d", range)).collect(),
-            PodMatch::Interface(interface) => vec![format!("-o {interface} ")],
-            PodMatch::InterfacePrefix(prefix) => vec![format!("-o {prefix}+ ")],
-        };
         let rule = |to_pod| format!("{to_pod}-p tcp -m tcp --dport {port} -j DNAT --to-destination {backend}");
-        to_pods.iter().map(rule).collect()
+        of_pods(&pods, "-d", "-o").iter().map(rule).collect()
     }
 
     fn reject(&self) -> Vec<String> {
@@ -220,28 +214,17 @@ impl Writer<'_> {
     }
 
     fn unused_service_ips(&self, cluster: &ClusterInfo) -> Vec<String> {
-        let ranges = cidrs_of_family(&cluster.service_cidrs, self.family);
-        // A service CIDR of /0 would drop all other traffic.
-        let ranges = ranges.iter().filter(|range| range.prefix_len() > 0);
-        ranges.map(|range| format!("-d {range} -j DROP")).collect()
+        service_cidrs(cluster, self.family).iter().map(|range| format!("-d {range} -j DROP")).collect()
     }
 
     /// Matches for packets of pods; none if the detection of pods is not configured.
     fn pods(&self) -> Vec<String> {
-        match &self.options.effective(self.node).pods[self.family] {
-            PodMatch::Unknown => Vec::new(),
-            PodMatch::Source(ranges) => ranges.iter().map(|range| within("-s", range)).collect(),
-            PodMatch::Interface(interface) => vec![format!("-i {interface} ")],
-            PodMatch::InterfacePrefix(prefix) => vec![format!("-i {prefix}+ ")],
-        }
+        of_pods(&self.options.effective(self.node).pods[self.family], "-s", "-i")
     }
 
     /// Matches for packets to addresses at which node ports are served.
     fn node_port_ranges(&self) -> Vec<String> {
-        let ranges: Vec<IpNet> = match &self.options.nodeport_addresses {
-            NodePortAddresses::Primary => self.node.primary_address(self.family).into_iter().map(IpNet::from).collect(),
-            NodePortAddresses::Cidrs(ranges) => cidrs_of_family(ranges, self.family),
-        };
+        let ranges = self.options.node_port_ranges(self.family, self.node);
         ranges.iter().map(|range| within("-d", range)).collect()
     }
 
@@ -252,6 +235,16 @@ impl Writer<'_> {
 
     fn set(&self, content: SetContent) -> &'static str {
         SetId { content, family: self.family }.name()
+    }
+}
+
+/// Matches for packets of pods, by these options for an address and for an interface; none if pods are not recognized.
+fn of_pods(pods: &PodMatch, address: &str, interface: &str) -> Vec<String> {
+    match pods {
+        PodMatch::Unknown => Vec::new(),
+        PodMatch::Source(ranges) => ranges.iter().map(|range| within(address, range)).collect(),
+        PodMatch::Interface(name) => vec![format!("{interface} {name} ")],
+        PodMatch::InterfacePrefix(prefix) => vec![format!("{interface} {prefix}+ ")],
     }
 }
 

@@ -1,18 +1,12 @@
 //! The base ruleset: the table, its chains and maps that do not depend on service ports.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
 use backend::dataplane::{
-    DataplaneOptions, DrainedRedirect, EffectiveOptions, NodePortAddresses, PodMatch, cidrs_of_family,
+    DataplaneOptions, DrainedRedirect, EffectiveOptions, NodePortAddresses, loopback, service_cidrs, table_family,
 };
-use ipnet::IpNet;
 use netlink::nft::{Chain, ChainType, CmpOp, Hook, Rule, Set, Table, priority};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
 
-use super::{
-    nft_family,
-    rule::{PacketAddress, RuleBuilder},
-};
+use super::rule::{PacketAddress, RuleBuilder};
 use crate::element::{Map, REJECT};
 
 const SERVICES: &str = "services";
@@ -39,7 +33,7 @@ pub(crate) struct FixedChain {
 
 /// The table of a family.
 pub(crate) fn table(family: IpFamily) -> Table {
-    let table = Table::new(nft_family(family), backend::NFT_TABLE);
+    let table = Table::new(table_family(family), backend::NFT_TABLE);
     table.comment("Kubernetes Services, kept by Fairlead: changes are undone")
 }
 
@@ -104,7 +98,6 @@ impl Base {
 /// the kernel walks all elements of `vips` for each rule with it, at each change. A verdict that is replaced is in one
 /// map: if the transaction takes effect during the lookup, the kernel repeats that (Linux 6.17).
 fn services(family: IpFamily) -> FixedChain {
-    let loopback = loopback(family);
     FixedChain {
         chain: Chain::regular(SERVICES),
         rules: vec![
@@ -112,8 +105,8 @@ fn services(family: IpFamily) -> FixedChain {
             RuleBuilder::new(family).vmap(Map::Vips).build(),
             just_moved(family, Map::PolicyLocalVips),
             RuleBuilder::new(family)
-                .address_is_local(PacketAddress::Destination)
-                .not_in_cidrs(PacketAddress::Destination, [&loopback])
+                .local_address(CmpOp::Eq, PacketAddress::Destination)
+                .not_in_cidrs(PacketAddress::Destination, &[loopback(family)])
                 .goto(NODEPORTS)
                 .comment("to the node itself, not loopback"),
         ],
@@ -128,17 +121,12 @@ fn just_moved(family: IpFamily, policy_local: Map) -> Rule {
 /// Pods and the node itself reach all endpoints; other clients reach the endpoints on this node, without masquerading.
 fn policy_local(family: IpFamily, effective: &EffectiveOptions, chain: Chain, cluster: Map, local: Map) -> FixedChain {
     let builder = || RuleBuilder::new(family);
-    let from_pods = match &effective.pods[family] {
-        PodMatch::Unknown => Vec::new(),
-        PodMatch::Source(cidrs) => cidrs.iter().map(|cidr| builder().in_cidr(PacketAddress::Source, cidr)).collect(),
-        PodMatch::Interface(interface) => vec![builder().input_interface(CmpOp::Eq, interface)],
-        PodMatch::InterfacePrefix(prefix) => vec![builder().input_interface_prefix(CmpOp::Eq, prefix)],
-    };
+    let from_pods = builder().of_pods(PacketAddress::Source, &effective.pods[family]);
     let all_endpoints = |builder: RuleBuilder| builder.vmap(cluster).comment("from a pod: all endpoints");
     let mut rules: Vec<Rule> = from_pods.into_iter().map(all_endpoints).collect();
     rules.extend([
         builder()
-            .address_is_local(PacketAddress::Source)
+            .local_address(CmpOp::Eq, PacketAddress::Source)
             .set_mark(effective.masquerade_mark)
             .vmap(cluster)
             .comment("from this node: all endpoints, masqueraded"),
@@ -151,15 +139,13 @@ fn policy_local(family: IpFamily, effective: &EffectiveOptions, chain: Chain, cl
 
 /// Looks up a node port, as [`services`] does.
 fn nodeports(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> FixedChain {
-    let (cidrs, comment) = match &options.nodeport_addresses {
-        NodePortAddresses::Primary => {
-            let address = node.primary_address(family);
-            (address.into_iter().map(IpNet::from).collect(), "the node's primary address only")
-        }
-        NodePortAddresses::Cidrs(cidrs) => (cidrs_of_family(cidrs, family), "the configured addresses only"),
+    let cidrs = options.node_port_ranges(family, node);
+    let comment = match &options.nodeport_addresses {
+        NodePortAddresses::Primary => "the node's primary address only",
+        NodePortAddresses::Cidrs(_) => "the configured addresses only",
     };
     let mut rules = Vec::new();
-    if cidrs.iter().all(|cidr: &IpNet| cidr.prefix_len() > 0) {
+    if cidrs.iter().all(|cidr| cidr.prefix_len() > 0) {
         rules.push(
             RuleBuilder::new(family)
                 .not_in_cidrs(PacketAddress::Destination, &cidrs)
@@ -190,9 +176,7 @@ fn source_check(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
 fn cluster_ips_check(family: IpFamily, cluster: &ClusterInfo) -> FixedChain {
     let cluster_ip = RuleBuilder::new(family).vip_in_set(Map::ClusterIps).goto(REJECT);
     let mut rules = vec![cluster_ip.comment("a cluster IP, but no port of its service")];
-    let cidrs = cidrs_of_family(&cluster.service_cidrs, family);
-    // A service CIDR with prefix length 0 would drop all new connections.
-    rules.extend(cidrs.iter().filter(|cidr| cidr.prefix_len() > 0).map(|cidr| {
+    rules.extend(service_cidrs(cluster, family).iter().map(|cidr| {
         RuleBuilder::new(family)
             .in_cidr(PacketAddress::Destination, cidr)
             .drop_packet()
@@ -218,18 +202,10 @@ fn hook(family: IpFamily, name: &str, hook: Hook, redirect: Option<DrainedRedire
 
 /// Leads the kubelet of this node from a pod that ends to the backend.
 fn drained(family: IpFamily, redirect: &DrainedRedirect) -> Vec<Rule> {
-    let builder = || RuleBuilder::new(family);
-    let to_pods = match &redirect.pods {
-        PodMatch::Unknown => Vec::new(),
-        PodMatch::Source(cidrs) => {
-            cidrs.iter().map(|cidr| builder().in_cidr(PacketAddress::Destination, cidr)).collect()
-        }
-        PodMatch::Interface(interface) => vec![builder().output_interface(interface)],
-        PodMatch::InterfacePrefix(prefix) => vec![builder().output_interface_prefix(prefix)],
-    };
     let rule = |to_pod: RuleBuilder| {
         to_pod.tcp_port(redirect.port).dnat_to_address(redirect.backend).comment("preStop of a pod: /drained")
     };
+    let to_pods = RuleBuilder::new(family).of_pods(PacketAddress::Destination, &redirect.pods);
     to_pods.into_iter().map(rule).collect()
 }
 
@@ -243,18 +219,9 @@ fn postrouting(family: IpFamily, mark: u32) -> FixedChain {
             // node. The other addresses of the node do not matter: local replies need no masquerading.
             RuleBuilder::new(family)
                 .returns_to_source()
-                .address_is_not_local(PacketAddress::Destination)
+                .local_address(CmpOp::Neq, PacketAddress::Destination)
                 .masquerade()
                 .comment("an endpoint without node name that reached itself"),
         ],
-    }
-}
-
-/// The loopback addresses.
-fn loopback(family: IpFamily) -> IpNet {
-    match family {
-        // 127.0.0.0/8; a prefix length of 8 is never too long.
-        IpFamily::V4 => IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
-        IpFamily::V6 => IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)),
     }
 }

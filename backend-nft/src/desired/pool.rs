@@ -12,13 +12,13 @@
 
 use std::{fmt, num::NonZeroU32};
 
-use backend::dataplane::{EffectiveOptions, Masquerade, PodMatch};
-use netlink::nft::{CmpOp, Rule};
+use backend::dataplane::{EffectiveOptions, Masquerade};
+use netlink::nft::Rule;
 use proto::model::{IpFamily, TrafficPolicy};
 
 use super::{
     affinity::{self, Affinity, AffinityMaps, PORT_CLIENT_BUCKETS},
-    rule::{PacketAddress, PoolAccess, RuleBuilder},
+    rule::{PoolAccess, RuleBuilder},
 };
 use crate::element::Map;
 
@@ -195,7 +195,8 @@ impl PoolChain {
             PoolChainKind::ClusterIpPool | PoolChainKind::ClusterIpLocalPool => match effective.masquerade[family] {
                 Masquerade::Never => None,
                 Masquerade::Always => Some(builder.set_mark(mark).comment("masquerade all")),
-                Masquerade::UnlessPod => unless_from_pod(builder, &effective.pods[family])
+                Masquerade::UnlessPod => builder
+                    .not_from_pod(&effective.pods[family])
                     .map(|builder| builder.set_mark(mark).comment("masquerade, unless from a pod")),
             },
             _ => Some(builder.set_mark(mark).comment("masquerade")),
@@ -240,18 +241,6 @@ impl fmt::Display for PoolChain {
                 if buckets.get() == PORT_CLIENT_BUCKETS { Ok(()) } else { write!(f, "-{buckets}") }
             }
         }
-    }
-}
-
-/// Adds the condition that the source is not a pod. `None`: pods are not recognized, or all sources are pods.
-fn unless_from_pod(builder: RuleBuilder, pods: &PodMatch) -> Option<RuleBuilder> {
-    match pods {
-        PodMatch::Unknown => None,
-        // No address is outside of this CIDR.
-        PodMatch::Source(cidrs) if cidrs.iter().any(|cidr| cidr.prefix_len() == 0) => None,
-        PodMatch::Source(cidrs) => Some(builder.not_in_cidrs(PacketAddress::Source, cidrs)),
-        PodMatch::Interface(interface) => Some(builder.input_interface(CmpOp::Neq, interface)),
-        PodMatch::InterfacePrefix(prefix) => Some(builder.input_interface_prefix(CmpOp::Neq, prefix)),
     }
 }
 

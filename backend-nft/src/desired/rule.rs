@@ -8,7 +8,7 @@ use std::{
     num::NonZeroU16,
 };
 
-use backend::dataplane::{IFNAMSIZ, InterfaceName};
+use backend::dataplane::{IFNAMSIZ, InterfaceName, PodMatch, table_family};
 use ipnet::IpNet;
 use netlink::nft::{
     CmpOp, CtKey, Expr, FibFlags, FibResult, Fields, LookupMatch, MetaKey, NatFlags, NatType, NumgenType, PayloadBase,
@@ -16,7 +16,7 @@ use netlink::nft::{
 };
 use proto::model::{IpFamily, Protocol};
 
-use super::{SourceGroupId, nft_family};
+use super::SourceGroupId;
 use crate::element::{Map, VipShape};
 
 /// `RTN_LOCAL` of `linux/rtnetlink.h`: an address of this node.
@@ -91,31 +91,39 @@ impl RuleBuilder {
     }
 
     /// `ip saddr != 10.244.0.0/16`, for each CIDR.
-    pub(super) fn not_in_cidrs<'a>(self, address: PacketAddress, cidrs: impl IntoIterator<Item = &'a IpNet>) -> Self {
-        cidrs.into_iter().fold(self, |builder, cidr| builder.compare(address, CmpOp::Neq, cidr))
+    pub(super) fn not_in_cidrs(self, address: PacketAddress, cidrs: &[IpNet]) -> Self {
+        cidrs.iter().fold(self, |builder, cidr| builder.compare(address, CmpOp::Neq, cidr))
     }
 
-    /// `iifname "cbr0"`, or `!=`. Packets of the node itself have no input interface.
-    pub(super) fn input_interface(self, op: CmpOp, interface: &InterfaceName) -> Self {
-        self.interface(MetaKey::Iifname, op, full_name(interface))
+    /// The source or destination is a pod: one rule for each CIDR or interface; none if pods are not recognized.
+    pub(super) fn of_pods(self, address: PacketAddress, pods: &PodMatch) -> Vec<Self> {
+        match pods {
+            PodMatch::Unknown => Vec::new(),
+            PodMatch::Source(cidrs) => cidrs.iter().map(|cidr| self.clone().in_cidr(address, cidr)).collect(),
+            PodMatch::Interface(interface) => vec![self.interface(address, CmpOp::Eq, full_name(interface))],
+            PodMatch::InterfacePrefix(prefix) => vec![self.interface(address, CmpOp::Eq, prefix.as_str())],
+        }
     }
 
-    /// `iifname "veth*"`, or `!=`.
-    pub(super) fn input_interface_prefix(self, op: CmpOp, prefix: &InterfaceName) -> Self {
-        self.interface(MetaKey::Iifname, op, prefix.as_str().as_bytes().to_vec())
+    /// The source is not a pod. `None`: pods are not recognized, or all sources are pods.
+    pub(super) fn not_from_pod(self, pods: &PodMatch) -> Option<Self> {
+        let source = PacketAddress::Source;
+        match pods {
+            PodMatch::Unknown => None,
+            // No address is outside of this CIDR.
+            PodMatch::Source(cidrs) if cidrs.iter().any(|cidr| cidr.prefix_len() == 0) => None,
+            PodMatch::Source(cidrs) => Some(self.not_in_cidrs(source, cidrs)),
+            PodMatch::Interface(interface) => Some(self.interface(source, CmpOp::Neq, full_name(interface))),
+            PodMatch::InterfacePrefix(prefix) => Some(self.interface(source, CmpOp::Neq, prefix.as_str())),
+        }
     }
 
-    /// `oifname "cbr0"`.
-    pub(super) fn output_interface(self, interface: &InterfaceName) -> Self {
-        self.interface(MetaKey::Oifname, CmpOp::Eq, full_name(interface))
-    }
-
-    /// `oifname "veth*"`.
-    pub(super) fn output_interface_prefix(self, prefix: &InterfaceName) -> Self {
-        self.interface(MetaKey::Oifname, CmpOp::Eq, prefix.as_str().as_bytes().to_vec())
-    }
-
-    fn interface(self, key: MetaKey, op: CmpOp, name: Vec<u8>) -> Self {
+    /// `iifname "cbr0"`, `oifname "veth*"`, or `!=`. Packets of the node itself have no input interface.
+    fn interface(self, address: PacketAddress, op: CmpOp, name: impl AsRef<[u8]>) -> Self {
+        let key = match address {
+            PacketAddress::Source => MetaKey::Iifname,
+            PacketAddress::Destination => MetaKey::Oifname,
+        };
         self.load_meta(FIRST, key).cmp(op, name)
     }
 
@@ -128,17 +136,8 @@ impl RuleBuilder {
         self.cmp(op, &*Fields::new().addr(cidr.network()))
     }
 
-    /// `fib saddr type local`.
-    pub(super) fn address_is_local(self, address: PacketAddress) -> Self {
-        self.address_type(address, CmpOp::Eq)
-    }
-
-    /// `fib daddr type != local`.
-    pub(super) fn address_is_not_local(self, address: PacketAddress) -> Self {
-        self.address_type(address, CmpOp::Neq)
-    }
-
-    fn address_type(self, address: PacketAddress, op: CmpOp) -> Self {
+    /// `fib saddr type local`, or `!=`.
+    pub(super) fn local_address(self, op: CmpOp, address: PacketAddress) -> Self {
         let flags = match address {
             PacketAddress::Source => FibFlags::SADDR,
             PacketAddress::Destination => FibFlags::DADDR,
@@ -276,7 +275,7 @@ impl RuleBuilder {
     }
 
     fn dnat_to_registers(self, addr: Register, port: Option<Register>) -> Self {
-        let family = nft_family(self.family);
+        let family = table_family(self.family);
         let (kind, addr, flags) = (NatType::Dnat, Some(addr), NatFlags::NONE);
         self.push(Expr::Nat { kind, family, addr, addr_max: None, port, port_max: None, flags })
     }

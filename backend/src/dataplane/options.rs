@@ -7,7 +7,8 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::model::{IpFamily, NodeInfo, PerFamily};
+use netlink::nft::TableFamily;
+use proto::model::{ClusterInfo, IpFamily, NodeInfo, PerFamily};
 
 use super::InterfaceName;
 
@@ -186,6 +187,15 @@ impl DataplaneOptions {
         }
     }
 
+    /// The ranges of a family at which node ports are served.
+    #[must_use]
+    pub fn node_port_ranges(&self, family: IpFamily, node: &NodeInfo) -> Vec<IpNet> {
+        match &self.nodeport_addresses {
+            NodePortAddresses::Primary => node.primary_address(family).into_iter().map(IpNet::from).collect(),
+            NodePortAddresses::Cidrs(ranges) => cidrs_of_family(ranges, family),
+        }
+    }
+
     /// The options as they apply to a node.
     #[must_use]
     pub fn effective(&self, node: &NodeInfo) -> EffectiveOptions {
@@ -241,4 +251,32 @@ pub fn cidrs_of_family(cidrs: &[IpNet], family: IpFamily) -> Vec<IpNet> {
     let mut seen = HashSet::with_capacity(cidrs.len());
     let of_family = cidrs.iter().filter(|cidr| IpFamily::of(&cidr.addr()) == family).map(IpNet::trunc);
     of_family.filter(|cidr| seen.insert(*cidr)).collect()
+}
+
+/// The service CIDRs of a family. One of all addresses is left out: the rules that drop packets to addresses which no
+/// Service has would apply to all other traffic.
+#[must_use]
+pub fn service_cidrs(cluster: &ClusterInfo, family: IpFamily) -> Vec<IpNet> {
+    let mut cidrs = cidrs_of_family(&cluster.service_cidrs, family);
+    cidrs.retain(|cidr| cidr.prefix_len() > 0);
+    cidrs
+}
+
+/// The loopback addresses of a family, which never leave the node.
+#[must_use]
+pub fn loopback(family: IpFamily) -> IpNet {
+    match family {
+        // 127.0.0.0/8; a prefix length of 8 is never too long.
+        IpFamily::V4 => IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8),
+        IpFamily::V6 => IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+    }
+}
+
+/// The family of the tables in nf_tables.
+#[must_use]
+pub fn table_family(family: IpFamily) -> TableFamily {
+    match family {
+        IpFamily::V4 => TableFamily::Ip,
+        IpFamily::V6 => TableFamily::Ip6,
+    }
 }

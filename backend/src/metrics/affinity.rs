@@ -3,13 +3,14 @@
 
 use std::{fmt, sync::Mutex};
 
-use netlink::nft::{NftHandle, Table, TableFamily};
+use netlink::nft::{NftHandle, Table};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 use proto::model::IpFamily;
 use runtime::{lock, metrics::Writer};
 use tracing::warn;
 
 use super::family_label;
+use crate::dataplane::table_family;
 
 /// The table of the nftables backend, in each family. The number at its end is `LAYOUT`, that of the chains, maps and
 /// rules in it: a version with others uses a table of its own, and replaces this one.
@@ -35,9 +36,8 @@ impl Collector for AffinityCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut handle = lock(&self.0);
         // Absent before the table exists, and if the kernel does not count elements.
-        let families = IpFamily::ALL.into_iter().zip([TableFamily::Ip, TableFamily::Ip6]);
-        let counts = families.filter_map(|(family, table_family)| {
-            let count = handle.count(&Table::new(table_family, NFT_TABLE), NFT_CLIENTS).ok().flatten()?;
+        let counts = IpFamily::ALL.into_iter().filter_map(|family| {
+            let count = handle.count(&Table::new(table_family(family), NFT_TABLE), NFT_CLIENTS).ok().flatten()?;
             Some((family_label(family), f64::from(count)))
         });
         let text = "Buckets of clients that are stored for session affinity.";

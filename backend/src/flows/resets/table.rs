@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 
 use netlink::nft::{
     Chain, ChainType, CmpOp, Comment, CtDirection, CtKey, DataType, Element, Expr, Fields, Hook, LookupMatch, MetaKey,
-    NftBatch, NftHandle, PayloadBase, Register, RejectWith, Rule, Set, SetFlags, Table, TableFamily, priority,
+    NftBatch, NftHandle, PayloadBase, Register, RejectWith, Rule, Set, SetFlags, Table, priority,
 };
 use proto::model::IpFamily;
 
 use super::rejecter::{Rejected, TIMEOUT};
+use crate::dataplane::table_family;
 
 /// The table of each family.
 pub(super) const NAME: &str = "fairlead-resets";
@@ -57,16 +58,9 @@ fn key(Rejected { client, vip, endpoint }: &Rejected) -> Fields {
     fields.addr(vip.ip()).port(vip.port()).addr(endpoint.ip())
 }
 
-pub(super) fn family(family: IpFamily) -> TableFamily {
-    match family {
-        IpFamily::V4 => TableFamily::Ip,
-        IpFamily::V6 => TableFamily::Ip6,
-    }
-}
-
-fn table(ip_family: IpFamily) -> Table {
+fn table(family: IpFamily) -> Table {
     let comment = Comment::from("connections to endpoints that are gone, for some seconds");
-    Table { comment: Some(comment), ..Table::new(family(ip_family), NAME) }
+    Table { comment: Some(comment), ..Table::new(table_family(family), NAME) }
 }
 
 fn set(family: IpFamily) -> Set {
