@@ -14,7 +14,7 @@ use crate::{
     desired::{Base, Desired},
     plan::UserChanges,
     table::{ContentHash, Fingerprint, SharedChain},
-    unclaimed::{Claims, Unclaimed, UnclaimedChain},
+    unclaimed::Unclaimed,
 };
 
 /// What the kernel contains because of us.
@@ -34,6 +34,7 @@ pub struct AppliedState {
     pub(crate) node_addresses: Vec<IpAddr>,
     /// How many service ports have a line that several may have.
     users: PerFamily<BTreeMap<(SharedChain, String), u32>>,
+    /// That of what service ports have.
     size: PerFamily<Size>,
 }
 
@@ -75,7 +76,6 @@ impl AppliedState {
         families: Vec<IpFamily>,
         unclaimed: PerFamily<Unclaimed>,
     ) -> Self {
-        let size = PerFamily::from_fn(|family| unclaimed[family].size());
         Self {
             service_ports: AppliedServicePorts::default(),
             unclaimed,
@@ -86,18 +86,19 @@ impl AppliedState {
             options,
             node_addresses,
             users: PerFamily::default(),
-            size,
+            size: PerFamily::default(),
         }
     }
 
     /// The number of chains and rules in the larger family.
     pub(crate) fn rules(&self) -> usize {
-        self.size.v4.rules.max(self.size.v6.rules)
+        let rules = |family| self.size[family].rules + self.unclaimed[family].size().rules;
+        rules(IpFamily::V4).max(rules(IpFamily::V6))
     }
 
     /// How many rules of service ports a shared chain has.
     pub(crate) fn shared_rules(&self, family: IpFamily, shared: SharedChain) -> usize {
-        self.size[family].shared[shared as usize]
+        self.size[family].shared[shared as usize] + self.unclaimed[family].size().shared[shared as usize]
     }
 
     /// All rules of service ports in a shared chain.
@@ -137,21 +138,10 @@ impl AppliedState {
             }
             if let Some(new) = &update.desired[family] {
                 size.rules += new.rules();
-                new.lines.iter().for_each(|(shared, _)| size.add_lines(*shared, 1));
+                new.lines.iter().for_each(|(shared, _)| size.add_line(*shared));
             }
         }
         self.service_ports.commit(update);
-    }
-
-    /// Removes what a transaction has taken from what no service port had claimed.
-    pub(crate) fn commit_claims(&mut self, family: IpFamily, claims: &Claims) {
-        self.unclaimed[family].remove(claims, &mut self.size[family]);
-    }
-
-    /// Adds a chain that no service port needs.
-    pub(crate) fn add_unclaimed(&mut self, family: IpFamily, spec: &ChainSpec, chain: UnclaimedChain) {
-        self.size[family].rules += 1 + chain.rules as usize;
-        self.unclaimed[family].add_chain(spec.table, &spec.name, chain);
     }
 
     /// Whether objects remain that no service port needs.
@@ -164,7 +154,7 @@ impl AppliedState {
     }
 
     /// Forgets what some service ports have, after the kernel was read again.
-    pub(crate) fn read_again(&mut self, unclaimed: PerFamily<Unclaimed>, unknown: &[ServicePortKey]) {
+    pub(crate) fn read_again(&mut self, mut unclaimed: PerFamily<Unclaimed>, unknown: &[ServicePortKey]) {
         for key in unknown {
             for family in IpFamily::ALL {
                 let lines = self.service_ports.get(key, family).into_iter().flat_map(|installed| &installed.lines);
@@ -175,24 +165,16 @@ impl AppliedState {
             self.commit(ServicePortUpdate { key: key.clone(), desired: PerFamily::default() });
         }
         for family in IpFamily::ALL {
-            let (mut unclaimed, mut ignored) = (unclaimed[family].clone(), unclaimed[family].size());
-            let mut installed = Size::default();
-            for service_port in self.service_ports.of_family(family) {
-                unclaimed.claim_chains(&service_port.chains, &mut ignored);
-                installed.rules += service_port.rules();
-                for (shared, line) in &service_port.lines {
-                    installed.add_lines(*shared, 1);
-                    if !shared.allows_duplicates() {
-                        unclaimed.claim_line(*shared, line, &mut ignored);
-                    }
-                }
+            let unclaimed = &mut unclaimed[family];
+            for Installed { chains, lines, .. } in self.service_ports.of_family(family) {
+                chains.iter().for_each(|chain| unclaimed.remove_chain(chain.table, &chain.name));
+                let own = lines.iter().filter(|(shared, _)| !shared.allows_duplicates());
+                own.for_each(|(shared, line)| unclaimed.remove_line(*shared, line, 1));
             }
-            for (shared, line) in self.users[family].keys() {
-                unclaimed.claim_line(*shared, line, &mut ignored);
-            }
-            self.size[family] = installed.sum(&unclaimed.size());
-            self.unclaimed[family] = unclaimed;
+            let shared = self.users[family].keys();
+            shared.for_each(|(shared, line)| unclaimed.remove_line(*shared, line, 1));
         }
+        self.unclaimed = unclaimed;
     }
 
     /// A hash of everything of ours in a family.
@@ -258,21 +240,14 @@ impl From<&ChainSpec> for InstalledChain {
 // === impl Size ===
 
 impl Size {
-    pub(crate) fn add_lines(&mut self, shared: SharedChain, count: usize) {
-        self.rules += count;
-        self.shared[shared as usize] += count;
+    pub(crate) fn add_line(&mut self, shared: SharedChain) {
+        self.rules += 1;
+        self.shared[shared as usize] += 1;
     }
 
     pub(crate) fn remove_lines(&mut self, shared: SharedChain, count: usize) {
         self.rules = self.rules.saturating_sub(count);
         let lines = &mut self.shared[shared as usize];
         *lines = lines.saturating_sub(count);
-    }
-
-    fn sum(self, other: &Self) -> Self {
-        let mut sum = self;
-        sum.rules += other.rules;
-        sum.shared.iter_mut().zip(other.shared).for_each(|(shared, other)| *shared += other);
-        sum
     }
 }

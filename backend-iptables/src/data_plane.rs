@@ -24,7 +24,7 @@ use crate::{
     desired::{Base, Desired, RuleContext, base, desired, hooks},
     kernel::{DryRun, Kernel, Suspicion},
     observed::Observed,
-    plan::{FamilyUpdate, PartialPlan, Script, complete_base, remove, remove_unshared},
+    plan::{FamilyUpdate, PartialPlan, Plan, Script, complete_base, remove, remove_unshared},
     table::TABLES,
     unclaimed::Unclaimed,
 };
@@ -47,17 +47,15 @@ pub struct IptablesDataPlane<K> {
     families: UsableFamilies,
 }
 
-impl<K> IptablesDataPlane<K> {
+#[expect(private_bounds, reason = "only this crate calls these methods")]
+impl<K: Kernel> IptablesDataPlane<K> {
     pub(crate) fn new(kernel: K, options: DataplaneOptions) -> Self {
         Self { options, hooks: hooks(), kernel, families: UsableFamilies::default() }
     }
 
     /// What the kernel contains, of each family that we have programmed. In others, chains of these names may be
     /// kube-proxy's.
-    pub(crate) async fn observed(&mut self) -> Result<Vec<(IpFamily, Observed)>>
-    where
-        K: Kernel,
-    {
+    pub(crate) async fn observed(&mut self) -> Result<Vec<(IpFamily, Observed)>> {
         let mut found = Vec::new();
         for family in IpFamily::ALL {
             let observed = observe(&mut self.kernel, family).await?.filter(Observed::is_programmed);
@@ -67,10 +65,7 @@ impl<K> IptablesDataPlane<K> {
     }
 
     /// Removes the rules of a family, if we have programmed it.
-    pub(crate) async fn remove(&mut self, family: IpFamily, loopback: LoopbackRouting) -> Result<()>
-    where
-        K: Kernel,
-    {
+    pub(crate) async fn remove(&mut self, family: IpFamily, loopback: LoopbackRouting) -> Result<()> {
         let observed = observe(&mut self.kernel, family).await?.filter(Observed::is_programmed);
         let Some(observed) = observed else { return Ok(()) };
         if loopback == LoopbackRouting::Reset
@@ -84,20 +79,17 @@ impl<K> IptablesDataPlane<K> {
                  addresses; set it to 0 on the node"
             );
         }
-        let script = remove(&observed, &self.hooks).script(self.kernel.max_lines());
-        if !script.is_empty() {
-            self.kernel.restore(family, &script).await.context("remove our chains")?;
-        }
-        Ok(())
+        self.execute(family, &remove(&observed, &self.hooks)).await
     }
 
     /// Removes the chains of a family that kube-proxy's rules do not use.
-    pub(crate) async fn remove_unshared(&mut self, family: IpFamily) -> Result<()>
-    where
-        K: Kernel,
-    {
+    pub(crate) async fn remove_unshared(&mut self, family: IpFamily) -> Result<()> {
         let Some(observed) = observe(&mut self.kernel, family).await? else { return Ok(()) };
-        let script = remove_unshared(&observed).script(self.kernel.max_lines());
+        self.execute(family, &remove_unshared(&observed)).await
+    }
+
+    async fn execute(&mut self, family: IpFamily, removal: &Plan) -> Result<()> {
+        let script = removal.script(self.kernel.max_lines());
         if !script.is_empty() {
             self.kernel.restore(family, &script).await.context("remove our chains")?;
         }
@@ -105,10 +97,7 @@ impl<K> IptablesDataPlane<K> {
     }
 
     /// Whether a family contains what was applied.
-    async fn is_unchanged(&mut self, family: IpFamily, applied: &AppliedState) -> Result<bool>
-    where
-        K: Kernel,
-    {
+    async fn is_unchanged(&mut self, family: IpFamily, applied: &AppliedState) -> Result<bool> {
         if !self.families.contains(family) {
             return Ok(true);
         }
@@ -137,10 +126,7 @@ impl<K> IptablesDataPlane<K> {
 
     /// Reads the rules of the families again, after a script was rejected: a part of it may have been committed, for
     /// these service ports.
-    async fn read_again(&mut self, applied: &mut AppliedState, service_ports: &[ServicePortKey]) -> Result<()>
-    where
-        K: Kernel,
-    {
+    async fn read_again(&mut self, applied: &mut AppliedState, service_ports: &[ServicePortKey]) -> Result<()> {
         let mut unclaimed = PerFamily::<Unclaimed>::default();
         for family in applied.families.clone() {
             let observed = observe(&mut self.kernel, family).await?.context("iptables is not installed any more")?;
@@ -151,10 +137,12 @@ impl<K> IptablesDataPlane<K> {
     }
 
     /// Gives the rules of a family this base ruleset. Returns the number of writes.
-    async fn program_base(&mut self, family: IpFamily, observed: &Observed, base: &Base) -> Result<usize, RestoreError>
-    where
-        K: Kernel,
-    {
+    async fn program_base(
+        &mut self,
+        family: IpFamily,
+        observed: &Observed,
+        base: &Base,
+    ) -> Result<usize, RestoreError> {
         // Loopback addresses are routed only while the rules that protect them exist.
         if observed.routes_localnet() && !base.routes_localnet() {
             self.kernel.route_localnet(false).map_err(RestoreError::Failed)?;
@@ -170,10 +158,7 @@ impl<K> IptablesDataPlane<K> {
     }
 
     /// Reads a family and programs its base ruleset. `None`: it is not programmed.
-    async fn observe_family(&mut self, family: IpFamily, base: &Base) -> Result<Option<(usize, Unclaimed)>>
-    where
-        K: Kernel,
-    {
+    async fn observe_family(&mut self, family: IpFamily, base: &Base) -> Result<Option<(usize, Unclaimed)>> {
         let observed = match observe(&mut self.kernel, family).await {
             Ok(Some(observed)) => observed,
             Ok(None) => {
@@ -398,9 +383,11 @@ fn committed(
     for family in IpFamily::ALL {
         let Some(plan) = plans[family].take() else { continue };
         applied.commit_users(family, plan.users);
-        applied.commit_claims(family, &plan.claims);
+        applied.unclaimed[family].remove(&plan.claims);
         applied.emptied[family].extend(plan.emptied);
-        plan.unclaimed.iter().for_each(|(spec, chain)| applied.add_unclaimed(family, spec, *chain));
+        for (spec, chain) in plan.unclaimed {
+            applied.unclaimed[family].add_chain(spec.table, &spec.name, chain);
+        }
     }
     unfinished
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use iptables::{Hook, Table};
 
 use crate::{
-    applied::{InstalledChain, Size},
+    applied::Size,
     desired::Base,
     observed::Observed,
     table::{ContentHash, SharedChain},
@@ -18,6 +18,7 @@ pub(crate) struct Unclaimed {
     chains: BTreeMap<Table, BTreeMap<Box<str>, UnclaimedChain>>,
     /// How often each rule occurs.
     lines: BTreeMap<SharedChain, BTreeMap<Box<str>, u32>>,
+    size: Size,
 }
 
 /// A chain that no service port has claimed.
@@ -50,6 +51,7 @@ impl Unclaimed {
                 let lines = unclaimed.lines.entry(shared).or_default();
                 for rule in rules.iter().filter(|rule| !fixed_rules.lines().any(|fixed| fixed == *rule)) {
                     *lines.entry(rule.as_str().into()).or_default() += 1;
+                    unclaimed.size.add_line(shared);
                 }
             } else if !fixed.contains(&(table, name)) {
                 let is_used = observed.is_used(table, name, hooks);
@@ -61,6 +63,7 @@ impl Unclaimed {
     }
 
     pub(crate) fn add_chain(&mut self, table: Table, name: &str, chain: UnclaimedChain) {
+        self.size.rules += 1 + chain.rules as usize;
         self.chains.entry(table).or_default().insert(name.into(), chain);
     }
 
@@ -88,42 +91,29 @@ impl Unclaimed {
     }
 
     /// Removes what a transaction has taken.
-    pub(crate) fn remove(&mut self, claims: &Claims, size: &mut Size) {
-        for (table, name) in &claims.chains {
-            let chain = self.chains.get_mut(table).and_then(|chains| chains.remove(&**name));
-            size.rules -= chain.map_or(0, |chain| 1 + chain.rules as usize);
-        }
-        for ((shared, line), count) in &claims.lines {
-            self.remove_line(*shared, line, *count, size);
-        }
+    pub(crate) fn remove(&mut self, claims: &Claims) {
+        claims.chains.iter().for_each(|(table, name)| self.remove_chain(*table, name));
+        claims.lines.iter().for_each(|((shared, line), count)| self.remove_line(*shared, line, *count));
     }
 
-    fn remove_line(&mut self, shared: SharedChain, line: &str, count: u32, size: &mut Size) {
+    pub(crate) fn remove_chain(&mut self, table: Table, name: &str) {
+        let chain = self.chains.get_mut(&table).and_then(|chains| chains.remove(name));
+        self.size.rules -= chain.map_or(0, |chain| 1 + chain.rules as usize);
+    }
+
+    /// Removes occurrences of a rule, as many as there are.
+    pub(crate) fn remove_line(&mut self, shared: SharedChain, line: &str, count: u32) {
         let Some(lines) = self.lines.get_mut(&shared) else { return };
         let Some(left) = lines.get_mut(line) else { return };
-        size.remove_lines(shared, count.min(*left) as usize);
+        self.size.remove_lines(shared, count.min(*left) as usize);
         *left = left.saturating_sub(count);
         if *left == 0 {
             lines.remove(line);
         }
     }
 
-    /// Removes what a service port has.
-    pub(crate) fn claim_chains(&mut self, chains: &[InstalledChain], size: &mut Size) {
-        let chains = chains.iter().map(|chain| (chain.table, chain.name.clone().into()));
-        self.remove(&Claims { chains: chains.collect(), lines: BTreeMap::new() }, size);
-    }
-
-    /// Removes one occurrence of a rule.
-    pub(crate) fn claim_line(&mut self, shared: SharedChain, line: &str, size: &mut Size) {
-        self.remove_line(shared, line, 1, size);
-    }
-
     /// The number of its chains and rules.
     pub(crate) fn size(&self) -> Size {
-        let mut size = Size::default();
-        size.rules = self.chains().map(|(_, _, chain)| 1 + chain.rules as usize).sum();
-        self.lines().for_each(|(shared, _, count)| size.add_lines(shared, count as usize));
-        size
+        self.size
     }
 }

@@ -93,12 +93,12 @@ impl FamilyUpdate<'_> {
         for owner in skipped.iter().filter_map(|step| step.owner) {
             result.unfinished[owner as usize] = true;
         }
-        let done = |(update, is_unfinished): (&ServicePortUpdate<Desired>, &bool)| {
-            (!is_unfinished).then(|| update.desired[self.family].as_ref().map(Installed::from))
-        };
-        let done: Vec<Option<Option<Installed>>> = self.updates.iter().zip(&result.unfinished).map(done).collect();
-        let after = (0..).zip(done).map(|(owner, done)| done.unwrap_or_else(|| self.after(owner, executed)));
-        result.installed = after.collect();
+        let updates = (0..).zip(self.updates).zip(&result.unfinished);
+        let installed = updates.map(|((owner, update), is_unfinished)| match is_unfinished {
+            true => self.after(owner, executed),
+            false => update.desired[self.family].as_ref().map(Installed::from),
+        });
+        result.installed = installed.collect();
         result
     }
 
@@ -186,56 +186,50 @@ impl FamilyUpdate<'_> {
 
     fn execute(&self, result: &mut PartialPlan, owner: Owner, step: &Step<'_>) {
         let writes_line = self.writes_line(result, owner, step);
-        let (plan, claims) = (&mut result.plan, &mut result.claims);
         match *step {
-            Step::WriteChain(chain, _) => plan.chains.push((owner, chain.clone())),
-            Step::KeepChain(..) => {}
-            Step::DeleteChain(table, name) => drop(plan.delete_chains.insert((table, name.to_owned()))),
+            Step::WriteChain(chain, _) | Step::KeepChain(chain, _) => {
+                if matches!(step, Step::WriteChain(..)) {
+                    result.plan.chains.push((owner, chain.clone()));
+                }
+                if self.applied.unclaimed[self.family].chain(chain.table, &chain.name).is_some() {
+                    result.claims.chains.insert((chain.table, chain.name.clone()));
+                }
+            }
+            Step::DeleteChain(table, name) => {
+                result.plan.delete_chains.insert((table, name.to_owned()));
+                if owner.is_none() {
+                    result.claims.chains.insert((table, name.to_owned()));
+                }
+            }
             Step::EmptyChain(table, name) => {
                 let chain = ChainSpec { table, name: name.to_owned(), rules: Vec::new() };
                 result.emptied.push(ContentHash::of_chain(&chain));
-                plan.chains.extend(self.has_rules(table, name).then_some((None, chain)));
+                result.plan.chains.extend(self.has_rules(table, name).then_some((None, chain)));
+                result.claims.chains.insert((table, name.to_owned()));
             }
             Step::AddLine(shared, line) => {
+                let is_first = !shared.allows_duplicates() || self.users(result, shared, line) == 0;
                 if writes_line {
                     let base = self.base.unwrap_or(&self.applied.base[self.family]);
-                    plan.additions.push(RuleEdit::add(owner, shared, base.fixed_rules(shared), line));
+                    result.plan.additions.push(RuleEdit::add(owner, shared, base.fixed_rules(shared), line));
+                } else if is_first {
+                    *result.claims.lines.entry((shared, line.to_owned())).or_default() += 1;
+                }
+                if shared.allows_duplicates() {
+                    *result.users.entry((shared, line.to_owned())).or_default() += 1;
                 }
             }
             Step::DeleteLine(shared, line) => {
                 if writes_line {
-                    plan.deletions.push(RuleEdit::of_shared(owner, shared, Edit::Delete, line));
+                    result.plan.deletions.push(RuleEdit::of_shared(owner, shared, Edit::Delete, line));
                     *result.deletions.entry(shared).or_default() += 1;
                 }
-            }
-        }
-        let is_unclaimed = |table, name: &str| self.applied.unclaimed[self.family].chain(table, name).is_some();
-        match *step {
-            Step::WriteChain(chain, _) | Step::KeepChain(chain, _) if is_unclaimed(chain.table, &chain.name) => {
-                claims.chains.insert((chain.table, chain.name.clone()));
-            }
-            Step::DeleteChain(table, name) | Step::EmptyChain(table, name) if owner.is_none() => {
-                claims.chains.insert((table, name.to_owned()));
-            }
-            Step::DeleteLine(shared, line) if owner.is_none() => {
-                *claims.lines.entry((shared, line.to_owned())).or_default() += 1;
-            }
-            Step::AddLine(shared, line) => {
-                let is_first = !shared.allows_duplicates() || self.users(result, shared, line) == 0;
-                if is_first && !writes_line {
+                if owner.is_none() {
                     *result.claims.lines.entry((shared, line.to_owned())).or_default() += 1;
+                } else if shared.allows_duplicates() {
+                    *result.users.entry((shared, line.to_owned())).or_default() -= 1;
                 }
             }
-            _ => {}
-        }
-        match *step {
-            Step::AddLine(shared, line) if shared.allows_duplicates() => {
-                *result.users.entry((shared, line.to_owned())).or_default() += 1;
-            }
-            Step::DeleteLine(shared, line) if shared.allows_duplicates() && owner.is_some() => {
-                *result.users.entry((shared, line.to_owned())).or_default() -= 1;
-            }
-            _ => {}
         }
     }
 
