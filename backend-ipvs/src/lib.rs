@@ -52,12 +52,13 @@ mod view;
 use anyhow::Result;
 use backend::{InstalledObject, driver::Driver};
 use ipnet::IpNet;
-use iptables::{SavedRules, VariantSelection};
+use iptables::VariantSelection;
 use proto::model::IpFamily;
 
 use data_plane::IpvsDataPlane;
 #[cfg(feature = "testing")]
 pub use kernel::Memory;
+pub use kernel::rules::{count_chains, remove_chains};
 use kernel::{
     DryRun, Kernel as _, Netlink, Ours,
     netlink::{Worker, open as open_kernel},
@@ -132,20 +133,4 @@ pub async fn installed_objects(exclude: Vec<IpNet>) -> Result<Vec<InstalledObjec
 pub async fn retire(exclude: Vec<IpNet>) -> Result<u64> {
     let ours = Ours { exclude, ..Ours::default() };
     open_kernel(VariantSelection::default())?.run(move |worker| worker.retire(&ours)).await?
-}
-
-/// The number of chains of this backend among these rules.
-///
-/// # Errors
-/// When the rules cannot be read.
-pub fn count_chains(saved: &SavedRules) -> Result<usize> {
-    rules::count_chains(saved)
-}
-
-/// Removes the chains of this backend from these rules: those of one family and variant.
-///
-/// # Errors
-/// When they cannot be removed.
-pub async fn remove_chains(saved: &SavedRules) -> Result<()> {
-    rules::remove_from(saved).await
 }

@@ -132,6 +132,16 @@ impl<K: Kernel> NftDataPlane<K> {
     }
 }
 
+/// Deletes our tables of these families.
+pub(crate) async fn delete_tables(kernel: &mut impl Kernel, families: &[IpFamily]) -> Result<()> {
+    let tables = kernel.tables().await?.into_iter().filter(|(family, _)| families.contains(family));
+    let deletions: Vec<_> = tables.map(|(family, name)| (family, Operation::DeleteTable(name))).collect();
+    if !deletions.is_empty() {
+        kernel.commit(deletions).await.context("delete our tables")?;
+    }
+    Ok(())
+}
+
 /// The service ports with session affinity of the Service of a service port, which share its client buckets.
 fn affine_siblings<'a>(
     state: &'a NodeState,
@@ -263,12 +273,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     }
 
     async fn cleanup(&mut self) -> Result<()> {
-        let tables = self.kernel.tables().await?.into_iter();
-        let operations: Vec<_> = tables.map(|(family, name)| (family, Operation::DeleteTable(name))).collect();
-        if !operations.is_empty() {
-            self.kernel.commit(operations).await.context("delete our tables")?;
-        }
-        Ok(())
+        delete_tables(&mut self.kernel, &IpFamily::ALL).await
     }
 
     async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {

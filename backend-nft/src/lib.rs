@@ -64,11 +64,11 @@ mod slots;
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use backend::{dataplane::DataplaneOptions, driver::Driver};
 use proto::model::IpFamily;
 
-use data_plane::NftDataPlane;
+use data_plane::{NftDataPlane, delete_tables};
 pub use desired::is_own_table;
 #[cfg(feature = "testing")]
 pub use kernel::Memory;
@@ -110,11 +110,5 @@ pub async fn programmed_families() -> Result<Vec<IpFamily>> {
 /// # Errors
 /// When the kernel rejects it.
 pub async fn remove(families: &[IpFamily]) -> Result<()> {
-    let mut kernel = Netlink::open()?;
-    let tables = kernel.tables().await?.into_iter().filter(|(family, _)| families.contains(family));
-    let deletions: Vec<_> = tables.map(|(family, name)| (family, plan::Operation::DeleteTable(name))).collect();
-    if !deletions.is_empty() {
-        kernel.commit(deletions).await.context("delete our tables")?;
-    }
-    Ok(())
+    delete_tables(&mut Netlink::open()?, families).await
 }

@@ -1,7 +1,6 @@
 //! The real kernel, over netlink and the iptables programs.
 
 mod commit;
-mod kernel_version;
 mod prerequisites;
 mod retire;
 
@@ -232,6 +231,11 @@ impl Worker {
         }
         self.ipvs.as_mut().context("the kernel has no IPVS: the module ip_vs is missing")
     }
+}
+
+/// The device that has the VIPs.
+fn device() -> Result<Link> {
+    rtnl::link(DEVICE)?.with_context(|| format!("device {DEVICE} does not exist"))
 }
 
 /// The addresses of all other devices, including loopback addresses.

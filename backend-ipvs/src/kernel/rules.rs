@@ -55,8 +55,11 @@ pub(crate) fn count() -> Result<Vec<(&'static str, IpFamily, usize)>> {
     Ok(counts)
 }
 
-/// The number of our chains among these rules.
-pub(crate) fn count_chains(saved: &SavedRules) -> Result<usize> {
+/// The number of chains of this backend among these rules.
+///
+/// # Errors
+/// When the rules cannot be read.
+pub fn count_chains(saved: &SavedRules) -> Result<usize> {
     let rules = Ruleset::parse(&saved.text)?;
     Ok(rules.chains().filter(|(_, chain, _)| is_ours(chain)).count())
 }
@@ -65,7 +68,7 @@ pub(crate) fn count_chains(saved: &SavedRules) -> Result<usize> {
 pub(super) fn remove() -> Result<()> {
     block_on(async {
         for saved in save_all().await? {
-            remove_from(&saved).await?;
+            remove_chains(&saved).await?;
         }
         Ok(())
     })
@@ -83,8 +86,11 @@ pub(super) fn remove_marks() -> Result<()> {
     })
 }
 
-/// Removes our rules and chains of a family and variant.
-pub(crate) async fn remove_from(saved: &SavedRules) -> Result<()> {
+/// Removes the chains of this backend from these rules: those of one family and variant.
+///
+/// # Errors
+/// When they cannot be removed.
+pub async fn remove_chains(saved: &SavedRules) -> Result<()> {
     restore(saved.program, &Ruleset::parse(&saved.text)?).await
 }
 

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use netlink::{
     Errno, RejectedRequest,
     ipset::IpsetEntry,
@@ -14,7 +14,7 @@ use netlink::{
 };
 use nix::libc;
 
-use super::{super::Rejected, DEVICE, Worker};
+use super::{super::Rejected, Worker, device};
 use crate::{
     object::{Object, Value, Weight},
     plan::Operation,
@@ -27,7 +27,7 @@ const FALLBACK_SCHEDULER: &str = "rr";
 /// The results of commands, by their indices.
 #[derive(Debug, Default)]
 struct CommandResults {
-    rejected: Vec<(usize, Errno)>,
+    rejected: Vec<RejectedRequest>,
     /// Virtual servers with the fallback scheduler, because the kernel lacks theirs.
     degraded: HashMap<usize, Scheduling>,
 }
@@ -60,37 +60,24 @@ impl Worker {
         let mut rejected = Vec::new();
         let mut done = 0;
         for run in operations.chunk_by(|one, other| batch_kind(one) == batch_kind(other)) {
-            let mut reject = |index: usize, errno: Errno| {
-                let object = run.get(index).map(|operation| operation.object().to_string()).unwrap_or_default();
-                rejected.push(Rejected { index: done + index, reason: format!("{object}: {errno}"), instead: None });
-            };
-            match run.first().map(batch_kind) {
-                Some(batch @ (BatchKind::AddEntries(set) | BatchKind::DeleteEntries(set))) => {
-                    let entries: Vec<IpsetEntry> = run.iter().filter_map(entry).collect();
-                    let list = match batch {
-                        BatchKind::AddEntries(_) => self.ipset.add(set.name(), &entries)?,
-                        _ => self.ipset.delete(set.name(), &entries)?,
-                    };
-                    list.into_iter().for_each(|one| reject(one.index, one.errno));
-                }
-                Some(batch @ (BatchKind::AddAddresses | BatchKind::DeleteAddresses)) => {
-                    let link = rtnl::link(DEVICE)?.with_context(|| format!("device {DEVICE} does not exist"))?;
-                    let addresses: Vec<IpAddr> = run.iter().filter_map(address).collect();
-                    let list = match batch {
-                        BatchKind::AddAddresses => rtnl::add_addresses(&link, &addresses)?,
-                        _ => rtnl::delete_addresses(&link, &addresses)?,
-                    };
-                    list.into_iter().for_each(|one| reject(one.index, one.errno));
-                }
-                Some(BatchKind::Commands) => {
+            let requests = match batch_kind(&run[0]) {
+                BatchKind::AddEntries(set) => self.ipset.add(set.name(), &entries(run))?,
+                BatchKind::DeleteEntries(set) => self.ipset.delete(set.name(), &entries(run))?,
+                BatchKind::AddAddresses => rtnl::add_addresses(&device()?, &addresses(run))?,
+                BatchKind::DeleteAddresses => rtnl::delete_addresses(&device()?, &addresses(run))?,
+                BatchKind::Commands => {
                     let results = self.execute(run.iter().filter_map(command).collect())?;
-                    results.rejected.into_iter().for_each(|(index, errno)| reject(index, errno));
-                    rejected.extend(results.degraded.into_iter().filter_map(|(index, scheduling)| {
-                        Some(degraded_operation(run.get(index)?, done + index, scheduling))
-                    }));
+                    let degraded = results.degraded.into_iter();
+                    rejected.extend(
+                        degraded.map(|(index, instead)| degraded_operation(&run[index], done + index, instead)),
+                    );
+                    results.rejected
                 }
-                None => {}
-            }
+            };
+            rejected.extend(requests.into_iter().map(|RejectedRequest { index, errno }| {
+                let object = run.get(index).map(|operation| operation.object().to_string()).unwrap_or_default();
+                Rejected { index: done + index, reason: format!("{object}: {errno}"), instead: None }
+            }));
             done += run.len();
         }
         Ok(rejected)
@@ -110,7 +97,7 @@ impl Worker {
                     NextAttempt::None => {}
                     NextAttempt::Reject => {
                         results.degraded.remove(&index);
-                        results.rejected.push((index, errno));
+                        results.rejected.push(RejectedRequest { index, errno });
                     }
                     NextAttempt::Retry => {
                         if let IpvsCommand::AddServer(server, scheduling) | IpvsCommand::SetServer(server, scheduling) =
@@ -182,20 +169,24 @@ fn batch_kind(operation: &Operation) -> BatchKind {
     }
 }
 
-fn entry(operation: &Operation) -> Option<IpsetEntry> {
-    let Object::SetEntry(_, entry) = operation.object() else { return None };
-    let mark = match operation.value() {
-        Some(Value::Mark(mark)) => Some(mark.raw()),
-        _ => None,
+fn entries(operations: &[Operation]) -> Vec<IpsetEntry> {
+    let entry = |operation: &Operation| {
+        let Object::SetEntry(_, entry) = operation.object() else { return None };
+        let mark = match operation.value() {
+            Some(Value::Mark(mark)) => Some(mark.raw()),
+            _ => None,
+        };
+        Some(IpsetEntry { mark, ..*entry })
     };
-    Some(IpsetEntry { mark, ..*entry })
+    operations.iter().filter_map(entry).collect()
 }
 
-fn address(operation: &Operation) -> Option<IpAddr> {
-    match operation.object() {
+fn addresses(operations: &[Operation]) -> Vec<IpAddr> {
+    let address = |operation: &Operation| match operation.object() {
         Object::Address(address) => Some(*address),
         _ => None,
-    }
+    };
+    operations.iter().filter_map(address).collect()
 }
 
 fn command(operation: &Operation) -> Option<IpvsCommand> {

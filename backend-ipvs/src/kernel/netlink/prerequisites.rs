@@ -17,8 +17,7 @@ use tracing::debug;
 
 use super::{
     super::{Base, Prepared, UnusableFamily},
-    DEVICE, FORMER_DEVICE, Worker,
-    kernel_version::kernel_version,
+    DEVICE, FORMER_DEVICE, Worker, device,
 };
 use crate::{set::SetId, settings::Arp};
 
@@ -168,8 +167,8 @@ impl Worker {
 
 /// Moves the addresses of the device of earlier versions, and deletes it: they are local in between.
 fn move_addresses(former: &Link) -> Result<()> {
-    let device = rtnl::link(DEVICE)?.with_context(|| format!("device {DEVICE} does not exist"))?;
-    rtnl::add_addresses(&device, &rtnl::link_addresses(former)?).with_context(|| format!("add VIPs to {DEVICE}"))?;
+    let added = rtnl::add_addresses(&device()?, &rtnl::link_addresses(former)?);
+    added.with_context(|| format!("add VIPs to {DEVICE}"))?;
     Ok(rtnl::delete_link(FORMER_DEVICE)?)
 }
 
@@ -214,6 +213,17 @@ fn reuse_mode(version: Option<(u32, u32)>) -> &'static str {
     if version.is_some_and(|version| version < REPLACES_REUSED) { "0" } else { "1" }
 }
 
+/// The major and minor version of the kernel; `None` if it cannot be read.
+fn kernel_version() -> Option<(u32, u32)> {
+    parse_version(&fs::read_to_string("/proc/sys/kernel/osrelease").ok()?)
+}
+
+/// The major and minor version in a release, as `uname -r` prints it: `6.1.0-18-amd64`.
+fn parse_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
 fn write_sysctl(name: &str, value: &str) -> Result<()> {
     let path = path(name);
     fs::write(&path, value).with_context(|| format!("write {}", path.display()))?;
@@ -235,5 +245,13 @@ mod tests {
         for (version, mode) in [((4, 18), "0"), ((5, 8), "0"), ((5, 9), "1"), ((5, 10), "1"), ((6, 1), "1")] {
             assert_eq!(reuse_mode(Some(version)), mode, "{version:?}");
         }
+    }
+
+    #[test]
+    fn versions_are_read_from_releases() {
+        assert_eq!(parse_version("6.18.44-generic"), Some((6, 18)));
+        assert_eq!(parse_version("5.4-rc1\n"), Some((5, 4)));
+        assert_eq!(parse_version("linux"), None);
+        assert!(kernel_version().is_some());
     }
 }
