@@ -134,25 +134,21 @@ impl Element {
             let read = Self::equal_bytes(family).nth(byte.into())?;
             return (element.key_end.is_none() && read.key()[..] == *element.key).then_some(read);
         }
-        if map == Map::Hairpin {
-            address(&mut fields, family)?;
-        }
         let endpoint = |fields: &mut FieldReader<'_>| Some((address(fields, family)?, fields.port()?));
-        let member = if map.content() == MapContent::Member { Some(endpoint(&mut fields)?) } else { None };
         let mut index = 0;
-        let group = if map.content() == MapContent::Source {
-            let group = SourceGroupId(fields.ipv6()?.octets());
-            index = fields.port()?.into();
-            Some(group)
-        } else {
-            None
+        let before_vip = match map.content() {
+            MapContent::Nothing if map == Map::Hairpin => address(&mut fields, family).map(|_| ElementData::None)?,
+            MapContent::Member => endpoint(&mut fields).map(|(address, port)| ElementData::Member(address, port))?,
+            MapContent::Source => {
+                let group = SourceGroupId(fields.ipv6()?.octets());
+                index = fields.port()?.into();
+                ElementData::Source(group)
+            }
+            _ => ElementData::None,
         };
         let vip = vip(map.vip_shape(), &mut fields, family)?;
         let data = match (map.content(), &element.data) {
-            (MapContent::Nothing, nft::ElementData::None) => ElementData::None,
-            (MapContent::Member, nft::ElementData::None) => {
-                member.map(|(address, port)| ElementData::Member(address, port))?
-            }
+            (MapContent::Nothing | MapContent::Member | MapContent::Source, nft::ElementData::None) => before_vip,
             (MapContent::Verdict, nft::ElementData::Verdict(verdict)) => ElementData::Verdict(Verdict::read(verdict)),
             (content @ (MapContent::Endpoint | MapContent::PaddedEndpoint), nft::ElementData::Value(value)) => {
                 index = fields.mark()?;
@@ -168,14 +164,12 @@ impl Element {
                 value.mark().filter(|padding| *padding == 0)?;
                 ElementData::PoolKey(self::vip(VipShape::AddressPort, &mut value, family)?)
             }
-            (MapContent::Source, nft::ElementData::None) => {
-                let element = Self { index, ..Self::new(map, vip, ElementData::Source(group?)) };
-                element.prefix().filter(|prefix| vip == Vip::Address(prefix.network()))?;
-                element.data
-            }
             _ => return None,
         };
         let read = Self { vip, map, index, data };
+        if map.content() == MapContent::Source {
+            read.prefix().filter(|prefix| vip == Vip::Address(prefix.network()))?;
+        }
         // Parts that are not decoded (padding, a second address) must be as Fairlead writes them.
         (element.key_end.is_none() && read.key()[..] == *element.key).then_some(read)
     }

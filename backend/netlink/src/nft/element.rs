@@ -28,19 +28,9 @@ impl<'a> Element<'a> {
         Element { key, ..Element::default() }
     }
 
-    /// An element of an interval set: all keys from `key` to `key_end`, field by field.
-    pub fn range(key: &'a [u8], key_end: &'a [u8]) -> Self {
-        Element { key, key_end: Some(key_end), ..Element::default() }
-    }
-
     /// An element of a map.
     pub fn value(key: &'a [u8], value: &'a [u8]) -> Self {
         Element { key, data: ElementData::Value(value), ..Element::default() }
-    }
-
-    /// An element of a verdict map.
-    pub fn verdict(key: &'a [u8], verdict: Verdict<'a>) -> Self {
-        Element { key, data: ElementData::Verdict(verdict), ..Element::default() }
     }
 }
 

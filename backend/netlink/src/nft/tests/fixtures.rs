@@ -4,6 +4,18 @@ use std::{process::Command, time::Duration};
 
 use crate::nft::*;
 
+impl<'a> Element<'a> {
+    /// An element of an interval set: all keys from `key` to `key_end`, field by field.
+    pub(crate) fn range(key: &'a [u8], key_end: &'a [u8]) -> Self {
+        Element { key, key_end: Some(key_end), ..Element::default() }
+    }
+
+    /// An element of a verdict map.
+    pub(crate) fn verdict(key: &'a [u8], verdict: Verdict<'a>) -> Self {
+        Element { key, data: ElementData::Verdict(verdict), ..Element::default() }
+    }
+}
+
 /// The register of this number.
 pub(crate) fn r(number: u8) -> Register {
     Register::new(number).unwrap()
