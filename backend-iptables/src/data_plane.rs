@@ -130,7 +130,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
         let mut unclaimed = PerFamily::<Unclaimed>::default();
         for family in applied.families.clone() {
             let observed = observe(&mut self.kernel, family).await?.context("iptables is not installed any more")?;
-            unclaimed[family] = Unclaimed::of(&observed, &applied.base[family], &self.hooks);
+            unclaimed[family] = Unclaimed::of(&observed, &applied.base[family]);
         }
         applied.read_again(unclaimed, service_ports);
         Ok(())
@@ -172,7 +172,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
             }
         };
         match self.program_base(family, &observed, base).await {
-            Ok(writes) => Ok(Some((writes, Unclaimed::of(&observed, base, &self.hooks)))),
+            Ok(writes) => Ok(Some((writes, Unclaimed::of(&observed, base)))),
             Err(RestoreError::Rejected { reason, .. }) => {
                 let reason = format!("the kernel rejected the base ruleset: {reason}");
                 self.families.failed(family, reason)?;

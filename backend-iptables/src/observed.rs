@@ -9,7 +9,7 @@ use anyhow::Result;
 use iptables::{Hook, Ruleset, Table, target};
 
 use crate::{
-    desired::localnet_guard,
+    desired::{hooks, localnet_guard},
     names,
     table::{ContentHash, Fingerprint, SharedChain, TABLES},
 };
@@ -18,7 +18,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
     rules: Ruleset,
-    /// Chains of the backend that rules in other chains jump to.
+    /// Chains of the backend that rules in other chains jump to, apart from the hooks.
     referenced: BTreeSet<(Table, String)>,
 }
 
@@ -32,11 +32,17 @@ impl Observed {
     pub(crate) fn parse(saved: &str) -> Result<Self> {
         let rules = Ruleset::parse(saved)?;
         rules.ensure_readable(&TABLES)?;
-        let others = rules.chains().filter(|(_, name, _)| !names::is_ours(name));
-        let targets = others.flat_map(|(table, _, chain)| {
-            chain.rules.iter().filter_map(move |rule| Some((table, target(rule)?.to_owned())))
-        });
-        let referenced = targets.filter(|(_, target)| names::is_ours(target)).collect();
+        let hooks = hooks();
+        let is_hook = |table, chain: &str, rule: &str| {
+            hooks.iter().any(|hook| hook.table == table && hook.chain == chain && hook.rule == rule)
+        };
+        let mut referenced = BTreeSet::new();
+        for (table, name, chain) in rules.chains().filter(|(_, name, _)| !names::is_ours(name)) {
+            for rule in &chain.rules {
+                let target = target(rule).filter(|target| names::is_ours(target) && !is_hook(table, name, rule));
+                referenced.extend(target.map(|target| (table, target.to_owned())));
+            }
+        }
         Ok(Self { rules, referenced })
     }
 
@@ -56,16 +62,9 @@ impl Observed {
         self.ours().any(|(_, name, _)| names::is_only_ours(name))
     }
 
-    /// Whether rules in chains of other programs jump to a chain, apart from `hooks`.
-    pub(crate) fn is_used(&self, table: Table, chain: &str, hooks: &[Hook]) -> bool {
-        if !self.referenced.contains(&(table, chain.to_owned())) {
-            return false;
-        }
-        let is_hook = |name: &str, rule: &str| {
-            hooks.iter().any(|hook| hook.table == table && hook.chain == name && hook.rule == rule)
-        };
-        let mut others = self.rules.chains_of(table).filter(|(name, _)| !names::is_ours(name));
-        others.any(|(name, others)| others.rules.iter().any(|rule| target(rule) == Some(chain) && !is_hook(name, rule)))
+    /// Whether rules in chains of other programs jump to a chain, apart from the hooks.
+    pub(crate) fn is_used(&self, table: Table, chain: &str) -> bool {
+        self.referenced.contains(&(table, chain.to_owned()))
     }
 
     /// Whether `route_localnet` may be set: then there is a rule that protects loopback addresses.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use iptables::{Hook, Table};
+use iptables::Table;
 
 use crate::{
     applied::Size,
@@ -42,7 +42,7 @@ pub(crate) struct Claims {
 
 impl Unclaimed {
     /// Everything of ours but the base ruleset.
-    pub(crate) fn of(observed: &Observed, base: &Base, hooks: &[Hook]) -> Self {
+    pub(crate) fn of(observed: &Observed, base: &Base) -> Self {
         let mut unclaimed = Self::default();
         let fixed: BTreeSet<(Table, &str)> = base.chains.iter().map(|chain| (chain.table, &*chain.name)).collect();
         for (table, name, rules) in observed.ours() {
@@ -54,7 +54,7 @@ impl Unclaimed {
                     unclaimed.size.add_line(shared);
                 }
             } else if !fixed.contains(&(table, name)) {
-                let is_used = observed.is_used(table, name, hooks);
+                let is_used = observed.is_used(table, name);
                 let hash = ContentHash::of(table, name, rules);
                 unclaimed.add_chain(table, name, UnclaimedChain { hash, rules: rules.len() as u32, is_used });
             }

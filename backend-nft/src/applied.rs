@@ -16,9 +16,7 @@ use crate::{
     desired::{Base, Desired, PoolChain, Slots, SourceGroupId, Update, vip_of_key},
     element::Element,
     observed::{Observed, ObservedElements, ObservedTable, slots},
-    plan::{
-        CurrentState, Edits, Operation, PartialServicePort, PlannedUpdate, RefCountChanges, RefCounts, Repairs, chains,
-    },
+    plan::{Edits, Operation, PartialServicePort, PlannedUpdate, RefCountChanges, RefCounts, Repairs, chains},
 };
 
 /// What the kernel contains because of us.
@@ -332,8 +330,18 @@ impl Applied for AppliedState {
     }
 }
 
-impl CurrentState for AppliedState {
-    fn elements(&self, family: IpFamily, update: &Update, to: &mut Vec<Element>) {
+/// What plans start from.
+impl AppliedState {
+    /// Leaves the endpoints of an update in the slots that they have.
+    pub(crate) fn keep_slots(&self, update: &mut Update) {
+        for family in IpFamily::ALL {
+            let slots = self.slots(family, update);
+            update.desired[family].iter_mut().for_each(|desired| desired.keep_slots(&slots));
+        }
+    }
+
+    /// Appends the elements of a service port that are not shared, sorted.
+    pub(crate) fn elements(&self, family: IpFamily, update: &Update, to: &mut Vec<Element>) {
         match self.partial.get(&update.key) {
             Some(partial) => to.extend(&partial[family].elements),
             None => {
@@ -352,7 +360,8 @@ impl CurrentState for AppliedState {
         }
     }
 
-    fn shared(&self, family: IpFamily, update: &Update, to: &mut Vec<Element>) {
+    /// Appends the shared elements that a service port needs, if known, sorted.
+    pub(crate) fn shared(&self, family: IpFamily, update: &Update, to: &mut Vec<Element>) {
         match self.partial.get(&update.key) {
             Some(partial) => to.extend(&partial[family].shared),
             None => {
@@ -361,14 +370,17 @@ impl CurrentState for AppliedState {
         }
     }
 
-    fn refs(&self, family: IpFamily) -> &RefCounts {
+    /// The reference counts of shared objects.
+    pub(crate) fn refs(&self, family: IpFamily) -> &RefCounts {
         &self.refs[family]
     }
 
-    fn needed_groups(&self, family: IpFamily) -> impl Iterator<Item = SourceGroupId> {
+    /// The groups of source ranges that service ports need which are programmed in part.
+    pub(crate) fn needed_groups(&self, family: IpFamily) -> impl Iterator<Item = SourceGroupId> {
         self.partial.values().filter_map(move |partial| partial[family].group)
     }
 
+    /// The slots of the endpoints of a service port, if known.
     fn slots(&self, family: IpFamily, update: &Update) -> Slots {
         if let Some(desired) = self.service_ports.get(&update.key, family) {
             return desired.slots();

@@ -23,7 +23,7 @@ use crate::{
     desired::{Affinity, Base, EndpointKeys, Update, base, desired},
     kernel::{DryRun, Kernel},
     observed::{Observed, ObservedTable},
-    plan::{CurrentState as _, Operation, Plan, PlanOptions, PlannedUpdate, Repairs},
+    plan::{Operation, Plan, PlanOptions, PlannedUpdate, Repairs},
 };
 
 /// nftables, over any [`Kernel`].

@@ -1,7 +1,7 @@
 //! Plans the transaction that changes what the kernel contains into what it should contain. Pure.
 //!
 //! ```text
-//!   CurrentState (applied or observed)               ──┐
+//!   AppliedState (what the kernel contains)          ──┐
 //!   PlannedUpdates (the desired service ports)       ──┼──▶ Plan: operations in a safe order
 //!   Repairs (of the base ruleset)                    ──┘
 //! ```
@@ -22,7 +22,8 @@ use netlink::nft::{Chain, Rule, Set};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    desired::{Desired, FixedChain, PoolChain, Slots, SourceGroupId, Update},
+    applied::AppliedState,
+    desired::{Desired, FixedChain, PoolChain, Update},
     element::{Element, Map},
 };
 use edits::GroupEdits;
@@ -60,28 +61,6 @@ pub(crate) struct Elements {
 
 /// The index of an update; `None`: several service ports, or none.
 pub(crate) type Owner = Option<u32>;
-
-/// What the kernel contains: the applied or the observed state.
-pub(crate) trait CurrentState {
-    /// Appends the elements of the service port that are not shared, sorted.
-    fn elements(&self, family: IpFamily, update: &Update, to: &mut Vec<Element>);
-    /// Appends the shared elements that the service port needs, if known, sorted.
-    fn shared(&self, family: IpFamily, update: &Update, to: &mut Vec<Element>);
-    /// The reference counts of shared objects.
-    fn refs(&self, family: IpFamily) -> &RefCounts;
-    /// The groups of source ranges that service ports need which are programmed in part.
-    fn needed_groups(&self, family: IpFamily) -> impl Iterator<Item = SourceGroupId>;
-    /// The slots of the endpoints of the service port, if known.
-    fn slots(&self, family: IpFamily, update: &Update) -> Slots;
-
-    /// Leaves the endpoints of an update in the slots that they have.
-    fn keep_slots(&self, update: &mut Update) {
-        for family in IpFamily::ALL {
-            let slots = self.slots(family, update);
-            update.desired[family].iter_mut().for_each(|desired| desired.keep_slots(&slots));
-        }
-    }
-}
 
 /// A service port that is to be programmed.
 #[derive(Clone, Debug)]
@@ -165,7 +144,7 @@ impl FixedChain {
 
 impl Plan {
     /// The transaction for as much of the updates as the budget allows. Leaves in them what remains.
-    pub(crate) fn new(current: &impl CurrentState, updates: &mut [PlannedUpdate], options: PlanOptions<'_>) -> Self {
+    pub(crate) fn new(current: &AppliedState, updates: &mut [PlannedUpdate], options: PlanOptions<'_>) -> Self {
         let PlanOptions { mut repairs, mut prepared, mut unneeded, last, budget, effective } = options;
         let mut plan = Self::default();
         let mut tables = PerFamily::<TablePlan>::default();
@@ -215,7 +194,7 @@ impl Plan {
 // === impl PlannedUpdate ===
 
 impl PlannedUpdate {
-    pub(crate) fn new(current: &impl CurrentState, update: Update) -> Self {
+    pub(crate) fn new(current: &AppliedState, update: Update) -> Self {
         let PerFamily { v4, v6 } = PerFamily::from_fn(|family| Edits::new(current, family, &update));
         Self { update, edits: PerFamily { v4: v4.1, v6: v6.1 }, remaining: None, size: v4.0 + v6.0 }
     }
@@ -224,7 +203,7 @@ impl PlannedUpdate {
     /// transaction contains already.
     fn take(
         &mut self,
-        current: &impl CurrentState,
+        current: &AppliedState,
         tables: &PerFamily<TablePlan>,
         left: &mut usize,
     ) -> (PerFamily<Edits>, bool) {

@@ -85,7 +85,7 @@ pub(crate) fn remove_unshared(observed: &Observed) -> Plan {
             let rules = unused.remove(name).unwrap_or_default();
             used.extend(rules.iter().filter_map(|rule| target(rule)).filter(|name| unused.contains_key(name)));
         }
-        let unused = unused.into_keys().filter(|name| !observed.is_used(table, name, &[]));
+        let unused = unused.into_keys().filter(|name| !observed.is_used(table, name));
         plan.delete_chains.extend(unused.map(|name| (table, name.to_owned())));
     }
     plan
@@ -98,7 +98,7 @@ pub(crate) fn remove(observed: &Observed, hooks: &[Hook]) -> Plan {
         plan.deletions.extend(repeat_n(RuleEdit::of_hook(hook, Edit::Delete), observed.hook_count(hook)));
     }
     for (table, name, rules) in observed.ours() {
-        if !observed.is_used(table, name, hooks) {
+        if !observed.is_used(table, name) {
             plan.delete_chains.insert((table, name.to_owned()));
         } else if !rules.is_empty() {
             plan.chains.push((None, ChainSpec { table, name: name.to_owned(), rules: Vec::new() }));

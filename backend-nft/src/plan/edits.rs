@@ -19,8 +19,9 @@ use backend::dataplane::Vip;
 use ipnet::IpNet;
 use proto::model::IpFamily;
 
-use super::{CurrentState, RefCounts};
+use super::RefCounts;
 use crate::{
+    applied::AppliedState,
     desired::{Desired, SourceGroup, SourceGroupId, Update},
     element::{Element, ElementData, Map},
 };
@@ -89,7 +90,7 @@ type ElementKey = (Map, Vip, u32, Option<ElementData>);
 impl Edits {
     /// The number of elements that the changes write, and the changes. `None`: the table has nothing of the service
     /// port, so that they can be counted, without memory for all of a cold start.
-    pub(super) fn new(current: &impl CurrentState, family: IpFamily, update: &Update) -> (usize, Option<Self>) {
+    pub(super) fn new(current: &AppliedState, family: IpFamily, update: &Update) -> (usize, Option<Self>) {
         let (mut old, mut old_shared, refs) = (Vec::new(), Vec::new(), current.refs(family));
         current.elements(family, update, &mut old);
         current.shared(family, update, &mut old_shared);
@@ -204,7 +205,7 @@ impl RemainingEdits {
 
 impl GroupEdits {
     /// The changes of the group of source ranges of a service port; `None`: it needs none, or the group is complete.
-    pub(super) fn of(current: &impl CurrentState, family: IpFamily, update: &Update) -> Option<Self> {
+    pub(super) fn of(current: &AppliedState, family: IpFamily, update: &Update) -> Option<Self> {
         let group = update.desired[family].as_deref().and_then(Desired::sources)?;
         Self::new(group, current.refs(family))
     }
@@ -238,7 +239,7 @@ impl GroupEdits {
 
 impl PartialServicePort {
     /// What a table contains of a service port, and of the VIPs that it should have.
-    pub(crate) fn of(current: &impl CurrentState, family: IpFamily, update: &Update) -> Self {
+    pub(crate) fn of(current: &AppliedState, family: IpFamily, update: &Update) -> Self {
         let (mut elements, mut shared) = (Vec::new(), Vec::new());
         current.elements(family, update, &mut elements);
         current.shared(family, update, &mut shared);
