@@ -93,7 +93,6 @@ impl SharedChain {
         rules.into_iter().map(move |rule| self.rule_hash(rule)).chain([chain])
     }
 
-    /// The hash of a rule in it.
     pub(crate) fn rule_hash(self, line: &str) -> ContentHash {
         ContentHash::of(self.table(), self.chain(), &[line])
     }

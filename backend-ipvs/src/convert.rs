@@ -3,7 +3,6 @@
 use netlink::{AddressFamily, ipvs::IpvsProtocol};
 use proto::model::{IpFamily, PerFamily, Protocol};
 
-/// Converts a protocol.
 pub(crate) fn ipvs_protocol(protocol: Protocol) -> IpvsProtocol {
     match protocol {
         Protocol::Tcp => IpvsProtocol::Tcp,
@@ -21,7 +20,6 @@ pub(crate) fn model_protocol(protocol: IpvsProtocol) -> Protocol {
     }
 }
 
-/// Converts an address family.
 pub(crate) fn ipvs_family(family: IpFamily) -> AddressFamily {
     PerFamily { v4: AddressFamily::V4, v6: AddressFamily::V6 }[family]
 }

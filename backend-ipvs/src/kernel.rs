@@ -132,7 +132,6 @@ pub(crate) type ConnectionCounts = HashMap<(VirtualServerKey, SocketAddr), Conne
 /// An operation that the kernel rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rejected {
-    /// Its index.
     pub(crate) index: usize,
     pub(crate) reason: String,
     /// The value that was programmed instead, if any.
@@ -148,7 +147,6 @@ pub(crate) struct Summary {
     pub(crate) addresses: usize,
     /// The addresses of other devices.
     pub(crate) elsewhere: HashSet<IpAddr>,
-    /// All virtual servers.
     pub(crate) servers: HashSet<VirtualServerKey>,
 }
 

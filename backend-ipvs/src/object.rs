@@ -22,9 +22,7 @@ pub(crate) enum Object {
     SetEntry(SetId, IpsetEntry),
     /// An address on the device `kube-ipvs0`.
     Address(IpAddr),
-    /// A virtual server.
     Server(VirtualServerKey),
-    /// A destination of a virtual server.
     Destination(VirtualServerKey, SocketAddr),
 }
 
@@ -63,7 +61,6 @@ impl Value {
 // === impl Object ===
 
 impl Object {
-    /// The address family.
     pub(crate) fn family(&self) -> IpFamily {
         match self {
             Self::SetEntry(set, _) => set.family,

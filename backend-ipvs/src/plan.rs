@@ -211,7 +211,6 @@ fn at_ports(objects: &Objects) -> AtPorts {
     ports
 }
 
-/// The destinations of a virtual server.
 pub(crate) fn destinations(objects: &Objects, server: VirtualServerKey) -> impl Iterator<Item = (&Object, &Value)> {
     let first = Object::Destination(server, SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0));
     let is_its = move |(object, _): &(&Object, &Value)| matches!(object, Object::Destination(of, _) if *of == server);

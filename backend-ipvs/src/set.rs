@@ -16,7 +16,6 @@ pub(crate) struct SetId {
     pub(crate) family: IpFamily,
 }
 
-/// The content of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum SetContent {
     /// Endpoints on this node, as source and destination: connections to themselves are masqueraded.
@@ -71,7 +70,6 @@ const SETS: [(SetContent, &str, &str, IpsetType); 9] = {
 // === impl SetId ===
 
 impl SetId {
-    /// All sets.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         IpFamily::ALL.into_iter().flat_map(|family| SETS.map(move |(content, ..)| Self { content, family }))
     }
@@ -115,7 +113,6 @@ impl SetContent {
 
 // === entries ===
 
-/// The entry of an address.
 pub(crate) fn address(ip: IpAddr) -> IpsetEntry {
     IpsetEntry { ip: Some(ip), ..IpsetEntry::default() }
 }

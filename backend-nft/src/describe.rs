@@ -11,7 +11,6 @@ use crate::{
     plan::Operation,
 };
 
-/// The changes of one table.
 #[derive(Debug, Default)]
 struct TableChange {
     is_added: bool,

@@ -134,7 +134,6 @@ impl Repairs {
 // === impl FixedChain ===
 
 impl FixedChain {
-    /// Adds its rules.
     pub(crate) fn add_rules(&self) -> impl Iterator<Item = Operation> {
         self.rules.iter().map(|rule| Operation::AddRule(self.chain.name.clone(), rule.clone()))
     }
@@ -274,7 +273,6 @@ impl Operation {
 // === impl Elements ===
 
 impl Elements {
-    /// Appends an element.
     pub(crate) fn push(&mut self, element: Element, owner: Owner) {
         if self.owners.last().is_none_or(|(_, last)| *last != owner) {
             self.owners.push((self.list.len() as u32, owner));
@@ -282,7 +280,6 @@ impl Elements {
         self.list.push(element);
     }
 
-    /// The owner of the element at this index.
     pub(crate) fn owner(&self, index: usize) -> Owner {
         let end = self.owners.partition_point(|(start, _)| *start as usize <= index);
         end.checked_sub(1).and_then(|at| self.owners[at].1)

@@ -199,7 +199,6 @@ impl Base {
         self.fixed_rules(SharedChain::HealthPorts).head.contains(&localnet_guard())
     }
 
-    /// The fixed rules of a shared chain.
     pub(crate) fn fixed_rules(&self, shared: SharedChain) -> &FixedRules {
         &self.fixed_rules[shared as usize]
     }

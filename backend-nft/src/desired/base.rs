@@ -31,7 +31,6 @@ pub(crate) struct FixedChain {
     pub(crate) rules: Vec<Rule>,
 }
 
-/// The table of a family.
 pub(crate) fn table(family: IpFamily) -> Table {
     let table = Table::new(table_family(family), backend::NFT_TABLE);
     table.comment("Kubernetes Services, kept by Fairlead: changes are undone")
@@ -85,7 +84,6 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
 }
 
 impl Base {
-    /// The chain of this name.
     pub(crate) fn chain(&self, name: &str) -> Option<&FixedChain> {
         self.chains.iter().find(|fixed| fixed.chain.name == name)
     }

@@ -183,7 +183,6 @@ impl PoolChain {
         std::iter::successors(Some(self), |chain| chain.target())
     }
 
-    /// The rules of the chain.
     pub(crate) fn rules(self, family: IpFamily, effective: &EffectiveOptions) -> Vec<Rule> {
         let Some(target) = self.target() else { return self.endpoint_rules(family) };
         if let (None, Some(affinity)) = (self.kind.target(), self.affinity) {

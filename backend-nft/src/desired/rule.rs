@@ -370,7 +370,6 @@ impl RuleBuilder {
         self.push(Expr::Payload { dreg, base: PayloadBase::Transport, offset: 2, len: 2 })
     }
 
-    /// Loads an address.
     pub(super) fn load_address(self, address: PacketAddress, dreg: Register) -> Self {
         let (offset, len) = (address.offset(self.family), self.family.address_len() as u32);
         self.push(Expr::Payload { dreg, base: PayloadBase::Network, offset, len })

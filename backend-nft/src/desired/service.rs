@@ -56,7 +56,6 @@ pub(crate) struct Desired {
     cluster: Box<[Endpoint]>,
     /// The local pool, by slot.
     local: Box<[Endpoint]>,
-    /// The verdict if the pool is empty.
     empty_pool: Verdict,
     affinity: Option<Affinity>,
 }
@@ -165,7 +164,6 @@ impl Desired {
         }
     }
 
-    /// The slots of the endpoints.
     pub(crate) fn slots(&self) -> Slots {
         let slots = |slots: &[Endpoint]| slots.iter().copied().map(Some).collect();
         Slots { cluster: slots(&self.cluster), local: slots(&self.local) }
@@ -177,7 +175,6 @@ impl Desired {
         node_ports.map(move |vip| pool_key(vip, family)).chain(self.vips().copied())
     }
 
-    /// The key of its pools.
     pub(crate) fn pool_key(&self) -> Option<Vip> {
         self.pool_key
     }
@@ -187,7 +184,6 @@ impl Desired {
         self.sources.as_ref()
     }
 
-    /// Whether it has session affinity.
     pub(crate) fn is_affine(&self) -> bool {
         self.affinity.is_some()
     }

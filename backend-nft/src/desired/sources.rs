@@ -30,7 +30,6 @@ use crate::element::{Element, ElementData, Map};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SourceGroupId(pub(crate) [u8; 16]);
 
-/// A group of source ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SourceGroup {
     pub(crate) id: SourceGroupId,
@@ -57,7 +56,6 @@ impl SourceGroup {
         is_restricted.then(|| Self { id: SourceGroupId::of(&prefixes), prefixes: prefixes.into() })
     }
 
-    /// The rules of its chain.
     pub(crate) fn rules(&self, family: IpFamily) -> Vec<Rule> {
         let lengths: BTreeSet<u8> = self.prefixes.iter().map(IpNet::prefix_len).collect();
         let allowed = lengths.into_iter().map(|length| {
@@ -93,7 +91,6 @@ impl SourceGroupId {
         (id.to_string() == name).then_some(id)
     }
 
-    /// The element of a prefix.
     pub(crate) fn element(self, prefix: &IpNet) -> Element {
         let data = ElementData::Source(self);
         let index = prefix.prefix_len().into();

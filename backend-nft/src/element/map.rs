@@ -133,7 +133,6 @@ impl Map {
         }
     }
 
-    /// The name in the table.
     pub(crate) const fn name(self) -> &'static str {
         Self::DEFINITIONS[self as usize].name
     }

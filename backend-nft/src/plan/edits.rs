@@ -266,7 +266,6 @@ impl PartialServicePort {
     }
 }
 
-/// The number of ranks.
 pub(crate) const REMOVAL_RANKS: usize = 3;
 
 /// Elements that no service port needs are removed in this order: first what leads to others.

@@ -101,7 +101,6 @@ impl<'a> ScriptedFrontend<'a> {
         }
     }
 
-    /// Runs a scenario.
     pub(crate) async fn run(mut self, scenario: &Scenario) -> Outcome {
         // A client that is not restarted between scenarios may have opened streams in the meantime.
         while self.server.try_accept().is_some() {}
@@ -132,7 +131,6 @@ impl<'a> ScriptedFrontend<'a> {
         self.stream = None;
     }
 
-    /// The Welcome of this frontend.
     pub(crate) fn welcome(&self, mode: SyncMode) -> Welcome {
         Welcome {
             epoch: self.epoch,

@@ -28,7 +28,6 @@ pub(crate) fn initial_operations() -> Vec<Operation> {
         .collect()
 }
 
-/// The key of a service port.
 pub(crate) fn key(name: &str, protocol: Protocol) -> ServicePortKey {
     ServicePortKey::new(NAMESPACE, name, "", protocol)
 }
@@ -75,12 +74,10 @@ pub(crate) fn endpoint(family: IpFamily, number: u8) -> Endpoint {
     Endpoint::new(address, NonZeroU16::MIN.saturating_add(8000))
 }
 
-/// The id of a pool.
 pub(crate) fn pool_id(key: &ServicePortKey, class: PoolClass, family: IpFamily) -> PoolId {
     PoolId { key: key.clone(), class, family }
 }
 
-/// Replaces a pool.
 pub(crate) fn replace_pool(
     key: &ServicePortKey,
     class: PoolClass,
@@ -91,7 +88,6 @@ pub(crate) fn replace_pool(
     Operation::ReplacePool { pool: pool_id(key, class, family), endpoints }
 }
 
-/// Node info.
 fn node(name: &str) -> NodeInfo {
     NodeInfo {
         addresses: vec![IpAddr::from([192, 0, 2, 1])],
@@ -102,7 +98,6 @@ fn node(name: &str) -> NodeInfo {
     }
 }
 
-/// Cluster info.
 fn cluster() -> ClusterInfo {
     ClusterInfo { service_cidrs: cidr(IpAddr::from([198, 51, 100, 0]), 24).into_iter().collect() }
 }

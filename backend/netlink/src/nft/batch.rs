@@ -212,7 +212,6 @@ impl NftBatch {
         (&self.buf, frame_message(abi::BATCH_END))
     }
 
-    /// The decoded operations.
     pub(crate) fn operations(&self) -> impl Iterator<Item = Operation<'_>> {
         (0..self.len()).filter_map(|index| self.get(index))
     }

@@ -60,7 +60,6 @@ pub(super) fn fib(result: FibResult, flags: FibFlags) -> Value {
     Value::new(text, format, len)
 }
 
-/// A constant in this format.
 pub(super) fn constant(format: ConstantFormat, data: &[u8]) -> String {
     let mut fields = FieldReader::new(data);
     let number = || data.try_into().ok().map(u32::from_ne_bytes);
