@@ -63,23 +63,21 @@ impl AppliedState {
         let mut programmed = PerFamily::from_fn(|family| vec![false; tables[family].elements.len()]);
         let updates = updates.into_iter().filter_map(|update| adopt(&mut tables, &mut programmed, update));
         let service_ports = updates.collect();
-        let PerFamily { v4, v6 } = tables;
-        let not_programmed = |elements: Vec<Element>, family| {
-            let programmed = &programmed[family];
-            let rest = elements.into_iter().zip(programmed).filter(|(_, is_programmed)| !**is_programmed);
-            ObservedElements::new(family, rest.map(|(element, _)| element), ownership)
-        };
+        let mut refs = PerFamily::<RefCounts>::default();
+        let observed = tables.map(|family, table| {
+            refs[family] = table.refs;
+            let elements = table.elements.into_iter().zip(&programmed[family]);
+            let not_programmed = elements.filter(|(_, is_programmed)| !**is_programmed).map(|(element, _)| element);
+            ObservedElements::new(family, not_programmed, ownership)
+        });
         Self {
             service_ports,
             partial: BTreeMap::new(),
             planned: BTreeMap::new(),
             is_cold,
             rebuilds: false,
-            observed: PerFamily {
-                v4: not_programmed(v4.elements, IpFamily::V4),
-                v6: not_programmed(v6.elements, IpFamily::V6),
-            },
-            refs: PerFamily { v4: v4.refs, v6: v6.refs },
+            observed,
+            refs,
             repairs,
             later_repairs,
             prepared: PerFamily::default(),
@@ -232,9 +230,9 @@ impl AppliedState {
                 }
             }
         }
-        let PerFamily { v4, v6 } = refs;
-        self.refs.v4.commit(v4);
-        self.refs.v6.commit(v6);
+        for (family, changes) in refs {
+            self.refs[family].commit(changes);
+        }
     }
 
     /// Whether the kernel may contain objects that no service port needs.

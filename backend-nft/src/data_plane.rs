@@ -113,16 +113,16 @@ impl<K: Kernel> NftDataPlane<K> {
 
     /// Finds out for which family the kernel rejects the base ruleset.
     async fn find_unusable(&mut self, operations: Vec<(IpFamily, Operation)>, rejection: &Rejection) -> Result<()> {
-        let PerFamily { v4, v6 } =
-            PerFamily::from_fn(|family| operations.iter().filter(|(of, _)| *of == family).cloned().collect::<Vec<_>>());
-        for (family, operations, others) in [(IpFamily::V4, &v4, &v6), (IpFamily::V6, &v6, &v4)] {
-            if operations.is_empty() {
-                continue;
-            }
-            if others.is_empty() {
+        let mut by_family = PerFamily::<Vec<_>>::default();
+        for (family, operation) in operations {
+            by_family[family].push((family, operation));
+        }
+        let is_one_family = by_family.iter().any(|(_, operations)| operations.is_empty());
+        for (family, operations) in by_family.into_iter().filter(|(_, operations)| !operations.is_empty()) {
+            if is_one_family {
                 return self.families.failed(family, rejection.to_string());
             }
-            match self.kernel.commit(operations.clone()).await {
+            match self.kernel.commit(operations).await {
                 Ok(_) => {}
                 Err(CommitError::Rejected(rejection)) => self.families.failed(family, rejection.to_string())?,
                 Err(CommitError::Failed(error)) => return Err(error),

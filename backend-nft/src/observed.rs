@@ -64,8 +64,7 @@ impl Observed {
     pub(crate) fn of(listings: PerFamily<Listing>, base: &PerFamily<Base>, effective: &EffectiveOptions) -> Self {
         let mut tables = PerFamily::<ObservedTable>::default();
         let mut repairs = PerFamily::<Repairs>::default();
-        let PerFamily { v4, v6 } = listings;
-        for (family, mut listing) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
+        for (family, mut listing) in listings {
             let base = &base[family];
             let others = std::mem::take(&mut listing.others);
             let mut deleted = Vec::new();

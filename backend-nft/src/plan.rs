@@ -170,8 +170,7 @@ impl Plan {
                 left = left.saturating_sub(last.unowned.len());
             }
         }
-        let PerFamily { v4, v6 } = tables;
-        for (family, mut table) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
+        for (family, mut table) in tables {
             let repairs = std::mem::take(&mut repairs[family]);
             table.prepared = std::mem::take(&mut prepared[family]);
             table.needed_groups.extend(current.needed_groups(family));

@@ -48,6 +48,14 @@ pub struct ServicePortUpdate<D> {
 #[derive(Clone, Debug)]
 pub struct AppliedServicePorts<T>(BTreeMap<ServicePortKey, PerFamily<Option<T>>>);
 
+// === impl ServicePortUpdate ===
+
+impl<D> ServicePortUpdate<D> {
+    fn is_empty(&self) -> bool {
+        self.desired.iter().all(|(_, desired)| desired.is_none())
+    }
+}
+
 // === impl AppliedServicePorts ===
 
 impl<T> Default for AppliedServicePorts<T> {
@@ -56,9 +64,10 @@ impl<T> Default for AppliedServicePorts<T> {
     }
 }
 
-impl<T, D: Into<T>> FromIterator<ServicePortUpdate<D>> for AppliedServicePorts<T> {
-    fn from_iter<I: IntoIterator<Item = ServicePortUpdate<D>>>(updates: I) -> Self {
-        Self(updates.into_iter().filter_map(|update| Some((update.key, installed(update.desired)?))).collect())
+impl<T> FromIterator<ServicePortUpdate<T>> for AppliedServicePorts<T> {
+    fn from_iter<I: IntoIterator<Item = ServicePortUpdate<T>>>(updates: I) -> Self {
+        let updates = updates.into_iter().filter(|update| !update.is_empty());
+        Self(updates.map(|update| (update.key, update.desired)).collect())
     }
 }
 
@@ -81,11 +90,12 @@ impl<T> AppliedServicePorts<T> {
     }
 
     /// Records that an update was programmed.
-    pub fn commit<D: Into<T>>(&mut self, update: ServicePortUpdate<D>) {
-        match installed(update.desired) {
-            Some(installed) => self.0.insert(update.key, installed),
-            None => self.0.remove(&update.key),
-        };
+    pub fn commit(&mut self, update: ServicePortUpdate<T>) {
+        if update.is_empty() {
+            self.0.remove(&update.key);
+        } else {
+            self.0.insert(update.key, update.desired);
+        }
     }
 
     /// The VIPs of a service port in both families; `vips` gives those of one.
@@ -101,9 +111,4 @@ impl<T> AppliedServicePorts<T> {
         }
         list
     }
-}
-
-/// What a service port has after an update; `None`: nothing.
-fn installed<T, D: Into<T>>(PerFamily { v4, v6 }: PerFamily<Option<D>>) -> Option<PerFamily<Option<T>>> {
-    (v4.is_some() || v6.is_some()).then(|| PerFamily { v4: v4.map(Into::into), v6: v6.map(Into::into) })
 }

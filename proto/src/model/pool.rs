@@ -1,7 +1,7 @@
 //! Endpoints, and pools: sorted sets of endpoints.
 
 use std::{
-    fmt, iter,
+    array, fmt, iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::NonZeroU16,
     ops,
@@ -147,6 +147,21 @@ impl<T> PerFamily<T> {
     /// The values with their families, IPv4 first.
     pub fn iter(&self) -> impl Iterator<Item = (IpFamily, &T)> {
         [(IpFamily::V4, &self.v4), (IpFamily::V6, &self.v6)].into_iter()
+    }
+
+    /// Converts each value.
+    pub fn map<U>(self, mut convert: impl FnMut(IpFamily, T) -> U) -> PerFamily<U> {
+        PerFamily { v4: convert(IpFamily::V4, self.v4), v6: convert(IpFamily::V6, self.v6) }
+    }
+}
+
+impl<T> IntoIterator for PerFamily<T> {
+    type Item = (IpFamily, T);
+    type IntoIter = array::IntoIter<(IpFamily, T), 2>;
+
+    /// The values with their families, IPv4 first.
+    fn into_iter(self) -> Self::IntoIter {
+        [(IpFamily::V4, self.v4), (IpFamily::V6, self.v6)].into_iter()
     }
 }
 
