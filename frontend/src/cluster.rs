@@ -39,7 +39,6 @@ pub(crate) struct ClusterState {
 /// The result of [`ClusterState::commit`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Commit {
-    /// The current revision.
     pub(crate) revision: Revision,
     /// Whether it is new; otherwise nothing is different.
     pub(crate) is_new: bool,

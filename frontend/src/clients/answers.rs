@@ -43,7 +43,6 @@ pub(crate) struct Answers(Mutex<PerClient<AnswerClient, Arc<ClientAnswers>>>);
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum AnswerClient {
-    /// A client with an identity.
     Identified(Identity),
     /// A client of a listener that identifies none.
     At(ClientSource),

@@ -38,7 +38,6 @@ impl<K: Ord, V> PerClient<K, V> {
 }
 
 impl<K: Ord> PerClient<K, TokenBucket> {
-    /// The token bucket of a client.
     pub(crate) fn bucket(&mut self, client: K, now: Instant) -> &mut TokenBucket {
         self.entry(client, |bucket| !bucket.is_full(now), || TokenBucket::full(now))
     }

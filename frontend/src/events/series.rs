@@ -49,7 +49,6 @@ impl EventSeries {
         Self { first: now, last: now, count: 0, node, sent: None, last_report: Instant::now() }
     }
 
-    /// Counts a report.
     pub(super) fn add(&mut self, now: Timestamp) {
         self.last = now;
         self.last_report = Instant::now();
@@ -65,7 +64,6 @@ impl EventSeries {
         self.sent = Some((Instant::now(), self.count));
     }
 
-    /// The Event to create.
     pub(super) fn event(&self, SeriesKey { port, reason: why, kind }: &SeriesKey) -> Event {
         let node = &self.node;
         let (reason, action, note) = match kind {

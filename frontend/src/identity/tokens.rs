@@ -90,7 +90,6 @@ impl Tokens {
         Self { api, options, admins, cache: TokenCache::default(), limiter, failures: Mutex::default() }
     }
 
-    /// Identifies the holder of a token.
     pub(super) async fn identify(&self, token: &str, source: TokenSource) -> Result<Identity, AuthnError> {
         if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
             return Err(AuthnError::Token(format!(

@@ -83,7 +83,6 @@ impl KindFreshness {
 }
 
 impl FreshnessRecorder {
-    /// Sets the phase.
     pub(super) fn phase(&self, phase: WatchPhase) {
         self.with(|record| record.phase = phase);
     }
@@ -94,7 +93,6 @@ impl FreshnessRecorder {
         self.confirmed();
     }
 
-    /// Records a confirmation.
     pub(super) fn confirmed(&self) {
         self.with(|record| {
             record.confirmed = Some(Instant::now());
@@ -102,7 +100,6 @@ impl FreshnessRecorder {
         });
     }
 
-    /// Records a failed request.
     pub(super) fn failed(&self, error: &str) {
         self.with(|record| {
             record.failures = record.failures.saturating_add(1);

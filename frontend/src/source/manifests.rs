@@ -49,7 +49,6 @@ pub(super) const REMOVAL_DELAY: Duration = Duration::from_millis(50);
 /// How often files that could not be read, and a directory that could not be listed or was replaced, are read again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Watches one directory.
 struct DirectoryWatcher {
     directory: PathBuf,
     inotify: INotifyWatcher,

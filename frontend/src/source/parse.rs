@@ -20,7 +20,6 @@ use crate::object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, Origin
 
 /// A Kubernetes type that a source can deliver.
 pub(super) trait Resource: DeserializeOwned {
-    /// Its kind.
     const KIND: ObjectKind;
 
     /// Its usable fields; `None` if it is not for Fairlead, or not usable at all.
@@ -138,7 +137,6 @@ fn has_label(metadata: &ObjectMeta, label: &str) -> bool {
     metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label))
 }
 
-/// When the object was created.
 fn created(metadata: &ObjectMeta) -> Option<SystemTime> {
     metadata.creation_timestamp.as_ref().map(|time| SystemTime::from(time.0))
 }

@@ -23,9 +23,7 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// A kind that is watched, and the objects of it that are selected.
 pub(super) trait Watchable: parse::Resource + kube::Resource<DynamicType = ()> + Send + Sync {
-    /// Label selector.
     const LABELS: Option<&'static str> = None;
-    /// Field selector.
     const FIELDS: Option<&'static str> = None;
     /// Whether the cluster or its RBAC rules may be older than the kind: without it, there is no such object. Of any
     /// other kind, something is misconfigured, and no backend can be served.

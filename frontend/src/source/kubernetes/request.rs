@@ -62,12 +62,7 @@ pub(super) enum RequestError {
     Undecodable(#[from] serde_json::Error),
     /// Versions went back, so that it is unknown which events are the newer ones.
     #[error("resourceVersion {found} came after {last}")]
-    Backwards {
-        /// The version before.
-        last: String,
-        /// The lower one.
-        found: String,
-    },
+    Backwards { last: String, found: String },
     /// A comparison with the server has shown changes that the watch did not deliver.
     #[error("the watch has not delivered changes of {0} objects")]
     Missed(usize),

@@ -17,12 +17,10 @@ pub(super) struct ObjectVersions(HashMap<u64, u64>);
 pub(super) type DifferingVersions = HashSet<(u64, Option<u64>, Option<u64>)>;
 
 impl ObjectVersions {
-    /// Adds an object, or replaces its version.
     pub(super) fn set(&mut self, name: &ObjectName, version: &str) {
         self.0.insert(hash(name), hash(version));
     }
 
-    /// Removes an object.
     pub(super) fn remove(&mut self, name: &ObjectName) {
         self.0.remove(&hash(name));
     }

@@ -59,7 +59,6 @@ pub(super) struct WatchContext {
     verify_causes: SharedCauses,
 }
 
-/// Lists and watches one kind.
 pub(super) struct KindWatcher<'a, K> {
     context: &'a WatchContext,
     requests: Arc<Requests<K>>,
