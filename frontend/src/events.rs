@@ -17,7 +17,6 @@
 mod event;
 mod recorder;
 mod series;
-mod start;
 #[cfg(test)]
 mod tests;
 
@@ -28,8 +27,8 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 use tracing::debug;
 
+pub(crate) use self::event::{BackendStart, DegradedNode};
 use self::recorder::EventRecorder;
-pub(crate) use self::start::{BackendStart, DegradedNode};
 use crate::{index::ObjectNotice, object::ObjectKind};
 
 /// The most reports that wait. Further ones are dropped.

@@ -7,7 +7,6 @@
 //!
 //! It works without JavaScript too, with a form for the filter. It loads nothing from other hosts.
 
-mod html;
 mod model;
 mod query;
 mod render;

@@ -1,10 +1,17 @@
-//! What all Events have in common, and the Event on an object of which parts are not used. Pure.
+//! What all Events have in common, and those on an object of which parts are not used, and on a Node: when its backend
+//! starts, and when something does not work there. Each is the same from each replica that sees the reason. Pure.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
     jiff::Timestamp,
 };
+use proto::model::{Hello, Role};
 use ring::digest::{SHA256, digest};
 
 use crate::{
@@ -18,6 +25,31 @@ const CLUSTER_NAMESPACE: &str = "default";
 const NOTE_BYTES: usize = 1000;
 /// The most characters of an object's name in that of the Event, which may have 253 bytes with the hash.
 const NAME_CHARS: usize = 230;
+/// Runs that began earlier get no Event: the backend has only reconnected. Shorter than Kubernetes keeps Events, so
+/// that an existing one is found; longer than a backend may need to find a frontend, and than clocks differ.
+const RECENT: Duration = Duration::from_secs(600);
+/// The most characters of the name and version of a backend.
+const BACKEND_CHARS: usize = 128;
+
+/// Something that does not work on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DegradedNode {
+    /// Node `metadata.name`.
+    pub(crate) node: Arc<str>,
+    /// What, and why.
+    pub(crate) text: String,
+}
+
+/// The start of a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BackendStart {
+    /// Node `metadata.name`.
+    pub(crate) node: Arc<str>,
+    /// When it started, by the clock of its node.
+    pub(crate) at: SystemTime,
+    /// Name and version.
+    pub(crate) backend: String,
+}
 
 /// In what Events differ.
 pub(super) struct EventParts {
@@ -65,6 +97,58 @@ impl From<EventParts> for Event {
             }),
             ..Default::default()
         }
+    }
+}
+
+impl BackendStart {
+    /// `None` if the Hello is not from a backend, or has no start time.
+    pub(crate) fn of(hello: &Hello) -> Option<Self> {
+        let Hello { node, role, backend, backend_version, started, .. } = hello;
+        let at = started.filter(|_| *role == Role::Backend)?;
+        let backend = format!("{backend} {backend_version}").chars().take(BACKEND_CHARS).collect();
+        Some(Self { node: node.clone(), at, backend })
+    }
+
+    /// Whether an Event is created.
+    pub(super) fn is_recent(&self) -> bool {
+        // A time in the future, of a clock that is ahead, counts as now.
+        self.at.elapsed().unwrap_or_default() < RECENT
+    }
+
+    /// The Event to create, like that of kube-proxy: the same for each session of the run, with any replica.
+    pub(super) fn event(&self) -> Event {
+        let Self { node, at, backend } = self;
+        let micros = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        EventParts {
+            kind: ObjectKind::Node,
+            name: ObjectName::new("", node.clone()),
+            identity: format!("{node}\n{micros}"),
+            // The client may send any time; one out of range is replaced.
+            time: Timestamp::try_from(*at).unwrap_or_else(|_| Timestamp::now()),
+            r#type: "Normal",
+            reason: "Starting",
+            action: "Start",
+            note: format!("Starting fairlead backend {backend}"),
+        }
+        .into()
+    }
+}
+
+impl DegradedNode {
+    /// The Event to create: one for each Node, so that a node cannot create any number of them.
+    pub(super) fn event(&self, time: Timestamp) -> Event {
+        let Self { node, text } = self;
+        EventParts {
+            kind: ObjectKind::Node,
+            name: ObjectName::new("", node.clone()),
+            identity: format!("{node}\ndegraded"),
+            time,
+            r#type: "Warning",
+            reason: "Degraded",
+            action: "Program",
+            note: text.clone(),
+        }
+        .into()
     }
 }
 
