@@ -1,7 +1,7 @@
 //! How up to date a source is, by kind. It tells "nothing has changed" from "the API server does not deliver".
 //!
 //! ```text
-//!   source ──FreshnessRecorder──▶ Freshness ──snapshot──▶ Status, metrics
+//!   source ──listed, confirmed, failed──▶ Freshness ──snapshot──▶ Status, metrics
 //! ```
 
 use std::{
@@ -52,13 +52,6 @@ pub enum WatchPhase {
     NotOffered,
 }
 
-/// Records the freshness of one kind.
-#[derive(Clone, Debug)]
-pub(super) struct FreshnessRecorder {
-    freshness: Freshness,
-    kind: ObjectKind,
-}
-
 impl Freshness {
     /// One row for each kind that is watched. Empty for a directory of manifests.
     #[must_use]
@@ -66,11 +59,35 @@ impl Freshness {
         lock(&self.kinds).values().cloned().collect()
     }
 
-    /// Adds a kind.
-    pub(super) fn recorder(&self, kind: ObjectKind) -> FreshnessRecorder {
-        let recorder = FreshnessRecorder { freshness: self.clone(), kind };
-        recorder.phase(WatchPhase::Listing);
-        recorder
+    pub(super) fn phase(&self, kind: ObjectKind, phase: WatchPhase) {
+        self.with(kind, |row| row.phase = phase);
+    }
+
+    /// Records a complete list, which is a confirmation as well.
+    pub(super) fn listed(&self, kind: ObjectKind) {
+        self.with(kind, |row| row.lists += 1);
+        self.confirmed(kind);
+    }
+
+    pub(super) fn confirmed(&self, kind: ObjectKind) {
+        self.with(kind, |row| {
+            row.confirmed = Some(Instant::now());
+            row.failures = 0;
+        });
+    }
+
+    pub(super) fn failed(&self, kind: ObjectKind, error: &str) {
+        self.with(kind, |row| {
+            row.failures = row.failures.saturating_add(1);
+            row.last_error = Some(error.to_owned());
+        });
+    }
+
+    /// Reads or changes the row of a kind, which is added with the first call.
+    pub(super) fn with<T>(&self, kind: ObjectKind, act: impl FnOnce(&mut KindFreshness) -> T) -> T {
+        let phase = WatchPhase::Listing;
+        let new = || KindFreshness { kind, phase, confirmed: None, lists: 0, failures: 0, last_error: None };
+        act(lock(&self.kinds).entry(kind).or_insert_with(new))
     }
 }
 
@@ -82,39 +99,6 @@ impl KindFreshness {
     }
 }
 
-impl FreshnessRecorder {
-    pub(super) fn phase(&self, phase: WatchPhase) {
-        self.with(|record| record.phase = phase);
-    }
-
-    /// Records a complete list, which is a confirmation as well.
-    pub(super) fn listed(&self) {
-        self.with(|record| record.lists += 1);
-        self.confirmed();
-    }
-
-    pub(super) fn confirmed(&self) {
-        self.with(|record| {
-            record.confirmed = Some(Instant::now());
-            record.failures = 0;
-        });
-    }
-
-    pub(super) fn failed(&self, error: &str) {
-        self.with(|record| {
-            record.failures = record.failures.saturating_add(1);
-            record.last_error = Some(error.to_owned());
-        });
-    }
-
-    /// Reads or changes the record.
-    pub(super) fn with<T>(&self, act: impl FnOnce(&mut KindFreshness) -> T) -> T {
-        let (kind, phase) = (self.kind, WatchPhase::Listing);
-        let new = || KindFreshness { kind, phase, confirmed: None, lists: 0, failures: 0, last_error: None };
-        act(lock(&self.freshness.kinds).entry(kind).or_insert_with(new))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,15 +107,14 @@ mod tests {
     async fn only_confirmations_reset_the_age() {
         let freshness = Freshness::default();
         assert_eq!(freshness.snapshot(), []);
-        let recorder = freshness.recorder(ObjectKind::Node);
-        recorder.failed("refused");
+        freshness.failed(ObjectKind::Node, "refused");
         let row = freshness.snapshot().remove(0);
         assert_eq!((row.age(), row.lists, row.failures), (None, 0, 1));
-        recorder.listed();
+        freshness.listed(ObjectKind::Node);
         let listed = Instant::now();
         tokio::time::advance(Duration::from_secs(5)).await;
-        recorder.phase(WatchPhase::Watching);
-        recorder.failed("cut");
+        freshness.phase(ObjectKind::Node, WatchPhase::Watching);
+        freshness.failed(ObjectKind::Node, "cut");
         assert_eq!(
             freshness.snapshot(),
             [KindFreshness {
@@ -143,7 +126,7 @@ mod tests {
                 last_error: Some("cut".to_owned()),
             }]
         );
-        recorder.confirmed();
+        freshness.confirmed(ObjectKind::Node);
         let row = freshness.snapshot().remove(0);
         assert_eq!((row.age(), row.failures, row.last_error.as_deref()), (Some(Duration::ZERO), 0, Some("cut")));
     }

@@ -25,7 +25,7 @@ use super::{
     retry::{Operation, Retry},
     versions::{DifferingVersions, ObjectVersions, check_order},
 };
-use crate::source::freshness::FreshnessRecorder;
+use crate::source::Freshness;
 
 /// What a watch and its verification share.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ struct WatchedState {
 /// Verifies the watches of one kind.
 pub(super) struct Verifier<'a, K> {
     pub(super) requests: Arc<Requests<K>>,
-    pub(super) recorder: FreshnessRecorder,
+    pub(super) freshness: &'a Freshness,
     pub(super) watched: Arc<Watched>,
     pub(super) deadlines: Deadlines,
     pub(super) retry: Retry<'a>,
@@ -105,7 +105,7 @@ impl<K: Watchable> Verifier<'_, K> {
                 Err(error) if K::OPTIONAL && error.is_not_offered() => return error,
                 Err(error) => {
                     let cause = chain(&error);
-                    self.recorder.failed(&cause);
+                    self.freshness.failed(K::KIND, &cause);
                     self.retry.wait(Operation::Verify, &error, &cause, self.requests.advice(&error)).await;
                 }
             }
@@ -131,7 +131,7 @@ impl<K: Watchable> Verifier<'_, K> {
     /// was resumed, but not at once, as all clients of an API server that restarts come back then, and not more often
     /// than for silent watches, as perhaps each watch fails.
     fn comparison_due(&self) -> Instant {
-        let confirmed = self.recorder.with(|record| record.confirmed).unwrap_or_else(Instant::now);
+        let confirmed = self.freshness.with(K::KIND, |row| row.confirmed).unwrap_or_else(Instant::now);
         let silent = confirmed + self.deadlines.silence;
         let Some(resumed) = lock(&self.watched.state).uncompared else { return silent };
         let due = resumed + self.deadlines.after_failure;
@@ -151,7 +151,7 @@ impl<K: Watchable> Verifier<'_, K> {
             }
         }
         lock(&self.watched.state).uncompared = None;
-        self.recorder.confirmed();
+        self.freshness.confirmed(K::KIND);
         Ok(())
     }
 

@@ -40,10 +40,7 @@ use super::{
 };
 use crate::{
     object::{ObjectName, ParsedObject, SourceUpdate, VersionProgress},
-    source::{
-        Freshness,
-        freshness::{FreshnessRecorder, WatchPhase},
-    },
+    source::{Freshness, WatchPhase},
 };
 
 /// What the watchers of all kinds share: they use one server.
@@ -63,7 +60,7 @@ pub(super) struct KindWatcher<'a, K> {
     context: &'a WatchContext,
     requests: Arc<Requests<K>>,
     watched: Arc<Watched>,
-    recorder: FreshnessRecorder,
+    freshness: &'a Freshness,
     retry: Retry<'a>,
     /// Whether all objects have been delivered once.
     delivered: bool,
@@ -110,12 +107,12 @@ impl ListedObjects {
 }
 
 impl<'a, K: Watchable> KindWatcher<'a, K> {
-    pub(super) fn new(context: &'a WatchContext, freshness: &Freshness) -> Self {
+    pub(super) fn new(context: &'a WatchContext, freshness: &'a Freshness) -> Self {
         Self {
             context,
             requests: Arc::new(Requests::new(context.api.clone(), context.deadlines)),
             watched: Arc::default(),
-            recorder: freshness.recorder(K::KIND),
+            freshness,
             retry: Retry::new(K::KIND, context.deadlines.retry, &context.causes),
             delivered: false,
         }
@@ -126,7 +123,7 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
         let WatchContext { deadlines, verify_causes, .. } = self.context;
         let mut verifier = Verifier {
             requests: self.requests.clone(),
-            recorder: self.recorder.clone(),
+            freshness: self.freshness,
             watched: self.watched.clone(),
             deadlines: *deadlines,
             retry: Retry::new(K::KIND, deadlines.retry, verify_causes),
@@ -158,7 +155,7 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
 
     async fn wait(&mut self, operation: Operation, error: &RequestError) {
         let cause = chain(error);
-        self.recorder.failed(&cause);
+        self.freshness.failed(K::KIND, &cause);
         self.retry.wait(operation, error, &cause, self.requests.advice(error)).await;
     }
 }
@@ -168,7 +165,7 @@ impl<'a, K: Watchable> KindWatcher<'a, K> {
 impl<K: Watchable> KindWatcher<'_, K> {
     /// Lists until it succeeds, streamed and in pages by turns.
     async fn list(&mut self) -> WatchPosition {
-        self.recorder.phase(WatchPhase::Listing);
+        self.freshness.phase(K::KIND, WatchPhase::Listing);
         let mut streamed = true;
         loop {
             streamed &= !self.context.no_streaming.load(Ordering::Relaxed);
@@ -176,7 +173,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
             match listed {
                 Ok((objects, position)) => {
                     debug!(kind = %K::KIND, objects = objects.objects.len(), streamed, "listed");
-                    self.recorder.listed();
+                    self.freshness.listed(K::KIND);
                     self.retry.list_succeeded();
                     self.replace(objects).await;
                     return position;
@@ -242,7 +239,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
 
     /// The API server does not serve this kind. Objects that were delivered stay; if none were, there are none.
     async fn continue_without(&mut self, error: &RequestError) {
-        self.recorder.phase(WatchPhase::NotOffered);
+        self.freshness.phase(K::KIND, WatchPhase::NotOffered);
         let (kind, cause) = (K::KIND, chain(error));
         if self.delivered {
             debug!(%kind, error = cause, "kind still not available");
@@ -265,7 +262,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
 impl<K: Watchable> KindWatcher<'_, K> {
     /// Watches until a new list is needed, and returns why.
     async fn watch(&mut self, mut position: WatchPosition) -> RequestError {
-        self.recorder.phase(WatchPhase::Watching);
+        self.freshness.phase(K::KIND, WatchPhase::Watching);
         self.deliver_progress(&position.version, VersionProgress::Confirmed).await;
         let mut after_failure = false;
         loop {
@@ -293,7 +290,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
         while let Some(WatchEvent { version, change }) = watch.next::<K>(self.context.deadlines.event).await? {
             check_order(&position.version, &version)?;
             position.version = version;
-            self.recorder.confirmed();
+            self.freshness.confirmed(K::KIND);
             self.retry.succeeded();
             let progress = match change {
                 EventChange::Put(parsed) => {
