@@ -46,11 +46,9 @@ impl Resource for EndpointSlice {
             return None;
         }
         let ports = items(self.ports.as_ref()).iter().enumerate();
-        let endpoints = items(self.endpoints.as_ref()).iter().enumerate().filter_map(|(n, endpoint)| {
-            let pod = pod(&name, endpoint);
-            Some(SliceEndpoint { pod, ..slice_endpoint(n, endpoint, family, problems)? })
-        });
-        let endpoints = endpoints.collect();
+        let endpoints = items(self.endpoints.as_ref()).iter().enumerate();
+        let endpoints =
+            endpoints.filter_map(|(n, endpoint)| slice_endpoint(n, endpoint, &name, family, problems)).collect();
         Some(ClusterObject::EndpointSlice(SliceObject {
             name,
             created: created(&self.metadata),
@@ -84,6 +82,7 @@ fn slice_port(n: usize, port: &EndpointPort, problems: &mut FieldProblems) -> Op
 fn slice_endpoint(
     n: usize,
     endpoint: &Endpoint,
+    slice: &ObjectName,
     family: IpFamily,
     problems: &mut FieldProblems,
 ) -> Option<SliceEndpoint> {
@@ -110,7 +109,7 @@ fn slice_endpoint(
         terminating: conditions.and_then(|conditions| conditions.terminating).unwrap_or(false),
         zone_hints: sorted(items(zones).iter().map(|zone| zone.name.as_str().into())),
         node_hints: sorted(items(nodes).iter().map(|node| node.name.as_str().into())),
-        pod: None,
+        pod: pod(slice, endpoint),
     })
 }
 
