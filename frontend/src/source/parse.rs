@@ -55,10 +55,6 @@ impl FieldProblems {
         }
     }
 
-    fn count(&self) -> usize {
-        self.described.len() + self.more
-    }
-
     fn finish(mut self) -> Vec<ObjectProblem> {
         if self.more > 0 {
             let message = format!("{} more invalid fields, ignored", self.more);

@@ -25,10 +25,7 @@ use super::{
 
 /// The most objects of a page: what one response costs the server, and this process, in memory. client-go uses the
 /// same.
-const PAGE_OBJECTS: u32 = 500;
-
-/// The objects of a list that is requested for its version only.
-const VERSION_OBJECTS: u32 = 1;
+pub(super) const PAGE_OBJECTS: u32 = 500;
 
 /// The most that `Retry-After` of a response delays the next request.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -103,17 +100,13 @@ impl<K: Watchable> Requests<K> {
         Self { api, path: Request::new(K::url_path(&(), None)), deadlines, kind: PhantomData }
     }
 
-    /// The first page, or the one of a `continue` token.
-    pub(super) async fn page(&self, token: Option<String>) -> Result<Page, RequestError> {
-        self.list(PAGE_OBJECTS, token).await
-    }
-
-    /// The current version of the API server, not that of its cache.
+    /// The current version of the API server, not that of its cache: a list of one object has it.
     pub(super) async fn version(&self) -> Result<String, RequestError> {
-        Ok(self.list(VERSION_OBJECTS, None).await?.version)
+        Ok(self.page(1, None).await?.version)
     }
 
-    async fn list(&self, limit: u32, token: Option<String>) -> Result<Page, RequestError> {
+    /// The first page, or the one of a `continue` token.
+    pub(super) async fn page(&self, limit: u32, token: Option<String>) -> Result<Page, RequestError> {
         let body = self.body(self.path.list(&list_parameters::<K>(limit, token))).await?;
         Page::decode::<K>(&body).map_err(|error| undecodable(&body, error))
     }

@@ -33,7 +33,7 @@ use super::{
     Deadlines,
     api::KubernetesApi,
     decode::{EventChange, WatchEvent, Watchable},
-    request::{RequestError, Requests, Watch},
+    request::{PAGE_OBJECTS, RequestError, Requests, Watch},
     retry::{Operation, Retry, SharedCauses},
     verify::{Verifier, Watched},
     versions::{ObjectVersions, check_order},
@@ -228,7 +228,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
         let mut objects = ListedObjects::default();
         let mut token = None;
         loop {
-            let page = self.requests.page(token).await?;
+            let page = self.requests.page(PAGE_OBJECTS, token).await?;
             page.objects.into_iter().for_each(|(parsed, version)| objects.put(parsed, &version));
             if page.next.is_none() {
                 return Ok((objects, WatchPosition { version: page.version, open: None }));

@@ -17,10 +17,9 @@ pub(super) fn with_vips(service: &Service, problems: &mut FieldProblems) -> Opti
     let cluster_ips = cluster_ips(spec, problems)?;
 
     let path = "spec.loadBalancerSourceRanges";
-    let problems_before = problems.count();
     let ranges = problems.valid(path, spec.load_balancer_source_ranges.as_ref(), address::cidr);
     let source_ranges = IpNet::aggregate(&ranges);
-    let all_ranges_used = problems.count() == problems_before;
+    let all_ranges_used = ranges.len() == items(spec.load_balancer_source_ranges.as_ref()).len();
 
     let path = "spec.externalIPs";
     let external_ips = sorted(problems.valid(path, spec.external_ips.as_ref(), |text| external_ip(text, &cluster_ips)));
