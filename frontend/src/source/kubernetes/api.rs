@@ -16,10 +16,8 @@ use runtime::{connect_advice::ConnectSettings, failure::chain};
 
 use super::{advice::advice, request::RequestError};
 
-/// Where a pod finds the CA certificate of its cluster.
-const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
-/// Where a pod finds the token of its ServiceAccount.
-const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+/// Where a pod finds the CA certificate of its cluster, and the token of its ServiceAccount.
+const POD_FILES: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The longest time for a connection, with TLS. Where packets are lost, the kernel sends the first one again at ever
 /// longer intervals; a new attempt reaches an API server that is back sooner.
@@ -163,9 +161,9 @@ impl ApiSettings {
     fn of_pod() -> Self {
         Self {
             address: "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT".to_owned(),
-            ca: POD_CA.to_owned(),
+            ca: format!("{POD_FILES}/ca.crt"),
             client_certificate: "client-certificate in a kubeconfig".to_owned(),
-            credentials: format!("the ServiceAccount token in {POD_TOKEN}"),
+            credentials: format!("the ServiceAccount token in {POD_FILES}/token"),
         }
     }
 

@@ -74,12 +74,8 @@ struct WatchPosition {
     open: Option<Watch>,
 }
 
-/// The objects of a list so far.
-#[derive(Default)]
-struct ListedObjects {
-    objects: BTreeMap<ObjectName, ParsedObject>,
-    versions: ObjectVersions,
-}
+/// The objects of a list so far, each with its version.
+type ListedObjects = BTreeMap<ObjectName, (ParsedObject, String)>;
 
 impl WatchContext {
     pub(super) fn new(api: KubernetesApi, deadlines: Deadlines, updates: mpsc::Sender<SourceUpdate>) -> Self {
@@ -91,18 +87,6 @@ impl WatchContext {
             causes: SharedCauses::default(),
             verify_causes: SharedCauses::default(),
         }
-    }
-}
-
-impl ListedObjects {
-    fn put(&mut self, parsed: ParsedObject, version: &str) {
-        self.versions.set(&parsed.name, version);
-        self.objects.insert(parsed.name.clone(), parsed);
-    }
-
-    fn remove(&mut self, name: &ObjectName) {
-        self.versions.remove(name);
-        self.objects.remove(name);
     }
 }
 
@@ -172,7 +156,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
             let listed = if streamed { self.stream().await } else { self.pages().await };
             match listed {
                 Ok((objects, position)) => {
-                    debug!(kind = %K::KIND, objects = objects.objects.len(), streamed, "listed");
+                    debug!(kind = %K::KIND, objects = objects.len(), streamed, "listed");
                     self.freshness.listed(K::KIND);
                     self.retry.list_succeeded();
                     self.replace(objects).await;
@@ -212,8 +196,8 @@ impl<K: Watchable> KindWatcher<'_, K> {
                 Err(error) => return Err(error),
             };
             match event.change {
-                EventChange::Put(parsed) => objects.put(parsed, &event.version),
-                EventChange::Delete(name) => objects.remove(&name),
+                EventChange::Put(parsed) => drop(objects.insert(parsed.name.clone(), (parsed, event.version))),
+                EventChange::Delete(name) => drop(objects.remove(&name)),
                 EventChange::Bookmark => {}
                 EventChange::InitialEventsEnd => {
                     return Ok((objects, WatchPosition { version: event.version, open: Some(watch) }));
@@ -229,7 +213,7 @@ impl<K: Watchable> KindWatcher<'_, K> {
         let mut token = None;
         loop {
             let page = self.requests.page(PAGE_OBJECTS, token).await?;
-            page.objects.into_iter().for_each(|(parsed, version)| objects.put(parsed, &version));
+            objects.extend(page.objects.into_iter().map(|listed| (listed.0.name.clone(), listed)));
             if page.next.is_none() {
                 return Ok((objects, WatchPosition { version: page.version, open: None }));
             }
@@ -250,10 +234,15 @@ impl<K: Watchable> KindWatcher<'_, K> {
     }
 
     /// Delivers all objects.
-    async fn replace(&mut self, ListedObjects { objects, versions }: ListedObjects) {
+    async fn replace(&mut self, listed: ListedObjects) {
         self.delivered = true;
+        let (mut versions, mut objects) = (ObjectVersions::default(), Vec::with_capacity(listed.len()));
+        for (name, (parsed, version)) in listed {
+            versions.set(&name, &version);
+            objects.push(parsed);
+        }
         self.watched.replaced(versions);
-        self.deliver(SourceUpdate::Replace(K::KIND, objects.into_values().collect())).await;
+        self.deliver(SourceUpdate::Replace(K::KIND, objects)).await;
     }
 }
 
