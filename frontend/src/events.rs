@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ EventSeries: Service, reason
-//!            Hello of a new run                                             ├────────▶ BackendStart, DegradedNode
-//!   engine: ObjectNotice                                                    └────────▶ event
+//!            Hello of a new run                                             ├────────▶ event: a start, a degraded node
+//!   engine: ObjectNotice                                                    └────────▶ event: problems of an object
 //!                                                                                      │ rate-limited
 //!                                                                                      ▼
 //!                                                              create; if the series exists: patch its count
@@ -27,7 +27,7 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-pub(crate) use self::event::{BackendStart, DegradedNode};
+pub(crate) use self::event::BackendStart;
 use self::recorder::EventRecorder;
 use crate::{index::ObjectNotice, object::ObjectKind};
 
@@ -41,8 +41,8 @@ pub(crate) enum EventReport {
     Failed(Arc<str>, ServicePortFailure),
     /// The backend of a node has started.
     Started(BackendStart),
-    /// Something does not work on a node.
-    Degraded(DegradedNode),
+    /// Something does not work on a node: what, and why.
+    Degraded(Arc<str>, String),
     /// Parts of an object are not used.
     Problem(ObjectNotice),
 }
@@ -71,8 +71,8 @@ impl EventQueue {
     }
 
     /// Reports what does not work on a node, when it begins.
-    pub(crate) fn degraded(&self, node: DegradedNode) {
-        self.report(|| EventReport::Degraded(node));
+    pub(crate) fn degraded(&self, node: &Arc<str>, text: String) {
+        self.report(|| EventReport::Degraded(node.clone(), text));
     }
 
     /// Reports the problems of a Service or EndpointSlice.

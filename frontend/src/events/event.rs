@@ -31,15 +31,6 @@ const RECENT: Duration = Duration::from_secs(600);
 /// The most characters of the name and version of a backend.
 const BACKEND_CHARS: usize = 128;
 
-/// Something that does not work on a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DegradedNode {
-    /// Node `metadata.name`.
-    pub(crate) node: Arc<str>,
-    /// What, and why.
-    pub(crate) text: String,
-}
-
 /// The start of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BackendStart {
@@ -134,22 +125,19 @@ impl BackendStart {
     }
 }
 
-impl DegradedNode {
-    /// The Event to create: one for each Node, so that a node cannot create any number of them.
-    pub(super) fn event(&self, time: Timestamp) -> Event {
-        let Self { node, text } = self;
-        EventParts {
-            kind: ObjectKind::Node,
-            name: ObjectName::new("", node.clone()),
-            identity: format!("{node}\ndegraded"),
-            time,
-            r#type: "Warning",
-            reason: "Degraded",
-            action: "Program",
-            note: text.clone(),
-        }
-        .into()
+/// The Event on a Node on which something does not work: one for each, so that a node cannot create any number of them.
+pub(super) fn of_degraded(node: Arc<str>, text: String, time: Timestamp) -> Event {
+    EventParts {
+        kind: ObjectKind::Node,
+        identity: format!("{node}\ndegraded"),
+        name: ObjectName::new("", node),
+        time,
+        r#type: "Warning",
+        reason: "Degraded",
+        action: "Program",
+        note: text,
     }
+    .into()
 }
 
 /// The Event on a Service or EndpointSlice of which parts are not used. One with the same object, reason and first

@@ -96,8 +96,8 @@ impl EventRecorder {
                 report = reports.recv() => match report {
                     Some(EventReport::Failed(node, failure)) => drop(self.failures.count(node, failure)),
                     Some(EventReport::Started(start)) => add(&mut self.of_nodes, start.event(), MAX_WAITING),
-                    Some(EventReport::Degraded(node)) => {
-                        add(&mut self.of_nodes, node.event(Timestamp::now()), MAX_WAITING);
+                    Some(EventReport::Degraded(node, text)) => {
+                        add(&mut self.of_nodes, event::of_degraded(node, text, Timestamp::now()), MAX_WAITING);
                     }
                     Some(EventReport::Problem(notice)) => {
                         add(&mut self.of_objects, event::of_problems(&notice, Timestamp::now()), MAX_OF_NAMESPACE);

@@ -135,15 +135,14 @@ async fn start_is_one_event_on_its_node_from_all_replicas() {
 #[tokio::test]
 async fn degraded_node_has_one_event() {
     let mut fixture = start().await;
-    let degraded = |text: &str| DegradedNode { node: "node-a".into(), text: text.to_owned() };
-    fixture.events.degraded(degraded("IPv6 is not programmed: no such table"));
+    fixture.events.degraded(&"node-a".into(), "IPv6 is not programmed: no such table".to_owned());
     let (call, event) = fixture.call().await;
     assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/default/events");
     assert_eq!(event["regarding"], json!({"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}));
     assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"Degraded".into()));
     assert_eq!(event["note"], "IPv6 is not programmed: no such table");
     // The API server has it: another text, or another replica, creates none.
-    fixture.events.degraded(degraded("another text"));
+    fixture.events.degraded(&"node-a".into(), "another text".to_owned());
     assert_eq!(fixture.call().await.1["metadata"]["name"], event["metadata"]["name"]);
 }
 
@@ -193,7 +192,7 @@ async fn failures_leave_room_for_other_events() {
     for number in 0..100 {
         fixture.failed("node-a", &format!("web-{number}"), "invalid argument");
     }
-    fixture.events.degraded(DegradedNode { node: "node-b".into(), text: "no IPv6".to_owned() });
+    fixture.events.degraded(&"node-b".into(), "no IPv6".to_owned());
     for request in 0.. {
         assert!(request <= 50);
         if fixture.call().await.0.contains("/default/") {

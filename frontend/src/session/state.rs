@@ -13,7 +13,7 @@ use tracing::{debug, error, info, warn};
 use crate::{
     clients::StreamPermit,
     context::FrontendContext,
-    events::{BackendStart, DegradedNode},
+    events::BackendStart,
     identity::Identity,
     log::{CHUNK_BYTES, NodeUpdate},
     streams::StreamGuard,
@@ -253,7 +253,7 @@ impl Session {
         self.report_new_failures(&previous, &failures);
         let is_new = |text: &String| !degraded_before.contains(text);
         if let Some(text) = degraded.into_iter().find(is_new).filter(|_| self.context.streams.has_node(&self.node)) {
-            self.context.events.degraded(DegradedNode { node: self.node.clone(), text });
+            self.context.events.degraded(&self.node, text);
         }
         self.sends_digests |= digest.is_some();
         if let Some(expected) = expected {
