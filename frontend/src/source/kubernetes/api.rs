@@ -29,7 +29,7 @@ pub struct KubernetesApi {
     client: Client,
     /// `host:port`.
     server: String,
-    settings: Arc<ApiSettings>,
+    pub(super) settings: Arc<ApiSettings>,
 }
 
 /// What an operator can change about the connection to the API server, by name.
@@ -103,10 +103,6 @@ impl KubernetesApi {
     #[must_use]
     pub fn client(&self) -> Client {
         self.client.clone()
-    }
-
-    pub(super) fn settings(&self) -> &ApiSettings {
-        &self.settings
     }
 
     /// Sends a request, and returns the body of the response.

@@ -155,7 +155,7 @@ impl<K: Watchable> Requests<K> {
     pub(super) fn advice(&self, error: &RequestError) -> Option<String> {
         let resource = format!("{}.{}", K::plural(&()), K::group(&()));
         // The core group has no name.
-        advice(error, self.api.settings(), resource.trim_end_matches('.'), K::SINCE)
+        advice(error, &self.api.settings, resource.trim_end_matches('.'), K::SINCE)
     }
 }
 

@@ -137,16 +137,13 @@ impl<'a> Retry<'a> {
             debug!(%kind, error, failures, retry_in_ms, "request failed again, or for another kind as well");
             return;
         }
-        match self.operation {
-            Operation::FirstList => warn!(%kind, error, advice, retry_in_ms, "list failed, no state to serve yet"),
-            Operation::List => warn!(%kind, error, advice, retry_in_ms, "list failed, serving the last known state"),
-            Operation::Watch | Operation::ExpiredWatch => {
-                warn!(%kind, error, advice, retry_in_ms, "watch failed, serving the last known state");
-            }
-            Operation::Verify => {
-                warn!(%kind, error, advice, retry_in_ms, "cannot verify the watch, which goes on");
-            }
-        }
+        let text = match self.operation {
+            Operation::FirstList => "list failed, no state to serve yet",
+            Operation::List => "list failed, serving the last known state",
+            Operation::Watch | Operation::ExpiredWatch => "watch failed, serving the last known state",
+            Operation::Verify => "cannot verify the watch, which goes on",
+        };
+        warn!(%kind, error, advice, retry_in_ms, "{text}");
     }
 
     /// A list has succeeded. This ends a failure of lists only: watches may all fail on a server whose lists succeed.
