@@ -106,9 +106,6 @@ async fn run(context: &FrontendContext, nodes: Api<Node>) {
 /// The nodes that have the taint, and whose backend has acknowledged a state to this replica.
 fn due(context: &FrontendContext) -> Vec<Arc<str>> {
     let starting = context.cluster.index().starting_nodes();
-    if starting.is_empty() {
-        return starting;
-    }
     context.streams.with(|fleet| starting.into_iter().filter(|node| fleet.has_programmed(node)).collect())
 }
 

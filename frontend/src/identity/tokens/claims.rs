@@ -3,11 +3,13 @@
 
 use std::{
     collections::BTreeSet,
+    slice,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{SERVICE_ACCOUNT, TokenOptions};
 
@@ -21,22 +23,10 @@ pub(super) struct Claims {
     iss: String,
     #[serde(default)]
     sub: String,
+    /// One, or a list.
     #[serde(default)]
-    aud: Audiences,
+    aud: Value,
     exp: Option<f64>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Audiences {
-    One(String),
-    Many(Vec<String>),
-}
-
-impl Default for Audiences {
-    fn default() -> Self {
-        Self::Many(Vec::new())
-    }
 }
 
 impl Claims {
@@ -62,11 +52,9 @@ impl Claims {
         now: SystemTime,
     ) -> Result<(), String> {
         let Self { iss, sub, aud, exp: _ } = self;
-        let audiences = match aud {
-            Audiences::One(audience) => std::slice::from_ref(audience),
-            Audiences::Many(audiences) => audiences,
-        };
-        options.check_audiences(audiences)?;
+        let audiences = aud.as_array().map_or(slice::from_ref(aud), Vec::as_slice);
+        let audiences: Vec<_> = audiences.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+        options.check_audiences(&audiences)?;
         if let Some(expiry) = self.expiry()
             && expiry + LEEWAY < now
         {
