@@ -18,6 +18,7 @@ use crate::{
     Config,
     cluster::Commit,
     context::{FrontendContext, StreamStats},
+    events::EventReport,
     object::SourceUpdate,
     source::Freshness,
 };
@@ -117,7 +118,7 @@ impl Frontend {
         let (notices, next) = self.context.cluster.index().take_notices(Instant::now());
         for notice in notices {
             notice.log();
-            self.context.events.problem(notice);
+            self.context.events.report(EventReport::Problem(notice));
         }
         next
     }

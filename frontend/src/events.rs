@@ -29,7 +29,7 @@ use tracing::debug;
 
 pub(crate) use self::event::BackendStart;
 use self::recorder::EventRecorder;
-use crate::{index::ObjectNotice, object::ObjectKind};
+use crate::index::ObjectNotice;
 
 /// The most reports that wait. Further ones are dropped.
 const QUEUE_LEN: usize = 4096;
@@ -37,9 +37,9 @@ const QUEUE_LEN: usize = 4096;
 /// What Events are created for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EventReport {
-    /// A node could not program a service port, or serve a health check.
+    /// A node could not program a service port, or serve a health check; new on its stream.
     Failed(Arc<str>, ServicePortFailure),
-    /// The backend of a node has started.
+    /// The backend of a node has started recently. It may have connected before, here or to another replica.
     Started(BackendStart),
     /// Something does not work on a node: what, and why.
     Degraded(Arc<str>, String),
@@ -58,27 +58,11 @@ impl EventQueue {
         self.0.set(sender).is_ok().then_some(reports)
     }
 
-    /// Reports a failure of a node that is new on its stream.
-    pub(crate) fn failed(&self, node: &Arc<str>, failure: &ServicePortFailure) {
-        self.report(|| EventReport::Failed(node.clone(), failure.clone()));
-    }
-
-    /// Reports a backend whose run began recently. It may have connected before, here or to another replica.
-    pub(crate) fn started(&self, start: BackendStart) {
-        if start.is_recent() {
-            self.report(|| EventReport::Started(start));
-        }
-    }
-
-    /// Reports what does not work on a node, when it begins.
-    pub(crate) fn degraded(&self, node: &Arc<str>, text: String) {
-        self.report(|| EventReport::Degraded(node.clone(), text));
-    }
-
-    /// Reports the problems of a Service or EndpointSlice.
-    pub(crate) fn problem(&self, notice: ObjectNotice) {
-        if !notice.problems.is_empty() && matches!(notice.kind, ObjectKind::Service | ObjectKind::EndpointSlice) {
-            self.report(|| EventReport::Problem(notice));
+    /// Never waits.
+    pub(crate) fn report(&self, report: EventReport) {
+        let Some(reports) = self.0.get() else { return };
+        if let Err(error) = reports.try_send(report) {
+            debug!(report = ?error.into_inner(), "event queue full, report dropped");
         }
     }
 
@@ -88,12 +72,5 @@ impl EventQueue {
             shutdown.run_until_started(EventRecorder::new(client, instance).run(reports)).await;
         }
         shutdown.recv().await;
-    }
-
-    fn report(&self, report: impl FnOnce() -> EventReport) {
-        let Some(reports) = self.0.get() else { return };
-        if let Err(error) = reports.try_send(report()) {
-            debug!(report = ?error.into_inner(), "event queue full, report dropped");
-        }
     }
 }

@@ -92,18 +92,14 @@ impl From<EventParts> for Event {
 }
 
 impl BackendStart {
-    /// `None` if the Hello is not from a backend, or has no start time.
+    /// `None` if the Hello is not from a backend, or has no recent start time.
     pub(crate) fn of(hello: &Hello) -> Option<Self> {
         let Hello { node, role, backend, backend_version, started, .. } = hello;
-        let at = started.filter(|_| *role == Role::Backend)?;
+        // A time in the future, of a clock that is ahead, counts as now.
+        let is_recent = |at: &SystemTime| at.elapsed().unwrap_or_default() < RECENT;
+        let at = started.filter(is_recent).filter(|_| *role == Role::Backend)?;
         let backend = format!("{backend} {backend_version}").chars().take(BACKEND_CHARS).collect();
         Some(Self { node: node.clone(), at, backend })
-    }
-
-    /// Whether an Event is created.
-    pub(super) fn is_recent(&self) -> bool {
-        // A time in the future, of a clock that is ahead, counts as now.
-        self.at.elapsed().unwrap_or_default() < RECENT
     }
 
     /// The Event to create, like that of kube-proxy: the same for each session of the run, with any replica.
@@ -141,17 +137,18 @@ pub(super) fn of_degraded(node: Arc<str>, text: String, time: Timestamp) -> Even
 }
 
 /// The Event on a Service or EndpointSlice of which parts are not used. One with the same object, reason and first
-/// field exists once.
-pub(super) fn of_problems(notice: &ObjectNotice, time: Timestamp) -> Event {
+/// field exists once. `None` if all are used, and for other kinds of objects.
+pub(super) fn of_problems(notice: &ObjectNotice, time: Timestamp) -> Option<Event> {
     let ObjectNotice { kind, name, problems, count, cause, .. } = notice;
     let reason = match cause {
         ProblemCause::Limit => "LimitExceeded",
         ProblemCause::Conflict => "VIPConflict",
         ProblemCause::Invalid => "InvalidField",
     };
-    let field = problems.first().map_or("", |problem| &problem.field);
+    let has_events = matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice);
+    let field = &problems.first().filter(|_| has_events)?.field;
     let described = notice.describe();
-    EventParts {
+    let parts = EventParts {
         kind: *kind,
         name: name.clone(),
         identity: format!("{kind} {name}\n{reason}\n{field}"),
@@ -160,6 +157,6 @@ pub(super) fn of_problems(notice: &ObjectNotice, time: Timestamp) -> Event {
         reason,
         action: "Serve",
         note: if *count > problems.len() { format!("{count} problems: {described}") } else { described },
-    }
-    .into()
+    };
+    Some(parts.into())
 }

@@ -100,7 +100,9 @@ impl EventRecorder {
                         add(&mut self.of_nodes, event::of_degraded(node, text, Timestamp::now()), MAX_WAITING);
                     }
                     Some(EventReport::Problem(notice)) => {
-                        add(&mut self.of_objects, event::of_problems(&notice, Timestamp::now()), MAX_OF_NAMESPACE);
+                        if let Some(event) = event::of_problems(&notice, Timestamp::now()) {
+                            add(&mut self.of_objects, event, MAX_OF_NAMESPACE);
+                        }
                     }
                     None => return,
                 },

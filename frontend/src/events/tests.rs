@@ -12,7 +12,10 @@ use proto::model::{FailureKind, Protocol, ServicePortKey};
 use serde_json::{Value, json};
 
 use super::{recorder::FailureSeries, *};
-use crate::{index::ProblemCause, object::ObjectProblem};
+use crate::{
+    index::ProblemCause,
+    object::{ObjectKind, ObjectProblem},
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -46,7 +49,8 @@ impl Fixture {
 
     fn failed_in(&self, namespace: &str, kind: FailureKind, node: &str, service: &str, reason: &str) {
         let key = ServicePortKey::new(namespace, service, "http", Protocol::Tcp);
-        self.events.failed(&node.into(), &ServicePortFailure { key, reason: reason.to_owned(), retryable: true, kind });
+        let failure = ServicePortFailure { key, reason: reason.to_owned(), retryable: true, kind };
+        self.events.report(EventReport::Failed(node.into(), failure));
     }
 
     /// The method and path of the next write, and its body.
@@ -115,7 +119,7 @@ async fn failed_health_check_has_the_event_of_kube_proxy() {
 async fn start_is_one_event_on_its_node_from_all_replicas() {
     let first_run = BackendStart { node: "node-a".into(), at: SystemTime::now(), backend: "nft 1.2.3".to_owned() };
     let mut first = start().await;
-    first.events.started(first_run.clone());
+    first.events.report(EventReport::Started(first_run.clone()));
     let (call, event) = first.call().await;
     assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/default/events");
     assert_eq!(event["regarding"], json!({"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}));
@@ -125,9 +129,9 @@ async fn start_is_one_event_on_its_node_from_all_replicas() {
     let mut second = start().await;
     let name = event["metadata"]["name"].as_str().unwrap().to_owned();
     second.put(&event);
-    second.events.started(first_run.clone());
+    second.events.report(EventReport::Started(first_run.clone()));
     assert_eq!(second.call().await.1["metadata"]["name"], name.as_str());
-    second.events.started(BackendStart { at: first_run.at + Duration::from_secs(1), ..first_run });
+    second.events.report(EventReport::Started(BackendStart { at: first_run.at + Duration::from_secs(1), ..first_run }));
     let (call, later) = second.call().await;
     assert!(call.starts_with("POST") && later["metadata"]["name"] != name.as_str(), "{call} {later}");
 }
@@ -135,14 +139,14 @@ async fn start_is_one_event_on_its_node_from_all_replicas() {
 #[tokio::test]
 async fn degraded_node_has_one_event() {
     let mut fixture = start().await;
-    fixture.events.degraded(&"node-a".into(), "IPv6 is not programmed: no such table".to_owned());
+    fixture.events.report(EventReport::Degraded("node-a".into(), "IPv6 is not programmed: no such table".to_owned()));
     let (call, event) = fixture.call().await;
     assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/default/events");
     assert_eq!(event["regarding"], json!({"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}));
     assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"Degraded".into()));
     assert_eq!(event["note"], "IPv6 is not programmed: no such table");
     // The API server has it: another text, or another replica, creates none.
-    fixture.events.degraded(&"node-a".into(), "another text".to_owned());
+    fixture.events.report(EventReport::Degraded("node-a".into(), "another text".to_owned()));
     assert_eq!(fixture.call().await.1["metadata"]["name"], event["metadata"]["name"]);
 }
 
@@ -192,7 +196,7 @@ async fn failures_leave_room_for_other_events() {
     for number in 0..100 {
         fixture.failed("node-a", &format!("web-{number}"), "invalid argument");
     }
-    fixture.events.degraded(&"node-b".into(), "no IPv6".to_owned());
+    fixture.events.report(EventReport::Degraded("node-b".into(), "no IPv6".to_owned()));
     for request in 0.. {
         assert!(request <= 50);
         if fixture.call().await.0.contains("/default/") {
@@ -221,9 +225,9 @@ fn run_of(node: &str) -> BackendStart {
 async fn starts_of_many_backends_leave_room_for_problems_of_objects() {
     let mut fixture = start().await;
     for number in 0..2100 {
-        fixture.events.started(run_of(&format!("node-{number}")));
+        fixture.events.report(EventReport::Started(run_of(&format!("node-{number}"))));
     }
-    fixture.events.problem(notice("default", "web"));
+    fixture.events.report(EventReport::Problem(notice("default", "web")));
     for request in 0.. {
         assert!(request <= 20);
         if fixture.call().await.1["regarding"]["kind"] == "Service" {
@@ -236,9 +240,9 @@ async fn starts_of_many_backends_leave_room_for_problems_of_objects() {
 async fn problems_of_many_objects_leave_room_for_starts() {
     let mut fixture = start().await;
     for number in 0..2100 {
-        fixture.events.problem(notice(&format!("team-{}", number % 40), &format!("web-{number}")));
+        fixture.events.report(EventReport::Problem(notice(&format!("team-{}", number % 40), &format!("web-{number}"))));
     }
-    fixture.events.started(run_of("node-a"));
+    fixture.events.report(EventReport::Started(run_of("node-a")));
     for request in 0.. {
         assert!(request <= 20);
         if fixture.call().await.1["regarding"]["kind"] == "Node" {
@@ -272,15 +276,15 @@ async fn problem_of_an_object_is_one_event_on_it() {
         cause,
     };
     let mut fixture = start().await;
-    fixture.events.problem(notice(ProblemCause::Limit));
-    fixture.events.problem(ObjectNotice { problems: vec![], ..notice(ProblemCause::Limit) });
-    fixture.events.problem(notice(ProblemCause::Limit));
+    fixture.events.report(EventReport::Problem(notice(ProblemCause::Limit)));
+    fixture.events.report(EventReport::Problem(ObjectNotice { problems: vec![], ..notice(ProblemCause::Limit) }));
+    fixture.events.report(EventReport::Problem(notice(ProblemCause::Limit)));
     let (call, event) = fixture.call().await;
     assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/shop/events");
     assert_eq!(event["regarding"], json!({"apiVersion": "v1", "kind": "Service", "namespace": "shop", "name": "web"}));
     assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"LimitExceeded".into()));
     assert_eq!(event["note"], "3 problems: spec.externalIPs: 1000 addresses; spec.ports[0]: invalid");
-    fixture.events.problem(notice(ProblemCause::Conflict));
+    fixture.events.report(EventReport::Problem(notice(ProblemCause::Conflict)));
     loop {
         let (_, event) = fixture.call().await;
         if event["reason"] == "VIPConflict" {
@@ -295,8 +299,6 @@ async fn problem_of_an_object_is_one_event_on_it() {
 fn report_without_a_receiver_is_dropped() {
     let events = EventQueue::default();
     let key = ServicePortKey::new("shop", "web", "http", Protocol::Tcp);
-    events.failed(
-        &"node-a".into(),
-        &ServicePortFailure { key, reason: String::new(), retryable: true, kind: FailureKind::Program },
-    );
+    let failure = ServicePortFailure { key, reason: String::new(), retryable: true, kind: FailureKind::Program };
+    events.report(EventReport::Failed("node-a".into(), failure));
 }

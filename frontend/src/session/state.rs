@@ -13,7 +13,7 @@ use tracing::{debug, error, info, warn};
 use crate::{
     clients::StreamPermit,
     context::FrontendContext,
-    events::BackendStart,
+    events::{BackendStart, EventReport},
     identity::Identity,
     log::{CHUNK_BYTES, NodeUpdate},
     streams::StreamGuard,
@@ -112,7 +112,7 @@ impl Session {
         let status = context.streams.register(&hello, mode);
         context.metrics.started(mode);
         if let Some(start) = BackendStart::of(&hello).filter(|_| context.streams.has_node(&node)) {
-            context.events.started(start);
+            context.events.report(EventReport::Started(start));
         }
         info!(backend = excerpt(&hello.backend), version = excerpt(&hello.backend_version), ?mode, "stream started");
         if hello.role == Role::Backend && context.streams.lacks_node(&node) {
@@ -253,7 +253,7 @@ impl Session {
         self.report_new_failures(&previous, &failures);
         let is_new = |text: &String| !degraded_before.contains(text);
         if let Some(text) = degraded.into_iter().find(is_new).filter(|_| self.context.streams.has_node(&self.node)) {
-            self.context.events.degraded(&self.node, text);
+            self.context.events.report(EventReport::Degraded(self.node.clone(), text));
         }
         self.sends_digests |= digest.is_some();
         if let Some(expected) = expected {
@@ -284,7 +284,7 @@ impl Session {
         let is_new =
             |failure: &&ServicePortFailure| !previous.contains(&identity(failure)) && log.view(&failure.key).is_some();
         for failure in failures.iter().filter(is_new) {
-            self.context.events.failed(&self.node, failure);
+            self.context.events.report(EventReport::Failed(self.node.clone(), failure.clone()));
         }
     }
 
