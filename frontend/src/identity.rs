@@ -69,7 +69,7 @@ impl Identity {
         }
     }
 
-    /// As whom a client is counted that follows this node: without an identity, as the node.
+    /// The identity that limits apply to when the client follows this node: without its own, that of the node.
     pub(crate) fn counted_as(&self, node: &Arc<str>) -> Self {
         match self {
             Self::Trusted => Self::Node(node.clone()),

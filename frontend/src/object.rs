@@ -253,7 +253,7 @@ pub struct ParsedObject {
     pub origin: Origin,
 }
 
-/// Which version of an object it is, and who wrote it.
+/// The version of an object, and the manager that wrote it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// `metadata.resourceVersion`, where that is a number; 0: unknown.

@@ -1,5 +1,5 @@
-//! The metrics address: the metrics of this replica, which are counters and histograms of `metrics`, and gauges that are
-//! read on each scrape; and whether it is alive and ready.
+//! The metrics address: counters and histograms of `metrics`, gauges that are read on each scrape, and whether this
+//! replica is alive and ready.
 
 #[cfg(test)]
 mod tests;

@@ -40,7 +40,7 @@ const FRAME_BYTES: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct Answers(Mutex<PerClient<AnswerClient, Arc<ClientAnswers>>>);
 
-/// Who asks.
+/// The client that answers are counted for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum AnswerClient {
     Identified(Identity),
@@ -215,7 +215,7 @@ mod tests {
             drop(answers.acquire(AnswerClient::new(Identity::Admin("ops".into()), None)).await);
         }
         assert_eq!(start.elapsed(), ANSWERS.every * 100);
-        // What an answer costs does not depend on who asks, and there are many nodes.
+        // An answer to a node costs the same, and there are many nodes.
         let start = Instant::now();
         for _ in 0..18 {
             drop(answers.acquire(client("a")).await);

@@ -107,8 +107,8 @@ pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
     ParsedObject { kind: R::KIND, name, object, problems: problems.finish(), origin }
 }
 
-/// Which version of an object it is, and who wrote it last, as the object says. Entries with a later time do not count:
-/// their writer would be the last one for long.
+/// The version of an object, and the manager that wrote it last, as the object says. Entries with a later time do not
+/// count: their writer would be the last one for long.
 fn origin(json: &Value, now: SystemTime) -> Origin {
     let metadata = &json["metadata"];
     let version = metadata["resourceVersion"].as_str().and_then(|version| version.parse().ok()).unwrap_or_default();
