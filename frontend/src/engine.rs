@@ -61,44 +61,33 @@ impl Frontend {
         let mut ready = Some(ready);
         let stop = self.until_drained(shutdown.clone());
         tokio::pin!(stop);
-        let mut due = Instant::now();
-        let mut notices_due = None;
-        'updates: loop {
-            let update = tokio::select! {
+        let (mut queued, mut has_ended) = (Vec::new(), false);
+        let (mut is_pending, mut due, mut notices_due) = (false, Instant::now(), None);
+        loop {
+            tokio::select! {
+                biased;
                 () = &mut stop => break,
-                update = updates.recv() => update,
+                () = sleep_until(due), if is_pending => {
+                    is_pending = false;
+                    if self.commit() {
+                        drop(ready.take());
+                        notices_due = self.report_problems();
+                    }
+                    due = Instant::now() + self.interval();
+                }
+                // When the last commit is long ago, all that is queued already joins the next one.
+                count = updates.recv_many(&mut queued, UPDATES_PER_COMMIT), if !has_ended => {
+                    queued.drain(..).for_each(|update| self.context.cluster.index().apply(update));
+                    is_pending |= count > 0;
+                    has_ended = count == 0;
+                    if has_ended && !shutdown.is_triggered() {
+                        warn!("object source ended, serving the last known state");
+                    }
+                }
                 () = sleep_until(notices_due.unwrap_or(due)), if notices_due.is_some() => {
                     notices_due = self.report_problems();
-                    continue;
-                }
-            };
-            let Some(update) = update else {
-                if !shutdown.is_triggered() {
-                    warn!("object source ended, serving the last known state");
-                }
-                stop.await;
-                break;
-            };
-            self.context.cluster.index().apply(update);
-            let timer = sleep_until(due);
-            tokio::pin!(timer);
-            // Does not run when the last commit is long ago: then only updates that are queued already join this one.
-            while !timer.is_elapsed() && Instant::now() < due {
-                tokio::select! {
-                    () = &mut stop => break 'updates,
-                    Some(update) = updates.recv() => self.context.cluster.index().apply(update),
-                    () = &mut timer => {}
                 }
             }
-            for _ in 0..UPDATES_PER_COMMIT {
-                let Ok(update) = updates.try_recv() else { break };
-                self.context.cluster.index().apply(update);
-            }
-            if self.commit() {
-                drop(ready.take());
-                notices_due = self.report_problems();
-            }
-            due = Instant::now() + self.interval();
         }
         let StreamStats { rebuilds, chunks_encoded, chunks_sent, .. } = self.stream_stats();
         info!(rebuilds, chunks_encoded, chunks_sent, "engine stopped, no more commits");
