@@ -105,7 +105,7 @@ impl Frontend {
                     let connections = incoming.map(|accepted| {
                         accepted.map(|stream| {
                             let address = stream.peer_addr().ok();
-                            Connection::new(stream, Peer::trusted(admission.clone(), address))
+                            Connection::new(stream, Peer::new(admission.clone(), address))
                         })
                     });
                     router.serve_with_incoming_shutdown(connections, stop).await
@@ -117,7 +117,7 @@ impl Frontend {
                 }
                 Listener::Unix(incoming, _) => {
                     let connections = incoming.map(|accepted| {
-                        accepted.map(|stream| Connection::new(stream, Peer::trusted(admission.clone(), None)))
+                        accepted.map(|stream| Connection::new(stream, Peer::new(admission.clone(), None)))
                     });
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }

@@ -21,6 +21,8 @@ use crate::{config::ConnectionLimits, context::FrontendContext, identity::Identi
 #[derive(Debug)]
 pub(super) struct Admission {
     context: Arc<FrontendContext>,
+    /// All clients are trusted, and have one identity.
+    is_trusted: bool,
     pub(super) limits: ConnectionLimits,
     /// TLS handshakes of `node_sources` that may still begin.
     handshakes: Semaphore,
@@ -41,13 +43,13 @@ pub(super) enum Admitted {
 }
 
 impl Admission {
-    /// `is_trusted`: all clients are, and have one identity.
     pub(super) fn new(context: Arc<FrontendContext>, is_trusted: bool) -> Self {
         let limits = context.config.connections;
         let ConnectionBounds { total, per_key } = limits.identified;
         let identified = ConnectionBounds { total, per_key: if is_trusted { total } else { per_key } };
         Self {
             context,
+            is_trusted,
             limits,
             handshakes: Semaphore::new(limits.handshakes),
             node_sources: ConnectionTable::new("unidentified clients at sources of nodes", limits.node_sources),
@@ -57,8 +59,12 @@ impl Admission {
         }
     }
 
-    /// Admits a client that is not identified. `evicted` is notified if the connection must be closed for another one.
-    pub(super) fn admit(&self, address: IpAddr, evicted: Arc<Notify>) -> Admitted {
+    /// Admits a new connection; `None`: of a unix socket. `evicted` is notified if it must be closed for another one.
+    pub(super) fn admit(&self, address: Option<IpAddr>, evicted: Arc<Notify>) -> Admitted {
+        let Some(address) = address else { return Admitted::Unbounded };
+        if self.is_trusted {
+            return self.admit_identity(&Identity::Trusted, None, evicted);
+        }
         let table = if self.is_node_source(address) { &self.node_sources } else { &self.unknown_sources };
         Admitted::Unidentified(table.admit_as(address.into(), evicted))
     }

@@ -75,24 +75,9 @@ pub(super) struct Connection<S> {
 }
 
 impl Peer {
-    /// A client that is not identified.
-    pub(super) fn unidentified(admission: Arc<Admission>, address: SocketAddr) -> Self {
+    pub(super) fn new(admission: Arc<Admission>, address: Option<SocketAddr>) -> Self {
         let evicted = Arc::<Notify>::default();
-        let admitted = admission.admit(address.ip(), evicted.clone());
-        Self::new(admission, Some(address), evicted, admitted)
-    }
-
-    /// A client of a listener that trusts all of them.
-    pub(super) fn trusted(admission: Arc<Admission>, address: Option<SocketAddr>) -> Self {
-        let evicted = Arc::<Notify>::default();
-        let admitted = match address {
-            Some(_) => admission.admit_identity(&Identity::Trusted, None, evicted.clone()),
-            None => Admitted::Unbounded,
-        };
-        Self::new(admission, address, evicted, admitted)
-    }
-
-    fn new(admission: Arc<Admission>, address: Option<SocketAddr>, evicted: Arc<Notify>, admitted: Admitted) -> Self {
+        let admitted = admission.admit(address.map(|address| address.ip()), evicted.clone());
         let usage = Mutex::new(Usage { admitted, open_calls: 0, idle_since: Instant::now() });
         Self { address, names: None, state: Arc::new(PeerState { admission, evicted, usage }) }
     }

@@ -65,7 +65,7 @@ pub(super) fn accept(
             };
             // Fails when the client has disconnected.
             let Ok(address) = stream.peer_addr() else { continue };
-            let peer = Peer::unidentified(admission.clone(), address);
+            let peer = Peer::new(admission.clone(), Some(address));
             let (auth, sender) = (auth.clone(), sender.clone());
             handshakes.spawn(async move {
                 let connection = tokio::select! {
