@@ -116,10 +116,10 @@ impl LastTimes {
         }
     }
 
-    fn remove(&mut self, name: &Arc<str>) -> Option<SystemTime> {
-        let at = self.times.remove(name)?;
-        self.by_time.remove(&(at, name.clone()));
-        Some(at)
+    fn remove(&mut self, name: &Arc<str>) {
+        if let Some(at) = self.times.remove(name) {
+            self.by_time.remove(&(at, name.clone()));
+        }
     }
 
     /// It happened at no later time to a name.

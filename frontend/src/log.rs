@@ -259,7 +259,7 @@ impl ChangeLog {
             self.put_view(key, view);
         }
         self.revision.0 += 1;
-        self.history.start(self.revision);
+        self.history = History::new(self.history.limits, self.revision);
         self.changes = ChangeHistory::since(SystemTime::now());
     }
 

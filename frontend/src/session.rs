@@ -220,7 +220,7 @@ async fn serve(
         revisions.borrow_and_update();
         session.advance(output).await?;
         let idle = session.is_idle();
-        let permit_expires_at = output.permit_expires_at();
+        let permit_expires_at = output.permit.as_ref().map(|permit| permit.expires_at);
         tokio::select! {
             () = &mut closed => return Err(SessionEnd::Disconnected),
             () = reconnect.notified() => return Err(SessionEnd::Drained("another frontend may know the node better")),

@@ -20,7 +20,7 @@ use super::{
 /// The commits after revision `floor`.
 #[derive(Debug)]
 pub(super) struct History {
-    limits: HistoryLimits,
+    pub(super) limits: HistoryLimits,
     /// The oldest revision from which a node can be brought up to date.
     pub(super) floor: Revision,
     commits: VecDeque<Arc<CommitRecord>>,
@@ -58,11 +58,6 @@ impl History {
             self.size -= oldest.size;
             self.floor.0 += 1;
         }
-    }
-
-    /// Starts with another revision.
-    pub(super) fn start(&mut self, floor: Revision) {
-        *self = Self::new(self.limits, floor);
     }
 
     /// The commits after a revision, oldest first; `None` when some of them have been removed.

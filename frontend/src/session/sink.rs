@@ -101,15 +101,11 @@ impl MessageSink {
     }
 
     /// Everything has been handed to the transport, but not yet received; messages in transit take memory too. Releases
-    /// the permit when the client has not acknowledged within `timeout`.
+    /// the permit, if there is one, when the client has not acknowledged within `timeout`.
     pub(super) fn release_permit_within(&mut self, timeout: Duration) {
         if let Some(permit) = &mut self.permit {
             permit.expires_at = permit.expires_at.min(Instant::now() + timeout);
         }
-    }
-
-    pub(super) fn permit_expires_at(&self) -> Option<Instant> {
-        self.permit.as_ref().map(|permit| permit.expires_at)
     }
 
     /// Returns when the client has disconnected: the transport has dropped the receiver.

@@ -357,9 +357,7 @@ impl Session {
             (differing.len(), log.rebuild(&self.node, differing))
         };
         info!(buckets, revision = %update.target, "sending a repair");
-        self.send(update, output).await?;
-        output.release_permit_within(DELIVERY_TIMEOUT);
-        Ok(())
+        self.send(update, output).await
     }
 
     async fn send_snapshot(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
@@ -367,9 +365,7 @@ impl Session {
         self.acquire_rebuild_permit(output).await?;
         let update = self.context.cluster.log().snapshot(&self.node);
         debug!(revision = %update.target, "sending a snapshot");
-        self.send(update, output).await?;
-        output.release_permit_within(DELIVERY_TIMEOUT);
-        Ok(())
+        self.send(update, output).await
     }
 
     /// Waits until the rate limit of the node allows another snapshot or repair.
@@ -406,6 +402,7 @@ impl Session {
         }
         let header = Batch { commit: true, source_version: kind_versions.newest(), kind_versions, ..part };
         output.send(OutgoingMessage::Batch { header, chunks: pending }).await?;
+        output.release_permit_within(DELIVERY_TIMEOUT);
         self.await_ack(target, digest);
         Ok(())
     }
