@@ -43,7 +43,7 @@ use crate::{
     view::{KnownTopology, ServiceEndpoints, ServicePortExplanation, ServicePortView, explain, view},
 };
 
-pub(crate) use self::plan::Plan;
+pub use self::policy::{AllowedIps, ServicePolicy};
 use self::{
     addresses::{SliceIndex, addresses},
     groups::{GroupChange, Groups, change_group},
@@ -53,8 +53,8 @@ use self::{
     versions::SourceVersions,
     vip_conflicts::{RefusedClaims, VipClaims, external_ips},
 };
-pub use self::{
-    policy::{AllowedIps, ServicePolicy},
+pub(crate) use self::{
+    plan::Plan,
     problems::{ObjectNotice, ProblemCause, ProblemCounts},
 };
 
@@ -65,7 +65,7 @@ const MAX_API_SERVERS: usize = 1024;
 
 /// All objects of the cluster that a source delivers.
 #[derive(Debug, Default)]
-pub struct Index {
+pub(crate) struct Index {
     /// Trigger times before this are ignored: they would measure how long this process did not run.
     started: Option<SystemTime>,
     services: HashMap<ObjectName, ServiceObject>,
@@ -116,36 +116,33 @@ struct Dirty {
 
 /// What may have changed since the last [`Index::take_changes`], with its new value.
 #[derive(Debug, Default)]
-pub struct IndexChanges {
+pub(crate) struct IndexChanges {
     /// Service ports; `None` for those that no longer exist.
-    pub ports: Vec<(ServicePortKey, Option<ServicePortView>)>,
+    pub(crate) ports: Vec<(ServicePortKey, Option<ServicePortView>)>,
     /// The objects that have changed them last.
-    pub causes: BTreeMap<ServicePortKey, Cause>,
-    /// Nodes.
-    pub nodes: NodeChanges,
+    pub(crate) causes: BTreeMap<ServicePortKey, Cause>,
+    pub(crate) nodes: NodeChanges,
     /// The names of Nodes that were deleted. They may have been created again.
-    pub replaced_nodes: BTreeSet<Arc<str>>,
-    /// The facts about the cluster.
-    pub cluster: Option<ClusterInfo>,
+    pub(crate) replaced_nodes: BTreeSet<Arc<str>>,
+    pub(crate) cluster: Option<ClusterInfo>,
     /// The oldest trigger time of the changes, if any has one.
-    pub oldest_trigger: Option<SystemTime>,
+    pub(crate) oldest_trigger: Option<SystemTime>,
     /// The version of each kind that the objects reflect at least.
-    pub reflected: KindVersions,
+    pub(crate) reflected: KindVersions,
     /// The version of each kind up to which the source has delivered all changes.
-    pub confirmed: KindVersions,
+    pub(crate) confirmed: KindVersions,
 }
 
 impl Index {
     /// An empty cluster. Trigger times before `started` are ignored; `configured` is added to the facts from objects.
-    #[must_use]
-    pub fn new(started: SystemTime, configured: ClusterInfo, policy: ServicePolicy) -> Self {
+    pub(crate) fn new(started: SystemTime, configured: ClusterInfo, policy: ServicePolicy) -> Self {
         let mut claims = VipClaims::new(&policy);
         claims.protected.set_service_cidrs(configured.service_cidrs.iter().copied().collect());
         Self { started: Some(started), configured, policy, claims, dirty_cluster: true, ..Self::default() }
     }
 
     /// Applies an update of a source.
-    pub fn apply(&mut self, update: SourceUpdate) {
+    pub(crate) fn apply(&mut self, update: SourceUpdate) {
         match update {
             SourceUpdate::Apply(parsed) => self.apply_one(parsed),
             SourceUpdate::Delete(kind, name) => self.delete(kind, name),
@@ -165,24 +162,22 @@ impl Index {
     }
 
     /// Whether a list of each kind has been delivered. Before that no backend may be served.
-    #[must_use]
-    pub fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.missing().next().is_none()
     }
 
     /// The kinds of which no list has been delivered yet.
-    pub fn missing(&self) -> impl Iterator<Item = ObjectKind> {
+    pub(crate) fn missing(&self) -> impl Iterator<Item = ObjectKind> {
         ObjectKind::ALL.into_iter().filter(|kind| !self.complete.contains(kind))
     }
 
     /// Whether anything may have changed since the last [`Self::take_changes`].
-    #[must_use]
-    pub fn is_dirty(&self) -> bool {
+    pub(crate) fn is_dirty(&self) -> bool {
         !self.dirty.is_empty() || !self.dirty_nodes.is_empty() || self.dirty_cluster
     }
 
     /// Computes what may have changed since the last call.
-    pub fn take_changes(&mut self) -> IndexChanges {
+    pub(crate) fn take_changes(&mut self) -> IndexChanges {
         let dirty = mem::take(&mut self.dirty);
         let oldest_trigger = dirty.values().filter_map(|dirty| dirty.trigger).min();
         let keys: Vec<_> = dirty.keys().cloned().collect();
@@ -205,8 +200,7 @@ impl Index {
     }
 
     /// The number of usable objects of a kind.
-    #[must_use]
-    pub fn count(&self, kind: ObjectKind) -> usize {
+    pub(crate) fn count(&self, kind: ObjectKind) -> usize {
         match kind {
             ObjectKind::Service => self.services.len(),
             ObjectKind::EndpointSlice => self.slice_services.len(),
@@ -216,24 +210,23 @@ impl Index {
     }
 
     /// All problems of objects, by object. Up to date after [`Self::take_changes`].
-    pub fn problems(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<ObjectProblem>)> {
+    pub(crate) fn problems(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<ObjectProblem>)> {
         self.problems.iter()
     }
 
     /// How many problems there are. Up to date after [`Self::take_changes`].
-    #[must_use]
-    pub fn problem_counts(&self) -> ProblemCounts {
+    pub(crate) fn problem_counts(&self) -> ProblemCounts {
         self.problems.counts()
     }
 
     /// What is to be reported about problems now, and when there may be more.
-    pub fn take_notices(&mut self, now: Instant) -> (Vec<ObjectNotice>, Option<Instant>) {
+    pub(crate) fn take_notices(&mut self, now: Instant) -> (Vec<ObjectNotice>, Option<Instant>) {
         self.problems.take_notices(now)
     }
 
     /// Why each endpoint of a Service is in the pools of a node or not, for those of its ports that `wanted` selects.
     /// `None` if there is no such Service.
-    pub fn explain(
+    pub(crate) fn explain(
         &self,
         name: &ObjectName,
         node: &str,
@@ -249,8 +242,7 @@ impl Index {
     }
 
     /// A node of the cluster.
-    #[must_use]
-    pub fn node(&self, name: &str) -> Option<&NodeInfo> {
+    pub(crate) fn node(&self, name: &str) -> Option<&NodeInfo> {
         self.nodes.get(name).map(Arc::as_ref)
     }
 
@@ -260,7 +252,10 @@ impl Index {
     }
 
     /// The problems of a Service and of its slices.
-    pub fn problems_of(&self, name: &ObjectName) -> impl Iterator<Item = (ObjectKind, &ObjectName, ObjectProblem)> {
+    pub(crate) fn problems_of(
+        &self,
+        name: &ObjectName,
+    ) -> impl Iterator<Item = (ObjectKind, &ObjectName, ObjectProblem)> {
         let is_related = move |kind, object: &ObjectName| match kind {
             ObjectKind::Service => object == name,
             ObjectKind::EndpointSlice => {

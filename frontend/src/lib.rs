@@ -14,7 +14,7 @@
 //! | [`object`] | the relevant parts of Kubernetes objects |
 //! | [`source`] | reads objects from the API server or from manifests |
 //! | [`index`] | finds the service ports that a change affects, and resolves VIP conflicts |
-//! | [`view`] | computes a service port as seen from a zone or a node; pure |
+//! | `view` | computes a service port as seen from a zone or a node; pure |
 //! | `log` | current state, history and digests; differences, snapshots and repairs for a node |
 //! | `cluster` | index, log and current revision, shared by all parts |
 //! | `engine` | applies updates and commits revisions |
@@ -55,7 +55,7 @@ mod streams;
 #[cfg(test)]
 mod testing;
 mod tls;
-pub mod view;
+mod view;
 
 pub use config::{Config, ConnectionLimits, HistoryLimits, NodeLimits};
 pub use context::StreamStats;

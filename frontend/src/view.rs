@@ -26,9 +26,11 @@ use proto::model::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, Protocol, Ser
 
 use crate::object::{ConnectionResets, ServiceObject};
 
-pub(crate) use self::difference::{describe, vips};
-pub use self::explain::{EndpointExplanation, EndpointReason, ServicePortExplanation, explain};
-pub use self::limit::{KnownTopology, ServiceEndpoints};
+pub(crate) use self::{
+    difference::{describe, vips},
+    explain::{EndpointExplanation, EndpointReason, ServicePortExplanation, explain},
+    limit::{KnownTopology, ServiceEndpoints},
+};
 use self::{
     merge::{MergedEndpoint, merge},
     selection::{
@@ -38,39 +40,39 @@ use self::{
 
 /// One service port with its pools on all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServicePortView {
+pub(crate) struct ServicePortView {
     /// The same for every node.
-    pub port: ServicePort,
+    pub(crate) port: ServicePort,
     /// For traffic policy Cluster. Empty if no traffic uses that policy.
-    pub cluster: PerFamily<Scoped<Pool>>,
+    pub(crate) cluster: PerFamily<Scoped<Pool>>,
     /// For traffic policy Local, by node: its ready endpoints, or else those that are terminating and still serving.
     /// Only nodes with such endpoints.
-    pub local: BTreeMap<Arc<str>, PerFamily<Pool>>,
+    pub(crate) local: BTreeMap<Arc<str>, PerFamily<Pool>>,
     /// What established UDP flows may keep, besides the endpoints of the other pools. The same for every node; if no
     /// traffic uses policy Cluster, by node: its own. With [`ConnectionResets::Removed`], what TCP connections may
     /// keep.
-    pub established: PerFamily<Scoped<Pool>>,
+    pub(crate) established: PerFamily<Scoped<Pool>>,
     /// The endpoints whose TCP connections are reset, the same for every node.
-    pub gone: PerFamily<Scoped<Pool>>,
+    pub(crate) gone: PerFamily<Scoped<Pool>>,
 }
 
 /// A value that is the same on most nodes: `nodes[node]`, else `zones[zone]`, else `default`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Scoped<T> {
-    /// For all other nodes.
-    pub default: T,
-    /// By zone.
-    pub zones: BTreeMap<Arc<str>, T>,
-    /// By node.
-    pub nodes: BTreeMap<Arc<str>, T>,
+pub(crate) struct Scoped<T> {
+    pub(crate) default: T,
+    pub(crate) zones: BTreeMap<Arc<str>, T>,
+    pub(crate) nodes: BTreeMap<Arc<str>, T>,
 }
 
 /// Computes the view of one service port.
 ///
 /// `port` is the service port after VIP conflict resolution, without its endpoints; `endpoints` are those of the
 /// Service. An IP family without a cluster IP has no endpoints.
-#[must_use]
-pub fn view(service: &ServiceObject, mut port: ServicePort, endpoints: &ServiceEndpoints<'_>) -> ServicePortView {
+pub(crate) fn view(
+    service: &ServiceObject,
+    mut port: ServicePort,
+    endpoints: &ServiceEndpoints<'_>,
+) -> ServicePortView {
     let merged = merge(&port.key, endpoints);
     let EndpointDecisions { any_endpoints, cluster: selected, local } =
         EndpointDecisions::of(service, &port, endpoints, &merged);
@@ -153,8 +155,7 @@ impl<'a> EndpointDecisions<'a> {
 
 impl<T> Scoped<T> {
     /// The value for a node in a zone.
-    #[must_use]
-    pub fn resolve(&self, node: &str, zone: &str) -> &T {
+    pub(crate) fn resolve(&self, node: &str, zone: &str) -> &T {
         self.nodes.get(node).unwrap_or_else(|| self.in_zone(zone))
     }
 
@@ -164,8 +165,7 @@ impl<T> Scoped<T> {
     }
 
     /// The value for nodes of a zone that have none of their own.
-    #[must_use]
-    pub fn in_zone(&self, zone: &str) -> &T {
+    pub(crate) fn in_zone(&self, zone: &str) -> &T {
         self.zones.get(zone).unwrap_or(&self.default)
     }
 }
@@ -179,8 +179,7 @@ impl ServicePortView {
 
     /// Whether any node may send new connections to an endpoint with this address. The pools of policy Local, which all
     /// nodes have, count only where that policy applies.
-    #[must_use]
-    pub fn may_use(&self, address: IpAddr) -> bool {
+    pub(crate) fn may_use(&self, address: IpAddr) -> bool {
         let ServicePort { internal_policy, external_policy, .. } = self.port;
         let family = IpFamily::of(&address);
         let Scoped { default, zones, nodes } = &self.cluster[family];
@@ -205,20 +204,17 @@ impl ServicePortView {
     }
 
     /// The cluster pool of a node in a zone.
-    #[must_use]
-    pub fn cluster_pool(&self, family: IpFamily, node: &str, zone: &str) -> &Pool {
+    pub(crate) fn cluster_pool(&self, family: IpFamily, node: &str, zone: &str) -> &Pool {
         self.cluster[family].resolve(node, zone)
     }
 
     /// The local pool of a node, unless it is empty.
-    #[must_use]
-    pub fn local_pool(&self, family: IpFamily, node: &str) -> Option<&Pool> {
+    pub(crate) fn local_pool(&self, family: IpFamily, node: &str) -> Option<&Pool> {
         self.local.get(node).map(|pools| &pools[family]).filter(|pool| !pool.is_empty())
     }
 
     /// The number of endpoints, for metrics only.
-    #[must_use]
-    pub fn endpoints(&self) -> usize {
+    pub(crate) fn endpoints(&self) -> usize {
         let count = |family| {
             let everywhere = self.cluster[family].default.len();
             let by_node = self.local.values().map(|pools| pools[family].len()).sum();

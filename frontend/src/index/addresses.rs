@@ -26,7 +26,7 @@ pub(super) struct SliceIndex<K> {
 
 impl Index {
     /// All entries of EndpointSlices with an address, with the Service of each.
-    pub fn endpoints_at(&self, address: IpAddr) -> impl Iterator<Item = (ObjectName, &SliceEndpoint)> {
+    pub(crate) fn endpoints_at(&self, address: IpAddr) -> impl Iterator<Item = (ObjectName, &SliceEndpoint)> {
         self.addresses.slices(address).filter_map(|name| self.slice(name)).flat_map(move |slice| {
             let endpoints = slice.endpoints.iter().filter(move |endpoint| endpoint.address == address);
             endpoints.map(move |endpoint| (sibling(&slice.name, &slice.service), endpoint))
@@ -34,7 +34,7 @@ impl Index {
     }
 
     /// The address of a pod in the EndpointSlices of a Service, of another IP family than one that is known.
-    pub fn address_of_other_family(&self, service: &ObjectName, pod: PodId, known: IpAddr) -> Option<IpAddr> {
+    pub(crate) fn address_of_other_family(&self, service: &ObjectName, pod: PodId, known: IpAddr) -> Option<IpAddr> {
         let mut endpoints = self.slices.get(service)?.values().flat_map(|slice| &slice.endpoints);
         let is_other =
             |endpoint: &&SliceEndpoint| endpoint.pod == Some(pod) && endpoint.address.is_ipv4() != known.is_ipv4();
@@ -42,7 +42,7 @@ impl Index {
     }
 
     /// The keys of the service ports of a Service.
-    pub fn keys_of(&self, name: &ObjectName) -> impl Iterator<Item = ServicePortKey> {
+    pub(crate) fn keys_of(&self, name: &ObjectName) -> impl Iterator<Item = ServicePortKey> {
         let service = self.services.get(name);
         service.into_iter().flat_map(|service| service.ports.iter().map(move |port| key_of(service, port)))
     }

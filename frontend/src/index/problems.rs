@@ -73,24 +73,21 @@ struct LastNotice {
 
 /// That the problems of an object have changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ObjectNotice {
-    /// The kind of the object.
-    pub kind: ObjectKind,
-    /// The object.
-    pub name: ObjectName,
+pub(crate) struct ObjectNotice {
+    pub(crate) kind: ObjectKind,
+    pub(crate) name: ObjectName,
     /// The first problems. Empty: the object has none any more.
-    pub problems: Vec<ObjectProblem>,
+    pub(crate) problems: Vec<ObjectProblem>,
     /// The number of all its problems.
-    pub count: usize,
+    pub(crate) count: usize,
     /// How often its problems have changed since the last notice.
-    pub changes: u64,
-    /// What kind of problem it is.
-    pub cause: ProblemCause,
+    pub(crate) changes: u64,
+    pub(crate) cause: ProblemCause,
 }
 
 /// Why a part of an object is not used; the first that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ProblemCause {
+pub(crate) enum ProblemCause {
     /// It exceeds a limit of the operator.
     Limit,
     /// It belongs to another object.
@@ -101,13 +98,12 @@ pub enum ProblemCause {
 
 /// The number of Services with problems of a kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProblemCounts {
-    /// Problems of all objects.
-    pub problems: usize,
+pub(crate) struct ProblemCounts {
+    pub(crate) problems: usize,
     /// VIPs and node ports that service ports claim and do not get.
-    pub vip_conflicts: usize,
+    pub(crate) vip_conflicts: usize,
     /// Services that exceed a limit of the operator.
-    pub limited_services: usize,
+    pub(crate) limited_services: usize,
 }
 
 impl Default for ProblemLog {
@@ -298,14 +294,13 @@ impl ObjectNotice {
     }
 
     /// The first problems: each field and what is wrong with it.
-    #[must_use]
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let described = self.problems.iter().map(|ObjectProblem { field, message }| format!("{field}: {message}"));
         described.collect::<Vec<_>>().join("; ")
     }
 
     /// Writes it to the log.
-    pub fn log(&self) {
+    pub(crate) fn log(&self) {
         let Self { kind, name, count, changes, .. } = self;
         if self.problems.is_empty() {
             info!(%kind, object = %name, changes, "problems of an object resolved");

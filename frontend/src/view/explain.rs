@@ -15,33 +15,31 @@ use super::{
 
 /// What a node gets of a service port, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServicePortExplanation {
+pub(crate) struct ServicePortExplanation {
     /// The same for every node.
-    pub port: ServicePort,
+    pub(crate) port: ServicePort,
     /// Every endpoint of every slice, sorted by address and port. Without those that exceed the limits of a Service.
-    pub endpoints: Vec<EndpointExplanation>,
+    pub(crate) endpoints: Vec<EndpointExplanation>,
     /// About all endpoints together: which hints apply to this node, and why others do not.
-    pub notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 /// An endpoint as a slice lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndpointExplanation {
-    /// The slice.
-    pub slice: ObjectName,
-    /// The endpoint in the slice.
-    pub endpoint: SliceEndpoint,
+pub(crate) struct EndpointExplanation {
+    pub(crate) slice: ObjectName,
+    pub(crate) endpoint: SliceEndpoint,
     /// The number of the port; `None` if the slice has no such port.
-    pub port: Option<NonZeroU16>,
+    pub(crate) port: Option<NonZeroU16>,
     /// Whether it is in the cluster pool of the node.
-    pub cluster: EndpointReason,
+    pub(crate) cluster: EndpointReason,
     /// Whether it is in the local pool of the node.
-    pub local: EndpointReason,
+    pub(crate) local: EndpointReason,
 }
 
 /// Why an endpoint is in a pool, or why not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EndpointReason {
+pub(crate) enum EndpointReason {
     /// In: it is ready.
     Ready,
     /// In: it is ready, and has a hint for this node.
@@ -73,8 +71,7 @@ pub enum EndpointReason {
 }
 
 /// Explains what a node in a zone gets of a service port. `port` and `of_service` are those of [`view`](super::view).
-#[must_use]
-pub fn explain(
+pub(crate) fn explain(
     service: &ServiceObject,
     mut port: ServicePort,
     of_service: &ServiceEndpoints<'_>,
@@ -204,14 +201,12 @@ fn hint_note(kind: &str, hints: &Hints<'_>, applies: bool, name: &str) -> Option
 
 impl EndpointReason {
     /// Whether it is in the pool.
-    #[must_use]
-    pub const fn is_in(&self) -> bool {
+    pub(crate) const fn is_in(&self) -> bool {
         matches!(self, Self::Ready | Self::NodeHint | Self::ZoneHint(_) | Self::Fallback)
     }
 
     /// A stable code, for scripts, and a text for people.
-    #[must_use]
-    pub fn describe(&self) -> (&'static str, String) {
+    pub(crate) fn describe(&self) -> (&'static str, String) {
         let (code, text) = match self {
             Self::Ready => ("ready", "ready"),
             Self::NodeHint => ("node-hint", "ready, hint for this node"),

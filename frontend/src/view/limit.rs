@@ -22,7 +22,7 @@ use super::merge::MergedEndpoint;
 
 /// The endpoints of a Service that its ports use.
 #[derive(Debug)]
-pub struct ServiceEndpoints<'a> {
+pub(crate) struct ServiceEndpoints<'a> {
     slices: Vec<&'a SliceObject>,
     subset: Option<RankedSubset>,
     topology: Option<KnownTopology<'a>>,
@@ -30,7 +30,7 @@ pub struct ServiceEndpoints<'a> {
 
 /// The Nodes and zones that exist: hints that name others are ignored.
 #[derive(Clone, Copy, Debug)]
-pub struct KnownTopology<'a> {
+pub(crate) struct KnownTopology<'a> {
     pub(crate) nodes: &'a HashMap<Arc<str>, Arc<NodeInfo>>,
     /// With the nodes in each.
     pub(crate) zones: &'a BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
@@ -79,13 +79,12 @@ impl KnownTopology<'_> {
 
 impl<'a> ServiceEndpoints<'a> {
     /// All endpoints of all slices.
-    pub fn all(slices: impl IntoIterator<Item = &'a SliceObject>) -> Self {
+    pub(crate) fn all(slices: impl IntoIterator<Item = &'a SliceObject>) -> Self {
         Self { slices: slices.into_iter().collect(), subset: None, topology: None }
     }
 
     /// The same endpoints, where these Nodes and zones exist.
-    #[must_use]
-    pub fn located_in(self, topology: KnownTopology<'a>) -> Self {
+    pub(crate) fn located_in(self, topology: KnownTopology<'a>) -> Self {
         Self { topology: Some(topology), ..self }
     }
 
@@ -100,7 +99,7 @@ impl<'a> ServiceEndpoints<'a> {
     }
 
     /// As many endpoints of all slices as the limits allow.
-    pub fn limited(
+    pub(crate) fn limited(
         service: &ServiceObject,
         slices: impl IntoIterator<Item = &'a SliceObject>,
         limits: &ServiceLimits,
