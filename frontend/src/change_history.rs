@@ -25,7 +25,6 @@ const MAX_EMPTIED: usize = 4096;
 /// The entries of maps for a change, and its names.
 const OVERHEAD: usize = 256;
 
-/// The most recent changes.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeHistory {
     /// By number: the newest last.
@@ -52,7 +51,6 @@ struct LastTimes {
     lost: Option<SystemTime>,
 }
 
-/// The changes of one namespace.
 #[derive(Debug, Default)]
 struct NamespaceHistory {
     numbers: VecDeque<u64>,
@@ -146,7 +144,6 @@ impl ChangeHistory {
         *self.newest.insert(self.newest.map_or(now, |newest| newest.max(now)))
     }
 
-    /// Records a change.
     pub(crate) fn push(&mut self, change: LoggedChange) {
         let (number, size, namespace) = (self.next, change.size(), change.key.namespace.clone());
         self.next += 1;

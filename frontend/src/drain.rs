@@ -64,7 +64,6 @@ pub(crate) enum DrainState {
     Drained,
 }
 
-/// The answer to a question.
 #[derive(Clone, Debug)]
 pub(crate) struct DrainReport {
     pub(crate) state: DrainState,

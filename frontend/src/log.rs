@@ -236,7 +236,6 @@ impl ChangeLog {
         self.epoch
     }
 
-    /// The current revision.
     pub(crate) fn revision(&self) -> Revision {
         self.revision
     }
@@ -365,7 +364,6 @@ impl ChangeLog {
         sum
     }
 
-    /// The digest of node and cluster info.
     fn info_digest(&self, name: &str, node_entry: Option<&NodeEntry>) -> Digest {
         let node = node_entry.and_then(|node_entry| node_entry.node.as_ref());
         let mut digest = node.map_or_else(|| Digest::of_node(&NodeInfo::unknown(name)), |(_, digest)| *digest);

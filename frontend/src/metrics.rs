@@ -18,10 +18,8 @@ use proto::model::SyncMode;
 
 use crate::log::EncodingCounters;
 
-/// The prefix of all names.
 pub(crate) const PREFIX: &str = "fairlead_frontend";
 
-/// One label with its value.
 type Label = [(&'static str, &'static str); 1];
 
 /// Counters and histograms that are updated as things happen.
@@ -80,22 +78,18 @@ impl Metrics {
         self.bytes.inc_by(bytes as u64);
     }
 
-    /// A stream has started.
     pub(crate) fn started(&self, mode: SyncMode) {
         self.starts.get_or_create(&[("mode", mode.name())]).inc();
     }
 
-    /// A call or stream was rejected or ended.
     pub(crate) fn rejected(&self, why: Rejection) {
         self.rejections.get_or_create(&why.label()).inc();
     }
 
-    /// A connection was closed for another one.
     pub(crate) fn evicted(&self, is_identified: bool) {
         self.evictions.get_or_create(&client_label(is_identified)).inc();
     }
 
-    /// These metrics.
     pub(crate) fn registry(&self) -> Registry {
         let Self { commits, acks, messages, bytes, starts, mismatches, rejections, evictions, rollbacks, .. } = self;
         // Exported as 0 from the start, so that `increase()` sees the first occurrence.

@@ -45,16 +45,12 @@ const STALLED: Duration = Duration::from_secs(10);
 /// For how long a node counts whose state differed, or that was rolled back.
 const RECENT: Duration = Duration::from_secs(3600);
 
-/// The status of one stream.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamStatus {
     /// The node whose state is streamed.
     pub(crate) node: Arc<str>,
-    /// The role of the client.
     pub(crate) role: Role,
-    /// The name of the client's backend.
     pub(crate) backend: String,
-    /// Its version.
     pub(crate) backend_version: String,
     /// When the client's process started, if it sent that.
     pub(crate) started: Option<SystemTime>,
@@ -97,7 +93,6 @@ struct SharedFleet {
     closed: Notify,
 }
 
-/// The nodes of the cluster and their streams.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fleet {
     next_id: u64,
@@ -111,7 +106,6 @@ pub(crate) struct Fleet {
     failing: BTreeMap<Arc<str>, Instant>,
     /// The nodes of the cluster with a backend stream.
     pub(crate) connected: NodeSet,
-    /// All nodes of the cluster.
     pub(crate) cluster: NodeSet,
     /// The nodes of the cluster. For those without a backend: since when.
     pub(crate) nodes: BTreeMap<Arc<str>, Instant>,
@@ -157,7 +151,6 @@ impl StreamStatus {
 // === impl Streams ===
 
 impl Streams {
-    /// Adds a stream.
     pub(crate) fn register(&self, hello: &Hello, mode: SyncMode) -> StreamGuard {
         let reconnect = Arc::<Notify>::default();
         let status = StreamStatus {
@@ -256,7 +249,6 @@ impl Streams {
         });
     }
 
-    /// How many streams are open.
     pub(crate) fn count(&self) -> usize {
         self.with(|fleet| fleet.streams.len())
     }

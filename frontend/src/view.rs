@@ -171,7 +171,6 @@ impl<T> Scoped<T> {
 }
 
 impl ServicePortView {
-    /// A service port without endpoints.
     pub(crate) fn without_endpoints(port: ServicePort) -> Self {
         let (local, established) = (BTreeMap::new(), PerFamily::default());
         Self { port, cluster: PerFamily::default(), local, established, gone: PerFamily::default() }
@@ -203,7 +202,6 @@ impl ServicePortView {
         self.shared().flat_map(|(.., pools)| pools.nodes.keys()).chain(self.local.keys())
     }
 
-    /// The cluster pool of a node in a zone.
     pub(crate) fn cluster_pool(&self, family: IpFamily, node: &str, zone: &str) -> &Pool {
         self.cluster[family].resolve(node, zone)
     }

@@ -47,7 +47,6 @@ impl AddressUses {
         used
     }
 
-    /// How often was decided.
     #[cfg(test)]
     pub(super) fn decisions(&self) -> usize {
         lock(&self.0).decisions

@@ -44,7 +44,6 @@ struct AnsweredDrain {
 /// The time at which the pod began to wait, and a number.
 type WaitingId = (Instant, u64);
 
-/// One pod.
 #[derive(Clone, Debug)]
 pub(crate) struct WaitingDrain {
     pub(crate) addresses: Vec<IpAddr>,
@@ -61,12 +60,10 @@ pub(super) struct WaitingEntry<'a> {
 }
 
 impl WaitingDrains {
-    /// How many there are.
     pub(crate) fn count(&self) -> usize {
         lock(&self.drains).len()
     }
 
-    /// How often was decided how addresses are used.
     #[cfg(test)]
     pub(crate) fn decisions(&self) -> usize {
         self.uses.decisions()

@@ -14,7 +14,6 @@ use super::{
 };
 use crate::object::{ObjectName, PodId, SliceEndpoint, SliceObject};
 
-/// The slices of each key.
 #[derive(Debug)]
 pub(super) struct SliceIndex<K> {
     entries: BTreeSet<(K, u32)>,
@@ -74,7 +73,6 @@ impl<K: Ord + Clone> SliceIndex<K> {
         }
     }
 
-    /// The slices that have a key.
     pub(super) fn slices(&self, key: K) -> impl Iterator<Item = &ObjectName> {
         let entries = self.entries.range((key.clone(), 0)..=(key, u32::MAX));
         entries.filter_map(|(_, number)| self.slices.get(*number as usize)?.as_ref())

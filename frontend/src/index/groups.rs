@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Sets by key, without empty ones.
 pub(super) type Groups<K, V> = BTreeMap<K, BTreeSet<V>>;
 
 /// Whether members are added or removed.
@@ -39,7 +38,6 @@ pub(super) fn change_group<K: Ord + Clone, V: Ord + Clone>(
     changed
 }
 
-/// The first member of a group.
 pub(super) fn first<'a, K: Ord, V: Ord>(groups: &'a Groups<K, V>, key: &K) -> Option<&'a V> {
     groups.get(key)?.first()
 }

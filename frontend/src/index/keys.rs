@@ -6,13 +6,11 @@ use proto::model::ServicePortKey;
 
 use crate::object::{ObjectName, ServiceObject, ServiceObjectPort, SliceObject};
 
-/// The key of a port of a service.
 pub(super) fn key_of(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePortKey {
     let ObjectName { namespace, name } = &service.name;
     ServicePortKey::new(namespace.clone(), name.clone(), port.name.clone(), port.protocol)
 }
 
-/// Whether two service ports are of one Service.
 pub(super) fn same_service(left: &ServicePortKey, right: &ServicePortKey) -> bool {
     (&left.namespace, &left.name) == (&right.namespace, &right.name)
 }

@@ -38,7 +38,6 @@ const MAX_VIPS: usize = 32;
 /// The start of a VIP that stands for a cluster IP which the API server would allocate, in each IP family.
 const UNALLOCATED: [&str; 2] = ["240.0.0.", "[100::"];
 
-/// What would change.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     /// By service port. The first ones.
@@ -64,7 +63,6 @@ struct Trial<'a> {
     problems: ProblemLog,
 }
 
-/// A service port before and after.
 #[derive(Clone, Copy)]
 struct ViewChange<'a> {
     before: Option<&'a ServicePortView>,
@@ -73,7 +71,6 @@ struct ViewChange<'a> {
     renamed: Option<&'a ServicePortView>,
 }
 
-/// Where a node is.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     node: &'a str,
@@ -276,7 +273,6 @@ impl<'a> Trial<'a> {
         self.index.apply_one(parsed);
     }
 
-    /// Restores the objects.
     fn take_back(&mut self) {
         while let Some((kind, name, object)) = self.replaced.pop() {
             self.index.put(kind, name, object);

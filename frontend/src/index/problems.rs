@@ -25,7 +25,6 @@ const NOTICE_RATE: Rate = Rate { burst: 200, every: Duration::from_millis(200) }
 /// The most objects whose last notice is remembered. Beyond it only [`NOTICE_RATE`] limits further ones.
 const MAX_REMEMBERED: usize = 16_384;
 
-/// The problems of all objects.
 #[derive(Debug)]
 pub(super) struct ProblemLog {
     objects: BTreeMap<ObjectId, ObjectProblems>,
@@ -52,7 +51,6 @@ pub(super) enum ProblemSource {
     Fields,
 }
 
-/// The problems of one object.
 #[derive(Debug, Default)]
 struct ObjectProblems {
     /// None of them is empty.
@@ -61,7 +59,6 @@ struct ObjectProblems {
     claims: BTreeMap<ServicePortKey, RefusedClaims>,
 }
 
-/// The last notice about an object.
 #[derive(Clone, Copy, Debug)]
 struct LastNotice {
     /// When the next one may follow.

@@ -45,7 +45,6 @@ pub(super) struct ProtectedAddresses {
     pod_prefixes: Groups<(bool, u8), IpNet>,
     /// By address, the Nodes that have it.
     node_addresses: Groups<IpAddr, Arc<str>>,
-    /// The addresses of each Node.
     addresses_of: HashMap<Arc<str>, Vec<IpAddr>>,
     /// By claimed address, the slices that have it as an endpoint.
     endpoints: HashMap<IpAddr, EndpointSlices>,
@@ -119,7 +118,6 @@ impl ProtectedAddresses {
         node.addresses.iter().copied().map(IpNet::from).chain(node.pod_cidrs.iter().copied()).collect()
     }
 
-    /// Replaces the service CIDRs.
     pub(super) fn set_service_cidrs(&mut self, cidrs: BTreeSet<IpNet>) -> Vec<IpNet> {
         let changed = self.service_cidrs.symmetric_difference(&cidrs).copied().collect();
         self.service_cidrs = cidrs;
@@ -224,7 +222,6 @@ impl ProtectedAddresses {
         protocol != Protocol::Sctp && self.ports.contains(&port.get())
     }
 
-    /// Whether a Node has this address.
     pub(super) fn is_node_address(&self, ip: &IpAddr) -> bool {
         self.node_addresses.contains_key(ip)
     }

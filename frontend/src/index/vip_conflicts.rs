@@ -345,7 +345,6 @@ pub(super) fn external_ips(service: &ServiceObject) -> impl Iterator<Item = (IpA
     of_load_balancer.chain(external)
 }
 
-/// What a service port claims.
 fn claims(service: &ServiceObject, port: &ServiceObjectPort) -> impl Iterator<Item = (VipClaim, Claimant)> {
     let ServiceObjectPort { port: number, protocol, node_port, .. } = *port;
     let claimant = move |external: bool, health_check: bool| {

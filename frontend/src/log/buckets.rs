@@ -74,7 +74,6 @@ impl BucketChunks {
 }
 
 impl ChangeLog {
-    /// The current view of a service port.
     pub(crate) fn view(&self, key: &ServicePortKey) -> Option<&ServicePortView> {
         self.shared_view(key).map(Arc::as_ref)
     }
@@ -130,7 +129,6 @@ impl ChangeLog {
         self.update(node, chunks)
     }
 
-    /// The facts about a node.
     pub(super) fn facts(&self, name: &str) -> NodeInfo {
         self.node(name).map_or_else(|| NodeInfo::unknown(name), |node| NodeInfo::clone(node))
     }

@@ -49,7 +49,6 @@ impl EncodedChunk {
         Arc::new(Self { operations: operations.into(), size, encoded: OnceLock::new() })
     }
 
-    /// The operations, in order.
     pub(crate) fn operations(&self) -> &[Operation] {
         &self.operations
     }

@@ -18,7 +18,6 @@ use crate::view::{Scoped, ServicePortView};
 
 use super::chunk::{self, Chunks, EncodedChunk};
 
-/// The operations of one commit.
 #[derive(Debug, Default)]
 pub(super) struct CommitOperations {
     /// For all nodes.

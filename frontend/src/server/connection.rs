@@ -30,7 +30,6 @@ use tracing::debug;
 use super::admission::{Admission, Admitted};
 use crate::identity::{Identity, certificate::Names};
 
-/// The client of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     /// `None` for a unix socket.
@@ -60,7 +59,6 @@ struct Usage {
 #[derive(Debug)]
 pub(super) struct CallGuard(Arc<PeerState>);
 
-/// A connection.
 pub(super) struct Connection<S> {
     stream: S,
     peer: Peer,

@@ -27,7 +27,6 @@ const ADDRESSES: &str = "addresses: a pod has one, or one of each IP family";
 /// How many Services a response names.
 const MAX_SERVICES: usize = 8;
 
-/// Answers the call.
 pub(crate) async fn drained(
     context: &FrontendContext,
     identity: &Identity,

@@ -22,15 +22,8 @@ use super::SessionEnd;
 /// One message to a client: a batch whose operations are shared with other streams, or anything else.
 #[derive(Clone, Debug)]
 pub(crate) enum OutgoingMessage {
-    /// Anything but a batch.
     Plain(ServerMessage),
-    /// A batch.
-    Batch {
-        /// The batch without its operations.
-        header: Batch,
-        /// Its operations.
-        chunks: Vec<Arc<EncodedChunk>>,
-    },
+    Batch { header: Batch, chunks: Vec<Arc<EncodedChunk>> },
 }
 
 /// The sending side of a stream.

@@ -36,7 +36,6 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// such as an endpoint that comes and goes and that the backend ignores.
 const MISMATCHES: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
 
-/// One stream.
 #[derive(Debug)]
 pub(super) struct Session {
     context: Arc<FrontendContext>,
@@ -206,7 +205,6 @@ impl Session {
         self.send_bookmark(revision, digest, output).await
     }
 
-    /// Handles a message of the client.
     pub(super) async fn on_message(
         &mut self,
         message: ClientMessage,

@@ -13,7 +13,6 @@ use super::ServiceEndpoints;
 pub(super) struct MergedEndpoint<'a> {
     /// Its entry in the slice.
     pub(super) endpoint: &'a SliceEndpoint,
-    /// The slice.
     pub(super) slice: &'a SliceObject,
     pub(super) port: NonZeroU16,
 }

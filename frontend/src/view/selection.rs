@@ -53,7 +53,6 @@ pub(super) enum HintScope {
     Node,
     /// Zone hints: some name its zone.
     Zone,
-    /// None.
     Everywhere,
 }
 
