@@ -44,6 +44,7 @@ use crate::{
 };
 
 pub use self::policy::{AllowedIps, ServicePolicy};
+pub(crate) use self::problems::{ObjectNotice, ProblemCause, ProblemCounts};
 use self::{
     addresses::{SliceIndex, addresses},
     groups::{GroupChange, Groups, change_group},
@@ -52,10 +53,6 @@ use self::{
     topology::{TopologyReferences, unknown_hints},
     versions::SourceVersions,
     vip_conflicts::{RefusedClaims, VipClaims, external_ips},
-};
-pub(crate) use self::{
-    plan::Plan,
-    problems::{ObjectNotice, ProblemCause, ProblemCounts},
 };
 
 /// The namespace and name of the Service of the API servers.

@@ -14,7 +14,7 @@ use std::{
 
 use proto::{
     model::{IpFamily, ServicePort, ServicePortKey, TrafficPolicy},
-    v1::{LostEndpoints, NodeGroup, PlannedChange},
+    v1::{LostEndpoints, NodeGroup, PlanResponse, PlannedChange, Problem},
 };
 use serde_json::{Value, json};
 
@@ -37,20 +37,6 @@ const MAX_NODES: usize = 16;
 const MAX_VIPS: usize = 32;
 /// The start of a VIP that stands for a cluster IP which the API server would allocate, in each IP family.
 const UNALLOCATED: [&str; 2] = ["240.0.0.", "[100::"];
-
-#[derive(Debug, Default)]
-pub(crate) struct Plan {
-    /// By service port. The first ones.
-    pub(crate) changes: Vec<PlannedChange>,
-    /// How many there are.
-    pub(crate) change_count: usize,
-    /// How many of them take all endpoints away from a node.
-    pub(crate) losing_count: usize,
-    /// Of the objects, and those that others would have in addition. The first ones.
-    pub(crate) problems: Vec<(ObjectKind, ObjectName, ObjectProblem)>,
-    /// Claims to VIPs and node ports that would be refused, and are not now.
-    pub(crate) conflicts: usize,
-}
 
 /// The index with other objects, until this is dropped.
 struct Trial<'a> {
@@ -86,9 +72,10 @@ struct NodeEffects {
 }
 
 impl Index {
-    /// What would change on this node, or on all nodes, if these objects were applied. The index stays as it is. The
-    /// error says what is too large.
-    pub(crate) fn plan(&mut self, objects: Vec<ParsedObject>, node: Option<&str>) -> Result<Plan, String> {
+    /// What would change on this node, or on all nodes, if these objects were applied. Listed are the first changes and
+    /// problems: of these objects, and those that others would have in addition. The index stays as it is. The error
+    /// says what is too large.
+    pub(crate) fn plan(&mut self, objects: Vec<ParsedObject>, node: Option<&str>) -> Result<PlanResponse, String> {
         let planned: BTreeSet<_> = objects.iter().map(|parsed| (parsed.kind, parsed.name.clone())).collect();
         let mut trial = Trial::new(self);
         objects.into_iter().for_each(|parsed| trial.apply(parsed));
@@ -113,7 +100,7 @@ impl Index {
         }
         let problems_after = mem::take(&mut trial.index.problems);
         trial.take_back();
-        let mut plan = Plan::default();
+        let mut plan = PlanResponse::default();
         let keys: Vec<_> = views_after.keys().cloned().collect();
         for keys_after in keys.chunk_by(same_service) {
             let mut views = Vec::new();
@@ -133,7 +120,7 @@ impl Index {
                 let change = ViewChange { before, after, renamed };
                 let effects = trial.index.node_effects(change, node);
                 plan.change_count += 1;
-                plan.losing_count += usize::from(!effects.lost.is_empty());
+                plan.losing_count += u64::from(!effects.lost.is_empty());
                 if plan.changes.len() < MAX_LISTED {
                     plan.changes.push(change.planned(&key, effects));
                 }
@@ -143,9 +130,15 @@ impl Index {
         let is_new = |problem: &(ObjectKind, ObjectName, ObjectProblem)| {
             planned.contains(&(problem.0, problem.1.clone())) || !known.contains(problem)
         };
-        plan.problems = all(&problems_after).filter(is_new).take(MAX_LISTED).collect();
+        let problems = all(&problems_after).filter(is_new).take(MAX_LISTED);
+        let problems = problems.map(|(kind, name, ObjectProblem { field, message })| Problem {
+            object: format!("{kind} {name}"),
+            field,
+            message,
+        });
+        plan.problems = problems.collect();
         let (before, after) = (trial.index.problems.refused_claims(), problems_after.refused_claims());
-        plan.conflicts = after.difference(&before).count();
+        plan.conflict_count = after.difference(&before).count() as u64;
         Ok(plan)
     }
 

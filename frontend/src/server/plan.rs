@@ -6,7 +6,7 @@ use proto::v1;
 use serde_json::{Deserializer, Value};
 use tonic::Status;
 
-use crate::{cluster::ClusterState, index::Plan, object::ObjectKind, source::parse_documents};
+use crate::{cluster::ClusterState, object::ObjectKind, source::parse_documents};
 
 use self::validation::{is_planned, validate};
 
@@ -45,22 +45,7 @@ pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Res
     let mut index = cluster.index();
     let revision = cluster.log().revision();
     let plan = index.plan(objects, node).map_err(Status::invalid_argument)?;
-    drop(index);
-    let Plan { changes, change_count, losing_count, problems, conflicts } = plan;
-    let problems = problems.into_iter().map(|(kind, name, problem)| v1::Problem {
-        object: format!("{kind} {name}"),
-        field: problem.field,
-        message: problem.message,
-    });
-    Ok(v1::PlanResponse {
-        revision: revision.0,
-        changes,
-        change_count: change_count as u64,
-        losing_count: losing_count as u64,
-        problems: problems.collect(),
-        conflict_count: conflicts as u64,
-        ignored,
-    })
+    Ok(v1::PlanResponse { revision: revision.0, ignored, ..plan })
 }
 
 /// Calls `visit` for each object of a document, which may be a list, whose effect is computed.

@@ -140,11 +140,11 @@ fn each_new_claim_in_vain_counts() {
     let plan = |index: &mut Index, service: &ServiceObject| {
         index.plan(vec![crate::testing::parsed(service.clone())], None).unwrap()
     };
-    assert_eq!(plan(&mut index, &claims).conflicts, 20, "also those that are not described");
+    assert_eq!(plan(&mut index, &claims).conflict_count, 20, "also those that are not described");
     index.apply(put(claims.clone()));
     index.take_changes();
-    assert_eq!(plan(&mut index, &claims).conflicts, 0);
+    assert_eq!(plan(&mut index, &claims).conflict_count, 0);
     let port = ServiceObjectPort { name: "other".into(), ..owner.ports[0].clone() };
     let renamed = plan(&mut index, &ServiceObject { ports: vec![port], ..owner });
-    assert_eq!(renamed.conflicts, 0, "the same claims are in vain, for another reason");
+    assert_eq!(renamed.conflict_count, 0, "the same claims are in vain, for another reason");
 }
