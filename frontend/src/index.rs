@@ -52,7 +52,7 @@ use self::{
     problems::{ProblemLog, ProblemSource},
     topology::{TopologyReferences, unknown_hints},
     versions::SourceVersions,
-    vip_conflicts::{RefusedClaims, VipClaims, external_ips},
+    vip_conflicts::{VipClaims, external_ips},
 };
 
 /// The namespace and name of the Service of the API servers.
@@ -268,43 +268,35 @@ impl Index {
     fn resolve(&mut self, keys: &[ServicePortKey], views: &mut Vec<(ServicePortKey, Option<ServicePortView>)>) {
         let Some(first) = keys.first() else { return };
         let name = ObjectName::new(first.namespace.clone(), first.name.clone());
-        let Some(service) = self.services.get(&name) else {
-            for key in keys {
-                self.problems.set_claims(&name, key, RefusedClaims::default());
-                views.push((key.clone(), None));
-            }
-            self.problems.set(ObjectKind::Service, &name, ProblemSource::Endpoints, None);
-            for slice in self.slices.get(&name).into_iter().flat_map(BTreeMap::values) {
-                self.problems.set(ObjectKind::EndpointSlice, &slice.name, ProblemSource::Hints, None);
-            }
-            self.limited.remove(&name);
-            return;
-        };
+        let service = self.services.get(&name);
         let topology = KnownTopology { nodes: &self.nodes, zones: &self.zones };
         let slices = || self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
         for slice in slices() {
-            let problem = unknown_hints(slice, topology);
+            let problem = service.and_then(|_| unknown_hints(slice, topology));
             self.problems.set(ObjectKind::EndpointSlice, &slice.name, ProblemSource::Hints, problem);
         }
-        let endpoints = ServiceEndpoints::limited(service, slices(), &self.policy.limits).located_in(topology);
+        let limits = &self.policy.limits;
+        let served = service.map(|service| {
+            let endpoints = ServiceEndpoints::limited(service, slices(), limits).located_in(topology);
+            (service, endpoints)
+        });
+        let subset = served.as_ref().and_then(|(_, endpoints)| endpoints.describe_subset());
         let mut keys: BTreeSet<_> = keys.iter().cloned().collect();
-        if endpoints.is_subset() || self.limited.contains(&name) {
-            keys.extend(service.ports.iter().map(|port| key_of(service, port)));
+        if subset.is_some() || self.limited.contains(&name) {
+            keys.extend(self.keys_of(&name));
         }
         for key in keys {
-            let by_key = |port: &ServiceObjectPort| (&port.name, port.protocol).cmp(&(&key.port_name, key.protocol));
-            let port = service.ports.binary_search_by(by_key).ok().and_then(|at| service.ports.get(at));
-            let (view, refused) = match port {
-                Some(port) => {
-                    let (port, refused) = self.claims.resolve(service, port);
-                    (Some(view(service, port, &endpoints)), refused)
-                }
-                None => (None, RefusedClaims::default()),
-            };
-            self.problems.set_claims(&name, &key, refused);
+            let resolved = served.as_ref().and_then(|(service, endpoints)| {
+                let by_key =
+                    |port: &ServiceObjectPort| (&port.name, port.protocol).cmp(&(&key.port_name, key.protocol));
+                let port = service.ports.binary_search_by(by_key).ok().and_then(|at| service.ports.get(at))?;
+                let (port, refused) = self.claims.resolve(service, port);
+                Some((view(service, port, endpoints), refused))
+            });
+            let (view, refused) = resolved.unzip();
+            self.problems.set_claims(&name, &key, refused.unwrap_or_default());
             views.push((key, view));
         }
-        let subset = endpoints.describe_subset();
         if subset.is_some() {
             self.limited.insert(name.clone());
         } else {
@@ -394,11 +386,7 @@ impl Index {
         let mut slices = BTreeSet::new();
         for ip in addresses {
             let is_claimed = self.claims.is_claimed(&ip);
-            if is_claimed == self.claims.protected.compares_endpoints(&ip) {
-                continue;
-            }
-            self.claims.protected.compare_endpoints(ip, is_claimed);
-            if is_claimed {
+            if self.claims.protected.compare_endpoints(ip, is_claimed) && is_claimed {
                 slices.extend(self.addresses.slices(ip));
             }
         }
@@ -483,13 +471,9 @@ impl Index {
         let is_starting = new.as_ref().is_some_and(|node| node.is_starting);
         let _ = if is_starting { self.starting.insert(name.clone()) } else { self.starting.remove(&name) };
         let uid = new.as_ref().and_then(|node| node.uid.clone());
-        let is_replaced = match &uid {
-            Some(uid) => {
-                let old = self.node_uids.insert(name.clone(), uid.clone());
-                old.is_some_and(|old| old != *uid)
-            }
-            None => self.node_uids.remove(&name).is_some(),
-        };
+        let old_uid = self.node_uids.remove(&name);
+        let is_replaced = old_uid.is_some() && old_uid != uid;
+        self.node_uids.extend(uid.map(|uid| (name.clone(), uid)));
         if is_replaced || new.is_none() {
             self.replaced_nodes.insert(name.clone());
         }

@@ -132,18 +132,17 @@ impl ProtectedAddresses {
         changed.iter().copied().chain(on_same_node).map(IpNet::from).collect()
     }
 
-    /// Whether slices have been compared with this claimed address.
-    pub(super) fn compares_endpoints(&self, ip: &IpAddr) -> bool {
-        self.endpoints.contains_key(ip)
-    }
-
-    /// Compares slices with a claimed address from now on, or no longer.
-    pub(super) fn compare_endpoints(&mut self, ip: IpAddr, compare: bool) {
+    /// Compares slices with a claimed address from now on, or no longer. Returns whether that is new.
+    pub(super) fn compare_endpoints(&mut self, ip: IpAddr, compare: bool) -> bool {
+        if compare == self.endpoints.contains_key(&ip) {
+            return false;
+        }
         if compare {
-            self.endpoints.entry(ip).or_default();
+            self.endpoints.insert(ip, EndpointSlices::default());
         } else {
             self.endpoints.remove(&ip);
         }
+        true
     }
 
     /// Adds or removes the endpoints of a slice.
