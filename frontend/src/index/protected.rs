@@ -59,15 +59,6 @@ struct EndpointSlices {
     without_node: BTreeSet<(Age, ObjectName)>,
 }
 
-/// The claim of a Service to an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct AddressClaim {
-    pub(super) ip: IpAddr,
-    pub(super) kind: ExternalKind,
-    /// That of the Service.
-    pub(super) age: Age,
-}
-
 /// The field that claims an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExternalKind {
@@ -164,8 +155,8 @@ impl ProtectedAddresses {
     // === Decisions ===
 
     /// What the address belongs to, so that it is served on no port. For messages.
-    pub(super) fn owner(&self, claim: AddressClaim) -> Option<String> {
-        let AddressClaim { ip, kind, .. } = claim;
+    /// `kind` and `age` are those of the claim and of its Service.
+    pub(super) fn owner(&self, ip: IpAddr, kind: ExternalKind, age: Age) -> Option<String> {
         if let Some(service) = first(&self.cluster_ips, &ip) {
             return Some(format!("the cluster IP of Service {service}"));
         }
@@ -179,7 +170,7 @@ impl ProtectedAddresses {
             let cidr = IpNet::new(ip, *length).ok()?.trunc();
             first(&self.pod_cidrs, &cidr).map(|node| format!("an address of the pod CIDR {cidr} of Node {node}"))
         });
-        of_pods.or_else(|| self.endpoint_owner(claim)).or_else(|| {
+        of_pods.or_else(|| self.endpoint_owner(ip, kind, age)).or_else(|| {
             // The CIDR may contain more than pods: a load balancer, too.
             let cidr = self.cluster_cidr(ip).filter(|_| kind == ExternalKind::External)?;
             Some(format!("an address of the cluster CIDR {cidr}"))
@@ -187,7 +178,7 @@ impl ProtectedAddresses {
     }
 
     /// The slice that protects its endpoint.
-    fn endpoint_owner(&self, AddressClaim { ip, kind, age }: AddressClaim) -> Option<String> {
+    fn endpoint_owner(&self, ip: IpAddr, kind: ExternalKind, age: Age) -> Option<String> {
         let EndpointSlices { with_node, without_node } = self.endpoints.get(&ip)?;
         // A load balancer may be the endpoint of another Service, which then names no node.
         let without_node = without_node.first().filter(|_| kind == ExternalKind::External);
@@ -228,8 +219,8 @@ impl ProtectedAddresses {
     /// Whether a Service may have this port at this address of a Node, where it is that of a node port as well.
     pub(super) fn shares_node_port(&self, ip: IpAddr, port: NonZeroU16, protocol: Protocol) -> bool {
         // At an address of a Node, neither the kind nor the age of a claim decides.
-        let claim = AddressClaim { ip, kind: ExternalKind::External, age: Age::Unknown };
-        let is_protected = || self.owner(claim).is_some() || self.port_owner(ip, port, protocol).is_some();
+        let owner = || self.owner(ip, ExternalKind::External, Age::Unknown);
+        let is_protected = || owner().is_some() || self.port_owner(ip, port, protocol).is_some();
         self.is_node_address(&ip) && !is_protected()
     }
 

@@ -22,7 +22,7 @@ use super::{
     groups::{GroupChange, Groups, change_group, first},
     keys::{key_of, same_service},
     policy::ServicePolicy,
-    protected::{AddressClaim, ExternalKind, ProtectedAddresses},
+    protected::{ExternalKind, ProtectedAddresses},
 };
 
 /// How many refused claims of one field are described. The others are counted.
@@ -305,7 +305,7 @@ impl Resolution<'_> {
         let mut used = Vec::with_capacity(ips.len());
         for ip in ips {
             let claim = VipClaim::ExternalIp(*ip, port, protocol);
-            let refusal = if let Some(owner) = protected.owner(AddressClaim { ip: *ip, kind, age: self.age }) {
+            let refusal = if let Some(owner) = protected.owner(*ip, kind, self.age) {
                 Some(format!("{ip} is not served: it would shadow {owner}; use another address"))
             } else if let Some(owner) = protected.port_owner(*ip, port, protocol) {
                 Some(format!("{ip} is not served on port {port}/{protocol}: it would shadow {owner}"))
