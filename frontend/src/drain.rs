@@ -25,9 +25,9 @@ use tokio::time::{sleep, timeout};
 use self::waiting::WaitingEntry;
 pub(crate) use self::waiting::{WaitingDrain, WaitingDrains};
 use crate::{
-    cluster::ClusterState,
+    context::FrontendContext,
     object::ObjectName,
-    streams::{Fleet, MAX_LISTED, StreamStatus, Streams},
+    streams::{Fleet, MAX_LISTED, StreamStatus},
 };
 
 /// How long a node without a stream may be about to connect to another frontend.
@@ -40,9 +40,7 @@ const FAILURES_INTERVAL: Duration = Duration::from_millis(250);
 /// One question about the addresses of a pod, while it is waited for.
 #[derive(Debug)]
 pub(crate) struct Drain<'a> {
-    cluster: &'a ClusterState,
-    streams: &'a Streams,
-    drains: &'a WaitingDrains,
+    context: &'a FrontendContext,
     addresses: Vec<IpAddr>,
     /// The Services that had one of the addresses since the question.
     services: BTreeSet<ObjectName>,
@@ -88,20 +86,15 @@ pub(crate) struct NodesBehind {
 // === impl Drain ===
 
 impl<'a> Drain<'a> {
-    pub(crate) fn new(
-        cluster: &'a ClusterState,
-        streams: &'a Streams,
-        drains: &'a WaitingDrains,
-        addresses: Vec<IpAddr>,
-    ) -> Self {
-        let entry = drains.enter(addresses.clone());
-        Self { cluster, streams, drains, addresses, services: BTreeSet::new(), unused_since: None, entry }
+    pub(crate) fn new(context: &'a FrontendContext, addresses: Vec<IpAddr>) -> Self {
+        let entry = context.drains.enter(addresses.clone());
+        Self { context, addresses, services: BTreeSet::new(), unused_since: None, entry }
     }
 
     /// Waits until the pod is drained, at most for this time.
     pub(crate) async fn wait(mut self, patience: Duration, mut shutdown: Shutdown) -> DrainReport {
         let is_drained = async {
-            let (mut commits, mut programmed) = (self.cluster.commits(), self.streams.programmed());
+            let (mut commits, mut programmed) = (self.context.cluster.commits(), self.context.streams.programmed());
             loop {
                 commits.borrow_and_update();
                 programmed.borrow_and_update();
@@ -124,7 +117,7 @@ impl<'a> Drain<'a> {
     }
 
     fn state(&mut self) -> DrainState {
-        let used = self.drains.uses.of(self.cluster, &self.addresses);
+        let used = self.context.drains.uses.of(&self.context.cluster, &self.addresses);
         self.services.extend(used.services.iter().cloned());
         let Some(revision) = used.revision.filter(|_| !used.is_used) else {
             self.unused_since = None;
@@ -134,7 +127,7 @@ impl<'a> Drain<'a> {
             return DrainState::Unknown;
         }
         let since = *self.unused_since.get_or_insert(revision);
-        let is_behind = self.streams.with(|fleet| {
+        let is_behind = self.context.streams.with(|fleet| {
             fleet.behind(since).any(is_waited_for)
                 || fleet.failing_backends(MAX_LAG).any(|status| is_waited_for(status) && fails(status, &self.services))
         });
@@ -145,7 +138,7 @@ impl<'a> Drain<'a> {
         let state = self.state();
         let since = self.unused_since.filter(|_| state == DrainState::Drained);
         let services = mem::take(&mut self.services);
-        self.streams.with(|fleet| {
+        self.context.streams.with(|fleet| {
             let mut connected = fleet.connected;
             let unprogrammed = since.map(|since| unprogrammed(fleet, since, &services)).unwrap_or_default();
             unprogrammed.iter().filter(|node| fleet.nodes.contains_key(**node)).for_each(|node| connected.remove(node));

@@ -56,8 +56,7 @@ pub(crate) async fn drained(
             "{identity} may ask for pods on its own node only, and this one is on node {node}"
         )));
     }
-    let report =
-        Drain::new(&context.cluster, &context.streams, &context.drains, addresses).wait(patience, shutdown).await;
+    let report = Drain::new(context, addresses).wait(patience, shutdown).await;
     let DrainReport { state, services, behind, stalled, connected, cluster, left } = report;
     let is_drained = state == DrainState::Drained;
     Ok(v1::DrainedResponse {

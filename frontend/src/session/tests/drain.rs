@@ -38,9 +38,7 @@ fn ask(fixture: &Fixture, patience: Duration) -> JoinHandle<DrainReport> {
 fn ask_about(fixture: &Fixture, addresses: &[&str], patience: Duration) -> JoinHandle<DrainReport> {
     let (context, shutdown) = (fixture.frontend.context.clone(), fixture.shutdown.clone());
     let addresses = addresses.iter().map(|address| ip(address)).collect();
-    tokio::spawn(async move {
-        Drain::new(&context.cluster, &context.streams, &context.drains, addresses).wait(patience, shutdown).await
-    })
+    tokio::spawn(async move { Drain::new(&context, addresses).wait(patience, shutdown).await })
 }
 
 /// An endpoint of the pod of this name.
