@@ -50,7 +50,7 @@ use self::{
     groups::{GroupChange, Groups, change_group},
     keys::{key_of, same_service, sibling, slice_keys},
     problems::{ProblemLog, ProblemSource},
-    topology::{TopologyReferences, unknown_hints},
+    topology::{Reference, references, unknown_hints},
     versions::SourceVersions,
     vip_conflicts::{VipClaims, external_ips},
 };
@@ -72,7 +72,7 @@ pub(crate) struct Index {
     /// The Service of each slice: a slice can change it, and a deletion does not name it.
     slice_services: HashMap<ObjectName, Arc<str>>,
     addresses: SliceIndex<IpAddr>,
-    references: TopologyReferences,
+    references: SliceIndex<Reference>,
     nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
     /// With the nodes in each.
     zones: Groups<Arc<str>, Arc<str>>,
@@ -423,7 +423,7 @@ impl Index {
         let is_api = |slice: &SliceObject| (&*slice.name.namespace, &*slice.service) == API_SERVICE;
         let of_api = removed.iter().chain(&new).any(is_api);
         self.addresses.change_slice(name, &addresses(removed.as_ref()), &addresses(new.as_ref()));
-        self.references.change_slice(name, removed.as_ref(), new.as_ref());
+        self.references.change_slice(name, &references(removed.as_ref()), &references(new.as_ref()));
         let mut changed = Vec::new();
         for (slice, change) in [(&removed, GroupChange::Remove), (&new, GroupChange::Add)] {
             changed.extend(slice.iter().flat_map(|slice| self.claims.protected.change_slice(slice, change)));
@@ -483,7 +483,7 @@ impl Index {
         }
         let had_nodes = !self.nodes.is_empty();
         if new.is_none() || !self.nodes.contains_key(&name) {
-            let keys: BTreeSet<_> = self.slices_of_node(&name).flat_map(slice_keys).collect();
+            let keys: BTreeSet<_> = self.slices_with(Reference::Node(name.clone())).flat_map(slice_keys).collect();
             self.mark_dirty(keys);
         }
         let old_zone = self.nodes.get(&name).map(|node| node.zone.clone());
@@ -497,7 +497,7 @@ impl Index {
             self.nodes.insert(name.clone(), Arc::new(node));
         }
         if had_nodes == self.nodes.is_empty() {
-            let keys: BTreeSet<_> = self.slices_of_any_node().flat_map(slice_keys).collect();
+            let keys: BTreeSet<_> = self.slices_with_references().flat_map(slice_keys).collect();
             self.mark_dirty(keys);
         }
         self.dirty_nodes.insert(name);
@@ -515,7 +515,7 @@ impl Index {
             let existed = self.zones.contains_key(zone);
             change_group(&mut self.zones, change, zone.clone(), node);
             if existed != self.zones.contains_key(zone) {
-                keys.extend(self.slices_of_zone(zone).flat_map(slice_keys));
+                keys.extend(self.slices_with(Reference::Zone(zone.clone())).flat_map(slice_keys));
             }
         }
         self.mark_dirty(keys);

@@ -3,27 +3,19 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Index, addresses::SliceIndex};
+use super::Index;
 use crate::{
-    object::{ObjectName, ObjectProblem, SliceEndpoint, SliceObject},
+    object::{ObjectProblem, SliceEndpoint, SliceObject},
     view::KnownTopology,
 };
 
-/// The slices whose views depend on a Node or a zone.
-#[derive(Debug, Default)]
-pub(super) struct TopologyReferences {
-    /// By `nodeName` of endpoints that do not serve, and by `hints.forNodes`.
-    nodes: SliceIndex<Arc<str>>,
-    /// By `hints.forZones`.
-    zones: SliceIndex<Arc<str>>,
-}
-
-impl TopologyReferences {
-    /// Replaces the content of a slice.
-    pub(super) fn change_slice(&mut self, name: &ObjectName, old: Option<&SliceObject>, new: Option<&SliceObject>) {
-        self.nodes.change_slice(name, &nodes(old), &nodes(new));
-        self.zones.change_slice(name, &zones(old), &zones(new));
-    }
+/// What a slice depends on.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reference {
+    /// Of `nodeName` of endpoints that do not serve, and of `hints.forNodes`.
+    Node(Arc<str>),
+    /// Of `hints.forZones`.
+    Zone(Arc<str>),
 }
 
 impl Index {
@@ -32,19 +24,14 @@ impl Index {
         KnownTopology { nodes: &self.nodes, zones: &self.zones }
     }
 
-    /// The slices whose views depend on a Node.
-    pub(super) fn slices_of_node(&self, node: &Arc<str>) -> impl Iterator<Item = &SliceObject> {
-        self.references.nodes.slices(node.clone()).filter_map(|name| self.slice(name))
+    /// The slices whose views depend on a Node or a zone.
+    pub(super) fn slices_with(&self, reference: Reference) -> impl Iterator<Item = &SliceObject> {
+        self.references.slices(reference).filter_map(|name| self.slice(name))
     }
 
-    /// The slices whose views depend on a zone.
-    pub(super) fn slices_of_zone(&self, zone: &Arc<str>) -> impl Iterator<Item = &SliceObject> {
-        self.references.zones.slices(zone.clone()).filter_map(|name| self.slice(name))
-    }
-
-    /// The slices whose views depend on any Node or zone; some more than once.
-    pub(super) fn slices_of_any_node(&self) -> impl Iterator<Item = &SliceObject> {
-        self.references.nodes.all().chain(self.references.zones.all()).filter_map(|name| self.slice(name))
+    /// The slices whose views depend on any Node or zone.
+    pub(super) fn slices_with_references(&self) -> impl Iterator<Item = &SliceObject> {
+        self.references.all().filter_map(|name| self.slice(name))
     }
 }
 
@@ -66,15 +53,12 @@ pub(super) fn unknown_hints(slice: &SliceObject, topology: KnownTopology<'_>) ->
     Some(ObjectProblem { field: format!("endpoints[{at}].hints.forNodes"), message })
 }
 
-fn nodes(slice: Option<&SliceObject>) -> BTreeSet<Arc<str>> {
+pub(super) fn references(slice: Option<&SliceObject>) -> BTreeSet<Reference> {
     let endpoints = slice.into_iter().flat_map(|slice| &slice.endpoints);
-    let names = endpoints.flat_map(|endpoint| {
+    let references = endpoints.flat_map(|endpoint| {
         let unserving = endpoint.node.as_ref().filter(|_| !endpoint.ready && !endpoint.serving);
-        endpoint.node_hints.iter().chain(unserving)
+        let nodes = endpoint.node_hints.iter().chain(unserving).cloned().map(Reference::Node);
+        nodes.chain(endpoint.zone_hints.iter().cloned().map(Reference::Zone))
     });
-    names.cloned().collect()
-}
-
-fn zones(slice: Option<&SliceObject>) -> BTreeSet<Arc<str>> {
-    slice.into_iter().flat_map(|slice| &slice.endpoints).flat_map(|endpoint| &endpoint.zone_hints).cloned().collect()
+    references.collect()
 }
