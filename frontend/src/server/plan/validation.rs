@@ -19,12 +19,6 @@ const MAX_HINTS: usize = 8;
 /// The label with the Service of an EndpointSlice.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
-/// A field that exceeds a limit.
-struct Violation {
-    field: String,
-    message: String,
-}
-
 /// Whether the effect of an object is computed.
 pub(super) fn is_planned(object: &Value) -> bool {
     let text = |field: &str| object[field].as_str().unwrap_or_default();
@@ -33,16 +27,17 @@ pub(super) fn is_planned(object: &Value) -> bool {
 
 /// Checks an object that is planned. The error names the object and the field.
 pub(super) fn validate(object: &Value) -> Result<(), String> {
-    check(object).map_err(|Violation { field, message }| {
+    check(object).map_err(|violation| {
         let start = |value: &Value| value.as_str().unwrap_or_default().chars().take(MAX_SUBDOMAIN).collect::<String>();
         let metadata = &object["metadata"];
         let (kind, namespace, name) = (start(&object["kind"]), start(&metadata["namespace"]), start(&metadata["name"]));
         let namespace = if namespace.is_empty() { "default".to_owned() } else { namespace };
-        format!("{kind} {namespace}/{name}: {field}: {message}")
+        format!("{kind} {namespace}/{name}: {violation}")
     })
 }
 
-fn check(object: &Value) -> Result<(), Violation> {
+/// The error begins with the field that exceeds a limit.
+fn check(object: &Value) -> Result<(), String> {
     let (metadata, spec) = (&object["metadata"], &object["spec"]);
     text(&metadata["namespace"], MAX_LABEL, || "metadata.namespace".to_owned())?;
     if object["kind"] == "Service" {
@@ -66,7 +61,7 @@ fn check(object: &Value) -> Result<(), Violation> {
     Ok(())
 }
 
-fn ports(value: &Value, path: &str) -> Result<(), Violation> {
+fn ports(value: &Value, path: &str) -> Result<(), String> {
     for (n, port) in list(value, MAX_PORTS, || path.to_owned())?.iter().enumerate() {
         text(&port["name"], MAX_LABEL, || format!("{path}[{n}].name"))?;
     }
@@ -74,21 +69,21 @@ fn ports(value: &Value, path: &str) -> Result<(), Violation> {
 }
 
 /// What is no text has no length: it does not decode.
-fn text(value: &Value, max: usize, field: impl FnOnce() -> String) -> Result<(), Violation> {
+fn text(value: &Value, max: usize, field: impl FnOnce() -> String) -> Result<(), String> {
     let length = value.as_str().map_or(0, str::len);
     if length <= max {
         return Ok(());
     }
-    Err(Violation { field: field(), message: format!("{length} bytes, more than {max}") })
+    Err(format!("{}: {length} bytes, more than {max}", field()))
 }
 
 /// The entries; none of what is no list.
-fn list(value: &Value, max: usize, field: impl FnOnce() -> String) -> Result<&[Value], Violation> {
+fn list(value: &Value, max: usize, field: impl FnOnce() -> String) -> Result<&[Value], String> {
     let entries: &[Value] = value.as_array().map_or(&[], Vec::as_slice);
     if entries.len() <= max {
         return Ok(entries);
     }
-    Err(Violation { field: field(), message: format!("{} entries, more than {max}", entries.len()) })
+    Err(format!("{}: {} entries, more than {max}", field(), entries.len()))
 }
 
 #[cfg(test)]
