@@ -12,25 +12,25 @@ use tokio::time::Instant;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Whether there is a session with a frontend.
-    pub connected: bool,
+    pub(crate) connected: bool,
     /// The time of the last message from a frontend. Its age is the staleness of the node.
-    pub last_contact: Option<Instant>,
+    pub(crate) last_contact: Option<Instant>,
     /// The revision of the committed state.
     pub committed: Option<(Epoch, Revision)>,
     /// The revision that the kernel contains, except for `failures`.
     pub programmed: Option<(Epoch, Revision)>,
     /// Why the last sync failed as a whole; `None` after a success.
-    pub error: Option<String>,
+    pub(crate) error: Option<String>,
     /// The service ports of the programmed revision that are not programmed.
     pub failures: Vec<ServicePortFailure>,
     /// The service ports of a large change that are committed, but not programmed yet.
-    pub unfinished: usize,
+    pub(crate) unfinished: usize,
     /// The IP families that the kernel cannot program, and why.
-    pub unusable_families: Vec<(IpFamily, String)>,
+    pub(crate) unusable_families: Vec<(IpFamily, String)>,
     /// The deviations from the protocol.
     pub protocol: ProtocolCounters,
     /// How often losses were withheld because they exceed the loss limit.
-    pub rejected_losses: u64,
+    pub(crate) rejected_losses: u64,
     /// The service ports that keep their endpoints until a snapshot confirms that they lost them.
     pub withheld_service_ports: usize,
     /// The service ports without their endpoints on this node, which has restarted, until a frontend confirms them.
@@ -38,46 +38,46 @@ pub struct Progress {
     /// Whether the Node object is gone, and its last facts are used.
     pub retains_node: bool,
     /// Stale UDP flows that were deleted.
-    pub deleted_flows: u64,
+    pub(crate) deleted_flows: u64,
     /// Connections to endpoints that are gone, which were reset.
-    pub reset_connections: u64,
+    pub(crate) reset_connections: u64,
     /// How often such connections could not be reset.
-    pub reset_failures: u64,
+    pub(crate) reset_failures: u64,
     /// How often another process was seen to change our kernel objects.
-    pub drifts: u64,
+    pub(crate) drifts: u64,
     /// The time that the backend waited for locks that other processes held.
-    pub lock_wait: Duration,
+    pub(crate) lock_wait: Duration,
     /// Why the state file is out of date.
-    pub state_file_error: Option<String>,
+    pub(crate) state_file_error: Option<String>,
     /// How often stale UDP flows or half-open TCP connections could not be deleted.
-    pub conntrack_failures: u64,
+    pub(crate) conntrack_failures: u64,
     /// Whether load balancers may send new traffic to this node, as of the last commit.
-    pub eligible: bool,
+    pub(crate) eligible: bool,
     /// The service ports of the committed state.
-    pub service_ports: usize,
+    pub(crate) service_ports: usize,
     /// The operations received from frontends.
-    pub received: ChangeCounts,
+    pub(crate) received: ChangeCounts,
     /// Those that are not programmed yet.
-    pub pending: ChangeCounts,
+    pub(crate) pending: ChangeCounts,
     /// Since when the kernel is, or may be, different from the committed state.
-    pub pending_since: Option<Instant>,
+    pub(crate) pending_since: Option<Instant>,
     /// When the last change was committed.
-    pub last_queued: Option<SystemTime>,
+    pub(crate) last_queued: Option<SystemTime>,
     /// When the last sync succeeded.
-    pub last_success: Option<SystemTime>,
+    pub(crate) last_success: Option<SystemTime>,
     /// When the process last followed the frontend.
-    pub last_iteration: Option<Instant>,
+    pub(crate) last_iteration: Option<Instant>,
     /// The programmed service ports with traffic policy Local and endpoints on other nodes only.
-    pub no_local: PerFamily<NoLocalEndpoints>,
+    pub(crate) no_local: PerFamily<NoLocalEndpoints>,
 }
 
 /// Operations by what they change, as kube-proxy counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ChangeCounts {
+pub(crate) struct ChangeCounts {
     /// Service ports that are put or removed.
-    pub service_ports: u64,
+    pub(crate) service_ports: u64,
     /// Pools that are changed or replaced.
-    pub pools: u64,
+    pub(crate) pools: u64,
 }
 
 /// The deviations from the protocol since the start.
@@ -94,11 +94,11 @@ pub struct ProtocolCounters {
 
 /// The number of service ports with traffic policy Local and endpoints on other nodes only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NoLocalEndpoints {
+pub(crate) struct NoLocalEndpoints {
     /// By internal traffic policy.
-    pub internal: usize,
+    pub(crate) internal: usize,
     /// By external traffic policy.
-    pub external: usize,
+    pub(crate) external: usize,
 }
 
 impl ChangeCounts {
