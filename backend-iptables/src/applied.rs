@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, iter::repeat_n, net::IpAddr};
 
 use backend::{
-    dataplane::{EffectiveOptions, Vip},
+    dataplane::EffectiveOptions,
     driver::{Applied, AppliedServicePorts, ServicePortUpdate},
 };
 use iptables::{ChainSpec, Hook, Table};
@@ -41,7 +41,6 @@ pub struct AppliedState {
 /// What one service port has in one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Installed {
-    pub(crate) vips: Box<[Vip]>,
     pub(crate) chains: Box<[InstalledChain]>,
     pub(crate) lines: Box<[(SharedChain, Box<str>)]>,
 }
@@ -202,8 +201,8 @@ impl AppliedState {
 }
 
 impl Applied for AppliedState {
-    fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
-        self.service_ports.vips(key, |installed| &installed.vips)
+    fn contains(&self, key: &ServicePortKey) -> bool {
+        self.service_ports.contains(key)
     }
 }
 
@@ -217,9 +216,8 @@ impl Installed {
 }
 
 impl From<&Desired> for Installed {
-    fn from(Desired { vips, chains, lines }: &Desired) -> Self {
+    fn from(Desired { chains, lines }: &Desired) -> Self {
         Self {
-            vips: vips.as_slice().into(),
             chains: chains.iter().map(InstalledChain::from).collect(),
             lines: lines.iter().map(|(shared, line)| (*shared, line.as_str().into())).collect(),
         }

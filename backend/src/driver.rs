@@ -193,7 +193,15 @@ impl<P: DataPlane> Driver<P> {
         let Some(applied) = &mut self.applied else { return };
         let Some(before) = self.state.replace(state.clone()) else { return };
         let OwnershipChanges { service_ports: mut affected, vips } = self.ownership.update(&before, state, changes);
-        applied.owners_changed(&self.ownership, &vips);
+        for ((family, vip), former) in vips {
+            applied.owner_changed(&self.ownership, family, &vip);
+            if let Some(former) = former
+                && applied.contains(&former)
+                && !self.ownership.owns(&former, family, &vip)
+            {
+                self.held.entry((family, vip)).or_default().insert(former);
+            }
+        }
         if changes.node
             && let Some(depends_on_node) = self.plane.node_dependents(applied, state.node())
         {
@@ -203,10 +211,6 @@ impl<P: DataPlane> Driver<P> {
         }
         affected.extend(self.plane.dependents(applied, state, &affected));
         for key in affected {
-            let lost = applied.vips(&key).into_iter().filter(|(family, vip)| !self.ownership.owns(&key, *family, vip));
-            for vip in lost {
-                self.held.entry(vip).or_default().insert(key.clone());
-            }
             self.evicted.remove(&key);
             applied.invalidate(&key);
             let port = state.service_port(&key).map_or(0, |service_port| service_port.port.port.get());

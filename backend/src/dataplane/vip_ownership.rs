@@ -17,8 +17,8 @@ pub struct VipOwnership {
     owners: PerFamily<HashMap<Vip, ServicePortKey>>,
     /// The VIPs of a service port that another one owns. Almost always empty.
     conflicts: BTreeMap<ServicePortKey, BTreeSet<(IpFamily, Vip)>>,
-    /// The VIPs that have got another owner, or have none any more, since the last update.
-    changed: Vec<(IpFamily, Vip)>,
+    /// The VIPs that were released or claimed since the last update, each with the owner that it had then.
+    former: BTreeMap<(IpFamily, Vip), Option<ServicePortKey>>,
 }
 
 /// What an update of the owners has changed.
@@ -26,8 +26,8 @@ pub struct VipOwnership {
 pub(crate) struct OwnershipChanges {
     /// The service ports to program: those that changed, and those that gain or lose a contested VIP.
     pub(crate) service_ports: BTreeSet<ServicePortKey>,
-    /// The VIPs that have got another owner, or have none any more.
-    pub(crate) vips: Vec<(IpFamily, Vip)>,
+    /// The VIPs that may have got another owner, or have none any more, each with its former one.
+    pub(crate) vips: BTreeMap<(IpFamily, Vip), Option<ServicePortKey>>,
 }
 
 impl VipOwnership {
@@ -37,7 +37,7 @@ impl VipOwnership {
         let mut ownership = Self::default();
         for service in state.service_ports().values() {
             ownership.claim(&service.port);
-            ownership.changed.clear();
+            ownership.former.clear();
         }
         ownership
     }
@@ -52,7 +52,7 @@ impl VipOwnership {
         for service in changes.service_ports.iter().filter_map(|key| after.service_port(key)) {
             affected.extend(self.claim(&service.port));
         }
-        OwnershipChanges { service_ports: affected, vips: std::mem::take(&mut self.changed) }
+        OwnershipChanges { service_ports: affected, vips: std::mem::take(&mut self.former) }
     }
 
     /// Whether this service port owns the VIP.
@@ -74,7 +74,7 @@ impl VipOwnership {
 
     fn claim_vip(&mut self, key: &ServicePortKey, family: IpFamily, vip: Vip) -> Option<ServicePortKey> {
         let owner = self.owners[family].entry(vip).or_insert_with(|| {
-            self.changed.push((family, vip));
+            self.former.entry((family, vip)).or_default();
             key.clone()
         });
         let (loser, displaced) = match (*owner).cmp(key) {
@@ -82,7 +82,7 @@ impl VipOwnership {
             std::cmp::Ordering::Less => (key.clone(), None),
             std::cmp::Ordering::Greater => {
                 let old = std::mem::replace(owner, key.clone());
-                self.changed.push((family, vip));
+                self.former.entry((family, vip)).or_insert_with(|| Some(old.clone()));
                 (old.clone(), Some(old))
             }
         };
@@ -99,7 +99,7 @@ impl VipOwnership {
                 continue;
             }
             self.owners[family].remove(&vip);
-            self.changed.push((family, vip));
+            self.former.entry((family, vip)).or_insert_with(|| Some(port.key.clone()));
             let mut waiting = self.conflicts.iter_mut();
             let next = waiting.find_map(|(key, vips)| vips.remove(&(family, vip)).then(|| key.clone()));
             if let Some(next) = next {

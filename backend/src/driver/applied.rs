@@ -8,8 +8,8 @@ use crate::dataplane::{Vip, VipOwnership};
 
 /// What the kernel contains because of us. It makes an incremental update possible without reading the kernel.
 pub trait Applied: Send + 'static {
-    /// The VIPs that lead to a service port.
-    fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)>;
+    /// Whether the kernel may contain anything of a service port.
+    fn contains(&self, key: &ServicePortKey) -> bool;
 
     /// The VIPs whose objects in the kernel a service port uses that does not own the VIP, and that service port, as
     /// far as it is not programmed since the kernel was read.
@@ -26,8 +26,8 @@ pub trait Applied: Send + 'static {
     /// was computed for it is out of date.
     fn invalidate(&mut self, _: &ServicePortKey) {}
 
-    /// These VIPs have got other owners, or have none any more.
-    fn owners_changed(&mut self, _: &VipOwnership, _: &[(IpFamily, Vip)]) {}
+    /// A VIP may have got another owner, or have none any more.
+    fn owner_changed(&mut self, _: &VipOwnership, _: IpFamily, _: &Vip) {}
 
     /// The service ports that are not programmed completely although the kernel accepted the transaction.
     fn failures(&self) -> Vec<ServicePortFailure> {
@@ -96,19 +96,5 @@ impl<T> AppliedServicePorts<T> {
         } else {
             self.0.insert(update.key, update.desired);
         }
-    }
-
-    /// The VIPs of a service port in both families; `vips` gives those of one.
-    pub fn vips<'a, V: IntoIterator<Item = &'a Vip>>(
-        &'a self,
-        key: &ServicePortKey,
-        vips: impl Fn(&'a T) -> V,
-    ) -> Vec<(IpFamily, Vip)> {
-        let mut list = Vec::new();
-        for family in IpFamily::ALL {
-            let of_family = self.get(key, family).map(&vips).into_iter().flatten();
-            list.extend(of_family.map(|vip| (family, *vip)));
-        }
-        list
     }
 }

@@ -2,13 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use proto::model::{IpFamily, NodeInfo, ServicePort, ServicePortFailure};
+use proto::model::{NodeInfo, ServicePort, ServicePortFailure};
 
 use super::{queue::is_urgent, *};
-use crate::{
-    dataplane::Vip,
-    testing::{mk_state, transition},
-};
+use crate::testing::{mk_state, transition};
 
 /// A kernel that rejects transactions with invalid service ports.
 #[derive(Default)]
@@ -27,8 +24,8 @@ struct FakePlane {
 struct FakeApplied;
 
 impl Applied for FakeApplied {
-    fn vips(&self, _: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
-        Vec::new()
+    fn contains(&self, _: &ServicePortKey) -> bool {
+        false
     }
 }
 
