@@ -1,12 +1,9 @@
 //! What was applied last: enough to know what the kernel contains without reading it. Of each chain only a hash of its
 //! rules is kept.
 
-use std::{collections::BTreeMap, iter::repeat_n, net::IpAddr};
+use std::{collections::BTreeMap, iter::repeat_n};
 
-use backend::{
-    dataplane::EffectiveOptions,
-    driver::{Applied, AppliedServicePorts, ServicePortUpdate},
-};
+use backend::driver::{Applied, AppliedServicePorts, ServicePortUpdate};
 use iptables::{ChainSpec, Hook, Table};
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
@@ -30,8 +27,6 @@ pub struct AppliedState {
     /// The families for which iptables is installed.
     pub(crate) families: Vec<IpFamily>,
     pub(crate) base: PerFamily<Base>,
-    pub(crate) options: EffectiveOptions,
-    pub(crate) node_addresses: Vec<IpAddr>,
     /// How many service ports have a line that several may have.
     users: PerFamily<BTreeMap<(SharedChain, String), u32>>,
     /// That of what service ports have.
@@ -68,13 +63,7 @@ pub(crate) struct Size {
 
 impl AppliedState {
     /// A kernel that contains the base ruleset, and what no service port has claimed.
-    pub(crate) fn new(
-        base: PerFamily<Base>,
-        options: EffectiveOptions,
-        node_addresses: Vec<IpAddr>,
-        families: Vec<IpFamily>,
-        unclaimed: PerFamily<Unclaimed>,
-    ) -> Self {
+    pub(crate) fn new(base: PerFamily<Base>, families: Vec<IpFamily>, unclaimed: PerFamily<Unclaimed>) -> Self {
         Self {
             service_ports: AppliedServicePorts::default(),
             unclaimed,
@@ -82,8 +71,6 @@ impl AppliedState {
             emptied: PerFamily::default(),
             families,
             base,
-            options,
-            node_addresses,
             users: PerFamily::default(),
             size: PerFamily::default(),
         }

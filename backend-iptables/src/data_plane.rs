@@ -201,9 +201,7 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
         }
         self.families.programmed();
         let families = self.families.iter().collect();
-        let options = self.options.effective(state.node());
-        let addresses = state.node().addresses.clone();
-        Ok(Synced { applied: AppliedState::new(base, options, addresses, families, unclaimed), writes })
+        Ok(Synced { applied: AppliedState::new(base, families, unclaimed), writes })
     }
 
     fn budget(&self, applied: &AppliedState) -> usize {
@@ -249,8 +247,6 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
         }
         if let Some(base) = new_base {
             applied.base = base;
-            applied.options = options;
-            applied.node_addresses.clone_from(&change.state.node().addresses);
         }
         let unfinished = committed(applied, &change.service_ports, plans);
         let is_complete = change.is_last && unfinished.is_empty();
@@ -258,10 +254,10 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
         Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded: applied.has_unneeded() })
     }
 
-    fn node_dependents(&self, applied: &AppliedState, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
-        if applied.options != self.options.effective(node) {
+    fn node_dependents(&self, before: &NodeInfo, after: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
+        if self.options.effective(before) != self.options.effective(after) {
             Some(|_| true)
-        } else if applied.node_addresses != node.addresses {
+        } else if before.addresses != after.addresses {
             Some(|port| !port.source_ranges.is_empty())
         } else {
             None

@@ -25,7 +25,6 @@ pub struct AppliedState {
     /// Our objects in the kernel.
     pub(crate) observed: Objects,
     pub(crate) rules: PerFamily<Rules>,
-    pub(crate) node_addresses: Vec<IpAddr>,
     /// The addresses of other devices.
     pub(crate) foreign_addresses: HashSet<IpAddr>,
     pub(crate) ids: Ids,
@@ -50,13 +49,8 @@ pub struct AppliedState {
 
 impl AppliedState {
     /// Without service ports.
-    pub(crate) fn new(
-        observed: Objects,
-        rules: PerFamily<Rules>,
-        node_addresses: Vec<IpAddr>,
-        foreign_addresses: HashSet<IpAddr>,
-    ) -> Self {
-        Self { observed, rules, node_addresses, foreign_addresses, is_reconciling: true, ..Self::default() }
+    pub(crate) fn new(observed: Objects, rules: PerFamily<Rules>, foreign_addresses: HashSet<IpAddr>) -> Self {
+        Self { observed, rules, foreign_addresses, is_reconciling: true, ..Self::default() }
     }
 
     /// What an object should be; `None`: no service port needs it.

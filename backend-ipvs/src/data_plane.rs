@@ -219,7 +219,7 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         let listing = self.kernel.list(self.ours(state)).await.context("list our objects")?;
         let Listing { mut objects, elsewhere } = listing;
         objects.retain(|object, _| self.families.contains(object.family()));
-        let mut applied = AppliedState::new(objects, rules, state.node().addresses.clone(), elsewhere);
+        let mut applied = AppliedState::new(objects, rules, elsewhere);
         for key in state.service_ports().keys() {
             let entries = marked_entries(state, |family, vip| ownership.owns(key, family, vip), key);
             applied.ids.adopt(key, &applied.observed, entries.iter());
@@ -236,13 +236,10 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
     async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
         let Change { state, service_ports, facts, is_last, budget, .. } = change;
         let mut writes = 0;
-        if *facts {
-            if self.rules(state) != applied.rules {
-                let (rules, prepared) = self.prepare(state).await?;
-                writes += prepared;
-                applied.rules = rules;
-            }
-            applied.node_addresses.clone_from(&state.node().addresses);
+        if *facts && self.rules(state) != applied.rules {
+            let (rules, prepared) = self.prepare(state).await?;
+            writes += prepared;
+            applied.rules = rules;
         }
         let mut touched = BTreeSet::new();
         // One service port may take what another one gives up.
@@ -279,10 +276,10 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         self.update_excess(state, applied, changed)
     }
 
-    fn node_dependents(&self, applied: &AppliedState, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
+    fn node_dependents(&self, before: &NodeInfo, after: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
         // Source ranges may contain the addresses, and with session affinity there are virtual servers at them.
         let depends = |port: &ServicePort| !port.source_ranges.is_empty() || port.affinity_seconds.is_some();
-        (applied.node_addresses != node.addresses).then_some(depends)
+        (before.addresses != after.addresses).then_some(depends)
     }
 
     fn families(&self) -> &UsableFamilies {

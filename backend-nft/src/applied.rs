@@ -1,10 +1,7 @@
 //! What the kernel contains: enough to know it without reading the kernel again. The elements of service ports that are
 //! programmed are not kept, they follow.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use backend::{
     dataplane::{EffectiveOptions, Vip, VipOwnership},
@@ -43,7 +40,6 @@ pub struct AppliedState {
     /// Whether references of shared elements are not counted for all service ports.
     is_reconciling: bool,
     pub(crate) options: EffectiveOptions,
-    pub(crate) node_addresses: Vec<IpAddr>,
     base: PerFamily<Base>,
 }
 
@@ -52,7 +48,6 @@ impl AppliedState {
     pub(crate) fn new(
         base: PerFamily<Base>,
         options: EffectiveOptions,
-        node_addresses: Vec<IpAddr>,
         observed: Observed,
         updates: Vec<Update>,
         ownership: &VipOwnership,
@@ -83,7 +78,6 @@ impl AppliedState {
             prepared: PerFamily::default(),
             is_reconciling: true,
             options,
-            node_addresses,
             base,
         }
     }
@@ -157,10 +151,9 @@ impl AppliedState {
     }
 
     /// Records that this was written.
-    pub(crate) fn rebased(&mut self, base: PerFamily<Base>, options: EffectiveOptions, addresses: Vec<IpAddr>) {
+    pub(crate) fn rebased(&mut self, base: PerFamily<Base>, options: EffectiveOptions) {
         self.base = base;
         self.options = options;
-        self.node_addresses = addresses;
     }
 
     fn base_repairs(&self, family: IpFamily, base: &Base, options: &EffectiveOptions) -> Repairs {

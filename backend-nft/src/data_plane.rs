@@ -177,8 +177,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         }
         // Without a table that serves meanwhile, only what fits into one transaction is replaced without a gap.
         let rebuilds = elements <= MAX_TRANSACTION_WRITES && observed.is_replaced();
-        let addresses = state.node().addresses.clone();
-        let mut applied = AppliedState::new(base, options, addresses, observed, updates, ownership);
+        let mut applied = AppliedState::new(base, options, observed, updates, ownership);
         applied.rebuilds = rebuilds;
         Ok(Synced { applied, writes: 0 })
     }
@@ -237,7 +236,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         applied.commit(refs, updates, partial, !change.is_contested);
         applied.remove_observed(&stale, ownership);
         if let Some((base, options)) = new_base {
-            applied.rebased(base, options, state.node().addresses.clone());
+            applied.rebased(base, options);
         }
         if let Some(removed) = last {
             applied.commit_last(&removed, ownership);
@@ -245,8 +244,8 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded: applied.has_unneeded() })
     }
 
-    fn node_dependents(&self, applied: &AppliedState, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
-        (applied.node_addresses != node.addresses).then_some(|port| !port.source_ranges.is_empty())
+    fn node_dependents(&self, before: &NodeInfo, after: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
+        (before.addresses != after.addresses).then_some(|port| !port.source_ranges.is_empty())
     }
 
     fn families(&self) -> &UsableFamilies {

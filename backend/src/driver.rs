@@ -203,7 +203,7 @@ impl<P: DataPlane> Driver<P> {
             }
         }
         if changes.node
-            && let Some(depends_on_node) = self.plane.node_dependents(applied, state.node())
+            && let Some(depends_on_node) = self.plane.node_dependents(before.node(), state.node())
         {
             let service_ports = state.service_ports().iter();
             let dependents = service_ports.filter(|(_, service_port)| depends_on_node(&service_port.port));

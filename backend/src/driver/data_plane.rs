@@ -73,7 +73,7 @@ pub trait DataPlane: Send + 'static {
     }
 
     /// Which service ports have to be programmed again because the node's facts changed; `None`: none of them.
-    fn node_dependents(&self, applied: &Self::Applied, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool>;
+    fn node_dependents(&self, before: &NodeInfo, after: &NodeInfo) -> Option<fn(&ServicePort) -> bool>;
 
     /// See [`Backend::drifted`]. `applied` is `None` when the content of the kernel is unknown.
     fn drifted(&mut self, applied: &mut Option<Self::Applied>) -> impl Future<Output = Drift> + Send;

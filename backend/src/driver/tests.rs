@@ -85,7 +85,7 @@ impl DataPlane for FakePlane {
         &self.families
     }
 
-    fn node_dependents(&self, _: &FakeApplied, _: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
+    fn node_dependents(&self, _: &NodeInfo, _: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
         None
     }
 
