@@ -270,6 +270,7 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
     fn dependents(
         &self,
         applied: &mut AppliedState,
+        _: &NodeState,
         state: &NodeState,
         changed: &BTreeSet<ServicePortKey>,
     ) -> BTreeSet<ServicePortKey> {

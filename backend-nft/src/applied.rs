@@ -171,12 +171,6 @@ impl AppliedState {
         repairs
     }
 
-    /// Whether the service port has session affinity; `None`: it is not programmed completely.
-    pub(crate) fn is_affine(&self, key: &ServicePortKey) -> Option<bool> {
-        let mut desired = IpFamily::ALL.into_iter().filter_map(|family| self.service_ports.get(key, family));
-        desired.next().map(|desired| desired.is_affine())
-    }
-
     /// Records that a transaction was committed. `partial`: its changes of the updates of which it contained only a
     /// part. `keeps_plans`: whether the rest of these changes stays as it was computed.
     pub(crate) fn commit(

@@ -252,19 +252,21 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         &self.families
     }
 
-    /// The ports of a Service that share client buckets with a port that has gained or lost session affinity, or may
-    /// have.
+    /// The ports of a Service that share client buckets with a port that has gained or lost session affinity.
     fn dependents(
         &self,
-        applied: &mut AppliedState,
-        state: &NodeState,
+        _: &mut AppliedState,
+        before: &NodeState,
+        after: &NodeState,
         changed: &BTreeSet<ServicePortKey>,
     ) -> BTreeSet<ServicePortKey> {
-        let is_affine = |key| state.service_port(key).is_some_and(|service| service.port.affinity_seconds.is_some());
-        let toggled = changed.iter().filter(|key| applied.is_affine(key) != Some(is_affine(key)));
+        let is_affine = |state: &NodeState, key: &ServicePortKey| {
+            state.service_port(key).is_some_and(|service| service.port.affinity_seconds.is_some())
+        };
+        let toggled = changed.iter().filter(|key| is_affine(before, key) != is_affine(after, key));
         let services: BTreeMap<_, &ServicePortKey> =
             toggled.map(|key| ((key.namespace.clone(), key.name.clone()), key)).collect();
-        services.values().flat_map(|key| affine_siblings(state, key)).cloned().collect()
+        services.values().flat_map(|key| affine_siblings(after, key)).cloned().collect()
     }
 
     async fn drifted(&mut self, _: &mut Option<AppliedState>) -> Drift {

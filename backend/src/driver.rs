@@ -209,7 +209,7 @@ impl<P: DataPlane> Driver<P> {
             let dependents = service_ports.filter(|(_, service_port)| depends_on_node(&service_port.port));
             affected.extend(dependents.map(|(key, _)| key.clone()));
         }
-        affected.extend(self.plane.dependents(applied, state, &affected));
+        affected.extend(self.plane.dependents(applied, &before, state, &affected));
         for key in affected {
             self.evicted.remove(&key);
             applied.invalidate(&key);

@@ -184,10 +184,6 @@ impl Desired {
         self.sources.as_ref()
     }
 
-    pub(crate) fn is_affine(&self) -> bool {
-        self.affinity.is_some()
-    }
-
     /// Appends all elements that are not shared, sorted.
     pub(crate) fn elements(&self, to: &mut Vec<Element>) {
         #[cfg(test)]

@@ -62,10 +62,12 @@ pub trait DataPlane: Send + 'static {
         async { true }
     }
 
-    /// Which other service ports have to be programmed because these have changed.
+    /// Which other service ports have to be programmed because these have changed between the first state and the
+    /// second one.
     fn dependents(
         &self,
         _: &mut Self::Applied,
+        _: &NodeState,
         _: &NodeState,
         _: &BTreeSet<ServicePortKey>,
     ) -> BTreeSet<ServicePortKey> {
