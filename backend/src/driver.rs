@@ -147,11 +147,11 @@ impl<P: DataPlane> Driver<P> {
         self.state = Some(state.clone());
         self.read_at = Instant::now();
         let Synced { applied, writes } = self.plane.observe(state, &self.ownership).await?;
-        for (key, service_port) in state.service_ports() {
+        for key in state.service_ports().keys() {
             if applied.is_programmed(key) {
                 self.quarantine.accept(key);
             } else {
-                self.queue.push(key.clone(), service_port.port.port.get());
+                self.queue.push(key.clone(), state);
             }
         }
         self.applied = Some(applied);
@@ -182,8 +182,8 @@ impl<P: DataPlane> Driver<P> {
             return;
         }
         self.is_reconciling = true;
-        for (key, service_port) in suspects.iter().filter_map(|key| Some((key, state.service_port(key)?))) {
-            self.queue.push(key.clone(), service_port.port.port.get());
+        for key in &suspects {
+            self.queue.push(key.clone(), state);
         }
         self.queue.suspects.push(suspects);
     }
@@ -213,8 +213,7 @@ impl<P: DataPlane> Driver<P> {
         for key in affected {
             self.evicted.remove(&key);
             applied.invalidate(&key);
-            let port = state.service_port(&key).map_or(0, |service_port| service_port.port.port.get());
-            self.queue.push(key, port);
+            self.queue.push(key, state);
         }
         self.queue.facts |= changes.node || changes.cluster;
     }

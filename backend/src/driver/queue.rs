@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proto::model::ServicePortKey;
 
+use crate::NodeState;
+
 /// With fewer other service ports the urgent ones get no transaction of their own.
 const MANY: usize = 256;
 
@@ -49,7 +51,8 @@ pub(super) struct QueueBatch {
 
 impl Queue {
     /// Adds a service port, or records that it has changed again.
-    pub(super) fn push(&mut self, key: ServicePortKey, port: u16) {
+    pub(super) fn push(&mut self, key: ServicePortKey, state: &NodeState) {
+        let port = state.service_port(&key).map_or(0, |service_port| service_port.port.port.get());
         let arrival = self.pushed;
         self.pushed += 1;
         let is_urgent = is_urgent(&key, port);
