@@ -98,7 +98,7 @@ impl AppliedState {
         if let Some(reason) = added.degraded.take() {
             self.degraded.insert(key.clone(), reason);
         }
-        if !added.vips.is_empty() {
+        if !added.objects.is_empty() {
             self.service_ports.insert(key.clone(), added);
         }
         touched
