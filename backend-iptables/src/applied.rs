@@ -130,11 +130,6 @@ impl AppliedState {
         self.service_ports.commit(update);
     }
 
-    /// Whether objects remain that no service port needs.
-    pub(crate) fn has_unneeded(&self) -> bool {
-        self.is_reconciling || self.has_unclaimed()
-    }
-
     pub(crate) fn has_unclaimed(&self) -> bool {
         IpFamily::ALL.into_iter().any(|family| !self.unclaimed[family].is_empty())
     }
@@ -190,6 +185,10 @@ impl AppliedState {
 impl Applied for AppliedState {
     fn contains(&self, key: &ServicePortKey) -> bool {
         self.service_ports.contains(key)
+    }
+
+    fn has_unneeded(&self) -> bool {
+        self.is_reconciling || self.has_unclaimed()
     }
 }
 

@@ -251,7 +251,7 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
         let unfinished = committed(applied, &change.service_ports, plans);
         let is_complete = change.is_last && unfinished.is_empty();
         applied.is_reconciling &= !is_complete || applied.has_unclaimed();
-        Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded: applied.has_unneeded() })
+        Ok(CommitOutcome::Committed { writes, unfinished })
     }
 
     fn node_dependents(&self, before: &NodeInfo, after: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {

@@ -31,6 +31,8 @@ pub struct AppliedState {
     service_ports: BTreeMap<ServicePortKey, Desired>,
     /// Objects that no service port needs any more, and that stay until connections have ended.
     pub(crate) leftovers: BTreeSet<Object>,
+    /// Whether the last transaction has left deletions of unneeded objects to the next one.
+    pub(crate) has_leftovers: bool,
     /// What should be in the kernel, and how many service ports need it.
     desired: HashMap<Object, (Value, u32)>,
     /// The service ports with an object that the kernel rejects, and the reason.
@@ -186,6 +188,10 @@ impl AppliedState {
 impl Applied for AppliedState {
     fn contains(&self, key: &ServicePortKey) -> bool {
         self.service_ports.contains_key(key)
+    }
+
+    fn has_unneeded(&self) -> bool {
+        self.has_leftovers || self.is_reconciling
     }
 
     fn failures(&self) -> Vec<ServicePortFailure> {

@@ -263,8 +263,8 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
             writes += self.remove_drained(applied, unneeded).await?;
         }
         let unfinished = if is_truncated { service_ports.clone() } else { Vec::new() };
-        let has_unneeded = has_leftovers || applied.is_reconciling;
-        Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded })
+        applied.has_leftovers = has_leftovers;
+        Ok(CommitOutcome::Committed { writes, unfinished })
     }
 
     fn dependents(

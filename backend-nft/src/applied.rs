@@ -222,12 +222,6 @@ impl AppliedState {
         }
     }
 
-    /// Whether the kernel may contain objects that no service port needs.
-    pub(crate) fn has_unneeded(&self) -> bool {
-        let has_unneeded = |family| self.observed[family].has_unneeded() || self.has_unneeded_group(family);
-        self.is_reconciling || IpFamily::ALL.into_iter().any(has_unneeded)
-    }
-
     fn has_unneeded_group(&self, family: IpFamily) -> bool {
         let mut unused = self.refs[family].unused_groups();
         unused.any(|unused| self.needed_groups(family).all(|needed| needed != unused))
@@ -286,6 +280,11 @@ fn adopt(
 impl Applied for AppliedState {
     fn contains(&self, key: &ServicePortKey) -> bool {
         self.service_ports.contains(key) || self.partial.contains_key(key)
+    }
+
+    fn has_unneeded(&self) -> bool {
+        let has_unneeded = |family| self.observed[family].has_unneeded() || self.has_unneeded_group(family);
+        self.is_reconciling || IpFamily::ALL.into_iter().any(has_unneeded)
     }
 
     /// Those of pools to which aliases of other service ports lead.

@@ -10,7 +10,7 @@ use backend::{
     Difference, Drift, InstalledObject, NodeState, ServiceName,
     dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership, table_family},
     driver::{
-        Change, CommitError, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, Synced,
+        Applied, Change, CommitError, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, Synced,
         Unneeded, UsableFamilies,
     },
 };
@@ -241,7 +241,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         if let Some(removed) = last {
             applied.commit_last(&removed, ownership);
         }
-        Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded: applied.has_unneeded() })
+        Ok(CommitOutcome::Committed { writes, unfinished })
     }
 
     fn node_dependents(&self, before: &NodeInfo, after: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {

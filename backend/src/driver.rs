@@ -89,8 +89,6 @@ pub struct Driver<P: DataPlane> {
     quarantine: Quarantine,
     held: HeldVips,
     evicted: BTreeSet<ServicePortKey>,
-    /// Whether objects remain that no service port needs.
-    has_unneeded: bool,
     /// Whether service ports are queued since a reconcile.
     is_reconciling: bool,
     /// When the kernel was read.
@@ -117,7 +115,6 @@ impl<P: DataPlane> Driver<P> {
             quarantine: Quarantine::default(),
             held: HeldVips::new(),
             evicted: BTreeSet::new(),
-            has_unneeded: false,
             is_reconciling: false,
             read_at: Instant::now(),
             next_read: Instant::now(),
@@ -139,7 +136,6 @@ impl<P: DataPlane> Driver<P> {
         self.applied = None;
         self.is_fresh = true;
         self.is_reconciling = true;
-        self.has_unneeded = true;
         self.queue = Queue::default();
         self.held = HeldVips::new();
         self.evicted = BTreeSet::new();
@@ -218,10 +214,14 @@ impl<P: DataPlane> Driver<P> {
         self.queue.facts |= changes.node || changes.cluster;
     }
 
+    fn is_unfinished(&self) -> bool {
+        !self.queue.is_empty() || self.applied.as_ref().is_some_and(Applied::has_unneeded)
+    }
+
     /// Commits one transaction; several if the kernel rejects them or they write nothing.
     async fn commit(&mut self, state: &NodeState) -> Result<usize> {
         let mut rejected = 0;
-        while !self.queue.is_empty() || self.has_unneeded {
+        while self.is_unfinished() {
             let Some(mut applied) = self.applied.take() else { bail!("the content of the kernel is unknown") };
             if self.is_reconciling {
                 let used = applied.used_vips(&self.ownership).into_iter();
@@ -260,9 +260,8 @@ impl<P: DataPlane> Driver<P> {
             let service_ports = change.service_ports;
             self.applied = Some(applied);
             match outcome {
-                CommitOutcome::Committed { writes, unfinished, has_unneeded } => {
+                CommitOutcome::Committed { writes, unfinished } => {
                     self.committed(&service_ports, &unfinished.into_iter().collect(), writes, &waiting);
-                    self.has_unneeded = has_unneeded;
                     self.is_reconciling &= !self.queue.is_empty();
                     if writes > 0 {
                         return Ok(writes);
@@ -404,8 +403,7 @@ impl<P: DataPlane> Driver<P> {
     fn report(&mut self, writes: usize) -> SyncReport {
         let of_applied = self.applied.iter().flat_map(Applied::failures);
         let failures = self.ownership.failures().chain(of_applied).chain(self.quarantine.failures()).collect();
-        let is_unfinished = !self.queue.is_empty() || self.has_unneeded;
-        let unfinished = is_unfinished.then(|| self.queue.service_ports());
+        let unfinished = self.is_unfinished().then(|| self.queue.service_ports());
         let unusable_families = self.plane.families().unusable();
         SyncReport { writes, failures, unfinished, unusable_families, lock_wait: self.plane.lock_wait() }
     }

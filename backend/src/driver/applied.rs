@@ -11,6 +11,9 @@ pub trait Applied: Send + 'static {
     /// Whether the kernel may contain anything of a service port.
     fn contains(&self, key: &ServicePortKey) -> bool;
 
+    /// Whether objects remain that no service port needs, or may remain.
+    fn has_unneeded(&self) -> bool;
+
     /// The VIPs whose objects in the kernel a service port uses that does not own the VIP, and that service port, as
     /// far as it is not programmed since the kernel was read.
     fn used_vips(&self, _: &VipOwnership) -> Vec<((IpFamily, Vip), ServicePortKey)> {

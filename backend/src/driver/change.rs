@@ -50,8 +50,6 @@ pub enum CommitOutcome {
         writes: usize,
         /// The service ports of the change that need further transactions.
         unfinished: Vec<ServicePortKey>,
-        /// Whether objects remain that no service port needs.
-        has_unneeded: bool,
     },
     /// The kernel rejected it, and nothing has changed that a later transaction would not find.
     Rejected(Rejection),

@@ -27,6 +27,10 @@ impl Applied for FakeApplied {
     fn contains(&self, _: &ServicePortKey) -> bool {
         false
     }
+
+    fn has_unneeded(&self) -> bool {
+        false
+    }
 }
 
 fn size(state: &NodeState, key: &ServicePortKey) -> usize {
@@ -78,7 +82,7 @@ impl DataPlane for FakePlane {
         }
         self.programmed.extend(sizes);
         self.programmed.retain(|_, size| *size > 0);
-        Ok(CommitOutcome::Committed { writes, unfinished, has_unneeded: false })
+        Ok(CommitOutcome::Committed { writes, unfinished })
     }
 
     fn families(&self) -> &UsableFamilies {
