@@ -1,7 +1,7 @@
 //! Assembles a backend process: options in, the two halves of `sync` out.
 
 use std::{
-    path::PathBuf,
+    path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -22,6 +22,7 @@ use crate::{
     loss::LossGuard,
     metrics::Metrics,
     replica::Replica,
+    store::DEFAULT_STATE_FILE,
     stream::StreamFollower,
     sync::{Acks, Follower, Kernel, Programmed, Programmer, Reporter, Target},
 };
@@ -35,7 +36,7 @@ pub struct RunnerOptions {
     /// Node `metadata.name`.
     pub node: Arc<str>,
     /// The file with the last committed state; `None`: it is not stored.
-    pub state_file: Option<PathBuf>,
+    pub state_file: Option<StateFile>,
     /// The delays before connecting again.
     pub reconnect: ReconnectDelays,
     /// Which losses within a minute are applied at once; larger ones have to be confirmed by a second snapshot.
@@ -59,7 +60,6 @@ pub struct Runner<B, C> {
     progress: watch::Sender<Progress>,
     metrics: Arc<Metrics>,
     ready: Option<ReadyGuard>,
-    state_file: Option<StateFile>,
 }
 
 impl RunnerOptions {
@@ -68,7 +68,7 @@ impl RunnerOptions {
     pub fn new(node: impl Into<Arc<str>>) -> Self {
         Self {
             node: node.into(),
-            state_file: Some(crate::store::DEFAULT_STATE_FILE.into()),
+            state_file: Some(StateFile::local(Path::new(DEFAULT_STATE_FILE))),
             reconnect: ReconnectDelays::default(),
             max_loss: LossLimit::default(),
             conntrack: ConntrackCleanup::Disabled,
@@ -96,7 +96,6 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             progress: watch::Sender::default(),
             metrics: Arc::default(),
             ready: None,
-            state_file: None,
         }
     }
 
@@ -104,12 +103,6 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     #[must_use]
     pub fn with_ready(self, guard: ReadyGuard) -> Self {
         Self { ready: Some(guard), ..self }
-    }
-
-    /// Keeps the state in this file instead of at [`RunnerOptions::state_file`].
-    #[must_use]
-    pub fn with_state_file(self, file: StateFile) -> Self {
-        Self { state_file: Some(file), ..self }
     }
 
     /// Subscribes to the progress.
@@ -130,12 +123,11 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     /// # Errors
     /// When the task of the health-check node ports panicked. All other failures are logged and retried.
     pub async fn run(self, mut shutdown: Shutdown) -> anyhow::Result<()> {
-        let Self { options, backend, connect, identity, progress, metrics, ready, state_file } = self;
-        let RunnerOptions { node, state_file: path, reconnect, max_loss, .. } = options;
+        let Self { options, backend, connect, identity, progress, metrics, ready } = self;
+        let RunnerOptions { node, state_file, reconnect, max_loss, .. } = options;
         let RunnerOptions { conntrack, nodeport_addresses, role, .. } = options;
-        let file = state_file.or_else(|| path.as_deref().map(StateFile::local));
         let open = async {
-            match file {
+            match state_file {
                 Some(file) => Some(Store::open(file, &node).await).unzip(),
                 None => (None, None),
             }

@@ -105,7 +105,8 @@ impl StoredState {
 
 impl StateFile {
     /// A file on a disk of this machine.
-    pub(crate) fn local(path: &Path) -> Self {
+    #[must_use]
+    pub fn local(path: &Path) -> Self {
         let boot = fs::read_to_string(BOOT_ID)
             .inspect_err(|error| warn!(path = BOOT_ID, %error, "cannot read the boot id"))
             .map(|boot| boot.trim().into());

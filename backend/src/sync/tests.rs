@@ -30,7 +30,7 @@ use super::{
     *,
 };
 use crate::{
-    Backend, ChangeCounts, NodeState, Progress, Runner, RunnerOptions,
+    Backend, ChangeCounts, NodeState, Progress, Runner, RunnerOptions, StateFile,
     testing::{Call, FakeKernel, NODE_NAME, mk_key, mk_state, operations_between},
 };
 
@@ -62,7 +62,7 @@ fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> Fixture {
         (replies, received)
     };
     let ready = Ready::new();
-    let state_file = state_file.map(Into::into);
+    let state_file = state_file.map(StateFile::local);
     let options = RunnerOptions { state_file, ..RunnerOptions::new(NODE_NAME) };
     let runner = Runner::new(options, kernel.backend(), attach).with_ready(ready.guard("first state"));
     let progress = runner.progress();

@@ -5,7 +5,7 @@ mod other_modes;
 use std::{path::Path, sync::Arc};
 
 use ::backend::{
-    Backend, Connect, ConntrackCleanup, ConntrackSettings, Observer, ObserverPages, Runner, RunnerOptions,
+    Backend, Connect, ConntrackCleanup, ConntrackSettings, Observer, ObserverPages, Runner, RunnerOptions, StateFile,
     dataplane::DataplaneOptions, drained::Drains,
 };
 use ::frontend::Listener;
@@ -176,7 +176,7 @@ impl BackendProcess<'_> {
             let options = RunnerOptions { state_file: None, role: Role::Shadow, ..defaults };
             (options, "ready: node state compared with the kernel, nothing written (shadow)")
         } else {
-            let state_file = Some(node.state_dir.join("state"));
+            let state_file = Some(StateFile::local(&node.state_dir.join("state")));
             let options = RunnerOptions { state_file, conntrack: ConntrackCleanup::Enabled, ..defaults };
             (options, "ready: node state programmed")
         };

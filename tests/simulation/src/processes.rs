@@ -187,10 +187,11 @@ impl NodeProcess {
         trace!(self.trace, "start node {}, {}", self.number, self.kernel.name());
         let (network, oracle) = (self.network.clone(), self.oracle.clone());
         let connect = NodeConnect { network, node: self.number, oracle, kernel: self.kernel.clone() };
-        let options = RunnerOptions { max_loss: self.max_loss, ..RunnerOptions::new(node_name(self.number)) };
         let boot = self.boots.to_string();
-        let file = StateFile { storage: self.disk.storage(), boot: Some(boot.as_str().into()) };
-        let runner = Runner::new(options, self.kernel.backend(), connect).with_state_file(file);
+        let state_file = Some(StateFile { storage: self.disk.storage(), boot: Some(boot.as_str().into()) });
+        let max_loss = self.max_loss;
+        let options = RunnerOptions { max_loss, state_file, ..RunnerOptions::new(node_name(self.number)) };
+        let runner = Runner::new(options, self.kernel.backend(), connect);
         let mut progress = runner.progress();
         let header = self.disk.content().and_then(|file| state_file::header(&file));
         let start = ProcessStart {

@@ -11,11 +11,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
+    path::Path,
     time::Duration,
 };
 
 use anyhow::{Result, bail};
-use backend::{Backend, Changes, Grpc, GrpcOptions, NodeState, Runner, RunnerOptions, ServicePortState, SyncReport};
+use backend::{
+    Backend, Changes, Grpc, GrpcOptions, NodeState, Runner, RunnerOptions, ServicePortState, StateFile, SyncReport,
+};
 use proto::model::{FailureKind, IpFamily, PoolClass, Protocol, ServicePortFailure, ServicePortKey, TrafficPolicy};
 use runtime::{LogFormat, Shutdown};
 use socket2::{Domain, Socket, Type};
@@ -153,7 +156,8 @@ async fn main() -> Result<()> {
         bail!("usage: fairlead-example-forwarder NODE unix:/PATH|http://HOST:PORT STATE-FILE");
     };
     runtime::log::init(LogFormat::Text, "info")?;
-    let options = RunnerOptions { state_file: Some(state_file.into()), ..RunnerOptions::new(node.as_str()) };
+    let state_file = Some(StateFile::local(Path::new(state_file)));
+    let options = RunnerOptions { state_file, ..RunnerOptions::new(node.as_str()) };
     let connect = Grpc::new(GrpcOptions { endpoints: vec![frontend.clone()], ..GrpcOptions::default() })?;
     Runner::new(options, Forwarder::default(), connect).run(Shutdown::on_signals()?).await
 }

@@ -10,7 +10,8 @@ use std::{
 };
 
 use backend::{
-    Connect, Grpc, GrpcOptions, NodeState, Progress, ReconnectDelays, Runner, RunnerOptions, Session, StoredState,
+    Connect, Grpc, GrpcOptions, NodeState, Progress, ReconnectDelays, Runner, RunnerOptions, Session, StateFile,
+    StoredState,
     testing::{Call, FakeKernel},
 };
 use frontend::{Config, Frontend, HistoryLimits, Listener, NodeLimits, Rate, object::SourceUpdate};
@@ -336,7 +337,7 @@ impl RunningBackend {
         let state_file: PathBuf = directory.path().join("state");
         let (min, max) = (Duration::from_millis(1), Duration::from_millis(5));
         let options = RunnerOptions {
-            state_file: Some(state_file),
+            state_file: Some(StateFile::local(&state_file)),
             reconnect: ReconnectDelays { min, max, max_rejected: max },
             ..RunnerOptions::new(NODE)
         };
