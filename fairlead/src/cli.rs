@@ -133,7 +133,6 @@ pub(crate) enum Command {
     /// Trace a packet through the rules in this node's kernel, and explain what happens to it.
     Trace(TraceArgs),
     /// Test a backend against the protocol: play the frontend and report violations.
-    #[command(alias = "conformance")]
     ProtocolTest(ProtocolTestArgs),
     /// Connect from this node to all VIPs that it serves, and compare the results with the frontend's view.
     Test(TestArgs),

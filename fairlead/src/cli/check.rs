@@ -51,13 +51,7 @@ pub(crate) struct BundleArgs {
     pub(crate) state_dir: PathBuf,
 
     /// Read /metrics, /statusz and /configz of the backend at this address.
-    #[arg(
-        long,
-        alias = "agent",
-        env = "FAIRLEAD_BACKEND_ADDRESS",
-        default_value = "127.0.0.1:10249",
-        value_name = "ADDRESS:PORT"
-    )]
+    #[arg(long, env = "FAIRLEAD_BACKEND_ADDRESS", default_value = "127.0.0.1:10249", value_name = "ADDRESS:PORT")]
     pub(crate) backend_address: SocketAddr,
 }
 

@@ -43,7 +43,10 @@ impl IptablesArgs {
         if self.iptables_localhost_nodeports && backend != BackendName::Iptables {
             bail!("--iptables-localhost-nodeports applies to the iptables backend only");
         }
-        self.variant.validate(Some(backend))
+        if self.variant.iptables_variant.is_some() && backend == BackendName::Nftables {
+            bail!("--iptables-variant applies to the iptables and ipvs backends only");
+        }
+        Ok(())
     }
 }
 
@@ -51,15 +54,6 @@ impl VariantArgs {
     /// `None`: detect it.
     pub(crate) fn variant(&self) -> Option<Variant> {
         self.iptables_variant.and_then(|VariantChoice(variant)| variant)
-    }
-
-    /// Rejects the flags for other backends.
-    pub(crate) fn validate(&self, backend: Option<BackendName>) -> Result<()> {
-        let applies = matches!(backend, Some(BackendName::Iptables | BackendName::Ipvs));
-        if self.iptables_variant.is_some() && !applies {
-            bail!("--iptables-variant applies to the iptables and ipvs backends only");
-        }
-        Ok(())
     }
 }
 
@@ -96,7 +90,5 @@ mod tests {
             let error = parse(&[&["local", "--backend=nftables"], given].concat()).unwrap_err();
             assert!(error.contains("only"), "{error}");
         }
-        let args = local("iptables", &["--iptables-variant", "nft"]).any.iptables;
-        assert!(args.variant.validate(None).is_err());
     }
 }

@@ -74,13 +74,10 @@ impl IpvsArgs {
 
     /// Rejects the flags for other backends.
     pub(crate) fn validate(&self, backend: BackendName) -> Result<()> {
-        if backend == BackendName::Ipvs || *self == Self::default() {
-            return Ok(());
+        if backend != BackendName::Ipvs && *self != Self::default() {
+            bail!("the flags --ipvs-... apply to the ipvs backend only");
         }
-        if !self.exclude.ipvs_exclude_cidrs.is_empty() {
-            bail!("--ipvs-exclude-cidrs applies to the ipvs backend only");
-        }
-        bail!("the flags --ipvs-... apply to the ipvs backend only")
+        Ok(())
     }
 }
 

@@ -39,7 +39,7 @@ pub(crate) struct ProtocolTestArgs {
     pub(crate) list: bool,
 
     /// Wait this long for each reply of the backend.
-    #[arg(long, alias = "patience", default_value = "20s", value_name = "TIME", value_parser = duration)]
+    #[arg(long, default_value = "20s", value_name = "TIME", value_parser = duration)]
     pub(crate) timeout: Duration,
 
     /// Run this shell command after each Ack to read what the backend has programmed: a JSON list of service ports,

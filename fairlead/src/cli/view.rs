@@ -192,11 +192,11 @@ pub(crate) struct TestArgs {
     pub(crate) timeout: Duration,
 
     /// Test this many VIPs at the same time.
-    #[arg(long, alias = "at-once", default_value = "16", value_name = "NUMBER")]
+    #[arg(long, default_value = "16", value_name = "NUMBER")]
     pub(crate) parallel: NonZeroUsize,
 
     /// Test at most this many VIPs. The number of those left out is printed.
-    #[arg(long, alias = "most", default_value = "1000", value_name = "NUMBER")]
+    #[arg(long, default_value = "1000", value_name = "NUMBER")]
     pub(crate) limit: NonZeroUsize,
 
     /// Send an HTTP request for this path over each TCP connection, and print the status code.

@@ -78,11 +78,6 @@ impl Leftovers {
         Ok(Self { iptables, nft, has_felix, ipvs: ipvs::Leftovers::find()? })
     }
 
-    /// Whether there is nothing to remove.
-    pub fn is_empty(&self) -> bool {
-        self.objects().is_empty()
-    }
-
     /// What will be removed.
     pub fn objects(&self) -> Vec<LeftoverObject> {
         let iptables = self.iptables.iter().flat_map(iptables::Removal::objects);
