@@ -57,13 +57,8 @@ pub(crate) enum Attempt {
     HeldBy(Holder),
 }
 
-// === impl InstanceLock ===
-
 impl InstanceLock {
     /// Tries once. `description`: what other processes are told.
-    ///
-    /// # Errors
-    /// When the answering thread cannot be started.
     pub(crate) fn try_acquire(description: &str) -> Result<Attempt> {
         Self::try_acquire_named(SOCKET, description)
     }
@@ -162,8 +157,6 @@ impl Drop for InstanceLock {
         }
     }
 }
-
-// === impl Holder ===
 
 impl Holder {
     fn ask(address: &SocketAddr) -> io::Result<Self> {

@@ -110,8 +110,6 @@ fn local_address(line: &str) -> Option<SocketAddr> {
     address.parse().ok()
 }
 
-// === impl Connection ===
-
 impl Connection {
     /// The path of a new file in memory.
     fn file(&mut self, content: &[u8]) -> Result<PathBuf> {
@@ -138,8 +136,6 @@ impl Forward {
         Ok(Self { address, _process: process })
     }
 }
-
-// === impl Installation ===
 
 impl Installation {
     fn from_environment() -> Self {
@@ -191,8 +187,6 @@ impl Installation {
         Call { arguments: arguments.into_iter().map(str::to_owned).collect(), hint }
     }
 }
-
-// === impl Call ===
 
 impl Call {
     /// Starts kubectl. It prints its errors itself, asks for passwords, and is killed when the result is dropped.

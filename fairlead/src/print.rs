@@ -23,18 +23,12 @@ pub(crate) fn text(text: impl Display) -> Result<(), Error> {
     to(&mut io::stdout().lock(), text)
 }
 
-/// Prints a line.
-///
-/// # Errors
-/// As [`text`].
+/// Prints a line, as [`text`] does.
 pub(crate) fn line(line: impl Display) -> Result<(), Error> {
     text(format_args!("{line}\n"))
 }
 
-/// Prints the result of a command as `--output` asks for: as a table, or as one document.
-///
-/// # Errors
-/// As [`text`].
+/// Prints the result of a command, as [`text`] does, in the format of `--output`: as a table, or as one document.
 pub(crate) fn value<T: Display>(
     output: OutputArgs,
     value: &impl Serialize,
@@ -48,9 +42,6 @@ pub(crate) fn value<T: Display>(
 }
 
 /// A YAML document that ends with a line break.
-///
-/// # Errors
-/// The value cannot be serialized.
 pub(crate) fn yaml(value: &impl Serialize) -> Result<String, Error> {
     // Through JSON, so that both formats have the same names in the same order.
     let value = serde_json::to_value(value)?;

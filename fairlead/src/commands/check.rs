@@ -78,8 +78,6 @@ pub(crate) async fn inspect(here: &HereArgs, is_installed: bool) -> Result<Check
     Ok(CheckReport::new(findings))
 }
 
-// === impl CheckReport ===
-
 impl CheckReport {
     fn new(findings: Vec<Finding>) -> Self {
         let worst = findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok);
@@ -105,8 +103,6 @@ impl CheckReport {
         }
     }
 }
-
-// === impl Finding ===
 
 impl Finding {
     /// What was observed: no problem, unless `warn` or `fail` follows.

@@ -77,8 +77,6 @@ fn source_towards(address: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-// === impl ConnectivityReport ===
-
 impl ConnectivityReport {
     fn table(&self) -> String {
         let mut table = Table::new(&["RESULT", "SERVICE PORT", "VIP", "EXPECTED", "OBSERVED", "SLOWEST"]);

@@ -42,8 +42,6 @@ pub(crate) fn is_fairleads(rules: &Ruleset) -> bool {
     rules.chains().any(|(_, chain, _)| names::is_fairleads(chain))
 }
 
-// === impl Removal ===
-
 impl Removal {
     /// Reads the rules of every iptables that is installed.
     pub(crate) async fn find() -> Result<Vec<Self>> {
@@ -101,8 +99,6 @@ impl Removal {
         removed.with_context(|| format!("remove kube-proxy's chains with {}", self.program))
     }
 }
-
-// === impl TableRemoval ===
 
 impl TableRemoval {
     fn new(rules: &Ruleset, table: Table) -> Self {

@@ -64,8 +64,6 @@ pub(crate) struct Leftovers {
     sets: Sets,
 }
 
-// === impl Leftovers ===
-
 impl Leftovers {
     pub(crate) fn find() -> Result<Self> {
         let (servers, has_device, sets) = observe()?;

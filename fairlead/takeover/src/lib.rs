@@ -55,15 +55,11 @@ pub struct Leftovers {
     ipvs: ipvs::Leftovers,
 }
 
-// === impl LeftoverObject ===
-
 impl LeftoverObject {
     fn new(subsystem: impl Into<String>, family: Option<IpFamily>, kind: String, count: usize) -> Self {
         Self { subsystem: subsystem.into(), family, kind, count }
     }
 }
-
-// === impl Leftovers ===
 
 impl Leftovers {
     /// Reads the kernel, and changes nothing.

@@ -91,8 +91,6 @@ struct RuleTargets {
 /// More than the longest path of chains, in case they form a cycle.
 const MAX_DEPTH: usize = 4;
 
-// === impl Chains ===
-
 impl Chains {
     /// The endpoints that a chain leads to, for connections from this node and its pods, and for those from elsewhere.
     /// `by_source`: whether its rules distinguish these.
@@ -164,8 +162,6 @@ fn read_ipvs() -> Result<KubeProxyRules> {
     Ok(vips)
 }
 
-// === impl VipRules ===
-
 impl VipRules {
     /// `endpoints`: for connections from this node and its pods, and for those from elsewhere. Without an endpoint the
     /// packet is dropped.
@@ -178,8 +174,6 @@ impl VipRules {
         Self { mode, service, internal: verdict.clone(), external: verdict }
     }
 }
-
-// === impl ConnectionVerdict ===
 
 impl ConnectionVerdict {
     /// These endpoints; if there are none, `otherwise`.

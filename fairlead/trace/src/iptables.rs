@@ -35,9 +35,6 @@ const HOOKS: [(&str, Hook); 5] = [
 ];
 
 /// The tables that one program has saved.
-///
-/// # Errors
-/// When the rules cannot be read.
 pub(crate) fn tables(saved: &SavedRules) -> Result<impl Iterator<Item = Box<dyn RuleTable>>> {
     let program = saved.program;
     let ruleset = Ruleset::parse(&saved.text).with_context(|| format!("read the rules of {program}"))?;

@@ -82,8 +82,6 @@ pub struct LiveKernel {
     own: HashSet<IpAddr>,
 }
 
-// === impl LiveKernel ===
-
 impl LiveKernel {
     /// Opens sockets, and lists addresses.
     ///

@@ -32,9 +32,6 @@ const IPTABLES_TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"
 const DORMANT: u32 = 1;
 
 /// All tables of this namespace that handle IP packets, except those of iptables.
-///
-/// # Errors
-/// When the kernel cannot be read.
 pub(crate) fn read(LiveKernel { nft, .. }: &mut LiveKernel) -> Result<Vec<Box<dyn RuleTable>>> {
     let mut tables = Vec::<Box<dyn RuleTable>>::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {

@@ -118,8 +118,6 @@ pub struct PathSummary<'a> {
     pub probability: f64,
 }
 
-// === impl Trace ===
-
 impl Trace {
     /// The paths, grouped.
     pub fn summaries(&self) -> Vec<PathSummary<'_>> {
@@ -143,8 +141,6 @@ impl Trace {
     }
 }
 
-// === impl Path ===
-
 impl Path {
     /// What paths of one summary have in common. The address of the new source may differ with the interface of the
     /// endpoint.
@@ -153,8 +149,6 @@ impl Path {
         (&self.verdict, self.endpoint.is_some(), self.scheduled.as_ref(), reason)
     }
 }
-
-// === impl IpvsSelection ===
 
 impl fmt::Display for IpvsSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -171,8 +165,6 @@ impl fmt::Display for IpvsSelection {
         }
     }
 }
-
-// === impl PathSummary ===
 
 impl PathSummary<'_> {
     fn is_persistent(&self) -> bool {

@@ -38,8 +38,6 @@ const HEADER_LEN: usize = 40;
 /// The offset of the flags in a TCP header, and SYN.
 const TCP_SYN: (usize, u8) = (13, 0x02);
 
-// === impl Packet ===
-
 impl Packet {
     /// Bytes of a header; `None` when the header has no such bytes.
     pub(crate) fn bytes(&self, base: PayloadBase, offset: u32, len: u32) -> Option<Vec<u8>> {

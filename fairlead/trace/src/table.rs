@@ -25,9 +25,6 @@ pub(crate) trait RuleTable: Debug {
     fn rule_count(&self, chain: &str) -> usize;
 
     /// Evaluates a rule of a chain; records a step if it matches.
-    ///
-    /// # Errors
-    /// When the kernel cannot be read.
     fn evaluate(&self, traversal: &mut Traversal<'_>, chain: &str, rule: usize) -> Result<RuleResult>;
 }
 

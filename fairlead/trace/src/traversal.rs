@@ -42,8 +42,6 @@ pub(crate) enum ChainVerdict {
     SentByIpvs,
 }
 
-// === impl Traversal ===
-
 impl<'a> Traversal<'a> {
     pub(crate) fn new(packet: Packet, choices: &'a mut Choices, kernel: &'a mut dyn Kernel) -> Self {
         Self {

@@ -80,8 +80,6 @@ struct Remainder {
     connections: u64,
 }
 
-// === impl OtherModes ===
-
 impl OtherModes {
     /// Of a backend with this mode and these settings.
     pub(super) fn new(mode: BackendName, settings: &DataplaneSettings) -> Self {
@@ -219,8 +217,6 @@ impl OtherModes {
 fn has_no_retryable_failure(progress: &Progress) -> bool {
     !progress.failures.iter().any(|failure| failure.retryable)
 }
-
-// === impl StaleMode ===
 
 impl StaleMode {
     fn nftables(families: Vec<IpFamily>) -> Self {

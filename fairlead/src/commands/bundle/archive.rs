@@ -23,8 +23,6 @@ pub(super) struct Archive {
     left_out: Vec<(String, String)>,
 }
 
-// === impl Archive ===
-
 impl Archive {
     pub(super) fn new(replaces_addresses: bool) -> Self {
         Self { redactor: Redactor::new(replaces_addresses), files: Vec::new(), left_out: Vec::new() }

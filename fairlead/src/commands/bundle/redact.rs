@@ -37,8 +37,6 @@ fn pattern(text: &str) -> Regex {
     Regex::new(text).expect("a valid pattern")
 }
 
-// === impl Redactor ===
-
 impl Redactor {
     pub(super) fn new(replaces_addresses: bool) -> Self {
         Self { replaces_addresses, pseudonyms: HashMap::new() }

@@ -59,8 +59,6 @@ impl ConnectionOutcome {
 /// How much of a reply is read, in bytes.
 const REPLY_BYTES: usize = 256;
 
-// === impl Prober ===
-
 impl Prober {
     /// Opens `count` connections one after the other, and stops at the first failure.
     pub(super) async fn probe(&self, target: &ProbeTarget, count: usize) -> Vec<Observation> {

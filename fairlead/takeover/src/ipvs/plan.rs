@@ -50,8 +50,6 @@ pub(super) fn kind(
     node_ports.sockets.contains(&(protocol, address)).then_some(ServerKind::NodePort)
 }
 
-// === impl NodePorts ===
-
 impl NodePorts {
     pub(super) fn new(local: HashSet<IpAddr>) -> Self {
         Self { local, sockets: HashSet::new() }
@@ -77,8 +75,6 @@ impl NodePorts {
         }
     }
 }
-
-// === impl KubeProxyServer ===
 
 impl KubeProxyServer {
     pub(super) fn family(&self) -> IpFamily {

@@ -343,15 +343,11 @@ fn index(name: &str) -> u32 {
     number.trim().parse().unwrap_or(0)
 }
 
-// === impl ExprResult ===
-
 impl ExprResult {
     fn of(matches: bool) -> Self {
         if matches { Self::Continue } else { Self::NoMatch }
     }
 }
-
-// === impl Registers ===
 
 impl Registers {
     /// Stores a value, padded with zeros to whole registers.
