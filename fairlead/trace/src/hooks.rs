@@ -74,7 +74,7 @@ pub fn trace(rules: &NodeRules, packet: &Packet, kernel: &mut dyn Kernel) -> Res
             bail!("the packet has more than {MAX_PATHS} possible paths");
         }
         let mut traversal = Traversal::new(packet.clone(), &mut choices, kernel);
-        let verdict = run(rules, &mut traversal)?;
+        let verdict = evaluate_path(rules, &mut traversal)?;
         let path = traversal.path;
         paths.push(Path { probability: choices.probability(), verdict, ..path });
         next = choices.next();
@@ -83,14 +83,14 @@ pub fn trace(rules: &NodeRules, packet: &Packet, kernel: &mut dyn Kernel) -> Res
 }
 
 /// Evaluates one path.
-fn run(rules: &NodeRules, traversal: &mut Traversal<'_>) -> Result<PacketVerdict> {
+fn evaluate_path(rules: &NodeRules, traversal: &mut Traversal<'_>) -> Result<PacketVerdict> {
     use NatChains::{Evaluate, Skip};
     let is_own = traversal.packet.origin == PacketOrigin::Node;
     let first = if is_own { Hook::Output } else { Hook::Prerouting };
     if is_own {
         route(traversal);
     }
-    let mut result = at(rules, traversal, first, Evaluate)?;
+    let mut result = evaluate_hook(rules, traversal, first, Evaluate)?;
     if result == ChainVerdict::Accept {
         route(traversal);
         let to_this_node = traversal.kernel.is_local(traversal.packet.destination.ip());
@@ -100,12 +100,12 @@ fn run(rules: &NodeRules, traversal: &mut Traversal<'_>) -> Result<PacketVerdict
             (true, false) => &[(Hook::Postrouting, Evaluate)],
             (true, true) => &[(Hook::Postrouting, Evaluate), (Hook::Prerouting, Skip), (Hook::Input, Skip)],
         };
-        result = pass(rules, traversal, rest)?;
+        result = evaluate_hooks(rules, traversal, rest)?;
     }
     if result == ChainVerdict::SentByIpvs {
         route(traversal);
         // Chains that translate destinations have been evaluated.
-        result = pass(rules, traversal, &[(Hook::Output, Skip), (Hook::Postrouting, Evaluate)])?;
+        result = evaluate_hooks(rules, traversal, &[(Hook::Output, Skip), (Hook::Postrouting, Evaluate)])?;
     }
     Ok(match result {
         ChainVerdict::Ended(verdict) => verdict,
@@ -114,9 +114,13 @@ fn run(rules: &NodeRules, traversal: &mut Traversal<'_>) -> Result<PacketVerdict
 }
 
 /// Evaluates hooks until one does not accept the packet.
-fn pass(rules: &NodeRules, traversal: &mut Traversal<'_>, hooks: &[(Hook, NatChains)]) -> Result<ChainVerdict> {
+fn evaluate_hooks(
+    rules: &NodeRules,
+    traversal: &mut Traversal<'_>,
+    hooks: &[(Hook, NatChains)],
+) -> Result<ChainVerdict> {
     for (hook, nat_chains) in hooks {
-        match at(rules, traversal, *hook, *nat_chains)? {
+        match evaluate_hook(rules, traversal, *hook, *nat_chains)? {
             ChainVerdict::Accept => {}
             verdict => return Ok(verdict),
         }
@@ -129,10 +133,15 @@ fn route(traversal: &mut Traversal<'_>) {
 }
 
 /// Evaluates the chains of a hook until one does not accept the packet.
-fn at(rules: &NodeRules, traversal: &mut Traversal<'_>, hook: Hook, nat_chains: NatChains) -> Result<ChainVerdict> {
+fn evaluate_hook(
+    rules: &NodeRules,
+    traversal: &mut Traversal<'_>,
+    hook: Hook,
+    nat_chains: NatChains,
+) -> Result<ChainVerdict> {
     traversal.hook = hook;
     let mut translated = false;
-    for HookedChain { kind, chain, .. } in chains_at(rules, traversal.packet.is_v4(), hook) {
+    for HookedChain { kind, chain, .. } in chains_of_hook(rules, traversal.packet.is_v4(), hook) {
         let is_nat = kind == ChainType::Nat;
         if is_nat && (translated || nat_chains == NatChains::Skip) {
             continue;
@@ -167,7 +176,7 @@ fn at(rules: &NodeRules, traversal: &mut Traversal<'_>, hook: Hook, nat_chains: 
 
 /// The chains of a hook for packets of a family, in the order of evaluation. At the same priority those of nf_tables
 /// come first: the order in which they were registered cannot be read.
-fn chains_at(rules: &NodeRules, v4: bool, hook: Hook) -> Vec<HookedChain<'_>> {
+fn chains_of_hook(rules: &NodeRules, v4: bool, hook: Hook) -> Vec<HookedChain<'_>> {
     let mut all = Vec::new();
     if let Some(priority) = ipvs::priority(hook) {
         all.push(HookedChain { priority: (priority, priority), kind: ChainType::Filter, chain: None });

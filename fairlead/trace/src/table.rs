@@ -35,14 +35,13 @@ pub(crate) enum RuleResult {
     Continue,
     /// The calling chain continues.
     Return,
-    /// A chain is evaluated, then the next rule.
-    Jump {
+    /// A chain is evaluated; then the next rule or, after a goto, the calling chain.
+    Call {
         to: String,
+        is_goto: bool,
         /// The comment of the rule, or its chain.
         reason: String,
     },
-    /// As a jump, but then the calling chain continues.
-    Goto { to: String, reason: String },
     /// The base chain ends.
     Decided(ChainVerdict),
 }
@@ -66,13 +65,11 @@ pub(crate) fn evaluate(
         bail!("{}: chains jump to each other in a cycle", table.full_name(name));
     }
     for rule in 0..table.rule_count(name) {
-        let result = table.evaluate(traversal, name, rule)?;
-        let is_goto = matches!(result, RuleResult::Goto { .. });
-        match result {
+        match table.evaluate(traversal, name, rule)? {
             RuleResult::Continue => {}
             RuleResult::Return => return Ok(None),
             RuleResult::Decided(verdict) => return Ok(Some(verdict)),
-            RuleResult::Jump { to, reason } | RuleResult::Goto { to, reason } => {
+            RuleResult::Call { to, is_goto, reason } => {
                 traversal.jumped_by.push(reason);
                 let verdict = evaluate(table, traversal, &to, depth + 1)?;
                 traversal.jumped_by.pop();

@@ -38,8 +38,8 @@ fn apply(traversal: &mut Traversal<'_>, chain: &str, rule: &Rule) -> Result<Opti
             (format!("rejected with {with}"), RuleResult::Decided(rejected))
         }
         Target::Return => ("return".to_owned(), RuleResult::Return),
-        Target::Jump(to) => (format!("jump {to}"), RuleResult::Jump { to: to.clone(), reason }),
-        Target::Goto(to) => (format!("goto {to}"), RuleResult::Goto { to: to.clone(), reason }),
+        Target::Jump(to) => (format!("jump {to}"), RuleResult::Call { to: to.clone(), is_goto: false, reason }),
+        Target::Goto(to) => (format!("goto {to}"), RuleResult::Call { to: to.clone(), is_goto: true, reason }),
         Target::Mark(to) => {
             let before = traversal.mark;
             traversal.set_mark(to.apply(before), &rule.comment);

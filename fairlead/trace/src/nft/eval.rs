@@ -93,8 +93,8 @@ impl RuleRun<'_, '_, '_> {
             Some(Verdict::Accept) => RuleResult::Decided(ChainVerdict::Accept),
             Some(Verdict::Drop) => RuleResult::Decided(ChainVerdict::Ended(PacketVerdict::Dropped { reason })),
             Some(Verdict::Return) => RuleResult::Return,
-            Some(Verdict::Jump(to)) => RuleResult::Jump { to: to.into_owned(), reason },
-            Some(Verdict::Goto(to)) => RuleResult::Goto { to: to.into_owned(), reason },
+            Some(Verdict::Jump(to)) => RuleResult::Call { to: to.into_owned(), is_goto: false, reason },
+            Some(Verdict::Goto(to)) => RuleResult::Call { to: to.into_owned(), is_goto: true, reason },
             Some(Verdict::Other(code)) => {
                 self.traversal.unknown(format!("{}: unknown verdict {code}, treated as accept", self.chain));
                 RuleResult::Decided(ChainVerdict::Accept)
