@@ -12,6 +12,7 @@ mod instance;
 mod kubectl;
 mod print;
 mod table;
+mod takeover;
 #[cfg(test)]
 mod tests;
 

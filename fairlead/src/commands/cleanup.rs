@@ -9,7 +9,6 @@ use clap::ValueEnum as _;
 use iptables::{SavedRules, Variant, save_all, save_variants};
 use runtime::Shutdown;
 use serde::Serialize;
-use takeover::{Leftovers, kube_proxy_may_run, running_kube_proxies};
 
 use super::backend::{DataplaneSettings, programmed, with_backend};
 use crate::{
@@ -18,6 +17,7 @@ use crate::{
     instance::{Attempt, Holder, InstanceLock},
     print,
     table::Table,
+    takeover::{Leftovers, kube_proxy_may_run, running_kube_proxies},
 };
 
 /// The objects that were removed, or would be with `--dry-run`.

@@ -7,10 +7,13 @@ use anyhow::{Context as _, Result};
 use iptables::{Policy as ChainPolicy, Ruleset, SavedRules, Table, save_all};
 use netlink::nft::{NftHandle, Policy, TableFamily};
 use proto::model::IpFamily;
-use takeover::{FELIX_REMEDY, Leftovers};
 
 use super::Finding;
-use crate::{commands::backend::programmed, config::BackendName};
+use crate::{
+    commands::backend::programmed,
+    config::BackendName,
+    takeover::{FELIX_REMEDY, Leftovers},
+};
 
 /// Tables of nf_tables that `iptables-nft` writes; they are inspected with the rules of iptables.
 const IPTABLES_TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];

@@ -17,9 +17,11 @@ use backend::{
 };
 use proto::model::{IpFamily, PoolClass, TrafficPolicy};
 use serde::Serialize;
-use takeover::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules, kube_proxy_rules};
 
-use crate::table::Table;
+use crate::{
+    table::Table,
+    takeover::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules, kube_proxy_rules},
+};
 
 /// The result of the comparison.
 #[derive(Debug, Serialize)]

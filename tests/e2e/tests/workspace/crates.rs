@@ -16,7 +16,6 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fairlead-iptables", &["fairlead-proto"]),
     ("fairlead-frontend", &["fairlead-fake-api-server", "fairlead-proto", "fairlead-runtime"]),
     ("fairlead-backend", &["fairlead-proto", "fairlead-runtime", "fairlead-netlink", "fairlead-iptables"]),
-    ("fairlead-takeover", &["fairlead-iptables", "fairlead-proto", "fairlead-netlink"]),
     ("fairlead-trace", &["fairlead-iptables", "fairlead-proto", "fairlead-netlink"]),
     ("fairlead-protocol-test", &["fairlead-proto"]),
     ("fairlead-fake-api-server", &[]),

@@ -25,25 +25,25 @@ use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, Protocol};
 use serde::Serialize;
 
-use crate::ipvs::{self, KubeProxyServer, ServerKind};
+use super::ipvs::{self, KubeProxyServer, ServerKind};
 
 /// What kube-proxy's rules do with connections to each VIP.
-pub type KubeProxyRules = BTreeMap<VipKey, VipRules>;
+pub(crate) type KubeProxyRules = BTreeMap<VipKey, VipRules>;
 
 /// A VIP: what a connection is made to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VipKey {
+pub(crate) struct VipKey {
     /// The IP family of the connection.
-    pub family: IpFamily,
+    pub(crate) family: IpFamily,
     /// The destination.
-    pub address: VipAddress,
+    pub(crate) address: VipAddress,
     /// The transport protocol.
-    pub protocol: Protocol,
+    pub(crate) protocol: Protocol,
 }
 
 /// The address and port of a VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum VipAddress {
+pub(crate) enum VipAddress {
     /// A cluster IP, external IP or load-balancer IP, and its port.
     Ip(IpAddr, u16),
     /// A port at addresses of the node.
@@ -52,21 +52,21 @@ pub enum VipAddress {
 
 /// What happens to connections to a VIP.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VipRules {
+pub(crate) struct VipRules {
     /// The mode that wrote the rules: `iptables`, `nftables`, `ipvs`.
-    pub mode: &'static str,
+    pub(crate) mode: &'static str,
     /// `namespace/name:port`, if the rules contain it.
-    pub service: Option<String>,
+    pub(crate) service: Option<String>,
     /// For connections from this node and its pods.
-    pub internal: ConnectionVerdict,
+    pub(crate) internal: ConnectionVerdict,
     /// For connections from elsewhere.
-    pub external: ConnectionVerdict,
+    pub(crate) external: ConnectionVerdict,
 }
 
 /// What happens to a connection.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum ConnectionVerdict {
+pub(crate) enum ConnectionVerdict {
     /// It is sent to one of these endpoints; never empty.
     Endpoints(BTreeSet<SocketAddr>),
     /// It is rejected.
@@ -131,7 +131,7 @@ impl Chains {
 ///
 /// # Errors
 /// When a part of the kernel cannot be read. What is not installed or not loaded has no rules.
-pub async fn kube_proxy_rules() -> Result<KubeProxyRules> {
+pub(crate) async fn kube_proxy_rules() -> Result<KubeProxyRules> {
     let mut modes = Vec::new();
     for saved in save_all().await? {
         modes.push(iptables::read(saved.program.family, &Ruleset::parse(&saved.text)?));

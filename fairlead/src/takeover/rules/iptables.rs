@@ -4,7 +4,7 @@ use iptables::{Condition, Rule, Ruleset, Side, Table, Target};
 use proto::model::{IpFamily, Protocol};
 
 use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipAddress, VipKey, VipRules};
-use crate::iptables::{is_fairleads, names};
+use crate::takeover::iptables::{is_fairleads, names};
 
 const MODE: &str = "iptables";
 /// What kube-proxy appends to the name of a service port in comments.

@@ -4,7 +4,7 @@ use ::iptables::block_on;
 use netlink::testing::in_netns;
 
 use super::*;
-use crate::testing::{all, run};
+use crate::takeover::testing::{all, run};
 
 /// nftables mode: `web` with a node port and policy Local, `sticky` with session affinity, `idle` without endpoints.
 const NFT: &str = include_str!("testing/kube-proxy.nft");

@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// When the rules cannot be read.
-pub fn kube_proxy_may_run(saved: &SavedRules) -> Result<bool> {
+pub(crate) fn kube_proxy_may_run(saved: &SavedRules) -> Result<bool> {
     Ok(!canaries(&saved.text)?.is_empty())
 }
 
@@ -30,7 +30,7 @@ pub fn kube_proxy_may_run(saved: &SavedRules) -> Result<bool> {
 ///
 /// # Errors
 /// When rules cannot be read or written.
-pub async fn running_kube_proxies(saved: &[SavedRules]) -> Result<Vec<Program>> {
+pub(crate) async fn running_kube_proxies(saved: &[SavedRules]) -> Result<Vec<Program>> {
     let mut waiting = Vec::new();
     for SavedRules { program, text } in saved {
         let tables = canaries(text)?;

@@ -26,29 +26,29 @@ use netlink::nft::{NftHandle, Table};
 use proto::model::IpFamily;
 use tracing::info;
 
-pub use iptables::canary::{kube_proxy_may_run, running_kube_proxies};
-pub use rules::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules, kube_proxy_rules};
+pub(crate) use iptables::canary::{kube_proxy_may_run, running_kube_proxies};
+pub(crate) use rules::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules, kube_proxy_rules};
 
 /// What keeps Calico's Felix in nf_tables without kube-proxy.
-pub const FELIX_REMEDY: &str = "set nftablesMode: Enabled in the FelixConfiguration `default`, or linuxDataplane: \
+pub(crate) const FELIX_REMEDY: &str = "set nftablesMode: Enabled in the FelixConfiguration `default`, or linuxDataplane: \
                                 Nftables in the operator's Installation, and wait until Felix has restarted";
 
 /// Objects of kube-proxy in the kernel, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftoverObject {
+pub(crate) struct LeftoverObject {
     /// The part of the kernel, by the tool that shows it: `iptables-nft nat`, `nf_tables`.
-    pub subsystem: String,
+    pub(crate) subsystem: String,
     /// The IP family that it serves; `None` for both.
-    pub family: Option<IpFamily>,
+    pub(crate) family: Option<IpFamily>,
     /// A rule, a chain, a table, a set, a device, or several of one kind: `chain KUBE-SEP-*`.
-    pub kind: String,
+    pub(crate) kind: String,
     /// How many.
-    pub count: usize,
+    pub(crate) count: usize,
 }
 
 /// Everything of kube-proxy in the network namespace of the calling thread.
 #[derive(Debug)]
-pub struct Leftovers {
+pub(crate) struct Leftovers {
     iptables: Vec<iptables::Removal>,
     nft: Vec<(IpFamily, Table)>,
     has_felix: bool,
@@ -66,7 +66,7 @@ impl Leftovers {
     ///
     /// # Errors
     /// When a part of the kernel cannot be read. What is not installed or not loaded contains nothing.
-    pub async fn find() -> Result<Self> {
+    pub(crate) async fn find() -> Result<Self> {
         let iptables = iptables::Removal::find().await?;
         let mut handle = NftHandle::open()?;
         let nft = nft::tables(&mut handle, nft::KUBE_PROXY)?;
@@ -75,7 +75,7 @@ impl Leftovers {
     }
 
     /// What will be removed.
-    pub fn objects(&self) -> Vec<LeftoverObject> {
+    pub(crate) fn objects(&self) -> Vec<LeftoverObject> {
         let iptables = self.iptables.iter().flat_map(iptables::Removal::objects);
         let nft = self.nft.iter().map(|(family, table)| {
             LeftoverObject::new("nf_tables", Some(*family), format!("table {} {}", table.family, table.name), 1)
@@ -85,12 +85,12 @@ impl Leftovers {
 
     /// Whether Calico's Felix uses nf_tables and there are tables of kube-proxy, which it follows with
     /// `nftablesMode: Auto`.
-    pub fn felix_may_follow(&self) -> bool {
+    pub(crate) fn felix_may_follow(&self) -> bool {
         self.has_felix && !self.nft.is_empty()
     }
 
     /// What is kept and why, and what the operator should know before the removal.
-    pub fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes: Vec<_> = self.iptables.iter().flat_map(|removal| removal.notes.clone()).collect();
         if self.iptables.is_empty() {
             notes.push("iptables is not installed here: rules that were made with it are not found".to_owned());
@@ -110,7 +110,7 @@ impl Leftovers {
     ///
     /// # Errors
     /// The first rejection. Nothing was removed from the rejected table; the removal can be repeated.
-    pub async fn remove(&self) -> Result<Vec<LeftoverObject>> {
+    pub(crate) async fn remove(&self) -> Result<Vec<LeftoverObject>> {
         for removal in &self.iptables {
             removal.remove().await?;
         }

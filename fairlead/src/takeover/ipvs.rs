@@ -38,7 +38,7 @@ use netlink::{
 };
 use proto::model::IpFamily;
 
-use crate::LeftoverObject;
+use super::LeftoverObject;
 use plan::NodePorts;
 pub(crate) use plan::{KubeProxyServer, ServerKind};
 

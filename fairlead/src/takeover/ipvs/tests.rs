@@ -4,7 +4,7 @@
 use netlink::{AddressFamily, ipset::IpsetEntry, ipvs::Destination, testing::in_netns};
 
 use super::*;
-use crate::testing::run;
+use crate::takeover::testing::run;
 
 fn service(protocol: IpvsProtocol, address: &str) -> VirtualServerKey {
     VirtualServerKey::Address(protocol, address.parse().unwrap())

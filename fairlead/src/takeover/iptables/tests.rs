@@ -5,7 +5,7 @@ use netlink::testing::in_netns;
 use proto::model::IpFamily;
 
 use super::*;
-use crate::{
+use crate::takeover::{
     Leftovers,
     testing::{all, others, run},
 };

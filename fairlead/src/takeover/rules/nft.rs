@@ -10,7 +10,7 @@ use netlink::nft::{ElementData, Expr, FieldReader, NftHandle, Rule, Table, Verdi
 use proto::model::{IpFamily, Protocol};
 
 use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipAddress, VipKey, VipRules};
-use crate::nft::{KUBE_PROXY, tables};
+use crate::takeover::nft::{KUBE_PROXY, tables};
 
 const MODE: &str = "nftables";
 

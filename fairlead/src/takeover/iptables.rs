@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context as _, Result};
 use iptables::{Condition, Policy, Program, Rule, Ruleset, Script, Table, Target, save_all, target};
 
-use crate::LeftoverObject;
+use super::LeftoverObject;
 
 /// What is removed from the rules of one IP family and variant.
 #[derive(Debug)]
