@@ -27,11 +27,12 @@ use proto::model::IpFamily;
 use tracing::info;
 
 pub(crate) use iptables::canary::{kube_proxy_may_run, running_kube_proxies};
-pub(crate) use rules::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules, kube_proxy_rules};
+pub(crate) use rules::{ConnectionVerdict, KubeProxyRules, VipKey, VipRules, kube_proxy_rules};
 
 /// What keeps Calico's Felix in nf_tables without kube-proxy.
-pub(crate) const FELIX_REMEDY: &str = "set nftablesMode: Enabled in the FelixConfiguration `default`, or linuxDataplane: \
-                                Nftables in the operator's Installation, and wait until Felix has restarted";
+pub(crate) const FELIX_REMEDY: &str = "set nftablesMode: Enabled in the FelixConfiguration `default`, or \
+                                       linuxDataplane: Nftables in the operator's Installation, and wait until Felix has \
+                                       restarted";
 
 /// Objects of kube-proxy in the kernel, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]

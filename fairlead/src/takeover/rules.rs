@@ -16,11 +16,12 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
 };
 
 use ::iptables::{Ruleset, save_all};
 use anyhow::Result;
+use backend::dataplane::Vip;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, Protocol};
 use serde::Serialize;
@@ -30,24 +31,11 @@ use super::ipvs::{self, KubeProxyServer, ServerKind};
 /// What kube-proxy's rules do with connections to each VIP.
 pub(crate) type KubeProxyRules = BTreeMap<VipKey, VipRules>;
 
-/// A VIP: what a connection is made to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// A VIP, and the IP family of connections to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VipKey {
-    /// The IP family of the connection.
     pub(crate) family: IpFamily,
-    /// The destination.
-    pub(crate) address: VipAddress,
-    /// The transport protocol.
-    pub(crate) protocol: Protocol,
-}
-
-/// The address and port of a VIP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum VipAddress {
-    /// A cluster IP, external IP or load-balancer IP, and its port.
-    Ip(IpAddr, u16),
-    /// A port at addresses of the node.
-    NodePort(u16),
+    pub(crate) vip: Vip,
 }
 
 /// What happens to connections to a VIP.
@@ -148,15 +136,16 @@ fn read_ipvs() -> Result<KubeProxyRules> {
         // kube-proxy creates none for marks.
         let VirtualServerKey::Address(protocol, socket) = service else { continue };
         let Some(protocol) = Protocol::from_number(protocol as u8) else { continue };
-        let address = match kind {
+        let (address, port) = (socket.ip(), socket.port());
+        let vip = match kind {
             // There is one for each address of the node, all with the same endpoints.
-            ServerKind::NodePort => VipAddress::NodePort(socket.port()),
-            ServerKind::OnDevice => VipAddress::Ip(socket.ip(), socket.port()),
+            ServerKind::NodePort => Vip::NodePort { port, protocol },
+            ServerKind::OnDevice => Vip::AddressPort { address, port, protocol },
         };
         let active = destinations.iter().filter(|destination| destination.weight > 0);
         // The kernel rejects connections to a virtual server without destinations.
         let verdict = ConnectionVerdict::of(active.map(|it| it.address).collect(), ConnectionVerdict::Reject);
-        let key = VipKey { family: IpFamily::of(&socket.ip()), address, protocol };
+        let key = VipKey { family: IpFamily::of(&address), vip };
         vips.insert(key, VipRules::everywhere("ipvs", None, verdict));
     }
     Ok(vips)
@@ -185,10 +174,9 @@ impl ConnectionVerdict {
 impl fmt::Display for VipKey {
     /// `10.96.0.1:80/tcp`, `node port 30080/tcp (IPv4)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let protocol = self.protocol.lower();
-        match self.address {
-            VipAddress::Ip(address, port) => write!(f, "{}/{protocol}", SocketAddr::new(address, port)),
-            VipAddress::NodePort(port) => write!(f, "node port {port}/{protocol} ({})", self.family),
+        match self.vip {
+            Vip::NodePort { .. } => write!(f, "{} ({})", self.vip, self.family),
+            vip => vip.fmt(f),
         }
     }
 }

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::{
     table::Table,
-    takeover::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules, kube_proxy_rules},
+    takeover::{ConnectionVerdict, KubeProxyRules, VipKey, VipRules, kube_proxy_rules},
 };
 
 /// The result of the comparison.
@@ -92,15 +92,15 @@ impl KubeProxyReport {
         let modes: BTreeSet<_> = rules.values().map(|served| served.mode).collect();
         let mut report =
             Self { modes, equal: 0, differences: Vec::new(), documented: Vec::new(), notes: vec![NOT_COMPARED] };
-        let has_node_ports = rules.keys().any(|vip| matches!(vip.address, VipAddress::NodePort(_)));
+        let has_node_ports = rules.keys().any(|vip| matches!(vip.vip, Vip::NodePort { .. }));
         if has_node_ports && report.modes.iter().any(|mode| *mode != "nftables") {
             report.notes.push(ALL_ADDRESSES);
         }
         let addresses_in_use = addresses_in_use(state);
         for (vip, theirs) in rules {
             let ours = ours.remove(&vip);
-            let why = match (&ours, vip.address) {
-                (None, VipAddress::Ip(address, _)) if addresses_in_use.contains(&address) => Some(ADDRESS_IN_USE),
+            let why = match (&ours, vip.vip) {
+                (None, Vip::AddressPort { address, .. }) if addresses_in_use.contains(&address) => Some(ADDRESS_IN_USE),
                 (Some(ours), _) if theirs.mode == IPVS && ours.policy == TrafficPolicy::Local => Some(IPVS_LOCAL),
                 _ => None,
             };
@@ -241,11 +241,6 @@ fn fairlead_vips(state: &NodeState) -> BTreeMap<VipKey, FairleadVip> {
         for family in IpFamily::ALL {
             let owned = vips(&service.port, family).into_iter();
             for (vip, kind) in owned.filter(|(vip, _)| ownership.owns(key, family, vip)) {
-                let address = match vip {
-                    Vip::AddressPort { address, port, .. } => VipAddress::Ip(address, port),
-                    Vip::NodePort { port, .. } => VipAddress::NodePort(port),
-                    Vip::Address(_) => continue,
-                };
                 let port = &service.port;
                 let policy = if kind == VipKind::ClusterIp { port.internal_policy } else { port.external_policy };
                 let class = match policy {
@@ -255,8 +250,10 @@ fn fairlead_vips(state: &NodeState) -> BTreeMap<VipKey, FairleadVip> {
                 // External policy Local does not apply to clients on the node.
                 let inside = if kind == VipKind::ClusterIp { class } else { PoolClass::Cluster };
                 let [inside, outside] = [inside, class].map(|class| verdict(service, class, family));
-                let vip = VipKey { family, address, protocol: key.protocol };
-                fairlead_vips.insert(vip, FairleadVip { service_port: key.to_string(), policy, inside, outside });
+                fairlead_vips.insert(
+                    VipKey { family, vip },
+                    FairleadVip { service_port: key.to_string(), policy, inside, outside },
+                );
             }
         }
     }

@@ -1,9 +1,10 @@
 //! In iptables mode: one rule per VIP, and chains behind it that end in DNAT.
 
+use backend::dataplane::Vip;
 use iptables::{Condition, Rule, Ruleset, Side, Table, Target};
 use proto::model::{IpFamily, Protocol};
 
-use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipAddress, VipKey, VipRules};
+use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipKey, VipRules};
 use crate::takeover::iptables::{is_fairleads, names};
 
 const MODE: &str = "iptables";
@@ -69,13 +70,13 @@ fn vip(family: IpFamily, rule: &Rule) -> Option<VipKey> {
         Condition::Address(Side::Destination, net) => Some(net.addr()),
         _ => None,
     });
-    let address = match address {
+    let vip = match address {
         // Loopback addresses have a rule of their own as well.
         Some(address) if address.is_ipv4() && address.is_loopback() => return None,
-        Some(address) => VipAddress::Ip(address, port),
-        None => VipAddress::NodePort(port),
+        Some(address) => Vip::AddressPort { address, port, protocol },
+        None => Vip::NodePort { port, protocol },
     };
-    Some(VipKey { family, address, protocol })
+    Some(VipKey { family, vip })
 }
 
 fn service(rule: &Rule) -> Option<String> {

@@ -6,10 +6,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use backend::dataplane::Vip;
 use netlink::nft::{ElementData, Expr, FieldReader, NftHandle, Rule, Table, Verdict};
 use proto::model::{IpFamily, Protocol};
 
-use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipAddress, VipKey, VipRules};
+use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipKey, VipRules};
 use crate::takeover::nft::{KUBE_PROXY, tables};
 
 const MODE: &str = "nftables";
@@ -62,9 +63,12 @@ fn verdicts(handle: &mut NftHandle, table: &Table, map: &str, family: IpFamily) 
         let address = if has_address { address(&mut fields, family) } else { None };
         let protocol = fields.proto().and_then(Protocol::from_number);
         let (Some(protocol), Some(port)) = (protocol, fields.port()) else { return };
-        let address = address.map_or(VipAddress::NodePort(port), |address| VipAddress::Ip(address, port));
+        let vip = match address {
+            Some(address) => Vip::AddressPort { address, port, protocol },
+            None => Vip::NodePort { port, protocol },
+        };
         if let ElementData::Verdict(verdict) = element.data {
-            list.push((VipKey { family, address, protocol }, verdict.into_owned()));
+            list.push((VipKey { family, vip }, verdict.into_owned()));
         }
     });
     match listed {

@@ -11,11 +11,12 @@ fn endpoints(list: &[&str]) -> ConnectionVerdict {
 
 fn vip(address: &str) -> VipKey {
     let address: SocketAddr = address.parse().unwrap();
-    VipKey { family: IpFamily::V4, address: VipAddress::Ip(address.ip(), address.port()), protocol: Protocol::Tcp }
+    let vip = Vip::AddressPort { address: address.ip(), port: address.port(), protocol: Protocol::Tcp };
+    VipKey { family: IpFamily::V4, vip }
 }
 
 fn node_port(port: u16) -> VipKey {
-    VipKey { family: IpFamily::V4, address: VipAddress::NodePort(port), protocol: Protocol::Tcp }
+    VipKey { family: IpFamily::V4, vip: Vip::NodePort { port, protocol: Protocol::Tcp } }
 }
 
 fn served(mode: &'static str, inside: ConnectionVerdict, outside: ConnectionVerdict) -> VipRules {
