@@ -31,8 +31,8 @@ pub(crate) use rules::{ConnectionVerdict, KubeProxyRules, VipKey, VipRules, kube
 
 /// What keeps Calico's Felix in nf_tables without kube-proxy.
 pub(crate) const FELIX_REMEDY: &str = "set nftablesMode: Enabled in the FelixConfiguration `default`, or \
-                                       linuxDataplane: Nftables in the operator's Installation, and wait until Felix has \
-                                       restarted";
+                                       linuxDataplane: Nftables in the operator's Installation, and wait until Felix \
+                                       has restarted";
 
 /// Objects of kube-proxy in the kernel, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -147,8 +147,8 @@ impl IpsetHandle {
         }
     }
 
-    /// As [`Self::destroy`], after rules that refer to the set were deleted: nf_tables frees them, and their references,
-    /// up to two seconds later.
+    /// As [`Self::destroy`], after rules that refer to the set were deleted: nf_tables frees them, and their
+    /// references, up to two seconds later.
     ///
     /// # Errors
     /// When the kernel rejects the request for another reason.
