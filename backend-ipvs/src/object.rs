@@ -61,6 +61,14 @@ impl Value {
 // === impl Object ===
 
 impl Object {
+    /// The key of a virtual server.
+    pub(crate) fn server(&self) -> Option<VirtualServerKey> {
+        match self {
+            Self::Server(server) => Some(*server),
+            _ => None,
+        }
+    }
+
     pub(crate) fn family(&self) -> IpFamily {
         match self {
             Self::SetEntry(set, _) => set.family,

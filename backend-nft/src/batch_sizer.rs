@@ -16,20 +16,19 @@ const MAX_FACTOR: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchSizer {
     elements: usize,
-    min: usize,
 }
 
 impl Default for BatchSizer {
     fn default() -> Self {
-        Self { elements: MAX_TRANSACTION_WRITES, min: MIN }
+        Self { elements: MAX_TRANSACTION_WRITES }
     }
 }
 
 impl BatchSizer {
-    /// Starts with this many elements, and never has fewer.
+    /// Starts with this many elements.
     #[cfg(test)]
     pub(crate) fn of(elements: usize) -> Self {
-        Self { elements, min: elements }
+        Self { elements }
     }
 
     /// The budget of the next transaction.
@@ -43,7 +42,7 @@ impl BatchSizer {
             return;
         }
         let fitting = (elements as f64 * TARGET.div_duration_f64(took)) as usize;
-        let min = (self.elements / MAX_FACTOR).max(self.min);
+        let min = (self.elements / MAX_FACTOR).max(MIN);
         let max = self.elements.saturating_mul(MAX_FACTOR).min(MAX_TRANSACTION_WRITES);
         self.elements = fitting.clamp(min, max.max(min));
     }

@@ -329,14 +329,12 @@ impl Port<'_> {
             return;
         }
         self.add(Object::Server(server), Value::Scheduling(scheduling));
-        for endpoint in pool.iter() {
-            let address = SocketAddr::new(endpoint.address, endpoint.port.get());
-            self.add(Object::Destination(server, address), Value::Weight(Weight::Of(1)));
-        }
         let established = &self.service.established[self.family];
-        for endpoint in established.iter().filter(|endpoint| !pool.contains(endpoint)) {
+        let established = established.iter().filter(|endpoint| !pool.contains(endpoint));
+        let weights = pool.iter().map(|endpoint| (endpoint, 1)).chain(established.map(|endpoint| (endpoint, 0)));
+        for (endpoint, weight) in weights {
             let address = SocketAddr::new(endpoint.address, endpoint.port.get());
-            self.add(Object::Destination(server, address), Value::Weight(Weight::Of(0)));
+            self.add(Object::Destination(server, address), Value::Weight(Weight::Of(weight)));
         }
     }
 

@@ -149,10 +149,8 @@ impl Worker {
     fn cleanup(&mut self, ours: &Ours) -> Result<()> {
         rules::remove().context("remove our rules")?;
         let is_kube_proxys = self.ipset.sets()?.iter().any(|set| KUBE_PROXYS.contains(&set.name.as_str()));
-        for object in self.list(ours)?.objects.into_keys() {
-            if let Object::Server(server) = object
-                && !(is_kube_proxys && matches!(server, VirtualServerKey::Address(..)))
-            {
+        for server in self.list(ours)?.objects.keys().filter_map(Object::server) {
+            if !(is_kube_proxys && matches!(server, VirtualServerKey::Address(..))) {
                 self.ipvs()?.delete_virtual_server(&server)?;
             }
         }
@@ -167,7 +165,7 @@ impl Worker {
     }
 
     fn installed_objects(&mut self, ours: &Ours) -> Result<Vec<InstalledObject>> {
-        let servers = self.list(ours)?.objects.keys().filter(|object| matches!(object, Object::Server(_))).count();
+        let servers = self.list(ours)?.objects.keys().filter_map(Object::server).count();
         let sets = self.observed_sets()?.len();
         let links = self.links()?.into_iter().map(|link| ("links", format!("device {}", link.name), 1));
         let links: Vec<_> = links.collect();
@@ -182,11 +180,7 @@ impl Worker {
     /// All our objects, and the connection counts of the destinations among them. Loads no module.
     pub(crate) fn objects_and_connections(&mut self) -> Result<(Objects, ConnectionCounts)> {
         let objects = self.list(&Ours::default())?.objects;
-        let servers = objects.keys().filter_map(|object| match object {
-            Object::Server(server) => Some(*server),
-            _ => None,
-        });
-        let connections = self.connections(&servers.collect::<Vec<_>>())?;
+        let connections = self.connections(&objects.keys().filter_map(Object::server).collect::<Vec<_>>())?;
         Ok((objects, connections))
     }
 

@@ -43,7 +43,7 @@ impl Worker {
         rules::remove_marks().context("remove our rules")?;
         let (mut busy, mut idle) = (BTreeSet::new(), Vec::new());
         let mut connections = 0;
-        for server in objects.keys().filter_map(server) {
+        for server in objects.keys().filter_map(Object::server) {
             let destinations = self.ipvs()?.destinations(&server)?;
             match count(&server, &destinations) {
                 0 => idle.push(server),
@@ -84,13 +84,6 @@ impl Worker {
             rtnl::delete_addresses(&link, &unneeded).context("remove VIPs from our device")?;
         }
         Ok(())
-    }
-}
-
-fn server(object: &Object) -> Option<VirtualServerKey> {
-    match object {
-        Object::Server(server) => Some(*server),
-        _ => None,
     }
 }
 
