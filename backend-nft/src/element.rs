@@ -11,8 +11,7 @@ use netlink::nft::{self, FieldReader, Fields};
 use proto::model::{IpFamily, Protocol};
 
 use crate::desired::{PoolChain, SourceGroupId};
-use map::MapContent;
-pub(crate) use map::{Map, VipShape};
+pub(crate) use map::{Map, MapContent, VipShape};
 
 /// One element. Sorted by VIP first, so that the elements of a VIP are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,12 +3,6 @@
 use netlink::nft::{DataType, Set, SetFlags};
 use proto::model::IpFamily;
 
-#[cfg(any(test, feature = "testing"))]
-use {
-    super::{Element, ElementData},
-    backend::dataplane::Vip,
-};
-
 /// Defines [`Map`]. Each row: the variant, its name in the table, the shape of the VIP in its keys, what its elements
 /// contain besides the VIP, and the comment that `nft list` shows.
 macro_rules! maps {
@@ -90,7 +84,7 @@ pub(crate) enum VipShape {
 
 /// What the elements of a map or set contain besides the VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MapContent {
+pub(crate) enum MapContent {
     Nothing,
     Verdict,
     /// An endpoint; the key ends with its slot.
@@ -142,7 +136,7 @@ impl Map {
         Self::DEFINITIONS[self as usize].vip_shape
     }
 
-    pub(super) const fn content(self) -> MapContent {
+    pub(crate) const fn content(self) -> MapContent {
         Self::DEFINITIONS[self as usize].content
     }
 
@@ -159,28 +153,6 @@ impl Map {
     /// Whether rules write the elements. Fairlead does not add, list or delete them.
     pub(crate) fn is_written_by_rules(self) -> bool {
         self.content() == MapContent::Clients
-    }
-
-    /// Whether the map has elements with this type of VIP and data.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) const fn accepts(self, element: &Element) -> bool {
-        let has_shape = matches!(
-            (self.vip_shape(), element.vip),
-            (VipShape::AddressPort, Vip::AddressPort { .. })
-                | (VipShape::NodePort, Vip::NodePort { .. })
-                | (VipShape::Address, Vip::Address(_))
-        );
-        let has_content = matches!(
-            (self.content(), element.data),
-            (MapContent::Nothing, ElementData::None)
-                | (MapContent::Endpoint | MapContent::PaddedEndpoint, ElementData::Endpoint(..))
-                | (MapContent::Member, ElementData::Member(..))
-                | (MapContent::Verdict, ElementData::Verdict(_))
-                | (MapContent::PoolKey, ElementData::PoolKey(_))
-                | (MapContent::Source, ElementData::Source(_))
-                | (MapContent::Byte, ElementData::None)
-        );
-        has_shape && has_content
     }
 
     /// The definition of the map.

@@ -29,7 +29,7 @@ use super::{Kernel, Listing};
 use crate::{
     data_plane::NftDataPlane,
     desired::{EndpointKeys, PoolChain, SourceGroupId},
-    element::{Element, ElementData, Map, Verdict},
+    element::{Element, ElementData, Map, MapContent, Verdict, VipShape},
     plan::{Elements, Operation},
 };
 
@@ -462,7 +462,7 @@ impl FakeTable {
             Operation::AddElements(map, elements) => each(elements, |element| {
                 ensure_that(!is_rejected(element), || format!("{} is rejected by the test", element.vip))?;
                 ensure(self.sets.contains_key(map.name()), "no such set")?;
-                ensure(map.accepts(element), "the element does not fit the map")?;
+                ensure(accepts(*map, element), "the element does not fit the map")?;
                 let target = target_chain(&element.data);
                 ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
                 let old = self.elements.insert(key(element), element.data);
@@ -500,6 +500,27 @@ fn ensure_that(condition: bool, reason: impl FnOnce() -> String) -> Result<(), O
 
 fn element(map: Map, vip: Vip, index: u32, data: ElementData) -> Element {
     Element { vip, map, index, data }
+}
+
+/// Whether the map has elements with this type of VIP and data.
+fn accepts(map: Map, element: &Element) -> bool {
+    let has_shape = matches!(
+        (map.vip_shape(), element.vip),
+        (VipShape::AddressPort, Vip::AddressPort { .. })
+            | (VipShape::NodePort, Vip::NodePort { .. })
+            | (VipShape::Address, Vip::Address(_))
+    );
+    let has_content = matches!(
+        (map.content(), element.data),
+        (MapContent::Nothing, ElementData::None)
+            | (MapContent::Endpoint | MapContent::PaddedEndpoint, ElementData::Endpoint(..))
+            | (MapContent::Member, ElementData::Member(..))
+            | (MapContent::Verdict, ElementData::Verdict(_))
+            | (MapContent::PoolKey, ElementData::PoolKey(_))
+            | (MapContent::Source, ElementData::Source(_))
+            | (MapContent::Byte, ElementData::None)
+    );
+    has_shape && has_content
 }
 
 fn key(element: &Element) -> ElementKey {

@@ -12,7 +12,7 @@
 
 use std::{
     cmp::Ordering,
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet},
 };
 
 use backend::dataplane::Vip;
@@ -143,15 +143,12 @@ impl Edits {
     /// The changes of its own elements, and those of which it gives up references, in groups, each of which has to be
     /// in one transaction.
     fn in_order(&self) -> impl Iterator<Item = Vec<(Edit, Element)>> {
-        let added: BTreeMap<ElementKey, Element> =
-            self.added.iter().filter(|element| is_leaf(element)).map(|element| (key(element), *element)).collect();
-        let removed: HashSet<ElementKey> = self.removed.iter().filter(|element| is_leaf(element)).map(key).collect();
-        let (mut new, mut replaced, mut gone) = (Vec::new(), Vec::new(), Vec::new());
-        let without_old = added.iter().filter(|(key, _)| !removed.contains(key));
-        new.extend(without_old.map(|(_, element)| vec![(Edit::Add, *element)]));
+        let leaves = self.added.iter().filter(|element| is_leaf(element));
+        let mut new: BTreeMap<ElementKey, Element> = leaves.map(|element| (key(element), *element)).collect();
+        let (mut replaced, mut gone) = (Vec::new(), Vec::new());
         for old in self.removed.iter().filter(|element| is_leaf(element)) {
-            match added.get(&key(old)) {
-                Some(element) => replaced.push(vec![(Edit::Remove, *old), (Edit::Add, *element)]),
+            match new.remove(&key(old)) {
+                Some(element) => replaced.push(vec![(Edit::Remove, *old), (Edit::Add, element)]),
                 // Clients are not sent to a removed endpoint any more because of session affinity.
                 None if matches!(old.data, ElementData::Member(..)) => replaced.push(vec![(Edit::Remove, *old)]),
                 None => gone.push(vec![(Edit::Remove, *old)]),
@@ -165,7 +162,8 @@ impl Edits {
         for (edit, element) in leading(&self.removed, Edit::Remove).into_iter().chain(leading(&self.added, Edit::Add)) {
             by_vip.entry(element.vip).or_default().push((edit, element));
         }
-        new.into_iter().chain(replaced).chain(by_vip.into_values()).chain(gone)
+        let new = new.into_values().map(|element| vec![(Edit::Add, element)]);
+        new.chain(replaced).chain(by_vip.into_values()).chain(gone)
     }
 }
 
