@@ -23,24 +23,24 @@ pub struct AppliedState {
     /// The service ports whose last change is programmed in part.
     partial: BTreeMap<ServicePortKey, PerFamily<PartialServicePort>>,
     /// What was computed for service ports that are not programmed yet.
-    planned: BTreeMap<ServicePortKey, PlannedUpdate>,
+    pub(crate) planned: BTreeMap<ServicePortKey, PlannedUpdate>,
     /// What was read and belongs to neither of these: not programmed yet, rejected, or unneeded.
     observed: PerFamily<ObservedElements>,
     /// The reference counts of shared objects.
     refs: PerFamily<RefCounts>,
     /// The repairs of the base ruleset for the first transaction.
-    repairs: PerFamily<Repairs>,
+    pub(crate) repairs: PerFamily<Repairs>,
     /// The repairs of the base ruleset for the last transaction of a reconcile.
     later_repairs: PerFamily<Repairs>,
     /// Chains for the next transaction, while a reconcile fills empty maps.
-    prepared: PerFamily<BTreeSet<PoolChain>>,
+    pub(crate) prepared: PerFamily<BTreeSet<PoolChain>>,
     is_cold: bool,
     /// Whether the next transaction deletes our table and creates it again, with all that it contains.
     pub(crate) rebuilds: bool,
     /// Whether references of shared elements are not counted for all service ports.
-    is_reconciling: bool,
+    pub(crate) is_reconciling: bool,
     pub(crate) options: EffectiveOptions,
-    base: PerFamily<Base>,
+    pub(crate) base: PerFamily<Base>,
 }
 
 impl AppliedState {
@@ -80,16 +80,6 @@ impl AppliedState {
             options,
             base,
         }
-    }
-
-    /// The repairs that the next transaction contains, and the chains that later ones need.
-    pub(crate) fn pending(&self) -> (PerFamily<Repairs>, PerFamily<BTreeSet<PoolChain>>) {
-        (self.repairs.clone(), self.prepared.clone())
-    }
-
-    /// What is planned for a service port, if that was computed.
-    pub(crate) fn take_planned(&mut self, key: &ServicePortKey) -> Option<PlannedUpdate> {
-        self.planned.remove(key)
     }
 
     /// Keeps what is planned for a service port until it is programmed, or changes.
@@ -140,35 +130,22 @@ impl AppliedState {
         }
     }
 
-    /// Whether only the references of service ports that are programmed completely count.
-    pub(crate) fn is_complete(&self) -> bool {
-        !self.is_reconciling
-    }
-
     /// What has to be written for another base ruleset and other options: other rules in some chains.
     pub(crate) fn rebase(&self, base: &PerFamily<Base>, options: &EffectiveOptions) -> PerFamily<Repairs> {
-        PerFamily::from_fn(|family| self.base_repairs(family, &base[family], options))
-    }
-
-    /// Records that this was written.
-    pub(crate) fn rebased(&mut self, base: PerFamily<Base>, options: EffectiveOptions) {
-        self.base = base;
-        self.options = options;
-    }
-
-    fn base_repairs(&self, family: IpFamily, base: &Base, options: &EffectiveOptions) -> Repairs {
-        let mut repairs = Repairs::default();
-        if self.options != *options {
-            let differs = |pool: &PoolChain| pool.rules(family, &self.options) != pool.rules(family, options);
-            repairs.pools = self.refs[family].chains.keys().copied().filter(differs).collect();
-        }
-        for (old, new) in self.base[family].chains.iter().zip(&base.chains) {
-            if old.rules != new.rules {
-                repairs.first.push(Operation::FlushChain(new.chain.name.clone()));
-                repairs.rules.extend(new.add_rules());
+        PerFamily::from_fn(|family| {
+            let mut repairs = Repairs::default();
+            if self.options != *options {
+                let differs = |pool: &PoolChain| pool.rules(family, &self.options) != pool.rules(family, options);
+                repairs.pools = self.refs[family].chains.keys().copied().filter(differs).collect();
             }
-        }
-        repairs
+            for (old, new) in self.base[family].chains.iter().zip(&base[family].chains) {
+                if old.rules != new.rules {
+                    repairs.first.push(Operation::FlushChain(new.chain.name.clone()));
+                    repairs.rules.extend(new.add_rules());
+                }
+            }
+            repairs
+        })
     }
 
     /// Records that a transaction was committed. `partial`: its changes of the updates of which it contained only a

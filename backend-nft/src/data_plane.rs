@@ -73,7 +73,7 @@ impl<K> NftDataPlane<K> {
 
     /// What is planned for a service port. It is computed once, unless VIPs of it may depend on the transaction.
     fn planned(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> PlannedUpdate {
-        let planned = applied.take_planned(key);
+        let planned = applied.planned.remove(key);
         planned.filter(|_| !change.is_contested).unwrap_or_else(|| {
             let owns = |key: &_, family, vip: &_| change.owns(key, family, vip);
             let mut update = self.desired(change.state, owns, key);
@@ -203,7 +203,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
         let Change { state, ownership, service_ports, facts, is_last, budget, .. } = change;
         let mut updates: Vec<_> = service_ports.iter().map(|key| self.planned(applied, change, key)).collect();
-        let (mut repairs, prepared) = applied.pending();
+        let (mut repairs, prepared) = (applied.repairs.clone(), applied.prepared.clone());
         let new_base = facts.then(|| (self.base(state), self.options.effective(state.node())));
         if let Some((base, options)) = &new_base {
             repairs = applied.rebase(base, options);
@@ -218,7 +218,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         let has_stale = stale.iter().any(|(_, stale)| !stale.is_empty());
         let is_last = *is_last && applied.has_unneeded() && !has_stale;
         let last_repairs = |limit| applied.last_repairs(change, limit);
-        let unneeded = if applied.is_complete() { Unneeded::Delete } else { Unneeded::Keep };
+        let unneeded = if applied.is_reconciling { Unneeded::Keep } else { Unneeded::Delete };
         let effective = new_base.as_ref().map_or(&applied.options, |(_, options)| options);
         let last = is_last.then_some(&last_repairs as _);
         let options = PlanOptions { repairs, prepared, unneeded, last, budget: *budget, effective };
@@ -236,7 +236,8 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         applied.commit(refs, updates, partial, !change.is_contested);
         applied.remove_observed(&stale, ownership);
         if let Some((base, options)) = new_base {
-            applied.rebased(base, options);
+            applied.base = base;
+            applied.options = options;
         }
         if let Some(removed) = last {
             applied.commit_last(&removed, ownership);
