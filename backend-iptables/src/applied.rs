@@ -4,11 +4,11 @@
 use std::{collections::BTreeMap, iter::repeat_n};
 
 use backend::driver::{Applied, AppliedServicePorts, ServicePortUpdate};
-use iptables::{ChainSpec, Hook, Table};
+use iptables::{ChainSpec, Table};
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
-    desired::{Base, Desired},
+    desired::{Base, Desired, hooks},
     plan::UserChanges,
     table::{ContentHash, Fingerprint, SharedChain},
     unclaimed::Unclaimed,
@@ -24,8 +24,6 @@ pub struct AppliedState {
     pub(crate) is_reconciling: bool,
     /// Empty chains that are not needed, and that rules of other programs jump to.
     pub(crate) emptied: PerFamily<Vec<ContentHash>>,
-    /// The families for which iptables is installed.
-    pub(crate) families: Vec<IpFamily>,
     pub(crate) base: PerFamily<Base>,
     /// How many service ports have a line that several may have.
     users: PerFamily<BTreeMap<(SharedChain, String), u32>>,
@@ -63,13 +61,12 @@ pub(crate) struct Size {
 
 impl AppliedState {
     /// A kernel that contains the base ruleset, and what no service port has claimed.
-    pub(crate) fn new(base: PerFamily<Base>, families: Vec<IpFamily>, unclaimed: PerFamily<Unclaimed>) -> Self {
+    pub(crate) fn new(base: PerFamily<Base>, unclaimed: PerFamily<Unclaimed>) -> Self {
         Self {
             service_ports: AppliedServicePorts::default(),
             unclaimed,
             is_reconciling: true,
             emptied: PerFamily::default(),
-            families,
             base,
             users: PerFamily::default(),
             size: PerFamily::default(),
@@ -159,7 +156,7 @@ impl AppliedState {
     }
 
     /// A hash of everything of ours in a family.
-    pub(crate) fn fingerprint(&self, family: IpFamily, hooks: &[Hook]) -> Fingerprint {
+    pub(crate) fn fingerprint(&self, family: IpFamily) -> Fingerprint {
         let base = &self.base[family];
         let fixed_rules = |shared: SharedChain| shared.hashes(base.fixed_rules(shared).lines());
         let installed = || self.service_ports.of_family(family);
@@ -177,7 +174,7 @@ impl AppliedState {
             .chain(unclaimed.chains().map(|(_, _, chain)| chain.hash))
             .chain(unclaimed_lines)
             .chain(self.emptied[family].iter().copied())
-            .chain(hooks.iter().map(ContentHash::of_hook))
+            .chain(hooks().iter().map(ContentHash::of_hook))
             .collect()
     }
 }

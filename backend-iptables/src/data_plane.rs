@@ -14,14 +14,14 @@ use backend::{
         Change, CommitOutcome, DataPlane, DryRunPlane, Rejection, ServicePortUpdate, Synced, Unneeded, UsableFamilies,
     },
 };
-use iptables::{Hook, RestoreError};
+use iptables::RestoreError;
 use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
 use tracing::warn;
 
 use crate::{
     applied::AppliedState,
     describe::{chain_owners, differences},
-    desired::{Base, Desired, RuleContext, base, desired, hooks},
+    desired::{Base, Desired, RuleContext, base, desired},
     kernel::{DryRun, Kernel, Suspicion},
     observed::Observed,
     plan::{FamilyUpdate, PartialPlan, Plan, Script, complete_base, remove, remove_unshared},
@@ -42,7 +42,6 @@ pub enum LoopbackRouting {
 #[derive(Debug)]
 pub struct IptablesDataPlane<K> {
     options: DataplaneOptions,
-    hooks: Vec<Hook>,
     kernel: K,
     families: UsableFamilies,
 }
@@ -50,7 +49,7 @@ pub struct IptablesDataPlane<K> {
 #[expect(private_bounds, reason = "only this crate calls these methods")]
 impl<K: Kernel> IptablesDataPlane<K> {
     pub(crate) fn new(kernel: K, options: DataplaneOptions) -> Self {
-        Self { options, hooks: hooks(), kernel, families: UsableFamilies::default() }
+        Self { options, kernel, families: UsableFamilies::default() }
     }
 
     /// What the kernel contains, of each family that we have programmed. In others, chains of these names may be
@@ -79,7 +78,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
                  addresses; set it to 0 on the node"
             );
         }
-        self.execute(family, &remove(&observed, &self.hooks)).await
+        self.execute(family, &remove(&observed)).await
     }
 
     /// Removes the chains of a family that kube-proxy's rules do not use.
@@ -102,7 +101,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
             return Ok(true);
         }
         let Some(observed) = observe(&mut self.kernel, family).await? else { return Ok(false) };
-        Ok(observed.fingerprint(&self.hooks) == applied.fingerprint(family, &self.hooks))
+        Ok(observed.fingerprint() == applied.fingerprint(family))
     }
 
     fn desired(
@@ -128,7 +127,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
     /// these service ports.
     async fn read_again(&mut self, applied: &mut AppliedState, service_ports: &[ServicePortKey]) -> Result<()> {
         let mut unclaimed = PerFamily::<Unclaimed>::default();
-        for family in applied.families.clone() {
+        for family in self.families.iter() {
             let observed = observe(&mut self.kernel, family).await?.context("iptables is not installed any more")?;
             unclaimed[family] = Unclaimed::of(&observed, &applied.base[family]);
         }
@@ -147,7 +146,7 @@ impl<K: Kernel> IptablesDataPlane<K> {
         if observed.routes_localnet() && !base.routes_localnet() {
             self.kernel.route_localnet(false).map_err(RestoreError::Failed)?;
         }
-        let script = complete_base(observed, base, &self.hooks).script(usize::MAX);
+        let script = complete_base(observed, base).script(usize::MAX);
         if !script.is_empty() {
             self.kernel.restore(family, &script).await?;
         }
@@ -200,8 +199,7 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
             }
         }
         self.families.programmed();
-        let families = self.families.iter().collect();
-        Ok(Synced { applied: AppliedState::new(base, families, unclaimed), writes })
+        Ok(Synced { applied: AppliedState::new(base, unclaimed), writes })
     }
 
     fn budget(&self, applied: &AppliedState) -> usize {
@@ -210,11 +208,11 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
 
     fn writes(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> usize {
         let updates = [self.desired(change, key, &self.options.effective(change.state.node()))];
-        let lines = |family: &IpFamily| {
-            let (applied, family, updates) = (&*applied, *family, &updates[..]);
+        let lines = |family| {
+            let (applied, updates) = (&*applied, &updates[..]);
             FamilyUpdate { applied, family, updates, base: None, unneeded: Unneeded::Keep }.count_lines()
         };
-        applied.families.iter().map(lines).sum()
+        self.families.iter().map(lines).sum()
     }
 
     /// One script for each family.
@@ -224,7 +222,7 @@ impl<K: Kernel> DataPlane for IptablesDataPlane<K> {
         let new_base = change.facts.then(|| self.base(change.state));
         let unneeded = if change.is_last { Unneeded::Delete } else { Unneeded::Keep };
         let (mut writes, mut left, mut plans) = (0, change.budget, PerFamily::<Option<PartialPlan>>::default());
-        for family in applied.families.clone() {
+        for family in self.families.iter().collect::<Vec<_>>() {
             let base = new_base.as_ref().map(|base| &base[family]);
             let update = FamilyUpdate { applied, family, updates: &updates, base, unneeded };
             let plan = update.plan(left, change.budget.saturating_sub(left));

@@ -80,12 +80,12 @@ impl Observed {
     }
 
     /// The fingerprint of all chains and hooks of the backend.
-    pub(crate) fn fingerprint(&self, hooks: &[Hook]) -> Fingerprint {
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
         let chains = self.ours().flat_map(|(table, name, rules)| match SharedChain::of(table, name) {
             Some(shared) => shared.hashes(rules).collect(),
             None => vec![ContentHash::of(table, name, rules)],
         });
-        let hooks = hooks.iter().filter(|hook| self.hook_count(hook) == 1).map(ContentHash::of_hook);
-        chains.chain(hooks).collect()
+        let hooks = hooks().into_iter().filter(|hook| self.hook_count(hook) == 1);
+        chains.chain(hooks.map(|hook| ContentHash::of_hook(&hook))).collect()
     }
 }

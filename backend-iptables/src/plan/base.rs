@@ -5,11 +5,11 @@ use std::{
     iter::repeat_n,
 };
 
-use iptables::{ChainSpec, Hook, Table, target};
+use iptables::{ChainSpec, Table, target};
 
 use super::{Edit, Plan, RuleEdit};
 use crate::{
-    desired::Base,
+    desired::{Base, hooks},
     names,
     observed::Observed,
     table::{FixedRules, SharedChain, TABLES},
@@ -17,7 +17,7 @@ use crate::{
 
 /// The changes that give the observed rules this base ruleset. Rules of service ports, and everything that is not
 /// needed, are left.
-pub(crate) fn complete_base(observed: &Observed, base: &Base, hooks: &[Hook]) -> Plan {
+pub(crate) fn complete_base(observed: &Observed, base: &Base) -> Plan {
     let mut plan = Plan::default();
     for chain in &base.chains {
         if observed.rules(chain.table, &chain.name) != Some(&chain.rules[..]) {
@@ -27,7 +27,7 @@ pub(crate) fn complete_base(observed: &Observed, base: &Base, hooks: &[Hook]) ->
     for shared in SharedChain::ALL {
         complete_shared(&mut plan, observed, shared, base.fixed_rules(shared));
     }
-    for hook in hooks {
+    for hook in &hooks() {
         match observed.hook_count(hook) {
             0 => plan.additions.push(RuleEdit::of_hook(hook, Edit::Insert)),
             count => plan.deletions.extend(repeat_n(RuleEdit::of_hook(hook, Edit::Delete), count - 1)),
@@ -92,9 +92,9 @@ pub(crate) fn remove_unshared(observed: &Observed) -> Plan {
 }
 
 /// Deletes all chains and hooks of the backend. A chain that rules of other programs jump to is only emptied.
-pub(crate) fn remove(observed: &Observed, hooks: &[Hook]) -> Plan {
+pub(crate) fn remove(observed: &Observed) -> Plan {
     let mut plan = Plan::default();
-    for hook in hooks {
+    for hook in &hooks() {
         plan.deletions.extend(repeat_n(RuleEdit::of_hook(hook, Edit::Delete), observed.hook_count(hook)));
     }
     for (table, name, rules) in observed.ours() {
