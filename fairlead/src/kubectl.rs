@@ -36,16 +36,10 @@ const FORWARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// What a command needs until it ends: forwarded ports, and files in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Connection {
-    forwards: Vec<Forward>,
+    /// kubectl, which forwards ports of this machine to frontends until this is dropped.
+    forwards: Vec<Child>,
     /// Only this process and its user can open them, by [`Connection::file`].
     files: Vec<File>,
-}
-
-/// A port of this machine that kubectl forwards to a frontend, until this is dropped.
-#[derive(Debug)]
-struct Forward {
-    address: SocketAddr,
-    _process: Child,
 }
 
 /// The names of the chart's objects.
@@ -87,9 +81,12 @@ pub(crate) async fn connect(args: &mut FrontendAddressArgs) -> Result<Connection
     if args.token_file.is_none() && args.tls_cert.is_none() {
         args.token_file = Some(connection.file(&installation.token().output().await?)?);
     }
-    let forwards = pods.iter().map(|pod| Forward::open(installation.forward(pod)));
-    connection.forwards = future::try_join_all(forwards).await?;
-    args.addresses = connection.forwards.iter().map(|forward| format!("https://{}", forward.address)).collect();
+    let forwards = pods.iter().map(|pod| forward(installation.forward(pod)));
+    args.addresses.clear();
+    for (address, process) in future::try_join_all(forwards).await? {
+        args.addresses.push(format!("https://{address}"));
+        connection.forwards.push(process);
+    }
     args.frontend_name.get_or_insert_with(|| installation.server_name());
     Ok(connection)
 }
@@ -122,19 +119,18 @@ impl Connection {
     }
 }
 
-impl Forward {
-    async fn open(call: Call) -> Result<Self> {
-        let mut process = call.spawn()?;
-        let mut line = String::new();
-        // The pipe stays open as long as the process: kubectl would end when it cannot write to it.
-        if let Some(output) = &mut process.stdout {
-            let mut output = BufReader::new(output);
-            let first = timeout(FORWARD_TIMEOUT, output.read_line(&mut line)).await;
-            first.with_context(|| call.failed("forwarded no port in time"))?.context("cannot read from kubectl")?;
-        }
-        let address = local_address(&line).with_context(|| call.failed("forwarded no port"))?;
-        Ok(Self { address, _process: process })
+/// The address of this machine that kubectl forwards, until the process is dropped.
+async fn forward(call: Call) -> Result<(SocketAddr, Child)> {
+    let mut process = call.spawn()?;
+    let mut line = String::new();
+    // The pipe stays open as long as the process: kubectl would end when it cannot write to it.
+    if let Some(output) = &mut process.stdout {
+        let mut output = BufReader::new(output);
+        let first = timeout(FORWARD_TIMEOUT, output.read_line(&mut line)).await;
+        first.with_context(|| call.failed("forwarded no port in time"))?.context("cannot read from kubectl")?;
     }
+    let address = local_address(&line).with_context(|| call.failed("forwarded no port"))?;
+    Ok((address, process))
 }
 
 impl Installation {
