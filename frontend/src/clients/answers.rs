@@ -16,7 +16,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use runtime::{ClientSource, Rate, TokenBucket, lock};
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc},
+    sync::{Mutex as AsyncMutex, Notify, OwnedMutexGuard, mpsc},
     time::{Instant, sleep, sleep_until},
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -53,8 +53,8 @@ pub(crate) enum AnswerClient {
 /// The answers of one client.
 #[derive(Debug)]
 struct ClientAnswers {
-    /// One.
-    turn: Arc<Semaphore>,
+    /// Locked by the answer that is built or sent.
+    turn: Arc<AsyncMutex<()>>,
     rate: Mutex<TokenBucket>,
     /// Notified while a request waits: an answer that is unread for too long gives way.
     waiting: Notify,
@@ -64,7 +64,7 @@ struct ClientAnswers {
 #[derive(Debug)]
 pub(crate) struct AnswerPermit {
     client: Arc<ClientAnswers>,
-    _turn: Option<OwnedSemaphorePermit>,
+    _turn: OwnedMutexGuard<()>,
 }
 
 impl AnswerClient {
@@ -96,12 +96,11 @@ impl Answers {
             let Err(available_at) = taken else { break };
             sleep_until(available_at).await;
         }
-        let turn = client.turn.clone().acquire_owned();
+        let turn = client.turn.clone().lock_owned();
         tokio::pin!(turn);
         loop {
             tokio::select! {
-                // Fails only when the semaphore is closed, which it never is.
-                turn = &mut turn => return Arc::new(AnswerPermit { client, _turn: turn.ok() }),
+                turn = &mut turn => return Arc::new(AnswerPermit { client, _turn: turn }),
                 () = sleep(CHECK_INTERVAL) => client.waiting.notify_waiters(),
             }
         }
@@ -112,7 +111,7 @@ impl Answers {
         let is_used = |client: &Arc<ClientAnswers>| Arc::strong_count(client) > 1 || !lock(&client.rate).is_full(now);
         let new = || {
             let rate = Mutex::new(TokenBucket::full(now));
-            Arc::new(ClientAnswers { turn: Arc::new(Semaphore::new(1)), rate, waiting: Notify::new() })
+            Arc::new(ClientAnswers { turn: Arc::default(), rate, waiting: Notify::new() })
         };
         lock(&self.0).entry(client, is_used, new).clone()
     }

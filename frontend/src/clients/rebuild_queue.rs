@@ -16,7 +16,7 @@ use std::{
 
 use runtime::lock;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore},
     time::Instant,
 };
 
@@ -35,14 +35,9 @@ pub(crate) struct RebuildQueue {
     clients: Mutex<PerClient<Identity, Arc<ClientShare>>>,
 }
 
-/// What a client takes of the queue.
-#[derive(Debug)]
-struct ClientShare {
-    /// One: the stream that has it waits in the queue, or takes the permit of an older stream.
-    turn: Semaphore,
-    /// The permit of its newest stream.
-    current: Mutex<Weak<PermitCell>>,
-}
+/// What a client takes of the queue: the permit of its newest stream. Locked by the stream that waits in the queue, or
+/// takes the permit of an older one.
+type ClientShare = AsyncMutex<Weak<PermitCell>>;
 
 /// A permit that can be passed to another stream.
 type PermitCell = Mutex<Option<OwnedSemaphorePermit>>;
@@ -77,30 +72,22 @@ impl RebuildQueue {
     pub(crate) async fn acquire(&self, client: &Identity) -> RebuildPermit {
         let _waiting = self.waiting.clone();
         let share = self.share(client);
-        // Both fail only when their semaphore is closed, which it never is.
-        let turn = share.turn.acquire().await.ok();
-        let permit = match share.take_current() {
+        let mut current = share.lock().await;
+        let of_older = current.upgrade().and_then(|older| lock(&older).take());
+        let permit = match of_older {
             Some(permit) => Some(permit),
+            // Fails only when the semaphore is closed, which it never is.
             None => self.permits.clone().acquire_owned().await.ok(),
         };
         let permit = Arc::new(Mutex::new(permit));
-        *lock(&share.current) = Arc::downgrade(&permit);
-        drop(turn);
+        *current = Arc::downgrade(&permit);
+        drop(current);
         RebuildPermit { expires_at: Instant::now() + self.timeout, _permit: permit, _share: share }
     }
 
     fn share(&self, client: &Identity) -> Arc<ClientShare> {
         let is_used = |share: &Arc<ClientShare>| Arc::strong_count(share) > 1;
-        let new = || Arc::new(ClientShare { turn: Semaphore::new(1), current: Mutex::default() });
-        lock(&self.clients).entry(client.clone(), is_used, new).clone()
-    }
-}
-
-impl ClientShare {
-    /// The permit of an older stream, which then has none.
-    fn take_current(&self) -> Option<OwnedSemaphorePermit> {
-        let current = lock(&self.current).upgrade()?;
-        lock(&current).take()
+        lock(&self.clients).entry(client.clone(), is_used, Arc::default).clone()
     }
 }
 
