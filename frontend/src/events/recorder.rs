@@ -71,19 +71,14 @@ pub(super) struct FailureSeries(HashMap<SeriesKey, EventSeries>);
 struct EventSender {
     client: Client,
     instance: String,
-    pauses: NamespacePauses,
-}
-
-/// The namespaces to which nothing is sent, because the API server has answered 403 recently.
-#[derive(Debug, Default)]
-struct NamespacePauses {
-    until: HashMap<String, Instant>,
-    log: CountedLog<()>,
+    /// The namespaces to which nothing is sent, because the API server has answered 403 recently, and until when.
+    paused: HashMap<String, Instant>,
+    pauses: CountedLog<()>,
 }
 
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
-        let sender = EventSender { client, instance, pauses: NamespacePauses::default() };
+        let sender = EventSender { client, instance, paused: HashMap::new(), pauses: CountedLog::default() };
         Self { sender, failures: FailureSeries::default(), of_nodes: VecDeque::new(), of_objects: VecDeque::new() }
     }
 
@@ -121,7 +116,7 @@ impl EventRecorder {
             if left == REQUESTS_PER_TICK - FAILURES_PER_TICK {
                 break;
             }
-            if sender.pauses.contain(&key.port.namespace) {
+            if sender.is_paused(&key.port.namespace) {
                 continue;
             }
             left -= 1;
@@ -134,7 +129,7 @@ impl EventRecorder {
             && let Some(event) = next.pop_front().or_else(|| other.pop_front())
         {
             mem::swap(&mut next, &mut other);
-            if !sender.pauses.contain(event.metadata.namespace.as_deref().unwrap_or_default()) {
+            if !sender.is_paused(event.metadata.namespace.as_deref().unwrap_or_default()) {
                 left -= 1;
                 sender.send(event, None).await;
             }
@@ -173,23 +168,21 @@ impl FailureSeries {
     }
 }
 
-impl NamespacePauses {
-    fn contain(&self, namespace: &str) -> bool {
-        self.until.get(namespace).is_some_and(|until| Instant::now() < *until)
+impl EventSender {
+    fn is_paused(&self, namespace: &str) -> bool {
+        self.paused.get(namespace).is_some_and(|until| Instant::now() < *until)
     }
 
     /// Begins a pause of a namespace. Returns how many have begun since the last line, if one is due.
-    fn begin(&mut self, namespace: String) -> Option<u64> {
+    fn pause(&mut self, namespace: String) -> Option<u64> {
         let now = Instant::now();
-        self.until.retain(|_, until| now < *until);
-        if self.until.len() < MAX_PAUSED {
-            self.until.insert(namespace, now + FORBIDDEN_PAUSE);
+        self.paused.retain(|_, until| now < *until);
+        if self.paused.len() < MAX_PAUSED {
+            self.paused.insert(namespace, now + FORBIDDEN_PAUSE);
         }
-        self.log.record(())
+        self.pauses.record(())
     }
-}
 
-impl EventSender {
     /// Creates an Event. One that exists, because another replica or an earlier session has created it, is patched.
     async fn send(&mut self, mut event: Event, patch: Option<Value>) {
         event.reporting_controller = Some(CONTROLLER.to_owned());
@@ -197,18 +190,18 @@ impl EventSender {
         let (name, namespace) = (event.name_any(), event.namespace().unwrap_or_default());
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let request = async {
-            match (api.create(&PostParams::default(), &event).await, patch) {
-                (Err(kube::Error::Api(status)), None) if status.code == 409 => Ok(()),
-                (Err(kube::Error::Api(status)), Some(patch)) if status.code == 409 => {
-                    api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
-                }
-                (created, _) => created.map(drop),
+            match api.create(&PostParams::default(), &event).await {
+                Err(kube::Error::Api(status)) if status.code == 409 => match patch {
+                    Some(patch) => api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop),
+                    None => Ok(()),
+                },
+                created => created.map(drop),
             }
         };
         match timeout(DEADLINE, request).await {
             Ok(Ok(())) => {}
             Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-                if let Some(namespaces) = self.pauses.begin(namespace.clone()) {
+                if let Some(namespaces) = self.pause(namespace.clone()) {
                     warn!(
                         error = %status.message,
                         namespace,
