@@ -119,12 +119,8 @@ impl Frontend {
     }
 
     /// Creates Events for the failures and starts of nodes, until the shutdown. `instance` is the `reportingInstance`.
-    ///
-    /// # Errors
-    /// None; the type is that of a task.
-    pub async fn record_events(&self, client: kube::Client, instance: String, shutdown: Shutdown) -> Result<()> {
+    pub async fn record_events(&self, client: kube::Client, instance: String, shutdown: Shutdown) {
         self.context.events.record(client, instance, shutdown).await;
-        Ok(())
     }
 
     /// The minimum time from one commit to the next.

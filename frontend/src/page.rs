@@ -19,7 +19,6 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
 use hyper::{
     Method, Request, Response, StatusCode,
     header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, HeaderValue, REFERRER_POLICY},
@@ -63,17 +62,13 @@ struct Page {
 impl Frontend {
     /// Serves the page over HTTP until the shutdown. There is no authentication; the page shows names of Services and
     /// nodes.
-    ///
-    /// # Errors
-    /// None so far; tasks return a `Result`.
-    pub async fn serve_page(&self, listener: TcpListener, mut shutdown: Shutdown) -> Result<()> {
+    pub async fn serve_page(&self, listener: TcpListener, mut shutdown: Shutdown) {
         if let Ok(address) = listener.local_addr() {
             info!(%address, "serving the status page");
         }
         let page = Page { context: self.context.clone(), last: Mutex::default() };
         let serving = http::serve(listener, "page", HttpConnections::default(), move |request| page.answer(request));
         shutdown.run_until_started(serving).await;
-        Ok(())
     }
 }
 

@@ -6,7 +6,6 @@ mod tests;
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::UNIX_EPOCH};
 
-use anyhow::Result;
 use hyper::{Method, Request, Response, StatusCode};
 use prometheus_client::{
     collector::Collector,
@@ -48,15 +47,7 @@ impl Frontend {
     /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown.
     /// There is no authentication; responses contain no names of objects or nodes.
     /// `others`: metrics of other parts of the process.
-    ///
-    /// # Errors
-    /// None so far; tasks return a `Result`.
-    pub async fn serve_metrics(
-        &self,
-        listener: TcpListener,
-        others: Vec<Registry>,
-        mut shutdown: Shutdown,
-    ) -> Result<()> {
+    pub async fn serve_metrics(&self, listener: TcpListener, others: Vec<Registry>, mut shutdown: Shutdown) {
         if let Ok(address) = listener.local_addr() {
             info!(%address, "serving metrics");
         }
@@ -66,7 +57,6 @@ impl Frontend {
             answer(request, &context.cluster, &registries)
         });
         shutdown.run_until_started(serving).await;
-        Ok(())
     }
 }
 

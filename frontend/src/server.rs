@@ -133,12 +133,9 @@ impl Frontend {
     }
 
     /// Reloads the TLS files when they change, until the shutdown. Files that cannot be used are reported in `Status`.
-    ///
-    /// # Errors
-    /// Never: files that cannot be used are ignored.
-    pub async fn watch_tls_files(&self, tls: ReloadingTls, shutdown: Shutdown) -> Result<()> {
+    pub async fn watch_tls_files(&self, tls: ReloadingTls, shutdown: Shutdown) {
         self.context.tls.get_or_init(|| tls.clone());
-        tls.watch_files(shutdown).await
+        tls.watch_files(shutdown).await;
     }
 
     /// An HTTP/2 server with the configured limits.

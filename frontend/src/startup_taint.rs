@@ -53,12 +53,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Frontend {
     /// Removes the taint from nodes that are programmed, until the shutdown. Takes the rights to get and patch Nodes.
-    ///
-    /// # Errors
-    /// None; the type is that of a task.
-    pub async fn remove_startup_taints(&self, client: Client, mut shutdown: Shutdown) -> Result<()> {
+    pub async fn remove_startup_taints(&self, client: Client, mut shutdown: Shutdown) {
         shutdown.run_until_started(run(&self.context, Api::all(client))).await;
-        Ok(())
     }
 }
 

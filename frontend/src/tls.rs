@@ -76,15 +76,11 @@ impl ReloadingTls {
         current.error.clone().or_else(|| current.seen.as_ref().ok()?.invalid_at(SystemTime::now()))
     }
 
-    /// Reloads the files when they change, until the shutdown.
-    ///
-    /// # Errors
-    /// Never: files that cannot be used are ignored.
-    pub async fn watch_files(self, mut shutdown: Shutdown) -> Result<()> {
+    /// Reloads the files when they change, until the shutdown. Files that cannot be used are ignored.
+    pub async fn watch_files(self, mut shutdown: Shutdown) {
         while shutdown.run_until_started(sleep(POLL_INTERVAL)).await.is_some() {
             self.reload_if_changed().await;
         }
-        Ok(())
     }
 
     async fn reload_if_changed(&self) {

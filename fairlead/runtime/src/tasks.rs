@@ -64,6 +64,20 @@ impl Tasks {
         self.names.insert(handle.id(), name);
     }
 
+    /// As [`Self::spawn`], for a task that cannot fail.
+    pub fn spawn_infallible<F>(&mut self, name: &'static str, task: impl FnOnce(Shutdown) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.spawn(name, |shutdown| {
+            let running = task(shutdown);
+            async move {
+                running.await;
+                Ok(())
+            }
+        });
+    }
+
     /// As [`Self::spawn`], on its own worker threads, one per CPU: the kernel's scheduler then shares the CPUs fairly
     /// between this task, with all that it spawns, and the others.
     ///

@@ -44,17 +44,20 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     if let Some(listener) = metrics {
         let frontend = frontend.clone();
         let certificates = vec![runtime::metrics::certificates(args.tls.certificate_files())];
-        tasks.spawn("metrics", move |shutdown| async move {
+        tasks.spawn_infallible("metrics", move |shutdown| async move {
             frontend.serve_metrics(listener, certificates, shutdown).await
         });
     }
     if let Some(listener) = page {
         let frontend = frontend.clone();
-        tasks.spawn("page", move |shutdown| async move { frontend.serve_page(listener, shutdown).await });
+        tasks.spawn_infallible("page", move |shutdown| async move { frontend.serve_page(listener, shutdown).await });
     }
     if let Some((tls, _)) = secured {
         let frontend = frontend.clone();
-        tasks.spawn("TLS files", move |shutdown| async move { frontend.watch_tls_files(tls, shutdown).await });
+        tasks.spawn_infallible(
+            "TLS files",
+            move |shutdown| async move { frontend.watch_tls_files(tls, shutdown).await },
+        );
     }
     for listener in listeners {
         let frontend = frontend.clone();
@@ -89,11 +92,15 @@ pub(crate) async fn spawn(
     let (updates, receiver) = mpsc::channel(UPDATES);
     if let Some(client) = source.client().filter(|_| !cluster.no_events) {
         let (frontend, instance) = (frontend.clone(), instance());
-        tasks.spawn("events", move |shutdown| async move { frontend.record_events(client, instance, shutdown).await });
+        tasks.spawn_infallible("events", move |shutdown| async move {
+            frontend.record_events(client, instance, shutdown).await
+        });
     }
     if let Some(client) = source.client().filter(|_| cluster.remove_startup_taint) {
         let frontend = frontend.clone();
-        tasks.spawn("taints", move |shutdown| async move { frontend.remove_startup_taints(client, shutdown).await });
+        tasks.spawn_infallible("taints", move |shutdown| async move {
+            frontend.remove_startup_taints(client, shutdown).await
+        });
     }
     let freshness = frontend.freshness();
     // After the shutdown, clients receive changes until they are asked to reconnect.

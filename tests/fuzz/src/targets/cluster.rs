@@ -110,7 +110,8 @@ pub(super) fn http(input: &[u8]) {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
                 let _ = sender.send(listener.local_addr()?);
                 let (_trigger, shutdown) = Shutdown::channel();
-                frontend().serve_page(listener, shutdown).await.map_err(std::io::Error::other)
+                frontend().serve_page(listener, shutdown).await;
+                Ok::<_, std::io::Error>(())
             })
         });
         receiver.recv().unwrap_or_else(|error| panic!("no listener: {error}"))
