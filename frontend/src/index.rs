@@ -287,9 +287,9 @@ impl Index {
         }
         for key in keys {
             let resolved = served.as_ref().and_then(|(service, endpoints)| {
-                let by_key =
-                    |port: &ServiceObjectPort| (&port.name, port.protocol).cmp(&(&key.port_name, key.protocol));
-                let port = service.ports.binary_search_by(by_key).ok().and_then(|at| service.ports.get(at))?;
+                let key = (&key.port_name, key.protocol);
+                let at = service.ports.binary_search_by(|port| (&port.name, port.protocol).cmp(&key)).ok()?;
+                let port = &service.ports[at];
                 let (port, refused) = self.claims.resolve(service, port);
                 Some((view(service, port, endpoints), refused))
             });

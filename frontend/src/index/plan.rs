@@ -115,7 +115,8 @@ impl Index {
                 }
                 let renamed = before.filter(|_| after.is_none()).and_then(|before| {
                     let mut of_service = keys_after.iter().filter_map(|key| views_after.get(key)?.as_ref());
-                    of_service.find(|view| has_same_port(&view.port, &before.port))
+                    let at_vips = |port: &ServicePort| (port.port, port.key.protocol);
+                    of_service.find(|view| at_vips(&view.port) == at_vips(&before.port))
                 });
                 let change = ViewChange { before, after, renamed };
                 let effects = trial.index.node_effects(change, node);
@@ -393,11 +394,6 @@ fn serves(view: &ServicePortView, family: IpFamily, is_external: bool, place: Pl
         TrafficPolicy::Cluster => !view.cluster_pool(family, node, zone).is_empty(),
         TrafficPolicy::Local => view.local_pool(family, node).is_some(),
     })
-}
-
-/// Whether two service ports of a Service, one before and one after, have the same VIPs.
-fn has_same_port(one: &ServicePort, other: &ServicePort) -> bool {
-    (one.port, one.key.protocol) == (other.port, other.key.protocol)
 }
 
 fn shown(vip: &str) -> String {

@@ -21,8 +21,6 @@ use crate::{
 
 /// The longest that a response is delayed.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// A pod has an address of each family.
-const MAX_ADDRESSES: usize = 2;
 const ADDRESSES: &str = "addresses: a pod has one, or one of each IP family";
 /// How many Services a response names.
 const MAX_SERVICES: usize = 8;
@@ -35,9 +33,6 @@ pub(crate) async fn drained(
 ) -> Result<v1::DrainedResponse, Status> {
     // The client's own word for how long it has waited would decide what alerts say.
     let v1::DrainedRequest { addresses, wait_millis, waited_millis: _ } = request;
-    if addresses.len() > MAX_ADDRESSES {
-        return Err(Status::invalid_argument(ADDRESSES));
-    }
     let addresses = addresses.iter().map(|bytes| unpack_address(bytes, "addresses"));
     let addresses: Vec<IpAddr> =
         addresses.collect::<Result<_, _>>().map_err(|error| Status::invalid_argument(error.to_string()))?;
