@@ -1,9 +1,11 @@
 //! The current state of the cluster as nodes see it, and the changes that led to it, for nodes at any revision.
 //!
 //! ```text
-//!   changed views ──commit──▶ current views, by digest bucket ──rebuild──▶ whole buckets       (snapshot, repair)
-//!                        └──▶ history: operations by commit ──difference──▶ those after a revision
-//!                        └──▶ digests: all nodes + zone + node ──▶ the expected digest of a node
+//!   changed views ──PreparedChanges──▶ commit ──▶ current views, by digest bucket ──rebuild──▶ whole buckets
+//!   (without the lock)                  │                                                  (snapshot, repair)
+//!                                       ├──▶ history: operations by commit ──difference──▶ those after a revision
+//!                                       ├──▶ changes: how to undo each, for people
+//!                                       └──▶ digests: all nodes + zone + node ──▶ the expected digest of a node
 //! ```
 //!
 //! Nothing is queued for a node: it is a name and a revision, and receives what the commits after it sent, in order.
