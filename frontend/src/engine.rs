@@ -67,7 +67,8 @@ impl Frontend {
             tokio::select! {
                 biased;
                 () = &mut stop => break,
-                () = sleep_until(due), if is_pending => {
+                // A timer would fire later than at once when the time has passed.
+                () = async { if Instant::now() < due { sleep_until(due).await } }, if is_pending => {
                     is_pending = false;
                     if self.commit() {
                         drop(ready.take());
