@@ -21,7 +21,7 @@ pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Res
     let documents = Deserializer::from_str(documents).into_iter::<Value>().collect::<Result<Vec<_>, _>>();
     let mut documents = documents.map_err(|error| Status::invalid_argument(format!("documents: {error}")))?;
     let mut count = 0;
-    let mut prepare = |object: &mut Value| {
+    let mut prepare = |object: &mut Value| -> Result<(), String> {
         count += 1;
         validate(object)?;
         if count <= MAX_OBJECTS && object["kind"] == "Service" {
