@@ -95,13 +95,6 @@ pub(crate) struct ChangesSince {
     zone: String,
 }
 
-/// The current state of a node, and the changes that are not in an earlier one.
-#[derive(Debug)]
-pub(crate) struct EarlierState {
-    current: Vec<Arc<EncodedChunk>>,
-    later: ChangesSince,
-}
-
 /// The current state of the cluster as nodes see it, and its history.
 #[derive(Debug)]
 pub(crate) struct ChangeLog {
@@ -144,18 +137,14 @@ impl CommitsSince {
 }
 
 impl ChangesSince {
+    /// What undoes the changes on a node.
+    pub(crate) fn undo<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Arc<EncodedChunk>> {
+        self.changes.iter().flat_map(move |change| change.undo.chunks(node, &self.zone))
+    }
+
     /// Whether the node was sent something for a change.
     pub(crate) fn concerns(&self, node: &str, change: &LoggedChange) -> bool {
         change.undo.chunks(node, &self.zone).next().is_some()
-    }
-}
-
-impl EarlierState {
-    /// What leads from nothing to the earlier state.
-    pub(crate) fn into_chunks(self, node: &str) -> Vec<Arc<EncodedChunk>> {
-        let Self { current: mut chunks, later: ChangesSince { changes, zone } } = self;
-        chunks.extend(changes.iter().flat_map(|change| change.undo.chunks(node, &zone)).cloned());
-        chunks
     }
 }
 
@@ -306,10 +295,11 @@ impl ChangeLog {
         ChangesSince { changes: changes.cloned().collect(), zone: self.zone(node).to_owned() }
     }
 
-    /// What the state of a node at a time since which all changes are known follows from.
-    pub(crate) fn state_at(&mut self, node: &str, at: SystemTime) -> EarlierState {
+    /// The current state of a node, and the changes since a time since which all are known: undone, they lead to the
+    /// state at that time.
+    pub(crate) fn state_at(&mut self, node: &str, at: SystemTime) -> (Vec<Arc<EncodedChunk>>, ChangesSince) {
         let current = self.build(node, (0..=BUCKETS).collect()).chunks;
-        EarlierState { current, later: self.changes_while(node, |time| time > at) }
+        (current, self.changes_while(node, |time| time > at))
     }
 
     /// The commits between a revision and the current one. `None` when the revision is older than the history, or when

@@ -621,7 +621,10 @@ fn undone_changes_lead_back_to_any_time() {
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
     for (at, states) in expected {
-        let then = ["node-0", "node-1"].map(|name| state_of(name, cluster.log.state_at(name, at).into_chunks(name)));
+        let then = ["node-0", "node-1"].map(|name| {
+            let (current, later) = cluster.log.state_at(name, at);
+            state_of(name, current.iter().chain(later.undo(name)).cloned().collect())
+        });
         assert_eq!(then, states);
     }
     let rebuilds = cluster.log.rebuilds;

@@ -43,10 +43,9 @@ pub(super) fn response(
         response.changes = changes.map(|change| wire(change, sees_all)).collect();
     } else if *at_micros >= complete_since_micros {
         let at = UNIX_EPOCH.checked_add(Duration::from_micros(*at_micros));
-        let state = log.state_at(node, at.unwrap_or_else(std::time::SystemTime::now));
+        let (current, later) = log.state_at(node, at.unwrap_or_else(std::time::SystemTime::now));
         drop(log);
-        let chunks = state.into_chunks(node);
-        let operations = chunks.iter().flat_map(|chunk| chunk.operations());
+        let operations = current.iter().chain(later.undo(node)).flat_map(|chunk| chunk.operations());
         let wanted = operations.filter(|operation| namespace.is_empty() || concerns_namespace(operation, namespace));
         response.operations = wanted.map(Into::into).collect();
     }
