@@ -47,7 +47,6 @@ pub use credentials::Credentials;
 use error::{StreamError, advice, explained};
 use shared::SharedConnections;
 
-/// Establishing a connection takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Resolving addresses takes at most this long; after that the last known ones are used.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -226,7 +225,6 @@ async fn connect(address: &FrontendAddress, credentials: &Credentials) -> Result
     Ok((channel, token))
 }
 
-/// A request with the token.
 fn authorized<M>(message: M, token: Option<Token>) -> Request<M> {
     let mut request = Request::new(message);
     if let Some(token) = token {

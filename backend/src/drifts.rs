@@ -19,7 +19,6 @@ const REPAIR_DELAY: (Duration, Duration) = (Duration::from_millis(100), Duration
 /// Without drift for this long, the incident is over.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// The drift since the start.
 #[derive(Debug)]
 pub(crate) struct Drifts {
     backoff: Backoff,

@@ -91,7 +91,6 @@ pub struct Driver<P: DataPlane> {
     evicted: BTreeSet<ServicePortKey>,
     /// Whether service ports are queued since a reconcile.
     is_reconciling: bool,
-    /// When the kernel was read.
     read_at: Instant,
     /// When the kernel may be read again because of a rejection.
     next_read: Instant,
@@ -171,7 +170,6 @@ impl<P: DataPlane> Driver<P> {
         self.applied.is_some() && !(self.is_fresh && (changes.node || changes.cluster))
     }
 
-    /// Queues those that the kernel has rejected.
     fn retry_rejected(&mut self, state: &NodeState) {
         let suspects = self.quarantine.retry(state);
         if suspects.is_empty() {
@@ -184,7 +182,6 @@ impl<P: DataPlane> Driver<P> {
         self.queue.suspects.push(suspects);
     }
 
-    /// Queues a change of the state.
     fn enqueue(&mut self, state: &NodeState, changes: &Changes) {
         let Some(applied) = &mut self.applied else { return };
         let Some(before) = self.state.replace(state.clone()) else { return };

@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-/// The identity of a backend process.
 #[derive(Debug)]
 pub(crate) struct BackendIdentity {
     /// Node `metadata.name`.

@@ -95,7 +95,6 @@ pub(crate) struct Commit<'a> {
     pub(crate) is_confirmed: bool,
 }
 
-/// What follows from a commit.
 #[derive(Debug)]
 pub(crate) struct Decision {
     /// The state to program.

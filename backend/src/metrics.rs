@@ -29,7 +29,6 @@ pub use affinity::{NFT_CLIENTS, NFT_TABLE};
 pub(crate) use no_local::count_no_local;
 pub(crate) use registry::registry;
 
-/// One label with its value.
 type Label = [(&'static str, &'static str); 1];
 
 /// The metrics that are updated as events happen.
@@ -104,19 +103,16 @@ impl Metrics {
         }
     }
 
-    /// A session with a frontend has begun.
     pub(crate) fn session(&self, mode: SyncMode) {
         self.sessions.get_or_create(&[("mode", mode.name())]).inc();
     }
 
-    /// The stale UDP flows of a family were deleted.
     pub(crate) fn conntrack_cleanup(&self, family: IpFamily, took: Duration, deleted: usize) {
         let label = family_label(family);
         self.conntrack_cleanups.get_or_create(&label).observe(took.as_secs_f64());
         self.deleted_flows.get_or_create(&label).inc_by(deleted as u64);
     }
 
-    /// A health probe was answered.
     pub(crate) fn answered(responses: &Labelled<Label, Counter>, healthy: bool) {
         responses.get_or_create(&code_label(healthy)).inc();
     }

@@ -11,7 +11,6 @@ use tokio::time::Instant;
 /// The progress of a backend process. Counters are since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Whether there is a session with a frontend.
     pub(crate) connected: bool,
     /// The time of the last message from a frontend. Its age is the staleness of the node.
     pub(crate) last_contact: Option<Instant>,
@@ -47,7 +46,6 @@ pub struct Progress {
     pub(crate) drifts: u64,
     /// The time that the backend waited for locks that other processes held.
     pub(crate) lock_wait: Duration,
-    /// Why the state file is out of date.
     pub(crate) state_file_error: Option<String>,
     /// How often stale UDP flows or half-open TCP connections could not be deleted.
     pub(crate) conntrack_failures: u64,
@@ -63,7 +61,6 @@ pub struct Progress {
     pub(crate) pending_since: Option<Instant>,
     /// When the last change was committed.
     pub(crate) last_queued: Option<SystemTime>,
-    /// When the last sync succeeded.
     pub(crate) last_success: Option<SystemTime>,
     /// When the process last followed the frontend.
     pub(crate) last_iteration: Option<Instant>,
@@ -95,9 +92,7 @@ pub struct ProtocolCounters {
 /// The number of service ports with traffic policy Local and endpoints on other nodes only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NoLocalEndpoints {
-    /// By internal traffic policy.
     pub(crate) internal: usize,
-    /// By external traffic policy.
     pub(crate) external: usize,
 }
 

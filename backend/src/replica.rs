@@ -39,12 +39,10 @@ const ROLLBACK: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Replica {
     identity: Arc<BackendIdentity>,
-    /// The file that stores the state.
     store: Option<Store>,
     /// The state to program: the committed one, except for the losses that are withheld.
     state: NodeState,
     committed_state: NodeState,
-    /// What was received since the last commit.
     staged: Option<Staged>,
     /// The revision of `committed_state`, once anything has been committed.
     committed: Option<(Epoch, Revision)>,
@@ -84,7 +82,6 @@ struct SessionPosition {
 /// What follows from a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reaction {
-    /// Nothing.
     None,
     /// Program the state, then ack the revision.
     Commit(Committed),
@@ -100,7 +97,6 @@ pub(crate) struct Committed {
     pub(crate) digest: Digest,
     /// When the oldest change was made in the cluster, if known.
     pub(crate) trigger: Option<SystemTime>,
-    /// The operations of the commit.
     pub(crate) counts: ChangeCounts,
     /// The loss that begins to be withheld.
     pub(crate) loss: Option<Loss>,
@@ -129,7 +125,6 @@ pub(crate) enum Violation {
 }
 
 impl Replica {
-    /// Starts with the stored state, if there is one.
     pub(crate) fn new(
         identity: Arc<BackendIdentity>,
         store: Option<Store>,
@@ -252,7 +247,6 @@ impl Replica {
         }
     }
 
-    /// Handles a message.
     pub(crate) fn handle(&mut self, message: ServerMessage) -> Result<Reaction, Violation> {
         match (message, self.session) {
             (ServerMessage::Welcome(welcome), None) => self.welcome(welcome).map(|()| Reaction::None),

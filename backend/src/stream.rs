@@ -26,15 +26,11 @@ use reconnect::ReconnectTimer;
 use session::OpenSession;
 pub use session::{Connect, Rejected, Session};
 
-/// Establishing a session takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An event of the stream.
 #[derive(Debug)]
 pub(crate) enum StreamEvent {
-    /// A session has begun.
     Connected,
-    /// A message from the frontend.
     Message(ServerMessage),
     /// The session has ended. Its uncommitted batches are void.
     Lost,

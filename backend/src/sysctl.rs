@@ -19,7 +19,6 @@ pub use kernel::tcp_is_liberal;
 
 /// The highest limit that grows with the CPUs. The constant is kube-proxy's.
 const MAX_BY_CORES: u64 = 1 << 20;
-/// The flows per bucket of the hash table.
 const FLOWS_PER_BUCKET: u64 = 4;
 
 /// The desired settings. Zero leaves a setting unchanged. The fields are those of `conntrack` in

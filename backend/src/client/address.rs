@@ -25,7 +25,6 @@ pub trait Discover: fmt::Debug + fmt::Display + Send + Sync + 'static {
     fn discover(&self) -> BoxFuture<'_, Result<Vec<FrontendAddress>>>;
 }
 
-/// A source of frontend addresses.
 #[derive(Clone, Debug)]
 pub(super) enum AddressSource {
     /// One address.
@@ -64,7 +63,6 @@ impl AddressSource {
         Ok(Self::Dns { scheme: scheme.to_owned(), host: host.to_owned(), port })
     }
 
-    /// The addresses that the source provides now.
     pub(super) async fn resolve(&self) -> Result<Vec<FrontendAddress>> {
         let found: Vec<_> = match self {
             Self::Fixed(address) => return Ok(vec![address.clone()]),

@@ -41,7 +41,6 @@ pub(super) struct AddressList {
     cache: Option<LatestFile>,
 }
 
-/// A source with its addresses.
 #[derive(Debug)]
 struct ResolvedSource {
     source: AddressSource,
@@ -80,7 +79,6 @@ impl AddressList {
         due.collect()
     }
 
-    /// Whether no address is known.
     pub(super) fn is_empty(&self) -> bool {
         self.sources.iter().all(|source| source.addresses.is_empty())
     }

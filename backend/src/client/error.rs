@@ -14,7 +14,6 @@ use tonic::{Code, Status};
 pub(super) enum StreamError {
     /// The status of the call. Its own text omits the cause.
     Status(Status),
-    /// A received message is invalid.
     Invalid(InvalidMessage),
 }
 

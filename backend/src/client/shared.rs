@@ -27,11 +27,9 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 /// How long a connection stays open after its last call.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// The connections to all frontends, by their addresses.
 #[derive(Debug, Default)]
 pub(super) struct SharedConnections(Mutex<BTreeMap<FrontendAddress, Arc<FrontendConnections>>>);
 
-/// The connections to one frontend.
 #[derive(Debug, Default)]
 struct FrontendConnections {
     slots: [Slot; CONNECTIONS],
@@ -171,7 +169,6 @@ impl Slot {
 // === impl SharedCall ===
 
 impl SharedCall {
-    /// The connection, and the token for the request.
     pub(super) fn opened(&self) -> (Channel, Option<Token>) {
         self.connection.opened.clone()
     }

@@ -21,7 +21,6 @@ pub struct VipOwnership {
     former: BTreeMap<(IpFamily, Vip), Option<ServicePortKey>>,
 }
 
-/// What an update of the owners has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OwnershipChanges {
     /// The service ports to program: those that changed, and those that gain or lose a contested VIP.

@@ -55,7 +55,6 @@ struct SharedQuestion {
     answer: WeakShared<BoxFuture<'static, Arc<anyhow::Result<Drained>>>>,
 }
 
-/// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Question {
     /// The first one is that of the client.

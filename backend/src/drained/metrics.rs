@@ -22,7 +22,6 @@ const RESULTS: [&str; 4] = ["drained", "timeout", "unknown", "failed"];
 #[derive(Clone, Debug)]
 pub(crate) struct DrainMetrics {
     durations: Labelled<Label, Histogram>,
-    /// The pods that wait.
     pub(super) waiting: Gauge,
 }
 

@@ -12,7 +12,6 @@ use tracing::debug;
 /// reads the kernel, as after a restart.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(15);
 
-/// The longest one.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(600);
 
 /// The longest time until a family whose rules could not be read is read again. The reason may have been a lack of
@@ -148,7 +147,6 @@ impl UsableFamilies {
         }
     }
 
-    /// When a family is tried again.
     pub(super) fn retry_at(&self) -> Option<Instant> {
         self.0.iter().filter_map(|(_, of)| Some(of.failure.as_ref()?.retry_at)).min()
     }

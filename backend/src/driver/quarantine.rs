@@ -27,7 +27,6 @@ struct QuarantinedServicePort {
 }
 
 impl Quarantine {
-    /// The kernel has rejected a service port.
     pub(super) fn reject(&mut self, key: &ServicePortKey, reason: String) {
         self.attempts += 1;
         self.rejected.insert(key.clone(), QuarantinedServicePort { reason, last_attempt: self.attempts });

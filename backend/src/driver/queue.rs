@@ -34,14 +34,12 @@ pub(super) struct Queue {
 
 #[derive(Clone, Copy, Debug)]
 struct QueueEntry {
-    /// The position in the order of arrival.
     arrival: u64,
     /// The number of kernel objects to write, or an estimate; `None`: not computed since the last change.
     writes: Option<usize>,
     is_urgent: bool,
 }
 
-/// The service ports of a transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct QueueBatch {
     pub(super) service_ports: Vec<ServicePortKey>,
@@ -163,7 +161,6 @@ fn fitting(writes: impl Iterator<Item = usize>, budget: usize) -> usize {
     writes.take_while(fits).count()
 }
 
-/// The port of DNS.
 const DNS: u16 = 53;
 
 /// Whether this is the API server's Service (`default/kubernetes`) or cluster DNS: any Service with port 53 in

@@ -43,7 +43,6 @@ pub(crate) struct Memory {
     withdrawn: WithdrawnVips,
     /// The endpoints whose connections may have to be reset.
     pub(super) departed: Departed,
-    /// Whether the facts of the node changed.
     is_node_changed: bool,
     /// Whether UDP flows may be stale since the last cleanup.
     is_udp_due: bool,
@@ -219,7 +218,6 @@ impl Memory {
         self.is_confirmed.then(next).flatten()
     }
 
-    /// The connections that are due to be reset.
     pub(super) fn due_resets(&mut self, now: Instant) -> Due {
         self.departed.due(&self.state, |key| !self.changed.contains_key(key), now)
     }

@@ -26,7 +26,6 @@ struct RequestState<U> {
 /// Why the thread does not wait any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// The time has passed.
     Elapsed,
     /// Something was recorded that is due.
     Due,
@@ -80,7 +79,6 @@ impl<U> Requests<U> {
         self.changed.notify_all();
     }
 
-    /// Whether the thread is to end.
     pub(crate) fn is_closed(&self) -> bool {
         self.lock().is_closed
     }

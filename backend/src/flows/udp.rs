@@ -56,7 +56,6 @@ pub(super) type WithdrawnVips = BTreeMap<(IpFamily, Vip), ServicePortKey>;
 /// The VIPs of all UDP service ports in one family, and those that were withdrawn.
 pub(super) type UdpVips = FlowVips<FlowTargets>;
 
-/// The cleanup of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FamilyCleanup {
     pub(super) family: IpFamily,
@@ -108,7 +107,6 @@ impl UdpVips {
     }
 }
 
-/// The VIPs that a service port has lost.
 pub(super) fn lost_vips(change: &ServicePortChange<'_>) -> Vec<(IpFamily, Vip)> {
     let vips = |service: Option<&ServicePortState>| -> BTreeSet<_> {
         service.into_iter().flat_map(|service| all_vips(&service.port)).collect()

@@ -28,7 +28,6 @@ const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// The thread waits for an event, at most for this time.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// The thread's side.
 #[derive(Debug)]
 pub(super) struct Worker<T> {
     pub(super) requests: Arc<Requests<Memory>>,

@@ -25,13 +25,11 @@ pub(super) struct CheckPort {
 /// The answer to a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Check<'a> {
-    /// The Service that owns the port.
     pub(super) service: &'a ServiceName,
     /// The addresses on this node that serve it and are not terminating.
     pub(super) local_endpoints: usize,
 }
 
-/// All checks of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Checks {
     services: BTreeMap<ServiceName, Claim>,
@@ -51,7 +49,6 @@ pub(super) struct RejectedClaim {
     pub(super) owner: ServiceName,
 }
 
-/// The port that one Service claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Claim {
     /// The first service port with the port. Failures of the Service are reported for it.
@@ -66,20 +63,17 @@ struct Claim {
 // === impl Checks ===
 
 impl Checks {
-    /// The answer at `port`.
     pub(super) fn get(&self, port: CheckPort) -> Option<Check<'_>> {
         let service = self.owners.get(&port)?;
         let local_endpoints = self.services.get(service)?.local_endpoints[port.family]?;
         Some(Check { service, local_endpoints })
     }
 
-    /// The load-balancer IPs of a Service in a family.
     pub(super) fn load_balancer_ips(&self, service: &ServiceName, family: IpFamily) -> impl Iterator<Item = IpAddr> {
         let ips = self.services.get(service).into_iter().flat_map(|claim| &claim.load_balancer_ips);
         ips.copied().filter(move |ip| IpFamily::of(ip) == family)
     }
 
-    /// All ports with their owners.
     pub(super) fn owners(&self) -> impl Iterator<Item = (CheckPort, &ServiceName)> {
         self.owners.iter().map(|(port, service)| (*port, service))
     }

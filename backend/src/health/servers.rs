@@ -38,7 +38,6 @@ use crate::{
 /// The shortest delay before a port that cannot be opened is retried.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// The longest one.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// How often the addresses of interfaces are listed, if listeners depend on them.
@@ -69,7 +68,6 @@ struct Listener {
     address: IpAddr,
 }
 
-/// A port that cannot be opened.
 #[derive(Debug)]
 struct FailingPort {
     error: String,
@@ -111,7 +109,6 @@ impl HealthCheckServers {
         }
     }
 
-    /// Whether the listeners depend on the addresses of the node's interfaces.
     fn depends_on_interfaces(&self) -> bool {
         let NodePortAddresses::Cidrs(ranges) = &self.addresses else { return false };
         ranges.iter().any(|range| range.prefix_len() > 0)

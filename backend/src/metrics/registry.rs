@@ -26,7 +26,6 @@ impl<M: EncodeMetric> EncodeMetric for UnderEachFamily<M> {
     }
 }
 
-/// All metrics of a backend process.
 pub(crate) fn registry(observer: &Observer) -> Registry {
     let Observer { identity, progress, metrics } = observer;
     let mut registry = Registry::default();

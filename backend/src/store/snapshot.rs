@@ -93,7 +93,6 @@ impl StoredState {
     }
 }
 
-/// A file with these chunks.
 pub(crate) fn file(chunks: &[u8]) -> Vec<u8> {
     let mut file = Vec::with_capacity(HEADER_BYTES + chunks.len());
     file.extend_from_slice(MAGIC);
@@ -102,7 +101,6 @@ pub(crate) fn file(chunks: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Appends a chunk.
 pub(crate) fn put(chunks: &mut Vec<u8>, content: &[u8]) {
     // Batches are far below 4 GiB; a wrong length would only invalidate the file.
     chunks.put_u32_le(u32::try_from(content.len()).unwrap_or(u32::MAX));
@@ -113,7 +111,6 @@ fn put_message(chunks: &mut Vec<u8>, message: &EncodedMessage) {
     put(chunks, &message.to_bytes());
 }
 
-/// Takes the first chunk.
 fn take(chunks: &mut Bytes) -> Result<Bytes> {
     let length = chunks.try_get_u32_le().context("a chunk is missing")? as usize;
     ensure!(chunks.len() >= length, "a chunk is truncated");

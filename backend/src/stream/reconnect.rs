@@ -19,7 +19,6 @@ pub struct ReconnectDelays {
     pub max_rejected: Duration,
 }
 
-/// Computes the delays.
 #[derive(Debug)]
 pub(super) struct ReconnectTimer {
     pub(super) delays: ReconnectDelays,

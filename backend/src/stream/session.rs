@@ -40,7 +40,6 @@ pub trait Connect: Send + 'static {
     fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>>;
 }
 
-/// A session that is followed.
 pub(super) struct OpenSession {
     session: Session,
     replies: VecDeque<ClientMessage>,
@@ -76,7 +75,6 @@ impl OpenSession {
         }
     }
 
-    /// Queues a message.
     pub(super) fn reply(&mut self, message: ClientMessage) {
         if self.replies.len() == MAX_REPLIES {
             self.replies.pop_front();

@@ -51,7 +51,6 @@ pub(crate) struct Programmer<B> {
     pub(crate) targets: watch::Receiver<Target>,
     pub(crate) programmed: watch::Sender<Programmed>,
     pub(crate) kernel: Kernel,
-    /// The delays after failures.
     pub(crate) backoff: Backoff,
     pub(crate) drifts: Drifts,
     pub(crate) flows: Arc<Flows>,
@@ -73,7 +72,6 @@ pub(crate) struct Kernel {
     unfinished: BTreeMap<ServicePortKey, Arc<Target>>,
     /// The service ports that the last successful call could not program.
     failures: Vec<ServicePortFailure>,
-    /// When to reconcile.
     reconcile_at: Option<Instant>,
     /// Whether the next reconcile follows drift.
     repair_due: bool,

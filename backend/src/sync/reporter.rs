@@ -51,7 +51,6 @@ impl Reporter {
         Self { progress, metrics, ready, sync_failures: Repeated::default(), unfinished: UnfinishedCalls::default() }
     }
 
-    /// A call of the backend begins.
     pub(super) fn begun(&self, at: Instant) {
         self.progress.send_modify(|progress| progress.pending_since = progress.pending_since.or(Some(at)));
     }

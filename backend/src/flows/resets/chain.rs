@@ -27,7 +27,6 @@ pub(super) fn reject(tools: &mut Tools, family: IpFamily, connections: &BTreeSet
         .context("iptables is not installed")
 }
 
-/// Deletes the chain.
 pub(super) fn remove(tools: &mut Tools, family: IpFamily) -> Result<()> {
     write(tools, family, |observed| observed.script_without(|chain| chain == NAME)).map(drop)
 }

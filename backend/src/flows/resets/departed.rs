@@ -41,7 +41,6 @@ pub(in crate::flows) struct Departed {
     pub(in crate::flows) is_revoked: bool,
 }
 
-/// An endpoint that departed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Departure {
     /// When it departed.

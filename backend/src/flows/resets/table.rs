@@ -12,7 +12,6 @@ use proto::model::IpFamily;
 use super::rejecter::{Rejected, TIMEOUT};
 use crate::dataplane::table_family;
 
-/// The table of each family.
 pub(super) const NAME: &str = "fairlead-resets";
 const SET: &str = "gone";
 /// `IPPROTO_TCP`.
