@@ -1,4 +1,12 @@
 //! What the next transaction is to program, and what it has done.
+//!
+//! A VIP moves from service port A to B without two service ports having it in the kernel:
+//!
+//! ```text
+//!   the owner changes ─▶ held: VIP ─▶ A ─┬─ A and B fit into one transaction ──▶ it moves
+//!                                        ├─ they do not, or B comes first ─────▶ A loses it, B waits and is programmed again
+//!                                        └─ the kernel rejects A ─▶ evicted ───▶ A loses all its VIPs, B waits
+//! ```
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
