@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!   the owner changes ─▶ held: VIP ─▶ A ─┬─ A and B fit into one transaction ──▶ it moves
-//!                                        ├─ they do not, or B comes first ─────▶ A loses it, B waits and is programmed again
-//!                                        └─ the kernel rejects A ─▶ evicted ───▶ A loses all its VIPs, B waits
+//!                                        ├─ they do not, or B comes first ─────▶ B waits until A has lost it
+//!                                        └─ the kernel rejects A ─▶ evicted ───▶ B waits until A has lost all its VIPs
 //! ```
 
 use std::collections::{BTreeSet, HashMap, HashSet};
