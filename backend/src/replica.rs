@@ -352,8 +352,8 @@ impl Replica {
         self.advance(SessionPosition { epoch, base: Some(target), has_committed: true });
         let departed = (has_committed && !is_rollback).then_some(departed);
         let digest = self.total();
-        let is_refuted = false;
-        Ok(Reaction::Commit(Committed { revision: target, digest, trigger, counts, loss, departed, is_refuted }))
+        let committed = Committed { revision: target, digest, trigger, counts, loss, departed, is_refuted: false };
+        Ok(Reaction::Commit(committed))
     }
 
     fn bookmark(

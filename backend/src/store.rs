@@ -252,10 +252,9 @@ impl Writer {
             Ok(bytes) => {
                 self.written = Some(stored);
                 self.report.send_replace(None);
-                if let Some(Recovery { count, duration }) = self.failures.recovered() {
-                    let path = self.storage.name();
+                if let Some(Recovery { count: failures, duration }) = self.failures.recovered() {
                     let after_ms = duration.as_millis();
-                    info!(%path, failures = count, after_ms, "wrote the state file again");
+                    info!(path = %self.storage.name(), failures, after_ms, "wrote the state file again");
                 }
                 interval(bytes)
             }

@@ -71,9 +71,8 @@ impl<C: Connect> StreamFollower<C> {
                 }
                 Phase::Connecting(connecting) => match connecting.await {
                     Ok(session) => {
-                        if let Some(Recovery { count, duration }) = self.connect_failures.recovered() {
-                            let after_ms = duration.as_millis();
-                            info!(failures = count, after_ms, "connection restored");
+                        if let Some(Recovery { count: failures, duration }) = self.connect_failures.recovered() {
+                            info!(failures, after_ms = duration.as_millis(), "connection restored");
                         }
                         self.phase = Phase::Open(OpenSession::new(session));
                         return StreamEvent::Connected;

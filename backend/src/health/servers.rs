@@ -197,9 +197,8 @@ impl HealthCheckServers {
             Ok(socket) => {
                 info!(%service, port, %family, %address, "opened a health-check node port");
                 let recovery = self.failing.remove(&listener).and_then(|mut failing| failing.repeated.recovered());
-                if let Some(Recovery { count, duration }) = recovery {
+                if let Some(Recovery { count: failures, duration }) = recovery {
                     let after_ms = duration.as_millis();
-                    let failures = count;
                     info!(%service, port, %family, failures, after_ms, "health-check node port could be opened again");
                 }
                 let (checks, progress) = (self.checks.clone(), self.progress.clone());
