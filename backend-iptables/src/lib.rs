@@ -84,8 +84,20 @@ pub async fn programmed_families(variant: Option<Variant>) -> Result<Vec<IpFamil
 /// When the rules cannot be read.
 pub fn count_chains(saved: &SavedRules) -> Result<usize> {
     let rules = Ruleset::parse(&saved.text)?;
-    let chains = || rules.chains().map(|(_, chain, _)| chain);
-    Ok(if chains().any(names::is_only_ours) { chains().filter(|chain| names::is_ours(chain)).count() } else { 0 })
+    let chains = rules.chains().filter(|(_, chain, _)| names::is_ours(chain));
+    Ok(if has_programmed(&rules) { chains.count() } else { 0 })
+}
+
+/// Whether this backend has written these rules. If it has, all chains with names of [`is_own_chain`] are its own.
+#[must_use]
+pub fn has_programmed(rules: &Ruleset) -> bool {
+    rules.chains().any(|(_, chain, _)| names::is_only_ours(chain))
+}
+
+/// Whether this backend creates chains with this name. kube-proxy creates some of them too.
+#[must_use]
+pub fn is_own_chain(name: &str) -> bool {
+    names::is_ours(name)
 }
 
 /// As [`remove`], on a node where kube-proxy runs in mode iptables and uses chains of the same names. These are kept.

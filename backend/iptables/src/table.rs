@@ -57,7 +57,9 @@ impl Table {
         }
     }
 
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
+    /// The table of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|table| table.name() == name)
     }
 }

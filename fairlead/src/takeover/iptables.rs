@@ -13,6 +13,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
+use backend_iptables::{has_programmed, is_own_chain};
 use iptables::{Condition, Policy, Program, Rule, Ruleset, Script, Table, Target, save_all, target};
 
 use super::LeftoverObject;
@@ -35,11 +36,6 @@ struct TableRemoval {
     chains: BTreeSet<String>,
     /// A rule of another program, and the chain of kube-proxy that is kept because of it.
     kept: Vec<(String, String)>,
-}
-
-/// Whether these rules were written by Fairlead's iptables backend.
-pub(crate) fn is_fairleads(rules: &Ruleset) -> bool {
-    rules.chains().any(|(_, chain, _)| names::is_fairleads(chain))
 }
 
 impl Removal {
@@ -102,8 +98,8 @@ impl Removal {
 
 impl TableRemoval {
     fn new(rules: &Ruleset, table: Table) -> Self {
-        let is_fairleads = is_fairleads(rules);
-        let is_removed = |name: &&str| names::is_kube_proxys(name) && !(is_fairleads && names::is_shared(name));
+        let is_fairleads = has_programmed(rules);
+        let is_removed = |name: &&str| names::is_kube_proxys(name) && !(is_fairleads && is_own_chain(name));
         let ours: BTreeSet<&str> = rules.chains_of(table).map(|(name, _)| name).filter(is_removed).collect();
         let mut jumps = Vec::new();
         let mut kept = Vec::new();

@@ -26,8 +26,6 @@ pub(crate) struct Table {
     pub(crate) sets: HashMap<String, Set>,
 }
 
-/// The tables of iptables-nft: read with `iptables-save`, because their rules contain expressions of xtables.
-const IPTABLES_TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 /// `NFT_TABLE_F_DORMANT`: its chains are not evaluated.
 const DORMANT: u32 = 1;
 
@@ -36,7 +34,8 @@ pub(crate) fn read(LiveKernel { nft, .. }: &mut LiveKernel) -> Result<Vec<Box<dy
     let mut tables = Vec::<Box<dyn RuleTable>>::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         for table in nft.tables(family).context("list tables")? {
-            let is_iptables = family != TableFamily::Inet && IPTABLES_TABLES.contains(&table.name.as_str());
+            // Read with `iptables-save`, because the rules of iptables-nft contain expressions of xtables.
+            let is_iptables = family != TableFamily::Inet && ::iptables::Table::from_name(&table.name).is_some();
             if !is_iptables && table.flags & DORMANT == 0 {
                 tables.push(Box::new(read_table(nft, table)?));
             }

@@ -15,9 +15,6 @@ use crate::{
     takeover::{FELIX_REMEDY, Leftovers},
 };
 
-/// Tables of nf_tables that `iptables-nft` writes; they are inspected with the rules of iptables.
-const IPTABLES_TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
-
 /// Checks all of them. Rules that cannot be read are a finding.
 pub(super) async fn check(backend: BackendName, is_installed: bool) -> Vec<Finding> {
     let iptables = save_all().await.and_then(|saved| iptables_rules(backend, &saved));
@@ -86,8 +83,8 @@ fn other_tables() -> Result<Vec<Finding>> {
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         for table in handle.tables(family)? {
             let name = table.name.as_str();
-            // Other checks inspect those of Fairlead and kube-proxy.
-            let is_known = IPTABLES_TABLES.contains(&name) || backend_nft::is_own_table(name);
+            // Other checks inspect those of iptables, Fairlead and kube-proxy.
+            let is_known = Table::from_name(name).is_some() || backend_nft::is_own_table(name);
             if name == "kube-proxy" || is_known && family != TableFamily::Inet {
                 continue;
             }

@@ -1,11 +1,12 @@
 //! In iptables mode: one rule per VIP, and chains behind it that end in DNAT.
 
 use backend::dataplane::Vip;
+use backend_iptables::has_programmed;
 use iptables::{Condition, Rule, Ruleset, Side, Table, Target};
 use proto::model::{IpFamily, Protocol};
 
 use super::{Chains, ConnectionVerdict, KubeProxyRules, RuleTargets, VipKey, VipRules};
-use crate::takeover::iptables::{is_fairleads, names};
+use crate::takeover::iptables::names;
 
 const MODE: &str = "iptables";
 /// What kube-proxy appends to the name of a service port in comments.
@@ -20,7 +21,7 @@ const COMMENT_SUFFIXES: [&str; 6] = [
 
 pub(super) fn read(family: IpFamily, rules: &Ruleset) -> KubeProxyRules {
     // Fairlead's iptables backend gives its chains the same names.
-    if is_fairleads(rules) {
+    if has_programmed(rules) {
         return KubeProxyRules::new();
     }
     let all = |table, chains: [&'static str; 2]| {
