@@ -23,8 +23,6 @@ use super::sync;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClientSource(IpAddr);
 
-// === impl ClientSource ===
-
 impl From<IpAddr> for ClientSource {
     fn from(address: IpAddr) -> Self {
         Self(match address.to_canonical() {

@@ -23,8 +23,6 @@ pub struct ReadyGuard {
     ready: Ready,
 }
 
-// === impl Ready ===
-
 impl Ready {
     /// Without gates, so ready.
     pub fn new() -> Self {
@@ -55,8 +53,6 @@ impl Ready {
         }
     }
 }
-
-// === impl ReadyGuard ===
 
 impl ReadyGuard {
     /// Ends the guard without passing the gate: the process fails before it is ready.

@@ -23,8 +23,6 @@ pub struct Trigger {
     triggered: watch::Sender<bool>,
 }
 
-// === impl Shutdown ===
-
 impl Shutdown {
     /// A shutdown that the [`Trigger`] starts.
     pub fn channel() -> (Trigger, Self) {
@@ -74,8 +72,6 @@ impl Shutdown {
         *self.triggered.borrow()
     }
 }
-
-// === impl Trigger ===
 
 impl Trigger {
     /// Starts the shutdown. Idempotent.

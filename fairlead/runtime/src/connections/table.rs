@@ -57,8 +57,6 @@ pub struct ConnectionPermit<K: Ord> {
     evicted: Arc<Notify>,
 }
 
-// === impl ConnectionTable ===
-
 impl<K: Ord> Clone for ConnectionTable<K> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
@@ -142,8 +140,6 @@ impl<K: Ord> ConnectionTable<K> {
     }
 }
 
-// === impl OpenConnections ===
-
 impl<K: Ord> OpenConnections<K> {
     fn of(&self, key: &K) -> usize {
         self.by_key.get(key).map_or(0, BTreeMap::len)
@@ -183,8 +179,6 @@ impl<K: Ord> OpenConnections<K> {
         Some(removed)
     }
 }
-
-// === impl ConnectionPermit ===
 
 impl<K: Ord> ConnectionPermit<K> {
     /// Waits until the connection must be closed in favour of another one.
