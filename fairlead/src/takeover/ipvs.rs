@@ -30,6 +30,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use backend::dataplane::IPVS_DEVICE;
 use netlink::{
     conntrack::ConntrackHandle,
     ipset::{self, DestroyOutcome},
@@ -42,8 +43,6 @@ use super::LeftoverObject;
 use plan::NodePorts;
 pub(crate) use plan::{KubeProxyServer, ServerKind};
 
-/// The device with the addresses of Services, so that packets for them are delivered to IPVS.
-const DEVICE: &str = "kube-ipvs0";
 /// Sets of Fairlead's IPVS backend. While one exists, the device is Fairlead's, which has adopted the virtual servers
 /// at its addresses.
 const FAIRLEAD_VIPS: [&str; 2] = ["FAIRLEAD-VIPS", "FAIRLEAD-6-VIPS"];
@@ -87,12 +86,12 @@ impl Leftovers {
             *counts.entry((server.family(), server.is_on_node_port())).or_default() += 1;
         }
         let servers = counts.into_iter().map(|((family, on_node_port), count)| {
-            let location = if on_node_port { "a node port" } else { DEVICE };
+            let location = if on_node_port { "a node port" } else { IPVS_DEVICE };
             LeftoverObject::new("ipvs", Some(family), format!("{family} virtual server on {location}"), count)
         });
         let mut objects: Vec<_> = servers.collect();
         if self.deletes_device {
-            objects.push(LeftoverObject::new("link", None, format!("device {DEVICE}"), 1));
+            objects.push(LeftoverObject::new("link", None, format!("device {IPVS_DEVICE}"), 1));
         }
         objects.extend(self.sets.iter().map(|(family, name)| set_object(*family, name)));
         objects
@@ -127,7 +126,7 @@ impl Leftovers {
             delete_udp_flows(&self.idle)?;
         }
         if self.deletes_device {
-            rtnl::delete_link(DEVICE)?;
+            rtnl::delete_link(IPVS_DEVICE)?;
         }
         let mut ipset = ipset::IpsetHandle::open()?;
         let mut in_use = Vec::new();
@@ -143,7 +142,7 @@ impl Leftovers {
 /// kube-proxy's virtual servers with their destinations, whether its device exists, and its sets.
 pub(crate) fn observe() -> Result<(Vec<KubeProxyServer>, bool, Sets)> {
     let mut interfaces = rtnl::addresses_by_link().context("list the addresses of the links")?;
-    let device = interfaces.remove(DEVICE);
+    let device = interfaces.remove(IPVS_DEVICE);
     let local: HashSet<IpAddr> = interfaces.into_values().flatten().collect();
     let mut ipset = ipset::IpsetHandle::open()?;
     let sets = ipset.sets().context("list the sets of ipset")?;

@@ -144,7 +144,7 @@ fn objects_with_connections_are_kept() {
 fn device_and_sets_are_removed_on_a_kernel_without_ipvs() {
     in_netns(|| {
         assert_eq!(Leftovers::find().unwrap().objects(), []);
-        for name in [DEVICE, "not-kube-ipvs0"] {
+        for name in [IPVS_DEVICE, "not-kube-ipvs0"] {
             run("ip", &["link", "add", name, "type", "veth", "peer", "name", &name.replace("ipvs0", "x")], "");
         }
         run(
@@ -171,7 +171,7 @@ fn device_and_sets_are_removed_on_a_kernel_without_ipvs() {
 #[test]
 fn device_of_fairleads_ipvs_backend_is_not_kube_proxys() {
     in_netns(|| {
-        run("ip", &["link", "add", DEVICE, "type", "veth", "peer", "name", "kube-x"], "");
+        run("ip", &["link", "add", IPVS_DEVICE, "type", "veth", "peer", "name", "kube-x"], "");
         run(
             "ipset",
             &["restore"],
