@@ -10,8 +10,6 @@
 //! Until then the node has the rules of both, and the first that a new connection meets translates it: both were right
 //! when they were written. Open connections follow connection tracking, and continue.
 
-mod metrics;
-
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -19,8 +17,9 @@ use backend::{InstalledObject, Progress};
 use backend_iptables::LoopbackRouting;
 use ipnet::IpNet;
 use iptables::{Program, SavedRules, Tools, Variant, VariantSelection, save_variants};
+use prometheus_client::metrics::{family::Family, gauge::Gauge};
 use proto::model::IpFamily;
-use runtime::{failure::Repeated, warn_if_news};
+use runtime::{failure::Repeated, metrics::Registry, warn_if_news};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -29,7 +28,6 @@ use tracing::{info, warn};
 
 use super::DataplaneSettings;
 use crate::config::BackendName;
-pub(super) use metrics::StaleObjects;
 
 /// The delay between two attempts to remove what is left. Connections of IPVS may last for hours.
 const RETRY_DELAY: Duration = Duration::from_secs(10);
@@ -39,6 +37,13 @@ const FAILURES_DELAY: Duration = Duration::from_secs(60);
 
 /// How long the search waits for the backend's first sync, which detects the variant of iptables.
 const DETECTION_DELAY: Duration = Duration::from_secs(5);
+
+/// The modes that may have left objects.
+const MODES: [&str; 4] = ["nftables", "iptables-nft", "iptables-legacy", "ipvs"];
+
+/// The metric `fairlead_backend_stale_objects`: the numbers of objects, by mode.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StaleObjects(Family<[(&'static str, &'static str); 1], Gauge>);
 
 /// Finds and removes what other modes have left.
 #[derive(Debug)]
@@ -78,6 +83,25 @@ struct Remainder {
     stale: Vec<StaleMode>,
     /// The open connections of the IPVS backend, which its objects are kept for.
     connections: u64,
+}
+
+impl StaleObjects {
+    /// Registers the metric.
+    pub(super) fn registry(&self) -> Registry {
+        self.set(&[]);
+        let mut registry = Registry::default();
+        let text = "Objects of other modes of Fairlead in the kernel, which are removed when this backend has \
+                    programmed the kernel and their connections have ended";
+        registry.sub_registry_with_prefix("fairlead_backend").register("stale_objects", text, self.0.clone());
+        registry
+    }
+
+    fn set(&self, stale: &[StaleMode]) {
+        for mode in MODES {
+            let count: usize = stale.iter().filter(|stale| stale.mode == mode).map(|stale| stale.count).sum();
+            self.0.get_or_create(&[("mode", mode)]).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
 }
 
 impl OtherModes {
