@@ -7,7 +7,6 @@
 //!   frontend   certificates, a stream
 //! ```
 
-mod certificate;
 mod frontend;
 mod kernel;
 mod rules;

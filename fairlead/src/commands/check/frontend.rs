@@ -1,11 +1,20 @@
-//! Checks the way from this node to a frontend: credentials and a stream.
+//! Checks the way from this node to a frontend: certificates in files, and a stream.
 
-use std::time::SystemTime;
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use runtime::certificate::{Validity, validities};
 
-use super::{Finding, certificate::certificate};
+use super::Finding;
 use crate::{cli::HereArgs, commands::view};
+
+/// A certificate that expires sooner should be renewed.
+const RENEWAL_DAYS: u64 = 14;
+const DAY_SECONDS: u64 = 86_400;
 
 /// Checks the certificates, and opens a stream, which reads all files.
 pub(super) async fn check(here: &HereArgs) -> Result<Vec<Finding>> {
@@ -27,4 +36,78 @@ pub(super) async fn check(here: &HereArgs) -> Result<Vec<Finding>> {
         ),
     });
     Ok(findings)
+}
+
+/// Checks the certificate of a file that expires first.
+fn certificate(flag: &'static str, path: &Path, now: SystemTime) -> Finding {
+    let file = format!("{flag} {}", path.display());
+    let invalid = |reason: String| {
+        let fix = "write a valid PEM certificate that this user can read to that file, or correct the clock";
+        Finding::ok("certificate", format!("{file}: {reason}")).fail("without it no https connection is possible", fix)
+    };
+    let validity = match first_to_expire(path) {
+        Ok(validity) => validity,
+        Err(error) => return invalid(format!("{error:#}")),
+    };
+    if let Some(reason) = validity.invalid_at(now) {
+        return invalid(reason);
+    }
+    let end = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(validity.not_after).unwrap_or_default());
+    let days = end.duration_since(now).unwrap_or_default().as_secs() / DAY_SECONDS;
+    let found = Finding::ok("certificate", format!("{file}: valid for {days} days"));
+    if days >= RENEWAL_DAYS {
+        return found;
+    }
+    found.warn(
+        "when it has expired, frontend and backend reject each other, and this node receives no changes",
+        "renew it; the file is read for each connection, so no restart is needed",
+    )
+}
+
+fn first_to_expire(path: &Path) -> Result<Validity> {
+    let all = validities(&fs::read(path).context("cannot read the file")?)?;
+    all.into_iter().min_by_key(|validity| validity.not_after).context("no certificate in the file")
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair, date_time_ymd};
+
+    use super::*;
+    use crate::commands::check::Level;
+
+    fn check(path: &Path) -> Finding {
+        certificate("--tls-ca", path, SystemTime::now())
+    }
+
+    #[test]
+    fn certificate_that_expires_first_counts() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("certificates.pem");
+        let pem = |year| {
+            let mut params = CertificateParams::new(vec!["frontend.example".to_owned()]).unwrap();
+            params.not_before = date_time_ymd(2020, 1, 1);
+            params.not_after = date_time_ymd(year, 1, 1);
+            params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
+        };
+        fs::write(&path, pem(2900)).unwrap();
+        assert_eq!(check(&path).level, Level::Ok);
+        fs::write(&path, pem(2900) + &pem(2021)).unwrap();
+        let expired = check(&path);
+        assert_eq!(expired.level, Level::Fail);
+        assert!(expired.what.contains("2021"), "{}", expired.what);
+        let end = SystemTime::UNIX_EPOCH + Duration::from_secs(1_609_459_200); // 2021-01-01
+        let expires = certificate("--tls-ca", &path, end - Duration::from_secs(3 * DAY_SECONDS));
+        assert_eq!(expires.level, Level::Warn);
+        assert!(expires.what.ends_with("valid for 3 days"), "{}", expires.what);
+    }
+
+    #[test]
+    fn unreadable_files_fail() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        assert_eq!(check(&path).level, Level::Fail);
+        fs::write(&path, "content").unwrap();
+        assert_eq!(check(&path).level, Level::Fail);
+    }
 }
