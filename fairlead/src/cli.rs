@@ -30,7 +30,7 @@ use clap_complete::Shell;
 use runtime::LogFormat;
 
 pub(crate) use self::{
-    check::{BundleArgs, CheckArgs, HereArgs},
+    check::{BundleArgs, CheckArgs, InspectedNodeArgs},
     cleanup::{CleanupArgs, OtherProxy, OwnerArgs},
     config::{ConfigArgs, ConfigCommand},
     conntrack::{ConntrackArgs, duration, invalid_packets_by_sysctl},

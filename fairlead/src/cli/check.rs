@@ -22,7 +22,7 @@ pub(crate) struct CheckArgs {
     pub(crate) pre: bool,
 
     #[command(flatten)]
-    pub(crate) here: HereArgs,
+    pub(crate) inspected: InspectedNodeArgs,
 
     #[command(flatten)]
     pub(crate) output: OutputArgs,
@@ -44,7 +44,7 @@ pub(crate) struct BundleArgs {
     pub(crate) redact_ips: bool,
 
     #[command(flatten)]
-    pub(crate) here: HereArgs,
+    pub(crate) inspected: InspectedNodeArgs,
 
     /// Find the state of the backend in this directory.
     #[arg(long, env = "FAIRLEAD_STATE_DIR", default_value = "/var/lib/fairlead", value_name = "DIR")]
@@ -57,7 +57,7 @@ pub(crate) struct BundleArgs {
 
 /// This node, for commands that inspect it.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct HereArgs {
+pub(crate) struct InspectedNodeArgs {
     /// Inspect the node for this backend.
     #[arg(long, env = "FAIRLEAD_BACKEND", value_enum, default_value = "nftables")]
     pub(crate) backend: BackendName,
@@ -70,7 +70,7 @@ pub(crate) struct HereArgs {
     pub(crate) node_name: Option<String>,
 }
 
-impl HereArgs {
+impl InspectedNodeArgs {
     /// `--node-name`, or this machine's host name.
     pub(crate) fn node(&self) -> Result<String> {
         node_name(self.node_name.as_deref())

@@ -145,13 +145,15 @@ fn spawn(
     }
 }
 
-/// The backends, with the IP families that each has programmed on this node.
-pub(super) async fn programmed() -> Result<[(BackendName, Vec<IpFamily>); 3]> {
-    Ok([
+/// The backends that have programmed this node, with the IP families of each.
+pub(super) async fn programmed() -> Result<Vec<(BackendName, Vec<IpFamily>)>> {
+    let mut programmed = vec![
         (BackendName::Nftables, backend_nft::programmed_families().await?),
         (BackendName::Iptables, backend_iptables::programmed_families(None).await?),
         (BackendName::Ipvs, backend_ipvs::programmed_families().await?),
-    ])
+    ];
+    programmed.retain(|(_, families)| !families.is_empty());
+    Ok(programmed)
 }
 
 impl BackendProcess<'_> {

@@ -28,7 +28,7 @@ const BACKEND_FILES: [(&str, &str); 4] = [
 
 /// Writes the archive, and prints which files were left out.
 pub(crate) async fn run(args: BundleArgs) -> Result<()> {
-    let node = args.here.node()?;
+    let node = args.inspected.node()?;
     let path = args.output.clone().unwrap_or_else(|| default_path(&args, &node));
     if path.exists() {
         bail!("{} already exists: set another file with --output", path.display());
@@ -54,7 +54,7 @@ async fn collect(args: &BundleArgs, node: &str) -> Result<Archive> {
     let mut archive = Archive::new(args.redact_ips);
     archive.add("version.txt", Ok(format!("fairlead {}\nnode {node}\n", env!("CARGO_PKG_VERSION"))));
     archive.add("processes.txt", collect::processes());
-    let checked = check::inspect(&args.here, true).await;
+    let checked = check::inspect(&args.inspected, true).await;
     archive.add("check.txt", checked.map(|report| report.text()));
     archive.add("sysctls.txt", Ok(collect::sysctls()));
     for path in collect::KERNEL_FILES {
@@ -75,6 +75,6 @@ async fn collect(args: &BundleArgs, node: &str) -> Result<Archive> {
 
 /// The frontend's view of this node.
 async fn frontend_view(args: &BundleArgs, node: &str) -> Result<String> {
-    let state = view::committed(&args.here.frontend, node).await?;
+    let state = view::committed(&args.inspected.frontend, node).await?;
     Ok(serde_json::to_string_pretty(&collect::to_json(&state))?)
 }

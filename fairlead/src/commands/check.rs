@@ -20,7 +20,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::{
-    cli::{CheckArgs, HereArgs},
+    cli::{CheckArgs, InspectedNodeArgs},
     exit_code::ExitCode,
     print,
 };
@@ -61,18 +61,18 @@ pub(crate) struct CheckReport {
 
 /// Runs all checks, and prints their findings.
 pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode> {
-    let report = inspect(&args.here, !args.pre).await?;
+    let report = inspect(&args.inspected, !args.pre).await?;
     print::value(args.output, &report, || report.text())?;
     Ok(ExitCode::of_check(report.worst < Level::Fail))
 }
 
 /// Runs all checks. A failed check is a finding.
-pub(crate) async fn inspect(here: &HereArgs, is_installed: bool) -> Result<CheckReport> {
-    let mut findings = vec![kernel::check(here.backend)];
+pub(crate) async fn inspect(inspected: &InspectedNodeArgs, is_installed: bool) -> Result<CheckReport> {
+    let mut findings = vec![kernel::check(inspected.backend)];
     findings.extend(sysctl::check());
-    findings.extend(rules::check(here.backend, is_installed).await);
+    findings.extend(rules::check(inspected.backend, is_installed).await);
     if is_installed {
-        findings.extend(frontend::check(here).await?);
+        findings.extend(frontend::check(inspected).await?);
     }
     Ok(CheckReport::new(findings))
 }

@@ -59,12 +59,11 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode> {
 
 /// The backend whose objects are in this node's kernel.
 async fn programmed_backend() -> Result<BackendName> {
-    let programmed = programmed().await?.into_iter().filter(|(_, families)| !families.is_empty());
-    match programmed.map(|(backend, _)| backend).collect::<Vec<_>>()[..] {
-        [backend] => Ok(backend),
+    match &programmed().await?[..] {
+        [(backend, _)] => Ok(*backend),
         [] => bail!("no backend of Fairlead has programmed this node: set --backend, or --of kube-proxy"),
-        ref several => {
-            let names: Vec<_> = several.iter().map(|backend| backend.name()).collect();
+        several => {
+            let names: Vec<_> = several.iter().map(|(backend, _)| backend.name()).collect();
             bail!("several backends of Fairlead have programmed this node ({}): set --backend", names.join(", "))
         }
     }

@@ -10,20 +10,20 @@ use anyhow::{Context as _, Result};
 use runtime::certificate::{Validity, validities};
 
 use super::Finding;
-use crate::{cli::HereArgs, commands::view};
+use crate::{cli::InspectedNodeArgs, commands::view};
 
 /// A certificate that expires sooner should be renewed.
 const RENEWAL_DAYS: u64 = 14;
 const DAY_SECONDS: u64 = 86_400;
 
 /// Checks the certificates, and opens a stream, which reads all files.
-pub(super) async fn check(here: &HereArgs) -> Result<Vec<Finding>> {
-    let of = &here.frontend;
+pub(super) async fn check(inspected: &InspectedNodeArgs) -> Result<Vec<Finding>> {
+    let of = &inspected.frontend;
     let now = SystemTime::now();
     let certificates = [("--tls-ca", &of.tls_ca), ("--tls-cert", &of.tls_cert)];
     let mut findings: Vec<_> =
         certificates.into_iter().filter_map(|(flag, path)| Some(certificate(flag, path.as_ref()?, now))).collect();
-    let node = here.node()?;
+    let node = inspected.node()?;
     findings.push(match view::committed(of, &node).await {
         Ok(state) => {
             let count = state.service_ports().len();

@@ -63,7 +63,6 @@ async fn kube_proxy(is_installed: bool) -> Result<Vec<Finding>> {
 
 /// What each backend of Fairlead has programmed.
 async fn own_backends(backend: BackendName) -> Result<Vec<Finding>> {
-    let used = programmed().await?.into_iter().filter(|(_, families)| !families.is_empty());
     let finding = |(of, families): (BackendName, Vec<IpFamily>)| {
         let (name, families) = (of.name(), families.iter().map(ToString::to_string).collect::<Vec<_>>());
         let found = Finding::ok("fairlead", format!("backend {name} has programmed {}", families.join(" and ")));
@@ -73,7 +72,7 @@ async fn own_backends(backend: BackendName) -> Result<Vec<Finding>> {
         let fix = "run `fairlead cleanup --backend {name}`, or check with --backend {name} if that backend runs here";
         found.warn("its rules serve the same VIPs, and no process updates them", fix.replace("{name}", name))
     };
-    Ok(used.map(finding).collect())
+    Ok(programmed().await?.into_iter().map(finding).collect())
 }
 
 /// Base chains in tables of other programs that drop what they do not accept.
