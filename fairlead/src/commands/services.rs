@@ -3,7 +3,7 @@
 
 mod kernel;
 
-use std::fmt::Display;
+use std::{collections::BTreeSet, fmt::Display};
 
 use anyhow::{Result, bail};
 use backend::{NodeState, ServicePortState};
@@ -21,6 +21,7 @@ use crate::{
     cli::{FrontendAddressArgs, ServicesArgs},
     print,
     table::Table,
+    takeover::ConnectionVerdict,
 };
 
 /// Prints the virtual servers of the kernel, or the first state that the frontend commits.
@@ -102,6 +103,16 @@ pub(crate) fn policy(port: &ServicePort) -> String {
     } else {
         internal.to_owned()
     }
+}
+
+/// What happens to connections for which a pool of the service port is used, by the table of docs/protocol.md.
+pub(crate) fn verdict(service: &ServicePortState, class: PoolClass, family: IpFamily) -> ConnectionVerdict {
+    if !service.port.any_endpoints[family] {
+        return ConnectionVerdict::Reject;
+    }
+    let pool = service.pool(class, family).iter();
+    let endpoints: BTreeSet<_> = pool.map(|endpoint| (endpoint.address, endpoint.port.get()).into()).collect();
+    if endpoints.is_empty() { ConnectionVerdict::Drop } else { ConnectionVerdict::Endpoints(endpoints) }
 }
 
 /// The elements, separated by spaces.

@@ -6,6 +6,8 @@ use backend::{NodeState, ServicePortState, dataplane::allowed_sources};
 use proto::model::{IpFamily, PoolClass, Protocol, TrafficPolicy};
 use serde::Serialize;
 
+use crate::{commands::services::verdict, takeover::ConnectionVerdict};
+
 /// A VIP to probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProbeTarget {
@@ -15,7 +17,7 @@ pub(super) struct ProbeTarget {
     pub(super) address: SocketAddr,
     /// Whether all connections of a client reach the same endpoint.
     pub(super) has_affinity: bool,
-    pub(super) expected: Expected,
+    pub(super) expected: ConnectionVerdict,
 }
 
 /// The VIP kind. Unlike the data plane's, it distinguishes external IPs from load-balancer IPs.
@@ -26,15 +28,6 @@ pub(super) enum TestedVipKind {
     ExternalIp,
     LoadBalancerIp,
     NodePort,
-}
-
-/// The expected result of a connection from this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Expected {
-    /// One of these accepts it.
-    Endpoints(Vec<SocketAddr>),
-    Refused,
-    NoReply,
 }
 
 /// All VIPs of the service ports that `wanted` selects, except for SCTP. `source`: the source address of packets to an
@@ -81,23 +74,18 @@ fn expected(
     vip_kind: TestedVipKind,
     ip: IpAddr,
     source: Option<IpAddr>,
-) -> Expected {
+) -> ConnectionVerdict {
     let (port, family) = (&service.port, IpFamily::of(&ip));
     if vip_kind == TestedVipKind::LoadBalancerIp
         && let Some(allowed) = allowed_sources(port, ip, &state.node().addresses)
         && !source.is_some_and(|source| allowed.iter().any(|cidr| cidr.contains(&source)))
     {
-        return Expected::NoReply;
+        return ConnectionVerdict::Drop;
     }
     // The external policy does not apply to packets of the node itself.
     let class = match (vip_kind, port.internal_policy) {
         (TestedVipKind::ClusterIp, TrafficPolicy::Local) => PoolClass::Local,
         _ => PoolClass::Cluster,
     };
-    let pool = service.pool(class, family);
-    if !pool.is_empty() {
-        let endpoints = pool.iter().map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get()));
-        return Expected::Endpoints(endpoints.collect());
-    }
-    if port.any_endpoints[family] { Expected::NoReply } else { Expected::Refused }
+    verdict(service, class, family)
 }

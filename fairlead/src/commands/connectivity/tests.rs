@@ -6,11 +6,11 @@ use backend::testing::mk_state;
 use proto::model::Protocol;
 
 use super::{
-    plan::{Expected, ProbeTarget, TestedVipKind, probe_targets},
+    plan::{ProbeTarget, TestedVipKind, probe_targets},
     probe::{ConnectionOutcome, Observation},
     verdict::judge,
 };
-use crate::commands::check::Level;
+use crate::{commands::check::Level, takeover::ConnectionVerdict};
 
 fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
@@ -25,13 +25,13 @@ fn expected_results_follow_from_the_state() {
     let targets = probe_targets(&state, |_| true, |_: IpAddr| None);
     let planned: Vec<_> = targets.iter().map(|target| (target.address, target.expected.clone())).collect();
     let expected = [
-        (socket("10.96.0.2:80"), Expected::Refused),
-        (socket("10.96.0.1:80"), Expected::Endpoints(vec![socket("10.244.1.1:8080")])),
+        (socket("10.96.0.2:80"), ConnectionVerdict::Reject),
+        (socket("10.96.0.1:80"), ConnectionVerdict::Endpoints([socket("10.244.1.1:8080")].into())),
     ];
     assert_eq!(planned, expected);
 }
 
-fn target(has_affinity: bool, expected: Expected) -> ProbeTarget {
+fn target(has_affinity: bool, expected: ConnectionVerdict) -> ProbeTarget {
     ProbeTarget {
         service: "default/web/tcp".to_owned(),
         vip_kind: TestedVipKind::ClusterIp,
@@ -42,8 +42,8 @@ fn target(has_affinity: bool, expected: Expected) -> ProbeTarget {
     }
 }
 
-fn pool() -> Expected {
-    Expected::Endpoints(vec![socket("10.244.1.1:80"), socket("10.244.1.2:80")])
+fn pool() -> ConnectionVerdict {
+    ConnectionVerdict::Endpoints([socket("10.244.1.1:80"), socket("10.244.1.2:80")].into())
 }
 
 fn answered_by(endpoints: &[&str]) -> Vec<Observation> {
@@ -73,8 +73,8 @@ fn verdict_follows_from_observations() {
     assert_eq!(verdict(true, pool(), &answered_by(&[first, second])), Level::Fail);
     assert_eq!(verdict(false, pool(), &one(ConnectionOutcome::Refused)), Level::Fail);
     assert_eq!(verdict(false, pool(), &one(ConnectionOutcome::Sent)), Level::Ok);
-    assert_eq!(verdict(false, Expected::Refused, &one(ConnectionOutcome::Refused)), Level::Ok);
-    assert_eq!(verdict(false, Expected::Refused, &one(ConnectionOutcome::NoReply)), Level::Fail);
-    assert_eq!(verdict(false, Expected::NoReply, &one(ConnectionOutcome::NoReply)), Level::Ok);
-    assert_eq!(verdict(false, Expected::NoReply, &answered_by(&[first])), Level::Fail);
+    assert_eq!(verdict(false, ConnectionVerdict::Reject, &one(ConnectionOutcome::Refused)), Level::Ok);
+    assert_eq!(verdict(false, ConnectionVerdict::Reject, &one(ConnectionOutcome::NoReply)), Level::Fail);
+    assert_eq!(verdict(false, ConnectionVerdict::Drop, &one(ConnectionOutcome::NoReply)), Level::Ok);
+    assert_eq!(verdict(false, ConnectionVerdict::Drop, &answered_by(&[first])), Level::Fail);
 }

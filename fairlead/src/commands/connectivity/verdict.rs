@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, net::SocketAddr};
 use serde::Serialize;
 
 use super::{
-    plan::{Expected, ProbeTarget, TestedVipKind},
+    plan::{ProbeTarget, TestedVipKind},
     probe::{ConnectionOutcome, Observation},
 };
-use crate::commands::check::Level;
+use crate::{commands::check::Level, takeover::ConnectionVerdict};
 
 /// With this many connections, that all of them reach the same of several endpoints has a probability below 1 %.
 const ENOUGH_CONNECTIONS: usize = 8;
@@ -32,9 +32,9 @@ pub(super) struct ProbeResult {
 pub(super) fn judge(target: &ProbeTarget, observations: &[Observation]) -> ProbeResult {
     let endpoints: BTreeSet<_> = observations.iter().filter_map(|observation| observation.endpoint).collect();
     let (verdict, observed) = match &target.expected {
-        Expected::Endpoints(pool) => judge_served(target, pool, observations, &endpoints),
-        Expected::Refused => (judge_all(observations, &ConnectionOutcome::Refused), describe(observations)),
-        Expected::NoReply => (judge_all(observations, &ConnectionOutcome::NoReply), describe(observations)),
+        ConnectionVerdict::Endpoints(pool) => judge_served(target, pool, observations, &endpoints),
+        ConnectionVerdict::Reject => (judge_all(observations, &ConnectionOutcome::Refused), describe(observations)),
+        ConnectionVerdict::Drop => (judge_all(observations, &ConnectionOutcome::NoReply), describe(observations)),
     };
     let slowest = observations.iter().map(|observation| observation.duration).max().unwrap_or_default();
     ProbeResult {
@@ -43,10 +43,10 @@ pub(super) fn judge(target: &ProbeTarget, observations: &[Observation]) -> Probe
         address: target.address.to_string(),
         verdict,
         expected: match &target.expected {
-            Expected::Endpoints(pool) if pool.len() == 1 => "1 endpoint".to_owned(),
-            Expected::Endpoints(pool) => format!("{} endpoints", pool.len()),
-            Expected::Refused => "refused".to_owned(),
-            Expected::NoReply => "no reply".to_owned(),
+            ConnectionVerdict::Endpoints(pool) if pool.len() == 1 => "1 endpoint".to_owned(),
+            ConnectionVerdict::Endpoints(pool) => format!("{} endpoints", pool.len()),
+            ConnectionVerdict::Reject => "refused".to_owned(),
+            ConnectionVerdict::Drop => "no reply".to_owned(),
         },
         observed,
         slowest_us: u64::try_from(slowest.as_micros()).unwrap_or(u64::MAX),
@@ -56,7 +56,7 @@ pub(super) fn judge(target: &ProbeTarget, observations: &[Observation]) -> Probe
 
 fn judge_served(
     target: &ProbeTarget,
-    pool: &[SocketAddr],
+    pool: &BTreeSet<SocketAddr>,
     observations: &[Observation],
     endpoints: &BTreeSet<SocketAddr>,
 ) -> (Level, String) {
@@ -64,7 +64,7 @@ fn judge_served(
     if answered < observations.len() || observations.is_empty() {
         return (Level::Fail, describe(observations));
     }
-    if let Some(unexpected) = endpoints.iter().find(|endpoint| !pool.contains(endpoint)) {
+    if let Some(unexpected) = endpoints.iter().find(|endpoint| !pool.contains(*endpoint)) {
         return (Level::Fail, format!("{unexpected} accepted a connection, but is not in the pool"));
     }
     let mut reached = format!("{} of {} endpoints in {answered} connections", endpoints.len(), pool.len());

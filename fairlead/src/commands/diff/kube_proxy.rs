@@ -12,13 +12,14 @@ use std::{
 
 use anyhow::Result;
 use backend::{
-    NodeState, ServicePortState,
+    NodeState,
     dataplane::{Vip, VipKind, VipOwnership, vips},
 };
 use proto::model::{IpFamily, PoolClass, TrafficPolicy};
 use serde::Serialize;
 
 use crate::{
+    commands::services::verdict,
     table::Table,
     takeover::{ConnectionVerdict, KubeProxyRules, VipKey, VipRules, kube_proxy_rules},
 };
@@ -258,15 +259,6 @@ fn fairlead_vips(state: &NodeState) -> BTreeMap<VipKey, FairleadVip> {
         }
     }
     fairlead_vips
-}
-
-fn verdict(service: &ServicePortState, class: PoolClass, family: IpFamily) -> ConnectionVerdict {
-    if !service.port.any_endpoints[family] {
-        return ConnectionVerdict::Reject;
-    }
-    let pool = service.pool(class, family).iter();
-    let endpoints: BTreeSet<_> = pool.map(|endpoint| (endpoint.address, endpoint.port.get()).into()).collect();
-    if endpoints.is_empty() { ConnectionVerdict::Drop } else { ConnectionVerdict::Endpoints(endpoints) }
 }
 
 /// Cluster IPs and addresses of the node, which a Service must not claim.
