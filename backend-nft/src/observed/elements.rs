@@ -44,14 +44,11 @@ impl ObservedElements {
             stale: BTreeSet::new(),
             crossing: BTreeSet::new(),
         };
+        let mut by_key: BTreeMap<Vip, Vec<Element>> = BTreeMap::new();
         for element in elements {
-            if let ElementData::PoolKey(key) = element.data {
-                observed.aliases.entry(key).or_default().insert(element.vip);
-            }
-            observed.by_key.entry(element.vip).or_default().push(element);
+            by_key.entry(element.vip).or_default().push(element);
         }
-        let keys: Vec<Vip> = observed.by_key.keys().copied().collect();
-        keys.iter().for_each(|key| observed.classify(key, ownership));
+        by_key.into_iter().for_each(|(key, elements)| observed.insert(key, elements, ownership));
         observed
     }
 
@@ -66,9 +63,7 @@ impl ObservedElements {
 
     /// Records that a service port with this VIP or pool key is programmed.
     pub(crate) fn remove(&mut self, key: &Vip) {
-        if let Some(removed) = self.by_key.remove(key) {
-            self.forget(key, &removed);
-        }
+        self.take(key);
     }
 
     /// Records that elements were removed from the kernel.
@@ -78,19 +73,11 @@ impl ObservedElements {
             by_key.entry(element.vip).or_default().insert(element);
         }
         for (key, removed) in by_key {
-            let Some(mut elements) = self.by_key.remove(&key) else { continue };
-            self.forget(&key, &elements);
+            let mut elements = self.take(&key);
             elements.retain(|element| !removed.contains(element));
-            if elements.is_empty() {
-                continue;
+            if !elements.is_empty() {
+                self.insert(key, elements, ownership);
             }
-            for element in &elements {
-                if let ElementData::PoolKey(pool) = element.data {
-                    self.aliases.entry(pool).or_default().insert(key);
-                }
-            }
-            self.by_key.insert(key, elements);
-            self.classify(&key, ownership);
         }
     }
 
@@ -186,12 +173,24 @@ impl ObservedElements {
         }
     }
 
-    fn forget(&mut self, key: &Vip, elements: &[Element]) {
+    fn insert(&mut self, key: Vip, elements: Vec<Element>, ownership: &VipOwnership) {
+        for element in &elements {
+            if let ElementData::PoolKey(pool) = element.data {
+                self.aliases.entry(pool).or_default().insert(key);
+            }
+        }
+        self.by_key.insert(key, elements);
+        self.classify(&key, ownership);
+    }
+
+    /// Removes a key from the index, and returns its elements.
+    fn take(&mut self, key: &Vip) -> Vec<Element> {
+        let Some(elements) = self.by_key.remove(key) else { return Vec::new() };
         let sets = self.unowned.iter_mut().chain([&mut self.foreign, &mut self.stale, &mut self.crossing]);
         for keys in sets {
             keys.remove(key);
         }
-        for element in elements {
+        for element in &elements {
             if let ElementData::PoolKey(pool) = element.data
                 && let Some(aliases) = self.aliases.get_mut(&pool)
             {
@@ -201,5 +200,6 @@ impl ObservedElements {
                 }
             }
         }
+        elements
     }
 }
