@@ -172,8 +172,7 @@ fn is_compatible(listing: &Listing, base: &Base) -> bool {
         listing.sets.iter().all(|set| base.sets.iter().all(|ours| ours.name != set.name || ours == set));
     let are_same_chains = listing.chains.iter().all(|chain| match base.chain(&chain.name) {
         Some(ours) => ours.chain == *chain,
-        None if is_chain_of_services(&chain.name) => *chain == Chain::regular(&*chain.name),
-        None => true,
+        None => !is_chain_of_services(&chain.name) || *chain == Chain::regular(&*chain.name),
     });
     is_same_table && are_same_sets && are_same_chains
 }

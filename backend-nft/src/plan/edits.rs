@@ -205,12 +205,7 @@ impl GroupEdits {
     /// The changes of the group of source ranges of a service port; `None`: it needs none, or the group is complete.
     pub(super) fn of(current: &AppliedState, family: IpFamily, update: &Update) -> Option<Self> {
         let group = update.desired[family].as_deref().and_then(Desired::sources)?;
-        Self::new(group, current.refs(family))
-    }
-
-    /// `None`: the group is complete.
-    fn new(group: &SourceGroup, refs: &RefCounts) -> Option<Self> {
-        let observed = refs.groups.get(&group.id);
+        let observed = current.refs(family).groups.get(&group.id);
         if observed.is_some_and(|observed| observed.is_intact) {
             return None;
         }

@@ -192,7 +192,8 @@ impl TablePlan {
             let count = u32::try_from(i64::from(old.count) + change).unwrap_or(0);
             let mut new = SourceGroupRefs { count, ..old.clone() };
             if let Some((edits, owner)) = edits.get(&id) {
-                self.change_sources(id, edits, *owner);
+                edits.removed.iter().for_each(|prefix| self.remove(id.element(prefix), None));
+                edits.added.iter().for_each(|prefix| self.add(id.element(prefix), *owner));
                 let removed: BTreeSet<&IpNet> = edits.removed.iter().collect();
                 let kept = old.prefixes.iter().filter(|prefix| !removed.contains(prefix));
                 let prefixes: BTreeSet<IpNet> = kept.chain(&edits.added).copied().collect();
@@ -216,11 +217,6 @@ impl TablePlan {
             }
         }
         chains
-    }
-
-    fn change_sources(&mut self, id: SourceGroupId, edits: &GroupEdits, owner: Owner) {
-        edits.removed.iter().for_each(|prefix| self.remove(id.element(prefix), None));
-        edits.added.iter().for_each(|prefix| self.add(id.element(prefix), owner));
     }
 
     /// The changes of the reference counts. Adds the changes of shared elements. `broken`: chains with wrong rules.
