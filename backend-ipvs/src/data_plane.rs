@@ -105,7 +105,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
         };
         for (part, touched) in parts.into_iter().enumerate() {
             let desired = |object: &Object| applied.desired(object);
-            let mut operations = plan(&applied.observed, desired, touched.iter().copied(), Drain { until, idle });
+            let mut operations = plan(&applied.observed, desired, &touched, Drain { until, idle });
             let left = budget - executed.operations;
             if operations.len() > left {
                 operations.truncate(left);

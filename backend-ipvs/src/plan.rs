@@ -54,10 +54,9 @@ pub(crate) struct Drain<'a> {
 pub(crate) fn plan<'a>(
     observed: &Objects,
     desired: impl Fn(&Object) -> Option<&'a Value>,
-    touched: impl IntoIterator<Item = Object>,
+    touched: &BTreeSet<Object>,
     drain: Drain<'_>,
 ) -> Vec<Operation> {
-    let touched: BTreeSet<Object> = touched.into_iter().collect();
     let is_desired = |object: &Object| desired(object).is_some();
     let mut planner = Planner {
         observed,
@@ -67,7 +66,7 @@ pub(crate) fn plan<'a>(
         at_ports: OnceCell::new(),
     };
     let mut unneeded = Vec::new();
-    for object in touched {
+    for object in touched.iter().copied() {
         match (observed.get(&object), desired(&object)) {
             (None, Some(value)) if value.is_established() => {}
             (None, Some(value)) => planner.operations.push(Operation::Add(object, value.clone())),

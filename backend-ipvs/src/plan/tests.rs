@@ -37,8 +37,8 @@ fn objects() -> Objects {
 }
 
 fn diff(observed: &Objects, desired: &Objects, until: Option<u32>) -> Vec<Operation> {
-    let touched: Vec<_> = observed.keys().chain(desired.keys()).copied().collect();
-    plan(observed, |object| desired.get(object), touched, Drain { until, idle: &HashSet::new() })
+    let touched = observed.keys().chain(desired.keys()).copied().collect();
+    plan(observed, |object| desired.get(object), &touched, Drain { until, idle: &HashSet::new() })
 }
 
 fn names(operations: &[Operation]) -> Vec<String> {
