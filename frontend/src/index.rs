@@ -316,21 +316,12 @@ impl Index {
     /// Replaces what is used of an object.
     fn put(&mut self, kind: ObjectKind, name: ObjectName, object: Option<ClusterObject>) {
         match (kind, object) {
-            (_, Some(ClusterObject::Service(service))) => {
-                self.put_foreign_service(&name, None);
-                self.put_service(name, Some(service));
-            }
-            (_, Some(ClusterObject::ForeignService(cluster_ips))) => {
-                self.put_foreign_service(&name, Some(cluster_ips));
-                self.put_service(name, None);
-            }
+            (_, Some(ClusterObject::Service(service))) => self.put_service(name, Some(service), None),
+            (_, Some(ClusterObject::ForeignService(cluster_ips))) => self.put_service(name, None, Some(cluster_ips)),
             (_, Some(ClusterObject::EndpointSlice(slice))) => self.put_slice(&name, Some(slice)),
             (_, Some(ClusterObject::Node(node))) => self.put_node(name.name, Some(node)),
             (_, Some(ClusterObject::ServiceCidr(object))) => self.put_service_cidrs(name.name, object.cidrs),
-            (ObjectKind::Service, None) => {
-                self.put_foreign_service(&name, None);
-                self.put_service(name, None);
-            }
+            (ObjectKind::Service, None) => self.put_service(name, None, None),
             (ObjectKind::EndpointSlice, None) => self.put_slice(&name, None),
             (ObjectKind::Node, None) => self.put_node(name.name, None),
             (ObjectKind::ServiceCidr, None) => self.put_service_cidrs(name.name, Vec::new()),
@@ -355,7 +346,14 @@ impl Index {
         names
     }
 
-    fn put_service(&mut self, name: ObjectName, new: Option<ServiceObject>) {
+    /// At most one of the two is there.
+    fn put_service(
+        &mut self,
+        name: ObjectName,
+        new: Option<ServiceObject>,
+        foreign: Option<PerFamily<Option<IpAddr>>>,
+    ) {
+        self.put_foreign_service(&name, foreign);
         let (new, problems) = new.map(|service| self.policy.apply(service)).unzip();
         self.problems.set(ObjectKind::Service, &name, ProblemSource::Policy, problems.unwrap_or_default());
         if self.services.get(&name) == new.as_ref() {

@@ -30,7 +30,7 @@ use tracing::{info, warn};
 
 use crate::object::NodeChanges;
 
-/// The minimum time between two checks of [`Streams::wait_closed`]: thousands of streams end at the same time.
+/// The time between two checks of [`Streams::wait_closed`], at the shutdown.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How many nodes a log line or the problems list.
@@ -89,8 +89,6 @@ struct SharedFleet {
     fleet: Mutex<Fleet>,
     /// [`Fleet::programmed_on_all_nodes`], as it changes.
     programmed: watch::Sender<Option<Revision>>,
-    /// Wakes [`Streams::wait_closed`].
-    closed: Notify,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -271,12 +269,7 @@ impl Streams {
 
     /// Waits until no stream is open.
     pub(crate) async fn wait_closed(&self) {
-        loop {
-            let closed = self.0.closed.notified();
-            if self.count() == 0 {
-                return;
-            }
-            closed.await;
+        while self.count() > 0 {
             sleep(CHECK_INTERVAL).await;
         }
     }
@@ -514,6 +507,5 @@ impl StreamGuard {
 impl Drop for StreamGuard {
     fn drop(&mut self) {
         self.streams.with(|fleet| fleet.remove(self.id));
-        self.streams.0.closed.notify_waiters();
     }
 }
