@@ -11,7 +11,7 @@ use backend::{
     dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership, table_family},
     driver::{
         Applied, Change, CommitError, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, Synced,
-        Unneeded, UsableFamilies,
+        UsableFamilies,
     },
 };
 use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
@@ -23,7 +23,7 @@ use crate::{
     desired::{Affinity, Base, EndpointKeys, Update, base, desired},
     kernel::{DryRun, Kernel},
     observed::{Observed, ObservedTable},
-    plan::{Operation, Plan, PlanOptions, PlannedUpdate, Repairs},
+    plan::{Operation, Plan, PlannedUpdate, Repairs},
 };
 
 /// nftables, over any [`Kernel`].
@@ -203,7 +203,7 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
     async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
         let Change { state, ownership, service_ports, facts, is_last, budget, .. } = change;
         let mut updates: Vec<_> = service_ports.iter().map(|key| self.planned(applied, change, key)).collect();
-        let (mut repairs, prepared) = (applied.repairs.clone(), applied.prepared.clone());
+        let mut repairs = applied.repairs.clone();
         let new_base = facts.then(|| (self.base(state), self.options.effective(state.node())));
         if let Some((base, options)) = &new_base {
             repairs = applied.rebase(base, options);
@@ -217,12 +217,8 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
         }
         let has_stale = stale.iter().any(|(_, stale)| !stale.is_empty());
         let is_last = *is_last && applied.has_unneeded() && !has_stale;
-        let last_repairs = |limit| applied.last_repairs(change, limit);
-        let unneeded = if applied.is_reconciling { Unneeded::Keep } else { Unneeded::Delete };
         let effective = new_base.as_ref().map_or(&applied.options, |(_, options)| options);
-        let last = is_last.then_some(&last_repairs as _);
-        let options = PlanOptions { repairs, prepared, unneeded, last, budget: *budget, effective };
-        let plan = Plan::new(applied, &mut updates, options);
+        let plan = Plan::new(applied, change, &mut updates, repairs, is_last, effective);
         let writes = plan.writes();
         let Plan { operations, refs, partial, last } = plan;
         if !operations.is_empty()

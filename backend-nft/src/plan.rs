@@ -15,9 +15,12 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use backend::{dataplane::EffectiveOptions, driver::Unneeded};
+use backend::{
+    dataplane::EffectiveOptions,
+    driver::{Change, Unneeded},
+};
 use netlink::nft::{Chain, Rule, Set};
 use proto::model::{IpFamily, PerFamily};
 
@@ -104,23 +107,6 @@ pub(crate) struct Plan {
     pub(crate) last: Option<PerFamily<Vec<Element>>>,
 }
 
-/// What a transaction does besides the changes of service ports.
-pub(crate) struct PlanOptions<'a> {
-    /// The repairs of the base ruleset, and the elements that belong to no service port.
-    pub(crate) repairs: PerFamily<Repairs>,
-    /// Pool chains that later transactions need, which are cheap to add while maps are empty.
-    pub(crate) prepared: PerFamily<BTreeSet<PoolChain>>,
-    pub(crate) unneeded: Unneeded,
-    /// The repairs of the last transaction of a reconcile, with at most this many elements. `None`: others follow.
-    pub(crate) last: Option<LastRepairs<'a>>,
-    /// The most elements. One group of changes that has to be in one transaction may exceed it.
-    pub(crate) budget: usize,
-    pub(crate) effective: &'a EffectiveOptions,
-}
-
-/// See [`PlanOptions::last`].
-pub(crate) type LastRepairs<'a> = &'a (dyn Fn(usize) -> PerFamily<Repairs> + Sync);
-
 // === impl Repairs ===
 
 impl Repairs {
@@ -142,13 +128,22 @@ impl FixedChain {
 // === impl Plan ===
 
 impl Plan {
-    /// The transaction for as much of the updates as the budget allows. Leaves in them what remains.
-    pub(crate) fn new(current: &AppliedState, updates: &mut [PlannedUpdate], options: PlanOptions<'_>) -> Self {
-        let PlanOptions { mut repairs, mut prepared, mut unneeded, last, budget, effective } = options;
+    /// The transaction for as much of the updates as the budget of the change allows, or a few elements more: some
+    /// changes have to be in one transaction. Leaves in the updates what remains. `repairs`: those of the base ruleset,
+    /// and the elements that belong to no service port. `is_last`: it may be the last transaction of a reconcile.
+    pub(crate) fn new(
+        current: &AppliedState,
+        change: &Change<'_>,
+        updates: &mut [PlannedUpdate],
+        mut repairs: PerFamily<Repairs>,
+        is_last: bool,
+        effective: &EffectiveOptions,
+    ) -> Self {
+        let mut unneeded = if current.is_reconciling { Unneeded::Keep } else { Unneeded::Delete };
         let mut plan = Self::default();
         let mut tables = PerFamily::<TablePlan>::default();
         let unowned: usize = repairs.iter().map(|(_, repairs)| repairs.unowned.len()).sum();
-        let mut left = budget.saturating_sub(unowned);
+        let mut left = change.budget.saturating_sub(unowned);
         for (index, planned) in (0..).zip(updates) {
             let (mut edits, is_complete) = planned.take(current, &tables, &mut left);
             if !is_complete {
@@ -160,9 +155,9 @@ impl Plan {
                 tables[family].update(std::mem::take(&mut edits[family]), index);
             }
         }
-        if let Some(last) = last.filter(|_| plan.partial.is_empty()) {
+        if is_last && plan.partial.is_empty() {
             unneeded = Unneeded::Delete;
-            let last = last(left);
+            let last = current.last_repairs(change, left);
             plan.last = Some(PerFamily::from_fn(|family| last[family].unowned.clone()));
             for (family, last) in last.iter() {
                 repairs[family].unowned.extend(&last.unowned);
@@ -172,7 +167,7 @@ impl Plan {
         }
         for (family, mut table) in tables {
             let repairs = std::mem::take(&mut repairs[family]);
-            table.prepared = std::mem::take(&mut prepared[family]);
+            table.prepared.clone_from(&current.prepared[family]);
             table.needed_groups.extend(current.needed_groups(family));
             repairs.unowned.iter().for_each(|element| table.remove(*element, None));
             let refs = current.refs(family);
