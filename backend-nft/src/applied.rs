@@ -27,7 +27,7 @@ pub struct AppliedState {
     /// What was read and belongs to neither of these: not programmed yet, rejected, or unneeded.
     observed: PerFamily<ObservedElements>,
     /// The reference counts of shared objects.
-    refs: PerFamily<RefCounts>,
+    pub(crate) refs: PerFamily<RefCounts>,
     /// The repairs of the base ruleset for the first transaction.
     pub(crate) repairs: PerFamily<Repairs>,
     /// The repairs of the base ruleset for the last transaction of a reconcile.
@@ -324,11 +324,6 @@ impl AppliedState {
                 self.service_ports.get(&update.key, family).inspect(|desired| desired.shared(to));
             }
         }
-    }
-
-    /// The reference counts of shared objects.
-    pub(crate) fn refs(&self, family: IpFamily) -> &RefCounts {
-        &self.refs[family]
     }
 
     /// The groups of source ranges that service ports need which are programmed in part.

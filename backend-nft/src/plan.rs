@@ -167,11 +167,8 @@ impl Plan {
         }
         for (family, mut table) in tables {
             let repairs = std::mem::take(&mut repairs[family]);
-            table.prepared.clone_from(&current.prepared[family]);
             table.needed_groups.extend(current.needed_groups(family));
-            repairs.unowned.iter().for_each(|element| table.remove(*element, None));
-            let refs = current.refs(family);
-            let (operations, ref_changes) = table.finish(family, refs, repairs, unneeded, &mut left, effective);
+            let (operations, ref_changes) = table.finish(family, current, repairs, unneeded, &mut left, effective);
             plan.operations.extend(operations.into_iter().map(|operation| (family, operation)));
             plan.refs[family] = ref_changes;
         }
@@ -213,7 +210,7 @@ impl PlannedUpdate {
             // Another service port of the transaction may complete its group of source ranges.
             edits[family].group.take_if(|edits| tables[family].completes(edits.group.id));
         }
-        let writes = |edits: &PerFamily<Edits>, family| edits[family].writes(current.refs(family));
+        let writes = |edits: &PerFamily<Edits>, family| edits[family].writes(&current.refs[family]);
         if self.remaining.is_none() {
             let both = writes(&edits, IpFamily::V4) + writes(&edits, IpFamily::V6);
             if both <= *left {

@@ -91,7 +91,7 @@ impl Edits {
     /// The number of elements that the changes write, and the changes. `None`: the table has nothing of the service
     /// port, so that they can be counted, without memory for all of a cold start.
     pub(super) fn new(current: &AppliedState, family: IpFamily, update: &Update) -> (usize, Option<Self>) {
-        let (mut old, mut old_shared, refs) = (Vec::new(), Vec::new(), current.refs(family));
+        let (mut old, mut old_shared, refs) = (Vec::new(), Vec::new(), &current.refs[family]);
         current.elements(family, update, &mut old);
         current.shared(family, update, &mut old_shared);
         let (desired, group) = (update.desired[family].as_deref(), GroupEdits::of(current, family, update));
@@ -205,7 +205,7 @@ impl GroupEdits {
     /// The changes of the group of source ranges of a service port; `None`: it needs none, or the group is complete.
     pub(super) fn of(current: &AppliedState, family: IpFamily, update: &Update) -> Option<Self> {
         let group = update.desired[family].as_deref().and_then(Desired::sources)?;
-        let observed = current.refs(family).groups.get(&group.id);
+        let observed = current.refs[family].groups.get(&group.id);
         if observed.is_some_and(|observed| observed.is_intact) {
             return None;
         }

@@ -16,6 +16,7 @@ use super::{
     refs::{Counts, RefCountChanges, SourceGroupRefs, chains},
 };
 use crate::{
+    applied::AppliedState,
     desired::{PoolChain, SourceGroup, SourceGroupId},
     element::{Element, Map},
 };
@@ -39,8 +40,6 @@ pub(super) struct TablePlan {
     group_edits: BTreeMap<SourceGroupId, (GroupEdits, Owner)>,
     /// The groups that service ports need, and that are not deleted, although a VIP may not refer to them yet.
     pub(super) needed_groups: BTreeSet<SourceGroupId>,
-    /// Chains that later transactions need.
-    pub(super) prepared: BTreeSet<PoolChain>,
 }
 
 /// The operations for the chains of groups of source ranges.
@@ -90,7 +89,7 @@ impl TablePlan {
         }
     }
 
-    pub(super) fn remove(&mut self, element: Element, owner: Owner) {
+    fn remove(&mut self, element: Element, owner: Owner) {
         self.removed[element.map as usize].push(element, owner);
         self.count_chains(&element, -1);
     }
@@ -114,19 +113,21 @@ impl TablePlan {
     pub(super) fn finish(
         mut self,
         family: IpFamily,
-        refs: &RefCounts,
+        current: &AppliedState,
         repairs: Repairs,
         unneeded: Unneeded,
         left: &mut usize,
         effective: &EffectiveOptions,
     ) -> (Vec<Operation>, RefCountChanges) {
-        let mut ref_changes = self.count_refs(refs, &repairs.pools, unneeded, left);
+        let Repairs { first, mut pools, unowned, foreign, rules, last } = repairs;
+        unowned.into_iter().for_each(|element| self.remove(element, None));
+        let refs = &current.refs[family];
+        let mut ref_changes = self.count_refs(refs, &pools, unneeded, left);
         let group_chains = self.plan_groups(family, refs, &mut ref_changes, unneeded, left);
         let is_new = |chain: &PoolChain| !refs.chains.contains(chain);
-        for chain in std::mem::take(&mut self.prepared).into_iter().filter(is_new) {
+        for chain in current.prepared[family].iter().copied().filter(is_new) {
             ref_changes.chains.entry(chain).or_insert(Some(0));
         }
-        let Repairs { first, mut pools, unowned: _, foreign, rules, last } = repairs;
         let (kept, deleted): (Vec<_>, Vec<_>) = ref_changes.chains.iter().partition(|(_, count)| count.is_some());
         let new_chains: Vec<PoolChain> = kept.into_iter().map(|(chain, _)| *chain).filter(is_new).collect();
         let mut deleted: Vec<PoolChain> = deleted.into_iter().map(|(chain, _)| *chain).collect();
