@@ -160,7 +160,7 @@ fn only_rules_of_other_programs_remain() {
             block_on(found.remove()).unwrap();
             assert_eq!(saved(tool), expected, "{tool}");
             let left = find();
-            assert!(left.is_empty(), "{left:?}");
+            assert!(left.objects().is_empty(), "{left:?}");
             block_on(left.remove()).unwrap();
         });
     }
