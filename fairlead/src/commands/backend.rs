@@ -1,4 +1,11 @@
 //! `fairlead backend`, which follows a frontend over gRPC, and `fairlead local`, which runs one in the same process.
+//!
+//! ```text
+//!   backend ── gRPC ───┐           ┌─▶ task backend: instance lock, then the runner
+//!                      ├─▶ spawn ──┼─▶ task takeover: what other modes have left     unless it is a shadow
+//!   local ── channel ──┘           ├─▶ tasks health, metrics: HTTP
+//!                                  └─▶ task readiness: says when the node is programmed
+//! ```
 
 mod other_modes;
 

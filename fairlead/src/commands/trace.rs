@@ -20,29 +20,21 @@ struct TraceReport {
 
 /// Traces a packet, and prints the steps.
 pub(crate) async fn run(args: TraceArgs) -> Result<()> {
-    let report = trace_packet(&args).await?;
-    print::value(args.output, &report, || report.text())
-}
-
-async fn trace_packet(args: &TraceArgs) -> Result<TraceReport> {
-    let (source, destination) = (args.source, args.destination);
+    let TraceArgs { source, destination, protocol, from, interface, output } = args;
     ensure!(source.is_ipv4() == destination.is_ipv4(), "{source} and {destination} are of different IP families");
     let saved = iptables::save_all().await?;
     let mut kernel = LiveKernel::open()?;
     let rules = NodeRules::read(&saved, &mut kernel)?;
-    let is_own = kernel.is_local(source.ip());
-    let through = || PacketOrigin::Interface(kernel.output_interface(source.ip()).unwrap_or_default());
-    let origin = match (args.from, &args.interface) {
-        (_, Some(interface)) => PacketOrigin::Interface(interface.clone()),
-        (Some(Origin::Node), _) => PacketOrigin::Node,
-        (Some(Origin::Pod | Origin::Outside), _) => through(),
-        (None, None) if is_own => PacketOrigin::Node,
-        (None, None) => through(),
+    let origin = match (from, interface) {
+        (_, Some(interface)) => PacketOrigin::Interface(interface),
+        (Some(Origin::Node), None) => PacketOrigin::Node,
+        (None, None) if kernel.is_local(source.ip()) => PacketOrigin::Node,
+        _ => PacketOrigin::Interface(kernel.output_interface(source.ip()).unwrap_or_default()),
     };
-    let packet = Packet { source, destination, protocol: args.protocol, origin };
+    let packet = Packet { source, destination, protocol, origin };
     let trace = trace::trace(&rules, &packet, &mut kernel)?;
-    let summary = trace.summaries().iter().map(ToString::to_string).collect();
-    Ok(TraceReport { summary, trace })
+    let report = TraceReport { summary: trace.summaries().iter().map(ToString::to_string).collect(), trace };
+    print::value(output, &report, || report.text())
 }
 
 impl TraceReport {
