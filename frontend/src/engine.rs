@@ -105,7 +105,7 @@ impl Frontend {
 
     /// Logs problems of objects and creates Events about them, at a limited rate. Returns when there may be more.
     fn report_problems(&self) -> Option<Instant> {
-        let (notices, next) = self.context.cluster.index().take_notices(Instant::now());
+        let (notices, next) = self.context.cluster.index().problems.take_notices(Instant::now());
         for notice in notices {
             notice.log();
             self.context.events.report(EventReport::Problem(notice));

@@ -33,7 +33,6 @@ use std::{
 
 use ipnet::IpNet;
 use proto::model::{ClusterInfo, KindVersions, NodeInfo, PerFamily, Protocol, ServicePortKey};
-use tokio::time::Instant;
 
 use crate::{
     object::{
@@ -85,7 +84,8 @@ pub(crate) struct Index {
     policy: ServicePolicy,
     service_cidrs: BTreeMap<Arc<str>, Vec<IpNet>>,
     claims: VipClaims,
-    problems: ProblemLog,
+    /// Up to date after [`Self::take_changes`].
+    pub(crate) problems: ProblemLog,
     /// Services of which a subset of the endpoints is used: each of their ports depends on all of their slices.
     limited: BTreeSet<ObjectName>,
     versions: SourceVersions,
@@ -206,21 +206,6 @@ impl Index {
         }
     }
 
-    /// All problems of objects, by object. Up to date after [`Self::take_changes`].
-    pub(crate) fn problems(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<ObjectProblem>)> {
-        self.problems.iter()
-    }
-
-    /// How many problems there are. Up to date after [`Self::take_changes`].
-    pub(crate) fn problem_counts(&self) -> ProblemCounts {
-        self.problems.counts()
-    }
-
-    /// What is to be reported about problems now, and when there may be more.
-    pub(crate) fn take_notices(&mut self, now: Instant) -> (Vec<ObjectNotice>, Option<Instant>) {
-        self.problems.take_notices(now)
-    }
-
     /// Why each endpoint of a Service is in the pools of a node or not, for those of its ports that `wanted` selects.
     /// `None` if there is no such Service.
     pub(crate) fn explain(
@@ -260,7 +245,7 @@ impl Index {
             }
             ObjectKind::Node | ObjectKind::ServiceCidr => false,
         };
-        let related = self.problems().filter(move |(kind, object, _)| is_related(*kind, object));
+        let related = self.problems.iter().filter(move |(kind, object, _)| is_related(*kind, object));
         related.flat_map(|(kind, object, problems)| problems.into_iter().map(move |problem| (kind, object, problem)))
     }
 

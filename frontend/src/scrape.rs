@@ -96,7 +96,7 @@ impl Scrape {
         };
         let index = cluster.index();
         let objects = ObjectKind::ALL.map(|kind| (kind.to_string(), index.count(kind)));
-        let ProblemCounts { problems, vip_conflicts, limited_services } = index.problem_counts();
+        let ProblemCounts { problems, vip_conflicts, limited_services } = index.problems.counts();
         drop(index);
         let tls = usize::from(self.0.tls_error().is_some());
         let started = started.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -26,7 +26,7 @@ const NOTICE_RATE: Rate = Rate { burst: 200, every: Duration::from_millis(200) }
 const MAX_REMEMBERED: usize = 16_384;
 
 #[derive(Debug)]
-pub(super) struct ProblemLog {
+pub(crate) struct ProblemLog {
     objects: BTreeMap<ObjectId, ObjectProblems>,
     /// Objects whose problems have changed since the last notice about them, and how often.
     changed: BTreeMap<ObjectId, u64>,
@@ -112,7 +112,7 @@ impl Default for ProblemLog {
 
 impl ProblemLog {
     /// By object, each problem once.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<ObjectProblem>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<ObjectProblem>)> {
         self.objects.iter().map(|((kind, name), object)| (*kind, name, object.listed(MAX_LISTED)))
     }
 
@@ -122,7 +122,7 @@ impl ProblemLog {
     }
 
     /// For metrics.
-    pub(super) fn counts(&self) -> ProblemCounts {
+    pub(crate) fn counts(&self) -> ProblemCounts {
         let mut counts = ProblemCounts::default();
         for object in self.objects.values() {
             counts.problems += object.count();
@@ -186,7 +186,7 @@ impl ProblemLog {
     }
 
     /// What is to be reported now, and when there may be more.
-    pub(super) fn take_notices(&mut self, now: Instant) -> (Vec<ObjectNotice>, Option<Instant>) {
+    pub(crate) fn take_notices(&mut self, now: Instant) -> (Vec<ObjectNotice>, Option<Instant>) {
         if let Some((until, _)) = self.blocked.as_ref().filter(|(until, _)| now < *until) {
             return (Vec::new(), Some(*until));
         }

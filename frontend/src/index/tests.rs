@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, time::UNIX_EPOCH};
 
 use proptest::{collection::vec, prelude::*};
+use tokio::time::Instant;
 
 use crate::{
     object::{ServiceLimits, SliceEndpoint, SlicePort},
@@ -33,13 +34,13 @@ fn apply_changes(index: &mut Index, views: &mut Views) -> Vec<ServicePortKey> {
 }
 
 fn problems(index: &Index) -> Vec<(ObjectKind, ObjectName, Vec<ObjectProblem>)> {
-    let problems = index.problems();
+    let problems = index.problems.iter();
     problems.map(|(kind, name, problems)| (kind, name.clone(), problems)).collect()
 }
 
 /// The messages about one service.
 fn messages(index: &Index, service: &str) -> Vec<String> {
-    let of_service = index.problems().filter(|(_, name, _)| &*name.name == service);
+    let of_service = index.problems.iter().filter(|(_, name, _)| &*name.name == service);
     of_service
         .flat_map(|(_, _, problems)| problems)
         .map(|problem| format!("{}: {}", problem.field, problem.message))
@@ -267,7 +268,7 @@ fn external_ip_never_shadows_cluster_addresses() {
         let mut expected: Vec<_> = taken.iter().zip(owners).map(expected).collect();
         expected.sort_unstable();
         assert_eq!(messages(&index, "greedy"), expected);
-        assert_eq!(index.problem_counts().vip_conflicts, 4);
+        assert_eq!(index.problems.counts().vip_conflicts, 4);
         // The same in any order, and gone when the owners are.
         let (_, reversed) = indexed(objects.clone().into_iter().rev());
         assert_eq!(reversed, views);
@@ -373,14 +374,14 @@ fn load_balancer_ip_goes_before_an_external_ip_of_an_older_service() {
         ["spec.externalIPs: 192.0.2.1, port 80/TCP is used by ns/newer:http/tcp, for which it is a load-balancer IP: \
           not served here; change one of them"]
     );
-    assert_eq!(index.problem_counts().vip_conflicts, 2);
+    assert_eq!(index.problems.counts().vip_conflicts, 2);
     // Closed, because its ranges cannot be used: no other Service gets the address.
     let ranges = (0..5000).map(|n: u32| IpNet::from(IpAddr::from((0x0b00_0000 + n).to_be_bytes()))).collect();
     index.apply(put(ServiceObject { source_ranges: ranges, ..newer }));
     apply_changes(&mut index, &mut views);
     assert!(views.values().all(|view| view.port.external_ips.is_empty() && view.port.load_balancer_ips.is_empty()));
-    assert_eq!(index.problem_counts().limited_services, 1);
-    let (notices, _) = index.take_notices(Instant::now());
+    assert_eq!(index.problems.counts().limited_services, 1);
+    let (notices, _) = index.problems.take_notices(Instant::now());
     let notice = notices.iter().find(|notice| &*notice.name.name == "newer").unwrap();
     assert_eq!((notice.cause, notice.count), (ProblemCause::Limit, 1));
 }
@@ -423,7 +424,7 @@ fn ports_times_endpoints_are_bounded_and_reported() {
     let (mut index, mut views) = indexed([put(service.clone()), put(slice.clone())]);
     let endpoints = |views: &Views| views.values().map(ServicePortView::endpoints).sum::<usize>();
     assert_eq!(endpoints(&views), 100_000);
-    assert_eq!(index.problem_counts(), ProblemCounts { problems: 1, vip_conflicts: 0, limited_services: 1 });
+    assert_eq!(index.problems.counts(), ProblemCounts { problems: 1, vip_conflicts: 0, limited_services: 1 });
     assert!(messages(&index, "s")[0].contains("2000000 endpoints of all ports"), "{:?}", messages(&index, "s"));
     // Other ports get what a port no longer needs.
     let mut fewer = slice.clone();
@@ -431,14 +432,14 @@ fn ports_times_endpoints_are_bounded_and_reported() {
     index.apply(put(fewer));
     apply_changes(&mut index, &mut views);
     assert_eq!(endpoints(&views), 100_000);
-    assert_eq!(index.problem_counts().limited_services, 0, "100 ports with 1000 endpoints are within the limit");
+    assert_eq!(index.problems.counts().limited_services, 0, "100 ports with 1000 endpoints are within the limit");
     index.apply(put(slice));
     apply_changes(&mut index, &mut views);
     let (_, scratch) = indexed([put(service), put(product(2000, 1000).1)]);
     assert_eq!(views, scratch);
     index.apply(SourceUpdate::Delete(ObjectKind::Service, ObjectName::new("ns", "s")));
     apply_changes(&mut index, &mut views);
-    assert!(views.is_empty() && index.problems().next().is_none() && index.limited.is_empty());
+    assert!(views.is_empty() && index.problems.iter().next().is_none() && index.limited.is_empty());
 }
 
 #[test]
@@ -449,7 +450,7 @@ fn ports_times_vips_are_bounded() {
     let vips: usize = views.values().map(|view| view.port.external_ips.len()).sum();
     assert_eq!(vips, 20_000);
     assert_eq!(index.claims.claimant_groups(), 2000 + 20_000);
-    assert_eq!(index.problem_counts().limited_services, 1);
+    assert_eq!(index.problems.counts().limited_services, 1);
 }
 
 #[test]
@@ -462,7 +463,7 @@ fn slice_with_many_bad_fields_is_one_notice() {
         let problems = (0..1000).map(|n| bad(n + round)).collect();
         index.apply(SourceUpdate::Apply(ParsedObject { problems, ..parsed }));
         index.take_changes();
-        notices += index.take_notices(Instant::now()).0.len();
+        notices += index.problems.take_notices(Instant::now()).0.len();
     }
     assert_eq!(notices, 1);
 }
