@@ -10,7 +10,7 @@ use backend::{
     Difference, Drift, InstalledObject, NodeState, ServiceName,
     dataplane::{DataplaneOptions, Masquerade, Vip, VipOwnership, table_family},
     driver::{
-        Applied, Change, CommitError, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, Synced,
+        Applied, Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Rejection, Synced,
         UsableFamilies,
     },
 };
@@ -97,12 +97,12 @@ impl<K: Kernel> NftDataPlane<K> {
     ) -> Result<Option<CommitOutcome>> {
         let size: usize = operations.iter().map(|(_, operation)| operation.elements()).sum();
         let base = (!has_service_ports).then(|| operations.clone());
-        let rejection = match self.kernel.commit(operations).await {
+        let rejection = match self.kernel.commit(operations).await? {
             Ok(took) => {
                 self.batch_sizer.measured(size, took);
                 return Ok(None);
             }
-            Err(error) => error.into_rejection()?,
+            Err(rejection) => rejection,
         };
         let Some(operations) = base.filter(|_| rejection.unnamed.is_some()) else {
             return Ok(Some(CommitOutcome::Rejected(rejection)));
@@ -122,10 +122,8 @@ impl<K: Kernel> NftDataPlane<K> {
             if is_one_family {
                 return self.families.failed(family, rejection.to_string());
             }
-            match self.kernel.commit(operations).await {
-                Ok(_) => {}
-                Err(CommitError::Rejected(rejection)) => self.families.failed(family, rejection.to_string())?,
-                Err(CommitError::Failed(error)) => return Err(error),
+            if let Err(rejection) = self.kernel.commit(operations).await? {
+                self.families.failed(family, rejection.to_string())?;
             }
         }
         Ok(())
@@ -137,7 +135,8 @@ pub(crate) async fn delete_tables(kernel: &mut impl Kernel, families: &[IpFamily
     let tables = kernel.tables().await?.into_iter().filter(|(family, _)| families.contains(family));
     let deletions: Vec<_> = tables.map(|(family, name)| (family, Operation::DeleteTable(name))).collect();
     if !deletions.is_empty() {
-        kernel.commit(deletions).await.context("delete our tables")?;
+        let deleted = kernel.commit(deletions).await.and_then(|deleted| deleted.map_err(anyhow::Error::new));
+        deleted.context("delete our tables")?;
     }
     Ok(())
 }

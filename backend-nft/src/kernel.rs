@@ -15,7 +15,7 @@ mod netlink;
 use std::{future::Future, time::Duration};
 
 use anyhow::Result;
-use backend::{Drift, driver::CommitError};
+use backend::{Drift, driver::Rejection};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{desired::EndpointKeys, plan::Operation};
@@ -39,11 +39,12 @@ pub(crate) trait Kernel: Send + 'static {
         false
     }
 
-    /// Executes all operations, or none. Returns how long that took in the kernel.
+    /// Executes all operations, or none. Returns how long that took in the kernel, or what it rejected: without that
+    /// part it may accept the transaction. After an error, another transaction would fail as well.
     fn commit(
         &mut self,
         operations: Vec<(IpFamily, Operation)>,
-    ) -> impl Future<Output = Result<Duration, CommitError>> + Send;
+    ) -> impl Future<Output = Result<Result<Duration, Rejection>>> + Send;
 
     /// Returns when another process has, or may have, changed our tables since they were listed. May be dropped before.
     fn drifted(&mut self) -> impl Future<Output = Drift> + Send;

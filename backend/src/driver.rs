@@ -56,7 +56,7 @@ pub use families::UsableFamilies;
 pub use nf_tables_watch::{NfTablesWatch, Touched};
 use quarantine::Quarantine;
 use queue::{Queue, QueueBatch};
-pub use rejection::{CommitError, Rejection, Unneeded};
+pub use rejection::{Rejection, Unneeded};
 pub use worker::WorkerThread;
 
 /// The most elements, rules or operations of one transaction: 50 ms on the machines that were measured. While it is

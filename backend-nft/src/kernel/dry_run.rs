@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use backend::{Drift, driver::CommitError};
+use backend::{Drift, driver::Rejection};
 use proto::model::{IpFamily, PerFamily};
 
 use super::{Kernel, Listing};
@@ -36,9 +36,9 @@ impl<K: Kernel> Kernel for DryRun<K> {
         self.kernel.tables().await
     }
 
-    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
+    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Result<Duration, Rejection>> {
         self.operations.extend(operations);
-        Ok(Duration::ZERO)
+        Ok(Ok(Duration::ZERO))
     }
 
     async fn drifted(&mut self) -> Drift {

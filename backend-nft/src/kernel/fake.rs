@@ -15,7 +15,7 @@ use anyhow::Result;
 use backend::{
     Drift, NFT_TABLE,
     dataplane::{DataplaneOptions, Vip},
-    driver::{CommitError, Driver, Rejection},
+    driver::{Driver, Rejection},
 };
 use ipnet::IpNet;
 use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags};
@@ -261,7 +261,7 @@ impl Kernel for Fake {
         Ok(state.tables.iter().flat_map(names).collect())
     }
 
-    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
+    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Result<Duration, Rejection>> {
         let mut state = self.0.lock().unwrap();
         state.transactions += 1;
         let mut tables = std::mem::take(&mut state.tables);
@@ -295,7 +295,7 @@ impl Kernel for Fake {
                     state.tables[family].extend(restored);
                 }
             }
-            return Err(CommitError::Rejected(rejection));
+            return Ok(Err(rejection));
         }
         for table in tables.v4.values_mut().chain(tables.v6.values_mut()) {
             table.journal.clear();
@@ -313,7 +313,7 @@ impl Kernel for Fake {
             let reachable = reachable(&state.tables);
             state.reachable.get_or_insert_default().push(reachable);
         }
-        Ok(Duration::ZERO)
+        Ok(Ok(Duration::ZERO))
     }
 
     async fn drifted(&mut self) -> Drift {

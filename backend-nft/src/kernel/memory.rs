@@ -6,7 +6,7 @@ use anyhow::Result;
 use backend::{
     Drift,
     dataplane::{DataplaneOptions, Vip},
-    driver::{CommitError, Driver},
+    driver::{Driver, Rejection},
     testing::{Gate, MemoryKernel},
 };
 use proto::model::{IpFamily, PerFamily};
@@ -72,10 +72,10 @@ impl Kernel for Gated {
         Kernel::tables(&mut self.kernel).await
     }
 
-    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
-        self.gate.pass().await.map_err(CommitError::Failed)?;
+    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Result<Duration, Rejection>> {
+        self.gate.pass().await?;
         let committed = self.kernel.commit(operations).await;
-        self.gate.pass().await.map_err(CommitError::Failed)?;
+        self.gate.pass().await?;
         committed
     }
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use backend::{
     Drift,
     dataplane::table_family,
-    driver::{CommitError, NfTablesWatch, Touched, WorkerThread},
+    driver::{NfTablesWatch, Rejection, Touched, WorkerThread},
 };
 use netlink::{
     Error,
@@ -86,19 +86,21 @@ impl Kernel for Netlink {
         self.worker.run(tables).await?
     }
 
-    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
+    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Result<Duration, Rejection>> {
         let writes: usize = operations.iter().map(|(_, operation)| operation.writes()).sum();
         let is_large = writes > MAX_NOTIFIED_WRITES;
         if is_large {
-            self.watch.pause().map_err(CommitError::Failed)?;
+            self.watch.pause()?;
         }
         let result = self.worker.run(move |worker| worker.commit(&operations)).await;
         if is_large {
-            self.watch.resume().map_err(CommitError::Failed)?;
+            self.watch.resume()?;
         }
-        let took = result.map_err(CommitError::Failed)??;
-        self.watch.committed(1);
-        Ok(took)
+        let committed = result??;
+        if committed.is_ok() {
+            self.watch.committed(1);
+        }
+        Ok(committed)
     }
 
     fn is_untouched(&mut self) -> bool {
@@ -181,7 +183,7 @@ impl Worker {
         Ok(())
     }
 
-    fn commit(&mut self, operations: &[(IpFamily, Operation)]) -> Result<Duration, CommitError> {
+    fn commit(&mut self, operations: &[(IpFamily, Operation)]) -> Result<Result<Duration, Rejection>> {
         let encoded = Encoded::new(&self.names, operations);
         let (messages, bytes) = (encoded.batch.len(), encoded.batch.bytes());
         let start = Instant::now();
@@ -189,12 +191,13 @@ impl Worker {
         let took = start.elapsed();
         let took_us = took.as_micros() as u64;
         debug!(messages, bytes, took_us, accepted = result.is_ok(), "committed a transaction");
-        result.map(|()| took).map_err(|error| match &error {
+        let Err(error) = result else { return Ok(Ok(took)) };
+        match &error {
             // Missing permissions or memory, or a concurrent change, do not depend on what is in the transaction.
             Error::Rejected { operations, .. } if !error.is_not_permitted() && !error.is_interrupted() => {
-                CommitError::Rejected(encoded.rejection(operations))
+                Ok(Err(encoded.rejection(operations)))
             }
-            _ => CommitError::Failed(anyhow::Error::new(error).context("commit a transaction")),
-        })
+            _ => Err(anyhow::Error::new(error).context("commit a transaction")),
+        }
     }
 }

@@ -1,18 +1,5 @@
 //! What a data plane reports when the kernel does not accept a transaction.
 
-use anyhow::Result;
-
-/// Why a transaction was not committed.
-#[derive(Debug, thiserror::Error)]
-pub enum CommitError {
-    /// The kernel rejected a part of it; without that part it may be accepted.
-    #[error("{0}")]
-    Rejected(Rejection),
-    /// Another transaction would fail as well.
-    #[error("{0:#}")]
-    Failed(anyhow::Error),
-}
-
 /// What the kernel rejected. Service ports are given by their index in [`Change::service_ports`](super::Change).
 #[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.reason())]
@@ -30,19 +17,6 @@ pub enum Unneeded {
     Delete,
     /// It leaves them: a later transaction may need them.
     Keep,
-}
-
-impl CommitError {
-    /// The rejection.
-    ///
-    /// # Errors
-    /// When it is none.
-    pub fn into_rejection(self) -> Result<Rejection> {
-        match self {
-            Self::Rejected(rejection) => Ok(rejection),
-            Self::Failed(error) => Err(error),
-        }
-    }
 }
 
 impl Rejection {

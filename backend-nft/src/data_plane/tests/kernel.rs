@@ -9,7 +9,7 @@ use anyhow::Result;
 use backend::{
     Drift,
     dataplane::{DataplaneOptions, Vip},
-    driver::{CommitError, Driver},
+    driver::{Driver, Rejection},
     testing::{ProgramAll as _, Stack, mk_key, synthetic, transition},
 };
 use netlink::{nft::Rule, testing::in_netns};
@@ -55,7 +55,7 @@ impl Kernel for InvalidatingKernel {
         self.kernel.tables().await
     }
 
-    async fn commit(&mut self, mut operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
+    async fn commit(&mut self, mut operations: Vec<(IpFamily, Operation)>) -> Result<Result<Duration, Rejection>> {
         let defect = *self.defect.lock().unwrap();
         let has_rejected_vip = |(_, operation): &(IpFamily, Operation)| {
             matches!(operation, Operation::AddElements(Map::Vips, elements)

@@ -38,11 +38,11 @@ fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(IpFamily, Op
     operations.into_iter().map(|operation| (IpFamily::V4, operation)).collect()
 }
 
-fn commit(operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
+fn commit(operations: Vec<(IpFamily, Operation)>) -> Result<Duration, Rejection> {
     in_netns(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut kernel = Netlink::open().unwrap();
-        let result = runtime.block_on(kernel.commit(operations));
+        let result = runtime.block_on(kernel.commit(operations)).unwrap();
         let tables = runtime.block_on(kernel.tables()).unwrap();
         assert_eq!(tables.is_empty(), result.is_err(), "all or nothing");
         result
@@ -51,7 +51,7 @@ fn commit(operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitErro
 
 fn rejected(operations: Vec<(IpFamily, Operation)>) -> Rejection {
     match commit(operations) {
-        Err(CommitError::Rejected(rejection)) => rejection,
+        Err(rejection) => rejection,
         other => panic!("expected a rejection: {other:?}"),
     }
 }
@@ -99,11 +99,15 @@ fn changes_of_others_are_known() {
                 }
                 other.commit(&batch).unwrap();
             };
-            kernel.commit(transaction([])).await.unwrap();
+            kernel.commit(transaction([])).await.unwrap().unwrap();
             kernel.list(EndpointKeys::default()).await.unwrap();
             assert!(kernel.is_untouched());
             change("foreign", false);
-            kernel.commit(vec![(IpFamily::V4, Operation::AddChain(nft::Chain::regular("pool-7")))]).await.unwrap();
+            kernel
+                .commit(vec![(IpFamily::V4, Operation::AddChain(nft::Chain::regular("pool-7")))])
+                .await
+                .unwrap()
+                .unwrap();
             assert!(kernel.is_untouched());
             change("fairlead2", false);
             assert!(!kernel.is_untouched());
