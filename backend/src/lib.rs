@@ -50,6 +50,7 @@ pub(crate) use progress::{ChangeCounts, NoLocalEndpoints, ProtocolCounters};
 pub(crate) use proto::state::DepartedEndpoints;
 pub use proto::state::{Changes, NodeState, RejectedOperation, ServiceName, ServicePortState};
 pub use runner::{Runner, RunnerOptions};
-pub use store::{StateFile, Storage, Store, StoredState};
+pub(crate) use store::Store;
+pub use store::{StateFile, Storage, StoredState};
 pub use stream::{Connect, ReconnectDelays, Rejected, Session};
 pub use sysctl::{ConntrackSettings, tcp_is_liberal};

@@ -50,7 +50,7 @@ const HUNG: Duration = Duration::from_secs(10);
 
 /// Keeps the state file.
 #[derive(Debug)]
-pub struct Store {
+pub(crate) struct Store {
     /// What the file is to contain.
     newest: watch::Sender<Option<StoredState>>,
     /// Why the file is out of date.
@@ -63,7 +63,7 @@ pub struct Store {
     confirmed_boot: Option<Arc<str>>,
 }
 
-/// Where a [`Store`] keeps its file.
+/// Where the state file is kept.
 #[derive(Clone, Debug)]
 pub struct StateFile {
     /// The file.
@@ -104,6 +104,12 @@ impl StoredState {
 }
 
 impl StateFile {
+    /// The files at this path: the state file, and its successor while that is written.
+    #[must_use]
+    pub fn files(path: &Path) -> [PathBuf; 2] {
+        [path.to_owned(), disk::successor(path)]
+    }
+
     /// A file on a disk of this machine.
     #[must_use]
     pub fn local(path: &Path) -> Self {
@@ -115,12 +121,6 @@ impl StateFile {
 }
 
 impl Store {
-    /// The files of a store at this path: the state file, and its successor while that is written.
-    #[must_use]
-    pub fn files(path: &Path) -> [PathBuf; 2] {
-        [path.to_owned(), disk::successor(path)]
-    }
-
     /// Opens and reads the state file of a node. A file that cannot be read in time, is damaged, or is of another
     /// version or node is logged and will be replaced.
     pub(crate) async fn open(StateFile { storage, boot }: StateFile, node: &str) -> (Self, Option<StoredState>) {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt::Display, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail};
-use backend::{Backend as _, InstalledObject, Store, dataplane::DataplaneOptions};
+use backend::{Backend as _, InstalledObject, StateFile, dataplane::DataplaneOptions};
 use backend_iptables::LoopbackRouting;
 use clap::ValueEnum as _;
 use iptables::{SavedRules, Variant, save_all, save_variants};
@@ -140,7 +140,7 @@ async fn remove_iptables(variant: Option<Variant>, report: &mut CleanupReport) -
 
 /// Removes the state file.
 fn remove_state(state_dir: &Path, report: &mut CleanupReport) -> Result<()> {
-    let files = Store::files(&state_dir.join("state"));
+    let files = StateFile::files(&state_dir.join("state"));
     for file in files.into_iter().filter(|file| file.exists()) {
         report.removed("file", file.display().to_string(), 1);
         if !report.dry_run {

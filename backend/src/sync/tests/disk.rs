@@ -5,17 +5,16 @@ use std::{path::PathBuf, process::Command};
 use tempfile::TempDir;
 
 use super::*;
-use crate::Store;
 
-/// Indexes in [`Store::files`].
+/// Indexes in [`StateFile::files`].
 const STATE: usize = 0;
 const SUCCESSOR: usize = 1;
 
-/// A new directory, the path of a state file in it, and that of one of its [`Store::files`], which is a FIFO.
+/// A new directory, the path of a state file in it, and that of one of its [`StateFile::files`], which is a FIFO.
 fn state_file_with_fifo(index: usize) -> (TempDir, PathBuf, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state");
-    let fifo = Store::files(&file)[index].clone();
+    let fifo = StateFile::files(&file)[index].clone();
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     (dir, file, fifo)
 }
