@@ -119,26 +119,19 @@ impl Queue {
         for (key, entry) in &mut self.entries {
             entry.writes.get_or_insert_with(|| writes(key));
         }
-        let mut order: Vec<_> = Vec::with_capacity(self.entries.len());
-        let mut rest = self.entries.iter().peekable();
-        while let Some(&(first, _)) = rest.peek() {
-            let namespace = &first.namespace;
-            let start = order.len();
-            let mut sum = 0_usize;
-            while let Some((key, entry)) = rest.next_if(|(key, _)| key.namespace == *namespace) {
-                let writes = entry.writes.unwrap_or_default();
-                sum += writes;
-                order.push((!entry.is_urgent, 0, writes, entry.arrival, key));
-            }
-            order[start..].iter_mut().for_each(|(_, of_namespace, ..)| *of_namespace = sum);
+        let entries: Vec<_> = self.entries.iter().collect();
+        let mut order = Vec::with_capacity(entries.len());
+        for namespace in entries.chunk_by(|(one, _), (other, _)| one.namespace == other.namespace) {
+            let of_namespace: usize = namespace.iter().filter_map(|(_, entry)| entry.writes).sum();
+            let others = namespace.iter().filter(|(key, _)| !suspected.contains(key));
+            order.extend(others.map(|(key, entry)| {
+                (!entry.is_urgent, of_namespace, entry.writes.unwrap_or_default(), entry.arrival, *key)
+            }));
         }
-        order.retain(|(.., key)| !suspected.contains(key));
         if is_second {
             order.sort_unstable_by_key(|(is_not_urgent, .., arrival, _)| (*is_not_urgent, *arrival));
         } else {
-            order.sort_unstable_by_key(|(is_not_urgent, of_namespace, writes, arrival, _)| {
-                (*is_not_urgent, *of_namespace, *writes, *arrival)
-            });
+            order.sort_unstable();
         }
         let count = fitting(order.iter().map(|(_, _, writes, ..)| *writes), budget);
         self.batch(order[..count].iter().map(|(.., key)| (*key).clone()).collect())
