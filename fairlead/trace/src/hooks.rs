@@ -74,7 +74,7 @@ pub fn trace(rules: &NodeRules, packet: &Packet, kernel: &mut dyn Kernel) -> Res
             bail!("the packet has more than {MAX_PATHS} possible paths");
         }
         let mut traversal = Traversal::new(packet.clone(), &mut choices, kernel);
-        let verdict = evaluate_path(rules, &mut traversal)?;
+        let verdict = rules.evaluate_path(&mut traversal)?;
         let path = traversal.path;
         paths.push(Path { probability: choices.probability(), verdict, ..path });
         next = choices.next();
@@ -82,114 +82,107 @@ pub fn trace(rules: &NodeRules, packet: &Packet, kernel: &mut dyn Kernel) -> Res
     Ok(Trace { packet: packet.clone(), paths })
 }
 
-/// Evaluates one path.
-fn evaluate_path(rules: &NodeRules, traversal: &mut Traversal<'_>) -> Result<PacketVerdict> {
-    use NatChains::{Evaluate, Skip};
-    let is_own = traversal.packet.origin == PacketOrigin::Node;
-    let first = if is_own { Hook::Output } else { Hook::Prerouting };
-    if is_own {
-        route(traversal);
-    }
-    let mut result = evaluate_hook(rules, traversal, first, Evaluate)?;
-    if result == ChainVerdict::Accept {
-        route(traversal);
-        let to_this_node = traversal.kernel.is_local(traversal.packet.destination.ip());
-        let rest: &[_] = match (is_own, to_this_node) {
-            (false, true) => &[(Hook::Input, Evaluate)],
-            (false, false) => &[(Hook::Forward, Evaluate), (Hook::Postrouting, Evaluate)],
-            (true, false) => &[(Hook::Postrouting, Evaluate)],
-            (true, true) => &[(Hook::Postrouting, Evaluate), (Hook::Prerouting, Skip), (Hook::Input, Skip)],
-        };
-        result = evaluate_hooks(rules, traversal, rest)?;
-    }
-    if result == ChainVerdict::SentByIpvs {
-        route(traversal);
-        // Chains that translate destinations have been evaluated.
-        result = evaluate_hooks(rules, traversal, &[(Hook::Output, Skip), (Hook::Postrouting, Evaluate)])?;
-    }
-    Ok(match result {
-        ChainVerdict::Ended(verdict) => verdict,
-        ChainVerdict::Accept | ChainVerdict::SentByIpvs => PacketVerdict::Delivered,
-    })
-}
-
-/// Evaluates hooks until one does not accept the packet.
-fn evaluate_hooks(
-    rules: &NodeRules,
-    traversal: &mut Traversal<'_>,
-    hooks: &[(Hook, NatChains)],
-) -> Result<ChainVerdict> {
-    for (hook, nat_chains) in hooks {
-        match evaluate_hook(rules, traversal, *hook, *nat_chains)? {
-            ChainVerdict::Accept => {}
-            verdict => return Ok(verdict),
+impl NodeRules {
+    /// Evaluates one path.
+    fn evaluate_path(&self, traversal: &mut Traversal<'_>) -> Result<PacketVerdict> {
+        use NatChains::{Evaluate, Skip};
+        let is_own = traversal.packet.origin == PacketOrigin::Node;
+        let first = if is_own { Hook::Output } else { Hook::Prerouting };
+        if is_own {
+            route(traversal);
         }
+        let mut result = self.evaluate_hook(traversal, first, Evaluate)?;
+        if result == ChainVerdict::Accept {
+            route(traversal);
+            let to_this_node = traversal.kernel.is_local(traversal.packet.destination.ip());
+            let rest: &[_] = match (is_own, to_this_node) {
+                (false, true) => &[(Hook::Input, Evaluate)],
+                (false, false) => &[(Hook::Forward, Evaluate), (Hook::Postrouting, Evaluate)],
+                (true, false) => &[(Hook::Postrouting, Evaluate)],
+                (true, true) => &[(Hook::Postrouting, Evaluate), (Hook::Prerouting, Skip), (Hook::Input, Skip)],
+            };
+            result = self.evaluate_hooks(traversal, rest)?;
+        }
+        if result == ChainVerdict::SentByIpvs {
+            route(traversal);
+            // Chains that translate destinations have been evaluated.
+            result = self.evaluate_hooks(traversal, &[(Hook::Output, Skip), (Hook::Postrouting, Evaluate)])?;
+        }
+        Ok(match result {
+            ChainVerdict::Ended(verdict) => verdict,
+            ChainVerdict::Accept | ChainVerdict::SentByIpvs => PacketVerdict::Delivered,
+        })
     }
-    Ok(ChainVerdict::Accept)
+
+    /// Evaluates hooks until one does not accept the packet.
+    fn evaluate_hooks(&self, traversal: &mut Traversal<'_>, hooks: &[(Hook, NatChains)]) -> Result<ChainVerdict> {
+        for (hook, nat_chains) in hooks {
+            match self.evaluate_hook(traversal, *hook, *nat_chains)? {
+                ChainVerdict::Accept => {}
+                verdict => return Ok(verdict),
+            }
+        }
+        Ok(ChainVerdict::Accept)
+    }
+
+    /// Evaluates the chains of a hook until one does not accept the packet.
+    fn evaluate_hook(&self, traversal: &mut Traversal<'_>, hook: Hook, nat_chains: NatChains) -> Result<ChainVerdict> {
+        traversal.hook = hook;
+        let mut translated = false;
+        for HookedChain { kind, chain, .. } in self.chains_of_hook(traversal.packet.is_v4(), hook) {
+            let is_nat = kind == ChainType::Nat;
+            if is_nat && (translated || nat_chains == NatChains::Skip) {
+                continue;
+            }
+            let before = (traversal.path.endpoint, traversal.path.masquerade.clone());
+            let verdict = match chain {
+                Some((table, name, policy)) => {
+                    let steps = traversal.path.steps.len();
+                    let drop = || PacketVerdict::Dropped { reason: format!("the policy of {}", table.full_name(name)) };
+                    let verdict = match (evaluate(table, traversal, name, 0)?, policy) {
+                        (Some(verdict), _) => verdict,
+                        (None, Policy::Drop) => ChainVerdict::Ended(drop()),
+                        (None, Policy::Accept) => ChainVerdict::Accept,
+                    };
+                    let is_dropped = verdict != ChainVerdict::Accept;
+                    if traversal.path.steps.len() == steps && (is_dropped || table.rule_count(name) > 0) {
+                        let policy = if is_dropped { "drop" } else { "accept" };
+                        let action = format!("no rule matches, policy {policy}");
+                        traversal.step(table.full_name(name), String::new(), action);
+                    }
+                    verdict
+                }
+                None => ipvs::schedule(traversal)?,
+            };
+            translated |= is_nat && before != (traversal.path.endpoint, traversal.path.masquerade.clone());
+            if verdict != ChainVerdict::Accept {
+                return Ok(verdict);
+            }
+        }
+        Ok(ChainVerdict::Accept)
+    }
+
+    /// The chains of a hook for packets of a family, in the order of evaluation. At the same priority those of
+    /// nf_tables come first: the order in which they were registered cannot be read.
+    fn chains_of_hook(&self, v4: bool, hook: Hook) -> Vec<HookedChain<'_>> {
+        let mut all = Vec::new();
+        if let Some(priority) = ipvs::priority(hook) {
+            all.push(HookedChain { priority: (priority, priority), kind: ChainType::Filter, chain: None });
+        }
+        for table in self.0.iter().filter(|table| table.handles(v4)) {
+            for (name, base) in table.base_chains().into_iter().filter(|(_, base)| base.hook == hook) {
+                let priority = if base.kind == ChainType::Nat { nat_priority(hook) } else { base.priority };
+                let chain = Some((&**table, name, base.policy));
+                all.push(HookedChain { priority: (priority, base.priority), kind: base.kind, chain });
+            }
+        }
+        all.sort_by_key(|hooked| hooked.priority);
+        all
+    }
 }
 
 fn route(traversal: &mut Traversal<'_>) {
     traversal.out = traversal.kernel.output_interface(traversal.packet.destination.ip());
-}
-
-/// Evaluates the chains of a hook until one does not accept the packet.
-fn evaluate_hook(
-    rules: &NodeRules,
-    traversal: &mut Traversal<'_>,
-    hook: Hook,
-    nat_chains: NatChains,
-) -> Result<ChainVerdict> {
-    traversal.hook = hook;
-    let mut translated = false;
-    for HookedChain { kind, chain, .. } in chains_of_hook(rules, traversal.packet.is_v4(), hook) {
-        let is_nat = kind == ChainType::Nat;
-        if is_nat && (translated || nat_chains == NatChains::Skip) {
-            continue;
-        }
-        let before = (traversal.path.endpoint, traversal.path.masquerade.clone());
-        let verdict = match chain {
-            Some((table, name, policy)) => {
-                let steps = traversal.path.steps.len();
-                let drop = || PacketVerdict::Dropped { reason: format!("the policy of {}", table.full_name(name)) };
-                let verdict = match (evaluate(table, traversal, name, 0)?, policy) {
-                    (Some(verdict), _) => verdict,
-                    (None, Policy::Drop) => ChainVerdict::Ended(drop()),
-                    (None, Policy::Accept) => ChainVerdict::Accept,
-                };
-                let is_dropped = verdict != ChainVerdict::Accept;
-                if traversal.path.steps.len() == steps && (is_dropped || table.rule_count(name) > 0) {
-                    let policy = if is_dropped { "drop" } else { "accept" };
-                    let action = format!("no rule matches, policy {policy}");
-                    traversal.step(table.full_name(name), String::new(), action);
-                }
-                verdict
-            }
-            None => ipvs::schedule(traversal)?,
-        };
-        translated |= is_nat && before != (traversal.path.endpoint, traversal.path.masquerade.clone());
-        if verdict != ChainVerdict::Accept {
-            return Ok(verdict);
-        }
-    }
-    Ok(ChainVerdict::Accept)
-}
-
-/// The chains of a hook for packets of a family, in the order of evaluation. At the same priority those of nf_tables
-/// come first: the order in which they were registered cannot be read.
-fn chains_of_hook(rules: &NodeRules, v4: bool, hook: Hook) -> Vec<HookedChain<'_>> {
-    let mut all = Vec::new();
-    if let Some(priority) = ipvs::priority(hook) {
-        all.push(HookedChain { priority: (priority, priority), kind: ChainType::Filter, chain: None });
-    }
-    for table in rules.0.iter().filter(|table| table.handles(v4)) {
-        for (name, base) in table.base_chains().into_iter().filter(|(_, base)| base.hook == hook) {
-            let priority = if base.kind == ChainType::Nat { nat_priority(hook) } else { base.priority };
-            let chain = Some((&**table, name, base.policy));
-            all.push(HookedChain { priority: (priority, base.priority), kind: base.kind, chain });
-        }
-    }
-    all.sort_by_key(|hooked| hooked.priority);
-    all
 }
 
 #[cfg(test)]
