@@ -73,6 +73,9 @@ pub enum Answer {
 /// A response that is being computed.
 pub type DeferredResponse = Pin<Box<dyn Future<Output = Response<Vec<u8>>> + Send>>;
 
+/// What answers requests.
+type Answers = Arc<dyn Fn(&Request<Incoming>) -> Answer + Send + Sync>;
+
 impl From<Response<String>> for Answer {
     fn from(response: Response<String>) -> Self {
         Self::Ready(response)
@@ -86,7 +89,7 @@ where
     A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
     R: Into<Answer> + 'static,
 {
-    let answer = Arc::new(answer);
+    let answer: Answers = Arc::new(move |request: &Request<Incoming>| -> Answer { answer(request).into() });
     let mut tasks = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -138,11 +141,7 @@ fn original_destination(stream: &TcpStream) -> Option<OriginalDestination> {
     (!original.is_loopback()).then_some(OriginalDestination(original))
 }
 
-async fn connection<A, R>(stream: TcpStream, name: &'static str, permit: &HttpPermit, answer: Arc<A>)
-where
-    A: Fn(&Request<Incoming>) -> R,
-    R: Into<Answer>,
-{
+async fn connection(stream: TcpStream, name: &'static str, permit: &HttpPermit, answer: Answers) {
     let (deadline, until) = watch::channel(Instant::now() + CONNECTION_TIMEOUT);
     let client = stream.peer_addr().map(Client);
     let original = original_destination(&stream);
@@ -154,7 +153,7 @@ where
         if let Some(original) = original {
             request.extensions_mut().insert(original);
         }
-        let answer = answer(&request).into();
+        let answer = answer(&request);
         if let Answer::Deferred(duration, _) = &answer {
             deadline.send_modify(|deadline| *deadline += *duration);
             permit.release();

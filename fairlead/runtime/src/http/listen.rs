@@ -13,7 +13,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpListener, time::sleep};
 use tracing::{info, warn};
 
-use super::{Answer, HttpConnections, serve};
+use super::{Answer, Answers, HttpConnections, serve};
 use crate::{Shutdown, failure::Repeated};
 
 /// The delay between attempts to bind.
@@ -83,7 +83,7 @@ where
     A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
     R: Into<Answer> + 'static,
 {
-    let answer = Arc::new(answer);
+    let answer: Answers = Arc::new(move |request: &Request<Incoming>| -> Answer { answer(request).into() });
     let connections = HttpConnections::default();
     let one = |address| one(address, name, on_error, connections.clone(), answer.clone());
     let all = async {
@@ -101,17 +101,13 @@ where
     }
 }
 
-async fn one<A, R>(
+async fn one(
     address: SocketAddr,
     name: &'static str,
     on_error: OnBindError,
     connections: HttpConnections,
-    answer: Arc<A>,
-) -> io::Result<()>
-where
-    A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
-    R: Into<Answer> + 'static,
-{
+    answer: Answers,
+) -> io::Result<()> {
     let mut binding = Repeated::default();
     loop {
         match bind(address) {
