@@ -213,25 +213,25 @@ async fn serve(
     // One timer and one listener for the whole stream: creating them for each message would cost more than the message.
     // The timer is reset when it fires before the bookmark is due.
     let timer = sleep_until(session.bookmark_at);
-    let closed = output.closed();
+    let closed = session.output.closed();
     let reconnect = session.status.reconnect.clone();
     tokio::pin!(timer, closed);
     loop {
         revisions.borrow_and_update();
-        session.advance(output).await?;
+        session.advance().await?;
         let idle = session.is_idle();
-        let permit_expires_at = output.permit.as_ref().map(|permit| permit.expires_at);
+        let permit_expires_at = session.output.permit.as_ref().map(|permit| permit.expires_at);
         tokio::select! {
             () = &mut closed => return Err(SessionEnd::Disconnected),
             () = reconnect.notified() => return Err(SessionEnd::Drained("another frontend may know the node better")),
-            message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??, output).await?,
+            message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??).await?,
             changed = revisions.changed(), if idle => changed.map_err(|_| SessionEnd::Disconnected)?,
             () = sleep_until(permit_expires_at.unwrap_or_else(Instant::now)), if permit_expires_at.is_some() => {
-                output.permit = None;
+                session.output.permit = None;
             }
             () = &mut timer, if idle => {
                 if session.bookmark_at <= Instant::now() {
-                    session.bookmark(output).await?;
+                    session.bookmark().await?;
                 }
                 timer.as_mut().reset(session.bookmark_at);
             }

@@ -37,7 +37,8 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 const MISMATCHES: Rate = Rate { burst: 6, every: Duration::from_secs(600) };
 
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct Session<'a> {
+    pub(super) output: &'a mut MessageSink,
     context: Arc<FrontendContext>,
     pub(super) status: StreamGuard,
     permit: StreamPermit,
@@ -86,14 +87,14 @@ enum DigestTrust {
     Disabled,
 }
 
-impl Session {
+impl<'a> Session<'a> {
     /// Decides how the stream starts, and sends Welcome and the first update.
     pub(super) async fn start(
         context: Arc<FrontendContext>,
         identity: &Identity,
         hello: Hello,
         permit: StreamPermit,
-        output: &mut MessageSink,
+        output: &'a mut MessageSink,
     ) -> Result<Self, SessionEnd> {
         let node = hello.node.clone();
         let (epoch, since) = {
@@ -118,6 +119,7 @@ impl Session {
             warn!("there is no Node object of this name: check --node-name of the backend, and whether it was deleted");
         }
         let mut session = Self {
+            output,
             context,
             status,
             permit,
@@ -138,18 +140,18 @@ impl Session {
         };
         let kind_versions = *session.context.cluster.kind_versions().borrow();
         let welcome = Welcome { epoch, mode, source_version: kind_versions.newest(), kind_versions };
-        output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
+        session.output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
         match (resumed, hello.digests) {
             // Confirms that the client is up to date. The digest in its Ack is checked.
             (Some((_, update)), _) if update.chunks.is_empty() => {
-                session.send_bookmark(update.target, update.digest, output).await?;
+                session.send_bookmark(update.target, update.digest).await?;
             }
             (Some((_, update)), _) => {
                 session.set_pending(update.committed_at.unwrap_or_else(Instant::now));
-                session.send(update, output).await?;
+                session.send(update).await?;
             }
-            (None, Some(digests)) => session.repair(&digests, output).await?,
-            (None, None) => session.send_snapshot(output).await?,
+            (None, Some(digests)) => session.repair(&digests).await?,
+            (None, None) => session.send_snapshot().await?,
         }
         Ok(session)
     }
@@ -160,7 +162,7 @@ impl Session {
     }
 
     /// Sends what has changed, unless the client still owes an answer.
-    pub(super) async fn advance(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
+    pub(super) async fn advance(&mut self) -> Result<(), SessionEnd> {
         if !self.is_idle() {
             return Ok(());
         }
@@ -183,17 +185,17 @@ impl Session {
                 // The oldest of those that are not programmed.
                 self.committed_at = self.committed_at.or(update.committed_at);
                 self.set_pending(update.committed_at.unwrap_or_else(Instant::now));
-                self.send(update, output).await
+                self.send(update).await
             }
             None => {
                 info!(revision = %self.cursor, "no difference for the node's revision, comparing digests");
-                self.compare(output).await
+                self.compare().await
             }
         }
     }
 
     /// Sends an idle client a bookmark.
-    pub(super) async fn bookmark(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
+    pub(super) async fn bookmark(&mut self) -> Result<(), SessionEnd> {
         let (revision, digest) = {
             let log = self.context.cluster.log();
             (log.revision(), log.digest(&self.node))
@@ -202,26 +204,22 @@ impl Session {
             // A commit came in between; `advance` sends it first.
             return Ok(());
         }
-        self.send_bookmark(revision, digest, output).await
+        self.send_bookmark(revision, digest).await
     }
 
-    pub(super) async fn on_message(
-        &mut self,
-        message: ClientMessage,
-        output: &mut MessageSink,
-    ) -> Result<(), SessionEnd> {
+    pub(super) async fn on_message(&mut self, message: ClientMessage) -> Result<(), SessionEnd> {
         match message {
             ClientMessage::Hello(_) => Err(SessionError::SecondHello.into()),
-            ClientMessage::Ack(ack) => self.on_ack(ack, output).await,
+            ClientMessage::Ack(ack) => self.on_ack(ack).await,
             ClientMessage::DigestResponse(_, digests) if self.awaiting == Awaiting::Digests => {
                 self.status.update(|status| status.unanswered_since = Some(Instant::now()));
-                self.repair(&digests, output).await
+                self.repair(&digests).await
             }
             ClientMessage::DigestResponse(..) => Err(SessionError::UnexpectedDigests.into()),
         }
     }
 
-    async fn on_ack(&mut self, ack: Ack, output: &mut MessageSink) -> Result<(), SessionEnd> {
+    async fn on_ack(&mut self, ack: Ack) -> Result<(), SessionEnd> {
         let Ack { received, programmed, digest, apply_time, failures, degraded } = ack;
         let expected = match self.awaiting {
             Awaiting::Ack(expected) if received == self.sent => Some(expected),
@@ -256,12 +254,12 @@ impl Session {
         self.sends_digests |= digest.is_some();
         if let Some(expected) = expected {
             self.awaiting = Awaiting::Nothing;
-            output.permit = None;
+            self.output.permit = None;
             self.status.clear_error();
             match digest {
                 Some(digest) if digest == expected => self.digest_trust = DigestTrust::Agreed,
                 Some(digest) if self.digest_trust != DigestTrust::Disabled => {
-                    return self.on_mismatch(received, digest, expected, output).await;
+                    return self.on_mismatch(received, digest, expected).await;
                 }
                 _ => {}
             }
@@ -286,13 +284,7 @@ impl Session {
         }
     }
 
-    async fn on_mismatch(
-        &mut self,
-        revision: Revision,
-        digest: Digest,
-        expected: Digest,
-        output: &mut MessageSink,
-    ) -> Result<(), SessionEnd> {
+    async fn on_mismatch(&mut self, revision: Revision, digest: Digest, expected: Digest) -> Result<(), SessionEnd> {
         warn!(%revision, digest = digest.0, expected = expected.0, "digest mismatch, the state of the node is wrong");
         self.context.metrics.mismatches.inc();
         self.status.update(|status| {
@@ -309,11 +301,11 @@ impl Session {
         match self.digest_trust {
             DigestTrust::Agreed => {
                 self.digest_trust = DigestTrust::Repaired;
-                self.compare(output).await
+                self.compare().await
             }
             DigestTrust::Repaired => {
                 self.digest_trust = DigestTrust::Resent;
-                self.send_snapshot(output).await
+                self.send_snapshot().await
             }
             DigestTrust::Resent | DigestTrust::Disabled => {
                 error!(
@@ -328,63 +320,63 @@ impl Session {
     }
 
     /// Requests the client's digests; sends a snapshot to a client that computes none.
-    async fn compare(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
+    async fn compare(&mut self) -> Result<(), SessionEnd> {
         if !self.sends_digests {
-            return self.send_snapshot(output).await;
+            return self.send_snapshot().await;
         }
         self.awaiting = Awaiting::Digests;
         self.set_pending(Instant::now());
-        output.send(OutgoingMessage::Plain(ServerMessage::DigestRequest)).await
+        self.output.send(OutgoingMessage::Plain(ServerMessage::DigestRequest)).await
     }
 
     /// Sends the buckets that differ. When none does, the client does not have to wait for a rebuild permit.
-    async fn repair(&mut self, digests: &DigestVector, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        self.acquire_sync(output).await?;
+    async fn repair(&mut self, digests: &DigestVector) -> Result<(), SessionEnd> {
+        self.acquire_sync().await?;
         let empty = {
             let mut log = self.context.cluster.log();
             let agrees = log.digests(&self.node).differing(digests).next().is_none();
             agrees.then(|| log.rebuild(&self.node, BTreeSet::new()))
         };
         if let Some(update) = empty {
-            return self.send(update, output).await;
+            return self.send(update).await;
         }
-        self.acquire_rebuild_permit(output).await?;
+        self.acquire_rebuild_permit().await?;
         let (buckets, update) = {
             let mut log = self.context.cluster.log();
             let differing: BTreeSet<_> = log.digests(&self.node).differing(digests).collect();
             (differing.len(), log.rebuild(&self.node, differing))
         };
         info!(buckets, revision = %update.target, "sending a repair");
-        self.send(update, output).await
+        self.send(update).await
     }
 
-    async fn send_snapshot(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        self.acquire_sync(output).await?;
-        self.acquire_rebuild_permit(output).await?;
+    async fn send_snapshot(&mut self) -> Result<(), SessionEnd> {
+        self.acquire_sync().await?;
+        self.acquire_rebuild_permit().await?;
         let update = self.context.cluster.log().snapshot(&self.node);
         debug!(revision = %update.target, "sending a snapshot");
-        self.send(update, output).await
+        self.send(update).await
     }
 
     /// Waits until the rate limit of the node allows another snapshot or repair.
-    async fn acquire_sync(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
+    async fn acquire_sync(&mut self) -> Result<(), SessionEnd> {
         if mem::take(&mut self.has_initial_token) {
             return Ok(());
         }
         let token = self.permit.acquire_sync();
-        wait_with_keepalive(&self.context, self.sent, token, output).await
+        wait_with_keepalive(&self.context, self.sent, token, self.output).await
     }
 
     /// Waits in the rebuild queue.
-    async fn acquire_rebuild_permit(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
+    async fn acquire_rebuild_permit(&mut self) -> Result<(), SessionEnd> {
         let permit = self.context.rebuild_queue.acquire(&self.rebuild_client);
-        let permit = wait_with_keepalive(&self.context, self.sent, permit, output).await?;
-        output.permit = Some(permit);
+        let permit = wait_with_keepalive(&self.context, self.sent, permit, self.output).await?;
+        self.output.permit = Some(permit);
         Ok(())
     }
 
     /// Sends an update in messages of limited size, the last of which commits, even if it is empty.
-    async fn send(&mut self, update: NodeUpdate, output: &mut MessageSink) -> Result<(), SessionEnd> {
+    async fn send(&mut self, update: NodeUpdate) -> Result<(), SessionEnd> {
         let base = self.sent;
         let NodeUpdate { target, chunks, oldest_trigger, committed_at: _, digest, kind_versions } = update;
         let part = Batch { base, target, oldest_trigger, ..Batch::default() };
@@ -392,27 +384,22 @@ impl Session {
         for chunk in chunks {
             if size + chunk.size() > CHUNK_BYTES && !pending.is_empty() {
                 let chunks = mem::take(&mut pending);
-                output.send(OutgoingMessage::Batch { header: part.clone(), chunks }).await?;
+                self.output.send(OutgoingMessage::Batch { header: part.clone(), chunks }).await?;
                 size = 0;
             }
             size += chunk.size();
             pending.push(chunk);
         }
         let header = Batch { commit: true, source_version: kind_versions.newest(), kind_versions, ..part };
-        output.send(OutgoingMessage::Batch { header, chunks: pending }).await?;
-        output.release_permit_within(DELIVERY_TIMEOUT);
+        self.output.send(OutgoingMessage::Batch { header, chunks: pending }).await?;
+        self.output.release_permit_within(DELIVERY_TIMEOUT);
         self.await_ack(target, digest);
         Ok(())
     }
 
-    async fn send_bookmark(
-        &mut self,
-        revision: Revision,
-        digest: Digest,
-        output: &mut MessageSink,
-    ) -> Result<(), SessionEnd> {
+    async fn send_bookmark(&mut self, revision: Revision, digest: Digest) -> Result<(), SessionEnd> {
         self.set_pending(Instant::now());
-        output.send(OutgoingMessage::Plain(ServerMessage::Bookmark(revision, digest))).await?;
+        self.output.send(OutgoingMessage::Plain(ServerMessage::Bookmark(revision, digest))).await?;
         self.await_ack(revision, digest);
         Ok(())
     }
