@@ -100,7 +100,7 @@ impl AppliedState {
         if let Some(reason) = added.degraded.take() {
             self.degraded.insert(key.clone(), reason);
         }
-        if !added.objects.is_empty() {
+        if !added.vips.is_empty() {
             self.service_ports.insert(key.clone(), added);
         }
         touched

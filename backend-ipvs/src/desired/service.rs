@@ -42,6 +42,8 @@ pub(crate) const MAX_SOURCE_ENTRIES: usize = 100_000;
 /// The desired objects of a service port, in both families.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Desired {
+    /// The VIPs that this service port owns.
+    pub(crate) vips: Vec<(IpFamily, Vip)>,
     pub(crate) objects: Vec<(Object, Value)>,
     /// VIPs that are not programmed because `--ipvs-exclude-cidrs` contains them.
     pub(crate) excluded: Vec<IpAddr>,
@@ -99,14 +101,13 @@ pub(crate) fn desired(
 ) -> Desired {
     let mut desired = Desired::default();
     for family in IpFamily::ALL {
-        let mut owned_vips = vips(&service.port, family);
-        owned_vips.retain(|(vip, _)| owned(family, vip));
-        if owned_vips.is_empty() {
-            continue;
-        }
         let mut port = Port { service, family, context, id, desired: &mut desired };
         let mut external = Vec::new();
-        for (vip, kind) in owned_vips {
+        for (vip, kind) in vips(&service.port, family) {
+            if !owned(family, &vip) {
+                continue;
+            }
+            port.desired.vips.push((family, vip));
             if let Vip::AddressPort { address, .. } = vip
                 && context.settings.exclude.iter().any(|range| range.contains(&address))
             {
@@ -129,8 +130,10 @@ pub(crate) fn desired(
                 ));
             }
         }
-        port.hairpin();
-        port.health_checks();
+        if port.desired.vips.iter().any(|(of, _)| *of == family) {
+            port.hairpin();
+            port.health_checks();
+        }
     }
     if let Some(SourceExcess { entries, open_ips }) = context.excess.sources.filter(|_| has_sources(&desired)) {
         let reason = format!(
