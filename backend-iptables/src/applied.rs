@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, iter::repeat_n};
 
-use backend::driver::{Applied, AppliedServicePorts, ServicePortUpdate};
+use backend::{
+    dataplane::Vip,
+    driver::{Applied, AppliedServicePorts, ServicePortUpdate},
+};
 use iptables::{ChainSpec, Table};
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
@@ -34,6 +37,7 @@ pub struct AppliedState {
 /// What one service port has in one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Installed {
+    pub(crate) vips: Box<[Vip]>,
     pub(crate) chains: Box<[InstalledChain]>,
     pub(crate) lines: Box<[(SharedChain, Box<str>)]>,
 }
@@ -180,8 +184,8 @@ impl AppliedState {
 }
 
 impl Applied for AppliedState {
-    fn contains(&self, key: &ServicePortKey) -> bool {
-        self.service_ports.contains(key)
+    fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
+        self.service_ports.vips(key, |installed| &installed.vips)
     }
 
     fn has_unneeded(&self) -> bool {
@@ -199,8 +203,9 @@ impl Installed {
 }
 
 impl From<&Desired> for Installed {
-    fn from(Desired { chains, lines }: &Desired) -> Self {
+    fn from(Desired { vips, chains, lines }: &Desired) -> Self {
         Self {
+            vips: vips.as_slice().into(),
             chains: chains.iter().map(InstalledChain::from).collect(),
             lines: lines.iter().map(|(shared, line)| (*shared, line.as_str().into())).collect(),
         }

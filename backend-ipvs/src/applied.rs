@@ -6,9 +6,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use backend::{ServiceName, driver::Applied};
+use backend::{ServiceName, dataplane::Vip, driver::Applied};
 use netlink::ipvs::VirtualServerKey;
-use proto::model::{FailureKind, PerFamily, ServicePortFailure, ServicePortKey};
+use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 
 use crate::{
     desired::{Desired, Excess, Rules},
@@ -186,8 +186,8 @@ impl AppliedState {
 }
 
 impl Applied for AppliedState {
-    fn contains(&self, key: &ServicePortKey) -> bool {
-        self.service_ports.contains_key(key)
+    fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
+        self.service_ports.get(key).map(|desired| desired.vips.clone()).unwrap_or_default()
     }
 
     fn has_unneeded(&self) -> bool {

@@ -10,7 +10,7 @@ use backend::{
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
-    desired::{Base, Desired, PoolChain, Slots, SourceGroupId, Update},
+    desired::{Base, Desired, PoolChain, Slots, SourceGroupId, Update, vip_of_key},
     element::Element,
     observed::{Observed, ObservedElements, ObservedTable, slots},
     plan::{Edits, Operation, PartialServicePort, PlannedUpdate, RefCountChanges, RefCounts, Repairs, chains},
@@ -255,8 +255,13 @@ fn adopt(
 }
 
 impl Applied for AppliedState {
-    fn contains(&self, key: &ServicePortKey) -> bool {
-        self.service_ports.contains(key) || self.partial.contains_key(key)
+    fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
+        let mut vips = self.service_ports.vips(key, |desired| desired.vips());
+        for (family, partial) in self.partial.get(key).into_iter().flat_map(PerFamily::iter) {
+            let of_elements: BTreeSet<Vip> = partial.elements.iter().map(|element| vip_of_key(&element.vip)).collect();
+            vips.extend(of_elements.into_iter().map(|vip| (family, vip)));
+        }
+        vips
     }
 
     fn has_unneeded(&self) -> bool {
@@ -281,8 +286,8 @@ impl Applied for AppliedState {
         self.planned.remove(key);
     }
 
-    fn owner_changed(&mut self, ownership: &VipOwnership, family: IpFamily, vip: &Vip) {
-        self.observed[family].owner_changed(vip, ownership);
+    fn owners_changed(&mut self, ownership: &VipOwnership, vips: &[(IpFamily, Vip)]) {
+        vips.iter().for_each(|(family, vip)| self.observed[*family].owner_changed(vip, ownership));
     }
 }
 

@@ -186,15 +186,7 @@ impl<P: DataPlane> Driver<P> {
         let Some(applied) = &mut self.applied else { return };
         let Some(before) = self.state.replace(state.clone()) else { return };
         let OwnershipChanges { service_ports: mut affected, vips } = self.ownership.update(&before, state, changes);
-        for ((family, vip), former) in vips {
-            applied.owner_changed(&self.ownership, family, &vip);
-            if let Some(former) = former
-                && applied.contains(&former)
-                && !self.ownership.owns(&former, family, &vip)
-            {
-                self.held.entry((family, vip)).or_default().insert(former);
-            }
-        }
+        applied.owners_changed(&self.ownership, &vips);
         if changes.node
             && let Some(depends_on_node) = self.plane.node_dependents(before.node(), state.node())
         {
@@ -204,6 +196,10 @@ impl<P: DataPlane> Driver<P> {
         }
         affected.extend(self.plane.dependents(applied, &before, state, &affected));
         for key in affected {
+            let lost = applied.vips(&key).into_iter().filter(|(family, vip)| !self.ownership.owns(&key, *family, vip));
+            for vip in lost {
+                self.held.entry(vip).or_default().insert(key.clone());
+            }
             self.evicted.remove(&key);
             applied.invalidate(&key);
             self.queue.push(key, state);

@@ -24,6 +24,8 @@ use crate::{
 /// The desired rules of one service port in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Desired {
+    /// The VIPs that belong to this service port.
+    pub(crate) vips: Vec<Vip>,
     pub(crate) chains: Vec<ChainSpec>,
     /// Its rules in shared chains.
     pub(crate) lines: Vec<(SharedChain, String)>,
@@ -59,7 +61,7 @@ pub(crate) fn desired(
     let port = ServicePortRules { service, family, context, names: ChainNames::new(&service.port.key) };
     let lines = port.lines(&owned_vips);
     let chains = port.chains(&owned_vips);
-    Some(Desired { chains, lines })
+    Some(Desired { vips: owned_vips.into_iter().map(|(vip, _)| vip).collect(), chains, lines })
 }
 
 // === impl ServicePortRules ===

@@ -270,6 +270,7 @@ impl FamilyUpdate<'_> {
     fn after(&self, owner: u32, executed: &[OrderedStep<'_>]) -> Option<Installed> {
         let update = &self.updates[owner as usize];
         let old = self.applied.service_ports.get(&update.key, self.family).cloned().unwrap_or_default();
+        let desired = update.desired[self.family].as_ref();
         let mut chains: BTreeMap<_, _> =
             old.chains.into_iter().map(|chain| ((chain.table, chain.name.clone()), chain)).collect();
         let mut lines: BTreeSet<_> = old.lines.into_iter().collect();
@@ -288,6 +289,14 @@ impl FamilyUpdate<'_> {
         if chains.is_empty() && lines.is_empty() {
             return None;
         }
-        Some(Installed { chains: chains.into_values().collect(), lines: lines.into_iter().collect() })
+        let mut vips = old.vips.into_vec();
+        vips.extend(desired.iter().flat_map(|desired| &desired.vips));
+        vips.sort_unstable();
+        vips.dedup();
+        Some(Installed {
+            vips: vips.into(),
+            chains: chains.into_values().collect(),
+            lines: lines.into_iter().collect(),
+        })
     }
 }

@@ -17,16 +17,16 @@ pub struct VipOwnership {
     owners: PerFamily<HashMap<Vip, ServicePortKey>>,
     /// The VIPs of a service port that another one owns. Almost always empty.
     conflicts: BTreeMap<ServicePortKey, BTreeSet<(IpFamily, Vip)>>,
-    /// The VIPs that were released or claimed since the last update, each with the owner that it had then.
-    former: BTreeMap<(IpFamily, Vip), Option<ServicePortKey>>,
+    /// The VIPs that have got another owner, or have none any more, since the last update.
+    changed: Vec<(IpFamily, Vip)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OwnershipChanges {
     /// The service ports to program: those that changed, and those that gain or lose a contested VIP.
     pub(crate) service_ports: BTreeSet<ServicePortKey>,
-    /// The VIPs that may have got another owner, or have none any more, each with its former one.
-    pub(crate) vips: BTreeMap<(IpFamily, Vip), Option<ServicePortKey>>,
+    /// The VIPs that have got another owner, or have none any more.
+    pub(crate) vips: Vec<(IpFamily, Vip)>,
 }
 
 impl VipOwnership {
@@ -36,7 +36,7 @@ impl VipOwnership {
         let mut ownership = Self::default();
         for service in state.service_ports().values() {
             ownership.claim(&service.port);
-            ownership.former.clear();
+            ownership.changed.clear();
         }
         ownership
     }
@@ -51,7 +51,7 @@ impl VipOwnership {
         for service in changes.service_ports.iter().filter_map(|key| after.service_port(key)) {
             affected.extend(self.claim(&service.port));
         }
-        OwnershipChanges { service_ports: affected, vips: std::mem::take(&mut self.former) }
+        OwnershipChanges { service_ports: affected, vips: std::mem::take(&mut self.changed) }
     }
 
     /// Whether this service port owns the VIP.
@@ -73,7 +73,7 @@ impl VipOwnership {
 
     fn claim_vip(&mut self, key: &ServicePortKey, family: IpFamily, vip: Vip) -> Option<ServicePortKey> {
         let owner = self.owners[family].entry(vip).or_insert_with(|| {
-            self.former.entry((family, vip)).or_default();
+            self.changed.push((family, vip));
             key.clone()
         });
         let (loser, displaced) = match (*owner).cmp(key) {
@@ -81,7 +81,7 @@ impl VipOwnership {
             std::cmp::Ordering::Less => (key.clone(), None),
             std::cmp::Ordering::Greater => {
                 let old = std::mem::replace(owner, key.clone());
-                self.former.entry((family, vip)).or_insert_with(|| Some(old.clone()));
+                self.changed.push((family, vip));
                 (old.clone(), Some(old))
             }
         };
@@ -98,7 +98,7 @@ impl VipOwnership {
                 continue;
             }
             self.owners[family].remove(&vip);
-            self.former.entry((family, vip)).or_insert_with(|| Some(port.key.clone()));
+            self.changed.push((family, vip));
             let mut waiting = self.conflicts.iter_mut();
             let next = waiting.find_map(|(key, vips)| vips.remove(&(family, vip)).then(|| key.clone()));
             if let Some(next) = next {

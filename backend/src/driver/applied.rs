@@ -8,8 +8,8 @@ use crate::dataplane::{Vip, VipOwnership};
 
 /// What the kernel contains because of us. It makes an incremental update possible without reading the kernel.
 pub trait Applied: Send + 'static {
-    /// Whether the kernel may contain anything of a service port.
-    fn contains(&self, key: &ServicePortKey) -> bool;
+    /// The VIPs that lead to a service port.
+    fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)>;
 
     /// Whether objects remain that no service port needs, or may remain.
     fn has_unneeded(&self) -> bool;
@@ -29,8 +29,8 @@ pub trait Applied: Send + 'static {
     /// was computed for it is out of date.
     fn invalidate(&mut self, _: &ServicePortKey) {}
 
-    /// A VIP may have got another owner, or have none any more.
-    fn owner_changed(&mut self, _: &VipOwnership, _: IpFamily, _: &Vip) {}
+    /// These VIPs have got other owners, or have none any more.
+    fn owners_changed(&mut self, _: &VipOwnership, _: &[(IpFamily, Vip)]) {}
 
     /// The service ports that are not programmed completely although the kernel accepted the transaction.
     fn failures(&self) -> Vec<ServicePortFailure> {
@@ -99,5 +99,19 @@ impl<T> AppliedServicePorts<T> {
         } else {
             self.0.insert(update.key, update.desired);
         }
+    }
+
+    /// The VIPs of a service port in both families; `vips` gives those of one.
+    pub fn vips<'a, V: IntoIterator<Item = &'a Vip>>(
+        &'a self,
+        key: &ServicePortKey,
+        vips: impl Fn(&'a T) -> V,
+    ) -> Vec<(IpFamily, Vip)> {
+        let mut list = Vec::new();
+        for family in IpFamily::ALL {
+            let of_family = self.get(key, family).map(&vips).into_iter().flatten();
+            list.extend(of_family.map(|vip| (family, *vip)));
+        }
+        list
     }
 }

@@ -46,7 +46,7 @@ pub struct Change<'a> {
     pub budget: usize,
 }
 
-/// The VIPs that have got another owner, and the service ports that may still have them in the kernel.
+/// The VIPs that have got another owner, and the service ports that still have them in the kernel.
 pub(super) type HeldVips = HashMap<(IpFamily, Vip), BTreeSet<ServicePortKey>>;
 
 /// What a transaction has done.

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use proto::model::{NodeInfo, ServicePort, ServicePortFailure};
+use proto::model::{IpFamily, NodeInfo, ServicePort, ServicePortFailure};
 
 use super::{queue::is_urgent, *};
-use crate::testing::{mk_state, transition};
+use crate::{
+    dataplane::Vip,
+    testing::{mk_state, transition},
+};
 
 /// A kernel that rejects transactions with invalid service ports.
 #[derive(Default)]
@@ -24,8 +27,8 @@ struct FakePlane {
 struct FakeApplied;
 
 impl Applied for FakeApplied {
-    fn contains(&self, _: &ServicePortKey) -> bool {
-        false
+    fn vips(&self, _: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
+        Vec::new()
     }
 
     fn has_unneeded(&self) -> bool {

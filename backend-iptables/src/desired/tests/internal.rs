@@ -196,7 +196,8 @@ fn only_owned_vips_get_rules() {
     assert_eq!(desired(&web, IpFamily::V4, context, |_| false), None);
     assert_eq!(desired(&web, IpFamily::V6, context, |_| true), None);
     let external = |front: &backend::dataplane::Vip| front.to_string() == "203.0.113.1:80/tcp";
-    let Desired { lines, chains } = desired(&web, IpFamily::V4, context, external).unwrap();
+    let Desired { vips, lines, chains } = desired(&web, IpFamily::V4, context, external).unwrap();
+    assert_eq!(vips.len(), 1);
     assert!(lines.iter().all(|(_, line)| line.contains("203.0.113.1/32")), "{lines:?}");
     let rules: Vec<_> = chains.iter().flat_map(|chain| &chain.rules).collect();
     assert!(!rules.iter().any(|rule| rule.contains("cluster IP")), "{rules:?}");
