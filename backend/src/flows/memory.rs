@@ -46,13 +46,15 @@ pub(crate) struct Memory {
     is_node_changed: bool,
     /// Whether UDP flows may be stale since the last cleanup.
     is_udp_due: bool,
+    /// Changes with what UDP flows are compared with.
+    udp_version: u64,
     /// Whether a frontend has confirmed the state that is programmed. Until then no flow is touched: a state from the
     /// file, or of a frontend that is behind, may lack endpoints that exist.
     pub(super) is_confirmed: bool,
 }
 
 /// What UDP flows are compared with: the newest state, and the service ports that the kernel may have otherwise.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(super) struct UdpState {
     pub(super) state: NodeState,
     pub(super) except: BTreeSet<ServicePortKey>,
@@ -70,6 +72,7 @@ impl Memory {
             departed: Departed::default(),
             is_node_changed: false,
             is_udp_due: false,
+            udp_version: 0,
             is_confirmed: false,
         }
     }
@@ -108,6 +111,7 @@ impl Memory {
     pub(crate) fn prepare(&mut self, state: &NodeState) -> bool {
         let before = mem::replace(&mut self.state, state.clone());
         self.is_node_changed = before.node() != state.node();
+        self.udp_version += u64::from(self.is_node_changed);
         for change in before.diff(state) {
             let key = change.key;
             let vips = |service: &ServicePortState| all_vips(&service.port).collect::<Vec<_>>();
@@ -115,6 +119,7 @@ impl Memory {
                 Protocol::Udp => {
                     let lost = lost_vips(&change).into_iter().map(|vip| (vip, key.clone()));
                     add_withdrawn(&mut self.withdrawn, lost);
+                    self.udp_version += 1;
                 }
                 Protocol::Tcp if change.before.map(vips) != change.after.map(vips) => {}
                 _ => continue,
@@ -145,13 +150,18 @@ impl Memory {
         self.is_udp_due |= is_reconcile || self.is_node_changed;
         for (key, departed) in changed.extract_if(.., is_programmed) {
             match key.protocol {
-                Protocol::Udp => self.is_udp_due = true,
+                Protocol::Udp => {
+                    self.is_udp_due = true;
+                    self.udp_version += 1;
+                }
                 _ if state.service_port(&key).is_none() => {}
                 _ => add_departed(half_open, key, departed),
             }
         }
         for key in failed.into_iter().filter(|key| key.protocol == Protocol::Udp) {
-            changed.insert(key.clone(), BTreeSet::new());
+            if changed.insert(key.clone(), BTreeSet::new()).is_none() {
+                self.udp_version += 1;
+            }
         }
         self.is_confirmed
     }
@@ -191,10 +201,15 @@ impl Memory {
         self.is_udp_due = true;
     }
 
-    /// What UDP flows are compared with now; `None` while the state is not confirmed.
-    pub(super) fn udp(&self) -> Option<UdpState> {
+    /// Which version of [`Self::udp`] there is; `None` while the state is not confirmed.
+    pub(super) fn udp_version(&self) -> Option<u64> {
+        self.is_confirmed.then_some(self.udp_version)
+    }
+
+    /// What UDP flows are compared with now.
+    pub(super) fn udp(&self) -> UdpState {
         let except = self.changed.keys().filter(|key| key.protocol == Protocol::Udp).cloned();
-        self.is_confirmed.then(|| UdpState { state: self.state.clone(), except: except.collect() })
+        UdpState { state: self.state.clone(), except: except.collect() }
     }
 
     /// Takes the TCP service ports whose half-open connections are to be deleted. Without a change that misleads any

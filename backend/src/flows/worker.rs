@@ -1,6 +1,7 @@
 //! The thread that lists, deletes and resets flows.
 
 use std::{
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -102,16 +103,18 @@ impl<T: FlowTable> Worker<T> {
     fn clean_up_udp(&mut self) -> Result<Vec<FamilyCleanup>> {
         let Self { ref requests, ref table, ref nodeport_addresses, ref mut rejecter, ref progress, .. } = *self;
         let Some(withdrawn) = requests.with(Memory::take_udp) else { return Ok(Vec::new()) };
-        let vips_in = |UdpState { state, except }: &UdpState| {
+        let vips = |UdpState { state, except }: &UdpState| {
             UdpVips::of(state, &nodeport_addresses.of_node(state.node()), except, &withdrawn)
         };
         let (mut compared, mut was_unconfirmed) = (None, false);
         let newest = || {
-            let newest = requests.with(|memory| memory.udp());
-            was_unconfirmed |= newest.is_none();
-            let is_newer = newest != compared;
-            compared = newest;
-            is_newer.then(|| compared.as_ref().map(vips_in).unwrap_or_default())
+            let newest = requests.with(|memory| {
+                let version = memory.udp_version();
+                was_unconfirmed |= version.is_none();
+                let is_newer = version != mem::replace(&mut compared, version);
+                is_newer.then(|| version.map(|_| memory.udp()))
+            });
+            newest.map(|newest| newest.as_ref().map(vips).unwrap_or_default())
         };
         let result = clean_up(table, newest, || remove_rules(requests, rejecter, progress));
         if result.is_err() || was_unconfirmed {
