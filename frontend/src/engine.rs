@@ -4,7 +4,7 @@
 //!   source ──mpsc──▶ run ──▶ Index ──take_changes──▶ ChangeLog ──watch──▶ sessions: ChangeLog::commits_since
 //! ```
 
-use std::{sync::Arc, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
 use anyhow::Result;
 use runtime::{ReadyGuard, Shutdown};
@@ -70,6 +70,9 @@ impl Frontend {
                 // A timer would fire later than at once when the time has passed.
                 () = async { if Instant::now() < due { sleep_until(due).await } }, if is_pending => {
                     is_pending = false;
+                    // What has been queued until now joins this commit.
+                    let late = iter::from_fn(|| updates.try_recv().ok()).take(UPDATES_PER_COMMIT);
+                    late.for_each(|update| self.context.cluster.index().apply(update));
                     if self.commit() {
                         drop(ready.take());
                         notices_due = self.report_problems();
@@ -108,7 +111,9 @@ impl Frontend {
         let (notices, next) = self.context.cluster.index().problems.take_notices(Instant::now());
         for notice in notices {
             notice.log();
-            self.context.events.report(EventReport::Problem(notice));
+            if notice.makes_event() {
+                self.context.events.report(EventReport::Problem(notice));
+            }
         }
         next
     }

@@ -68,11 +68,13 @@ impl From<ConntrackArgs> for ConntrackSettings {
 
 /// Parses a time as Go writes it: `24h`, `1h30m`, `1.5s`, `500ms`, `0`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    // Others that the parser accepts: `1 hour`, `1h, 30m`, `01:30:00`, `PT1H`.
+    let is_gos = text.starts_with(|first: char| first.is_ascii_digit()) && !text.contains([':', ',', ' ', '\t']);
     let parsed = match text {
         "0" => Some(SignedDuration::ZERO),
-        // Such as `1 hour`, or `1h ago`.
-        _ if text.contains(' ') => None,
-        _ => text.parse().ok(),
+        // Two characters look like that of micro.
+        _ if is_gos => text.replace('\u{3bc}', "\u{b5}").parse().ok(),
+        _ => None,
     };
     let time = parsed.and_then(|time: SignedDuration| Duration::try_from(time).ok());
     time.filter(|time| time.as_secs() <= u64::from(u32::MAX))
@@ -128,11 +130,14 @@ mod tests {
             ("3000000000ns", 3_000),
             ("7us", 0),
             ("7\u{b5}s", 0),
+            ("7\u{3bc}s", 0),
             ("2m5s10ms", 125_010),
         ] {
             assert_eq!(duration(text).map(|time| time.as_millis()), Ok(millis), "{text}");
         }
-        for text in ["", "24", "h", "1d", "-1s", "99999999999h", "1h ", "5", "s", "1h-5m", "h1", "1..5s", "-"] {
+        let not_gos = ["1 hour", "01:30:00", "PT1H", "1h,30m", "1h\t30m"];
+        let invalid = ["", "24", "h", "1d", "-1s", "99999999999h", "1h ", "5", "s", "1h-5m", "h1", "1..5s", "-"];
+        for text in invalid.into_iter().chain(not_gos) {
             assert!(duration(text).unwrap_err().contains("1h30m"), "{text}");
         }
     }

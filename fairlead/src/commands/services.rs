@@ -107,12 +107,13 @@ pub(crate) fn policy(port: &ServicePort) -> String {
 
 /// What happens to connections for which a pool of the service port is used, by the table of docs/protocol.md.
 pub(crate) fn verdict(service: &ServicePortState, class: PoolClass, family: IpFamily) -> ConnectionVerdict {
-    if !service.port.any_endpoints[family] {
-        return ConnectionVerdict::Reject;
-    }
     let pool = service.pool(class, family).iter();
     let endpoints: BTreeSet<_> = pool.map(|endpoint| (endpoint.address, endpoint.port.get()).into()).collect();
-    if endpoints.is_empty() { ConnectionVerdict::Drop } else { ConnectionVerdict::Endpoints(endpoints) }
+    match (endpoints.is_empty(), service.port.any_endpoints[family]) {
+        (false, _) => ConnectionVerdict::Endpoints(endpoints),
+        (true, true) => ConnectionVerdict::Drop,
+        (true, false) => ConnectionVerdict::Reject,
+    }
 }
 
 /// The elements, separated by spaces.

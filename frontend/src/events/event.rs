@@ -145,8 +145,7 @@ pub(super) fn of_problems(notice: &ObjectNotice, time: Timestamp) -> Option<Even
         ProblemCause::Conflict => "VIPConflict",
         ProblemCause::Invalid => "InvalidField",
     };
-    let has_events = matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice);
-    let field = &problems.first().filter(|_| has_events)?.field;
+    let field = &problems.first().filter(|_| notice.makes_event())?.field;
     let described = notice.describe();
     let parts = EventParts {
         kind: *kind,

@@ -22,7 +22,7 @@ const REDACTED: &str = "REDACTED";
 static SECRET: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r#"(?i)^(.*?(?:bearer["'\s]|(?:password|passwd|secret|token|authorization|bearer|client-key-data|apikey)"#,
-        r#"["'\s]*[:=])["'\s:=]*)[^/"'\s:=].*$"#,
+        r#"["'\s]*[:=])[ "':=]*)[^/ "':=].*$"#,
     ))
 });
 
@@ -118,9 +118,10 @@ mod tests {
 
     #[test]
     fn words_that_only_contain_a_key_do_not_hide_a_secret_after_them() {
-        let text = "tokens_total 3 password=hunter2\n--token-file=/t --secret=abc\nBearer abc\ntoken of honour\n";
-        let expected =
-            "tokens_total 3 password=REDACTED\n--token-file=/t --secret=REDACTED\nBearer REDACTED\ntoken of honour\n";
+        let text = "tokens_total 3 password=hunter2\n--token-file=/t --secret=abc\nBearer abc\ntoken of honour\n\
+            password:\t/Qx\n";
+        let expected = "tokens_total 3 password=REDACTED\n--token-file=/t --secret=REDACTED\nBearer REDACTED\ntoken of honour\n\
+            password:REDACTED\n";
         assert_eq!(Redactor::default().text(text), expected);
     }
 
