@@ -120,8 +120,8 @@ mod tests {
     fn words_that_only_contain_a_key_do_not_hide_a_secret_after_them() {
         let text = "tokens_total 3 password=hunter2\n--token-file=/t --secret=abc\nBearer abc\ntoken of honour\n\
             password:\t/Qx\n";
-        let expected = "tokens_total 3 password=REDACTED\n--token-file=/t --secret=REDACTED\nBearer REDACTED\ntoken of honour\n\
-            password:REDACTED\n";
+        let expected = "tokens_total 3 password=REDACTED\n--token-file=/t --secret=REDACTED\nBearer REDACTED\n\
+            token of honour\npassword:REDACTED\n";
         assert_eq!(Redactor::default().text(text), expected);
     }
 
