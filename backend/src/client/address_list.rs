@@ -101,6 +101,8 @@ impl AddressList {
                 if *addresses != found {
                     debug!(%source, addresses = ?found, "resolved frontends");
                     *addresses = found;
+                    let Self { sources, failed, .. } = self;
+                    failed.retain(|address, _| sources.iter().any(|source| source.addresses.contains(address)));
                     self.write();
                 }
             }
@@ -234,6 +236,17 @@ mod tests {
         assert_eq!(due(&mut list), 0);
         tokio::time::advance(REFRESH).await;
         assert_eq!(due(&mut list), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_of_addresses_that_are_gone_are_forgotten() {
+        let mut list = AddressList::new(dns_source(), None);
+        for replica in 1..=9 {
+            let found = address(&format!("https://10.0.0.{replica}:1"));
+            list.resolved(0, Ok(vec![found.clone()]));
+            list.failed(&found);
+        }
+        assert_eq!(list.failed.len(), 1);
     }
 
     #[tokio::test(start_paused = true)]
