@@ -154,11 +154,10 @@ impl Planner<'_> {
         let (Some(protocol), Some(port), Some(ip)) = (entry.protocol, entry.port, entry.ip) else {
             return false;
         };
-        let is_vip = |of: &IpvsProtocol| *of as u8 == protocol;
         let server = |of| Object::Server(VirtualServerKey::Address(of, SocketAddr::new(ip, port)));
         let addresses = SetId { content: SetContent::Addresses, family: IpFamily::of(&ip) };
         !self.observed.contains_key(&Object::SetEntry(addresses, set::address(ip)))
-            && PROTOCOLS.into_iter().find(is_vip).is_some_and(|of| self.stays(&server(of)))
+            && PROTOCOLS.into_iter().any(|of| of as u8 == protocol && self.stays(&server(of)))
     }
 
     /// Whether a VIP leads to a virtual server that stays only to drain.

@@ -3,7 +3,7 @@
 
 mod map;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use backend::dataplane::Vip;
 use ipnet::IpNet;
@@ -65,7 +65,7 @@ impl Element {
 
     /// The elements of [`Map::EqualBytes`].
     pub(crate) fn equal_bytes(family: IpFamily) -> impl Iterator<Item = Self> {
-        let vip = Vip::Address(unspecified(family));
+        let vip = Vip::Address(family.unspecified());
         (0..=u8::MAX.into()).map(move |index| Self { index, ..Self::new(Map::EqualBytes, vip, ElementData::None) })
     }
 
@@ -226,14 +226,6 @@ fn vip(shape: VipShape, fields: &mut FieldReader<'_>, family: IpFamily) -> Optio
             Vip::NodePort { port, protocol }
         }
     })
-}
-
-/// The unspecified address, which no VIP has.
-pub(crate) fn unspecified(family: IpFamily) -> IpAddr {
-    match family {
-        IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
-        IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
-    }
 }
 
 /// Reads the address in the next field.

@@ -9,7 +9,7 @@ use netlink::nft::Fields;
 use proto::model::{IpFamily, PerFamily};
 
 use super::Update;
-use crate::element::{Element, ElementData, Map, unspecified};
+use crate::element::{Element, ElementData, Map};
 
 /// The number of slots of each VIP in each endpoint map.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +35,7 @@ impl EndpointKeys {
     /// The keys of a map. The kernel alone stores which endpoint has which slot.
     pub(crate) fn of_map(&self, family: IpFamily, map: Map) -> impl Iterator<Item = Fields> {
         // The data does not matter for the key.
-        let data = ElementData::Endpoint(unspecified(family), 0);
+        let data = ElementData::Endpoint(family.unspecified(), 0);
         self.vips(family, map)
             .iter()
             .flat_map(move |(vip, slots)| (0..*slots).map(move |index| Element { vip: *vip, map, index, data }.key()))

@@ -3,10 +3,7 @@
 //! The fields of a key are loaded into consecutive registers from the first one on; the result of a lookup replaces the
 //! key.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    num::NonZeroU16,
-};
+use std::{net::IpAddr, num::NonZeroU16};
 
 use backend::dataplane::{IFNAMSIZ, InterfaceName, PodMatch, table_family};
 use ipnet::IpNet;
@@ -185,11 +182,7 @@ impl RuleBuilder {
     pub(super) fn source_in_group(self, group: SourceGroupId, prefix_len: u8) -> Self {
         let (length, source) = (FIRST.plus(4), FIRST.plus(5));
         // A prefix length up to that of an address is valid.
-        let mask = match self.family {
-            IpFamily::V4 => IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), prefix_len).netmask(),
-            IpFamily::V6 => IpNet::new_assert(Ipv6Addr::UNSPECIFIED.into(), prefix_len).netmask(),
-        };
-        let mask = Fields::new().addr(mask);
+        let mask = Fields::new().addr(IpNet::new_assert(self.family.unspecified(), prefix_len).netmask());
         let zero = vec![0; mask.len()];
         self.push(Expr::Immediate { dreg: FIRST, data: group.0.into() })
             .push(Expr::Immediate { dreg: length, data: u16::from(prefix_len).to_be_bytes().into() })

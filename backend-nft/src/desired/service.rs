@@ -25,7 +25,7 @@ use super::{
     sources,
 };
 use crate::{
-    element::{Element, ElementData, Map, Verdict, unspecified},
+    element::{Element, ElementData, Map, Verdict},
     slots,
 };
 
@@ -115,7 +115,7 @@ pub(crate) fn desired(
 /// for a node port.
 pub(crate) fn pool_key(vip: &Vip, family: IpFamily) -> Vip {
     match *vip {
-        Vip::NodePort { port, protocol } => Vip::AddressPort { address: unspecified(family), port, protocol },
+        Vip::NodePort { port, protocol } => Vip::AddressPort { address: family.unspecified(), port, protocol },
         vip => vip,
     }
 }

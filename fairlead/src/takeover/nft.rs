@@ -1,7 +1,8 @@
 //! kube-proxy's tables in nf_tables: `ip kube-proxy` and `ip6 kube-proxy`. It owns them completely.
 
 use anyhow::{Context as _, Result};
-use netlink::nft::{NftBatch, NftHandle, Table, TableFamily};
+use backend::dataplane::table_family;
+use netlink::nft::{NftBatch, NftHandle, Table};
 use proto::model::IpFamily;
 
 /// The name of its tables.
@@ -12,8 +13,8 @@ pub(crate) const FELIX: &str = "calico";
 /// The tables of this name that exist.
 pub(crate) fn tables(handle: &mut NftHandle, name: &str) -> Result<Vec<(IpFamily, Table)>> {
     let mut found = Vec::new();
-    for (family, table_family) in IpFamily::ALL.into_iter().zip([TableFamily::Ip, TableFamily::Ip6]) {
-        let tables = handle.tables(table_family).context("list the tables of nf_tables")?;
+    for family in IpFamily::ALL {
+        let tables = handle.tables(table_family(family)).context("list the tables of nf_tables")?;
         found.extend(tables.into_iter().filter(|table| table.name == name).map(|table| (family, table)));
     }
     Ok(found)
