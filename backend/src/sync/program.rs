@@ -62,12 +62,7 @@ pub(crate) struct Programmer<B> {
 pub(crate) struct Kernel {
     /// The target of the last call of the backend.
     current: Arc<Target>,
-    /// Whether the kernel contains it, except for failures and what is unfinished.
-    is_known: bool,
-    /// Whether the backend is to be called again. See [`SyncReport::unfinished`].
-    is_interrupted: bool,
-    /// Whether a reconcile is not complete: what the state lacks may still be in the kernel.
-    is_reconciling: bool,
+    content: Content,
     /// The service ports that lack the current target, with the target that each of them has.
     unfinished: BTreeMap<ServicePortKey, Arc<Target>>,
     /// The service ports that the last successful call could not program.
@@ -75,6 +70,18 @@ pub(crate) struct Kernel {
     reconcile_at: Option<Instant>,
     /// Whether the next reconcile follows drift.
     repair_due: bool,
+}
+
+/// How much of the current target the kernel contains, except for the failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// Unknown until a reconcile.
+    Unknown,
+    /// All of it.
+    Complete,
+    /// All but what is unfinished: the backend is to be called again. See [`SyncReport::unfinished`]. While it is a
+    /// reconcile that is unfinished, what the state lacks may still be in the kernel.
+    Partial(Work),
 }
 
 impl Kernel {
@@ -85,9 +92,7 @@ impl Kernel {
         Self {
             unfinished: stored.state.service_ports().keys().map(|key| (key.clone(), none.clone())).collect(),
             current: Arc::new(stored),
-            is_known: false,
-            is_interrupted: false,
-            is_reconciling: false,
+            content: Content::Unknown,
             failures: Vec::new(),
             reconcile_at: None,
             repair_due: false,
@@ -97,8 +102,9 @@ impl Kernel {
     /// What the backend has to do now, if the newest target differs so from the current one.
     fn work(&mut self, changes: &Changes) -> Option<Work> {
         let is_due = self.reconcile_at.is_some_and(|at| at <= Instant::now());
-        match self.is_known {
-            true if self.is_interrupted || !is_due && !changes.is_empty() => Some(Work::Apply),
+        match self.content {
+            Content::Partial(_) => Some(Work::Apply),
+            Content::Complete if !is_due && !changes.is_empty() => Some(Work::Apply),
             _ if is_due => {
                 self.reconcile_at = None;
                 Some(Work::Reconcile)
@@ -115,17 +121,17 @@ impl Kernel {
         self.current = Arc::new(target);
     }
 
-    /// A call of the backend has succeeded. Returns the service ports that have the current target now, with the one
-    /// that they had before.
-    fn succeeded(&mut self, work: Work, report: &SyncReport) -> BTreeMap<ServicePortKey, Arc<Target>> {
-        self.is_known = true;
-        self.is_interrupted = report.unfinished.is_some();
-        self.is_reconciling = self.is_interrupted && (self.is_reconciling || work == Work::Reconcile);
+    /// A call of the backend has succeeded. `before`: the content before it. Returns the service ports that have the
+    /// current target now, with the one that they had.
+    fn succeeded(&mut self, before: Content, work: Work, report: &SyncReport) -> BTreeMap<ServicePortKey, Arc<Target>> {
+        let work = if before == Content::Partial(Work::Reconcile) { Work::Reconcile } else { work };
+        self.content = if report.unfinished.is_some() { Content::Partial(work) } else { Content::Complete };
+        let is_reconciling = self.content == Content::Partial(Work::Reconcile);
         let none = BTreeSet::new();
         let unfinished = report.unfinished.as_ref().unwrap_or(&none);
-        let Self { current, is_reconciling, .. } = self;
+        let current = &self.current;
         let is_removed = |key: &ServicePortKey| current.state.service_port(key).is_none();
-        let lacks = |key: &ServicePortKey| unfinished.contains(key) || *is_reconciling && is_removed(key);
+        let lacks = |key: &ServicePortKey| unfinished.contains(key) || is_reconciling && is_removed(key);
         let completed = self.unfinished.extract_if(.., |key, _| !lacks(key)).collect();
         // After a reconcile. What the kernel has of them is unknown.
         let unknown = Arc::new(Target { complete: Position::default(), ..(*self.current).clone() });
@@ -140,9 +146,13 @@ impl Kernel {
         self.unfinished.values().map(|target| target.complete).fold(self.current.complete, Position::min)
     }
 
+    fn is_known(&self) -> bool {
+        self.content != Content::Unknown
+    }
+
     /// Its content is unknown until a reconcile, which is due by then.
     fn lost(&mut self, reconcile_at: Instant) {
-        self.is_known = false;
+        self.content = Content::Unknown;
         self.reconcile_at = Some(self.reconcile_at.map_or(reconcile_at, |at| at.min(reconcile_at)));
     }
 }
@@ -164,7 +174,7 @@ impl<B: Backend> Programmer<B> {
                 self.call(work, &changes).await;
                 continue;
             }
-            if self.kernel.is_known && self.kernel.current.number != target.number {
+            if self.kernel.is_known() && self.kernel.current.number != target.number {
                 // A commit or bookmark that changes nothing is programmed at once.
                 self.take(target, &changes);
                 self.publish(None);
@@ -176,7 +186,7 @@ impl<B: Backend> Programmer<B> {
                 Ok(()) = self.targets.changed() => {}
                 () = sleep_until(reconcile_at.unwrap_or_else(Instant::now)), if reconcile_at.is_some() => {}
                 () = self.health.changed() => self.publish(None),
-                drift = self.backend.drifted(), if self.kernel.is_known => self.drifted(&drift),
+                drift = self.backend.drifted(), if self.kernel.is_known() => self.drifted(&drift),
                 () = sleep_until(Instant::now() + MAX_IDLE) => {}
             }
         }
@@ -226,7 +236,7 @@ impl<B: Backend> Programmer<B> {
     async fn call(&mut self, work: Work, changes: &Changes) {
         let begun = Instant::now();
         self.reporter.begun(begun);
-        self.kernel.is_known = false;
+        let before = mem::replace(&mut self.kernel.content, Content::Unknown);
         let state = &self.kernel.current.state;
         self.flows.record(|memory| memory.prepare(state));
         let result = match work {
@@ -234,7 +244,7 @@ impl<B: Backend> Programmer<B> {
             Work::Apply => self.backend.apply(state, changes).await.context("apply"),
         };
         match result {
-            Ok(report) => self.succeeded(work, report, begun.elapsed()),
+            Ok(report) => self.succeeded(before, work, report, begun.elapsed()),
             Err(error) => {
                 let delay = self.backoff.next_delay();
                 self.kernel.reconcile_at = None;
@@ -244,8 +254,8 @@ impl<B: Backend> Programmer<B> {
         }
     }
 
-    fn succeeded(&mut self, work: Work, report: SyncReport, took: Duration) {
-        let completed = self.kernel.succeeded(work, &report);
+    fn succeeded(&mut self, before: Content, work: Work, report: SyncReport, took: Duration) {
+        let completed = self.kernel.succeeded(before, work, &report);
         let Kernel { current, unfinished, failures, reconcile_at, repair_due, .. } = &mut self.kernel;
         let state = &current.state;
         let completed = completed.iter().map(|(key, had)| {
@@ -277,11 +287,11 @@ impl<B: Backend> Programmer<B> {
 
     /// Publishes what is programmed: after a call, or because the target or the health checks have changed without one.
     fn publish(&mut self, report: Option<SyncReport>) {
-        let Kernel { current, is_known, unfinished, failures, .. } = &self.kernel;
+        let Kernel { current, unfinished, failures, .. } = &self.kernel;
         let failures: Vec<_> = failures.iter().cloned().chain(self.health.failures()).collect();
         // Before the revision is reported as programmed: observers of that read the failures, too.
         self.reporter.progress.send_modify(|progress| progress.failures.clone_from(&failures));
-        if !is_known {
+        if !self.kernel.is_known() {
             return;
         }
         if unfinished.is_empty() {
