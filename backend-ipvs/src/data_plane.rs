@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use backend::{
-    Difference, Drift, InstalledObject, NodeState, ServiceName,
+    Difference, Drift, InstalledObject, Nat, NodeState, ServiceName,
     dataplane::{NodePortAddresses, Vip, VipKind, VipOwnership, vips},
     driver::{Change, CommitOutcome, DataPlane, DryRunPlane, MAX_TRANSACTION_WRITES, Synced, UsableFamilies},
 };
@@ -210,6 +210,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
 
 impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
     const NAME: &'static str = "ipvs";
+    const NAT: Nat = Nat::Ipvs;
 
     type Applied = AppliedState;
 

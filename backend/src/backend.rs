@@ -16,6 +16,8 @@ use crate::{Changes, NodeState};
 pub trait Backend: Send + 'static {
     /// Its name on the wire, in metrics and in logs: `nftables`, `iptables`, `ipvs`.
     const NAME: &'static str;
+    /// What translates the connections to the endpoints that it programs.
+    const NAT: Nat = Nat::Netfilter;
 
     /// Makes the kernel equal to `state`, starting from what the kernel contains. Called at start, after a failure, and
     /// on drift. Writes only what differs.
@@ -55,6 +57,15 @@ pub trait Backend: Send + 'static {
     /// # Errors
     /// When something could not be removed.
     fn cleanup(&mut self) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// What translates connections to endpoints in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nat {
+    /// The NAT of netfilter, with rules of nftables or iptables.
+    Netfilter,
+    /// IPVS.
+    Ipvs,
 }
 
 /// The method of a backend to call.

@@ -45,7 +45,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use crate::{
-    Backend, Changes, Drift, InstalledObject, NodeState, PreviewReport, SyncReport,
+    Backend, Changes, Drift, InstalledObject, Nat, NodeState, PreviewReport, SyncReport,
     dataplane::{OwnershipChanges, Vip, VipOwnership},
 };
 pub use applied::{Applied, AppliedServicePorts, ServicePortUpdate};
@@ -404,6 +404,7 @@ impl<P: DataPlane> Driver<P> {
 
 impl<P: DataPlane> Backend for Driver<P> {
     const NAME: &'static str = P::NAME;
+    const NAT: Nat = P::NAT;
 
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         let prepared = match self.changes(state) {

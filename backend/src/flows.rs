@@ -40,7 +40,7 @@ use tokio::sync::watch;
 use tracing::error;
 
 use self::{requests::Requests, resets::Rejecter, table::KernelFlowTable, worker::Worker};
-use crate::{NodeState, Progress, dataplane::NodePortAddresses, metrics::Metrics};
+use crate::{Nat, NodeState, Progress, dataplane::NodePortAddresses, metrics::Metrics};
 pub(crate) use memory::Memory;
 pub use resets::remove_reset_rules;
 
@@ -70,11 +70,11 @@ pub enum ConntrackCleanup {
 pub(crate) struct Flows(Option<Arc<Requests<Memory>>>);
 
 impl Flows {
-    /// Starts the thread, in the network namespace of the calling thread. `is_ipvs`: IPVS translates connections.
-    /// `state`: what the kernel may have.
+    /// Starts the thread, in the network namespace of the calling thread. `nat` translates connections. `state`: what
+    /// the kernel may have.
     pub(crate) fn start(
         mode: ConntrackCleanup,
-        is_ipvs: bool,
+        nat: Nat,
         nodeport_addresses: NodePortAddresses,
         state: NodeState,
         progress: watch::Sender<Progress>,
@@ -87,7 +87,7 @@ impl Flows {
             requests: Arc::new(Requests::new(Memory::new(state))),
             table: KernelFlowTable(nodeport_addresses.clone()),
             nodeport_addresses,
-            rejecter: Rejecter::new(is_ipvs),
+            rejecter: Rejecter::new(nat),
             progress,
             metrics,
             cleanups: Repeated::default(),

@@ -38,7 +38,7 @@ mod sysctl;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use backend::{Backend, Difference, DifferenceKind, Drift, InstalledObject, PreviewReport, SyncReport};
+pub use backend::{Backend, Difference, DifferenceKind, Drift, InstalledObject, Nat, PreviewReport, SyncReport};
 pub use client::{Credentials, Discover, FrontendAddress, Grpc, GrpcOptions};
 pub use flows::{ConntrackCleanup, remove_reset_rules};
 pub(crate) use loss::Loss;

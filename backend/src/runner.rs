@@ -156,8 +156,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         let stored = Target::unconfirmed(state.clone(), replica.committed());
         let (target, targets) = watch::channel(stored.clone());
         let (reached, programmed) = watch::channel(Programmed::default());
-        let is_ipvs = B::NAME == "ipvs";
-        let flows = Flows::start(conntrack, is_ipvs, nodeport_addresses, state, progress.clone(), metrics.clone());
+        let flows = Flows::start(conntrack, B::NAT, nodeport_addresses, state, progress.clone(), metrics.clone());
         let flows = Arc::new(flows);
         let is_after_boot = replica.is_of_earlier_boot();
         let mut programmer = Programmer {

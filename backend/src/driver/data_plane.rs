@@ -6,7 +6,7 @@ use anyhow::Result;
 use proto::model::{NodeInfo, ServicePort, ServicePortKey};
 
 use super::{Applied, Change, CommitOutcome, MAX_TRANSACTION_WRITES, UsableFamilies};
-use crate::{Difference, Drift, InstalledObject, NodeState, dataplane::VipOwnership};
+use crate::{Difference, Drift, InstalledObject, Nat, NodeState, dataplane::VipOwnership};
 
 /// A part of the kernel that service ports are programmed into.
 ///
@@ -14,6 +14,8 @@ use crate::{Difference, Drift, InstalledObject, NodeState, dataplane::VipOwnersh
 pub trait DataPlane: Send + 'static {
     /// See [`Backend::NAME`].
     const NAME: &'static str;
+    /// See [`Backend::NAT`](crate::Backend::NAT).
+    const NAT: Nat = Nat::Netfilter;
 
     /// What a successful sync leaves in the kernel.
     type Applied: Applied;

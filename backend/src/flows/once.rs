@@ -8,7 +8,7 @@ use std::{
 use anyhow::Result;
 
 use super::{Memory, resets, table::KernelFlowTable, udp};
-use crate::{Changes, NodeState, ServicePortState, dataplane::NodePortAddresses};
+use crate::{Changes, Nat, NodeState, ServicePortState, dataplane::NodePortAddresses};
 
 /// Deletes the UDP flows that are stale in this state. Returns their number.
 pub(crate) fn delete_stale_udp(state: &NodeState) -> Result<usize> {
@@ -39,7 +39,7 @@ pub(crate) fn reset(state: &NodeState) -> Result<usize> {
     let now = Instant::now();
     departed.committed(Some(gone.collect()), &changes, state, now);
     let mut due = departed.due(state, |_| true, now + Duration::from_secs(60));
-    resets::reset(&mut resets::Rejecter::new(false), &mut due, || false)?;
+    resets::reset(&mut resets::Rejecter::new(Nat::Netfilter), &mut due, || false)?;
     Ok(due.ports.iter().flat_map(|port| port.open.values()).sum())
 }
 

@@ -87,7 +87,7 @@ pub(super) fn reset(rejecter: &mut Rejecter, due: &mut Due, is_void: impl Fn() -
         let rejected = rejecter.reject(family, flows.iter().map(Rejected::of).collect())?;
         for flow in flows.iter().filter(|flow| rejected.contains(&Rejected::of(flow))) {
             // A client that cannot be reached needs no reset.
-            let _ = socket.send(flow, rejecter.is_ipvs);
+            let _ = socket.send(flow, rejecter.nat);
         }
     }
     Ok(())

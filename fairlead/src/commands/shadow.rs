@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use backend::{
-    Backend, Changes, Difference, Drift, NodeState, PreviewReport, SyncReport,
+    Backend, Changes, Difference, Drift, Nat, NodeState, PreviewReport, SyncReport,
     driver::{Driver, DryRunPlane},
 };
 use tokio::time::{Instant, sleep_until};
@@ -86,6 +86,7 @@ impl<P: DryRunPlane> Shadow<P> {
 
 impl<P: DryRunPlane> Backend for Shadow<P> {
     const NAME: &'static str = P::NAME;
+    const NAT: Nat = P::NAT;
 
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.compare(state).await

@@ -9,6 +9,8 @@ use netlink::conntrack::Flow;
 use proto::model::IpFamily;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
+use crate::Nat;
+
 /// `IPPROTO_RAW`: the caller writes the IP header.
 const IPPROTO_RAW: i32 = 255;
 /// `IPPROTO_TCP`.
@@ -31,10 +33,13 @@ impl ProbeSocket {
         Socket::new(domain, Type::RAW, Some(Protocol::from(IPPROTO_RAW))).map(Self)
     }
 
-    /// Sends a probe from the endpoint of a connection to its client. The kernel translates it like a reply. `is_ipvs`:
-    /// IPVS translates replies before the kernel takes back that it masquerades; else that comes first.
-    pub(super) fn send(&self, flow: &Flow, is_ipvs: bool) -> io::Result<()> {
-        let to = if is_ipvs { flow.original.source } else { flow.reply.destination };
+    /// Sends a probe from the endpoint of a connection to its client. The kernel translates it like a reply. IPVS
+    /// does so before the kernel takes back that it masquerades; with netfilter that comes first.
+    pub(super) fn send(&self, flow: &Flow, nat: Nat) -> io::Result<()> {
+        let to = match nat {
+            Nat::Ipvs => flow.original.source,
+            Nat::Netfilter => flow.reply.destination,
+        };
         // The kernel takes the port from the segment.
         let address = SockAddr::from(SocketAddr::new(to.ip(), 0));
         self.0.send_to(&packet(flow.reply.source, to), &address).map(drop)

@@ -14,7 +14,7 @@ use proto::model::{IpFamily, PerFamily};
 use runtime::{Backoff, failure::Repeated};
 
 use super::{chain, table};
-use crate::flows::worker::log_failure;
+use crate::{Nat, flows::worker::log_failure};
 
 /// How long packets are rejected.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,8 +36,8 @@ pub(in crate::flows) struct Rejecter {
     /// With a kernel that lacks nf_tables.
     iptables: Option<Tools>,
     families: PerFamily<FamilyRules>,
-    /// Whether IPVS translates connections.
-    pub(super) is_ipvs: bool,
+    /// What translates connections.
+    pub(super) nat: Nat,
 }
 
 /// When the rules of a family are to be removed; `None`: there are none.
@@ -81,8 +81,8 @@ impl FamilyRules {
 }
 
 impl Rejecter {
-    pub(in crate::flows) fn new(is_ipvs: bool) -> Self {
-        Self { nf_tables: None, iptables: None, families: PerFamily::from_fn(|_| FamilyRules::unknown()), is_ipvs }
+    pub(in crate::flows) fn new(nat: Nat) -> Self {
+        Self { nf_tables: None, iptables: None, families: PerFamily::from_fn(|_| FamilyRules::unknown()), nat }
     }
 
     /// When rules are to be removed next.

@@ -23,7 +23,7 @@ use super::{
     remove_reset_rules, table,
 };
 use crate::{
-    Changes, DepartedEndpoints, NodeState,
+    Changes, DepartedEndpoints, Nat, NodeState,
     testing::{mk_state, operations_between},
 };
 
@@ -303,7 +303,7 @@ fn list(family: &str) -> String {
 #[test]
 fn rules_of_one_family_do_not_stay_for_those_of_the_other() {
     in_netns(|| {
-        let mut rejecter = Rejecter::new(false);
+        let mut rejecter = Rejecter::new(Nat::Netfilter);
         assert_eq!(rejecter.remove(None), 0);
         assert_eq!(rejecter.until(), None);
         let v4 = Rejected::of(&flow(VIP, GONE));

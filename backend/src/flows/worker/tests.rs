@@ -17,7 +17,7 @@ use proto::model::{FailureKind, IpFamily, ServicePortFailure};
 
 use super::*;
 use crate::{
-    Changes, NodeState,
+    Changes, Nat, NodeState,
     flows::{
         ConntrackCleanup, Flows,
         table::KernelFlowTable,
@@ -93,12 +93,14 @@ impl Fixture {
     fn serving(addresses: NodePortAddresses, mode: ConntrackCleanup, table: impl FlowTable, state: NodeState) -> Self {
         let progress = watch::Sender::<Progress>::default();
         let flows = match mode {
-            ConntrackCleanup::Disabled => Flows::start(mode, false, addresses, state, progress.clone(), Arc::default()),
+            ConntrackCleanup::Disabled => {
+                Flows::start(mode, Nat::Netfilter, addresses, state, progress.clone(), Arc::default())
+            }
             ConntrackCleanup::Enabled => Flows::spawn(Worker {
                 requests: Arc::new(Requests::new(Memory::new(state))),
                 table,
                 nodeport_addresses: addresses,
-                rejecter: Rejecter::new(false),
+                rejecter: Rejecter::new(Nat::Netfilter),
                 progress: progress.clone(),
                 metrics: Arc::default(),
                 cleanups: Repeated::default(),
