@@ -24,7 +24,7 @@ use crate::{
     replica::Replica,
     store::DEFAULT_STATE_FILE,
     stream::StreamFollower,
-    sync::{Acks, Follower, Kernel, Programmed, Programmer, Reporter, Target},
+    sync::{Acks, Follower, Programmed, Programmer, Reporter, SyncState, Target},
 };
 
 /// The shortest and the longest delay before a failed sync is retried.
@@ -163,7 +163,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             backend,
             targets,
             programmed: reached,
-            kernel: Kernel::unknown(stored),
+            sync: SyncState::unknown(stored),
             backoff: Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1),
             drifts: Drifts::default(),
             flows: flows.clone(),

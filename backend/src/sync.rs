@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use crate::{ChangeCounts, NodeState};
 pub(crate) use acks::Acks;
 pub(crate) use follow::Follower;
-pub(crate) use program::{Kernel, Programmer};
+pub(crate) use program::{Programmer, SyncState};
 pub(crate) use reporter::Reporter;
 
 /// The follower runs at least this often, so that a liveness probe can detect that the process hangs.

@@ -50,7 +50,7 @@ pub(crate) struct Programmer<B> {
     pub(crate) backend: B,
     pub(crate) targets: watch::Receiver<Target>,
     pub(crate) programmed: watch::Sender<Programmed>,
-    pub(crate) kernel: Kernel,
+    pub(crate) sync: SyncState,
     pub(crate) backoff: Backoff,
     pub(crate) drifts: Drifts,
     pub(crate) flows: Arc<Flows>,
@@ -58,8 +58,8 @@ pub(crate) struct Programmer<B> {
     pub(crate) reporter: Reporter,
 }
 
-/// What is known of the kernel, and when the backend is to be called.
-pub(crate) struct Kernel {
+/// What is known of the content of the kernel, and when the backend is to be called.
+pub(crate) struct SyncState {
     /// The target of the last call of the backend.
     current: Arc<Target>,
     content: Content,
@@ -84,7 +84,7 @@ enum Content {
     Partial(Work),
 }
 
-impl Kernel {
+impl SyncState {
     /// Nothing of a stored state is known to be programmed.
     pub(crate) fn unknown(stored: Target) -> Self {
         let none = NodeState::new(NodeInfo::unknown(stored.state.node().name.clone()));
@@ -150,7 +150,7 @@ impl Kernel {
         self.content != Content::Unknown
     }
 
-    /// Its content is unknown until a reconcile, which is due by then.
+    /// The content of the kernel is unknown until a reconcile, which is due by then.
     fn lost(&mut self, reconcile_at: Instant) {
         self.content = Content::Unknown;
         self.reconcile_at = Some(self.reconcile_at.map_or(reconcile_at, |at| at.min(reconcile_at)));
@@ -163,30 +163,30 @@ impl<B: Backend> Programmer<B> {
     pub(crate) async fn run(&mut self, is_after_boot: bool, mut shutdown: Shutdown) {
         tokio::select! {
             () = shutdown.recv() => {}
-            () = self.adopt(is_after_boot) => self.kernel.lost(Instant::now()),
+            () = self.adopt(is_after_boot) => self.sync.lost(Instant::now()),
         }
         while !shutdown.is_triggered() {
             self.drifts.end_incident();
             let target = self.targets.borrow_and_update().clone();
-            let changes = Changes::between(&self.kernel.current.state, &target.state);
-            if let Some(work) = self.kernel.work(&changes) {
+            let changes = Changes::between(&self.sync.current.state, &target.state);
+            if let Some(work) = self.sync.work(&changes) {
                 self.take(target, &changes);
                 self.call(work, &changes).await;
                 continue;
             }
-            if self.kernel.is_known() && self.kernel.current.number != target.number {
+            if self.sync.is_known() && self.sync.current.number != target.number {
                 // A commit or bookmark that changes nothing is programmed at once.
                 self.take(target, &changes);
                 self.publish(None);
             }
-            let reconcile_at = self.kernel.reconcile_at;
+            let reconcile_at = self.sync.reconcile_at;
             tokio::select! {
                 () = shutdown.recv() => {}
                 // Fails only at the end of the process.
                 Ok(()) = self.targets.changed() => {}
                 () = sleep_until(reconcile_at.unwrap_or_else(Instant::now)), if reconcile_at.is_some() => {}
                 () = self.health.changed() => self.publish(None),
-                drift = self.backend.drifted(), if self.kernel.is_known() => self.drifted(&drift),
+                drift = self.backend.drifted(), if self.sync.is_known() => self.drifted(&drift),
                 () = sleep_until(Instant::now() + MAX_IDLE) => {}
             }
         }
@@ -197,7 +197,7 @@ impl<B: Backend> Programmer<B> {
         let begun = Instant::now();
         let is_answered = |target: &Target| target.number > 0;
         // It fails only at the end of the process.
-        if self.kernel.current.committed.is_none() {
+        if self.sync.current.committed.is_none() {
             let _ = self.targets.wait_for(is_answered).await;
             return;
         }
@@ -229,15 +229,15 @@ impl<B: Backend> Programmer<B> {
         if !target.is_confirmed {
             self.flows.record(Memory::rolled_back);
         }
-        self.kernel.take(target, changes);
+        self.sync.take(target, changes);
     }
 
     /// Lets the backend work on the current target.
     async fn call(&mut self, work: Work, changes: &Changes) {
         let begun = Instant::now();
         self.reporter.begun(begun);
-        let before = mem::replace(&mut self.kernel.content, Content::Unknown);
-        let state = &self.kernel.current.state;
+        let before = mem::replace(&mut self.sync.content, Content::Unknown);
+        let state = &self.sync.current.state;
         self.flows.record(|memory| memory.prepare(state));
         let result = match work {
             Work::Reconcile => self.backend.reconcile(state).await.context("reconcile"),
@@ -247,16 +247,16 @@ impl<B: Backend> Programmer<B> {
             Ok(report) => self.succeeded(before, work, report, begun.elapsed()),
             Err(error) => {
                 let delay = self.backoff.next_delay();
-                self.kernel.reconcile_at = None;
-                self.kernel.lost(Instant::now() + delay);
+                self.sync.reconcile_at = None;
+                self.sync.lost(Instant::now() + delay);
                 self.reporter.failed(B::NAME, work, &error, delay);
             }
         }
     }
 
     fn succeeded(&mut self, before: Content, work: Work, report: SyncReport, took: Duration) {
-        let completed = self.kernel.succeeded(before, work, &report);
-        let Kernel { current, unfinished, failures, reconcile_at, repair_due, .. } = &mut self.kernel;
+        let completed = self.sync.succeeded(before, work, &report);
+        let SyncState { current, unfinished, failures, reconcile_at, repair_due, .. } = &mut self.sync;
         let state = &current.state;
         let completed = completed.iter().map(|(key, had)| {
             let (before, after) = (had.state.service_port(key), state.service_port(key));
@@ -287,11 +287,11 @@ impl<B: Backend> Programmer<B> {
 
     /// Publishes what is programmed: after a call, or because the target or the health checks have changed without one.
     fn publish(&mut self, report: Option<SyncReport>) {
-        let Kernel { current, unfinished, failures, .. } = &self.kernel;
+        let SyncState { current, unfinished, failures, .. } = &self.sync;
         let failures: Vec<_> = failures.iter().cloned().chain(self.health.failures()).collect();
         // Before the revision is reported as programmed: observers of that read the failures, too.
         self.reporter.progress.send_modify(|progress| progress.failures.clone_from(&failures));
-        if !self.kernel.is_known() {
+        if !self.sync.is_known() {
             return;
         }
         if unfinished.is_empty() {
@@ -303,7 +303,7 @@ impl<B: Backend> Programmer<B> {
         }
         self.programmed.send_modify(|programmed| {
             programmed.number = current.number;
-            programmed.complete = self.kernel.complete();
+            programmed.complete = self.sync.complete();
             programmed.failures = failures;
             if let Some(report) = report {
                 programmed.unfinished = report.unfinished.unwrap_or_default();
@@ -316,8 +316,8 @@ impl<B: Backend> Programmer<B> {
     fn drifted(&mut self, drift: &Drift) {
         let repair_in = self.drifts.record(drift);
         debug!(?drift, repair_in_ms = repair_in.as_millis(), "drift");
-        self.kernel.lost(Instant::now() + repair_in);
-        self.kernel.repair_due = true;
+        self.sync.lost(Instant::now() + repair_in);
+        self.sync.repair_due = true;
         self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
     }
 }
@@ -338,7 +338,7 @@ mod tests {
             backend: kernel.backend(),
             targets: watch::channel(target.clone()).1,
             programmed: watch::Sender::default(),
-            kernel: Kernel::unknown(stored.clone()),
+            sync: SyncState::unknown(stored.clone()),
             backoff: Backoff::new(Duration::ZERO, Duration::ZERO),
             drifts: Drifts::default(),
             flows: Arc::new(Flows::without_thread(stored.state)),
@@ -357,7 +357,7 @@ mod tests {
         let state = state.service("default/b", |b| b.cluster_ip("10.96.0.2")).build();
         for is_confirmed in [false, true] {
             let programmer = programmer(state.clone(), is_confirmed).await;
-            assert_eq!(programmer.kernel.unfinished.len(), 1);
+            assert_eq!(programmer.sync.unfinished.len(), 1);
             assert_eq!(programmer.flows.is_confirmed(), is_confirmed);
             // Its end would wait for a thread.
             mem::forget(programmer.flows);
