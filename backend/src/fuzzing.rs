@@ -48,7 +48,7 @@ pub fn server_messages<'a>(messages: impl IntoIterator<Item = &'a [u8]>) {
         match replica.handle(message) {
             Err(violation) => {
                 let _ = violation.to_string();
-                replica.lost();
+                replica.session_ended();
             }
             Ok(Reaction::Commit(..)) => check(replica.state()),
             Ok(Reaction::None | Reaction::Reply(_)) => {}

@@ -217,7 +217,7 @@ impl Replica {
     }
 
     /// The session has ended. Uncommitted batches are discarded.
-    pub(crate) fn lost(&mut self) {
+    pub(crate) fn session_ended(&mut self) {
         self.session = None;
         self.staged = None;
     }

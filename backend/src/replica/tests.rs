@@ -30,7 +30,7 @@ fn handle(replica: &mut Replica, message: &ServerMessage) -> Reaction {
 }
 
 fn welcome(replica: &mut Replica, mode: SyncMode) {
-    replica.lost();
+    replica.session_ended();
     let welcome = Welcome {
         epoch: Epoch(1),
         mode,

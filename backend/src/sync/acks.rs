@@ -78,7 +78,7 @@ impl Acks {
     }
 
     /// The session has ended, and its acks are void.
-    pub(super) fn lost(&mut self) {
+    pub(super) fn session_ended(&mut self) {
         self.session += 1;
         self.waiting.clear();
         self.sent = None;

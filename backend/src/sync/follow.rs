@@ -54,7 +54,7 @@ impl<C: Connect> Follower<C> {
                     info!("requesting a snapshot from another frontend to confirm the withheld loss");
                     replica.request_snapshot();
                     stream.change_frontend();
-                    self.lost();
+                    self.session_ended();
                 }
                 () = sleep_until(Instant::now() + MAX_IDLE) => {}
             }
@@ -65,7 +65,7 @@ impl<C: Connect> Follower<C> {
     fn handle(&mut self, event: StreamEvent) {
         match event {
             StreamEvent::Connected => self.progress.send_modify(|progress| progress.connected = true),
-            StreamEvent::Lost => self.lost(),
+            StreamEvent::Lost => self.session_ended(),
             StreamEvent::Message(message) => self.handle_message(message),
         }
     }
@@ -87,7 +87,7 @@ impl<C: Connect> Follower<C> {
             Err(violation) => {
                 warn!(%violation, "the frontend violated the protocol");
                 self.stream.end_session("protocol violation");
-                self.lost();
+                self.session_ended();
             }
         }
     }
@@ -136,9 +136,9 @@ impl<C: Connect> Follower<C> {
         });
     }
 
-    fn lost(&mut self) {
-        self.replica.lost();
-        self.acks.lost();
+    fn session_ended(&mut self) {
+        self.replica.session_ended();
+        self.acks.session_ended();
         self.progress.send_modify(|progress| progress.connected = false);
     }
 

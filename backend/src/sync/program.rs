@@ -151,7 +151,7 @@ impl SyncState {
     }
 
     /// The content of the kernel is unknown until a reconcile, which is due by then.
-    fn lost(&mut self, reconcile_at: Instant) {
+    fn invalidate(&mut self, reconcile_at: Instant) {
         self.content = Content::Unknown;
         self.reconcile_at = Some(self.reconcile_at.map_or(reconcile_at, |at| at.min(reconcile_at)));
     }
@@ -163,7 +163,7 @@ impl<B: Backend> Programmer<B> {
     pub(crate) async fn run(&mut self, is_after_boot: bool, mut shutdown: Shutdown) {
         tokio::select! {
             () = shutdown.recv() => {}
-            () = self.adopt(is_after_boot) => self.sync.lost(Instant::now()),
+            () = self.adopt(is_after_boot) => self.sync.invalidate(Instant::now()),
         }
         while !shutdown.is_triggered() {
             self.drifts.end_incident();
@@ -248,7 +248,7 @@ impl<B: Backend> Programmer<B> {
             Err(error) => {
                 let delay = self.backoff.next_delay();
                 self.sync.reconcile_at = None;
-                self.sync.lost(Instant::now() + delay);
+                self.sync.invalidate(Instant::now() + delay);
                 self.reporter.failed(B::NAME, work, &error, delay);
             }
         }
@@ -316,7 +316,7 @@ impl<B: Backend> Programmer<B> {
     fn drifted(&mut self, drift: &Drift) {
         let repair_in = self.drifts.record(drift);
         debug!(?drift, repair_in_ms = repair_in.as_millis(), "drift");
-        self.sync.lost(Instant::now() + repair_in);
+        self.sync.invalidate(Instant::now() + repair_in);
         self.sync.repair_due = true;
         self.reporter.progress.send_modify(|progress| progress.drifts = self.drifts.count);
     }
