@@ -3,9 +3,9 @@
 //! by themselves.
 //!
 //! ```text
-//!   Follower: commits ──────────────┐                      ┌─▶ resets: list TCP, reject, probe
-//!   Programmer: before a call, and ─┴─▶ Memory ─▶ thread ──┼─▶ udp: list UDP, delete
-//!               what it programmed                         └─▶ half_open: list SYNs without an answer, delete
+//!   Follower: commits ──────────────┐                            ┌─▶ resets: list TCP, reject, probe
+//!   Programmer: before a call, and ─┴─▶ PendingFlows ─▶ thread ──┼─▶ udp: list UDP, delete
+//!               what it programmed                               └─▶ half_open: list SYNs without an answer, delete
 //! ```
 //!
 //! One thread does all of it, so that a large conntrack table or a kernel that hangs delays no commit. There is no
@@ -23,9 +23,9 @@
 //! state that no frontend has confirmed.
 
 mod half_open;
-mod memory;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod once;
+mod pending;
 mod requests;
 mod resets;
 mod table;
@@ -41,7 +41,7 @@ use tracing::error;
 
 use self::{requests::Requests, resets::Rejecter, table::KernelFlowTable, worker::Worker};
 use crate::{Nat, NodeState, Progress, dataplane::NodePortAddresses, metrics::Metrics};
-pub(crate) use memory::Memory;
+pub(crate) use pending::PendingFlows;
 pub use resets::remove_reset_rules;
 
 /// What the requests are built on.
@@ -67,7 +67,7 @@ pub enum ConntrackCleanup {
 /// The side of those who follow and program; `None`: flows are left as they are. Its calls wait for no work of the
 /// thread. Dropping it ends the thread.
 #[derive(Debug)]
-pub(crate) struct Flows(Option<Arc<Requests<Memory>>>);
+pub(crate) struct Flows(Option<Arc<Requests<PendingFlows>>>);
 
 impl Flows {
     /// Starts the thread, in the network namespace of the calling thread. `nat` translates connections. `state`: what
@@ -84,7 +84,7 @@ impl Flows {
             return Self(None);
         }
         Self::spawn(Worker {
-            requests: Arc::new(Requests::new(Memory::new(state))),
+            requests: Arc::new(Requests::new(PendingFlows::new(state))),
             table: KernelFlowTable(nodeport_addresses.clone()),
             nodeport_addresses,
             rejecter: Rejecter::new(nat),
@@ -105,7 +105,7 @@ impl Flows {
     }
 
     /// Records something. It wakes the thread if that returns true.
-    pub(crate) fn record(&self, record: impl FnOnce(&mut Memory) -> bool) {
+    pub(crate) fn record(&self, record: impl FnOnce(&mut PendingFlows) -> bool) {
         if let Some(requests) = &self.0 {
             requests.record(record);
         }
@@ -124,11 +124,11 @@ impl Drop for Flows {
 impl Flows {
     /// Only records.
     pub(crate) fn without_thread(state: NodeState) -> Self {
-        Self(Some(Arc::new(Requests::new(Memory::new(state)))))
+        Self(Some(Arc::new(Requests::new(PendingFlows::new(state)))))
     }
 
     /// Whether flows may be deleted.
     pub(crate) fn is_confirmed(&self) -> bool {
-        self.0.as_ref().is_some_and(|requests| requests.with(|memory| memory.is_confirmed))
+        self.0.as_ref().is_some_and(|requests| requests.with(|pending| pending.is_confirmed))
     }
 }

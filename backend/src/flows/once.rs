@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Memory, resets, table::KernelFlowTable, udp};
+use super::{PendingFlows, resets, table::KernelFlowTable, udp};
 use crate::{Changes, Nat, NodeState, ServicePortState, dataplane::NodePortAddresses};
 
 /// Deletes the UDP flows that are stale in this state. Returns their number.
@@ -19,13 +19,13 @@ pub(crate) fn delete_stale_udp(state: &NodeState) -> Result<usize> {
 
 /// Deletes the half-open connections that a change misleads, without waiting for late answers. Returns their number.
 pub(crate) fn delete_half_open(before: &NodeState, after: &NodeState) -> Result<usize> {
-    let mut memory = Memory::new(before.clone());
-    memory.confirmed();
+    let mut pending = PendingFlows::new(before.clone());
+    pending.confirmed();
     let departed = before.diff(after).filter_map(|change| change.departed()).collect();
-    memory.committed(Some(departed), &Changes::between(before, after), after);
-    memory.prepare(after);
-    memory.programmed(false, true, iter::empty());
-    let Some(half_open) = memory.take_half_open() else { return Ok(0) };
+    pending.committed(Some(departed), &Changes::between(before, after), after);
+    pending.prepare(after);
+    pending.programmed(false, true, iter::empty());
+    let Some(half_open) = pending.take_half_open() else { return Ok(0) };
     half_open.clean_up(&table(), &after.node().addresses, |_| true)
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tracing::{debug, info};
 
 use super::{
-    memory::{Memory, UdpState},
+    pending::{PendingFlows, UdpState},
     requests::{Requests, Wake},
     resets::{Rejecter, Rest, reset},
     table::FlowTable,
@@ -31,7 +31,7 @@ const IDLE: Duration = Duration::from_secs(3600);
 
 #[derive(Debug)]
 pub(super) struct Worker<T> {
-    pub(super) requests: Arc<Requests<Memory>>,
+    pub(super) requests: Arc<Requests<PendingFlows>>,
     pub(super) table: T,
     pub(super) nodeport_addresses: NodePortAddresses,
     pub(super) rejecter: Rejecter,
@@ -47,18 +47,18 @@ impl<T: FlowTable> Worker<T> {
         let (mut resets_from, mut cleans_from) = (Instant::now(), Instant::now());
         let mut is_due = false;
         loop {
-            let next_reset = self.requests.with(|memory| memory.next_reset()).map(|at| at.max(resets_from));
+            let next_reset = self.requests.with(|pending| pending.next_reset()).map(|at| at.max(resets_from));
             let next_cleanup = is_due.then_some(cleans_from);
             let until = self.rejecter.until();
             let next = [next_reset, next_cleanup, until].into_iter().flatten().min();
             let wake = self.requests.wait(next.map_or(IDLE, |next| next.duration_since(Instant::now())));
-            is_due |= wake == Wake::Due && self.requests.with(|memory| memory.is_cleanup_due());
+            is_due |= wake == Wake::Due && self.requests.with(|pending| pending.is_cleanup_due());
             remove_rules(&self.requests, &mut self.rejecter, &self.progress);
             if wake == Wake::Closed {
                 return self.requests.ended();
             }
             let now = Instant::now();
-            if resets_from <= now && self.requests.with(|memory| memory.next_reset()).is_some_and(|at| at <= now) {
+            if resets_from <= now && self.requests.with(|pending| pending.next_reset()).is_some_and(|at| at <= now) {
                 let result = self.reset();
                 resets_from = Instant::now() + rest.after(now.elapsed(), result.is_err());
                 self.report_resets(result);
@@ -77,11 +77,11 @@ impl<T: FlowTable> Worker<T> {
     /// Handles the connections to endpoints that are due. Returns how many were reset since the passes before.
     fn reset(&mut self) -> Result<usize> {
         let Self { requests, rejecter, .. } = self;
-        let mut due = requests.with(|memory| memory.due_resets(Instant::now()));
-        let is_void = || requests.is_closed() || requests.with(|memory| memory.is_reset_void());
+        let mut due = requests.with(|pending| pending.due_resets(Instant::now()));
+        let is_void = || requests.is_closed() || requests.with(|pending| pending.is_reset_void());
         reset(rejecter, &mut due, is_void)?;
         // Those of a void pass are due again.
-        let passed = |memory: &mut Memory| memory.departed.passed(&due, Instant::now());
+        let passed = |pending: &mut PendingFlows| pending.departed.passed(&due, Instant::now());
         Ok(if is_void() { 0 } else { requests.with(passed) })
     }
 
@@ -102,23 +102,23 @@ impl<T: FlowTable> Worker<T> {
     /// Rules that are revoked meanwhile do not wait for the end.
     fn clean_up_udp(&mut self) -> Result<Vec<FamilyCleanup>> {
         let Self { ref requests, ref table, ref nodeport_addresses, ref mut rejecter, ref progress, .. } = *self;
-        let Some(withdrawn) = requests.with(Memory::take_udp) else { return Ok(Vec::new()) };
+        let Some(withdrawn) = requests.with(PendingFlows::take_udp) else { return Ok(Vec::new()) };
         let vips = |UdpState { state, except }: &UdpState| {
             UdpVips::of(state, &nodeport_addresses.of_node(state.node()), except, &withdrawn)
         };
         let (mut compared, mut was_unconfirmed) = (None, false);
         let newest = || {
-            let newest = requests.with(|memory| {
-                let version = memory.udp_version();
+            let newest = requests.with(|pending| {
+                let version = pending.udp_version();
                 was_unconfirmed |= version.is_none();
                 let is_newer = version != mem::replace(&mut compared, version);
-                is_newer.then(|| version.map(|_| memory.udp()))
+                is_newer.then(|| version.map(|_| pending.udp()))
             });
             newest.map(|newest| newest.as_ref().map(vips).unwrap_or_default())
         };
         let result = clean_up(table, newest, || remove_rules(requests, rejecter, progress));
         if result.is_err() || was_unconfirmed {
-            requests.with(|memory| memory.put_back_udp(withdrawn));
+            requests.with(|pending| pending.put_back_udp(withdrawn));
         }
         result
     }
@@ -126,14 +126,14 @@ impl<T: FlowTable> Worker<T> {
     /// Deletes the half-open connections that changes have left behind. Lists none without such a change.
     fn clean_up_half_open(&self, rested: &mut Duration) -> Result<usize> {
         let Self { requests, table, nodeport_addresses, .. } = self;
-        let Some(half_open) = requests.with(Memory::take_half_open) else { return Ok(0) };
+        let Some(half_open) = requests.with(PendingFlows::take_half_open) else { return Ok(0) };
         let addresses = nodeport_addresses.of_node(half_open.state.node());
         let result = half_open.clean_up(table, &addresses, |time| {
             *rested = time;
-            requests.rest(time) && requests.with(|memory| memory.is_confirmed)
+            requests.rest(time) && requests.with(|pending| pending.is_confirmed)
         });
-        if result.is_err() || !requests.with(|memory| memory.is_confirmed) {
-            requests.with(|memory| memory.put_back_half_open(half_open.ports));
+        if result.is_err() || !requests.with(|pending| pending.is_confirmed) {
+            requests.with(|pending| pending.put_back_half_open(half_open.ports));
         }
         result
     }
@@ -178,8 +178,8 @@ impl<T: FlowTable> Worker<T> {
 }
 
 /// Removes the rules that reject packets when their time is over, an endpoint has returned, or the thread ends.
-fn remove_rules(requests: &Requests<Memory>, rejecter: &mut Rejecter, progress: &watch::Sender<Progress>) {
-    let is_revoked = requests.with(|memory| memory.departed.take_revoked());
+fn remove_rules(requests: &Requests<PendingFlows>, rejecter: &mut Rejecter, progress: &watch::Sender<Progress>) {
+    let is_revoked = requests.with(|pending| pending.departed.take_revoked());
     let by = if is_revoked || requests.is_closed() { None } else { Some(Instant::now()) };
     let failures = rejecter.remove(by);
     if failures > 0 {

@@ -100,7 +100,7 @@ impl<C: Connect> Follower<C> {
         let position = self.acks.received(number, revision, digest);
         let state = self.replica.state();
         let changes = Changes::between(&self.target.borrow().state, state);
-        self.flows.record(|memory| memory.committed(departed, &changes, state));
+        self.flows.record(|pending| pending.committed(departed, &changes, state));
         let withheld = self.replica.losses.withheld_service_ports();
         if let Some(loss) = loss {
             error!(

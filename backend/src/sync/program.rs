@@ -33,7 +33,7 @@ use crate::{
     Backend, Changes, Drift, NodeState, SyncReport,
     backend::Work,
     drifts::Drifts,
-    flows::{Flows, Memory},
+    flows::{Flows, PendingFlows},
     health::HealthChecks,
     observe::SYNC_FAILING,
 };
@@ -227,7 +227,7 @@ impl<B: Backend> Programmer<B> {
 
     fn take(&mut self, target: Target, changes: &Changes) {
         if !target.is_confirmed {
-            self.flows.record(Memory::rolled_back);
+            self.flows.record(PendingFlows::rolled_back);
         }
         self.sync.take(target, changes);
     }
@@ -238,7 +238,7 @@ impl<B: Backend> Programmer<B> {
         self.reporter.begun(begun);
         let before = mem::replace(&mut self.sync.content, Content::Unknown);
         let state = &self.sync.current.state;
-        self.flows.record(|memory| memory.prepare(state));
+        self.flows.record(|pending| pending.prepare(state));
         let result = match work {
             Work::Reconcile => self.backend.reconcile(state).await.context("reconcile"),
             Work::Apply => self.backend.apply(state, changes).await.context("apply"),
@@ -265,7 +265,7 @@ impl<B: Backend> Programmer<B> {
         let completed: Vec<_> = completed.collect();
         let failed = report.failures.iter().map(|failure| &failure.key).chain(unfinished.keys());
         let is_finished = unfinished.is_empty();
-        self.flows.record(|memory| memory.programmed(work == Work::Reconcile, is_finished, failed));
+        self.flows.record(|pending| pending.programmed(work == Work::Reconcile, is_finished, failed));
         self.health.publish(state, &completed);
         if work == Work::Reconcile && mem::take(repair_due) && report.writes > 0 {
             self.reporter.metrics.repairs.inc();
@@ -299,7 +299,7 @@ impl<B: Backend> Programmer<B> {
         }
         // The flows of those that are unfinished wait on their own.
         if current.is_confirmed {
-            self.flows.record(Memory::confirmed);
+            self.flows.record(PendingFlows::confirmed);
         }
         self.programmed.send_modify(|programmed| {
             programmed.number = current.number;

@@ -10,7 +10,7 @@ use netlink::conntrack::{ConntrackZone, FlowProtocol, Tuple};
 use super::*;
 use crate::{
     Changes,
-    flows::memory::Memory,
+    flows::pending::PendingFlows,
     testing::{StateBuilder, mk_key, mk_state},
 };
 
@@ -101,31 +101,31 @@ fn web(endpoints: &'static [&'static str]) -> StateBuilder {
 
 /// What follows when these endpoints have departed from this service port, and that is programmed.
 fn programmed(state: &NodeState, key: &str, departed: &[&str]) -> Option<HalfOpenPorts> {
-    let mut memory = memory(state);
-    commit(&mut memory, key, departed);
-    finish(&mut memory, &[])
+    let mut pending = pending(state);
+    commit(&mut pending, key, departed);
+    finish(&mut pending, &[])
 }
 
 /// A state that a frontend has confirmed.
-fn memory(state: &NodeState) -> Memory {
-    let mut memory = Memory::new(state.clone());
-    memory.confirmed();
-    memory
+fn pending(state: &NodeState) -> PendingFlows {
+    let mut pending = PendingFlows::new(state.clone());
+    pending.confirmed();
+    pending
 }
 
-fn commit(memory: &mut Memory, key: &str, departed: &[&str]) {
+fn commit(pending: &mut PendingFlows, key: &str, departed: &[&str]) {
     let endpoint = |text: &&str| {
         let endpoint = endpoint_at(text.parse().unwrap()).unwrap();
         Endpoint { terminating: true, ..endpoint }
     };
     let departed = [(mk_key(key), departed.iter().map(endpoint).collect())].into();
-    let state = memory.state.clone();
-    memory.committed(Some(departed), &Changes::default(), &state);
+    let state = pending.state.clone();
+    pending.committed(Some(departed), &Changes::default(), &state);
 }
 
-fn finish(memory: &mut Memory, failed: &[ServicePortKey]) -> Option<HalfOpenPorts> {
-    memory.programmed(false, true, failed.iter());
-    memory.take_half_open()
+fn finish(pending: &mut PendingFlows, failed: &[ServicePortKey]) -> Option<HalfOpenPorts> {
+    pending.programmed(false, true, failed.iter());
+    pending.take_half_open()
 }
 
 /// A pass, while whose rest this happens. Returns the connections that it deletes.
@@ -202,23 +202,23 @@ fn what_is_answered_meanwhile_is_kept() {
 #[test]
 fn only_programmed_changes_of_tcp_count() {
     let state = web(&[ONE]).service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10")).build();
-    let mut memory = memory(&state);
+    let mut pending = pending(&state);
     assert!(programmed(&state, "default/removed", &[GONE]).is_none());
-    commit(&mut memory, "default/web", &[GONE]);
-    assert!(finish(&mut memory, &[mk_key("default/web")]).is_none());
+    commit(&mut pending, "default/web", &[GONE]);
+    assert!(finish(&mut pending, &[mk_key("default/web")]).is_none());
     let table = Table::default();
     table.add("10.96.0.1:80", GONE);
     table.add("10.96.0.1:80", "10.244.1.3:8080");
     let mut before = mk_state().build();
     before.set_service_port(&mk_key("default/web"), state.service_port(&mk_key("default/web")).cloned());
-    let mut udp = self::memory(&before);
+    let mut udp = self::pending(&before);
     udp.prepare(&state);
     assert!(finish(&mut udp, &[]).is_none());
-    let ports = finish(&mut memory, &[]).unwrap();
-    assert!(finish(&mut memory, &[]).is_none(), "once");
-    memory.put_back_half_open(ports.ports);
-    commit(&mut memory, "default/web", &["10.244.1.3:8080"]);
-    assert_eq!(pass(&finish(&mut memory, &[]).unwrap(), &state, &table), [1, 2], "both departed");
+    let ports = finish(&mut pending, &[]).unwrap();
+    assert!(finish(&mut pending, &[]).is_none(), "once");
+    pending.put_back_half_open(ports.ports);
+    commit(&mut pending, "default/web", &["10.244.1.3:8080"]);
+    assert_eq!(pass(&finish(&mut pending, &[]).unwrap(), &state, &table), [1, 2], "both departed");
 }
 
 #[test]
@@ -238,11 +238,11 @@ fn what_is_remembered_and_deleted_has_a_bound() {
     let all: Vec<_> = (1..2 * MAX_DEPARTED).map(|port| format!("10.244.1.2:{port}")).collect();
     let all: Vec<_> = all.iter().map(String::as_str).collect();
     let state = web(&[ONE]).build();
-    let mut memory = memory(&state);
-    commit(&mut memory, "default/web", &all);
-    assert!(finish(&mut memory, &[mk_key("default/web")]).is_none());
-    commit(&mut memory, "default/web", &[GONE]);
-    let ports = finish(&mut memory, &[]).unwrap();
+    let mut pending = pending(&state);
+    commit(&mut pending, "default/web", &all);
+    assert!(finish(&mut pending, &[mk_key("default/web")]).is_none());
+    commit(&mut pending, "default/web", &[GONE]);
+    let ports = finish(&mut pending, &[]).unwrap();
     assert_eq!(ports.ports[&mk_key("default/web")].len(), MAX_DEPARTED);
     // Those of another namespace are deleted, too.
     let other = |n: usize| format!("10.96.1.{n}:80");
@@ -251,10 +251,10 @@ fn what_is_remembered_and_deleted_has_a_bound() {
         state.service(&format!("ns-{n}/web"), |web| web.port(80).cluster_ip(other(n).trim_end_matches(":80")))
     });
     let state = state.build();
-    let mut memory = self::memory(&state);
-    memory.put_back_half_open(ports.ports);
-    (1..namespaces).for_each(|n| commit(&mut memory, &format!("ns-{n}/web"), &["10.244.1.2:7"]));
-    let ports = finish(&mut memory, &[]).unwrap();
+    let mut pending = self::pending(&state);
+    pending.put_back_half_open(ports.ports);
+    (1..namespaces).for_each(|n| commit(&mut pending, &format!("ns-{n}/web"), &["10.244.1.2:7"]));
+    let ports = finish(&mut pending, &[]).unwrap();
     let table = Table::default();
     (0..MAX_OF_NAMESPACE + 2).for_each(|_| table.add("10.96.0.1:80", "10.244.1.2:7"));
     table.add(&other(1), "10.244.1.2:7");
@@ -268,27 +268,27 @@ fn what_is_remembered_and_deleted_has_a_bound() {
 
 #[test]
 fn endpoints_that_return_have_not_departed() {
-    let mut memory = memory(&web(&[ONE]).build());
-    commit(&mut memory, "default/web", &[GONE]);
+    let mut pending = pending(&web(&[ONE]).build());
+    commit(&mut pending, "default/web", &[GONE]);
     let table = Table::default();
     table.add("10.96.0.1:80", GONE);
     let returned = web(&[ONE, GONE]).build();
-    let ports = finish(&mut memory, &[]).unwrap();
-    memory.put_back_half_open(ports.ports);
-    memory.prepare(&returned);
-    assert_eq!(pass(&memory.take_half_open().unwrap(), &returned, &table), [0; 0]);
+    let ports = finish(&mut pending, &[]).unwrap();
+    pending.put_back_half_open(ports.ports);
+    pending.prepare(&returned);
+    assert_eq!(pass(&pending.take_half_open().unwrap(), &returned, &table), [0; 0]);
 }
 
 /// Most changes add endpoints, or let some terminate that keep their flows.
 #[test]
 fn changes_that_mislead_no_connection_list_none() {
-    let mut memory = memory(&mk_state().build());
+    let mut pending = pending(&mk_state().build());
     let mut lists = |after: NodeState, failed: &[ServicePortKey]| {
-        let before = memory.state.clone();
+        let before = pending.state.clone();
         let departed = before.diff(&after).filter_map(|change| change.departed()).collect();
-        memory.committed(Some(departed), &Changes::between(&before, &after), &after);
-        memory.prepare(&after);
-        finish(&mut memory, failed).is_some()
+        pending.committed(Some(departed), &Changes::between(&before, &after), &after);
+        pending.prepare(&after);
+        finish(&mut pending, failed).is_some()
     };
     let (one, two) = (|| web(&[ONE]).build(), || web(&[ONE, GONE]).build());
     assert!(lists(two(), &[]), "a new service port");

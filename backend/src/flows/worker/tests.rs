@@ -97,7 +97,7 @@ impl Fixture {
                 Flows::start(mode, Nat::Netfilter, addresses, state, progress.clone(), Arc::default())
             }
             ConntrackCleanup::Enabled => Flows::spawn(Worker {
-                requests: Arc::new(Requests::new(Memory::new(state))),
+                requests: Arc::new(Requests::new(PendingFlows::new(state))),
                 table,
                 nodeport_addresses: addresses,
                 rejecter: Rejecter::new(Nat::Netfilter),
@@ -107,8 +107,8 @@ impl Fixture {
                 resets: Repeated::default(),
             }),
         };
-        flows.record(|memory| {
-            memory.is_confirmed = true;
+        flows.record(|pending| {
+            pending.is_confirmed = true;
             false
         });
         Self { flows, progress }
@@ -118,7 +118,7 @@ impl Fixture {
         Self::new(ConntrackCleanup::Enabled, of_kernel())
     }
 
-    fn requests(&self) -> &Requests<Memory> {
+    fn requests(&self) -> &Requests<PendingFlows> {
         self.flows.0.as_ref().unwrap()
     }
 
@@ -133,19 +133,19 @@ impl Fixture {
 
     fn sync(&mut self, is_reconcile: bool, state: &NodeState, failures: &[ServicePortFailure]) {
         let Some(requests) = &self.flows.0 else { return };
-        let before = requests.with(|memory| memory.state.clone());
+        let before = requests.with(|pending| pending.state.clone());
         let departed = before.diff(state).filter_map(|change| change.departed()).collect();
-        self.flows.record(|memory| memory.committed(Some(departed), &Changes::between(&before, state), state));
-        self.flows.record(|memory| memory.prepare(state));
+        self.flows.record(|pending| pending.committed(Some(departed), &Changes::between(&before, state), state));
+        self.flows.record(|pending| pending.prepare(state));
         let failed = failures.iter().map(|failure| &failure.key);
-        self.flows.record(|memory| memory.programmed(is_reconcile, true, failed));
+        self.flows.record(|pending| pending.programmed(is_reconcile, true, failed));
         requests.wait_idle();
     }
 
     /// What the programmer does.
     fn begin(&mut self, is_reconcile: bool, state: &NodeState) {
-        self.flows.record(|memory| memory.prepare(state));
-        self.flows.record(|memory| memory.programmed(is_reconcile, true, std::iter::empty()));
+        self.flows.record(|pending| pending.prepare(state));
+        self.flows.record(|pending| pending.programmed(is_reconcile, true, std::iter::empty()));
     }
 
     fn deleted_flows(&self) -> u64 {
@@ -201,11 +201,11 @@ fn no_flow_is_deleted_before_a_frontend_confirms_the_state() {
     in_netns(|| {
         insert_all();
         let mut fixture = Fixture::of_kernel();
-        fixture.flows.record(Memory::rolled_back);
+        fixture.flows.record(PendingFlows::rolled_back);
         fixture.reconcile(&dns(), &[]);
         assert_eq!(fixture.deleted_flows(), 0);
         for _ in 0..2 {
-            fixture.flows.record(Memory::confirmed);
+            fixture.flows.record(PendingFlows::confirmed);
             fixture.requests().wait_idle();
             assert_eq!((client_ports(), fixture.deleted_flows()), ([1, 5, 6, 7].into(), 4));
         }
@@ -331,11 +331,11 @@ fn a_vip_is_withdrawn_when_that_is_programmed_and_confirmed() {
         let all: BTreeSet<_> = (1..=5).collect();
         fixture.apply(&exposed("198.51.100.2"), &[failure]);
         assert_eq!(client_ports(), all, "not programmed");
-        fixture.flows.record(Memory::rolled_back);
-        fixture.requests().with(|memory| memory.put_back_udp(WithdrawnVips::new()));
+        fixture.flows.record(PendingFlows::rolled_back);
+        fixture.requests().with(|pending| pending.put_back_udp(WithdrawnVips::new()));
         fixture.reconcile(&exposed("198.51.100.2"), &[]);
         assert_eq!(client_ports(), all, "not confirmed");
-        fixture.flows.record(Memory::confirmed);
+        fixture.flows.record(PendingFlows::confirmed);
         fixture.requests().wait_idle();
         assert_eq!(client_ports(), [1, 3, 4, 5].into());
     });
@@ -369,10 +369,10 @@ fn half_open_connections_are_deleted_when_the_change_is_programmed_and_confirmed
         let mut fixture = Fixture::from(ConntrackCleanup::Enabled, of_kernel(), both.clone());
         fixture.apply(&both, &[]);
         assert_eq!(client_ports(), [1, 2, 3, 4].into(), "no change");
-        fixture.flows.record(Memory::rolled_back);
+        fixture.flows.record(PendingFlows::rolled_back);
         fixture.apply(&web(&["10.244.1.1:80"]), &[]);
         assert_eq!(client_ports(), [1, 2, 3, 4].into(), "not confirmed");
-        fixture.flows.record(Memory::confirmed);
+        fixture.flows.record(PendingFlows::confirmed);
         fixture.requests().wait_idle();
         assert_eq!(client_ports(), [2, 3].into());
         assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (0, 0), "of UDP");
@@ -384,7 +384,7 @@ fn failed_cleanup_is_repeated_after_any_change() {
     in_netns(|| {
         insert_all();
         let mut fixture = Fixture::from(ConntrackCleanup::Enabled, of_kernel(), dns());
-        fixture.requests().with(|memory| memory.put_back_udp(WithdrawnVips::new()));
+        fixture.requests().with(|pending| pending.put_back_udp(WithdrawnVips::new()));
         fixture.apply(&dns(), &[]);
         assert_eq!(fixture.deleted_flows(), 4);
     });
@@ -487,7 +487,7 @@ fn slow_cleanup_delays_no_sync_and_is_repeated_once_for_all_syncs_meanwhile() {
         // Returns although the first dump never ends.
         let state = dns_at(["10.244.1.2:53", "10.244.1.3:53"][round % 2]);
         fixture.begin(false, &state);
-        fixture.requests().with(|memory| assert_eq!(memory.state, state));
+        fixture.requests().with(|pending| assert_eq!(pending.state, state));
     }
     permit.send(()).unwrap();
     permit.send(()).unwrap();
@@ -534,9 +534,9 @@ fn what_is_deleted_counts_although_half_open_connections_cannot_be_listed() {
     let dns = mk_state().service("default/dns/udp", |dns| dns.port(53).cluster_ip("10.96.0.10"));
     let state = dns.service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
     // One cleanup for both halves.
-    fixture.flows.record(Memory::rolled_back);
+    fixture.flows.record(PendingFlows::rolled_back);
     fixture.reconcile(&state, &[]);
-    fixture.flows.record(Memory::confirmed);
+    fixture.flows.record(PendingFlows::confirmed);
     fixture.requests().wait_idle();
     assert_eq!((fixture.deleted_flows(), fixture.progress.borrow().conntrack_failures), (3, 1));
 }
@@ -559,7 +559,7 @@ fn flow_to_an_endpoint_that_is_being_programmed_is_not_stale() {
     fixture.begin(true, &dns_at("10.244.1.1:53"));
     until(|| record.lock().unwrap().0 == 1);
     // The endpoint of the flows is added while the dump runs, and is not programmed yet.
-    fixture.flows.record(|memory| memory.prepare(&dns_at("10.244.1.9:53")));
+    fixture.flows.record(|pending| pending.prepare(&dns_at("10.244.1.9:53")));
     permit.send(()).unwrap();
     fixture.requests().wait_idle();
     assert_eq!(record.lock().unwrap().1, [0; 0]);
@@ -572,12 +572,12 @@ fn a_cleanup_that_runs_when_the_state_is_rolled_back_deletes_nothing() {
         let mut fixture = Fixture::new(ConntrackCleanup::Enabled, table);
         fixture.begin(true, &dns_at("10.244.1.1:53"));
         until(|| record.lock().unwrap().0 == 1);
-        fixture.flows.record(Memory::rolled_back);
+        fixture.flows.record(PendingFlows::rolled_back);
         permit.send(()).unwrap();
         fixture.requests().wait_idle();
         assert_eq!(record.lock().unwrap().1, [0; 0]);
         permit.send(()).unwrap();
-        fixture.flows.record(Memory::confirmed);
+        fixture.flows.record(PendingFlows::confirmed);
         fixture.requests().wait_idle();
         assert_eq!(record.lock().unwrap().1, [1, 2, 3]);
     });

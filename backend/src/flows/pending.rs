@@ -27,9 +27,10 @@ const MAX_WITHDRAWN: usize = 65_536;
 /// The most endpoints that departed and wait until that is programmed. Half-open connections to others stay.
 const MAX_WAITING: usize = 16_384;
 
-/// What is known of the kernel and the connections, from those who follow and program.
+/// What the follower and the programmer have told the thread, and what of it is not done yet: UDP flows and half-open
+/// connections to be deleted, and connections to be reset.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct PendingFlows {
     /// The newest state, which is programmed or about to be.
     pub(super) state: NodeState,
     /// The service ports that the kernel may still have as they were: those of UDP that changed, and those of TCP whose
@@ -60,7 +61,7 @@ pub(super) struct UdpState {
     pub(super) except: BTreeSet<ServicePortKey>,
 }
 
-impl Memory {
+impl PendingFlows {
     /// `state`: what the kernel may have.
     pub(super) fn new(state: NodeState) -> Self {
         Self {

@@ -1,0 +1,123 @@
+//! What follows from commits and what is programmed, in any order.
+
+use std::iter;
+
+use super::*;
+use crate::testing::{mk_key, mk_state};
+
+const ONE: &str = "10.244.1.1:8080";
+const GONE: &str = "10.244.1.2:8080";
+
+/// A Service whose other endpoint is gone, if it is not one of these.
+fn web(endpoints: &[&str]) -> NodeState {
+    let state = mk_state().service("default/web", |web| {
+        let web = web.port(80).cluster_ip("10.96.0.1").endpoints(endpoints.iter().copied());
+        if endpoints.contains(&GONE) { web } else { web.gone_endpoints([GONE]) }
+    });
+    state.build()
+}
+
+/// Records the commit after the newest one.
+fn commit(pending: &mut PendingFlows, before: &NodeState, state: &NodeState) -> bool {
+    let departed = before.diff(state).filter_map(|change| change.departed()).collect();
+    pending.committed(Some(departed), &Changes::between(before, state), state)
+}
+
+fn programmed(pending: &mut PendingFlows) -> bool {
+    pending.programmed(false, true, iter::empty())
+}
+
+#[test]
+fn nothing_is_reset_before_the_departure_is_programmed_and_confirmed() {
+    let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
+    let mut pending = PendingFlows::new(both.clone());
+    assert!(!commit(&mut pending, &both, &one), "not confirmed");
+    pending.prepare(&one);
+    assert!(!programmed(&mut pending) && pending.next_reset().is_none());
+    assert!(pending.confirmed() && pending.next_reset().is_some());
+    pending.rolled_back();
+    assert!(pending.next_reset().is_none() && pending.is_reset_void());
+
+    let mut pending = PendingFlows::new(both.clone());
+    pending.confirmed();
+    commit(&mut pending, &both, &one);
+    assert!(pending.next_reset().is_none(), "not programmed");
+    pending.prepare(&one);
+    pending.programmed(false, true, [mk_key("default/web")].iter());
+    assert!(pending.next_reset().is_none(), "rejected");
+    pending.programmed(false, false, iter::empty());
+    assert!(pending.next_reset().is_some(), "although others are not programmed yet");
+    assert!(pending.take_half_open().is_none(), "listed once for all");
+    assert!(programmed(&mut pending) && pending.take_half_open().is_some());
+}
+
+/// A call programs an earlier state than the one that is committed meanwhile.
+#[test]
+fn a_departure_is_programmed_with_the_state_that_lacks_the_endpoint() {
+    let (none, both, one) = (mk_state().build(), web(&[ONE, GONE]), web(&[ONE]));
+    let mut pending = PendingFlows::new(none.clone());
+    pending.confirmed();
+    commit(&mut pending, &none, &both);
+    pending.prepare(&both);
+    commit(&mut pending, &both, &one);
+    programmed(&mut pending);
+    assert!(pending.take_half_open().is_none() && pending.next_reset().is_none());
+    pending.prepare(&one);
+    programmed(&mut pending);
+    assert!(pending.next_reset().is_some());
+    let half_open = pending.take_half_open().unwrap();
+    assert_eq!(half_open.ports[&mk_key("default/web")].len(), 1);
+    assert!(pending.take_half_open().is_none(), "once");
+}
+
+#[test]
+fn an_endpoint_that_returns_before_it_is_programmed_has_not_departed() {
+    let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
+    let mut pending = PendingFlows::new(both.clone());
+    pending.confirmed();
+    commit(&mut pending, &both, &one);
+    commit(&mut pending, &one, &both);
+    pending.prepare(&both);
+    programmed(&mut pending);
+    assert!(pending.next_reset().is_none());
+    assert!(pending.take_half_open().is_none_or(|half_open| half_open.ports[&mk_key("default/web")].is_empty()));
+}
+
+/// The kernel may hang.
+#[test]
+fn what_waits_until_it_is_programmed_has_a_bound() {
+    let mut pending = PendingFlows::new(mk_state().build());
+    let endpoint = |port: u16| Endpoint::new("10.244.1.2".parse().unwrap(), port.try_into().unwrap());
+    let all: Vec<_> = (1..=1024).map(endpoint).collect();
+    for n in 0..20 {
+        let departed = [(mk_key(&format!("ns-{n}/web")), all.clone())].into();
+        let state = pending.state.clone();
+        pending.committed(Some(departed), &Changes::default(), &state);
+    }
+    assert_eq!(pending.changed.values().map(BTreeSet::len).sum::<usize>(), MAX_WAITING);
+
+    // Of what finds no room nothing is reset: it would not be known when it is programmed.
+    let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
+    pending.confirmed();
+    commit(&mut pending, &both, &one);
+    pending.programmed(false, false, iter::empty());
+    assert!(pending.next_reset().is_none());
+}
+
+/// A Service gains and loses the VIP during a cleanup that fails, and the kernel may still have it.
+#[test]
+fn a_vip_that_is_withdrawn_again_belongs_to_its_last_owner() {
+    let dns = |name| mk_state().service(name, |dns| dns.port(53).cluster_ip("10.96.0.10")).build();
+    let (none, first, second) = (mk_state().build(), dns("default/a/udp"), dns("default/b/udp"));
+    let mut pending = PendingFlows::new(first);
+    pending.confirmed();
+    pending.prepare(&none);
+    programmed(&mut pending);
+    let taken = pending.take_udp().unwrap();
+    pending.prepare(&second);
+    pending.prepare(&none);
+    pending.put_back_udp(taken);
+    assert!(pending.take_udp().unwrap().is_empty(), "its loss is not programmed");
+    programmed(&mut pending);
+    assert_eq!(pending.take_udp().unwrap().into_values().collect::<Vec<_>>(), [mk_key("default/b/udp")]);
+}
