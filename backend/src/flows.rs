@@ -44,8 +44,8 @@ use crate::{Nat, NodeState, Progress, dataplane::NodePortAddresses, metrics::Met
 pub(crate) use pending::PendingFlows;
 pub use resets::remove_reset_rules;
 
-/// What the requests are built on.
-mod sync {
+/// What the requests are built on: a module, so that the tests in `tests/simulation/concurrency/` can replace it.
+mod primitives {
     pub(super) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }
 

@@ -1,10 +1,9 @@
 //! What others have recorded for the thread that handles flows, and the wake-up of that thread. Compiled again in
-//! `tests/simulation/concurrency/`, where the primitives of `sync` are those of a scheduler that tries many
-//! interleavings.
+//! `tests/simulation/concurrency/`, where the `primitives` are those of a scheduler that tries many interleavings.
 
 use std::{mem, time::Duration};
 
-use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use super::primitives::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// What is recorded, shared by those who record and the thread. No call waits for the work of the thread, except for
 /// `close` and `wait_idle`.

@@ -16,7 +16,7 @@ use std::{
 
 pub use table::{ConnectionBounds, ConnectionPermit, ConnectionTable};
 
-use super::sync;
+use super::primitives;
 
 /// The source by which connections are counted: an IPv4 address, or the /64 of an IPv6 address, because a client can
 /// use all addresses of a /64.

@@ -33,8 +33,9 @@ mod shutdown;
 mod tasks;
 mod token_bucket;
 
-/// What shared state is built on.
-mod sync {
+/// What the table of connections is built on: a module, so that the tests in `tests/simulation/concurrency/` can
+/// replace it.
+mod primitives {
     pub(crate) use std::sync::{Arc, Mutex, PoisonError};
 }
 

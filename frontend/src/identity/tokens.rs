@@ -39,8 +39,8 @@ use super::{Identity, authenticator::AuthnError};
 pub use self::limits::TokenLimits;
 pub(crate) use self::limits::TokenSource;
 
-/// What the cache is built on.
-mod sync {
+/// What the cache is built on: a module, so that the tests in `tests/simulation/concurrency/` can replace it.
+mod primitives {
     pub(super) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 }
 

@@ -4,7 +4,7 @@ use shuttle::{check_random, future, thread};
 
 use crate::INTERLEAVINGS;
 
-mod sync {
+mod primitives {
     pub(super) use std::sync::PoisonError;
 
     pub(super) use shuttle::sync::{Arc, Mutex};

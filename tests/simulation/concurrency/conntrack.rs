@@ -13,7 +13,7 @@ use shuttle::{
 
 use crate::INTERLEAVINGS;
 
-mod sync {
+mod primitives {
     pub(super) use std::sync::PoisonError;
 
     pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard};

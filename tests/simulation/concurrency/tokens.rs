@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::INTERLEAVINGS;
 
-mod sync {
+mod primitives {
     pub(super) use std::sync::PoisonError;
 
     pub(super) use shuttle::sync::{Arc, Mutex, MutexGuard};
@@ -20,7 +20,7 @@ mod sync {
 mod cache;
 
 use cache::{CachedResult, TokenCache};
-use sync::Arc;
+use primitives::Arc;
 
 const TOKEN: [u8; 32] = [7; 32];
 

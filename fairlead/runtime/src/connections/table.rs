@@ -1,14 +1,14 @@
 //! The open connections of a server, which it counts by key.
 //!
-//! Compiled again in `tests/simulation/concurrency/`, where the primitives of `sync` are those of a scheduler that
-//! tries many interleavings.
+//! Compiled again in `tests/simulation/concurrency/`, where the `primitives` are those of a scheduler that tries
+//! many interleavings.
 
 use std::{cmp::Reverse, collections::BTreeMap, fmt};
 
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use super::sync::{Arc, Mutex, PoisonError};
+use super::primitives::{Arc, Mutex, PoisonError};
 use crate::failure::CountedLog;
 
 /// The bounds of a [`ConnectionTable`].

@@ -1,12 +1,11 @@
 //! Results of reviews by the hash of the token, each reviewed once at a time. Compiled again in
-//! `tests/simulation/concurrency/`, where the primitives of `sync` are those of a scheduler that tries many
-//! interleavings.
+//! `tests/simulation/concurrency/`, where the `primitives` are those of a scheduler that tries many interleavings.
 
 use std::collections::HashMap;
 
 use tokio::{sync::OnceCell, time::Instant};
 
-use super::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use super::primitives::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How many results are cached: three times the number of nodes in the largest clusters.
 pub(super) const MAX_ENTRIES: usize = 16_384;
