@@ -12,15 +12,7 @@ use backend::{
 };
 use backend_iptables::Iptables;
 use iptables::Variant;
-use netlink::testing::in_netns;
-
-/// Runs a test in a network namespace of its own.
-pub(crate) fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
-    in_netns(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(test());
-    });
-}
+pub(crate) use netlink::testing::block_on_in_netns as run;
 
 /// Pods are in 10.244.0.0/16 and fd00:244::/32.
 pub(crate) fn options() -> DataplaneOptions {

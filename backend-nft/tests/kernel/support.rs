@@ -8,18 +8,8 @@ use backend::{
     dataplane::{DataplaneOptions, LocalDetector},
 };
 use backend_nft::Nft;
-use netlink::{
-    nft::TableFamily,
-    testing::{in_netns, rename_table},
-};
-
-/// Runs a test in a network namespace of its own.
-pub(crate) fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
-    in_netns(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(test());
-    });
-}
+pub(crate) use netlink::testing::block_on_in_netns as run;
+use netlink::{nft::TableFamily, testing::rename_table};
 
 /// With pods in 10.244.0.0/16 and fd00:244::/32.
 pub(crate) fn options() -> DataplaneOptions {

@@ -3,6 +3,7 @@
 use std::{panic::resume_unwind, thread};
 
 use nix::sched::{CloneFlags, unshare};
+use tokio::runtime;
 
 use crate::{
     Error,
@@ -56,4 +57,19 @@ pub fn in_netns<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) ->
         Ok(result) => result,
         Err(panic) => resume_unwind(panic),
     }
+}
+
+/// As [`in_netns`], for async code: blocks the new thread on what `test` returns.
+///
+/// # Panics
+/// When `test` panics, or the namespace or a runtime cannot be created.
+#[allow(clippy::expect_used)]
+pub fn block_on_in_netns<F>(test: impl FnOnce() -> F + Send + 'static) -> F::Output
+where
+    F: Future<Output: Send + 'static>,
+{
+    in_netns(|| {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(test())
+    })
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use netlink::testing::in_netns;
+use netlink::testing::block_on_in_netns;
 use proto::model::IpFamily;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -67,11 +67,10 @@ impl Fixture {
 
 /// Runs a test in a network namespace with only a loopback interface.
 fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
-    in_netns(|| {
+    block_on_in_netns(|| async move {
         let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();
         assert!(up.success());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async { timeout(PATIENCE, test()).await.expect("in time") });
+        timeout(PATIENCE, test()).await.expect("in time");
     });
 }
 

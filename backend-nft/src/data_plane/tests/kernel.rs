@@ -12,7 +12,7 @@ use backend::{
     driver::{Driver, Rejection},
     testing::{ProgramAll as _, Stack, mk_key, synthetic, transition},
 };
-use netlink::{nft::Rule, testing::in_netns};
+use netlink::{nft::Rule, testing::block_on_in_netns};
 use proto::model::{IpFamily, PerFamily, Protocol};
 
 use crate::{
@@ -121,10 +121,7 @@ async fn check(defect: Defect, words: &[&str]) {
 }
 
 fn run(defect: Defect, words: &'static [&'static str]) {
-    in_netns(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(check(defect, words));
-    });
+    block_on_in_netns(move || check(defect, words));
 }
 
 #[test]

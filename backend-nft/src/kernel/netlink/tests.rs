@@ -4,7 +4,7 @@ use backend::{
     dataplane::{DataplaneOptions, Vip},
     driver::Rejection,
 };
-use netlink::testing::in_netns;
+use netlink::testing::block_on_in_netns;
 use proto::model::{ClusterInfo, PerFamily, Protocol};
 
 use super::*;
@@ -39,11 +39,10 @@ fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(IpFamily, Op
 }
 
 fn commit(operations: Vec<(IpFamily, Operation)>) -> Result<Duration, Rejection> {
-    in_netns(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    block_on_in_netns(|| async move {
         let mut kernel = Netlink::open().unwrap();
-        let result = runtime.block_on(kernel.commit(operations)).unwrap();
-        let tables = runtime.block_on(kernel.tables()).unwrap();
+        let result = kernel.commit(operations).await.unwrap();
+        let tables = kernel.tables().await.unwrap();
         assert_eq!(tables.is_empty(), result.is_err(), "all or nothing");
         result
     })
@@ -85,42 +84,35 @@ fn a_valid_transaction_is_committed() {
 /// Transactions of others are told from those of this process, also while notifications are not received.
 #[test]
 fn changes_of_others_are_known() {
-    in_netns(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let mut kernel = Netlink::open().unwrap();
-            let mut other = NftHandle::open().unwrap();
-            let mut change = |name: &str, is_deleted| {
-                let (mut batch, table) = (nft::NftBatch::new(), nft::Table::new(nft::TableFamily::Ip, name));
-                if is_deleted {
-                    batch.delete_table(&table)
-                } else {
-                    batch.add_table(&table)
-                }
-                other.commit(&batch).unwrap();
-            };
-            kernel.commit(transaction([])).await.unwrap().unwrap();
-            kernel.list(EndpointKeys::default()).await.unwrap();
-            assert!(kernel.is_untouched());
-            change("foreign", false);
-            kernel
-                .commit(vec![(IpFamily::V4, Operation::AddChain(nft::Chain::regular("pool-7")))])
-                .await
-                .unwrap()
-                .unwrap();
-            assert!(kernel.is_untouched());
-            change("fairlead2", false);
-            assert!(!kernel.is_untouched());
-            // Also after it was reported.
-            assert!(matches!(kernel.drifted().await, Drift::Changed { .. }));
-            assert!(!kernel.is_untouched());
-            kernel.list(EndpointKeys::default()).await.unwrap();
-            assert!(kernel.is_untouched());
+    block_on_in_netns(|| async {
+        let mut kernel = Netlink::open().unwrap();
+        let mut other = NftHandle::open().unwrap();
+        let mut change = |name: &str, is_deleted| {
+            let (mut batch, table) = (nft::NftBatch::new(), nft::Table::new(nft::TableFamily::Ip, name));
+            if is_deleted {
+                batch.delete_table(&table)
+            } else {
+                batch.add_table(&table)
+            }
+            other.commit(&batch).unwrap();
+        };
+        kernel.commit(transaction([])).await.unwrap().unwrap();
+        kernel.list(EndpointKeys::default()).await.unwrap();
+        assert!(kernel.is_untouched());
+        change("foreign", false);
+        kernel.commit(vec![(IpFamily::V4, Operation::AddChain(nft::Chain::regular("pool-7")))]).await.unwrap().unwrap();
+        assert!(kernel.is_untouched());
+        change("fairlead2", false);
+        assert!(!kernel.is_untouched());
+        // Also after it was reported.
+        assert!(matches!(kernel.drifted().await, Drift::Changed { .. }));
+        assert!(!kernel.is_untouched());
+        kernel.list(EndpointKeys::default()).await.unwrap();
+        assert!(kernel.is_untouched());
 
-            kernel.watch.pause().unwrap();
-            change("fairlead2", true);
-            kernel.watch.resume().unwrap();
-            assert!(!kernel.is_untouched());
-        });
+        kernel.watch.pause().unwrap();
+        change("fairlead2", true);
+        kernel.watch.resume().unwrap();
+        assert!(!kernel.is_untouched());
     });
 }

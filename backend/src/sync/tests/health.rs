@@ -6,18 +6,17 @@ use std::{
     process::Command,
 };
 
-use netlink::testing::in_netns;
+use netlink::testing::block_on_in_netns;
 
 use super::*;
 
 const PORT: u16 = 32_000;
 
 fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
-    in_netns(|| {
+    block_on_in_netns(|| async move {
         assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let minute = Duration::from_secs(60);
-        runtime.block_on(async { tokio::time::timeout(minute, test()).await.expect("in time") });
+        tokio::time::timeout(minute, test()).await.expect("in time");
     });
 }
 
