@@ -51,8 +51,14 @@ impl Drifts {
             Drift::Changed { object, process, pid } => {
                 self.count += 1;
                 let repair_in_ms = delay.as_millis();
-                let text = "another process changed our kernel objects, repairing";
-                warn_if_news!(self.incident.failed(process), object, process, pid, repair_in_ms, "{text}");
+                warn_if_news!(
+                    self.incident.failed(process),
+                    object,
+                    process,
+                    pid,
+                    repair_in_ms,
+                    "another process changed our kernel objects, repairing"
+                );
             }
         }
         delay

@@ -146,8 +146,10 @@ impl Replica {
             state = losses.restarted(&committed_state);
             let service_ports = losses.unconfirmed_service_ports();
             if service_ports > 0 {
-                let text = "the node has restarted, its former endpoints are left out until a frontend confirms them";
-                warn!(service_ports, "{text}");
+                warn!(
+                    service_ports,
+                    "the node has restarted, its former endpoints are left out until a frontend confirms them"
+                );
             }
         }
         Self {
@@ -332,8 +334,10 @@ impl Replica {
         let is_rollback = is_older(source_version, self.source_version) || !older.is_empty();
         if is_rollback {
             let committed = self.source_version;
-            let text = "rolled back to an older version of the cluster";
-            warn!(revision = %target, %source_version, %committed, ?older, "{text}");
+            warn!(
+                revision = %target, %source_version, %committed, ?older,
+                "rolled back to an older version of the cluster"
+            );
             self.counters.rollbacks += 1;
             self.rolled_back = Some(Instant::now());
         }

@@ -269,8 +269,10 @@ impl Writer {
     fn failed(&mut self, error: String) {
         let path = self.storage.name();
         let retry_in_ms = RETRY.as_millis();
-        let text = "cannot write the state file; a restart needs a frontend, or begins with an earlier state";
-        warn_if_news!(self.failures.failed(&error), %path, %error, retry_in_ms, "{text}");
+        warn_if_news!(
+            self.failures.failed(&error), %path, %error, retry_in_ms,
+            "cannot write the state file; a restart needs a frontend, or begins with an earlier state"
+        );
         self.report.send_replace(Some(error));
     }
 }

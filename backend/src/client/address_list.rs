@@ -109,8 +109,10 @@ impl AddressList {
             Err(error) => {
                 let error = explained(error.as_ref()).to_string();
                 let known = addresses.len();
-                let text = "cannot resolve frontends, using the last known addresses";
-                warn_if_news!(failures.failed(&error), %source, error, known, "{text}");
+                warn_if_news!(
+                    failures.failed(&error), %source, error, known,
+                    "cannot resolve frontends, using the last known addresses"
+                );
             }
         }
     }

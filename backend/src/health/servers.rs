@@ -230,8 +230,10 @@ impl FailingPort {
         self.retry_at = Instant::now() + delay;
         let retry_in_ms = delay.as_millis();
         let occurrence = self.repeated.failed(&error);
-        let text = "cannot open a health-check node port, retrying";
-        warn_if_news!(occurrence, %service, port, %family, error, retry_in_ms, "{text}");
+        warn_if_news!(
+            occurrence, %service, port, %family, error, retry_in_ms,
+            "cannot open a health-check node port, retrying"
+        );
         self.error = error;
     }
 }

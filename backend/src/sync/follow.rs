@@ -170,8 +170,10 @@ impl Progress {
         let NodeInfo { name: node, addresses, pod_cidrs, eligible, .. } = state.node();
         match (retained, self.retains_node) {
             (false, true) => {
-                let text = "the Node object is gone, its last addresses and pod CIDRs are used";
-                warn!(%node, ?addresses, ?pod_cidrs, "{text}");
+                warn!(
+                    %node, ?addresses, ?pod_cidrs,
+                    "the Node object is gone, its last addresses and pod CIDRs are used"
+                );
             }
             (true, false) => info!(%node, "the Node object exists again"),
             _ => {}
