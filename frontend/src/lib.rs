@@ -15,7 +15,7 @@
 //! | [`source`] | reads objects from the API server or from manifests |
 //! | [`index`] | finds the service ports that a change affects, and resolves VIP conflicts |
 //! | `view` | computes a service port as seen from a zone or a node; pure |
-//! | `log` | current state, history and digests; differences, snapshots and repairs for a node |
+//! | `log` | current state, history and digests; differences, snapshots and repairs for a node; changes for people |
 //! | `cluster` | index, log and current revision, shared by all parts |
 //! | `engine` | applies updates and commits revisions |
 //! | `session` | the protocol of one stream |
@@ -24,11 +24,10 @@
 //! | `streams` | the open streams and the nodes that should have one |
 //! | `context` | what all parts share |
 //! | `clients` | what one client may take |
-//! | `page`, `change_history`, `metrics`, `scrape` | what operators see |
+//! | `page`, `metrics`, `scrape` | what operators see |
 //! | `events` | Kubernetes Events about nodes |
 //! | `discovery` | addresses of frontends |
 
-mod change_history;
 mod clients;
 mod cluster;
 mod config;

@@ -12,6 +12,7 @@
 //! Operations for all nodes or for a zone are built and encoded once, as shared [`EncodedChunk`]s.
 
 mod buckets;
+mod change_history;
 mod chunk;
 mod digest_index;
 mod history;
@@ -34,7 +35,6 @@ use proto::{
 use tokio::time::Instant;
 
 use crate::{
-    change_history::{ChangeHistory, ChangeKind, LoggedChange},
     config::HistoryLimits,
     index::IndexChanges,
     view::{ServicePortView, describe},
@@ -42,6 +42,7 @@ use crate::{
 
 use self::{
     buckets::Bucket,
+    change_history::ChangeHistory,
     digest_index::{ApplyDigest, DigestIndex},
     history::History,
     node_entry::NodeEntry,
@@ -49,6 +50,7 @@ use self::{
 };
 
 pub(crate) use self::{
+    change_history::{ChangeKind, LoggedChange},
     chunk::{CHUNK_BYTES, EncodedChunk, EncodingCounters},
     history::CommitRecord,
 };

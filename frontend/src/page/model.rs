@@ -7,10 +7,10 @@ use k8s_openapi::jiff::Timestamp;
 use proto::{digest::BUCKETS, model::Role, v1::Problem};
 
 use crate::{
-    change_history::{ChangeKind, LoggedChange},
     cluster::ClusterState,
     context::FrontendContext,
     drain::{DrainState, NodesBehind, WaitingDrain},
+    log::{ChangeKind, LoggedChange},
     streams::{Fleet, MAX_LISTED, StreamStatus},
     view::vips,
 };

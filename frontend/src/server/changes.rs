@@ -8,7 +8,7 @@ use std::{
 use proto::{convert::unix_micros, model::Operation, v1};
 use tonic::Status;
 
-use crate::{change_history::LoggedChange, cluster::ClusterState};
+use crate::{cluster::ClusterState, log::LoggedChange};
 
 /// How many changes are listed.
 const MAX_LISTED: usize = 1000;

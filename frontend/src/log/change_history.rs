@@ -12,7 +12,8 @@ use std::{
 
 use proto::model::{Revision, ServicePortKey};
 
-use crate::{log::CommitRecord, object::Cause, view::ServicePortView};
+use super::CommitRecord;
+use crate::{object::Cause, view::ServicePortView};
 
 /// How many changes are kept.
 const MAX_CHANGES: usize = 8192;
