@@ -2,13 +2,11 @@
 //! are sent everything, and large answers.
 
 mod answers;
-mod per_client;
 mod rate_limiter;
 mod rebuild_queue;
 
 pub(crate) use self::{
     answers::{AnswerClient, AnswerPermit, Answers},
-    per_client::PerClient,
     rate_limiter::{RateLimiter, StreamPermit},
     rebuild_queue::{RebuildPermit, RebuildQueue},
 };

@@ -23,7 +23,7 @@
 //! | `server`, `local` | transports |
 //! | `streams` | the open streams and the nodes that should have one |
 //! | `context` | what all parts share |
-//! | `clients` | what one client may take |
+//! | `clients`, `per_client` | what one client may take |
 //! | `page`, `metrics`, `scrape` | what operators see |
 //! | `events` | Kubernetes Events about nodes |
 //! | `discovery` | addresses of frontends |
@@ -45,6 +45,7 @@ mod log;
 mod metrics;
 pub mod object;
 mod page;
+mod per_client;
 mod scrape;
 mod server;
 mod session;

@@ -22,8 +22,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, body::Body};
 
-use super::PerClient;
-use crate::identity::Identity;
+use crate::{identity::Identity, per_client::PerClient};
 
 /// How many answers a client gets.
 const ANSWERS: Rate = Rate { burst: 32, every: Duration::from_millis(50) };

@@ -18,8 +18,7 @@ use runtime::{Rate, TokenBucket, lock};
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::PerClient;
-use crate::{config::NodeLimits, identity::Identity};
+use crate::{config::NodeLimits, identity::Identity, per_client::PerClient};
 
 /// How often a client may ask about drains: a node on which 96 pods end asks for each of them at once, and again each
 /// second.
@@ -83,7 +82,7 @@ impl StreamPermit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{clients::per_client::MIN_CLEANUP, testing::hello};
+    use crate::{per_client::MIN_CLEANUP, testing::hello};
 
     const LIMITS: NodeLimits = NodeLimits { streams: 2, syncs: Rate { burst: 1, every: Duration::from_secs(1) } };
 

@@ -20,8 +20,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::PerClient;
-use crate::identity::Identity;
+use crate::{identity::Identity, per_client::PerClient};
 
 /// The queue, first in, first out.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::clients::PerClient;
+use crate::per_client::PerClient;
 
 /// How many tokens the API server is asked to review.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

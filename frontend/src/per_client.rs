@@ -6,7 +6,7 @@ use runtime::TokenBucket;
 use tokio::time::Instant;
 
 /// Entries are not cleaned up below this number.
-pub(super) const MIN_CLEANUP: usize = 64;
+pub(crate) const MIN_CLEANUP: usize = 64;
 
 /// An entry for each client. Unused ones are removed when there are twice as many as the last time.
 #[derive(Debug)]
