@@ -13,7 +13,6 @@ use crate::{
     Config,
     clients::{Answers, RateLimiter, RebuildQueue},
     cluster::ClusterState,
-    drain::WaitingDrains,
     events::EventQueue,
     identity::{Identity, NodeSources},
     index::Index,
@@ -22,6 +21,7 @@ use crate::{
     source::Freshness,
     streams::{MAX_LISTED, Streams},
     tls::ReloadingTls,
+    waiting_drains::WaitingDrains,
 };
 
 /// What all parts of a frontend share.

@@ -10,9 +10,6 @@
 //! one that does not call it terminating, is therefore never drained. The slices of a pod are written by one controller
 //! and watched in the order of their versions: after one that is terminating, none that is ready can follow.
 
-mod uses;
-mod waiting;
-
 use std::{collections::BTreeSet, mem, net::IpAddr, sync::Arc, time::Duration};
 
 use proto::{
@@ -22,12 +19,11 @@ use proto::{
 use runtime::Shutdown;
 use tokio::time::{sleep, timeout};
 
-use self::waiting::WaitingEntry;
-pub(crate) use self::waiting::{WaitingDrain, WaitingDrains};
 use crate::{
     context::FrontendContext,
     object::ObjectName,
     streams::{Fleet, MAX_LISTED, StreamStatus},
+    waiting_drains::{DrainState, WaitingEntry},
 };
 
 /// How long a node without a stream may be about to connect to another frontend.
@@ -47,19 +43,6 @@ pub(crate) struct Drain<'a> {
     /// The first revision since which no pool has one of them.
     unused_since: Option<Revision>,
     entry: WaitingEntry<'a>,
-}
-
-/// What is known about new connections to the pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DrainState {
-    /// No EndpointSlice has one of its addresses.
-    Unknown,
-    /// Some entry is not terminating, or a pool has one.
-    InUse,
-    /// Nodes have not programmed this revision yet, in which no pool has one.
-    Behind(Revision),
-    /// No node that is connected here and makes progress sends new connections.
-    Drained,
 }
 
 #[derive(Clone, Debug)]

@@ -56,6 +56,7 @@ mod streams;
 mod testing;
 mod tls;
 mod view;
+mod waiting_drains;
 
 pub use config::{Config, ConnectionLimits, HistoryLimits, NodeLimits};
 pub use context::StreamStats;

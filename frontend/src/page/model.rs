@@ -9,10 +9,11 @@ use proto::{digest::BUCKETS, model::Role, v1::Problem};
 use crate::{
     cluster::ClusterState,
     context::FrontendContext,
-    drain::{DrainState, NodesBehind, WaitingDrain},
+    drain::NodesBehind,
     log::{ChangeKind, LoggedChange},
     streams::{Fleet, MAX_LISTED, StreamStatus},
     view::vips,
+    waiting_drains::{DrainState, WaitingDrain},
 };
 
 /// How long a node may lag before it is shown as behind, as in `fairlead status`.

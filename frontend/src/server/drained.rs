@@ -12,11 +12,12 @@ use tonic::Status;
 
 use crate::{
     context::FrontendContext,
-    drain::{Drain, DrainReport, DrainState, NodesBehind, WaitingDrain},
+    drain::{Drain, DrainReport, NodesBehind},
     identity::Identity,
     metrics::Rejection,
     object::ObjectName,
     streams::{Fleet, MAX_LISTED},
+    waiting_drains::{DrainState, WaitingDrain},
 };
 
 /// The longest that a response is delayed.

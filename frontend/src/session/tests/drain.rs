@@ -7,8 +7,9 @@ use tokio::{task::JoinHandle, time::timeout};
 
 use super::*;
 use crate::{
-    drain::{Drain, DrainReport, DrainState, NodesBehind},
+    drain::{Drain, DrainReport, NodesBehind},
     object::PodId,
+    waiting_drains::DrainState,
 };
 
 const LONG: Duration = Duration::from_secs(50);

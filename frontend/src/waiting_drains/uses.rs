@@ -15,7 +15,7 @@ const MAX_USES: usize = 1024;
 
 /// The decisions since the last commit.
 #[derive(Debug, Default)]
-pub(super) struct AddressUses(Mutex<UsesOfCommit>);
+pub(crate) struct AddressUses(Mutex<UsesOfCommit>);
 
 #[derive(Debug, Default)]
 struct UsesOfCommit {
@@ -27,7 +27,7 @@ struct UsesOfCommit {
 
 impl AddressUses {
     /// How addresses of a pod are used now.
-    pub(super) fn of(&self, cluster: &ClusterState, addresses: &[IpAddr]) -> Arc<AddressUse> {
+    pub(crate) fn of(&self, cluster: &ClusterState, addresses: &[IpAddr]) -> Arc<AddressUse> {
         let commit = cluster.commit_count();
         if let Some(used) = lock(&self.0).of_commit(commit).get(addresses).cloned() {
             let is_current = cluster.has_committed_all();

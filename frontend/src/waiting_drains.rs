@@ -1,5 +1,7 @@
 //! The pods that wait until no node sends them new connections, for the status, the page and the metrics.
 
+mod uses;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -10,10 +12,11 @@ use std::{
     time::Duration,
 };
 
+use proto::model::Revision;
 use runtime::lock;
 use tokio::time::Instant;
 
-use super::{DrainState, uses::AddressUses};
+use self::uses::AddressUses;
 use crate::object::ObjectName;
 
 /// How long after the answer to one question about a pod the next one continues it.
@@ -29,7 +32,7 @@ pub(crate) struct WaitingDrains {
     next: AtomicU64,
     /// By addresses: pods whose last question was answered.
     answered: Mutex<BTreeMap<Vec<IpAddr>, AnsweredDrain>>,
-    pub(super) uses: AddressUses,
+    pub(crate) uses: AddressUses,
 }
 
 /// A pod that may be asked about again.
@@ -44,6 +47,19 @@ struct AnsweredDrain {
 /// The time at which the pod began to wait, and a number.
 type WaitingId = (Instant, u64);
 
+/// What is known about new connections to the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DrainState {
+    /// No EndpointSlice has one of its addresses.
+    Unknown,
+    /// Some entry is not terminating, or a pool has one.
+    InUse,
+    /// Nodes have not programmed this revision yet, in which no pool has one.
+    Behind(Revision),
+    /// No node that is connected here and makes progress sends new connections.
+    Drained,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct WaitingDrain {
     pub(crate) addresses: Vec<IpAddr>,
@@ -54,7 +70,7 @@ pub(crate) struct WaitingDrain {
 
 /// An entry of [`WaitingDrains`], which is removed when this is dropped.
 #[derive(Debug)]
-pub(super) struct WaitingEntry<'a> {
+pub(crate) struct WaitingEntry<'a> {
     drains: &'a WaitingDrains,
     id: WaitingId,
 }
@@ -75,7 +91,7 @@ impl WaitingDrains {
     }
 
     /// Adds a pod. It has waited since the first of its questions that followed each other.
-    pub(super) fn enter(&self, addresses: Vec<IpAddr>) -> WaitingEntry<'_> {
+    pub(crate) fn enter(&self, addresses: Vec<IpAddr>) -> WaitingEntry<'_> {
         let now = Instant::now();
         let before = lock(&self.answered).remove(&addresses).filter(|before| now - before.at < PAUSE);
         let since = before.map_or(now, |before| before.since);
@@ -98,7 +114,7 @@ impl WaitingDrains {
 }
 
 impl WaitingEntry<'_> {
-    pub(super) fn update(&self, state: DrainState, services: &BTreeSet<ObjectName>) {
+    pub(crate) fn update(&self, state: DrainState, services: &BTreeSet<ObjectName>) {
         if let Some(drain) = lock(&self.drains.drains).get_mut(&self.id)
             && (drain.state, &drain.services) != (state, services)
         {
