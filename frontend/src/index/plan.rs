@@ -58,7 +58,7 @@ struct ViewChange<'a> {
 }
 
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct NodeLocation<'a> {
     node: &'a str,
     zone: &'a str,
 }
@@ -99,7 +99,7 @@ impl Index {
             views_after.extend(views);
         }
         let problems_after = mem::take(&mut trial.index.problems);
-        trial.take_back();
+        trial.rollback();
         let mut plan = PlanResponse::default();
         let keys: Vec<_> = views_after.keys().cloned().collect();
         for keys_after in keys.chunk_by(same_service) {
@@ -209,10 +209,10 @@ impl Index {
         let mut effects = NodeEffects::default();
         let zone_of = |node: &str| self.nodes.get(node).map_or("", |node| &*node.zone);
         let shared = change.shared_differences(zone_of);
-        let differs = |Place { node, zone }| shared.iter().any(|pool| *pool.resolve(node, zone));
+        let differs = |NodeLocation { node, zone }| shared.iter().any(|pool| *pool.resolve(node, zone));
         if let Some(node) = node {
-            let place = Place { node, zone: zone_of(node) };
-            effects.add(1, iter::once(node), differs(place), change, place);
+            let location = NodeLocation { node, zone: zone_of(node) };
+            effects.add(1, iter::once(node), differs(location), change, location);
             return effects;
         }
         let own: BTreeSet<&Arc<str>> = change.views().flat_map(ServicePortView::nodes).collect();
@@ -223,15 +223,15 @@ impl Index {
             if self.nodes.contains_key(node) {
                 *own_of_zones.entry(zone).or_default() += 1;
             }
-            let place = Place { node, zone };
-            effects.add(1, iter::once(node), differs(place), change, place);
+            let location = NodeLocation { node, zone };
+            effects.add(1, iter::once(node), differs(location), change, location);
         }
         for (zone, members) in &self.zones {
             let others = members.len() - own_of_zones.get(&**zone).copied().unwrap_or_default();
             if others > 0 {
                 let names = members.iter().filter(|name| !own.contains(name)).map(|name| &**name);
-                let place = Place { node: "", zone };
-                effects.add(others, names, differs(place), change, place);
+                let location = NodeLocation { node: "", zone };
+                effects.add(others, names, differs(location), change, location);
             }
         }
         effects
@@ -267,7 +267,7 @@ impl<'a> Trial<'a> {
         self.index.apply_one(parsed);
     }
 
-    fn take_back(&mut self) {
+    fn rollback(&mut self) {
         while let Some((kind, name, object)) = self.replaced.pop() {
             self.index.put(kind, name, object);
         }
@@ -276,7 +276,7 @@ impl<'a> Trial<'a> {
 
 impl Drop for Trial<'_> {
     fn drop(&mut self) {
-        self.take_back();
+        self.rollback();
         self.index.dirty = mem::take(&mut self.dirty);
         self.index.dirty_cluster = self.dirty_cluster;
         self.index.limited = mem::take(&mut self.limited);
@@ -335,10 +335,10 @@ impl<'a> ViewChange<'a> {
     }
 
     /// The traffic that has endpoints on a node before, and none after.
-    fn lost(self, place: Place<'_>) -> impl Iterator<Item = String> {
+    fn lost(self, location: NodeLocation<'_>) -> impl Iterator<Item = String> {
         let kinds = IpFamily::ALL.into_iter().flat_map(|family| [(family, false), (family, true)]);
         kinds.filter_map(move |(family, is_external)| {
-            let had = self.before.and_then(|view| serves(view, family, is_external, place));
+            let had = self.before.and_then(|view| serves(view, family, is_external, location));
             if had != Some(true) {
                 return None;
             }
@@ -350,23 +350,23 @@ impl<'a> ViewChange<'a> {
                 true => ("externalTrafficPolicy", after.port.external_policy),
             };
             let name = if self.after.is_none() { format!(", as {}", after.port.key) } else { String::new() };
-            let has = serves(after, family, is_external, place);
+            let has = serves(after, family, is_external, location);
             (has == Some(false)).then(|| format!("{field} {policy:?}, {family}{name}"))
         })
     }
 }
 
 impl NodeEffects {
-    /// Adds nodes for which a change is the same: those at the place, which names no node if they are several.
+    /// Adds nodes for which a change is the same: those at the location, which names no node if they are several.
     fn add<'n>(
         &mut self,
         count: usize,
         names: impl Iterator<Item = &'n str> + Clone,
         shared_differ: bool,
         change: ViewChange<'_>,
-        place: Place<'_>,
+        location: NodeLocation<'_>,
     ) {
-        if !shared_differ && !change.local_differ(place.node) {
+        if !shared_differ && !change.local_differ(location.node) {
             return;
         }
         let add = |group: &mut NodeGroup| {
@@ -376,7 +376,7 @@ impl NodeEffects {
         };
         add(&mut self.changed);
         // A removed service port is lost once.
-        for traffic in change.lost(place).collect::<BTreeSet<_>>() {
+        for traffic in change.lost(location).collect::<BTreeSet<_>>() {
             add(self.lost.entry(traffic).or_default());
         }
     }
@@ -384,11 +384,11 @@ impl NodeEffects {
 
 /// Whether there are endpoints on a node in a zone for traffic to the cluster IPs, or to the external VIPs; `None` if
 /// there is no such VIP.
-fn serves(view: &ServicePortView, family: IpFamily, is_external: bool, place: Place<'_>) -> Option<bool> {
+fn serves(view: &ServicePortView, family: IpFamily, is_external: bool, location: NodeLocation<'_>) -> Option<bool> {
     if is_external && !view.port.externally_accessible() {
         return None;
     }
-    let Place { node, zone } = place;
+    let NodeLocation { node, zone } = location;
     let policy = if is_external { view.port.external_policy } else { view.port.internal_policy };
     Some(match policy {
         TrafficPolicy::Cluster => !view.cluster_pool(family, node, zone).is_empty(),
