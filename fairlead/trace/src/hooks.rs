@@ -11,6 +11,7 @@
 use ::iptables::SavedRules;
 use anyhow::{Result, bail};
 use netlink::nft::{ChainType, Hook, Policy};
+use proto::model::IpFamily;
 
 use crate::{
     choices::Choices,
@@ -129,7 +130,7 @@ impl NodeRules {
     fn evaluate_hook(&self, traversal: &mut Traversal<'_>, hook: Hook, nat_chains: NatChains) -> Result<ChainVerdict> {
         traversal.hook = hook;
         let mut translated = false;
-        for HookedChain { kind, chain, .. } in self.chains_of_hook(traversal.packet.is_v4(), hook) {
+        for HookedChain { kind, chain, .. } in self.chains_of_hook(traversal.packet.family(), hook) {
             let is_nat = kind == ChainType::Nat;
             if is_nat && (translated || nat_chains == NatChains::Skip) {
                 continue;
@@ -164,12 +165,12 @@ impl NodeRules {
 
     /// The chains of a hook for packets of a family, in the order of evaluation. At the same priority those of
     /// nf_tables come first: the order in which they were registered cannot be read.
-    fn chains_of_hook(&self, v4: bool, hook: Hook) -> Vec<HookedChain<'_>> {
+    fn chains_of_hook(&self, family: IpFamily, hook: Hook) -> Vec<HookedChain<'_>> {
         let mut all = Vec::new();
         if let Some(priority) = ipvs::priority(hook) {
             all.push(HookedChain { priority: (priority, priority), kind: ChainType::Filter, chain: None });
         }
-        for table in self.0.iter().filter(|table| table.handles(v4)) {
+        for table in self.0.iter().filter(|table| table.handles(family)) {
             for (name, base) in table.base_chains().into_iter().filter(|(_, base)| base.hook == hook) {
                 let priority = if base.kind == ChainType::Nat { nat_priority(hook) } else { base.priority };
                 let chain = Some((&**table, name, base.policy));

@@ -27,7 +27,7 @@ pub(crate) enum SetLookup {
 pub(crate) fn lookup(set: &Ipset, sides: &[Side], packet: &Packet) -> SetLookup {
     let Some((_, kind)) = set.type_name.split_once(':') else { return SetLookup::Unknown };
     let parts: Vec<_> = kind.split(',').collect();
-    let family = if packet.is_v4() { AddressFamily::V4 } else { AddressFamily::V6 };
+    let family = AddressFamily::of(&packet.destination.ip());
     if set.family.is_some_and(|of| of != family) || sides.len() < parts.len() {
         return SetLookup::NeverMatches;
     }

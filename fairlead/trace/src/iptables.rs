@@ -67,8 +67,8 @@ fn priority(table: TableName, hook: Hook) -> i32 {
 }
 
 impl RuleTable for Table {
-    fn handles(&self, v4: bool) -> bool {
-        (self.program.family == IpFamily::V4) == v4
+    fn handles(&self, family: IpFamily) -> bool {
+        self.program.family == family
     }
 
     fn base_chains(&self) -> Vec<(&str, BaseChain)> {

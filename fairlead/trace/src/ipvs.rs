@@ -15,6 +15,7 @@ use netlink::{
     ipvs::{Destination, IpvsProtocol, PERSISTENT, VirtualServerKey},
     nft::Hook,
 };
+use proto::model::IpFamily;
 
 use crate::{
     kernel::VirtualServer,
@@ -48,7 +49,10 @@ pub(crate) fn schedule(traversal: &mut Traversal<'_>) -> Result<ChainVerdict> {
     let (available, unavailable): (Vec<_>, Vec<_>) = server.destinations.iter().partition(|it| accepts_new(it));
     let note = unavailable_note(&unavailable);
     if available.is_empty() {
-        let with = if traversal.packet.is_v4() { "ICMP port unreachable" } else { "ICMPv6 port unreachable" };
+        let with = match traversal.packet.family() {
+            IpFamily::V4 => "ICMP port unreachable",
+            IpFamily::V6 => "ICMPv6 port unreachable",
+        };
         let action = format!("rejected with {with}: no destination accepts new connections{note}");
         traversal.step(NAME.to_owned(), rule, action);
         let reason = format!("virtual server {name} has no destination that accepts new connections");

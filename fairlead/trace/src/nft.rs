@@ -10,6 +10,7 @@ use std::collections::HashMap;
 
 use anyhow::{Context as _, Result};
 use netlink::nft::{self, BaseChain, Chain, NftHandle, Rule, Set, TableFamily};
+use proto::model::IpFamily;
 
 use crate::{
     kernel::LiveKernel,
@@ -57,10 +58,10 @@ fn read_table(handle: &mut NftHandle, table: nft::Table) -> Result<Table> {
 }
 
 impl RuleTable for Table {
-    fn handles(&self, v4: bool) -> bool {
+    fn handles(&self, family: IpFamily) -> bool {
         match self.table.family {
-            TableFamily::Ip => v4,
-            TableFamily::Ip6 => !v4,
+            TableFamily::Ip => family == IpFamily::V4,
+            TableFamily::Ip6 => family == IpFamily::V6,
             TableFamily::Inet => true,
         }
     }

@@ -7,7 +7,7 @@ use std::{
 
 use ::iptables::Side;
 use netlink::nft::PayloadBase;
-use proto::model::Protocol;
+use proto::model::{IpFamily, Protocol};
 use serde::Serialize;
 
 /// Where the packet comes from.
@@ -76,9 +76,8 @@ impl Packet {
         if side == Side::Source { self.source } else { self.destination }
     }
 
-    /// Whether it is IPv4.
-    pub(crate) fn is_v4(&self) -> bool {
-        self.destination.is_ipv4()
+    pub(crate) fn family(&self) -> IpFamily {
+        IpFamily::of(&self.destination.ip())
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use anyhow::{Result, bail};
 use netlink::nft::{BaseChain, Hook, priority};
+use proto::model::IpFamily;
 
 use crate::traversal::{ChainVerdict, Traversal};
 
@@ -13,7 +14,7 @@ const MAX_DEPTH: usize = 32;
 /// A table with its chains.
 pub(crate) trait RuleTable: Debug {
     /// Whether it handles packets of a family.
-    fn handles(&self, v4: bool) -> bool;
+    fn handles(&self, family: IpFamily) -> bool;
 
     /// The chains that are called at hooks.
     fn base_chains(&self) -> Vec<(&str, BaseChain)>;

@@ -7,6 +7,7 @@ use netlink::nft::{
     CmpOp, CtDirection, CtKey, DynsetOp, Expr, FibFlags, FibResult, FieldReader, Fields, LookupMatch, MetaKey, NatType,
     NumgenType, RangeOp, Register, RejectWith, Rule, Verdict, value_len,
 };
+use proto::model::IpFamily;
 
 use super::{Table, describe, jhash};
 use crate::{
@@ -213,7 +214,10 @@ impl RuleRun<'_, '_, '_> {
         match key {
             MetaKey::Mark => self.traversal.mark.to_ne_bytes().to_vec(),
             MetaKey::L4proto => vec![self.traversal.packet.protocol.number()],
-            MetaKey::Nfproto => vec![if self.traversal.packet.is_v4() { 2 } else { 10 }],
+            MetaKey::Nfproto => match self.traversal.packet.family() {
+                IpFamily::V4 => vec![2],
+                IpFamily::V6 => vec![10],
+            },
             MetaKey::Iifname => name(self.traversal.input()),
             MetaKey::Oifname => name(self.traversal.output()),
             MetaKey::Iif => index(&self.traversal.input()).to_ne_bytes().to_vec(),
@@ -301,9 +305,9 @@ impl RuleRun<'_, '_, '_> {
     }
 
     fn translate(&mut self, kind: NatType, addr: Option<Register>, port: Option<Register>) -> ExprResult {
-        let address = addr.and_then(|register| match self.traversal.packet.is_v4() {
-            true => FieldReader::new(self.registers.get(register, 4)).ipv4().map(IpAddr::V4),
-            false => FieldReader::new(self.registers.get(register, 16)).ipv6().map(IpAddr::V6),
+        let address = addr.and_then(|register| match self.traversal.packet.family() {
+            IpFamily::V4 => FieldReader::new(self.registers.get(register, 4)).ipv4().map(IpAddr::V4),
+            IpFamily::V6 => FieldReader::new(self.registers.get(register, 16)).ipv6().map(IpAddr::V6),
         });
         let port = port.and_then(|register| FieldReader::new(self.registers.get(register, 2)).port());
         match kind {
@@ -322,7 +326,7 @@ impl RuleRun<'_, '_, '_> {
     fn reject(&mut self, with: RejectWith) -> ExprResult {
         let with = match with {
             RejectWith::TcpReset => "TCP reset".to_owned(),
-            RejectWith::Icmp(3) | RejectWith::Icmpx(1) if self.traversal.packet.is_v4() => {
+            RejectWith::Icmp(3) | RejectWith::Icmpx(1) if self.traversal.packet.family() == IpFamily::V4 => {
                 "ICMP port unreachable".to_owned()
             }
             RejectWith::Icmp(4) | RejectWith::Icmpx(1) => "ICMPv6 port unreachable".to_owned(),
