@@ -33,6 +33,15 @@ pub enum Identity {
     Admin(Arc<str>),
 }
 
+/// The part of the cluster that a client is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Visibility {
+    /// What concerns its own node.
+    OwnNode,
+    /// All nodes and objects: also the problems of objects, and the pods that wait.
+    Cluster,
+}
+
 /// Why a request is not authorized.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessDenied {
@@ -77,9 +86,11 @@ impl Identity {
         }
     }
 
-    /// Whether the client may see what concerns all objects of the cluster: their problems, and the pods that wait.
-    pub(crate) fn may_see_all_objects(&self) -> bool {
-        !matches!(self, Self::Node(_))
+    pub(crate) fn visibility(&self) -> Visibility {
+        match self {
+            Self::Trusted | Self::Admin(_) => Visibility::Cluster,
+            Self::Node(_) => Visibility::OwnNode,
+        }
     }
 }
 
@@ -124,6 +135,6 @@ mod tests {
         for wanted in ["", "node-b"] {
             assert_eq!(node.may_inspect(wanted), Err(AccessDenied::NotAdmin(node.clone())));
         }
-        assert!(admin.may_see_all_objects() && !node.may_see_all_objects());
+        assert_eq!((admin.visibility(), node.visibility()), (Visibility::Cluster, Visibility::OwnNode));
     }
 }

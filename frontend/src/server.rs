@@ -200,13 +200,13 @@ impl FairleadService {
         self.authorize(&caller, &request.node)?;
         status::wait(&self.context, &request, self.shutdown.clone()).await?;
         let permit = self.permit(&caller).await;
-        Ok(answer(status::response(&self.context, &request, caller.identity.may_see_all_objects()), permit))
+        Ok(answer(status::response(&self.context, &request, caller.identity.visibility()), permit))
     }
 
     async fn endpoints(&self, caller: Caller, request: v1::EndpointsRequest) -> Answer<v1::EndpointsResponse> {
         self.authorize(&caller, &request.node)?;
         let permit = self.permit(&caller).await;
-        let response = endpoints::response(&self.context.cluster, &request, caller.identity.may_see_all_objects())?;
+        let response = endpoints::response(&self.context.cluster, &request, caller.identity.visibility())?;
         Ok(answer(response, permit))
     }
 
@@ -224,7 +224,7 @@ impl FairleadService {
                 },
             )?),
         };
-        let response = changes::response(&self.context.cluster, &request, caller.identity.may_see_all_objects())?;
+        let response = changes::response(&self.context.cluster, &request, caller.identity.visibility())?;
         Ok(answer(response, permit))
     }
 

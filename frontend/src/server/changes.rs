@@ -8,16 +8,16 @@ use std::{
 use proto::{convert::unix_micros, model::Operation, v1};
 use tonic::Status;
 
-use crate::{cluster::ClusterState, log::LoggedChange};
+use crate::{cluster::ClusterState, identity::Visibility, log::LoggedChange};
 
 /// How many changes are listed.
 const MAX_LISTED: usize = 1000;
 
-/// `sees_all`: the client may see the objects that changes come from.
+/// [`Visibility::Cluster`]: with the objects that changes come from, and summaries.
 pub(super) fn response(
     cluster: &ClusterState,
     request: &v1::ChangesRequest,
-    sees_all: bool,
+    visibility: Visibility,
 ) -> Result<v1::ChangesResponse, Status> {
     let v1::ChangesRequest { node, namespace, name, since_micros, at_micros } = request;
     if !cluster.is_ready() {
@@ -40,7 +40,7 @@ pub(super) fn response(
         };
         let concerns = |change: &&Arc<LoggedChange>| node.is_empty() || since.concerns(node, change);
         let changes = since.changes.iter().filter(is_named).filter(concerns).take(MAX_LISTED);
-        response.changes = changes.map(|change| wire(change, sees_all)).collect();
+        response.changes = changes.map(|change| wire(change, visibility)).collect();
     } else if *at_micros >= complete_since_micros {
         let at = UNIX_EPOCH.checked_add(Duration::from_micros(*at_micros));
         let (current, later) = log.state_at(node, at.unwrap_or_else(std::time::SystemTime::now));
@@ -63,11 +63,13 @@ fn concerns_namespace(operation: &Operation, namespace: &str) -> bool {
     *key.namespace == *namespace
 }
 
-fn wire(change: &LoggedChange, sees_all: bool) -> v1::Change {
+fn wire(change: &LoggedChange, visibility: Visibility) -> v1::Change {
     let LoggedChange { at, revision, key, kind: _, summary, cause, undo: _ } = change;
-    let cause = cause.as_ref().filter(|_| sees_all);
-    // It may name endpoints that only other nodes use.
-    let summary = if sees_all { summary.clone() } else { String::new() };
+    // The summary may name endpoints that only other nodes use.
+    let (cause, summary) = match visibility {
+        Visibility::Cluster => (cause.as_ref(), summary.clone()),
+        Visibility::OwnNode => (None, String::new()),
+    };
     v1::Change {
         at_micros: unix_micros(*at),
         revision: revision.0,
@@ -118,14 +120,14 @@ mod tests {
         cluster
     }
 
-    fn changes(cluster: &ClusterState, request: v1::ChangesRequest, sees_all: bool) -> Vec<v1::Change> {
-        response(cluster, &request, sees_all).unwrap().changes
+    fn changes(cluster: &ClusterState, request: v1::ChangesRequest, visibility: Visibility) -> Vec<v1::Change> {
+        response(cluster, &request, visibility).unwrap().changes
     }
 
     #[test]
     fn changes_name_their_object_and_manager() {
         let cluster = cluster();
-        let all = changes(&cluster, v1::ChangesRequest::default(), true);
+        let all = changes(&cluster, v1::ChangesRequest::default(), Visibility::Cluster);
         let [moved, lost] = &all[..] else { panic!("{all:?}") };
         assert_eq!(lost.summary, "endpoints 2 -> 1: -10.0.0.2:8080");
         let cause = (&*lost.object, lost.version, &*lost.manager);
@@ -133,14 +135,14 @@ mod tests {
         assert_eq!((&*moved.service_port, moved.version), ("ns/web:http/tcp", 9));
         assert!(moved.revision > lost.revision);
         let of_node = v1::ChangesRequest { node: "node-1".to_owned(), ..v1::ChangesRequest::default() };
-        let own = changes(&cluster, of_node.clone(), false);
+        let own = changes(&cluster, of_node.clone(), Visibility::OwnNode);
         assert_eq!(own.len(), 2);
         let told = (&*own[0].summary, &*own[0].object, &*own[0].manager);
         assert_eq!(told, ("", "", ""), "a node is not told");
         let later = v1::ChangesRequest { since_micros: lost.at_micros, ..v1::ChangesRequest::default() };
-        assert!(changes(&cluster, later, true).len() <= 1);
+        assert!(changes(&cluster, later, Visibility::Cluster).len() <= 1);
         let other = v1::ChangesRequest { namespace: "other".to_owned(), ..v1::ChangesRequest::default() };
-        assert!(changes(&cluster, other, true).is_empty());
+        assert!(changes(&cluster, other, Visibility::Cluster).is_empty());
     }
 
     #[test]
@@ -152,7 +154,7 @@ mod tests {
         let namespaces = |namespace: &str| {
             let (node, namespace) = ("node-0".to_owned(), namespace.to_owned());
             let request = v1::ChangesRequest { node, namespace, at_micros: u64::MAX, ..Default::default() };
-            let operations = response(&cluster, &request, true).unwrap().operations;
+            let operations = response(&cluster, &request, Visibility::Cluster).unwrap().operations;
             let operations = operations.into_iter().map(|operation| Operation::try_from(operation).unwrap());
             let puts = operations.filter_map(|operation| match operation {
                 Operation::PutServicePort(port) => Some(port.key.namespace.to_string()),
@@ -169,13 +171,12 @@ mod tests {
         let cluster = cluster();
         let at = |at_micros| {
             let request = v1::ChangesRequest { node: "node-0".to_owned(), at_micros, ..v1::ChangesRequest::default() };
-            response(&cluster, &request, true).unwrap()
+            response(&cluster, &request, Visibility::Cluster).unwrap()
         };
         let early = at(1);
         assert!(early.operations.is_empty() && early.complete_since_micros > 1);
         assert!(!at(u64::MAX).operations.is_empty());
-        assert!(
-            response(&cluster, &v1::ChangesRequest { at_micros: 1, ..v1::ChangesRequest::default() }, true).is_err()
-        );
+        let of_no_node = v1::ChangesRequest { at_micros: 1, ..v1::ChangesRequest::default() };
+        assert!(response(&cluster, &of_no_node, Visibility::Cluster).is_err());
     }
 }

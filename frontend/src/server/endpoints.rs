@@ -5,6 +5,7 @@ use tonic::Status;
 
 use crate::{
     cluster::ClusterState,
+    identity::Visibility,
     object::{ObjectName, ServiceObjectPort},
     view::{EndpointExplanation, EndpointReason, ServicePortExplanation},
 };
@@ -12,11 +13,11 @@ use crate::{
 /// The reasons whose details name other nodes.
 const NAMES_NODES: [&str; 2] = ["hint-other-node", "not-on-this-node"];
 
-/// `sees_all`: the client may see other nodes, and the problems of objects.
+/// [`Visibility::Cluster`]: with other nodes, and the problems of objects.
 pub(super) fn response(
     cluster: &ClusterState,
     request: &v1::EndpointsRequest,
-    sees_all: bool,
+    visibility: Visibility,
 ) -> Result<v1::EndpointsResponse, Status> {
     let v1::EndpointsRequest { namespace, name, node, port } = request;
     if node.is_empty() {
@@ -40,7 +41,7 @@ pub(super) fn response(
     if explanations.is_empty() {
         return Err(Status::not_found(format!("Service {name} has no port with the name or number {port}")));
     }
-    let problems = sees_all.then(|| index.problems_of(&name)).into_iter().flatten();
+    let problems = (visibility == Visibility::Cluster).then(|| index.problems_of(&name)).into_iter().flatten();
     let problems = problems.map(|(kind, name, problem)| v1::Problem {
         object: format!("{kind} {name}"),
         field: problem.field,
@@ -58,7 +59,7 @@ pub(super) fn response(
         ports: explanations.into_iter().map(port_endpoints).collect(),
         problems,
     };
-    if !sees_all {
+    if visibility == Visibility::OwnNode {
         keep_own(&mut response, node);
     }
     Ok(response)

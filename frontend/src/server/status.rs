@@ -14,6 +14,7 @@ use tonic::Status;
 use super::drained;
 use crate::{
     context::FrontendContext,
+    identity::Visibility,
     source::{KindFreshness, WatchPhase},
     streams::{Fleet, StreamStatus},
 };
@@ -57,8 +58,12 @@ pub(super) async fn wait(
     Ok(())
 }
 
-/// `sees_all`: the client may see the problems of objects, and the pods that wait.
-pub(super) fn response(context: &FrontendContext, request: &v1::StatusRequest, sees_all: bool) -> v1::StatusResponse {
+/// [`Visibility::Cluster`]: with the problems of objects, and the pods that wait.
+pub(super) fn response(
+    context: &FrontendContext,
+    request: &v1::StatusRequest,
+    visibility: Visibility,
+) -> v1::StatusResponse {
     let fleet = context.streams.fleet();
     let watches = context.freshness.snapshot().into_iter().map(kind).collect();
     let programmed = fleet.programmed_on_all_nodes();
@@ -83,7 +88,7 @@ pub(super) fn response(context: &FrontendContext, request: &v1::StatusRequest, s
         watches,
         ..of_log
     };
-    if !sees_all {
+    if visibility == Visibility::OwnNode {
         return response;
     }
     v1::StatusResponse {
