@@ -31,7 +31,7 @@ use crate::{
     log::{ChangeLog, PreparedChanges},
     object::{ObjectKind, ParsedObject, SourceUpdate},
     session,
-    source::{KubernetesApi, parse_manifests},
+    source::{KubernetesApi, ManifestFormat, parse_manifests},
 };
 
 /// How often a session and its client may run until both wait.
@@ -103,8 +103,10 @@ impl Default for Credentials {
 /// Reads a manifest, decides what nodes must program, and returns the snapshot of a node with its digest. After all
 /// objects are deleted, nothing is left.
 #[must_use]
-pub fn manifests(text: &str, is_json: bool, node: &str) -> Option<(Vec<Operation>, Digest)> {
-    let objects = parse_manifests(text, is_json).ok()?;
+pub fn manifests(text: &str, node: &str) -> Option<(Vec<Operation>, Digest)> {
+    let is_json = text.trim_start().starts_with('{');
+    let format = if is_json { ManifestFormat::Json } else { ManifestFormat::Yaml };
+    let objects = parse_manifests(text, format).ok()?;
     let policy = ServicePolicy { external_ips: AllowedIps::All, ..ServicePolicy::default() };
     let mut index = Index::new(UNIX_EPOCH, ClusterInfo::default(), policy);
     let mut log = ChangeLog::new(Epoch(1), HistoryLimits { entries: 16, bytes: 1 << 20 });
@@ -150,7 +152,7 @@ pub struct Sessions {
 impl Sessions {
     /// Serves the objects of a manifest. The caller polls [`Frontend::run`] with the receiver.
     pub async fn new(frontend: Frontend, updates: mpsc::Sender<SourceUpdate>, shutdown: Shutdown, text: &str) -> Self {
-        let objects = parse_manifests(text, false).unwrap_or_default();
+        let objects = parse_manifests(text, ManifestFormat::Yaml).unwrap_or_default();
         for kind in ObjectKind::ALL {
             let of_kind = objects.iter().filter(|parsed| parsed.kind == kind).cloned();
             let _ = updates.send(SourceUpdate::Replace(kind, of_kind.collect())).await;

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use self::kubernetes::Deadlines;
 pub(crate) use self::manifests::parse_documents;
 #[cfg(feature = "testing")]
-pub(crate) use self::manifests::parse_text as parse_manifests;
+pub(crate) use self::manifests::{ManifestFormat, parse_text as parse_manifests};
 pub use self::{
     freshness::{Freshness, KindFreshness, WatchPhase},
     kubernetes::KubernetesApi,

@@ -33,6 +33,8 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
+#[cfg(feature = "testing")]
+pub(crate) use self::document::ManifestFormat;
 use self::{
     catalog::{Catalog, Refreshed},
     events::FileEvents,
@@ -67,10 +69,8 @@ struct DirectoryWatcher {
 
 /// The objects in the text of a file.
 #[cfg(feature = "testing")]
-pub(crate) fn parse_text(text: &str, is_json: bool) -> Result<Vec<ParsedObject>, String> {
-    use document::{FileContents, ManifestFormat};
-    let format = if is_json { ManifestFormat::Json } else { ManifestFormat::Yaml };
-    FileContents::read(text, format).map(|contents| contents.objects.into_values().collect())
+pub(crate) fn parse_text(text: &str, format: ManifestFormat) -> Result<Vec<ParsedObject>, String> {
+    document::FileContents::read(text, format).map(|contents| contents.objects.into_values().collect())
 }
 
 /// The objects in documents, and which documents are not used, and why.

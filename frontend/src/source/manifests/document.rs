@@ -24,7 +24,7 @@ pub(super) type ObjectKey = (ObjectKind, ObjectName);
 
 /// The format of a file, by its extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ManifestFormat {
+pub(crate) enum ManifestFormat {
     /// `.yaml`, `.yml`
     Yaml,
     /// `.json`: a sequence of values.

@@ -76,8 +76,7 @@ pub(super) fn client_messages(input: &[u8]) {
 /// Objects of Kubernetes in YAML or JSON, up to the state of a node.
 pub(super) fn manifests(input: &[u8]) {
     let Ok(text) = from_utf8(input) else { return };
-    let is_json = text.trim_start().starts_with('{');
-    if let Some((operations, digest)) = frontend::fuzzing::manifests(text, is_json, backend::fuzzing::NODE) {
+    if let Some((operations, digest)) = frontend::fuzzing::manifests(text, backend::fuzzing::NODE) {
         backend::fuzzing::apply(operations, digest);
     }
 }
