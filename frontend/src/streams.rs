@@ -24,14 +24,11 @@ use proto::{
 use runtime::lock;
 use tokio::{
     sync::{Notify, watch},
-    time::{Instant, sleep},
+    time::Instant,
 };
 use tracing::{info, warn};
 
 use crate::object::NodeChanges;
-
-/// The time between two checks of [`Streams::wait_closed`], at the shutdown.
-const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How many nodes a log line or the problems list.
 pub(crate) const MAX_LISTED: usize = 32;
@@ -89,6 +86,8 @@ struct SharedFleet {
     fleet: Mutex<Fleet>,
     /// [`Fleet::programmed_on_all_nodes`], as it changes.
     programmed: watch::Sender<Option<Revision>>,
+    /// How many streams are open, as it changes.
+    open: watch::Sender<usize>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -248,7 +247,7 @@ impl Streams {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.with(|fleet| fleet.streams.len())
+        *self.0.open.borrow()
     }
 
     /// The current status of all nodes and streams.
@@ -269,15 +268,15 @@ impl Streams {
 
     /// Waits until no stream is open.
     pub(crate) async fn wait_closed(&self) {
-        while self.count() > 0 {
-            sleep(CHECK_INTERVAL).await;
-        }
+        // Fails only after the streams have been dropped.
+        let _ = self.0.open.subscribe().wait_for(|count| *count == 0).await;
     }
 
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Fleet) -> T) -> T {
         let mut fleet = lock(&self.0.fleet);
         let result = act(&mut fleet);
-        let programmed = fleet.programmed_on_all_nodes();
+        let (programmed, open) = (fleet.programmed_on_all_nodes(), fleet.streams.len());
+        self.0.open.send_if_modified(|current| mem::replace(current, open) != open);
         self.0.programmed.send_if_modified(|current| mem::replace(current, programmed) != programmed);
         result
     }
