@@ -6,7 +6,6 @@
 
 use std::{iter, sync::Arc, time::Duration};
 
-use anyhow::Result;
 use runtime::{ReadyGuard, Shutdown};
 use tokio::{
     sync::mpsc,
@@ -49,15 +48,7 @@ impl Frontend {
     /// run only once.
     ///
     /// Drops `ready` when every kind of object has been listed. No client is served before.
-    ///
-    /// # Errors
-    /// None so far; tasks return a `Result`.
-    pub async fn run(
-        &self,
-        mut updates: mpsc::Receiver<SourceUpdate>,
-        ready: ReadyGuard,
-        shutdown: Shutdown,
-    ) -> Result<()> {
+    pub async fn run(&self, mut updates: mpsc::Receiver<SourceUpdate>, ready: ReadyGuard, shutdown: Shutdown) {
         let mut ready = Some(ready);
         let stop = self.until_drained(shutdown.clone());
         tokio::pin!(stop);
@@ -95,7 +86,6 @@ impl Frontend {
         }
         let StreamStats { rebuilds, chunks_encoded, chunks_sent, .. } = self.stream_stats();
         info!(rebuilds, chunks_encoded, chunks_sent, "engine stopped, no more commits");
-        Ok(())
     }
 
     /// Returns after the shutdown when all streams have been drained, or should have been.

@@ -107,7 +107,7 @@ pub(crate) async fn spawn(
     let (stop_source, source_shutdown) = Shutdown::channel();
     tasks.spawn("source", move |_| source.run(updates, freshness, source_shutdown));
     let engine = frontend.clone();
-    tasks.spawn("engine", move |shutdown| async move {
+    tasks.spawn_infallible("engine", move |shutdown| async move {
         let _stop_source = stop_source;
         engine.run(receiver, listed, shutdown).await
     });

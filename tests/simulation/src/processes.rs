@@ -90,7 +90,10 @@ pub(crate) fn spawn_frontend(
     let source = Source::Kubernetes(api).run(updates, frontend.freshness(), shutdown.clone());
     let engine = {
         let (frontend, shutdown) = (frontend.clone(), shutdown.clone());
-        async move { frontend.run(received, Ready::new().guard("objects"), shutdown).await }
+        async move {
+            frontend.run(received, Ready::new().guard("objects"), shutdown).await;
+            anyhow::Ok(())
+        }
     };
     let tasks = vec![tokio::spawn(source), tokio::spawn(engine)];
     (frontend, tasks)
