@@ -19,9 +19,9 @@ use crate::{object::Cause, view::ServicePortView};
 const MAX_CHANGES: usize = 8192;
 /// About how much memory they take, in bytes.
 const MAX_BYTES: usize = 8 << 20;
-/// Of how many nodes the last change of their zone is kept.
+/// Of how many nodes the time of the last change of their zone is kept.
 const MAX_MOVES: usize = 4096;
-/// Of how many namespaces it is kept when the last of their changes here was removed.
+/// Of how many namespaces whose changes are all forgotten the time of the last one is kept.
 const MAX_EMPTIED: usize = 4096;
 /// The entries of maps for a change, and its names.
 const OVERHEAD: usize = 256;
@@ -37,9 +37,9 @@ pub(crate) struct ChangeHistory {
     next: u64,
     /// The time of the last commit.
     newest: Option<SystemTime>,
-    /// When the zone of nodes has changed: what to undo before depends on the zone that they had.
+    /// When the zone of each node last changed: earlier changes concerned the node in the zone that it had then.
     moves: LastTimes,
-    /// Namespaces without changes here had none later.
+    /// The time of the last change of namespaces whose changes are all forgotten.
     emptied: LastTimes,
 }
 
@@ -48,16 +48,16 @@ pub(crate) struct ChangeHistory {
 struct LastTimes {
     times: BTreeMap<Arc<str>, SystemTime>,
     by_time: BTreeSet<(SystemTime, Arc<str>)>,
-    /// It happened at no later time to other names.
-    lost: Option<SystemTime>,
+    /// The newest time that was forgotten: it happened to other names then or earlier.
+    forgotten_until: Option<SystemTime>,
 }
 
 #[derive(Debug, Default)]
 struct NamespaceHistory {
     numbers: VecDeque<u64>,
     size: usize,
-    /// All later changes are here.
-    lost: Option<SystemTime>,
+    /// Time of the newest change that was forgotten; what is later is complete.
+    forgotten_until: Option<SystemTime>,
 }
 
 /// What a commit changed in one service port, and why.
@@ -111,7 +111,7 @@ impl LastTimes {
             && let Some((at, oldest)) = self.by_time.pop_first()
         {
             self.times.remove(&oldest);
-            self.lost = self.lost.max(Some(at));
+            self.forgotten_until = self.forgotten_until.max(Some(at));
         }
     }
 
@@ -121,21 +121,21 @@ impl LastTimes {
         }
     }
 
-    /// It happened at no later time to a name.
-    fn last(&self, name: &str) -> Option<SystemTime> {
-        self.times.get(name).copied().max(self.lost)
+    /// The last time at which it can have happened to a name, which may be forgotten.
+    fn latest(&self, name: &str) -> Option<SystemTime> {
+        self.times.get(name).copied().max(self.forgotten_until)
     }
 
-    /// It happened at no later time to any name.
-    fn last_of_all(&self) -> Option<SystemTime> {
-        self.by_time.last().map(|(at, _)| *at).max(self.lost)
+    /// The last time at which it happened to any name.
+    fn latest_of_all(&self) -> Option<SystemTime> {
+        self.by_time.last().map(|(at, _)| *at).max(self.forgotten_until)
     }
 }
 
 impl ChangeHistory {
     /// Without changes, of which there may have been some before.
     pub(crate) fn since(start: SystemTime) -> Self {
-        let emptied = LastTimes { lost: Some(start), ..LastTimes::default() };
+        let emptied = LastTimes { forgotten_until: Some(start), ..LastTimes::default() };
         Self { emptied, newest: Some(start), ..Self::default() }
     }
 
@@ -173,14 +173,14 @@ impl ChangeHistory {
     /// Since when all changes of a namespace are here, and the zone of a node is what it is now. An empty name stands
     /// for all namespaces.
     pub(crate) fn complete_since(&self, namespace: &str, node: &str) -> SystemTime {
-        let of_namespaces = || self.namespaces.values().map(|history| history.lost).max().flatten();
-        let lost = match self.namespaces.get(namespace) {
-            Some(history) => history.lost,
-            None if namespace.is_empty() => self.emptied.last_of_all().max(of_namespaces()),
-            None => self.emptied.last(namespace),
+        let of_namespaces = || self.namespaces.values().map(|history| history.forgotten_until).max().flatten();
+        let forgotten_until = match self.namespaces.get(namespace) {
+            Some(history) => history.forgotten_until,
+            None if namespace.is_empty() => self.emptied.latest_of_all().max(of_namespaces()),
+            None => self.emptied.latest(namespace),
         };
-        let moved = self.moves.last(node).filter(|_| !node.is_empty());
-        lost.max(moved).unwrap_or(UNIX_EPOCH)
+        let moved = self.moves.latest(node).filter(|_| !node.is_empty());
+        forgotten_until.max(moved).unwrap_or(UNIX_EPOCH)
     }
 
     fn forget_oldest(&mut self, namespace: Arc<str>) {
@@ -188,7 +188,7 @@ impl ChangeHistory {
         let oldest = history.numbers.pop_front().and_then(|number| self.changes.remove(&number));
         if let Some(oldest) = oldest {
             history.size -= oldest.size();
-            history.lost = history.lost.max(Some(oldest.at));
+            history.forgotten_until = history.forgotten_until.max(Some(oldest.at));
             self.size -= oldest.size();
         }
         self.put(namespace, history);
@@ -196,9 +196,9 @@ impl ChangeHistory {
 
     fn take(&mut self, namespace: &Arc<str>) -> NamespaceHistory {
         let history = self.namespaces.remove(namespace).unwrap_or_else(|| {
-            let lost = self.emptied.last(namespace);
+            let forgotten_until = self.emptied.latest(namespace);
             self.emptied.remove(namespace);
-            NamespaceHistory { lost, ..NamespaceHistory::default() }
+            NamespaceHistory { forgotten_until, ..NamespaceHistory::default() }
         });
         self.by_size.remove(&(history.size, namespace.clone()));
         history
@@ -206,8 +206,8 @@ impl ChangeHistory {
 
     fn put(&mut self, namespace: Arc<str>, history: NamespaceHistory) {
         if history.numbers.is_empty() {
-            if let Some(lost) = history.lost {
-                self.emptied.record(lost, namespace, MAX_EMPTIED);
+            if let Some(forgotten_until) = history.forgotten_until {
+                self.emptied.record(forgotten_until, namespace, MAX_EMPTIED);
             }
         } else {
             self.by_size.insert((history.size, namespace.clone()));
