@@ -271,8 +271,10 @@ async fn catch_up(
         if hello.role == Role::Backend {
             context.streams.rolled_back(&hello.node);
         }
-        let text = "did not catch up in time, rolling the client back to an older version";
-        warn!(%client_version, %version, ?older, "{text}");
+        warn!(
+            %client_version, %version, ?older,
+            "did not catch up in time, rolling the client back to an older version"
+        );
         Ok(())
     };
     before_welcome(caught_up, input, output).await

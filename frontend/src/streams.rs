@@ -208,9 +208,11 @@ impl Streams {
         });
         if !lost.is_empty() {
             let (count, nodes) = (lost.len(), &lost[..lost.len().min(MAX_LISTED)]);
-            let text = "Node objects of connected backends were deleted, these nodes use their last addresses and pod \
-                        CIDRs";
-            warn!(count, ?nodes, "{text}");
+            warn!(
+                count,
+                ?nodes,
+                "Node objects of connected backends were deleted, these nodes use their last addresses and pod CIDRs"
+            );
         }
         if !returned.is_empty() {
             let (count, nodes) = (returned.len(), &returned[..returned.len().min(MAX_LISTED)]);
