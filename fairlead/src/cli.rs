@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap::{
-    Args, Parser, Subcommand, ValueEnum,
+    Args, Parser, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser as _},
 };
 use clap_complete::Shell;
@@ -264,23 +264,6 @@ pub(crate) struct AnyBackendArgs {
     pub(crate) iptables: IptablesArgs,
     #[command(flatten)]
     pub(crate) ipvs: IpvsArgs,
-}
-
-#[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct OutputArgs {
-    /// Print the result in this format.
-    #[arg(short = 'o', long = "output", value_enum, default_value = "table", id = "output")]
-    pub(crate) format: OutputFormat,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OutputFormat {
-    /// For people.
-    Table,
-    /// For scripts: one document, or one per line (`watch`).
-    Json,
-    /// As JSON, but easier to read and compare: one document, or one after each `---` (`watch`).
-    Yaml,
 }
 
 impl Cli {

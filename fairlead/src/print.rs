@@ -1,4 +1,4 @@
-//! The output of commands on standard output.
+//! The output of commands on standard output, in the format of `--output`.
 
 use std::{
     fmt::Display,
@@ -6,9 +6,25 @@ use std::{
 };
 
 use anyhow::{Context as _, Error};
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::cli::{OutputArgs, OutputFormat};
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OutputArgs {
+    /// Print the result in this format.
+    #[arg(short = 'o', long = "output", value_enum, default_value = "table", id = "output")]
+    pub(crate) format: OutputFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OutputFormat {
+    /// For people.
+    Table,
+    /// For scripts: one document, or one per line (`watch`).
+    Json,
+    /// As JSON, but easier to read and compare: one document, or one after each `---` (`watch`).
+    Yaml,
+}
 
 /// The reader of standard output has closed it, as `head` does. Not a failure, but the command can stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

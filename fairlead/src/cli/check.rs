@@ -5,8 +5,8 @@ use std::{net::SocketAddr, path::PathBuf};
 use anyhow::Result;
 use clap::Args;
 
-use super::{FrontendAddressArgs, OutputArgs, node::node_name};
-use crate::config::BackendName;
+use super::{FrontendAddressArgs, node::node_name};
+use crate::{config::BackendName, print::OutputArgs};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

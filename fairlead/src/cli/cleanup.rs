@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{ExcludeArgs, OutputArgs, VariantArgs};
-use crate::config::BackendName;
+use super::{ExcludeArgs, VariantArgs};
+use crate::{config::BackendName, print::OutputArgs};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

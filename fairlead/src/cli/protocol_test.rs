@@ -4,7 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use super::{OutputArgs, conntrack::duration};
+use super::conntrack::duration;
+use crate::print::OutputArgs;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

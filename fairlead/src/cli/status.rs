@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{FrontendAddressArgs, OutputArgs, conntrack::duration};
+use super::{FrontendAddressArgs, conntrack::duration};
+use crate::print::OutputArgs;
 
 /// How many nodes are listed without `--all`.
 pub(crate) const SHOWN_NODES: usize = 40;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use clap::{Args, ValueEnum};
 use proto::model::Protocol;
 
-use super::OutputArgs;
+use crate::print::OutputArgs;
 
 /// The source port of a packet if SRC has none.
 const DEFAULT_SOURCE_PORT: u16 = 40_000;

@@ -7,7 +7,8 @@ use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{FrontendAddressArgs, OutputArgs, conntrack::duration, node};
+use super::{FrontendAddressArgs, conntrack::duration, node};
+use crate::print::OutputArgs;
 
 /// A node, and how its view is shown.
 #[derive(Debug, Args)]

@@ -7,9 +7,9 @@ use protocol_test::{SCENARIOS, ScenarioResult, Server, TestOptions, TestReport, 
 use serde_json::json;
 
 use crate::{
-    cli::{OutputFormat, ProtocolTestArgs},
+    cli::ProtocolTestArgs,
     exit_code::ExitCode,
-    print,
+    print::{self, OutputFormat},
     table::Table,
 };
 

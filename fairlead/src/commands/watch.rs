@@ -10,8 +10,8 @@ use super::{
     view::View,
 };
 use crate::{
-    cli::{OutputFormat, ViewArgs},
-    print,
+    cli::ViewArgs,
+    print::{self, OutputFormat},
 };
 
 /// Follows the stream until the shutdown.

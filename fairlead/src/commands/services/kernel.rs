@@ -12,7 +12,10 @@ use backend_ipvs::{Destination, ServerMatch, VirtualServer};
 use serde_json::{Value, json};
 
 use super::join;
-use crate::{cli::OutputArgs, print, table::Table};
+use crate::{
+    print::{self, OutputArgs},
+    table::Table,
+};
 
 /// Printed instead of an empty table.
 const NO_SERVERS: &str = "\
