@@ -33,7 +33,7 @@ pub(crate) use self::{
     check::{BundleArgs, CheckArgs, InspectedNodeArgs},
     cleanup::{CleanupArgs, OtherProxy, OwnerArgs},
     config::{ConfigArgs, ConfigCommand},
-    conntrack::{ConntrackArgs, duration, invalid_packets_by_sysctl},
+    conntrack::{ConntrackArgs, invalid_packets_by_sysctl},
     diff::DiffArgs,
     drained::DrainedArgs,
     effective::Effective,

@@ -8,12 +8,14 @@
 
 mod backend_name;
 mod document;
+mod duration;
 mod kube_proxy;
 mod parse;
 mod settings;
 
 pub(crate) use backend_name::BackendName;
 pub(crate) use document::{Document, Kind};
+pub(crate) use duration::duration;
 pub(crate) use kube_proxy::TargetRole;
 #[cfg(test)]
 pub(crate) use kube_proxy::fields::{Effect, FIELDS};

@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use super::conntrack::duration;
+use crate::config::duration;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -15,7 +15,8 @@ use frontend::{ConnectionLimits, HistoryLimits};
 use ipnet::IpNet;
 use runtime::ConnectionBounds;
 
-use super::{ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress, conntrack::duration, policy::PolicyArgs};
+use super::{ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress, policy::PolicyArgs};
+use crate::config::duration;
 pub(crate) use tls::TlsArgs;
 
 #[derive(Debug, Args)]

@@ -10,8 +10,7 @@ use ipnet::IpNet;
 use iptables::VariantSelection;
 use proto::model::IpvsScheduler;
 
-use super::conntrack::duration;
-use crate::config::BackendName;
+use crate::config::{BackendName, duration};
 
 #[derive(Debug, Default, PartialEq, Args)]
 pub(crate) struct IpvsArgs {

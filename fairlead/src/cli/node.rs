@@ -7,8 +7,8 @@ use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit};
 use clap::{Args, value_parser};
 use runtime::metrics::CertificateFile;
 
-use super::{DEFAULT_ADDRESS, conntrack::duration};
-use crate::discovery::ServiceDiscovery;
+use super::DEFAULT_ADDRESS;
+use crate::{config::duration, discovery::ServiceDiscovery};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FrontendAddressArgs {

@@ -4,8 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use super::conntrack::duration;
-use crate::print::OutputArgs;
+use crate::{config::duration, print::OutputArgs};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

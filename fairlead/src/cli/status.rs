@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{FrontendAddressArgs, conntrack::duration};
-use crate::print::OutputArgs;
+use super::FrontendAddressArgs;
+use crate::{config::duration, print::OutputArgs};
 
 /// How many nodes are listed without `--all`.
 pub(crate) const SHOWN_NODES: usize = 40;

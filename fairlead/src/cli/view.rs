@@ -7,8 +7,8 @@ use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{FrontendAddressArgs, conntrack::duration, node};
-use crate::print::OutputArgs;
+use super::{FrontendAddressArgs, node};
+use crate::{config::duration, print::OutputArgs};
 
 /// A node, and how its view is shown.
 #[derive(Debug, Args)]

@@ -12,8 +12,7 @@ use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use self::fields::{Effect, Field, modes};
-use super::{BackendName, FieldErrors, FieldProblem, Kind, Setting};
-use crate::cli::duration;
+use super::{BackendName, FieldErrors, FieldProblem, Kind, Setting, duration};
 
 /// Which process replaces kube-proxy on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
