@@ -12,6 +12,7 @@ mod iptables;
 mod ipvs;
 mod node;
 mod observe;
+mod parse;
 mod policy;
 mod protocol_test;
 mod status;
@@ -42,6 +43,7 @@ pub(crate) use self::{
     ipvs::{ExcludeArgs, IpvsArgs},
     node::{FrontendAddressArgs, NodeArgs},
     observe::{HttpAddress, ObserveArgs},
+    parse::{Parsed, check_document, command, parse},
     protocol_test::ProtocolTestArgs,
     status::{SHOWN_NODES, StatusArgs},
     trace::{Origin, TraceArgs},
@@ -361,7 +363,7 @@ mod testing {
     use super::*;
 
     pub(super) fn parse(args: &[&str]) -> Result<Cli, String> {
-        let parsed = crate::config::parse(std::iter::once("fairlead").chain(args.iter().copied()));
+        let parsed = super::parse(std::iter::once("fairlead").chain(args.iter().copied()));
         parsed.map(|parsed| parsed.cli).map_err(|error| format!("{error:#}"))
     }
 
@@ -381,7 +383,7 @@ mod tests {
 
     #[test]
     fn command_line_is_well_formed() {
-        crate::config::command().debug_assert();
+        super::command().debug_assert();
     }
 
     #[test]

@@ -28,8 +28,7 @@ use runtime::{Shutdown, log};
 use tracing::info;
 
 use crate::{
-    cli::{Cli, Command, LogArgs},
-    config::Parsed,
+    cli::{self, Cli, Command, LogArgs, Parsed},
     exit_code::ExitCode,
     kubectl, print,
 };
@@ -94,7 +93,7 @@ async fn interruptible<T>(command: impl Future<Output = Result<T>>, mut shutdown
 /// Prints the completion script of a shell.
 fn completion(shell: Shell) -> Result<()> {
     let mut script = Vec::new();
-    generate(shell, &mut crate::config::command(), "fairlead", &mut script);
+    generate(shell, &mut cli::command(), "fairlead", &mut script);
     print::text(String::from_utf8(script).context("the script is not UTF-8")?)
 }
 

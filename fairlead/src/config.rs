@@ -1,5 +1,5 @@
-//! Configuration: the settings of `fairlead frontend`, `backend` and `local` are typed structs (`cli`). A
-//! flag takes precedence over the environment, this over the file, and this over the default of the flag.
+//! Configuration files: what they set becomes the defaults of the flags, which are typed structs (`cli`). A flag takes
+//! precedence over the environment, this over the file, and this over the default of the flag.
 //!
 //! ```text
 //!   FILE ─▶ document ─▶ settings: defaults of the flags ─▶ clap ─▶ structs of `cli`
@@ -9,9 +9,8 @@
 mod backend_name;
 mod document;
 mod duration;
-mod kube_proxy;
-mod parse;
-mod settings;
+pub(crate) mod kube_proxy;
+pub(crate) mod settings;
 
 pub(crate) use backend_name::BackendName;
 pub(crate) use document::{Document, Kind};
@@ -19,7 +18,6 @@ pub(crate) use duration::duration;
 pub(crate) use kube_proxy::TargetRole;
 #[cfg(test)]
 pub(crate) use kube_proxy::fields::{Effect, FIELDS};
-pub(crate) use parse::{Parsed, check, command, parse};
 #[cfg(test)]
 pub(crate) use settings::flags;
 pub(crate) use settings::{FieldErrors, FieldProblem, Setting, field_of, to_yaml};

@@ -3,7 +3,10 @@
 // A panic is how a fuzz target fails.
 #![allow(clippy::missing_panics_doc, clippy::expect_used)]
 
-use crate::config::{self, Document, TargetRole};
+use crate::{
+    cli,
+    config::{self, Document, TargetRole},
+};
 
 /// Reads a configuration for each command that accepts it. A valid one means the same after it is printed as ours.
 pub fn configuration(text: &str) {
@@ -12,9 +15,9 @@ pub fn configuration(text: &str) {
         Err(error) => return drop(format!("{error:#}")),
     };
     for role in [TargetRole::Local, TargetRole::Backend] {
-        let Ok((kind, settings, _)) = config::check(document.clone(), Some(role)) else { continue };
+        let Ok((kind, settings, _)) = cli::check_document(document.clone(), Some(role)) else { continue };
         let printed = config::to_yaml(kind, &settings).expect("settings can be printed");
-        let again = Document::parse(&printed).and_then(|document| config::check(document, None));
+        let again = Document::parse(&printed).and_then(|document| cli::check_document(document, None));
         let (_, again, _) = again.unwrap_or_else(|error| panic!("{error:#}: {printed}"));
         let values = |list: &[config::Setting]| {
             let mut values: Vec<_> = list.iter().map(|one| (one.field.clone(), one.value.clone())).collect();

@@ -21,7 +21,7 @@ use exit_code::ExitCode;
 /// Runs the command that the arguments of the process name, and returns its exit code.
 #[must_use]
 pub fn main() -> std::process::ExitCode {
-    let result = config::parse(std::env::args_os()).and_then(commands::run);
+    let result = cli::parse(std::env::args_os()).and_then(commands::run);
     let code = result.unwrap_or_else(|error| {
         if error.is::<print::OutputClosed>() {
             return ExitCode::Success;

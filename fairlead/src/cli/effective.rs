@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn each_flag_has_its_value_and_origin() {
-        let mut command = crate::config::command();
+        let mut command = super::super::command();
         let arguments = ["fairlead", "backend", "nft", "--metrics", "none"];
         let matches = command.try_get_matches_from_mut(arguments).unwrap();
         let settings = [("frontend", json!(["http://a:1", "http://b:1"])), ("metrics", json!("::"))]

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 
 use crate::{
-    cli::{ConfigArgs, ConfigCommand},
+    cli::{self, ConfigArgs, ConfigCommand},
     config::{self, Document},
     exit_code::ExitCode,
     print,
@@ -17,7 +17,7 @@ pub(crate) fn run(args: ConfigArgs) -> Result<ExitCode> {
     };
     let document = Document::parse(&Document::read_text(&file)?);
     let name = file.display();
-    match document.and_then(|document| config::check(document, convert_for)).with_context(|| name.to_string()) {
+    match document.and_then(|document| cli::check_document(document, convert_for)).with_context(|| name.to_string()) {
         Ok((kind, settings, warnings)) => {
             warnings.iter().for_each(|warning| eprintln!("fairlead: {name}: {warning}"));
             if convert_for.is_some() {

@@ -42,7 +42,7 @@ const DEBUG_VERBOSITY: i64 = 4;
 
 impl TargetRole {
     /// The kind of the configuration of this process.
-    pub(super) fn kind(self) -> Kind {
+    pub(crate) fn kind(self) -> Kind {
         match self {
             Self::Local => Kind::Local,
             Self::Backend => Kind::Backend,

@@ -36,7 +36,7 @@ pub(crate) struct FieldErrors(pub(crate) Vec<FieldProblem>);
 ///
 /// # Errors
 /// Fields that the command does not have, and values that are not allowed, all at once.
-pub(super) fn check(command: &Command, settings: &[Setting]) -> Result<(), FieldErrors> {
+pub(crate) fn check(command: &Command, settings: &[Setting]) -> Result<(), FieldErrors> {
     let check = |setting: &Setting| {
         let flag = flags(command).find(|(flag, _)| field_of(flag) == setting.field);
         let unknown = || format!("`{}` has no such field", command.get_bin_name().unwrap_or_default());
@@ -49,7 +49,7 @@ pub(super) fn check(command: &Command, settings: &[Setting]) -> Result<(), Field
 }
 
 /// The command, where these settings are the defaults of its flags.
-pub(super) fn with_defaults(command: Command, settings: &[Setting]) -> Command {
+pub(crate) fn with_defaults(command: Command, settings: &[Setting]) -> Command {
     let with_default = |arg: Arg| {
         let setting =
             settings.iter().find(|setting| arg.get_long().is_some_and(|flag| field_of(flag) == setting.field));
@@ -171,7 +171,7 @@ mod tests {
 
     /// `fairlead frontend`, `backend configured` and `local`.
     fn commands() -> [(Kind, Command); 3] {
-        let mut command = super::super::command();
+        let mut command = crate::cli::command();
         command.build();
         Kind::OURS.map(|kind| {
             let names = kind.command().iter();
@@ -204,7 +204,7 @@ mod tests {
                 let error = check(&command, &[Setting::new("path", field_of(flag), json!({}))]).unwrap_err();
                 assert_eq!(error.0[0].field, "path", "{flag}");
                 let arguments = [&["fairlead"], kind.command()].concat();
-                let matches = with_defaults(super::super::command(), &[setting]).get_matches_from(arguments);
+                let matches = with_defaults(crate::cli::command(), &[setting]).get_matches_from(arguments);
                 Cli::from_arg_matches(&matches).unwrap();
             }
         }

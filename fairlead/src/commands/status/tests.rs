@@ -70,7 +70,7 @@ fn limits() -> Limits {
 }
 
 fn args(args: &[&str]) -> StatusArgs {
-    match crate::config::parse([&["fairlead", "status"], args].concat()).unwrap().cli.command {
+    match crate::cli::parse([&["fairlead", "status"], args].concat()).unwrap().cli.command {
         Command::Status(args) => args,
         other => panic!("{other:?}"),
     }

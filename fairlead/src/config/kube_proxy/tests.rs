@@ -8,7 +8,10 @@ use super::{
     fields::{FIELDS, Field},
     *,
 };
-use crate::config::{Document, check, field_of};
+use crate::{
+    cli::check_document,
+    config::{Document, field_of},
+};
 
 /// As kubeadm writes it: unset fields are null, zero or empty.
 const KUBEADM: &str = r#"
@@ -153,7 +156,7 @@ fn each_field_has_an_effect_or_a_warning() {
 
 #[test]
 fn each_setting_has_a_flag() {
-    let mut command = crate::config::command();
+    let mut command = crate::cli::command();
     command.build();
     let local = command.find_subcommand("local").unwrap();
     let backend = command.find_subcommand("backend").unwrap().find_subcommand("configured").unwrap();
@@ -320,7 +323,7 @@ fn values_of_another_type_are_named() {
 fn invalid_values_are_rejected_by_field() {
     let error = |document: &Value| {
         let document = Document { kind: Kind::KubeProxy, fields: fields(document.clone()) };
-        check(document, Some(TargetRole::Local)).unwrap_err().to_string()
+        check_document(document, Some(TargetRole::Local)).unwrap_err().to_string()
     };
     for (document, expected) in [
         (json!({"mode": "userspace"}), "mode: \"userspace\": expected one of iptables, ipvs, nftables"),

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use clap::{Arg, ArgAction, Command};
 
 use super::{code, header, row};
-use crate::config;
+use crate::{cli, config};
 
 const INTRO: &str = "# Commands and flags
 
@@ -17,7 +17,7 @@ of the file that `--config` names ([configuration.md](../configuration.md)), def
 
 /// The page.
 pub(super) fn page() -> String {
-    let mut command = config::command();
+    let mut command = cli::command();
     command.build();
     let mut page = INTRO.to_owned();
     page.push_str("## All commands\n\n");

@@ -5,12 +5,12 @@ use std::{ffi::OsString, path::PathBuf};
 use anyhow::{Context as _, Result, bail};
 use clap::{ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches as _, ValueEnum as _, value_parser};
 
-use super::{
+use super::{Cli, Effective};
+use crate::config::{
     BackendName, Document, FieldProblem, Kind, Setting, TargetRole,
     kube_proxy::{self, Conversion},
     settings,
 };
-use crate::cli::{Cli, Effective};
 
 /// A command with its settings.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(crate) fn command() -> Command {
 }
 
 /// Lets switches take `=true` and `=false`.
-pub(super) fn with_switch_values(command: Command) -> Command {
+fn with_switch_values(command: Command) -> Command {
     command.mut_args(|arg| match arg.get_action() {
         ArgAction::SetTrue => arg
             .action(ArgAction::Set)
@@ -86,8 +86,8 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) ->
 /// if it is converted for a process.
 ///
 /// # Errors
-/// Invalid settings: [`FieldErrors`](super::FieldErrors), all at once. Settings that contradict each other.
-pub(crate) fn check(
+/// Invalid settings: [`FieldErrors`](crate::config::FieldErrors), all at once. Settings that contradict each other.
+pub(crate) fn check_document(
     document: Document,
     convert_for: Option<TargetRole>,
 ) -> Result<(Kind, Vec<Setting>, Vec<FieldProblem>)> {
