@@ -7,6 +7,7 @@ mod check;
 mod cleanup;
 mod config;
 mod connectivity;
+mod dataplanes;
 mod diff;
 mod drained;
 mod endpoints;

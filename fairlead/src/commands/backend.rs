@@ -17,62 +17,23 @@ use ::backend::{
 };
 use ::frontend::Listener;
 use anyhow::Result;
-use iptables::VariantSelection;
-use proto::model::{IpFamily, Role};
+use proto::model::Role;
 use runtime::{Ready, Shutdown, Tasks, http::serve_at, metrics::Registry};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
-use super::{SHUTDOWN_DEADLINE, frontend, shadow::Shadow};
+use super::{
+    SHUTDOWN_DEADLINE,
+    dataplanes::{DataplaneSettings, with_backend},
+    frontend,
+    shadow::Shadow,
+};
 use crate::{
-    cli::{
-        AnyBackendArgs, BackendCommand, CommonBackendArgs, Effective, IptablesArgs, IpvsArgs, LocalArgs, ObserveArgs,
-    },
+    cli::{AnyBackendArgs, BackendCommand, CommonBackendArgs, Effective, LocalArgs, ObserveArgs},
     config::BackendName,
     instance::InstanceLock,
 };
 use other_modes::{OtherModes, StaleObjects};
-
-/// The settings of a data plane. Each backend reads its own.
-#[derive(Debug, Default)]
-pub(super) struct DataplaneSettings {
-    pub(super) options: DataplaneOptions,
-    pub(super) iptables: IptablesArgs,
-    pub(super) variant: VariantSelection,
-    pub(super) ipvs: IpvsArgs,
-}
-
-impl DataplaneSettings {
-    pub(super) fn new(options: DataplaneOptions, iptables: IptablesArgs, ipvs: IpvsArgs) -> Self {
-        let variant = iptables.variant.variant().into();
-        Self { options, iptables, variant, ipvs }
-    }
-}
-
-/// Opens the named backend (`open`), or its preview (`open_preview`), and passes it on: each has its own type.
-macro_rules! with_backend {
-    ($open:ident, $name:expr, $settings:expr, |$backend:pat_param| $then:expr) => {{
-        use anyhow::Context as _;
-        let $crate::commands::backend::DataplaneSettings { options, iptables, variant, ipvs } = $settings;
-        match $name {
-            $crate::config::BackendName::Nftables => {
-                let opened = backend_nft::$open(options);
-                let $backend = opened.context("cannot open a netlink socket for nf_tables")?;
-                $then
-            }
-            $crate::config::BackendName::Iptables => {
-                let $backend = backend_iptables::$open(iptables.options(options), variant);
-                $then
-            }
-            $crate::config::BackendName::Ipvs => {
-                let opened = backend_ipvs::$open(ipvs.settings(options, variant));
-                let $backend = opened.context("cannot open a netlink socket for IPVS")?;
-                $then
-            }
-        }
-    }};
-}
-pub(super) use with_backend;
 
 /// The settings of a backend process that do not depend on the kernel's mechanism.
 struct BackendProcess<'a> {
@@ -150,17 +111,6 @@ fn spawn(
     } else {
         with_backend!(open, mode, settings, |backend| process.spawn(backend, connect, tasks))
     }
-}
-
-/// The backends that have programmed this node, with the IP families of each.
-pub(super) async fn programmed() -> Result<Vec<(BackendName, Vec<IpFamily>)>> {
-    let mut programmed = vec![
-        (BackendName::Nftables, backend_nft::programmed_families().await?),
-        (BackendName::Iptables, backend_iptables::programmed_families(None).await?),
-        (BackendName::Ipvs, backend_ipvs::programmed_families().await?),
-    ];
-    programmed.retain(|(_, families)| !families.is_empty());
-    Ok(programmed)
 }
 
 impl BackendProcess<'_> {

@@ -10,7 +10,7 @@ use iptables::{SavedRules, Variant, save_all, save_variants};
 use runtime::Shutdown;
 use serde::Serialize;
 
-use super::backend::{DataplaneSettings, programmed, with_backend};
+use super::dataplanes::{DataplaneSettings, programmed, with_backend};
 use crate::{
     cli::{CleanupArgs, IptablesArgs, IpvsArgs, OtherProxy, OwnerArgs},
     config::BackendName,

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use backend::{StoredState, dataplane::DataplaneOptions};
 
 use super::{
-    backend::{DataplaneSettings, programmed, with_backend},
+    dataplanes::{DataplaneSettings, programmed, with_backend},
     view,
 };
 use crate::{

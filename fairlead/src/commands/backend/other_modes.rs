@@ -26,8 +26,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::DataplaneSettings;
-use crate::config::BackendName;
+use crate::{commands::dataplanes::DataplaneSettings, config::BackendName};
 
 /// The delay between two attempts to remove what is left. Connections of IPVS may last for hours.
 const RETRY_DELAY: Duration = Duration::from_secs(10);

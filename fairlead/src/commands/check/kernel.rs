@@ -19,7 +19,7 @@ use proto::model::{Endpoint, IpFamily, NodeInfo, PoolClass, Protocol, ServicePor
 
 use super::Finding;
 use crate::{
-    commands::backend::{DataplaneSettings, with_backend},
+    commands::dataplanes::{DataplaneSettings, with_backend},
     config::BackendName,
 };
 

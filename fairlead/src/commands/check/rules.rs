@@ -10,7 +10,7 @@ use proto::model::IpFamily;
 
 use super::Finding;
 use crate::{
-    commands::backend::programmed,
+    commands::dataplanes::programmed,
     config::BackendName,
     takeover::{FELIX_REMEDY, Leftovers},
 };
