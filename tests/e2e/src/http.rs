@@ -21,15 +21,17 @@ pub struct HttpResponse {
 
 /// Sends a GET request from `netns`, and reads the response until the server closes the connection.
 pub fn http_get(netns: &Netns, to: SocketAddr, path: &str, timeout: Duration) -> io::Result<HttpResponse> {
-    let response = netns.run(|| {
-        let timeout = patience(timeout);
-        let mut stream = TcpStream::connect_timeout(&to, timeout)?;
-        stream.set_read_timeout(Some(timeout))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\n\r\n")?;
-        let mut response = String::new();
-        stream.read_to_string(&mut response)?;
-        io::Result::Ok(response)
-    })?;
+    netns.run(|| http_get_here(to, path, timeout))
+}
+
+/// As [`http_get`], from the namespace of this thread.
+pub fn http_get_here(to: SocketAddr, path: &str, timeout: Duration) -> io::Result<HttpResponse> {
+    let timeout = patience(timeout);
+    let mut stream = TcpStream::connect_timeout(&to, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\n\r\n")?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
     parse(&response).ok_or_else(|| io::Error::other(format!("not an HTTP response: {response:?}")))
 }
 

@@ -49,7 +49,7 @@ pub use client::{Client, DEADLINE};
 pub use cluster::{Cluster, ClusterBuilder, Node, Pod};
 pub use deployment::{Backend, Deployment, DeploymentBuilder, IptablesCalls, Monitor, fairlead, program};
 pub use fault::{Fault, FaultPoint};
-pub use http::{HttpResponse, http_get};
+pub use http::{HttpResponse, http_get, http_get_here};
 pub use netns::{Netns, leftovers, remove_dead_namespaces};
 pub use pace::patience;
 pub use plan::{DualStack, IpFamily};

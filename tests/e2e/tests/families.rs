@@ -4,7 +4,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read as _, Write as _},
+    io,
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use e2e::{eventually, fairlead, uml};
+use e2e::{eventually, fairlead, http_get_here, uml};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -112,13 +112,8 @@ fn objects() -> Value {
 }
 
 fn get(at: &str, path: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&at.parse().expect("an address"), Duration::from_secs(1))?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (_, body) = answer.split_once("\r\n\r\n").ok_or_else(|| io::Error::other("not HTTP"))?;
-    Ok(body.to_owned())
+    let response = http_get_here(at.parse().expect("an address"), path, Duration::from_secs(2))?;
+    Ok(response.body)
 }
 
 fn ip(arguments: &str) {
