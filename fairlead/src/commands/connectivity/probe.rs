@@ -17,6 +17,7 @@ use tokio::{
 };
 
 use super::plan::ProbeTarget;
+use crate::http_get::request_text;
 
 /// The result of one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,7 +89,7 @@ impl Prober {
         let source = stream.local_addr().ok();
         observation.endpoint = source.and_then(|source| self.endpoint(Protocol::Tcp, source, to));
         if let Some(path) = &self.http {
-            let response = timeout(self.timeout, http_get(&mut stream, to, path)).await;
+            let response = timeout(self.timeout, http_status(&mut stream, to, path)).await;
             let response = response.unwrap_or_else(|_| Ok("no HTTP response".to_owned()));
             observation.status = Some(response.unwrap_or_else(|error| error.to_string()));
         }
@@ -128,9 +129,9 @@ impl Prober {
     }
 }
 
-async fn http_get(stream: &mut TcpStream, to: SocketAddr, path: &str) -> io::Result<String> {
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: fairlead\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
+/// Sends a request over a connection, and returns the status line of the response.
+async fn http_status(stream: &mut TcpStream, to: SocketAddr, path: &str) -> io::Result<String> {
+    stream.write_all(request_text(to, path).as_bytes()).await?;
     let mut reply = [0; REPLY_BYTES];
     let length = stream.read(&mut reply).await?;
     let reply = String::from_utf8_lossy(&reply[..length]);
