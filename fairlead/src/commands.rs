@@ -1,4 +1,5 @@
-//! The commands, and the process around them.
+//! The commands, and the process around them. A module has the name of its command, except `changes` (`fairlead log`)
+//! and `connectivity` (`fairlead test`); `dataplanes`, `shadow` and `view` are parts of several.
 
 mod backend;
 mod bundle;
