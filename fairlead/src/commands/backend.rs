@@ -146,7 +146,7 @@ impl BackendProcess<'_> {
             let stale_objects = StaleObjects::default();
             let progress = runner.progress();
             registries.push(stale_objects.registry());
-            tasks.spawn("takeover", move |mut shutdown| async move {
+            tasks.spawn_infallible("takeover", move |mut shutdown| async move {
                 // Fails when another instance runs, and this process ends.
                 if only_instance.await.is_ok() {
                     tokio::select! {
@@ -155,7 +155,6 @@ impl BackendProcess<'_> {
                     }
                 }
                 shutdown.recv().await;
-                Ok(())
             });
         }
         registries.push(drains.registry());
@@ -183,13 +182,12 @@ impl BackendProcess<'_> {
             ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
             runner.run(shutdown).await
         });
-        tasks.spawn("readiness", move |mut shutdown| async move {
+        tasks.spawn_infallible("readiness", move |mut shutdown| async move {
             tokio::select! {
-                () = shutdown.recv() => return Ok(()),
+                () = shutdown.recv() => return,
                 () = ready.wait() => info!(node = name, "{ready_message}"),
             }
             shutdown.recv().await;
-            Ok(())
         });
         Ok(())
     }

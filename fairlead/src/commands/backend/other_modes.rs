@@ -115,7 +115,7 @@ impl OtherModes {
         }
     }
 
-    /// Reports and removes it; ends when nothing is left.
+    /// Reports and removes what other modes have left; ends when nothing is left.
     pub(super) async fn take_over(&self, mut progress: watch::Receiver<Progress>, gauge: &StaleObjects) {
         match self.find().await {
             Ok(stale) => {
