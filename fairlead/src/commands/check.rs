@@ -110,16 +110,16 @@ impl Finding {
     }
 
     /// The same observation as a problem of this level.
-    pub(crate) fn but(self, level: Level, why: &'static str, fix: impl Into<String>) -> Self {
+    pub(crate) fn at_level(self, level: Level, why: &'static str, fix: impl Into<String>) -> Self {
         Self { level, why, fix: fix.into(), ..self }
     }
 
     pub(crate) fn warn(self, why: &'static str, fix: impl Into<String>) -> Self {
-        self.but(Level::Warn, why, fix)
+        self.at_level(Level::Warn, why, fix)
     }
 
     pub(crate) fn fail(self, why: &'static str, fix: impl Into<String>) -> Self {
-        self.but(Level::Fail, why, fix)
+        self.at_level(Level::Fail, why, fix)
     }
 }
 

@@ -69,8 +69,10 @@ async fn own_backends(backend: BackendName) -> Result<Vec<Finding>> {
         if of == backend {
             return found;
         }
-        let fix = "run `fairlead cleanup --backend {name}`, or check with --backend {name} if that backend runs here";
-        found.warn("its rules serve the same VIPs, and no process updates them", fix.replace("{name}", name))
+        let fix = format!(
+            "run `fairlead cleanup --backend {name}`, or check with --backend {name} if that backend runs here"
+        );
+        found.warn("its rules serve the same VIPs, and no process updates them", fix)
     };
     Ok(programmed().await?.into_iter().map(finding).collect())
 }

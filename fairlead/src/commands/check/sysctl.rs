@@ -66,7 +66,7 @@ impl Sysctl {
         };
         let found = Finding::ok("sysctl", format!("{name} = {value}"));
         let (wrong, level) = self.wrong;
-        if value == wrong { found.but(level, self.why, self.fix) } else { found }
+        if value == wrong { found.at_level(level, self.why, self.fix) } else { found }
     }
 }
 
