@@ -13,13 +13,14 @@ mod verdict;
 
 use std::{
     fmt::Display,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, UdpSocket},
     sync::Mutex,
 };
 
 use anyhow::{Context as _, Result, bail};
 use futures::{StreamExt as _, stream};
 use netlink::conntrack::ConntrackHandle;
+use proto::model::IpFamily;
 use serde::Serialize;
 
 use self::{
@@ -71,8 +72,7 @@ async fn probe_all(args: &TestArgs) -> Result<ConnectivityReport> {
 
 /// The source address of packets from this node to `address`. Sends nothing.
 fn source_towards(address: IpAddr) -> Option<IpAddr> {
-    let any: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
-    let socket = UdpSocket::bind(any).ok()?;
+    let socket = UdpSocket::bind((IpFamily::of(&address).unspecified(), 0)).ok()?;
     socket.connect((address, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }

@@ -9,7 +9,7 @@ use std::{
 
 use netlink::conntrack::{ConntrackHandle, Tuple};
 use nix::errno::Errno;
-use proto::model::Protocol;
+use proto::model::{IpFamily, Protocol};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
@@ -103,8 +103,7 @@ impl Prober {
     }
 
     async fn datagram(&self, to: SocketAddr) -> io::Result<(ConnectionOutcome, Option<SocketAddr>)> {
-        let any: SocketAddr = if to.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
-        let socket = UdpSocket::bind(any).await?;
+        let socket = UdpSocket::bind((IpFamily::of(&to.ip()).unspecified(), 0)).await?;
         socket.connect(to).await?;
         match socket.send(&[0]).await {
             // A rule on the output path dropped or rejected it. ICMP errors arrive at the receive.
