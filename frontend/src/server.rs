@@ -37,6 +37,7 @@ use tracing::info;
 use crate::{
     Config, Frontend,
     clients::{AnswerClient, AnswerPermit},
+    cluster::ClusterState,
     context::FrontendContext,
     identity::Identity,
     metrics::Rejection,
@@ -253,6 +254,14 @@ impl FairleadService {
         }
         drained(&self.context, &identity, &request, self.shutdown.clone()).await.map(Response::new)
     }
+}
+
+/// Rejects a call that needs all objects of the cluster.
+fn require_ready(cluster: &ClusterState) -> Result<(), Status> {
+    if !cluster.is_ready() {
+        return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
+    }
+    Ok(())
 }
 
 /// An answer whose body holds the permit.

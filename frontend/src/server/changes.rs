@@ -8,6 +8,7 @@ use std::{
 use proto::{convert::unix_micros, model::Operation, v1};
 use tonic::Status;
 
+use super::require_ready;
 use crate::{cluster::ClusterState, identity::Visibility, log::LoggedChange};
 
 /// How many changes are listed.
@@ -20,9 +21,7 @@ pub(super) fn response(
     visibility: Visibility,
 ) -> Result<v1::ChangesResponse, Status> {
     let v1::ChangesRequest { node, namespace, name, since_micros, at_micros } = request;
-    if !cluster.is_ready() {
-        return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
-    }
+    require_ready(cluster)?;
     if *at_micros > 0 && (node.is_empty() || !name.is_empty()) {
         return Err(Status::invalid_argument("at_micros: needs a node, and no name of a Service"));
     }

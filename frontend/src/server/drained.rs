@@ -10,6 +10,7 @@ use proto::{
 use runtime::Shutdown;
 use tonic::Status;
 
+use super::require_ready;
 use crate::{
     context::FrontendContext,
     drain::{Drain, DrainReport, NodesBehind},
@@ -42,9 +43,7 @@ pub(crate) async fn drained(
         [one, other] if one.is_ipv4() != other.is_ipv4() => {}
         _ => return Err(Status::invalid_argument(ADDRESSES)),
     }
-    if !context.cluster.is_ready() {
-        return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
-    }
+    require_ready(&context.cluster)?;
     let patience = Duration::from_millis((*wait_millis).into()).min(MAX_WAIT);
     if let Some(node) = other_node(context, identity, &addresses) {
         context.metrics.rejected(Rejection::NotPermitted);

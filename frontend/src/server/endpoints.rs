@@ -3,6 +3,7 @@
 use proto::{convert::pack_address, v1};
 use tonic::Status;
 
+use super::require_ready;
 use crate::{
     cluster::ClusterState,
     identity::Visibility,
@@ -23,9 +24,7 @@ pub(super) fn response(
     if node.is_empty() {
         return Err(Status::invalid_argument("node: is empty, name the node whose endpoints to explain"));
     }
-    if !cluster.is_ready() {
-        return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
-    }
+    require_ready(cluster)?;
     let name = ObjectName::new(namespace.as_str(), name.as_str());
     let is_wanted = |of: &ServiceObjectPort| port.is_empty() || *of.name == **port || of.port.to_string() == *port;
     let (epoch, revision) = {

@@ -6,6 +6,7 @@ use proto::v1;
 use serde_json::{Deserializer, Value};
 use tonic::Status;
 
+use super::require_ready;
 use crate::{cluster::ClusterState, object::ObjectKind, source::parse_documents};
 
 use self::validation::{is_planned, validate};
@@ -15,9 +16,7 @@ const MAX_OBJECTS: usize = 64;
 
 pub(super) fn response(cluster: &ClusterState, request: &v1::PlanRequest) -> Result<v1::PlanResponse, Status> {
     let v1::PlanRequest { documents, node } = request;
-    if !cluster.is_ready() {
-        return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
-    }
+    require_ready(cluster)?;
     let documents = Deserializer::from_str(documents).into_iter::<Value>().collect::<Result<Vec<_>, _>>();
     let mut documents = documents.map_err(|error| Status::invalid_argument(format!("documents: {error}")))?;
     let mut count = 0;
