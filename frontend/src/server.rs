@@ -36,7 +36,7 @@ use tracing::info;
 
 use crate::{
     Config, Frontend,
-    clients::{AnswerClient, AnswerPermit},
+    clients::{AnswerClient, AnswerPermit, RebuildPermit},
     cluster::ClusterState,
     context::FrontendContext,
     identity::Identity,
@@ -197,6 +197,14 @@ impl FairleadService {
         self.context.answers.acquire(AnswerClient::new(identity.clone(), *address)).await
     }
 
+    /// Waits in the queue of those that are sent their whole state.
+    async fn rebuild_permit(&self, identity: &Identity) -> Result<RebuildPermit, Status> {
+        let permit = timeout(REBUILD_WAIT, self.context.rebuild_queue.acquire(identity)).await;
+        permit.map_err(|_| {
+            Status::unavailable("many nodes are sent their whole state at the moment: try again in some seconds")
+        })
+    }
+
     async fn status(&self, caller: Caller, request: v1::StatusRequest) -> Answer<v1::StatusResponse> {
         self.authorize(&caller, &request.node)?;
         status::wait(&self.context, &request, self.shutdown.clone()).await?;
@@ -214,17 +222,8 @@ impl FairleadService {
     async fn changes(&self, caller: Caller, request: v1::ChangesRequest) -> Answer<v1::ChangesResponse> {
         self.authorize(&caller, &request.node)?;
         let permit = self.permit(&caller).await;
-        // The state at an earlier time has a snapshot.
-        let _rebuild = match request.at_micros {
-            0 => None,
-            _ => Some(timeout(REBUILD_WAIT, self.context.rebuild_queue.acquire(&caller.identity)).await.map_err(
-                |_| {
-                    Status::unavailable(
-                        "many nodes are sent their whole state at the moment: try again in some seconds",
-                    )
-                },
-            )?),
-        };
+        // The state at an earlier time is computed from a snapshot.
+        let _rebuild = if request.at_micros > 0 { Some(self.rebuild_permit(&caller.identity).await?) } else { None };
         let response = changes::response(&self.context.cluster, &request, caller.identity.visibility())?;
         Ok(answer(response, permit))
     }
