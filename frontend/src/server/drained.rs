@@ -23,7 +23,6 @@ use crate::{
 
 /// The longest that a response is delayed.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-const ADDRESSES: &str = "addresses: a pod has one, or one of each IP family";
 /// How many Services a response names.
 const MAX_SERVICES: usize = 8;
 
@@ -33,7 +32,7 @@ pub(crate) async fn drained(
     request: &v1::DrainedRequest,
     shutdown: Shutdown,
 ) -> Result<v1::DrainedResponse, Status> {
-    // The client's own word for how long it has waited would decide what alerts say.
+    // `waited_millis` is not used: alerts must not depend on what clients claim.
     let v1::DrainedRequest { addresses, wait_millis, waited_millis: _ } = request;
     let addresses = addresses.iter().map(|bytes| unpack_address(bytes, "addresses"));
     let addresses: Vec<IpAddr> =
@@ -41,7 +40,7 @@ pub(crate) async fn drained(
     match &addresses[..] {
         [_] => {}
         [one, other] if one.is_ipv4() != other.is_ipv4() => {}
-        _ => return Err(Status::invalid_argument(ADDRESSES)),
+        _ => return Err(Status::invalid_argument("addresses: a pod has one, or one of each IP family")),
     }
     require_ready(&context.cluster)?;
     let patience = Duration::from_millis((*wait_millis).into()).min(MAX_WAIT);
@@ -66,8 +65,8 @@ pub(crate) async fn drained(
     })
 }
 
-/// The node of a pod that a client may not ask for: it is on none but others. The pod of an address that is in no slice
-/// is unknown, and nothing is said about it.
+/// The node of a pod that a client may not ask for, because all endpoints with its addresses are on other nodes. An
+/// address that is in no slice may be asked for: nothing is known about it.
 fn other_node(context: &FrontendContext, identity: &Identity, addresses: &[IpAddr]) -> Option<Arc<str>> {
     let Identity::Node(own) = identity else { return None };
     let index = context.cluster.index();
