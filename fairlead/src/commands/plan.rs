@@ -9,12 +9,12 @@ use serde_json::Value;
 use super::view::RESPONSE_TIMEOUT;
 use crate::{cli::PlanArgs, config::Document, exit_code::ExitCode, print, table::Table};
 
-/// What the files have.
+/// The objects in the files.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Documents {
     /// Services and EndpointSlices as JSON.
     planned: String,
-    /// How many others there are of each kind. They are not sent: they may be secret.
+    /// The number of others, by kind. They are not sent: they may be secret.
     skipped: BTreeMap<String, usize>,
 }
 
