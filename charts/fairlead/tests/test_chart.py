@@ -14,7 +14,7 @@ import render
 from render import CASES, CHART, TOP
 
 API = {"apiServer": {"host": "192.0.2.10"}}
-MODES = ["nftables", "iptables", "ipvs"]
+MODES = ["nftables", "nft", "iptables", "ipvs"]
 TLS = [
     {"mode": "selfSigned"},
     {"mode": "certManager"},
