@@ -278,6 +278,28 @@ class Matrix(unittest.TestCase):
                         self.assertLessEqual(set(rule["verbs"]), allowed.get(resource, {"list", "watch"}))
                     self.assertNotIn("secrets", rule["resources"])
 
+    def test_dashboard_and_alerts_are_those_in_files(self):
+        dashboard = (CHART / "files/dashboard.json").read_text()
+        runbooks = render.values(CHART / "values.yaml")["monitoring"]["prometheusRule"]["runbookURL"]
+        alerts = (CHART / "files/alerts.yaml").read_text().replace("RUNBOOKS", runbooks)
+        groups = render.load(alerts)[0]["groups"]
+        # The keys of the type, of which the golden files show one rule of each group.
+        for rule in itertools.chain(*(group["rules"] for group in groups)):
+            self.assertLessEqual(set(rule), {"alert", "expr", "for", "labels", "annotations"})
+        found = set()
+        for objects in self.each():
+            split = any(item["kind"] == "Deployment" for item in objects)
+            for item in objects:
+                if item["kind"] == "ConfigMap" and item["metadata"]["name"] == "fairlead-dashboard":
+                    self.assertEqual(item["data"]["fairlead.json"], dashboard)
+                elif item["kind"] == "PrometheusRule":
+                    expected = [group for group in groups if split or group["name"] == "fairlead-backends"]
+                    self.assertEqual(item["spec"]["groups"], expected)
+                else:
+                    continue
+                found.add((item["kind"], split))
+        self.assertEqual(found, set(itertools.product(["ConfigMap", "PrometheusRule"], [True, False])))
+
     def test_the_matrix_covers_every_template(self):
         covered = set()
         for _, values in [*matrix(), *((case.name, render.values(case)) for case in CASES)]:
