@@ -119,10 +119,15 @@
 {{- end }}
 {{- end -}}
 
-{{/* The image: iptables needs its programs. */}}
+{{/* Not empty if the container runs iptables programs: also in mode nftables, to find and remove rules of other modes. */}}
+{{- define "fairlead.runsIptables" -}}
+{{- if or .Values.backend.tools .Values.backend.shadow .Values.backend.cleanup (ne (include "fairlead.mode" .) "nftables") -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{- define "fairlead.nodeImage" -}}
-{{- $tools := or .Values.backend.tools .Values.backend.shadow .Values.backend.cleanup (ne (include "fairlead.mode" .) "nftables") -}}
-{{- include "fairlead.image" (list . (ternary "tools" "plain" $tools)) -}}
+{{- include "fairlead.image" (list . (ternary "tools" "plain" (eq (include "fairlead.runsIptables" .) "true"))) -}}
 {{- end -}}
 
 {{/* Modules and sysctls that prepare-node sets, and whether it sizes the conntrack table, as YAML: {modules: [], sysctls: {}, conntrack: true}. */}}
@@ -137,9 +142,8 @@
 {{- $sysctls = merge $sysctls (dict "net.ipv4.conf.all.arp_ignore" "1" "net.ipv4.conf.all.arp_announce" "2") -}}
 {{- end -}}
 {{- end -}}
-{{- if eq .Values.mode "iptables" -}}
-{{- $sysctls = dict "net.ipv4.conf.all.route_localnet" (ternary "1" "0" .Values.iptables.localhostNodePorts) -}}
-{{- if not .Values.iptables.localhostNodePorts -}}{{- $sysctls = dict -}}{{- end -}}
+{{- if and (eq .Values.mode "iptables") .Values.iptables.localhostNodePorts -}}
+{{- $sysctls = dict "net.ipv4.conf.all.route_localnet" "1" -}}
 {{- end -}}
 {{- if and (ne $prepare.when "never") (not .Values.backend.shadow) (not .Values.backend.cleanup) -}}
 {{- range $name, $value := $prepare.sysctls -}}
