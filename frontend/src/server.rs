@@ -49,6 +49,7 @@ pub(crate) use self::drained::drained;
 use self::{
     admission::Admission,
     connection::{Connection, Peer},
+    listener::client_address,
 };
 pub use self::{authn::TlsAuth, listener::Listener};
 
@@ -105,7 +106,7 @@ impl Frontend {
                 Listener::Tcp(incoming, _) => {
                     let connections = incoming.map(|accepted| {
                         accepted.map(|stream| {
-                            let address = stream.peer_addr().ok();
+                            let address = client_address(&stream);
                             Connection::new(stream, Peer::new(admission.clone(), address))
                         })
                     });

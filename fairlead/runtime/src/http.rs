@@ -36,7 +36,7 @@ use self::connections::HttpPermit;
 use crate::failure::chain;
 
 pub use connections::HttpConnections;
-pub use listen::{OnBindError, bind, bind_early, serve_at};
+pub use listen::{OnBindError, bind, bind_both_families, bind_early, serve_at};
 
 /// Content type of plain text.
 pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");

@@ -41,7 +41,7 @@ pub(crate) struct FrontendArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ListenArgs {
     /// Listen for backends at `unix:/PATH`, where everyone who can open the socket is trusted, or at HOST:PORT, which
-    /// needs --tls-cert. May be given several times.
+    /// needs --tls-cert. 0.0.0.0 and [::] listen in both IP families. May be given several times.
     #[arg(long, default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
     pub(crate) listen: Vec<String>,
 

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use frontend::{Config, Frontend, Listener, source::Source};
 use proto::model::ClusterInfo;
-use runtime::{Ready, Shutdown, Tasks};
+use runtime::{Ready, Shutdown, Tasks, http::bind_both_families};
 use tokio::{net::TcpListener, sync::mpsc};
 use tracing::warn;
 
@@ -31,8 +31,8 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
         }
         listeners.push(listener);
     }
-    let metrics = bind(args.listen.metrics, "--metrics").await?;
-    let page = bind(args.listen.page, "--page").await?;
+    let metrics = bind(args.listen.metrics, "--metrics")?;
+    let page = bind(args.listen.page, "--page")?;
     let mut tasks = Tasks::new();
     let age = Some(args.listen.max_stream_age).filter(|age| !age.is_zero());
     let connections = args.listen.connection_limits();
@@ -69,9 +69,9 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
 }
 
 /// Binds the address of a flag, unless it is `none`.
-async fn bind(address: HttpAddress, flag: &str) -> Result<Option<TcpListener>> {
+fn bind(address: HttpAddress, flag: &str) -> Result<Option<TcpListener>> {
     let HttpAddress(Some(address)) = address else { return Ok(None) };
-    let bound = TcpListener::bind(address).await;
+    let bound = bind_both_families(address);
     bound.map(Some).with_context(|| format!("cannot bind {flag} {address} (`{flag} none` disables it)"))
 }
 

@@ -20,6 +20,7 @@ use super::{
     admission::Admission,
     authn::TlsAuth,
     connection::{Connection, Peer},
+    listener::client_address,
 };
 use crate::identity::certificate::Names;
 
@@ -63,8 +64,7 @@ pub(super) fn accept(
                     continue;
                 }
             };
-            // Fails when the client has disconnected.
-            let Ok(address) = stream.peer_addr() else { continue };
+            let Some(address) = client_address(&stream) else { continue };
             let peer = Peer::new(admission.clone(), Some(address));
             let (auth, sender) = (auth.clone(), sender.clone());
             handshakes.spawn(async move {

@@ -11,8 +11,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use runtime::http::bind_both_families;
 use socket2::SockRef;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::TcpIncoming;
 
@@ -39,7 +40,7 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Binds `unix:/path/of/socket`, or `address:port` without TLS.
+    /// Binds `unix:/path/of/socket`, or `address:port` without TLS; an unspecified address in both IP families.
     ///
     /// The directory of a socket is created. A socket file without a listening process is replaced.
     ///
@@ -53,7 +54,7 @@ impl Listener {
         .with_context(|| format!("bind {address}"))
     }
 
-    /// Binds `address:port` with TLS.
+    /// Binds `address:port` with TLS; an unspecified address in both IP families.
     ///
     /// # Errors
     /// When the address is invalid or cannot be bound.
@@ -108,12 +109,23 @@ impl fmt::Display for Listener {
 }
 
 async fn bind_tcp(address: &str) -> Result<(TcpIncoming, SocketAddr)> {
-    let listener = TcpListener::bind(address).await?;
-    // Again, because `bind` has set a smaller backlog.
+    let listener = match address.parse() {
+        Ok(address) => bind_both_families(address)?,
+        // A host name.
+        Err(_) => TcpListener::bind(address).await?,
+    };
+    // Again, because binding has set a smaller backlog.
     SockRef::from(&listener).listen(BACKLOG)?;
     let address = listener.local_addr()?;
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
     Ok((incoming, address))
+}
+
+/// The address of a client: of one over IPv4 the IPv4 address, also at a socket of both IP families. `None`: it has
+/// disconnected.
+pub(super) fn client_address(stream: &TcpStream) -> Option<SocketAddr> {
+    let address = stream.peer_addr().ok()?;
+    Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
 /// Removes the socket file of a process that has ended.

@@ -51,6 +51,26 @@ pub fn bind_early(address: SocketAddr) -> io::Result<TcpListener> {
     listen(socket, address)
 }
 
+/// Listens at an address; at an unspecified one with one socket for both IP families, or in IPv4 alone on a machine that
+/// lacks IPv6. Clients over IPv4 then have IPv4-mapped addresses.
+///
+/// # Errors
+/// The address cannot be bound.
+pub fn bind_both_families(address: SocketAddr) -> io::Result<TcpListener> {
+    if !address.ip().is_unspecified() {
+        return bind(address);
+    }
+    let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
+    let bound = socket(any).and_then(|socket| {
+        socket.set_only_v6(false)?;
+        listen(socket, any)
+    });
+    match bound {
+        Err(error) if is_no_such_family(&error) => bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()))),
+        bound => bound,
+    }
+}
+
 fn socket(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     if address.is_ipv6() {
@@ -186,6 +206,20 @@ mod tests {
             assert!(answer.ends_with("hello"), "{address}: {answer}");
         }
         server.abort();
+    }
+
+    #[tokio::test]
+    async fn one_socket_accepts_connections_of_both_families() {
+        for unspecified in ["0.0.0.0:0", "[::]:0"] {
+            let listener = bind_both_families(unspecified.parse().unwrap()).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            for ip in ["127.0.0.1", "::1"] {
+                let ip: IpAddr = ip.parse().unwrap();
+                let _client = TcpStream::connect((ip, port)).await.unwrap();
+                let (_, client) = listener.accept().await.unwrap();
+                assert_eq!(client.ip().to_canonical(), ip);
+            }
+        }
     }
 
     #[tokio::test]
