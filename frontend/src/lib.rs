@@ -21,12 +21,16 @@
 //! | `session` | the protocol of one stream |
 //! | [`identity`] | authentication and authorization of clients |
 //! | `server`, `local` | transports |
+//! | `tls` | TLS files, and the configuration of new handshakes |
 //! | `streams` | the open streams and the nodes that should have one |
+//! | `config` | settings, and limits of clients, connections and history |
 //! | `context` | what all parts share |
 //! | `clients`, `per_client` | what one client may take |
 //! | `page`, `metrics`, `scrape` | what operators see |
 //! | `events` | Kubernetes Events about nodes |
 //! | `discovery` | addresses of frontends |
+//! | `drain` | whether any node still sends new connections to a pod that ends |
+//! | `startup_taint` | removes the taint of nodes that start |
 
 mod clients;
 mod cluster;
