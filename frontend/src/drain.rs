@@ -12,10 +12,7 @@
 
 use std::{collections::BTreeSet, mem, net::IpAddr, sync::Arc, time::Duration};
 
-use proto::{
-    model::{FailureKind, Revision},
-    node_set::NodeSet,
-};
+use proto::{model::Revision, node_set::NodeSet};
 use runtime::Shutdown;
 use tokio::time::{sleep, timeout};
 
@@ -168,8 +165,5 @@ fn is_waited_for(status: &StreamStatus) -> bool {
 
 /// Whether a node reports that it could not program one of the Services.
 fn fails(status: &StreamStatus, services: &BTreeSet<ObjectName>) -> bool {
-    status.failures.iter().any(|failure| {
-        let name = ObjectName::new(failure.key.namespace.clone(), failure.key.name.clone());
-        failure.kind == FailureKind::Program && services.contains(&name)
-    })
+    !status.failing_services.is_disjoint(services)
 }

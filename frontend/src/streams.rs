@@ -28,7 +28,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::object::NodeChanges;
+use crate::object::{NodeChanges, ObjectName};
 
 /// How many nodes a log line or the problems list.
 pub(crate) const MAX_LISTED: usize = 32;
@@ -67,8 +67,10 @@ pub(crate) struct StreamStatus {
     pub(crate) apply_time: Duration,
     /// How often the digest of the client was wrong.
     pub(crate) repairs: u64,
-    /// What the client could not program.
-    pub(crate) failures: Vec<ServicePortFailure>,
+    /// What the client could not program: a few thousand at most. Clones share it, as all streams are copied at once.
+    pub(crate) failures: Arc<[ServicePortFailure]>,
+    /// The Services of which a port is not in the kernel of the node.
+    pub(crate) failing_services: Arc<BTreeSet<ObjectName>>,
     /// What does not work on the node.
     pub(crate) degraded: Vec<String>,
     /// The Node was deleted since the stream was opened: a Node of the same name is another one.
@@ -164,7 +166,8 @@ impl Streams {
             unanswered_since: Some(Instant::now()),
             apply_time: Duration::ZERO,
             repairs: 0,
-            failures: Vec::new(),
+            failures: Arc::default(),
+            failing_services: Arc::default(),
             degraded: Vec::new(),
             is_of_deleted_node: false,
             reconnect: reconnect.clone(),

@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use proto::{
     digest::{Digest, DigestVector},
-    model::{Ack, Batch, ClientMessage, Hello, Revision, Role, ServerMessage, ServicePortFailure, SyncMode, Welcome},
+    model::{
+        Ack, Batch, ClientMessage, FailureKind, Hello, Revision, Role, ServerMessage, ServicePortFailure, SyncMode,
+        Welcome,
+    },
 };
 use runtime::{Rate, TokenBucket};
 use tokio::time::{Instant, sleep};
@@ -16,6 +19,7 @@ use crate::{
     events::{BackendStart, EventReport},
     identity::Identity,
     log::{CHUNK_BYTES, NodeUpdate},
+    object::ObjectName,
     streams::StreamGuard,
 };
 
@@ -236,15 +240,18 @@ impl<'a> Session<'a> {
         };
         self.acked = received;
         self.programmed = programmed;
-        let (failures, degraded) = (truncated_failures(failures), truncated_degraded(degraded));
-        let (previous, degraded_before) = self.status.update(|status| {
+        // The lock of all streams is held only to exchange them.
+        let (failures, degraded) = (Arc::<[_]>::from(truncated_failures(failures)), truncated_degraded(degraded));
+        let failing_services = Arc::new(failing_services(&failures));
+        let (previous, degraded_before, _) = self.status.update(|status| {
             if expected.is_some() {
                 status.unanswered_since = None;
             }
             status.acked = received;
             status.apply_time = apply_time;
             let previous = mem::replace(&mut status.failures, failures.clone());
-            (previous, mem::replace(&mut status.degraded, degraded.clone()))
+            let degraded_before = mem::replace(&mut status.degraded, degraded.clone());
+            (previous, degraded_before, mem::replace(&mut status.failing_services, failing_services))
         });
         self.report_new_failures(&previous, &failures);
         let is_new = |text: &String| !degraded_before.contains(text);
@@ -438,6 +445,12 @@ impl<'a> Session<'a> {
         self.awaiting = Awaiting::Ack(digest);
         self.bookmark_at = Instant::now() + self.context.config.bookmark_interval;
     }
+}
+
+/// The Services of which a port is not in the kernel.
+fn failing_services(failures: &[ServicePortFailure]) -> BTreeSet<ObjectName> {
+    let failing = failures.iter().filter(|failure| failure.kind == FailureKind::Program);
+    failing.map(|failure| ObjectName::new(failure.key.namespace.clone(), failure.key.name.clone())).collect()
 }
 
 /// Waits for `awaited`, and sends empty batches meanwhile so that the client sees that the frontend is alive.

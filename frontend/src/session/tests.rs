@@ -319,7 +319,7 @@ async fn streams_have_status_and_failures() {
     let fleet = fixture.frontend.context.streams.fleet();
     let (backends, observers): (Vec<_>, _) = (fleet.backends().collect(), fleet.observers());
     let ([backend], [observing]) = (&backends[..], &observers[..]) else { panic!("{fleet:?}") };
-    assert_eq!(backend.failures, [failure]);
+    assert_eq!(backend.failures[..], [failure]);
     assert_eq!(backend.acked, fixture.revision());
     assert_eq!(observing.acked, Revision(0));
     assert_eq!(observing.backend, "watch");

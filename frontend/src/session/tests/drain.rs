@@ -1,6 +1,6 @@
 //! When a pod that ends is drained.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use proto::model::{FailureKind, Protocol, ServicePortFailure, ServicePortKey};
 use tokio::{task::JoinHandle, time::timeout};
@@ -165,6 +165,26 @@ async fn node_that_could_not_program_the_service_is_behind() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(matches!(state(&fixture).await, DrainState::Behind(_)), is_behind);
     }
+}
+
+/// A tenant can have every node report as many failures as fit.
+#[tokio::test(start_paused = true)]
+async fn failures_are_neither_copied_nor_searched_under_the_lock_of_all_streams() {
+    let fixture = cluster().await;
+    let client = fixture.joined("node-0").await;
+    let failure = |service: &str, port: u32, kind| {
+        let key = ServicePortKey::new("ns", service, format!("port-{port}"), Protocol::Tcp);
+        ServicePortFailure { key, reason: "EINVAL".to_owned(), retryable: false, kind }
+    };
+    let of_web = (0..100).map(|port| failure("web", port, FailureKind::Program));
+    client.ack_with(of_web.chain([failure("api", 0, FailureKind::HealthCheck)]).collect()).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (fleet, copy) = (fixture.frontend.context.streams.fleet(), fixture.frontend.context.streams.fleet());
+    let (status, copied) = (fleet.backends().next().unwrap(), copy.backends().next().unwrap());
+    assert_eq!(status.failures.len(), 101);
+    assert_eq!(*status.failing_services, [ObjectName::new("ns", "web")].into());
+    assert!(Arc::ptr_eq(&status.failures, &copied.failures));
+    assert!(Arc::ptr_eq(&status.failing_services, &copied.failing_services));
 }
 
 #[tokio::test(start_paused = true)]
