@@ -9,7 +9,7 @@
 use std::{
     collections::{BTreeSet, btree_map::Entry},
     mem,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use proto::model::{Endpoint, Protocol, ServicePortKey};
@@ -27,6 +27,9 @@ const MAX_WITHDRAWN: usize = 65_536;
 /// The most endpoints that departed and wait until that is programmed. Half-open connections to others stay.
 const MAX_WAITING: usize = 16_384;
 
+/// For how long half-open connections wait for the end of a change, which one tenant may postpone for ever.
+const MAX_UNFINISHED: Duration = Duration::from_secs(30);
+
 /// What the follower and the programmer have told the thread, and what of it is not done yet: UDP flows and half-open
 /// connections to be deleted, and connections to be reset.
 #[derive(Debug)]
@@ -38,8 +41,9 @@ pub(crate) struct PendingFlows {
     changed: ChangedPorts,
     /// Those of TCP whose change is programmed.
     half_open: ChangedPorts,
-    /// Whether the newest state is programmed completely: half-open connections are listed once for a large change.
-    is_finished: bool,
+    /// Since when no state was programmed completely, or half-open connections were listed in between: they are listed
+    /// once for a large change, unless it takes long. `None`: the newest state is.
+    unfinished_since: Option<Instant>,
     /// The VIPs that UDP service ports have lost, and whose flows were not deleted yet.
     withdrawn: WithdrawnVips,
     /// The endpoints whose connections may have to be reset.
@@ -68,7 +72,7 @@ impl PendingFlows {
             state,
             changed: ChangedPorts::new(),
             half_open: ChangedPorts::new(),
-            is_finished: false,
+            unfinished_since: Some(Instant::now()),
             withdrawn: WithdrawnVips::new(),
             departed: Departed::default(),
             is_node_changed: false,
@@ -147,7 +151,7 @@ impl PendingFlows {
         };
         let is_programmed =
             |key: &ServicePortKey, departed: &mut BTreeSet<Endpoint>| !failed.contains(key) && !has_any(key, departed);
-        self.is_finished = is_finished;
+        self.unfinished_since = if is_finished { None } else { self.unfinished_since.or_else(|| Some(Instant::now())) };
         self.is_udp_due |= is_reconcile || self.is_node_changed;
         for (key, departed) in changed.extract_if(.., is_programmed) {
             match key.protocol {
@@ -184,7 +188,11 @@ impl PendingFlows {
 
     /// Whether flows may have to be deleted.
     pub(super) fn is_cleanup_due(&self) -> bool {
-        self.is_confirmed && (self.is_udp_due || self.is_finished && !self.half_open.is_empty())
+        self.is_confirmed && (self.is_udp_due || self.is_half_open_due() && !self.half_open.is_empty())
+    }
+
+    fn is_half_open_due(&self) -> bool {
+        self.unfinished_since.is_none_or(|since| since.elapsed() >= MAX_UNFINISHED)
     }
 
     /// Takes the VIPs whose flows are to be deleted, if UDP flows may be stale. Those that are withdrawn meanwhile wait
@@ -216,10 +224,12 @@ impl PendingFlows {
     /// Takes the TCP service ports whose half-open connections are to be deleted. Without a change that misleads any
     /// there are none.
     pub(super) fn take_half_open(&mut self) -> Option<HalfOpenPorts> {
-        let Self { changed, half_open, .. } = self;
-        let is_due = self.is_confirmed && self.is_finished;
-        let ports = half_open.extract_if(.., |key, _| is_due && !changed.contains_key(key));
-        let ports: ChangedPorts = ports.collect();
+        if !self.is_confirmed || !self.is_half_open_due() {
+            return None;
+        }
+        let Self { changed, half_open, unfinished_since, .. } = self;
+        *unfinished_since = unfinished_since.map(|_| Instant::now());
+        let ports: ChangedPorts = half_open.extract_if(.., |key, _| !changed.contains_key(key)).collect();
         (!ports.is_empty()).then(|| HalfOpenPorts { ports, state: self.state.clone() })
     }
 

@@ -8,6 +8,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    future::ready,
     mem,
     sync::Arc,
     time::Duration,
@@ -141,9 +142,11 @@ impl SyncState {
         completed
     }
 
-    /// The newest commit up to which the kernel lacks nothing, except for the failures.
-    fn complete(&self) -> Position {
-        self.unfinished.values().map(|target| target.complete).fold(self.current.complete, Position::min)
+    /// The newest target of which the kernel lacks nothing, except for the failures: that of the service port that has
+    /// been unfinished for longest.
+    fn complete(&self) -> &Target {
+        let targets = self.unfinished.values().chain([&self.current]);
+        targets.min_by_key(|target| target.complete).unwrap_or(&self.current)
     }
 
     fn is_known(&self) -> bool {
@@ -169,24 +172,26 @@ impl<B: Backend> Programmer<B> {
             self.drifts.end_incident();
             let target = self.targets.borrow_and_update().clone();
             let changes = Changes::between(&self.sync.current.state, &target.state);
-            if let Some(work) = self.sync.work(&changes) {
+            let work = self.sync.work(&changes);
+            if let Some(work) = work {
                 self.take(target, &changes);
                 self.call(work, &changes).await;
-                continue;
-            }
-            if self.sync.is_known() && self.sync.current.number != target.number {
+            } else if self.sync.is_known() && self.sync.current.number != target.number {
                 // A commit or bookmark that changes nothing is programmed at once.
                 self.take(target, &changes);
                 self.publish(None);
             }
             let reconcile_at = self.sync.reconcile_at;
             tokio::select! {
+                biased;
                 () = shutdown.recv() => {}
+                // Drift does not wait for the end of a large change, which may never come.
+                drift = self.backend.drifted(), if self.sync.is_known() => self.drifted(&drift),
+                () = ready(()), if work.is_some() => {}
                 // Fails only at the end of the process.
                 Ok(()) = self.targets.changed() => {}
                 () = sleep_until(reconcile_at.unwrap_or_else(Instant::now)), if reconcile_at.is_some() => {}
                 () = self.health.changed() => self.publish(None),
-                drift = self.backend.drifted(), if self.sync.is_known() => self.drifted(&drift),
                 () = sleep_until(Instant::now() + MAX_IDLE) => {}
             }
         }
@@ -294,8 +299,12 @@ impl<B: Backend> Programmer<B> {
         if !self.sync.is_known() {
             return;
         }
+        let complete = self.sync.complete();
         if unfinished.is_empty() {
             self.reporter.finished(current, &self.targets.borrow());
+        } else if complete.complete.number > 0 {
+            // While changes keep coming, the newest one may never be programmed completely.
+            self.reporter.programmed(complete.committed);
         }
         // The flows of those that are unfinished wait on their own.
         if current.is_confirmed {
@@ -303,7 +312,7 @@ impl<B: Backend> Programmer<B> {
         }
         self.programmed.send_modify(|programmed| {
             programmed.number = current.number;
-            programmed.complete = self.sync.complete();
+            programmed.complete = complete.complete;
             programmed.failures = failures;
             if let Some(report) = report {
                 programmed.unfinished = report.unfinished.unwrap_or_default();

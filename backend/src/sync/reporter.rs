@@ -7,7 +7,7 @@ use std::{
 };
 
 use proto::{
-    model::{IpFamily, ServicePortFailure},
+    model::{Epoch, IpFamily, Revision, ServicePortFailure},
     state::ServicePortChange,
 };
 use runtime::{
@@ -55,15 +55,20 @@ impl Reporter {
         self.progress.send_modify(|progress| progress.pending_since = progress.pending_since.or(Some(at)));
     }
 
+    /// The kernel lacks nothing of a committed state, except for the failures.
+    pub(super) fn programmed(&mut self, committed: Option<(Epoch, Revision)>) {
+        self.progress.send_modify(|progress| progress.programmed = committed);
+        self.ready = None;
+    }
+
     /// Everything of a target is programmed, except for the failures. `newest`: the newest target.
     pub(super) fn finished(&mut self, current: &Target, newest: &Target) {
+        self.programmed(current.committed);
         self.progress.send_modify(|progress| {
-            progress.programmed = current.committed;
             progress.pending.service_ports = newest.received.service_ports - current.received.service_ports;
             progress.pending.pools = newest.received.pools - current.received.pools;
             progress.pending_since = (newest.state != current.state).then_some(newest.changed_at);
         });
-        self.ready = None;
     }
 
     /// A call of the backend has succeeded, which has completed these changes.

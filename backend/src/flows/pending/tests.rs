@@ -51,6 +51,28 @@ fn nothing_is_reset_before_the_departure_is_programmed_and_confirmed() {
     assert!(programmed(&mut pending) && pending.take_half_open().is_some());
 }
 
+/// One tenant's changes may keep the state unfinished for ever.
+#[test]
+fn half_open_connections_do_not_wait_for_a_change_without_end() {
+    let (both, one) = (web(&[ONE, GONE]), web(&[ONE]));
+    let mut pending = PendingFlows::new(both.clone());
+    pending.confirmed();
+    commit(&mut pending, &both, &one);
+    pending.prepare(&one);
+    pending.programmed(false, false, iter::empty());
+    pending.take_udp();
+    assert!(!pending.is_cleanup_due() && pending.take_half_open().is_none());
+    pending.unfinished_since = Instant::now().checked_sub(MAX_UNFINISHED);
+    assert!(pending.is_cleanup_due() && pending.take_half_open().is_some());
+
+    commit(&mut pending, &one, &both);
+    pending.prepare(&both);
+    commit(&mut pending, &both, &one);
+    pending.prepare(&one);
+    pending.programmed(false, false, iter::empty());
+    assert!(!pending.is_cleanup_due() && pending.take_half_open().is_none(), "listed not more often than that");
+}
+
 /// A call programs an earlier state than the one that is committed meanwhile.
 #[test]
 fn a_departure_is_programmed_with_the_state_that_lacks_the_endpoint() {

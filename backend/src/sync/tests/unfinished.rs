@@ -133,3 +133,29 @@ async fn a_restart_in_the_middle_converges() {
     assert_eq!(kernel.service_ports(), *new.service_ports());
     fixture.stop().await;
 }
+
+/// One tenant may change its Services faster than they are programmed.
+#[tokio::test(start_paused = true)]
+async fn a_node_is_ready_and_repairs_drift_while_changes_keep_coming() {
+    let mut fixture = start(&FakeKernel::default(), None);
+    let peer = fixture.session().await;
+    fixture.kernel.limit(1);
+    fixture.kernel.slow(SECOND);
+    peer.welcome(EPOCH, SyncMode::Snapshot).await;
+    peer.commit(0, 1, everything(&services(3))).await;
+    for n in 1u8..=10 {
+        fixture.kernel.calls_reach(n.into()).await;
+        let progress = fixture.progress.borrow().clone();
+        assert!(progress.unfinished > 0);
+        // The first call after those for the snapshot may not be published yet.
+        assert!(n < 5 || fixture.ready.is_ready() && progress.programmed.is_some(), "{n}");
+        peer.commit(n.into(), u64::from(n) + 1, operations_between(&services(n + 2), &services(n + 3))).await;
+    }
+    let lost = mk_key("default/svc-000");
+    fixture.kernel.lose(&lost);
+    fixture.kernel.calls_reach(12).await;
+    assert_eq!(fixture.progress.borrow().drifts, 1);
+    assert!(fixture.progress.borrow().unfinished > 0);
+    assert!(fixture.kernel.service_ports().get(&lost).is_some());
+    fixture.stop().await;
+}
