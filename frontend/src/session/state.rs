@@ -69,6 +69,9 @@ pub(super) struct Session<'a> {
     committed_at: Option<Instant>,
     /// The newest revision that the client has programmed, according to its last Ack.
     programmed: Revision,
+    /// Once the client has programmed this one, it has had everything: the first that was sent on this stream, or since
+    /// a mismatch. `None`: none was sent.
+    first: Option<Revision>,
 }
 
 /// The answer that the client owes before anything else is sent.
@@ -141,6 +144,7 @@ impl<'a> Session<'a> {
             bookmark_at: Instant::now(),
             committed_at: None,
             programmed: NO_REVISION,
+            first: None,
         };
         let kind_versions = *session.context.cluster.kind_versions().borrow();
         let welcome = Welcome { epoch, mode, source_version: kind_versions.newest(), kind_versions };
@@ -299,6 +303,7 @@ impl<'a> Session<'a> {
             status.programmed = NO_REVISION;
         });
         self.status.differed();
+        self.first = None;
         self.set_pending(Instant::now());
         if self.mismatches.take(MISMATCHES, Instant::now()).is_err() {
             error!("too many digest mismatches on this stream, its state is not repaired; compare the versions");
@@ -422,9 +427,9 @@ impl<'a> Session<'a> {
             return self.status.update(|status| (status.programmed, status.pending_since) = (cursor, None));
         }
         let since = self.context.cluster.log().changed_since(programmed);
+        let had_everything = self.first.is_some_and(|first| programmed >= first);
         self.status.update(|status| {
-            // Unknown before the node had everything once on this stream, and after a mismatch.
-            if status.programmed != NO_REVISION && programmed > status.programmed {
+            if had_everything && programmed > status.programmed {
                 status.programmed = programmed;
                 status.pending_since = since.or(status.pending_since);
             }
@@ -442,6 +447,7 @@ impl<'a> Session<'a> {
     fn await_ack(&mut self, revision: Revision, digest: Digest) {
         self.cursor = revision;
         self.sent = revision;
+        self.first.get_or_insert(revision);
         self.awaiting = Awaiting::Ack(digest);
         self.bookmark_at = Instant::now() + self.context.config.bookmark_interval;
     }

@@ -29,6 +29,25 @@ async fn an_unfinished_ack_releases_the_next_difference_but_is_not_programmed() 
     assert_eq!(fixture.programmed().await, client.replica.revision);
 }
 
+/// A backend that starts while changes keep coming may never have all of them.
+#[tokio::test(start_paused = true)]
+async fn a_new_node_that_is_always_one_change_behind_has_programmed_what_it_was_sent_first() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.connect(hello("node-0")).await;
+    client.welcome().await;
+    client.batches().await;
+    client.ack_programmed(Revision(0)).await;
+    let backend = || fixture.frontend.context.streams.fleet().backends().next().unwrap().clone();
+    for last in 6..10 {
+        let before = client.replica.revision;
+        fixture.update(put(web(1..=last))).await;
+        client.batches().await;
+        client.ack_programmed(before).await;
+        assert_eq!(fixture.programmed().await, before);
+        assert!(backend().lag() < Duration::from_secs(1));
+    }
+}
+
 /// The lag is that of the oldest change that is not programmed.
 #[tokio::test(start_paused = true)]
 async fn the_lag_ends_with_the_oldest_change() {
