@@ -234,9 +234,7 @@ fn device() -> Result<Link> {
 
 /// The addresses of all other devices, including loopback addresses.
 fn other_addresses() -> Result<HashSet<IpAddr>> {
-    let interfaces = rtnl::addresses_by_link().context("list the node's addresses")?;
-    let others = interfaces.into_iter().filter(|(name, _)| name != DEVICE && name != FORMER_DEVICE);
-    Ok(others.flat_map(|(_, addresses)| addresses).collect())
+    rtnl::addresses_except(&[DEVICE, FORMER_DEVICE]).context("list the node's addresses")
 }
 
 /// See [`Weight::Draining`].

@@ -108,6 +108,12 @@ pub fn addresses() -> Result<HashSet<IpAddr>> {
     Ok(run(list_addresses)?.into_iter().map(|(_, address)| address).collect())
 }
 
+/// The addresses of all links except those of these names, including loopback and link-local ones.
+pub fn addresses_except(links: &[&str]) -> Result<HashSet<IpAddr>> {
+    let others = addresses_by_link()?.into_iter().filter(|(name, _)| !links.contains(&name.as_str()));
+    Ok(others.flat_map(|(_, addresses)| addresses).collect())
+}
+
 /// The addresses of each link, by its name. Links without an address are included.
 pub fn addresses_by_link() -> Result<BTreeMap<String, HashSet<IpAddr>>> {
     run(async |handle| {

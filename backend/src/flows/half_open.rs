@@ -83,6 +83,7 @@ impl HalfOpenPorts {
                 continue;
             }
             vips.add_addresses(&addresses);
+            vips.prefer_vips(&self.state);
             let visited = table.visit_half_open(family, &mut |flow| {
                 let target = vips.get(&flow).filter(|target| target.is_misleading(&flow));
                 found.extend(target.filter(|target| limit.admits(&target.namespace)).map(|_| flow));

@@ -74,7 +74,7 @@ pub(super) fn reset(rejecter: &mut Rejecter, due: &mut Due, is_void: impl Fn() -
         }
         // Without one no connection is listed.
         let socket = ProbeSocket::open(family).context("open a raw socket (requires CAP_NET_RAW)")?;
-        due.vips[family].add_addresses(&table.addresses().context("list the addresses of the node")?);
+        due.add_addresses(family, &table.addresses().context("list the addresses of the node")?);
         let mut flows = Vec::new();
         let visited = table.visit(family, FlowProtocol::Tcp, &mut |flow| {
             flows.extend(due.count(&flow).filter(|key| limit.admits(&key.namespace)).map(|_| flow));

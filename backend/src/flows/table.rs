@@ -8,11 +8,11 @@ use netlink::{
 };
 use proto::model::IpFamily;
 
-use crate::dataplane::NodePortAddresses;
+use crate::dataplane::{IPVS_DEVICE, NodePortAddresses};
 
 /// The flows of the kernel. Every call blocks.
 pub(super) trait FlowTable: Send + 'static {
-    /// The addresses of the node's interfaces that may serve node ports.
+    /// The addresses of the node's interfaces that may serve node ports, without the VIPs of IPVS.
     fn addresses(&self) -> netlink::Result<HashSet<IpAddr>>;
 
     /// Calls `visit` with each flow. It may delete flows.
@@ -43,7 +43,7 @@ pub(super) struct KernelFlowTable(pub(super) NodePortAddresses);
 
 impl FlowTable for KernelFlowTable {
     fn addresses(&self) -> netlink::Result<HashSet<IpAddr>> {
-        let mut addresses = netlink::rtnl::addresses()?;
+        let mut addresses = netlink::rtnl::addresses_except(&[IPVS_DEVICE])?;
         // Loopback addresses may serve node ports of iptables, whatever the option says.
         addresses.retain(|address| address.is_loopback() || self.0.contain(address));
         Ok(addresses)

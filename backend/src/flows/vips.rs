@@ -10,8 +10,8 @@ use netlink::conntrack::{Flow, FlowProtocol};
 use proto::model::{IpFamily, PerFamily, Protocol};
 
 use crate::{
-    ServicePortState,
-    dataplane::{Vip, vips},
+    NodeState, ServicePortState,
+    dataplane::{Vip, all_vips, vips},
 };
 
 /// What flows to VIPs are compared with, by VIP, in one family.
@@ -20,6 +20,8 @@ pub(super) struct FlowVips<T> {
     vips: HashMap<Vip, T>,
     /// The addresses that serve node ports, of those of the Node object and of the node's interfaces.
     addresses: HashSet<IpAddr>,
+    /// VIPs with the number of one of the node ports, of all service ports: they take precedence over it.
+    preferred: HashSet<Vip>,
 }
 
 /// How many flows may still be handled in one pass: of a namespace, and in all.
@@ -31,7 +33,7 @@ pub(super) struct PassLimit {
 
 impl<T> Default for FlowVips<T> {
     fn default() -> Self {
-        Self { vips: HashMap::new(), addresses: HashSet::new() }
+        Self { vips: HashMap::new(), addresses: HashSet::new(), preferred: HashSet::new() }
     }
 }
 
@@ -61,13 +63,25 @@ impl<T: Clone> FlowVips<T> {
         self.addresses.extend(addresses);
     }
 
+    /// Lets VIPs of all service ports of a state take precedence over the node ports: a program may give the node any
+    /// load-balancer IP. At a cost proportional to the service ports.
+    pub(super) fn prefer_vips(&mut self, state: &NodeState) {
+        for (key, service) in state.service_ports() {
+            let node_port = Vip::NodePort { port: service.port.port.get(), protocol: key.protocol };
+            if self.vips.contains_key(&node_port) {
+                self.preferred.extend(all_vips(&service.port).map(|(_, vip)| vip));
+            }
+        }
+    }
+
     /// That of the VIP to which a flow goes.
     pub(super) fn get(&self, flow: &Flow) -> Option<&T> {
         let [vip, node_port] = self.candidates(flow);
         vip.or(node_port)
     }
 
-    /// Those of the address and port to which a flow goes: of a VIP with this address, and of a node port.
+    /// Those of the address and port to which a flow goes: of a VIP with this address, and of a node port that serves
+    /// it.
     pub(super) fn candidates(&self, flow: &Flow) -> [Option<&T>; 2] {
         let protocol = match flow.protocol {
             FlowProtocol::Tcp => Protocol::Tcp,
@@ -75,9 +89,10 @@ impl<T: Clone> FlowVips<T> {
         };
         let address = flow.original.destination.ip();
         let port = flow.original.destination.port();
-        let vip = self.vips.get(&Vip::AddressPort { address, port, protocol });
+        let vip = Vip::AddressPort { address, port, protocol };
         let node_port = self.vips.get(&Vip::NodePort { port, protocol });
-        [vip, node_port.filter(|_| self.addresses.contains(&address))]
+        let is_served = || self.addresses.contains(&address) && !self.preferred.contains(&vip);
+        [self.vips.get(&vip), node_port.filter(|_| is_served())]
     }
 }
 

@@ -241,11 +241,8 @@ impl FailingPort {
 /// The addresses of the node's interfaces, without VIPs; `None` if they cannot be listed.
 async fn interface_addresses() -> Option<HashSet<IpAddr>> {
     // The thread inherits the network namespace.
-    match tokio::task::spawn_blocking(netlink::rtnl::addresses_by_link).await {
-        Ok(Ok(mut by_link)) => {
-            by_link.remove(IPVS_DEVICE);
-            Some(by_link.into_values().flatten().collect())
-        }
+    match tokio::task::spawn_blocking(|| netlink::rtnl::addresses_except(&[IPVS_DEVICE])).await {
+        Ok(Ok(addresses)) => Some(addresses),
         Ok(Err(error)) => {
             warn!(error = chain(&error), "cannot list the node's addresses for health-check node ports");
             None

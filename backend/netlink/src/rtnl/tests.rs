@@ -54,6 +54,9 @@ fn a_link_is_found_set_up_and_deleted() {
         run_ip("link add three type veth peer name four");
         assert_eq!(delete_link("one"), Ok(()));
         assert_eq!(addresses_by_link().unwrap().into_keys().collect::<Vec<_>>(), ["four", "lo", "three"]);
+        run_ip("address add 172.31.0.3 dev three");
+        run_ip("address add 172.31.0.4 dev four");
+        assert_eq!(addresses_except(&["lo", "three"]).unwrap(), HashSet::from([ip("172.31.0.4")]));
         assert_eq!(delete_link("one"), Ok(()), "there is none any more");
         assert!(delete_link("lo").is_err_and(|error| error.errno() == Some(Errno(libc::EOPNOTSUPP))));
     });

@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     Changes,
     flows::pending::PendingFlows,
-    testing::{StateBuilder, mk_key, mk_state},
+    testing::{ServiceBuilder, StateBuilder, mk_key, mk_state},
 };
 
 const ONE: &str = "10.244.1.1:8080";
@@ -168,6 +168,19 @@ fn connections_to_endpoints_that_departed_are_deleted() {
     }
     assert_eq!(pass(&ports, &state, &table), [1, 2, 3, 4, 5]);
     assert_eq!(pass(&ports, &state, &table), [0; 0]);
+}
+
+#[test]
+fn vips_of_other_services_are_no_addresses_of_a_node_port() {
+    // At an interface, with the number of the node port.
+    let other = |api: ServiceBuilder| api.port(30080).cluster_ip("10.96.0.2").load_balancer_ip("192.168.7.7");
+    let state = web(&[ONE]).service("other/api", other).build();
+    let table = Table::default();
+    for to in [NODE_PORT, "192.168.7.7:30080"] {
+        table.add(to, GONE);
+        table.add(to, to);
+    }
+    assert_eq!(pass(&programmed(&state, "default/web", &[GONE]).unwrap(), &state, &table), [1, 2]);
 }
 
 #[test]

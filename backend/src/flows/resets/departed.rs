@@ -1,8 +1,9 @@
 //! Which endpoints departed, and when their connections are due to be reset. Decides by the instants that it is given.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     mem,
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
@@ -59,6 +60,7 @@ pub(in crate::flows) struct Due {
     /// The index of the service port, by VIP.
     pub(super) vips: PerFamily<FlowVips<usize>>,
     pub(in crate::flows) ports: Vec<DuePort>,
+    state: NodeState,
     at: Instant,
 }
 
@@ -154,7 +156,8 @@ impl Departed {
         now: Instant,
     ) -> Due {
         self.forget_old(now);
-        let mut due = Due { vips: FlowVips::at(&state.node().addresses), ports: Vec::new(), at: now };
+        let vips = FlowVips::at(&state.node().addresses);
+        let mut due = Due { vips, ports: Vec::new(), state: state.clone(), at: now };
         for (key, endpoints) in self.service_ports.iter().filter(|(key, _)| is_programmed(key)) {
             let endpoints = endpoints.iter().filter(|(_, departure)| departure.due.is_some_and(|due| due <= now));
             let open: BTreeMap<_, _> = endpoints.map(|(endpoint, _)| (*endpoint, 0)).collect();
@@ -202,6 +205,12 @@ impl Departed {
 }
 
 impl Due {
+    /// Adds addresses that serve node ports, except where they are VIPs of a Service.
+    pub(super) fn add_addresses(&mut self, family: IpFamily, addresses: &HashSet<IpAddr>) {
+        self.vips[family].add_addresses(addresses);
+        self.vips[family].prefer_vips(&self.state);
+    }
+
     /// Counts a connection, and returns its service port, if it was translated from one of these VIPs to an endpoint
     /// that is due. One that is not translated is older than the VIP, or is none of the Service: its peer may be alive.
     pub(super) fn count(&mut self, flow: &Flow) -> Option<&ServicePortKey> {

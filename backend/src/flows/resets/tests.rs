@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     Changes, DepartedEndpoints, Nat, NodeState,
-    testing::{mk_state, operations_between},
+    testing::{mk_key, mk_state, operations_between},
 };
 
 const GONE: &str = "10.244.1.3:8080";
@@ -134,6 +134,33 @@ fn listed_endpoints_are_gone_at_each_vip() {
     for to in ["10.96.0.1:81", "10.96.0.2:80", "172.16.0.2:30080", "[fd00:96::1]:80"] {
         let endpoint = if to.starts_with('[') { "[fd00:244::3]:8080" } else { GONE };
         assert!(!fixture.is_gone(to, endpoint), "{to}");
+    }
+}
+
+/// The VIP of another Service has the number of the node port, and is at an interface: of IPVS, or because another
+/// program has put it there.
+#[test]
+fn vips_of_other_services_are_no_addresses_of_a_node_port() {
+    let with_other = |state: &NodeState| {
+        let other = mk_state().service("other/api", |api| {
+            let api = api.port(30080).cluster_ip("10.96.0.2").load_balancer_ip("192.0.2.2");
+            api.endpoints([GONE])
+        });
+        let mut state = state.clone();
+        let key = mk_key("other/api");
+        state.set_service_port(&key, other.build().service_port(&key).cloned());
+        state
+    };
+    let mut fixture = Fixture::new(with_other(&web(&BOTH, &[])));
+    fixture.commit(&with_other(&web(&ONE, &[GONE])));
+    fixture.now += ABSENCE;
+    let mut due = fixture.departed.due(&fixture.state, |_| true, fixture.now);
+    let addresses = ["10.96.0.2", "192.0.2.2", "192.0.2.3"].map(|address| address.parse().unwrap());
+    due.add_addresses(IpFamily::V4, &addresses.into());
+    for (to, is_due) in
+        [("172.16.0.1:30080", true), ("192.0.2.3:30080", true), ("10.96.0.2:30080", false), ("192.0.2.2:30080", false)]
+    {
+        assert_eq!(due.count(&flow(to, GONE)).is_some(), is_due, "{to}");
     }
 }
 

@@ -197,6 +197,22 @@ fn flows_to_addresses_without_node_ports_stay() {
 }
 
 #[test]
+fn vips_of_ipvs_are_no_addresses_of_node_ports() {
+    in_netns(|| {
+        // The kernel may lack dummy devices.
+        for args in [
+            "link add kube-ipvs0 type veth peer name kube-x",
+            "address add 10.96.0.2 dev kube-ipvs0",
+            "address add 192.168.1.1 dev lo",
+        ] {
+            let output = Command::new("ip").args(args.split_whitespace()).output().unwrap();
+            assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        assert_eq!(of_kernel().addresses().unwrap(), HashSet::from(["192.168.1.1".parse::<IpAddr>().unwrap()]));
+    });
+}
+
+#[test]
 fn no_flow_is_deleted_before_a_frontend_confirms_the_state() {
     in_netns(|| {
         insert_all();
