@@ -109,7 +109,7 @@ impl PendingFlows {
             known.get_mut().retain(|endpoint| service.is_some_and(|service| !service.has_endpoint(endpoint)));
         }
         self.departed.committed(departed, changes, state, Instant::now());
-        self.departed.is_revoked || self.next_reset() != next
+        !self.departed.revoked.is_empty() || self.next_reset() != next
     }
 
     /// The state that is about to be programmed, at a cost proportional to the change.
@@ -248,9 +248,9 @@ impl PendingFlows {
         self.departed.due(&self.state, |key| !self.changed.contains_key(key), now)
     }
 
-    /// Whether no connection may be reset as it was decided before.
-    pub(super) fn is_reset_void(&self) -> bool {
-        self.departed.is_revoked || !self.is_confirmed
+    /// Leaves out what is not due any more: all of it without a state that is confirmed.
+    pub(super) fn retain_due(&self, due: &mut Due) {
+        if self.is_confirmed { self.departed.retain_due(due) } else { due.ports.clear() }
     }
 }
 

@@ -24,7 +24,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result};
 use netlink::conntrack::FlowProtocol;
@@ -62,9 +62,9 @@ impl Rest {
     }
 }
 
-/// Resets the connections to endpoints that are due, up to the limit of a pass, and counts all of them. Resets none if
-/// this `is_void` once they are found.
-pub(super) fn reset(rejecter: &mut Rejecter, due: &mut Due, is_void: impl Fn() -> bool) -> Result<()> {
+/// Resets the connections to endpoints that are due, up to the limit of a pass, and counts all of them. `retain_due`
+/// leaves out what is not due any more once they are found.
+pub(super) fn reset(rejecter: &mut Rejecter, due: &mut Due, mut retain_due: impl FnMut(&mut Due)) -> Result<()> {
     let mut limit = PassLimit::default();
     // What a Service has translated at an address without node ports, it did before a restart with other addresses.
     let table = KernelFlowTable(NodePortAddresses::all());
@@ -81,11 +81,14 @@ pub(super) fn reset(rejecter: &mut Rejecter, due: &mut Due, is_void: impl Fn() -
             Ok(())
         });
         visited.with_context(|| format!("list {family} connections"))?;
-        if flows.is_empty() || is_void() {
+        retain_due(due);
+        let rejected = flows.iter().filter_map(|flow| Some((Rejected::of(flow), due.namespace(flow)?)));
+        let rejected: BTreeMap<_, _> = rejected.collect();
+        if rejected.is_empty() {
             continue;
         }
-        let rejected = rejecter.reject(family, flows.iter().map(Rejected::of).collect())?;
-        for flow in flows.iter().filter(|flow| rejected.contains(&Rejected::of(flow))) {
+        rejecter.reject(family, rejected)?;
+        for flow in flows.iter().filter(|flow| rejecter.rejects(family, flow)) {
             // A client that cannot be reached needs no reset.
             let _ = socket.send(flow, rejecter.nat);
         }

@@ -17,7 +17,7 @@ use tracing::{debug, info};
 use super::{
     pending::{PendingFlows, UdpState},
     requests::{Requests, Wake},
-    resets::{Rejecter, Rest, reset},
+    resets::{Due, Rejecter, Rest, reset},
     table::FlowTable,
     udp::{FamilyCleanup, UdpVips, clean_up},
 };
@@ -78,11 +78,15 @@ impl<T: FlowTable> Worker<T> {
     fn reset(&mut self) -> Result<usize> {
         let Self { requests, rejecter, .. } = self;
         let mut due = requests.with(|pending| pending.due_resets(Instant::now()));
-        let is_void = || requests.is_closed() || requests.with(|pending| pending.is_reset_void());
-        reset(rejecter, &mut due, is_void)?;
-        // Those of a void pass are due again.
-        let passed = |pending: &mut PendingFlows| pending.departed.passed(&due, Instant::now());
-        Ok(if is_void() { 0 } else { requests.with(passed) })
+        let retain_due = |due: &mut Due| {
+            if requests.is_closed() {
+                due.ports.clear();
+            }
+            requests.with(|pending| pending.retain_due(due));
+        };
+        reset(rejecter, &mut due, retain_due)?;
+        // What was left out may be due again.
+        Ok(requests.with(|pending| pending.departed.passed(&due, Instant::now())))
     }
 
     /// Deletes stale UDP flows, then half-open connections. Returns how long that took.
@@ -179,9 +183,9 @@ impl<T: FlowTable> Worker<T> {
 
 /// Removes the rules that reject packets when their time is over, an endpoint has returned, or the thread ends.
 fn remove_rules(requests: &Requests<PendingFlows>, rejecter: &mut Rejecter, progress: &watch::Sender<Progress>) {
-    let is_revoked = requests.with(|pending| pending.departed.take_revoked());
-    let by = if is_revoked || requests.is_closed() { None } else { Some(Instant::now()) };
-    let failures = rejecter.remove(by);
+    let revoked = requests.with(|pending| pending.departed.take_revoked());
+    let by = (!requests.is_closed()).then(Instant::now);
+    let failures = rejecter.revoke(&revoked) + rejecter.remove(by);
     if failures > 0 {
         progress.send_modify(|progress| progress.reset_failures += failures);
     }

@@ -1,6 +1,6 @@
 //! What follows from commits and what is programmed, in any order.
 
-use std::iter;
+use std::{iter, time::Duration};
 
 use super::*;
 use crate::testing::{mk_key, mk_state};
@@ -35,8 +35,12 @@ fn nothing_is_reset_before_the_departure_is_programmed_and_confirmed() {
     pending.prepare(&one);
     assert!(!programmed(&mut pending) && pending.next_reset().is_none());
     assert!(pending.confirmed() && pending.next_reset().is_some());
+    let mut due = pending.due_resets(Instant::now() + Duration::from_secs(10));
+    pending.retain_due(&mut due);
+    assert_eq!(due.ports[0].open.len(), 1);
     pending.rolled_back();
-    assert!(pending.next_reset().is_none() && pending.is_reset_void());
+    pending.retain_due(&mut due);
+    assert!(pending.next_reset().is_none() && due.ports.is_empty());
 
     let mut pending = PendingFlows::new(both.clone());
     pending.confirmed();

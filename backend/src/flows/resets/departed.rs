@@ -1,9 +1,10 @@
 //! Which endpoints departed, and when their connections are due to be reset. Decides by the instants that it is given.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     mem,
     net::IpAddr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -38,8 +39,8 @@ const MAX: usize = 8192;
 #[derive(Debug, Default)]
 pub(in crate::flows) struct Departed {
     service_ports: BTreeMap<ServicePortKey, BTreeMap<Endpoint, Departure>>,
-    /// Whether the connections of an endpoint must not be reset any more.
-    pub(in crate::flows) is_revoked: bool,
+    /// The namespaces with endpoints whose connections must not be reset any more.
+    pub(in crate::flows) revoked: BTreeSet<Arc<str>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,8 +85,7 @@ impl Departed {
         now: Instant,
     ) {
         if departed.is_none() {
-            self.is_revoked |= !self.service_ports.is_empty();
-            self.service_ports.clear();
+            self.revoked.extend(mem::take(&mut self.service_ports).into_keys().map(|key| key.namespace));
         }
         self.remember(departed.unwrap_or_default(), now);
         for key in &changes.service_ports {
@@ -120,18 +120,22 @@ impl Departed {
     fn update(&mut self, key: &ServicePortKey, service: Option<&ServicePortState>, now: Instant) {
         let Some(endpoints) = self.service_ports.get_mut(key) else { return };
         let Some(service) = service else {
-            self.is_revoked = true;
+            self.revoked.insert(key.namespace.clone());
             self.service_ports.remove(key);
             return;
         };
+        let mut is_revoked = false;
         endpoints.retain(|endpoint, departure| {
             let is_gone = is_gone(service, endpoint);
-            self.is_revoked |= !is_gone && departure.due.is_some();
+            is_revoked |= !is_gone && departure.due.is_some();
             departure.due = is_gone.then(|| departure.due.unwrap_or(now + ABSENCE));
             !service.has_endpoint(endpoint)
         });
         if endpoints.is_empty() {
             self.service_ports.remove(key);
+        }
+        if is_revoked {
+            self.revoked.insert(key.namespace.clone());
         }
     }
 
@@ -159,7 +163,7 @@ impl Departed {
         let vips = FlowVips::at(&state.node().addresses);
         let mut due = Due { vips, ports: Vec::new(), state: state.clone(), at: now };
         for (key, endpoints) in self.service_ports.iter().filter(|(key, _)| is_programmed(key)) {
-            let endpoints = endpoints.iter().filter(|(_, departure)| departure.due.is_some_and(|due| due <= now));
+            let endpoints = endpoints.iter().filter(|(_, departure)| departure.is_due(now));
             let open: BTreeMap<_, _> = endpoints.map(|(endpoint, _)| (*endpoint, 0)).collect();
             let Some(service) = state.service_port(key).filter(|_| !open.is_empty()) else { continue };
             for family in IpFamily::ALL {
@@ -172,6 +176,17 @@ impl Departed {
         due
     }
 
+    /// Leaves out the endpoints that are not due any more.
+    pub(in crate::flows) fn retain_due(&self, due: &mut Due) {
+        for DuePort { key, open } in &mut due.ports {
+            let Some(departures) = self.service_ports.get(key) else {
+                open.clear();
+                continue;
+            };
+            open.retain(|endpoint, _| departures.get(endpoint).is_some_and(|departure| departure.is_due(due.at)));
+        }
+    }
+
     /// Records a pass. Returns how many connections were reset since the pass before.
     pub(in crate::flows) fn passed(&mut self, due: &Due, now: Instant) -> usize {
         let mut reset = 0;
@@ -179,7 +194,7 @@ impl Departed {
             let Some(endpoints) = self.service_ports.get_mut(key) else { continue };
             for (endpoint, open) in open {
                 let Some(departure) = endpoints.get_mut(endpoint) else { continue };
-                if departure.due.is_none_or(|at| at > due.at) {
+                if !departure.is_due(due.at) {
                     continue;
                 }
                 reset += departure.open.saturating_sub(*open);
@@ -198,9 +213,15 @@ impl Departed {
         reset
     }
 
-    /// Whether connections of an endpoint must not be reset any more, for which this has not returned true before.
-    pub(in crate::flows) fn take_revoked(&mut self) -> bool {
-        mem::take(&mut self.is_revoked)
+    /// The namespaces with endpoints whose connections must not be reset any more, since this was called before.
+    pub(in crate::flows) fn take_revoked(&mut self) -> BTreeSet<Arc<str>> {
+        mem::take(&mut self.revoked)
+    }
+}
+
+impl Departure {
+    fn is_due(&self, now: Instant) -> bool {
+        self.due.is_some_and(|due| due <= now)
     }
 }
 
@@ -214,12 +235,24 @@ impl Due {
     /// Counts a connection, and returns its service port, if it was translated from one of these VIPs to an endpoint
     /// that is due. One that is not translated is older than the VIP, or is none of the Service: its peer may be alive.
     pub(super) fn count(&mut self, flow: &Flow) -> Option<&ServicePortKey> {
-        let Tuple { source, destination: client } = flow.reply;
-        let index = self.vips[IpFamily::of(&client.ip())].get(flow)?;
-        let DuePort { key, open } = &mut self.ports[*index];
-        let is_translated = flow.is_established && source != flow.original.destination;
-        *open.get_mut(&endpoint_at(source)?).filter(|_| is_translated)? += 1;
+        let (index, endpoint) = self.find(flow)?;
+        let DuePort { key, open } = &mut self.ports[index];
+        *open.get_mut(&endpoint)? += 1;
         Some(key)
+    }
+
+    /// The namespace of a connection as [`Self::count`] counts it.
+    pub(super) fn namespace(&self, flow: &Flow) -> Option<Arc<str>> {
+        Some(self.ports[self.find(flow)?.0].key.namespace.clone())
+    }
+
+    /// The index of the service port and the endpoint.
+    fn find(&self, flow: &Flow) -> Option<(usize, Endpoint)> {
+        let Tuple { source, destination: client } = flow.reply;
+        let index = *self.vips[IpFamily::of(&client.ip())].get(flow)?;
+        let endpoint = endpoint_at(source)?;
+        let is_translated = flow.is_established && source != flow.original.destination;
+        (is_translated && self.ports.get(index)?.open.contains_key(&endpoint)).then_some((index, endpoint))
     }
 }
 

@@ -2,8 +2,9 @@
 //! in iptables.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -44,6 +45,8 @@ pub(in crate::flows) struct Rejecter {
 #[derive(Debug)]
 pub(super) struct FamilyRules {
     pub(super) until: Option<Instant>,
+    /// The connections whose packets they reject, with the namespace of the Service.
+    connections: BTreeMap<Rejected, Arc<str>>,
     /// They reject connections to an endpoint that has returned: a removal that fails is retried soon.
     pub(super) is_revoked: bool,
     backoff: Backoff,
@@ -60,7 +63,8 @@ impl FamilyRules {
     /// A process that was killed may have left rules, which are to be removed now.
     pub(super) fn unknown() -> Self {
         let backoff = Backoff::new(TIMEOUT, MAX_REMOVAL_DELAY);
-        Self { until: Some(Instant::now()), is_revoked: false, backoff, failures: Repeated::default() }
+        let until = Some(Instant::now());
+        Self { until, connections: BTreeMap::new(), is_revoked: false, backoff, failures: Repeated::default() }
     }
 
     /// They were removed, or are to be removed later. Returns whether that has failed.
@@ -90,34 +94,71 @@ impl Rejecter {
         self.families.iter().filter_map(|(_, rules)| rules.until).min()
     }
 
-    /// Rejects packets of these connections from now on, and of no others of the family. Returns those of them that the
-    /// rules may have.
-    pub(super) fn reject(&mut self, family: IpFamily, connections: BTreeSet<Rejected>) -> Result<BTreeSet<Rejected>> {
-        self.families[family].until = Some(Instant::now() + TIMEOUT);
-        let write = |handle: &mut NftHandle| table::reject(handle, family, &connections);
-        let Some(tools) = self.write(write, || format!("reject packets in table {}", table::NAME))? else {
-            return Ok(connections);
-        };
-        let connections = connections.into_iter().take(chain::MAX).collect();
-        chain::reject(tools, family, &connections)
-            .with_context(|| format!("reject packets in {family} chain {}", chain::NAME))?;
-        Ok(connections)
+    /// Rejects packets of these connections from now on, and of no others of the family. With iptables, of the first
+    /// ones only. Each has the namespace of its Service.
+    pub(super) fn reject(&mut self, family: IpFamily, connections: BTreeMap<Rejected, Arc<str>>) -> Result<()> {
+        let rules = &mut self.families[family];
+        rules.until = Some(Instant::now() + TIMEOUT);
+        rules.connections = connections;
+        self.update(family)
     }
 
-    /// Removes the rules that are to be removed by this time; `None`: all are revoked. Returns of how many families
-    /// they could not be removed, which is tried again later.
+    /// Whether the packets of a connection are rejected.
+    pub(super) fn rejects(&self, family: IpFamily, flow: &Flow) -> bool {
+        self.families[family].connections.contains_key(&Rejected::of(flow))
+    }
+
+    /// Removes the rules of these namespaces, and leaves others until their time is over. Returns of how many families
+    /// they could not be removed: all rules of those are removed later.
+    pub(in crate::flows) fn revoke(&mut self, namespaces: &BTreeSet<Arc<str>>) -> u64 {
+        let mut failures = 0;
+        for family in IpFamily::ALL {
+            let rules = &mut self.families[family];
+            let revoked = rules.connections.extract_if(.., |_, namespace| namespaces.contains(namespace));
+            if revoked.count() == 0 {
+                continue;
+            }
+            rules.is_revoked = true;
+            let result = if rules.connections.is_empty() {
+                rules.until = None;
+                self.remove_of(family)
+            } else {
+                self.update(family)
+            };
+            failures += u64::from(self.families[family].removed(result));
+        }
+        failures
+    }
+
+    /// Removes the rules that are to be removed by this time; `None`: all of them. Returns of how many families they
+    /// could not be removed, which is tried again later.
     pub(in crate::flows) fn remove(&mut self, by: Option<Instant>) -> u64 {
         let mut failures = 0;
         for family in IpFamily::ALL {
             let is_due = |until: &mut Instant| by.is_none_or(|by| *until <= by);
             let rules = &mut self.families[family];
             if rules.until.take_if(is_due).is_some() {
+                rules.connections.clear();
                 rules.is_revoked |= by.is_none();
                 let result = self.remove_of(family);
                 failures += u64::from(self.families[family].removed(result));
             }
         }
         failures
+    }
+
+    /// Writes the rules for the connections of a family, instead of earlier ones.
+    fn update(&mut self, family: IpFamily) -> Result<()> {
+        let rejected: BTreeSet<_> = self.families[family].connections.keys().copied().collect();
+        let write = |handle: &mut NftHandle| table::reject(handle, family, &rejected);
+        let Some(tools) = self.write(write, || format!("reject packets in table {}", table::NAME))? else {
+            return Ok(());
+        };
+        let rejected: BTreeSet<_> = rejected.into_iter().take(chain::MAX).collect();
+        chain::reject(tools, family, &rejected)
+            .with_context(|| format!("reject packets in {family} chain {}", chain::NAME))?;
+        self.families[family].connections.retain(|connection, _| rejected.contains(connection));
+        Ok(())
     }
 
     fn remove_of(&mut self, family: IpFamily) -> Result<()> {

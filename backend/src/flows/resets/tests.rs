@@ -4,6 +4,7 @@ use std::{
     net::SocketAddr,
     num::NonZeroU16,
     process::Command,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -17,10 +18,10 @@ use netlink::{
 use proto::model::{Endpoint, IpFamily};
 
 use super::{
-    Rest, chain,
+    Due, Rest, chain,
     departed::{ABSENCE, Departed, PAUSES},
     rejecter::{FamilyRules, MAX_REMOVAL_DELAY, Rejected, Rejecter, TIMEOUT},
-    remove_reset_rules, table,
+    remove_reset_rules, reset, table,
 };
 use crate::{
     Changes, DepartedEndpoints, Nat, NodeState,
@@ -95,6 +96,10 @@ impl Fixture {
         assert_eq!(self.state.apply(operations_between(&before, state)), []);
         assert_eq!(self.state, *state);
         (Changes::between(&before, state), before.diff(state).filter_map(|change| change.departed()).collect())
+    }
+
+    fn is_revoked(&mut self) -> bool {
+        !self.departed.take_revoked().is_empty()
     }
 
     fn is_due(&mut self, flow: &Flow) -> bool {
@@ -196,7 +201,7 @@ fn only_endpoints_that_this_process_saw_depart_are_gone() {
     fixture = departed(&after);
     assert!(fixture.is_gone(VIP, GONE) && !fixture.is_gone(VIP, "10.244.1.4:8080"));
     fixture.baseline(&after);
-    assert!(!fixture.is_gone(VIP, GONE) && fixture.departed.take_revoked());
+    assert!(!fixture.is_gone(VIP, GONE) && fixture.is_revoked());
 }
 
 #[test]
@@ -206,7 +211,7 @@ fn an_endpoint_is_due_after_an_absence_without_interruption() {
     assert!(!fixture.is_gone(VIP, GONE));
     // In a slice again, whatever its condition.
     fixture.commit(&web(&ONE, &[]));
-    assert!(fixture.departed.take_revoked() && !fixture.departed.take_revoked());
+    assert!(fixture.is_revoked() && !fixture.is_revoked());
     fixture.commit(&web(&ONE, &[GONE]));
     fixture.now += ABSENCE - Duration::from_millis(1);
     assert!(!fixture.is_gone(VIP, GONE));
@@ -214,7 +219,7 @@ fn an_endpoint_is_due_after_an_absence_without_interruption() {
     assert!(fixture.is_gone(VIP, GONE));
     // It serves again.
     fixture.commit(&web(&BOTH, &[]));
-    assert!(!fixture.is_gone(VIP, GONE) && fixture.departed.take_revoked());
+    assert!(!fixture.is_gone(VIP, GONE) && fixture.is_revoked());
     assert_eq!(fixture.departed.next_due(|_| true), None);
 }
 
@@ -251,7 +256,7 @@ fn nothing_is_gone_while_no_endpoint_can_serve() {
 fn a_service_port_that_is_recreated_or_renamed_has_no_endpoints_that_departed() {
     let mut fixture = departed(&web(&ONE, &["0.0.0.0:1"]));
     fixture.commit(&mk_state().node_addresses(["172.16.0.1"]).build());
-    assert!(fixture.departed.take_revoked());
+    assert!(fixture.is_revoked());
     fixture.commit(&web(&["10.244.1.8:8080"], &["0.0.0.0:1"]));
     fixture.now += ABSENCE;
     for endpoint in BOTH.into_iter().filter(|endpoint| endpoint.starts_with("10.")) {
@@ -334,16 +339,83 @@ fn rules_of_one_family_do_not_stay_for_those_of_the_other() {
         assert_eq!(rejecter.remove(None), 0);
         assert_eq!(rejecter.until(), None);
         let v4 = Rejected::of(&flow(VIP, GONE));
-        rejecter.reject(IpFamily::V4, [v4].into()).unwrap();
+        rejecter.reject(IpFamily::V4, [(v4, "default".into())].into()).unwrap();
         let first = rejecter.until().unwrap();
         let v6 = Rejected::of(&flow("[fd00:96::1]:80", "[fd00:244::3]:8080"));
-        rejecter.reject(IpFamily::V6, [v6].into()).unwrap();
+        rejecter.reject(IpFamily::V6, [(v6, "default".into())].into()).unwrap();
         assert_eq!(rejecter.until(), Some(first));
         assert_eq!(rejecter.remove(Some(first)), 0);
         assert!(rejecter.until().is_some_and(|until| until > first));
         assert!(list("ip").is_empty() && !list("ip6").is_empty());
         assert_eq!(rejecter.remove(None), 0);
         assert_eq!((rejecter.until(), list("ip6")), (None, String::new()));
+    });
+}
+
+#[test]
+fn rules_of_other_namespaces_stay() {
+    in_netns(|| {
+        let mut rejecter = Rejecter::new(false);
+        assert_eq!(rejecter.remove(None), 0);
+        let of = |vip: &str, namespace: &str| (Rejected::of(&flow(vip, GONE)), Arc::<str>::from(namespace));
+        rejecter.reject(IpFamily::V4, [of(VIP, "default"), of("10.96.0.2:80", "other")].into()).unwrap();
+        let until = rejecter.until();
+        for _ in 0..2 {
+            assert_eq!(rejecter.revoke(&["other".into()].into()), 0);
+            let rules = list("ip");
+            assert!(rules.contains("10.96.0.1 . 80") && !rules.contains("10.96.0.2 . 80"), "{rules}");
+            assert_eq!(rejecter.until(), until);
+        }
+        assert_eq!(rejecter.revoke(&["default".into()].into()), 0);
+        assert_eq!((rejecter.until(), list("ip")), (None, String::new()));
+    });
+}
+
+/// An endpoint of another namespace returns while connections are listed.
+#[test]
+fn a_pass_resets_what_is_still_due() {
+    let services = [("default/web", "10.96.0.1", "10.244.1.3:8080"), ("other/web", "10.96.0.2", "10.244.1.4:8080")];
+    let state = move |gone: [bool; 2]| {
+        let services = services.into_iter().zip(gone);
+        let state = services.fold(mk_state(), |state, ((key, vip, endpoint), is_gone)| {
+            state.service(key, |web| {
+                let web = web.port(80).cluster_ip(vip);
+                if is_gone {
+                    web.endpoints(["10.244.1.1:8080"]).gone_endpoints([endpoint])
+                } else {
+                    web.endpoints(["10.244.1.1:8080", endpoint])
+                }
+            })
+        });
+        state.build()
+    };
+    in_netns(move || {
+        for (_, vip, endpoint) in services {
+            let endpoint = endpoint.trim_end_matches(":8080");
+            let args = format!(
+                "-I -p tcp -s 10.9.9.9 -d {vip} --sport 4000 --dport 80 --timeout 600 -r {endpoint} -q 10.9.9.9 \
+                 --reply-port-src 8080 --reply-port-dst 4000 --state ESTABLISHED -u SEEN_REPLY,ASSURED"
+            );
+            let output = Command::new("conntrack").args(args.split_whitespace()).output().unwrap();
+            assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        let mut fixture = Fixture::new(state([false, false]));
+        fixture.commit(&state([true, true]));
+        fixture.now += ABSENCE;
+        let mut due = fixture.departed.due(&fixture.state, |_| true, fixture.now);
+        let mut rejecter = Rejecter::new(false);
+        let listed = |due: &mut Due| {
+            fixture.commit(&state([true, false]));
+            fixture.departed.retain_due(due);
+        };
+        reset(&mut rejecter, &mut due, listed).unwrap();
+        for _ in 0..2 {
+            let rules = list("ip");
+            assert!(rules.contains("10.96.0.1 . 80 . 10.244.1.3") && !rules.contains("10.244.1.4"), "{rules}");
+            assert_eq!(rejecter.revoke(&fixture.departed.take_revoked()), 0);
+        }
+        assert_eq!(fixture.departed.passed(&due, fixture.now), 0);
+        assert_eq!(fixture.departed.next_due(|_| true), Some(fixture.now + PAUSES[0]), "found one, and passes again");
     });
 }
 
