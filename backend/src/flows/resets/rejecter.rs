@@ -45,7 +45,7 @@ pub(in crate::flows) struct Rejecter {
 #[derive(Debug)]
 pub(super) struct FamilyRules {
     pub(super) until: Option<Instant>,
-    /// The connections whose packets they reject, with the namespace of the Service.
+    /// The connections whose packets they reject, with the namespace of the Service; empty if that is not known.
     connections: BTreeMap<Rejected, Arc<str>>,
     /// They reject connections to an endpoint that has returned: a removal that fails is retried soon.
     pub(super) is_revoked: bool,
@@ -108,14 +108,19 @@ impl Rejecter {
         self.families[family].connections.contains_key(&Rejected::of(flow))
     }
 
-    /// Removes the rules of these namespaces, and leaves others until their time is over. Returns of how many families
-    /// they could not be removed: all rules of those are removed later.
+    /// Removes the rules of these namespaces, and leaves others until their time is over. Rules of unknown connections,
+    /// or which could not be removed, may be of any namespace. Returns of how many families they could not be removed:
+    /// all rules of those are removed later.
     pub(in crate::flows) fn revoke(&mut self, namespaces: &BTreeSet<Arc<str>>) -> u64 {
+        if namespaces.is_empty() {
+            return 0;
+        }
         let mut failures = 0;
         for family in IpFamily::ALL {
             let rules = &mut self.families[family];
+            let is_unknown = rules.until.is_some() && rules.connections.is_empty();
             let revoked = rules.connections.extract_if(.., |_, namespace| namespaces.contains(namespace));
-            if revoked.count() == 0 {
+            if revoked.count() == 0 && !is_unknown {
                 continue;
             }
             rules.is_revoked = true;
