@@ -6,8 +6,6 @@ mod dry_run;
 #[cfg_attr(not(test), allow(dead_code, reason = "tests use all of it"))]
 #[allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 pub(crate) mod fake;
-#[cfg(feature = "testing")]
-mod memory;
 mod programs;
 
 use std::{future::Future, time::Duration};
@@ -19,8 +17,6 @@ use proto::model::IpFamily;
 
 use crate::plan::Script;
 pub(crate) use dry_run::{BeforeAfter, DryRun, DryRunResult};
-#[cfg(feature = "testing")]
-pub use memory::Memory;
 pub(crate) use programs::IptablesKernel;
 
 /// The rules of both families.

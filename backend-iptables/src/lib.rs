@@ -29,7 +29,11 @@ mod applied;
 mod data_plane;
 mod describe;
 mod desired;
+#[cfg(test)]
+mod fake_driver;
 mod kernel;
+#[cfg(feature = "testing")]
+mod memory;
 mod names;
 mod observed;
 mod plan;
@@ -43,9 +47,9 @@ use proto::model::IpFamily;
 
 use data_plane::IptablesDataPlane;
 pub use data_plane::LoopbackRouting;
-#[cfg(feature = "testing")]
-pub use kernel::Memory;
 use kernel::{DryRun, IptablesKernel};
+#[cfg(feature = "testing")]
+pub use memory::Memory;
 
 /// The iptables backend.
 pub type Iptables = Driver<IptablesDataPlane<IptablesKernel>>;

@@ -5,8 +5,6 @@ mod dry_run;
 #[cfg(any(test, feature = "testing"))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests use all of it"))]
 pub(crate) mod fake;
-#[cfg(feature = "testing")]
-mod memory;
 pub(crate) mod netlink;
 pub(crate) mod rules;
 
@@ -35,8 +33,6 @@ use crate::{
     settings::Arp,
 };
 pub(crate) use dry_run::DryRun;
-#[cfg(feature = "testing")]
-pub use memory::Memory;
 pub(crate) use netlink::Netlink;
 
 /// The device that has the VIPs. It is ours while a set of ours exists.

@@ -43,6 +43,8 @@ mod desired;
 mod ids;
 mod kernel;
 mod mark;
+#[cfg(feature = "testing")]
+mod memory;
 mod object;
 mod plan;
 mod set;
@@ -56,14 +58,14 @@ use iptables::VariantSelection;
 use proto::model::IpFamily;
 
 use data_plane::IpvsDataPlane;
-#[cfg(feature = "testing")]
-pub use kernel::Memory;
 pub use kernel::rules::{count_chains, remove_chains};
 use kernel::{
     DryRun, Kernel as _, Netlink, Ours,
     netlink::{Worker, open as open_kernel},
     rules,
 };
+#[cfg(feature = "testing")]
+pub use memory::Memory;
 pub use netlink::ipvs::IpvsTimeouts;
 pub use settings::{Arp, Settings};
 pub use view::{Destination, ServerMatch, VirtualServer};

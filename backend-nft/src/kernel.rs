@@ -8,8 +8,6 @@ mod encode;
 #[allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 pub(crate) mod fake;
 mod listing;
-#[cfg(feature = "testing")]
-mod memory;
 mod netlink;
 
 use std::{future::Future, time::Duration};
@@ -21,8 +19,6 @@ use proto::model::{IpFamily, PerFamily};
 use crate::{desired::EndpointKeys, plan::Operation};
 pub(crate) use dry_run::DryRun;
 pub(crate) use listing::Listing;
-#[cfg(feature = "testing")]
-pub use memory::Memory;
 pub(crate) use netlink::Netlink;
 
 /// A ruleset.

@@ -57,7 +57,11 @@ mod data_plane;
 mod describe;
 mod desired;
 mod element;
+#[cfg(test)]
+mod fake_driver;
 mod kernel;
+#[cfg(feature = "testing")]
+mod memory;
 mod observed;
 mod plan;
 mod slots;
@@ -70,9 +74,9 @@ use proto::model::IpFamily;
 
 use data_plane::{NftDataPlane, delete_tables};
 pub use desired::is_own_table;
-#[cfg(feature = "testing")]
-pub use kernel::Memory;
 use kernel::{DryRun, Kernel, Netlink};
+#[cfg(feature = "testing")]
+pub use memory::Memory;
 
 /// The nftables backend.
 pub type Nft = Driver<NftDataPlane<Netlink>>;

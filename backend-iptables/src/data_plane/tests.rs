@@ -15,7 +15,8 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::{
-    kernel::fake::{FakeDriver, FakeKernel, RejectedLine},
+    fake_driver::FakeDriver,
+    kernel::fake::{FakeKernel, RejectedLine},
     names::SERVICES,
 };
 

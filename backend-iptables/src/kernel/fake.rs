@@ -7,13 +7,11 @@ use std::{
 };
 
 use anyhow::{Result, anyhow, ensure};
-use backend::{dataplane::DataplaneOptions, driver::Driver};
 use iptables::{Chain, RestoreError, Ruleset, Table, target};
 use proto::model::{IpFamily, PerFamily};
 
 use super::{Kernel, Suspicion};
 use crate::{
-    data_plane::IptablesDataPlane,
     plan::Script,
     table::{SharedChain, TABLES},
 };
@@ -70,9 +68,6 @@ const TARGETS: [&str; 7] = ["ACCEPT", "DROP", "RETURN", "REJECT", "MARK", "MASQU
 /// `XT_EXTENSION_MAXNAMELEN` of `linux/netfilter/x_tables.h`, without the zero at the end.
 const MAX_NAME: usize = 28;
 
-/// A driver over the fake.
-pub(crate) type FakeDriver = Driver<IptablesDataPlane<FakeKernel>>;
-
 // === impl FakeKernel ===
 
 impl Default for FakeKernel {
@@ -83,11 +78,6 @@ impl Default for FakeKernel {
 }
 
 impl FakeKernel {
-    /// A driver that has not read the kernel yet.
-    pub(crate) fn driver(&self, options: DataplaneOptions) -> FakeDriver {
-        Driver::new(IptablesDataPlane::new(self.clone(), options))
-    }
-
     /// The current rules.
     pub(crate) fn ruleset(&self, family: IpFamily) -> Ruleset {
         self.0.lock().unwrap().rulesets[family].clone()

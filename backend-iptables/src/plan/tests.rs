@@ -12,7 +12,10 @@ use backend::{
 use proto::model::{Endpoint, IpFamily, Operation, Pool, PoolClass, PoolId};
 
 use super::*;
-use crate::kernel::fake::{FakeDriver, FakeKernel, Restore};
+use crate::{
+    fake_driver::FakeDriver,
+    kernel::fake::{FakeKernel, Restore},
+};
 
 /// Pods are in 10.0.0.0/8 and fd00:10::/32.
 fn driver(kernel: &FakeKernel) -> FakeDriver {

@@ -15,7 +15,10 @@ use backend::{
 };
 use proto::model::{IpFamily, Protocol};
 
-use crate::kernel::fake::{ErrorDetail, Fake, FakeDriver};
+use crate::{
+    fake_driver::FakeDriver,
+    kernel::fake::{ErrorDetail, Fake},
+};
 
 fn state(services: u8) -> NodeState {
     (1..=services)

@@ -12,11 +12,7 @@ use std::{
 };
 
 use anyhow::Result;
-use backend::{
-    Drift, NFT_TABLE,
-    dataplane::{DataplaneOptions, Vip},
-    driver::{Driver, Rejection},
-};
+use backend::{Drift, NFT_TABLE, dataplane::Vip, driver::Rejection};
 use ipnet::IpNet;
 use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags};
 use proto::model::{IpFamily, PerFamily};
@@ -27,7 +23,6 @@ use self::{
 };
 use super::{Kernel, Listing};
 use crate::{
-    data_plane::NftDataPlane,
     desired::{EndpointKeys, PoolChain, SourceGroupId},
     element::{Element, ElementData, Map, MapContent, Verdict, VipShape},
     plan::{Elements, Operation},
@@ -100,17 +95,9 @@ struct RulesAndSets {
 /// The update that an operation belongs to, and why it is rejected.
 type OperationError = (Option<u32>, String);
 
-/// A driver over the fake.
-pub(crate) type FakeDriver = Driver<NftDataPlane<Fake>>;
-
 // === impl Fake ===
 
 impl Fake {
-    /// A new driver, as after a restart.
-    pub(crate) fn driver(&self, options: DataplaneOptions) -> FakeDriver {
-        Driver::new(NftDataPlane::new(self.clone(), options))
-    }
-
     /// The tables of this layout for comparison: without unused pool chains, which depend on the history.
     pub(crate) fn tables(&self) -> PerFamily<Option<FakeTable>> {
         let mut tables = PerFamily::from_fn(|family| self.0.lock().unwrap().tables[family].get(NFT_TABLE).cloned());

@@ -15,7 +15,8 @@ use proto::model::{Endpoint, Operation, PoolClass, PoolId};
 use super::*;
 use crate::{
     element::{ElementData, Map},
-    kernel::fake::{Fake, FakeDriver},
+    fake_driver::FakeDriver,
+    kernel::fake::Fake,
 };
 
 fn driver(kernel: &Fake) -> FakeDriver {

@@ -15,7 +15,8 @@ use proto::model::{IpFamily, PerFamily, Protocol, ServicePort};
 use crate::{
     batch_sizer::BatchSizer,
     data_plane::NftDataPlane,
-    kernel::fake::{ErrorDetail, Fake, FakeDriver, FakeTable},
+    fake_driver::FakeDriver,
+    kernel::fake::{ErrorDetail, Fake, FakeTable},
 };
 
 fn driver(kernel: &Fake) -> FakeDriver {

@@ -15,11 +15,11 @@ use backend::{
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, PerFamily};
 
-use super::{Base, ConnectionCounts, Kernel, Listing, Ours, Prepared, Rejected, Summary, fake::Fake};
 use crate::{
     convert::ipvs_protocol,
     data_plane::IpvsDataPlane,
     desired::Rules,
+    kernel::{Base, ConnectionCounts, Kernel, Listing, Ours, Prepared, Rejected, Summary, fake::Fake},
     object::{Object, Value, Weight},
     plan::Operation,
     settings::Settings,

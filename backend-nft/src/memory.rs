@@ -11,11 +11,15 @@ use backend::{
 };
 use proto::model::{IpFamily, PerFamily};
 
-use super::{
-    Kernel, Listing,
-    fake::{ErrorDetail, Fake},
+use crate::{
+    data_plane::NftDataPlane,
+    desired::EndpointKeys,
+    kernel::{
+        Kernel, Listing,
+        fake::{ErrorDetail, Fake},
+    },
+    plan::Operation,
 };
-use crate::{data_plane::NftDataPlane, desired::EndpointKeys, plan::Operation};
 
 /// nf_tables in memory. Clones share it.
 #[derive(Clone, Debug, Default)]

@@ -12,11 +12,14 @@ use backend::{
 use iptables::RestoreError;
 use proto::model::IpFamily;
 
-use super::{
-    Kernel, Suspicion,
-    fake::{FakeKernel, RejectedLine},
+use crate::{
+    data_plane::IptablesDataPlane,
+    kernel::{
+        Kernel, Suspicion,
+        fake::{FakeKernel, RejectedLine},
+    },
+    plan::Script,
 };
-use crate::{data_plane::IptablesDataPlane, plan::Script};
 
 /// The rules of both families in memory. Clones share them.
 #[derive(Clone, Debug, Default)]
