@@ -13,7 +13,8 @@ use crate::{
     desired::{Base, Desired, PoolChain, Slots, SourceGroupId, Update, vip_of_key},
     element::Element,
     observed::{Observed, ObservedElements, ObservedTable, slots},
-    plan::{Edits, Operation, PartialServicePort, PlannedUpdate, RefCountChanges, RefCounts, Repairs, chains},
+    operation::{Operation, Repairs},
+    plan::{Edits, PartialServicePort, PlannedUpdate, RefCountChanges, RefCounts, chains},
 };
 
 /// What the kernel contains because of us.

@@ -23,7 +23,8 @@ use crate::{
     desired::{Affinity, Base, EndpointKeys, Update, base, desired},
     kernel::{DryRun, Kernel},
     observed::{Observed, ObservedTable},
-    plan::{Operation, Plan, PlannedUpdate, Repairs},
+    operation::{Operation, Repairs},
+    plan::{Plan, PlannedUpdate},
 };
 
 /// nftables, over any [`Kernel`].

@@ -8,7 +8,7 @@ use proto::model::{IpFamily, ServicePortKey};
 use crate::{
     desired::{table, vip_of_key},
     element::{Element, ElementData, Map, Verdict},
-    plan::Operation,
+    operation::Operation,
 };
 
 #[derive(Debug, Default)]

@@ -16,7 +16,7 @@ use anyhow::Result;
 use backend::{Drift, driver::Rejection};
 use proto::model::{IpFamily, PerFamily};
 
-use crate::{desired::EndpointKeys, plan::Operation};
+use crate::{desired::EndpointKeys, operation::Operation};
 pub(crate) use dry_run::DryRun;
 pub(crate) use listing::Listing;
 pub(crate) use netlink::Netlink;

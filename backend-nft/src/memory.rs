@@ -18,7 +18,7 @@ use crate::{
         Kernel, Listing,
         fake::{ErrorDetail, Fake},
     },
-    plan::Operation,
+    operation::Operation,
 };
 
 /// nf_tables in memory. Clones share it.

@@ -18,7 +18,8 @@ use crate::{
     desired::{Base, PoolChain, Slots, SourceGroupId},
     element::{Element, ElementData, Map},
     kernel::Listing,
-    plan::{Elements, Operation, RefCounts, Repairs},
+    operation::{Elements, Operation, Repairs},
+    plan::RefCounts,
 };
 pub(crate) use elements::ObservedElements;
 

@@ -21,49 +21,18 @@ use backend::{
     dataplane::EffectiveOptions,
     driver::{Change, Unneeded},
 };
-use netlink::nft::{Chain, Rule, Set};
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
     applied::AppliedState,
-    desired::{Desired, FixedChain, PoolChain, Update},
-    element::{Element, Map},
+    desired::{Desired, Update},
+    element::Element,
+    operation::{Operation, Repairs},
 };
 use edits::GroupEdits;
 pub(crate) use edits::{Edits, PartialServicePort, REMOVAL_RANKS, RemainingEdits, removal_rank};
 pub(crate) use refs::{RefCountChanges, RefCounts, chains};
 use table::TablePlan;
-
-/// One step of a transaction, in one table.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Operation {
-    /// Deletes the table of this name, of this layout or of another one.
-    DeleteTable(String),
-    /// Creates the table, or clears its dormant flag.
-    AddTable,
-    AddChain(Chain),
-    AddSet(Set),
-    /// Deletes the rules of the chain.
-    FlushChain(String),
-    DeleteElements(Map, Elements),
-    /// Deletes elements that Fairlead never writes, by their keys.
-    DeleteForeign(Map, Vec<Box<[u8]>>),
-    AddElements(Map, Elements),
-    AddRule(String, Rule),
-    DeleteChain(String),
-    DeleteSet(String),
-}
-
-/// Elements, and the service ports that they belong to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Elements {
-    pub(crate) list: Vec<Element>,
-    /// The index at which the elements of each update start; sorted.
-    owners: Vec<(u32, Owner)>,
-}
-
-/// The index of an update; `None`: several service ports, or none.
-pub(crate) type Owner = Option<u32>;
 
 /// A service port that is to be programmed.
 #[derive(Clone, Debug)]
@@ -77,24 +46,6 @@ pub(crate) struct PlannedUpdate {
     pub(crate) size: usize,
 }
 
-/// The repairs of the objects of a table that belong to no service port.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Repairs {
-    /// Before the elements: tables, chains, sets, flushed chains.
-    pub(crate) first: Vec<Operation>,
-    /// Pool chains with other rules.
-    pub(crate) pools: Vec<PoolChain>,
-    /// Elements of VIPs without a service port.
-    pub(crate) unowned: Vec<Element>,
-    /// Elements that Fairlead never writes.
-    pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
-    /// After the elements: rules, base chains.
-    pub(crate) rules: Vec<Operation>,
-    /// For the last transaction: foreign chains are flushed, and foreign chains and sets deleted. Until then, elements
-    /// of another version may refer to them.
-    pub(crate) last: Vec<Operation>,
-}
-
 /// A transaction.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
@@ -105,24 +56,6 @@ pub(crate) struct Plan {
     pub(crate) partial: BTreeMap<u32, PerFamily<Edits>>,
     /// The elements that belong to no service port and that it removes, if it is the last one of a reconcile.
     pub(crate) last: Option<PerFamily<Vec<Element>>>,
-}
-
-// === impl Repairs ===
-
-impl Repairs {
-    /// Keeps the repairs that are needed before or with the service ports; returns those for the last transaction.
-    pub(crate) fn split_off_later(&mut self) -> Self {
-        let (unowned, last) = (std::mem::take(&mut self.unowned), std::mem::take(&mut self.last));
-        Self { unowned, last, ..Self::default() }
-    }
-}
-
-// === impl FixedChain ===
-
-impl FixedChain {
-    pub(crate) fn add_rules(&self) -> impl Iterator<Item = Operation> {
-        self.rules.iter().map(|rule| Operation::AddRule(self.chain.name.clone(), rule.clone()))
-    }
 }
 
 // === impl Plan ===
@@ -234,45 +167,5 @@ impl PlannedUpdate {
         self.size = remaining.v4.len() + remaining.v6.len();
         self.remaining = (!is_complete).then_some(remaining);
         (edits, is_complete)
-    }
-}
-
-// === impl Operation ===
-
-impl Operation {
-    /// The number of elements that are written.
-    pub(crate) fn elements(&self) -> usize {
-        match self {
-            // Those of the base ruleset count as one object.
-            Self::AddElements(map, _) if map.is_fixed() => 0,
-            Self::DeleteElements(..) | Self::AddElements(..) | Self::DeleteForeign(..) => self.writes(),
-            _ => 0,
-        }
-    }
-
-    /// The number of objects that are written.
-    pub(crate) fn writes(&self) -> usize {
-        match self {
-            Self::AddElements(map, _) if map.is_fixed() => 1,
-            Self::DeleteElements(_, elements) | Self::AddElements(_, elements) => elements.list.len(),
-            Self::DeleteForeign(_, keys) => keys.len(),
-            _ => 1,
-        }
-    }
-}
-
-// === impl Elements ===
-
-impl Elements {
-    pub(crate) fn push(&mut self, element: Element, owner: Owner) {
-        if self.owners.last().is_none_or(|(_, last)| *last != owner) {
-            self.owners.push((self.list.len() as u32, owner));
-        }
-        self.list.push(element);
-    }
-
-    pub(crate) fn owner(&self, index: usize) -> Owner {
-        let end = self.owners.partition_point(|(start, _)| *start as usize <= index);
-        end.checked_sub(1).and_then(|at| self.owners[at].1)
     }
 }

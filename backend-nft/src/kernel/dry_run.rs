@@ -7,7 +7,7 @@ use backend::{Drift, driver::Rejection};
 use proto::model::{IpFamily, PerFamily};
 
 use super::{Kernel, Listing};
-use crate::{desired::EndpointKeys, plan::Operation};
+use crate::{desired::EndpointKeys, operation::Operation};
 
 /// Another kernel, and the operations that it was not given.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use proto::model::{IpFamily, PerFamily};
 use crate::{
     desired::table,
     element::{Element, ElementData, Map, Verdict},
-    plan::{Elements, Operation},
+    operation::{Elements, Operation},
 };
 
 /// The most elements in a message. An IPv6 element with a verdict takes less than 110 bytes, and a message holds

@@ -25,7 +25,7 @@ use super::{Kernel, Listing};
 use crate::{
     desired::{EndpointKeys, PoolChain, SourceGroupId},
     element::{Element, ElementData, Map, MapContent, Verdict, VipShape},
-    plan::{Elements, Operation},
+    operation::{Elements, Operation},
 };
 
 /// Clones share one kernel.

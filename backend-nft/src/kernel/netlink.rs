@@ -26,7 +26,7 @@ use super::{
 use crate::{
     desired::{EndpointKeys, is_own_table},
     element::Map,
-    plan::Operation,
+    operation::Operation,
 };
 
 /// The nf_tables of the network namespace in which it was opened.

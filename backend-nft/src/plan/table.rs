@@ -11,7 +11,7 @@ use netlink::nft::{Chain, Rule};
 use proto::model::IpFamily;
 
 use super::{
-    Elements, Operation, Owner, RefCounts, Repairs,
+    RefCounts,
     edits::{Edits, GroupEdits},
     refs::{Counts, RefCountChanges, SourceGroupRefs, chains},
 };
@@ -19,6 +19,7 @@ use crate::{
     applied::AppliedState,
     desired::{PoolChain, SourceGroup, SourceGroupId},
     element::{Element, Map},
+    operation::{Elements, Operation, Owner, Repairs},
 };
 
 /// The maximum number of unused chains in a table; with more, all of them are deleted at once. During a rollout, a pool

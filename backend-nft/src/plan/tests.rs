@@ -13,11 +13,7 @@ use backend::{
 use proto::model::{Endpoint, Operation, PoolClass, PoolId};
 
 use super::*;
-use crate::{
-    element::{ElementData, Map},
-    fake_driver::FakeDriver,
-    kernel::fake::Fake,
-};
+use crate::{element::Map, fake_driver::FakeDriver, kernel::fake::Fake};
 
 fn driver(kernel: &Fake) -> FakeDriver {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"].map(|cidr| cidr.parse().unwrap());
@@ -340,15 +336,4 @@ async fn apply_detects_drift_and_repairs_it() {
     let changes = apply(&mut state, [pool_change(&[], &["10.244.1.1:80"])]);
     assert_eq!(driver.apply_all(&state, &changes).await.unwrap().failures, []);
     assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
-}
-
-#[test]
-fn owners_are_found_by_element() {
-    let mut elements = Elements::default();
-    let vip = Vip::NodePort { port: 1, protocol: proto::model::Protocol::Tcp };
-    for owner in [None, Some(3), Some(3), Some(5)] {
-        elements.push(Element { vip, map: Map::NodePorts, index: 0, data: ElementData::None }, owner);
-    }
-    assert_eq!([0, 1, 2, 3, 9].map(|index| elements.owner(index)), [None, Some(3), Some(3), Some(5), Some(5)]);
-    assert_eq!(Elements::default().owner(0), None);
 }

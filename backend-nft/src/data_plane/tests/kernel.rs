@@ -20,7 +20,7 @@ use crate::{
     desired::EndpointKeys,
     element::{ElementData, Map, Verdict},
     kernel::{Kernel, Listing, Netlink},
-    plan::{Elements, Operation},
+    operation::{Elements, Operation},
 };
 
 const SERVICES: u32 = 10_000;

@@ -12,7 +12,7 @@ use crate::{
     desired::{PoolChain, PoolChainKind, base},
     element::{Element, ElementData, Verdict},
     observed::Observed,
-    plan::Elements,
+    operation::Elements,
 };
 
 /// More than one message full.
