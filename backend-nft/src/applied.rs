@@ -14,7 +14,8 @@ use crate::{
     element::Element,
     observed::{Observed, ObservedElements, ObservedTable, slots},
     operation::{Operation, Repairs},
-    plan::{Edits, PartialServicePort, PlannedUpdate, RefCountChanges, RefCounts, chains},
+    plan::{Edits, PartialServicePort, PlannedUpdate},
+    refs::{RefCountChanges, RefCounts, chains},
 };
 
 /// What the kernel contains because of us.

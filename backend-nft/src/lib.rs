@@ -48,8 +48,9 @@
 //! would block other users of nf_tables for long; then a service port is changed in several steps (`plan::edits`).
 //!
 //! How a change becomes a transaction, from the inside out: `slots` (the index of each endpoint in its pool),
-//! `desired`, `operation`, `kernel`, `observed` and `applied` (with `desired` the three states), `plan` (the difference,
-//! in a safe order), `batch_sizer`; `data_plane` puts them together for the driver.
+//! `desired`, `operation`, `refs` (the reference counts of shared objects), `kernel`, `observed` and `applied` (with
+//! `desired` the three states), `plan` (the difference, in a safe order), `batch_sizer`; `data_plane` puts them together
+//! for the driver.
 
 mod applied;
 mod batch_sizer;
@@ -65,6 +66,7 @@ mod memory;
 mod observed;
 mod operation;
 mod plan;
+mod refs;
 mod slots;
 
 use std::collections::BTreeSet;

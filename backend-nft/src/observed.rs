@@ -19,7 +19,7 @@ use crate::{
     element::{Element, ElementData, Map},
     kernel::Listing,
     operation::{Elements, Operation, Repairs},
-    plan::RefCounts,
+    refs::RefCounts,
 };
 pub(crate) use elements::ObservedElements;
 

@@ -10,7 +10,6 @@
 //! other rules and base chains; delete chains, maps. So no rule or element refers to an object that does not exist.
 
 mod edits;
-mod refs;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -28,10 +27,10 @@ use crate::{
     desired::{Desired, Update},
     element::Element,
     operation::{Operation, Repairs},
+    refs::RefCountChanges,
 };
 use edits::GroupEdits;
 pub(crate) use edits::{Edits, PartialServicePort, REMOVAL_RANKS, RemainingEdits, removal_rank};
-pub(crate) use refs::{RefCountChanges, RefCounts, chains};
 use table::TablePlan;
 
 /// A service port that is to be programmed.

@@ -19,11 +19,11 @@ use backend::dataplane::Vip;
 use ipnet::IpNet;
 use proto::model::IpFamily;
 
-use super::RefCounts;
 use crate::{
     applied::AppliedState,
     desired::{Desired, SourceGroup, SourceGroupId, Update},
     element::{Element, ElementData, Map},
+    refs::RefCounts,
 };
 
 /// The differing elements of a service port. An element with new data is removed and added: the kernel cannot replace

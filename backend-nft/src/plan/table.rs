@@ -10,16 +10,13 @@ use ipnet::IpNet;
 use netlink::nft::{Chain, Rule};
 use proto::model::IpFamily;
 
-use super::{
-    RefCounts,
-    edits::{Edits, GroupEdits},
-    refs::{Counts, RefCountChanges, SourceGroupRefs, chains},
-};
+use super::edits::{Edits, GroupEdits};
 use crate::{
     applied::AppliedState,
     desired::{PoolChain, SourceGroup, SourceGroupId},
     element::{Element, Map},
     operation::{Elements, Operation, Owner, Repairs},
+    refs::{Counts, RefCountChanges, RefCounts, SourceGroupRefs, chains},
 };
 
 /// The maximum number of unused chains in a table; with more, all of them are deleted at once. During a rollout, a pool

@@ -21,7 +21,7 @@ pub(crate) struct RefCounts {
     pub(crate) chains: Counts<PoolChain>,
     /// The elements for which [`Map::is_shared`](crate::element::Map::is_shared).
     pub(crate) elements: Counts<Element>,
-    pub(super) groups: BTreeMap<SourceGroupId, SourceGroupRefs>,
+    pub(crate) groups: BTreeMap<SourceGroupId, SourceGroupRefs>,
     /// Those that no VIP refers to.
     unused_groups: BTreeSet<SourceGroupId>,
 }
@@ -37,21 +37,21 @@ pub(crate) struct Counts<K> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SourceGroupRefs {
     /// The number of VIPs that refer to it. 0: it is not complete yet, or unused.
-    pub(super) count: u32,
+    pub(crate) count: u32,
     /// Sorted.
-    pub(super) prefixes: Arc<[IpNet]>,
+    pub(crate) prefixes: Arc<[IpNet]>,
     /// The rules of its chain; `None`: there is no chain.
-    pub(super) rules: Option<Arc<[Rule]>>,
+    pub(crate) rules: Option<Arc<[Rule]>>,
     /// Whether the prefixes and the rules are those of the group.
-    pub(super) is_intact: bool,
+    pub(crate) is_intact: bool,
 }
 
 /// The new count of each object that changes; `None`: deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RefCountChanges {
-    pub(super) chains: BTreeMap<PoolChain, Option<u32>>,
-    pub(super) elements: Vec<(Element, Option<u32>)>,
-    pub(super) groups: Vec<(SourceGroupId, Option<SourceGroupRefs>)>,
+    pub(crate) chains: BTreeMap<PoolChain, Option<u32>>,
+    pub(crate) elements: Vec<(Element, Option<u32>)>,
+    pub(crate) groups: Vec<(SourceGroupId, Option<SourceGroupRefs>)>,
 }
 
 impl<K> Default for Counts<K> {
@@ -62,7 +62,7 @@ impl<K> Default for Counts<K> {
 
 impl<K: Copy + Ord> Counts<K> {
     /// `None`: the kernel does not contain the object.
-    pub(super) fn get(&self, key: &K) -> Option<u32> {
+    pub(crate) fn get(&self, key: &K) -> Option<u32> {
         self.counts.get(key).copied()
     }
 
