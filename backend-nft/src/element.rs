@@ -119,6 +119,11 @@ impl Element {
         }
     }
 
+    /// Whether no packet is affected by it unless another element leads to it.
+    pub(crate) fn is_leaf(&self) -> bool {
+        matches!(self.data, ElementData::Endpoint(..) | ElementData::Member(..))
+    }
+
     /// The prefix of [`Map::AllowedSources`].
     pub(crate) fn prefix(&self) -> Option<IpNet> {
         let (Vip::Address(address), ElementData::Source(_)) = (self.vip, self.data) else { return None };

@@ -30,7 +30,7 @@ use crate::{
     refs::RefCountChanges,
 };
 use edits::GroupEdits;
-pub(crate) use edits::{Edits, PartialServicePort, REMOVAL_RANKS, RemainingEdits, removal_rank};
+pub(crate) use edits::{Edits, PartialServicePort, RemainingEdits};
 use table::TablePlan;
 
 /// A service port that is to be programmed.

@@ -9,7 +9,6 @@ use proto::model::{IpFamily, ServicePortKey};
 use crate::{
     desired::{pool_key, vip_of_key},
     element::{Element, ElementData, Verdict},
-    plan::{REMOVAL_RANKS, removal_rank},
 };
 
 /// The elements of one table.
@@ -31,6 +30,8 @@ pub(crate) struct ObservedElements {
 }
 
 const FOREIGN: ElementData = ElementData::Verdict(Verdict::Foreign);
+
+const REMOVAL_RANKS: usize = 3;
 
 impl ObservedElements {
     /// These elements, which are sorted.
@@ -201,5 +202,14 @@ impl ObservedElements {
             }
         }
         elements
+    }
+}
+
+/// Elements that no service port needs are removed in this order: first what leads to others.
+fn removal_rank(element: &Element) -> usize {
+    match element.data {
+        ElementData::Verdict(_) => 0,
+        _ if !element.is_leaf() => 1,
+        _ => 2,
     }
 }

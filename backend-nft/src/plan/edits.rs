@@ -143,10 +143,10 @@ impl Edits {
     /// The changes of its own elements, and those of which it gives up references, in groups, each of which has to be
     /// in one transaction.
     fn in_order(&self) -> impl Iterator<Item = Vec<(Edit, Element)>> {
-        let leaves = self.added.iter().filter(|element| is_leaf(element));
+        let leaves = self.added.iter().filter(|element| element.is_leaf());
         let mut new: BTreeMap<ElementKey, Element> = leaves.map(|element| (key(element), *element)).collect();
         let (mut replaced, mut gone) = (Vec::new(), Vec::new());
-        for old in self.removed.iter().filter(|element| is_leaf(element)) {
+        for old in self.removed.iter().filter(|element| element.is_leaf()) {
             match new.remove(&key(old)) {
                 Some(element) => replaced.push(vec![(Edit::Remove, *old), (Edit::Add, element)]),
                 // Clients are not sent to a removed endpoint any more because of session affinity.
@@ -157,7 +157,7 @@ impl Edits {
         gone.extend(self.unshared.iter().map(|element| vec![(Edit::Unshare, *element)]));
         let mut by_vip: BTreeMap<Vip, Vec<(Edit, Element)>> = BTreeMap::new();
         let leading = |list: &[Element], edit| -> Vec<_> {
-            list.iter().filter(|element| !is_leaf(element)).map(|element| (edit, *element)).collect()
+            list.iter().filter(|element| !element.is_leaf()).map(|element| (edit, *element)).collect()
         };
         for (edit, element) in leading(&self.removed, Edit::Remove).into_iter().chain(leading(&self.added, Edit::Add)) {
             by_vip.entry(element.vip).or_default().push((edit, element));
@@ -257,22 +257,6 @@ impl PartialServicePort {
         let first = Element::new(Map::ALL[0], key, ElementData::None);
         self.elements.range(first..).take_while(move |element| element.vip == key)
     }
-}
-
-pub(crate) const REMOVAL_RANKS: usize = 3;
-
-/// Elements that no service port needs are removed in this order: first what leads to others.
-pub(crate) fn removal_rank(element: &Element) -> usize {
-    match element.data {
-        ElementData::Verdict(_) => 0,
-        _ if !is_leaf(element) => 1,
-        _ => 2,
-    }
-}
-
-/// Whether no packet is affected by an element unless another one leads to it.
-fn is_leaf(element: &Element) -> bool {
-    matches!(element.data, ElementData::Endpoint(..) | ElementData::Member(..))
 }
 
 /// What identifies an element in the kernel.
