@@ -10,8 +10,8 @@ use backend::{
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
-    desired::{Base, Desired, PoolChain, Slots, SourceGroupId, Update, vip_of_key},
-    element::Element,
+    desired::{Base, Desired, Slots, Update, vip_of_key},
+    element::{Element, PoolChain, SourceGroupId},
     observed::{Observed, ObservedElements, ObservedTable, slots},
     operation::{Operation, Repairs},
     plan::{Edits, PartialServicePort, PlannedUpdate},

@@ -1,5 +1,5 @@
-//! The desired state, pure: the base ruleset ([`base`]), the chains that are created on demand ([`PoolChain`]), and the
-//! map elements of each service port ([`Desired`]).
+//! The desired state, pure: the base ruleset ([`base`]), the rules of the chains that are created on demand
+//! ([`PoolChain`](crate::element::PoolChain)), and the map elements of each service port ([`Desired`]).
 
 mod affinity;
 mod base;
@@ -11,15 +11,13 @@ mod sources;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use affinity::Affinity;
 pub use base::is_own_table;
 pub(crate) use base::{Base, FixedChain, base, table};
 pub(crate) use endpoint_keys::EndpointKeys;
-pub(crate) use pool::{PoolChain, PoolChainKind};
 #[cfg(test)]
 pub(crate) use service::work;
 pub(crate) use service::{Desired, Slots, desired, pool_key, vip_of_key};
-pub(crate) use sources::{SourceGroup, SourceGroupId};
+pub(crate) use sources::SourceGroup;
 
 /// What one service port should have.
 pub(crate) type Update = backend::driver::ServicePortUpdate<Box<Desired>>;

@@ -1,7 +1,10 @@
 //! The elements of maps and sets as small values without pointers, ordered for comparison. The kernel's encoding of an
-//! element exists only in messages.
+//! element exists only in messages. Elements lead to chains, whose names are here too.
 
+mod affinity;
 mod map;
+mod pool_chain;
+mod source_group;
 
 use std::net::IpAddr;
 
@@ -10,8 +13,10 @@ use ipnet::IpNet;
 use netlink::nft::{self, FieldReader, Fields};
 use proto::model::{IpFamily, Protocol};
 
-use crate::desired::{PoolChain, SourceGroupId};
+pub(crate) use affinity::Affinity;
 pub(crate) use map::{Map, MapContent, VipShape};
+pub(crate) use pool_chain::{PoolAccess, PoolChain, PoolChainKind};
+pub(crate) use source_group::SourceGroupId;
 
 /// One element. Sorted by VIP first, so that the elements of a VIP are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

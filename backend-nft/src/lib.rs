@@ -47,10 +47,18 @@
 //! one is removed, the last endpoint moves to its slot. A change is one transaction, unless it is so large that it
 //! would block other users of nf_tables for long; then a service port is changed in several steps (`plan::edits`).
 //!
-//! How a change becomes a transaction, from the inside out: `slots` (the index of each endpoint in its pool),
-//! `desired`, `operation`, `refs` (the reference counts of shared objects), `kernel`, `observed` and `applied` (with
-//! `desired` the three states), `plan` (the difference, in a safe order), `batch_sizer`; `data_plane` puts them together
-//! for the driver.
+//! How a change becomes a transaction, from the inside out. A module uses only those to its left, but `applied`, which
+//! keeps what is planned, and `plan`, which starts from what is applied, use each other:
+//!
+//! ```text
+//!  element ─▶ desired ─▶ operation, refs ─▶ kernel ─▶ observed ─▶ applied, plan ─▶ data_plane, for the driver
+//!  slots ──┘                   └─▶ describe ──────────────────────────────────────────┤
+//!                                                                   batch_sizer ──────┘
+//! ```
+//!
+//! `element`: elements of maps, and the names of chains; `slots`: the index of each endpoint in its pool; `operation`: a
+//! step of a transaction; `refs`: the reference counts of shared objects; `desired`, `observed`, `applied`: the three
+//! states; `plan`: the difference, in a safe order.
 
 mod applied;
 mod batch_sizer;

@@ -15,8 +15,8 @@ use netlink::nft::{Chain, Rule, SetFlags};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
-    desired::{Base, PoolChain, Slots, SourceGroupId},
-    element::{Element, ElementData, Map},
+    desired::{Base, Slots},
+    element::{Element, ElementData, Map, PoolChain, SourceGroupId},
     kernel::Listing,
     operation::{Elements, Operation, Repairs},
     refs::RefCounts,

@@ -3,8 +3,8 @@
 use netlink::nft::{Chain, Rule, Set};
 
 use crate::{
-    desired::{FixedChain, PoolChain},
-    element::{Element, Map},
+    desired::FixedChain,
+    element::{Element, Map, PoolChain},
 };
 
 /// One step of a transaction, in one table.

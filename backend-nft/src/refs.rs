@@ -11,8 +11,8 @@ use netlink::nft::Rule;
 use proto::model::IpFamily;
 
 use crate::{
-    desired::{PoolChain, SourceGroup, SourceGroupId},
-    element::Element,
+    desired::SourceGroup,
+    element::{Element, PoolChain, SourceGroupId},
 };
 
 /// The shared objects in the kernel, and how many references each has; 0: it is unused.

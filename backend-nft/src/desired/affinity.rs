@@ -26,32 +26,13 @@
 //!       └──────────────── key of live ──────────────┘
 //! ```
 
-use std::{num::NonZeroU32, time::Duration};
+use std::time::Duration;
 
 use netlink::nft::{CtDirection, CtKey, DynsetOp, Expr, Register, Rule};
 use proto::model::IpFamily;
 
-use super::{
-    PoolChain,
-    rule::{PoolAccess, RuleBuilder, lookup, padding},
-};
-use crate::element::Map;
-
-/// The maximum number of client buckets of the service ports of one Service together.
-pub(crate) const MAX_CLIENT_BUCKETS: u32 = 16_384;
-
-/// The client buckets of a service port of a Service with at most eight ports. They do not depend on the number of
-/// ports, so that few Services lose the endpoints of their clients when a port is added or removed.
-pub(crate) const PORT_CLIENT_BUCKETS: u32 = MAX_CLIENT_BUCKETS / 8;
-
-/// How clients of a service port are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Affinity {
-    /// Seconds from the last connection of a client to its removal.
-    pub(crate) timeout: NonZeroU32,
-    /// The number of buckets.
-    pub(crate) buckets: NonZeroU32,
-}
+use super::rule::{RuleBuilder, lookup, padding};
+use crate::element::{Affinity, Map, PoolAccess, PoolChain};
 
 /// The maps and sets of one kind of pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,24 +55,6 @@ struct RegisterLayout {
 }
 
 const CLIENTS: Map = Map::AffineClients;
-
-impl Affinity {
-    /// With this many ports or more, the ports of a Service have one bucket each. (An object of the API has no more
-    /// than [`MAX_CLIENT_BUCKETS`] ports.)
-    pub(crate) const MAX_PORTS: usize = 1_024;
-
-    /// The buckets of each of `ports` service ports of a Service: [`PORT_CLIENT_BUCKETS`], as long as all ports
-    /// together have at most [`MAX_CLIENT_BUCKETS`]. More ports share these by their number, rounded up to a power of
-    /// two, so that a port more or less seldom changes it. At least one.
-    pub(crate) fn new(timeout: NonZeroU32, ports: usize) -> Self {
-        let buckets = match u32::try_from(ports.next_power_of_two()) {
-            Ok(shares) if ports < Self::MAX_PORTS => (MAX_CLIENT_BUCKETS / shares).min(PORT_CLIENT_BUCKETS),
-            _ => 1,
-        };
-        let buckets = NonZeroU32::new(buckets).unwrap_or(NonZeroU32::MIN);
-        Self { timeout, buckets }
-    }
-}
 
 /// The rules of a chain with session affinity. `pool`: the chain without affinity.
 pub(super) fn rules(

@@ -13,8 +13,7 @@ use netlink::nft::{
 };
 use proto::model::{IpFamily, Protocol};
 
-use super::SourceGroupId;
-use crate::element::{Map, VipShape};
+use crate::element::{Map, PoolAccess, SourceGroupId, VipShape};
 
 /// `RTN_LOCAL` of `linux/rtnetlink.h`: an address of this node.
 const RTN_LOCAL: u32 = 2;
@@ -35,17 +34,6 @@ pub(super) struct RuleBuilder {
 pub(super) enum PacketAddress {
     Source,
     Destination,
-}
-
-/// How a packet leads to the key of its pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PoolAccess {
-    /// Its VIP is the key.
-    Direct,
-    /// By [`Map::Aliases`].
-    Alias,
-    /// By [`Map::NodePortAliases`].
-    NodePort,
 }
 
 impl PacketAddress {

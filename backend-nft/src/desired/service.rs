@@ -20,12 +20,12 @@ use backend::{
 use proto::model::{Endpoint, IpFamily, Protocol, ServicePort, TrafficPolicy};
 
 use super::{
-    Affinity, PoolChain, PoolChainKind, SourceGroup,
+    SourceGroup,
     pool::{affinity_maps, endpoints},
     sources,
 };
 use crate::{
-    element::{Element, ElementData, Map, Verdict},
+    element::{Affinity, Element, ElementData, Map, PoolChain, PoolChainKind, Verdict},
     slots,
 };
 

@@ -12,7 +12,7 @@ use proto::model::{IpFamily, PerFamily};
 use ring::digest::{SHA256, digest};
 
 use super::*;
-use crate::element::{Element, Map};
+use crate::element::{Affinity, Element, Map, PoolChain, PoolChainKind, SourceGroupId};
 
 fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> ServicePortState {
     mk_state().service("default/web", build).build().service_ports().values().next().unwrap().clone()
@@ -283,65 +283,6 @@ fn affine_chains_lead_to_plain_ones() {
     let rules = PoolChain::parse(affine).unwrap().rules(IpFamily::V4, &effective(LocalDetector::None));
     assert_eq!(rules.len(), 3);
     assert!(rules[2].to_string().starts_with("goto alias-pool-2 "), "{}", rules[2]);
-}
-
-#[test]
-fn names_of_pool_chains_are_parsed() {
-    for name in [
-        "pool-3",
-        "local-pool-10",
-        "alias-pool-3",
-        "alias-local-pool-3",
-        "nodeport-alias-pool-1",
-        "nodeport-alias-local-pool-4294967295",
-        "cluster-ip-pool-2",
-        "cluster-ip-local-pool-2",
-        "masq-alias-pool-250",
-        "masq-nodeport-alias-pool-7",
-        "affine-pool-3-1s",
-        "affine-pool-3-1s-512",
-        "affine-nodeport-alias-local-pool-10-10800s",
-        "affine-cluster-ip-pool-2-4294967295s",
-    ] {
-        assert_eq!(PoolChain::parse(name).map(|chain| chain.to_string()).as_deref(), Some(name));
-    }
-    for name in [
-        "pool-",
-        "pool-0",
-        "pool-03",
-        "pool-+3",
-        "pool-3 ",
-        "pool-4294967296",
-        "services",
-        "my-pool-3",
-        "pool-3-10s",
-        "affine-pool-3",
-        "affine-pool-3s",
-        "affine-pool-3-0s",
-        "affine-pool-3-010s",
-        "affine-pool-3-10",
-        "affine-pool-3-10s-16384",
-        "affine-pool-3-10s-2048",
-        "affine-pool-3-10s-0",
-        "affine-pool-3-10s-512s",
-        "masq-pool-2",
-        "affine-pool-0-10s",
-        "affine-affine-pool-3-10s",
-    ] {
-        assert_eq!(PoolChain::parse(name), None, "{name:?}");
-    }
-}
-
-/// However many ports a Service has, its ports together have at most [`MAX_CLIENT_BUCKETS`] buckets.
-#[test]
-fn ports_of_a_service_share_its_client_buckets() {
-    let timeout = NonZeroU32::MIN;
-    let buckets = |ports: usize| Affinity::new(timeout, ports).buckets.get();
-    assert_eq!([1, 2, 3, 20, 511, 512, 1_000].map(buckets), [2_048, 2_048, 2_048, 512, 32, 32, 16]);
-    for ports in 1..2_000 {
-        let counted = ports.min(Affinity::MAX_PORTS);
-        assert!(buckets(counted) as usize * ports <= affinity::MAX_CLIENT_BUCKETS as usize, "{ports} ports");
-    }
 }
 
 #[test]

@@ -23,8 +23,8 @@ use self::{
 };
 use super::{Kernel, Listing};
 use crate::{
-    desired::{EndpointKeys, PoolChain, SourceGroupId},
-    element::{Element, ElementData, Map, MapContent, Verdict, VipShape},
+    desired::EndpointKeys,
+    element::{Element, ElementData, Map, MapContent, PoolChain, SourceGroupId, Verdict, VipShape},
     operation::{Elements, Operation},
 };
 

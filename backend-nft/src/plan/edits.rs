@@ -21,8 +21,8 @@ use proto::model::IpFamily;
 
 use crate::{
     applied::AppliedState,
-    desired::{Desired, SourceGroup, SourceGroupId, Update},
-    element::{Element, ElementData, Map},
+    desired::{Desired, SourceGroup, Update},
+    element::{Element, ElementData, Map, SourceGroupId},
     refs::RefCounts,
 };
 

@@ -13,8 +13,8 @@ use proto::model::IpFamily;
 use super::edits::{Edits, GroupEdits};
 use crate::{
     applied::AppliedState,
-    desired::{PoolChain, SourceGroup, SourceGroupId},
-    element::{Element, Map},
+    desired::SourceGroup,
+    element::{Element, Map, PoolChain, SourceGroupId},
     operation::{Elements, Operation, Owner, Repairs},
     refs::{Counts, RefCountChanges, RefCounts, SourceGroupRefs, chains},
 };

@@ -5,10 +5,7 @@ use std::net::IpAddr;
 use backend::dataplane::Vip;
 
 use super::{FakeTable, FakeTables, Reachable};
-use crate::{
-    desired::PoolChain,
-    element::{ElementData, Verdict},
-};
+use crate::element::{ElementData, PoolChain, Verdict};
 
 /// Panics if a verdict leads to a slot without an endpoint, or to a group without all of its source ranges.
 pub(super) fn reachable(tables: &FakeTables) -> Reachable {

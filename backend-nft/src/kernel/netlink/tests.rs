@@ -9,8 +9,8 @@ use proto::model::{ClusterInfo, PerFamily, Protocol};
 
 use super::*;
 use crate::{
-    desired::{PoolChain, PoolChainKind, base},
-    element::{Element, ElementData, Verdict},
+    desired::base,
+    element::{Element, ElementData, PoolChain, PoolChainKind, Verdict},
     observed::Observed,
     operation::Elements,
 };
