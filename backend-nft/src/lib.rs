@@ -52,8 +52,8 @@
 //!
 //! ```text
 //!  element ─▶ desired ─▶ operation, refs ─▶ kernel ─▶ observed ─▶ applied, plan ─▶ data_plane, for the driver
-//!  slots ──┘                   └─▶ describe ──────────────────────────────────────────┤
-//!                                                                   batch_sizer ──────┘
+//!  slots ──┘             └─▶ describe ──────────────────────────────────────────┤
+//!                                                              batch_sizer ─────┘
 //! ```
 //!
 //! `element`: elements of maps, and the names of chains; `slots`: the index of each endpoint in its pool; `operation`: a
