@@ -117,8 +117,8 @@ impl Plan {
 
 impl PlannedUpdate {
     pub(crate) fn new(current: &AppliedState, update: Update) -> Self {
-        let PerFamily { v4, v6 } = PerFamily::from_fn(|family| Edits::new(current, family, &update));
-        Self { update, edits: PerFamily { v4: v4.1, v6: v6.1 }, remaining: None, size: v4.0 + v6.0 }
+        let (sizes, edits) = PerFamily::from_fn(|family| Edits::new(current, family, &update)).unzip();
+        Self { update, edits, remaining: None, size: sizes.v4 + sizes.v6 }
     }
 
     /// Takes as many changes as are left in the transaction, and whether these are all of them. `tables`: what the

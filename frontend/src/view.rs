@@ -110,9 +110,7 @@ pub(crate) fn view(
             _ => Default::default(),
         }
     };
-    let PerFamily { v4, v6 } = PerFamily::from_fn(of_family);
-    let established = PerFamily { v4: v4.0, v6: v6.0 };
-    let gone = PerFamily { v4: v4.1, v6: v6.1 };
+    let (established, gone) = PerFamily::from_fn(of_family).unzip();
     ServicePortView { port, cluster, local: by_node, established, gone }
 }
 
