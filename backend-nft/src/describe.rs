@@ -18,8 +18,7 @@ struct TableChange {
     /// The tables of other layouts that are deleted.
     others: Vec<String>,
     chains: BTreeMap<String, ChainChange>,
-    /// Whether a map is deleted, and whether it is added.
-    maps: BTreeMap<String, (bool, bool)>,
+    maps: BTreeMap<String, MapChange>,
     /// By map and key.
     elements: BTreeMap<(Map, Box<[u8]>), BeforeAfter>,
     /// The number of deleted elements that Fairlead never writes.
@@ -35,8 +34,18 @@ struct ChainChange {
     rules: usize,
 }
 
-/// The element that is deleted, and the one that is added.
-type BeforeAfter = (Option<Element>, Option<Element>);
+#[derive(Debug, Default)]
+struct MapChange {
+    is_deleted: bool,
+    is_added: bool,
+}
+
+/// An element that is deleted, added, or replaced.
+#[derive(Debug, Default)]
+struct BeforeAfter {
+    before: Option<Element>,
+    after: Option<Element>,
+}
 
 /// The effect of the operations. `owner`: the service port that a VIP belongs to.
 pub(crate) fn differences<'a>(
@@ -60,14 +69,14 @@ impl TableChange {
             Operation::FlushChain(name) => self.chain(name).is_flushed = true,
             Operation::AddRule(name, _) => self.chain(name).rules += 1,
             Operation::DeleteChain(name) => self.chain(name).is_deleted = true,
-            Operation::AddSet(set) => self.maps.entry(set.name).or_default().1 = true,
-            Operation::DeleteSet(name) => self.maps.entry(name).or_default().0 = true,
+            Operation::AddSet(set) => self.maps.entry(set.name).or_default().is_added = true,
+            Operation::DeleteSet(name) => self.maps.entry(name).or_default().is_deleted = true,
             Operation::DeleteForeign(map, keys) => *self.foreign.entry(map).or_default() += keys.len(),
             Operation::DeleteElements(_, elements) => {
-                elements.list.into_iter().for_each(|element| self.element(element).0 = Some(element));
+                elements.list.into_iter().for_each(|element| self.element(element).before = Some(element));
             }
             Operation::AddElements(_, elements) => {
-                elements.list.into_iter().for_each(|element| self.element(element).1 = Some(element));
+                elements.list.into_iter().for_each(|element| self.element(element).after = Some(element));
             }
         }
     }
@@ -103,8 +112,8 @@ impl TableChange {
             (false, false) => {}
         }
         if !self.is_added || self.maps.is_empty() {
-            for (name, change) in self.maps {
-                let kind = match change {
+            for (name, MapChange { is_deleted, is_added }) in self.maps {
+                let kind = match (is_deleted, is_added) {
                     (true, true) => DifferenceKind::Change,
                     (true, false) => DifferenceKind::Remove,
                     (false, _) => DifferenceKind::Add,
@@ -125,7 +134,7 @@ impl TableChange {
         for (map, count) in self.foreign {
             push(DifferenceKind::Remove, format!("{}: {count} elements that Fairlead never writes", map.name()), None);
         }
-        for (before, after) in self.elements.into_values() {
+        for BeforeAfter { before, after } in self.elements.into_values() {
             let Some(Element { vip, .. }) = before.or(after) else { continue };
             let service_port = owner(&vip_of_key(&vip));
             match (before, after) {

@@ -38,6 +38,14 @@ pub(crate) struct ObservedTable {
     pub(crate) refs: RefCounts,
 }
 
+/// A group of source ranges.
+#[derive(Debug, Default)]
+struct ObservedGroup {
+    prefixes: Vec<IpNet>,
+    /// The rules of its chain; `None`: there is no chain.
+    rules: Option<Vec<Rule>>,
+}
+
 /// Elements are sorted by their slot. After a larger gap, another process has written the element.
 fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
     const MAX_GAP: usize = 1024;
@@ -110,21 +118,21 @@ impl Observed {
 impl ObservedTable {
     /// Collects the chains and elements of groups of source ranges.
     fn observe_groups(&mut self, family: IpFamily, listing: &Listing) {
-        let mut groups: BTreeMap<SourceGroupId, (Vec<IpNet>, Option<Vec<Rule>>)> = BTreeMap::new();
+        let mut groups: BTreeMap<SourceGroupId, ObservedGroup> = BTreeMap::new();
         for id in listing.chains.iter().filter_map(|chain| SourceGroupId::parse(&chain.name)) {
-            groups.entry(id).or_default().1 = Some(Vec::new());
+            groups.entry(id).or_default().rules = Some(Vec::new());
         }
         for listed in &listing.rules {
             if let Some(id) = SourceGroupId::parse(&listed.chain) {
-                groups.entry(id).or_default().1.get_or_insert_default().push(listed.rule.clone());
+                groups.entry(id).or_default().rules.get_or_insert_default().push(listed.rule.clone());
             }
         }
         for element in &listing.elements {
             if let (ElementData::Source(id), Some(prefix)) = (element.data, element.prefix()) {
-                groups.entry(id).or_default().0.push(prefix);
+                groups.entry(id).or_default().prefixes.push(prefix);
             }
         }
-        for (id, (mut prefixes, rules)) in groups {
+        for (id, ObservedGroup { mut prefixes, rules }) in groups {
             prefixes.sort_unstable();
             self.refs.observe_group(family, id, prefixes, rules);
         }
