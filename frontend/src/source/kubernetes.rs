@@ -43,7 +43,10 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 
 pub use self::api::KubernetesApi;
-use self::watcher::{KindWatcher, WatchContext};
+use self::{
+    retry::RetryDelays,
+    watcher::{KindWatcher, WatchContext},
+};
 use super::Freshness;
 use crate::object::SourceUpdate;
 
@@ -66,8 +69,8 @@ pub(super) struct Deadlines {
     after_failure: Duration,
     /// How long events may take after a comparison has shown that they are missing.
     grace: Duration,
-    /// The delay after the first failure, and the longest one, which only lists have.
-    retry: (Duration, Duration),
+    /// After failed requests.
+    retry: RetryDelays,
 }
 
 impl Default for Deadlines {
@@ -80,7 +83,7 @@ impl Default for Deadlines {
             silence: Duration::from_secs(150),
             after_failure: Duration::from_secs(10),
             grace: Duration::from_secs(5),
-            retry: (Duration::from_millis(100), Duration::from_secs(10)),
+            retry: RetryDelays { min: Duration::from_millis(100), max: Duration::from_secs(10) },
         }
     }
 }

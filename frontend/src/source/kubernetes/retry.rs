@@ -31,6 +31,15 @@ pub(super) struct Retry<'a> {
     causes: &'a SharedCauses,
 }
 
+/// How long to wait after failures: longer after each one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RetryDelays {
+    /// After the first failure.
+    pub(super) min: Duration,
+    /// The longest one, which only lists have.
+    pub(super) max: Duration,
+}
+
 /// Growing delays, which only time makes short again: of a server that lists, but whose watches all fail, a list would
 /// be requested many times a second.
 #[derive(Debug)]
@@ -80,7 +89,7 @@ impl SharedCauses {
 }
 
 impl Delays {
-    fn new(min: Duration, max: Duration) -> Self {
+    fn new(RetryDelays { min, max }: RetryDelays) -> Self {
         Self { backoff: Backoff::new(min, max), max, end: None }
     }
 
@@ -97,12 +106,11 @@ impl Delays {
 }
 
 impl<'a> Retry<'a> {
-    /// Delays grow from the first to the second.
-    pub(super) fn new(kind: ObjectKind, (min, max): (Duration, Duration), causes: &'a SharedCauses) -> Self {
+    pub(super) fn new(kind: ObjectKind, delays: RetryDelays, causes: &'a SharedCauses) -> Self {
         Self {
             kind,
-            short: Delays::new(min, max.min(MAX_SHORT_DELAY)),
-            long: Delays::new(min, max),
+            short: Delays::new(RetryDelays { max: delays.max.min(MAX_SHORT_DELAY), ..delays }),
+            long: Delays::new(delays),
             repeated: Repeated::default(),
             operation: Operation::FirstList,
             causes,
@@ -171,6 +179,7 @@ mod tests {
 
     const MIN_DELAY: Duration = Duration::from_millis(100);
     const MAX_DELAY: Duration = Duration::from_secs(10);
+    const DELAYS: RetryDelays = RetryDelays { min: MIN_DELAY, max: MAX_DELAY };
 
     /// The delay after a failure.
     async fn delay(retry: &mut Retry<'_>, operation: Operation) -> Duration {
@@ -182,7 +191,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn successes_between_failures_do_not_shorten_the_delay() {
         let causes = SharedCauses::default();
-        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
+        let mut retry = Retry::new(ObjectKind::Node, DELAYS, &causes);
         let mut total = Duration::ZERO;
         for _ in 0..30 {
             total += delay(&mut retry, Operation::Watch).await;
@@ -195,7 +204,7 @@ mod tests {
     async fn delays_of_watches_do_not_lengthen_those_of_lists() {
         for _ in 0..100 {
             let causes = SharedCauses::default();
-            let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
+            let mut retry = Retry::new(ObjectKind::Node, DELAYS, &causes);
             for _ in 0..30 {
                 let delay = delay(&mut retry, Operation::Watch).await;
                 assert!(delay <= MAX_SHORT_DELAY, "{delay:?}");
@@ -209,7 +218,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn watches_that_expire_again_and_again_cause_lists_at_growing_intervals() {
         let causes = SharedCauses::default();
-        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
+        let mut retry = Retry::new(ObjectKind::Node, DELAYS, &causes);
         let mut total = Duration::ZERO;
         for _ in 0..30 {
             total += delay(&mut retry, Operation::ExpiredWatch).await;
@@ -221,7 +230,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn time_without_failures_shortens_the_delay() {
         let causes = SharedCauses::default();
-        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
+        let mut retry = Retry::new(ObjectKind::Node, DELAYS, &causes);
         for _ in 0..30 {
             delay(&mut retry, Operation::List).await;
         }
@@ -233,7 +242,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn list_ends_a_failure_of_lists_only() {
         let causes = SharedCauses::default();
-        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
+        let mut retry = Retry::new(ObjectKind::Node, DELAYS, &causes);
         delay(&mut retry, Operation::Watch).await;
         retry.list_succeeded();
         assert!(retry.repeated.is_failing());
