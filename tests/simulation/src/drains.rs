@@ -84,9 +84,11 @@ fn may_use(state: &ServicePortState, address: IpAddr) -> bool {
 /// `cluster`: all nodes; an answer of frontends that do not know them, as their API server serves an old list, is not
 /// checked. `is_current`: whether no object has changed since the pod ends.
 pub(crate) async fn drain(
-    (trace, network): (Trace, Network),
+    trace: Trace,
+    network: Network,
     address: IpAddr,
-    (cluster, nodes): (NodeSet, Vec<DrainedNode>),
+    cluster: NodeSet,
+    nodes: Vec<DrainedNode>,
     is_current: impl Fn() -> bool,
 ) {
     let frontends = Frontends { network, known: Mutex::default() };

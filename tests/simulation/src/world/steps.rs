@@ -108,8 +108,8 @@ impl World {
         let version = Arc::new(AtomicU64::new(0));
         let (api, ended_at) = (self.api.clone(), version.clone());
         let is_current = move || api.version() == ended_at.load(Ordering::SeqCst);
-        let shared = (self.trace.clone(), self.network.clone());
-        tokio::spawn(drains::drain(shared, address, (cluster, nodes.collect()), is_current));
+        let (trace, network) = (self.trace.clone(), self.network.clone());
+        tokio::spawn(drains::drain(trace, network, address, cluster, nodes.collect(), is_current));
         sleep(Duration::from_micros(rng.u64(0..100_000))).await;
         // The answer has to wait for the slowest node.
         if let Some(node) = rng.choice(&self.nodes) {
