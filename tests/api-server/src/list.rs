@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     http::ApiRequest,
-    resource::{Resource, Route},
+    resource::{Collection, Resource, Route},
     selector::Selector,
     status::{Answer, status},
     store::{ObjectKey, Store},
@@ -36,8 +36,8 @@ pub(crate) fn list(store: &Store, route: &Route, request: &ApiRequest, frozen_at
     };
     let limit = request.parameter("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
     let selector = Selector::new(&request.parameter("labelSelector"), &request.parameter("fieldSelector"));
-    let objects = (route.resource, route.namespace.as_deref());
-    let Ok((page, more)) = store.page(objects, &selector, version, after.as_ref(), limit) else {
+    let collection = Collection { resource: route.resource, namespace: route.namespace.as_deref() };
+    let Ok((page, more)) = store.page(collection, &selector, version, after.as_ref(), limit) else {
         return expired(version);
     };
     let mut metadata = Map::new();
@@ -46,7 +46,8 @@ pub(crate) fn list(store: &Store, route: &Route, request: &ApiRequest, frozen_at
         metadata.insert("continue".to_owned(), encode_token(key, version).into());
         // Unknown for a selection.
         if selector.is_empty() {
-            let rest = store.page(objects, &selector, version, Some(key), usize::MAX).map_or(0, |(rest, _)| rest.len());
+            let rest =
+                store.page(collection, &selector, version, Some(key), usize::MAX).map_or(0, |(rest, _)| rest.len());
             metadata.insert("remainingItemCount".to_owned(), rest.into());
         }
     }

@@ -19,6 +19,14 @@ pub enum Resource {
     ConfigMap,
 }
 
+/// All objects of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Collection<'a> {
+    pub(crate) resource: Resource,
+    /// Of one namespace only.
+    pub(crate) namespace: Option<&'a str>,
+}
+
 /// The objects that a path stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Route {

@@ -25,7 +25,7 @@ use crate::{
     http::{ApiRequest, Body, respond, stream},
     kubeconfig,
     list::list,
-    resource::{Resource, Route},
+    resource::{Collection, Resource, Route},
     review::{ReviewedUser, Reviewer},
     selector::Selector,
     status::Answer,
@@ -244,27 +244,23 @@ impl ApiServer {
     /// The events after a version, and the current version.
     pub(crate) fn events_after(
         &self,
-        objects: (Resource, Option<&str>),
+        collection: Collection<'_>,
         selector: &Selector,
         version: u64,
     ) -> Result<(Vec<StoredEvent>, u64), Compacted> {
-        let last = self.faults(objects.0).frozen_at.unwrap_or(u64::MAX);
+        let last = self.faults(collection.resource).frozen_at.unwrap_or(u64::MAX);
         let store = self.store();
         let last = last.min(store.version());
-        Ok((store.events_between(objects, selector, version, last)?, last))
+        Ok((store.events_between(collection, selector, version, last)?, last))
     }
 
     /// All selected objects, and their version.
-    pub(crate) fn objects(
-        &self,
-        objects: (Resource, Option<&str>),
-        selector: &Selector,
-    ) -> (Vec<Arc<StoredObject>>, u64) {
-        let last = self.faults(objects.0).frozen_at.unwrap_or(u64::MAX);
+    pub(crate) fn objects(&self, collection: Collection<'_>, selector: &Selector) -> (Vec<Arc<StoredObject>>, u64) {
+        let last = self.faults(collection.resource).frozen_at.unwrap_or(u64::MAX);
         let (page, version) = {
             let store = self.store();
             let version = last.min(store.version());
-            (store.page(objects, selector, version, None, usize::MAX), version)
+            (store.page(collection, selector, version, None, usize::MAX), version)
         };
         let objects: Vec<_> =
             page.map(|(page, _)| page.into_iter().map(|(_, object)| object).collect()).unwrap_or_default();

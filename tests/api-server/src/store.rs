@@ -8,7 +8,10 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{resource::Resource, selector::Selector};
+use crate::{
+    resource::{Collection, Resource},
+    selector::Selector,
+};
 
 /// Identifies an object: its kind, namespace and name. They are listed in this order.
 pub(crate) type ObjectKey = (Resource, String, String);
@@ -167,7 +170,7 @@ impl Store {
     /// The selected objects as they were at a version, after a key and up to a limit, and whether there are more.
     pub(crate) fn page(
         &self,
-        (resource, namespace): (Resource, Option<&str>),
+        Collection { resource, namespace }: Collection<'_>,
         selector: &Selector,
         version: u64,
         after: Option<&ObjectKey>,
@@ -191,7 +194,7 @@ impl Store {
     /// The events of the selected objects after a version, which may be in the future, up to another one.
     pub(crate) fn events_between(
         &self,
-        (resource, namespace): (Resource, Option<&str>),
+        Collection { resource, namespace }: Collection<'_>,
         selector: &Selector,
         version: u64,
         last: u64,
@@ -229,7 +232,7 @@ impl Store {
 mod tests {
     use super::*;
 
-    const SERVICES: (Resource, Option<&str>) = (Resource::Service, None);
+    const SERVICES: Collection<'_> = Collection { resource: Resource::Service, namespace: None };
 
     fn service(name: &str, label: Option<&str>) -> Value {
         json!({"metadata": {"namespace": "shop", "name": name, "labels": {"proxy": label}}})

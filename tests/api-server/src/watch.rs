@@ -12,7 +12,7 @@ use tokio::{
 use crate::{
     http::{ApiRequest, BodySender, Cut},
     list::expired_status,
-    resource::{Resource, Route},
+    resource::{Collection, Resource, Route},
     selector::Selector,
     server::ApiServer,
     status::Answer,
@@ -102,7 +102,6 @@ impl WatchRequest {
     }
 
     async fn send_all(&self, server: &ApiServer, body: &mut BodySender) -> Option<WatchEnd> {
-        let objects = (self.resource, self.namespace.as_deref());
         let mut changed = server.changes();
         let cuts = server.cuts();
         let (now, mut sent) = (Instant::now(), 0);
@@ -120,7 +119,7 @@ impl WatchRequest {
             }
             let faults = server.faults(self.resource);
             if faults.events {
-                let Ok((events, version)) = server.events_after(objects, &self.selector, sent) else {
+                let Ok((events, version)) = server.events_after(self.collection(), &self.selector, sent) else {
                     send(body, line("ERROR", &expired_status(sent).to_string())).await?;
                     return Some(WatchEnd::Orderly);
                 };
@@ -151,9 +150,13 @@ impl WatchRequest {
         }
     }
 
+    fn collection(&self) -> Collection<'_> {
+        Collection { resource: self.resource, namespace: self.namespace.as_deref() }
+    }
+
     /// Sends all objects, and returns their version.
     async fn send_objects(&self, server: &ApiServer, body: &mut BodySender) -> Option<u64> {
-        let (objects, version) = server.objects((self.resource, self.namespace.as_deref()), &self.selector);
+        let (objects, version) = server.objects(self.collection(), &self.selector);
         let mut chunk = String::new();
         for object in objects {
             chunk.push_str(&line("ADDED", &object.typed_text(self.resource)));
