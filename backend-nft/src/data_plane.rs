@@ -217,9 +217,9 @@ impl<K: Kernel> DataPlane for NftDataPlane<K> {
             repairs[family].unowned.extend(stale);
         }
         let has_stale = stale.iter().any(|(_, stale)| !stale.is_empty());
-        let is_last = *is_last && applied.has_unneeded() && !has_stale;
+        let may_finish = *is_last && applied.has_unneeded() && !has_stale;
         let effective = new_base.as_ref().map_or(&applied.options, |(_, options)| options);
-        let plan = Plan::new(applied, change, &mut updates, repairs, is_last, effective);
+        let plan = Plan::new(applied, change, &mut updates, repairs, may_finish, effective);
         let writes = plan.writes();
         let Plan { operations, refs, partial, last } = plan;
         if !operations.is_empty()

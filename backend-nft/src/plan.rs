@@ -62,13 +62,14 @@ pub(crate) struct Plan {
 impl Plan {
     /// The transaction for as much of the updates as the budget of the change allows, or a few elements more: some
     /// changes have to be in one transaction. Leaves in the updates what remains. `repairs`: those of the base ruleset,
-    /// and the elements that belong to no service port. `is_last`: it may be the last transaction of a reconcile.
+    /// and the elements that belong to no service port. `may_finish`: if it completes the updates, it is the last one of a
+    /// reconcile, and deletes what is unneeded.
     pub(crate) fn new(
         current: &AppliedState,
         change: &Change<'_>,
         updates: &mut [PlannedUpdate],
         mut repairs: PerFamily<Repairs>,
-        is_last: bool,
+        may_finish: bool,
         effective: &EffectiveOptions,
     ) -> Self {
         let mut unneeded = if current.is_reconciling { Unneeded::Keep } else { Unneeded::Delete };
@@ -87,7 +88,7 @@ impl Plan {
                 tables[family].update(std::mem::take(&mut edits[family]), index);
             }
         }
-        if is_last && plan.partial.is_empty() {
+        if may_finish && plan.partial.is_empty() {
             unneeded = Unneeded::Delete;
             let last = current.last_repairs(change, left);
             plan.last = Some(PerFamily::from_fn(|family| last[family].unowned.clone()));
