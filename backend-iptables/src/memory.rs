@@ -7,17 +7,14 @@ use backend::{
     Drift,
     dataplane::{DataplaneOptions, Vip},
     driver::Driver,
-    testing::{Gate, MemoryKernel},
+    testing::{ErrorDetail, Gate, MemoryKernel},
 };
 use iptables::RestoreError;
 use proto::model::IpFamily;
 
 use crate::{
     data_plane::IptablesDataPlane,
-    kernel::{
-        Kernel, Suspicion,
-        fake::{FakeKernel, RejectedLine},
-    },
+    kernel::{Kernel, Suspicion, fake::FakeKernel},
     plan::Script,
 };
 
@@ -58,14 +55,13 @@ impl MemoryKernel for Memory {
         self.0.set_unsupported(family);
     }
 
-    fn reject(&self, vips: &BTreeSet<Vip>, is_named: bool) {
+    fn reject(&self, vips: &BTreeSet<Vip>, detail: ErrorDetail) {
         let addresses = vips.iter().filter_map(|vip| match vip {
             Vip::AddressPort { address, .. } => Some(format!("-d {address}/")),
             Vip::NodePort { .. } | Vip::Address(_) => None,
         });
         let addresses: BTreeSet<_> = addresses.collect();
-        let line = if is_named { RejectedLine::Named } else { RejectedLine::Unnamed };
-        self.0.reject(addresses.iter().map(String::as_str), line);
+        self.0.reject(addresses.iter().map(String::as_str), detail);
     }
 
     fn remove_any(&self, number: usize) -> bool {

@@ -10,7 +10,7 @@ use backend::{
     InstalledObject,
     dataplane::Vip,
     driver::Driver,
-    testing::{Gate, MemoryKernel},
+    testing::{ErrorDetail, Gate, MemoryKernel},
 };
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, PerFamily};
@@ -79,7 +79,7 @@ impl MemoryKernel for Memory {
     }
 
     /// A rejected virtual server has no name but its address, so that errors always name it.
-    fn reject(&self, vips: &BTreeSet<Vip>, _: bool) {
+    fn reject(&self, vips: &BTreeSet<Vip>, _: ErrorDetail) {
         let servers = vips.iter().filter_map(|vip| match *vip {
             Vip::AddressPort { address, port, protocol } => {
                 Some(VirtualServerKey::Address(ipvs_protocol(protocol), SocketAddr::new(address, port)))

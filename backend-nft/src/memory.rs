@@ -7,17 +7,14 @@ use backend::{
     Drift,
     dataplane::{DataplaneOptions, Vip},
     driver::{Driver, Rejection},
-    testing::{Gate, MemoryKernel},
+    testing::{ErrorDetail, Gate, MemoryKernel},
 };
 use proto::model::{IpFamily, PerFamily};
 
 use crate::{
     data_plane::NftDataPlane,
     desired::EndpointKeys,
-    kernel::{
-        Kernel, Listing,
-        fake::{ErrorDetail, Fake},
-    },
+    kernel::{Kernel, Listing, fake::Fake},
     operation::Operation,
 };
 
@@ -55,8 +52,7 @@ impl MemoryKernel for Memory {
         self.0.set_unsupported(family);
     }
 
-    fn reject(&self, vips: &BTreeSet<Vip>, is_named: bool) {
-        let detail = if is_named { ErrorDetail::Named } else { ErrorDetail::Unnamed };
+    fn reject(&self, vips: &BTreeSet<Vip>, detail: ErrorDetail) {
         self.0.reject(vips.iter().copied(), detail);
     }
 

@@ -28,7 +28,7 @@ mod transition;
 pub use builders::{NODE_NAME, ServiceBuilder, StateBuilder, mk_key, mk_state};
 pub use fake::{Call, FakeBackend, FakeKernel};
 pub use history::History;
-pub use memory::{Gate, MemoryKernel};
+pub use memory::{ErrorDetail, Gate, MemoryKernel};
 pub use program_all::{ProgramAll, rejected_by_test};
 pub use synthetic::{Stack, synthetic};
 pub use transition::{apply, operations_between, transition};

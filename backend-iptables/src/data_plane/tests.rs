@@ -6,7 +6,8 @@ use backend::{
     Backend as _, NodeState,
     dataplane::DataplaneOptions,
     testing::{
-        ProgramAll as _, Stack, apply, mk_key, mk_state, operations_between, rejected_by_test, synthetic, transition,
+        ErrorDetail, ProgramAll as _, Stack, apply, mk_key, mk_state, operations_between, rejected_by_test, synthetic,
+        transition,
     },
 };
 use iptables::{Ruleset, Table};
@@ -14,11 +15,7 @@ use proto::model::Operation;
 use tokio::time::timeout;
 
 use super::*;
-use crate::{
-    fake_driver::FakeDriver,
-    kernel::fake::{FakeKernel, RejectedLine},
-    names::SERVICES,
-};
+use crate::{fake_driver::FakeDriver, kernel::fake::FakeKernel, names::SERVICES};
 
 fn state(services: u8) -> NodeState {
     (1..=services).fold(mk_state(), |state, n| service(state, n, ["10.244.1.1:80", "10.244.1.2:80"])).build()
@@ -48,14 +45,14 @@ async fn shape(state: &NodeState) -> Vec<String> {
 
 #[tokio::test]
 async fn rejected_service_ports_are_left_out_and_reported() {
-    for (rejected_line, most) in [(RejectedLine::Named, 6), (RejectedLine::Unnamed, 42)] {
+    for (detail, most) in [(ErrorDetail::Named, 6), (ErrorDetail::Unnamed, 42)] {
         let kernel = FakeKernel::default();
         // The programs stop at the first line that they reject.
-        kernel.reject(["10.96.0.7/32", "10.96.0.90/32"], rejected_line);
+        kernel.reject(["10.96.0.7/32", "10.96.0.90/32"], detail);
         let mut driver = driver(&kernel);
         assert_eq!(rejected_by_test(&mut driver, &state(100)).await, ["svc-007", "svc-090"]);
         let restores = kernel.take_restores().len();
-        assert!((3..=most).contains(&restores), "{rejected_line:?}: {restores} scripts");
+        assert!((3..=most).contains(&restores), "{detail:?}: {restores} scripts");
 
         // All others are programmed, and stay so.
         let others = without(state(100), &["default/svc-007", "default/svc-090"]);
@@ -63,7 +60,7 @@ async fn rejected_service_ports_are_left_out_and_reported() {
         assert_eq!(driver.reconcile_all(&state(100)).await.unwrap().writes, 0);
 
         // Once the kernel accepts them there are no failures.
-        kernel.reject([], rejected_line);
+        kernel.reject([], detail);
         assert_eq!(rejected_by_test(&mut driver, &state(100)).await, [""; 0]);
         assert_eq!(kernel.shape(IpFamily::V4), shape(&state(100)).await);
     }
@@ -71,12 +68,12 @@ async fn rejected_service_ports_are_left_out_and_reported() {
 
 #[tokio::test]
 async fn a_rejected_service_port_is_retried_when_it_changes() {
-    for rejected_line in [RejectedLine::Named, RejectedLine::Unnamed] {
+    for detail in [ErrorDetail::Named, ErrorDetail::Unnamed] {
         let kernel = FakeKernel::default();
         let mut driver = driver(&kernel);
         let mut current = state(3);
         driver.reconcile_all(&current).await.unwrap();
-        kernel.reject(["10.244.1.9:80", "10.96.0.9/32"], rejected_line);
+        kernel.reject(["10.244.1.9:80", "10.96.0.9/32"], detail);
 
         // The endpoint of one is rejected; the one of the other is not.
         let other = service(mk_state(), 1, ["10.244.1.1:80", "10.244.1.8:80"]);
@@ -96,7 +93,7 @@ async fn a_rejected_service_port_is_retried_when_it_changes() {
         assert_eq!(kernel.shape(IpFamily::V4), shape(&without(fewer, &["default/svc-002"])).await);
 
         // It is retried when it changes.
-        kernel.reject([], rejected_line);
+        kernel.reject([], detail);
         let changes = transition(&mut current, &without(state(2), &["default/svc-001"]));
         assert_eq!(driver.apply_all(&current, &changes).await.unwrap().failures, []);
         assert_eq!(kernel.shape(IpFamily::V4), shape(&current).await);
@@ -109,7 +106,7 @@ async fn existing_rules_stay_while_a_batch_is_bisected() {
     let kernel = FakeKernel::default();
     driver(&kernel).reconcile_all(&state(20)).await.unwrap();
     kernel.take_restores();
-    kernel.reject(["10.96.0.25/32"], RejectedLine::Unnamed);
+    kernel.reject(["10.96.0.25/32"], ErrorDetail::Unnamed);
     assert_eq!(rejected_by_test(&mut driver(&kernel), &without(state(30), &["default/svc-001"])).await, ["svc-025"]);
     let restores = kernel.take_restores();
     let steps: Vec<_> = restores.iter().flat_map(|restore| &restore.steps).collect();
@@ -124,7 +121,7 @@ async fn existing_rules_stay_while_a_batch_is_bisected() {
 async fn any_number_of_service_ports_may_be_rejected() {
     let kernel = FakeKernel::default();
     let vips: Vec<String> = (1..=100).map(|n| format!("10.96.0.{n}/32")).collect();
-    kernel.reject(vips.iter().map(String::as_str), RejectedLine::Unnamed);
+    kernel.reject(vips.iter().map(String::as_str), ErrorDetail::Unnamed);
     assert_eq!(rejected_by_test(&mut driver(&kernel), &state(100)).await.len(), 100);
 }
 
@@ -163,7 +160,7 @@ async fn on_a_new_node_urgent_service_ports_come_first() {
     apply(&mut all, operations_between(&mk_state().build(), &urgent.build()));
     for rejected in [None, Some("10.200.0.10/32")] {
         let kernel = FakeKernel::default();
-        kernel.reject(rejected, RejectedLine::Named);
+        kernel.reject(rejected, ErrorDetail::Named);
         let applied = driver(&kernel).reconcile_all(&all).await.unwrap();
         assert_eq!(applied.failures.len(), usize::from(rejected.is_some()));
         // The base ruleset of both families precedes them.
@@ -185,9 +182,9 @@ async fn on_a_new_node_urgent_service_ports_come_first() {
 
 #[tokio::test]
 async fn a_rejected_base_ruleset_is_an_error() {
-    for rejected_line in [RejectedLine::Named, RejectedLine::Unnamed] {
+    for detail in [ErrorDetail::Named, ErrorDetail::Unnamed] {
         let kernel = FakeKernel::default();
-        kernel.reject(["kubernetes postrouting rules"], rejected_line);
+        kernel.reject(["kubernetes postrouting rules"], detail);
         let error = format!("{:#}", driver(&kernel).reconcile_all(&state(3)).await.unwrap_err());
         assert!(error.contains("the kernel rejected the base ruleset"), "{error}");
         // It stops at once, before any service port.
@@ -241,16 +238,16 @@ async fn a_base_ruleset_in_a_rejected_script_is_read_again() {
         });
         services.build()
     };
-    for rejected_line in [RejectedLine::Named, RejectedLine::Unnamed] {
+    for detail in [ErrorDetail::Named, ErrorDetail::Unnamed] {
         let kernel = FakeKernel::default();
         kernel.set_script_lines(10);
         let mut driver = driver(&kernel);
         let mut current = of("192.168.1.1");
         assert!(driver.reconcile(&current).await.unwrap().unfinished.is_some());
-        kernel.reject(["fd00:96::9/128"], rejected_line);
+        kernel.reject(["fd00:96::9/128"], detail);
         kernel.set_script_lines(1_000);
         let changes = transition(&mut current, &of("192.168.1.2"));
-        assert_eq!(driver.apply_all(&current, &changes).await.unwrap().failures.len(), 1, "{rejected_line:?}");
+        assert_eq!(driver.apply_all(&current, &changes).await.unwrap().failures.len(), 1, "{detail:?}");
         assert_eq!(kernel.shape(IpFamily::V4), shape(&without(current, &["default/svc-009"])).await);
     }
 }

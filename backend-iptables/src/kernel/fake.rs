@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow, ensure};
+use backend::testing::ErrorDetail;
 use iptables::{Chain, RestoreError, Ruleset, Table, target};
 use proto::model::{IpFamily, PerFamily};
 
@@ -31,7 +32,7 @@ struct FakeState {
     unsupported: Option<IpFamily>,
     /// Rules that contain one of these texts are rejected.
     rejected: Vec<String>,
-    rejected_line: RejectedLine,
+    detail: ErrorDetail,
     /// The number of transactions after which the next restore fails.
     fails_after: Option<usize>,
     max_lines: Option<usize>,
@@ -48,14 +49,6 @@ pub(crate) struct Restore {
     pub(crate) accepted: bool,
     /// The rules after each transaction.
     pub(crate) steps: Vec<Ruleset>,
-}
-
-/// Whether the error of a restore names the line that is rejected.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum RejectedLine {
-    #[default]
-    Named,
-    Unnamed,
 }
 
 /// The built-in chains.
@@ -128,10 +121,10 @@ impl FakeKernel {
     }
 
     /// From now on rules that contain one of these texts are rejected.
-    pub(crate) fn reject<'a>(&self, texts: impl IntoIterator<Item = &'a str>, rejected_line: RejectedLine) {
+    pub(crate) fn reject<'a>(&self, texts: impl IntoIterator<Item = &'a str>, detail: ErrorDetail) {
         let mut state = self.0.lock().unwrap();
         state.rejected = texts.into_iter().map(str::to_owned).collect();
-        state.rejected_line = rejected_line;
+        state.detail = detail;
     }
 
     /// The next restore fails after this number of transactions.
@@ -208,7 +201,7 @@ impl Kernel for FakeKernel {
             }
             let mut ruleset = state.rulesets[family].clone();
             if let Err((line, reason)) = execute(&mut ruleset, &lines, &state.rejected) {
-                let lines = if state.rejected_line == RejectedLine::Named { vec![line] } else { Vec::new() };
+                let lines = if state.detail == ErrorDetail::Named { vec![line] } else { Vec::new() };
                 result = Err(RestoreError::Rejected { program: "fake".to_owned(), lines, reason });
                 break;
             }

@@ -11,14 +11,11 @@ use std::time::Duration;
 use backend::{
     Backend as _, Drift, NodeState,
     dataplane::{DataplaneOptions, Vip},
-    testing::{ProgramAll as _, mk_state, rejected_by_test, transition},
+    testing::{ErrorDetail, ProgramAll as _, mk_state, rejected_by_test, transition},
 };
 use proto::model::{IpFamily, Protocol};
 
-use crate::{
-    fake_driver::FakeDriver,
-    kernel::fake::{ErrorDetail, Fake},
-};
+use crate::{fake_driver::FakeDriver, kernel::fake::Fake};
 
 fn state(services: u8) -> NodeState {
     (1..=services)

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::Result;
-use backend::{Drift, NFT_TABLE, dataplane::Vip, driver::Rejection};
+use backend::{Drift, NFT_TABLE, dataplane::Vip, driver::Rejection, testing::ErrorDetail};
 use ipnet::IpNet;
 use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags};
 use proto::model::{IpFamily, PerFamily};
@@ -63,14 +63,6 @@ type FakeTables = PerFamily<BTreeMap<String, FakeTable>>;
 
 /// The endpoints to which packets to each VIP may be sent; none: they are dropped or rejected.
 pub(crate) type Reachable = BTreeMap<Vip, BTreeSet<(IpAddr, u16)>>;
-
-/// Whether the fake names the element that it rejects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum ErrorDetail {
-    #[default]
-    Named,
-    Unnamed,
-}
 
 /// The content of a table.
 #[derive(Clone, Debug, Default, PartialEq)]

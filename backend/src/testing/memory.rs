@@ -17,6 +17,16 @@ pub struct Gate {
     drift: Arc<Notify>,
 }
 
+/// Whether the errors of a kernel in memory name the objects that it rejects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ErrorDetail {
+    /// They do.
+    #[default]
+    Named,
+    /// They do not.
+    Unnamed,
+}
+
 /// A kernel in memory that makes the checks of the real one. Clones share its content, which outlives backends.
 pub trait MemoryKernel: Clone + Default + Send + 'static {
     /// What programs it.
@@ -34,8 +44,8 @@ pub trait MemoryKernel: Clone + Default + Send + 'static {
     /// It cannot program this IP family from now on.
     fn set_unsupported(&self, family: Option<IpFamily>);
 
-    /// It rejects new objects of these VIPs from now on. `is_named`: its errors say which objects it rejects.
-    fn reject(&self, vips: &BTreeSet<Vip>, is_named: bool);
+    /// It rejects new objects of these VIPs from now on.
+    fn reject(&self, vips: &BTreeSet<Vip>, detail: ErrorDetail);
 
     /// Another program removes an object, for example the one with this number. Whether there is one.
     fn remove_any(&self, number: usize) -> bool;

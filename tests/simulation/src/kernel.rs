@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use backend::{Backend, Changes, Drift, NodeState, ServicePortState, SyncReport};
+use backend::{Backend, Changes, Drift, NodeState, ServicePortState, SyncReport, testing::ErrorDetail};
 use fastrand::Rng;
 use proto::model::{FailureKind, IpFamily, ServicePortFailure, ServicePortKey};
 use tokio::{sync::Notify, time::sleep};
@@ -223,7 +223,8 @@ impl KernelState {
         let Self { memory, faults, rng, .. } = self;
         memory.set_unsupported(faults.unsupported);
         let vips = faults.rejects.map(objects::vips).unwrap_or_default();
-        memory.reject(&vips, !vips.is_empty() && rng.bool());
+        let is_named = !vips.is_empty() && rng.bool();
+        memory.reject(&vips, if is_named { ErrorDetail::Named } else { ErrorDetail::Unnamed });
     }
 }
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use backend::{
     Backend as _, Changes, Drift,
-    testing::{History, contract},
+    testing::{ErrorDetail, History, contract},
 };
 use iptables::Ruleset;
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernel::{Suspicion, fake::RejectedLine};
+use crate::kernel::Suspicion;
 
 /// A node with a network plugin and kubelet.
 const FOREIGN: &str = "*filter
@@ -143,12 +143,12 @@ async fn check_faults(seed: u64, steps: usize, script_lines: usize) {
             _ => {}
         }
         if is_rejecting {
-            let line = if rng.bool() { RejectedLine::Named } else { RejectedLine::Unnamed };
-            kernel.reject(["-d 10.96.0.2/32", "10.244.1.1:8080", "fd00:96:1::3/128"], line);
+            let detail = if rng.bool() { ErrorDetail::Named } else { ErrorDetail::Unnamed };
+            kernel.reject(["-d 10.96.0.2/32", "10.244.1.1:8080", "fd00:96:1::3/128"], detail);
             let _ = driver.apply(history.state(), &changes).await;
             let changes = history.step();
             let _ = driver.apply(history.state(), &changes).await;
-            kernel.reject([], line);
+            kernel.reject([], detail);
         } else {
             let _ = driver.apply(history.state(), &changes).await;
         }

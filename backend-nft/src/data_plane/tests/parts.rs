@@ -7,7 +7,7 @@ use backend::{
     NodeState,
     dataplane::{DataplaneOptions, Vip, vips},
     driver::Driver,
-    testing::{History, ProgramAll as _, Stack, mk_state, operations_between, synthetic},
+    testing::{ErrorDetail, History, ProgramAll as _, Stack, mk_state, operations_between, synthetic},
 };
 use proptest::prelude::*;
 use proto::model::{IpFamily, PerFamily, Protocol, ServicePort};
@@ -16,7 +16,7 @@ use crate::{
     batch_sizer::BatchSizer,
     data_plane::NftDataPlane,
     fake_driver::FakeDriver,
-    kernel::fake::{ErrorDetail, Fake, FakeTable},
+    kernel::fake::{Fake, FakeTable},
 };
 
 fn driver(kernel: &Fake) -> FakeDriver {

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use backend::{
     Backend, Changes, Drift, NodeState, SyncReport,
     dataplane::Vip,
-    testing::{Gate, MemoryKernel, ProgramAll as _},
+    testing::{ErrorDetail, Gate, MemoryKernel, ProgramAll as _},
 };
 use fastrand::Rng;
 use proto::model::{IpFamily, ServicePortFailure, ServicePortKey};
@@ -85,13 +85,13 @@ impl Memory {
         }
     }
 
-    /// It rejects new objects of these VIPs from now on; `is_named`: its errors say which objects it rejects.
-    pub(super) fn reject(&self, vips: &BTreeSet<Vip>, is_named: bool) {
+    /// It rejects new objects of these VIPs from now on.
+    pub(super) fn reject(&self, vips: &BTreeSet<Vip>, detail: ErrorDetail) {
         match self {
             Self::Map => {}
-            Self::Nft(memory) => memory.reject(vips, is_named),
-            Self::Iptables(memory) => memory.reject(vips, is_named),
-            Self::Ipvs(memory) => memory.reject(vips, is_named),
+            Self::Nft(memory) => memory.reject(vips, detail),
+            Self::Iptables(memory) => memory.reject(vips, detail),
+            Self::Ipvs(memory) => memory.reject(vips, detail),
         }
     }
 
