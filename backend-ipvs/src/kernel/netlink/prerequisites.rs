@@ -19,7 +19,7 @@ use super::{
     super::{Base, Prepared, UnusableFamily},
     DEVICE, FORMER_DEVICE, Worker, device,
 };
-use crate::{set::SetId, settings::Arp};
+use crate::{desired::Rules, set::SetId, settings::Arp};
 
 /// See `Documentation/networking/ipvs-sysctl.rst`.
 const IPVS: [(&str, &str); 3] = [
@@ -83,77 +83,82 @@ impl Worker {
             unusable.push(unusable_family(IpFamily::V6, reason, true));
             rules.v6 = None;
         }
-        let mut add = |family, kind, subsystem: &str, object: String, writes, supply| {
-            missing.push(Missing { difference: Difference::new(kind, subsystem, object), writes, family, supply });
-        };
-        let timeouts = base.timeouts;
-        if !ipvs::is_loaded() {
-            // `prepare` has loaded it.
-            add(None, DifferenceKind::Add, "modules", "ip_vs, with its settings".to_owned(), 0, Box::new(|_| Ok(())));
-        } else if self.has_other_timeouts(&timeouts)? {
-            let supply = move |worker: &mut Self| Ok(worker.ipvs()?.set_timeouts(&timeouts)?);
-            add(None, DifferenceKind::Change, "IPVS", "timeouts".to_owned(), 1, Box::new(supply));
-        }
-        for (name, value) in differing_sysctls(base.arp)? {
-            let object = format!("net.{}={value}", name.replace('/', "."));
-            add(None, DifferenceKind::Change, "sysctl", object, 1, Box::new(move |_| write_sysctl(name, value)));
-        }
-        let observed = self.observed_sets()?;
-        let is_used = |set: &SetId| rules[set.family].is_some();
-        for set in SetId::all().filter(|set| is_used(set) && !observed.contains(set)) {
-            let supply = move |worker: &mut Self| {
-                let created = worker.ipset.create(&set.new_set());
-                created.with_context(|| format!("create the set {}", set.name()))
-            };
-            add(Some(set.family), DifferenceKind::Add, "ipset", format!("set {}", set.name()), 1, Box::new(supply));
-        }
-        match rtnl::link(DEVICE)? {
-            None => {
-                let supply = |_: &mut Self| Ok(rtnl::add_dummy_link(DEVICE)?);
-                add(None, DifferenceKind::Add, "links", format!("device {DEVICE}"), 1, Box::new(supply));
-            }
-            Some(link) if !link.is_up => {
-                let supply = move |_: &mut Self| Ok(rtnl::set_link_up(&link)?);
-                add(
-                    None,
-                    DifferenceKind::Change,
-                    "links",
-                    format!("device {DEVICE}, which is down"),
-                    1,
-                    Box::new(supply),
-                );
-            }
-            Some(_) => {}
-        }
-        if let Some(former) = rtnl::link(FORMER_DEVICE)? {
-            let object = format!("device {FORMER_DEVICE}, whose addresses {DEVICE} gets");
-            let supply = move |_: &mut Self| move_addresses(&former);
-            add(None, DifferenceKind::Remove, "links", object, 1, Box::new(supply));
-        }
+        missing.extend(self.missing_ipvs(base.timeouts)?);
+        missing.extend(missing_sysctls(base.arp)?);
+        missing.extend(self.missing_sets(&rules)?);
+        missing.extend(missing_device()?);
+        missing.extend(former_device()?);
         for (family, rules) in rules.iter().filter_map(|(family, rules)| Some((family, (*rules)?))) {
-            let script = match self.iptables.script(family, rules) {
-                Ok(Some(script)) => script,
-                Ok(None) => {
-                    let program = PerFamily { v4: "iptables", v6: "ip6tables" }[family];
-                    unusable.push(unusable_family(family, format!("{program} is not installed"), true));
-                    continue;
-                }
-                Err(error) => {
-                    unusable.push(unusable_family(family, format!("{error:#}"), false));
-                    continue;
-                }
-            };
-            let lines = script.commands();
-            if lines > 0 {
-                let object = format!("{lines} lines of the {family} chains FAIRLEAD-IPVS*");
-                let supply = move |worker: &mut Self| {
-                    let restored = worker.iptables.restore(family, &script);
-                    restored.with_context(|| format!("write the rules of {family}"))
-                };
-                add(Some(family), DifferenceKind::Change, "iptables", object, lines, Box::new(supply));
+            match self.missing_rules(family, rules) {
+                Ok(of_family) => missing.extend(of_family),
+                Err(family) => unusable.push(family),
             }
         }
         Ok((missing, unusable))
+    }
+
+    /// The module, if it is not loaded, or else timeouts that differ.
+    fn missing_ipvs(&mut self, timeouts: ipvs::IpvsTimeouts) -> Result<Option<Missing>> {
+        if !ipvs::is_loaded() {
+            return Ok(Some(Missing {
+                difference: Difference::new(DifferenceKind::Add, "modules", "ip_vs, with its settings"),
+                writes: 0,
+                family: None,
+                // `prepare` has loaded it.
+                supply: Box::new(|_| Ok(())),
+            }));
+        }
+        if !self.has_other_timeouts(&timeouts)? {
+            return Ok(None);
+        }
+        Ok(Some(Missing {
+            difference: Difference::new(DifferenceKind::Change, "IPVS", "timeouts"),
+            writes: 1,
+            family: None,
+            supply: Box::new(move |worker| Ok(worker.ipvs()?.set_timeouts(&timeouts)?)),
+        }))
+    }
+
+    /// The sets of the families with rules.
+    fn missing_sets(&mut self, rules: &PerFamily<Option<&Rules>>) -> Result<Vec<Missing>> {
+        let observed = self.observed_sets()?;
+        let is_missing = |set: &SetId| rules[set.family].is_some() && !observed.contains(set);
+        let missing = |set: SetId| Missing {
+            difference: Difference::new(DifferenceKind::Add, "ipset", format!("set {}", set.name())),
+            writes: 1,
+            family: Some(set.family),
+            supply: Box::new(move |worker| {
+                let created = worker.ipset.create(&set.new_set());
+                created.with_context(|| format!("create the set {}", set.name()))
+            }),
+        };
+        Ok(SetId::all().filter(is_missing).map(missing).collect())
+    }
+
+    /// The rules of a family. An error: it cannot be prepared.
+    fn missing_rules(&mut self, family: IpFamily, rules: &Rules) -> Result<Option<Missing>, UnusableFamily> {
+        let script = match self.iptables.script(family, rules) {
+            Ok(Some(script)) => script,
+            Ok(None) => {
+                let program = PerFamily { v4: "iptables", v6: "ip6tables" }[family];
+                return Err(unusable_family(family, format!("{program} is not installed"), true));
+            }
+            Err(error) => return Err(unusable_family(family, format!("{error:#}"), false)),
+        };
+        let lines = script.commands();
+        if lines == 0 {
+            return Ok(None);
+        }
+        let object = format!("{lines} lines of the {family} chains FAIRLEAD-IPVS*");
+        Ok(Some(Missing {
+            difference: Difference::new(DifferenceKind::Change, "iptables", object),
+            writes: lines,
+            family: Some(family),
+            supply: Box::new(move |worker| {
+                let restored = worker.iptables.restore(family, &script);
+                restored.with_context(|| format!("write the rules of {family}"))
+            }),
+        }))
     }
 
     fn has_other_timeouts(&mut self, desired: &ipvs::IpvsTimeouts) -> Result<bool> {
@@ -163,6 +168,52 @@ impl Worker {
             || differs(desired.tcp_fin, observed.tcp_fin)
             || differs(desired.udp, observed.udp))
     }
+}
+
+/// The sysctls that differ.
+fn missing_sysctls(arp: Arp) -> Result<Vec<Missing>> {
+    let missing = |(name, value): (&'static str, &'static str)| Missing {
+        difference: Difference::new(
+            DifferenceKind::Change,
+            "sysctl",
+            format!("net.{}={value}", name.replace('/', ".")),
+        ),
+        writes: 1,
+        family: None,
+        supply: Box::new(move |_| write_sysctl(name, value)),
+    };
+    Ok(differing_sysctls(arp)?.into_iter().map(missing).collect())
+}
+
+/// The device, if it does not exist or is down.
+fn missing_device() -> Result<Option<Missing>> {
+    Ok(match rtnl::link(DEVICE)? {
+        None => Some(Missing {
+            difference: Difference::new(DifferenceKind::Add, "links", format!("device {DEVICE}")),
+            writes: 1,
+            family: None,
+            supply: Box::new(|_| Ok(rtnl::add_dummy_link(DEVICE)?)),
+        }),
+        Some(link) if !link.is_up => Some(Missing {
+            difference: Difference::new(DifferenceKind::Change, "links", format!("device {DEVICE}, which is down")),
+            writes: 1,
+            family: None,
+            supply: Box::new(move |_| Ok(rtnl::set_link_up(&link)?)),
+        }),
+        Some(_) => None,
+    })
+}
+
+/// The device of earlier versions, if it exists: it is to be replaced.
+fn former_device() -> Result<Option<Missing>> {
+    let Some(former) = rtnl::link(FORMER_DEVICE)? else { return Ok(None) };
+    let object = format!("device {FORMER_DEVICE}, whose addresses {DEVICE} gets");
+    Ok(Some(Missing {
+        difference: Difference::new(DifferenceKind::Remove, "links", object),
+        writes: 1,
+        family: None,
+        supply: Box::new(move |_| move_addresses(&former)),
+    }))
 }
 
 /// Moves the addresses of the device of earlier versions, and deletes it: they are local in between.
