@@ -11,10 +11,10 @@ use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
     desired::{Base, Desired, Slots, Update, vip_of_key},
+    edits::{Edits, PartialServicePort, PlannedUpdate},
     element::{Element, PoolChain, SourceGroupId},
     observed::{Observed, ObservedElements, ObservedTable, slots},
     operation::{Operation, Repairs},
-    plan::{Edits, PartialServicePort, PlannedUpdate},
     refs::{RefCountChanges, RefCounts, chains},
 };
 
@@ -254,6 +254,17 @@ fn adopt(
         }
     }
     Some(update)
+}
+
+impl PartialServicePort {
+    /// What a table contains of a service port, and of the VIPs that it should have.
+    fn of(current: &AppliedState, family: IpFamily, update: &Update) -> Self {
+        let (mut elements, mut shared) = (Vec::new(), Vec::new());
+        current.elements(family, update, &mut elements);
+        current.shared(family, update, &mut shared);
+        let group = update.desired[family].as_deref().and_then(Desired::sources).map(|group| group.id);
+        Self { elements: elements.into_iter().collect(), shared: shared.into_iter().collect(), group }
+    }
 }
 
 impl Applied for AppliedState {

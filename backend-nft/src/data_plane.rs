@@ -21,11 +21,12 @@ use crate::{
     batch_sizer::BatchSizer,
     describe::differences,
     desired::{Base, EndpointKeys, Update, base, desired},
+    edits::PlannedUpdate,
     element::Affinity,
     kernel::{DryRun, Kernel},
     observed::{Observed, ObservedTable},
     operation::{Operation, Repairs},
-    plan::{Plan, PlannedUpdate},
+    plan::Plan,
 };
 
 /// nftables, over any [`Kernel`].

@@ -45,26 +45,27 @@
 //! A chain with a number is created when the first service port has that number of endpoints, and is shared by all of
 //! them. Replacing an endpoint changes one element; adding one adds an element and changes the verdict of the VIP; when
 //! one is removed, the last endpoint moves to its slot. A change is one transaction, unless it is so large that it
-//! would block other users of nf_tables for long; then a service port is changed in several steps (`plan::edits`).
+//! would block other users of nf_tables for long; then a service port is changed in several steps (`edits`).
 //!
-//! How a change becomes a transaction, from the inside out. A module uses only those to its left, but `applied`, which
-//! keeps what is planned, and `plan`, which starts from what is applied, use each other:
+//! How a change becomes a transaction, from the inside out: a module uses only those to its left.
 //!
 //! ```text
-//!  element ─▶ desired ─▶ operation, refs ─▶ kernel ─▶ observed ─▶ applied, plan ─▶ data_plane, for the driver
-//!  slots ──┘             └─▶ describe ──────────────────────────────────────────┤
-//!                                                              batch_sizer ─────┘
+//!  element ─▶ desired ─▶ operation, refs ─▶ kernel ─▶ observed ─▶ applied ─▶ plan ─▶ data_plane, for the driver
+//!  slots ──┘                             ├─▶ edits ────────────┘                  │
+//!                                        └─▶ describe ────────────────────────────┤
+//!                                                              batch_sizer ───────┘
 //! ```
 //!
 //! `element`: elements of maps, and the names of chains; `slots`: the index of each endpoint in its pool; `operation`: a
-//! step of a transaction; `refs`: the reference counts of shared objects; `desired`, `observed`, `applied`: the three
-//! states; `plan`: the difference, in a safe order.
+//! step of a transaction; `refs`: the reference counts of shared objects; `edits`: the changes of a service port, in
+//! steps; `desired`, `observed`, `applied`: the three states; `plan`: the difference, in a safe order.
 
 mod applied;
 mod batch_sizer;
 mod data_plane;
 mod describe;
 mod desired;
+mod edits;
 mod element;
 #[cfg(test)]
 mod fake_driver;

@@ -9,7 +9,6 @@
 //! The order: add tables, chains, maps; delete elements; add rules of pool chains and source groups; add elements; add
 //! other rules and base chains; delete chains, maps. So no rule or element refers to an object that does not exist.
 
-mod edits;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -25,25 +24,12 @@ use proto::model::{IpFamily, PerFamily};
 use crate::{
     applied::AppliedState,
     desired::{Desired, Update},
+    edits::{Edits, GroupEdits, PlannedUpdate},
     element::Element,
     operation::{Operation, Repairs},
     refs::RefCountChanges,
 };
-use edits::GroupEdits;
-pub(crate) use edits::{Edits, PartialServicePort, RemainingEdits};
 use table::TablePlan;
-
-/// A service port that is to be programmed.
-#[derive(Clone, Debug)]
-pub(crate) struct PlannedUpdate {
-    pub(crate) update: Update,
-    /// Its changes; `None`: the table has nothing of it.
-    edits: PerFamily<Option<Edits>>,
-    /// The changes that an earlier transaction has left.
-    remaining: Option<PerFamily<RemainingEdits>>,
-    /// How many elements programming it would change, or a few more.
-    pub(crate) size: usize,
-}
 
 /// A transaction.
 #[derive(Clone, Debug, Default)]
@@ -137,7 +123,7 @@ impl PlannedUpdate {
                 (edits, _) => edits.unwrap_or_default(),
             };
             // Another transaction may have changed the group.
-            Edits { group: GroupEdits::of(current, family, update), ..edits }
+            Edits { group: GroupEdits::of(&current.refs[family], family, update), ..edits }
         });
         for family in IpFamily::ALL {
             // Another service port of the transaction may complete its group of source ranges.
@@ -167,5 +153,26 @@ impl PlannedUpdate {
         self.size = remaining.v4.len() + remaining.v6.len();
         self.remaining = (!is_complete).then_some(remaining);
         (edits, is_complete)
+    }
+}
+
+// === impl Edits ===
+
+impl Edits {
+    /// The number of elements that the changes write, and the changes. `None`: the table has nothing of the service
+    /// port, so that they can be counted, without memory for all of a cold start.
+    fn new(current: &AppliedState, family: IpFamily, update: &Update) -> (usize, Option<Self>) {
+        let (mut old, mut old_shared, refs) = (Vec::new(), Vec::new(), &current.refs[family]);
+        current.elements(family, update, &mut old);
+        current.shared(family, update, &mut old_shared);
+        let (desired, group) = (update.desired[family].as_deref(), GroupEdits::of(refs, family, update));
+        if !old.is_empty() || !old_shared.is_empty() {
+            let edits = Self::between(old, old_shared, desired, group);
+            return (edits.writes(refs), Some(edits));
+        }
+        let Some(desired) = desired else { return (0, None) };
+        desired.shared(&mut old_shared);
+        let shared = old_shared.iter().filter(|element| !refs.elements.contains(element)).count();
+        (group.map_or(0, |group| group.len()) + desired.len() + shared, None)
     }
 }

@@ -10,10 +10,10 @@ use ipnet::IpNet;
 use netlink::nft::{Chain, Rule};
 use proto::model::IpFamily;
 
-use super::edits::{Edits, GroupEdits};
 use crate::{
     applied::AppliedState,
     desired::SourceGroup,
+    edits::{Edits, GroupEdits},
     element::{Element, Map, PoolChain, SourceGroupId},
     operation::{Elements, Operation, Owner, Repairs},
     refs::{Counts, RefCountChanges, RefCounts, SourceGroupRefs, chains},

@@ -17,36 +17,47 @@ use std::{
 
 use backend::dataplane::Vip;
 use ipnet::IpNet;
-use proto::model::IpFamily;
+use proto::model::{IpFamily, PerFamily};
 
 use crate::{
-    applied::AppliedState,
     desired::{Desired, SourceGroup, Update},
     element::{Element, ElementData, Map, SourceGroupId},
     refs::RefCounts,
 };
 
+/// A service port that is to be programmed.
+#[derive(Clone, Debug)]
+pub(crate) struct PlannedUpdate {
+    pub(crate) update: Update,
+    /// Its changes; `None`: the table has nothing of it.
+    pub(crate) edits: PerFamily<Option<Edits>>,
+    /// The changes that an earlier transaction has left.
+    pub(crate) remaining: Option<PerFamily<RemainingEdits>>,
+    /// How many elements programming it would change, or a few more.
+    pub(crate) size: usize,
+}
+
 /// The differing elements of a service port. An element with new data is removed and added: the kernel cannot replace
 /// the data of an element.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Edits {
-    pub(super) removed: Vec<Element>,
-    pub(super) added: Vec<Element>,
+    pub(crate) removed: Vec<Element>,
+    pub(crate) added: Vec<Element>,
     /// The same for shared elements, of which references are counted.
-    pub(super) unshared: Vec<Element>,
-    pub(super) shared: Vec<Element>,
+    pub(crate) unshared: Vec<Element>,
+    pub(crate) shared: Vec<Element>,
     /// `None`: it needs no group of source ranges, or the group is complete.
-    pub(super) group: Option<GroupEdits>,
+    pub(crate) group: Option<GroupEdits>,
 }
 
 /// The changes of a group of source ranges that is new, or that another process has changed.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupEdits {
-    pub(super) group: SourceGroup,
-    pub(super) removed: Vec<IpNet>,
-    pub(super) added: Vec<IpNet>,
+    pub(crate) group: SourceGroup,
+    pub(crate) removed: Vec<IpNet>,
+    pub(crate) added: Vec<IpNet>,
     /// Whether the group is complete after these changes.
-    pub(super) is_complete: bool,
+    pub(crate) is_complete: bool,
 }
 
 /// The changes of a service port that do not fit into a transaction, except for those of its group of source ranges.
@@ -88,25 +99,8 @@ enum Edit {
 type ElementKey = (Map, Vip, u32, Option<ElementData>);
 
 impl Edits {
-    /// The number of elements that the changes write, and the changes. `None`: the table has nothing of the service
-    /// port, so that they can be counted, without memory for all of a cold start.
-    pub(super) fn new(current: &AppliedState, family: IpFamily, update: &Update) -> (usize, Option<Self>) {
-        let (mut old, mut old_shared, refs) = (Vec::new(), Vec::new(), &current.refs[family]);
-        current.elements(family, update, &mut old);
-        current.shared(family, update, &mut old_shared);
-        let (desired, group) = (update.desired[family].as_deref(), GroupEdits::of(current, family, update));
-        if !old.is_empty() || !old_shared.is_empty() {
-            let edits = Self::between(old, old_shared, desired, group);
-            return (edits.writes(refs), Some(edits));
-        }
-        let Some(desired) = desired else { return (0, None) };
-        desired.shared(&mut old_shared);
-        let shared = old_shared.iter().filter(|element| !refs.elements.contains(element)).count();
-        (group.map_or(0, |group| group.len()) + desired.len() + shared, None)
-    }
-
     /// The changes from the elements that the table has, the service port's own and the shared ones.
-    pub(super) fn between(
+    pub(crate) fn between(
         old: Vec<Element>,
         old_shared: Vec<Element>,
         desired: Option<&Desired>,
@@ -120,7 +114,7 @@ impl Edits {
     }
 
     /// The number of elements that they write. `refs`: the references of shared elements.
-    pub(super) fn writes(&self, refs: &RefCounts) -> usize {
+    pub(crate) fn writes(&self, refs: &RefCounts) -> usize {
         let added = self.shared.iter().filter(|element| !refs.elements.contains(element)).count();
         let unused = |element: &&Element| refs.elements.get(element).is_some_and(|count| count <= 1);
         let group = self.group.as_ref().map_or(0, GroupEdits::len);
@@ -128,7 +122,7 @@ impl Edits {
     }
 
     /// The changes in their order; without those of the group of source ranges, which it returns, too.
-    pub(super) fn into_remaining(mut self) -> (RemainingEdits, Option<GroupEdits>) {
+    pub(crate) fn into_remaining(mut self) -> (RemainingEdits, Option<GroupEdits>) {
         let mut own = Vec::with_capacity(self.removed.len() + self.added.len() + self.unshared.len());
         for group in self.in_order() {
             let last = group.len() - 1;
@@ -174,7 +168,7 @@ impl RemainingEdits {
     }
 
     /// Takes the next changes, `budget` of them or a few more, after those of the group of source ranges.
-    pub(super) fn take(&mut self, group: Option<GroupEdits>, budget: usize) -> Edits {
+    pub(crate) fn take(&mut self, group: Option<GroupEdits>, budget: usize) -> Edits {
         let mut left = budget;
         let mut taken = Edits::default();
         let rest = self.shared.len().saturating_sub(left);
@@ -203,9 +197,9 @@ impl RemainingEdits {
 
 impl GroupEdits {
     /// The changes of the group of source ranges of a service port; `None`: it needs none, or the group is complete.
-    pub(super) fn of(current: &AppliedState, family: IpFamily, update: &Update) -> Option<Self> {
+    pub(crate) fn of(refs: &RefCounts, family: IpFamily, update: &Update) -> Option<Self> {
         let group = update.desired[family].as_deref().and_then(Desired::sources)?;
-        let observed = current.refs[family].groups.get(&group.id);
+        let observed = refs.groups.get(&group.id);
         if observed.is_some_and(|observed| observed.is_intact) {
             return None;
         }
@@ -218,7 +212,7 @@ impl GroupEdits {
     }
 
     /// The number of elements that they write.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.removed.len() + self.added.len()
     }
 
@@ -231,15 +225,6 @@ impl GroupEdits {
 }
 
 impl PartialServicePort {
-    /// What a table contains of a service port, and of the VIPs that it should have.
-    pub(crate) fn of(current: &AppliedState, family: IpFamily, update: &Update) -> Self {
-        let (mut elements, mut shared) = (Vec::new(), Vec::new());
-        current.elements(family, update, &mut elements);
-        current.shared(family, update, &mut shared);
-        let group = update.desired[family].as_deref().and_then(Desired::sources).map(|group| group.id);
-        Self { elements: elements.into_iter().collect(), shared: shared.into_iter().collect(), group }
-    }
-
     /// Records that these changes were committed.
     pub(crate) fn committed(&mut self, edits: &Edits) {
         for (set, removed, added) in
