@@ -31,8 +31,8 @@
 //! nothing. A UDP destination keeps its flows at weight 0 for as long as its endpoint serves.
 //!
 //! IPVS has no transactions: a change is a sequence of operations, ordered so that nothing that stays is missing in
-//! between. From the inside out: `mark`, `set`, `object`, `desired`, `ids`, `applied` (which also has what was
-//! observed), `plan` (the difference, in a safe order), `kernel`; `data_plane` puts them together for the driver.
+//! between. From the inside out: `mark`, `set`, `object`, `desired`, `plan` (the difference, in a safe order), `ids`,
+//! `kernel`, `applied` (which also has what was observed); `data_plane` puts them together for the driver.
 //! `view` lists what is programmed.
 
 mod applied;
