@@ -12,7 +12,7 @@ use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
     desired::{Base, Desired, hooks},
-    plan::UserChanges,
+    size::Size,
     table::{ContentHash, Fingerprint, SharedChain},
     unclaimed::Unclaimed,
 };
@@ -52,14 +52,8 @@ pub(crate) struct InstalledChain {
     pub(crate) hash: ContentHash,
 }
 
-/// How many chains and rules of service ports a family contains. A rule that several service ports need may be counted
-/// for each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Size {
-    pub(crate) rules: usize,
-    /// In the order of [`SharedChain::ALL`].
-    shared: [usize; SharedChain::ALL.len()],
-}
+/// How many more, or fewer, service ports have a line that several may have.
+pub(crate) type UserChanges = BTreeMap<(SharedChain, String), i32>;
 
 // === impl AppliedState ===
 
@@ -220,20 +214,5 @@ impl From<&ChainSpec> for InstalledChain {
             rules: chain.rules.len() as u32,
             hash: ContentHash::of_chain(chain),
         }
-    }
-}
-
-// === impl Size ===
-
-impl Size {
-    pub(crate) fn add_line(&mut self, shared: SharedChain) {
-        self.rules += 1;
-        self.shared[shared as usize] += 1;
-    }
-
-    pub(crate) fn remove_lines(&mut self, shared: SharedChain, count: usize) {
-        self.rules = self.rules.saturating_sub(count);
-        let lines = &mut self.shared[shared as usize];
-        *lines = lines.saturating_sub(count);
     }
 }

@@ -21,9 +21,10 @@
 //! that a change costs what it is, not what the cluster is. At the start, after a failure and after a change by another
 //! process, the rules are compared as text, and only what differs is written: a restart writes nothing.
 //!
-//! How a change becomes scripts for `iptables-restore`, from the inside out: `names` (of chains), `desired`, `observed`
-//! and `applied` (the three states), `unclaimed` (what was observed and belongs to no service port yet), `plan` (the
-//! difference, in a safe order), `kernel`; `data_plane` puts them together for the driver.
+//! How a change becomes scripts for `iptables-restore`, from the inside out: `names` (of chains), `table`, `size`,
+//! `desired`, `observed`, `unclaimed` (what was observed and belongs to no service port yet), `applied` (with `desired`
+//! and `observed` the three states), `plan` (the difference, in a safe order), `kernel`; `data_plane` puts them together
+//! for the driver.
 
 mod applied;
 mod data_plane;
@@ -37,6 +38,7 @@ mod memory;
 mod names;
 mod observed;
 mod plan;
+mod size;
 mod table;
 mod unclaimed;
 

@@ -26,7 +26,7 @@ use iptables::{ChainSpec, Hook, ScriptLine, Table};
 
 use crate::table::{FixedRules, SharedChain};
 pub(crate) use base::{complete_base, remove, remove_unshared};
-pub(crate) use partial::{FamilyUpdate, PartialPlan, UserChanges};
+pub(crate) use partial::{FamilyUpdate, PartialPlan};
 pub(crate) use script::Script;
 
 /// The index of the update that something is for; `None`: several, or none.

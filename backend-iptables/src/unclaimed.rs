@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use iptables::Table;
 
 use crate::{
-    applied::Size,
     desired::Base,
     observed::Observed,
+    size::Size,
     table::{ContentHash, SharedChain},
 };
 

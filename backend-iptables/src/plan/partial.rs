@@ -12,7 +12,7 @@ use super::{
     steps::{Step, StepOrder, steps, unneeded_steps},
 };
 use crate::{
-    applied::{AppliedState, Installed, InstalledChain},
+    applied::{AppliedState, Installed, InstalledChain, UserChanges},
     desired::{Base, Desired},
     table::{ContentHash, SharedChain},
     unclaimed::{Claims, UnclaimedChain},
@@ -21,9 +21,6 @@ use crate::{
 /// With more deletions a shared chain is written anew: the kernel, or iptables-nft for it, compares a deleted rule with
 /// those before it.
 const MAX_DELETIONS: usize = 16;
-
-/// How many more, or fewer, service ports have a line that several may have.
-pub(crate) type UserChanges = BTreeMap<(SharedChain, String), i32>;
 
 /// The input: some service ports in one family.
 #[derive(Clone, Copy, Debug)]
