@@ -23,8 +23,8 @@
 //!
 //! How a change becomes scripts for `iptables-restore`, from the inside out: `names` (of chains), `table`, `size`,
 //! `desired`, `observed`, `unclaimed` (what was observed and belongs to no service port yet), `applied` (with `desired`
-//! and `observed` the three states), `plan` (the difference, in a safe order), `kernel`; `data_plane` puts them together
-//! for the driver.
+//! and `observed` the three states), `plan` (the difference, in a safe order), `kernel`; `data_plane` puts them
+//! together for the driver.
 
 mod applied;
 mod data_plane;

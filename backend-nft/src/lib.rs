@@ -56,8 +56,8 @@
 //!                                                              batch_sizer ───────┘
 //! ```
 //!
-//! `element`: elements of maps, and the names of chains; `slots`: the index of each endpoint in its pool; `operation`: a
-//! step of a transaction; `refs`: the reference counts of shared objects; `edits`: the changes of a service port, in
+//! `element`: elements of maps, and the names of chains; `slots`: the index of each endpoint in its pool; `operation`:
+//! a step of a transaction; `refs`: the reference counts of shared objects; `edits`: the changes of a service port, in
 //! steps; `desired`, `observed`, `applied`: the three states; `plan`: the difference, in a safe order.
 
 mod applied;

@@ -48,8 +48,8 @@ pub(crate) struct Plan {
 impl Plan {
     /// The transaction for as much of the updates as the budget of the change allows, or a few elements more: some
     /// changes have to be in one transaction. Leaves in the updates what remains. `repairs`: those of the base ruleset,
-    /// and the elements that belong to no service port. `may_finish`: if it completes the updates, it is the last one of a
-    /// reconcile, and deletes what is unneeded.
+    /// and the elements that belong to no service port. `may_finish`: if it completes the updates, it is the last one
+    /// of a reconcile, and deletes what is unneeded.
     pub(crate) fn new(
         current: &AppliedState,
         change: &Change<'_>,
