@@ -13,7 +13,11 @@ use backend::{
 use proto::model::{Endpoint, Operation, PoolClass, PoolId};
 
 use super::*;
-use crate::{element::Map, fake_driver::FakeDriver, kernel::fake::Fake};
+use crate::{
+    element::{ElementData, Map},
+    fake_driver::FakeDriver,
+    kernel::fake::Fake,
+};
 
 fn driver(kernel: &Fake) -> FakeDriver {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"].map(|cidr| cidr.parse().unwrap());

@@ -355,7 +355,7 @@ fn rules_of_one_family_do_not_stay_for_those_of_the_other() {
 #[test]
 fn rules_of_other_namespaces_stay() {
     in_netns(|| {
-        let mut rejecter = Rejecter::new(false);
+        let mut rejecter = Rejecter::new(Nat::Netfilter);
         // Those of a process that was killed may be of any namespace.
         let leftover = [Rejected::of(&flow(VIP, GONE))].into();
         table::reject(&mut NftHandle::open().unwrap(), IpFamily::V4, &leftover).unwrap();
@@ -407,7 +407,7 @@ fn a_pass_resets_what_is_still_due() {
         fixture.commit(&state([true, true]));
         fixture.now += ABSENCE;
         let mut due = fixture.departed.due(&fixture.state, |_| true, fixture.now);
-        let mut rejecter = Rejecter::new(false);
+        let mut rejecter = Rejecter::new(Nat::Netfilter);
         let listed = |due: &mut Due| {
             fixture.commit(&state([true, false]));
             fixture.departed.retain_due(due);
