@@ -17,9 +17,15 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use nix::sys::socket::{Shutdown as ShutdownKind, getsockopt, shutdown, sockopt::PeerCredentials};
+use nix::sys::socket::{
+    AddressFamily, Shutdown as ShutdownKind, SockFlag, SockType, UnixAddr, connect, getsockopt, shutdown, socket,
+    sockopt::PeerCredentials,
+};
 use runtime::Shutdown;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, sleep},
+};
 use tracing::{info, warn};
 
 use crate::config::BackendName;
@@ -28,15 +34,18 @@ use crate::config::BackendName;
 const SOCKET: &str = "fairlead-backend";
 /// The interval between two attempts while another process holds the socket.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
-/// How long the holder may take to answer.
+/// How long the holder may take to accept a connection, and then to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the holder may accept no connections. A backend listens when it has bound the socket, and a thread of its
+/// own accepts all connections at once.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest answer that is read.
 const MAX_ANSWER_BYTES: u64 = 512;
 
 /// Held while a backend programs this network namespace, or `cleanup` removes its objects. Dropping it releases it.
 #[derive(Debug)]
 pub(crate) struct InstanceLock {
-    /// `None`: the kernel does not provide the socket, or an unprivileged process holds it.
+    /// `None`: the kernel does not provide the socket, or a process holds it that cannot be a backend.
     listener: Option<UnixListener>,
 }
 
@@ -58,23 +67,43 @@ pub(crate) enum Attempt {
 }
 
 impl InstanceLock {
-    /// Tries once. `description`: what other processes are told.
+    /// Does not wait for the end of the holder, but up to three seconds for its answer. `description`: what other
+    /// processes are told.
     pub(crate) fn try_acquire(description: &str) -> Result<Attempt> {
         Self::try_acquire_named(SOCKET, description)
     }
 
     fn try_acquire_named(name: &str, description: &str) -> Result<Attempt> {
-        if let Some(lock) = Self::bind(name, description)? {
-            return Ok(Attempt::Acquired(lock));
-        }
         let own_uid = own_uid().context("cannot read the user of this process")?;
-        let holder = Holder::ask(&address(name)?).unwrap_or(Holder { pid: 0, uid: own_uid, answer: None });
-        if holder.uid == own_uid {
-            return Ok(Attempt::HeldBy(holder));
+        let begun = Instant::now();
+        // A process of another user cannot be a backend, and must not be able to prevent one; nor can one that does not
+        // listen.
+        loop {
+            if let Some(lock) = Self::bind(name, description)? {
+                return Ok(Attempt::Acquired(lock));
+            }
+            match Holder::ask(name) {
+                Ok(holder) if holder.uid == own_uid => return Ok(Attempt::HeldBy(holder)),
+                Ok(holder) => {
+                    warn!(%holder, "a process of another user holds the instance lock, continuing without it");
+                    break;
+                }
+                Err(error) if !matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::WouldBlock) => {
+                    return Ok(Attempt::HeldBy(Holder { pid: 0, uid: own_uid, answer: None }));
+                }
+                Err(error) if begun.elapsed() >= LISTEN_TIMEOUT => {
+                    warn!(%error, "the holder of the instance lock accepts no connections, continuing without it");
+                    break;
+                }
+                Err(_) => thread::sleep(RETRY_DELAY),
+            }
         }
-        // Such a process cannot be a backend, and must not be able to prevent one.
-        warn!(%holder, "a process of another user holds the instance lock, continuing without it");
         Ok(Attempt::Acquired(Self { listener: None }))
+    }
+
+    /// As [`Self::try_acquire`], on another thread.
+    async fn attempt(description: String) -> Result<Attempt> {
+        spawn_blocking(move || Self::try_acquire(&description)).await.context("the attempt was cancelled")?
     }
 
     /// `None` while another process holds it.
@@ -115,7 +144,7 @@ impl InstanceLock {
         shutdown: &mut Shutdown,
     ) -> Result<Option<Self>> {
         let description = format!("backend {} of node {node}, version {}", mode.name(), env!("CARGO_PKG_VERSION"));
-        let holder = match Self::try_acquire(&description)? {
+        let holder = match Self::attempt(description.clone()).await? {
             Attempt::Acquired(lock) => return Ok(Some(lock)),
             Attempt::HeldBy(holder) => holder,
         };
@@ -126,16 +155,20 @@ impl InstanceLock {
                 () = sleep(RETRY_DELAY) => {}
                 () = shutdown.recv() => return Ok(None),
             }
-            // The holder is not asked again: it may be one that does not accept connections.
+            // The holder is not asked again meanwhile: if it does not accept connections, they would fill its queue.
             if let Some(lock) = Self::bind(SOCKET, &description)? {
                 info!(after_ms = begun.elapsed().as_millis(), "the other instance has ended");
                 return Ok(Some(lock));
             }
         }
-        bail!(
-            "another instance of Fairlead runs in this network namespace: {holder}. Two would overwrite each other's \
-             rules: stop it, or remove one of the two installations"
-        )
+        // Another process may have taken the socket when the first holder ended.
+        match Self::attempt(description).await? {
+            Attempt::Acquired(lock) => Ok(Some(lock)),
+            Attempt::HeldBy(holder) => bail!(
+                "another instance of Fairlead runs in this network namespace: {holder}. Two would overwrite each \
+                 other's rules: stop it, or remove one of the two installations"
+            ),
+        }
     }
 }
 
@@ -159,9 +192,12 @@ impl Drop for InstanceLock {
 }
 
 impl Holder {
-    fn ask(address: &SocketAddr) -> io::Result<Self> {
-        let stream = UnixStream::connect_addr(address)?;
+    fn ask(name: &str) -> io::Result<Self> {
+        let stream = UnixStream::from(socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?);
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        // While the queue of the listener is full, `connect` waits as long as a write may.
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+        connect(stream.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
         let credentials = getsockopt(&stream, PeerCredentials)?;
         let mut answer = String::new();
         let read = (&stream).take(MAX_ANSWER_BYTES).read_to_string(&mut answer);
@@ -188,11 +224,57 @@ impl fmt::Display for Holder {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
+    use nix::sys::socket::{Backlog, bind, listen};
+
     use super::*;
+
+    fn test_name(test: &str) -> String {
+        format!("fairlead-test-{test}-{}", std::process::id())
+    }
+
+    /// A socket that has the name and does not listen yet.
+    fn bound(name: &str) -> OwnedFd {
+        let bound = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        bind(bound.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes()).unwrap()).unwrap();
+        bound
+    }
+
+    #[test]
+    fn process_that_accepts_no_connections_does_not_hold_the_lock() {
+        let deaf = test_name("deaf");
+        let _deaf = bound(&deaf);
+        let full = test_name("full");
+        let listener = bound(&full);
+        listen(&listener, Backlog::new(0).unwrap()).unwrap();
+        let _queued = UnixStream::connect_addr(&address(&full).unwrap()).unwrap();
+        for name in [&deaf, &full] {
+            let begun = Instant::now();
+            let attempt = InstanceLock::try_acquire_named(name, "backend ipvs of node node-a, version 1").unwrap();
+            assert!(matches!(attempt, Attempt::Acquired(_)), "{name}: {attempt:?}");
+            let took = begun.elapsed();
+            assert!(took >= LISTEN_TIMEOUT && took < 3 * LISTEN_TIMEOUT, "{name}: {took:?}");
+        }
+    }
+
+    #[test]
+    fn process_that_listens_late_holds_the_lock() {
+        let name = test_name("late");
+        let socket = bound(&name);
+        let late = socket.try_clone().unwrap();
+        let listens = thread::spawn(move || {
+            thread::sleep(3 * RETRY_DELAY);
+            listen(&late, Backlog::MAXCONN).unwrap();
+        });
+        let attempt = InstanceLock::try_acquire_named(&name, "backend ipvs of node node-a, version 1").unwrap();
+        assert!(matches!(attempt, Attempt::HeldBy(_)), "{attempt:?}");
+        listens.join().unwrap();
+    }
 
     #[test]
     fn second_instance_gets_the_description_of_the_first() {
-        let name = format!("fairlead-test-{}", std::process::id());
+        let name = test_name("first");
         let acquire = || InstanceLock::try_acquire_named(&name, "backend ipvs of node node-a, version 1").unwrap();
         let Attempt::Acquired(first) = acquire() else { panic!("held") };
         for _ in 0..3 {
