@@ -40,7 +40,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// own accepts all connections at once.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest answer that is read.
-const MAX_ANSWER_BYTES: u64 = 512;
+const MAX_ANSWER_BYTES: usize = 512;
 
 /// Held while a backend programs this network namespace, or `cleanup` removes its objects. Dropping it releases it.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub(crate) enum Attempt {
 }
 
 impl InstanceLock {
-    /// Does not wait for the end of the holder, but up to three seconds for its answer. `description`: what other
+    /// Does not wait for the end of the holder, but up to four seconds for its answer. `description`: what other
     /// processes are told.
     pub(crate) fn try_acquire(description: &str) -> Result<Attempt> {
         Self::try_acquire_named(SOCKET, description)
@@ -199,9 +199,11 @@ impl Holder {
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         connect(stream.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
         let credentials = getsockopt(&stream, PeerCredentials)?;
-        let mut answer = String::new();
-        let read = (&stream).take(MAX_ANSWER_BYTES).read_to_string(&mut answer);
-        let answer = Some(answer.trim().to_owned()).filter(|answer| read.is_ok() && !answer.is_empty());
+        // A backend writes all of it at once. One that writes a byte from time to time is not read further.
+        let mut answer = [0; MAX_ANSWER_BYTES];
+        let length = (&stream).read(&mut answer).unwrap_or_default();
+        let answer = String::from_utf8_lossy(&answer[..length]).trim().to_owned();
+        let answer = Some(answer).filter(|answer| !answer.is_empty());
         Ok(Self { pid: credentials.pid(), uid: credentials.uid(), answer })
     }
 
@@ -270,6 +272,23 @@ mod tests {
         let attempt = InstanceLock::try_acquire_named(&name, "backend ipvs of node node-a, version 1").unwrap();
         assert!(matches!(attempt, Attempt::HeldBy(_)), "{attempt:?}");
         listens.join().unwrap();
+    }
+
+    #[test]
+    fn answer_that_does_not_end_is_not_waited_for() {
+        let name = test_name("slow");
+        let listener = UnixListener::bind_addr(&address(&name).unwrap()).unwrap();
+        let writes = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.write_all(b"x").is_ok() {
+                thread::sleep(ANSWER_TIMEOUT / 4);
+            }
+        });
+        let begun = Instant::now();
+        let attempt = InstanceLock::try_acquire_named(&name, "backend ipvs of node node-a, version 1").unwrap();
+        assert!(matches!(attempt, Attempt::HeldBy(_)), "{attempt:?}");
+        assert!(begun.elapsed() < 2 * ANSWER_TIMEOUT, "{:?}", begun.elapsed());
+        writes.join().unwrap();
     }
 
     #[test]
