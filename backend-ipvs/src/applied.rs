@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
 };
 
 use anyhow::{Context as _, Result};
@@ -29,15 +29,20 @@ pub struct AppliedState {
     pub(crate) foreign_addresses: HashSet<IpAddr>,
     pub(crate) ids: Ids,
     service_ports: BTreeMap<ServicePortKey, Desired>,
-    /// Objects that no service port needs any more, and that stay until connections have ended.
+    /// Objects that no service port needs any more, except for those in `draining`.
     pub(crate) leftovers: BTreeSet<Object>,
+    /// Destinations that no service port needs any more, and that stay until their connections have ended. They are
+    /// apart because there may be many, and a transaction has to visit none of them.
+    pub(crate) draining: BTreeSet<Object>,
+    /// Those in `draining` that can be deleted.
+    pub(crate) idle: HashSet<Object>,
     /// Whether the last transaction has left deletions of unneeded objects to the next one.
     pub(crate) has_leftovers: bool,
     /// What should be in the kernel, and how many service ports need it.
     desired: HashMap<Object, (Value, u32)>,
     /// The service ports with an object that the kernel rejects, and the reason.
     rejections: BTreeMap<ServicePortKey, String>,
-    /// Whether the kernel may contain objects that are not in `leftovers` and that no service port needs.
+    /// Whether the kernel may contain objects that no service port needs and that are in neither of these.
     pub(crate) is_reconciling: bool,
     /// Why a service port has something else than it should. It is tried again when the service port changes.
     degraded: BTreeMap<ServicePortKey, String>,
@@ -166,7 +171,15 @@ impl AppliedState {
     /// Records that these objects were made what they should be, or could not be deleted yet.
     pub(crate) fn commit_leftovers(&mut self, touched: BTreeSet<Object>) {
         for object in touched {
-            if self.observed.contains_key(&object) && !self.desired.contains_key(&object) {
+            let unneeded = self.observed.get(&object).filter(|_| !self.desired.contains_key(&object));
+            let is_draining = matches!(unneeded, Some(Value::Weight(Weight::Draining(_))));
+            if is_draining {
+                self.draining.insert(object);
+            } else {
+                self.draining.remove(&object);
+                self.idle.remove(&object);
+            }
+            if unneeded.is_some() && !is_draining {
                 self.leftovers.insert(object);
             } else {
                 self.leftovers.remove(&object);
@@ -174,14 +187,18 @@ impl AppliedState {
         }
     }
 
-    /// The destinations that drain, and until when.
-    pub(crate) fn draining(&self) -> impl Iterator<Item = (VirtualServerKey, SocketAddr, u32)> {
-        self.leftovers.iter().filter_map(|object| match (object, self.observed.get(object)) {
-            (Object::Destination(server, address), Some(Value::Weight(Weight::Draining(until)))) => {
-                Some((*server, *address, *until))
-            }
+    /// The virtual servers with destinations that drain.
+    pub(crate) fn draining_servers(&self) -> HashSet<VirtualServerKey> {
+        let server = |object: &Object| match object {
+            Object::Destination(server, _) => Some(*server),
             _ => None,
-        })
+        };
+        self.draining.iter().filter_map(server).collect()
+    }
+
+    /// The virtual servers that no service port needs any more, and that stay until their connections have ended.
+    pub(crate) fn unneeded_servers(&self) -> impl Iterator<Item = VirtualServerKey> {
+        self.leftovers.iter().filter_map(Object::server)
     }
 }
 

@@ -43,7 +43,14 @@ pub struct IpvsDataPlane<K> {
     next_check: Instant,
     /// When the rules are, which takes a program.
     next_rules_check: Instant,
+    /// When a transaction begins with a check, if there was none until then.
+    overdue_at: Instant,
+    /// How many destinations may drain before a transaction removes those without connections.
+    max_draining: usize,
 }
+
+/// The most virtual servers that no Service needs any more whose connections a transaction reads. Checks read all.
+const MAX_UNNEEDED_SERVERS: usize = 256;
 
 /// What a call of [`IpvsDataPlane::change`] has done.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,7 +66,15 @@ struct Executed {
 impl<K: Kernel> IpvsDataPlane<K> {
     pub(crate) fn new(kernel: K, settings: Settings) -> Self {
         let next_check = Instant::now() + watch::MIN_INTERVAL;
-        Self { settings, kernel, families: UsableFamilies::default(), next_check, next_rules_check: next_check }
+        Self {
+            settings,
+            kernel,
+            families: UsableFamilies::default(),
+            next_check,
+            next_rules_check: next_check,
+            overdue_at: Instant::now() + watch::MAX_DELAY,
+            max_draining: MAX_TRANSACTION_WRITES,
+        }
     }
 
     /// Prepares the kernel for the families that it can program. Returns their rules, and the number of writes.
@@ -85,28 +100,34 @@ impl<K: Kernel> IpvsDataPlane<K> {
     }
 
     /// Makes these objects what they should be, then those that wait to be deleted, with at most `budget` operations.
-    /// An operation that was executed needs none of the later ones.
+    /// An operation that was executed needs none of the later ones. Up to half of the budget is reserved for idle
+    /// destinations: large changes without a pause would leave nothing for them.
     async fn change(
         &mut self,
         applied: &mut AppliedState,
         mut touched: BTreeSet<Object>,
         budget: usize,
-        idle: &HashSet<Object>,
     ) -> Result<Executed> {
         let drain = self.settings.drain;
         let until = (!drain.is_zero()).then(|| now() + seconds(drain));
-        let leftovers = applied.leftovers.clone();
+        let mut leftovers = applied.leftovers.clone();
+        leftovers.extend(&applied.idle);
         let mut executed = Executed::default();
+        // Each with the number of operations up to its end.
         let parts = if touched.len() + leftovers.len() <= budget {
             touched.extend(leftovers);
-            vec![touched]
+            vec![(touched, budget)]
         } else {
-            vec![touched, leftovers]
+            vec![(touched, budget - applied.idle.len().min(budget / 2)), (leftovers, budget)]
         };
-        for (part, touched) in parts.into_iter().enumerate() {
+        for (part, (mut touched, limit)) in parts.into_iter().enumerate() {
+            if part == 1 {
+                // A virtual server of the first part may lose its last destination in this one.
+                touched.extend(&applied.leftovers);
+            }
             let desired = |object: &Object| applied.desired(object);
-            let mut operations = plan(&applied.observed, desired, &touched, Drain { until, idle });
-            let left = budget - executed.operations;
+            let mut operations = plan(&applied.observed, desired, &touched, Drain { until, idle: &applied.idle });
+            let left = limit - executed.operations;
             if operations.len() > left {
                 operations.truncate(left);
                 if part == 0 { executed.is_truncated = true } else { executed.has_leftovers = true }
@@ -216,6 +237,7 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
 
     async fn observe(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
         self.families.retry_due();
+        self.overdue_at = Instant::now() + watch::MAX_DELAY;
         let (rules, writes) = self.prepare(state).await?;
         let listing = self.kernel.list(self.ours(state)).await.context("list our objects")?;
         let Listing { mut objects, elsewhere } = listing;
@@ -236,6 +258,15 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
 
     async fn commit(&mut self, applied: &mut AppliedState, change: &Change<'_>) -> Result<CommitOutcome> {
         let Change { state, service_ports, facts, is_last, budget, .. } = change;
+        if self.overdue_at <= Instant::now() {
+            self.overdue_at = Instant::now() + watch::MAX_DELAY;
+            if self.changed(applied).await.context("compare the kernel")?.is_some() {
+                return Ok(CommitOutcome::Unknown("another process may have changed our objects".to_owned()));
+            }
+            applied.idle = self.all_drained(applied).await?;
+        } else if applied.draining.len() >= self.max_draining && applied.idle.is_empty() {
+            applied.idle = self.all_drained(applied).await?;
+        }
         let mut writes = 0;
         if *facts && self.rules(state) != applied.rules {
             let (rules, prepared) = self.prepare(state).await?;
@@ -254,17 +285,21 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         if *is_last && applied.is_reconciling {
             applied.complete();
         }
-        let Executed { operations, is_truncated, has_leftovers } =
-            self.change(applied, touched, *budget, &HashSet::new()).await?;
+        let Executed { operations, is_truncated, has_leftovers } = self.change(applied, touched, *budget).await?;
         writes += operations;
+        applied.has_leftovers = has_leftovers;
         // Destinations of virtual servers that are no longer needed do not wait for the next check.
-        let unneeded = applied.draining().map(|(server, ..)| server);
-        let unneeded = unneeded.filter(|server| applied.desired(&Object::Server(*server)).is_none()).collect();
-        if !applied.is_reconciling && operations < *budget {
-            writes += self.remove_drained(applied, unneeded).await?;
+        if !applied.is_reconciling && applied.idle.is_empty() && operations < *budget {
+            let unneeded = applied.unneeded_servers().take(MAX_UNNEEDED_SERVERS).collect();
+            let idle = self.drained(applied, unneeded).await?;
+            if !idle.is_empty() {
+                applied.idle = idle;
+                let removed = self.change(applied, BTreeSet::new(), *budget - operations).await?;
+                writes += removed.operations;
+                applied.has_leftovers = removed.has_leftovers;
+            }
         }
         let unfinished = if is_truncated { service_ports.clone() } else { Vec::new() };
-        applied.has_leftovers = has_leftovers;
         Ok(CommitOutcome::Committed { writes, unfinished })
     }
 

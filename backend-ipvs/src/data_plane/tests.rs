@@ -234,6 +234,62 @@ async fn a_drain_ends_at_its_deadline() {
     assert!(!kernel.objects().contains_key(&destination(ONE)));
 }
 
+/// A cancelled check: what is known of the kernel stays known, so that the next change does not read all of it.
+#[tokio::test(start_paused = true)]
+async fn a_check_that_is_cancelled_forgets_nothing() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = web(&[ONE, TWO]);
+    driver.reconcile_all(&state).await.unwrap();
+    let changes = transition(&mut state, &web(&[TWO]));
+    driver.apply_all(&state, &changes).await.unwrap();
+    kernel.set_stalled(true);
+    assert_eq!(drift(&mut driver).await, None);
+    kernel.set_stalled(false);
+
+    // Only a read of the kernel detects this.
+    let address = Object::Address("10.96.0.1".parse().unwrap());
+    kernel.lose(&address);
+    let changes = transition(&mut state, &web(&[ONE, TWO]));
+    driver.apply_all(&state, &changes).await.unwrap();
+    assert!(!kernel.objects().contains_key(&address), "the kernel was read");
+    assert_eq!(kernel.objects()[&destination(ONE)], Value::Weight(Weight::Of(1)));
+}
+
+/// Changes arrive without a pause, so that no check ends.
+#[tokio::test(start_paused = true)]
+async fn transactions_check_the_kernel_if_nothing_else_does() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let other = |n: u8| {
+        let ip = format!("10.96.1.{n}");
+        with_web(mk_state(), &[TWO]).service("default/other", |other| other.cluster_ip(&ip).endpoints([ONE])).build()
+    };
+    let mut state = web(&[ONE, TWO]);
+    driver.reconcile_all(&state).await.unwrap();
+    let changes = transition(&mut state, &web(&[TWO]));
+    driver.apply_all(&state, &changes).await.unwrap();
+    let address = Object::Address("10.96.0.1".parse().unwrap());
+    kernel.lose(&address);
+    let is_checked = |kernel: &Fake| {
+        let objects = kernel.objects();
+        (objects.contains_key(&address), !objects.contains_key(&destination(ONE)))
+    };
+
+    tokio::time::advance(watch::MAX_DELAY / 2).await;
+    let changes = transition(&mut state, &other(1));
+    driver.apply_all(&state, &changes).await.unwrap();
+    assert_eq!(is_checked(&kernel), (false, false));
+    // The first of them detects the drift, and reads the kernel. The next one removes the destination.
+    for n in 2..4 {
+        tokio::time::advance(watch::MAX_DELAY).await;
+        let changes = transition(&mut state, &other(n));
+        driver.apply_all(&state, &changes).await.unwrap();
+        assert!(is_checked(&kernel).0, "the address is missing");
+    }
+    assert_eq!(is_checked(&kernel), (true, true));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_service_that_goes_leaves_its_address_until_its_connections_have_ended() {
     let kernel = Fake::default();

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    net::SocketAddr,
     time::Duration,
 };
 
@@ -17,7 +16,8 @@ use super::{IpvsDataPlane, MAX_TRANSACTION_WRITES, now};
 use crate::{
     applied::AppliedState,
     kernel::{Connections, Kernel, Summary},
-    object::Object,
+    object::{Object, Value, Weight},
+    plan::destinations,
     set::SetId,
 };
 
@@ -27,6 +27,8 @@ pub(super) const MIN_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_INTERVAL: Duration = Duration::from_secs(30);
 /// The interval in between, as a multiple of the duration of a check: 4 % of a core.
 const INTERVAL_FACTOR: u32 = 25;
+/// After this long without a check, because changes arrive without a pause, a transaction begins with one.
+pub(super) const MAX_DELAY: Duration = Duration::from_secs(60);
 
 fn interval(took: Duration) -> Duration {
     took.saturating_mul(INTERVAL_FACTOR).clamp(MIN_INTERVAL, MAX_INTERVAL)
@@ -41,6 +43,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
             let begun = Instant::now();
             let checked = self.check(applied).await;
             self.next_check = Instant::now() + interval(begun.elapsed());
+            self.overdue_at = Instant::now() + MAX_DELAY;
             match checked {
                 Ok(None) => {}
                 Ok(Some(drift)) => return drift,
@@ -54,6 +57,23 @@ impl<K: Kernel> IpvsDataPlane<K> {
 
     async fn check(&mut self, applied: &mut Option<AppliedState>) -> Result<Option<Drift>> {
         let Some(known) = applied else { return std::future::pending().await };
+        if let Some(drift) = self.changed(known).await? {
+            return Ok(Some(drift));
+        }
+        known.idle = self.all_drained(known).await?;
+        // If the removal fails or is cancelled, the content of the kernel is unknown.
+        if !known.idle.is_empty()
+            && let Some(mut known) = applied.take()
+        {
+            let removed = self.change(&mut known, BTreeSet::new(), MAX_TRANSACTION_WRITES).await?.operations;
+            *applied = Some(known);
+            debug!(removed, "removed destinations whose connections have ended");
+        }
+        Ok(None)
+    }
+
+    /// What another process has, or may have, changed.
+    pub(super) async fn changed(&mut self, known: &AppliedState) -> Result<Option<Drift>> {
         let summary = self.kernel.summary().await?;
         let mut object = missing(known, &summary);
         if object.is_none() && self.next_rules_check <= Instant::now() {
@@ -65,47 +85,49 @@ impl<K: Kernel> IpvsDataPlane<K> {
         if let Some(object) = object {
             return Ok(Some(Drift::Changed { object: object.to_owned(), process: "unknown".to_owned(), pid: 0 }));
         }
-        if summary.elsewhere != known.foreign_addresses {
-            return Ok(Some(Drift::Possible));
-        }
-        let servers: HashSet<_> = known.draining().map(|(server, ..)| server).collect();
-        // If the removal fails or is cancelled, the content of the kernel is unknown.
-        if !servers.is_empty()
-            && let Some(mut known) = applied.take()
-        {
-            let removed = self.remove_drained(&mut known, servers).await?;
-            *applied = Some(known);
-            if removed > 0 {
-                debug!(removed, "removed destinations whose connections have ended");
-            }
-        }
-        Ok(None)
+        Ok((summary.elsewhere != known.foreign_addresses).then_some(Drift::Possible))
     }
 
-    /// Removes the draining destinations of these virtual servers whose connections have ended or whose time is over.
-    /// If the virtual server is removed too, only established connections count: its address may be needed elsewhere.
-    pub(super) async fn remove_drained(
+    /// As [`Self::drained`], of all virtual servers. A transaction does the same when as many more drain as virtual
+    /// servers have now, so that the cost of a read is in proportion to the changes since the last one.
+    pub(super) async fn all_drained(&mut self, applied: &AppliedState) -> Result<HashSet<Object>> {
+        let servers = applied.draining_servers();
+        let count = |server: &VirtualServerKey| destinations(&applied.observed, *server).count();
+        let all: usize = servers.iter().map(count).sum();
+        let idle = self.drained(applied, servers).await?;
+        let in_use = applied.draining.len() - idle.len();
+        self.max_draining = in_use + MAX_TRANSACTION_WRITES.max(all - idle.len());
+        Ok(idle)
+    }
+
+    /// The draining destinations of these virtual servers whose connections have ended or whose time is over. If the
+    /// virtual server is removed too, only established connections count: its address may be needed elsewhere.
+    pub(super) async fn drained(
         &mut self,
-        applied: &mut AppliedState,
+        applied: &AppliedState,
         servers: HashSet<VirtualServerKey>,
-    ) -> Result<usize> {
+    ) -> Result<HashSet<Object>> {
+        let mut idle = HashSet::new();
         if servers.is_empty() {
-            return Ok(0);
+            return Ok(idle);
         }
         let connections = self.kernel.connections(servers.iter().copied().collect()).await?;
         let now = now();
-        let is_idle = |(server, address, until): &(VirtualServerKey, SocketAddr, u32)| {
-            let Connections { active, inactive } = connections.get(&(*server, *address)).copied().unwrap_or_default();
-            let stays = applied.desired(&Object::Server(*server)).is_some();
-            *until <= now || (active == 0 && (inactive == 0 || !stays))
-        };
-        let draining = applied.draining().filter(|(server, ..)| servers.contains(server));
-        let idle: HashSet<_> =
-            draining.filter(is_idle).map(|(server, address, _)| Object::Destination(server, address)).collect();
-        if idle.is_empty() {
-            return Ok(0);
+        for server in servers {
+            let stays = applied.desired(&Object::Server(server)).is_some();
+            for (object, value) in destinations(&applied.observed, server) {
+                let (Object::Destination(_, address), Value::Weight(Weight::Draining(until))) = (object, value) else {
+                    continue;
+                };
+                let Connections { active, inactive } =
+                    connections.get(&(server, *address)).copied().unwrap_or_default();
+                let is_idle = *until <= now || (active == 0 && (inactive == 0 || !stays));
+                if is_idle && applied.draining.contains(object) {
+                    idle.insert(*object);
+                }
+            }
         }
-        Ok(self.change(applied, BTreeSet::new(), MAX_TRANSACTION_WRITES, &idle).await?.operations)
+        Ok(idle)
     }
 }
 

@@ -37,6 +37,8 @@ struct Inner {
     missing_scheduler: Option<&'static str>,
     /// A family that cannot be prepared.
     unusable: Option<IpFamily>,
+    /// Whether connection counts are not answered.
+    is_stalled: bool,
     /// The executed operations.
     log: Vec<Operation>,
     /// The number of commits.
@@ -107,6 +109,11 @@ impl Fake {
         self.lock().unusable = family;
     }
 
+    /// Whether to leave questions for connection counts without an answer.
+    pub(crate) fn set_stalled(&self, is_stalled: bool) {
+        self.lock().is_stalled = is_stalled;
+    }
+
     /// The operations executed since the last call.
     pub(crate) fn log(&self) -> Vec<Operation> {
         std::mem::take(&mut self.lock().log)
@@ -169,6 +176,10 @@ impl Kernel for Fake {
     }
 
     async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<ConnectionCounts> {
+        let is_stalled = self.lock().is_stalled;
+        if is_stalled {
+            return std::future::pending().await;
+        }
         let inner = self.lock();
         let mut counts = HashMap::new();
         for (object, _) in servers.iter().flat_map(|server| destinations(&inner.objects, *server)) {

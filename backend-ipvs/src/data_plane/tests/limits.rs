@@ -66,6 +66,33 @@ async fn all_ports_of_a_service_change_when_one_exceeds_the_limit_of_destination
         assert_eq!(reconcile(&kernel, &state).await.writes, 0, "{ports} ports: a restart writes nothing");
     }
 }
+
+/// The endpoints are replaced again and again, and no check removes those that have left. Connections continue.
+#[tokio::test(start_paused = true)]
+async fn destinations_that_drain_without_connections_are_bounded() {
+    const ENDPOINTS: usize = 1_000;
+    let pods = pods(201 * ENDPOINTS as u32);
+    let with = |round: usize| {
+        let endpoints = pods[round * ENDPOINTS..][..ENDPOINTS].iter().map(String::as_str);
+        mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(endpoints)).build()
+    };
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = with(0);
+    driver.reconcile_all(&state).await.unwrap();
+    kernel.connect(1);
+    for round in 1..=200 {
+        let changes = transition(&mut state, &with(round));
+        driver.apply_all(&state, &changes).await.unwrap();
+        // Those of the Service, those with connections, those that wait, and those of one change.
+        let bound = 3 * ENDPOINTS + MAX_TRANSACTION_WRITES;
+        let count = destinations(&kernel);
+        assert!(count <= bound, "round {round}: {count} destinations, more than {bound}");
+    }
+    let objects = kernel.objects();
+    assert!(pods[..ENDPOINTS].iter().all(|pod| objects.contains_key(&destination(pod))), "connections were ended");
+}
+
 /// A service port with load-balancer IPs, a node port, endpoints and source ranges.
 fn restricted(vips: u32, endpoints: u32, ranges: u32) -> NodeState {
     let endpoints = pods(endpoints);
