@@ -100,8 +100,8 @@ impl<K: Kernel> IpvsDataPlane<K> {
     }
 
     /// Makes these objects what they should be, then those that wait to be deleted, with at most `budget` operations.
-    /// An operation that was executed needs none of the later ones. Up to half of the budget is reserved for idle
-    /// destinations: large changes without a pause would leave nothing for them.
+    /// An operation that was executed needs none of the later ones. Up to half of the budget is for idle destinations,
+    /// which come first: large changes without a pause would leave nothing for them.
     async fn change(
         &mut self,
         applied: &mut AppliedState,
@@ -110,27 +110,25 @@ impl<K: Kernel> IpvsDataPlane<K> {
     ) -> Result<Executed> {
         let drain = self.settings.drain;
         let until = (!drain.is_zero()).then(|| now() + seconds(drain));
-        let mut leftovers = applied.leftovers.clone();
-        leftovers.extend(&applied.idle);
+        let leftovers = applied.leftovers.clone();
         let mut executed = Executed::default();
         // Each with the number of operations up to its end.
-        let parts = if touched.len() + leftovers.len() <= budget {
+        let parts = if touched.len() + leftovers.len() + applied.idle.len() <= budget {
             touched.extend(leftovers);
+            touched.extend(&applied.idle);
             vec![(touched, budget)]
         } else {
-            vec![(touched, budget - applied.idle.len().min(budget / 2)), (leftovers, budget)]
+            let idle: BTreeSet<Object> = applied.idle.iter().copied().collect();
+            let limit = if touched.is_empty() { budget } else { budget / 2 };
+            vec![(idle, limit), (touched, budget), (leftovers, budget)]
         };
-        for (part, (mut touched, limit)) in parts.into_iter().enumerate() {
-            if part == 1 {
-                // A virtual server of the first part may lose its last destination in this one.
-                touched.extend(&applied.leftovers);
-            }
+        for (part, (touched, limit)) in parts.into_iter().enumerate() {
             let desired = |object: &Object| applied.desired(object);
             let mut operations = plan(&applied.observed, desired, &touched, Drain { until, idle: &applied.idle });
             let left = limit - executed.operations;
             if operations.len() > left {
                 operations.truncate(left);
-                if part == 0 { executed.is_truncated = true } else { executed.has_leftovers = true }
+                if part == 1 { executed.is_truncated = true } else { executed.has_leftovers = true }
             }
             if !operations.is_empty() {
                 let rejected = self.kernel.commit(operations.clone()).await.context("change the kernel")?;
