@@ -7,6 +7,7 @@ mod watch;
 
 use std::{
     collections::{BTreeSet, HashSet},
+    mem,
     net::IpAddr,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -56,6 +57,8 @@ const MAX_UNNEEDED_SERVERS: usize = 256;
 #[derive(Clone, Copy, Debug, Default)]
 struct Executed {
     operations: usize,
+    /// Those for service ports.
+    touched: usize,
     /// Whether operations for service ports are left.
     is_truncated: bool,
     /// Whether deletions of unneeded objects are left.
@@ -99,43 +102,47 @@ impl<K: Kernel> IpvsDataPlane<K> {
         }
     }
 
-    /// Makes these objects what they should be, then those that wait to be deleted, with at most `budget` operations.
-    /// An operation that was executed needs none of the later ones. Up to half of the budget is for idle destinations,
-    /// which come first: large changes without a pause would leave nothing for them.
+    /// Makes these objects what they should be, with at most `budget` operations, then deletes those that wait for it,
+    /// with at most `total` operations together. An operation that was executed needs none of the later ones.
     async fn change(
         &mut self,
         applied: &mut AppliedState,
         mut touched: BTreeSet<Object>,
         budget: usize,
+        total: usize,
     ) -> Result<Executed> {
         let drain = self.settings.drain;
         let until = (!drain.is_zero()).then(|| now() + seconds(drain));
-        let leftovers = applied.leftovers.clone();
         let mut executed = Executed::default();
-        // Each with the number of operations up to its end.
-        let parts = if touched.len() + leftovers.len() + applied.idle.len() <= budget {
-            touched.extend(leftovers);
+        let is_small = touched.len() + applied.idle.len() + applied.leftovers.len() <= total;
+        if is_small {
             touched.extend(&applied.idle);
-            vec![(touched, budget)]
-        } else {
-            let idle: BTreeSet<Object> = applied.idle.iter().copied().collect();
-            let limit = if touched.is_empty() { budget } else { budget / 2 };
-            vec![(idle, limit), (touched, budget), (leftovers, budget)]
-        };
-        for (part, (touched, limit)) in parts.into_iter().enumerate() {
+            touched.extend(&applied.leftovers);
+        }
+        let parts = if is_small { 1 } else { 3 };
+        for part in 0..parts {
+            let (objects, limit) = match part {
+                0 if is_small => (mem::take(&mut touched), total),
+                0 => (mem::take(&mut touched), budget),
+                1 => (applied.idle.iter().copied().collect(), total.min(executed.operations + total / 2)),
+                _ => (applied.leftovers.clone(), total),
+            };
             let desired = |object: &Object| applied.desired(object);
-            let mut operations = plan(&applied.observed, desired, &touched, Drain { until, idle: &applied.idle });
+            let mut operations = plan(&applied.observed, desired, &objects, Drain { until, idle: &applied.idle });
             let left = limit - executed.operations;
             if operations.len() > left {
                 operations.truncate(left);
-                if part == 1 { executed.is_truncated = true } else { executed.has_leftovers = true }
+                if part == 0 { executed.is_truncated = true } else { executed.has_leftovers = true }
             }
             if !operations.is_empty() {
                 let rejected = self.kernel.commit(operations.clone()).await.context("change the kernel")?;
                 applied.commit(&operations, rejected)?;
             }
             executed.operations += operations.len();
-            applied.commit_leftovers(touched);
+            if part == 0 {
+                executed.touched = operations.len();
+            }
+            applied.commit_leftovers(objects);
         }
         Ok(executed)
     }
@@ -249,6 +256,14 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         Ok(Synced { applied, writes })
     }
 
+    /// What waits for its deletion has a share: changes that follow each other without a pause would leave nothing for
+    /// it. More destinations begin to drain than are added then, and more idle ones are deleted than begin to drain.
+    fn budget(&self, applied: &AppliedState) -> usize {
+        let others = MAX_TRANSACTION_WRITES - applied.idle.len().min(MAX_TRANSACTION_WRITES / 2);
+        let leftovers = if applied.has_leftovers { applied.leftovers.len() } else { 0 };
+        others - leftovers.min(others / 8 * 5)
+    }
+
     fn writes(&self, applied: &mut AppliedState, change: &Change<'_>, key: &ServicePortKey) -> usize {
         // An error is returned by the commit.
         self.desired(change, key, applied).map_or(0, |desired| applied.differing(key, &desired))
@@ -283,22 +298,28 @@ impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
         if *is_last && applied.is_reconciling {
             applied.complete();
         }
-        let Executed { operations, is_truncated, has_leftovers } = self.change(applied, touched, *budget).await?;
+        let total = MAX_TRANSACTION_WRITES.max(*budget);
+        let executed = self.change(applied, touched, *budget, total).await?;
+        let Executed { operations, touched, is_truncated, has_leftovers } = executed;
+        if is_truncated {
+            // The driver concludes from the writes how much of the service ports is left.
+            applied.has_leftovers = has_leftovers;
+            return Ok(CommitOutcome::Committed { writes: writes + touched, unfinished: service_ports.clone() });
+        }
         writes += operations;
         applied.has_leftovers = has_leftovers;
         // Destinations of virtual servers that are no longer needed do not wait for the next check.
-        if !applied.is_reconciling && applied.idle.is_empty() && operations < *budget {
+        if !applied.is_reconciling && applied.idle.is_empty() && operations < total {
             let unneeded = applied.unneeded_servers().take(MAX_UNNEEDED_SERVERS).collect();
             let idle = self.drained(applied, unneeded).await?;
             if !idle.is_empty() {
                 applied.idle = idle;
-                let removed = self.change(applied, BTreeSet::new(), *budget - operations).await?;
+                let removed = self.change(applied, BTreeSet::new(), 0, total - operations).await?;
                 writes += removed.operations;
                 applied.has_leftovers = removed.has_leftovers;
             }
         }
-        let unfinished = if is_truncated { service_ports.clone() } else { Vec::new() };
-        Ok(CommitOutcome::Committed { writes, unfinished })
+        Ok(CommitOutcome::Committed { writes, unfinished: Vec::new() })
     }
 
     fn dependents(

@@ -41,6 +41,8 @@ impl<K: Kernel> IpvsDataPlane<K> {
         loop {
             tokio::time::sleep_until(self.next_check).await;
             let begun = Instant::now();
+            // If this one is dropped, which may happen at once, the next one does not follow at once.
+            self.next_check = begun + MIN_INTERVAL;
             let checked = self.check(applied).await;
             self.next_check = Instant::now() + interval(begun.elapsed());
             self.overdue_at = Instant::now() + MAX_DELAY;
@@ -65,7 +67,7 @@ impl<K: Kernel> IpvsDataPlane<K> {
         if !known.idle.is_empty()
             && let Some(mut known) = applied.take()
         {
-            let removed = self.change(&mut known, BTreeSet::new(), MAX_TRANSACTION_WRITES).await?.operations;
+            let removed = self.change(&mut known, BTreeSet::new(), 0, MAX_TRANSACTION_WRITES).await?.operations;
             *applied = Some(known);
             debug!(removed, "removed destinations whose connections have ended");
         }

@@ -93,6 +93,34 @@ async fn destinations_that_drain_without_connections_are_bounded() {
     assert!(pods[..ENDPOINTS].iter().all(|pod| objects.contains_key(&destination(pod))), "connections were ended");
 }
 
+/// Each change needs more than one transaction, and the next change arrives after the first of them.
+#[tokio::test(start_paused = true)]
+async fn destinations_of_a_large_service_that_always_changes_are_bounded() {
+    const ENDPOINTS: usize = 6_000;
+    let pods = pods(31 * ENDPOINTS as u32);
+    let with = |round: usize| {
+        let endpoints = pods[round * ENDPOINTS..][..ENDPOINTS].iter().map(String::as_str);
+        mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(endpoints)).build()
+    };
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = with(0);
+    driver.reconcile_all(&state).await.unwrap();
+    for round in 1..=30 {
+        let changes = transition(&mut state, &with(round));
+        let report = driver.apply(&state, &changes).await.unwrap();
+        assert!(report.writes <= MAX_TRANSACTION_WRITES, "round {round}: {} operations", report.writes);
+        let bound = 2 * ENDPOINTS + 2 * MAX_TRANSACTION_WRITES;
+        let count = destinations(&kernel);
+        assert!(count <= bound, "round {round}: {count} destinations, more than {bound}");
+    }
+    // The same as after a change without others.
+    driver.apply_all(&state, &backend::Changes::default()).await.unwrap();
+    let objects = kernel.objects();
+    let used = objects.values().filter(|value| matches!(value, Value::Weight(Weight::Of(_)))).count();
+    assert_eq!(used, ENDPOINTS);
+}
+
 /// A service port with load-balancer IPs, a node port, endpoints and source ranges.
 fn restricted(vips: u32, endpoints: u32, ranges: u32) -> NodeState {
     let endpoints = pods(endpoints);
