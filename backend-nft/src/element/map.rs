@@ -30,18 +30,18 @@ macro_rules! maps {
 
 maps! {
     /// Its keys begin with the key of a pool. For pools of at most 16 endpoints; see [`Map::endpoints`].
-    Endpoints "endpoints" AddressPort Endpoint "slot in the cluster pool -> endpoint, pools of 1 to 16";
-    Endpoints64 "endpoints-64" AddressPort Endpoint "slot in the cluster pool -> endpoint, pools of 17 to 64";
-    Endpoints256 "endpoints-256" AddressPort Endpoint "slot in the cluster pool -> endpoint, pools of 65 to 256";
-    EndpointsMany "endpoints-many" AddressPort Endpoint "slot in the cluster pool -> endpoint, larger pools";
-    LocalEndpoints "local-endpoints" AddressPort Endpoint "slot in the local pool -> endpoint";
+    Endpoints "endpoints" AddressPort Endpoint "place in the cluster pool -> endpoint, pools of 1 to 16";
+    Endpoints64 "endpoints-64" AddressPort Endpoint "place in the cluster pool -> endpoint, pools of 17 to 64";
+    Endpoints256 "endpoints-256" AddressPort Endpoint "place in the cluster pool -> endpoint, pools of 65 to 256";
+    EndpointsMany "endpoints-many" AddressPort Endpoint "place in the cluster pool -> endpoint, larger pools";
+    LocalEndpoints "local-endpoints" AddressPort Endpoint "place in the local pool -> endpoint";
     AffineEndpoints "affine-endpoints" AddressPort PaddedEndpoint
-        "session affinity: slot in the cluster pool -> endpoint";
+        "session affinity: place in the cluster pool -> endpoint";
     LocalAffineEndpoints "local-affine-endpoints" AddressPort PaddedEndpoint
-        "session affinity: slot in the local pool -> endpoint";
+        "session affinity: place in the local pool -> endpoint";
     AffineClients "affine-clients" AddressPort Clients "session affinity: bucket of clients -> their endpoint";
-    Live "live" AddressPort Member "session affinity: endpoints of the cluster pool";
-    LocalLive "local-live" AddressPort Member "session affinity: endpoints of the local pool";
+    Live "live" AddressPort Member "session affinity: who is in the cluster pool";
+    LocalLive "local-live" AddressPort Member "session affinity: who is in the local pool";
     Aliases "aliases" AddressPort PoolKey "VIP -> the key of its pool";
     Vips "vips" AddressPort Verdict "one pool for all clients";
     PolicyLocalVips "policy-local-vips" AddressPort Nothing "external traffic policy Local";
