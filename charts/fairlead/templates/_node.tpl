@@ -217,7 +217,7 @@ true
 {{/* Capabilities of the backend: netlink, raw sockets for resets and iptables programs, and oom_score_adj. */}}
 {{- define "fairlead.nodeCapabilities" -}}
 {{- $capabilities := list "NET_ADMIN" -}}
-{{- if or (ne (include "fairlead.mode" .) "nftables") (ne .Values.services.resetConnections "never") -}}
+{{- if or (include "fairlead.runsIptables" .) (ne .Values.services.resetConnections "never") -}}
 {{- $capabilities = append $capabilities "NET_RAW" -}}
 {{- end -}}
 {{- if not (kindIs "invalid" .Values.backend.oomScoreAdj) -}}

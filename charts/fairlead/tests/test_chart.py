@@ -181,8 +181,10 @@ class Matrix(unittest.TestCase):
                     scored = any(arg.startswith("--oom-score-adj=") for arg in container["args"]) if node else False
                     self.assertEqual("SYS_RESOURCE" in added, scored)
                     self.assertLessEqual(added - {"SYS_RESOURCE"}, {"NET_ADMIN", "NET_RAW"} if node else set())
-                    if node and container["args"][:2] == ["backend", "nftables"]:
-                        self.assertEqual("NET_RAW" in added, "--reset-connections=never" not in str(objects))
+                    if node:
+                        has_tools = "-tools" in container["image"]
+                        resets = "--reset-connections=never" not in str(objects)
+                        self.assertEqual("NET_RAW" in added, has_tools or resets)
                     self.assertTrue(node or pod["spec"]["securityContext"]["runAsNonRoot"])
 
     def test_liveness_probes_do_not_depend_on_a_frontend(self):
