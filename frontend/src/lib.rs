@@ -29,7 +29,7 @@
 //! | `page`, `metrics`, `scrape` | what operators see |
 //! | `events` | Kubernetes Events about nodes |
 //! | `discovery` | addresses of frontends |
-//! | `drain` | whether any node still sends new connections to a pod that ends |
+//! | `drain`, `waiting_drains` | whether any node still sends new connections to a pod that ends |
 //! | `startup_taint` | removes the taint of nodes that start |
 
 mod clients;

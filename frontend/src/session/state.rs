@@ -244,7 +244,7 @@ impl<'a> Session<'a> {
         };
         self.acked = received;
         self.programmed = programmed;
-        // The lock of all streams is held only to exchange them.
+        // The lock of all streams is held only to exchange the failures.
         let (failures, degraded) = (Arc::<[_]>::from(truncated_failures(failures)), truncated_degraded(degraded));
         let failing_services = Arc::new(failing_services(&failures));
         let (previous, degraded_before, _) = self.status.update(|status| {
