@@ -66,6 +66,9 @@ pub const MAX_TRANSACTION_WRITES: usize = 8_000;
 /// The most transactions of one call that the kernel rejects. Rejected transactions change nothing.
 const MAX_ATTEMPTS: usize = 8;
 
+/// While a change is unfinished no reconcile comes, and rejected service ports are tried again at this interval.
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
+
 /// The shortest interval between two reads of the kernel that follow a rejection. In between, a rejection is not
 /// explained by a change of another process.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
@@ -94,6 +97,7 @@ pub struct Driver<P: DataPlane> {
     read_at: Instant,
     /// When the kernel may be read again because of a rejection.
     next_read: Instant,
+    retried_at: Instant,
     /// Whether nothing was committed since the kernel was read.
     is_fresh: bool,
     /// For a preview: one transaction without a limit.
@@ -117,6 +121,7 @@ impl<P: DataPlane> Driver<P> {
             is_reconciling: false,
             read_at: Instant::now(),
             next_read: Instant::now(),
+            retried_at: Instant::now(),
             is_fresh: false,
             is_unlimited: false,
         }
@@ -171,6 +176,7 @@ impl<P: DataPlane> Driver<P> {
     }
 
     fn retry_rejected(&mut self, state: &NodeState) {
+        self.retried_at = Instant::now();
         let suspects = self.quarantine.retry(state);
         if suspects.is_empty() {
             return;
@@ -263,8 +269,8 @@ impl<P: DataPlane> Driver<P> {
                 CommitOutcome::UnusableFamily => {
                     self.observe(state).await?;
                 }
-                CommitOutcome::Unknown(error) => {
-                    warn!(error, "kernel rejected an incremental change, reconciling");
+                CommitOutcome::Unknown(reason) => {
+                    warn!(reason, "the kernel has to be read again, reconciling");
                     self.observe(state).await?;
                 }
                 CommitOutcome::Rejected(rejection) => {
@@ -427,7 +433,11 @@ impl<P: DataPlane> Backend for Driver<P> {
         if !self.is_based(changes) {
             return self.reconcile(state).await;
         }
+        let is_retry_due = self.is_unfinished() && self.retried_at.elapsed() >= RETRY_INTERVAL;
         self.enqueue(state, changes);
+        if is_retry_due {
+            self.retry_rejected(state);
+        }
         let writes = self.commit(state).await?;
         Ok(self.report(writes))
     }

@@ -227,6 +227,29 @@ async fn rejections_do_not_cause_reads_of_the_kernel_without_limit() {
     assert_eq!(driver.plane.programmed.len(), 1);
 }
 
+/// No reconcile comes while one tenant's changes are unfinished.
+#[tokio::test(start_paused = true)]
+async fn rejected_service_ports_are_tried_again_while_changes_keep_coming() {
+    let mut current = state([("shop/invalid", 1)]);
+    let mut driver = Driver::new(FakePlane { names: true, ..FakePlane::default() });
+    driver.plane.invalid.insert("invalid".to_owned());
+    let report = driver.reconcile(&current).await.unwrap();
+    assert_eq!(report.failures.len(), 1);
+    driver.plane.invalid.clear();
+    let begun = Instant::now();
+    for round in 0.. {
+        let changes = transition(&mut current, &state([("shop/invalid", 1), ("evil/large", 2_000 + round * 200)]));
+        let report = driver.apply(&current, &changes).await.unwrap();
+        assert!(report.unfinished.is_some());
+        if report.failures.is_empty() {
+            break;
+        }
+        assert!(begun.elapsed() <= 2 * RETRY_INTERVAL);
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert!(begun.elapsed() >= RETRY_INTERVAL);
+}
+
 #[test]
 fn api_server_and_cluster_dns_are_urgent() {
     let state = mk_state()
