@@ -228,9 +228,12 @@ impl PendingFlows {
             return None;
         }
         let Self { changed, half_open, unfinished_since, .. } = self;
-        *unfinished_since = unfinished_since.map(|_| Instant::now());
         let ports: ChangedPorts = half_open.extract_if(.., |key, _| !changed.contains_key(key)).collect();
-        (!ports.is_empty()).then(|| HalfOpenPorts { ports, state: self.state.clone() })
+        if ports.is_empty() {
+            return None;
+        }
+        *unfinished_since = unfinished_since.map(|_| Instant::now());
+        Some(HalfOpenPorts { ports, state: self.state.clone() })
     }
 
     /// A pass over the connections has failed.

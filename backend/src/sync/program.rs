@@ -8,7 +8,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    future::ready,
     mem,
     sync::Arc,
     time::Duration,
@@ -46,6 +45,10 @@ pub(super) const FIRST_ANSWER: Duration = Duration::from_secs(1);
 /// may be older.
 pub(super) const ADOPTION: Duration = Duration::from_secs(10);
 
+/// While the backend has work without a pause, it waits for drift this often, and so long each time.
+const WATCH_INTERVAL: Duration = Duration::from_secs(30);
+const WATCH_TIME: Duration = Duration::from_secs(1);
+
 /// The half that programs. It owns the backend.
 pub(crate) struct Programmer<B> {
     pub(crate) backend: B,
@@ -80,9 +83,11 @@ enum Content {
     Unknown,
     /// All of it.
     Complete,
-    /// All but what is unfinished: the backend is to be called again. See [`SyncReport::unfinished`]. While it is a
-    /// reconcile that is unfinished, what the state lacks may still be in the kernel.
-    Partial(Work),
+    /// All but what is unfinished: the backend is to be called again. See [`SyncReport::unfinished`].
+    Partial,
+    /// The same, and a reconcile of the target with this number is unfinished: what that target lacked may still be in
+    /// the kernel.
+    Reconciling(u64),
 }
 
 impl SyncState {
@@ -104,7 +109,7 @@ impl SyncState {
     fn work(&mut self, changes: &Changes) -> Option<Work> {
         let is_due = self.reconcile_at.is_some_and(|at| at <= Instant::now());
         match self.content {
-            Content::Partial(_) => Some(Work::Apply),
+            Content::Partial | Content::Reconciling(_) => Some(Work::Apply),
             Content::Complete if !is_due && !changes.is_empty() => Some(Work::Apply),
             _ if is_due => {
                 self.reconcile_at = None;
@@ -125,15 +130,19 @@ impl SyncState {
     /// A call of the backend has succeeded. `before`: the content before it. Returns the service ports that have the
     /// current target now, with the one that they had.
     fn succeeded(&mut self, before: Content, work: Work, report: &SyncReport) -> BTreeMap<ServicePortKey, Arc<Target>> {
-        let work = if before == Content::Partial(Work::Reconcile) { Work::Reconcile } else { work };
-        self.content = if report.unfinished.is_some() { Content::Partial(work) } else { Content::Complete };
-        let is_reconciling = self.content == Content::Partial(Work::Reconcile);
+        self.content = match (before, work) {
+            _ if report.unfinished.is_none() => Content::Complete,
+            (_, Work::Reconcile) => Content::Reconciling(self.current.number),
+            (Content::Reconciling(number), Work::Apply) => Content::Reconciling(number),
+            _ => Content::Partial,
+        };
         let none = BTreeSet::new();
         let unfinished = report.unfinished.as_ref().unwrap_or(&none);
-        let current = &self.current;
+        let Self { content, current, .. } = self;
         let is_removed = |key: &ServicePortKey| current.state.service_port(key).is_none();
-        let lacks = |key: &ServicePortKey| unfinished.contains(key) || is_reconciling && is_removed(key);
-        let completed = self.unfinished.extract_if(.., |key, _| !lacks(key)).collect();
+        let is_older = |had: &Target| matches!(content, Content::Reconciling(number) if had.number < *number);
+        let lacks = |key: &ServicePortKey, had: &Target| unfinished.contains(key) || is_removed(key) && is_older(had);
+        let completed = self.unfinished.extract_if(.., |key, had| !lacks(key, had)).collect();
         // After a reconcile. What the kernel has of them is unknown.
         let unknown = Arc::new(Target { complete: Position::default(), ..(*self.current).clone() });
         for key in unfinished {
@@ -146,7 +155,7 @@ impl SyncState {
     /// been unfinished for longest.
     fn complete(&self) -> &Target {
         let targets = self.unfinished.values().chain([&self.current]);
-        targets.min_by_key(|target| target.complete).unwrap_or(&self.current)
+        targets.min_by_key(|target| (target.complete, target.number)).unwrap_or(&self.current)
     }
 
     fn is_known(&self) -> bool {
@@ -168,6 +177,7 @@ impl<B: Backend> Programmer<B> {
             () = shutdown.recv() => {}
             () = self.adopt(is_after_boot) => self.sync.invalidate(Instant::now()),
         }
+        let mut watched_at = Instant::now();
         while !shutdown.is_triggered() {
             self.drifts.end_incident();
             let target = self.targets.borrow_and_update().clone();
@@ -181,18 +191,21 @@ impl<B: Backend> Programmer<B> {
                 self.take(target, &changes);
                 self.publish(None);
             }
+            // Drift does not wait for the end of a large change, which may never come.
+            if work.is_some() && watched_at.elapsed() < WATCH_INTERVAL {
+                continue;
+            }
+            watched_at = Instant::now();
+            let is_idle = work.is_none();
             let reconcile_at = self.sync.reconcile_at;
             tokio::select! {
-                biased;
                 () = shutdown.recv() => {}
-                // Drift does not wait for the end of a large change, which may never come.
-                drift = self.backend.drifted(), if self.sync.is_known() => self.drifted(&drift),
-                () = ready(()), if work.is_some() => {}
                 // Fails only at the end of the process.
-                Ok(()) = self.targets.changed() => {}
-                () = sleep_until(reconcile_at.unwrap_or_else(Instant::now)), if reconcile_at.is_some() => {}
+                Ok(()) = self.targets.changed(), if is_idle => {}
+                () = runtime::sleep_until(reconcile_at), if is_idle => {}
                 () = self.health.changed() => self.publish(None),
-                () = sleep_until(Instant::now() + MAX_IDLE) => {}
+                drift = self.backend.drifted(), if self.sync.is_known() => self.drifted(&drift),
+                () = sleep(if is_idle { MAX_IDLE } else { WATCH_TIME }) => {}
             }
         }
     }
@@ -334,7 +347,7 @@ impl<B: Backend> Programmer<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{FakeBackend, FakeKernel, mk_state};
+    use crate::testing::{FakeBackend, FakeKernel, mk_key, mk_state};
 
     /// Programs a target, of which the kernel takes one service port with each call.
     async fn programmer(state: NodeState, is_confirmed: bool) -> Programmer<FakeBackend> {
@@ -371,5 +384,25 @@ mod tests {
             // Its end would wait for a thread.
             mem::forget(programmer.flows);
         }
+    }
+
+    /// Otherwise the frontend would wait for all of the reconcile, which changes of others may prolong for ever.
+    #[test]
+    fn a_removal_is_complete_before_the_reconcile_that_preceded_it() {
+        let service = |state: crate::testing::StateBuilder, name| state.service(name, |service| service.port(80));
+        let with = |names: &[&str]| names.iter().fold(mk_state(), |state, name| service(state, *name)).build();
+        let target = |number, names: &[&str]| Target { number, ..Target::unconfirmed(with(names), None) };
+        let mut sync = SyncState::unknown(target(0, &["default/before"]));
+        let mut step = |target: Target, work, unfinished: &[&str]| {
+            let changes = Changes::between(&sync.current.state, &target.state);
+            sync.take(target, &changes);
+            let unfinished = Some(unfinished.iter().map(|key| mk_key(key)).collect());
+            let completed = sync.succeeded(sync.content, work, &SyncReport { unfinished, ..SyncReport::default() });
+            completed.into_keys().map(|key| key.to_string()).collect::<Vec<_>>()
+        };
+        let first = step(target(1, &["default/a", "default/b"]), Work::Reconcile, &["default/b"]);
+        assert_eq!(first, ["default/a/tcp"], "the kernel may still have what was removed before");
+        assert_eq!(step(target(2, &["default/b"]), Work::Apply, &["default/b"]), ["default/a/tcp"]);
+        assert_eq!(step(target(3, &["default/b"]), Work::Apply, &[]), ["default/b/tcp"]);
     }
 }

@@ -176,10 +176,11 @@ impl Departed {
         due
     }
 
-    /// Leaves out the endpoints that are not due any more.
+    /// Leaves out the endpoints that are not due any more, and those of namespaces whose rules are about to be removed.
     pub(in crate::flows) fn retain_due(&self, due: &mut Due) {
         for DuePort { key, open } in &mut due.ports {
-            let Some(departures) = self.service_ports.get(key) else {
+            let departures = self.service_ports.get(key).filter(|_| !self.revoked.contains(&key.namespace));
+            let Some(departures) = departures else {
                 open.clear();
                 continue;
             };
