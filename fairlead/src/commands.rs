@@ -55,6 +55,12 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
         let shutdown = Shutdown::on_signals().context("cannot install signal handlers")?;
         let uses_kubectl =
             kubectl::is_plugin(std::env::args_os().next().as_deref()) && effective.is_default("frontend");
+        if uses_kubectl
+            && let Command::Endpoints(args) = &command
+            && args.view.node.is_none()
+        {
+            bail!("set --node to the name of a Node: each node selects endpoints of its own");
+        }
         let _connection = match command.frontend_of_cluster().filter(|_| uses_kubectl) {
             Some(frontend) => Some(interruptible(kubectl::connect(frontend), shutdown.clone()).await?),
             None => None,
