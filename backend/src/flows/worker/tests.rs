@@ -196,6 +196,27 @@ fn flows_to_addresses_without_node_ports_stay() {
     }
 }
 
+/// They may serve node ports of iptables.
+#[test]
+fn loopback_addresses_count_as_those_of_node_ports() {
+    in_netns(|| {
+        let added = Command::new("ip").args(["address", "replace", "127.0.0.1/8", "dev", "lo"]).status();
+        assert!(added.unwrap().success());
+        insert("udp", "127.0.0.1", "10.244.1.5", 1);
+        insert("udp", "127.0.0.1", "10.244.1.4", 2);
+        insert("udp", "127.0.0.1", "127.0.0.1", 3);
+        insert("udp", "127.0.0.2", "127.0.0.2", 4);
+        let serving = NodePortAddresses::Primary;
+        let table = KernelFlowTable(serving.clone());
+        let mut fixture = Fixture::serving(serving, ConntrackCleanup::Enabled, table, mk_state().build());
+        let state = mk_state().service("default/dns/udp", |dns| {
+            dns.port(53).cluster_ip("10.96.0.10").node_port(53).endpoints(["10.244.1.5:53"])
+        });
+        fixture.reconcile(&state.build(), &[]);
+        assert_eq!(client_ports(), [1, 4].into());
+    });
+}
+
 #[test]
 fn vips_of_ipvs_are_no_addresses_of_node_ports() {
     in_netns(|| {
