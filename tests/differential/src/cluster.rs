@@ -1,6 +1,6 @@
 //! Random clusters: Services and EndpointSlices as the Kubernetes API accepts them, weighted towards what people write.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, mem, net::IpAddr};
 
 use e2e::{
     DualStack, IpFamily,
@@ -107,7 +107,19 @@ impl Cluster {
     pub fn random(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let count = rng.u8(1..=6);
-        Self { services: (1..=count).map(|number| Service::random(&mut rng, number)).collect() }
+        let mut services: Vec<_> = (1..=count).map(|number| Service::random(&mut rng, number)).collect();
+        share_vips(&mut services);
+        Self { services }
+    }
+
+    /// The cluster once its first two Services with node ports have exchanged one.
+    pub(crate) fn with_exchanged_node_ports(&self) -> Option<Self> {
+        let mut exchanged = self.clone();
+        let ports = exchanged.services.iter_mut().filter_map(|service| service.ports.first_mut());
+        let mut ports = ports.filter(|port| port.node_port.is_some());
+        let (first, second) = (ports.next()?, ports.next()?);
+        mem::swap(&mut first.node_port, &mut second.node_port);
+        Some(exchanged)
     }
 
     /// The cluster with one of its Services only.
@@ -190,8 +202,36 @@ impl Service {
         endpoints.filter(|endpoint| endpoint.ip == ip).all(|endpoint| endpoint.node == Some(1))
     }
 
+    /// Whether both may have one address: no port of this Service is one of the other's.
+    fn may_share_vips(&self, other: &Self) -> bool {
+        let is_same = |a: &Port, b: &Port| (a.protocol, a.number) == (b.protocol, b.number);
+        !self.ports.iter().any(|port| other.ports.iter().any(|of_other| is_same(port, of_other)))
+    }
+
     pub(crate) fn families(&self) -> impl Iterator<Item = IpFamily> {
         self.cluster_ips.iter().map(IpFamily::of)
+    }
+}
+
+/// Gives Services with load-balancer or external IPs those of the one before, too, if all ports differ: at most two
+/// share one. Their own ones stay, so that a seed finds what it has found before.
+fn share_vips(services: &mut [Service]) {
+    for index in (1..services.len()).rev() {
+        let (before, after) = services.split_at_mut(index);
+        let service = &mut after[0];
+        if let Some(LoadBalancerIp { is_proxy, .. }) = service.load_balancer_ips.first().copied()
+            && let Some(other) = before.iter().rfind(|other| !other.load_balancer_ips.is_empty())
+            && service.may_share_vips(other)
+        {
+            let ips = other.load_balancer_ips.iter().map(|of_other| LoadBalancerIp { is_proxy, ..*of_other });
+            service.load_balancer_ips.extend(ips);
+        }
+        if !service.external_ips.is_empty()
+            && let Some(other) = before.iter().rfind(|other| !other.external_ips.is_empty())
+            && service.may_share_vips(other)
+        {
+            service.external_ips.extend(&other.external_ips);
+        }
     }
 }
 
@@ -281,4 +321,52 @@ fn endpoint(rng: &mut Rng, family: IpFamily) -> Endpoint {
 
 fn one_in(rng: &mut Rng, count: u8) -> bool {
     rng.u8(0..count) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load_balancer_ips(service: &Service) -> Vec<IpAddr> {
+        service.load_balancer_ips.iter().map(|ip| ip.ip).collect()
+    }
+
+    fn external_ips(service: &Service) -> Vec<IpAddr> {
+        service.external_ips.clone()
+    }
+
+    /// Whether two Services of this kind that are served have an address in common.
+    fn is_shared(cluster: &Cluster, is_kind: fn(&Service) -> bool, ips: fn(&Service) -> Vec<IpAddr>) -> bool {
+        let services = cluster.services.iter().filter(|service| service.is_served() && is_kind(service));
+        let mut seen = BTreeSet::new();
+        services.flat_map(ips).any(|ip| !seen.insert(ip))
+    }
+
+    #[test]
+    fn rare_combinations_appear() {
+        let is_restricted = |service: &Service| {
+            !service.source_ranges.is_empty() && service.load_balancer_ips.iter().all(|ip| !ip.is_proxy)
+        };
+        let is_sticky = |service: &Service| service.is_external_local && service.affinity_seconds.is_some();
+        let clusters: Vec<_> = (0..500).map(Cluster::random).collect();
+        assert!(clusters.iter().any(|cluster| is_shared(cluster, is_restricted, load_balancer_ips)));
+        assert!(clusters.iter().any(|cluster| is_shared(cluster, |_| true, external_ips)));
+        assert!(clusters.iter().any(|cluster| cluster.services.iter().any(is_sticky)));
+        assert!(clusters.iter().any(|cluster| cluster.with_exchanged_node_ports().is_some()));
+    }
+
+    #[test]
+    fn no_two_services_claim_one_port_of_an_address() {
+        for seed in 0..500 {
+            let mut claims = BTreeSet::new();
+            for service in Cluster::random(seed).services {
+                for ip in [load_balancer_ips(&service), external_ips(&service)].concat() {
+                    for port in &service.ports {
+                        let claim = (ip, port.protocol, port.number);
+                        assert!(claims.insert(claim), "seed {seed}: {claim:?}");
+                    }
+                }
+            }
+        }
+    }
 }

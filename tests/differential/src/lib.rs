@@ -69,15 +69,29 @@ impl Comparison {
         Ok(Self { proxies, api, results: BTreeMap::new(), clusters: 0, _runtime: runtime })
     }
 
-    /// Asks all proxies about the cluster of a seed. Returns the differences that docs/semantics.md does not describe,
-    /// with the smallest cluster in which they appear; `None`: there are none.
+    /// Asks all proxies about the cluster of a seed, then again when two of its Services have exchanged node ports.
+    /// Returns the differences that docs/semantics.md does not describe, with the smallest cluster in which they appear;
+    /// `None`: there are none.
     ///
     /// # Errors
     /// When a proxy does not program the cluster, or its rules cannot be read.
     pub fn compare(&mut self, seed: u64) -> Result<Option<String>> {
         let cluster = Cluster::random(seed);
-        let differences = self.differences(&cluster).with_context(|| format!("seed {seed}"))?;
         self.clusters += 1;
+        let exchanged = cluster.with_exchanged_node_ports();
+        for (when, cluster) in [("", Some(cluster)), (" with exchanged node ports", exchanged)] {
+            let Some(cluster) = cluster else { continue };
+            let report = self.report(&cluster).with_context(|| format!("seed {seed}{when}"))?;
+            if let Some(report) = report {
+                return Ok(Some(format!("seed {seed}{when}: {report}")));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The differences in a cluster that docs/semantics.md does not describe, as text.
+    fn report(&mut self, cluster: &Cluster) -> Result<Option<String>> {
+        let differences = self.differences(cluster)?;
         let Some(first) = differences.first() else { return Ok(None) };
         let mut smallest = (cluster.clone(), differences.len());
         if let Some(service) = first.question.service {
@@ -87,8 +101,7 @@ impl Comparison {
                 smallest = (alone, remaining.len());
             }
         }
-        let mut text =
-            format!("seed {seed}: {} differences, {} in\n{}", differences.len(), smallest.1, smallest.0.text());
+        let mut text = format!("{} differences, {} in\n{}", differences.len(), smallest.1, smallest.0.text());
         for Difference { proxy, question, expected, answer } in differences.iter().take(10) {
             let _ = writeln!(text, "{proxy}: {question}\n    expected {expected}\n    seen     {answer}");
         }
