@@ -70,8 +70,8 @@ impl Comparison {
     }
 
     /// Asks all proxies about the cluster of a seed, then again when two of its Services have exchanged node ports.
-    /// Returns the differences that docs/semantics.md does not describe, with the smallest cluster in which they appear;
-    /// `None`: there are none.
+    /// Returns the differences that docs/semantics.md does not describe, with the smallest cluster in which they
+    /// appear; `None`: there are none.
     ///
     /// # Errors
     /// When a proxy does not program the cluster, or its rules cannot be read.
