@@ -41,7 +41,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use proto::model::{IpFamily, ServicePortKey};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::{
@@ -447,7 +447,7 @@ impl<P: DataPlane> Backend for Driver<P> {
             let retry_at = self.plane.families().retry_at();
             tokio::select! {
                 drift = self.plane.drifted(&mut self.applied) => return drift,
-                () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
+                () = runtime::sleep_until(retry_at) => {}
             }
             if self.plane.may_be_usable().await {
                 // The next reconcile tries the family again.

@@ -79,7 +79,7 @@ impl Frontend {
                         warn!("object source ended, serving the last known state");
                     }
                 }
-                () = sleep_until(notices_due.unwrap_or(due)), if notices_due.is_some() => {
+                () = runtime::sleep_until(notices_due) => {
                     notices_due = self.report_problems();
                 }
             }

@@ -226,7 +226,7 @@ async fn serve(
             () = reconnect.notified() => return Err(SessionEnd::Drained("another frontend may know the node better")),
             message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??).await?,
             changed = revisions.changed(), if idle => changed.map_err(|_| SessionEnd::Disconnected)?,
-            () = sleep_until(permit_expires_at.unwrap_or_else(Instant::now)), if permit_expires_at.is_some() => {
+            () = runtime::sleep_until(permit_expires_at) => {
                 session.output.permit = None;
             }
             () = &mut timer, if idle => {

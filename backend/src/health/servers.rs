@@ -22,7 +22,7 @@ use serde::Serialize;
 use tokio::{
     sync::watch,
     task::JoinSet,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep},
 };
 use tracing::{Instrument as _, info, info_span, warn};
 
@@ -103,7 +103,7 @@ impl HealthCheckServers {
             let has_ports = self.checks.borrow().owners().next().is_some();
             tokio::select! {
                 changed = self.checks.changed() => if changed.is_err() { return },
-                () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
+                () = runtime::sleep_until(retry_at) => {}
                 () = sleep(ADDRESS_INTERVAL), if has_ports && self.depends_on_interfaces() => {}
             }
         }

@@ -86,7 +86,6 @@ impl OpenSession {
     /// for [`IDLE_TIMEOUT`], unless it `may_be_idle`. Cancel-safe.
     pub(super) async fn next(&mut self, may_be_idle: bool) -> Result<Option<ServerMessage>, &'static str> {
         let Self { session, replies, is_accepted, last_message, drain_deadline, .. } = self;
-        let leave = drain_deadline.unwrap_or(*last_message);
         let idle = *last_message + IDLE_TIMEOUT;
         tokio::select! {
             // Messages that were sent before the session ended still count.
@@ -110,7 +109,7 @@ impl OpenSession {
                 }
                 None => Err("the frontend closed it"),
             },
-            () = sleep_until(leave), if drain_deadline.is_some() => Err("the frontend drains"),
+            () = runtime::sleep_until(*drain_deadline) => Err("the frontend drains"),
             () = sleep_until(idle), if !may_be_idle => Err("no message within the idle timeout"),
         }
     }

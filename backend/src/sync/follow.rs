@@ -6,7 +6,7 @@ use proto::model::{ClientMessage, NodeInfo, ServerMessage};
 use runtime::Shutdown;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep},
 };
 use tracing::{error, info, warn};
 
@@ -50,13 +50,13 @@ impl<C: Connect> Follower<C> {
                 event = stream.next(may_be_idle, || replica.hello()) => self.handle(event),
                 // Fails only at the end of the process.
                 Ok(()) = programmed.changed() => self.send_acks(),
-                () = sleep_until(confirm_at.unwrap_or_else(Instant::now)), if confirm_at.is_some() => {
+                () = runtime::sleep_until(confirm_at) => {
                     info!("requesting a snapshot from another frontend to confirm the withheld loss");
                     replica.request_snapshot();
                     stream.change_frontend();
                     self.session_ended();
                 }
-                () = sleep_until(Instant::now() + MAX_IDLE) => {}
+                () = sleep(MAX_IDLE) => {}
             }
         }
         self.replica.finish().await;

@@ -21,7 +21,7 @@ use proto::{
 use runtime::{Backoff, Shutdown};
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tracing::{debug, info, warn};
 

@@ -8,6 +8,7 @@
 //! Tasks::spawn ─ Tasks::run      ends when any task ends or Shutdown is triggered, with a deadline for the others
 //! Backoff                        delays between retries
 //! TokenBucket                    how often something may happen
+//! sleep_until                    a timer that need not be set
 //! failure                        error chains, and what to log of a repeated failure
 //! certificate                    when certificates are valid
 //! connect_advice                 what to do about a failed connection
@@ -30,6 +31,7 @@ pub mod log;
 pub mod metrics;
 mod ready;
 mod shutdown;
+mod sleep;
 mod tasks;
 mod token_bucket;
 
@@ -46,5 +48,6 @@ pub use locks::lock;
 pub use log::LogFormat;
 pub use ready::{Ready, ReadyGuard};
 pub use shutdown::{Shutdown, Trigger};
+pub use sleep::sleep_until;
 pub use tasks::Tasks;
 pub use token_bucket::{Rate, TokenBucket};

@@ -8,7 +8,7 @@ use proto::{
 };
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
-    time::{Instant, sleep_until},
+    time::Instant,
 };
 use tracing::info;
 
@@ -77,7 +77,7 @@ impl MessageSink {
             let expires_at = permit.as_ref().map(|permit| permit.expires_at);
             tokio::select! {
                 sent = &mut sending => return sent.map_err(|_| SessionEnd::Disconnected),
-                () = sleep_until(expires_at.unwrap_or_else(Instant::now)), if expires_at.is_some() => {
+                () = runtime::sleep_until(expires_at) => {
                     info!("client receives its snapshot or repair too slowly, no longer keeping others waiting");
                     *permit = None;
                 }
