@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use backend::{ServiceName, dataplane::Vip, driver::Applied};
 use netlink::ipvs::VirtualServerKey;
-use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 
 use crate::{
     desired::{Desired, Excess, Rules},
@@ -217,14 +217,10 @@ impl Applied for AppliedState {
             (key, format!("{} is excluded by --ipvs-exclude-cidrs", addresses.join(", ")))
         });
         let degraded = self.degraded.iter().map(|(key, reason)| (key, reason.clone()));
-        let rejections = self.rejections.iter().map(|(key, reason)| (key, reason.clone(), true));
-        let permanent = excluded.chain(degraded).map(|(key, reason)| (key, reason, false));
-        let failure = |(key, reason, retryable): (&ServicePortKey, String, bool)| ServicePortFailure {
-            key: key.clone(),
-            reason,
-            retryable,
-            kind: FailureKind::Program,
-        };
-        permanent.chain(rejections).map(failure).collect()
+        let permanent = excluded.chain(degraded);
+        let permanent = permanent.map(|(key, reason)| ServicePortFailure::rejected(key.clone(), reason).permanent());
+        let rejections =
+            self.rejections.iter().map(|(key, reason)| ServicePortFailure::rejected(key.clone(), reason.clone()));
+        permanent.chain(rejections).collect()
     }
 }

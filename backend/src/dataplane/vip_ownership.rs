@@ -6,7 +6,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use proto::model::{FailureKind, IpFamily, PerFamily, ServicePort, ServicePortFailure, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, ServicePort, ServicePortFailure, ServicePortKey};
 
 use super::{Vip, all_vips};
 use crate::{Changes, NodeState};
@@ -121,7 +121,7 @@ impl VipOwnership {
             let conflicts: BTreeSet<String> = conflicts.collect();
             let reason = conflicts.into_iter().collect::<Vec<_>>().join("; ");
             // Retrying does not help: the conflict ends when the owner is removed.
-            ServicePortFailure { key: key.clone(), reason, retryable: false, kind: FailureKind::Program }
+            ServicePortFailure::rejected(key.clone(), reason).permanent()
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::model::{FailureKind, ServicePortFailure, ServicePortKey};
+use proto::model::{ServicePortFailure, ServicePortKey};
 
 use crate::NodeState;
 
@@ -73,11 +73,6 @@ impl Quarantine {
 
     /// A failure for each service port, to be retried.
     pub(super) fn failures(&self) -> impl Iterator<Item = ServicePortFailure> {
-        self.rejected.iter().map(|(key, QuarantinedServicePort { reason, .. })| ServicePortFailure {
-            key: key.clone(),
-            reason: reason.clone(),
-            retryable: true,
-            kind: FailureKind::Program,
-        })
+        self.rejected.iter().map(|(key, quarantined)| ServicePortFailure::rejected(key.clone(), &*quarantined.reason))
     }
 }

@@ -6,7 +6,7 @@ use hyper::{
     Request, StatusCode,
     header::{ACCEPT, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
 };
-use proto::model::{Epoch, FailureKind, Revision, ServicePortFailure};
+use proto::model::{Epoch, Revision, ServicePortFailure};
 use serde_json::Value;
 use tokio::time::{Instant, advance};
 
@@ -146,8 +146,7 @@ async fn pages_have_the_content_of_kube_proxys() {
     let backend = mk_loop();
     backend.programmed();
     backend.iterate(|progress| {
-        let (key, reason) = (mk_key("default/b"), "invalid argument".to_owned());
-        progress.failures = vec![ServicePortFailure { key, reason, retryable: false, kind: FailureKind::Program }];
+        progress.failures = vec![ServicePortFailure::rejected(mk_key("default/b"), "invalid argument").permanent()];
     });
     let pages = ObserverPages::new(backend.observer.clone(), "{}".to_owned(), [metrics::process()]);
     let page = |path| pages.answer(&request(path)).into_body();

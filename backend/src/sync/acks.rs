@@ -183,12 +183,7 @@ mod tests {
         let mut programmed = Programmed { number: 1, complete, ..Programmed::default() };
         assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 0)]);
         let repair = acks.received(2, Revision(10), Digest::default());
-        programmed.failures = vec![ServicePortFailure {
-            key: crate::testing::mk_key("default/web"),
-            reason: "rejected".to_owned(),
-            retryable: true,
-            kind: proto::model::FailureKind::Program,
-        }];
+        programmed.failures = vec![ServicePortFailure::rejected(crate::testing::mk_key("default/web"), "rejected")];
         assert_eq!(acked(&mut acks, &programmed), []);
         (programmed.number, programmed.complete) = (2, repair);
         assert_eq!(acked(&mut acks, &programmed), [(Revision(10), Revision(10), 1)]);

@@ -257,7 +257,7 @@ fn node_with_many_failures_leaves_others_their_events() {
     let mut count = |node: &str, number: usize| {
         let key = ServicePortKey::new(format!("shop-{}", number % 16), "web", "http", Protocol::Tcp);
         let reason = format!("reason {number}");
-        failures.count(node.into(), ServicePortFailure { key, reason, retryable: true, kind: FailureKind::Program })
+        failures.count(node.into(), ServicePortFailure::rejected(key, reason))
     };
     assert_eq!((0..4000).filter(|number| count("node-a", *number)).count(), 512);
     assert!(count("node-b", 4000));
@@ -299,6 +299,6 @@ async fn problem_of_an_object_is_one_event_on_it() {
 fn report_without_a_receiver_is_dropped() {
     let events = EventQueue::default();
     let key = ServicePortKey::new("shop", "web", "http", Protocol::Tcp);
-    let failure = ServicePortFailure { key, reason: String::new(), retryable: true, kind: FailureKind::Program };
+    let failure = ServicePortFailure::rejected(key, "");
     events.report(EventReport::Failed("node-a".into(), failure));
 }

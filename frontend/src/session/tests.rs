@@ -302,12 +302,7 @@ async fn streams_have_status_and_failures() {
     observer.welcome().await;
     let mut client = fixture.joined("node-0").await;
     let key = client.replica.state.services.keys().next().unwrap().clone();
-    let failure = proto::model::ServicePortFailure {
-        key,
-        reason: "kernel error".to_owned(),
-        retryable: true,
-        kind: proto::model::FailureKind::Program,
-    };
+    let failure = proto::model::ServicePortFailure::rejected(key, "kernel error");
     let mut reports = fixture.frontend.context.events.receiver().unwrap();
     let made_up = proto::model::ServicePortKey::new("../kube-system", "web", "", proto::model::Protocol::Tcp);
     let made_up = proto::model::ServicePortFailure { key: made_up, ..failure.clone() };

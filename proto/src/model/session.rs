@@ -149,6 +149,20 @@ pub struct ServicePortFailure {
     pub kind: FailureKind,
 }
 
+impl ServicePortFailure {
+    /// The service port is not in the kernel, and the backend retries on its own.
+    #[must_use]
+    pub fn rejected(key: ServicePortKey, reason: impl Into<String>) -> Self {
+        Self { key, reason: reason.into(), retryable: true, kind: FailureKind::Program }
+    }
+
+    /// The backend does not retry on its own.
+    #[must_use]
+    pub fn permanent(self) -> Self {
+        Self { retryable: false, ..self }
+    }
+}
+
 /// What failed on the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FailureKind {

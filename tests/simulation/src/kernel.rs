@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Result, bail};
 use backend::{Backend, Changes, Drift, NodeState, ServicePortState, SyncReport, testing::ErrorDetail};
 use fastrand::Rng;
-use proto::model::{FailureKind, IpFamily, ServicePortFailure, ServicePortKey};
+use proto::model::{IpFamily, ServicePortFailure, ServicePortKey};
 use tokio::{sync::Notify, time::sleep};
 
 use crate::{objects, oracle::NodeOracle};
@@ -306,5 +306,5 @@ impl Backend for SimulatedBackend {
 }
 
 fn failure(key: &ServicePortKey) -> ServicePortFailure {
-    ServicePortFailure { key: key.clone(), reason: "EINVAL".to_owned(), retryable: true, kind: FailureKind::Program }
+    ServicePortFailure::rejected(key.clone(), "EINVAL")
 }

@@ -13,7 +13,7 @@ use netlink::{
     conntrack::{ConntrackZone, Flow, FlowProtocol, Tuple},
     testing::in_netns,
 };
-use proto::model::{FailureKind, IpFamily, ServicePortFailure};
+use proto::model::{IpFamily, ServicePortFailure};
 
 use super::*;
 use crate::{
@@ -273,9 +273,7 @@ fn only_changes_that_concern_udp_clean_up() {
 fn a_service_port_that_is_not_programmed_keeps_its_flows() {
     in_netns(|| {
         insert_all();
-        let key = mk_key("default/dns/udp");
-        let failure =
-            ServicePortFailure { key, reason: "no memory".to_owned(), retryable: true, kind: FailureKind::Program };
+        let failure = ServicePortFailure::rejected(mk_key("default/dns/udp"), "no memory");
         let mut fixture = Fixture::of_kernel();
         fixture.reconcile(&dns(), &[failure]);
         assert_eq!(client_ports(), [1, 2, 3, 5, 6, 7, 8].into());
@@ -362,9 +360,7 @@ fn a_vip_is_withdrawn_when_that_is_programmed_and_confirmed() {
         insert_exposed();
         let mut fixture = Fixture::of_kernel();
         fixture.reconcile(&exposed("198.51.100.1"), &[]);
-        let key = mk_key("default/dns/udp");
-        let failure =
-            ServicePortFailure { key, reason: "no memory".to_owned(), retryable: true, kind: FailureKind::Program };
+        let failure = ServicePortFailure::rejected(mk_key("default/dns/udp"), "no memory");
         let all: BTreeSet<_> = (1..=5).collect();
         fixture.apply(&exposed("198.51.100.2"), &[failure]);
         assert_eq!(client_ports(), all, "not programmed");

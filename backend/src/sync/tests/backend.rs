@@ -53,10 +53,8 @@ async fn retries_back_off() {
 async fn rejected_service_port_is_reported_and_the_others_are_programmed() {
     let (old, new) = (mk_services(&["default/a"]), mk_services(&["default/a", "default/b", "default/c"]));
     let rejection = |retryable| ServicePortFailure {
-        key: mk_key("default/b"),
-        reason: "invalid argument".to_owned(),
         retryable,
-        kind: FailureKind::Program,
+        ..ServicePortFailure::rejected(mk_key("default/b"), "invalid argument")
     };
     for retryable in [false, true] {
         let mut fixture = start(&FakeKernel::default(), None);
@@ -90,12 +88,7 @@ async fn rejected_service_port_is_reported_and_the_others_are_programmed() {
 async fn commits_do_not_postpone_a_retry() {
     let states = [mk_services(&["default/a", "default/b"]), mk_services(&["default/a"])];
     let mut fixture = start(&FakeKernel::default(), None);
-    fixture.kernel.reject(ServicePortFailure {
-        key: mk_key("default/a"),
-        reason: "busy".to_owned(),
-        retryable: true,
-        kind: FailureKind::Program,
-    });
+    fixture.kernel.reject(ServicePortFailure::rejected(mk_key("default/a"), "busy"));
     let mut peer = fixture.following(&states[0]).await;
     for revision in 1..600 {
         let (from, to) = (&states[(revision - 1) % 2], &states[revision % 2]);
@@ -170,12 +163,7 @@ async fn drift_is_repaired() {
 async fn drift_is_repaired_within_a_second_even_while_a_retry_is_pending() {
     let state = mk_services(&["default/a", "default/b"]);
     let mut fixture = start(&FakeKernel::default(), None);
-    fixture.kernel.reject(ServicePortFailure {
-        key: mk_key("default/b"),
-        reason: "busy".to_owned(),
-        retryable: true,
-        kind: FailureKind::Program,
-    });
+    fixture.kernel.reject(ServicePortFailure::rejected(mk_key("default/b"), "busy"));
     let _peer = fixture.following(&state).await;
     tokio::time::sleep(600 * SECOND).await;
     let calls = fixture.kernel.calls().len();

@@ -19,7 +19,7 @@ use anyhow::{Result, bail};
 use backend::{
     Backend, Changes, Grpc, GrpcOptions, NodeState, Runner, RunnerOptions, ServicePortState, StateFile, SyncReport,
 };
-use proto::model::{FailureKind, IpFamily, PoolClass, Protocol, ServicePortFailure, ServicePortKey, TrafficPolicy};
+use proto::model::{IpFamily, PoolClass, Protocol, ServicePortFailure, ServicePortKey, TrafficPolicy};
 use runtime::{LogFormat, Shutdown};
 use socket2::{Domain, Socket, Type};
 use tokio::{
@@ -94,7 +94,8 @@ impl Forwarder {
     }
 
     fn fail(&mut self, key: ServicePortKey, reason: String, retryable: bool) {
-        self.failures.insert(key.clone(), ServicePortFailure { key, reason, retryable, kind: FailureKind::Program });
+        let failure = ServicePortFailure { retryable, ..ServicePortFailure::rejected(key.clone(), reason) };
+        self.failures.insert(key, failure);
     }
 }
 

@@ -7,7 +7,7 @@ use proto::{
     digest::{Digest, DigestVector},
     encoded::{self, EncodedMessage},
     model::{
-        Ack, Batch, ClientMessage, Epoch, FailureKind, Hello, Operation, Protocol, Revision, Role, ServerMessage,
+        Ack, Batch, ClientMessage, Epoch, Hello, Operation, Protocol, Revision, Role, ServerMessage,
         ServicePortFailure, ServicePortKey, SourceVersion, SyncMode,
     },
     state::NodeState,
@@ -302,12 +302,8 @@ impl Client {
             digest.add(Digest(1));
         }
         let received = if self.fault == Fault::OtherRevision { Revision(revision.0 + 1) } else { revision };
-        let unknown = ServicePortFailure {
-            key: ServicePortKey::new("elsewhere", "nothing", "", Protocol::Tcp),
-            reason: "no reason".to_owned(),
-            retryable: false,
-            kind: FailureKind::Program,
-        };
+        let unknown = ServicePortKey::new("elsewhere", "nothing", "", Protocol::Tcp);
+        let unknown = ServicePortFailure::rejected(unknown, "no reason").permanent();
         ClientMessage::Ack(Ack {
             received,
             programmed: received,
