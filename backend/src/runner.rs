@@ -124,8 +124,7 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     /// When the task of the health-check node ports panicked. All other failures are logged and retried.
     pub async fn run(self, mut shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, identity, progress, metrics, ready } = self;
-        let RunnerOptions { node, state_file, reconnect, max_loss, .. } = options;
-        let RunnerOptions { conntrack, nodeport_addresses, role, .. } = options;
+        let RunnerOptions { node, state_file, reconnect, max_loss, conntrack, nodeport_addresses, role } = options;
         let open = async {
             match state_file {
                 Some(file) => Some(Store::open(file, &node).await).unzip(),
