@@ -138,9 +138,9 @@ impl SyncState {
         };
         let none = BTreeSet::new();
         let unfinished = report.unfinished.as_ref().unwrap_or(&none);
-        let Self { content, current, .. } = self;
+        let Self { content, ref current, .. } = *self;
         let is_removed = |key: &ServicePortKey| current.state.service_port(key).is_none();
-        let is_older = |had: &Target| matches!(content, Content::Reconciling(number) if had.number < *number);
+        let is_older = |had: &Target| matches!(content, Content::Reconciling(number) if had.number < number);
         let lacks = |key: &ServicePortKey, had: &Target| unfinished.contains(key) || is_removed(key) && is_older(had);
         let completed = self.unfinished.extract_if(.., |key, had| !lacks(key, had)).collect();
         // After a reconcile. What the kernel has of them is unknown.
@@ -197,12 +197,11 @@ impl<B: Backend> Programmer<B> {
             }
             watched_at = Instant::now();
             let is_idle = work.is_none();
-            let reconcile_at = self.sync.reconcile_at;
             tokio::select! {
                 () = shutdown.recv() => {}
                 // Fails only at the end of the process.
                 Ok(()) = self.targets.changed(), if is_idle => {}
-                () = runtime::sleep_until(reconcile_at), if is_idle => {}
+                () = runtime::sleep_until(self.sync.reconcile_at), if is_idle => {}
                 () = self.health.changed() => self.publish(None),
                 drift = self.backend.drifted(), if self.sync.is_known() => self.drifted(&drift),
                 () = sleep(if is_idle { MAX_IDLE } else { WATCH_TIME }) => {}
@@ -389,8 +388,10 @@ mod tests {
     /// Otherwise the frontend would wait for all of the reconcile, which changes of others may prolong for ever.
     #[test]
     fn a_removal_is_complete_before_the_reconcile_that_preceded_it() {
-        let service = |state: crate::testing::StateBuilder, name| state.service(name, |service| service.port(80));
-        let with = |names: &[&str]| names.iter().fold(mk_state(), |state, name| service(state, *name)).build();
+        let with = |names: &[&str]| {
+            let state = names.iter().fold(mk_state(), |state, name| state.service(name, |service| service.port(80)));
+            state.build()
+        };
         let target = |number, names: &[&str]| Target { number, ..Target::unconfirmed(with(names), None) };
         let mut sync = SyncState::unknown(target(0, &["default/before"]));
         let mut step = |target: Target, work, unfinished: &[&str]| {

@@ -51,8 +51,8 @@ pub fn bind_early(address: SocketAddr) -> io::Result<TcpListener> {
     listen(socket, address)
 }
 
-/// Listens at an address; at an unspecified one with one socket for both IP families, or in IPv4 alone on a machine that
-/// lacks IPv6. Clients over IPv4 then have IPv4-mapped addresses.
+/// Listens at an address; at an unspecified one with one socket for both IP families, or in IPv4 alone on a machine
+/// that lacks IPv6. Clients over IPv4 then have IPv4-mapped addresses.
 ///
 /// # Errors
 /// The address cannot be bound.
