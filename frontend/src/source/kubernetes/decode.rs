@@ -1,7 +1,7 @@
 //! Decodes responses: pages of a list and events of a watch. Objects are parsed meanwhile, so that nothing else of them
 //! is kept.
 
-use std::marker::PhantomData;
+use std::{fmt, marker::PhantomData};
 
 use k8s_openapi::{
     api::{
@@ -12,8 +12,11 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ListMeta,
 };
 use kube::core::Status;
-use serde::{Deserialize, Deserializer, de::Error as _};
-use serde_json::{Error, Value};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{Error, Map, Value};
 
 use super::{super::parse, versions::ObjectVersions};
 use crate::object::{ObjectName, ParsedObject};
@@ -85,6 +88,14 @@ struct Item<K> {
     of: PhantomData<K>,
 }
 
+/// An object without `fieldsV1` of `metadata.managedFields`. Whoever may write an object may put any JSON there, also
+/// some that serde_json rejects: deeper than 128 levels, invalid UTF-8, numbers that are too large. One such object must
+/// not keep all others of its kind from the nodes. All other fields are written by the API server by their types.
+struct ObjectJson(Value);
+
+/// Decodes any JSON to an [`ObjectJson`].
+struct ObjectVisitor;
+
 /// What is compared of an object. The rest of its metadata can be large, and is skipped.
 #[derive(Deserialize)]
 struct MetadataItem {
@@ -105,7 +116,7 @@ struct ItemMetadata {
 #[derive(Deserialize)]
 struct RawEvent {
     r#type: String,
-    object: Value,
+    object: ObjectJson,
 }
 
 impl Watchable for Service {
@@ -145,12 +156,71 @@ impl Page {
 
 impl<'de, K: Watchable> Deserialize<'de> for Item<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
+        let ObjectJson(value) = ObjectJson::deserialize(deserializer)?;
         let parsed = parse::from_json::<K>(&value);
         if parsed.name.name.is_empty() {
             return Err(D::Error::custom("object without metadata.name"));
         }
         Ok(Self { parsed, version: resource_version(&value).to_owned(), of: PhantomData })
+    }
+}
+
+impl<'de> Deserialize<'de> for ObjectJson {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ObjectVisitor).map(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for ObjectVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut array = Vec::new();
+        while let Some(ObjectJson(item)) = items.next_element()? {
+            array.push(item);
+        }
+        Ok(array.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
+        let mut object = Map::new();
+        while let Some(field) = fields.next_key::<String>()? {
+            if field == "fieldsV1" {
+                fields.next_value::<IgnoredAny>()?;
+            } else {
+                let ObjectJson(value) = fields.next_value()?;
+                object.insert(field, value);
+            }
+        }
+        Ok(object.into())
     }
 }
 
@@ -172,7 +242,7 @@ pub(super) fn decode_metadata(body: &[u8], versions: &mut ObjectVersions) -> Res
 impl WatchEvent {
     /// Decodes a line of a watch. An ERROR event is the inner `Err`.
     pub(super) fn decode<K: Watchable>(line: &[u8]) -> Result<Result<Self, Box<Status>>, Error> {
-        let RawEvent { r#type, object } = serde_json::from_slice(line)?;
+        let RawEvent { r#type, object: ObjectJson(object) } = serde_json::from_slice(line)?;
         let change = match r#type.as_str() {
             "ADDED" | "MODIFIED" => EventChange::Put(parse::from_json::<K>(&object)),
             "DELETED" => EventChange::Delete(parse::json_name(&object)),
@@ -191,6 +261,53 @@ impl WatchEvent {
         match resource_version(&object) {
             "" => Err(Error::custom("event without metadata.resourceVersion")),
             version => Ok(Ok(Self { version: version.to_owned(), change })),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The start of a Node, up to the fields of its only manager.
+    const NODE: &str = r#"{"metadata": {"name": "n1", "resourceVersion": "7", "managedFields":
+        [{"manager": "helm", "time": "2020-01-01T00:00:00Z", "fieldsV1": "#;
+    /// The start of a list, up to its first object.
+    const LIST: &str = r#"{"kind": "NodeList", "metadata": {"resourceVersion": "9"}, "items": ["#;
+
+    fn joined(parts: &[&[u8]]) -> Vec<u8> {
+        parts.concat()
+    }
+
+    #[test]
+    fn managed_fields_may_have_any_json() {
+        let deep = "{\"f:a\":".repeat(200) + "{}" + &"}".repeat(200);
+        let cases: [&[u8]; 6] = [b"{}", b"null", deep.as_bytes(), b"1e999", br#""\ud800""#, b"\"\xff\""];
+        for fields in cases {
+            let node = joined(&[NODE.as_bytes(), fields, b"}]}}"]);
+            let text = String::from_utf8_lossy(&node);
+            let check = |parsed: &ParsedObject| {
+                assert!(parsed.object.is_some() && parsed.problems.is_empty(), "{text}: {:?}", parsed.problems);
+                assert_eq!(parsed.origin.manager.as_deref(), Some("helm"), "{text}");
+            };
+
+            let added = joined(&[br#"{"type": "ADDED", "object": "#, &node, b"}"]);
+            let event = WatchEvent::decode::<Node>(&added).unwrap().unwrap();
+            assert_eq!(event.version, "7");
+            let EventChange::Put(parsed) = &event.change else { panic!("{event:?}") };
+            check(parsed);
+
+            let deleted = joined(&[br#"{"type": "DELETED", "object": "#, &node, b"}"]);
+            let event = WatchEvent::decode::<Node>(&deleted).unwrap().unwrap();
+            let EventChange::Delete(name) = &event.change else { panic!("{event:?}") };
+            assert_eq!(*name, ObjectName::new("", "n1"));
+
+            let list = joined(&[LIST.as_bytes(), &node, b"]}"]);
+            let page = Page::decode::<Node>(&list).unwrap();
+            let [(parsed, version)] = &page.objects[..] else { panic!("{page:?}") };
+            check(parsed);
+            assert_eq!(version, "7");
+            decode_metadata(&list, &mut ObjectVersions::default()).unwrap();
         }
     }
 }

@@ -112,6 +112,31 @@ async fn pages_are_delivered_as_one_replace() {
     assert_eq!(fixture.next_summary().await, "all Node: n1 in x, n2 in x");
 }
 
+/// Users may write them to their Services and EndpointSlices.
+#[tokio::test]
+async fn deep_managed_fields_of_one_object_do_not_delay_others() {
+    let deep = |zone: &str, version: &str| {
+        let mut node = node("n1", zone, version);
+        node["metadata"]["managedFields"][0]["fieldsV1"] = (0..200).fold(json!({}), |inner, _| json!({"f:a": inner}));
+        node
+    };
+    let nodes = [deep("x", "1"), node("n2", "x", "2")];
+    let mut fixture = Fixture::new(deadlines()).await;
+    let mut watch = fixture.server.stream(ObjectKind::Node, "10", &nodes).await;
+    assert_eq!(fixture.next_summary().await, "all Node: n1 in x, n2 in x");
+    watch.send("MODIFIED", &deep("y", "11")).await;
+    assert_eq!(fixture.next_summary().await, "n1 in y");
+    watch.send("DELETED", &deep("y", "12")).await;
+    assert_eq!(fixture.next_summary().await, "Node n1 deleted");
+    watch.send("MODIFIED", &node("n2", "y", "13")).await;
+    assert_eq!(fixture.next_summary().await, "n2 in y");
+
+    let mut fixture = Fixture::new(deadlines()).await;
+    fixture.server.reject_stream(ObjectKind::Node).await;
+    fixture.server.list(ObjectKind::Node, "10", &nodes).await;
+    assert_eq!(fixture.next_summary().await, "all Node: n1 in x, n2 in x");
+}
+
 #[tokio::test]
 async fn expired_continue_token_restarts_the_list() {
     let mut fixture = Fixture::new(deadlines()).await;
