@@ -65,15 +65,16 @@ pub(crate) async fn drained(
     })
 }
 
-/// The node of a pod that a client may not ask for, because all endpoints with its addresses are on other nodes. An
-/// address that is in no slice may be asked for: nothing is known about it.
+/// The node of a pod that a client may not ask for, because all endpoints with one of the addresses are on other nodes:
+/// each may decide the answer. An address that is in no slice may be asked for: nothing is known about it.
 fn other_node(context: &FrontendContext, identity: &Identity, addresses: &[IpAddr]) -> Option<Arc<str>> {
     let Identity::Node(own) = identity else { return None };
     let index = context.cluster.index();
-    let entries = addresses.iter().flat_map(|address| index.endpoints_at(*address));
-    let nodes: BTreeSet<_> = entries.map(|(_, endpoint)| endpoint.node.clone()).collect();
     let is_own = |node: &Option<Arc<str>>| node.as_ref().is_none_or(|node| node == own);
-    if nodes.iter().any(is_own) { None } else { nodes.into_iter().flatten().next() }
+    addresses.iter().find_map(|address| {
+        let nodes: BTreeSet<_> = index.endpoints_at(*address).map(|(_, endpoint)| endpoint.node.clone()).collect();
+        if nodes.iter().any(is_own) { None } else { nodes.into_iter().flatten().next() }
+    })
 }
 
 /// What the status says about the pods that wait.
@@ -110,8 +111,11 @@ impl From<DrainState> for v1::DrainState {
 
 #[cfg(test)]
 mod tests {
+    use proto::model::IpFamily;
+
     use crate::{
         Config, Frontend,
+        object::SliceObject,
         testing::{endpoint, ip, put, slice},
     };
 
@@ -130,5 +134,22 @@ mod tests {
         assert_eq!(other(node(), "10.0.0.3"), None, "in no slice");
         assert_eq!(other(Identity::Node("node-3".into()), "10.0.0.2"), None, "the address is used again");
         assert_eq!(other(Identity::Admin("ops".into()), "10.0.0.2"), None);
+    }
+
+    #[test]
+    fn node_may_not_ask_for_a_pod_of_another_node_beside_its_own() {
+        let context = Frontend::new(Config::default()).context;
+        let of_both = vec![endpoint("10.0.0.1", "node-1"), endpoint("10.0.0.2", "node-2")];
+        context.cluster.index().apply(put(slice("x4", "web", of_both)));
+        let of_both = vec![endpoint("fd00::1", "node-1"), endpoint("fd00::2", "node-2")];
+        let slice = SliceObject { family: IpFamily::V6, ..slice("x6", "web", of_both) };
+        context.cluster.index().apply(put(slice));
+        let node = Identity::Node("node-1".into());
+        let other = |addresses: [&str; 2]| other_node(&context, &node, &addresses.map(ip));
+        assert_eq!(other(["10.0.0.1", "fd00::1"]), None);
+        assert_eq!(other(["fd00::9", "10.0.0.1"]), None, "one is in no slice");
+        for mixed in [["fd00::2", "10.0.0.1"], ["10.0.0.1", "fd00::2"], ["10.0.0.2", "fd00::1"]] {
+            assert_eq!(other(mixed).as_deref(), Some("node-2"), "{mixed:?}");
+        }
     }
 }
