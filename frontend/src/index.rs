@@ -39,7 +39,10 @@ use crate::{
         Cause, ClusterObject, NodeChanges, NodeObject, ObjectKind, ObjectName, ObjectProblem, Origin, ParsedObject,
         ServiceObject, ServiceObjectPort, SliceObject, SourceUpdate,
     },
-    view::{KnownTopology, ServiceEndpoints, ServicePortExplanation, ServicePortView, explain, view},
+    view::{
+        KnownTopology, MAX_EXPLAINED, NotExplained, ServiceEndpoints, ServicePortExplanation, ServicePortView, explain,
+        view,
+    },
 };
 
 pub use self::policy::{AllowedIps, ServicePolicy};
@@ -207,20 +210,24 @@ impl Index {
     }
 
     /// Why each endpoint of a Service is in the pools of a node or not, for those of its ports that `wanted` selects.
-    /// `None` if there is no such Service.
     pub(crate) fn explain(
         &self,
         name: &ObjectName,
         node: &str,
         wanted: impl Fn(&ServiceObjectPort) -> bool,
-    ) -> Option<Vec<ServicePortExplanation>> {
-        let service = self.services.get(name)?;
+    ) -> Result<Vec<ServicePortExplanation>, NotExplained> {
+        let service = self.services.get(name).ok_or(NotExplained::NoService)?;
+        let ports: Vec<_> = service.ports.iter().filter(|port| wanted(port)).collect();
+        let slices = || self.slices.get(name).into_iter().flat_map(BTreeMap::values);
+        let explained = ports.len() * slices().map(|slice| slice.endpoints.len()).sum::<usize>();
+        if ports.len() > 1 && explained > MAX_EXPLAINED {
+            return Err(NotExplained::TooMany(explained));
+        }
         let zone = self.nodes.get(node).map_or("", |node| &node.zone);
-        let slices = self.slices.get(name).into_iter().flat_map(BTreeMap::values);
-        let endpoints = ServiceEndpoints::limited(service, slices, &self.policy.limits).located_in(self.topology());
+        let endpoints = ServiceEndpoints::limited(service, slices(), &self.policy.limits).located_in(self.topology());
         // The problems of its claims were reported when it was committed.
         let explanation = |port| explain(service, self.claims.resolve(service, port).0, &endpoints, node, zone);
-        Some(service.ports.iter().filter(|port| wanted(port)).map(explanation).collect())
+        Ok(ports.into_iter().map(explanation).collect())
     }
 
     /// A node of the cluster.

@@ -28,7 +28,7 @@ use crate::object::{ConnectionResets, ServiceObject};
 
 pub(crate) use self::{
     difference::{describe, vips},
-    explain::{EndpointExplanation, EndpointReason, ServicePortExplanation, explain},
+    explain::{EndpointExplanation, EndpointReason, MAX_EXPLAINED, NotExplained, ServicePortExplanation, explain},
     limit::{KnownTopology, ServiceEndpoints},
 };
 use self::{

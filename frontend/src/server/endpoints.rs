@@ -8,7 +8,7 @@ use crate::{
     cluster::ClusterState,
     identity::Visibility,
     object::{ObjectName, ServiceObjectPort},
-    view::{EndpointExplanation, EndpointReason, ServicePortExplanation},
+    view::{EndpointExplanation, EndpointReason, MAX_EXPLAINED, NotExplained, ServicePortExplanation},
 };
 
 /// The reasons whose details name other nodes.
@@ -32,10 +32,13 @@ pub(super) fn response(
         (log.epoch(), log.revision())
     };
     let index = cluster.index();
-    let explanations = index.explain(&name, node, is_wanted).ok_or_else(|| {
-        Status::not_found(format!(
+    let explanations = index.explain(&name, node, is_wanted).map_err(|error| match error {
+        NotExplained::NoService => Status::not_found(format!(
             "Service {name} is not served: check that it exists, has a cluster IP, and is not assigned to another proxy"
-        ))
+        )),
+        NotExplained::TooMany(count) => Status::out_of_range(format!(
+            "Service {name} has {count} endpoints of all ports, more than {MAX_EXPLAINED}: name a port"
+        )),
     })?;
     if explanations.is_empty() {
         return Err(Status::not_found(format!("Service {name} has no port with the name or number {port}")));

@@ -13,12 +13,26 @@ use super::{
     selection::{ClusterSelection, HintScope, Hints, UseBasis, UsedEndpoints},
 };
 
+/// The most endpoints that are explained at once: tenants choose the ports and the endpoints of their Services, and the
+/// explanations of a port include endpoints that no limit counts, those of slices without the port.
+pub(crate) const MAX_EXPLAINED: usize = 100_000;
+
+/// Why nothing is explained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotExplained {
+    /// There is no such Service.
+    NoService,
+    /// Several ports together have this many endpoints, more than [`MAX_EXPLAINED`].
+    TooMany(usize),
+}
+
 /// What a node gets of a service port, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServicePortExplanation {
     /// The same for every node.
     pub(crate) port: ServicePort,
-    /// Every endpoint of every slice, sorted by address and port. Without those that exceed the limits of a Service.
+    /// Every endpoint of every slice, sorted by address and port. Without those that exceed the limits of a Service, or
+    /// [`MAX_EXPLAINED`].
     pub(crate) endpoints: Vec<EndpointExplanation>,
     /// About all endpoints together: which hints apply to this node, and why others do not.
     pub(crate) notes: Vec<String>,
@@ -97,18 +111,21 @@ pub(crate) fn explain(
         let (slice, endpoint) = (entry.slice.name.clone(), entry.endpoint.clone());
         endpoints.push(EndpointExplanation { slice, endpoint, port: Some(entry.port), cluster, local });
     }
-    let without_port = of_service.slices().filter(|_| !of_service.is_subset());
-    for slice in
-        without_port.filter(|slice| ports_named(&slice.ports, &port.key.port_name, port.key.protocol).is_empty())
-    {
-        endpoints.extend(slice.endpoints.iter().map(|endpoint| EndpointExplanation {
-            slice: slice.name.clone(),
-            endpoint: endpoint.clone(),
-            port: None,
-            cluster: EndpointReason::NoSuchPort,
-            local: EndpointReason::NoSuchPort,
-        }));
-    }
+    let mut without_port = of_service
+        .slices()
+        .filter(|_| !of_service.is_subset())
+        .filter(|slice| ports_named(&slice.ports, &port.key.port_name, port.key.protocol).is_empty())
+        .flat_map(|slice| slice.endpoints.iter().map(move |endpoint| (slice, endpoint)));
+    let left = MAX_EXPLAINED.saturating_sub(endpoints.len());
+    endpoints.extend(without_port.by_ref().take(left).map(|(slice, endpoint)| EndpointExplanation {
+        slice: slice.name.clone(),
+        endpoint: endpoint.clone(),
+        port: None,
+        cluster: EndpointReason::NoSuchPort,
+        local: EndpointReason::NoSuchPort,
+    }));
+    let omitted = Some(without_port.count()).filter(|omitted| *omitted > 0);
+    let omitted = omitted.map(|omitted| format!("not listed: {omitted} more endpoints of slices without this port"));
     endpoints.sort_by_key(|explained| explained.endpoint.address);
     let notes = IpFamily::ALL.into_iter().filter_map(|family| {
         let selection = decisions.cluster[family].as_ref()?;
@@ -118,7 +135,7 @@ pub(crate) fn explain(
         ];
         Some(notes.into_iter().flatten().map(move |note| format!("{family}: {note}")))
     });
-    let notes = of_service.describe_subset().into_iter().chain(notes.flatten()).collect();
+    let notes = of_service.describe_subset().into_iter().chain(omitted).chain(notes.flatten()).collect();
     ServicePortExplanation { port, endpoints, notes }
 }
 

@@ -334,3 +334,16 @@ fn each_endpoint_has_a_reason() {
     assert_eq!(explanation.notes, [note]);
     assert_eq!(reasons(&explanation)[1], ["10.0.0.2", "ready", "on node node-0"]);
 }
+
+#[test]
+fn endpoints_without_the_port_are_bounded() {
+    let service = service("s", "10.96.0.1");
+    let mut other = slice("b", "s", vec![endpoint("10.0.0.2", "node-1"); MAX_EXPLAINED]);
+    other.ports[0].name = "metrics".into();
+    let slices = [slice("a", "s", vec![endpoint("10.0.0.1", "node-0")]), other];
+    let port = without_conflicts(&service, &service.ports[0]);
+    let explanation = explain(&service, port, &ServiceEndpoints::all(&slices), "node-0", "zone-a");
+    assert_eq!(explanation.endpoints.len(), MAX_EXPLAINED);
+    assert_eq!(explanation.endpoints[0].cluster, EndpointReason::Ready);
+    assert_eq!(explanation.notes, ["not listed: 1 more endpoints of slices without this port"]);
+}

@@ -105,3 +105,30 @@ async fn call_fails_before_every_kind_is_listed() {
     let server = Server::start(Transport::Unix, Config::default(), cluster(1)[..2].to_vec()).await;
     assert_eq!(ask(&server, "s0", ENDPOINT_NODE, "").await.unwrap_err().code(), Code::Unavailable);
 }
+
+/// A Service with 1,000 ports and slices that have none of them: a tenant may write it.
+#[tokio::test]
+async fn ports_times_endpoints_are_bounded() {
+    let mut many = service(0);
+    let Some(ClusterObject::Service(web)) = &mut many.object else { panic!() };
+    let port = web.ports[0].clone();
+    let number = |at: u16| NonZeroU16::new(1000 + at).unwrap();
+    let ports =
+        (0..1000).map(|at| ServiceObjectPort { name: format!("p{at:03}").into(), port: number(at), ..port.clone() });
+    web.ports = ports.collect();
+    let updates = vec![
+        SourceUpdate::Replace(ObjectKind::Node, Vec::new()),
+        SourceUpdate::Replace(ObjectKind::ServiceCidr, Vec::new()),
+        SourceUpdate::Replace(ObjectKind::Service, vec![many]),
+        SourceUpdate::Replace(ObjectKind::EndpointSlice, vec![slice(0, 10_000)]),
+    ];
+    let server = Server::start(Transport::Unix, Config::default(), updates).await;
+    while !server.status().await.ready {
+        tokio::task::yield_now().await;
+    }
+    let status = ask(&server, "s0", ENDPOINT_NODE, "").await.unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange, "{status}");
+    assert!(status.message().contains("name a port"), "{status}");
+    let answer = ask(&server, "s0", ENDPOINT_NODE, "p007").await.unwrap();
+    assert_eq!(answer.ports[0].endpoints.len(), 10_000);
+}
